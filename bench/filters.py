@@ -29,7 +29,7 @@ from typing import NamedTuple
 from bench.common import ROOT, Figure, quiet_logs, run
 from bench.synth.chatter import HALVES, chatter
 from bench.synth.numbers import KINDS, OUTCOMES, outcomes, spoil
-from scorekit.text.numbers import asked_numbers
+from scorekit.text.numbers import expected_numbers
 from scorekit.text.rules import Pair
 from services.judge.rules import judge_translation
 from synth.filters import RULES, Code, RuleConfig, check_rules
@@ -247,7 +247,7 @@ def caught_numbers(pairs: list[Pair], how: str) -> tuple[int, int]:
     rng = random.Random(0)
     spoilt = caught = 0
     for pair in pairs:
-        if not asked_numbers(pair.src, pair.source_lang) or _is_missed(pair):
+        if not expected_numbers(pair.src, pair.source_lang) or _is_missed(pair):
             continue
         found = [match for match in _DIGITS.finditer(pair.mt) if match.group() != "1"]
         if found:

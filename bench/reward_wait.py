@@ -26,8 +26,8 @@ from scorekit.server.fake import FakeBackend
 from scorekit.server.http.settings import ServiceSettings
 from trainer.translation.config import TrainerConfig
 from trainer.translation.data import load_examples
-from trainer.translation.rewards.score_batch import Scores, ServiceName
-from trainer.translation.rewards.services import Rewarder
+from trainer.translation.rewards.reward_batch import Scores, ServiceName
+from trainer.translation.rewards.services import RewardClient
 
 ANSWER_S = 2.0
 PARTS = ("rollout_s", "logprob_s", "reward_s", "update_s")
@@ -82,18 +82,18 @@ def questions(quick: bool) -> Iterator[Figure]:
 
 def _measure(cfg: TrainerConfig, repeats: int) -> dict[str, list[dict[str, float]]]:
     """Seconds of the parts of each step, the ways in turn; a first step each is not counted."""
+    from trainer.rl.distributed import DistributedContext
     from trainer.rl.policy import prepare_torch
-    from trainer.rl.world import World
     from trainer.translation.train import open_trainer
 
-    world = World(
+    world = DistributedContext(
         prepare_torch(cfg.misc.device, cfg.misc.threads),
         cfg.misc.trackers,
         WORK / "reward_wait/trackers",
     )
     examples = load_examples(str(ROOT / "demo/data/rl_prompts.jsonl"), limit=512)
     found: dict[str, list[dict[str, float]]] = {name: [] for name in WAYS}
-    with closing(Rewarder(cfg.reward, caching=False)) as rewarder, ExitStack() as held:
+    with closing(RewardClient(cfg.reward, caching=False)) as rewarder, ExitStack() as held:
         loop = open_trainer(cfg, rewarder, examples, {}, world, held)
         task: Any = loop.task
         update = 0
@@ -118,7 +118,9 @@ class Afterwards:
     """In a Rewarder's place: keeps the groups of a batch and asks for all of them, as `way` does,
     once a score is wanted."""
 
-    def __init__(self, rewarder: Rewarder, way: Callable[[Rewarder, Texts], Scores]) -> None:
+    def __init__(
+        self, rewarder: RewardClient, way: Callable[[RewardClient, Texts], Scores]
+    ) -> None:
         self.rewarder, self.way = rewarder, way
 
     def batch(self, should_stop: Callable[[], bool]) -> Any:
@@ -156,18 +158,18 @@ class Part:
         return Scores({name: found[self.place] for name, found in batch.scores.results.items()})
 
 
-def _both(rewarder: Rewarder, texts: Texts) -> Scores:
+def _both(rewarder: RewardClient, texts: Texts) -> Scores:
     return rewarder.batch().submit(texts).result()
 
 
-def _in_turn(rewarder: Rewarder, texts: Texts) -> Scores:
+def _in_turn(rewarder: RewardClient, texts: Texts) -> Scores:
     found: dict[ServiceName, Any] = {}
     for name in rewarder.needed:
         found |= rewarder.batch([name]).submit(texts).result().results
     return Scores(found)
 
 
-WAYS: dict[str, Callable[[Rewarder, Texts], Scores] | None] = {
+WAYS: dict[str, Callable[[RewardClient, Texts], Scores] | None] = {
     "overlap": None,
     "both after generation": _both,
     "one after the other": _in_turn,

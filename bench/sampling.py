@@ -18,12 +18,12 @@ from typing import Any
 from bench.common import WORK, Figure, in_own_process, run
 from demo.madlad_shard import documents, write_shard
 from synth.config import BucketingConfig, SynthConfig
-from synth.context import Context
-from synth.folder.begin import begin
+from synth.context import StageContext
 from synth.record import source_id
 from synth.sources.measure import make_measure
 from synth.sources.sampling import BottomK, bucket_of, plan_quotas, prioritise
 from synth.stages.sample_sources import SampleSources
+from synth.storage.stage_start import prepare_stage
 
 FOLDER = WORK / "sampling"
 
@@ -104,9 +104,9 @@ def whole_stage(copies: int, pool: int) -> dict[str, Any]:
 def _run_stage(copies: int, pool: int) -> dict[str, Any]:
     out = FOLDER / f"out-{copies}"
     cfg = _config(out, pool, [str(FOLDER / f"corpus-{copies}/data/ko/*.gz")])
-    ctx, stage = Context(cfg, out), SampleSources()
+    ctx, stage = StageContext(cfg, out), SampleSources()
     wall, cpu = time.perf_counter(), time.process_time()
-    stage.run(ctx, begin(stage, [], ctx))
+    stage.run(ctx, prepare_stage(stage, [], ctx))
     return {
         "pieces": ctx.stats.records_in,
         "sampled": ctx.stats.records_out,

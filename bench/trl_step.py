@@ -111,10 +111,10 @@ def ours(sizes: Sizes) -> dict[str, Any]:
     import torch
 
     from scorekit.config import load_config
-    from trainer.rl.world import World
+    from trainer.rl.distributed import DistributedContext
     from trainer.translation.config import TrainerConfig
     from trainer.translation.data import load_examples
-    from trainer.translation.rewards.services import Rewarder
+    from trainer.translation.rewards.services import RewardClient
     from trainer.translation.train import open_trainer
 
     shutil.rmtree(FOLDER, ignore_errors=True)
@@ -139,8 +139,8 @@ def ours(sizes: Sizes) -> dict[str, Any]:
     }
     cfg = load_config(TrainerConfig, None, [f"{key}={value}" for key, value in settings.items()])
     examples = load_examples(str(PROMPTS), limit=sizes.prompts * cfg.rl.num_updates)
-    world = World(torch.device("cpu"))
-    trainer = open_trainer(cfg, Rewarder(cfg.reward), examples, {}, world, ExitStack())
+    world = DistributedContext(torch.device("cpu"))
+    trainer = open_trainer(cfg, RewardClient(cfg.reward), examples, {}, world, ExitStack())
     _full_length(trainer.learner.model, sizes.tokens)
     ends: list[float] = [time.perf_counter()]
     lines: list[dict[str, Any]] = []

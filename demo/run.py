@@ -16,7 +16,7 @@ from scorekit.client import SyncScoringClient
 from scorekit.errors import UserError
 from scorekit.report.render import STYLES, as_rich_text, visible
 from scorekit.schemas import Scored
-from trainer.runs.runlog import read_jsonl
+from trainer.runs.run_log import read_jsonl
 from trainer.translation.evaluation.report import write_report
 
 ROOT = Path(__file__).parents[1]

@@ -47,18 +47,18 @@ def clean_exit(go_on: str = "", *, stopped: str = "stopped") -> Iterator[None]:
                 sys.stdout.flush()  # here, because an error of it can still be reported
     except ScorekitError as error:
         can_resume = go_on and not isinstance(error, UserError) and error.word == "error"
-        say(
+        print_line(
             f"{error.word}: {error}"
             + (f"; finished work is saved; resume with: {go_on}" if can_resume else "")
         )
         for line in error.lines if isinstance(error, UserError) else ():
-            say(line)
+            print_line(line)
         sys.exit(error.exit_code)
     except ModuleNotFoundError as error:
         missing = missing_package(error)
         if missing is None:
             raise
-        say(f"error: {missing}")
+        print_line(f"error: {missing}")
         sys.exit(2)
     except OSError as error:
         if isinstance(error, BrokenPipeError) and _reader_has_left():
@@ -67,10 +67,10 @@ def clean_exit(go_on: str = "", *, stopped: str = "stopped") -> Iterator[None]:
         path = error.filename2 or error.filename  # filename2 is the target of a failed rename
         location = f"{path}: " if path else ""
         hint = f"; fix that and resume with: {go_on}" if go_on else ""
-        say(f"error: {location}{error.strerror or error}{hint}")
+        print_line(f"error: {location}{error.strerror or error}{hint}")
         sys.exit(2)
     except KeyboardInterrupt as error:
-        say(f"{stopped}; resume with: {go_on}" if go_on else stopped)
+        print_line(f"{stopped}; resume with: {go_on}" if go_on else stopped)
         sys.exit(128 + getattr(error, "number", signal.SIGINT))
 
 
@@ -89,7 +89,7 @@ def _reader_has_left() -> bool:
     return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     """Print a line on stderr, with the control characters of its content made visible."""
     print(visible(" ".join(line.split())), file=sys.stderr)
 

@@ -33,7 +33,7 @@ TEXT_ERROR_TYPES = frozenset({"invalid_input", "overlong"})
 _RETRYABLE_SAMPLE_TYPES = frozenset({"timeout", "cancelled", "upstream"})
 
 
-def may_pass_later(error: Mapping[str, Any]) -> bool:
+def is_transient(error: Mapping[str, Any]) -> bool:
     """Return True if a later run may succeed where a sample failed with this wire error.
 
     An upstream error counts although an immediate retry is useless (a refused key): the server
@@ -99,7 +99,7 @@ class ServiceUnreachable(ScorekitError):
         return f"{self.url} {state}: {self.reason}"
 
 
-class AnswerLost(ServiceUnreachable):
+class ResponseLost(ServiceUnreachable):
     """The connection broke after a request was sent and before its answer."""
 
     def __str__(self) -> str:

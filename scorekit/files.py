@@ -65,7 +65,7 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def put(temporary: Path, path: Path) -> None:
+def replace_file(temporary: Path, path: Path) -> None:
     """Flush a finished file, then give it its final name: both survive a power cut."""
     sync(temporary)
     os.replace(temporary, path)
@@ -80,7 +80,7 @@ def put_unsynced(temporary: Path, path: Path) -> None:
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
+def with_path_in_error(path: Path) -> Iterator[None]:
     """Raise an OSError that names `path` if the disk is full while it is written.
 
     The library's own error names no file, or the temporary one."""
@@ -107,7 +107,7 @@ def _disk_full_error(error: BaseException | None) -> int | None:
 
 
 @contextmanager
-def replacing(path: Path, *, alone: bool = False) -> Iterator[IO[bytes]]:
+def atomic_writer(path: Path, *, alone: bool = False) -> Iterator[IO[bytes]]:
     """Open a temporary file for writing that replaces `path` at the end of the block.
 
     It is deleted if the block raises an error (a full disk).
@@ -118,17 +118,17 @@ def replacing(path: Path, *, alone: bool = False) -> Iterator[IO[bytes]]:
         remove_temporaries(path.parent, escape(path.name))
     temporary = temporary_of(path)
     try:
-        with naming(path):
+        with with_path_in_error(path):
             with temporary.open("wb") as file:
                 yield file
-            put(temporary, path)
+            replace_file(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
 def write_atomic(path: Path, content: bytes | str, *, alone: bool = False) -> None:
     """Write a complete file; text as UTF-8. alone: as in `replacing`."""
-    with replacing(path, alone=alone) as file:
+    with atomic_writer(path, alone=alone) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
@@ -140,7 +140,7 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
     temporary = temporary_of(folder)
     temporary.mkdir(parents=True)
     try:
-        with naming(folder):
+        with with_path_in_error(folder):
             yield temporary
             put_folder(temporary, folder)
     finally:

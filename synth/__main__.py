@@ -179,8 +179,8 @@ def show(
 ) -> None:
     """Print the records of a stage or a view, a line of JSON each."""
     with _clean_exit():
-        from synth.folder.store import to_line
-        from synth.folder.views import shown_records
+        from synth.storage.store import to_line
+        from synth.storage.views import shown_records
 
         cfg = load_config(SynthConfig, config, set_)
         try:
@@ -214,7 +214,7 @@ def push(
 def repair(config: ConfigFile, set_: Overrides = None) -> None:
     """Look through all shards for damage, and mend the file of kept answers."""
     with _clean_exit():
-        from synth.folder.repair import repair as repair_run
+        from synth.storage.repair import repair as repair_run
 
         cfg = load_config(SynthConfig, config, set_)
         for name, pair_cfg in _existing_pairs(cfg).items():
@@ -251,9 +251,9 @@ def _check(options: RunOptions, stage: str) -> None:
 
 def _ask_before_overwrite(cfg: SynthConfig, options: RunOptions) -> None:
     """Ask before records are deleted. Raises UserError if there is no terminal to ask on."""
-    from synth.folder.stats import funnel
     from synth.run import run_folder
     from synth.stages.table import BY_NAME
+    from synth.storage.stats import funnel
 
     names = list(BY_NAME)
     cleared = names[names.index(options.stages[0]) :]

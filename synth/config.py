@@ -15,7 +15,7 @@ from synth.config_pairs import answers_place as answers_place
 from synth.config_pairs import languages as languages
 from synth.config_pairs import pair_configs as pair_configs
 from synth.filters import RuleConfig
-from synth.folder.answers import check_place
+from synth.storage.answer_cache import check_place
 
 
 def _service(urls: str | list[str]) -> str | list[str]:

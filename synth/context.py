@@ -11,13 +11,13 @@ from typing import Any, ClassVar
 
 from scorekit.errors import ScorekitError, UserError
 from synth.config import SynthConfig
-from synth.folder.distributions import Drawn, Found
-from synth.folder.stats import StageStats
-from synth.folder.store import Record, StageFolder
 from synth.stages.cost import Cost, Sizes
+from synth.storage.distributions import DistributionChart, Found
+from synth.storage.stats import StageStats
+from synth.storage.store import Record, StageFolder
 
 
-class Unfinished(ScorekitError):
+class StageIncomplete(ScorekitError):
     """Raised if records are left open because services failed. Exit code 3; `--resume` retries."""
 
     exit_code = 3
@@ -34,7 +34,7 @@ class Unfinished(ScorekitError):
 
 
 @dataclass(slots=True)
-class Context:
+class StageContext:
     """One call of the command.
 
     inputs: folder with the previous stage's output if out_dir has none (a dry run).
@@ -93,7 +93,7 @@ class Stage(ABC):
     outputs: ClassVar[tuple[str, ...]] = ()
     has_shards: ClassVar[bool] = True
     shows_rejected: ClassVar[bool] = False
-    drawn: ClassVar[tuple[Drawn, ...]] = ()
+    drawn: ClassVar[tuple[DistributionChart, ...]] = ()
 
     def __init__(self, after: Stage | None = None) -> None:
         self.after = after
@@ -130,6 +130,6 @@ class Stage(ABC):
             except UserError as error:
                 yield str(error)
 
-    def finish(self, ctx: Context) -> None:
+    def finish(self, ctx: StageContext) -> None:
         """Complete the stage after all of its shards are done."""
         return

@@ -17,9 +17,9 @@ from typing import Any, Literal, get_args
 from pydantic import Field
 
 from scorekit.config import Config
-from scorekit.text import chatmarks, chatter, checks, rules
+from scorekit.text import chatmarks, checks, meta_text, rules
 from scorekit.text.markup import placeholder_difference
-from scorekit.text.numbers import asked_numbers, compare_numbers
+from scorekit.text.numbers import compare_numbers, expected_numbers
 from scorekit.text.rules import SYNTHESIS, Pair, Thresholds
 from scorekit.text.writing_scripts import scripts_of
 
@@ -221,7 +221,7 @@ def abstentions(source: str, target: str) -> list[str]:
             f"wrong_language: no table for short texts in {target}: under "
             f"{SYNTHESIS.language_letters} letters, another language in its script passes"
         )
-    if without_table := [name for name in (source, target) if not asked_numbers("12", name)]:
+    if without_table := [name for name in (source, target) if not expected_numbers("12", name)]:
         messages.append(f"numbers_missing says nothing: no table for {', '.join(without_table)}")
     return messages
 
@@ -252,15 +252,15 @@ def _role_token(pair: Pair, cfg: RuleConfig) -> str | None:
 
 
 def _meta_phrase(pair: Pair, cfg: RuleConfig) -> str | None:
-    return chatter.meta_phrase(pair.src, pair.mt)
+    return meta_text.meta_phrase(pair.src, pair.mt)
 
 
 def _refusal(pair: Pair, cfg: RuleConfig) -> str | None:
-    return chatter.refusal(pair.src, pair.mt)
+    return meta_text.refusal(pair.src, pair.mt)
 
 
 def _added_note(pair: Pair, cfg: RuleConfig) -> str | None:
-    return chatter.added_note(pair.src, pair.mt)
+    return meta_text.added_note(pair.src, pair.mt)
 
 
 def _added_quotes(pair: Pair, cfg: RuleConfig) -> str | None:

@@ -18,22 +18,22 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from rich.console import Console
 
 from scorekit.errors import ScorekitError, UserError
-from scorekit.files import put, temporary_of, write_atomic
+from scorekit.files import replace_file, temporary_of, write_atomic
 from scorekit.languages import language_name
 from synth.config import SynthConfig, languages, pair_configs
-from synth.context import Unfinished
+from synth.context import StageIncomplete
 from synth.export.card import size_category
-from synth.folder.locks import held
-from synth.folder.stats import count_stage
-from synth.folder.store import StageFolder
 from synth.preflight import need_passing
 from synth.run import RunOptions, run_folder, run_stages
 from synth.stages.export import FOLDER, Export
+from synth.storage.locks import hold_locks
+from synth.storage.stats import count_stage
+from synth.storage.store import StageFolder
 
 log = structlog.get_logger()
 
 
-class PairsUnfinished(Unfinished):
+class PairsUnfinished(StageIncomplete):
     """Raised if records of several pairs are left open."""
 
     def __init__(self, messages: Iterable[str]) -> None:
@@ -54,7 +54,7 @@ def run_pairs(cfg: SynthConfig, options: RunOptions) -> Path | None:
     for name, pair_cfg in pair_configs(cfg).items():
         try:
             run_stages(pair_cfg, options)
-        except Unfinished as error:
+        except StageIncomplete as error:
             unfinished[name] = f"{name}: {error}"
         except UserError as error:
             raise UserError(f"{name}: {error}") from None
@@ -69,7 +69,9 @@ def write_dataset(cfg: SynthConfig, options: RunOptions) -> Path | None:
     Files are hard links if the file system supports them. Returns None if a pair is not exported
     yet."""
     # One process at a time, because it removes all files that are not its own.
-    with held([(cfg.run.out_dir / ".locks" / "dataset.lock", False)], "write it", wait=log.info):
+    with hold_locks(
+        [(cfg.run.out_dir / ".locks" / "dataset.lock", False)], "write it", wait=log.info
+    ):
         return _write_dataset(cfg, options)
 
 
@@ -161,7 +163,7 @@ def _link(source: Path, target: Path) -> None:
             os.link(source / path, temporary)
         except OSError:  # another file system, or one without links
             shutil.copyfile(source / path, temporary)
-        put(temporary, destination)
+        replace_file(temporary, destination)
     for path in target.rglob("*"):
         if path.is_file() and path.relative_to(target) not in paths:
             path.unlink()

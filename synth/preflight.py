@@ -17,20 +17,19 @@ from typing import Any
 from uuid import uuid4
 
 from scorekit.client import ScoringClient
-from scorekit.client.endpoints import check_agreement, check_service
+from scorekit.client.replicas import check_agreement, check_service
 from scorekit.errors import UserError
 from scorekit.prompts import load_template
 from scorekit.report.findings import Findings
 from scorekit.schemas import Failed, Info
 from synth.config import SynthConfig, answers_place, languages, pair_configs
 from synth.context import Stage
-from synth.drive.clients import EASY, asking, judge_request
-from synth.drive.kinds import MapStage
-from synth.drive.services import (
+from synth.execution.clients import EASY, asking, judge_request
+from synth.execution.services import (
     JUDGE_URL,
     METRICX_URL,
     READY_S,
-    Absences,
+    OutageReporter,
     check_judge,
     check_metricx,
     is_known,
@@ -38,13 +37,14 @@ from synth.drive.services import (
     service_info,
     watching,
 )
-from synth.folder.answers import open_answers
-from synth.folder.places import check_claim
-from synth.folder.store import StageFolder, digest_of
+from synth.execution.stage_types import MapStage
 from synth.run import RunOptions, run_folder
 from synth.sources.madlad import source_files
 from synth.stages.sample_sources import SampleSources
 from synth.stages.table import BY_NAME
+from synth.storage.answer_cache import open_answers
+from synth.storage.location import check_claim
+from synth.storage.store import StageFolder, digest_of
 
 Tell = Callable[[str], None]
 
@@ -155,7 +155,7 @@ def _corpus(cfg: SynthConfig) -> tuple[None, str]:
 
 
 def _ray(cfg: SynthConfig) -> tuple[None, str]:
-    from synth.drive.cluster import connect
+    from synth.execution.cluster import connect
 
     return None, f"a cluster of {connect(cfg)} machines"
 
@@ -192,7 +192,7 @@ def _look_at_services(
     service."""
     answers: Mapping[str, tuple[dict[str, Info], str] | Exception]
     if options.engine == "ray":
-        from synth.drive.cluster import on_a_node
+        from synth.execution.cluster import on_a_node
 
         if any(not check.ok for check in findings.checks if check.name == "ray"):
             return
@@ -234,7 +234,7 @@ def _ask_all(
 
 
 async def _teacher(
-    cfg: SynthConfig, should_wait: bool, absences: Absences
+    cfg: SynthConfig, should_wait: bool, absences: OutageReporter
 ) -> tuple[dict[str, Info], str]:
     """Check the teacher.
 
@@ -261,7 +261,7 @@ async def _teacher(
 
 
 async def _metricx(
-    cfg: SynthConfig, should_wait: bool, absences: Absences
+    cfg: SynthConfig, should_wait: bool, absences: OutageReporter
 ) -> tuple[dict[str, Info], str]:
     """Check every MetricX. Raises UserError if one is down, unexpected, or differs from the
     others."""
@@ -276,7 +276,7 @@ async def _metricx(
 
 
 async def _judge(
-    cfg: SynthConfig, should_wait: bool, absences: Absences
+    cfg: SynthConfig, should_wait: bool, absences: OutageReporter
 ) -> tuple[dict[str, Info], str]:
     """Check every judge.
 
@@ -318,7 +318,7 @@ def _urls(urls: str | list[str]) -> list[str]:
 
 
 _ServiceCheck = Callable[
-    [SynthConfig, bool, Absences], Coroutine[Any, Any, tuple[dict[str, Info], str]]
+    [SynthConfig, bool, OutageReporter], Coroutine[Any, Any, tuple[dict[str, Info], str]]
 ]
 #: Name of a service -> its check.
 _SERVICE_CHECKS: dict[str, _ServiceCheck] = {

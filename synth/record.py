@@ -13,11 +13,11 @@ from typing import Any
 from scorekit.errors import ScorekitError
 from scorekit.seeds import stream_seed
 from scorekit.text.markup import normalised
-from synth.folder.store import Record
+from synth.storage.store import Record
 
 
 @dataclass(slots=True)
-class Kept:
+class KeptRecord:
     """An accepted record. told: the code of a note about it, or empty."""
 
     record: Record
@@ -25,7 +25,7 @@ class Kept:
 
 
 @dataclass(slots=True)
-class Rejected:
+class RejectedRecord:
     """A rejected record with its reason, as a code and as text."""
 
     record: Record
@@ -40,7 +40,7 @@ class Rejected:
 
 
 @dataclass(slots=True)
-class Open:
+class DeferredRecord:
     """A record without an answer because a service failed.
 
     It is neither accepted nor rejected, and is retried on `--resume`. status: HTTP status of the
@@ -70,7 +70,7 @@ class SourceFailed(ScorekitError):
         self.code = code
 
 
-class NotYet(ScorekitError):
+class TemporaryFailure(ScorekitError):
     """Raised if a service failed for now, and the text is not the cause.
 
     status: HTTP status, if there was a response."""

@@ -28,22 +28,22 @@ from scorekit.config import save_config
 from scorekit.errors import UserError
 from scorekit.prompts import load_template
 from synth.config import SynthConfig, languages
-from synth.context import Context, Stage
-from synth.drive.kinds import MapStage, WholeStage
-from synth.drive.processes import run_map_stage_on_processes
+from synth.context import Stage, StageContext
+from synth.execution.processes import run_map_stage_on_processes
+from synth.execution.stage_types import GlobalStage, MapStage
 from synth.export.rows import bare_url
 from synth.filters import abstentions
-from synth.folder.begin import begin, check_begun
-from synth.folder.locks import held
-from synth.folder.places import claim, warnings
-from synth.folder.stats import Exporter, StageStats, count_stage, unreadable
-from synth.folder.store import StageFolder
-from synth.folder.totals import write_stats
-from synth.folder.views import write_views
 from synth.log import log_to
 from synth.report.page import write_report
 from synth.report.reasons import explain
 from synth.stages.table import BY_NAME, ORDER, map_stage
+from synth.storage.location import create_run_dir, warnings
+from synth.storage.locks import hold_locks
+from synth.storage.stage_start import check_begun, prepare_stage
+from synth.storage.stats import Exporter, StageStats, count_stage, unreadable
+from synth.storage.store import StageFolder
+from synth.storage.totals import write_stats
+from synth.storage.views import write_views
 
 log = structlog.get_logger()
 
@@ -82,7 +82,7 @@ def run_stages(cfg: SynthConfig, options: RunOptions) -> None:
     """Run the stages in order. Raises UserError; KeyboardInterrupt keeps finished work."""
     out_dir = run_folder(cfg, options)
     load_template(cfg.teacher.prompt)  # before anything is spent
-    claim(out_dir)
+    create_run_dir(out_dir)
     log_to(out_dir / "logs.txt", cfg.run.log_level)
     console = Console(stderr=True, highlight=False, markup=False)
     for warning in (*warnings(cfg, out_dir), *_abstentions(cfg, options)):
@@ -131,7 +131,7 @@ def _run_one(
 ) -> bool:
     """Run one stage with its progress bar; return False if other machines are not done."""
     with _progress(console, name) as advance:
-        ctx = Context(
+        ctx = StageContext(
             cfg,
             out_dir,
             inputs=cfg.run.out_dir if options.dry_run else None,
@@ -175,17 +175,17 @@ def _run_one(
     return True
 
 
-def run_stage(name: str, ctx: Context, engine: str = "local", processes: int = 1) -> None:
+def run_stage(name: str, ctx: StageContext, engine: str = "local", processes: int = 1) -> None:
     """Run one stage: check, run, then write stats and, when all shards are done, views."""
     stage = BY_NAME[name]
-    manifest = begin(stage, ORDER[ORDER.index(stage) + 1 :], ctx)
+    manifest = prepare_stage(stage, ORDER[ORDER.index(stage) + 1 :], ctx)
     save_config(_without_credentials(ctx.cfg), ctx.out_dir / "config.yaml")
     log.info("stage", stage=name, shard_id=ctx.shard_id, num_shards=ctx.num_shards)
     try:
-        if isinstance(stage, WholeStage):
+        if isinstance(stage, GlobalStage):
             run_whole_stage(stage, manifest, ctx)
         elif engine == "ray":
-            from synth.drive.cluster import run_map_stage_on_ray
+            from synth.execution.cluster import run_map_stage_on_ray
 
             run_map_stage_on_ray(map_stage(name), manifest, ctx)
         else:
@@ -197,7 +197,7 @@ def run_stage(name: str, ctx: Context, engine: str = "local", processes: int = 1
         stage.finish(ctx)
 
 
-def run_whole_stage(stage: WholeStage, manifest: dict[str, Any], ctx: Context) -> None:
+def run_whole_stage(stage: GlobalStage, manifest: dict[str, Any], ctx: StageContext) -> None:
     """Run a stage that needs all records, in one process; with shared work the others wait.
 
     Raises UserError if another process runs it, or if its input has changed."""
@@ -211,13 +211,13 @@ def run_whole_stage(stage: WholeStage, manifest: dict[str, Any], ctx: Context) -
     if folder.done():
         return
     locks = [(ctx.input_of(stage).lock(), True), (folder.lock(), False)]
-    with held(locks, "run it", wait=ctx.tell if ctx.share else None):
+    with hold_locks(locks, "run it", wait=ctx.tell if ctx.share else None):
         if not folder.done():
             check_begun(stage, manifest, ctx)
             stage.run(ctx, manifest)
 
 
-def repair_shard(stage: Stage, ctx: Context, options: RunOptions) -> None:
+def repair_shard(stage: Stage, ctx: StageContext, options: RunOptions) -> None:
     """Mark a shard to be made again; first make its input again if that was deleted.
 
     Raises UserError for an unknown shard."""
@@ -231,7 +231,7 @@ def repair_shard(stage: Stage, ctx: Context, options: RunOptions) -> None:
     drop_shard(stage, ctx, index)
 
 
-def drop_shard(stage: Stage, ctx: Context, index: int) -> None:
+def drop_shard(stage: Stage, ctx: StageContext, index: int) -> None:
     """Mark a shard to be made again; for a stage that needs all records, all shards.
 
     Later stages stay, because the output will be identical. Raises UserError for an unknown
@@ -241,10 +241,10 @@ def drop_shard(stage: Stage, ctx: Context, index: int) -> None:
     if index >= shards:
         raise UserError(f"--repair {index}: {folder.path} has {shards} shards")
     if isinstance(stage, MapStage):
-        with held([(folder.lock(index), False)], "repair it"):
+        with hold_locks([(folder.lock(index), False)], "repair it"):
             folder.drop(index)
     else:
-        with held([(folder.lock(), False)], "repair it"):
+        with hold_locks([(folder.lock(), False)], "repair it"):
             folder.clear()
 
 

@@ -5,7 +5,7 @@ python -m bench.chaos [--quick]
 
 from __future__ import annotations
 
-from bench.chaos.proofs import questions
+from bench.chaos.endurance import questions
 from bench.common import run
 
 if __name__ == "__main__":

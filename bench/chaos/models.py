@@ -1,6 +1,6 @@
 """SIGTERM while real models compute, for clients that have left and for one that waits.
 
-The fake of bench/chaos/proofs.py sleeps in Python. What a thread does inside torch while the
+The fake of bench/chaos/endurance.py sleeps in Python. What a thread does inside torch while the
 process ends shows with real models alone: here the demo's two, in batches of about a second.
 """
 

@@ -29,9 +29,9 @@ from demo.processes import exit_on_sigterm, free_port, running
 from scorekit.command import clean_exit
 from scorekit.schemas import TranslationSample
 from scorekit.server.cache import Cache
+from scorekit.server.cache_tiers import open_tier
 from scorekit.server.fake import fake_score
 from scorekit.server.http.metrics import Metrics
-from scorekit.server.tiers import open_tier
 
 CALLERS = 16
 LONGEST_DELAY_S = 0.003  # of a reply, by the proxy

@@ -29,7 +29,7 @@ import yaml
 from bench.common import ROOT, WORK, Figure, quiet_logs, run, service
 from bench.kit.openai_server import FakeOpenAI
 from scorekit.processes import end_with_parent
-from synth.drive.clients import EASY
+from synth.execution.clients import EASY
 
 CONCURRENCY = 8
 #: Exit codes of a run whose teacher failed: stopped after ten failures in a row, or left open.

@@ -1,9 +1,9 @@
-"""What do the commands of curation take of a store of 20,000 episodes, and of 200,000?
+"""Measure the time and memory of the curation commands on 20,000 and on 200,000 episodes.
 
-Each command reads the same stores, which are written once (bench/curation/written.py), in a process
-of its own: seconds of the whole command, and the most memory that the process ever held. 20,000
-episodes of 2,500 questions and of 25,000 tell what a question of the data adds to that; 20,000 and
-200,000 of 25,000 questions what an episode does, which itself has 62 kB.
+Each command runs in its own process and reads the same stores (bench/curation/generate_store.py).
+Measured are the seconds of the command and the peak memory of its process. 20,000 episodes of
+2,500 and of 25,000 questions show the cost of a question. 20,000 and 200,000 episodes of 25,000
+questions show the cost of an episode (62 kB on disk).
 
     python -m bench.curation [--quick]
 """
@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.common import WORK, Figure, in_own_process, run
+from bench.curation.generate_store import SAMPLES, write_store
 from bench.curation.taken import taken
-from bench.curation.written import SAMPLES, write_store
 
 FOLDER = WORK / "curation"
 #: Command and its flags.

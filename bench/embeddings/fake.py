@@ -11,14 +11,14 @@ import numpy as np
 
 from scorekit.errors import SampleError
 from scorekit.server.backend import Encoded, Outcome
-from services.embedder.verb import EmbedderDescription, Embedding, EmbedOptions
+from services.embedder.endpoint import EmbedderDescription, EmbeddingsEndpoint, EmbedOptions
 
 
 class FakeEmbedder:
     """Words are tokens; a text may have `max_length` of them."""
 
     service = "embedder"
-    verb = Embedding()
+    verb = EmbeddingsEndpoint()
 
     def __init__(self, dimension: int = 8, max_length: int = 64) -> None:
         self.dimension, self.max_length = dimension, max_length

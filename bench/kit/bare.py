@@ -17,7 +17,7 @@ from bench.kit.busy import burn
 from scorekit.command import run_command
 from scorekit.schemas import MetricXOptions, TranslationSample
 from scorekit.server.fake import fake_score
-from scorekit.server.scoring import score_request
+from scorekit.server.score_endpoint import score_request
 
 ScoreRequest = score_request(TranslationSample, MetricXOptions, 10_000)
 

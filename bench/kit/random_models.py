@@ -22,7 +22,7 @@ from bench.common import ROOT, WORK
 from scorekit.command import clean_exit
 from scorekit.server.backend import ScoringBackend
 from scorekit.server.http.settings import ServiceSettings
-from scorekit.server.scoring import ScoreDescription
+from scorekit.server.score_endpoint import ScoreDescription
 from services.metricx.model import MetricXBackend
 from services.xcomet.checkpoint import Checkpoint
 from services.xcomet.model import XCometBackend

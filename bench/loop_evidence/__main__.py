@@ -24,7 +24,7 @@ from bench.loop_evidence.rounds import SEEDS, compared, play, write_questions
 from bench.search_evidence.__main__ import SIDE_BY_SIDE, neighbours
 from bench.search_evidence.sets import SETS
 from demo.search.loop.run import rounds_of
-from trainer.runs.runlog import read_jsonl
+from trainer.runs.run_log import read_jsonl
 
 ARMS = ("loop", "plain")
 

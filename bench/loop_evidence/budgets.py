@@ -26,7 +26,7 @@ from bench.loop_evidence.rounds import SEEDS, compared, play, write_questions
 from bench.search_evidence.__main__ import SIDE_BY_SIDE, neighbours
 from bench.search_evidence.sets import SETS
 from demo.search.loop.run import rounds_of
-from trainer.runs.runlog import read_jsonl
+from trainer.runs.run_log import read_jsonl
 
 ARMS = ("budget", "equal")
 _OWN = {"n_agent": 4, "rare_agents": 8, "max_turns": 6, "deep_turns": 12}

@@ -20,12 +20,12 @@ from demo.processes import child_environment, serving
 from demo.run import paired_interval
 from demo.search.generator import NAME as GENERATOR
 from demo.search.generator import create_app
-from demo.search.loop.planted import plant, read_rows, write_rows
 from demo.search.loop.verifier import NAME, Verifying
+from demo.search.loop.wrong_references import plant, read_rows, write_rows
 from demo.search.reading import Reader
 from scorekit.errors import UserError
 from scorekit.processes import end_with_parent
-from trainer.runs.runlog import read_jsonl
+from trainer.runs.run_log import read_jsonl
 
 SEEDS = (1, 2, 3)
 _MEASURE = "configs/search/demo_phase2.yaml"

@@ -15,10 +15,10 @@ from scorekit.errors import SampleError
 from scorekit.retrieval.wire import TextBox
 from services.retriever.backends.bm25 import Bm25Builder
 from services.retriever.backends.ranking import Scores
+from services.retriever.endpoint import IndexRef, RetrieverDescription
 from services.retriever.index.pictures import png_of, sha256
 from services.retriever.index.records import PageRecord
 from services.retriever.model import RetrieverBackend
-from services.retriever.verb import IndexRef, RetrieverDescription
 
 #: The same for every retriever of this kind.
 TEXTS = {"trade_1": "exports of steel", "trade_2": "imports of rice", "인구_1": "서울의 인구"}

@@ -18,15 +18,15 @@ from torch import nn
 from scorekit.files import write_atomic
 from trainer.rl.policy import load_policy, pad_token_id
 from trainer.rl.rollout import rollout_logprobs
-from trainer.runs.runlog import read_jsonl, write_jsonl
+from trainer.runs.run_log import read_jsonl, write_jsonl
 from trainer.translation.config import TrainerConfig
 from trainer.translation.data import Example
 from trainer.translation.dumps import completion_line
+from trainer.translation.rewards.components.mqm import omission_penalty
+from trainer.translation.rewards.compute import compute_rewards
 from trainer.translation.rewards.config import RewardConfig
-from trainer.translation.rewards.earned import SampleReward
-from trainer.translation.rewards.formula import sample_rewards
-from trainer.translation.rewards.services import Rewarder
-from trainer.translation.rewards.terms.mqm import omission_penalty
+from trainer.translation.rewards.sample_reward import SampleReward
+from trainer.translation.rewards.services import RewardClient
 from trainer.translation.rollouts import TranslationRollout, generate_rollouts
 
 PROBE_SAMPLES = 2  # of the start policy, for each held-out source
@@ -69,7 +69,7 @@ class Measure:
         torch.set_num_threads(1)
         self.cfg, self.examples = cfg, examples
         self.device = torch.device("cpu")
-        self.rewarder = Rewarder(cfg.reward)
+        self.rewarder = RewardClient(cfg.reward)
 
     def load(self, folder: Path | str) -> tuple[nn.Module, Any]:
         """(model, tokenizer) of a checkpoint."""
@@ -82,7 +82,7 @@ class Measure:
         sampling = self.cfg.generation.model_copy(update={"num_samples_per_prompt": PROBE_SAMPLES})
         rollouts = generate_rollouts(self.examples, model, tokenizer, sampling, seed=PROBE_SEED)
         scores = self.rewarder.score([rollout.scored_text for rollout in rollouts])
-        rewards = sample_rewards(rollouts, scores, self.cfg.reward)
+        rewards = compute_rewards(rollouts, scores, self.cfg.reward)
         scored = [(r, s) for r, s in zip(rollouts, rewards, strict=True) if s.r_seq is not None]
         penalties = [s.span_charges["xcomet"].penalties for _, s in scored]
         return Probe([r for r, _ in scored], penalties)
@@ -96,7 +96,7 @@ class Measure:
             self.examples, model, tokenizer, self.cfg.eval_generation(), with_logprobs=False
         )
         scores = self.rewarder.score([rollout.scored_text for rollout in rollouts])
-        rewards = sample_rewards(rollouts, scores, self.cfg.reward)
+        rewards = compute_rewards(rollouts, scores, self.cfg.reward)
         return [
             {
                 **completion_line(rollout, reward),

@@ -21,7 +21,7 @@ from typing import Any
 from scorekit.errors import SampleError
 from scorekit.schemas import JudgeOptions, JudgeSample, ScoreRange, TaskInfo
 from scorekit.server.backend import Encoded, Outcome
-from scorekit.server.scoring import ScoreDescription, Scoring
+from scorekit.server.score_endpoint import ScoreDescription, ScoreEndpoint
 
 #: Shares of a word's characters that have to be left, and of the source that is a critical loss.
 _LEFT, _CRITICAL = 0.5, 0.5
@@ -36,7 +36,7 @@ class OmissionTeller:
 
     def __init__(self, references: Mapping[str, str]) -> None:
         self.references = dict(references)
-        self.verb = Scoring(JudgeSample, JudgeOptions)
+        self.verb = ScoreEndpoint(JudgeSample, JudgeOptions)
 
     def load(self) -> ScoreDescription:
         """Nothing to load."""

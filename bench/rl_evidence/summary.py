@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from bench.rl_evidence.arms import HELD_OUT, Arm, Plan
-from trainer.runs.figures import mean_of
-from trainer.runs.runlog import read_jsonl
-from trainer.runs.verbs.paired import bootstrap_differences, paired_standard_error
+from trainer.runs.cli.paired import bootstrap_differences, paired_standard_error
+from trainer.runs.run_log import read_jsonl
+from trainer.runs.stats import mean_of
 from trainer.translation.evaluation.compare import compare_policies
 from trainer.translation.evaluation.quality import reference_figures
 

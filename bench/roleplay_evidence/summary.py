@@ -9,11 +9,11 @@ from typing import Any
 
 from bench.roleplay_evidence.arms import ALL, ARMS, names_folder, run_folder
 from demo.roleplay.compare import Stage, read_stage
-from trainer.roleplay.reply import CutReply
+from trainer.roleplay.reply import ParsedReply
 from trainer.roleplay.rewards import REWARDS
-from trainer.runs.figures import mean_of
-from trainer.runs.runlog import read_jsonl
-from trainer.runs.verbs.paired import paired_standard_error
+from trainer.runs.cli.paired import paired_standard_error
+from trainer.runs.run_log import read_jsonl
+from trainer.runs.stats import mean_of
 
 Line = Mapping[str, Any]
 
@@ -72,7 +72,7 @@ def narrations(lines: Sequence[Line]) -> set[str]:
     """The different narrations of some replies, without the names of their rows."""
     found = set()
     for line in lines:
-        told = CutReply(line["completion"]).narration
+        told = ParsedReply(line["completion"]).narration
         for name in (line["character_name"], line["player_name"]):
             told = told.replace(name, "") if name else told
         found.add(told)

@@ -27,15 +27,15 @@ from bench.common import ROOT, Figure, quiet_logs, run, timed
 from scorekit.retrieval.wire import IndexInfo, Page, PageHit, TextBox
 from trainer.chat.config import ChatConfig
 from trainer.rl.config import SamplingConfig
-from trainer.rl.sampler import Sampled
+from trainer.rl.sampler import SampledCompletion
+from trainer.search.images.config import SightConfig
+from trainer.search.images.views import ShownImage, crop_view, page_view
 from trainer.search.records import Question, Trajectory
-from trainer.search.sight.config import SightConfig
-from trainer.search.sight.views import Shown, crop_view, page_view
-from trainer.search.turns.config import EpisodeConfig
-from trainer.search.turns.episode import run_episodes
-from trainer.search.turns.joined import TurnIds
-from trainer.search.turns.policies import Policy, ScriptPolicy, TurnAsked
-from trainer.search.turns.sampled import SampledPolicy
+from trainer.search.rollout.config import EpisodeConfig
+from trainer.search.rollout.episode import run_episodes
+from trainer.search.rollout.episode_tokens import TurnTokenizer
+from trainer.search.rollout.policies import Policy, ScriptPolicy, TurnRequest
+from trainer.search.rollout.sampled import SampledPolicy
 
 TURNS, PAGES = 7, 20
 WIDTH, HEIGHT = 1280, 720
@@ -111,7 +111,7 @@ def _picture(seed: int) -> bytes:
     return written.getvalue()
 
 
-def searching(one: TurnAsked) -> str:
+def searching(one: TurnRequest) -> str:
     """Searches on each turn, the last one of which completes."""
     if one.turn == TURNS:
         return COMPLETE
@@ -140,10 +140,10 @@ def _pictures(pages: KnownPages) -> Iterator[Figure]:
     shown = page_view("deck_1", image, sight)
     numbers = random.Random(0)
 
-    def crop() -> Shown:
+    def crop() -> ShownImage:
         x, y = numbers.randrange(500), numbers.randrange(250)
         cut = crop_view(shown.view, (x, y, x + 200, y + 120), image, sight)
-        assert isinstance(cut, Shown)
+        assert isinstance(cut, ShownImage)
         return cut
 
     page_ms = _median_ms(lambda: page_view("deck_1", image, sight))
@@ -172,11 +172,11 @@ class KnownSampler:
 
     def sample(
         self, prompts: Sequence[Sequence[int]], gen_cfg: SamplingConfig, **told: Any
-    ) -> Iterator[tuple[int, list[Sampled]]]:
+    ) -> Iterator[tuple[int, list[SampledCompletion]]]:
         for i, ids in enumerate(prompts):
             turn = ids.count(self._stop) // 2  # one ends the system's message, one the question
             drawn = self._ids[-1 if turn == TURNS else (i * 3 + turn * 11) % PAGES]
-            yield i, [Sampled(drawn, [-1.0] * len(drawn))]
+            yield i, [SampledCompletion(drawn, [-1.0] * len(drawn))]
 
     def sync(self, model: Any, update: int) -> None:
         """There is nothing to sync."""
@@ -187,7 +187,7 @@ class KnownSampler:
 
 def _of_ids() -> Policy:
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "demo/models/roleplay_policy")
-    ids = TurnIds(tokenizer, ChatConfig(), None, [tokenizer.eos_token_id])
+    ids = TurnTokenizer(tokenizer, ChatConfig(), None, [tokenizer.eos_token_id])
     sampler = KnownSampler(tokenizer)
     return SampledPolicy(sampler, ids, SamplingConfig(), name="ids", context=2**20)
 

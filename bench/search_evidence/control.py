@@ -16,7 +16,7 @@ from unittest.mock import patch
 from bench.search_evidence.arms import Dealt
 from scorekit.files import replacing_folder
 from trainer.rl.sampler import Sampler
-from trainer.runs.runlog import Clock
+from trainer.runs.run_log import PhaseTimer
 from trainer.search.training import train
 from trainer.search.training.collector import EpisodeCollector, SearchBatch
 
@@ -59,7 +59,7 @@ def dealing(dealt: Dealt | None) -> Iterator[None]:
     rule = dealt
 
     class Dealing(EpisodeCollector):
-        def collect(self, sampler: Sampler, update: int, clock: Clock) -> SearchBatch | None:
+        def collect(self, sampler: Sampler, update: int, clock: PhaseTimer) -> SearchBatch | None:
             batch = super().collect(sampler, update, clock)
             if batch is not None:
                 deal(batch, rule, f"{self.cfg.misc.seed}-{update}")

@@ -7,8 +7,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from demo.search.answer_keys import KEYS
 from demo.search.answering import Answerer
-from demo.search.keys import KEYS
 from demo.search.make_corpus import HELDOUT, TRAIN
 from demo.search.reading import CORPUS, Sight
 

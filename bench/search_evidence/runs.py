@@ -159,9 +159,9 @@ def measure(
 ) -> None:
     """A greedy episode of each question of a set; a line of figures for each."""
     from trainer.search.data import load_held_out
-    from trainer.search.episodes import Episodes
-    from trainer.search.local import local_policy
-    from trainer.search.neighbours import services as met
+    from trainer.search.episode_runner import EpisodeRunner
+    from trainer.search.local_policy import local_policy
+    from trainer.search.services import open_services as met
     from trainer.search.trajectories.store import FOLDER, TrajectoryStore
 
     folder = out.with_suffix("")
@@ -173,7 +173,7 @@ def measure(
     (questions,) = load_held_out(cfg).values()
     store = TrajectoryStore(folder / FOLDER, f"{out.parent.name}-{out.stem}-{time.time_ns()}")
     with met(cfg, run=store.run, load_image=store.picture) as around:
-        episodes = Episodes(cfg, around.retriever, around.stream, store)
+        episodes = EpisodeRunner(cfg, around.retriever, around.stream, store)
         asked = list(enumerate(questions[: plan.limit]))
         greedy = cfg.model_copy(update={"generation": cfg.eval_generation()})
         ended = episodes.run(local_policy(greedy), asked, step=0, kind="held-out-")

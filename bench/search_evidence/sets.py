@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from demo.search.keys import FINAL_KEYS, KEYS
+from demo.search.answer_keys import FINAL_KEYS, KEYS
 from demo.search.make_corpus import FINAL_TEST, HELDOUT
 from demo.search.reading import CORPUS, FINAL_CORPUS
 

@@ -12,9 +12,9 @@ import numpy as np
 
 from bench.search_evidence.arms import ARMS, Plan
 from bench.search_evidence.runs import measured_path, start_path
-from trainer.runs.figures import mean_of
-from trainer.runs.runlog import read_jsonl
-from trainer.runs.verbs.paired import RESAMPLES, SEED, paired_figure
+from trainer.runs.cli.paired import RESAMPLES, SEED, paired_figure
+from trainer.runs.run_log import read_jsonl
+from trainer.runs.stats import mean_of
 
 Line = Mapping[str, Any]
 

@@ -170,10 +170,10 @@ class _Player:
     def __init__(self, cfg: Any, sizes: Sizes, retriever: str) -> None:
         from scorekit.retrieval.client import Retriever
         from trainer.search.data import load_train
-        from trainer.search.local import look_at_policy
+        from trainer.search.local_policy import inspect_policy
 
         self._cfg, self._sizes, self._pages = cfg, sizes, Retriever(retriever)
-        self.train, self.reads = load_train(cfg), look_at_policy(cfg)
+        self.train, self.reads = load_train(cfg), inspect_policy(cfg)
         self.first_texts: list[str] = []
 
     def rollout(self, prompts: list[str], trainer: Any) -> dict[str, list[Any]]:
@@ -202,8 +202,8 @@ class _Player:
         from scorekit.seeds import stream_seed
         from trainer.rl.engines.generate import GenerateSampler
         from trainer.rl.policy import stop_token_ids
-        from trainer.search.turns.episode import run_episodes
-        from trainer.search.turns.sampled import SampledPolicy
+        from trainer.search.rollout.episode import run_episodes
+        from trainer.search.rollout.sampled import SampledPolicy
 
         model = trainer.accelerator.unwrap_model(trainer.model)
         tokenizer, cfg = self.reads.tokenizer, self._cfg
@@ -235,7 +235,7 @@ class _Player:
 @contextmanager
 def timed_updates() -> Iterator[list[float]]:
     """When the updates of a run of ours end, and in front of these when its log is opened."""
-    from trainer.runs.runlog import RunLog
+    from trainer.runs.run_log import RunLog
 
     ends: list[float] = []
     write, begin = RunLog.write_update, RunLog.__init__

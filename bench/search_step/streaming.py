@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+from bench.kit.flaky_server import Moody
 from bench.kit.judge import judge_app
-from bench.kit.moody import Moody
 from bench.kit.openai_server import FakeOpenAI
 from bench.kit.servers import running_app, wait_ready
 from bench.sampling import peak_mib
@@ -55,7 +55,7 @@ def update_with_answers(
 ) -> dict[str, Any]:
     """Whole updates with the judge's score as the reward. streams: as each episode ends."""
     from trainer.search.data import load_train
-    from trainer.search.episodes import Episodes
+    from trainer.search.episode_runner import EpisodeRunner
     from trainer.search.training.train import run_search
 
     folder = FOLDER / f"answers-{streams}"
@@ -71,10 +71,10 @@ def update_with_answers(
         answering__judge__url=servers["judge"],
         answering__judge__max_in_flight=DELAYS["at_once"],
     )
-    run_them, submit = Episodes.run, Episodes._submit
+    run_them, submit = EpisodeRunner.run, EpisodeRunner._submit
 
     def run_and_ask(self: Any, *args: Any, **told: Any) -> Any:
-        with mock.patch.object(Episodes, "_submit", lambda self, ended: None):
+        with mock.patch.object(EpisodeRunner, "_submit", lambda self, ended: None):
             ended = run_them(self, *args, **told)
         submit(self, ended.values())
         return ended
@@ -83,7 +83,7 @@ def update_with_answers(
         if streams:
             artifacts = run_search(load_train(cfg), {}, cfg)
         else:
-            with mock.patch.object(Episodes, "run", run_and_ask):
+            with mock.patch.object(EpisodeRunner, "run", run_and_ask):
                 artifacts = run_search(load_train(cfg), {}, cfg)
     lines = artifacts.updates[sizes.warm_up :]
     seconds = [later - earlier for earlier, later in itertools.pairwise(ends)]

@@ -25,13 +25,13 @@ from pathlib import Path
 from typing import Any
 
 from bench.common import Figure, quiet_logs, run
+from bench.kit.flaky_server import Moody
 from bench.kit.judge import judge_app
-from bench.kit.moody import Moody
 from bench.kit.openai_server import FakeOpenAI
 from bench.kit.servers import running_app, wait_ready
-from trainer.search.answer.answering import Answering
 from trainer.search.answer.config import AnsweringConfig
-from trainer.search.records import Question, Trajectory, Turn, View
+from trainer.search.answer.pipeline import AnswerPipeline
+from trainer.search.records import ImageView, Question, Trajectory, Turn
 from trainer.search.reward.config import SearchRewardConfig
 from trainer.search.reward.stream import RewardStream
 
@@ -97,7 +97,7 @@ def _step(
         for found in random.Random(1).sample(episodes, len(episodes))
     }
     with tempfile.TemporaryDirectory() as folder:  # else the answers of the last step are known
-        asked = Answering(AnsweringConfig(**answering), run=name, folder=Path(folder))
+        asked = AnswerPipeline(AnsweringConfig(**answering), run=name, folder=Path(folder))
         stream = RewardStream(SearchRewardConfig(preset="focused"), asked, pictures.__getitem__)
         with closing(stream):
             stream.check()
@@ -127,7 +127,7 @@ def _episode(number: int, run: str) -> Trajectory:
     asked = Question(
         id=f"q{number}", question=f"What is number {number}?", reference_answer=str(number)
     )
-    shown = View(
+    shown = ImageView(
         kind="page",
         page_id=f"deck_{number + 1}",
         width=8,

@@ -20,11 +20,9 @@ from typing import Any
 from bench.common import WORK, Figure, quiet_logs, run, service
 from bench.kit.teacher import running_teacher
 from synth.config import SynthConfig
-from synth.context import Context
-from synth.drive.driver import run_map_stage
-from synth.drive.processes import run_map_stage_on_processes
-from synth.folder.begin import begin
-from synth.folder.store import ShardWriter, StageFolder, digest_of
+from synth.context import StageContext
+from synth.execution.driver import run_map_stage
+from synth.execution.processes import run_map_stage_on_processes
 from synth.record import source_id
 from synth.stages.generate_128 import Generate128
 from synth.stages.prefilter_score import PrefilterScore
@@ -32,6 +30,8 @@ from synth.stages.sample_sources import SampleSources
 from synth.stages.score_select_best import ScoreSelectBest
 from synth.stages.select_sources import SelectSources
 from synth.stages.table import map_stage
+from synth.storage.stage_start import prepare_stage
+from synth.storage.store import ShardWriter, StageFolder, digest_of
 
 CANDIDATES = 128
 WORDS = 100  # a candidate; about 150 tokens
@@ -62,8 +62,8 @@ def questions(quick: bool) -> Iterator[Figure]:
         )
         yield from _prefilter(cfg, 10 * sources)
         for stage in map(map_stage, (Generate128.name, ScoreSelectBest.name)):
-            ctx = Context(cfg, out_dir)
-            manifest = begin(stage, [], ctx)
+            ctx = StageContext(cfg, out_dir)
+            manifest = prepare_stage(stage, [], ctx)
             started, cpu = time.perf_counter(), time.process_time()
             asyncio.run(run_map_stage(stage, manifest, ctx))
             seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
@@ -88,9 +88,9 @@ def _prefilter(cfg: SynthConfig, sources: int) -> Iterator[Figure]:
         shutil.rmtree(out_dir, ignore_errors=True)
         run_config = cfg.run.model_copy(update={"out_dir": out_dir})
         _write_sources(out_dir, sources, SampleSources.name)
-        ctx = Context(cfg.model_copy(update={"run": run_config}), out_dir)
+        ctx = StageContext(cfg.model_copy(update={"run": run_config}), out_dir)
         stage = map_stage(PrefilterScore.name)
-        manifest = begin(stage, [], ctx)
+        manifest = prepare_stage(stage, [], ctx)
         started, cpu = time.perf_counter(), _cpu_s()
         run_map_stage_on_processes(stage, manifest, ctx, processes)
         seconds[processes], cpu = time.perf_counter() - started, _cpu_s() - cpu

@@ -34,12 +34,12 @@ from scorekit.command import run_command
 from scorekit.config import load_config
 from scorekit.processes import end_with_parent
 from synth.config import SynthConfig
-from synth.folder.stats import process_figures
-from synth.folder.store import StageFolder
 from synth.report.estimate import plan
 from synth.stages.generate_128 import Generate128
 from synth.stages.prefilter_score import PrefilterScore
 from synth.stages.table import BY_NAME
+from synth.storage.stats import process_figures
+from synth.storage.store import StageFolder
 
 SOURCES, QUICK = 20_000, 1000
 CANDIDATES = 128

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 
-from scorekit.text.numbers import asked_numbers
+from scorekit.text.numbers import expected_numbers
 from scorekit.text.rules import Pair
 from synth.filters import RULES, RuleConfig, check_rules
 
@@ -46,10 +46,10 @@ def spoil(pairs: Iterable[Pair], kind: str) -> list[Pair]:
     spoilt = []
     for pair in pairs:
         # Digits that belong to a link or a name are no number.
-        texts = " ".join(asked_numbers(pair.mt, pair.target_lang))
+        texts = " ".join(expected_numbers(pair.mt, pair.target_lang))
         numbers = {*_DIGITS.findall(texts)} - {"1"}
         matches = [match for match in _DIGITS.finditer(pair.mt) if match.group() in numbers]
-        if matches and asked_numbers(pair.src, pair.source_lang):
+        if matches and expected_numbers(pair.src, pair.source_lang):
             mt = KINDS[kind](pair.mt, matches, rng)
             if mt is not None and mt != pair.mt:
                 spoilt.append(Pair(pair.src, mt, pair.source_lang, pair.target_lang))

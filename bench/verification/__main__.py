@@ -27,8 +27,8 @@ from typing import Any, Literal
 from bench.common import WORK, Figure, run
 from demo.processes import serving
 from demo.search.generator import create_app
-from demo.search.loop.planted import plant, read_rows, write_rows
 from demo.search.loop.verifier import Verifying
+from demo.search.loop.wrong_references import plant, read_rows, write_rows
 from demo.search.reading import Reader
 from demo.search.run import HERE, ingest, neighbours
 from trainer.search.curation.verification.classes import Compared, TruthClass, class_of

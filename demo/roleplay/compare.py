@@ -16,8 +16,8 @@ from rich.text import Text
 from demo.run import paired_interval
 from scorekit.report.render import visible
 from trainer.roleplay.evaluation.figures import table
-from trainer.runs.figures import mean_of
-from trainer.runs.runlog import read_jsonl
+from trainer.runs.run_log import read_jsonl
+from trainer.runs.stats import mean_of
 
 #: Turns whose replies are shown.
 SHOWN = 5

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from demo.search.keys import KEYS, Key, read_keys
+from demo.search.answer_keys import KEYS, Key, read_keys
 from demo.search.reading import CORPUS, Reader, Sight
 
 NOT_SHOWN = "The pictures do not show it."

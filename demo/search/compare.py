@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 from demo.run import paired_interval
-from trainer.runs.figures import mean_of
-from trainer.runs.runlog import read_jsonl
+from trainer.runs.run_log import read_jsonl
+from trainer.runs.stats import mean_of
 from trainer.search.evaluation.figures import table
 from trainer.search.records import Trajectory
 from trainer.search.show import end_panel, question_panel, turn_panel

@@ -12,14 +12,14 @@ from typing import Annotated, Any
 
 import typer
 
-from demo.search.asked import Asked, everything
+from demo.search.answer_keys import FINAL_KEYS, KEYS, Key, Spot
 from demo.search.decks import draw_all
 from demo.search.final_test import asked as final_asked
 from demo.search.final_test import decks as final_decks
-from demo.search.keys import FINAL_KEYS, KEYS, Key, Spot
-from demo.search.practice import practice
+from demo.search.questions import Asked, everything
 from demo.search.reading import CORPUS, FINAL_CORPUS
 from demo.search.slides import SMALL, Deck, Fact, Place, load_fonts
+from demo.search.training_questions import practice
 from scorekit.command import clean_exit
 from scorekit.files import write_atomic
 

@@ -25,7 +25,7 @@ from rich.table import Table
 from demo.processes import exit_on_sigterm, run_module, running_service, serving
 from demo.run import CONFIG, DATA, MODELS, paired_interval
 from scorekit.command import run_command
-from trainer.runs.runlog import read_jsonl
+from trainer.runs.run_log import read_jsonl
 
 FIGURES = (
     "chrf",

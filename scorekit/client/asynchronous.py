@@ -12,10 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from scorekit.client.cache import ClientCache, score_keys
-from scorekit.client.distinct import Distinct, Placed, Sample, cut, room
-from scorekit.client.endpoints import Endpoints
-from scorekit.client.exchange import Call, Exchange
-from scorekit.client.transport import attempts, own_key, understood
+from scorekit.client.deduplication import (
+    Placed,
+    Sample,
+    UniqueSamples,
+    max_samples_bytes,
+    split_batches,
+)
+from scorekit.client.dispatcher import Call, RequestDispatcher
+from scorekit.client.replicas import ReplicaPool
+from scorekit.client.transport import attempts, parse_response, resolve_api_key
 from scorekit.errors import RequestError, ServiceUnreachable
 from scorekit.net.absence import Absence
 from scorekit.net.retry import Deadline
@@ -59,13 +65,13 @@ class ScoringClient:
         pin_model: bool = True,
         retry_samples: bool = True,
     ) -> None:
-        self._endpoints = Endpoints(urls)
+        self._endpoints = ReplicaPool(urls)
         self.deadline_s = deadline_s
         self.batch_size = batch_size
         self._cache = None if cache_db is None else ClientCache(cache_db)
-        self._exchange = Exchange(
+        self._exchange = RequestDispatcher(
             self._endpoints,
-            own_key(api_key),
+            resolve_api_key(api_key),
             timeout_s=timeout_s,
             deadline_s=deadline_s,
             max_in_flight=max_in_flight,
@@ -150,7 +156,7 @@ class ScoringClient:
         if not samples:
             return []
         info = await self.limits()
-        distinct = Distinct(samples, room(info), options)
+        distinct = UniqueSamples(samples, max_samples_bytes(info), options)
         results: dict[int, Result] = {}
 
         def put(index: int, result: Result) -> None:
@@ -176,7 +182,7 @@ class ScoringClient:
         missing = [p for p in enumerate(distinct.bodies) if p[0] not in cached]
         try:
             async with asyncio.TaskGroup() as group:
-                for part in cut(missing, info, batch_size or self.batch_size):
+                for part in split_batches(missing, info, batch_size or self.batch_size):
                     group.create_task(self._score_part(part, call, deliver, on_result is not None))
         except ExceptionGroup as group_error:  # the first error cancelled the other tasks
             raise group_error.exceptions[0] from None
@@ -198,11 +204,11 @@ class ScoringClient:
         if not samples:
             return
         info = await self.limits()
-        distinct = Distinct(samples, room(info), options)
+        distinct = UniqueSamples(samples, max_samples_bytes(info), options)
         for failure in distinct.failed:
             yield failure
         call = Call(info, dict(options or {}), priority, distinct)
-        for part in cut(list(enumerate(distinct.bodies)), info, self.batch_size):
+        for part in split_batches(list(enumerate(distinct.bodies)), info, self.batch_size):
             async with self._exchange.slots:
                 with self._exchange.absence.trying():
                     async for distinct_index, result in self._exchange.answers(
@@ -240,7 +246,7 @@ class ScoringClient:
     async def _ask_info(self, deadline: Deadline) -> Info:
         async with self._endpoints.pick() as endpoint:
             answer = await self._exchange.get(endpoint, "/v1/info", deadline)
-            with understood(endpoint.url):
+            with parse_response(endpoint.url):
                 self._info = Info.model_validate(answer)
         self._exchange.model_changed = False
         return self._info

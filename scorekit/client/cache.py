@@ -19,9 +19,9 @@ from typing import Any
 
 from pydantic_core import from_json, to_json
 
-from scorekit.damaged import ScoreFile
 from scorekit.errors import UserError
 from scorekit.schemas import SCHEMA_VERSION, Info, Scored
+from scorekit.score_database import ScoreDatabase
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class ClientCache:
         self._path = Path(path)
         self._resting_until = 0.0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="scorekit-cache")
-        self._file = ScoreFile(self._path, _connect, self._log_damage)
+        self._file = ScoreDatabase(self._path, _connect, self._log_damage)
         try:
             self._thread.submit(self._file.open).result()
         except (sqlite3.Error, OSError) as error:

@@ -24,7 +24,7 @@ from scorekit.client.embedding_answers import (
     raise_failure,
     vectors_in_order,
 )
-from scorekit.client.transport import OneServer, checked_url, own_key
+from scorekit.client.transport import RetryingSession, checked_url, resolve_api_key
 from scorekit.errors import (
     RequestError,
     SampleError,
@@ -32,7 +32,7 @@ from scorekit.errors import (
     ServiceUnreachable,
     UserError,
 )
-from scorekit.net.own_loop import OwnLoop
+from scorekit.net.fork_safe import ForkSafeClient
 from scorekit.numeric.vectors import vector_fault
 
 #: A vector, or the reason why a text has none.
@@ -95,13 +95,13 @@ class Embeddings:
         ended: Callable[[], str | None] = lambda: None,
     ) -> None:
         base = checked_url(url).removesuffix("/v1")
-        key = own_key(api_key)
+        key = resolve_api_key(api_key)
 
         def make() -> _Client:
             limits = (batch_size, timeout_s, deadline_s, max_in_flight)
             return _Client(base, model, key, *limits, ended)
 
-        self._owned_loop = OwnLoop("embeddings client", make, _Client.close)
+        self._owned_loop = ForkSafeClient("embeddings client", make, _Client.close)
 
     def info(self) -> EmbeddingModel:
         """Return the model that answers, as the server described it at the first request.
@@ -157,7 +157,7 @@ class _Client:
         self._dimension: int | None = None
         self._answered_model: Any = None  # the `model` field of its first answer
         self._takes_plain = False
-        self._server = OneServer(
+        self._server = RetryingSession(
             base,
             key,
             "embedding server",

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from scorekit.client.distinct import failure
+from scorekit.client.deduplication import failure
 from scorekit.errors import UserError
 from scorekit.schemas import Failed, Result, Scored
 

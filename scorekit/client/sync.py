@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from scorekit.client.asynchronous import ScoringClient
-from scorekit.client.distinct import Sample
+from scorekit.client.deduplication import Sample
 from scorekit.client.frames import samples_of_frame, with_results
-from scorekit.net.own_loop import OwnLoop
+from scorekit.net.fork_safe import ForkSafeClient
 from scorekit.report.progress import progress_bar
 from scorekit.schemas import Failed, Info, Result
 
@@ -28,7 +28,9 @@ class SyncScoringClient:
 
     def __init__(self, urls: str | Iterable[str], **kwargs: Any) -> None:
         urls = [urls] if isinstance(urls, str) else list(urls)
-        self._loop = OwnLoop("client", lambda: ScoringClient(urls, **kwargs), ScoringClient.close)
+        self._loop = ForkSafeClient(
+            "client", lambda: ScoringClient(urls, **kwargs), ScoringClient.close
+        )
 
     def info(self) -> Info:
         """See ScoringClient.info."""

@@ -17,15 +17,15 @@ from tenacity import AsyncRetrying, RetryCallState
 
 from scorekit.errors import (
     REQUEST_ERRORS,
-    AnswerLost,
     RequestError,
+    ResponseLost,
     ServerEnded,
     ServiceUnreachable,
     UserError,
 )
 from scorekit.net.absence import Absence
 from scorekit.net.answers import MOST_BYTES, TOO_MUCH, read_whole
-from scorekit.net.retry import Deadline, failure_of, growing, retry_after_s, tries
+from scorekit.net.retry import Deadline, exponential_wait, failure_of, retry_after_s, retrying
 from scorekit.schemas import Priority
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class _Environment(BaseSettings):
     api_key: str | None = None
 
 
-def own_key(api_key: str | None) -> str | None:
+def resolve_api_key(api_key: str | None) -> str | None:
     """Return the given key, else SCOREKIT_API_KEY."""
     return api_key or _Environment().api_key
 
@@ -60,7 +60,7 @@ def checked_url(url: str) -> str:
 
 
 @contextmanager
-def understood(url: str, expected: str = "scoring service") -> Iterator[None]:
+def parse_response(url: str, expected: str = "scoring service") -> Iterator[None]:
     """Raise ServiceUnreachable, not retryable, for an answer of an unexpected form.
 
     expected: the kind of server that should answer."""
@@ -92,7 +92,7 @@ def raise_refusal(url: str, response: httpx.Response, expected: str = "scoring s
         if response.status_code == 413:  # from a proxy with a smaller limit
             type = "too_large"
         elif response.status_code in _PROXY_LOST_IT:
-            raise AnswerLost(url, f"HTTP {response.status_code} without an error message")
+            raise ResponseLost(url, f"HTTP {response.status_code} without an error message")
         elif response.status_code in _RETRY_STATUS:
             type = "overloaded" if response.status_code == 429 else "unavailable"
         else:
@@ -168,11 +168,11 @@ def attempts(
     AnswerLost: that request must not be sent again unchanged."""
 
     def may_help(error: BaseException) -> bool:
-        return is_retryable(error) and not isinstance(error, AnswerLost)
+        return is_retryable(error) and not isinstance(error, ResponseLost)
 
-    return tries(
+    return retrying(
         may_help,
-        wait=lambda state: max(pause(), growing(state)),
+        wait=lambda state: max(pause(), exponential_wait(state)),
         stop=deadline.is_too_near,
         note=note_retry("scoring service", absence, deadline),
     )
@@ -203,7 +203,7 @@ def note_retry(
     return note
 
 
-class OneServer:
+class RetryingSession:
     """Connections to one server, with retries until a deadline. Use it in one event loop.
 
     The caller parses the answers.
@@ -248,9 +248,9 @@ class OneServer:
 
     def tries(self, deadline: Deadline) -> AsyncRetrying:
         """Return the attempts of one request: growing pauses, at least as long as Retry-After."""
-        return tries(
+        return retrying(
             self._may_help,
-            wait=lambda state: max(_retry_after(state), growing(state)),
+            wait=lambda state: max(_retry_after(state), exponential_wait(state)),
             stop=deadline.is_too_near,
             note=note_retry(self._name, self.absence, deadline),
         )

@@ -25,7 +25,14 @@ from scorekit.errors import UserError
 from scorekit.llm.dialects import DIALECTS, DialectName
 from scorekit.llm.errors import LLMError, explained, wrong_model
 from scorekit.llm.http import ChatServer, Reply
-from scorekit.llm.pacing import InFlight, Patience, SeveralChoices, Spacing, log, read_timeout_s
+from scorekit.llm.limits import (
+    ConcurrencyLimiter,
+    RateLimiter,
+    RetryPolicy,
+    SeveralChoices,
+    log,
+    read_timeout_s,
+)
 from scorekit.llm.wire import ChatPrompt, Choice, Message, Sampling
 from scorekit.net.absence import Absence
 from scorekit.net.retry import Deadline, failure_of
@@ -115,8 +122,8 @@ class LLMClient:
         self._patience = (max_attempts, tuple(backoff_s), wait_for_server_s)
         self._strategy = strategy
         self._several = SeveralChoices(strategy == "auto", strategy != "per_call")
-        self._in_flight = InFlight(max_concurrency, sequences)
-        self._spacing = Spacing(requests_per_minute)
+        self._in_flight = ConcurrencyLimiter(max_concurrency, sequences)
+        self._spacing = RateLimiter(requests_per_minute)
 
     async def __aenter__(self) -> LLMClient:
         return self
@@ -136,7 +143,7 @@ class LLMClient:
         Raises UserError with a hint if the server cannot be reached, refuses the key or lacks the
         model. A server that is away is waited for up to `wait_for_server_s`.
         """
-        patience = Patience(1, *self._patience[1:])
+        patience = RetryPolicy(1, *self._patience[1:])
         served: dict[str, int | None] = {}
         try:
             async for attempt in patience.tries(_is_retryable, lambda state: None):
@@ -288,7 +295,7 @@ class LLMClient:
             return _is_retryable(error) and not call.failed
 
         try:
-            async for attempt in Patience(*self._patience).tries(may_help, log_retry):
+            async for attempt in RetryPolicy(*self._patience).tries(may_help, log_retry):
                 with attempt:
                     if (
                         last_error is not None and call.failed

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from scorekit.command import clean_exit, say
+from scorekit.command import clean_exit, print_line
 from scorekit.errors import UserError
 from scorekit.schemas import Overlong
 
@@ -99,7 +99,7 @@ def meta_eval(
         ]
         services = [source for source in sources if source.is_service]
         service_results = service_scores(
-            services, translations, out, say, overlong, cache_db=cache_db
+            services, translations, out, print_line, overlong, cache_db=cache_db
         )
         scores_by_name = {scores.name: scores for scores in (*files, *service_results)}
         scores = [scores_by_name[source.name] for source in sources]

@@ -65,7 +65,7 @@ class Deadline:
         return state.upcoming_sleep >= self.left()
 
 
-def tries(
+def retrying(
     may_help: Callable[[BaseException], bool],
     *,
     wait: Wait | None = None,
@@ -79,14 +79,14 @@ def tries(
     """
     return AsyncRetrying(
         retry=retry_if_exception(may_help),
-        wait=wait or growing,
+        wait=wait or exponential_wait,
         stop=stop,
         before_sleep=note,
         reraise=True,
     )
 
 
-def growing(state: RetryCallState) -> float:
+def exponential_wait(state: RetryCallState) -> float:
     """Return a pause for a caller that retries until a deadline."""
     return _backoff(state)
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from scorekit.command import say
+from scorekit.command import print_line
 from scorekit.errors import ScorekitError, UserError
 from scorekit.report.render import visible
 
@@ -73,7 +73,7 @@ def say_findings(findings: Findings) -> int:
     if findings.memory:
         console.print(memory_table(findings))
     for error_line in findings.faults:
-        say(f"error: {error_line}")
+        print_line(f"error: {error_line}")
     return 2 if findings.failed else 0
 
 

@@ -19,12 +19,12 @@ from pydantic import ValidationError
 from pydantic_core import from_json, to_json
 
 from scorekit.client.transport import (
-    OneServer,
+    RetryingSession,
     checked_url,
     is_retryable,
-    own_key,
+    parse_response,
     raise_refusal,
-    understood,
+    resolve_api_key,
 )
 from scorekit.errors import (
     IndexChanged,
@@ -33,9 +33,9 @@ from scorekit.errors import (
     ServiceUnreachable,
     UserError,
 )
-from scorekit.net.own_loop import OwnLoop
+from scorekit.net.fork_safe import ForkSafeClient
 from scorekit.net.retry import Deadline
-from scorekit.retrieval.pictures import KeptPictures
+from scorekit.retrieval.image_cache import PageImageCache
 from scorekit.retrieval.searches import (
     Found,
     Search,
@@ -79,13 +79,13 @@ class Retriever:
         deadline_s: float = 300.0,
         max_in_flight: int = 8,
     ) -> None:
-        base, key, first_revision = checked_url(url), own_key(api_key), _Seen()
+        base, key, first_revision = checked_url(url), resolve_api_key(api_key), _Seen()
 
         def make() -> _Client:
             return _Client(base, key, timeout_s, deadline_s, max_in_flight, first_revision)
 
         self.url = base
-        self._owned_loop = OwnLoop("retriever's client", make, _Client.close)
+        self._owned_loop = ForkSafeClient("retriever's client", make, _Client.close)
 
     def info(self) -> IndexInfo:
         """Return the index that answers now, without a cache, so that a run can check it."""
@@ -156,8 +156,8 @@ class _Client:
         self._seen = seen
         self._limits: SearchLimits | None = None
         self._limits_lock = asyncio.Lock()
-        self._image_cache = KeptPictures(self._fetch_image, _KEPT_BYTES)
-        self._server = OneServer(
+        self._image_cache = PageImageCache(self._fetch_image, _KEPT_BYTES)
+        self._server = RetryingSession(
             base,
             key,
             _WHAT,
@@ -264,7 +264,7 @@ class _Client:
             }
         )
         response = self._check_status(await self._server.once("POST", "/v1/search", deadline, body))
-        with understood(self._base, _WHAT):
+        with parse_response(self._base, _WHAT):
             answer = SearchAnswer.model_validate_json(response.content)
             self._check_revision(answer.index.revision)
             pairs = zip(searches, answer.results, strict=True)
@@ -274,7 +274,7 @@ class _Client:
 
     async def page(self, page_id: str) -> Page:
         body = await self._get_json(_path_of(page_id))
-        with understood(self._base, _WHAT):
+        with parse_response(self._base, _WHAT):
             page = Page.model_validate(body)
         if page.page_id != page_id:
             raise ServiceUnreachable(self._base, "it answered with another page", retryable=False)
@@ -294,7 +294,7 @@ class _Client:
 
     async def _get_json(self, path: str) -> Any:
         response = await self._get(path)
-        with understood(self._base, _WHAT):
+        with parse_response(self._base, _WHAT):
             return from_json(response.content)
 
     async def _get(self, path: str) -> httpx.Response:

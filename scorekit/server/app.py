@@ -24,14 +24,14 @@ from scorekit.schemas import (
     ErrorResponse,
 )
 from scorekit.server.backend import Backend
-from scorekit.server.http.body import Shape, read_query, read_request
-from scorekit.server.http.gate import Gate
+from scorekit.server.endpoint import Line
+from scorekit.server.http.body import RequestSchema, read_query, read_request
+from scorekit.server.http.middleware import RequestMiddleware
 from scorekit.server.http.origin import AllowedHosts
 from scorekit.server.http.settings import Secrets, ServiceSettings, load_api_keys
 from scorekit.server.page import add_page
-from scorekit.server.queue.work import Job
+from scorekit.server.queue.in_flight import PendingRequest
 from scorekit.server.service import LARGE, MANY, ScoringService
-from scorekit.server.verb import Line
 
 
 def create_app(
@@ -62,11 +62,13 @@ def create_app(
     page = backend.verb.page if settings.page else None
     keys = load_api_keys(settings, secrets)
     hosts = AllowedHosts(settings)
-    app.add_middleware(Gate, keys=keys, metrics=service.metrics, hosts=hosts, page=page is not None)
+    app.add_middleware(
+        RequestMiddleware, keys=keys, metrics=service.metrics, hosts=hosts, page=page is not None
+    )
     app.add_exception_handler(RequestError, _answer_request_error)
     app.add_exception_handler(HTTPException, _answer_http_error)
     endpoints = (backend.verb, *backend.verb.faces)
-    shapes = [Shape(e, e.request_type(settings.max_samples)) for e in endpoints]
+    shapes = [RequestSchema(e, e.request_type(settings.max_samples)) for e in endpoints]
     for shape in shapes:
         _add_verb_routes(app, service, shape)
     _add_other_routes(app, service)
@@ -77,7 +79,7 @@ def create_app(
     return app
 
 
-Endpoint = Callable[[Request], Coroutine[Any, Any, Response]]
+RouteHandler = Callable[[Request], Coroutine[Any, Any, Response]]
 #: Seconds after which the client of a request is watched for a disconnect.
 WATCH_AFTER_S = 0.02
 
@@ -87,7 +89,7 @@ class DirectRoute(APIRoute):
 
     FastAPI documents it, but its dependencies and serialization would only cost time."""
 
-    def get_route_handler(self) -> Endpoint:
+    def get_route_handler(self) -> RouteHandler:
         """Return the endpoint."""
         return self.endpoint
 
@@ -98,7 +100,7 @@ _STREAM_ANSWER = {
 }
 
 
-def _add_verb_routes(app: FastAPI, service: ScoringService, shape: Shape) -> None:
+def _add_verb_routes(app: FastAPI, service: ScoringService, shape: RequestSchema) -> None:
     statuses = (400, 403, 408, 413, 415, 422, 429, 431, 500, 503, 504)
     refusals: dict[int | str, dict[str, Any]] = {
         status: {"model": ErrorResponse} for status in statuses
@@ -125,7 +127,7 @@ def _add_verb_routes(app: FastAPI, service: ScoringService, shape: Shape) -> Non
     app.include_router(router)
 
 
-def _answering(service: ScoringService, shape: Shape) -> Endpoint:
+def _answering(service: ScoringService, shape: RequestSchema) -> RouteHandler:
     async def ask(request: Request) -> Response:
         with ExitStack() as exit_stack:
             parsed, job = await _open_job(service, shape, request, exit_stack)
@@ -145,7 +147,7 @@ def _answering(service: ScoringService, shape: Shape) -> Endpoint:
     return ask
 
 
-def _streaming(service: ScoringService, shape: Shape) -> Endpoint:
+def _streaming(service: ScoringService, shape: RequestSchema) -> RouteHandler:
     async def ask_stream(request: Request) -> Response:
         """The same request; one result a line, in order of completion.
 
@@ -168,8 +170,8 @@ def _streaming(service: ScoringService, shape: Shape) -> Endpoint:
 
 
 async def _open_job(
-    service: ScoringService, shape: Shape, request: Request, exit_stack: ExitStack
-) -> tuple[Any, Job]:
+    service: ScoringService, shape: RequestSchema, request: Request, exit_stack: ExitStack
+) -> tuple[Any, PendingRequest]:
     service.refuse_if_unavailable()  # before the body is read
     share = exit_stack.enter_context(service.budget.share())
     if shape.verb.method == "GET":
@@ -210,7 +212,7 @@ async def _yielding(parts: Iterator[bytes]) -> AsyncIterator[bytes]:
 
 
 async def _lines(
-    line: Line, job: Job, first: int, further_indexes: AsyncIterator[int]
+    line: Line, job: PendingRequest, first: int, further_indexes: AsyncIterator[int]
 ) -> AsyncIterator[bytes]:
     yield line(first, job.answers[first], first in job.cached)
     async for index in further_indexes:
@@ -219,7 +221,7 @@ async def _lines(
     yield to_json({"done": True, "ok": good, "failed": len(job.answers) - good}) + b"\n"
 
 
-def _times(job: Job) -> dict[str, str]:
+def _times(job: PendingRequest) -> dict[str, str]:
     """Return the milliseconds of a request's stages as headers; the middleware adds
     X-Total-Time."""
     return {
@@ -236,7 +238,7 @@ class _Watch:
     An earlier disconnect is noticed then.
     """
 
-    def __init__(self, request: Request, job: Job) -> None:
+    def __init__(self, request: Request, job: PendingRequest) -> None:
         self._request, self._job = request, job
         self._task: asyncio.Task[None] | None = None
         self._timer = asyncio.get_running_loop().call_later(WATCH_AFTER_S, self._begin)
@@ -338,7 +340,7 @@ async def _answer_http_error(request: Request, error: Exception) -> Response:
     return response
 
 
-def _describe_requests(app: FastAPI, shapes: Sequence[Shape]) -> None:
+def _describe_requests(app: FastAPI, shapes: Sequence[RequestSchema]) -> None:
     """Add the schemas of requests: bodies are read by hand, because limits come first."""
     default = app.openapi
 
@@ -352,7 +354,7 @@ def _describe_requests(app: FastAPI, shapes: Sequence[Shape]) -> None:
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-def _describe_request(document: dict[str, Any], shape: Shape) -> None:
+def _describe_request(document: dict[str, Any], shape: RequestSchema) -> None:
     name, path = shape.request_type.__name__, shape.verb.path
     schema = shape.request_type.model_json_schema(ref_template="#/components/schemas/{model}")
     definitions = schema.pop("$defs", {})

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 from scorekit.errors import SampleError
 from scorekit.schemas import TranslationSample
-from scorekit.server.description import Description
-from scorekit.server.scoring import ScoreDescription, Scoring
-from scorekit.server.verb import Verb
+from scorekit.server.description import ModelDescription
+from scorekit.server.endpoint import Endpoint
+from scorekit.server.score_endpoint import ScoreDescription, ScoreEndpoint
 
 
 @dataclass(slots=True)
@@ -48,11 +48,11 @@ class Backend(Protocol):
     service: str
 
     @property
-    def verb(self) -> Verb:
+    def verb(self) -> Endpoint:
         """Return the endpoint that it serves."""
         ...
 
-    def load(self) -> Description:
+    def load(self) -> ModelDescription:
         """Load tokenizer and weights; called once, before anything else."""
         ...
 
@@ -80,7 +80,7 @@ class ScoringBackend(Backend, Protocol):
     """A model that scores translations."""
 
     @property
-    def verb(self) -> Scoring:
+    def verb(self) -> ScoreEndpoint:
         """Return the endpoint: its samples and options."""
         ...
 

@@ -21,8 +21,8 @@ from typing import Literal
 import structlog
 from pydantic import SecretStr
 
+from scorekit.server.cache_tiers import CacheTier
 from scorekit.server.http.metrics import Metrics
-from scorekit.server.tiers import Tier
 
 log = structlog.get_logger()
 
@@ -56,17 +56,17 @@ class Cache:
     """
 
     def __init__(
-        self, memory_items: int, tier: Tier | None, metrics: Metrics, secret: SecretStr | None
+        self, memory_items: int, tier: CacheTier | None, metrics: Metrics, secret: SecretStr | None
     ) -> None:
         self._memory: OrderedDict[bytes, bytes] = OrderedDict()
         self._memory_items = memory_items
         self._memory_bytes = 0
         self._tier = tier
-        self._seal = Seal(secret)
+        self._seal = CacheEnvelope(secret)
         self._metrics = metrics
         self._memory_hits = metrics.cache_hits.labels("memory")
         self._tier_hits = metrics.cache_hits.labels("tier")
-        self._breaker = Breaker(metrics)
+        self._breaker = CircuitBreaker(metrics)
         self._readers = asyncio.Semaphore(READERS)
         self._writers = asyncio.Semaphore(WRITERS)
         self._pending_bytes = 0
@@ -159,7 +159,7 @@ class Cache:
             await self._tier.close()
 
     async def _fetch_part(
-        self, tier: Tier, keys: Sequence[bytes], fits: Fits, values_by_key: dict[bytes, bytes]
+        self, tier: CacheTier, keys: Sequence[bytes], fits: Fits, values_by_key: dict[bytes, bytes]
     ) -> bool:
         """Add the tier's values to `values_by_key`; return False if the breaker is open."""
         async with self._readers:
@@ -174,7 +174,7 @@ class Cache:
                 return False
         return True
 
-    async def _read(self, tier: Tier, keys: Sequence[bytes], fits: Fits) -> dict[bytes, bytes]:
+    async def _read(self, tier: CacheTier, keys: Sequence[bytes], fits: Fits) -> dict[bytes, bytes]:
         async with self._breaker.limit(tier.timeout_s):
             values = await tier.get(keys)
         values_by_key = {}
@@ -188,13 +188,13 @@ class Cache:
                 values_by_key[key] = value
         return values_by_key
 
-    def _probe_when_due(self, tier: Tier, keys: Sequence[bytes], fits: Fits) -> None:
+    def _probe_when_due(self, tier: CacheTier, keys: Sequence[bytes], fits: Fits) -> None:
         """Probe the tier with one read of these keys when the pause is over; no request waits for
         it."""
         if self._breaker.begin_probe():
             self._probe = asyncio.create_task(self._try_tier(tier, keys, fits))
 
-    async def _try_tier(self, tier: Tier, keys: Sequence[bytes], fits: Fits) -> None:
+    async def _try_tier(self, tier: CacheTier, keys: Sequence[bytes], fits: Fits) -> None:
         try:
             self.remember(await self._read(tier, keys, fits))
         except Exception as error:
@@ -209,7 +209,7 @@ class Cache:
         self._losing_writes = True
 
 
-class Breaker:
+class CircuitBreaker:
     """Stops using a tier after a failed read: closed, open for a while, half_open for one probe.
 
     One failure is enough. Calls fail together, so counting more would only let more callers wait
@@ -262,7 +262,7 @@ class Breaker:
         log.info("cache_available")
 
 
-class Seal:
+class CacheEnvelope:
     """The form of a value in the second tier: its key, a 128-bit tag over key and value, the value.
 
     With a secret the tag is a MAC, without one a checksum.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True, kw_only=True)
-class Description:
+class ModelDescription:
     """The static part of `GET /v1/info`; a verb may want more (`ScoreDescription`)."""
 
     model: str

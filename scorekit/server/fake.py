@@ -23,7 +23,7 @@ from scorekit.schemas import (
 )
 from scorekit.server.backend import Encoded, Outcome, translation_probe
 from scorekit.server.http.settings import ServiceSettings
-from scorekit.server.scoring import ScoreDescription, Scoring
+from scorekit.server.score_endpoint import ScoreDescription, ScoreEndpoint
 
 #: Longest input in tokens (words) that the fake reads.
 MAX_INPUT_LENGTH = 512
@@ -72,7 +72,7 @@ class FakeBackend:
         self.seconds_per_pair = seconds_per_pair
         self.poison = poison
         self.batches: list[int] = []  # sizes, in order
-        self.verb = Scoring(
+        self.verb = ScoreEndpoint(
             TranslationSample, MetricXOptions if service == "metricx" else XCometOptions
         )
 

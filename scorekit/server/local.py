@@ -11,8 +11,8 @@ from scorekit.schemas import Result, TranslationSample, score_result
 from scorekit.scorers import RewardOutput, SampleForScoring, ScoringConfig, reward_output
 from scorekit.server.backend import Encoded, Outcome, ScoringBackend
 from scorekit.server.http.checks import text_fault
-from scorekit.server.queue.batch import cut_batches, default_batch_tokens, run_batch
-from scorekit.server.scoring import resolve_options
+from scorekit.server.queue.batch import default_batch_tokens, make_batches, run_batch
+from scorekit.server.score_endpoint import resolve_options
 from scorekit.server.windows.backend import with_windows
 
 
@@ -57,7 +57,7 @@ class LocalScorer:
                 else:
                     waiting.append((index, one))
             lengths = [(one.length, one.rows) for _, one in waiting]
-            for batch in cut_batches(lengths, self.max_batch_tokens, cfg.batch_size):
+            for batch in make_batches(lengths, self.max_batch_tokens, cfg.batch_size):
                 in_hand = [waiting[k][1] for k in batch]
                 scored = run_batch(self._windowed.forward, in_hand, verb.outcome_fault)
                 outcomes |= dict(zip((waiting[k][0] for k in batch), scored, strict=True))

@@ -18,13 +18,13 @@ from scorekit.errors import RequestError, SampleError, UserError
 from scorekit.schemas import SCHEMA_VERSION, ModelRef
 from scorekit.server.backend import Backend, collectors_of
 from scorekit.server.cache import Cache
+from scorekit.server.cache_tiers import open_tier
+from scorekit.server.endpoint import Endpoint, ParsedRequest
 from scorekit.server.http.metrics import Metrics
 from scorekit.server.http.settings import Secrets, ServiceSettings
 from scorekit.server.queue.batching import Batcher
-from scorekit.server.queue.budget import Budget
-from scorekit.server.queue.work import Job, Wanted
-from scorekit.server.tiers import open_tier
-from scorekit.server.verb import Asked, Verb
+from scorekit.server.queue.in_flight import PendingItem, PendingRequest
+from scorekit.server.queue.memory_budget import MemoryBudget
 from scorekit.server.windows.backend import with_windows
 
 log = structlog.get_logger()
@@ -55,7 +55,7 @@ class ScoringService:
             redis_password=secrets.redis_password,
         )
         self.cache = Cache(settings.cache_memory_items, tier, self.metrics, secrets.cache_secret)
-        self.budget = Budget(settings.max_inflight_bytes, settings.max_body_bytes)
+        self.budget = MemoryBudget(settings.max_inflight_bytes, settings.max_body_bytes)
         self.batcher = Batcher(backend, settings, self.metrics, self._store)
         self.draining = False
         self.loaded = False
@@ -110,7 +110,7 @@ class ScoringService:
         if self.draining or not self.loaded:
             raise RequestError("unavailable", self.unready() or "", retry_after=5.0)
 
-    async def open(self, request: Any, size: int, verb: Verb | None = None) -> Job:
+    async def open(self, request: Any, size: int, verb: Endpoint | None = None) -> PendingRequest:
         """Answer from the cache and put the other samples in flight. Close the job when done with
         it.
 
@@ -122,7 +122,7 @@ class ScoringService:
         self.refuse_if_unavailable()
         parsed = self._read(request, verb or self.verb)
         timeout_s = parsed.timeout_s or self.settings.timeout_s
-        job = Job(len(parsed.items), time.monotonic(), timeout_s)
+        job = PendingRequest(len(parsed.items), time.monotonic(), timeout_s)
         if len(parsed.items) > MANY or size > LARGE:
             pending, errors = await asyncio.to_thread(self._items_with_keys, parsed)
         else:
@@ -137,7 +137,7 @@ class ScoringService:
             job.finish()
         return job
 
-    def close_job(self, job: Job) -> None:
+    def close_job(self, job: PendingRequest) -> None:
         """Cancel what the job still waits for, and count its outcomes."""
         self.batcher.release(job)
         unanswered = "timeout" if job.timed_out else "cancelled"
@@ -155,7 +155,7 @@ class ScoringService:
             if count:
                 self.metrics.samples.labels(outcome).inc(count)
 
-    async def finish(self, job: Job) -> None:
+    async def finish(self, job: PendingRequest) -> None:
         """Return when every sample is answered or the time is up.
 
         If nothing was answered in time, raise `timeout`; else late samples count as failed.
@@ -169,7 +169,7 @@ class ScoringService:
             if job.missing == len(job.answers):
                 raise self._too_late(job)
 
-    async def stream(self, job: Job) -> AsyncIterator[int]:
+    async def stream(self, job: PendingRequest) -> AsyncIterator[int]:
         """Yield indexes in order of completion; at the end those of late samples.
 
         Raises `timeout` if nothing was answered in time."""
@@ -194,11 +194,13 @@ class ScoringService:
             if index not in sent:
                 yield index
 
-    def _too_late(self, job: Job) -> RequestError:
+    def _too_late(self, job: PendingRequest) -> RequestError:
         message = f"nothing was {self.verb.done} within {job.timeout_s:g} s"
         return RequestError("timeout", message)
 
-    async def _take_known(self, job: Job, pending: list[Wanted], options: Any) -> list[Wanted]:
+    async def _take_known(
+        self, job: PendingRequest, pending: list[PendingItem], options: Any
+    ) -> list[PendingItem]:
         """Answer from the cache, and return the items that it does not have."""
         missing = self._answer_from(self.cache.recall([item.key for item in pending]), job, pending)
         if missing and self.cache.has_tier:
@@ -216,8 +218,8 @@ class ScoringService:
         return missing
 
     def _answer_from(
-        self, cached: Mapping[bytes, bytes], job: Job, pending: list[Wanted]
-    ) -> list[Wanted]:
+        self, cached: Mapping[bytes, bytes], job: PendingRequest, pending: list[PendingItem]
+    ) -> list[PendingItem]:
         if not cached:
             return pending
         for item in pending:
@@ -226,13 +228,15 @@ class ScoringService:
                 job.cached.add(item.index)
         return [item for item in pending if item.key not in cached]
 
-    def _read(self, request: Any, verb: Verb) -> Asked:
+    def _read(self, request: Any, verb: Endpoint) -> ParsedRequest:
         try:
             return verb.read(request, self.description)
         except UserError as error:
             raise RequestError("invalid_request", str(error)) from None
 
-    def _items_with_keys(self, parsed: Asked) -> tuple[list[Wanted], list[tuple[int, SampleError]]]:
+    def _items_with_keys(
+        self, parsed: ParsedRequest
+    ) -> tuple[list[PendingItem], list[tuple[int, SampleError]]]:
         """Return the items with their keys, and the errors of invalid items by index."""
         find_error, content_of = self.verb.item_fault, self.verb.content
         max_chars = self.settings.max_field_chars
@@ -247,7 +251,7 @@ class ScoringService:
             content = to_json(content_of(sample))
             digest = start.copy()
             digest.update(content)
-            pending.append(Wanted(index, digest.digest(), sample, len(content)))
+            pending.append(PendingItem(index, digest.digest(), sample, len(content)))
         return pending, errors
 
     def _store(self, answers: Mapping[bytes, bytes]) -> None:

@@ -17,19 +17,19 @@ from scorekit.text.cuts import cut_near
 #: window read, differently. Part of the cache's key.
 REVISION = 3
 
-Border = tuple[int, ...]
-Part = tuple[Border, Border]
+Boundary = tuple[int, ...]
+Part = tuple[Boundary, Boundary]
 #: Returns the sizes of parts; None for one that does not fit.
 Measure = Callable[[list[Part]], list[int | None]]
 
 
-def common_borders(texts: Sequence[str]) -> list[Border]:
+def common_boundaries(texts: Sequence[str]) -> list[Boundary]:
     """Return borders at matching ends of sentences, from all zeros to all lengths.
 
     texts: source, translation, and a reference or none. The translation is aligned to the source,
     and so is the reference (to the translation if the source is empty).
     """
-    borders: list[Border] = list(align(texts[0], texts[1]))
+    borders: list[Boundary] = list(align(texts[0], texts[1]))
     if len(texts) > 2:
         pivot = 0 if texts[0].strip() else 1
         aligned = align(texts[pivot], texts[2])
@@ -61,7 +61,7 @@ class _Follower:
         return self._last
 
 
-def halve(texts: Sequence[str], part: Part) -> Border | None:
+def halve(texts: Sequence[str], part: Part) -> Boundary | None:
     """Return a border near the middle of a part, or None if no text has two characters.
 
     It is at an end of a sentence or clause, at white space or between characters, whatever is near,
@@ -119,7 +119,7 @@ def pack(sizes: Sequence[int], empties: Sequence[Sequence[bool]], max_size: int)
     return begin_indexes[::-1]
 
 
-def surround(sizes: Sequence[int], begin: int, end: int, max_size: int) -> tuple[int, int]:
+def add_context(sizes: Sequence[int], begin: int, end: int, max_size: int) -> tuple[int, int]:
     """Add as many neighbor parts to parts begin:end as fit into `max_size`, equally on both sides.
 
     What one side does not use is the other's. Returns the first part, and one past the last."""
@@ -147,9 +147,9 @@ def _sums(values: Iterator[int] | Sequence[int]) -> list[int]:
 
 def refine(
     texts: Sequence[str],
-    borders: Sequence[Border],
+    borders: Sequence[Boundary],
     measure: Callable[[list[Part]], list[int | None]],
-) -> tuple[list[Border], list[int | None]]:
+) -> tuple[list[Boundary], list[int | None]]:
     """Return borders between which every part fits, and the sizes of the parts.
 
     Parts that do not fit are halved repeatedly. measure: returns sizes of parts, None for one that
@@ -159,7 +159,7 @@ def refine(
     todo = list(pairwise(current))
     while todo:
         size_by_part |= dict(zip(todo, measure(todo), strict=True))
-        new: dict[Border, Border] = {}  # by the border before
+        new: dict[Boundary, Boundary] = {}  # by the border before
         for part in todo:
             if size_by_part[part] is None and (middle := halve(texts, part)) not in (None, *part):
                 assert middle is not None

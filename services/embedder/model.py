@@ -15,9 +15,9 @@ from scorekit.errors import SampleError, UserError
 from scorekit.hub import fetch_model, hide_short_progress, looks_local
 from scorekit.server.backend import Encoded, Outcome, installed_versions
 from scorekit.server.device import check_dtype, device_memory_bytes, prepare_device
-from scorekit.server.queue.tokeniser import Tokeniser
+from scorekit.server.queue.tokenizer import BoundedTokenizer
+from services.embedder.endpoint import EmbedderDescription, EmbeddingsEndpoint, EmbedOptions
 from services.embedder.folder import EMBEDDER_FILES, check_folder, digest_folder, read_prompts
-from services.embedder.verb import EmbedderDescription, Embedding, EmbedOptions
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +33,7 @@ class EmbedderBackend:
     """
 
     service = "embedder"
-    verb = Embedding()
+    verb = EmbeddingsEndpoint()
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class EmbedderBackend:
         self._threads = threads
         self._device: torch.device | None = None
         self._model: Any
-        self._tokeniser: Tokeniser
+        self._tokeniser: BoundedTokenizer
 
     def check(self) -> None:
         """Raise UserError if the settings cannot work. Loads nothing."""
@@ -81,7 +81,7 @@ class EmbedderBackend:
             )
         self._limit = self._max_tokens(folder)
         self._pad = tokenizer.pad_token_id or 0
-        self._tokeniser = Tokeniser(tokenizer.backend_tokenizer)
+        self._tokeniser = BoundedTokenizer(tokenizer.backend_tokenizer)
         self._prefix_ids, self._suffix_ids = _added_ids(tokenizer.backend_tokenizer, folder)
         plain = self.encode([self.probe(1)], EmbedOptions(True, ""))[0]
         assert isinstance(plain, Encoded)

@@ -23,12 +23,12 @@ from scorekit.errors import SampleError, UserError
 from scorekit.llm import LLMClient, Sampling
 from scorekit.schemas import JudgeOptions, JudgeSample, ScoreRange
 from scorekit.server.backend import Encoded, Outcome, installed_versions
-from scorekit.server.scoring import ScoreDescription, Scoring
-from scorekit.text import chatmarks, chatter, checks, markup, variants, writing_scripts
+from scorekit.server.score_endpoint import ScoreDescription, ScoreEndpoint
+from scorekit.text import chatmarks, checks, markup, meta_text, variants, writing_scripts
 from scorekit.text import letter_groups as groups
 from scorekit.text import rules as shared_rules
 from services.judge import answers, rules
-from services.judge.asking import JudgeQuestion, JudgeTask, all_of, ask
+from services.judge.llm_judge import JudgeRequest, JudgeTask, all_of, ask
 from services.judge.mqm import MqmTask
 from services.judge.rubrics import MQM, Rubric, digest_of
 from services.judge.settings import BACKOFF_S, JudgeSettings
@@ -64,7 +64,7 @@ class _Judge:
     """Base of both backends: checks samples against their rubrics."""
 
     service = "judge"
-    verb = Scoring(JudgeSample, JudgeOptions)
+    verb = ScoreEndpoint(JudgeSample, JudgeOptions)
 
     def __init__(self, tasks: Mapping[str, JudgeTask], max_input_length: int) -> None:
         self.tasks = tasks
@@ -123,7 +123,7 @@ class RulesBackend(_Judge):
             checks.language_id("안녕하세요", ["ko", "en"])
         except ImportError:
             raise UserError('the judge needs `pip install -e ".[judge]"` in the checkout') from None
-        texts = (shared_rules, checks, chatmarks, chatter, markup, writing_scripts, variants)
+        texts = (shared_rules, checks, chatmarks, meta_text, markup, writing_scripts, variants)
         modules = (rules, answers, groups, *texts, languages)
         code = [*(Path(str(module.__file__)) for module in modules), variants.TABLE, groups.TABLE]
         return self._describe(
@@ -236,7 +236,7 @@ class OpenAIBackend(_Judge):
         model = options.model or self.model
         if not self._settings.may_name(model):
             raise SampleError("invalid_input", "options.model: not a model that may be named here")
-        question = JudgeQuestion(task, texts, image_parts, model, sampling, votes)
+        question = JudgeRequest(task, texts, image_parts, model, sampling, votes)
         # Batches are counted in samples, regardless of their length.
         return Encoded(1, _input_fields(texts) if sample.task == MQM else {}, question)
 
@@ -255,7 +255,7 @@ class OpenAIBackend(_Judge):
         )
         return asyncio.run_coroutine_threadsafe(outcomes, self._loop).result()
 
-    async def _judge_all(self, questions: Sequence[JudgeQuestion | None]) -> list[Outcome]:
+    async def _judge_all(self, questions: Sequence[JudgeRequest | None]) -> list[Outcome]:
         models = [question.model for question in questions if question is not None]
         self._asking.update(models)
         try:
@@ -267,7 +267,7 @@ class OpenAIBackend(_Judge):
             self._asking = +self._asking  # drop zero counts: callers can name any model
         return [task.result() for task in tasks]
 
-    async def _judge(self, question: JudgeQuestion | None) -> Outcome:
+    async def _judge(self, question: JudgeRequest | None) -> Outcome:
         if question is None:  # a probe succeeds, whatever the state of the upstream
             return {"score": 1.0}
         if (known_outcome := question.task.unasked(question.texts)) is not None:
@@ -317,7 +317,7 @@ class OpenAIBackend(_Judge):
         return Probe(task="probe")
 
 
-def _with_deadline(question: JudgeQuestion | None, timeout_s: float | None) -> JudgeQuestion | None:
+def _with_deadline(question: JudgeRequest | None, timeout_s: float | None) -> JudgeRequest | None:
     """Return the question with its caller's deadline."""
     if question is None or timeout_s is None:
         return question
@@ -325,7 +325,7 @@ def _with_deadline(question: JudgeQuestion | None, timeout_s: float | None) -> J
 
 
 async def _vote(
-    client: LLMClient, question: JudgeQuestion, number: int, name: str, spending: Spending
+    client: LLMClient, question: JudgeRequest, number: int, name: str, spending: Spending
 ) -> Any:
     """Return one of several answers for a sample.
 

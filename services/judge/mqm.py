@@ -21,11 +21,11 @@ from scorekit.languages import find_language
 from scorekit.llm import LLMError, Message
 from scorekit.schemas import ScoreRange, TaskInfo
 from scorekit.text.chatmarks import CLOSES, OPENS
-from services.judge import placing, votes
+from services.judge import quote_matching, votes
 from services.judge.fence import END, RULE, code_of, fenced
-from services.judge.placing import Place, QuotedText, folded, place
+from services.judge.quote_matching import QuotedText, TextRange, folded, locate_quote
 from services.judge.rubrics import named_language
-from services.judge.votes import FoundError, merged
+from services.judge.votes import FoundError, merge_votes
 
 _FOLDER = Path(__file__).parent
 #: The one category whose quote comes from the source.
@@ -137,7 +137,9 @@ class MqmTask:
     @staticmethod
     def code_digest() -> str:
         """Return a digest of the code that turns answers into spans and a score."""
-        return digest_files([*(Path(str(m.__file__)) for m in (placing, votes)), Path(__file__)])
+        return digest_files(
+            [*(Path(str(m.__file__)) for m in (quote_matching, votes)), Path(__file__)]
+        )
 
     def temperature_of(self, votes: int) -> float:
         """Return the temperature to use if the request names none."""
@@ -173,9 +175,9 @@ class MqmTask:
             return None
         stripped = src.strip()
         start = src.find(stripped)
-        position = Place(start, start + len(stripped))
+        position = TextRange(start, start + len(stripped))
         error = FoundError(stripped, "src", "CRITICAL", OMISSION, position)
-        return merged([[error] if stripped else []], src, mt)
+        return merge_votes([[error] if stripped else []], src, mt)
 
     def messages(
         self, texts: Mapping[str, str], images: Sequence[dict[str, Any]] = (), retry_note: str = ""
@@ -214,7 +216,7 @@ class MqmTask:
         errors: dict[tuple[Any, ...], FoundError] = {}
         for error in _errors(answer["errors"], quoted_texts):
             position = (
-                error.at if isinstance(error.at, Place) else folded(error.quote) or error.quote
+                error.at if isinstance(error.at, TextRange) else folded(error.quote) or error.quote
             )
             key = (error.of, position, error.category)
             if key not in errors or votes.rank(error) > votes.rank(errors[key]):
@@ -225,7 +227,7 @@ class MqmTask:
         self, answers: Sequence[Sequence[FoundError]], texts: Mapping[str, str]
     ) -> dict[str, Any]:
         """Return the score, the spans, the omissions and the errors without a position."""
-        return merged(answers, texts["src"], texts["mt"])
+        return merge_votes(answers, texts["src"], texts["mt"])
 
     def _examples_text(self, src_lang: str, tgt_lang: str) -> str:
         """Return the examples of the pair, else those of its target language, else the first
@@ -239,7 +241,7 @@ class MqmTask:
 def _errors(marks: Sequence[Any], quoted_texts: Mapping[str, QuotedText]) -> Iterator[FoundError]:
     for error in marks:
         field: Literal["src", "mt"] = "src" if error["category"] == OMISSION else "mt"
-        position = place(quoted_texts[field], error["quote"], error["context"])
+        position = locate_quote(quoted_texts[field], error["quote"], error["context"])
         yield FoundError(
             error["quote"], field, error["severity"].upper(), error["category"], position
         )
@@ -263,7 +265,7 @@ def _example_error(example: MqmExample) -> str | None:
             return sample_error.message
     quoted = {"src": QuotedText(example.src), "mt": QuotedText(example.mt)}
     for error in _errors([mark.model_dump() for mark in example.errors], quoted):
-        if not isinstance(error.at, Place):
+        if not isinstance(error.at, TextRange):
             text = "source" if error.of == "src" else "translation"
             return f"the quote {error.quote[:60]!r} is {error.at} in its {text}"
     return None

@@ -11,7 +11,7 @@ from typing import Any
 
 from scorekit.errors import SampleError
 from scorekit.languages import find_language, language_name
-from scorekit.text import chatmarks, chatter, checks, rules
+from scorekit.text import chatmarks, checks, meta_text, rules
 from scorekit.text.rules import JUDGE, Pair
 
 
@@ -81,9 +81,9 @@ def _name(key: str) -> str:
 #: Reason code -> rule, which returns notes for a failed translation. The first failure counts.
 _RULES: dict[str, Callable[[Pair], str | None]] = {
     "empty": _empty,
-    "meta_phrase": _on_texts(chatter.meta_phrase),
-    "refusal": _on_texts(chatter.refusal),
-    "added_note": _on_texts(chatter.added_note),
+    "meta_phrase": _on_texts(meta_text.meta_phrase),
+    "refusal": _on_texts(meta_text.refusal),
+    "added_note": _on_texts(meta_text.added_note),
     "added_quotes": _on_texts(checks.added_quotes),
     "role_token": _on_texts(chatmarks.role_token),
     "marker": _on_texts(checks.marker),

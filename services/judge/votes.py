@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
-from services.judge.placing import Place, Reason, folded
+from services.judge.quote_matching import Reason, TextRange, folded
 
 #: MQM points of an error (arXiv 2104.14478 has 1 and 5).
 POINTS = {"MINOR": 1.0, "MAJOR": 5.0, "CRITICAL": 10.0}
@@ -38,7 +38,7 @@ class FoundError(NamedTuple):
     of: Literal["src", "mt"]
     severity: str
     category: str
-    at: Place | Reason
+    at: TextRange | Reason
 
 
 class _Span(NamedTuple):
@@ -51,7 +51,7 @@ class _Span(NamedTuple):
 Answers = Sequence[Sequence[FoundError]]
 
 
-def merged(answers: Answers, src: str, mt: str) -> dict[str, Any]:
+def merge_votes(answers: Answers, src: str, mt: str) -> dict[str, Any]:
     """Return score, error_spans, omissions and unplaced of one answer, or of the majority."""
     spans, omissions = _spans(answers, "mt"), _spans(answers, "src")
     unplaced = _unplaced(answers)
@@ -93,7 +93,7 @@ def _spans(answers: Answers, field: str) -> list[_Span]:
 
 def _flat(errors: Sequence[FoundError]) -> Iterator[_Span]:
     """Yield the errors of one answer as ordered spans without overlap."""
-    placed = [(e, e.at) for e in errors if isinstance(e.at, Place)]
+    placed = [(e, e.at) for e in errors if isinstance(e.at, TextRange)]
     # Among equally severe errors the first one keeps its characters.
     placed.sort(key=lambda pair: (-_RANKS.index(pair[0].severity), pair[1]))
     borders = sorted({border for _, position in placed for border in position})
@@ -161,7 +161,9 @@ def rank(error: Any) -> int:
 
 
 def _unplaced(answers: Answers) -> list[FoundError]:
-    unplaced_by_answer = [[e for e in errors if not isinstance(e.at, Place)] for errors in answers]
+    unplaced_by_answer = [
+        [e for e in errors if not isinstance(e.at, TextRange)] for errors in answers
+    ]
     if len(answers) == 1:
         return unplaced_by_answer[0]
     by_quote: dict[tuple[str, str], dict[int, FoundError]] = defaultdict(dict)

@@ -30,8 +30,8 @@ from scorekit.server.backend import (
 )
 from scorekit.server.device import check_dtype, device_memory_bytes, prepare_device
 from scorekit.server.local import LocalScorer
-from scorekit.server.queue.tokeniser import Tokeniser
-from scorekit.server.scoring import ScoreDescription, Scoring
+from scorekit.server.queue.tokenizer import BoundedTokenizer
+from scorekit.server.score_endpoint import ScoreDescription, ScoreEndpoint
 from services.metricx.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class MetricXBackend:
     """
 
     service = "metricx"
-    verb = Scoring(TranslationSample, MetricXOptions)
+    verb = ScoreEndpoint(TranslationSample, MetricXOptions)
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class MetricXBackend:
         self._threads = threads
         self._device: torch.device | None = None
         self._model: MT5ForRegression
-        self._tokeniser: Tokeniser
+        self._tokeniser: BoundedTokenizer
 
     def check(self) -> None:
         """Raise UserError if the settings cannot work. Loads nothing."""
@@ -105,7 +105,7 @@ class MetricXBackend:
         check_folder(folder)
         tokenizer_name, tokenizer_folder = self._find_tokenizer(folder)
         tokenizer = load_tokenizer(tokenizer_folder, tokenizer_name)
-        self._tokeniser = Tokeniser(tokenizer, closing=1)
+        self._tokeniser = BoundedTokenizer(tokenizer, closing=1)
         self._model = load_regression(folder, getattr(torch, self._dtype_name), self._device)
         ids, rows = tokenizer.get_vocab_size(), self._model.shared.num_embeddings
         if ids > rows:  # an id without a row crashes the process on a GPU

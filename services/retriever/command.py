@@ -10,14 +10,14 @@ from typing import Annotated, Literal, NamedTuple
 
 import typer
 
-from scorekit.command import clean_exit, say
+from scorekit.command import clean_exit, print_line
 from scorekit.errors import UserError
 from scorekit.report.progress import progress_bar
 from services.retriever.backends.bm25 import Bm25Builder
 from services.retriever.backends.dense import DenseBuilder
 from services.retriever.backends.late import LateBuilder, VectorFile
 from services.retriever.index.ingest import IndexBuilder, ingest
-from services.retriever.index.reading import ReadingRules
+from services.retriever.index.reader import ReadingRules
 from services.retriever.index.records import Manifest
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -181,9 +181,9 @@ def _builder(name: BackendName, options: _BackendOptions) -> IndexBuilder:
 def _print_summary(manifest: Manifest) -> None:
     for skipped in manifest.skipped[:_MAX_LISTED]:
         page = f", page {skipped.page}" if skipped.page else ""
-        say(f"skipped {skipped.source}{page}: {skipped.reason}")
+        print_line(f"skipped {skipped.source}{page}: {skipped.reason}")
     if len(manifest.skipped) > _MAX_LISTED:
-        say(f"and {len(manifest.skipped) - _MAX_LISTED} more: index.json lists them")
+        print_line(f"and {len(manifest.skipped) - _MAX_LISTED} more: index.json lists them")
     _print_pages("without text", manifest.textless)
     _print_pages("without a vector", manifest.backends.get("dense", {}).get("without", []))
     typer.echo(
@@ -195,4 +195,4 @@ def _print_summary(manifest: Manifest) -> None:
 def _print_pages(problem: str, ids: Sequence[str]) -> None:
     if ids:
         listed = ", ".join(ids[:_MAX_LISTED]) + (", ..." if len(ids) > _MAX_LISTED else "")
-        say(f"{len(ids)} pages {problem}: {listed}")
+        print_line(f"{len(ids)} pages {problem}: {listed}")

@@ -14,18 +14,18 @@ from scorekit.retrieval.wire import IndexInfo
 from scorekit.server.backend import Encoded, Outcome, installed_versions
 from services.retriever.backends.opening import Searcher, Servers, open_searcher
 from services.retriever.backends.ranking import best
-from services.retriever.faces import Retrieve, SearchByQueryString
-from services.retriever.index.records import PageRecord
-from services.retriever.index.store import Index
-from services.retriever.routes import PageRoutes
-from services.retriever.verb import (
+from services.retriever.compat_endpoints import SearchR1Endpoint, VragEndpoint
+from services.retriever.endpoint import (
     IndexRef,
-    PageSearch,
     Query,
     RetrieverDescription,
+    SearchEndpoint,
     SearchOptions,
     hit_of,
 )
+from services.retriever.index.records import PageRecord
+from services.retriever.index.store import Index
+from services.retriever.routes import PageRoutes
 
 
 class _EncodedQuery(NamedTuple):
@@ -60,8 +60,8 @@ class RetrieverBackend:
         self._pages: list[PageRecord] = []
         self._searcher: Searcher
         self._routes = PageRoutes(self._index.places)
-        faces = (Retrieve(self._text_of), SearchByQueryString())
-        self.verb = PageSearch(self._routes.add, faces)
+        faces = (SearchR1Endpoint(self._text_of), VragEndpoint())
+        self.verb = SearchEndpoint(self._routes.add, faces)
 
     def check(self) -> None:
         """Raise UserError if there is no index."""

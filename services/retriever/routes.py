@@ -12,10 +12,10 @@ from fastapi import FastAPI, Request, Response
 from scorekit.errors import RequestError
 from scorekit.retrieval.wire import REVISION_HEADER, Page
 from scorekit.schemas import ErrorResponse
+from services.retriever.endpoint import image_path
 from services.retriever.index.pictures import Format, Wish, part_of, sha256
-from services.retriever.index.reading import Places
+from services.retriever.index.reader import IndexPaths
 from services.retriever.index.records import PageRecord
-from services.retriever.verb import image_path
 
 #: Number of images cropped or scaled at once; each takes the memory of its pixels.
 AT_ONCE = 4
@@ -49,7 +49,7 @@ _REFUSALS: dict[int | str, dict[str, Any]] = {
 class PageRoutes:
     """The routes `/v1/pages/...` of one index; 503 until it is opened."""
 
-    def __init__(self, paths: Places) -> None:
+    def __init__(self, paths: IndexPaths) -> None:
         self._places = paths
         self._pages: dict[str, PageRecord] | None = None
         self._headers: dict[str, str] = {}

@@ -25,8 +25,8 @@ import numpy as np
 from scorekit.errors import SampleError, UserError
 from scorekit.schemas import ScoreRange, Wanted, XCometOptions
 from scorekit.server.backend import Encoded, Outcome
-from services.xcomet.family import Comet, Parts, input_fields
-from services.xcomet.layers import LayerTaps, normalises
+from services.xcomet.comet_model import CometBase, TokenizedFields, input_fields
+from services.xcomet.layer_capture import LayerCapture, normalises
 from services.xcomet.spans import (
     SEVERITIES,
     RawSpan,
@@ -60,7 +60,7 @@ class _Input:
     span_offsets: str
 
 
-class Unified(Comet):
+class Unified(CometBase):
     """`unified_metric` (CometKiwi 22, 23-XL, 23-XXL; UniTE-like ones with references).
 
     The score is the regression head's, or the mean of three passes; tags do not change it.
@@ -81,7 +81,7 @@ class Unified(Comet):
         self.hidden2tag = metric.hidden2tag if self.marks_errors else None
         if both:  # weights of the tags: mt+src, mt+ref, mt+src+ref
             self._span_weights = metric.input_weights_spans.tolist()
-        self.taps = LayerTaps(
+        self.taps = LayerCapture(
             self.transformer,
             word_layer=metric.hparams["word_layer"] if self.marks_errors else None,
             layer_norm=normalises(metric),
@@ -100,7 +100,9 @@ class Unified(Comet):
 
     # ---- before the model ----
 
-    def assemble(self, parts: Parts, limit: int, options: XCometOptions) -> Encoded | SampleError:
+    def assemble(
+        self, parts: TokenizedFields, limit: int, options: XCometOptions
+    ) -> Encoded | SampleError:
         """Return one row, or three if source and reference are read."""
         pad = self.tokenizer.pad_token_id
         ids = [[i for i in read.ids if i != pad] for read in parts.read]

@@ -8,7 +8,7 @@ from scorekit.errors import UserError
 from services.xcomet import upstream
 from services.xcomet.checkpoint import Checkpoint, read_checkpoint
 from services.xcomet.classes import hyper_parameters
-from services.xcomet.layers import sentence_layer
+from services.xcomet.layer_capture import sentence_layer
 
 if TYPE_CHECKING:
     import torch

@@ -20,11 +20,11 @@ from scorekit.server.backend import (
 )
 from scorekit.server.device import check_dtype, device_memory_bytes, prepare_device
 from scorekit.server.local import LocalScorer
-from scorekit.server.queue.tokeniser import Read, Tokeniser
-from scorekit.server.scoring import ScoreDescription, Scoring
+from scorekit.server.queue.tokenizer import BoundedTokenizer, TokenizedText
+from scorekit.server.score_endpoint import ScoreDescription, ScoreEndpoint
 from services.xcomet import upstream
 from services.xcomet.checkpoint import Checkpoint, find_file, inspect
-from services.xcomet.family import Comet, Parts
+from services.xcomet.comet_model import CometBase, TokenizedFields
 from services.xcomet.joint import Unified, XComet
 from services.xcomet.loading import load_metric
 from services.xcomet.pooled import Ranking, Referenceless, Regression
@@ -32,7 +32,7 @@ from services.xcomet.pooled import Ranking, Referenceless, Regression
 if TYPE_CHECKING:
     import torch
 
-_CLASSES: dict[str, Callable[[Any, torch.device], Comet]] = {
+_CLASSES: dict[str, Callable[[Any, torch.device], CometBase]] = {
     "regression_metric": Regression,
     "referenceless_regression_metric": Referenceless,
     "ranking_metric": Ranking,
@@ -51,7 +51,7 @@ class XCometBackend:
     """
 
     service = "xcomet"
-    verb = Scoring(TranslationSample, XCometOptions)
+    verb = ScoreEndpoint(TranslationSample, XCometOptions)
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class XCometBackend:
         dtype = getattr(torch, self._dtype_name)
         metric = load_metric(checkpoint, self._device, dtype, self._implementation)
         self.comet = _CLASSES[checkpoint.kind](metric, self._device)
-        self._tokeniser = Tokeniser(self.comet.tokenizer.backend_tokenizer)
+        self._tokeniser = BoundedTokenizer(self.comet.tokenizer.backend_tokenizer)
         return self._describe(checkpoint)
 
     def encode(
@@ -144,21 +144,23 @@ class XCometBackend:
     def _encode(
         self,
         texts: dict[str, str],
-        tokenized: Iterator[Read | Exception],
+        tokenized: Iterator[TokenizedText | Exception],
         limit: int,
         options: XCometOptions,
     ) -> Encoded | SampleError:
         """Return an encoded sample; takes the next of `tokenized` for each of its texts."""
-        read: list[Read] = []
+        read: list[TokenizedText] = []
         error = None
         for name in texts:
             part = next(tokenized)
-            if isinstance(part, Read):
+            if isinstance(part, TokenizedText):
                 read.append(part)
             else:
                 message = f"{name}: the tokenizer cannot read this text"
                 error = error or SampleError("invalid_input", message)
-        return error or self.comet.assemble(Parts(tuple(texts), read, texts["mt"]), limit, options)
+        return error or self.comet.assemble(
+            TokenizedFields(tuple(texts), read, texts["mt"]), limit, options
+        )
 
     def _find(self) -> Checkpoint:
         folder = fetch_model(self._model_name, self._revision, XCOMET_FILES, "--model")

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from scorekit.errors import SampleError, UserError
 from scorekit.schemas import ScoreRange, Wanted, XCometOptions
 from scorekit.server.backend import Encoded, Outcome
-from services.xcomet.family import Comet, Parts, input_fields
-from services.xcomet.layers import PooledTaps, normalises
+from services.xcomet.comet_model import CometBase, TokenizedFields, input_fields
+from services.xcomet.layer_capture import PooledTaps, normalises
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _POOLS = ("avg", "max", "cls", "default")
 
 
-class Regression(Comet):
+class Regression(CometBase):
     """`regression_metric`: compares the translation with its source and its reference."""
 
     _ref: Wanted = "required"
@@ -37,7 +37,9 @@ class Regression(Comet):
             raise UserError(f"pool is {pool!r} in the checkpoint; served are {', '.join(_POOLS)}")
         self.taps = PooledTaps(self.transformer, self.mix, pool=pool, layer_norm=normalises(metric))
 
-    def assemble(self, parts: Parts, limit: int, options: XCometOptions) -> Encoded | SampleError:
+    def assemble(
+        self, parts: TokenizedFields, limit: int, options: XCometOptions
+    ) -> Encoded | SampleError:
         """Return one row <s> text </s> for each text. Upstream reads two ids fewer than
         possible."""
         cut_flags = [read.is_cut for read in parts.read]

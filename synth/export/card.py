@@ -14,12 +14,12 @@ from scorekit.languages import language_name
 from synth.config import SynthConfig, languages
 from synth.export.files import PAIRS, TRAIN
 from synth.export.rows import arrow_schema, pair_schema
-from synth.folder.manifest import corpus, row_counts, settings
-from synth.folder.stats import StageCounts
 from synth.report.reasons import explain
+from synth.storage.manifest import corpus, row_counts, settings
+from synth.storage.stats import StageCounts
 
 if TYPE_CHECKING:
-    from synth.context import Context
+    from synth.context import StageContext
 
 #: The hub's size categories: (upper bound of rows, name).
 _SIZES = (
@@ -34,7 +34,7 @@ _SIZES = (
 
 
 def write_card(
-    path: Path, ctx: Context, files: list[dict[str, Any]], counts: list[StageCounts]
+    path: Path, ctx: StageContext, files: list[dict[str, Any]], counts: list[StageCounts]
 ) -> None:
     """Write the card. files: from `write_files`. counts: of the stages before the export."""
     write_atomic(path, card(ctx.cfg, counts, files, corpus(ctx)).encode())

@@ -14,10 +14,10 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scorekit.files import put
+from scorekit.files import replace_file
 from synth.config import SynthConfig
 from synth.export.rows import arrow_schema, pair_codes, pair_row, pair_schema, row_maker
-from synth.folder.store import Record, ShardWriter, StageFolder, digest_of, read_records
+from synth.storage.store import Record, ShardWriter, StageFolder, digest_of, read_records
 
 if TYPE_CHECKING:
     import pyarrow
@@ -192,7 +192,7 @@ class _Parquet:
     def commit(self) -> None:
         """Sync the file and give it its final name."""
         self._writer.close()
-        put(self._temporary, self.path)
+        replace_file(self._temporary, self.path)
 
     def __enter__(self) -> _Parquet:
         return self

@@ -11,8 +11,8 @@ import httpx
 from scorekit.errors import UserError
 from synth.config import SynthConfig, pair_configs
 from synth.export.files import changed_files
-from synth.folder.store import StageFolder, read_json
 from synth.stages.export import FOLDER, Export
+from synth.storage.store import StageFolder, read_json
 
 #: Patterns of files from an earlier export, which are deleted from the repository.
 _DATA = ("train.*", "train-*", "pairs.*", "pairs-*", "manifest.json", "README.md")

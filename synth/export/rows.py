@@ -12,8 +12,8 @@ from urllib.parse import urlsplit, urlunsplit
 
 from scorekit.languages import short_tag
 from synth.config import SynthConfig, languages
-from synth.folder.store import Record
 from synth.record import teacher_seed
+from synth.storage.store import Record
 
 if TYPE_CHECKING:
     import pyarrow

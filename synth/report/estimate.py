@@ -6,10 +6,10 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from scorekit.llm.pacing import read_timeout_s
+from scorekit.llm.limits import read_timeout_s
 from synth.config import SynthConfig
 from synth.context import Stage
-from synth.drive.clients import PART
+from synth.execution.clients import PART
 from synth.report.rates import TOKENS_PER_S, UNKNOWN, Rates
 from synth.stages.cost import PACKED_ALIKE, Cost, Sizes
 from synth.stages.prefilter_score import PrefilterScore
@@ -27,7 +27,7 @@ PARTS = ("teacher", "MetricX", "judge", "driver")
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RunEstimate:
     """The costs of a run.
 
     answers_bytes: of answers.sqlite. views_bytes: of the views. disk_bytes: of everything, because
@@ -67,7 +67,7 @@ class Plan:
         return part, hours_by_part[part]
 
 
-def plan(cfg: SynthConfig, rates: Rates = UNKNOWN, stages: Sequence[Stage] = ORDER) -> Plan:
+def plan(cfg: SynthConfig, rates: Rates = UNKNOWN, stages: Sequence[Stage] = ORDER) -> RunEstimate:
     """Estimate calls and disk space of the stages if every source passes all of them.
 
     Expect errors of tens of percent; for disk space up to a factor of 2."""
@@ -80,7 +80,7 @@ def plan(cfg: SynthConfig, rates: Rates = UNKNOWN, stages: Sequence[Stage] = ORD
         for cost in costs
     )
     rates = replace(rates, tokens=rates.tokens or TOKENS_PER_S)
-    run_plan = Plan(costs, rates, int(answers), int(_views_bytes(run, costs)))
+    run_plan = RunEstimate(costs, rates, int(answers), int(_views_bytes(run, costs)))
     run_plan.warnings.extend(_warnings(cfg, run_plan, run))
     return run_plan
 
@@ -93,7 +93,7 @@ def _views_bytes(run: Sizes, costs: Sequence[Cost]) -> float:
     return sum(count * size for count, size in views if count <= max_records)
 
 
-def _warnings(cfg: SynthConfig, run_plan: Plan, run: Sizes) -> list[str]:
+def _warnings(cfg: SynthConfig, run_plan: RunEstimate, run: Sizes) -> list[str]:
     messages = [*_length_warnings(cfg, run), *_timing_warnings(cfg, run_plan)]
     if cfg.data.target_examples_total > cfg.data.sample_pool_size:
         messages.append(
@@ -138,7 +138,7 @@ def _length_warnings(cfg: SynthConfig, run: Sizes) -> list[str]:
     return messages
 
 
-def _timing_warnings(cfg: SynthConfig, run_plan: Plan) -> list[str]:
+def _timing_warnings(cfg: SynthConfig, run_plan: RunEstimate) -> list[str]:
     teacher, final = cfg.teacher, cfg.final_generation
     tokens_per_s = run_plan.rates.tokens or TOKENS_PER_S
     bound = teacher.max_sequences

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from synth.context import Stage
-from synth.folder.store import Record, StageFolder
 from synth.report.reasons import explain
 from synth.stages.format_filter import FormatFilter
 from synth.stages.table import ORDER
+from synth.storage.store import Record, StageFolder
 
 SHOWN = 8  # pairs of each kind that were kept
 _PER_STRATUM, _RESCUED = 3, 6  # of a length bucket; of all

@@ -23,13 +23,13 @@ from scorekit.report.page import STYLE, picture
 from scorekit.report.render import visible
 from synth.config import SynthConfig, languages
 from synth.context import Stage
-from synth.folder.stats import StageCounts, duration, funnel
-from synth.folder.store import StageFolder, read_json
 from synth.report.examples import pick_examples
 from synth.report.reasons import explain
 from synth.sources.sampling import TYPES
 from synth.stages.sample_sources import SampleSources
 from synth.stages.table import ORDER
+from synth.storage.stats import StageCounts, duration, funnel
+from synth.storage.store import StageFolder, read_json
 
 BARS = 40  # of a picture
 _LINES = 10  # of files, that could not be read

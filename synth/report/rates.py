@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from synth.context import Stage
-from synth.folder.stats import process_figures
-from synth.folder.store import StageFolder
 from synth.stages.table import ORDER
+from synth.storage.stats import process_figures
+from synth.storage.store import StageFolder
 
 #: Approximate published rate of Qwen3-235B in FP8 on eight H100: docs/synthesis.md.
 TOKENS_PER_S = 7500.0

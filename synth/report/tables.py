@@ -13,11 +13,11 @@ from rich.text import Text
 from scorekit.errors import UserError
 from synth.config import SynthConfig
 from synth.context import Stage
-from synth.folder.stats import StageCounts, duration, funnel, process_figures
-from synth.folder.store import StageFolder
-from synth.report.estimate import PARTS, Plan, plan, size_text
+from synth.report.estimate import PARTS, RunEstimate, plan, size_text
 from synth.report.rates import UNKNOWN, Rates, measured_rates
 from synth.stages.table import ORDER
+from synth.storage.stats import StageCounts, duration, funnel, process_figures
+from synth.storage.store import StageFolder
 
 
 def estimate(
@@ -45,7 +45,7 @@ def _table(title: str, *columns: str) -> Table:
     return table
 
 
-def _counts_table(run_plan: Plan) -> Table:
+def _counts_table(run_plan: RunEstimate) -> Table:
     names = ("requests", "sequences", "tokens_in", "tokens_out", "scored", "judged")
     table = _table(
         "About", "requests", "sequences", "tokens\nin", "tokens\nout", "scored", "judged", "disk"
@@ -63,7 +63,7 @@ def _counts_table(run_plan: Plan) -> Table:
     return table
 
 
-def _hours_table(run_plan: Plan) -> Table:
+def _hours_table(run_plan: RunEstimate) -> Table:
     rates = run_plan.rates
     rate_units = (
         (rates.tokens, "tokens"),
@@ -95,7 +95,7 @@ def _time(hours: float | None) -> str:
     return f"{hours:,.1f}" if hours >= 0.05 else f"{3600 * hours:,.0f} s"
 
 
-def _summary(cfg: SynthConfig, run_plan: Plan) -> list[Text]:
+def _summary(cfg: SynthConfig, run_plan: RunEstimate) -> list[Text]:
     """Return lines with the total time, the bottleneck, and the origin of the rates."""
     longest: dict[str, float] = {}
     for cost in run_plan.costs:

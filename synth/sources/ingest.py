@@ -13,7 +13,6 @@ import structlog
 from scorekit.languages import find_language
 from scorekit.text.markup import normalised
 from synth.config import SynthConfig
-from synth.folder.store import Record
 from synth.record import source_id
 from synth.sources.madlad import Document, SourceFile, peek_newlines, read_documents
 from synth.sources.measure import make_measure
@@ -21,6 +20,7 @@ from synth.sources.parts import Part, PartCounts, PartWriter
 from synth.sources.sampling import TYPES, BottomK, bucket_of, prioritise
 from synth.sources.segment import Segment, find_blobs, find_segments, mode_code, whole_text
 from synth.sources.source_language import SourceLanguage
+from synth.storage.store import Record
 
 log = structlog.get_logger()
 

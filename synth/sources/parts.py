@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scorekit.files import put, write_atomic
-from synth.folder.store import Record, to_line
+from scorekit.files import replace_file, write_atomic
+from synth.storage.store import Record, to_line
 
 if TYPE_CHECKING:
     import numpy as np
@@ -113,7 +113,7 @@ class PartWriter:
         for file in (self._texts, self._entries):
             file.close()
         for path, temporary in self._files:
-            put(temporary, path)
+            replace_file(temporary, path)
 
     def __enter__(self) -> PartWriter:
         return self

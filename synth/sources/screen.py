@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from synth.config import DataConfig
-from synth.folder.store import Record
-from synth.record import Rejected
+from synth.record import RejectedRecord
 from synth.sources.decontaminate import digests, evaluation_texts
 from synth.sources.near_duplicates import NearDuplicates
+from synth.storage.store import Record
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,7 +25,7 @@ _BATCH = 1024
 #: Reason codes of removed sources.
 SCREENED = ("contaminated", "near_duplicate")
 
-Screen = Callable[[int, Record], Rejected | None]
+Screen = Callable[[int, Record], RejectedRecord | None]
 
 
 def is_screened(data: DataConfig) -> bool:
@@ -70,12 +70,12 @@ def screen(
     able[list(contaminated)] = False
     resembles = None if near is None else near.find(able)
 
-    def verdict(position: int, record: Record) -> Rejected | None:
+    def verdict(position: int, record: Record) -> RejectedRecord | None:
         if position in contaminated:
-            return Rejected(record, "contaminated", contaminated[position])
+            return RejectedRecord(record, "contaminated", contaminated[position])
         if resembles is None or resembles[position] < 0:
             return None
         like = read(chosen[resembles[position]])["source_id"]
-        return Rejected(record, "near_duplicate", f"resembles {like}", {"resembles": like})
+        return RejectedRecord(record, "near_duplicate", f"resembles {like}", {"resembles": like})
 
     return verdict

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from scorekit.languages import find_language
 from scorekit.prompts import load_template
 from synth.config import SynthConfig
-from synth.drive.clients import PART
+from synth.execution.clients import PART
 
 #: Tokens of the Qwen3 tokenizer that a translation takes for one of English: (1st, 99th percentile)
 #: of paragraphs of the Debian installation guide. Other languages: set by hand.

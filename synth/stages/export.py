@@ -15,15 +15,15 @@ from scorekit.errors import UserError
 from scorekit.files import put_folder
 from scorekit.processes import end_worker_with_parent, usable_cpus
 from synth.config import SynthConfig
-from synth.drive.kinds import WholeStage
+from synth.execution.stage_types import GlobalStage
 from synth.export.files import FileJob, changed_files, is_written, plan_files, write_files
-from synth.folder.stats import funnel
-from synth.folder.store import StageFolder, read_json
 from synth.stages.cost import PACKED, Cost, Sizes
 from synth.stages.score_select_best import ScoreSelectBest
+from synth.storage.stats import funnel
+from synth.storage.store import StageFolder, read_json
 
 if TYPE_CHECKING:
-    from synth.context import Context
+    from synth.context import StageContext
 
 FOLDER = "export"
 #: Folder of an export until it is complete and renamed.
@@ -33,7 +33,7 @@ _VERSIONS = ("scorekit", "torch", "transformers")
 _SELECTION_BYTES = 500
 
 
-class Export(WholeStage):
+class Export(GlobalStage):
     """Writes out_dir/export/: train.jsonl, train.parquet (or numbered files of both), pairs.* by
     option, manifest.json and README.md. The old folder stays until the new one is complete.
     """
@@ -65,10 +65,10 @@ class Export(WholeStage):
             driver_s=(0.001, 0.0),
         )
 
-    def run(self, ctx: Context, manifest: dict[str, Any]) -> None:
+    def run(self, ctx: StageContext, manifest: dict[str, Any]) -> None:
         """Write the export. Raises UserError if the filter has not finished all shards."""
         from synth.export.card import write_card
-        from synth.folder.manifest import write_manifest
+        from synth.storage.manifest import write_manifest
 
         source = ctx.input_of(self)
         if not source.done():
@@ -110,7 +110,7 @@ class Export(WholeStage):
             yield str(error)
 
     def _write(
-        self, ctx: Context, source: StageFolder, staging: Path, manifest: dict[str, Any]
+        self, ctx: StageContext, source: StageFolder, staging: Path, manifest: dict[str, Any]
     ) -> list[dict[str, Any]]:
         """Write all files that are missing in the staging folder; return all marks."""
         stage_folder = ctx.folder(self.name)
@@ -150,7 +150,7 @@ def _write_all(jobs: list[FileJob], processes: int | None) -> Iterator[tuple[int
         pool.shutdown()
 
 
-def scorer_versions(ctx: Context) -> dict[str, Any]:
+def scorer_versions(ctx: StageContext) -> dict[str, Any]:
     """Return the info of the scoring service that scored the candidates."""
     folders = [folder for folder in (ctx.out_dir, ctx.inputs) if folder is not None]
     stages = [StageFolder(folder, ScoreSelectBest.name).service("metricx") for folder in folders]

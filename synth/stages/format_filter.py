@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scorekit.text.rules import Pair
 from synth.config import SynthConfig
-from synth.drive.kinds import MapStage
+from synth.execution.stage_types import MapStage
 from synth.filters import RuleVerdict, as_metadata, check_rules
-from synth.folder.distributions import Drawn, Found, Spread, stratum
-from synth.folder.store import Record
-from synth.record import Kept, Rejected
+from synth.record import KeptRecord, RejectedRecord
 from synth.sources.decontaminate import digests, evaluation_texts
 from synth.sources.measure import make_measure
 from synth.stages.cost import PACKED_ALIKE, Cost, Sizes
+from synth.storage.distributions import Distribution, DistributionChart, Found, stratum
+from synth.storage.store import Record
 
 if TYPE_CHECKING:
-    from synth.drive.clients import Clients
+    from synth.execution.clients import Clients
 
 #: Number of records measured at once.
 _BATCH = 1000
@@ -43,10 +43,10 @@ class FormatFilter(MapStage):
     name = "format_filter"
     shows_rejected = True
     drawn = (
-        Drawn(_CHARS, "source_chars", "source", "characters"),
-        Drawn(_CHARS, "target_chars", "target", "characters"),
-        Drawn(_TOKENS, "source_tokens", "source", "tokens, nearly"),
-        Drawn(_TOKENS, "target_tokens", "target", "tokens, nearly"),
+        DistributionChart(_CHARS, "source_chars", "source", "characters"),
+        DistributionChart(_CHARS, "target_chars", "target", "characters"),
+        DistributionChart(_TOKENS, "source_tokens", "source", "tokens, nearly"),
+        DistributionChart(_TOKENS, "target_tokens", "target", "tokens, nearly"),
     )
 
     def uses(self, cfg: SynthConfig) -> frozenset[str]:
@@ -84,8 +84,8 @@ class FormatFilter(MapStage):
         rejected."""
         measure = make_measure(cfg.bucketing, cfg.data.tgt_lang)
         names = ("source_chars", "source_tokens", "target_chars", "target_tokens")
-        spreads: dict[str, Spread] = {name: Spread() for name in names}
-        score = Spread(0.01)
+        spreads: dict[str, Distribution] = {name: Distribution() for name in names}
+        score = Distribution(0.01)
         judge: Counter[str] = Counter()
         rescued: Counter[str] = Counter()
         strata: Counter[str] = Counter()
@@ -109,10 +109,10 @@ class FormatFilter(MapStage):
             "rescued": rescued,
         }
 
-    async def process(self, record: Record, clients: Clients) -> Kept | Rejected:
+    async def process(self, record: Record, clients: Clients) -> KeptRecord | RejectedRecord:
         """Return the first candidate that passes, else a rejection with the best one's code."""
         tried: list[dict[str, Any]] = []
-        first: Rejected | None = None
+        first: RejectedRecord | None = None
         is_next_best = clients.cfg.filters.on_reject == "next_best"
         for candidate in record["topk"] if is_next_best else record["topk"][:1]:
             seen = await _check_candidate(record["source_text"], candidate["text"], clients)
@@ -120,11 +120,11 @@ class FormatFilter(MapStage):
             code, reason = seen.code, seen.reason
             if code is None:
                 accepted = {**record, "target_text": candidate["text"], **result_fields}
-                return Kept(accepted, seen.note_code)
+                return KeptRecord(accepted, seen.note_code)
             tried.append({"index": candidate["index"], "reason_code": code})
-            first = first or Rejected(record, code, reason, result_fields)
+            first = first or RejectedRecord(record, code, reason, result_fields)
         if first is None:
-            return Rejected(record, "no_candidates", "topk is empty")
+            return RejectedRecord(record, "no_candidates", "topk is empty")
         first.more["filters"]["tried"] = tried[1:]
         return first
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from synth.config import SynthConfig
-from synth.drive.clients import Clients
-from synth.drive.kinds import MapStage
-from synth.folder.store import Record
-from synth.record import Kept, Rejected, SourceFailed, teacher_seed
+from synth.execution.clients import Clients
+from synth.execution.stage_types import MapStage
+from synth.record import KeptRecord, RejectedRecord, SourceFailed, teacher_seed
 from synth.stages.cost import Cost, Sizes
 from synth.stages.settings import teacher_settings
+from synth.storage.store import Record
 
 
 class Generate128(MapStage):
@@ -50,7 +50,7 @@ class Generate128(MapStage):
             driver_s=(0.001, 0.00006),
         )
 
-    async def process(self, record: Record, clients: Clients) -> Kept | Rejected:
+    async def process(self, record: Record, clients: Clients) -> KeptRecord | RejectedRecord:
         """Return all candidates; the next stage decides which of them compete."""
         try:
             candidates = await clients.translate(
@@ -60,9 +60,11 @@ class Generate128(MapStage):
                 seed=teacher_seed(clients.seed, record["source_id"], "final"),
             )
         except SourceFailed as error:
-            return Rejected(record, error.code, str(error))
+            return RejectedRecord(record, error.code, str(error))
         same = len(candidates) > 1 and distinct_texts(candidates) == 1
-        return Kept({**record, "candidates": candidates}, "identical_candidates" if same else "")
+        return KeptRecord(
+            {**record, "candidates": candidates}, "identical_candidates" if same else ""
+        )
 
 
 def distinct_texts(candidates: Sequence[Mapping[str, Any]]) -> int:

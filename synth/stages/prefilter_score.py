@@ -11,13 +11,13 @@ from typing import Any
 
 from scorekit.text import checks
 from synth.config import SynthConfig
-from synth.drive.clients import Clients
-from synth.drive.kinds import MapStage
-from synth.folder.distributions import Drawn, Found, Spread, stratum
-from synth.folder.store import Record
-from synth.record import Kept, Rejected, SourceFailed, teacher_seed
+from synth.execution.clients import Clients
+from synth.execution.stage_types import MapStage
+from synth.record import KeptRecord, RejectedRecord, SourceFailed, teacher_seed
 from synth.stages.cost import Cost, Sizes
 from synth.stages.settings import metricx_settings, teacher_settings
+from synth.storage.distributions import Distribution, DistributionChart, Found, stratum
+from synth.storage.store import Record
 
 #: Largest share of a text in loops, beyond the source's, before it counts as broken.
 MAX_LOOP = 0.5
@@ -25,10 +25,10 @@ _SCORE = "MetricX score (lower is better)"
 _BOTH = "Score of the greedy and the sampled translation"
 
 
-def improvement(label: str) -> Drawn:
+def improvement(label: str) -> DistributionChart:
     """Return the chart of the improvement for these sources."""
     axis = "MetricX points (above 0: the sample is better)"
-    return Drawn("Improvement of the sample over greedy", "improvement", label, axis)
+    return DistributionChart("Improvement of the sample over greedy", "improvement", label, axis)
 
 
 class PrefilterScore(MapStage):
@@ -42,8 +42,8 @@ class PrefilterScore(MapStage):
     shows_rejected = True
     drawn = (
         improvement("all"),
-        Drawn(_BOTH, "score_greedy", "greedy", _SCORE),
-        Drawn(_BOTH, "score_sample", "sample", _SCORE),
+        DistributionChart(_BOTH, "score_greedy", "greedy", _SCORE),
+        DistributionChart(_BOTH, "score_sample", "sample", _SCORE),
     )
 
     def uses(self, cfg: SynthConfig) -> frozenset[str]:
@@ -81,7 +81,7 @@ class PrefilterScore(MapStage):
         """Return the distributions of scores and improvement."""
         return improvements(records)
 
-    async def process(self, record: Record, clients: Clients) -> Kept | Rejected:
+    async def process(self, record: Record, clients: Clients) -> KeptRecord | RejectedRecord:
         """Translate twice and score both. If either output is broken, the source is rejected: a
         broken greedy output must not look like a large improvement."""
         generation = clients.cfg.teacher.generation
@@ -94,15 +94,15 @@ class PrefilterScore(MapStage):
             try:
                 (choice,) = await clients.translate(record, temperature=temperature, n=1, seed=seed)
             except SourceFailed as error:
-                return Rejected(record, error.code, str(error))
+                return RejectedRecord(record, error.code, str(error))
             code = broken_output(record["source_text"], choice)
             if code is not None:
-                return Rejected(record, f"{which}_{code}", more={which: choice["text"]})
+                return RejectedRecord(record, f"{which}_{code}", more={which: choice["text"]})
             texts[which] = choice["text"]
         greedy, sample = await clients.score(record["source_text"], list(texts.values()))
         for which, score in (("greedy", greedy), ("sample", sample)):
             if score.value is None:
-                return Rejected(record, f"{which}_score_{score.error}", more=texts)
+                return RejectedRecord(record, f"{which}_score_{score.error}", more=texts)
         assert greedy.value is not None and sample.value is not None
         scores = {
             "score_greedy": greedy.value,
@@ -111,13 +111,13 @@ class PrefilterScore(MapStage):
         }
         if clients.cfg.prefilter.store_texts:
             scores |= texts  # type: ignore[arg-type]
-        return Kept({**record, "prefilter": scores})
+        return KeptRecord({**record, "prefilter": scores})
 
 
 def improvements(records: Iterable[Record]) -> Found:
     """Return the distributions of both scores and of their differences."""
     names = ("improvement", "score_greedy", "score_sample")
-    spreads = {name: Spread(0.01) for name in names}
+    spreads = {name: Distribution(0.01) for name in names}
     strata: Counter[str] = Counter()
     for record in records:
         strata[stratum(record)] += 1

@@ -19,13 +19,9 @@ import structlog
 from scorekit.errors import UserError
 from scorekit.files import write_atomic
 from synth.config import DataConfig, SynthConfig
-from synth.context import Context
-from synth.drive.kinds import WholeStage
-from synth.folder.begin import check_begun, own_shards
-from synth.folder.distributions import Drawn, Found, Spread, stratum
-from synth.folder.locks import LOOK_AGAIN_S, Claims, held, release
-from synth.folder.store import Record, ShardWriter, StageFolder, to_line
-from synth.record import Rejected
+from synth.context import StageContext
+from synth.execution.stage_types import GlobalStage
+from synth.record import RejectedRecord
 from synth.sources.ingest import Ingest
 from synth.sources.madlad import REVISION, SourceFile, madlad_id, source_files
 from synth.sources.merge import choose, first_broken, offer_part, unread, why_nothing
@@ -34,6 +30,10 @@ from synth.sources.parts import Part, PartCounts, PartReaders
 from synth.sources.sampling import TYPES, BottomK, plan_quotas
 from synth.sources.screen import SCREENED, is_screened, screen, screen_settings
 from synth.stages.cost import Cost, Sizes
+from synth.storage.distributions import Distribution, DistributionChart, Found, stratum
+from synth.storage.locks import LOOK_AGAIN_S, WorkClaims, hold_locks, release
+from synth.storage.stage_start import check_begun, own_shards
+from synth.storage.store import Record, ShardWriter, StageFolder, to_line
 
 if TYPE_CHECKING:
     import numpy as np
@@ -46,7 +46,7 @@ _LIMIT_FILES, _LIMIT_DOCUMENTS = 4, 100
 _VIEW = "sampled_sources.parquet"
 
 
-class SampleSources(WholeStage):
+class SampleSources(GlobalStage):
     """The first stage. Its output depends only on config, seed and corpus.
 
     A record has `source_id`, `source_text`, `source_type` ("sentence" | "blob"), `length`,
@@ -56,7 +56,9 @@ class SampleSources(WholeStage):
     name = "sample_sources"
     outputs = (_VIEW,)
     runs_alone = False
-    drawn = (Drawn("Source length of the pool", "source_tokens", "tokens, nearly", "tokens"),)
+    drawn = (
+        DistributionChart("Source length of the pool", "source_tokens", "tokens, nearly", "tokens"),
+    )
 
     def settings(self, cfg: SynthConfig) -> dict[str, Any]:
         """The part of the config that the sample depends on."""
@@ -97,7 +99,7 @@ class SampleSources(WholeStage):
 
     def figures(self, cfg: SynthConfig, records: Iterable[Record]) -> Found:
         """Return lengths, buckets and types of the pool."""
-        chars, tokens = Spread(), Spread()
+        chars, tokens = Distribution(), Distribution()
         buckets: Counter[str] = Counter()
         types: Counter[str] = Counter()
         strata: Counter[str] = Counter()
@@ -117,7 +119,7 @@ class SampleSources(WholeStage):
             "strata": strata,
         }
 
-    def run(self, ctx: Context, manifest: dict[str, Any]) -> None:
+    def run(self, ctx: StageContext, manifest: dict[str, Any]) -> None:
         """Read this process's files; merge when all files are read. Raises UserError."""
         folder = ctx.folder(self.name)
         if folder.shards() is None:
@@ -135,7 +137,7 @@ class _Sampling:
     """A run of the stage."""
 
     def __init__(
-        self, stage: SampleSources, ctx: Context, folder: StageFolder, manifest: dict[str, Any]
+        self, stage: SampleSources, ctx: StageContext, folder: StageFolder, manifest: dict[str, Any]
     ) -> None:
         self.stage, self.ctx, self.folder, self.manifest = stage, ctx, folder, manifest
         self.cfg = ctx.cfg
@@ -145,7 +147,7 @@ class _Sampling:
         self.parts = [Part(folder.path / "parts", file.index) for file in self.files]
 
     def run(self) -> None:
-        with held([(self.folder.lock(), True)], "sample there"):
+        with hold_locks([(self.folder.lock(), True)], "sample there"):
             self._run()
 
     def _run(self) -> None:
@@ -172,7 +174,7 @@ class _Sampling:
     def _alone(self) -> AbstractContextManager[None]:
         """Hold the merge lock: one process of this run at a time."""
         merge = self.folder.lock().with_name(f"{self.folder.name}-merge.lock")
-        return held([(merge, False)], "merge there", wait=self.ctx.tell)
+        return hold_locks([(merge, False)], "merge there", wait=self.ctx.tell)
 
     def _read(self) -> None:
         """Read this process's files, and with shared work every free file."""
@@ -183,7 +185,7 @@ class _Sampling:
         sample = BottomK(self.quotas)
         for index in done:  # later files need not repeat their sources
             offer_part(sample, self.parts[index])
-        claims = Claims(
+        claims = WorkClaims(
             [i for i in candidates if i not in set(done)], self._complete, self.folder.lock
         )
         if not claims.left:
@@ -290,7 +292,9 @@ class _Sampling:
             parquet.commit()
         return counts
 
-    def _write_shard(self, index: int, records: list[Record], removed: list[Rejected]) -> None:
+    def _write_shard(
+        self, index: int, records: list[Record], removed: list[RejectedRecord]
+    ) -> None:
         codes = Counter(rejected.reason_code for rejected in removed)
         mark = {"records": len(records), "rejected": dict(sorted(codes.items())), "input": None}
         mark["digest"] = _write_all(self.folder.shard(index), records)

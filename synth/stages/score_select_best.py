@@ -9,17 +9,17 @@ from typing import Any
 
 from scorekit.errors import UserError
 from synth.config import SynthConfig
-from synth.context import Context
-from synth.drive.clients import Clients
-from synth.drive.kinds import MapStage
-from synth.folder.distributions import Drawn, Found, Spread, stratum
-from synth.folder.locks import held
-from synth.folder.store import Record
-from synth.record import Kept, Rejected
+from synth.context import StageContext
+from synth.execution.clients import Clients
+from synth.execution.stage_types import MapStage
+from synth.record import KeptRecord, RejectedRecord
 from synth.stages.cost import Cost, Sizes
 from synth.stages.generate_128 import distinct_texts
 from synth.stages.prefilter_score import broken_output
 from synth.stages.settings import metricx_settings
+from synth.storage.distributions import Distribution, DistributionChart, Found, stratum
+from synth.storage.locks import hold_locks
+from synth.storage.store import Record
 
 _CHART = ("Score of the candidates", "MetricX score (lower is better)")
 
@@ -37,8 +37,8 @@ class ScoreSelectBest(MapStage):
     view = "final_candidates_topk.jsonl"
     shows_rejected = True
     drawn = (
-        Drawn(_CHART[0], "score_best", "best", _CHART[1]),
-        Drawn(_CHART[0], "score_worst", "worst", _CHART[1]),
+        DistributionChart(_CHART[0], "score_best", "best", _CHART[1]),
+        DistributionChart(_CHART[0], "score_worst", "worst", _CHART[1]),
     )
 
     def uses(self, cfg: SynthConfig) -> frozenset[str]:
@@ -69,7 +69,7 @@ class ScoreSelectBest(MapStage):
 
     def figures(self, cfg: SynthConfig, records: Iterable[Record]) -> Found:
         """Return the best and worst scores of the sources, and excluded candidates."""
-        best, worst, margin = (Spread(0.01) for _ in range(3))
+        best, worst, margin = (Distribution(0.01) for _ in range(3))
         out: Counter[str] = Counter()
         strata: Counter[str] = Counter()
         for record in records:
@@ -88,7 +88,7 @@ class ScoreSelectBest(MapStage):
             "strata": strata,
         }
 
-    async def process(self, record: Record, clients: Clients) -> Kept | Rejected:
+    async def process(self, record: Record, clients: Clients) -> KeptRecord | RejectedRecord:
         """Score the valid candidates and keep the best.
 
         Candidates that are empty, cut, looping, filtered, or without a score are excluded: a
@@ -122,9 +122,11 @@ class ScoreSelectBest(MapStage):
         base_record = {key: value for key, value in record.items() if key != "candidates"}
         base_record["candidate_counts"] = {**counts, "out": dict(sorted(out.items()))}
         if out["content_filter"] == counts["asked"]:
-            return Rejected(base_record, "content_filter", f"all {counts['asked']} candidates")
+            return RejectedRecord(
+                base_record, "content_filter", f"all {counts['asked']} candidates"
+            )
         if not scored:
-            return Rejected(
+            return RejectedRecord(
                 base_record, "no_candidate", ", ".join(f"{k} {n}" for k, n in out.items())
             )
         scored.sort(key=lambda candidate: (candidate["score"], candidate["index"]))
@@ -134,13 +136,13 @@ class ScoreSelectBest(MapStage):
             topk = [candidate for candidate in topk if candidate["score"] <= final.max_score]
             if not topk:
                 reason = f"the best scored {best:.3f}, over {final.max_score:g}"
-                return Rejected(base_record, "over_max_score", reason)
+                return RejectedRecord(base_record, "over_max_score", reason)
         result = {**base_record, "topk": topk, "worst": scored[-1] if len(scored) > 1 else None}
         if final.store_candidates:
             result["candidates"] = scored
-        return Kept(result)
+        return KeptRecord(result)
 
-    def finish(self, ctx: Context) -> None:
+    def finish(self, ctx: StageContext) -> None:
         """Delete the candidates after all are scored, unless they should be stored.
 
         The answer cache still has their texts. Nothing is deleted while another driver reads."""
@@ -148,7 +150,7 @@ class ScoreSelectBest(MapStage):
         source = ctx.folder(self.after.name)
         if ctx.cfg.final_generation.store_candidates or ctx.limit is not None:
             return
-        with suppress(UserError), held([(source.lock(), False)], "delete candidates"):
+        with suppress(UserError), hold_locks([(source.lock(), False)], "delete candidates"):
             for index in range(source.shards() or 0):
                 source.let_go(index)
 

@@ -18,13 +18,13 @@ import structlog
 from scorekit.errors import UserError
 from scorekit.numeric.thresholds import below, lowest_equal
 from synth.config import SynthConfig
-from synth.context import Context
-from synth.drive.kinds import WholeStage
-from synth.folder.distributions import Found
-from synth.folder.store import Record, ShardWriter, StageFolder
-from synth.record import Rejected
+from synth.context import StageContext
+from synth.execution.stage_types import GlobalStage
+from synth.record import RejectedRecord
 from synth.stages.cost import Cost, Sizes
 from synth.stages.prefilter_score import improvement, improvements
+from synth.storage.distributions import Found
+from synth.storage.store import Record, ShardWriter, StageFolder
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,7 +37,7 @@ _ENTRY = [("improvement", "<f8"), ("source_id", "S32"), ("bucket", "<u2")]
 _CHUNK = 1 << 16
 
 
-class SelectSources(WholeStage):
+class SelectSources(GlobalStage):
     """Selects the best `target_examples_total` of all prefiltered sources.
 
     A record gains `rank` (0: the most improved).
@@ -70,7 +70,7 @@ class SelectSources(WholeStage):
         """Return the distributions of the selected sources."""
         return improvements(records)
 
-    def run(self, ctx: Context, manifest: dict[str, Any]) -> None:
+    def run(self, ctx: StageContext, manifest: dict[str, Any]) -> None:
         """Rank, choose, and write the chosen in the order of their sources."""
         if ctx.shard_id and not ctx.share:
             raise UserError(f"--stage {self.name} sees all shards at once: run it without them")
@@ -96,7 +96,7 @@ class SelectSources(WholeStage):
         folder.set_manifest({**manifest, "shards": shards})
 
 
-def _report_selection(chosen: Chosen, ctx: Context) -> None:
+def _report_selection(chosen: Chosen, ctx: StageContext) -> None:
     """Report the buckets' shares, and log how many sources sampling did not improve."""
     requested, count = ctx.cfg.data.target_examples_total, len(chosen.positions)
     name = SelectSources.name
@@ -121,7 +121,7 @@ def _report_selection(chosen: Chosen, ctx: Context) -> None:
 
 
 def _write_shard(
-    ctx: Context,
+    ctx: StageContext,
     folder: StageFolder,
     index: int,
     ranked: Iterator[tuple[Record, int | None]],
@@ -163,14 +163,16 @@ def _write_shard(
     folder.set_mark(index, mark)
 
 
-def _not_chosen(record: Record, threshold: float | None) -> Rejected:
+def _not_chosen(record: Record, threshold: float | None) -> RejectedRecord:
     improvement = record["prefilter"]["improvement"]
     if threshold is not None and below(improvement, threshold):
-        return Rejected(record, "below_min_improvement", f"{improvement:.3f}, under {threshold:g}")
-    return Rejected(record, "not_selected")
+        return RejectedRecord(
+            record, "below_min_improvement", f"{improvement:.3f}, under {threshold:g}"
+        )
+    return RejectedRecord(record, "not_selected")
 
 
-def _records(ctx: Context, source: StageFolder) -> Iterator[Record]:
+def _records(ctx: StageContext, source: StageFolder) -> Iterator[Record]:
     """Return the records of the previous stage, up to ctx.limit."""
     return islice(source.records(), ctx.limit)
 

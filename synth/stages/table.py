@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from scorekit.errors import UserError
 from synth.context import Stage
-from synth.drive.kinds import MapStage
+from synth.execution.stage_types import MapStage
 from synth.stages.export import Export
 from synth.stages.format_filter import FormatFilter
 from synth.stages.generate_128 import Generate128

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.kit.servers import wait_until
-from trainer.runs.runlog import read_jsonl
+from trainer.runs.run_log import read_jsonl
 from trainer.search.rounds.steps import read_steps
 
 ROOT = Path(__file__).parents[2]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from demo.roleplay.compare import read_stage
-from trainer.runs.runlog import read_jsonl
+from trainer.runs.run_log import read_jsonl
 
 ROOT = Path(__file__).parents[2]
 UPDATES = 8

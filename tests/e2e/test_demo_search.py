@@ -11,7 +11,7 @@ import pytest
 
 from demo.search.compare import read_stage
 from demo.search.run import QUESTION, REFERENCE
-from trainer.runs.runlog import read_jsonl
+from trainer.runs.run_log import read_jsonl
 from trainer.search.trajectories.store import TrajectoryStore
 
 ROOT = Path(__file__).parents[2]

@@ -19,7 +19,7 @@ from demo.madlad_shard import documents, write_shard
 from demo.processes import running_service
 from scorekit.errors import UserError
 from scorekit.llm import LLMClient, LLMError, Sampling, parse_json
-from synth.folder.store import StageFolder
+from synth.storage.store import StageFolder
 from tests.kits.vllm import CONTEXT, KEY, NAME, ROOT, make_model, running_vllm
 
 pytestmark = pytest.mark.vllm

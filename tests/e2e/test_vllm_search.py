@@ -26,12 +26,12 @@ from tests.kits.trainer.searching.policies import (
 from tests.kits.trainer.searching.taught import Taught, taught
 from tests.kits.vllm import KEY, running_vllm
 from trainer.rl.config import PolicyConfig, SamplingConfig, VLLMConfig
+from trainer.rl.distributed import DistributedContext
 from trainer.rl.engines.choice import open_sampler, probe_engine
 from trainer.rl.engines.vllm_http import VLLMServer
 from trainer.rl.policy import load_policy
 from trainer.rl.rollout import Rollout, rollout_logprobs
-from trainer.rl.world import World
-from trainer.search.turns.sampled import SampledPolicy
+from trainer.search.rollout.sampled import SampledPolicy
 
 pytestmark = pytest.mark.vllm
 
@@ -96,7 +96,7 @@ def engine(served: tuple[str, Taught], rank: int, run_dir: Path) -> Iterator[tup
     model, tokenizer = load_policy(policy, CPU)
     reader = tiny_reader(model, PROCESSOR)
     options: dict[str, Any] = {"adapters": rank > 0, "run_dir": run_dir, "never": reader.never}
-    sampler = open_sampler(cfg, name, model, tokenizer, World(CPU), **options)
+    sampler = open_sampler(cfg, name, model, tokenizer, DistributedContext(CPU), **options)
     try:
         sampler.sync(model, 0)
         yield sampler, model, reader

@@ -16,11 +16,11 @@ from torch import nn
 from bench.kit.servers import running_service
 from scorekit.server.fake import FakeBackend
 from tests.kits.vllm import KEY, ROOT, make_model, running_vllm, untie
+from trainer.rl.distributed import DistributedContext
 from trainer.rl.engines.generate import GenerateSampler
 from trainer.rl.engines.vllm import VLLMSampler, probe_server
 from trainer.rl.forward import completion_logprobs
 from trainer.rl.policy import load_policy, stop_token_ids
-from trainer.rl.world import World
 from trainer.translation.config import TrainerConfig
 from trainer.translation.data import Example, load_examples
 from trainer.translation.prompting import check_prompts
@@ -88,7 +88,9 @@ def engine(cfg: TrainerConfig) -> Iterator[tuple[VLLMSampler, nn.Module, Any]]:
     stops = stop_token_ids(model, tokenizer)
     server, adapters = cfg.generation.vllm, cfg.policy.lora.r > 0
     name = probe_server(server, adapters=adapters)
-    made = VLLMSampler(server, name, stops, World(CPU), adapters=adapters, run_dir=cfg.misc.run_dir)
+    made = VLLMSampler(
+        server, name, stops, DistributedContext(CPU), adapters=adapters, run_dir=cfg.misc.run_dir
+    )
     with closing(made) as sampler:
         sampler.sync(model, 0)
         yield sampler, model, tokenizer

@@ -13,12 +13,12 @@ from pydantic_core import from_json
 from bench.kit.servers import PATIENCE_S
 from scorekit.schemas import MetricXOptions, Overlong, Priority, TranslationSample
 from scorekit.server.backend import Encoded, Outcome
+from scorekit.server.endpoint import ParsedRequest
 from scorekit.server.fake import MAX_INPUT_LENGTH, FakeBackend
 from scorekit.server.http.metrics import Metrics
 from scorekit.server.http.settings import ServiceSettings
 from scorekit.server.queue.batching import Batcher
-from scorekit.server.queue.work import Job, Wanted
-from scorekit.server.verb import Asked
+from scorekit.server.queue.in_flight import PendingItem, PendingRequest
 from scorekit.server.windows.backend import with_windows
 
 
@@ -47,7 +47,7 @@ class Gate(FakeBackend):
 class Caller:
     """What a test holds of one request: its job, and each text's flight."""
 
-    def __init__(self, batcher: Batcher, job: Job, keys: Sequence[bytes]) -> None:
+    def __init__(self, batcher: Batcher, job: PendingRequest, keys: Sequence[bytes]) -> None:
         self.job = job
         self.flights = [batcher.admission.flights[key] for key in keys]
 
@@ -89,11 +89,12 @@ def _run(
             samples = [TranslationSample(src="s", mt=mt) for mt in mts]
             keys = [mt.encode() for mt in mts]
             wanted = [
-                Wanted(i, k, s, size) for i, (k, s) in enumerate(zip(keys, samples, strict=True))
+                PendingItem(i, k, s, size)
+                for i, (k, s) in enumerate(zip(keys, samples, strict=True))
             ]
-            job = Job(len(mts), time.monotonic(), PATIENCE_S)
+            job = PendingRequest(len(mts), time.monotonic(), PATIENCE_S)
             options = MetricXOptions(overlong=overlong, max_input_length=limit)
-            asked = Asked(samples, options, {}, cache=cache, priority=priority)
+            asked = ParsedRequest(samples, options, {}, cache=cache, priority=priority)
             batcher.submit(job, wanted, asked)
             return Caller(batcher, job, keys)
 

@@ -29,7 +29,7 @@ _SOURCE = re.compile(r"`([\w./-]+\.py)`")
 _LINK = re.compile(r"\]\(([^)#]+)(?:#[^)]*)?\)")
 #: What CONTRIBUTING.md lets its reader make.
 _MADE = {
-    "trainer/translation/rewards/terms/brevity.py",
+    "trainer/translation/rewards/components/brevity.py",
     "services/ratio/model.py",
     "services/ratio/__main__.py",
     "services.ratio",

@@ -10,11 +10,11 @@ from typing import Any
 
 from scorekit.errors import UserError
 from scorekit.files import write_atomic
-from trainer.chat.boundaries import mended
 from trainer.chat.config import ChatConfig
-from trainer.chat.labelling import Learned
+from trainer.chat.labels import Learned
 from trainer.chat.markers import MarkedTemplate
 from trainer.chat.render import Turns, own_template, read_template
+from trainer.chat.template_check import repaired_template
 
 
 def fixed_template(
@@ -33,7 +33,7 @@ def fixed_template(
     base = own_template(tokenizer) or configured
     if base is None:
         raise UserError("there is no chat template to repair. Name one with --template")
-    repaired = mended(tokenizer, conversations, chat, base, learned=learned)
+    repaired = repaired_template(tokenizer, conversations, chat, base, learned=learned)
     before = (configured or base).splitlines()
     lines = unified_diff(
         before, repaired.template.splitlines(), "before", "after", lineterm="", n=1

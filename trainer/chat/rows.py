@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any, Literal, NamedTuple
 
 from scorekit.errors import UserError
-from trainer.chat.labelling import Learned
+from trainer.chat.labels import Learned
 from trainer.runs.readers import clean_cell, read_rows, shortened
 
 #: The assistant's turns to train on. all: every turn; last: only the last one; each: every turn in

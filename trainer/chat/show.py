@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from scorekit.report.render import visible
-from trainer.chat.boundaries import Finding
+from trainer.chat.template_check import Finding
 
 #: Styles of labeled text, of the token that ends it, and of other text.
 LABELLED, STOP, REST = "black on green", "bold white on dark_green", "dim"

@@ -15,7 +15,7 @@ from trainer.chat.rows import Conversation, Which, read_conversations
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from trainer.chat.boundaries import Finding
+    from trainer.chat.template_check import Finding
 
 #: Names of the repaired copies.
 TEMPLATE, GENERATION = "chat_template.fixed.jinja", "generation_config.fixed.json"
@@ -43,7 +43,7 @@ class _Checked:
         return [row.turns for row in self.rows]
 
     def findings(self) -> list[Finding]:
-        from trainer.chat.boundaries import check_template
+        from trainer.chat.template_check import check_template
 
         return check_template(
             self.tokenizer,
@@ -120,9 +120,9 @@ def template_check(
 
 def _show(console: Console, checked: _Checked, count: int) -> None:
     """Print the first rows, or made-up conversations without rows."""
-    from trainer.chat.boundaries import looked_at, training_template
-    from trainer.chat.labelling import label
+    from trainer.chat.labels import label
     from trainer.chat.show import print_conversation
+    from trainer.chat.template_check import looked_at, training_template
 
     settings = (checked.tokenizer, checked.conversations, checked.chat)
     chosen = training_template(*settings, learned=checked.learned).template
@@ -137,10 +137,10 @@ def _fixed(console: Console, checked: _Checked, folder: Path, to: Path) -> _Chec
     """Write the repaired copies, and return the settings that use them."""
     from rich.text import Text
 
-    from trainer.chat.boundaries import unknown_stops
     from trainer.chat.fix import fixed_generation_config, fixed_template, write_beside
     from trainer.chat.show import print_diff
     from trainer.chat.stops import end_ids
+    from trainer.chat.template_check import unknown_stops
 
     tokenizer, rows = checked.tokenizer, checked.conversations
     repaired, diff = fixed_template(tokenizer, rows, checked.chat, learned=checked.learned)

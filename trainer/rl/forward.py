@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from scorekit.errors import UserError
 from trainer.rl.loss import token_logprobs
-from trainer.rl.policy import unwrapped, without_wrappers
+from trainer.rl.policy import unwrap_distributed, unwrap_peft
 
 #: Entries of a chunk's [n, V] float32 logits: 128 MiB.
 CHUNK_ENTRIES = 2**25
@@ -102,7 +102,7 @@ def _head_in_chunks(
     them, Granite and Cohere scale them) get that done in each chunk, and it is turned off in the
     model.
     """
-    bare = unwrapped(model)
+    bare = unwrap_distributed(model)
     head = bare.get_output_embeddings()
     head_forward, hook = head.forward, vars(head).get("forward")  # accelerate puts its hook there
     with _tail(bare) as tail:
@@ -145,7 +145,7 @@ _TAILS: tuple[tuple[str, float | None, Callable[[Tensor, float], Tensor]], ...] 
 def _tail(model: Any) -> Iterator[Callable[[Tensor], Tensor]]:
     """Yield the function that a model applies to its logits after the head, turned off in the
     model."""
-    base = without_wrappers(model)
+    base = unwrap_peft(model)
     owners = [base, base.config, base.config.get_text_config()]
     saved_values: list[tuple[Any, str, float]] = []
     steps: list[tuple[Callable[[Tensor, float], Tensor], float]] = []
@@ -183,9 +183,10 @@ def check_head(model: nn.Module) -> None:
         logits = model(input_ids=ids, use_cache=False).logits[:, 1:-1]
         model_logprobs, _ = token_logprobs(logits, ids[:, 2:], 1.0)
     if not torch.allclose(trainer_logprobs, model_logprobs, atol=0.1):
+        model_name = type(unwrap_distributed(model)).__name__
         raise UserError(
-            f"policy.path: {type(unwrapped(model)).__name__} transforms its logits after the head "
-            "in a way that the trainer does not support. Its log-probabilities would be wrong"
+            f"policy.path: {model_name} transforms its logits after the "
+            "head in a way that the trainer does not support. Its log-probabilities would be wrong"
         )
 
 
@@ -228,7 +229,7 @@ def image_inputs(
     all_images = [image for row in images for image in row]
     if not all_images:
         return {}
-    bare = without_wrappers(model)
+    bare = unwrap_peft(model)
     config, device = bare.config, next(model.parameters()).device
     merged = config.vision_config.spatial_merge_size**2
     for row, (ids, attended) in enumerate(zip(ids_BL, attended_BL, strict=True)):

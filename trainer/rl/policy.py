@@ -68,7 +68,7 @@ def load_policy(cfg: PolicyConfig, device: torch.device) -> tuple[nn.Module, Any
         checkpoint_layers(model)
     if cfg.lora.r:
         model = with_adapters(model, cfg)
-    freeze_unread(model)
+    freeze_vision(model)
     return model, tokenizer
 
 
@@ -96,7 +96,7 @@ def check_folder(path: str, key: str) -> None:
         raise UserError(f"{key}: {path}: no such folder")
 
 
-def check_whole(path: str, key: str) -> None:
+def check_has_base_model(path: str, key: str) -> None:
     """Raise UserError if a folder has adapters without their base model."""
     folder = Path(path)
     if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
@@ -122,7 +122,7 @@ def with_adapters(model: nn.Module, cfg: PolicyConfig) -> nn.Module:
     """
     from peft import LoraConfig, get_peft_model
 
-    unread = set(unread_parts(model))
+    unread = set(vision_parts(model))
     image_prefixes = [f"{name}." for name, part in model.named_modules() if part in unread]
     only_images, targets = (
         rf"({'|'.join(map(re.escape, image_prefixes))}).*",
@@ -148,12 +148,12 @@ def with_adapters(model: nn.Module, cfg: PolicyConfig) -> nn.Module:
     return adapted
 
 
-def freeze_unread(model: nn.Module) -> None:
+def freeze_vision(model: nn.Module) -> None:
     """Freeze the image parts of a model that also reads images.
 
     They get no gradient from texts, and processes that share an update would wait for it.
     """
-    bare = without_wrappers(model)
+    bare = unwrap_peft(model)
     if takes_images(bare):
         text_parameter_ids = _text_parameter_ids(bare)
         for parameter in model.parameters():
@@ -161,9 +161,9 @@ def freeze_unread(model: nn.Module) -> None:
                 parameter.requires_grad_(False)
 
 
-def unread_parts(model: nn.Module) -> list[nn.Module]:
+def vision_parts(model: nn.Module) -> list[nn.Module]:
     """Return the parts of a model that text does not pass, each as large as possible."""
-    bare = without_wrappers(model)
+    bare = unwrap_peft(model)
     if not takes_images(bare):
         return []
     text_parameter_ids, image_parts, remaining = _text_parameter_ids(bare), [], [bare]
@@ -292,7 +292,7 @@ def _read_config(path: str, revision: str | None, key: str) -> Any:
     from transformers import AutoConfig
 
     check_folder(path, key)
-    check_whole(path, key)
+    check_has_base_model(path, key)
     try:
         return AutoConfig.from_pretrained(path, revision=revision)
     except Exception as error:  # transformers raises many types
@@ -368,14 +368,14 @@ def _first_line(error: Exception) -> str:
     return shorten(lines[0], 240, placeholder=" ...") if lines else type(error).__name__
 
 
-def unwrapped(model: Any) -> Any:
+def unwrap_distributed(model: Any) -> Any:
     """Return the model without the wrapper that distributes it."""
     return getattr(model, "module", model)
 
 
-def without_wrappers(model: Any) -> Any:
+def unwrap_peft(model: Any) -> Any:
     """Return the transformers model without wrappers, peft's included; its adapters still apply."""
-    bare = unwrapped(model)
+    bare = unwrap_distributed(model)
     return bare.get_base_model() if hasattr(bare, "get_base_model") else bare
 
 

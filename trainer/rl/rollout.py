@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from trainer.rl.advantage import pad_rows
+from trainer.rl.distributed import DistributedContext
 from trainer.rl.forward import Image, completion_logprobs, micro_batches
-from trainer.rl.world import World
 
 
 @dataclass(slots=True, kw_only=True)
@@ -95,7 +95,7 @@ def rollout_logprobs(
     temperature: float,
     pad_id: int,
     micro_batch_tokens: int,
-    world: World | None = None,
+    world: DistributedContext | None = None,
     *,
     never: Sequence[int] = (),
 ) -> list[list[float]]:

@@ -21,7 +21,7 @@ from trainer.rl.forward import Image
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
+class SampledCompletion:
     """One sampled completion.
 
     token_ids: the ids up to and with the stop id.
@@ -44,7 +44,7 @@ class Sampler(Protocol):
         images: Sequence[Sequence[Image]] | None = None,
         seed: int | None = None,
         with_logprobs: bool = True,
-    ) -> Iterator[tuple[int, list[Sampled]]]:
+    ) -> Iterator[tuple[int, list[SampledCompletion]]]:
         """Yield (index of a prompt, its num_samples_per_prompt completions), each when it is ready.
 
         The order is arbitrary.
@@ -64,7 +64,7 @@ class Sampler(Protocol):
 
 
 @contextmanager
-def undisturbed(model: nn.Module, seed: int) -> Iterator[None]:
+def preserve_rng_state(model: nn.Module, seed: int) -> Iterator[None]:
     """Run in eval mode with this seed, and restore the model's mode and the random state
     afterwards."""
     device = next(model.parameters()).device
@@ -79,7 +79,7 @@ def undisturbed(model: nn.Module, seed: int) -> Iterator[None]:
             model.train(was_training)
 
 
-def check_uncut(gen_cfg: SamplingConfig, corrected: bool = False) -> None:
+def check_untruncated(gen_cfg: SamplingConfig, corrected: bool = False) -> None:
     """Raise UserError if log-probabilities would not be of the distribution that is sampled from.
 
     corrected: whether the importance correction accounts for top_p and top_k.

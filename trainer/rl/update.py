@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from trainer.rl.advantage import TokenAdvantages
 from trainer.rl.config import RLConfig
+from trainer.rl.distributed import DistributedContext
 from trainer.rl.forward import completion_logprobs, micro_batches
 from trainer.rl.loss import (
     LossWeights,
@@ -23,7 +24,6 @@ from trainer.rl.loss import (
 )
 from trainer.rl.policy import autocast
 from trainer.rl.rollout import Rollout, action_masks, logprob_rows
-from trainer.rl.world import World
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class TrainStats:
 
 
 @dataclass(frozen=True, slots=True)
-class Passes:
+class ForwardOptions:
     """Settings of the forward passes of an update.
 
     model: the caller has put it into eval mode (with dropout the ratio of an unchanged policy would
@@ -65,7 +65,7 @@ class Passes:
 
     model: nn.Module
     cfg: RLConfig
-    world: World
+    world: DistributedContext
     temperature: float = 1.0
     pad_id: int = 0
     dtype: str = "float32"
@@ -97,7 +97,7 @@ def update_policy(
     pad_id: int,
     dtype: str = "float32",
     seed: int = 0,
-    world: World | None = None,
+    world: DistributedContext | None = None,
     never: Sequence[int] = (),
 ) -> TrainStats:
     """Pass over the batch `ppo_epochs` times, each in `minibatches` optimizer steps.
@@ -110,8 +110,8 @@ def update_policy(
     """
     if bool((advantages.held & ~action_masks(rollouts)).any()):
         raise ValueError("advantages reach beyond the action mask")
-    world = world or World(next(policy_model.parameters()).device)
-    passes = Passes(policy_model, ppo_cfg, world, temperature, pad_id, dtype, never)
+    world = world or DistributedContext(next(policy_model.parameters()).device)
+    passes = ForwardOptions(policy_model, ppo_cfg, world, temperature, pad_id, dtype, never)
     recomputes_logprobs = ppo_cfg.makes_own_logprobs
     epochs = 1 if ppo_cfg.algorithm == "reinforce" else ppo_cfg.ppo_epochs
     shuffle = torch.Generator().manual_seed(seed)
@@ -127,7 +127,7 @@ def update_policy(
             order = [with_tokens[i] for i in torch.randperm(len(with_tokens), generator=shuffle)]
             steps = _minibatches(order, ppo_cfg)
         if epoch == 0 and recomputes_logprobs:
-            make_own_logprobs(rollouts, steps, passes)
+            recompute_old_logprobs(rollouts, steps, passes)
         for chosen in steps:
             optimizer.zero_grad(set_to_none=True)
             world.meet()
@@ -162,7 +162,7 @@ def accumulate_gradients(
     rollouts: Sequence[Rollout],
     advantages: TokenAdvantages,
     chosen: Sequence[int],
-    passes: Passes,
+    passes: ForwardOptions,
 ) -> dict[str, float]:
     """Run backward over the chosen rollouts in micro-batches.
 
@@ -188,7 +188,7 @@ def accumulate_gradients(
 
 
 def _own_passes(
-    rollouts: Sequence[Rollout], chosen: Sequence[int], passes: Passes
+    rollouts: Sequence[Rollout], chosen: Sequence[int], passes: ForwardOptions
 ) -> Iterator[tuple[list[int], bool, bool]]:
     """Yield this process's passes over the chosen rollouts.
 
@@ -204,8 +204,8 @@ def _own_passes(
 
 
 @torch.no_grad()
-def make_own_logprobs(
-    rollouts: Sequence[Rollout], steps: Sequence[Sequence[int]], passes: Passes
+def recompute_old_logprobs(
+    rollouts: Sequence[Rollout], steps: Sequence[Sequence[int]], passes: ForwardOptions
 ) -> None:
     """Set `old_logprobs` of the rollouts from the same passes that the update will make.
 
@@ -260,7 +260,7 @@ def _micro_batch_loss(
     rollouts: Sequence[Rollout],
     advantages: TokenAdvantages,
     rows: Sequence[int],
-    passes: Passes,
+    passes: ForwardOptions,
     normalizer: float | Tensor,
     kl_normalizer: float | Tensor,
 ) -> tuple[Tensor, dict[str, float]]:

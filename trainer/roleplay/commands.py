@@ -17,7 +17,7 @@ def train(cfg: RoleplayConfig, *, resume: bool) -> int:
     from trainer.roleplay.evaluation.figures import table
     from trainer.roleplay.evaluation.report import write_report
     from trainer.roleplay.training.run import run_roleplay
-    from trainer.runs.verbs.tables import comparison_table
+    from trainer.runs.cli.tables import comparison_table
 
     artifacts = run_roleplay(cfg, resume=resume)
     if artifacts.reports:
@@ -35,9 +35,9 @@ def evaluate(cfg: RoleplayConfig, against: str | None, *, overwrite: bool) -> in
     from trainer.roleplay.evaluation.figures import table
     from trainer.roleplay.evaluation.run import run_evaluation
     from trainer.roleplay.rendering import open_tokenizer
-    from trainer.roleplay.training.before import held_out_turns
     from trainer.roleplay.training.launcher import embedder_of
-    from trainer.runs.verbs.tables import paired_table, report_table
+    from trainer.roleplay.training.preflight import held_out_turns
+    from trainer.runs.cli.tables import paired_table, report_table
 
     tokenizer = open_tokenizer(cfg)
     outcome = run_evaluation(

@@ -14,7 +14,7 @@ from typing import Any
 from scorekit.errors import UserError
 from trainer.roleplay.config_data import FIELDS, TOLD, RoleplayData
 from trainer.roleplay.messages import WrongMessages, read_messages
-from trainer.roleplay.told import parse_level, told_in
+from trainer.roleplay.stated_facts import extract_facts, parse_level
 from trainer.roleplay.turn import Message, RoleplayTurn
 from trainer.runs.readers import cell, clean_cell, id_cell, read_rows, row_ids, shortened
 
@@ -85,7 +85,7 @@ def columns_of(turns: Sequence[RoleplayTurn]) -> dict[str, list[Any]]:
     return columns
 
 
-def untold(turns: Iterable[RoleplayTurn]) -> dict[str, int]:
+def missing_fact_counts(turns: Iterable[RoleplayTurn]) -> dict[str, int]:
     """Return field -> number of turns without it, for the fields that rewards use (neutral
     there)."""
     fields = ("reference", "player_name", "character_name", "speech_level")
@@ -121,7 +121,7 @@ def told_of(
     system = prompt[0]["content"] if prompt[0]["role"] == "system" else ""
     if data.from_prompt and system:
         fields |= {
-            field: value for field, value in told_in(system).items() if fields[field] is None
+            field: value for field, value in extract_facts(system).items() if fields[field] is None
         }
     fields["scenario"] = fields["scenario"] or (_hash(system) if system else None)
     return fields

@@ -79,7 +79,7 @@ def has_letter(text: str) -> bool:
 
 
 @dataclass(frozen=True)
-class CutReply:
+class ParsedReply:
     """A completion, parsed once for all reward functions.
 
     given: as it was sampled.

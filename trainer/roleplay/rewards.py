@@ -26,14 +26,14 @@ from typing import Any
 from scorekit.config import nearest
 from scorekit.errors import UserError
 from trainer.roleplay.calibration.anchors import Use
-from trainer.roleplay.formulas import character, form, grounding, roles
-from trainer.roleplay.formulas.inputs import COLUMNS, read_replies
-from trainer.roleplay.formulas.roles import NO_TOKENS, SpecialTokens
-from trainer.roleplay.formulas.scored import AskedReply, ReplyScore
 from trainer.roleplay.reward_config import RewardConfig
+from trainer.roleplay.scoring import character, form, grounding, roles
+from trainer.roleplay.scoring.inputs import COLUMNS, read_replies
+from trainer.roleplay.scoring.roles import NO_TOKENS, SpecialTokens
+from trainer.roleplay.scoring.types import ReplyContext, ReplyScore
 from trainer.roleplay.similarity import Similarity, open_similarity
 from trainer.roleplay.turn import RoleplayTurn
-from trainer.runs.figures import Figure, mean_of
+from trainer.runs.stats import StatSpec, mean_of
 
 LogMetric = Callable[[str, float], Any]
 LogExtra = Callable[[str, list[Any]], Any]
@@ -143,7 +143,7 @@ class Reward:
     function: Callable[..., list[float]]
     weight: float
     title: str
-    components: tuple[Figure, ...]
+    components: tuple[StatSpec, ...]
 
     @property
     def name(self) -> str:
@@ -291,12 +291,12 @@ def _rewarded(
     return [score.value for score in scored]
 
 
-def _read(prompts: Any, completions: Any, columns: Mapping[str, Any]) -> list[AskedReply]:
+def _read(prompts: Any, completions: Any, columns: Mapping[str, Any]) -> list[ReplyContext]:
     """Return the replies with their rows. Raises UserError for invalid values."""
     return read_replies(prompts, completions, columns, _active_setting().cfg.corner_quotes)
 
 
-def _score(short: str, contexts: Sequence[AskedReply]) -> list[ReplyScore]:
+def _score(short: str, contexts: Sequence[ReplyContext]) -> list[ReplyScore]:
     setting = _active_setting()
     if short == "format":
         return [form.score_form(context, setting.special) for context in contexts]
@@ -317,7 +317,7 @@ def _score(short: str, contexts: Sequence[AskedReply]) -> list[ReplyScore]:
 
 
 def _similarities(
-    use: Use, contexts: Sequence[AskedReply]
+    use: Use, contexts: Sequence[ReplyContext]
 ) -> list[tuple[float | None, float | None]]:
     """Return similarities, raw and between the anchors.
 

@@ -16,14 +16,14 @@ from trainer.rl.config import PolicyConfig, RLConfig, SamplingConfig
 log = logging.getLogger(__name__)
 
 #: Name of an evaluation set without a name.
-THE_SET = "eval"
+DEFAULT_EVAL_SET = "eval"
 #: Names of the other sets; they become part of file names.
 SetName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,59}$")]
 
 
 def set_key(name: str) -> str:
     """Return the config key of an evaluation set."""
-    return "data.eval" if name == THE_SET else f"data.eval_sets.{name}"
+    return "data.eval" if name == DEFAULT_EVAL_SET else f"data.eval_sets.{name}"
 
 
 class StopConfig(Config):
@@ -222,7 +222,7 @@ def check_config(cfg: KeptConfig, original: Mapping[str, Any]) -> None:
         log.warning("changed since the run started: %s", descriptions[key])
 
 
-def lasting(cfg: BaseModel) -> dict[str, Any]:
+def pinned_settings(cfg: BaseModel) -> dict[str, Any]:
     """Return the keys that a run keeps when it is resumed, `section.key`, and their values."""
     changeable_keys = changeable(type(cfg))
     flat = _flat(cfg.model_dump(mode="json"))

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from scorekit.seeds import stream_seed
+from trainer.rl.distributed import DistributedContext
 from trainer.rl.forward import check_head
 from trainer.rl.policy import Reference, load_policy, pad_token_id
 from trainer.rl.rollout import Rollout, rollout_logprobs
-from trainer.rl.world import World
 from trainer.runs.checkpoints.resume import Origin, weight_origin
 from trainer.runs.config import RunConfig, corrects_importance
 
@@ -38,12 +38,12 @@ class Learner:
     origin: Origin
     never: Sequence[int] = ()
 
-    def share(self, world: World) -> None:
+    def share(self, world: DistributedContext) -> None:
         """Distribute model and optimizer over the processes; every process has to call it."""
         self.model, self.optimizer = world.prepare(self.model, self.optimizer)
 
 
-def load_weights(cfg: RunConfig, world: World) -> Learner:
+def load_weights(cfg: RunConfig, world: DistributedContext) -> Learner:
     """Return a learner without prompts. Raises UserError for whatever the user can fix."""
     torch.manual_seed(stream_seed("adapters", cfg.misc.seed))
     # Sharded weights go to their device in parts, so that no device has to hold all of them.
@@ -72,7 +72,7 @@ def load_weights(cfg: RunConfig, world: World) -> Learner:
 
 
 def add_logprobs(
-    rollouts: Sequence[Rollout], learner: Learner, cfg: RunConfig, world: World
+    rollouts: Sequence[Rollout], learner: Learner, cfg: RunConfig, world: DistributedContext
 ) -> None:
     """Set the reference's log-probabilities; and the trainer's, if the sampler's differ."""
 

@@ -14,19 +14,19 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from scorekit.seeds import stream_seed
 from trainer.rl.advantage import TokenAdvantages
+from trainer.rl.distributed import DistributedContext
 from trainer.rl.rollout import Rollout
 from trainer.rl.sampler import Sampler
 from trainer.rl.update import NO_UPDATE, TrainStats, learning_rate, set_learning_rate, update_policy
-from trainer.rl.world import World
+from trainer.runs.artifacts import Artifacts, Reports
 from trainer.runs.checkpoints.saver import Evaluated, Saver
-from trainer.runs.config import THE_SET, RunConfig
+from trainer.runs.config import DEFAULT_EVAL_SET, RunConfig
 from trainer.runs.console import Columns, Console
-from trainer.runs.figures import Figures
 from trainer.runs.learner import Learner
-from trainer.runs.leaving import Leaving
-from trainer.runs.outcome import Artifacts, Reports
-from trainer.runs.rollout_figures import advantage_figures, importance_figures, rollout_figures
-from trainer.runs.runlog import Clock, RunLog, read_jsonl
+from trainer.runs.rollout_stats import advantage_figures, importance_figures, rollout_stats
+from trainer.runs.run_log import PhaseTimer, RunLog, read_jsonl
+from trainer.runs.shutdown import ShutdownHandler
+from trainer.runs.stats import Stats
 from trainer.runs.stops import StopRules
 from trainer.runs.trackers import track, tracking
 
@@ -81,7 +81,7 @@ class Evaluation(Evaluated, Protocol):
     def figures(self) -> dict[str, Any]: ...
 
 
-class Task(Protocol):
+class TrainingTask(Protocol):
     """A task of the training loop.
 
     columns: of the console, and those to print if the terminal is too narrow for all.
@@ -95,13 +95,13 @@ class Task(Protocol):
     @property
     def fault(self) -> str | None: ...
 
-    def collect(self, sampler: Sampler, update: int, clock: Clock) -> Batch[Any, Any] | None:
+    def collect(self, sampler: Sampler, update: int, clock: PhaseTimer) -> Batch[Any, Any] | None:
         """Return the full batch of an update, the same on every process.
 
         None: it has no rewards, and the update has not started.
         """
 
-    def figures(self, batch: Batch[Any, Any]) -> Figures:
+    def figures(self, batch: Batch[Any, Any]) -> Stats:
         """Return its stats, besides those of ids and log-probabilities."""
 
     def advantages(self, rollouts: list[Any], rewards: list[Any]) -> TokenAdvantages:
@@ -125,19 +125,19 @@ class Task(Protocol):
         """Return the console line of an evaluation."""
 
 
-class Loop:
+class TrainingLoop:
     """Runs the updates of a run, with everything loaded and opened."""
 
     def __init__(
         self,
         cfg: RunConfig,
-        task: Task,
+        task: TrainingTask,
         learner: Learner,
         sampler: Sampler,
-        world: World,
+        world: DistributedContext,
         saver: Saver,
         runlog: RunLog,
-        leaving: Leaving,
+        leaving: ShutdownHandler,
         checkpoint: Path | None,
         done: int | None,
     ) -> None:
@@ -267,7 +267,7 @@ class Loop:
     def step(self, update: int) -> dict[str, Any] | None:
         """Run one update (from 1), and return its log line; None if it has no rewards and did
         not start."""
-        cfg, clock = self.cfg, Clock()
+        cfg, clock = self.cfg, PhaseTimer()
         batch = self.task.collect(self.sampler, update, clock)
         if batch is None:
             return None
@@ -277,7 +277,7 @@ class Loop:
         if batch.kept:
             advantages, stats = self.learn(batch, update, lr)
         # After the update, which may have computed the old log-probabilities
-        line |= rollout_figures(batch.rollouts) | importance_figures(batch.rollouts, cfg.rl)
+        line |= rollout_stats(batch.rollouts) | importance_figures(batch.rollouts, cfg.rl)
         line |= self.task.figures(batch)
         line |= advantage_figures(advantages) | asdict(stats) | {"skipped": stats.steps == 0}
         if stats.steps == 0 and self.world.is_main:
@@ -327,7 +327,7 @@ class Loop:
         if is_deciding and (reason := self.stops.evaluated(update, report)):
             header["stopped"] = reason
         report.examples = self.log.write_evaluation(header | report.figures(), report.examples)
-        track_prefix = "eval" if name == THE_SET else f"eval/{name}"
+        track_prefix = "eval" if name == DEFAULT_EVAL_SET else f"eval/{name}"
         track(self.world.accelerator, track_prefix, report.figures(), update)
         return report
 

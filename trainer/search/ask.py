@@ -9,11 +9,11 @@ from uuid import uuid4
 from scorekit.errors import UserError
 from scorekit.files import write_atomic
 from trainer.search.config import SearchConfig
-from trainer.search.neighbours import has_page, neighbours
 from trainer.search.records import Question, Trajectory
 from trainer.search.reward.config import SearchRewardConfig
+from trainer.search.rollout.episode import run_episodes
+from trainer.search.services import has_page, open_policy_and_services
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore
-from trainer.search.turns.episode import run_episodes
 
 
 def reward_of_one(reward: SearchRewardConfig, *, answer: bool, gold: bool) -> SearchRewardConfig:
@@ -47,7 +47,9 @@ def ask(
         )
     stores: list[TrajectoryStore] = []
     run = f"{folder.name}-{uuid4().hex[:8]}"
-    with neighbours(cfg, run=run, load_image=lambda name: stores[0].picture(name)) as services:
+    with open_policy_and_services(
+        cfg, run=run, load_image=lambda name: stores[0].picture(name)
+    ) as services:
         for page in question.gold:
             if not has_page(services.retriever, page):
                 raise UserError(f"--gold {page}: the index has no such page")

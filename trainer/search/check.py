@@ -17,13 +17,13 @@ from scorekit.report.findings import Findings
 from scorekit.retrieval.client import Retriever
 from scorekit.retrieval.wire import IndexInfo
 from trainer.rl.engines.vllm import probe_server
-from trainer.rl.policy import check_tokenizer, stop_token_ids, without_wrappers
+from trainer.rl.policy import check_tokenizer, stop_token_ids, unwrap_peft
+from trainer.runs.cli.machine import look_at_device, look_at_memory
+from trainer.runs.cli.output_paths import check_output_paths
+from trainer.runs.cli.weights import look_at_model
 from trainer.runs.config import set_key
-from trainer.runs.verbs.machine import look_at_device, look_at_memory
-from trainer.runs.verbs.places import look_at_places
-from trainer.runs.verbs.weights import look_at_model
-from trainer.search.answer.answers import judge_of
-from trainer.search.answer.judging import judge_name, meet_judge
+from trainer.search.answer.answer_cache import judge_of
+from trainer.search.answer.answer_judge import check_judge, judge_name
 from trainer.search.answer.paid_chat import chat_client
 from trainer.search.config import SearchConfig
 from trainer.search.data import (
@@ -33,15 +33,15 @@ from trainer.search.data import (
     load_set,
     load_train,
 )
-from trainer.search.local import Reads, look_at_policy
-from trainer.search.neighbours import check_index, has_page, meet_retriever, open_retriever
-from trainer.search.reckon import episode_ids, money
+from trainer.search.local_policy import PolicyInputs, inspect_policy
 from trainer.search.records import Question
+from trainer.search.rollout.episode_tokens import TurnTokenizer
+from trainer.search.rollout.prompt import opening
+from trainer.search.services import check_index, check_retriever, has_page, open_retriever
 from trainer.search.training.loading import fitting_questions
 from trainer.search.training.train import check_trainable
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore
-from trainer.search.turns.joined import TurnIds
-from trainer.search.turns.prompt import opening
+from trainer.search.upper_bounds import max_cost, max_episode_tokens
 
 Sets = dict[str, list[Question]]
 #: Key of the training questions.
@@ -78,7 +78,7 @@ def check_run(cfg: SearchConfig) -> Findings:
         run_check("judge", _judge, cfg)
     if sets[_TRAIN]:
         run_check("updates", _updates, cfg, sets[_TRAIN])
-        run_check("money", money, cfg, sets)
+        run_check("money", max_cost, cfg, sets)
     device = run_check("device", look_at_device, cfg.misc)
     if model is not None and device is not None and max_tokens is not None:
         # An episode's ids include what is sampled after them.
@@ -86,7 +86,7 @@ def check_run(cfg: SearchConfig) -> Findings:
         run_check("memory", look_at_memory, cfg, model, prompt_tokens, device, findings)
     if cfg.generation.engine == "vllm":
         run_check("vLLM", _vllm, cfg)
-    look_at_places(findings, cfg)
+    check_output_paths(findings, cfg)
     return findings
 
 
@@ -116,7 +116,14 @@ def _look_at_policy(
     if not all_questions:
         return model, None
     return model, run_check(
-        "episodes", episode_ids, cfg, ids, policy_inputs, max_prompt, all_questions, retriever
+        "episodes",
+        max_episode_tokens,
+        cfg,
+        ids,
+        policy_inputs,
+        max_prompt,
+        all_questions,
+        retriever,
     )
 
 
@@ -172,7 +179,7 @@ def _range(numbers: Sequence[int]) -> str:
 
 
 def _index(cfg: SearchConfig, retriever: Retriever) -> tuple[IndexInfo, str]:
-    meet_retriever(cfg)
+    check_retriever(cfg)
     index, folder = retriever.info(), Path(cfg.misc.run_dir)
     if (folder / "index.json").is_file() and not cfg.misc.overwrite:
         check_index(folder, index)
@@ -201,9 +208,9 @@ def _overlap(key: str, train: Sequence[Question], held_out: Sequence[Question]) 
     )
 
 
-def _reads(cfg: SearchConfig, model: nn.Module) -> tuple[Reads, str]:
-    policy_inputs = look_at_policy(cfg)
-    check_tokenizer(cfg.policy, policy_inputs.tokenizer, without_wrappers(model))
+def _reads(cfg: SearchConfig, model: nn.Module) -> tuple[PolicyInputs, str]:
+    policy_inputs = inspect_policy(cfg)
+    check_tokenizer(cfg.policy, policy_inputs.tokenizer, unwrap_peft(model))
     sight = cfg.episode.sight
     image_text = (
         f"is shown pictures of {sight.min_pixels:,} to {sight.max_pixels:,} pixels"
@@ -217,8 +224,10 @@ def _reads(cfg: SearchConfig, model: nn.Module) -> tuple[Reads, str]:
     )
 
 
-def _ids(cfg: SearchConfig, policy_inputs: Reads, model: nn.Module) -> tuple[TurnIds, str]:
-    ids = policy_inputs.ids(cfg, stop_token_ids(without_wrappers(model), policy_inputs.tokenizer))
+def _ids(
+    cfg: SearchConfig, policy_inputs: PolicyInputs, model: nn.Module
+) -> tuple[TurnTokenizer, str]:
+    ids = policy_inputs.ids(cfg, stop_token_ids(unwrap_peft(model), policy_inputs.tokenizer))
     stops = " ".join(policy_inputs.tokenizer.convert_ids_to_tokens(ids.stops))
     opened = f"; it opens {ids.prefill.strip()!r} for each turn" if ids.prefill else ""
     note = ids.serving_note()
@@ -226,7 +235,11 @@ def _ids(cfg: SearchConfig, policy_inputs: Reads, model: nn.Module) -> tuple[Tur
 
 
 def _prompts(
-    cfg: SearchConfig, key: str, questions: Sequence[Question], ids: TurnIds, policy_inputs: Reads
+    cfg: SearchConfig,
+    key: str,
+    questions: Sequence[Question],
+    ids: TurnTokenizer,
+    policy_inputs: PolicyInputs,
 ) -> tuple[tuple[list[Question], int], str]:
     usable, note = fitting_questions(key, questions, ids, policy_inputs.context, cfg)
     lengths = sorted(len(ids.prompt(opening(question, cfg.episode))) for question in usable)
@@ -261,7 +274,7 @@ def _judge(cfg: SearchConfig) -> tuple[None, str]:
     async def get_name() -> str:
         client = ScoringClient(judge.url, timeout_s=judge.timeout_s, deadline_s=judge.deadline_s)
         try:
-            return judge_name(await meet_judge(client, judge))
+            return judge_name(await check_judge(client, judge))
         finally:
             await client.close()
 

@@ -18,17 +18,22 @@ from scorekit.errors import ScorekitError, UserError
 from scorekit.files import write_atomic
 from scorekit.report.progress import progress_bar
 from trainer.runs.config import check_config
-from trainer.runs.figures import Figures
-from trainer.runs.leaving import Leaving
 from trainer.runs.messages import messages
-from trainer.runs.runlog import RunLog, check_run_dir, open_run_dir, read_jsonl
-from trainer.search.answer.money import MoneySpent
+from trainer.runs.run_log import RunLog, check_run_dir, open_run_dir, read_jsonl
+from trainer.runs.shutdown import ShutdownHandler
+from trainer.runs.stats import Stats
+from trainer.search.answer.spending import BudgetExceeded
 from trainer.search.config import SearchConfig
 from trainer.search.data import check_gold, hold_against_index, load_questions
-from trainer.search.episodes import Episodes
+from trainer.search.episode_runner import EpisodeRunner
 from trainer.search.evaluation.figures import figures_of
-from trainer.search.neighbours import Neighbours, check_index, has_page, neighbours
 from trainer.search.records import Question, Trajectory
+from trainer.search.services import (
+    PolicyAndServices,
+    check_index,
+    has_page,
+    open_policy_and_services,
+)
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore
 
 
@@ -41,7 +46,7 @@ class Collected:
     """
 
     folder: Path
-    figures: Figures = field(default_factory=dict)
+    figures: Stats = field(default_factory=dict)
     stopped: str | None = None
     exit_code: int = 0
 
@@ -56,7 +61,7 @@ def collect(cfg: SearchConfig, *, resume: bool = False, limit: int | None = None
     ServiceUnreachable if a service is unavailable.
     """
     questions = _questions(cfg, limit)
-    with messages() as message_log, Leaving() as shutdown:
+    with messages() as message_log, ShutdownHandler() as shutdown:
         check_gold(questions, cfg.reward.weights["ndcg"])
         folder = open_run_dir(cfg.misc)
         done = _steps_done(cfg, folder) if resume else None
@@ -64,7 +69,9 @@ def collect(cfg: SearchConfig, *, resume: bool = False, limit: int | None = None
             check_run_dir(cfg)
         run = _name_of(folder) if done is not None else f"{folder.name}-{uuid4().hex[:8]}"
         stores: list[TrajectoryStore] = []  # opened when an earlier run may be replaced
-        with neighbours(cfg, run=run, load_image=lambda name: stores[0].picture(name)) as services:
+        with open_policy_and_services(
+            cfg, run=run, load_image=lambda name: stores[0].picture(name)
+        ) as services:
             questions = hold_against_index(
                 questions, lambda page: has_page(services.retriever, page), cfg.data
             )
@@ -119,15 +126,15 @@ def _name_of(folder: Path) -> str:
 class _Steps:
     cfg: SearchConfig
     questions: Sequence[Question]
-    services: Neighbours
+    services: PolicyAndServices
     store: TrajectoryStore
     runlog: RunLog
-    shutdown: Leaving
-    episodes: Episodes = field(init=False)
+    shutdown: ShutdownHandler
+    episodes: EpisodeRunner = field(init=False)
 
     def __post_init__(self) -> None:
         services = self.services
-        self.episodes = Episodes(self.cfg, services.retriever, services.stream, self.store)
+        self.episodes = EpisodeRunner(self.cfg, services.retriever, services.stream, self.store)
 
     def go(self, done: int) -> Collected:
         """Run all steps after `done`."""
@@ -171,7 +178,7 @@ class _Steps:
             # resumed run repeats it.
             if finished := stream.so_far(step, self.cfg.rollout.deadline_s):
                 self.store.write_step(step, finished)
-            if isinstance(error, MoneySpent):
+            if isinstance(error, BudgetExceeded):
                 raise UserError(f"{error}, and continue with --resume") from None
             raise
         self.store.write_step(step, list(final.values()))

@@ -14,7 +14,7 @@ from trainer.search.config import SearchConfig as Config
 
 def train(cfg: SearchConfig, *, resume: bool) -> int:
     """Train the policy and evaluate it before, during and after training."""
-    from trainer.runs.verbs.tables import comparison_table
+    from trainer.runs.cli.tables import comparison_table
     from trainer.search.data import load_held_out, load_train
 
     questions, held_out = load_train(cfg), load_held_out(cfg)
@@ -48,7 +48,7 @@ def evaluate(cfg: SearchConfig, against: str | None, *, overwrite: bool) -> int:
     sets = load_held_out(cfg)
     if not sets:
         raise UserError("data.eval: not set. Give a file of held-out questions.")
-    from trainer.runs.verbs.tables import paired_table, report_table
+    from trainer.runs.cli.tables import paired_table, report_table
     from trainer.search.evaluation.figures import table
     from trainer.search.evaluation.run import run_evaluation
 

@@ -12,7 +12,7 @@ from trainer.chat.config import ChatConfig
 from trainer.config_base import may_change
 from trainer.rl.config import PolicyConfig
 from trainer.runs.config import (
-    THE_SET,
+    DEFAULT_EVAL_SET,
     EvalConfig,
     MiscConfig,
     StopConfig,
@@ -22,8 +22,8 @@ from trainer.runs.config import (
 from trainer.search.answer.config import AnsweringConfig
 from trainer.search.config_data import SearchData
 from trainer.search.reward.config import SearchRewardConfig
+from trainer.search.rollout.config import EpisodeConfig, TurnSamplingConfig
 from trainer.search.training.config import SearchRLConfig
-from trainer.search.turns.config import EpisodeConfig, TurnSamplingConfig
 
 
 class RetrieverConfig(Config):
@@ -120,7 +120,7 @@ class SearchConfig(Config):
     @property
     def best_by(self) -> str:
         """Name of the evaluation set that the best checkpoint is chosen by."""
-        return self.eval.best_by or next(iter(self.data.held_out), THE_SET)
+        return self.eval.best_by or next(iter(self.data.held_out), DEFAULT_EVAL_SET)
 
     @property
     def corrects_importance(self) -> bool:

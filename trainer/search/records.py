@@ -60,7 +60,7 @@ class Question(Record):
         return 1 if of_run is None else self.n_agent or of_run
 
 
-class View(Record):
+class ImageView(Record):
     """An image that the policy got: the frame of coordinates for the next box.
 
     width, height: in pixels. region: the visible part of the page, in pixels of the page's full
@@ -99,7 +99,7 @@ class Turn(Record):
     box: Region | None = None
     convention: BoxConvention | None = None
     hits: list[PageHit] = Field(default_factory=list)
-    views: list[View] = Field(default_factory=list)
+    views: list[ImageView] = Field(default_factory=list)
     rank: int | None = None
     golden: bool | None = None
     observation: str = ""
@@ -126,7 +126,7 @@ def mask_digest(action_mask: Sequence[bool]) -> str:
     return hashlib.sha256(bytes(map(bool, action_mask))).hexdigest()
 
 
-class Charge(Record):
+class ApiUsage(Record):
     """The usage of a paid server. money: cost in the currency of the prices; None without prices.
     cached: the answer came from the cache, at no cost."""
 
@@ -146,7 +146,7 @@ class GeneratedAnswer(Record):
     error: str | None = None
     model: str = ""
     evidence: list[str] = Field(default_factory=list)
-    charge: Charge = Charge()
+    charge: ApiUsage = ApiUsage()
     latency_s: float = 0.0
 
 
@@ -158,7 +158,7 @@ class JudgedAnswer(Record):
     score: float | None = None
     reason: str = ""
     model: str = ""
-    charge: Charge = Charge()
+    charge: ApiUsage = ApiUsage()
     latency_s: float = 0.0
 
 

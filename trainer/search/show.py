@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from scorekit.report.render import visible
-from trainer.search.records import Question, Trajectory, Turn, View
+from trainer.search.records import ImageView, Question, Trajectory, Turn
 
 #: Color of each action's panel.
 _COLORS = {"search": "cyan", "crop": "magenta", "complete": "green", "invalid": "red"}
@@ -46,7 +46,7 @@ def turn_panel(turn: Turn, gold: tuple[str, ...] = ()) -> RenderableType:
     )
 
 
-def view_line(view: View) -> str:
+def view_line(view: ImageView) -> str:
     """Return a line about an image: its page, its size and its region."""
     size = f"{view.width}x{view.height}"
     if view.kind == "page":

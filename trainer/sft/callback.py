@@ -8,8 +8,8 @@ from typing import Any
 from transformers import TrainerCallback
 
 from trainer.runs.console import Console
-from trainer.runs.leaving import Leaving
-from trainer.runs.runlog import RunLog
+from trainer.runs.run_log import RunLog
+from trainer.runs.shutdown import ShutdownHandler
 from trainer.runs.trackers import track
 from trainer.sft.config import SftConfig
 from trainer.sft.figures import figures_of
@@ -22,7 +22,7 @@ class SftCallback(TrainerCallback):
         self,
         cfg: SftConfig,
         runlog: RunLog,
-        leaving: Leaving,
+        leaving: ShutdownHandler,
         console: Console,
         accelerator: Any,
     ) -> None:

@@ -20,7 +20,7 @@ def train(cfg: SftConfig, *, resume: bool) -> int:
 
     artifacts = run_sft(cfg, resume=resume)
     if artifacts.reports:
-        from trainer.runs.verbs.tables import comparison_table
+        from trainer.runs.cli.tables import comparison_table
 
         before, after = artifacts.reports[0][1], artifacts.reports[-1][1]
         Console().print(comparison_table(TABLE, before, after))

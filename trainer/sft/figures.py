@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.runs.figures import Curve, Figure, Figures
+from trainer.runs.stats import Curve, Stats, StatSpec
 
 TABLE = (
-    Figure(
+    StatSpec(
         key="loss",
         title="loss per token",
         digits=4,
@@ -19,7 +19,7 @@ TABLE = (
         narrow=True,
         said=True,
     ),
-    Figure(
+    StatSpec(
         key="token_accuracy",
         title="likeliest token is the row's",
         better="higher",
@@ -28,10 +28,10 @@ TABLE = (
         narrow=True,
         said=True,
     ),
-    Figure(key="entropy", column="entropy", form="8.3f"),
-    Figure(key="grad_norm", column="grad norm", form="9.3f"),
-    Figure(key="learning_rate", column="rate", form="9.2e"),
-    Figure(key="update_s", column="s", form="6.1f", narrow=True),
+    StatSpec(key="entropy", column="entropy", form="8.3f"),
+    StatSpec(key="grad_norm", column="grad norm", form="9.3f"),
+    StatSpec(key="learning_rate", column="rate", form="9.2e"),
+    StatSpec(key="update_s", column="s", form="6.1f", narrow=True),
 )
 CURVES = (
     Curve(title="Loss per token", keys=("loss",), held_out="loss"),
@@ -46,9 +46,9 @@ _NAMES = {"mean_token_accuracy": "token_accuracy", "num_tokens": "tokens_seen"}
 _LEFT_OUT = ("epoch", "runtime", "samples_per_second", "steps_per_second", "step_time")
 
 
-def figures_of(logs: Mapping[str, Any]) -> Figures:
+def figures_of(logs: Mapping[str, Any]) -> Stats:
     """Return TRL's stats under our names; values that are not finite are None."""
-    stats: Figures = {}
+    stats: Stats = {}
     for key, value in logs.items():
         name = key.removeprefix("eval_")
         if name not in _LEFT_OUT:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from trainer.rl.policy import autocast
-from trainer.runs.figures import Figures
+from trainer.runs.stats import Stats
 from trainer.sft.collate import Collator
 from trainer.sft.rows import SftRow
 
@@ -31,7 +31,7 @@ def as_batch(rows: Sequence[SftRow], collator: Collator) -> dict[str, torch.Tens
 @torch.no_grad()
 def held_out_figures(
     model: Any, rows: Sequence[SftRow], collator: Collator, batch_size: int, dtype: str
-) -> Figures:
+) -> Stats:
     """Return loss and token accuracy on rows.
 
     loss: mean of -log p of the labeled tokens.

@@ -12,16 +12,16 @@ from typing import Any
 
 from scorekit.errors import UserError
 from scorekit.report.progress import progress_bar
-from trainer.chat.boundaries import (
+from trainer.chat.labels import LabeledConversation, label
+from trainer.chat.rows import Conversation, conversations
+from trainer.chat.stops import load_generation_config
+from trainer.chat.template_check import (
     Finding,
     findings_of,
     looked_at,
     refuse_errors,
     training_template,
 )
-from trainer.chat.labelling import Labelled, label
-from trainer.chat.rows import Conversation, conversations
-from trainer.chat.stops import load_generation_config
 from trainer.sft.config import SftConfig
 from trainer.sft.curation_record import read_record
 from trainer.sft.rows import SftRow, cut_to, has_ids, rows_of, rows_of_ids
@@ -136,7 +136,7 @@ def _labelled(
     chosen = training_template(tokenizer, template_samples, cfg.chat, learned=learned)
     labelled_rows: list[SftRow] = []
 
-    def label_all() -> Iterator[tuple[str, Labelled]]:
+    def label_all() -> Iterator[tuple[str, LabeledConversation]]:
         with progress_bar(len(rows)) if len(rows) >= _PROGRESS_FROM else nullcontext(int) as done:
             for row in rows:
                 labelled = label(tokenizer, row.turns, cfg.chat, chosen.template, learned)
@@ -158,7 +158,7 @@ def _labelled(
     return part, labelled_rows
 
 
-def _mask(row: Conversation, labelled: Labelled) -> list[int]:
+def _mask(row: Conversation, labelled: LabeledConversation) -> list[int]:
     """Return the labels, without the turns of weight 0."""
     weights = [turn.get("weight", 1) for turn in row.turns if turn["role"] == "assistant"]
     if row.learned == "last":

@@ -11,10 +11,10 @@ from markupsafe import Markup
 from scorekit.errors import UserError
 from scorekit.files import write_atomic
 from scorekit.report.page import STYLE
-from trainer.runs.config import THE_SET
-from trainer.runs.figures import compare
-from trainer.runs.runlog import read_jsonl
-from trainer.runs.verbs.curves import draw_curves
+from trainer.runs.cli.curves import draw_curves
+from trainer.runs.config import DEFAULT_EVAL_SET
+from trainer.runs.run_log import read_jsonl
+from trainer.runs.stats import compare
 from trainer.sft.figures import CURVES, TABLE
 
 
@@ -31,7 +31,7 @@ def write_report(run_dir: Path) -> Path:
         updates=len(updates),
         rows=compare(TABLE, evals[0], evals[-1]) if evals else [],
         last=evals[-1] if evals else {},
-        curves=[Markup(svg) for svg in draw_curves(CURVES, updates, {THE_SET: evals})],
+        curves=[Markup(svg) for svg in draw_curves(CURVES, updates, {DEFAULT_EVAL_SET: evals})],
         data=json.loads(_text(run_dir / "data.json") or "{}"),
         messages=_text(run_dir / "messages.log"),
         config=_text(run_dir / "config.yaml"),

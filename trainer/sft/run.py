@@ -24,22 +24,22 @@ from trainer.rl.policy import (
     takes_images,
     with_adapters,
 )
-from trainer.runs.checkpoints.checkpoint import State, read_state
+from trainer.runs.artifacts import Artifacts
+from trainer.runs.checkpoints.checkpoint import CheckpointState, read_state
 from trainer.runs.checkpoints.resume import (
     check_origin,
     checkpoint_to_resume,
     prompt_origin,
     weight_origin,
 )
-from trainer.runs.config import THE_SET
+from trainer.runs.cli import tables
+from trainer.runs.config import DEFAULT_EVAL_SET
 from trainer.runs.console import Console
-from trainer.runs.leaving import Leaving
 from trainer.runs.messages import messages
 from trainer.runs.on_trl import check_alone, one_device, trackers_folder
-from trainer.runs.outcome import Artifacts
-from trainer.runs.runlog import RunLog, append_jsonl, check_run_dir, open_run_dir, read_jsonl
+from trainer.runs.run_log import RunLog, append_jsonl, check_run_dir, open_run_dir, read_jsonl
+from trainer.runs.shutdown import ShutdownHandler
 from trainer.runs.trackers import check_trackers, track, tracking
-from trainer.runs.verbs import tables
 from trainer.sft.collate import Collator
 from trainer.sft.config import SftConfig
 from trainer.sft.figures import TABLE
@@ -164,13 +164,13 @@ class SftRun:
         if checkpoint is not None:
             lines = read_jsonl(Path(cfg.misc.run_dir) / "eval.jsonl")
             self.reports = [(line["update"], line) for line in lines if line["update"] <= self.done]
-        self.leaving = Leaving()
+        self.leaving = ShutdownHandler()
 
     def load(self) -> None:
         """Load the policy, and create TRL's trainer."""
         from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
-        from trainer.sft.trainer import SealedSftTrainer, dataset_of, folder_of
+        from trainer.sft.trainer import CheckpointingSftTrainer, dataset_of, folder_of
 
         cfg = self.cfg
         bare = cfg.policy.model_copy(update={"lora": LoraConfig(), "gradient_checkpointing": False})
@@ -179,7 +179,7 @@ class SftRun:
             raise UserError(f"data.train has images, but {cfg.policy.path} reads none")
         if cfg.policy.lora.r:
             model = with_adapters(model, cfg.policy)
-        self.trainer = SealedSftTrainer(
+        self.trainer = CheckpointingSftTrainer(
             model=model,
             args=self.arguments,
             train_dataset=dataset_of(self.train.rows, with_images=self.processor is not None),
@@ -236,7 +236,7 @@ class SftRun:
             cfg.eval.batch_size,
             cfg.misc.dtype,
         )
-        line = {"update": update, "set": THE_SET, **stats}
+        line = {"update": update, "set": DEFAULT_EVAL_SET, **stats}
         append_jsonl(self.log.folder / "eval.jsonl", line)
         track(self.accelerator, "eval", stats, update)
         self.console.say(tables.evaluation_line(TABLE, update, stats))
@@ -249,11 +249,11 @@ class SftRun:
             self.trainer.control.should_save = True
         return {f"eval_{key}": value for key, value in stats.items()}
 
-    def state(self, update: int) -> State:
+    def state(self, update: int) -> CheckpointState:
         """Return the checkpoint state of the run. The best checkpoint has the lowest loss."""
         self.log.sync()
         report = dict(self.reports).get(update)
-        return State(
+        return CheckpointState(
             update,
             config=self.cfg.model_dump(mode="json"),
             prompts_seen=update
@@ -281,7 +281,7 @@ class SftRun:
         trainer = getattr(self, "trainer", None)
         checkpoint = trainer.saved if trainer is not None else None
         updates = read_jsonl(folder / "log.jsonl")
-        sets = {THE_SET: self.reports} if self.reports else {}
+        sets = {DEFAULT_EVAL_SET: self.reports} if self.reports else {}
         return Artifacts(
             folder,
             checkpoint or self.checkpoint,

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from trl.trainer.sft_trainer import SFTTrainer
 
-from trainer.runs.checkpoints.sealed import SealedCheckpoints
+from trainer.runs.checkpoints.trl_checkpoints import TrlCheckpointMixin
 from trainer.runs.on_trl import OURS, learn_in_float32, trl_arguments
 from trainer.sft.config import SftConfig
 from trainer.sft.rows import SftRow
@@ -37,7 +37,7 @@ _OWN_OPTIONS = OURS | {
 }
 
 
-class SealedSftTrainer(SealedCheckpoints, SFTTrainer):
+class CheckpointingSftTrainer(TrlCheckpointMixin, SFTTrainer):
     """SFTTrainer for a run directory.
 
     look: evaluates the policy after an update.

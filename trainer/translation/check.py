@@ -19,27 +19,27 @@ from trainer.rl.policy import (
     load_tokenizer,
     stop_token_ids,
 )
+from trainer.runs.cli.machine import look_at_device, look_at_memory
+from trainer.runs.cli.output_paths import check_output_paths
+from trainer.runs.cli.weights import look_at_model
 from trainer.runs.config import set_key
-from trainer.runs.verbs.machine import look_at_device, look_at_memory
-from trainer.runs.verbs.places import look_at_places
-from trainer.runs.verbs.weights import look_at_model
 from trainer.translation.config import GenerationConfig, TrainerConfig
 from trainer.translation.data import Example, in_both, load_set, load_train
 from trainer.translation.evaluation.held_out import HeldOutMetrics
 from trainer.translation.prompting import fitting_prompts
-from trainer.translation.rewards.guards import check_guards
-from trainer.translation.rewards.score_batch import ServiceName
-from trainer.translation.rewards.screening import check_sources
-from trainer.translation.rewards.services import Rewarder
-from trainer.translation.rewards.terms import (
+from trainer.translation.rewards.components import (
     TERMS,
     higher_is_better,
     only_paid,
     services,
     weighted,
 )
-from trainer.translation.rewards.terms.chrf import check_references
-from trainer.translation.rewards.terms.xcomet_spans import check_spans
+from trainer.translation.rewards.components.chrf import check_references
+from trainer.translation.rewards.components.xcomet_spans import check_spans
+from trainer.translation.rewards.guards import check_guards
+from trainer.translation.rewards.reward_batch import ServiceName
+from trainer.translation.rewards.screening import check_sources
+from trainer.translation.rewards.services import RewardClient
 from trainer.translation.train import check_trainable
 
 
@@ -79,7 +79,7 @@ def check_run(cfg: TrainerConfig) -> Findings:
         look("eval.metrics", _metrics, cfg, sets)
     if cfg.generation.engine == "vllm":
         look("vLLM", _vllm, cfg)
-    look_at_places(findings, cfg)
+    check_output_paths(findings, cfg)
     return findings
 
 
@@ -149,7 +149,7 @@ def _sources(
     cfg: TrainerConfig, train: Sequence[Example], sets: Mapping[str, Sequence[Example] | None]
 ) -> tuple[None, str]:
     refuse, num_bad = cfg.data.bad_sources == "refuse", 0
-    with closing(Rewarder(cfg.reward, offer_unneeded=False, misc=cfg.misc)) as rewarder:
+    with closing(RewardClient(cfg.reward, offer_unneeded=False, misc=cfg.misc)) as rewarder:
         named = {set_key(name): held_out or [] for name, held_out in sets.items()}
         for key, examples in ({"data.train": train} | named).items():
             num_bad += len(check_sources(examples, rewarder, key, refuse=refuse))
@@ -157,14 +157,14 @@ def _sources(
 
 
 def _metrics(cfg: TrainerConfig, sets: Mapping[str, Sequence[Example] | None]) -> tuple[None, str]:
-    with closing(Rewarder(cfg.reward, offer_unneeded=False, misc=cfg.misc)) as rewarder:
+    with closing(RewardClient(cfg.reward, offer_unneeded=False, misc=cfg.misc)) as rewarder:
         named = {name: held_out or [] for name, held_out in sets.items()}
         return None, "; ".join(HeldOutMetrics(cfg.eval.metrics, rewarder).check(named))
 
 
 def _service(cfg: TrainerConfig, name: ServiceName) -> tuple[bool, str]:
     """Check a single service, so that an error of one does not hide those of the others."""
-    single_service = Rewarder(cfg.reward, offer_unneeded=False, only=name, misc=cfg.misc)
+    single_service = RewardClient(cfg.reward, offer_unneeded=False, only=name, misc=cfg.misc)
     with closing(single_service) as rewarder:
         if not rewarder.needed:
             return True, "has no weight in the reward"

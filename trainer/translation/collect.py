@@ -7,18 +7,18 @@ import time
 from collections.abc import Sequence
 
 from scorekit.seeds import stream_seed
+from trainer.rl.distributed import DistributedContext
 from trainer.rl.policy import autocast
 from trainer.rl.sampler import Sampler
-from trainer.rl.world import World
 from trainer.runs.learner import Learner, add_logprobs
-from trainer.runs.leaving import Leaving
 from trainer.runs.loop import Batch, batch_indices
-from trainer.runs.runlog import Clock
+from trainer.runs.run_log import PhaseTimer
+from trainer.runs.shutdown import ShutdownHandler
 from trainer.translation.config import TrainerConfig
-from trainer.translation.rewards.earned import SampleReward
-from trainer.translation.rewards.formula import sample_rewards
-from trainer.translation.rewards.score_batch import AskedBatch, Group
-from trainer.translation.rewards.services import Rewarder
+from trainer.translation.rewards.compute import compute_rewards
+from trainer.translation.rewards.reward_batch import RewardBatch, SampleGroup
+from trainer.translation.rewards.sample_reward import SampleReward
+from trainer.translation.rewards.services import RewardClient
 from trainer.translation.rollouts import TranslationRollout, stream_rollouts
 
 log = logging.getLogger(__name__)
@@ -33,10 +33,10 @@ class Collector:
     def __init__(
         self,
         cfg: TrainerConfig,
-        world: World,
-        rewarder: Rewarder,
+        world: DistributedContext,
+        rewarder: RewardClient,
         learner: Learner,
-        leaving: Leaving,
+        leaving: ShutdownHandler,
     ) -> None:
         self.cfg, self.world, self.rewarder = cfg, world, rewarder
         self.learner, self.leaving = learner, leaving
@@ -46,7 +46,7 @@ class Collector:
         self.attempts = 0
 
     def collect(
-        self, sampler: Sampler, update: int, clock: Clock
+        self, sampler: Sampler, update: int, clock: PhaseTimer
     ) -> Batch[TranslationRollout, SampleReward] | None:
         """Return the full batch, or None without any score.
 
@@ -63,7 +63,7 @@ class Collector:
         while True:
             self.world.at(f"update {update}, rewards")
             scored: Scored = [
-                (group, sample_rewards(group, scores.result(), self.cfg.reward))
+                (group, compute_rewards(group, scores.result(), self.cfg.reward))
                 for group, scores in zip(groups, pending, strict=True)
             ]
             clock.lap("reward_s")
@@ -104,12 +104,12 @@ class Collector:
         time.sleep(1.0)
         return True
 
-    def _batch(self) -> AskedBatch:
+    def _batch(self) -> RewardBatch:
         return self.rewarder.batch(should_stop=lambda: bool(self.leaving.asked))
 
     def _sample(
-        self, sampler: Sampler, update: int, clock: Clock
-    ) -> tuple[AskedBatch, list[list[TranslationRollout]], list[Group]]:
+        self, sampler: Sampler, update: int, clock: PhaseTimer
+    ) -> tuple[RewardBatch, list[list[TranslationRollout]], list[SampleGroup]]:
         """Sample this process's groups and submit them to the services."""
         cfg, rl, learner = self.cfg, self.cfg.rl, self.learner
         prompts = rl.batch_size * rl.grad_accum
@@ -148,5 +148,5 @@ def unanswered(rewards: Sequence[SampleReward]) -> str | None:
     return next((reward.service_error for reward in rewards if reward.may_pass), None)
 
 
-def _submit(batch: AskedBatch, group: Sequence[TranslationRollout]) -> Group:
+def _submit(batch: RewardBatch, group: Sequence[TranslationRollout]) -> SampleGroup:
     return batch.submit([rollout.scored_text for rollout in group])

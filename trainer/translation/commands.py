@@ -42,7 +42,7 @@ def evaluate(cfg: TrainerConfig, against: str | None, *, overwrite: bool) -> int
     sets = load_held_out(cfg)
     if not sets:
         raise UserError("data.eval: required. Set the examples to translate")
-    from trainer.runs.verbs.tables import paired_table
+    from trainer.runs.cli.tables import paired_table
     from trainer.translation.evaluation.run import run_evaluation
     from trainer.translation.tables import report_table
 

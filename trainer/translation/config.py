@@ -11,7 +11,7 @@ from trainer.config_base import may_change
 from trainer.rl.config import PolicyConfig, RLConfig, SamplingConfig
 from trainer.runs import config as runs
 from trainer.runs.config import (
-    THE_SET,
+    DEFAULT_EVAL_SET,
     HeldOutStopConfig,
     SetName,
     corrects_importance,
@@ -103,7 +103,7 @@ class TrainerConfig(Config):
     @property
     def best_by(self) -> str:
         """Return the name of the evaluation set that the best checkpoint is chosen by."""
-        return self.eval.best_by or next(iter(self.data.held_out), THE_SET)
+        return self.eval.best_by or next(iter(self.data.held_out), DEFAULT_EVAL_SET)
 
     @property
     def sources(self) -> dict[str, str | None]:

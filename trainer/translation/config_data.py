@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from scorekit.config import Config
-from trainer.runs.config import THE_SET, SetName
+from trainer.runs.config import DEFAULT_EVAL_SET, SetName
 
 
 class EvalSet(Config):
@@ -65,8 +65,10 @@ class DataConfig(Config):
 
     @model_validator(mode="after")
     def _names_differ(self) -> DataConfig:
-        if self.eval is not None and THE_SET in self.eval_sets:
-            raise ValueError(f"eval_sets: the name {THE_SET} is that of data.eval. Choose another")
+        if self.eval is not None and DEFAULT_EVAL_SET in self.eval_sets:
+            raise ValueError(
+                f"eval_sets: the name {DEFAULT_EVAL_SET} is that of data.eval. Choose another"
+            )
         return self
 
     @property
@@ -74,7 +76,9 @@ class DataConfig(Config):
         """Return all evaluation sets by name, that of `eval` first, with null values filled in."""
         sets = {}
         if self.eval is not None:
-            sets[THE_SET] = EvalSet(path=self.eval, split=self.eval_split, name=self.eval_name)
+            sets[DEFAULT_EVAL_SET] = EvalSet(
+                path=self.eval, split=self.eval_split, name=self.eval_name
+            )
         shared = {key: getattr(self, key) for key in ("columns", "src_lang", "tgt_lang")}
         return {
             name: chosen.model_copy(

@@ -50,8 +50,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from trainer.rl.advantage import TokenAdvantages
-from trainer.translation.rewards.earned import SampleReward
-from trainer.translation.rewards.terms import shown_terms
+from trainer.translation.rewards.components import shown_terms
+from trainer.translation.rewards.sample_reward import SampleReward
 from trainer.translation.rollouts import TranslationRollout
 
 

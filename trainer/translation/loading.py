@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from scorekit.schemas import Info
-from trainer.rl.world import World
+from trainer.rl.distributed import DistributedContext
 from trainer.runs.checkpoints.resume import Origin, prompt_origin
 from trainer.runs.config import set_key
 from trainer.runs.learner import Learner, load_weights
@@ -22,7 +22,7 @@ def load_learner(
     train: Sequence[Example],
     sets: Mapping[str, Sequence[Example]],
     infos: Mapping[str, Info],
-    world: World,
+    world: DistributedContext,
 ) -> Learner:
     """Return the learner with its prompts.
 
@@ -48,7 +48,7 @@ def _make_prompts(
     cfg: TrainerConfig,
     train: Sequence[Example],
     sets: Mapping[str, Sequence[Example]],
-    world: World,
+    world: DistributedContext,
 ) -> None:
     """Add the prompts of examples that fit, and log the others."""
     refuse = cfg.data.overlong_prompts == "refuse"

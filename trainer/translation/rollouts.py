@@ -9,9 +9,9 @@ from typing import Any
 from torch import nn
 
 from scorekit.prompts import load_postprocess
-from trainer.rl.policy import pad_token_id, stop_token_ids, unwrapped
+from trainer.rl.policy import pad_token_id, stop_token_ids, unwrap_distributed
 from trainer.rl.rollout import Rollout, rollout_logprobs
-from trainer.rl.sampler import Sampled, Sampler, check_uncut
+from trainer.rl.sampler import SampledCompletion, Sampler, check_untruncated
 from trainer.translation.config import GenerationConfig
 from trainer.translation.data import Example
 from trainer.translation.offsets import DecodeConfig, align_completion
@@ -67,7 +67,7 @@ def stream_rollouts(
     groups: `group` of each prompt; default: its index.
     postprocess: default: the config's.
     """
-    stops = stop_token_ids(unwrapped(policy_model), tokenizer)
+    stops = stop_token_ids(unwrap_distributed(policy_model), tokenizer)
     decode_cfg = DecodeConfig(postprocess or load_postprocess(gen_cfg.postprocess))
     ids = [prompt.ids.tolist() for prompt in prompts]
     group_of = range(len(prompts)) if groups is None else groups
@@ -106,9 +106,9 @@ def generate_rollouts(
     from trainer.rl.engines.generate import GenerateSampler
 
     if with_logprobs:
-        check_uncut(gen_cfg)
+        check_untruncated(gen_cfg)
     if prompts is None:
-        prompts = check_prompts(examples, unwrapped(policy_model), tokenizer, gen_cfg)
+        prompts = check_prompts(examples, unwrap_distributed(policy_model), tokenizer, gen_cfg)
     groups = stream_rollouts(
         sampler or GenerateSampler(policy_model, tokenizer),
         prompts,
@@ -125,7 +125,7 @@ def generate_rollouts(
             rollouts,
             reference_model,
             gen_cfg.temperature,
-            pad_token_id(unwrapped(policy_model), tokenizer),
+            pad_token_id(unwrap_distributed(policy_model), tokenizer),
             micro_batch_tokens,
         )
         for rollout, row in zip(rollouts, rows, strict=True):
@@ -137,7 +137,7 @@ def _rollout(
     prompt: Prompt,
     text: str,
     indices: tuple[int, int],
-    completion: Sampled,
+    completion: SampledCompletion,
     tokenizer: Any,
     decode_cfg: DecodeConfig,
     stops: Sequence[int],

@@ -7,12 +7,12 @@ from typing import Any
 
 from rich.table import Table
 
-from trainer.runs.config import THE_SET
-from trainer.runs.verbs import tables
+from trainer.runs.cli import tables
+from trainer.runs.config import DEFAULT_EVAL_SET
 from trainer.translation.evaluation.evaluate import Report
-from trainer.translation.evaluation.figures import table
+from trainer.translation.evaluation.stats import table
+from trainer.translation.rewards.components import needed, shown_terms
 from trainer.translation.rewards.config import RewardConfig
-from trainer.translation.rewards.terms import needed, shown_terms
 
 
 def columns(cfg: RewardConfig) -> tuple[dict[str, tuple[str, str]], list[str]]:
@@ -28,7 +28,7 @@ def columns(cfg: RewardConfig) -> tuple[dict[str, tuple[str, str]], list[str]]:
     return tables.columns([stat for stat in table() if stat.key not in hidden_keys])
 
 
-def evaluation_line(update: int, report: Report, name: str = THE_SET) -> str:
+def evaluation_line(update: int, report: Report, name: str = DEFAULT_EVAL_SET) -> str:
     """Return the console line of an evaluation of a set."""
     values = report.figures()
     visible_stats = [stat for stat in table(values) if values.get(stat.key) not in stat.hidden_at]

@@ -15,38 +15,38 @@ from typing import Any
 from scorekit.errors import UserError
 from scorekit.prompts import load_postprocess, load_template
 from trainer.rl.advantage import TokenAdvantages
+from trainer.rl.distributed import DistributedContext
 from trainer.rl.engines.choice import open_sampler, probe_engine
 from trainer.rl.policy import autocast, prepare_torch
-from trainer.rl.sampler import Sampler, check_uncut
-from trainer.rl.world import World
+from trainer.rl.sampler import Sampler, check_untruncated
+from trainer.runs.artifacts import Artifacts, Reports, finished_artifacts
 from trainer.runs.checkpoints.resume import checkpoint_to_resume
 from trainer.runs.checkpoints.saver import Saver
 from trainer.runs.config import set_key
 from trainer.runs.console import Columns
-from trainer.runs.figures import Figures
 from trainer.runs.learner import Learner
-from trainer.runs.leaving import Leaving
-from trainer.runs.loop import Batch, Loop
+from trainer.runs.loop import Batch, TrainingLoop
 from trainer.runs.messages import Messages, messages
-from trainer.runs.outcome import Artifacts, Reports, ended_before
-from trainer.runs.runlog import Clock, RunLog, SilentLog, check_run_dir, open_run_dir
+from trainer.runs.run_log import PhaseTimer, RunLog, SilentLog, check_run_dir, open_run_dir
+from trainer.runs.shutdown import ShutdownHandler
+from trainer.runs.stats import Stats
 from trainer.runs.trackers import check_trackers
 from trainer.translation.collect import Collector
 from trainer.translation.config import TrainerConfig
 from trainer.translation.data import Example, in_both
 from trainer.translation.dumps import training_lines
 from trainer.translation.evaluation.evaluate import Report, evaluate_on_dataset, read_reports
-from trainer.translation.evaluation.figures import reward_figures
 from trainer.translation.evaluation.held_out import HeldOutMetrics
+from trainer.translation.evaluation.stats import reward_figures
 from trainer.translation.loading import load_learner
 from trainer.translation.rewards.advantages import rollout_advantages
-from trainer.translation.rewards.earned import SampleReward
+from trainer.translation.rewards.components import weighted
+from trainer.translation.rewards.components.chrf import check_references
+from trainer.translation.rewards.components.xcomet_spans import check_spans
 from trainer.translation.rewards.guards import check_guards
+from trainer.translation.rewards.sample_reward import SampleReward
 from trainer.translation.rewards.screening import screen
-from trainer.translation.rewards.services import Rewarder
-from trainer.translation.rewards.terms import weighted
-from trainer.translation.rewards.terms.chrf import check_references
-from trainer.translation.rewards.terms.xcomet_spans import check_spans
+from trainer.translation.rewards.services import RewardClient
 from trainer.translation.rollouts import TranslationRollout
 from trainer.translation.tables import columns, evaluation_line
 
@@ -73,7 +73,7 @@ def run_toy_rl(
     if not train_examples:
         raise UserError("data.train: has no examples to train on")
     check_trainable(cfg)
-    world = World(
+    world = DistributedContext(
         prepare_torch(cfg.misc.device, cfg.misc.threads),
         cfg.misc.trackers,
         Path(cfg.misc.run_dir) / "trackers",
@@ -87,7 +87,7 @@ def _run(
     train_examples: Sequence[Example],
     eval_examples: Sequence[Example] | Mapping[str, Sequence[Example]],
     cfg: TrainerConfig,
-    world: World,
+    world: DistributedContext,
     run_messages: Messages,
     exit_stack: ExitStack,
     resume: bool,
@@ -98,13 +98,13 @@ def _run(
     checkpoint = checkpoint_to_resume(cfg) if resume else None
     if checkpoint:
         sets_before = read_reports(Path(cfg.misc.run_dir))
-        if artifacts := ended_before(cfg, checkpoint, sets_before):
+        if artifacts := finished_artifacts(cfg, checkpoint, sets_before):
             return replace(artifacts, is_main=world.is_main)
     if checkpoint is None:
         world.on_main(lambda: check_run_dir(cfg, resume or None))
     world.on_main(lambda: open_run_dir(cfg.misc))
     rewarder = exit_stack.enter_context(
-        closing(Rewarder(cfg.reward, caching=cfg.misc.caching, misc=cfg.misc))
+        closing(RewardClient(cfg.reward, caching=cfg.misc.caching, misc=cfg.misc))
     )
     world.on_main(lambda: check_spans(rewarder.ask, cfg.reward))
     if not isinstance(eval_examples, Mapping):
@@ -140,7 +140,7 @@ def _run(
 
 def check_trainable(cfg: TrainerConfig) -> None:
     """Raise UserError if nothing could be trained, or with wrong results."""
-    check_uncut(cfg.generation, cfg.corrects_importance)
+    check_untruncated(cfg.generation, cfg.corrects_importance)
     if not weighted(cfg.reward):
         raise UserError(
             "reward: every weight is 0 (the keys w_*, no_eos_penalty, guards, terms). "
@@ -153,15 +153,15 @@ def check_trainable(cfg: TrainerConfig) -> None:
 
 def open_trainer(
     cfg: TrainerConfig,
-    rewarder: Rewarder,
+    rewarder: RewardClient,
     train: Sequence[Example],
     sets: Mapping[str, Sequence[Example]],
-    world: World,
+    world: DistributedContext,
     exit_stack: ExitStack,
     *,
     checkpoint: Path | None = None,
     overwrite: bool | None = None,
-) -> Loop:
+) -> TrainingLoop:
     """Load the policy, then open the run directory: an error before that leaves an earlier run as
     it is.
 
@@ -191,21 +191,23 @@ def open_trainer(
     world.wait()  # no process reads the folder while it is created
     if checkpoint is not None:
         saver.load_rest(checkpoint, learner.model, learner.optimizer)
-    leaving = Leaving(quiet=not world.is_main)
-    task = Translation(cfg, rewarder, learner, world, leaving)
-    return Loop(cfg, task, learner, sampler, world, saver, runlog, leaving, checkpoint, done)
+    leaving = ShutdownHandler(quiet=not world.is_main)
+    task = TranslationTask(cfg, rewarder, learner, world, leaving)
+    return TrainingLoop(
+        cfg, task, learner, sampler, world, saver, runlog, leaving, checkpoint, done
+    )
 
 
-class Translation:
+class TranslationTask:
     """The translation task of the training loop (trainer/runs/loop.py)."""
 
     def __init__(
         self,
         cfg: TrainerConfig,
-        rewarder: Rewarder,
+        rewarder: RewardClient,
         learner: Learner,
-        world: World,
-        leaving: Leaving,
+        world: DistributedContext,
+        leaving: ShutdownHandler,
     ) -> None:
         self.cfg, self.rewarder, self.learner, self.world = cfg, rewarder, learner, world
         self.metrics = HeldOutMetrics(cfg.eval.metrics, rewarder)
@@ -221,11 +223,11 @@ class Translation:
         """Return the reason why the last batch has no rewards."""
         return self.collector.fault
 
-    def collect(self, sampler: Sampler, update: int, clock: Clock) -> TranslationBatch | None:
+    def collect(self, sampler: Sampler, update: int, clock: PhaseTimer) -> TranslationBatch | None:
         """Return the batch of an update, see `Collector.collect`."""
         return self.collector.collect(sampler, update, clock)
 
-    def figures(self, batch: TranslationBatch) -> Figures:
+    def figures(self, batch: TranslationBatch) -> Stats:
         """Return stats of the rewards, and of the alignment of tokens."""
         unaligned = sum(rollout.unaligned_tokens for rollout in batch.rollouts)
         return {"unaligned_tokens": unaligned} | reward_figures(batch.rewards, self.cfg.reward)

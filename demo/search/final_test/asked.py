@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from demo.search.asked import Asked
+from demo.search.questions import Asked
 
 _PRICE = (
     "How many shillings did a baker in England pay for a quarter of grain in {w}?",

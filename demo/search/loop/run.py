@@ -15,8 +15,8 @@ from rich.table import Table
 from demo.processes import exit_on_sigterm, serving
 from demo.run import ROOT
 from demo.search.generator import create_app
-from demo.search.loop.planted import plant, read_rows, write_rows
 from demo.search.loop.verifier import NAME, Verifying
+from demo.search.loop.wrong_references import plant, read_rows, write_rows
 from demo.search.reading import Reader
 from demo.search.run import HERE, ingest, neighbours, trainer
 from scorekit.errors import UserError

@@ -20,9 +20,9 @@ from typing import Annotated
 import typer
 
 from demo.openai_form import LOOPBACK, check_host
+from demo.search.answer_keys import Key
 from demo.search.answering import Answerer
 from demo.search.generator import create_app
-from demo.search.keys import Key
 from demo.search.reading import Sight
 from scorekit.command import clean_exit
 

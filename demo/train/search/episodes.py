@@ -15,11 +15,11 @@ from demo.train.search.scripts import Scripts
 from scorekit.retrieval.client import Retriever
 from trainer.chat.config import ChatConfig
 from trainer.search.records import Question, Trajectory
-from trainer.search.turns.config import EpisodeConfig
-from trainer.search.turns.episode import run_episodes
-from trainer.search.turns.joined import TurnIds
-from trainer.search.turns.policies import ScriptPolicy
-from trainer.search.turns.prompt import Message, conversation
+from trainer.search.rollout.config import EpisodeConfig
+from trainer.search.rollout.episode import run_episodes
+from trainer.search.rollout.episode_tokens import TurnTokenizer
+from trainer.search.rollout.policies import ScriptPolicy
+from trainer.search.rollout.prompt import Message, conversation
 
 #: Ids of a row, and which of them are learned.
 Row = tuple[list[int], list[bool]]
@@ -65,7 +65,7 @@ def messages_of(trajectory: Trajectory, cfg: EpisodeConfig) -> list[Message]:
 
 def rows_of(trajectories: Sequence[Trajectory], cfg: EpisodeConfig, tokenizer: Any) -> list[Row]:
     """As the trainer joins them: prompt, turns with their end, observations."""
-    ids = TurnIds(tokenizer, ChatConfig(), None, [tokenizer.eos_token_id])
+    ids = TurnTokenizer(tokenizer, ChatConfig(), None, [tokenizer.eos_token_id])
     rows = []
     for trajectory in trajectories:
         messages = messages_of(trajectory, cfg)

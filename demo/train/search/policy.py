@@ -35,7 +35,7 @@ from scorekit.config import load_config
 from scorekit.files import allow_readers
 from trainer.search.config import SearchConfig
 from trainer.search.records import Trajectory
-from trainer.search.turns.config import EpisodeConfig
+from trainer.search.rollout.config import EpisodeConfig
 
 CONFIG = ROOT / "configs/search/demo_phase1.yaml"
 COMMON = ROOT / "demo/data/sft.jsonl"

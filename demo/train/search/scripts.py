@@ -13,7 +13,7 @@ from itertools import count
 from typing import Final
 
 from demo.train.search.questions import bare
-from trainer.search.turns.policies import TurnAsked
+from trainer.search.rollout.policies import TurnRequest
 
 #: Which words of the question make a query, and how often. The first ones say nothing.
 STYLES: Final[dict[str, Callable[[Sequence[str], random.Random], Sequence[str]]]] = {
@@ -57,7 +57,7 @@ class Scripts:
         self._seed, self._started = seed, count()
         self._running: dict[str, tuple[random.Random, list[str]]] = {}
 
-    def __call__(self, asked: TurnAsked) -> str:
+    def __call__(self, asked: TurnRequest) -> str:
         """The next turn."""
         if asked.turn == 1:
             rng = random.Random(f"{self._seed}-{next(self._started)}")
@@ -70,7 +70,7 @@ class Scripts:
         return _broken(turn, rng) if rng.random() < BROKEN else turn
 
 
-def _action(asked: TurnAsked, rng: random.Random) -> str | None:
+def _action(asked: TurnRequest, rng: random.Random) -> str | None:
     """The end, or a closer look; None: a search."""
     kind = rng.random()
     if asked.turn == 1:

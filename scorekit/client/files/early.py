@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from pydantic_core import from_json, to_json
 
-from scorekit.errors import may_pass_later
+from scorekit.errors import is_transient
 from scorekit.files import write_atomic
 
 #: Seconds between two saves: the most work that a killed run loses.
@@ -64,8 +64,8 @@ class EarlyResults:
             return
         for raw in self._path.read_bytes().splitlines(keepends=True):
             fields = from_json(raw)
-            is_transient = not fields["ok"] and may_pass_later(fields["error"])
-            if fields["line"] > after and not is_transient:
+            should_retry = not fields["ok"] and is_transient(fields["error"])
+            if fields["line"] > after and not should_retry:
                 self._records[fields["line"]] = EarlyResult(fields, raw)
 
     def save(self) -> None:

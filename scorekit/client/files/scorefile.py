@@ -28,8 +28,8 @@ from pydantic_core import from_json
 from scorekit.client.asynchronous import ScoringClient
 from scorekit.client.files.early import EarlyResults
 from scorekit.client.files.samplefile import Contents, JudgeFields, Line, SampleFile
-from scorekit.errors import RequestError, ServiceUnreachable, UserError, may_pass_later
-from scorekit.files import put, write_atomic
+from scorekit.errors import RequestError, ServiceUnreachable, UserError, is_transient
+from scorekit.files import replace_file, write_atomic
 from scorekit.schemas import Info, JudgeScored, Priority, Result
 
 #: Endings of an output that would claim another format.
@@ -161,7 +161,7 @@ class ScoreJob:
                 if tally.retryable:
                     new_out = _open_locked(files, _with_suffix(self.out, "again"))
                     await self._retry_transient(client, out, new_out, early, tally, advance)
-                    put(_with_suffix(self.out, "again"), self.out)
+                    replace_file(_with_suffix(self.out, "again"), self.out)
                     out = new_out
                 await self._score_missing(client, out, early, tally, advance)
                 early.finish()
@@ -383,7 +383,7 @@ def _read_meta(meta: Path) -> dict[str, Any] | None:
 
 
 def _is_transient(result: Mapping[str, Any]) -> bool:
-    return not result["ok"] and may_pass_later(result["error"])
+    return not result["ok"] and is_transient(result["error"])
 
 
 def _with_suffix(path: Path, ending: str) -> Path:

@@ -9,7 +9,7 @@ from pydantic_core import to_json
 
 from scorekit.errors import SampleError
 from scorekit.schemas import ModelRef
-from scorekit.server.verb import Answer
+from scorekit.server.endpoint import Answer
 
 #: Bytes of an answer that are written at once.
 PART = 256 * 1024

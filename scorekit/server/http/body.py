@@ -14,10 +14,10 @@ from starlette.requests import Request
 
 from scorekit.config import describe_errors
 from scorekit.errors import RequestError
+from scorekit.server.endpoint import Endpoint
 from scorekit.server.http.settings import ServiceSettings
-from scorekit.server.queue.budget import Share
+from scorekit.server.queue.memory_budget import MemoryReservation
 from scorekit.server.service import LARGE
-from scorekit.server.verb import Verb
 
 MAX_ERRORS = 10
 #: Values and names that a sample may have on average in a large body: several times those of any
@@ -31,15 +31,15 @@ _VALUE = re.compile(
 
 
 @dataclass(slots=True, frozen=True)
-class Shape:
+class RequestSchema:
     """The form of an endpoint's requests."""
 
-    verb: Verb
+    verb: Endpoint
     request_type: type[BaseModel]
 
 
 async def read_request(
-    request: Request, shape: Shape, settings: ServiceSettings, share: Share
+    request: Request, shape: RequestSchema, settings: ServiceSettings, share: MemoryReservation
 ) -> Any:
     """Return the checked request, whose bytes `share` then holds.
 
@@ -56,7 +56,7 @@ async def read_request(
     return parsed
 
 
-def read_query(request: Request, shape: Shape) -> Any:
+def read_query(request: Request, shape: RequestSchema) -> Any:
     """Return the checked request of a GET: the query string's values by name, each a list.
 
     Raises RequestError if its form is wrong."""
@@ -65,7 +65,7 @@ def read_query(request: Request, shape: Shape) -> Any:
     return _parse(bytearray(to_json(lists)), shape)
 
 
-async def _read_body(request: Request, max_bytes: int, share: Share) -> bytearray:
+async def _read_body(request: Request, max_bytes: int, share: MemoryReservation) -> bytearray:
     too_large = RequestError("too_large", f"body: more than {max_bytes} bytes")
     if int(request.headers.get("content-length", "0")) > max_bytes:
         raise too_large
@@ -80,7 +80,7 @@ async def _read_body(request: Request, max_bytes: int, share: Share) -> bytearra
     return body
 
 
-def _parse_large(body: bytearray, shape: Shape, max_samples: int) -> BaseModel:
+def _parse_large(body: bytearray, shape: RequestSchema, max_samples: int) -> BaseModel:
     """Parse a large body after counting its values.
 
     A body of megabytes may have millions of values. Parsing them takes a hundred times its bytes
@@ -91,7 +91,7 @@ def _parse_large(body: bytearray, shape: Shape, max_samples: int) -> BaseModel:
     return _parse(body, shape)
 
 
-def _parse(body: bytearray, shape: Shape) -> BaseModel:
+def _parse(body: bytearray, shape: RequestSchema) -> BaseModel:
     request_type, field = shape.request_type, shape.verb.field
     try:
         return request_type.model_validate_json(body)

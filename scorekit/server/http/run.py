@@ -23,7 +23,7 @@ from scorekit.errors import UserError
 from scorekit.server.app import create_app
 from scorekit.server.backend import Backend
 from scorekit.server.http.connection import RESERVE, SHUTTING_DOWN, Connection, connection_type
-from scorekit.server.http.gate import request_id_now
+from scorekit.server.http.middleware import request_id_now
 from scorekit.server.http.settings import ServiceSettings, parse_settings
 from scorekit.server.service import ScoringService
 

@@ -9,12 +9,18 @@ from typing import Any
 from scorekit.errors import RequestError, SampleError
 from scorekit.schemas import Priority
 from scorekit.server.backend import Outcome
+from scorekit.server.endpoint import Endpoint, ParsedRequest
 from scorekit.server.http.metrics import Metrics
 from scorekit.server.http.settings import ServiceSettings
-from scorekit.server.queue.pace import Pace
-from scorekit.server.queue.pieces import Pieces, cut_pieces
-from scorekit.server.queue.work import Flight, Job, Wanted, answer_of, sample_outcome
-from scorekit.server.verb import Asked, Verb
+from scorekit.server.queue.batch_timing import BatchTimeModel
+from scorekit.server.queue.in_flight import (
+    InFlightSample,
+    PendingItem,
+    PendingRequest,
+    answer_of,
+    sample_outcome,
+)
+from scorekit.server.queue.tokenizer_queue import TokenizerQueue, split_tasks
 
 #: Bytes of text that count as one token in the queue's limit.
 BYTES_A_TOKEN = 4
@@ -22,7 +28,7 @@ BYTES_A_TOKEN = 4
 LINES = ("small", "large", "bulk")
 
 
-class Admission:
+class AdmissionController:
     """Admits or refuses requests as a whole, and gives each outcome to all requests that wait for
     it.
 
@@ -35,11 +41,11 @@ class Admission:
 
     def __init__(
         self,
-        verb: Verb,
+        verb: Endpoint,
         settings: ServiceSettings,
         metrics: Metrics,
-        pace: Pace,
-        pieces: Pieces,
+        pace: BatchTimeModel,
+        pieces: TokenizerQueue,
         on_scored: Callable[[Mapping[bytes, bytes]], None],
     ) -> None:
         self._verb = verb
@@ -51,10 +57,12 @@ class Admission:
         self._on_scored = on_scored
         self.max_length = self.large = 0
         self.in_items = False
-        self.flights: dict[bytes, Flight] = {}
+        self.flights: dict[bytes, InFlightSample] = {}
         self.room = 0  # tokens in use, of the queue's limit
 
-    def submit(self, job: Job, wanted: Sequence[Wanted], asked: Asked) -> None:
+    def submit(
+        self, job: PendingRequest, wanted: Sequence[PendingItem], asked: ParsedRequest
+    ) -> None:
         """Put items of a request in flight; equal keys share one in-flight sample.
 
         wanted: the items, of `asked`, that are not cached.
@@ -69,12 +77,12 @@ class Admission:
         if not in_windows:
             sizes = [min(size, self.max_length) for size in sizes]
         line = job if (len(sizes) if self.in_items else sum(sizes)) > self.large else None
-        new_flights: dict[bytes, Flight] = {}
+        new_flights: dict[bytes, InFlightSample] = {}
         total_cost = 0
         for item, cost in zip(wanted, sizes, strict=True):
             if item.key not in flights and item.key not in new_flights:
                 total_cost += cost
-                new_flights[item.key] = Flight(
+                new_flights[item.key] = InFlightSample(
                     item.key, item.sample, priority, cost, now, item.size, line
                 )
         self._admit(len(new_flights), total_cost)
@@ -97,7 +105,7 @@ class Admission:
         if new_flights:
             self._send(job, list(new_flights.values()), options, priority)
 
-    def release(self, job: Job) -> None:
+    def release(self, job: PendingRequest) -> None:
         """Note that a request no longer waits; samples without a waiting request are dropped."""
         for flight in job.flights:
             flight.waiters = [waiter for waiter in flight.waiters if waiter[0] is not job]
@@ -113,7 +121,7 @@ class Admission:
 
     def deliver(
         self,
-        flights: Sequence[Flight],
+        flights: Sequence[InFlightSample],
         outcomes: Sequence[Outcome],
         started: float = 0.0,
         seconds: float = 0.0,
@@ -179,10 +187,12 @@ class Admission:
         rate = self._timing.samples_per_s or 1.0
         return min(60.0, max(1.0, len(self.flights) / 2 / rate))
 
-    def _send(self, job: Job, flights: list[Flight], options: Any, priority: Priority) -> None:
-        self._pieces.put(cut_pieces(job, flights, options), priority)
+    def _send(
+        self, job: PendingRequest, flights: list[InFlightSample], options: Any, priority: Priority
+    ) -> None:
+        self._pieces.put(split_tasks(job, flights, options), priority)
 
-    def _forget(self, flight: Flight) -> None:
+    def _forget(self, flight: InFlightSample) -> None:
         # A dropped sample may have a successor under the same key.
         if self.flights.get(flight.key) is flight:
             del self.flights[flight.key]
@@ -193,5 +203,5 @@ class Admission:
         self._metrics.queue_tokens.set(self.room)
 
 
-def _kind_of(flight: Flight) -> str:
+def _kind_of(flight: InFlightSample) -> str:
     return "bulk" if flight.priority == "bulk" else "large" if flight.line else "small"

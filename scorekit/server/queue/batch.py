@@ -29,7 +29,7 @@ def default_batch_tokens(device: str) -> int:
     return 256 if device == "cpu" else 16384
 
 
-def cut_batches(
+def make_batches(
     lengths: Sequence[tuple[int, int]], max_tokens: int, max_items: int | None = None
 ) -> list[list[int]]:
     """Cut samples into batches of similar length under a budget of padded tokens.
@@ -53,7 +53,7 @@ def cut_batches(
     return batches
 
 
-def cut_finely(
+def make_cheapest_batches(
     lengths: Sequence[tuple[int, int]], max_tokens: int, batch_cost: float
 ) -> list[list[int]]:
     """The cut into batches that costs least, where each costs its padded tokens and `batch_cost`

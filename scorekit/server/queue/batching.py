@@ -21,21 +21,21 @@ import structlog
 
 from scorekit.errors import RequestError
 from scorekit.server.backend import Backend, workers_of
-from scorekit.server.description import Description
+from scorekit.server.description import ModelDescription
+from scorekit.server.endpoint import ParsedRequest
 from scorekit.server.http.metrics import Metrics
 from scorekit.server.http.settings import ServiceSettings
-from scorekit.server.queue.admission import LINES, Admission
+from scorekit.server.queue.admission import LINES, AdmissionController
+from scorekit.server.queue.in_flight import PendingItem, PendingRequest
+from scorekit.server.queue.model_queue import ModelQueue
 from scorekit.server.queue.model_thread import ModelThread
-from scorekit.server.queue.pieces import Pieces
-from scorekit.server.queue.ready import Ready
-from scorekit.server.queue.tokeniser_thread import (
+from scorekit.server.queue.tokenizer_queue import TokenizerQueue
+from scorekit.server.queue.tokenizer_thread import (
     CUT_STALL_S,
     TOKENISE_STALL_S,
     Encode,
-    TokeniserThread,
+    TokenizerThread,
 )
-from scorekit.server.queue.work import Job, Wanted
-from scorekit.server.verb import Asked
 
 log = structlog.get_logger()
 
@@ -59,20 +59,20 @@ class Batcher:
         on_scored: Callable[[Mapping[bytes, bytes]], None],
     ) -> None:
         bulk_wait_s = settings.bulk_patience_s
-        self._pieces = Pieces(bulk_wait_s)  # owner: any; from admission to the tokeniser
-        self._to_cut = Pieces(bulk_wait_s)  # owner: any; from the tokeniser to the cutter
-        self.ready = Ready(0, bulk_wait_s)  # owner: any; from the tokeniser to the model
+        self._pieces = TokenizerQueue(bulk_wait_s)  # owner: any; from admission to the tokeniser
+        self._to_cut = TokenizerQueue(bulk_wait_s)  # owner: any; from the tokeniser to the cutter
+        self.ready = ModelQueue(0, bulk_wait_s)  # owner: any; from the tokeniser to the model
         self._model = ModelThread(  # owner: model
             backend, settings, metrics, self.ready, self._deliver
         )
-        self.admission = Admission(  # owner: loop
+        self.admission = AdmissionController(  # owner: loop
             backend.verb, settings, metrics, self._model.pace, self._pieces, on_scored
         )
         uncut = getattr(backend, "encode_uncut", None)
         min_stall_s = settings.stall_after or 0.0
 
-        def tokeniser(encode: Encode, stall_s: float, tasks: Pieces) -> TokeniserThread:
-            return TokeniserThread(
+        def tokeniser(encode: Encode, stall_s: float, tasks: TokenizerQueue) -> TokenizerThread:
+            return TokenizerThread(
                 encode,
                 metrics,
                 max(stall_s, min_stall_s),
@@ -101,7 +101,7 @@ class Batcher:
         ]
         self._dead = False  # owner: tokeniser and model, which only ever set it; the loop reads it
 
-    def warm_up(self, description: Description) -> None:
+    def warm_up(self, description: ModelDescription) -> None:
         """Run the largest possible batch, before `start`.
 
         Raises UserError if it does not fit the memory, or if a plain text gets no outcome."""
@@ -142,7 +142,9 @@ class Batcher:
         """Return the number of samples in the queue or the model."""
         return len(self.admission.flights)
 
-    def submit(self, job: Job, wanted: Sequence[Wanted], asked: Asked) -> None:
+    def submit(
+        self, job: PendingRequest, wanted: Sequence[PendingItem], asked: ParsedRequest
+    ) -> None:
         """Put items of a request in flight. wanted: the items, of `asked`, that are not cached.
 
         Raises RequestError, with nothing put in flight: `unavailable` if nothing would be answered,
@@ -153,7 +155,7 @@ class Batcher:
             raise RequestError("unavailable", reason, retry_after=10.0)
         self.admission.submit(job, wanted, asked)
 
-    def release(self, job: Job) -> None:
+    def release(self, job: PendingRequest) -> None:
         """Note that a request no longer waits; samples without a waiting request are dropped."""
         self.admission.release(job)
 

@@ -10,7 +10,7 @@ import structlog
 
 from scorekit.errors import SampleError, UserError
 from scorekit.server.backend import Backend, Encoded, Outcome, workers_of
-from scorekit.server.description import Description
+from scorekit.server.description import ModelDescription
 from scorekit.server.http.metrics import Metrics
 from scorekit.server.http.settings import ServiceSettings
 from scorekit.server.queue.batch import (
@@ -20,9 +20,9 @@ from scorekit.server.queue.batch import (
     padded_tokens,
     run_batch,
 )
-from scorekit.server.queue.pace import Pace
-from scorekit.server.queue.ready import Ready
-from scorekit.server.queue.work import Flight
+from scorekit.server.queue.batch_timing import BatchTimeModel
+from scorekit.server.queue.in_flight import InFlightSample
+from scorekit.server.queue.model_queue import ModelQueue
 
 log = structlog.get_logger()
 
@@ -30,7 +30,7 @@ log = structlog.get_logger()
 PROBE_S = 1.0
 #: Hands flights with their outcomes, and when their batch began and how long it took, to the
 #: event loop.
-Deliver = Callable[[Sequence[Flight], Sequence[Outcome], float, float], None]
+Deliver = Callable[[Sequence[InFlightSample], Sequence[Outcome], float, float], None]
 
 
 class ModelThread:
@@ -41,7 +41,7 @@ class ModelThread:
         backend: Backend,
         settings: ServiceSettings,
         metrics: Metrics,
-        ready: Ready,
+        ready: ModelQueue,
         deliver: Deliver,
     ) -> None:
         self._backend = backend  # owner: fixed
@@ -49,10 +49,10 @@ class ModelThread:
         self._metrics = metrics  # owner: any
         self._ready = ready  # owner: any
         self._deliver = deliver  # owner: any
-        self.pace = Pace(settings.stall_after, workers_of(backend))  # owner: model
+        self.pace = BatchTimeModel(settings.stall_after, workers_of(backend))  # owner: model
         self.failing = False  # owner: model; the loop reads it
 
-    def warm_up(self, description: Description) -> None:
+    def warm_up(self, description: ModelDescription) -> None:
         """Run the largest batch there can be, so that the first request finds the model as fast
         as the last, and memory that does not suffice shows now. Called before the threads start.
         Raises UserError then, and where a plain text gets no outcome."""
@@ -98,7 +98,7 @@ class ModelThread:
             elif self.failing:  # nothing came meanwhile: does it work again?
                 self.failing = not self._answers()
 
-    def _score(self, batch: list[Flight]) -> None:
+    def _score(self, batch: list[InFlightSample]) -> None:
         encoded = [_timed(flight, item) for flight in batch if (item := flight.encoded) is not None]
         started = time.monotonic()
         check = self._backend.verb.outcome_fault
@@ -140,7 +140,7 @@ class ModelThread:
         return encoded
 
     def _observe(
-        self, batch: list[Flight], encoded: list[Encoded], started: float, seconds: float
+        self, batch: list[InFlightSample], encoded: list[Encoded], started: float, seconds: float
     ) -> None:
         metrics = self._metrics
         metrics.model_seconds.observe(seconds)
@@ -152,7 +152,7 @@ class ModelThread:
         metrics.padding_tokens.inc(max(0, padded_tokens(encoded) - real))
 
 
-def _timed(flight: Flight, encoded: Encoded) -> Encoded:
+def _timed(flight: InFlightSample, encoded: Encoded) -> Encoded:
     """Return the item with the time that those who wait for it grant."""
     granted = [job.timeout_s for job, _ in tuple(flight.waiters)]
     encoded.timeout_s = max(granted, default=None)

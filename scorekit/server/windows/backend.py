@@ -13,17 +13,17 @@ from typing import Any
 from scorekit.errors import SampleError
 from scorekit.schemas import ScoreOptions, TranslationSample
 from scorekit.server.backend import Backend, Encoded, Outcome
-from scorekit.server.description import Description
+from scorekit.server.description import ModelDescription
 from scorekit.server.queue.batch import (
-    cut_batches,
     default_batch_tokens,
     fault_kind,
+    make_batches,
     padded_tokens,
     release_device_memory,
 )
-from scorekit.server.scoring import Scoring
-from scorekit.server.windows.parts import InWindows, WindowPlace, encoded_whole, whole_outcome
-from scorekit.text.windows import Border, Part, common_borders, pack, refine, surround
+from scorekit.server.score_endpoint import ScoreEndpoint
+from scorekit.server.windows.merge import WindowedSample, WindowRange, encoded_whole, merge_outcomes
+from scorekit.text.windows import Boundary, Part, add_context, common_boundaries, pack, refine
 
 #: Indexes of a window's first and last border.
 Window = tuple[int, int]
@@ -34,7 +34,7 @@ def with_windows(backend: Backend, max_batch_tokens: int | None) -> Backend:
 
     max_batch_tokens: padded tokens of a batch; None: the device's default."""
     endpoint = backend.verb
-    if isinstance(endpoint, Scoring) and issubclass(endpoint.options_type, ScoreOptions):
+    if isinstance(endpoint, ScoreEndpoint) and issubclass(endpoint.options_type, ScoreOptions):
         return Windowed(backend, max_batch_tokens)
     return backend
 
@@ -51,7 +51,7 @@ class Windowed:
         self.memory_bytes = backend.memory_bytes
         self.workers = int(getattr(backend, "workers", 1))
 
-    def load(self) -> Description:
+    def load(self) -> ModelDescription:
         """Load the wrapped backend."""
         description = self._inner.load()
         self._max_tokens = self._max_tokens or default_batch_tokens(description.device)
@@ -76,25 +76,27 @@ class Windowed:
 
     def forward(self, batch: Sequence[Encoded]) -> list[Outcome]:
         """Score the windows of all samples, in several batches if they are too many."""
-        if not any(isinstance(encoded.payload, InWindows) for encoded in batch):
+        if not any(isinstance(encoded.payload, WindowedSample) for encoded in batch):
             return self._inner.forward(batch)
         windows: list[Encoded] = []
         for encoded in batch:
             windows += (
-                encoded.payload.windows if isinstance(encoded.payload, InWindows) else [encoded]
+                encoded.payload.windows
+                if isinstance(encoded.payload, WindowedSample)
+                else [encoded]
             )
         outcomes: dict[int, Outcome] = {}
         sizes = [(window.length, window.rows) for window in windows]
-        for indices in cut_batches(sizes, max(self._max_tokens, 1)):
+        for indices in make_batches(sizes, max(self._max_tokens, 1)):
             scored = self._forward([windows[k] for k in indices])
             outcomes |= dict(zip(indices, scored, strict=True))
         merged: list[Outcome] = []
         position = 0
         for encoded in batch:
-            sample = encoded.payload if isinstance(encoded.payload, InWindows) else None
+            sample = encoded.payload if isinstance(encoded.payload, WindowedSample) else None
             stop = position + (len(sample.windows) if sample else 1)
             window_outcomes = [outcomes[k] for k in range(position, stop)]
-            merged.append(whole_outcome(sample, window_outcomes) if sample else window_outcomes[0])
+            merged.append(merge_outcomes(sample, window_outcomes) if sample else window_outcomes[0])
             position = stop
         return merged
 
@@ -147,21 +149,26 @@ class _Cutter:
         (overhead,) = self._sizes(
             [(nothing, nothing)]
         )  # tokens that the model reads besides the texts
-        borders, sizes = refine(self._texts, common_borders(self._texts), self._sizes)
+        borders, sizes = refine(self._texts, common_boundaries(self._texts), self._sizes)
         max_tokens = self._options.max_input_length - (overhead or 0)
         lengths = [max_tokens + 1 if size is None else size - (overhead or 0) for size in sizes]
         empties = [[not text.strip() for text in self._cut(part)] for part in pairwise(borders)]
         windows = list(pairwise(pack(lengths, empties, max_tokens)))
-        return self._fitted(borders, windows, lambda window: surround(lengths, *window, max_tokens))
+        return self._fitted(
+            borders, windows, lambda window: add_context(lengths, *window, max_tokens)
+        )
 
     def _fitted(
-        self, borders: list[Border], windows: list[Window], with_context: Callable[[Window], Window]
+        self,
+        borders: list[Boundary],
+        windows: list[Window],
+        with_context: Callable[[Window], Window],
     ) -> Encoded:
         """Encode each window with its context, and return the sample.
 
         with_context: returns the range to read for a window. If it is too long (tokens do not add
         up exactly), its context is halved; a window that is too long alone is split in two."""
-        done: dict[Window, tuple[Encoded, WindowPlace]] = {}
+        done: dict[Window, tuple[Encoded, WindowRange]] = {}
         todo = {window: with_context(window) for window in windows}
         while todo:
             parts = [(borders[first], borders[last]) for first, last in todo.values()]
@@ -220,10 +227,10 @@ class _Cutter:
     def _cut(self, part: Part) -> list[str]:
         return [text[start:end] for text, start, end in zip(self._texts, *part, strict=True)]
 
-    def _place(self, part: Part, read: Part) -> WindowPlace:
+    def _place(self, part: Part, read: Part) -> WindowRange:
         src, mt = self._cut(read)[:2]
         (src_start, mt_start), (src_end, mt_end) = part[0][:2], part[1][:2]
-        return WindowPlace(
+        return WindowRange(
             (src_start, src_end),
             (mt_start, mt_end),
             read[0][0] + len(src) - len(src.lstrip()),

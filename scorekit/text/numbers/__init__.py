@@ -10,14 +10,14 @@ from fractions import Fraction
 
 from scorekit.languages import find_language
 from scorekit.text.numbers import chinese, english, german, korean
-from scorekit.text.numbers.ask import asked, said
 from scorekit.text.numbers.compare import NumberFindings, compare, find_numbers
+from scorekit.text.numbers.forms import required_forms, stated_values
 from scorekit.text.numbers.read import Table, prepared
 
 _TABLES = {"de": german.TABLE, "en": english.TABLE, "ko": korean.TABLE, "zh": chinese.TABLE}
 
 
-def asked_numbers(src: str, src_lang: str) -> list[str]:
+def expected_numbers(src: str, src_lang: str) -> list[str]:
     """Numbers that a translation of `src` has to have, as `src` writes them, each once.
 
     Those in digits, and words from 11 on that can mean nothing else ("dreihundert", "三百万"). Left
@@ -25,7 +25,7 @@ def asked_numbers(src: str, src_lang: str) -> list[str]:
     language has too many ways. Empty for a language without a table.
     """
     table = _table(src_lang)
-    return [] if table is None else list(asked(*find_numbers(prepared(src), table)))
+    return [] if table is None else list(required_forms(*find_numbers(prepared(src), table)))
 
 
 def missing_numbers(src: str, mt: str, src_lang: str, tgt_lang: str) -> list[str]:
@@ -45,10 +45,14 @@ def compare_numbers(src: str, mt: str, src_lang: str, tgt_lang: str) -> NumberFi
     return compare(find_numbers(prepared(src), source), find_numbers(prepared(mt), target))
 
 
-def said_numbers(text: str, language: str) -> frozenset[Fraction]:
+def stated_numbers(text: str, language: str) -> frozenset[Fraction]:
     """Every value that a text may say, read with good will; empty without a table."""
     table = _table(language)
-    return frozenset() if table is None else frozenset(said(*find_numbers(prepared(text), table)))
+    return (
+        frozenset()
+        if table is None
+        else frozenset(stated_values(*find_numbers(prepared(text), table)))
+    )
 
 
 def _table(language: str) -> Table | None:

@@ -9,13 +9,13 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import NamedTuple
 
-from scorekit.text.numbers.ask import (
-    Ways,
-    asked,
+from scorekit.text.numbers.forms import (
+    NumberForms,
     is_loose,
     is_optional,
-    said,
+    required_forms,
     single_forms,
+    stated_values,
     values_of,
 )
 from scorekit.text.numbers.read import Number, Table, numbers
@@ -82,14 +82,14 @@ class NumberFindings(NamedTuple):
 
 def compare(src: NumberedText, mt: NumberedText) -> NumberFindings:
     """Compare the numbers of two texts."""
-    ways = asked(*src)
+    ways = required_forms(*src)
     turned = _turned(src, mt)
-    values = said(*mt)
+    values = stated_values(*mt)
     missing = [
         text for text, forms in ways.items() if text in turned or not _is_said(forms, values)
     ]
-    values = said(*src)
-    surplus = [text for text, forms in asked(*mt).items() if not _is_said(forms, values)]
+    values = stated_values(*src)
+    surplus = [text for text, forms in required_forms(*mt).items() if not _is_said(forms, values)]
     swapped, moved = _moved(src, mt)
     doubts = [f"{text} is not in the source" for text in surplus]
     doubts += [f"{text} may have changed places" for text in moved]
@@ -101,7 +101,7 @@ def compare(src: NumberedText, mt: NumberedText) -> NumberFindings:
     )
 
 
-def _is_said(forms: Ways, values: set[Fraction]) -> bool:
+def _is_said(forms: NumberForms, values: set[Fraction]) -> bool:
     return any(form <= values for form in forms)
 
 
@@ -123,7 +123,7 @@ def _certain(
     say otherwise (of a date with a year, if the year is there), nor what the translation has with
     another scale, which may be a misreading."""
     digits = set(_DIGITS.findall(mt.text))
-    values = said(*mt)
+    values = stated_values(*mt)
     first = {src.written(number): number for number in reversed(src.numbers)}
     for text in missing:
         number = first[text]

@@ -13,7 +13,7 @@ from scorekit.errors import SampleError, UserError
 from scorekit.server.backend import installed_versions
 from services.retriever.backends.ranking import Scores
 from services.retriever.backends.words import Korean, Words
-from services.retriever.index.reading import Places
+from services.retriever.index.reader import IndexPaths
 from services.retriever.index.records import PageRecord, Step, no_step
 
 NAME = "bm25"
@@ -37,7 +37,7 @@ class Bm25Builder:
         """Do nothing: these settings are always valid."""
 
     def build(
-        self, pages: Sequence[PageRecord], folder: Path, paths: Places, step: Step = no_step
+        self, pages: Sequence[PageRecord], folder: Path, paths: IndexPaths, step: Step = no_step
     ) -> dict[str, Any]:
         """Write the index; return its settings. Raises UserError if no page has a word."""
         import bm25s

@@ -18,15 +18,15 @@ from scorekit.errors import RequestError, SampleError, ServiceUnreachable, UserE
 from services.retriever.backends.ranking import Scores
 from services.retriever.backends.vectors import (
     SERVER_DEADLINE_S,
-    KeptVectors,
     PackedVectors,
+    VectorCache,
     Vectors,
     check_same_model,
     checked_vectors,
     of_length_one,
     pack,
 )
-from services.retriever.index.reading import Places
+from services.retriever.index.reader import IndexPaths
 from services.retriever.index.records import PageRecord, Step, no_step
 
 log = structlog.get_logger()
@@ -58,13 +58,13 @@ class DenseBuilder:
         self._info = self._client.info()
 
     def build(
-        self, pages: Sequence[PageRecord], folder: Path, paths: Places, step: Step = no_step
+        self, pages: Sequence[PageRecord], folder: Path, paths: IndexPaths, step: Step = no_step
     ) -> dict[str, Any]:
         """Write the index; return its settings.
 
         without: ids of pages without a vector, whose text is empty or refused by the model."""
         info = self._info
-        cache = KeptVectors(paths.vectors, (NAME, info.model, info.revision, self._page_prefix))
+        cache = VectorCache(paths.vectors, (NAME, info.model, info.revision, self._page_prefix))
         vectors: list[Vectors] = []
         for start in range(0, len(pages), _BATCH_PAGES):
             part = pages[start : start + _BATCH_PAGES]
@@ -84,7 +84,7 @@ class DenseBuilder:
             "without": [p.page_id for p, v in zip(pages, vectors, strict=True) if not len(v)],
         }
 
-    def _of(self, pages: Sequence[PageRecord], cache: KeptVectors) -> list[Vectors]:
+    def _of(self, pages: Sequence[PageRecord], cache: VectorCache) -> list[Vectors]:
         """Return the vectors of each page, [n, D]; [0, 1] for a page without any."""
         vectors_by_text = {page.text: cache.get(_digest(page.text)) for page in pages}
         missing = [text for text, vectors in vectors_by_text.items() if vectors is None and text]

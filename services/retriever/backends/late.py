@@ -19,14 +19,14 @@ from services.retriever.backends.pooling import Pooling
 from services.retriever.backends.ranking import Scores
 from services.retriever.backends.vectors import (
     SERVER_DEADLINE_S,
-    KeptVectors,
     PackedVectors,
+    VectorCache,
     Vectors,
     check_same_model,
     checked_vectors,
     pack,
 )
-from services.retriever.index.reading import Places
+from services.retriever.index.reader import IndexPaths
 from services.retriever.index.records import PageRecord, Step, no_step
 
 log = structlog.get_logger()
@@ -61,10 +61,10 @@ class LateBuilder:
         (self._probe,) = self._client.texts([self._query_prefix + PROBE])
 
     def build(
-        self, pages: Sequence[PageRecord], folder: Path, paths: Places, step: Step = no_step
+        self, pages: Sequence[PageRecord], folder: Path, paths: IndexPaths, step: Step = no_step
     ) -> dict[str, Any]:
         """Write the vectors of each page's image; return the settings."""
-        cache = KeptVectors(paths.vectors, (NAME, self._model, self._prompt, self._probe.tobytes()))
+        cache = VectorCache(paths.vectors, (NAME, self._model, self._prompt, self._probe.tobytes()))
         vectors: list[Vectors] = []
         for start in range(0, len(pages), _BATCH_PAGES):
             part = pages[start : start + _BATCH_PAGES]
@@ -108,7 +108,7 @@ class VectorFile:
             raise UserError(f"--late-vectors {self._path}: expected .safetensors or .npz")
 
     def build(
-        self, pages: Sequence[PageRecord], folder: Path, paths: Places, step: Step = no_step
+        self, pages: Sequence[PageRecord], folder: Path, paths: IndexPaths, step: Step = no_step
     ) -> dict[str, Any]:
         """Write the vectors; return the settings.
 

@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 from pydantic_core import from_json, to_json
 
-from scorekit.client.transport import OneServer, checked_url
+from scorekit.client.transport import RetryingSession, checked_url
 from scorekit.errors import RequestError, ServiceUnreachable
-from scorekit.net.own_loop import OwnLoop
+from scorekit.net.fork_safe import ForkSafeClient
 from scorekit.net.retry import retry_after_s
 from services.retriever.backends.vectors import Vectors, checked_vectors
 
@@ -41,8 +41,8 @@ class Pooling:
         self._url = checked_url(url).removesuffix("/v1").removesuffix("/pooling")
         self._model, self._prompt = model, prompt
 
-        def make() -> OneServer:
-            return OneServer(
+        def make() -> RetryingSession:
+            return RetryingSession(
                 self._url,
                 key,
                 "pooling server",
@@ -51,7 +51,7 @@ class Pooling:
                 max_in_flight=max_in_flight,
             )
 
-        self._client = OwnLoop("pooling client", make, OneServer.close)
+        self._client = ForkSafeClient("pooling client", make, RetryingSession.close)
 
     def texts(self, texts: Sequence[str]) -> list[Vectors]:
         """Return vectors [tokens, D] of each text. Raises ServiceUnreachable, RequestError."""
@@ -91,7 +91,7 @@ class Pooling:
             parts.append({"type": "text", "text": self._prompt})
         return {"role": "user", "content": parts}
 
-    async def _all(self, server: OneServer, bodies: Sequence[bytes]) -> list[list[Vectors]]:
+    async def _all(self, server: RetryingSession, bodies: Sequence[bytes]) -> list[list[Vectors]]:
         tasks = [
             asyncio.create_task(server.asked("POST", "/pooling", body, read=self._read))
             for body in bodies

@@ -30,7 +30,7 @@ _BLOCK_SIMILARITIES = 256 * 1024
 _MAX_RELATIVE_DIFFERENCE = 0.05
 
 
-class KeptVectors:
+class VectorCache:
     """Cache of computed vectors, so that a run that was killed does not compute them again.
 
     settings: everything that the vectors depend on except the content.

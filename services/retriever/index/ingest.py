@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from scorekit.errors import UserError
 from scorekit.processes import usable_cpus
-from services.retriever.index.reading import Places, Reader, ReadingRules, ocr_of
+from services.retriever.index.reader import IndexPaths, PageReader, ReadingRules, ocr_of
 from services.retriever.index.records import (
     Manifest,
     PageContent,
@@ -37,7 +37,7 @@ class IndexBuilder(Protocol):
         ...
 
     def build(
-        self, pages: Sequence[PageRecord], folder: Path, paths: Places, step: Step = no_step
+        self, pages: Sequence[PageRecord], folder: Path, paths: IndexPaths, step: Step = no_step
     ) -> dict[str, Any]:
         """Write the files to an empty folder; return the settings for the manifest."""
         ...
@@ -113,17 +113,17 @@ def _record(source: Source, number: int, content: PageContent) -> PageRecord:
 def _read_all(
     sources: Sequence[Source],
     rules: ReadingRules,
-    paths: Places,
+    paths: IndexPaths,
     timeout_s: float,
     workers: int,
     step: Step,
 ) -> list[tuple[dict[int, PageContent], list[Skipped]]]:
     """Read the content of each file in several processes, with one thread for each."""
-    readers: list[Reader] = []
+    readers: list[PageReader] = []
     thread_local = threading.local()
 
     def start_reader() -> None:
-        thread_local.reader = Reader(rules, paths, timeout_s)
+        thread_local.reader = PageReader(rules, paths, timeout_s)
         readers.append(thread_local.reader)
 
     def read(source: Source) -> tuple[dict[int, PageContent], list[Skipped]]:

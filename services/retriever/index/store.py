@@ -24,7 +24,7 @@ from pydantic import ValidationError
 from scorekit.digest import digest_files
 from scorekit.errors import UserError
 from scorekit.files import put_folder, remove_temporaries, temporary_of, write_atomic
-from services.retriever.index.reading import Places
+from services.retriever.index.reader import IndexPaths
 from services.retriever.index.records import INDEX_SCHEMA, Manifest, PageRecord
 
 _MANIFEST = "index.json"
@@ -36,7 +36,7 @@ class Index:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.places = Places(folder / "pictures", folder / "done", folder / "vectors")
+        self.places = IndexPaths(folder / "pictures", folder / "done", folder / "vectors")
 
     @contextmanager
     def writing(self) -> Iterator[None]:

@@ -13,7 +13,7 @@ from scorekit.files import write_atomic
 from scorekit.retrieval.wire import TextBox
 from services.retriever.index.pdf import PdfError, PdfFile
 from services.retriever.index.pictures import UnreadablePicture, png_of, read_picture, sha256
-from services.retriever.index.reading import Ocr, Places, ReadingRules, ocr_of
+from services.retriever.index.reader import IndexPaths, Ocr, ReadingRules, ocr_of
 from services.retriever.index.records import PageContent
 from services.retriever.index.sources import Source
 
@@ -59,7 +59,7 @@ def _read_file(
     source: Source,
     first: int,
     rules: ReadingRules,
-    paths: Places,
+    paths: IndexPaths,
     ocr: Ocr | None,
 ) -> None:
     content = source.path.read_bytes()
@@ -96,7 +96,7 @@ def _key(content: bytes, rules: ReadingRules) -> str:
     return hashlib.sha256(content_key.encode()).hexdigest()[:32]
 
 
-def _is_done(paths: Places, key: str, number: int) -> bool:
+def _is_done(paths: IndexPaths, key: str, number: int) -> bool:
     """Return True if record and image of a page exist and are undamaged."""
     try:
         page = PageContent.model_validate_json(paths.record(key, number).read_bytes())
@@ -105,7 +105,7 @@ def _is_done(paths: Places, key: str, number: int) -> bool:
     return _is_intact(paths, page.picture)
 
 
-def _is_intact(paths: Places, name: str) -> bool:
+def _is_intact(paths: IndexPaths, name: str) -> bool:
     try:
         return sha256(paths.picture(name).read_bytes()) == name
     except OSError:
@@ -113,7 +113,7 @@ def _is_intact(paths: Places, name: str) -> bool:
 
 
 def _save(
-    image: Any, boxes: list[TextBox], paths: Places, key: str, number: int, ocr: Ocr | None
+    image: Any, boxes: list[TextBox], paths: IndexPaths, key: str, number: int, ocr: Ocr | None
 ) -> None:
     if not boxes and ocr is not None:
         try:

@@ -20,8 +20,8 @@ from bench.kit.servers import PATIENCE_S, free_port, running_service, wait_until
 from scorekit.client import Embeddings, SyncScoringClient
 from scorekit.server.fake import FakeBackend
 from scorekit.server.local import LocalScorer
+from services.embedder.endpoint import EmbedOptions
 from services.embedder.model import EmbedderBackend
-from services.embedder.verb import EmbedOptions
 from services.metricx.model import MetricXBackend
 from tests.kits.metricx_checkpoints import FLOAT32
 

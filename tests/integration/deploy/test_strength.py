@@ -1,10 +1,10 @@
-"""The proofs of bench/chaos/proofs.py in short: real processes, real signals, a real overload."""
+"""bench/chaos/endurance.py in short: real processes, real signals, a real overload."""
 
 from __future__ import annotations
 
 import asyncio
 
-from bench.chaos.proofs import kill_under_load, overload, poison
+from bench.chaos.endurance import kill_under_load, overload, poison
 from bench.kit.servers import running_service
 from scorekit.server.fake import FakeBackend
 

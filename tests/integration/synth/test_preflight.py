@@ -15,10 +15,10 @@ from bench.kit.servers import free_port, running_service
 from scorekit.errors import UserError
 from scorekit.server.fake import FakeBackend
 from synth.__main__ import app
-from synth.folder.store import StageFolder
 from synth.preflight import look_at_run, need_passing
 from synth.run import RunOptions
 from synth.stages.table import BY_NAME, named
+from synth.storage.store import StageFolder
 from tests.kits.synth.driver import TEXTS, config, korean, run, write_sources
 
 NOBODY = f"http://127.0.0.1:{free_port()}"
@@ -28,7 +28,7 @@ NOBODY = f"http://127.0.0.1:{free_port()}"
 def undisturbed_terminal(monkeypatch):
     """That somebody is slow is not said, however busy the machine is. The log of a command is set
     up for its process."""
-    monkeypatch.setattr("synth.drive.services.AWAY_S", 1e9)
+    monkeypatch.setattr("synth.execution.services.AWAY_S", 1e9)
     kept = structlog.get_config()
     yield
     structlog.configure(**kept)
@@ -147,7 +147,7 @@ def test_a_fault_is_one_line_before_anything_is_begun(
     monkeypatch.delenv("VLLM_API_KEY", raising=False)
     away = fault in (metricx_is_away, judge_is_away)
     if away:  # is waited for, and so is what answers a busy machine late
-        monkeypatch.setattr("synth.drive.services.READY_S", 0.1)
+        monkeypatch.setattr("synth.execution.services.READY_S", 0.1)
     teacher = FakeOpenAI(respond=korean)
     with teacher.running() as teacher.url:
         cfg = whole(tmp_path, teacher, metricx, rules)

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from synth.config import SynthConfig
-from synth.context import Context
-from synth.drive.clients import EASY, PART
-from synth.drive.driver import run_map_stage
-from synth.drive.kinds import MapStage
-from synth.folder.begin import begin
-from synth.folder.store import Record, ShardWriter, StageFolder, digest_of
+from synth.context import StageContext
+from synth.execution.clients import EASY, PART
+from synth.execution.driver import run_map_stage
+from synth.execution.stage_types import MapStage
 from synth.record import source_id
 from synth.stages.table import ORDER
+from synth.storage.stage_start import prepare_stage
+from synth.storage.store import Record, ShardWriter, StageFolder, digest_of
 
 STAGES = ORDER[1:5]
 NAMES = [stage.name for stage in STAGES]
@@ -82,11 +82,11 @@ def write_sources(out_dir: Path, texts: Sequence[str], per_shard: int = 8) -> No
 TEXTS = [f"Sentence number {i} is to be translated." for i in range(20)]
 
 
-def run(cfg: SynthConfig, *, stages: Sequence[Any] = STAGES, **options: Any) -> list[Context]:
+def run(cfg: SynthConfig, *, stages: Sequence[Any] = STAGES, **options: Any) -> list[StageContext]:
     contexts = []
     for stage in stages:
-        ctx = Context(cfg, cfg.run.out_dir, **options)
-        manifest = begin(stage, STAGES[STAGES.index(stage) + 1 :], ctx)
+        ctx = StageContext(cfg, cfg.run.out_dir, **options)
+        manifest = prepare_stage(stage, STAGES[STAGES.index(stage) + 1 :], ctx)
         if isinstance(stage, MapStage):
             asyncio.run(run_map_stage(stage, manifest, ctx))
         elif not ctx.folder(stage.name).done():

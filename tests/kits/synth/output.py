@@ -12,13 +12,13 @@ from typing import Any
 from rich.console import Console, RenderableType
 
 from synth.config import SynthConfig
-from synth.context import Context
-from synth.drive.driver import run_map_stage
-from synth.drive.kinds import WholeStage
-from synth.folder.begin import begin
-from synth.folder.store import Record, ShardWriter, StageFolder, digest_of, read_records
+from synth.context import StageContext
+from synth.execution.driver import run_map_stage
+from synth.execution.stage_types import GlobalStage
 from synth.record import source_id
 from synth.stages.table import ORDER, map_stage
+from synth.storage.stage_start import prepare_stage
+from synth.storage.store import Record, ShardWriter, StageFolder, digest_of, read_records
 
 ROOT = Path(__file__).parents[3]
 
@@ -169,18 +169,18 @@ def _cut(records: Sequence[Record], size: int = 4) -> list[Sequence[Record]]:
     return [records[i : i + size] for i in range(0, len(records), size)]
 
 
-def run_filter(cfg: SynthConfig, **more: Any) -> Context:
-    ctx = Context(cfg, cfg.run.out_dir, **more)
+def run_filter(cfg: SynthConfig, **more: Any) -> StageContext:
+    ctx = StageContext(cfg, cfg.run.out_dir, **more)
     stage = map_stage("format_filter")
-    asyncio.run(run_map_stage(stage, begin(stage, [ORDER[-1]], ctx), ctx))
+    asyncio.run(run_map_stage(stage, prepare_stage(stage, [ORDER[-1]], ctx), ctx))
     return ctx
 
 
-def run_export(cfg: SynthConfig, **more: Any) -> Context:
-    ctx = Context(cfg, cfg.run.out_dir, **more)
+def run_export(cfg: SynthConfig, **more: Any) -> StageContext:
+    ctx = StageContext(cfg, cfg.run.out_dir, **more)
     stage = ORDER[-1]
-    assert isinstance(stage, WholeStage)
-    stage.run(ctx, begin(stage, [], ctx))
+    assert isinstance(stage, GlobalStage)
+    stage.run(ctx, prepare_stage(stage, [], ctx))
     return ctx
 
 

@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 from demo.madlad_shard import documents, write_shard
 from synth.config import SynthConfig
-from synth.context import Context
-from synth.folder.begin import begin
-from synth.folder.store import Record, StageFolder, digest_file
+from synth.context import StageContext
 from synth.stages.sample_sources import SampleSources
+from synth.storage.stage_start import prepare_stage
+from synth.storage.store import Record, StageFolder, digest_file
 
 MADLAD = Path(__file__).parents[2] / "data/madlad"
 
@@ -41,9 +41,9 @@ def config(out_dir: Path, files: Iterable[str] = (V1,), **sections: Any) -> Synt
 
 def run(cfg: SynthConfig, **more: Any) -> StageFolder:
     """Run the stage as the driver does; its folder."""
-    ctx = Context(cfg, Path(cfg.run.out_dir), **more)
+    ctx = StageContext(cfg, Path(cfg.run.out_dir), **more)
     stage = SampleSources()
-    stage.run(ctx, begin(stage, [], ctx))
+    stage.run(ctx, prepare_stage(stage, [], ctx))
     return ctx.folder(stage.name)
 
 

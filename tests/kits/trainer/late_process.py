@@ -11,10 +11,10 @@ import time
 import torch
 from torch import distributed
 
-from trainer.rl.world import World
+from trainer.rl.distributed import DistributedContext
 
 if __name__ == "__main__":
-    world = World(torch.device("cpu"), patience_s=2)
+    world = DistributedContext(torch.device("cpu"), patience_s=2)
     with world.together():
         world.at(f"update {7 + world.rank}, learning")
         world.meet()

@@ -23,12 +23,12 @@ from tests.kits.trainer.runs import letter_tokenizer, rollout, tiny_llama
 from tests.kits.trainer.sharded_trainer import ShardedWorld
 from trainer.rl.advantage import TokenAdvantages, pad_rows, token_advantages
 from trainer.rl.config import RLConfig
+from trainer.rl.distributed import DistributedContext
 from trainer.rl.engines.generate import GenerateSampler
 from trainer.rl.forward import Image
-from trainer.rl.policy import autocast, freeze_unread
+from trainer.rl.policy import autocast, freeze_vision
 from trainer.rl.rollout import Rollout, action_masks, rollout_logprobs
-from trainer.rl.update import Passes, accumulate_gradients, update_policy
-from trainer.rl.world import World
+from trainer.rl.update import ForwardOptions, accumulate_gradients, update_policy
 from trainer.translation.config import GenerationConfig
 
 #: Tokens of prompt and completion: three micro-batches of `CONFIG`, which two processes cannot
@@ -91,7 +91,7 @@ def batch(prompts: int, images: bool) -> tuple[list[Rollout], TokenAdvantages]:
 
 
 def update(
-    world: World,
+    world: DistributedContext,
     loss_mean: str = "token",
     prompts: int = 5,
     dtype: str = "float32",
@@ -105,7 +105,7 @@ def update(
     plain, tokenizer = tiny_llama(letter_tokenizer()), letter_tokenizer()
     if images:
         plain = tiny("qwen2_5_vl")
-        freeze_unread(plain)
+        freeze_vision(plain)
     elif dtype == "float32":
         plain = doubled(plain)  # autocast knows nothing of float64
     reference = copy.deepcopy(plain)
@@ -116,7 +116,7 @@ def update(
     # Not AdamW, which makes whole steps of gradients that differ by rounding alone.
     model, optimizer = world.prepare(plain, torch.optim.SGD(plain.parameters(), lr=0.1))
     cfg, (rollouts, advantages) = config(loss_mean, algorithm), batch(prompts, images)
-    passes = Passes(model, cfg, world, dtype=dtype)
+    passes = ForwardOptions(model, cfg, world, dtype=dtype)
     accumulate_gradients(rollouts, advantages, range(prompts), passes)
     gradients = {name: _whole(p.grad) for name, p in plain.named_parameters() if p.requires_grad}
     stats = update_policy(
@@ -171,7 +171,7 @@ def _whole(tensor: Any) -> Tensor:
 @float64()
 def main() -> None:
     """Rank 0 writes what `update` gives for each of `CASES`."""
-    world, sharded = World(torch.device("cpu")), ShardedWorld(torch.device("cpu"))
+    world, sharded = DistributedContext(torch.device("cpu")), ShardedWorld(torch.device("cpu"))
     found = {
         name: update(sharded if case.get("shard") and world.size > 1 else world, **case)
         for name, case in CASES.items()

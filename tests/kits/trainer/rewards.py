@@ -15,11 +15,11 @@ from scorekit.server.app import create_app
 from scorekit.server.backend import Encoded, Outcome
 from scorekit.server.fake import FakeBackend, fake_spans
 from scorekit.server.http.settings import ServiceSettings
-from scorekit.server.scoring import ScoreDescription, Scoring
+from scorekit.server.score_endpoint import ScoreDescription, ScoreEndpoint
 from tests.kits.trainer.runs import rollout
+from trainer.translation.rewards.compute import compute_rewards
 from trainer.translation.rewards.config import RewardConfig
-from trainer.translation.rewards.formula import sample_rewards
-from trainer.translation.rewards.services import Rewarder
+from trainer.translation.rewards.services import RewardClient
 
 _VARIABLES = {
     "mqm": {"src", "mt", "src_lang", "tgt_lang"},
@@ -139,9 +139,9 @@ def rewards_of(cfg: RewardConfig, *texts: str, finish_reason: str = "eos") -> An
         )
         for text in texts
     ]
-    with closing(Rewarder(cfg)) as rewarder:
+    with closing(RewardClient(cfg)) as rewarder:
         scores = rewarder.score([(r.src_text, r.completion_text) for r in rollouts])
-    return sample_rewards(rollouts, scores, cfg)
+    return compute_rewards(rollouts, scores, cfg)
 
 
 class FakeJudge:
@@ -156,7 +156,7 @@ class FakeJudge:
 
     def __init__(self, *, lower: bool = True, has_mqm: bool = True) -> None:
         self.lower, self.has_mqm = lower, has_mqm
-        self.verb = Scoring(JudgeSample, JudgeOptions)
+        self.verb = ScoreEndpoint(JudgeSample, JudgeOptions)
         self.asked: list[dict[str, Any]] = []
 
     def load(self) -> ScoreDescription:

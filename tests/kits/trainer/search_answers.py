@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.kit.openai_server import FakeOpenAI
-from trainer.search.answer.answering import Answering
 from trainer.search.answer.config import AnsweringConfig
-from trainer.search.records import Question, Trajectory, Turn, View
+from trainer.search.answer.pipeline import AnswerPipeline
+from trainer.search.records import ImageView, Question, Trajectory, Turn
 
 PICTURES: dict[str, bytes] = {}
 
@@ -24,14 +24,14 @@ def picture(name: str) -> str:
     return key
 
 
-def view(name: str) -> View:
+def view(name: str) -> ImageView:
     """`deck_1`: a page; `deck_1/a`: a crop of it. A third part tells pictures of one view apart:
     `deck_1//small`."""
     page, _, rest = name.partition("/")
     kind = "crop" if rest and not rest.startswith("/") else "page"
     size = {"width": 100, "height": 50, "page_width": 200, "page_height": 100}
     region = (0.0, 0.0, 200.0, 100.0)
-    return View(kind=kind, page_id=page, region=region, image=picture(name), **size)
+    return ImageView(kind=kind, page_id=page, region=region, image=picture(name), **size)
 
 
 def episode(
@@ -70,9 +70,11 @@ def serving(
         yield fake, {"generator": generator, "judge": {"url": judge, "deadline_s": 5.0}}
 
 
-def answering(config: dict[str, Any], folder: Path, run: str = "run", **sections: Any) -> Answering:
+def answering(
+    config: dict[str, Any], folder: Path, run: str = "run", **sections: Any
+) -> AnswerPipeline:
     """Of a config, with what a section says otherwise."""
     parts = dict(config)
     for name, told in sections.items():
         parts[name] = parts.get(name, {}) | told if isinstance(told, dict) else told
-    return Answering(AnsweringConfig.model_validate(parts), run=run, folder=folder)
+    return AnswerPipeline(AnsweringConfig.model_validate(parts), run=run, folder=folder)

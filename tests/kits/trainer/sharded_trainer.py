@@ -26,15 +26,15 @@ import trainer.runs.learner
 import trainer.search.training.train
 import trainer.translation.train
 from scorekit.config import load_config
+from trainer.rl.distributed import DistributedContext
 from trainer.rl.policy import Reference
-from trainer.rl.world import World
 from trainer.search.config import SearchConfig
 from trainer.search.data import load_train
 from trainer.translation.config import TrainerConfig
 from trainer.translation.data import load_examples
 
 
-class ShardedWorld(World):
+class ShardedWorld(DistributedContext):
     """No process holds all weights."""
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic_core import to_json
 
-from bench.chaos.proofs import count
+from bench.chaos.endurance import count
 from bench.common import Figure, number
 from bench.kit.load import Answer, check, distinct_samples, expected_scores
 from bench.kit.work import WorkLog

@@ -15,7 +15,7 @@ from bench.rl_evidence.summary import by_fault, figures, own_change, own_reward,
 from scorekit.schemas import TranslationSample
 from scorekit.server.fake import FakeBackend, fake_score
 from trainer.translation.rewards.config import RewardConfig
-from trainer.translation.rewards.services import Rewarder
+from trainer.translation.rewards.services import RewardClient
 
 
 def _line(mt="설정", **other):
@@ -126,7 +126,9 @@ def test_through_the_control_a_sample_gets_what_the_true_services_say_of_others(
         running_service(FakeBackend("xcomet")) as xcomet,
         shuffled({"metricx": metricx, "xcomet": xcomet}, pool, seed=1) as urls,
     ):
-        rewarder = Rewarder(RewardConfig(**{f"{name}_urls": [url] for name, url in urls.items()}))
+        rewarder = RewardClient(
+            RewardConfig(**{f"{name}_urls": [url] for name, url in urls.items()})
+        )
         scores = rewarder.score([("mine", "short"), ("mine", "text")])
         rewarder.close()
     of_others = [TranslationSample(src=src, mt=mt) for src, mt in pool]
@@ -189,7 +191,7 @@ def test_the_stand_in_tells_what_of_the_reference_is_missing():
 def test_the_stand_in_answers_as_a_judge_does():
     with running_service(OmissionTeller({"Open it": "열기"})) as url:
         cfg = RewardConfig(w_metricx=0, w_xcomet_span=0, w_omission=1, urls={"judge": url})
-        with closing(Rewarder(cfg)) as rewarder:
+        with closing(RewardClient(cfg)) as rewarder:
             found = rewarder.score([("Open it", "열기"), ("Open it", ""), ("Unknown", "")])
     assert [len(result.omissions) for result in found.results["mqm"]] == [0, 1, 0]
     assert [result.score for result in found.results["mqm"]] == [0, 25, 0]

@@ -13,10 +13,10 @@ import pytest
 from safetensors.numpy import save_file
 
 from scorekit.files import (
+    atomic_writer,
     put_folder,
     remove_folder,
     remove_temporaries,
-    replacing,
     replacing_folder,
     temporary_of,
     write_atomic,
@@ -26,9 +26,9 @@ from tests.kits.disk.full import full_disk
 ROOT = Path(__file__).parents[3]
 #: Who gives files their names without scorekit/files.py, and why.
 NO_WRITERS = {
-    "scorekit/damaged.py",  # puts a broken file aside
-    "synth/folder/answers/mending.py",  # a SQLite file with its log
-    "synth/folder/views.py",  # appends
+    "scorekit/score_database.py",  # puts a broken file aside
+    "synth/storage/answer_cache/repair.py",  # a SQLite file with its log
+    "synth/storage/views.py",  # appends
     "trainer/rl/engines/vllm.py",  # weights for a server, of no use after the run
 }
 
@@ -72,7 +72,7 @@ def test_a_file_has_its_name_when_its_content_is_on_the_disk(
 
 def test_whoever_dies_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
     write_atomic(tmp_path / "a", "old")
-    with pytest.raises(KeyboardInterrupt), replacing(tmp_path / "a") as file:
+    with pytest.raises(KeyboardInterrupt), atomic_writer(tmp_path / "a") as file:
         file.write(b"ne")
         raise KeyboardInterrupt
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
@@ -149,7 +149,7 @@ def test_a_full_disk_is_told_with_the_name_that_the_file_was_to_have(tmp_path: P
     with pytest.raises(OSError) as found, full_disk(9), replacing_folder(tmp_path / "x") as folder:
         (folder / "deep").write_bytes(b"new" * 9)
     assert (found.value.errno, found.value.filename) == (errno.EFBIG, str(tmp_path / "x"))
-    with pytest.raises(FileNotFoundError) as other, replacing(tmp_path / "a"):
+    with pytest.raises(FileNotFoundError) as other, atomic_writer(tmp_path / "a"):
         (tmp_path / "gone").read_bytes()
     assert other.value.filename == str(tmp_path / "gone")
     assert [path.name for path in tmp_path.iterdir()] == ["a"]

@@ -22,12 +22,9 @@ from scorekit.config import load_config
 from scorekit.errors import ScorekitError, UserError
 from scorekit.server.fake import FakeBackend
 from synth.config import SynthConfig, answers_place
-from synth.context import Context
-from synth.drive.services import open_clients
-from synth.folder.begin import begin
-from synth.folder.stats import StageStats
-from synth.folder.store import StageFolder
-from synth.record import Rejected, source_id
+from synth.context import StageContext
+from synth.execution.services import open_clients
+from synth.record import RejectedRecord, source_id
 from synth.run import RunOptions, run_stages
 from synth.sources.madlad import hub_pattern
 from synth.stages.format_filter import FormatFilter
@@ -36,6 +33,9 @@ from synth.stages.prefilter_score import PrefilterScore
 from synth.stages.sample_sources import SampleSources
 from synth.stages.score_select_best import ScoreSelectBest
 from synth.stages.select_sources import choose, write_entries
+from synth.storage.stage_start import prepare_stage
+from synth.storage.stats import StageStats
+from synth.storage.store import StageFolder
 
 SEED = Path(__file__).parents[3] / "configs/synth/seed.yaml"
 SOURCE = "이것은 번역할 한국어 문장입니다. 두 번째 문장도 있습니다."
@@ -92,8 +92,8 @@ def base(tmp_path, corpus, servers):
 
 def the_sample(cfg, servers):
     """The sources that the first stage takes of the corpus, and the settings it marks them with."""
-    ctx, stage = Context(cfg, cfg.run.out_dir), SampleSources()
-    stage.run(ctx, begin(stage, [], ctx))
+    ctx, stage = StageContext(cfg, cfg.run.out_dir), SampleSources()
+    stage.run(ctx, prepare_stage(stage, [], ctx))
     assert (cfg.run.out_dir / "sampled_sources.parquet").exists()
     found = list(ctx.folder(stage.name).records())
     return [(r["source_text"], r["source_type"], r["length_bucket_id"]) for r in found]
@@ -217,7 +217,7 @@ def the_filter(cfg, servers, text="Here is the translation: a sentence.", src=SO
     async def work(clients):
         topk = [{"index": 0, "text": text, "score": 1.0}]
         result = await FormatFilter().process(record(source_text=src, topk=topk), clients)
-        return getattr(result, "reason_code", "kept"), isinstance(result, Rejected)
+        return getattr(result, "reason_code", "kept"), isinstance(result, RejectedRecord)
 
     with pytest.MonkeyPatch.context() as patch:
         send = httpx.AsyncClient.send

@@ -9,11 +9,11 @@ from typing import Any
 from torch import nn
 
 from trainer.rl.config import SamplingConfig
+from trainer.rl.distributed import DistributedContext
 from trainer.rl.engines.generate import GenerateSampler
 from trainer.rl.engines.vllm import VLLMSampler, probe_server
-from trainer.rl.policy import stop_token_ids, unwrapped, without_wrappers
+from trainer.rl.policy import stop_token_ids, unwrap_distributed, unwrap_peft
 from trainer.rl.sampler import Sampler
-from trainer.rl.world import World
 
 
 def probe_engine(cfg: SamplingConfig, *, adapters: bool, images: bool = False) -> str | None:
@@ -33,7 +33,7 @@ def open_sampler(
     served: str | None,
     model: nn.Module,
     tokenizer: Any,
-    world: World,
+    world: DistributedContext,
     *,
     adapters: bool,
     run_dir: str | Path,
@@ -49,7 +49,7 @@ def open_sampler(
     """
     if served is None:
         return GenerateSampler(model, tokenizer, world, never=never)
-    stops = stop_token_ids(unwrapped(model), tokenizer)
+    stops = stop_token_ids(unwrap_distributed(model), tokenizer)
     return VLLMSampler(
         cfg.vllm,
         served,
@@ -59,5 +59,5 @@ def open_sampler(
         run_dir=run_dir,
         role=role,
         never=never,
-        image_id=getattr(without_wrappers(model).config, "image_token_id", None),
+        image_id=getattr(unwrap_peft(model).config, "image_token_id", None),
     )

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from trainer.rl.config import SamplingConfig
+from trainer.rl.distributed import DistributedContext
 from trainer.rl.forward import Image, image_inputs
-from trainer.rl.policy import pad_token_id, stop_token_ids, unwrapped, without_wrappers
-from trainer.rl.sampler import Sampled
-from trainer.rl.world import World
+from trainer.rl.policy import pad_token_id, stop_token_ids, unwrap_distributed, unwrap_peft
+from trainer.rl.sampler import SampledCompletion
 
 
 class GenerateSampler:
@@ -26,7 +26,7 @@ class GenerateSampler:
         self,
         model: nn.Module,
         tokenizer: Any,
-        world: World | None = None,
+        world: DistributedContext | None = None,
         *,
         never: Sequence[int] = (),
     ) -> None:
@@ -35,8 +35,8 @@ class GenerateSampler:
         """
         self.model = model
         self.world = world if world is not None and world.is_sharded else None
-        self.stops = stop_token_ids(unwrapped(model), tokenizer)
-        self.pad_id = pad_token_id(unwrapped(model), tokenizer)
+        self.stops = stop_token_ids(unwrap_distributed(model), tokenizer)
+        self.pad_id = pad_token_id(unwrap_distributed(model), tokenizer)
         self.never = list(never)
 
     @torch.no_grad()
@@ -48,7 +48,7 @@ class GenerateSampler:
         images: Sequence[Sequence[Image]] | None = None,
         seed: int | None = None,
         with_logprobs: bool = True,
-    ) -> Iterator[tuple[int, list[Sampled]]]:
+    ) -> Iterator[tuple[int, list[SampledCompletion]]]:
         """Yield completions as `Sampler.sample` says.
 
         Prompts are batched by length, short ones first. A process with fewer batches than another
@@ -61,7 +61,7 @@ class GenerateSampler:
         copies = [i for i in order for _ in range(samples_per_prompt)]
         batches = -(-len(copies) // gen_cfg.batch_size)
         idle_batches = 0 if self.world is None else self.world.most(batches) - batches
-        completions_by_prompt: dict[int, list[Sampled]] = {}
+        completions_by_prompt: dict[int, list[SampledCompletion]] = {}
         for first in range(0, len(copies), gen_cfg.batch_size):
             batch = copies[first : first + gen_cfg.batch_size]
             sampled = self._generate(
@@ -89,7 +89,7 @@ class GenerateSampler:
         images: list[Sequence[Image]],
         gen_cfg: SamplingConfig,
         with_logprobs: bool,
-    ) -> list[Sampled]:
+    ) -> list[SampledCompletion]:
         """Sample one batch: ids up to the first stop id, and their log-probabilities."""
         from transformers import GenerationConfig as HFGenerationConfig
         from transformers import LogitsProcessorList
@@ -110,7 +110,7 @@ class GenerateSampler:
             suppress_tokens=self.never or None,
             **sampling,
         )
-        model = without_wrappers(self.model)  # peft's generate leaves our settings in it
+        model = unwrap_peft(self.model)  # peft's generate leaves our settings in it
         device = next(model.parameters()).device
         width = max(map(len, prompts))
         ids = torch.full((len(prompts), width), self.pad_id)  # [B, P]
@@ -130,9 +130,11 @@ class GenerateSampler:
             )
         completions = [_until_stop(row, self.stops) for row in output[:, width:].tolist()]
         if recorder is None:
-            return [Sampled(completion, None) for completion in completions]
+            return [SampledCompletion(completion, None) for completion in completions]
         rows = recorder.logprobs(output).tolist()
-        return [Sampled(c, row[: len(c)]) for c, row in zip(completions, rows, strict=True)]
+        return [
+            SampledCompletion(c, row[: len(c)]) for c, row in zip(completions, rows, strict=True)
+        ]
 
 
 class LogprobRecorder:

@@ -41,19 +41,19 @@ from scorekit.files import allow_readers
 from scorekit.net.loop_thread import LoopThread
 from scorekit.seeds import stream_seed
 from trainer.rl.config import SamplingConfig, VLLMConfig
+from trainer.rl.distributed import DistributedContext
 from trainer.rl.engines.vllm_bodies import Request, completions, request
 from trainer.rl.engines.vllm_http import (
-    Refused,
+    VLLMError,
     VLLMServer,
+    as_user_error,
     check_server,
     is_away,
-    mendable,
-    patiently,
+    retry_until_done,
 )
 from trainer.rl.forward import Image, completion_logprobs
-from trainer.rl.policy import embedding_rows, unwrapped
-from trainer.rl.sampler import Sampled
-from trainer.rl.world import World
+from trainer.rl.policy import embedding_rows, unwrap_distributed
+from trainer.rl.sampler import SampledCompletion
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -78,7 +78,7 @@ def probe_server(cfg: VLLMConfig, *, adapters: bool, images: bool = False) -> st
         finally:
             await server.close()
 
-    with mendable(cfg):
+    with as_user_error(cfg):
         return asyncio.run(probe())
 
 
@@ -103,7 +103,7 @@ class VLLMSampler:
         cfg: VLLMConfig,
         model_name: str,
         stops: list[int],
-        world: World,
+        world: DistributedContext,
         *,
         adapters: bool,
         run_dir: str | Path,
@@ -144,14 +144,14 @@ class VLLMSampler:
         images: Sequence[Sequence[Image]] | None = None,
         seed: int | None = None,
         with_logprobs: bool = True,
-    ) -> Iterator[tuple[int, list[Sampled]]]:
+    ) -> Iterator[tuple[int, list[SampledCompletion]]]:
         """Yield completions as `Sampler.sample` says.
 
         Raises UserError if the server refuses, gives no answer in `timeout_s`, or reads images as
         other ids than the prompt's.
         """
         base = int(torch.randint(2**62, ())) if seed is None else seed
-        self._wait(patiently(self._restore))
+        self._wait(retry_until_done(self._restore))
         assert self.weights is not None, "call sync first"
         futures = {}
         for i, prompt in enumerate(prompts):
@@ -187,7 +187,7 @@ class VLLMSampler:
         if self.world.is_main:
             if old is None and self.by_adapters:
                 self._wait(self._unload_stale_adapters())
-            self._wait(patiently(lambda: self._give(new)))
+            self._wait(retry_until_done(lambda: self._give(new)))
         self.weights = self.world.gather([new])[0]  # after the main process has sent them
         if old is None:
             self._check_agreement(model)
@@ -208,7 +208,7 @@ class VLLMSampler:
     async def _in_time(self, work: Coroutine[Any, Any, T]) -> T:
         """Return the result in at most `timeout_s`; errors that a user can fix are UserErrors."""
         try:
-            with mendable(self.cfg):
+            with as_user_error(self.cfg):
                 return await asyncio.wait_for(work, self.cfg.timeout_s)
         except TimeoutError:
             raise UserError(
@@ -218,7 +218,7 @@ class VLLMSampler:
 
     # -- completions -------------------------------------------------------------------------------
 
-    async def _complete(self, prompt_request: Request) -> list[Sampled]:
+    async def _complete(self, prompt_request: Request) -> list[SampledCompletion]:
         """Return the completions of one prompt."""
         async with self._slots:
             answer = await self._in_time(self._ask_until_answered(prompt_request))
@@ -240,9 +240,9 @@ class VLLMSampler:
 
         def should_retry(error: BaseException) -> bool:
             # 404: the adapter is not loaded; 500: the server is failing
-            return is_away(error) or (isinstance(error, Refused) and error.status in (404, 500))
+            return is_away(error) or (isinstance(error, VLLMError) and error.status in (404, 500))
 
-        return await patiently(attempt, should_retry)
+        return await retry_until_done(attempt, should_retry)
 
     # -- weights -----------------------------------------------------------------------------------
 
@@ -273,7 +273,7 @@ class VLLMSampler:
 
     def _save(self, model: nn.Module, folder: Path) -> None:
         """Write the weights as a folder that appears complete, by a rename."""
-        bare: Any = unwrapped(model)
+        bare: Any = unwrap_distributed(model)
         options: dict[str, Any] = {}
         if self.world.is_sharded:  # every process takes part
             options["state_dict"] = self.world.whole_weights(model)
@@ -299,7 +299,7 @@ class VLLMSampler:
 
     def _check_agreement(self, model: nn.Module) -> None:
         """Raise UserError if the server's log-probabilities are those of another model."""
-        rows = min(embedding_rows(unwrapped(model)), 2**15)
+        rows = min(embedding_rows(unwrap_distributed(model)), 2**15)
         prompt = [(7919 * i) % rows for i in range(1, 17)]
         gen_cfg = SamplingConfig(max_new_tokens=16, num_samples_per_prompt=4)
         ((_, samples),) = self.sample([prompt], gen_cfg, seed=0)

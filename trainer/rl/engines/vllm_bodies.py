@@ -17,7 +17,7 @@ from typing import Any
 from scorekit.errors import UserError
 from trainer.rl.config import SamplingConfig
 from trainer.rl.forward import Image
-from trainer.rl.sampler import Sampled
+from trainer.rl.sampler import SampledCompletion
 
 TEXT_ROUTE, IMAGE_ROUTE = "/v1/completions", "/inference/v1/generate"
 #: The server allows no lower bias; it rounds the probability to 0.
@@ -97,7 +97,9 @@ def _data_url(image: Image) -> str:
     return f"data:image/png;base64,{b64encode(image.png).decode()}"
 
 
-def completions(answer: dict[str, Any], prompt_request: Request, url: str) -> list[Sampled]:
+def completions(
+    answer: dict[str, Any], prompt_request: Request, url: str
+) -> list[SampledCompletion]:
     """Return the completions of one prompt.
 
     Raises UserError if the server at `url` gave others than were requested.
@@ -116,10 +118,10 @@ def completions(answer: dict[str, Any], prompt_request: Request, url: str) -> li
     return [_sampled(choice) for choice in choices]
 
 
-def _sampled(choice: dict[str, Any]) -> Sampled:
+def _sampled(choice: dict[str, Any]) -> SampledCompletion:
     logprobs = choice["logprobs"]
     if logprobs is not None and "content" in logprobs:
         logprobs = [token["logprob"] for token in logprobs["content"]]
     elif logprobs is not None:
         logprobs = logprobs["token_logprobs"]
-    return Sampled(list(choice["token_ids"]), logprobs)
+    return SampledCompletion(list(choice["token_ids"]), logprobs)

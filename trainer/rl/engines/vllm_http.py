@@ -15,7 +15,7 @@ from tenacity import RetryCallState
 from scorekit.client.transport import checked_url
 from scorekit.errors import UserError
 from scorekit.net.answers import read_whole
-from scorekit.net.retry import failure_of, tries
+from scorekit.net.retry import failure_of, retrying
 from trainer.rl.config import VLLMConfig
 from trainer.rl.engines.vllm_bodies import IMAGE_ROUTE, TEXT_ROUTE
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 _TRANSIENT_STATUS = (429, 502, 503, 504)
 
 
-class Refused(Exception):
+class VLLMError(Exception):
     """The server answered with an error.
 
     status: the HTTP status.
@@ -40,11 +40,11 @@ class Refused(Exception):
 def is_away(error: BaseException) -> bool:
     """Return whether the same request may succeed a little later."""
     return isinstance(error, httpx.TransportError) or (
-        isinstance(error, Refused) and error.status in _TRANSIENT_STATUS
+        isinstance(error, VLLMError) and error.status in _TRANSIENT_STATUS
     )
 
 
-async def patiently(
+async def retry_until_done(
     call: Callable[[], Awaitable[T]], is_transient: Callable[[BaseException], bool] = is_away
 ) -> T:
     """Return the result of `call`, with as many attempts as it takes; the caller sets a limit."""
@@ -52,18 +52,18 @@ async def patiently(
     def log_attempt(state: RetryCallState) -> None:
         log.warning("vLLM failed (attempt %d): %s", state.attempt_number, failure_of(state))
 
-    async for attempt in tries(is_transient, note=log_attempt):
+    async for attempt in retrying(is_transient, note=log_attempt):
         with attempt:
             return await call()
     raise AssertionError  # unreachable: the loop ends with a return or an error
 
 
 @contextmanager
-def mendable(cfg: VLLMConfig) -> Iterator[None]:
+def as_user_error(cfg: VLLMConfig) -> Iterator[None]:
     """Turn an error of the server, or a missing answer, into a UserError."""
     try:
         yield
-    except Refused as error:
+    except VLLMError as error:
         hint = "; its key is read from VLLM_API_KEY" if error.status in (401, 403) else ""
         raise UserError(f"generation.vllm.url: {cfg.url}: {error}{hint}") from None
     except httpx.HTTPError as error:
@@ -96,7 +96,7 @@ class VLLMServer:
         async with self._http.stream(method, path, json=body) as answer:
             response = await read_whole(answer, self.url)
         if response.status_code >= 400:
-            raise Refused(path, response.status_code, _message(response))
+            raise VLLMError(path, response.status_code, _message(response))
         if response.headers.get("content-type", "").startswith("application/json"):
             return response.json()
         return response.text
@@ -131,7 +131,7 @@ class VLLMServer:
         """Unload an adapter; nothing happens if it is not loaded."""
         try:
             await self.ask("POST", "/v1/unload_lora_adapter", {"lora_name": name})
-        except Refused as error:
+        except VLLMError as error:
             if error.status != 404:
                 raise
 
@@ -178,7 +178,7 @@ async def _check_routes(server: VLLMServer, adapters: bool) -> None:
             await server.ask("POST", "/v1/load_lora_adapter", {})
         else:
             await server.weight_version()
-    except Refused as error:
+    except VLLMError as error:
         if error.status != 404:  # the route exists: it refuses the empty request
             return
         needed = (
@@ -194,7 +194,7 @@ async def _check_routes(server: VLLMServer, adapters: bool) -> None:
 async def _check_images(server: VLLMServer) -> None:
     try:
         await server.ask("POST", IMAGE_ROUTE, {})
-    except Refused as error:
+    except VLLMError as error:
         if error.status in (403, 404):  # the key is valid: an earlier request succeeded
             raise UserError(
                 f"generation.vllm.url: {server.url} accepts no ids with images. Start it with "

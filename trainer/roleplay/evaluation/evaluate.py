@@ -13,11 +13,11 @@ from torch import nn
 
 from trainer.rl.engines.generate import GenerateSampler
 from trainer.rl.policy import autocast
-from trainer.rl.sampler import Sampled, undisturbed
+from trainer.rl.sampler import SampledCompletion, preserve_rng_state
 from trainer.roleplay.config import RoleplayConfig
+from trainer.roleplay.evaluation.diagnostics import copied, repeated, sentence_chrf
 from trainer.roleplay.evaluation.figures import figures_of
 from trainer.roleplay.evaluation.kl import kl_to_start, start_of
-from trainer.roleplay.evaluation.unrewarded import copied, repeated, sentence_chrf
 from trainer.roleplay.rendering import rendered_prompt
 from trainer.roleplay.reward_config import RewardConfig
 from trainer.roleplay.rewards import explain_all, total
@@ -74,7 +74,7 @@ def evaluate_policy(
     """
     started = time.monotonic()
     prompts = prompt_ids(turns, tokenizer, cfg)
-    with undisturbed(model, _SEED), autocast(device, cfg.misc.dtype):
+    with preserve_rng_state(model, _SEED), autocast(device, cfg.misc.dtype):
         replies = sample_replies(prompts, model, tokenizer, cfg, evaluation=True)
         with start_of(model, cfg.policy, device) if kl else nullcontext() as start:
             completions = [reply.ids for reply in replies]
@@ -108,7 +108,7 @@ def sample_replies(
     evaluation."""
     sampler = GenerateSampler(model, tokenizer)
     sampled = sampler.sample(prompts, cfg.sampling(evaluation=evaluation), with_logprobs=False)
-    completions: dict[int, Sampled] = {index: samples[0] for index, samples in sampled}
+    completions: dict[int, SampledCompletion] = {index: samples[0] for index, samples in sampled}
     return [
         SampledReply(
             ids := completions[index].token_ids,

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from trainer.roleplay.evaluation.unrewarded import distinct
+from trainer.roleplay.evaluation.diagnostics import distinct
 from trainer.roleplay.rewards import REWARDS, Reward
-from trainer.runs.figures import COMPLETION_LENGTH, Curve, Figure, Figures, mean_of
+from trainer.runs.stats import COMPLETION_LENGTH, Curve, Stats, StatSpec, mean_of
 
 _FRONT = (
-    Figure(key="update", column="update", form="6d", narrow=True),
-    Figure(
+    StatSpec(key="update", column="update", form="6d", narrow=True),
+    StatSpec(
         key="reward_mean",
         title="reward (weighted sum)",
         better="higher",
@@ -22,10 +22,10 @@ _FRONT = (
         of_line=lambda line: line["reward"],
         ranks="the reward",
     ),
-    Figure(key="reward_group_std", column="± group", form="7.3f", narrow=True),
+    StatSpec(key="reward_group_std", column="± group", form="7.3f", narrow=True),
 )
 _UNREWARDED = (
-    Figure(
+    StatSpec(
         key="chrf",
         title="chrF to the reference (never a reward)",
         digits=2,
@@ -34,33 +34,33 @@ _UNREWARDED = (
         of_line=lambda line: line["chrf"],
         hidden_at=(None,),
     ),
-    Figure(
+    StatSpec(
         key="copied_user",
         title="copied from the user's turn (never a reward)",
         better="lower",
         of_line=lambda line: line["copied_user"],
     ),
-    Figure(
+    StatSpec(
         key="copied_reference",
         title="copied from the reference (never a reward)",
         of_line=lambda line: line["copied_reference"],
         hidden_at=(None,),
     ),
-    Figure(
+    StatSpec(
         key="repeated",
         title="repeated within a reply (never a reward)",
         better="lower",
         of_line=lambda line: line["repeated"],
     ),
-    Figure(key="distinct", title="distinct replies (never a reward)", better="higher"),
-    Figure(
+    StatSpec(key="distinct", title="distinct replies (never a reward)", better="higher"),
+    StatSpec(
         key="characters",
         title="characters of a reply (never a reward)",
         digits=1,
         of_line=lambda line: line["characters"],
     ),
     replace(COMPLETION_LENGTH, title="tokens of a reply (never a reward)"),
-    Figure(
+    StatSpec(
         key="clipped_ratio",
         title="truncated by max_completion_length (never a reward)",
         better="lower",
@@ -70,7 +70,7 @@ _UNREWARDED = (
         said=True,
         of_line=lambda line: line["finish_reason"] == "length",
     ),
-    Figure(
+    StatSpec(
         key="kl_start",
         title="KL to the start, a token (never a reward)",
         digits=4,
@@ -79,21 +79,21 @@ _UNREWARDED = (
     ),
 )
 _LEARNING = (
-    Figure(key="frac_reward_zero_std", column="no dev", form="6.2f"),
-    Figure(key="loss", column="loss", form="8.4f", narrow=True),
-    Figure(key="kl", column="kl", form="8.5f"),
-    Figure(key="entropy", column="entropy", form="7.3f"),
-    Figure(key="grad_norm", column="grad", form="7.3f", narrow=True),
-    Figure(key="rollout_s", column="roll_s", form="6.1f", narrow=True),
-    Figure(key="reward_s", column="rew_s", form="6.1f", narrow=True),
-    Figure(key="update_s", column="upd_s", form="6.1f", narrow=True),
+    StatSpec(key="frac_reward_zero_std", column="no dev", form="6.2f"),
+    StatSpec(key="loss", column="loss", form="8.4f", narrow=True),
+    StatSpec(key="kl", column="kl", form="8.5f"),
+    StatSpec(key="entropy", column="entropy", form="7.3f"),
+    StatSpec(key="grad_norm", column="grad", form="7.3f", narrow=True),
+    StatSpec(key="rollout_s", column="roll_s", form="6.1f", narrow=True),
+    StatSpec(key="reward_s", column="rew_s", form="6.1f", narrow=True),
+    StatSpec(key="update_s", column="upd_s", form="6.1f", narrow=True),
 )
 #: Stats of a line of an evaluation's dump that are not of a reward.
 _LINE_STATS = ("chrf", "copied_user", "copied_reference", "repeated", "characters", "kl_start")
 
 
-def _reward_stat(reward: Reward) -> Figure:
-    return Figure(
+def _reward_stat(reward: Reward) -> StatSpec:
+    return StatSpec(
         key=f"{reward.name}_mean",
         title=reward.name,
         better="higher",
@@ -104,7 +104,7 @@ def _reward_stat(reward: Reward) -> Figure:
     )
 
 
-def _component(stat: Figure) -> Figure:
+def _component(stat: StatSpec) -> StatSpec:
     """Return a stat with an indented title, read from a line of the dump."""
     return replace(
         stat,
@@ -114,7 +114,7 @@ def _component(stat: Figure) -> Figure:
     )
 
 
-def table() -> tuple[Figure, ...]:
+def table() -> tuple[StatSpec, ...]:
     """Return every stat in the order of display: rewards with their components, then other
     stats."""
     rewards = (
@@ -163,9 +163,9 @@ def curves() -> tuple[Curve, ...]:
     )
 
 
-def figures_of(lines: Sequence[Mapping[str, Any]]) -> Figures:
+def figures_of(lines: Sequence[Mapping[str, Any]]) -> Stats:
     """Return the means over the lines of an evaluation's dump that have a value."""
-    stats: Figures = {
+    stats: Stats = {
         "samples": len(lines),
         "reward_mean": mean_of([line["reward"] for line in lines]),
         "completion_length_mean": mean_of([line["tokens"] for line in lines]),

@@ -16,13 +16,13 @@ from scorekit.errors import UserError
 from scorekit.files import write_atomic
 from scorekit.report.page import STYLE
 from scorekit.report.render import visible
+from trainer.roleplay.evaluation.diagnostics import STRETCH
 from trainer.roleplay.evaluation.figures import curves, table
-from trainer.roleplay.evaluation.unrewarded import STRETCH
-from trainer.runs.config import THE_SET
-from trainer.runs.figures import compare
-from trainer.runs.runlog import read_jsonl
-from trainer.runs.verbs.curves import draw_curves
-from trainer.runs.verbs.paired import FEWEST, RESAMPLES, PairedFigure, as_row
+from trainer.runs.cli.curves import draw_curves
+from trainer.runs.cli.paired import FEWEST, RESAMPLES, PairedFigure, as_row
+from trainer.runs.config import DEFAULT_EVAL_SET
+from trainer.runs.run_log import read_jsonl
+from trainer.runs.stats import compare
 
 Line = Mapping[str, Any]
 _MAX_EXAMPLES = 12  # examples of each kind
@@ -54,7 +54,7 @@ def write_report(
         notes=notes,
         rows=compare(table(), evals[0], evals[-1]) if evals else [],
         last=evals[-1] if evals else {},
-        curves=[Markup(svg) for svg in draw_curves(curves(), updates, {THE_SET: evals})],
+        curves=[Markup(svg) for svg in draw_curves(curves(), updates, {DEFAULT_EVAL_SET: evals})],
         examples=pairs,
         config=_read_text(folder / "config.yaml"),
         updates=len(updates),

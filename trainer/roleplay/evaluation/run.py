@@ -34,10 +34,10 @@ from trainer.roleplay.reward_config import RewardConfig
 from trainer.roleplay.rewards import configure, weights_of
 from trainer.roleplay.similarity import OwnServer, Similarity, open_similarity
 from trainer.roleplay.turn import RoleplayTurn
-from trainer.runs.checkpoints.adapted import load_on_base, on_its_base
+from trainer.runs.checkpoints.adapters import load_on_base, resolve_base_model
 from trainer.runs.checkpoints.checkpoint import read_state
-from trainer.runs.runlog import open_run_dir, read_jsonl, write_json, write_jsonl
-from trainer.runs.verbs.paired import PairedFigure, compare_lines, comparison_values
+from trainer.runs.cli.paired import PairedFigure, compare_lines, comparison_values
+from trainer.runs.run_log import open_run_dir, read_jsonl, write_json, write_jsonl
 
 #: Parts of the scorer that an evaluation records, in words.
 _SCORED = {
@@ -109,7 +109,7 @@ def run_evaluation(
         policies[folder / "against"] = cfg.policy.model_copy(
             update={"path": against, "tokenizer": None, "revision": None}
         )
-    bases = {target_dir: on_its_base(policy) for target_dir, policy in policies.items()}
+    bases = {target_dir: resolve_base_model(policy) for target_dir, policy in policies.items()}
     tokenizers = {folder: tokenizer}
     for target_dir in policies.keys() - {folder}:  # with its own template, unless one is set
         tokenizers[target_dir] = open_tokenizer(

@@ -13,9 +13,9 @@ from trainer.roleplay.rewards import REWARDS
 from trainer.roleplay.training.echo import EchoWatch
 from trainer.roleplay.training.grpo import RoleplayTrainer
 from trainer.runs.console import Console
-from trainer.runs.figures import Figures
-from trainer.runs.leaving import Leaving
-from trainer.runs.runlog import RunLog
+from trainer.runs.run_log import RunLog
+from trainer.runs.shutdown import ShutdownHandler
+from trainer.runs.stats import Stats
 from trainer.runs.trackers import track
 
 #: TRL's name of a stat -> ours, if more than `_` for `/` differs.
@@ -34,7 +34,7 @@ class RunCallback(TrainerCallback):
         self,
         cfg: RoleplayConfig,
         runlog: RunLog,
-        leaving: Leaving,
+        leaving: ShutdownHandler,
         console: Console,
         span: int,
         begin: Callable[[], None],
@@ -91,10 +91,10 @@ class RunCallback(TrainerCallback):
         self.console.update(line)
         self.echo.add_update(self.last, line)
 
-    def _figures(self, logs: dict[str, Any]) -> Figures:
+    def _figures(self, logs: dict[str, Any]) -> Stats:
         """Return TRL's stats under our names; values that are not finite are None."""
         assert self.trainer is not None
-        stats: Figures = {}
+        stats: Stats = {}
         for key, value in logs.items():
             name = _NAMES.get(key) or key.removeprefix("rewards/").replace("/", "_")
             is_number = isinstance(value, int | float) and math.isfinite(value)

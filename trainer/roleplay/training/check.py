@@ -14,19 +14,19 @@ from torch import nn
 from scorekit.report.findings import Check, Findings
 from trainer.rl.policy import stop_token_ids
 from trainer.roleplay.config import RoleplayConfig
-from trainer.roleplay.data import in_both, load_held_out, load_train, untold
+from trainer.roleplay.data import in_both, load_held_out, load_train, missing_fact_counts
 from trainer.roleplay.evaluation.evaluate import prompt_ids
 from trainer.roleplay.rendering import open_tokenizer
 from trainer.roleplay.rewards import configure, weights_of
 from trainer.roleplay.similarity import open_similarity
-from trainer.roleplay.training import before
+from trainer.roleplay.training import preflight
 from trainer.roleplay.training.launcher import embedder_of
 from trainer.roleplay.training.options import grpo_arguments, told_options, updates_per_epoch
 from trainer.roleplay.turn import RoleplayTurn
+from trainer.runs.cli.machine import look_at_device
+from trainer.runs.cli.output_paths import check_output_paths
+from trainer.runs.cli.weights import look_at_model
 from trainer.runs.on_trl import check_alone, one_device
-from trainer.runs.verbs.machine import look_at_device
-from trainer.runs.verbs.places import look_at_places
-from trainer.runs.verbs.weights import look_at_model
 
 
 def check_run(cfg: RoleplayConfig) -> Findings:
@@ -53,7 +53,7 @@ def check_run(cfg: RoleplayConfig) -> Findings:
         if device is not None:
             run_check("grpo", _grpo, cfg, device, train, model, tokenizer)
         run_check("rewards", _rewards, cfg, train, tokenizer)
-    look_at_places(findings, cfg)
+    check_output_paths(findings, cfg)
     return findings
 
 
@@ -61,7 +61,7 @@ def _turns(key: str, cfg: RoleplayConfig) -> tuple[list[RoleplayTurn], str]:
     is_train = key == "data.train"
     turns = load_train(cfg.data) if is_train else load_held_out(cfg.data, cfg.eval.eval_limit)
     scenarios = len({turn.scenario for turn in turns})
-    missing = ", ".join(f"{field} {count}" for field, count in untold(turns).items())
+    missing = ", ".join(f"{field} {count}" for field, count in missing_fact_counts(turns).items())
     missing_note = f"; without a value: {missing}" if missing else ""
     return turns, f"{len(turns)} turns of {scenarios} scenarios{missing_note}"
 
@@ -75,7 +75,7 @@ def _tokenizer(cfg: RoleplayConfig, model: nn.Module) -> tuple[Any, str]:
 def _prompts(
     cfg: RoleplayConfig, key: str, turns: Sequence[RoleplayTurn], tokenizer: Any
 ) -> tuple[list[RoleplayTurn], str]:
-    accepted = before.fitting(key, turns, cfg, tokenizer)
+    accepted = preflight.drop_overlong(key, turns, cfg, tokenizer)
     lengths = sorted(len(ids) for ids in prompt_ids(accepted, tokenizer, cfg))
     left_out = f"; {len(turns) - len(accepted)} left out" if len(turns) > len(accepted) else ""
     return accepted, (
@@ -108,7 +108,7 @@ def _check_template(
 def _template(
     cfg: RoleplayConfig, tokenizer: Any, turns: Sequence[RoleplayTurn]
 ) -> tuple[list[Any], str]:
-    all_findings = before.chat_findings(cfg, tokenizer, turns)
+    all_findings = preflight.chat_findings(cfg, tokenizer, turns)
     failures = [finding for finding in all_findings if not finding.ok]
     return failures, f"{len(all_findings)} checks, {len(failures)} failed"
 
@@ -139,7 +139,7 @@ def _rewards(
             )
             with closing(similarity.embedder):
                 configure(cfg.reward, similarity, tokenizer.all_special_tokens)
-                means = before.try_rewards(turns)
+                means = preflight.try_rewards(turns)
                 model = similarity.calibration.model
     values = ", ".join(f"{name} {value:.2f}" for name, value in means.items())
     return None, f"{model}; two references score {values}"

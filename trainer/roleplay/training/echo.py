@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from scorekit.numeric.thresholds import above
-from trainer.runs.figures import mean_of
+from trainer.runs.stats import mean_of
 
 log = logging.getLogger(__name__)
 

@@ -16,16 +16,16 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from trainer.roleplay.turn import Message
 from trainer.runs.checkpoints.checkpoint import (
+    CheckpointState,
     RandomState,
-    State,
     put_random_state,
     random_state,
 )
-from trainer.runs.checkpoints.sealed import SealedCheckpoints
+from trainer.runs.checkpoints.trl_checkpoints import TrlCheckpointMixin
 from trainer.runs.on_trl import learn_in_float32
 
 
-class RoleplayTrainer(SealedCheckpoints, GRPOTrainer):
+class RoleplayTrainer(TrlCheckpointMixin, GRPOTrainer):
     """GRPOTrainer for a run directory.
 
     checkpoints: their folder.
@@ -40,7 +40,7 @@ class RoleplayTrainer(SealedCheckpoints, GRPOTrainer):
         *args: Any,
         checkpoints: Path,
         keep: int,
-        state_of: Callable[[int], State],
+        state_of: Callable[[int], CheckpointState],
         look: Callable[[int], dict[str, Any]],
         epochs_done: int,
         **kwargs: Any,

@@ -29,7 +29,7 @@ from trainer.roleplay.evaluation.figures import table
 from trainer.roleplay.rendering import open_tokenizer
 from trainer.roleplay.rewards import REWARDS, configure, weights_of
 from trainer.roleplay.similarity import open_similarity
-from trainer.roleplay.training import before
+from trainer.roleplay.training import preflight
 from trainer.roleplay.training.echo import EchoWatch
 from trainer.roleplay.training.launcher import embedder_of
 from trainer.roleplay.training.options import (
@@ -39,7 +39,8 @@ from trainer.roleplay.training.options import (
     updates_per_sampling,
 )
 from trainer.roleplay.turn import RoleplayTurn
-from trainer.runs.checkpoints.checkpoint import State, read_state
+from trainer.runs.artifacts import Artifacts
+from trainer.runs.checkpoints.checkpoint import CheckpointState, read_state
 from trainer.runs.checkpoints.resume import (
     Origin,
     check_origin,
@@ -47,15 +48,14 @@ from trainer.runs.checkpoints.resume import (
     prompt_origin,
     weight_origin,
 )
-from trainer.runs.config import THE_SET
+from trainer.runs.cli import tables
+from trainer.runs.config import DEFAULT_EVAL_SET
 from trainer.runs.console import Console
-from trainer.runs.leaving import Leaving
 from trainer.runs.messages import messages
 from trainer.runs.on_trl import check_alone, one_device, trackers_folder
-from trainer.runs.outcome import Artifacts
-from trainer.runs.runlog import Dumped, RunLog, check_run_dir, open_run_dir, read_jsonl
+from trainer.runs.run_log import JsonlFile, RunLog, check_run_dir, open_run_dir, read_jsonl
+from trainer.runs.shutdown import ShutdownHandler
 from trainer.runs.trackers import check_trackers, track, tracking
-from trainer.runs.verbs import tables
 
 log = logging.getLogger(__name__)
 
@@ -77,13 +77,13 @@ def run_roleplay(cfg: RoleplayConfig, *, resume: bool = False) -> Artifacts:
             check_run_dir(cfg, resume or None)
         folder = open_run_dir(cfg.misc)
         tokenizer = open_tokenizer(cfg)
-        train, held_out = before.read_turns(cfg, tokenizer)
+        train, held_out = preflight.read_turns(cfg, tokenizer)
         arguments = grpo_arguments(cfg, device, weights_of(cfg.reward), len(train))
-        run = Run(cfg, device, tokenizer, train, held_out, arguments, checkpoint)
+        run = RoleplayRun(cfg, device, tokenizer, train, held_out, arguments, checkpoint)
         if checkpoint is not None and run.is_done(run.done):
             log.warning("%s has its %d updates. Raise grpo.max_steps", folder, run.total)
             return run.artifacts(None, 0)
-        before.check_chat(cfg, tokenizer, train)
+        preflight.check_chat(cfg, tokenizer, train)
         run.open_rewards(exit_stack, folder)
         run.load()
         runlog = RunLog(cfg, overwrite=resume or None, done=run.done if checkpoint else None)
@@ -95,7 +95,7 @@ def run_roleplay(cfg: RoleplayConfig, *, resume: bool = False) -> Artifacts:
         return run.go(runlog)
 
 
-class Run:
+class RoleplayRun:
     """The parts of a run, opened one after another."""
 
     def __init__(
@@ -132,7 +132,7 @@ class Run:
         if checkpoint is not None:
             check_origin(self.origin, read_state(checkpoint))
         self.calibration: Path | None = None
-        self.leaving = Leaving()
+        self.leaving = ShutdownHandler()
 
     def is_done(self, update: int) -> bool:
         """Return whether nothing is left to do after an update."""
@@ -155,7 +155,7 @@ class Run:
         exit_stack.enter_context(closing(similarity.embedder))
         self.origin |= calibration_origin(calibration_dir)
         configure(reward, similarity, self.tokenizer.all_special_tokens)
-        means = before.try_rewards(self.train)
+        means = preflight.try_rewards(self.train)
         log.info("rewards on two rows: %s", means)
 
     def load(self) -> None:
@@ -242,7 +242,7 @@ class Run:
     def begin(self) -> None:
         """Check how replies end, and evaluate the start."""
         if not self.checkpoint:
-            ratio = before.sampled_ratio(
+            ratio = preflight.sampled_ratio(
                 self.train, self.trainer.policy, self.tokenizer, self.cfg, self.device
             )
             if ratio is not None:
@@ -266,7 +266,7 @@ class Run:
             self.device,
             kl=self.cfg.eval.kl,
         )
-        line = {"update": update, "set": THE_SET, "decides": True} | report.figures
+        line = {"update": update, "set": DEFAULT_EVAL_SET, "decides": True} | report.figures
         report.examples = self.log.write_evaluation(line, report.examples)
         track(self.accelerator, "eval", report.figures, update)
         self.console.say(tables.evaluation_line(table(), update, report.figures))
@@ -291,14 +291,14 @@ class Run:
         """Return the folder of a checkpoint."""
         return Path(self.cfg.misc.run_dir) / "checkpoints" / f"step-{update:06d}"
 
-    def state(self, update: int) -> State:
+    def state(self, update: int) -> CheckpointState:
         """Return the checkpoint state of the run."""
         self.log.sync()
         prompts = self.arguments.generation_batch_size // self.arguments.num_generations
         seen = update // updates_per_sampling(self.arguments) * prompts
         report = dict(self.reports).get(update)
         scheduler: Any = self.trainer.lr_scheduler
-        return State(
+        return CheckpointState(
             update,
             config=self.cfg.model_dump(mode="json"),
             prompts_seen=seen,
@@ -330,7 +330,7 @@ class Run:
         folder = Path(self.cfg.misc.run_dir)
         checkpoint = getattr(self, "trainer", None) and self.trainer.saved
         updates = read_jsonl(folder / "log.jsonl")
-        sets = {THE_SET: self.reports} if self.reports else {}
+        sets = {DEFAULT_EVAL_SET: self.reports} if self.reports else {}
         return Artifacts(
             folder,
             checkpoint or self.checkpoint,
@@ -383,6 +383,6 @@ def read_reports(folder: Path, done: int) -> list[tuple[int, RoleplayReport]]:
     for line in read_jsonl(folder / "eval.jsonl"):
         if line["update"] <= done:
             stats = {k: v for k, v in line.items() if k not in ("update", "set", "decides")}
-            report = RoleplayReport(stats, Dumped(folder / line["completions"]))
+            report = RoleplayReport(stats, JsonlFile(folder / line["completions"]))
             reports.append((line["update"], report))
     return reports

@@ -28,9 +28,9 @@ import torch
 from scorekit.digest import digest_files
 from scorekit.errors import UserError
 from scorekit.files import remove_folder, replacing_folder
-from trainer.rl.policy import model_class, takes_images, without_wrappers
+from trainer.rl.policy import model_class, takes_images, unwrap_peft
 from trainer.rl.tokenizer_files import save_tokenizer
-from trainer.runs.config import THE_SET
+from trainer.runs.config import DEFAULT_EVAL_SET
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ RandomState = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class CheckpointState:
     """The contents of state.json after `update` updates.
 
     prompts_seen: position in the shuffled passes over the training prompts.
@@ -57,7 +57,7 @@ class State:
     prompts_seen: int = 0
     learning_rate: float | None = None
     reward: float | None = None
-    rated_by: str = THE_SET
+    rated_by: str = DEFAULT_EVAL_SET
     origin: dict[str, dict[str, str | None]] = field(default_factory=dict)
     processes: int = 1
     versions: dict[str, str] = field(default_factory=dict)
@@ -69,7 +69,7 @@ def save_checkpoint(
     model: Any,
     tokenizer: Any,
     optimizer_state: Mapping[str, Any],
-    state: State,
+    state: CheckpointState,
     *,
     weights: Mapping[str, torch.Tensor] | None = None,
     random_states: Sequence[RandomState] = (),
@@ -81,22 +81,22 @@ def save_checkpoint(
     """
     with replacing_folder(folder) as partial:
         model.save_pretrained(partial, **({} if weights is None else {"state_dict": weights}))
-        save_readers(model, tokenizer, partial)
+        save_processors(model, tokenizer, partial)
         for name, saved in (("optimizer", dict(optimizer_state)), ("random", list(random_states))):
             with (partial / f"{name}.pt").open("wb") as file:  # torch's own open hides a full disk
                 torch.save(saved, file)
-        seal_checkpoint(partial, state)
+        finalize_checkpoint(partial, state)
     return folder
 
 
-def save_readers(model: Any, tokenizer: Any, folder: Path) -> None:
+def save_processors(model: Any, tokenizer: Any, folder: Path) -> None:
     """Save the tokenizer of a policy, and its image processor if it reads images.
 
     The image processor is copied from the folder of the loaded model; some have none, because they
     are trained on texts only.
     """
     save_tokenizer(tokenizer, folder)
-    bare = without_wrappers(model)
+    bare = unwrap_peft(model)
     if not takes_images(bare):
         return
     from transformers import AutoImageProcessor
@@ -105,7 +105,7 @@ def save_readers(model: Any, tokenizer: Any, folder: Path) -> None:
         AutoImageProcessor.from_pretrained(bare.config.name_or_path).save_pretrained(folder)
 
 
-def seal_checkpoint(partial: Path, state: State) -> None:
+def finalize_checkpoint(partial: Path, state: CheckpointState) -> None:
     """Write state.json next to the files of a checkpoint that does not have its final name yet."""
     names = sorted(str(path.relative_to(partial)) for path in _files(partial))
     files = {n: [(partial / n).stat().st_size, digest_files([partial / n])] for n in names}
@@ -113,11 +113,13 @@ def seal_checkpoint(partial: Path, state: State) -> None:
     (partial / "state.json").write_text(json.dumps(contents, indent=1), encoding="utf-8")
 
 
-def read_state(folder: Path) -> State:
+def read_state(folder: Path) -> CheckpointState:
     """Return the contents of state.json. Raises UserError if `folder` is no checkpoint."""
     try:
         contents = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-        return State(**{f.name: contents[f.name] for f in fields(State) if f.name in contents})
+        return CheckpointState(
+            **{f.name: contents[f.name] for f in fields(CheckpointState) if f.name in contents}
+        )
     except (OSError, ValueError, TypeError):
         raise UserError(
             f"{folder}: not a checkpoint of the trainer (no state.json, or an incomplete one)"
@@ -187,7 +189,7 @@ def prune_checkpoints(folder: Path, keep: int) -> None:
             remove_folder(path)
 
 
-def load_checkpoint(folder: Path, model: Any) -> State:
+def load_checkpoint(folder: Path, model: Any) -> CheckpointState:
     """Load the saved weights into `model`.
 
     Raises UserError if `folder` is no checkpoint, or cannot be read by the installed versions.
@@ -230,7 +232,7 @@ def _load_weights(folder: Path, model: Any) -> None:
     model.load_state_dict(saved.state_dict())
 
 
-def cannot_load(state: State, error: Exception) -> str:
+def cannot_load(state: CheckpointState, error: Exception) -> str:
     """Return the reason in one line, with the versions if they differ."""
     lines = str(error).strip().splitlines()
     now, then = versions(), state.versions

@@ -10,15 +10,15 @@ import torch
 from scorekit.errors import UserError
 from scorekit.files import replacing_folder
 from trainer.rl.config import PolicyConfig
-from trainer.runs.checkpoints.adapted import load_on_base, on_its_base
+from trainer.runs.checkpoints.adapters import load_on_base, resolve_base_model
 from trainer.runs.checkpoints.checkpoint import (
-    State,
+    CheckpointState,
     best_checkpoint,
     cannot_load,
     fault_of,
     newest_checkpoint,
     read_state,
-    save_readers,
+    save_processors,
 )
 
 
@@ -38,7 +38,7 @@ def export_policy(
     model, tokenizer = _load(checkpoint, read_state(checkpoint))
     with replacing_folder(to) as folder:
         model.to(getattr(torch, dtype)).save_pretrained(folder)
-        save_readers(model, tokenizer, folder)
+        save_processors(model, tokenizer, folder)
     return checkpoint
 
 
@@ -55,10 +55,10 @@ def _choose(folder: Path, best: bool) -> Path:
     return checkpoint
 
 
-def _load(checkpoint: Path, state: State) -> tuple[Any, Any]:
+def _load(checkpoint: Path, state: CheckpointState) -> tuple[Any, Any]:
     """Return the policy in float32 on the CPU, and its saved tokenizer."""
     config = PolicyConfig(path=str(checkpoint), tokenizer=str(checkpoint))
-    base, adapters = on_its_base(config)
+    base, adapters = resolve_base_model(config)
     try:
         model, tokenizer = load_on_base(base, adapters, torch.device("cpu"))
     except UserError as error:

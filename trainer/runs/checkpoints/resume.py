@@ -16,7 +16,7 @@ from pathlib import Path
 from scorekit.errors import UserError
 from trainer.rl.config import PolicyConfig
 from trainer.runs.checkpoints.checkpoint import (
-    State,
+    CheckpointState,
     checkpoints,
     newest_checkpoint,
     read_state,
@@ -91,7 +91,7 @@ _HINTS = {
 }
 
 
-def check_origin(now: Origin, state: State) -> None:
+def check_origin(now: Origin, state: CheckpointState) -> None:
     """Raise UserError if a run would be resumed with other inputs than it started with."""
     for key, current in now.items():
         saved = state.origin.get(key)

@@ -9,11 +9,11 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from trainer.rl.policy import unwrapped
+from trainer.rl.distributed import DistributedContext
+from trainer.rl.policy import unwrap_distributed
 from trainer.rl.update import learning_rate
-from trainer.rl.world import World
 from trainer.runs.checkpoints.checkpoint import (
-    State,
+    CheckpointState,
     load_checkpoint,
     load_optimizer_state,
     prune_checkpoints,
@@ -47,7 +47,7 @@ class Evaluated(Protocol):
 class Saver:
     """Saves and loads the checkpoints of a run with this `origin`."""
 
-    def __init__(self, cfg: RunConfig, world: World, origin: Origin) -> None:
+    def __init__(self, cfg: RunConfig, world: DistributedContext, origin: Origin) -> None:
         self.cfg, self.world, self.origin = cfg, world, origin
         self.folder = Path(cfg.misc.run_dir) / "checkpoints"
 
@@ -81,7 +81,7 @@ class Saver:
                 100 * report.reward_coverage,
                 report.samples,
             )
-        state = State(
+        state = CheckpointState(
             update,
             config=self.cfg.model_dump(mode="json"),
             prompts_seen=update * rl.batch_size * rl.grad_accum,
@@ -97,7 +97,7 @@ class Saver:
         if self.world.is_main:
             save_checkpoint(
                 path,
-                unwrapped(model),
+                unwrap_distributed(model),
                 tokenizer,
                 optimizer_state,
                 state,

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from scorekit.errors import UserError
-from trainer.search.answer.answering import is_asked
+from trainer.search.answer.answer_judge import max_verdict_usage
 from trainer.search.answer.config import AnsweringConfig, GeneratorConfig
 from trainer.search.answer.evidence import evidence
 from trainer.search.answer.generator import reckoned_words
-from trainer.search.answer.judging import reckoned_verdict
-from trainer.search.answer.money import money_of, sum_charges
-from trainer.search.records import Charge, Question, Trajectory, Turn, View
+from trainer.search.answer.pipeline import is_asked
+from trainer.search.answer.spending import cost_of, sum_charges
+from trainer.search.records import ApiUsage, ImageView, Question, Trajectory, Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,8 @@ class Estimate:
     sampled: int
     asked: int
     paid: int
-    generator: Charge
-    judge: Charge
+    generator: ApiUsage
+    judge: ApiUsage
     cap_episodes: int | None
 
     def lines(self) -> list[str]:
@@ -69,7 +69,7 @@ def estimate(sample: Sequence[Trajectory], episodes: int, cfg: AnsweringConfig) 
     judge = _scaled([_of_judge(t, cfg) for t in need_answer], episodes / len(sample))
     charges = {
         name: charge.model_copy(
-            update={"money": money_of(price, charge.prompt_tokens, charge.completion_tokens)}
+            update={"money": cost_of(price, charge.prompt_tokens, charge.completion_tokens)}
         )
         for name, charge, price in (
             ("generator", generator, cfg.money.generator),
@@ -89,7 +89,7 @@ def estimate(sample: Sequence[Trajectory], episodes: int, cfg: AnsweringConfig) 
     )
 
 
-def most(
+def worst_case(
     questions: Sequence[Question], episodes: int, num_images: int, cfg: AnsweringConfig
 ) -> Estimate:
     """Return the max usage without a sample.
@@ -103,7 +103,7 @@ def most(
 def _full(question: Question, num_images: int) -> Trajectory:
     """Return an episode with `num_images` visible pages."""
     views = [
-        View(
+        ImageView(
             kind="page",
             page_id=str(number),
             width=1,
@@ -152,33 +152,33 @@ def _num_words(trajectory: Trajectory, cfg: GeneratorConfig) -> int:
     return reckoned_words(cfg.system, trajectory.question.question)
 
 
-def _scaled(charges: Sequence[Charge], factor: float) -> Charge:
-    def total(count_of: Callable[[Charge], int]) -> int:
+def _scaled(charges: Sequence[ApiUsage], factor: float) -> ApiUsage:
+    def total(count_of: Callable[[ApiUsage], int]) -> int:
         return round(factor * sum(count_of(charge) for charge in charges))
 
-    return Charge(
+    return ApiUsage(
         calls=total(lambda c: c.calls),
         prompt_tokens=total(lambda c: c.prompt_tokens),
         completion_tokens=total(lambda c: c.completion_tokens),
     )
 
 
-def _of_generator(trajectory: Trajectory, cfg: GeneratorConfig) -> Charge:
+def _of_generator(trajectory: Trajectory, cfg: GeneratorConfig) -> ApiUsage:
     if trajectory.answer is not None and trajectory.answer.charge.calls:
         return trajectory.answer.charge
     prompt = _num_words(trajectory, cfg) + len(_evidence(trajectory, cfg)) * cfg.tokens_per_image
-    return Charge(calls=1, prompt_tokens=prompt, completion_tokens=cfg.max_output_tokens)
+    return ApiUsage(calls=1, prompt_tokens=prompt, completion_tokens=cfg.max_output_tokens)
 
 
-def _of_judge(trajectory: Trajectory, cfg: AnsweringConfig) -> Charge:
+def _of_judge(trajectory: Trajectory, cfg: AnsweringConfig) -> ApiUsage:
     """Return the usage of all verdicts on an answer."""
     question = trajectory.question
     answer_text = (trajectory.answer and trajectory.answer.text) or question.reference_answer
     texts = question.question, answer_text, question.reference_answer
-    charges = [(trajectory.judged, reckoned_verdict(texts, 0, cfg.judge))]
+    charges = [(trajectory.judged, max_verdict_usage(texts, 0, cfg.judge))]
     if cfg.judge.grounded:
         num_images = len(_evidence(trajectory, cfg.generator))
-        charges.append((trajectory.grounded, reckoned_verdict(texts[:2], num_images, cfg.judge)))
+        charges.append((trajectory.grounded, max_verdict_usage(texts[:2], num_images, cfg.judge)))
     usages = [
         judged.charge if judged is not None and judged.charge.calls else reckoned
         for judged, reckoned in charges

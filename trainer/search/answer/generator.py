@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scorekit.llm import LLMError, Message, image_part, text_part
-from trainer.search.answer.answers import PaidAnswers
+from trainer.search.answer.answer_cache import PaidAnswerCache
 from trainer.search.answer.config import WITHOUT_PICTURES, GeneratorConfig
-from trainer.search.answer.money import Money
-from trainer.search.answer.paid_chat import PaidChat, why_unanswered
+from trainer.search.answer.paid_chat import CachedChat, why_unanswered
+from trainer.search.answer.spending import SpendTracker
 from trainer.search.records import GeneratedAnswer
 
 
@@ -26,9 +26,11 @@ class Generator:
     and the settings. Raises UserError for a config without a model.
     """
 
-    def __init__(self, cfg: GeneratorConfig, paid_answers: PaidAnswers, money: Money) -> None:
+    def __init__(
+        self, cfg: GeneratorConfig, paid_answers: PaidAnswerCache, money: SpendTracker
+    ) -> None:
         self.cfg = cfg
-        self._chat = PaidChat("generator", cfg, paid_answers, money)
+        self._chat = CachedChat("generator", cfg, paid_answers, money)
 
     async def check(self) -> None:
         """Raise UserError if the server is unavailable, refuses the key, or has another model."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager
 
-from scorekit.llm.pacing import InFlight
+from scorekit.llm.limits import ConcurrencyLimiter
 
 
 class Limiter:
@@ -16,7 +16,7 @@ class Limiter:
 
     def __init__(self, requests: int, tokens: int) -> None:
         self._max_tokens = tokens
-        self._in_flight = InFlight(requests, tokens)
+        self._in_flight = ConcurrencyLimiter(requests, tokens)
 
     @property
     def requests(self) -> int:

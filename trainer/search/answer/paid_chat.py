@@ -13,12 +13,12 @@ from pydantic import BaseModel, SecretStr
 from scorekit.errors import UserError
 from scorekit.llm import Choice, LLMClient, LLMError, Message, Sampling
 from scorekit.llm.wire import without_thinking
-from trainer.search.answer.answers import PaidAnswers, paid_key
+from trainer.search.answer.answer_cache import PaidAnswerCache, paid_key
 from trainer.search.answer.config import ChatModelConfig
 from trainer.search.answer.limiter import Limiter
-from trainer.search.answer.money import Money
-from trainer.search.answer.once import Once
-from trainer.search.records import Charge
+from trainer.search.answer.single_flight import SingleFlight
+from trainer.search.answer.spending import SpendTracker
+from trainer.search.records import ApiUsage
 
 #: Finish reasons of incomplete answers.
 _INCOMPLETE = {"length": "length: cut by max_output_tokens", "content_filter": "refused: filtered"}
@@ -52,7 +52,7 @@ class PaidText(BaseModel):
     latency_s: float
 
 
-class PaidChat:
+class CachedChat:
     """One model at one server. Use it in one event loop.
 
     name: in keys and charges ("generator"). The key of a stored answer has what the caller passes
@@ -62,13 +62,13 @@ class PaidChat:
     """
 
     def __init__(
-        self, name: str, cfg: ChatModelConfig, paid_answers: PaidAnswers, money: Money
+        self, name: str, cfg: ChatModelConfig, paid_answers: PaidAnswerCache, money: SpendTracker
     ) -> None:
         self.name, self.cfg = name, cfg
         self._paid_answers, self._money = paid_answers, money
         self._limiter = Limiter(cfg.max_requests, cfg.max_tokens)
         self._tokens_per_image = cfg.tokens_per_image
-        self._once = Once[PaidText](cfg.deadline_s)
+        self._once = SingleFlight[PaidText](cfg.deadline_s)
         self._llm = chat_client(cfg, name)
 
     async def check(self) -> None:
@@ -94,7 +94,7 @@ class PaidChat:
         num_images: int = 0,
         schema: Mapping[str, Any] | None = None,
         seed: int | None = None,
-    ) -> tuple[PaidText, Charge]:
+    ) -> tuple[PaidText, ApiUsage]:
         """Return the model's reply and its usage now.
 
         depends_on: all that the answer depends on (JSON values). messages: builds the request if
@@ -103,7 +103,7 @@ class PaidChat:
         answer in time, of which nothing is stored; UserError, MoneySpent.
         """
         key = paid_key(self.name, depends_on)
-        charge = Charge(cached=True)
+        charge = ApiUsage(cached=True)
 
         async def call(turn: Callable[[], None]) -> tuple[PaidText, bool]:
             nonlocal charge
@@ -125,7 +125,7 @@ class PaidChat:
             return reply, True
 
         reply, is_new = await self._once.get(key, call)
-        return reply, charge if is_new else Charge(cached=True)
+        return reply, charge if is_new else ApiUsage(cached=True)
 
     async def _choice(
         self,
@@ -151,7 +151,7 @@ class PaidChat:
             )
         return choice
 
-    def _count(self, choice: Choice, prompt: int, words: int, num_images: int) -> Charge:
+    def _count(self, choice: Choice, prompt: int, words: int, num_images: int) -> ApiUsage:
         # If a server does not count tokens: the reserved number, so the cap still holds.
         prompt_tokens, completion_tokens = choice.prompt_tokens, choice.completion_tokens
         prompt_tokens = prompt if prompt_tokens is None else prompt_tokens

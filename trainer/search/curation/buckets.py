@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 from scorekit.numeric.thresholds import above, below
 from scorekit.report.page import picture
 from trainer.search.curation.config import BucketConfig, CurationConfig
-from trainer.search.curation.dataset import Curated, Decision, question_row, refs
+from trainer.search.curation.dataset import CurationResult, Decision, question_row, refs
 from trainer.search.curation.pages import Section, curation_page
 from trainer.search.curation.samples import CuratedPrompt, CuratedRun, mean_of
 
@@ -37,9 +37,9 @@ def bucket_of(prompt: CuratedPrompt, cfg: BucketConfig) -> Bucket:
 
 def make_buckets(
     prompts: Sequence[CuratedPrompt], read: Sequence[CuratedRun], cfg: CurationConfig
-) -> Curated:
+) -> CurationResult:
     """Return all questions with their bucket; none is dropped."""
-    result = Curated("buckets", cfg.buckets, read)
+    result = CurationResult("buckets", cfg.buckets, read)
     for prompt in prompts:
         bucket = bucket_of(prompt, cfg.buckets)
         counted = prompt.counted(cfg.buckets.combine, cfg.buckets.measure)
@@ -55,7 +55,7 @@ def make_buckets(
     return result
 
 
-def buckets_page(result: Curated, prompts: Mapping[str, CuratedPrompt]) -> str:
+def buckets_page(result: CurationResult, prompts: Mapping[str, CuratedPrompt]) -> str:
     """Return report.html: counts, the histogram of the means, and a table of documents."""
     cfg = result.settings
     assert isinstance(cfg, BucketConfig)

@@ -18,7 +18,7 @@ from scorekit.numeric.thresholds import above, below
 from scorekit.report.page import picture
 from trainer.search.curation.buckets import bucket_of
 from trainer.search.curation.config import BudgetConfig, CurationConfig
-from trainer.search.curation.dataset import Curated, Decision, question_row, refs
+from trainer.search.curation.dataset import CurationResult, Decision, question_row, refs
 from trainer.search.curation.pages import Section, curation_page
 from trainer.search.curation.samples import CuratedPrompt, CuratedRun
 from trainer.sft.curation_record import CurationRecord
@@ -44,13 +44,13 @@ def make_budget(
     cfg: CurationConfig,
     inputs: Mapping[str, str] | None = None,
     record: CurationRecord | None = None,
-) -> Curated:
+) -> CurationResult:
     """Return the rows with their own `max_turns` and `n_agent`.
 
     Mastered rows and rows that the record drops are dropped.
     """
     budget_cfg = cfg.budget
-    result = Curated("budget", budget_cfg, read, inputs or {})
+    result = CurationResult("budget", budget_cfg, read, inputs or {})
     episodes = turns = 0
     for prompt in prompts:
         stats = _figures(prompt, budget_cfg)
@@ -131,7 +131,7 @@ def _figures(prompt: CuratedPrompt, budget_cfg: BudgetConfig) -> dict[str, Any]:
     }
 
 
-def budget_page(result: Curated, prompts: Mapping[str, CuratedPrompt]) -> str:
+def budget_page(result: CurationResult, prompts: Mapping[str, CuratedPrompt]) -> str:
     """Return report.html: the budget of each kind of row, and equal budgets for comparison."""
     rows: Counter[str] = Counter()
     episodes: Counter[str] = Counter()

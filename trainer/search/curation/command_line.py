@@ -15,7 +15,7 @@ from scorekit.config import load_config
 
 if TYPE_CHECKING:
     from trainer.search.curation.config import CurationConfig
-    from trainer.search.curation.dataset import Curated
+    from trainer.search.curation.dataset import CurationResult
     from trainer.search.curation.samples import CuratedPrompt, CuratedRun, Visit
 
 Runs = Annotated[
@@ -109,8 +109,8 @@ def curating(
 
 def write(
     out: Path,
-    result: Curated,
-    page: Callable[[Curated, Any], str],
+    result: CurationResult,
+    page: Callable[[CurationResult, Any], str],
     prompts: Sequence[CuratedPrompt],
     fill: Callable[[Path], None] | None = None,
     more: Mapping[str, bytes] = MappingProxyType({}),

@@ -20,8 +20,8 @@ from trainer.search.curation.command_line import (
     curating,
     write,
 )
-from trainer.search.curation.distil.commands import register as register_distil
-from trainer.search.curation.truth.commands import register as register_truth
+from trainer.search.curation.diagnosis.commands import register as register_truth
+from trainer.search.curation.distill.commands import register as register_distil
 from trainer.search.curation.verification.commands import verify
 
 
@@ -68,7 +68,7 @@ def focus(
     read_paths = [path for path in (buckets, rows, *(verified or ()), *(record or ())) if path]
     with curating(run, out, config, set_, overwrite, read_paths=read_paths) as (cfg, prompts, read):
         from trainer.search.curation.focus import focus_page, make_focus
-        from trainer.search.curation.known import only_kept, read_known
+        from trainer.search.curation.prior_decisions import only_kept, read_known
 
         decided = read_known(prompts, buckets, verified or (), exclude or (), record or ())
         chosen, digests = only_kept(prompts, rows)
@@ -92,7 +92,7 @@ def budget(
     read_paths = [path for path in (rows, *(verified or ()), *(record or ())) if path]
     with curating(run, out, config, set_, overwrite, read_paths=read_paths) as (cfg, prompts, read):
         from trainer.search.curation.budget import budget_page, make_budget
-        from trainer.search.curation.known import only_kept, read_known
+        from trainer.search.curation.prior_decisions import only_kept, read_known
 
         decided = read_known(prompts, None, verified or (), exclude or (), record or ())
         chosen, digests = only_kept(prompts, rows)

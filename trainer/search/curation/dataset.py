@@ -26,9 +26,9 @@ from pydantic import BaseModel
 
 from scorekit.errors import UserError
 from scorekit.files import remove_temporaries, replacing_folder
+from trainer.search.curation.disk_spool import DiskSpool, in_groups
 from trainer.search.curation.entries import entries_of
 from trainer.search.curation.samples import CuratedPrompt, CuratedRun
-from trainer.search.curation.spool import Spool, in_groups
 from trainer.search.records import Question
 from trainer.sft.curation_record import FILE, CurationRecord
 
@@ -54,7 +54,7 @@ class Decision:
 
 
 @dataclass(slots=True)
-class Curated:
+class CurationResult:
     """The result of a command before it is written.
 
     command: its name. settings: its config section. runs: the runs that were read. inputs: other
@@ -68,8 +68,8 @@ class Curated:
     inputs: Mapping[str, str] = field(default_factory=dict)
     told: Mapping[str, Any] = field(default_factory=dict)
     record: CurationRecord | None = None
-    rows: Spool[dict[str, Any]] = field(default_factory=lambda: Spool(dict), init=False)
-    decisions: Spool[Decision] = field(default_factory=lambda: Spool(Decision), init=False)
+    rows: DiskSpool[dict[str, Any]] = field(default_factory=lambda: DiskSpool(dict), init=False)
+    decisions: DiskSpool[Decision] = field(default_factory=lambda: DiskSpool(Decision), init=False)
 
     def manifest(self) -> dict[str, Any]:
         """Return the content of manifest.json."""
@@ -141,7 +141,7 @@ def check_out(out: Path, *, overwrite: bool, inputs: Sequence[Path] = ()) -> Non
 
 def write_curated(
     out: Path,
-    result: Curated,
+    result: CurationResult,
     page: str,
     fill: Callable[[Path], None] | None = None,
     more: Mapping[str, bytes] = MappingProxyType({}),

@@ -12,10 +12,10 @@ from scorekit.numeric.thresholds import above
 from scorekit.report.page import picture
 from trainer.search.curation.buckets import BUCKETS, bucket_of
 from trainer.search.curation.config import CurationConfig, FocusConfig
-from trainer.search.curation.dataset import Curated, Decision, question_row, refs
-from trainer.search.curation.known import Known
+from trainer.search.curation.dataset import CurationResult, Decision, question_row, refs
 from trainer.search.curation.measures import Rule
 from trainer.search.curation.pages import Section, curation_page
+from trainer.search.curation.prior_decisions import PriorDecisions
 from trainer.search.curation.samples import CuratedPrompt, CuratedRun, mean_of
 from trainer.sft.curation_record import EXCLUDE, VERIFY, CurationRecord
 
@@ -45,12 +45,12 @@ def make_focus(
     prompts: Sequence[CuratedPrompt],
     read: Sequence[CuratedRun],
     cfg: CurationConfig,
-    decided: Known,
-) -> Curated:
+    decided: PriorDecisions,
+) -> CurationResult:
     """Return the rows that the rules select, without rows that earlier decisions drop."""
     focus_cfg, last = cfg.focus, len(read) - 1
     steps = {entry.step for entry in decided.record}
-    result = Curated("focus", focus_cfg, read, decided.inputs)
+    result = CurationResult("focus", focus_cfg, read, decided.inputs)
     stages: dict[str, Counter[str]] = {name: Counter() for name in _stages(focus_cfg, steps)}
     fitting: Counter[str] = Counter()
     for prompt in prompts:
@@ -97,7 +97,7 @@ def make_focus(
     return result
 
 
-def _row(prompt: CuratedPrompt, cfg: CurationConfig, decided: Known, last: int) -> _Row:
+def _row(prompt: CuratedPrompt, cfg: CurationConfig, decided: PriorDecisions, last: int) -> _Row:
     focus_cfg = cfg.focus
     id = prompt.question.id
     bucket = bucket_of(prompt, cfg.buckets) if decided.buckets is None else decided.buckets[id]
@@ -165,7 +165,7 @@ def _stages(focus_cfg: FocusConfig, steps: Collection[str]) -> list[str]:
     return [name for name, used in is_used.items() if used]
 
 
-def focus_page(result: Curated, prompts: Mapping[str, CuratedPrompt]) -> str:
+def focus_page(result: CurationResult, prompts: Mapping[str, CuratedPrompt]) -> str:
     """Return report.html: the funnel as table and chart, the rules, and the means they cut."""
     focus_cfg = result.settings
     assert isinstance(focus_cfg, FocusConfig)

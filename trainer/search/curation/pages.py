@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from scorekit.report.page import STYLE
 from scorekit.report.render import visible
-from trainer.search.curation.dataset import Curated, Decision
+from trainer.search.curation.dataset import CurationResult, Decision
 from trainer.search.curation.samples import CuratedPrompt
 
 _EXAMPLES = 8  # of each reason
@@ -34,7 +34,10 @@ class Section:
 
 
 def curation_page(
-    result: Curated, title: str, sections: Sequence[Section], prompts: Mapping[str, CuratedPrompt]
+    result: CurationResult,
+    title: str,
+    sections: Sequence[Section],
+    prompts: Mapping[str, CuratedPrompt],
 ) -> str:
     """Return the page. prompts: id -> prompt, for the examples."""
     env = Environment(

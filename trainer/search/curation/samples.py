@@ -17,15 +17,15 @@ from scorekit.config import load_config
 from scorekit.errors import UserError
 from trainer.search.config import SearchConfig
 from trainer.search.curation.config import CurationConfig
+from trainer.search.curation.disk_spool import DiskSpool
 from trainer.search.curation.measures import Combine, Measure
-from trainer.search.curation.spool import Spool
 from trainer.search.data import load_questions
 from trainer.search.records import SUCCESS, Question, Trajectory
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class EpisodeSummary:
     """The summary of an episode.
 
     order: index of its run. name: of the run. judge, ndcg, reward: None without a value. seen:
@@ -73,14 +73,14 @@ class CuratedPrompt:
     """A question of the data and its episodes. spool: summaries of all questions."""
 
     question: Question
-    spool: Spool[Sample]
+    spool: DiskSpool[EpisodeSummary]
 
     @property
-    def samples(self) -> list[Sample]:
+    def samples(self) -> list[EpisodeSummary]:
         """Return its episodes in the order of runs and steps, read from disk each time."""
         return self.spool.under(self.question.id)
 
-    def counted(self, combine: Combine, measure: Measure) -> list[Sample]:
+    def counted(self, combine: Combine, measure: Measure) -> list[EpisodeSummary]:
         """Return the episodes with a value that count by a rule."""
         scored = [sample for sample in self.samples if sample.value(measure) is not None]
         if combine == "all" or not scored:
@@ -96,7 +96,7 @@ class CuratedPrompt:
         return mean_of(self.counted(combine, measure), measure)
 
 
-def mean_of(samples: Iterable[Sample], measure: Measure) -> float | None:
+def mean_of(samples: Iterable[EpisodeSummary], measure: Measure) -> float | None:
     """Return the mean of the values; None without a value."""
     values = [sample.value(measure) for sample in samples]
     present = [value for value in values if value is not None]
@@ -114,7 +114,7 @@ class CuratedRun:
 
 
 #: Is called with each episode (without its ids) and its summary.
-Visit = Callable[[Trajectory, Sample], None]
+Visit = Callable[[Trajectory, EpisodeSummary], None]
 
 
 def read_prompts(
@@ -130,7 +130,7 @@ def read_prompts(
         raise UserError("Name a run (--run FOLDER) or questions (--set data.train=FILE).")
     if len({folder.resolve() for folder in runs}) != len(runs):
         raise UserError("--run: a folder is named twice. Its episodes would count twice.")
-    spool = Spool(Sample)
+    spool = DiskSpool(EpisodeSummary)
     prompts = {
         question.id: CuratedPrompt(question, spool) for question in _questions(runs[-1:], cfg.data)
     }
@@ -185,13 +185,13 @@ def _same(expected: Question, actual: Question, folder: Path) -> None:
         )
 
 
-def sample_of(trajectory: Trajectory, order: int, run: str) -> Sample:
+def sample_of(trajectory: Trajectory, order: int, run: str) -> EpisodeSummary:
     """Return the summary of an episode."""
     turns = [turn for turn in trajectory.turns if not turn.forced]
     carry = carriers(trajectory.question)
     ranks = [hit.rank for turn in turns for hit in turn.hits if hit.page_id in carry]
     actions = [turn.action for turn in turns]
-    return Sample(
+    return EpisodeSummary(
         order=order,
         name=run,
         step=trajectory.step,

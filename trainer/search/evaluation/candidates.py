@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scorekit.errors import UserError
+from trainer.rl.distributed import DistributedContext
 from trainer.rl.engines.choice import open_sampler, probe_engine
-from trainer.rl.policy import autocast, stop_token_ids, without_wrappers
-from trainer.rl.world import World
-from trainer.runs.checkpoints.adapted import load_on_base, on_its_base
+from trainer.rl.policy import autocast, stop_token_ids, unwrap_peft
+from trainer.runs.checkpoints.adapters import load_on_base, resolve_base_model
 from trainer.search.config import SearchConfig
-from trainer.search.local import Reads, look_at_policy
-from trainer.search.neighbours import open_policy
-from trainer.search.turns.policies import Policy
-from trainer.search.turns.sampled import SampledPolicy
+from trainer.search.local_policy import PolicyInputs, inspect_policy
+from trainer.search.rollout.policies import Policy
+from trainer.search.rollout.sampled import SampledPolicy
+from trainer.search.services import open_policy
 
 _SEED = 0  # of sampled turns, so the same policy gives the same episodes
 
@@ -34,7 +34,7 @@ class SearchCandidate:
     cfg: SearchConfig
     folder: Path
     adapters: Path | None = None
-    reads: Reads | None = None
+    reads: PolicyInputs | None = None
     served: str | None = None
 
 
@@ -52,9 +52,9 @@ def candidate_of(cfg: SearchConfig, folder: Path, named: str | None = None) -> S
     if cfg.policy.path is None:
         raise UserError("policy.path: not set. Name a model's folder or hub id, or set server.url.")
     name = str(cfg.policy.path)
-    base, adapters = on_its_base(cfg.policy)
+    base, adapters = resolve_base_model(cfg.policy)
     cfg = cfg.model_copy(update={"policy": base})
-    policy_inputs = look_at_policy(cfg)
+    policy_inputs = inspect_policy(cfg)
     served = probe_engine(
         cfg.generation, adapters=base.lora.r > 0, images=policy_inputs.reader is not None
     )
@@ -79,7 +79,7 @@ def _renamed(cfg: SearchConfig, named: str) -> SearchConfig:
 
 
 @contextmanager
-def opened(candidate: SearchCandidate, world: World) -> Iterator[Policy]:
+def opened(candidate: SearchCandidate, world: DistributedContext) -> Iterator[Policy]:
     """Open the policy of a candidate. Raises UserError."""
     cfg, policy_inputs = candidate.cfg, candidate.reads
     if policy_inputs is None:
@@ -88,7 +88,7 @@ def opened(candidate: SearchCandidate, world: World) -> Iterator[Policy]:
         return
     model, _ = load_on_base(cfg.policy, candidate.adapters, world.device)
     if world.is_sharded:
-        world.shard(without_wrappers(model))  # these weights generate
+        world.shard(unwrap_peft(model))  # these weights generate
     with ExitStack() as exit_stack:
         sampler = open_sampler(
             cfg.generation,
@@ -106,9 +106,7 @@ def opened(candidate: SearchCandidate, world: World) -> Iterator[Policy]:
         sampler.sync(model, 0)
         yield SampledPolicy(
             sampler,
-            policy_inputs.ids(
-                cfg, stop_token_ids(without_wrappers(model), policy_inputs.tokenizer)
-            ),
+            policy_inputs.ids(cfg, stop_token_ids(unwrap_peft(model), policy_inputs.tokenizer)),
             cfg.generation,
             name=candidate.name,
             context=policy_inputs.context,

@@ -1,13 +1,13 @@
 """Compare two policies on the same questions: paired differences with bootstrap intervals.
 
-They are of all questions, by document, and by type of question (trainer/runs/verbs/paired.py).
+They are of all questions, by document, and by type of question (trainer/runs/cli/paired.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from trainer.runs.verbs.paired import RESAMPLES, SEED, PairedFigure, compare_lines
+from trainer.runs.cli.paired import RESAMPLES, SEED, PairedFigure, compare_lines
 from trainer.search.evaluation.episode_values import VALUES, values_of
 from trainer.search.evaluation.figures import document_of, table
 from trainer.search.records import Question, Trajectory

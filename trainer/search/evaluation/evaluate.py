@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from scorekit.numeric.thresholds import below
-from trainer.rl.world import World
-from trainer.runs.config import THE_SET
-from trainer.runs.runlog import Dumped, read_jsonl
-from trainer.search.episodes import Episodes
+from trainer.rl.distributed import DistributedContext
+from trainer.runs.config import DEFAULT_EVAL_SET
+from trainer.runs.run_log import JsonlFile, read_jsonl
+from trainer.search.episode_runner import EpisodeRunner
 from trainer.search.evaluation.figures import by_document, by_type, figures_of
 from trainer.search.records import Question, Trajectory
-from trainer.search.turns.policies import Policy
+from trainer.search.rollout.policies import Policy
 
 #: Min share of the episodes with a possible reward that a mean must cover for the best checkpoint.
 _MIN_COVERAGE = 0.95
@@ -76,10 +76,10 @@ class SearchReport:
 
 
 def evaluate_questions(
-    episodes: Episodes,
+    episodes: EpisodeRunner,
     policy: Policy,
     questions: Sequence[Question],
-    world: World,
+    world: DistributedContext,
     *,
     step: int,
     name: str,
@@ -109,11 +109,15 @@ def read_reports(folder: Path) -> dict[str, list[tuple[int, SearchReport]]]:
     """Return (update, report) of the evaluations in a run's eval.jsonl, by set name."""
     sets: dict[str, list[tuple[int, SearchReport]]] = {}
     for line in read_jsonl(folder / "eval.jsonl"):
-        name, update, dump = line.pop("set", THE_SET), line.pop("update"), line.pop("completions")
+        name, update, dump = (
+            line.pop("set", DEFAULT_EVAL_SET),
+            line.pop("update"),
+            line.pop("completions"),
+        )
         line.pop("decides", None)
         values = {f.name: line.pop(f.name, None) for f in fields(SearchReport)}
         for key, group_key in _GROUPS.items():
             values[key] = {row.pop(group_key): row for row in values[key]}
-        values |= {"values": line, "examples": Dumped(folder / dump)}
+        values |= {"values": line, "examples": JsonlFile(folder / dump)}
         sets.setdefault(name, []).append((update, SearchReport(**values)))
     return sets

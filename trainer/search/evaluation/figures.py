@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
-from trainer.runs.figures import Curve, Figure, Figures, mean_of
-from trainer.runs.rollout_figures import LEARNING_CURVES, OF_LEARNING
+from trainer.runs.rollout_stats import LEARNING_CURVES, OF_LEARNING
+from trainer.runs.stats import Curve, Stats, StatSpec, mean_of
 from trainer.search.actions import DETAILS
 from trainer.search.evaluation.episode_values import VALUES, own_turns
+from trainer.search.images.views import CropFault
 from trainer.search.records import SUCCESS, Question, Trajectory
+from trainer.search.reward.compute import NO_GOLD
 from trainer.search.reward.figures import reward_figures
-from trainer.search.reward.formula import NO_GOLD
-from trainer.search.sight.views import CropFault
 
 __all__ = ["SUCCESS", "by_document", "by_type", "curves", "figures_of", "table"]
 
@@ -31,8 +31,8 @@ def _of(key: str) -> Callable[[Mapping[str, Any]], float | None]:
 
 
 _FRONT = (
-    Figure(key="update", column="update", form="6d", narrow=True),
-    Figure(
+    StatSpec(key="update", column="update", form="6d", narrow=True),
+    StatSpec(
         key="reward_mean",
         title="reward",
         better="higher",
@@ -43,7 +43,7 @@ _FRONT = (
         by_group=True,
         of_line=_of("reward_mean"),
     ),
-    Figure(
+    StatSpec(
         key="reward_coverage",
         title="reward coverage",
         better="higher",
@@ -51,7 +51,7 @@ _FRONT = (
         form="5.2f",
         narrow=True,
     ),
-    Figure(
+    StatSpec(
         key="ndcg_mean",
         title="NDCG",
         better="higher",
@@ -63,7 +63,7 @@ _FRONT = (
         by_group=True,
         of_line=_of("ndcg_mean"),
     ),
-    Figure(
+    StatSpec(
         key="judge_mean",
         title="judge's score",
         better="higher",
@@ -75,8 +75,8 @@ _FRONT = (
         by_group=True,
         of_line=_of("judge_mean"),
     ),
-    Figure(key="judge_coverage", title="judge coverage", better="higher", hidden_at=(None, 0)),
-    Figure(
+    StatSpec(key="judge_coverage", title="judge coverage", better="higher", hidden_at=(None, 0)),
+    StatSpec(
         key="success_share",
         title="success",
         better="higher",
@@ -84,7 +84,7 @@ _FRONT = (
         by_group=True,
         of_line=_of("success_share"),
     ),
-    Figure(
+    StatSpec(
         key="success_without_evidence_share",
         title="success without evidence",
         better="lower",
@@ -92,24 +92,24 @@ _FRONT = (
         by_group=True,
         of_line=_of("success_without_evidence_share"),
     ),
-    Figure(
+    StatSpec(
         key="grounded_mean",
         title="grounded in the pages shown",
         better="higher",
         hidden_at=(None,),
         of_line=_of("grounded_mean"),
     ),
-    Figure(
+    StatSpec(
         key="gold_seen_share",
         title="a gold page was shown",
         better="higher",
         hidden_at=(None,),
         of_line=_of("gold_seen_share"),
     ),
-    Figure(key="format_mean", title="well-formed episodes", better="higher"),
+    StatSpec(key="format_mean", title="well-formed episodes", better="higher"),
 )
 _BEHAVIOR = (
-    Figure(
+    StatSpec(
         key="turns_mean",
         title="turns",
         digits=2,
@@ -120,22 +120,22 @@ _BEHAVIOR = (
         by_group=True,
         of_line=_of("turns_mean"),
     ),
-    Figure(key="searches_mean", title="searches", digits=2, of_line=_of("searches_mean")),
-    Figure(key="crops_mean", title="crops", digits=2, of_line=_of("crops_mean")),
-    Figure(
+    StatSpec(key="searches_mean", title="searches", digits=2, of_line=_of("searches_mean")),
+    StatSpec(key="crops_mean", title="crops", digits=2, of_line=_of("crops_mean")),
+    StatSpec(
         key="tokens_mean",
         title="tokens written",
         digits=1,
         hidden_at=(None,),
         of_line=_of("tokens_mean"),
     ),
-    Figure(
+    StatSpec(
         key="invalid_mean",
         title="invalid turns of an episode",
         better="lower",
         of_line=_of("invalid_mean"),
     ),
-    Figure(
+    StatSpec(
         key="invalid_share",
         title="invalid turns (share)",
         better="lower",
@@ -144,7 +144,7 @@ _BEHAVIOR = (
         said=True,
     ),
     *(
-        Figure(
+        StatSpec(
             key=f"invalid_{reason}",
             title=f"  {reason}",
             digits=0,
@@ -153,7 +153,7 @@ _BEHAVIOR = (
         )
         for reason in REASONS
     ),
-    Figure(
+    StatSpec(
         key="forced_share",
         title="ended by force",
         better="lower",
@@ -161,26 +161,28 @@ _BEHAVIOR = (
         form="6.3f",
         of_line=_of("forced_share"),
     ),
-    Figure(key="context_share", title="ended by the context", better="lower", hidden_at=(None, 0)),
-    Figure(key="declined_share", title="given up", hidden_at=(None, 0)),
-    Figure(key="no_evidence", title="ended without a picture", digits=0, better="lower"),
+    StatSpec(
+        key="context_share", title="ended by the context", better="lower", hidden_at=(None, 0)
+    ),
+    StatSpec(key="declined_share", title="given up", hidden_at=(None, 0)),
+    StatSpec(key="no_evidence", title="ended without a picture", digits=0, better="lower"),
 )
 _SERVICES = (
-    Figure(key="answers_failed", title="answers failed (generator)", digits=0, better="lower"),
-    Figure(key="judgements_failed", title="judgements failed", digits=0, better="lower"),
-    Figure(key="search_failed", title="searches failed (retriever)", digits=0, better="lower"),
-    Figure(
+    StatSpec(key="answers_failed", title="answers failed (generator)", digits=0, better="lower"),
+    StatSpec(key="judgements_failed", title="judgements failed", digits=0, better="lower"),
+    StatSpec(key="search_failed", title="searches failed (retriever)", digits=0, better="lower"),
+    StatSpec(
         key="policy_failed", title="turns failed (policy server)", digits=0, hidden_at=(None, 0)
     ),
-    Figure(key="reward_late", title="rewards late", digits=0, hidden_at=(None, 0)),
-    Figure(key="generator_calls", title="generator's calls", digits=0),
-    Figure(key="judge_calls", title="judge's calls", digits=0),
-    Figure(key="answers_known", title="answers known before", digits=0, hidden_at=(None, 0)),
-    Figure(key="money", title="money", digits=4, hidden_at=(None,)),
+    StatSpec(key="reward_late", title="rewards late", digits=0, hidden_at=(None, 0)),
+    StatSpec(key="generator_calls", title="generator's calls", digits=0),
+    StatSpec(key="judge_calls", title="judge's calls", digits=0),
+    StatSpec(key="answers_known", title="answers known before", digits=0, hidden_at=(None, 0)),
+    StatSpec(key="money", title="money", digits=4, hidden_at=(None,)),
 )
 
 
-def table() -> tuple[Figure, ...]:
+def table() -> tuple[StatSpec, ...]:
     """Return all stats in the order of console, tables, pages and comparisons."""
     learning = (replace(figure, narrow=figure.key in _NARROW) for figure in OF_LEARNING)
     return (*_FRONT, *_BEHAVIOR, *_SERVICES, *learning)
@@ -217,9 +219,9 @@ _MONEY = ("cost/generator_money", "cost/judge_money")
 _CALLS = ("cost/generator_calls", "cost/judge_calls")
 
 
-def figures_of(episodes: Sequence[Trajectory]) -> Figures:
+def figures_of(episodes: Sequence[Trajectory]) -> Stats:
     """Return the stats of rewarded episodes: means (None without a value), counts, and shares."""
-    stats: Figures = {"samples": len(episodes), **reward_figures(episodes)}
+    stats: Stats = {"samples": len(episodes), **reward_figures(episodes)}
     for key, value_of in VALUES.items():
         stats[key] = mean_of(
             [value for episode in episodes if (value := value_of(episode)) is not None]
@@ -237,7 +239,7 @@ def figures_of(episodes: Sequence[Trajectory]) -> Figures:
     return stats | _cost(episodes)
 
 
-def _cost(episodes: Sequence[Trajectory]) -> Figures:
+def _cost(episodes: Sequence[Trajectory]) -> Stats:
     """Return the paid usage of episodes; a cached answer costs nothing."""
     answers = [episode.answer.charge for episode in episodes if episode.answer]
     verdicts = [
@@ -255,12 +257,12 @@ def _cost(episodes: Sequence[Trajectory]) -> Figures:
     }
 
 
-def by_document(episodes: Iterable[Trajectory]) -> dict[str, Figures]:
+def by_document(episodes: Iterable[Trajectory]) -> dict[str, Stats]:
     """Return the grouped stats of each document; {} for a single document."""
     return _by(episodes, lambda episode: document_of(episode.question))
 
 
-def by_type(episodes: Iterable[Trajectory]) -> dict[str, Figures]:
+def by_type(episodes: Iterable[Trajectory]) -> dict[str, Stats]:
     """Return the grouped stats of each type of question; {} for a single type."""
     return _by(episodes, lambda episode: episode.question.question_type)
 
@@ -270,7 +272,7 @@ def document_of(question: Question) -> str:
     return question.file_name or "".join(question.gold[:1]).rpartition("_")[0]
 
 
-def _by(episodes: Iterable[Trajectory], name_of: Callable[[Trajectory], str]) -> dict[str, Figures]:
+def _by(episodes: Iterable[Trajectory], name_of: Callable[[Trajectory], str]) -> dict[str, Stats]:
     groups: dict[str, list[Trajectory]] = defaultdict(list)
     for episode in episodes:
         groups[name_of(episode) or "(unknown)"].append(episode)

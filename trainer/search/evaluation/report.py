@@ -18,11 +18,11 @@ from scorekit.errors import UserError
 from scorekit.files import write_atomic
 from scorekit.report.page import STYLE
 from scorekit.report.render import visible
-from trainer.runs.config import THE_SET
-from trainer.runs.figures import Figure, compare
-from trainer.runs.runlog import read_jsonl
-from trainer.runs.verbs.curves import draw_curves
-from trainer.runs.verbs.paired import FEWEST, RESAMPLES, PairedFigure, as_row
+from trainer.runs.cli.curves import draw_curves
+from trainer.runs.cli.paired import FEWEST, RESAMPLES, PairedFigure, as_row
+from trainer.runs.config import DEFAULT_EVAL_SET
+from trainer.runs.run_log import read_jsonl
+from trainer.runs.stats import StatSpec, compare
 from trainer.search.evaluation.compare import ALL, changed_most, question_key
 from trainer.search.evaluation.figures import curves, table
 from trainer.search.records import SUCCESS, Trajectory
@@ -57,7 +57,7 @@ def write_report(
         raise UserError(f"{folder}: not a run directory (no log.jsonl, no eval.jsonl)")
     sets: dict[str, list[dict[str, Any]]] = {}
     for line in evals:
-        sets.setdefault(line.get("set", THE_SET), []).append(line)
+        sets.setdefault(line.get("set", DEFAULT_EVAL_SET), []).append(line)
     return _write(
         folder / "report.html",
         "report",
@@ -79,10 +79,10 @@ def _of_set(folder: Path, name: str, evals: list[dict[str, Any]]) -> dict[str, A
     if [question_key(episode) for episode in first] != [question_key(episode) for episode in last]:
         raise UserError(f"{folder}: its first and last evaluation have different questions")
     examples = changed_most(first, last, _EXAMPLES) if len(evals) > 1 else []
-    page = folder / ("episodes.html" if name == THE_SET else f"episodes-{name}.html")
+    page = folder / ("episodes.html" if name == DEFAULT_EVAL_SET else f"episodes-{name}.html")
     title = f"held-out episodes after update {evals[-1]['update']}"
     return {
-        "name": "" if name == THE_SET else name,
+        "name": "" if name == DEFAULT_EVAL_SET else name,
         "decides": evals[-1].get("decides"),
         "last": evals[-1],
         "rows": compare(table(), evals[0], evals[-1]),
@@ -220,7 +220,7 @@ def group_table(
     return {"kind": kind, "titles": titles, "rows": rows, "left": len(order) - len(rows)}
 
 
-def _always(figure: Figure) -> Figure:
+def _always(figure: StatSpec) -> StatSpec:
     """Return a stat whose column also shows missing values."""
     return replace(figure, hidden_at=())
 

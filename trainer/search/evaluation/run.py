@@ -24,21 +24,21 @@ import yaml
 
 from scorekit.errors import UserError
 from scorekit.files import remove_folder
+from trainer.rl.distributed import DistributedContext
 from trainer.rl.policy import prepare_torch
-from trainer.rl.world import World
-from trainer.runs.config import THE_SET, set_key
-from trainer.runs.runlog import open_run_dir, write_json, write_jsonl
-from trainer.runs.verbs.paired import PairedFigure, comparison_values
-from trainer.search.answer.money import MoneySpent
+from trainer.runs.cli.paired import PairedFigure, comparison_values
+from trainer.runs.config import DEFAULT_EVAL_SET, set_key
+from trainer.runs.run_log import open_run_dir, write_json, write_jsonl
+from trainer.search.answer.spending import BudgetExceeded
 from trainer.search.config import SearchConfig
 from trainer.search.data import check_gold, hold_against_index
-from trainer.search.episodes import Episodes
+from trainer.search.episode_runner import EpisodeRunner
 from trainer.search.evaluation.candidates import SearchCandidate, candidate_of, opened
 from trainer.search.evaluation.compare import compare_episodes, question_key
 from trainer.search.evaluation.evaluate import SearchReport, evaluate_questions
 from trainer.search.evaluation.report import read_episodes, write_comparison, write_evaluation
-from trainer.search.neighbours import Around, has_page, services
 from trainer.search.records import Question, Trajectory
+from trainer.search.services import SearchServices, has_page, open_services
 from trainer.search.training.loading import fitting_questions
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore
 from trainer.search.trajectories.view import write_view
@@ -89,7 +89,9 @@ def run_evaluation(
     earlier call. Every process of the world must call it; the main one gets the outcomes. Raises
     UserError for what the user can fix, if possible before weights are loaded; ServiceUnreachable.
     """
-    world = World(prepare_torch(cfg.misc.device, cfg.misc.threads), patience_s=cfg.misc.patience_s)
+    world = DistributedContext(
+        prepare_torch(cfg.misc.device, cfg.misc.threads), patience_s=cfg.misc.patience_s
+    )
     cfg = cfg.model_copy(update={"generation": cfg.eval_generation()})
     folder = Path(cfg.misc.run_dir)
     world.on_main(lambda: _check_folder(cfg, sets, against is not None, overwrite))
@@ -100,7 +102,7 @@ def run_evaluation(
     with world.together():
         try:
             evaluations = _evaluate(cfg, candidates, sets, earlier, world)
-        except MoneySpent as error:  # partial files are replaced next time
+        except BudgetExceeded as error:  # partial files are replaced next time
             raise UserError(f"{error}, and evaluate again with --overwrite") from None
     if not world.is_main:
         return []
@@ -118,13 +120,13 @@ def _evaluate(
     candidates: Sequence[SearchCandidate],
     sets: Sets,
     earlier: Path | None,
-    world: World,
+    world: DistributedContext,
 ) -> list[dict[str, EvaluatedSearch]]:
     """Return the evaluations of each candidate by set, then those of an earlier folder, if any."""
     run = world.gather([f"{Path(cfg.misc.run_dir).name}-{uuid4().hex[:8]}"])[0]
     stores: list[TrajectoryStore] = []  # the last one is in use
     evaluations: list[dict[str, EvaluatedSearch]] = []
-    with services(
+    with open_services(
         cfg, run=run, load_image=lambda name: stores[-1].picture(name), is_main=world.is_main
     ) as search_services:
         sets = {name: _indexed(search_services, questions, cfg) for name, questions in sets.items()}
@@ -135,9 +137,9 @@ def _evaluate(
         if earlier is not None:
             world.on_main(lambda: earlier_evaluations.update(_earlier(earlier, sets, settings)))
 
-        def begin(candidate: SearchCandidate) -> Episodes:
+        def begin(candidate: SearchCandidate) -> EpisodeRunner:
             stores.append(_new_store(candidate.folder, f"{run}-{len(stores)}", world))
-            return Episodes(
+            return EpisodeRunner(
                 cfg, search_services.retriever, search_services.stream, stores[-1], world
             )
 
@@ -155,8 +157,8 @@ def _evaluate(
 def _reports(
     candidate: SearchCandidate,
     sets: Sets,
-    begin: Callable[[SearchCandidate], Episodes],
-    world: World,
+    begin: Callable[[SearchCandidate], EpisodeRunner],
+    world: DistributedContext,
 ) -> dict[str, SearchReport]:
     """Return the report of each set; a set is a step. The policy is closed afterwards.
 
@@ -171,7 +173,7 @@ def _reports(
 
 
 def _indexed(
-    search_services: Around, questions: Sequence[Question], cfg: SearchConfig
+    search_services: SearchServices, questions: Sequence[Question], cfg: SearchConfig
 ) -> list[Question]:
     """Return the questions whose pages are in the index."""
     check_gold(questions, cfg.reward.weights["ndcg"])
@@ -180,7 +182,7 @@ def _indexed(
     )
 
 
-def _fitting(candidate: SearchCandidate, sets: Sets, world: World) -> Sets:
+def _fitting(candidate: SearchCandidate, sets: Sets, world: DistributedContext) -> Sets:
     """Return the questions that fit a candidate's context, as in training.
 
     An episode that cannot start would get the score of an empty search. A server refuses overlong
@@ -199,13 +201,13 @@ def _fitting(candidate: SearchCandidate, sets: Sets, world: World) -> Sets:
     return accepted
 
 
-def _new_store(folder: Path, run: str, world: World) -> TrajectoryStore:
+def _new_store(folder: Path, run: str, world: DistributedContext) -> TrajectoryStore:
     """Return a new store and remove that of an earlier evaluation."""
     world.on_main(lambda: remove_folder(folder / EPISODES))
     return TrajectoryStore(folder / EPISODES / FOLDER, run)
 
 
-def _score_settings(cfg: SearchConfig, search_services: Around) -> dict[str, Any]:
+def _score_settings(cfg: SearchConfig, search_services: SearchServices) -> dict[str, Any]:
     """Return what scores depend on: two evaluations are comparable if it is equal."""
     reward, answering = cfg.reward, search_services.answering
     return {
@@ -217,7 +219,7 @@ def _score_settings(cfg: SearchConfig, search_services: Around) -> dict[str, Any
 
 
 def _file(name: str, ending: str, kind: str = "evaluation") -> str:
-    return f"{kind}.{ending}" if name == THE_SET else f"{kind}-{name}.{ending}"
+    return f"{kind}.{ending}" if name == DEFAULT_EVAL_SET else f"{kind}-{name}.{ending}"
 
 
 def _check_folder(cfg: SearchConfig, sets: Sets, compares: bool, overwrite: bool) -> None:

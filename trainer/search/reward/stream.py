@@ -10,9 +10,9 @@ from typing import Protocol
 
 from scorekit.net.loop_thread import LoopThread
 from trainer.search.records import GeneratedAnswer, JudgedAnswer, Status, Trajectory
+from trainer.search.reward.compute import skip_reward, with_reward
 from trainer.search.reward.config import SearchRewardConfig
 from trainer.search.reward.figures import step_figures
-from trainer.search.reward.formula import rewarded, unasked
 
 #: The key of an episode: run, step, trajectory_id, attempt.
 Key = tuple[str, int, str, int]
@@ -45,7 +45,7 @@ class _Pending:
     error: Exception | None = None
 
 
-class Hurried(Exception):
+class WaitAborted(Exception):
     """The run has to stop before all rewards were available."""
 
 
@@ -99,7 +99,7 @@ class RewardStream:
             if key in self._pending:
                 raise ValueError(f"submitted before: {key}")
             self._pending[key] = pending
-        skipped = unasked(trajectory, self._cfg)
+        skipped = skip_reward(trajectory, self._cfg)
         if skipped is not None:
             self._settle(key, pending, skipped)
             return
@@ -139,7 +139,7 @@ class RewardStream:
             if self._fatal is not None:
                 raise self._fatal
             if waiting and should_stop():
-                raise Hurried
+                raise WaitAborted
             popped = {key[2]: self._pending.pop(key) for key in keys}
             for key in [key for key in self._pending if key[1] == step]:  # earlier attempts
                 self._dropped += (
@@ -219,7 +219,7 @@ class RewardStream:
                 self._changed.notify_all()
 
     def _settle(self, key: Key, pending: _Pending, answered: Trajectory) -> None:
-        final = rewarded(answered, self._cfg)
+        final = with_reward(answered, self._cfg)
         with self._changed:
             if self._pending.get(key) is pending:
                 pending.final = final
@@ -232,4 +232,4 @@ class RewardStream:
             "answer": GeneratedAnswer(status=status, error=reason),
             "judged": JudgedAnswer(status=status, reason=reason),
         }
-        return rewarded(pending.trajectory.model_copy(update=update), self._cfg)
+        return with_reward(pending.trajectory.model_copy(update=update), self._cfg)

@@ -33,7 +33,7 @@ def loop(
         from trainer.search.rounds.loop import run_loop
         from trainer.search.rounds.page import PAGE, rounds_of
         from trainer.search.rounds.plan import LoopPlan
-        from trainer.search.rounds.told import rounds_table
+        from trainer.search.rounds.summary import rounds_table
 
         cfg = load_config(RoundsConfig, config, list(set_ or []))
         stop_reason = run_loop(cfg, out)

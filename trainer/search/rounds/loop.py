@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.runs.leaving import Leaving
+from trainer.runs.shutdown import ShutdownHandler
 from trainer.search.rounds.config import RoundConfig, RoundsConfig
 from trainer.search.rounds.page import write_page
-from trainer.search.rounds.plan import ANSWERS, LoopPlan, Standing, check_plan
-from trainer.search.rounds.steps import Steps, held
+from trainer.search.rounds.plan import ANSWERS, LoopPlan, LoopState, check_plan
+from trainer.search.rounds.steps import Steps, lock_loop
 
 #: The reason if a loop ends before its last round.
 NOTHING_LEFT = "no row is left to play"
@@ -25,7 +25,7 @@ def run_loop(cfg: RoundsConfig, out: Path) -> str | None:
     """
     plan = LoopPlan(cfg, out)
     state = check_plan(plan)
-    with held(out) as lock, Leaving():
+    with lock_loop(out) as lock, ShutdownHandler():
         try:
             for round_cfg in cfg.rounds:
                 if state.rows is not None and not _rows(Path(state.rows).parent):
@@ -36,7 +36,7 @@ def run_loop(cfg: RoundsConfig, out: Path) -> str | None:
     return None
 
 
-def _run_round(plan: LoopPlan, round_cfg: RoundConfig, state: Standing, lock: int) -> None:
+def _run_round(plan: LoopPlan, round_cfg: RoundConfig, state: LoopState, lock: int) -> None:
     """Run one round and update the state."""
     training, folder = plan.training(round_cfg, state), plan.folder(round_cfg)
     curation = plan.curation(round_cfg, state)
@@ -50,7 +50,7 @@ def _run_round(plan: LoopPlan, round_cfg: RoundConfig, state: Standing, lock: in
         _follow(plan, round_cfg, state, steps)
 
 
-def _follow(plan: LoopPlan, round_cfg: RoundConfig, state: Standing, steps: Steps) -> None:
+def _follow(plan: LoopPlan, round_cfg: RoundConfig, state: LoopState, steps: Steps) -> None:
     """Run the steps after the training, in their order."""
     runs = [flag for run in state.runs for flag in ("--run", run)]
     for name in round_cfg.then:
@@ -93,7 +93,7 @@ def _rewrite(steps: Steps, cfg: Any, record: Sequence[Any]) -> None:
         steps.skip("rewrite", "distill has no rows")
 
 
-def _finetune(plan: LoopPlan, round_cfg: RoundConfig, state: Standing, steps: Steps) -> None:
+def _finetune(plan: LoopPlan, round_cfg: RoundConfig, state: LoopState, steps: Steps) -> None:
     """Fine-tune the trained policy on the distilled rows."""
     chosen = steps.folder / ("rewrite" if "rewrite" in round_cfg.then else "distill")
     if not _rows(steps.folder / "distill") or not _rows(chosen):

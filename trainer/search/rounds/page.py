@@ -19,15 +19,21 @@ from scorekit.report.page import STYLE, picture
 from scorekit.report.render import visible
 from trainer.search.curation.pages import as_cell
 from trainer.search.rounds.plan import LoopPlan
-from trainer.search.rounds.told import SHOWN, RoundTold, figures_shown, rounds_table, told
+from trainer.search.rounds.summary import (
+    SHOWN,
+    RoundSummary,
+    figures_shown,
+    rounds_table,
+    summarize_round,
+)
 
 PAGE = "rounds.html"
 
 
-def rounds_of(plan: LoopPlan) -> list[RoundTold]:
+def rounds_of(plan: LoopPlan) -> list[RoundSummary]:
     """Return summaries of all rounds, also of those that have not started."""
     return [
-        told(round_cfg, plan.folder(round_cfg), plan.training(round_cfg).reward)
+        summarize_round(round_cfg, plan.folder(round_cfg), plan.training(round_cfg).reward)
         for round_cfg in plan.cfg.rounds
     ]
 
@@ -56,7 +62,7 @@ def write_page(plan: LoopPlan) -> Path:
     return path
 
 
-def _pages(summary: RoundTold, out: Path) -> dict[str, str]:
+def _pages(summary: RoundSummary, out: Path) -> dict[str, str]:
     """Return the path of each step's report relative to the page."""
     paths = {}
     for step in summary.steps:
@@ -66,7 +72,7 @@ def _pages(summary: RoundTold, out: Path) -> dict[str, str]:
     return paths
 
 
-def _charts(rounds: Sequence[RoundTold]) -> list[str]:
+def _charts(rounds: Sequence[RoundSummary]) -> list[str]:
     """Return charts of the held-out stats and of the rows that each round kept."""
     sets = dict.fromkeys(name for summary in rounds for name in summary.held_out)
     charts = [
@@ -80,7 +86,7 @@ def _charts(rounds: Sequence[RoundTold]) -> list[str]:
 
 
 def _curve(
-    rounds: Sequence[RoundTold], compared: Sequence[RoundTold], name: str, key: str, axes: Any
+    rounds: Sequence[RoundSummary], compared: Sequence[RoundSummary], name: str, key: str, axes: Any
 ) -> int:
     """Draw the values before and after each training; the line between two rounds is dotted."""
     positions, values = [], []
@@ -103,7 +109,7 @@ def _curve(
     return 1
 
 
-def _funnel(rounds: Sequence[RoundTold], axes: Any) -> int:
+def _funnel(rounds: Sequence[RoundSummary], axes: Any) -> int:
     bars = [
         (f"{summary.name}: {command}", num_kept, rows)
         for summary in rounds

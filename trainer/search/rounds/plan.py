@@ -13,10 +13,10 @@ from pydantic import BaseModel
 
 from scorekit.config import check_config, read_config
 from scorekit.errors import UserError
-from trainer.runs.config import lasting
+from trainer.runs.config import pinned_settings
 from trainer.search.config import SearchConfig
-from trainer.search.curation.asking import merged
 from trainer.search.curation.config import CurationConfig
+from trainer.search.curation.reanswer import merged
 from trainer.search.curation.verification.verifier import check_independent
 from trainer.search.rounds.config import RoundConfig, RoundsConfig
 from trainer.sft.config import SftConfig
@@ -47,7 +47,7 @@ _ASKS_GENERATOR = ("alternatives", "hallucinations", "verify")
 
 
 @dataclass(slots=True)
-class Standing:
+class LoopState:
     """The state before a step.
 
     data: config section of all questions. rows: file of questions for the next training; None: all
@@ -75,7 +75,7 @@ class LoopPlan:
         """Return the folder of a round: its number and its name."""
         return self.out / f"{self.cfg.rounds.index(round_cfg) + 1:02d}-{round_cfg.name}"
 
-    def training(self, round_cfg: RoundConfig, state: Standing | None = None) -> SearchConfig:
+    def training(self, round_cfg: RoundConfig, state: LoopState | None = None) -> SearchConfig:
         """Return the config of a round's training. state: None before the first round."""
         settings = merged(read_config(round_cfg.config), merged(self.cfg.train, round_cfg.train))
         loop_settings: dict[str, Any] = {"misc": {"run_dir": str(self.folder(round_cfg) / "train")}}
@@ -90,7 +90,7 @@ class LoopPlan:
             SearchConfig, merged(settings, loop_settings), f"{round_cfg.name}: training"
         )
 
-    def curation(self, round_cfg: RoundConfig, state: Standing | None = None) -> CurationConfig:
+    def curation(self, round_cfg: RoundConfig, state: LoopState | None = None) -> CurationConfig:
         """Return the config of a round's curation commands, with the servers of its training."""
         training = self.training(round_cfg)
         servers = {
@@ -128,7 +128,7 @@ class LoopPlan:
         return _checked(SftConfig, merged(settings, loop_settings), f"{round_cfg.name}: sft")
 
 
-def check_plan(plan: LoopPlan) -> Standing:
+def check_plan(plan: LoopPlan) -> LoopState:
     """Check all configs before the first step and return the first state. Raises UserError."""
     for round_cfg in plan.cfg.rounds:
         _check_ours(plan.cfg, round_cfg)
@@ -144,7 +144,7 @@ def check_plan(plan: LoopPlan) -> Standing:
         )
     names = ("train", "train_split", "train_limit")
     data = {name: getattr(first_training.data, name) for name in names}
-    return Standing(data, first_training.policy.path)
+    return LoopState(data, first_training.policy.path)
 
 
 def _check_ours(cfg: RoundsConfig, round_cfg: RoundConfig) -> None:
@@ -219,9 +219,9 @@ def settings_of(
         settings = _keys(cfg, sections) | {"read": [_from(out, flag) for flag in flags]}
         paths = [*_READ[1:], *(["distill.model"] if step == "distill" else [])]
     elif isinstance(cfg, SearchConfig):
-        settings, paths = lasting(cfg) | _values_at(cfg, _LENGTH), [*_READ]
+        settings, paths = pinned_settings(cfg) | _values_at(cfg, _LENGTH), [*_READ]
     else:
-        settings = lasting(cfg) | _keys(cfg, ["data"], free=False)
+        settings = pinned_settings(cfg) | _keys(cfg, ["data"], free=False)
         paths = ["policy.path", "data.train", "data.record"]
     return settings | {key: _from(out, value) for key, value in _values_at(cfg, paths).items()}
 
@@ -231,7 +231,9 @@ def _keys(cfg: BaseModel, sections: Sequence[str], *, free: bool = True) -> dict
     values: dict[str, Any] = {}
     for section in sections:
         section_cfg = getattr(cfg, section)
-        section_values = lasting(section_cfg) if free else section_cfg.model_dump(mode="json")
+        section_values = (
+            pinned_settings(section_cfg) if free else section_cfg.model_dump(mode="json")
+        )
         values |= {f"{section}.{key}": value for key, value in section_values.items()}
     return values
 

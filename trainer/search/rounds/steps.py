@@ -28,9 +28,9 @@ from scorekit.errors import UserError
 from scorekit.files import write_atomic
 from scorekit.processes import end_with_parent
 from trainer.runs.checkpoints.checkpoint import newest_checkpoint
-from trainer.runs.runlog import read_jsonl
+from trainer.runs.run_log import read_jsonl
 from trainer.runs.stops import StopRules
-from trainer.search.answer.answers import spent_in
+from trainer.search.answer.answer_cache import spent_in
 from trainer.search.config import SearchConfig
 from trainer.search.rounds.config import RoundLimits
 from trainer.search.rounds.plan import changed, settings_of
@@ -44,7 +44,7 @@ _LEAVE_S = 600  # for processes that outlive their launcher
 _TORCHRUN = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 
 
-class StepEnded(UserError):
+class StepFailed(UserError):
     """A step failed; the loop exits with its exit code."""
 
     def __init__(self, message: str, code: int) -> None:
@@ -180,7 +180,7 @@ class Steps:
         code = self._run(name, record, command, env or {})
         end_reason = stopped(cfg, self.folder / name) if code == 1 else None
         if code and end_reason is None:
-            raise StepEnded(
+            raise StepFailed(
                 f"{self.folder.name}: {name} ended with exit code {code}. See its output. Start "
                 "the loop again to continue.",
                 code if code > 0 else 128 - code,
@@ -320,7 +320,7 @@ def _is_group_alive(group: int) -> bool:
 
 
 @contextmanager
-def held(out: Path) -> Iterator[int]:
+def lock_loop(out: Path) -> Iterator[int]:
     """Lock the loop's folder and yield the file descriptor, which steps inherit.
 
     Raises UserError if another loop has the lock.

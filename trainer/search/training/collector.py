@@ -12,22 +12,22 @@ import torch
 
 from scorekit.errors import IndexChanged, UserError
 from scorekit.seeds import stream_seed
+from trainer.rl.distributed import DistributedContext
 from trainer.rl.policy import autocast
 from trainer.rl.rollout import Rollout
 from trainer.rl.sampler import Sampler
-from trainer.rl.world import World
-from trainer.runs.figures import Figures
 from trainer.runs.learner import add_logprobs
-from trainer.runs.leaving import Leaving
 from trainer.runs.loop import Batch, batch_indices
-from trainer.runs.runlog import Clock
+from trainer.runs.run_log import PhaseTimer
+from trainer.runs.shutdown import ShutdownHandler
+from trainer.runs.stats import Stats
 from trainer.search.config import SearchConfig
-from trainer.search.episodes import Episodes
+from trainer.search.episode_runner import EpisodeRunner
 from trainer.search.records import Question, Trajectory
-from trainer.search.reward.stream import Hurried
+from trainer.search.reward.stream import WaitAborted
+from trainer.search.rollout.episode import group_names
 from trainer.search.training.figures import without_spread
 from trainer.search.training.loading import SearchLearner
-from trainer.search.turns.episode import group_names
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class SearchBatch(Batch[Rollout, Trajectory]):
     policy. waited: stats of waiting for rewards."""
 
     final: Mapping[str, Trajectory] = field(default_factory=dict)
-    waited: Figures = field(default_factory=dict)
+    waited: Stats = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -58,17 +58,17 @@ class EpisodeCollector:
     def __init__(
         self,
         cfg: SearchConfig,
-        world: World,
-        episodes: Episodes,
+        world: DistributedContext,
+        episodes: EpisodeRunner,
         searcher: SearchLearner,
-        shutdown: Leaving,
+        shutdown: ShutdownHandler,
     ) -> None:
         self.cfg, self.world, self.episodes = cfg, world, episodes
         self.searcher, self.shutdown = searcher, shutdown
         #: The reason why the last update has no rewards; None: it has, or the run is stopping.
         self.stop_reason: str | None = None
 
-    def collect(self, sampler: Sampler, update: int, clock: Clock) -> SearchBatch | None:
+    def collect(self, sampler: Sampler, update: int, clock: PhaseTimer) -> SearchBatch | None:
         """Return all episodes of the update, ordered by position.
 
         None if no episode got a reward in `stop.skipped_updates` attempts, if the user must fix
@@ -83,10 +83,10 @@ class EpisodeCollector:
         final: dict[str, Trajectory] = {}  # of the rounds with rewards
         try:
             return self._collect(sampler, update, clock, final)
-        except Hurried:
+        except WaitAborted:
             return None
         except (UserError, IndexChanged) as error:
-            self.stop_reason = to_mend(f"update {update}", error)
+            self.stop_reason = blocking_reason(f"update {update}", error)
             if (stream := self.episodes.stream) is not None:
                 finished = stream.so_far(update, self.cfg.rollout.deadline_s)
                 self._store(
@@ -96,7 +96,7 @@ class EpisodeCollector:
             return None
 
     def _collect(
-        self, sampler: Sampler, update: int, clock: Clock, final: dict[str, Trajectory]
+        self, sampler: Sampler, update: int, clock: PhaseTimer, final: dict[str, Trajectory]
     ) -> SearchBatch | None:
         num_questions = self.cfg.rl.batch_size * self.cfg.rl.grad_accum
         order = self._order(update, num_questions)
@@ -142,7 +142,7 @@ class EpisodeCollector:
         number: int,
         chosen: Sequence[tuple[int, Question]],
         batch: SearchBatch,
-        clock: Clock,
+        clock: PhaseTimer,
     ) -> tuple[dict[str, Trajectory], dict[str, Rollout]] | None:
         """Return the rewarded episodes of questions, and their rollouts.
 
@@ -156,7 +156,7 @@ class EpisodeCollector:
             clock.lap("reward_s")
             self._note_waiting(batch)
             batch.attempts = max(batch.attempts, num_tries)
-            if (reason := unanswered(final)) is None:
+            if (reason := outage_reason(final)) is None:
                 return final, sampled.rollouts
             self._store(update, {**batch.final, **final})
             is_stopping = any(self.world.gather([bool(self.shutdown.asked)]))
@@ -176,7 +176,7 @@ class EpisodeCollector:
         number: int,
         chosen: Sequence[tuple[int, Question]],
         attempt: int,
-        clock: Clock,
+        clock: PhaseTimer,
     ) -> _SampledEpisodes:
         """Run the episodes of questions, each process its part. number: dynamic sampling round."""
         cfg, world, searcher = self.cfg, self.world, self.searcher
@@ -258,7 +258,7 @@ class EpisodeCollector:
             batch.waited[name] = (batch.waited.get(name) or 0) + stream.figures[name]
 
 
-def unanswered(final: Mapping[str, Trajectory]) -> str | None:
+def outage_reason(final: Mapping[str, Trajectory]) -> str | None:
     """Return the reason why an update must wait for a service, or None.
 
     It waits if at least half of its episodes failed, and the failed service answered for none of
@@ -293,7 +293,7 @@ def failures(final: Mapping[str, Trajectory]) -> list[Trajectory]:
     ]
 
 
-def to_mend(subject: str, error: Exception) -> str:
+def blocking_reason(subject: str, error: Exception) -> str:
     """Return a line that says why a run stops and what to do."""
     message = str(error)
     return (

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from trainer.runs.figures import Figures
+from trainer.runs.stats import Stats
 from trainer.search.evaluation.figures import figures_of
 from trainer.search.records import Trajectory
 from trainer.search.reward.figures import group_rewards, step_figures
 
 
-def update_figures(final: Mapping[str, Trajectory]) -> Figures:
+def update_figures(final: Mapping[str, Trajectory]) -> Stats:
     """Return the stats of an update: `step_figures`, `figures_of`, groups without spread."""
     stats = {**step_figures(final), **figures_of(list(final.values()))}
     return stats | {"groups_without_spread": len(without_spread(final))}

@@ -8,19 +8,19 @@ from dataclasses import dataclass
 
 from scorekit.errors import UserError
 from scorekit.retrieval.wire import IndexInfo
-from trainer.rl.policy import stop_token_ids, without_wrappers
+from trainer.rl.distributed import DistributedContext
+from trainer.rl.policy import stop_token_ids, unwrap_peft
 from trainer.rl.sampler import Sampler
-from trainer.rl.world import World
 from trainer.runs.checkpoints.resume import prompt_origin
 from trainer.runs.config import set_key
 from trainer.runs.learner import Learner, load_weights
 from trainer.search.config import SearchConfig
-from trainer.search.local import Reads
+from trainer.search.local_policy import PolicyInputs
 from trainer.search.records import Question
-from trainer.search.turns.config import TurnSamplingConfig
-from trainer.search.turns.joined import TurnIds
-from trainer.search.turns.prompt import opening
-from trainer.search.turns.sampled import LEAST_ROOM, SampledPolicy
+from trainer.search.rollout.config import TurnSamplingConfig
+from trainer.search.rollout.episode_tokens import TurnTokenizer
+from trainer.search.rollout.prompt import opening
+from trainer.search.rollout.sampled import LEAST_ROOM, SampledPolicy
 
 log = logging.getLogger(__name__)
 
@@ -30,14 +30,14 @@ class SearchLearner:
     """The policy to train: `learner.train` and `learner.sets` hold questions."""
 
     learner: Learner
-    ids: TurnIds
+    ids: TurnTokenizer
     context: int
 
     def policy(
         self,
         sampler: Sampler,
         gen_cfg: TurnSamplingConfig,
-        world: World,
+        world: DistributedContext,
         *,
         seed: int,
         with_logprobs: bool,
@@ -57,16 +57,16 @@ class SearchLearner:
 
 def load_searcher(
     cfg: SearchConfig,
-    policy_inputs: Reads,
+    policy_inputs: PolicyInputs,
     train: Sequence[Question],
     sets: Mapping[str, Sequence[Question]],
     index: IndexInfo,
-    world: World,
+    world: DistributedContext,
 ) -> SearchLearner:
     """Load the policy and select its questions. Raises UserError for what the user can fix."""
     learner = load_weights(cfg, world)
     learner.tokenizer, learner.never = policy_inputs.tokenizer, policy_inputs.never
-    stops = stop_token_ids(without_wrappers(learner.model), policy_inputs.tokenizer)
+    stops = stop_token_ids(unwrap_peft(learner.model), policy_inputs.tokenizer)
     ids = policy_inputs.ids(cfg, stops)
     learner.origin["retriever.url"] = {"path": cfg.retriever.url, "revision": index.revision}
 
@@ -91,7 +91,7 @@ def load_searcher(
 
 
 def fitting_questions(
-    key: str, questions: Sequence[Question], ids: TurnIds, context: int, cfg: SearchConfig
+    key: str, questions: Sequence[Question], ids: TurnTokenizer, context: int, cfg: SearchConfig
 ) -> tuple[list[Question], str | None]:
     """Return the questions that are not too long, and a message about the others.
 

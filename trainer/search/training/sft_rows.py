@@ -18,16 +18,16 @@ from typing import Any, Literal
 
 from scorekit.errors import UserError
 from scorekit.numeric.thresholds import below
-from trainer.rl.sampler import Sampled
+from trainer.rl.sampler import SampledCompletion
 from trainer.search.actions import TAGS
 from trainer.search.config import SearchConfig
-from trainer.search.local import look_at_policy
+from trainer.search.local_policy import inspect_policy
 from trainer.search.records import Trajectory
+from trainer.search.rollout.config import EpisodeConfig
+from trainer.search.rollout.episode_tokens import EpisodeTokens, TurnTokenizer
+from trainer.search.rollout.prompt import Message, conversation, template_messages
 from trainer.search.trajectories.exports import NOTHING, new_folder
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore
-from trainer.search.turns.config import EpisodeConfig
-from trainer.search.turns.joined import JoinedEpisode, TurnIds
-from trainer.search.turns.prompt import Message, conversation, template_messages
 
 #: Name of the rows in the folder.
 ROWS = "rows.jsonl.gz"
@@ -102,7 +102,7 @@ def export_sft(
     return export
 
 
-def joined(messages: Sequence[Message], ids: TurnIds) -> JoinedEpisode | str:
+def joined(messages: Sequence[Message], ids: TurnTokenizer) -> EpisodeTokens | str:
     """Return the ids of a conversation as in RL training, with each turn tokenized from its text.
 
     A str is the reason why there are none.
@@ -111,7 +111,7 @@ def joined(messages: Sequence[Message], ids: TurnIds) -> JoinedEpisode | str:
     added = ids.tokenizer.added_tokens_decoder.items()
     special = {i for i, token in added if token.special and token.content not in TAGS}
     first = next(n for n, message in enumerate(messages) if message.role == "assistant")
-    episode = JoinedEpisode(ids.prompt(messages[:first]))
+    episode = EpisodeTokens(ids.prompt(messages[:first]))
     for message in messages[first:]:
         if message.role != "assistant":
             episode.add_observation(ids.observation(message))
@@ -122,11 +122,13 @@ def joined(messages: Sequence[Message], ids: TurnIds) -> JoinedEpisode | str:
         token_ids = ids.tokenizer(text, add_special_tokens=False)["input_ids"]
         if special & set(token_ids):
             return "a turn has a special token of the model in it"
-        episode.add_turn(Sampled([*token_ids, end], None))
+        episode.add_turn(SampledCompletion([*token_ids, end], None))
     return episode
 
 
-def as_sampled(trajectory: Trajectory, from_text: JoinedEpisode, ids: TurnIds) -> JoinedEpisode:
+def as_sampled(
+    trajectory: Trajectory, from_text: EpisodeTokens, ids: TurnTokenizer
+) -> EpisodeTokens:
     """Return the episode with the sampled ids of its record, if they match this template.
 
     Otherwise return `from_text`. Sampled tokens may differ from the tokens of their
@@ -144,19 +146,19 @@ def as_sampled(trajectory: Trajectory, from_text: JoinedEpisode, ids: TurnIds) -
     sampled = [run for action, run in runs if action]
     if len(sampled) != len(turns):
         return from_text
-    episode = JoinedEpisode(from_text.prompt_ids)
+    episode = EpisodeTokens(from_text.prompt_ids)
     gaps = _gaps(from_text)
     for run, turn, gap in zip_longest(sampled, turns, gaps):
         if ids.text(run) != turn.text:
             return from_text
-        episode.add_turn(Sampled(run, None))
+        episode.add_turn(SampledCompletion(run, None))
         if gap is not None:
             episode.add_observation(gap)
     same = (episode.completion_ids, episode.action_mask)
     return episode if same == (record.completion_ids, record.action_mask) else from_text
 
 
-def _gaps(from_text: JoinedEpisode) -> list[list[int]]:
+def _gaps(from_text: EpisodeTokens) -> list[list[int]]:
     """Return the ids between turns, each with the end id of the turn before."""
     gaps, last = [], 0
     marked = zip(from_text.completion_ids, from_text.action_mask, strict=True)
@@ -174,7 +176,7 @@ class EpisodeRows:
     def __init__(self, cfg: SearchConfig) -> None:
         if cfg.policy.path is None:
             raise UserError("policy.path: not set. Name the model to train (--model).")
-        policy_inputs = look_at_policy(cfg)
+        policy_inputs = inspect_policy(cfg)
         self.ids, self._context = policy_inputs.ids(cfg, policy_inputs.stops), policy_inputs.context
         self._cfg: EpisodeConfig = cfg.episode
 
@@ -203,7 +205,7 @@ class EpisodeRows:
             return episode
         return _as_row(trajectory, messages, as_sampled(trajectory, episode, self.ids), left_out)
 
-    def joined(self, messages: Sequence[Message]) -> JoinedEpisode | str:
+    def joined(self, messages: Sequence[Message]) -> EpisodeTokens | str:
         """Return the ids of a conversation, or the reason why there are none."""
         episode = joined(messages, self.ids)
         if not isinstance(episode, str) and len(episode.ids) > self._context:
@@ -212,7 +214,7 @@ class EpisodeRows:
 
 
 def _as_row(
-    trajectory: Trajectory, messages: Sequence[Message], episode: JoinedEpisode, left_out: list[int]
+    trajectory: Trajectory, messages: Sequence[Message], episode: EpisodeTokens, left_out: list[int]
 ) -> dict[str, Any]:
     chat = template_messages(messages)
     replies = [message for message in chat if message["role"] == "assistant"]
@@ -231,7 +233,7 @@ def _as_row(
     )
 
 
-def id_columns(episode: JoinedEpisode) -> dict[str, list[int]]:
+def id_columns(episode: EpisodeTokens) -> dict[str, list[int]]:
     """Return `input_ids` and `action_mask` of a row; the mask is 1 for the policy's tokens."""
     mask = [0] * len(episode.prompt_ids) + [int(action) for action in episode.action_mask]
     return {"input_ids": episode.ids, "action_mask": mask}

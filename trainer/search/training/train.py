@@ -16,34 +16,34 @@ from uuid import uuid4
 from scorekit.errors import IndexChanged, UserError
 from scorekit.files import write_atomic
 from trainer.rl.advantage import TokenAdvantages
+from trainer.rl.distributed import DistributedContext
 from trainer.rl.engines.choice import open_sampler, probe_engine
 from trainer.rl.policy import autocast, prepare_torch
 from trainer.rl.rollout import Rollout
-from trainer.rl.sampler import Sampler, check_uncut
-from trainer.rl.world import World
+from trainer.rl.sampler import Sampler, check_untruncated
+from trainer.runs.artifacts import Artifacts, Reports, finished_artifacts
 from trainer.runs.checkpoints.resume import checkpoint_to_resume
 from trainer.runs.checkpoints.saver import Saver
+from trainer.runs.cli import tables
 from trainer.runs.config import set_key
 from trainer.runs.console import Columns
-from trainer.runs.figures import Figures
-from trainer.runs.leaving import Leaving
-from trainer.runs.loop import Batch, Loop
+from trainer.runs.loop import Batch, TrainingLoop
 from trainer.runs.messages import Messages, messages
-from trainer.runs.outcome import Artifacts, Reports, ended_before
-from trainer.runs.runlog import Clock, RunLog, SilentLog, check_run_dir, open_run_dir
+from trainer.runs.run_log import PhaseTimer, RunLog, SilentLog, check_run_dir, open_run_dir
+from trainer.runs.shutdown import ShutdownHandler
+from trainer.runs.stats import Stats
 from trainer.runs.trackers import check_trackers
-from trainer.runs.verbs import tables
 from trainer.search.config import SearchConfig
 from trainer.search.data import check_gold, hold_against_index, in_both
-from trainer.search.episodes import Episodes
+from trainer.search.episode_runner import EpisodeRunner
 from trainer.search.evaluation.evaluate import SearchReport, evaluate_questions, read_reports
 from trainer.search.evaluation.figures import table
-from trainer.search.local import look_at_policy
-from trainer.search.neighbours import Around, has_page, services
+from trainer.search.local_policy import inspect_policy
 from trainer.search.records import Question, Trajectory
-from trainer.search.reward.stream import Hurried
+from trainer.search.reward.stream import WaitAborted
+from trainer.search.services import SearchServices, has_page, open_services
 from trainer.search.training.advantages import episode_advantages
-from trainer.search.training.collector import EpisodeCollector, SearchBatch, to_mend
+from trainer.search.training.collector import EpisodeCollector, SearchBatch, blocking_reason
 from trainer.search.training.figures import update_figures
 from trainer.search.training.loading import SearchLearner, load_searcher
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore
@@ -69,7 +69,7 @@ def run_search(
     if not train:
         raise UserError("data.train: there are no questions")
     check_trainable(cfg, train)
-    world = World(
+    world = DistributedContext(
         prepare_torch(cfg.misc.device, cfg.misc.threads),
         cfg.misc.trackers,
         Path(cfg.misc.run_dir) / "trackers",
@@ -86,7 +86,7 @@ def check_trainable(cfg: SearchConfig, train: Sequence[Question]) -> None:
             "policy.path: required, a folder or hub id of the policy to train (server.url names a "
             "policy with other weights; to sample with vLLM, set generation.engine)"
         )
-    check_uncut(cfg.generation, cfg.corrects_importance)
+    check_untruncated(cfg.generation, cfg.corrects_importance)
     check_gold(train, cfg.reward.weights["ndcg"])
     ids = [q.id for q in train if q.temperature not in (None, cfg.generation.temperature)]
     if ids:
@@ -116,7 +116,7 @@ def _run(
     train: Sequence[Question],
     sets: Mapping[str, Sequence[Question]],
     cfg: SearchConfig,
-    world: World,
+    world: DistributedContext,
     message_log: Messages,
     exit_stack: ExitStack,
     resume: bool,
@@ -124,16 +124,18 @@ def _run(
     """Run `run_search` in a world. exit_stack: closes all at the end."""
     folder = Path(cfg.misc.run_dir)
     checkpoint = checkpoint_to_resume(cfg) if resume else None
-    finished = checkpoint and ended_before(_counted(cfg, train), checkpoint, read_reports(folder))
+    finished = checkpoint and finished_artifacts(
+        _counted(cfg, train), checkpoint, read_reports(folder)
+    )
     if finished:
         return replace(finished, is_main=world.is_main)
     if checkpoint is None:
         world.on_main(lambda: check_run_dir(cfg, resume or None))
     world.on_main(lambda: open_run_dir(cfg.misc))
-    inputs = look_at_policy(cfg)
+    inputs = inspect_policy(cfg)
     run = world.gather([_name_of_run(folder, resume)])[0]
     stores: list[TrajectoryStore] = []  # opened when an earlier run may be replaced
-    opening = services(
+    opening = open_services(
         cfg, run=run, load_image=lambda name: stores[0].picture(name), is_main=world.is_main
     )
     connections = exit_stack.enter_context(opening)
@@ -159,8 +161,8 @@ def _run(
     stores.append(TrajectoryStore(folder / FOLDER, run))
     if checkpoint is not None:
         saver.load_rest(checkpoint, learner.model, learner.optimizer)
-    shutdown = Leaving(quiet=not world.is_main)
-    episodes = Episodes(
+    shutdown = ShutdownHandler(quiet=not world.is_main)
+    episodes = EpisodeRunner(
         cfg,
         connections.retriever,
         connections.stream,
@@ -169,16 +171,18 @@ def _run(
         tolerates_outage=True,
         should_stop=lambda: bool(shutdown.asked),
     )
-    task = Searching(cfg, connections, episodes, searcher, world, shutdown)
+    task = SearchTask(cfg, connections, episodes, searcher, world, shutdown)
     cfg = _counted(cfg, learner.train)
-    return Loop(cfg, task, learner, sampler, world, saver, runlog, shutdown, checkpoint, done).run()
+    return TrainingLoop(
+        cfg, task, learner, sampler, world, saver, runlog, shutdown, checkpoint, done
+    ).run()
 
 
 def _start_log(
     cfg: SearchConfig,
     run: str,
-    connections: Around,
-    world: World,
+    connections: SearchServices,
+    world: DistributedContext,
     message_log: Messages,
     resume: bool,
     done: int | None,
@@ -208,11 +212,11 @@ def _name_of_run(folder: Path, resume: bool) -> str:
 
 
 def _indexed_questions(
-    connections: Around,
+    connections: SearchServices,
     train: Sequence[Question],
     sets: Mapping[str, Sequence[Question]],
     cfg: SearchConfig,
-    world: World,
+    world: DistributedContext,
 ) -> tuple[list[Question], dict[str, list[Question]]]:
     """Return the questions whose pages are in the index, and warn of shared documents."""
 
@@ -233,17 +237,17 @@ def _indexed_questions(
     return train, held_out
 
 
-class Searching:
+class SearchTask:
     """The search task for the loop (trainer/runs/loop.py)."""
 
     def __init__(
         self,
         cfg: SearchConfig,
-        connections: Around,
-        episodes: Episodes,
+        connections: SearchServices,
+        episodes: EpisodeRunner,
         searcher: SearchLearner,
-        world: World,
-        shutdown: Leaving,
+        world: DistributedContext,
+        shutdown: ShutdownHandler,
     ) -> None:
         self.cfg, self.services, self.episodes = cfg, connections, episodes
         self.searcher, self.world = searcher, world
@@ -259,11 +263,11 @@ class Searching:
         """Return why the last update has no rewards or an evaluation failed; else None."""
         return self.collector.stop_reason
 
-    def collect(self, sampler: Sampler, update: int, clock: Clock) -> SearchBatch | None:
+    def collect(self, sampler: Sampler, update: int, clock: PhaseTimer) -> SearchBatch | None:
         """See `EpisodeCollector.collect`."""
         return self.collector.collect(sampler, update, clock)
 
-    def figures(self, batch: Batch[Rollout, Trajectory]) -> Figures:
+    def figures(self, batch: Batch[Rollout, Trajectory]) -> Stats:
         """Return the stats of rewards, groups, search behavior and cost."""
         assert isinstance(batch, SearchBatch)
         stats = update_figures(batch.final) | batch.waited
@@ -312,10 +316,12 @@ class Searching:
                 return evaluate_questions(
                     self.episodes, policy, questions, self.world, step=0, name=name
                 )
-        except Hurried:
+        except WaitAborted:
             return None
         except (UserError, IndexChanged) as error:
-            self.collector.stop_reason = to_mend(f"the evaluation of {set_key(name)}", error)
+            self.collector.stop_reason = blocking_reason(
+                f"the evaluation of {set_key(name)}", error
+            )
             return None
 
     def read_reports(self, folder: Path) -> Mapping[str, Reports]:

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from trainer.search.records import SUCCESS, Region, Trajectory, Turn, View
-from trainer.search.sight.views import in_frame, in_pixels
+from trainer.search.images.views import in_frame, in_pixels
+from trainer.search.records import SUCCESS, ImageView, Region, Trajectory, Turn
 
 #: Kind of an episode -> what it means. The first holds all.
 KINDS = {
@@ -33,7 +33,7 @@ class BoxMark(NamedTuple):
 class ShownPicture:
     """An image of a turn. marks: the boxes of later turns on it."""
 
-    view: View
+    view: ImageView
     marks: list[BoxMark] = field(default_factory=list)
 
 
@@ -72,7 +72,7 @@ def lay_out(trajectory: Trajectory) -> ShownEpisode:
     return ShownEpisode(trajectory, turns, list(_kinds(trajectory)))
 
 
-def _written(turn: Turn, view: View) -> BoxMark:
+def _written(turn: Turn, view: ImageView) -> BoxMark:
     assert turn.box is not None
     x1, y1, x2, y2 = in_pixels(turn.box, view, turn.convention or "pixel")
     sides = x1 / view.width, y1 / view.height, x2 / view.width, y2 / view.height

@@ -23,7 +23,14 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from scorekit.config import describe_faults
 from scorekit.errors import UserError
-from scorekit.files import naming, put_unsynced, remove_temporaries, replacing, sync, temporary_of
+from scorekit.files import (
+    atomic_writer,
+    put_unsynced,
+    remove_temporaries,
+    sync,
+    temporary_of,
+    with_path_in_error,
+)
 from trainer.search.records import Trajectory, mask_digest
 
 #: Version of the files; it changes when a key changes its meaning.
@@ -92,7 +99,7 @@ class TrajectoryStore:
         if not path.exists() or path.read_bytes() != png:
             path.parent.mkdir(parents=True, exist_ok=True)
             temporary = temporary_of(self.folder / "images" / path.name)  # `cut` looks only here
-            with naming(path):
+            with with_path_in_error(path):
                 temporary.write_bytes(png)
             put_unsynced(temporary, path)
         with self._lock:
@@ -140,7 +147,7 @@ class TrajectoryStore:
         self._check(step, trajectories)
         self.sync_pictures()
         path = self._step_path(step)
-        with replacing(path) as file, gzip.GzipFile("", "wb", 3, file, mtime=0) as packed:
+        with atomic_writer(path) as file, gzip.GzipFile("", "wb", 3, file, mtime=0) as packed:
             for trajectory in trajectories:
                 line = _Line.model_construct(**dict(trajectory)).model_dump_json()
                 _Line.model_validate_json(line)  # fail now, not in the next reader

@@ -1,6 +1,6 @@
 """Compare two translation policies on the same sources, in total and by language pair.
 
-Paired differences have bootstrap intervals (trainer/runs/verbs/paired.py). Corpus chrF and BLEU are
+Paired differences have bootstrap intervals (trainer/runs/cli/paired.py). Corpus chrF and BLEU are
 recomputed for each resample, from the sums of the segments' statistics.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.runs.verbs.paired import (
+from trainer.runs.cli.paired import (
     RESAMPLES,
     SEED,
     Line,
@@ -20,8 +20,8 @@ from trainer.runs.verbs.paired import (
     compare_lines,
     paired_figure,
 )
-from trainer.translation.evaluation.figures import CHRF, metrics_of, ranking, table
 from trainer.translation.evaluation.quality import corpus_metrics
+from trainer.translation.evaluation.stats import CHRF, metrics_of, ranking, table
 
 
 def compare_policies(

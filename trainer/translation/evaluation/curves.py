@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from scorekit.report.page import picture
-from trainer.runs.runlog import read_jsonl
-from trainer.runs.verbs.curves import Lines, draw_curves
-from trainer.translation.evaluation.figures import curves
+from trainer.runs.cli.curves import Lines, draw_curves
+from trainer.runs.run_log import read_jsonl
+from trainer.translation.evaluation.stats import curves
 
 _BINS = 40
 

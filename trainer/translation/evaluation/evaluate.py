@@ -11,20 +11,15 @@ from typing import Any
 from torch import nn
 
 from scorekit.numeric.thresholds import below
-from trainer.rl.sampler import Sampler, undisturbed
-from trainer.rl.world import World
-from trainer.runs.config import THE_SET
-from trainer.runs.figures import mean_of
-from trainer.runs.rollout_figures import rollout_figures
-from trainer.runs.runlog import Dumped
+from trainer.rl.distributed import DistributedContext
+from trainer.rl.sampler import Sampler, preserve_rng_state
+from trainer.runs.config import DEFAULT_EVAL_SET
+from trainer.runs.rollout_stats import rollout_stats
+from trainer.runs.run_log import JsonlFile
+from trainer.runs.stats import mean_of
 from trainer.translation.config import GenerationConfig
 from trainer.translation.data import Example
 from trainer.translation.dumps import completion_line
-from trainer.translation.evaluation.figures import (
-    earned,
-    read_evaluations,
-    term_figures,
-)
 from trainer.translation.evaluation.held_out import (
     HeldOutMetrics,
     Scores,
@@ -33,12 +28,17 @@ from trainer.translation.evaluation.held_out import (
     whole_scores,
 )
 from trainer.translation.evaluation.quality import reference_figures, sentence_chrf
+from trainer.translation.evaluation.stats import (
+    read_evaluations,
+    term_figures,
+    total_rewards,
+)
 from trainer.translation.prompting import Prompt
+from trainer.translation.rewards.components.xcomet_spans import without_spans
+from trainer.translation.rewards.compute import compute_rewards
 from trainer.translation.rewards.config import RewardConfig
-from trainer.translation.rewards.earned import SampleReward
-from trainer.translation.rewards.formula import sample_rewards
-from trainer.translation.rewards.services import Rewarder
-from trainer.translation.rewards.terms.xcomet_spans import without_spans
+from trainer.translation.rewards.sample_reward import SampleReward
+from trainer.translation.rewards.services import RewardClient
 from trainer.translation.rollouts import TranslationRollout, generate_rollouts
 
 _SEED = 0  # of translations that are sampled
@@ -100,10 +100,10 @@ def evaluate_on_dataset(
     policy_model: nn.Module,
     tokenizer: Any,
     gen_cfg: GenerationConfig,
-    rewarder: Rewarder,
+    rewarder: RewardClient,
     reward_cfg: RewardConfig,
     sampler: Sampler | None = None,
-    world: World | None = None,
+    world: DistributedContext | None = None,
     prompts: Sequence[Prompt] | None = None,
     metrics: HeldOutMetrics | None = None,
 ) -> Report:
@@ -121,7 +121,7 @@ def evaluate_on_dataset(
     started = time.monotonic()
     sharing = None if world is None or world.is_sharded else world
     own_examples = sharing.share(examples) if sharing else list(enumerate(examples))
-    with undisturbed(policy_model, _SEED):
+    with preserve_rng_state(policy_model, _SEED):
         rollouts = generate_rollouts(
             [example for _, example in own_examples],
             policy_model,
@@ -134,7 +134,7 @@ def evaluate_on_dataset(
     texts = [rollout.scored_text for rollout in rollouts]
     scores = rewarder.score(texts, rewarder.available)
     reward_cfg = without_spans(scores, reward_cfg)
-    rewards = sample_rewards(rollouts, scores, reward_cfg)
+    rewards = compute_rewards(rollouts, scores, reward_cfg)
     held_out = _held_out(metrics, own_examples, rollouts)
     if sharing:
         indices = [index for index, _ in own_examples]
@@ -208,12 +208,12 @@ def _stats(
     cfg: RewardConfig,
 ) -> dict[str, Any]:
     """Return the stats of these examples, by their keys."""
-    total_rewards = earned(rewards)
+    totals = total_rewards(rewards)
     return {
-        **{key: value for key, value in rollout_figures(rollouts).items() if key in _ROLLOUT_STATS},
+        **{key: value for key, value in rollout_stats(rollouts).items() if key in _ROLLOUT_STATS},
         **term_figures(rewards, cfg),
-        "reward_mean": mean_of(total_rewards),
-        "reward_coverage": len(total_rewards) / max(1, len(rewards)),
+        "reward_mean": mean_of(totals),
+        "reward_coverage": len(totals) / max(1, len(rewards)),
         **reference_figures(
             [rollout.pair for rollout in rollouts],
             [rollout.completion_text for rollout in rollouts],
@@ -226,11 +226,15 @@ def read_reports(folder: Path) -> dict[str, list[tuple[int, Report]]]:
     """Return (update, report) of the evaluations in eval.jsonl of a run's folder, by set."""
     sets: dict[str, list[tuple[int, Report]]] = {}
     for line in read_evaluations(folder):
-        name, update, dump = line.pop("set", THE_SET), line.pop("update"), line.pop("completions")
+        name, update, dump = (
+            line.pop("set", DEFAULT_EVAL_SET),
+            line.pop("update"),
+            line.pop("completions"),
+        )
         line.pop("decides", None)
         line.pop("stopped", None)
         field_values = {f.name: line.pop(f.name, None) for f in fields(Report)}
-        field_values |= {"values": line, "examples": Dumped(folder / dump)}
+        field_values |= {"values": line, "examples": JsonlFile(folder / dump)}
         field_values["source_errors"] = (
             field_values["source_errors"] or 0
         )  # None of a run of an earlier release

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from scorekit.client import RemoteScorer
-from scorekit.client.endpoints import check_agreement
+from scorekit.client.replicas import check_agreement
 from scorekit.errors import ScorekitError, UserError
 from scorekit.schemas import Info
 from scorekit.scorers import SampleForScoring, ScoringConfig
 from trainer.runs.config import set_key
-from trainer.runs.figures import mean_of
+from trainer.runs.stats import mean_of
 from trainer.translation.data import Example
-from trainer.translation.rewards.services import Rewarder
+from trainer.translation.rewards.services import RewardClient
 
 log = logging.getLogger(__name__)
 #: Timeout in seconds of a metric's /v1/info; it may be down, and no run waits long for it.
@@ -54,7 +54,7 @@ class HeldOutMetrics:
     next.
     """
 
-    def __init__(self, urls: Mapping[str, list[str]], rewarder: Rewarder) -> None:
+    def __init__(self, urls: Mapping[str, list[str]], rewarder: RewardClient) -> None:
         self._urls, self._rewarder = urls, rewarder
         cfg = rewarder.cfg
         self._timeout_s = cfg.timeout_s

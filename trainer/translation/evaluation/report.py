@@ -1,7 +1,7 @@
 """The pages: report.html of a run, evaluation.html of a policy, comparison.html of two.
 
 A page is one file, without scripts and external resources; every text in it is escaped.
-trainer/runs/runlog.py and trainer/translation/dumps.py describe the files that are read.
+trainer/runs/run_log.py and trainer/translation/dumps.py describe the files that are read.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from scorekit.files import write_atomic
 from scorekit.report.page import STYLE
 from scorekit.report.render import COLOURS, cut_segments, hint, visible
 from scorekit.schemas import ErrorSpan
-from trainer.runs.config import THE_SET
-from trainer.runs.figures import compare
-from trainer.runs.runlog import read_jsonl
-from trainer.runs.verbs.paired import FEWEST, RESAMPLES, PairedFigure, as_row
+from trainer.runs.cli.paired import FEWEST, RESAMPLES, PairedFigure, as_row
+from trainer.runs.config import DEFAULT_EVAL_SET
+from trainer.runs.run_log import read_jsonl
+from trainer.runs.stats import compare
 from trainer.translation.evaluation.compare import changed_most
 from trainer.translation.evaluation.curves import draw_run
-from trainer.translation.evaluation.figures import (
+from trainer.translation.evaluation.stats import (
     A_REWARD,
     CHRF,
     NO_REWARD,
@@ -53,7 +53,7 @@ def write_report(
         raise UserError(f"{folder}: not a run (no log.jsonl, no eval.jsonl)")
     sets: dict[str, list[dict[str, Any]]] = {}
     for line in evals:
-        sets.setdefault(line.get("set", THE_SET), []).append(line)
+        sets.setdefault(line.get("set", DEFAULT_EVAL_SET), []).append(line)
     lasts = (*updates[-1:], *(lines[-1] for lines in sets.values()))
     return _write(
         folder / "report.html",
@@ -71,7 +71,7 @@ def write_report(
 def _set_values(folder: Path, name: str, evals: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the values of the template for a set of held-out sources, before and after."""
     return {
-        "name": "" if name == THE_SET else name,
+        "name": "" if name == DEFAULT_EVAL_SET else name,
         "decides": evals[-1].get("decides"),
         "gaps": ", ".join(_gaps(evals)),
         "last": evals[-1],

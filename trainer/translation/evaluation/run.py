@@ -25,23 +25,23 @@ import yaml
 from scorekit.errors import UserError
 from scorekit.prompts import load_postprocess
 from trainer.rl.config import PolicyConfig
+from trainer.rl.distributed import DistributedContext
 from trainer.rl.engines.choice import open_sampler, probe_engine
 from trainer.rl.forward import check_head
-from trainer.rl.policy import autocast, prepare_torch, without_wrappers
-from trainer.rl.world import World
-from trainer.runs.checkpoints.adapted import load_on_base, on_its_base
-from trainer.runs.config import THE_SET, set_key
-from trainer.runs.runlog import open_run_dir, read_jsonl, write_json, write_jsonl
-from trainer.runs.verbs.paired import PairedFigure, comparison_values
+from trainer.rl.policy import autocast, prepare_torch, unwrap_peft
+from trainer.runs.checkpoints.adapters import load_on_base, resolve_base_model
+from trainer.runs.cli.paired import PairedFigure, comparison_values
+from trainer.runs.config import DEFAULT_EVAL_SET, set_key
+from trainer.runs.run_log import open_run_dir, read_jsonl, write_json, write_jsonl
 from trainer.translation.config import TrainerConfig
 from trainer.translation.data import Example
 from trainer.translation.evaluation.compare import compare_policies
 from trainer.translation.evaluation.evaluate import evaluate_on_dataset
-from trainer.translation.evaluation.figures import severity_counts
 from trainer.translation.evaluation.held_out import HeldOutMetrics
 from trainer.translation.evaluation.report import write_comparison, write_evaluation
-from trainer.translation.rewards.services import Rewarder
-from trainer.translation.rewards.terms.chrf import check_references
+from trainer.translation.evaluation.stats import severity_counts
+from trainer.translation.rewards.components.chrf import check_references
+from trainer.translation.rewards.services import RewardClient
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -64,7 +64,7 @@ class EvaluatedSet:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SetComparison:
     """The results for one set of examples.
 
     earlier: the other policy's evaluation.
@@ -81,11 +81,11 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class EvaluatedModel:
     """A policy to evaluate.
 
     path: as the user named it.
-    base, adapters: what is loaded (trainer/runs/checkpoints/adapted.py).
+    base, adapters: what is loaded (trainer/runs/checkpoints/adapters.py).
     folder: of its evaluation.
     """
 
@@ -97,7 +97,7 @@ class Candidate:
 
 def run_evaluation(
     cfg: TrainerConfig, sets: Sets, against: str | None = None, *, overwrite: bool = False
-) -> list[Outcome]:
+) -> list[SetComparison]:
     """Evaluate the policy on sets of examples by name, and compare it with another policy.
 
     against: another policy's folder or hub id, or the folder of an earlier evaluation, whose
@@ -107,7 +107,9 @@ def run_evaluation(
     the main one gets the outcomes. Raises UserError for whatever the user can fix, before weights
     load if possible.
     """
-    world = World(prepare_torch(cfg.misc.device, cfg.misc.threads), patience_s=cfg.misc.patience_s)
+    world = DistributedContext(
+        prepare_torch(cfg.misc.device, cfg.misc.threads), patience_s=cfg.misc.patience_s
+    )
     folder = Path(cfg.misc.run_dir)
     world.on_main(lambda: load_postprocess(cfg.generation.postprocess))
     for name, examples in sets.items():
@@ -134,7 +136,9 @@ def run_evaluation(
                 _write(cfg, candidate, evaluations[-1])
     if not world.is_main:
         return []
-    outcomes = [Outcome(name, evaluations[0][name], folder / _file(name, "html")) for name in sets]
+    outcomes = [
+        SetComparison(name, evaluations[0][name], folder / _file(name, "html")) for name in sets
+    ]
     other_evaluation = evaluations[1] if len(evaluations) > 1 else earlier
     return [
         _compare(folder, outcome, other_evaluation[outcome.name]) if other_evaluation else outcome
@@ -142,7 +146,7 @@ def run_evaluation(
     ]
 
 
-def _main_first(world: World, work: Callable[[], T]) -> T:
+def _main_first(world: DistributedContext, work: Callable[[], T]) -> T:
     """Return the result of `work` on each process; if it raises a UserError, only the main one
     prints it."""
     results: list[T] = []
@@ -151,7 +155,7 @@ def _main_first(world: World, work: Callable[[], T]) -> T:
 
 
 def _file(name: str, ending: str, kind: str = "evaluation") -> str:
-    return f"{kind}.{ending}" if name == THE_SET else f"{kind}-{name}.{ending}"
+    return f"{kind}.{ending}" if name == DEFAULT_EVAL_SET else f"{kind}-{name}.{ending}"
 
 
 def _check_folder(cfg: TrainerConfig, sets: Sets, compares: bool, overwrite: bool) -> None:
@@ -168,23 +172,25 @@ def _check_folder(cfg: TrainerConfig, sets: Sets, compares: bool, overwrite: boo
         )
 
 
-def _candidate(cfg: TrainerConfig, policy: PolicyConfig, folder: Path) -> Candidate:
+def _candidate(cfg: TrainerConfig, policy: PolicyConfig, folder: Path) -> EvaluatedModel:
     """Return the candidate.
 
     Raises UserError if its base is missing, or the vLLM server is unavailable or unsuitable.
     """
-    candidate = Candidate(str(policy.path), *on_its_base(policy), folder)
+    candidate = EvaluatedModel(str(policy.path), *resolve_base_model(policy), folder)
     probe_engine(cfg.generation, adapters=candidate.base.lora.r > 0)
     return candidate
 
 
-def _open_services(cfg: TrainerConfig, sets: Sets, earlier: Mapping[str, EvaluatedSet]) -> Rewarder:
+def _open_services(
+    cfg: TrainerConfig, sets: Sets, earlier: Mapping[str, EvaluatedSet]
+) -> RewardClient:
     """Return the opened services.
 
     Raises UserError also if a held-out metric cannot be used, or if another model scored the
     earlier evaluation.
     """
-    rewarder = Rewarder(cfg.reward, caching=cfg.misc.caching, misc=cfg.misc)
+    rewarder = RewardClient(cfg.reward, caching=cfg.misc.caching, misc=cfg.misc)
     try:
         metrics = HeldOutMetrics(cfg.eval.metrics, rewarder)
         metrics.check(sets)
@@ -197,14 +203,18 @@ def _open_services(cfg: TrainerConfig, sets: Sets, earlier: Mapping[str, Evaluat
 
 
 def _evaluate(
-    cfg: TrainerConfig, candidate: Candidate, sets: Sets, rewarder: Rewarder, world: World
+    cfg: TrainerConfig,
+    candidate: EvaluatedModel,
+    sets: Sets,
+    rewarder: RewardClient,
+    world: DistributedContext,
 ) -> dict[str, EvaluatedSet]:
     """Load a policy, translate and score."""
     cfg = cfg.model_copy(update={"policy": candidate.base})
     model, tokenizer = load_on_base(candidate.base, candidate.adapters, world.device)
     check_head(model)
     if world.is_sharded:
-        world.shard(without_wrappers(model))  # the module that generates
+        world.shard(unwrap_peft(model))  # the module that generates
     adapters = cfg.policy.lora.r > 0
     sampler = open_sampler(
         cfg.generation,
@@ -244,7 +254,7 @@ def _evaluate(
 
 
 def _write(
-    cfg: TrainerConfig, candidate: Candidate, evaluations: Mapping[str, EvaluatedSet]
+    cfg: TrainerConfig, candidate: EvaluatedModel, evaluations: Mapping[str, EvaluatedSet]
 ) -> None:
     """Write the files of each set, and remove earlier comparisons."""
     folder = candidate.folder
@@ -298,7 +308,7 @@ def _earlier_set(folder: Path, name: str, examples: Sequence[Example]) -> Evalua
     return EvaluatedSet(str(stats.get("policy", folder)), stats, lines)
 
 
-def _scorers(rewarder: Rewarder) -> dict[str, str]:
+def _scorers(rewarder: RewardClient) -> dict[str, str]:
     return {info.service: info.model for info in rewarder.infos.values()}
 
 
@@ -312,7 +322,7 @@ def _check_scorers(earlier: EvaluatedSet, now: Mapping[str, str]) -> None:
             )
 
 
-def _compare(folder: Path, outcome: Outcome, earlier: EvaluatedSet) -> Outcome:
+def _compare(folder: Path, outcome: SetComparison, earlier: EvaluatedSet) -> SetComparison:
     """Return the comparison of one set, and write its files.
 
     Raises UserError if a service runs another model meanwhile.

@@ -10,7 +10,7 @@ import torch
 from trainer.rl.advantage import TokenAdvantages, kl_rewards, pad_rows, token_advantages
 from trainer.rl.config import RLConfig
 from trainer.rl.rollout import Rollout, action_masks, logprob_rows
-from trainer.translation.rewards.earned import SampleReward
+from trainer.translation.rewards.sample_reward import SampleReward
 
 
 def rollout_advantages(

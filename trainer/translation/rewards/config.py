@@ -197,7 +197,8 @@ class RewardConfig(Config):
     )
     terms: dict[str, float] = Field(
         default_factory=dict,
-        description="Weights of further components (trainer/translation/rewards/terms), by name.",
+        description="Weights of further components, by name "
+        "(trainer/translation/rewards/components).",
     )
     urls: dict[str, Urls] = may_change(
         default_factory=dict,

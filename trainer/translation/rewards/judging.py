@@ -12,7 +12,7 @@ from scorekit.errors import UserError
 from scorekit.schemas import Failed, Info, JudgeScored, Result, Scored, Truncated, Verdict
 from scorekit.scorers import RewardOutput, SampleForScoring, ScoringConfig
 from trainer.translation.rewards.config import RewardConfig
-from trainer.translation.rewards.score_batch import MQM, ServiceName
+from trainer.translation.rewards.reward_batch import MQM, ServiceName
 
 #: A sample to check before weights are loaded that a judge has the task.
 _PROBE = SampleForScoring("Good morning.", "Guten Morgen.", src_lang="en", tgt_lang="de")

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from scorekit.errors import UserError
 from scorekit.schemas import Failed
 from scorekit.scorers import SampleForScoring
-from trainer.rl.world import World
+from trainer.rl.distributed import DistributedContext
 from trainer.runs.config import set_key
 from trainer.translation.config_data import DataConfig
 from trainer.translation.data import Example
-from trainer.translation.rewards.score_batch import BAD_SOURCE, ServiceName
-from trainer.translation.rewards.services import Rewarder
+from trainer.translation.rewards.reward_batch import BAD_SOURCE, ServiceName
+from trainer.translation.rewards.services import RewardClient
 from trainer.translation.rewards.sources import only_source
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ _MAX_NAMED = 3
 
 def bad_sources(
     sources: Sequence[str],
-    rewarder: Rewarder,
+    rewarder: RewardClient,
     languages: Mapping[str, tuple[str, str]] | None = None,
 ) -> dict[str, str]:
     """Return source -> why no translation of it can be scored by a service with a weight.
@@ -63,7 +63,7 @@ def bad_sources(
 
 
 def check_sources(
-    examples: Sequence[Example], rewarder: Rewarder, key: str, *, refuse: bool
+    examples: Sequence[Example], rewarder: RewardClient, key: str, *, refuse: bool
 ) -> dict[str, str]:
     """Return `bad_sources` of these examples, and log a warning with their rows.
 
@@ -92,8 +92,8 @@ def screen(
     cfg: DataConfig,
     train: Sequence[Example],
     sets: Mapping[str, Sequence[Example]],
-    rewarder: Rewarder,
-    world: World,
+    rewarder: RewardClient,
+    world: DistributedContext,
 ) -> list[Example]:
     """Return the training examples whose source can be scored.
 

@@ -10,16 +10,17 @@ from functools import partial
 from typing import Any
 
 from scorekit.client import RemoteScorer
-from scorekit.client.endpoints import check_agreement, check_service
+from scorekit.client.replicas import check_agreement, check_service
 from scorekit.errors import RequestError, ScorekitError, ServiceUnreachable, UserError
 from scorekit.schemas import Failed, Info, Scored
 from scorekit.scorers import RewardOutput, SampleForScoring, ScoringConfig
 from trainer.runs.config import MachineConfig
+from trainer.translation.rewards.components import higher_is_better, needed, only_paid, services
 from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.in_process import ThreadScorer, load_scorer
 from trainer.translation.rewards.judging import JudgeScorer, body_of, check_answer, task_faults
-from trainer.translation.rewards.score_batch import (
-    AskedBatch,
+from trainer.translation.rewards.reward_batch import (
+    RewardBatch,
     Scores,
     ServiceName,
     Text,
@@ -27,7 +28,6 @@ from trainer.translation.rewards.score_batch import (
     is_truncated,
 )
 from trainer.translation.rewards.sources import SourceCheck
-from trainer.translation.rewards.terms import higher_is_better, needed, only_paid, services
 
 log = logging.getLogger(__name__)
 #: Timeout in seconds of the /v1/info of a service without a weight, before an evaluation.
@@ -40,7 +40,7 @@ _BATCH = 16
 _MAX_TRUNCATED = 0.1
 
 
-class Rewarder:
+class RewardClient:
     """The reward services of a run.
 
     Opening it checks that each service with a weight answers, runs the model that the config
@@ -97,13 +97,13 @@ class Rewarder:
         self,
         services: Sequence[ServiceName] | None = None,
         should_stop: Callable[[], bool] = lambda: False,
-    ) -> AskedBatch:
+    ) -> RewardBatch:
         """Return a batch whose groups go to `services` (default: the needed ones).
 
         A service without a weight that does not answer is skipped at once.
         should_stop: see AskedBatch.
         """
-        batch = AskedBatch(self, self.needed if services is None else tuple(services), should_stop)
+        batch = RewardBatch(self, self.needed if services is None else tuple(services), should_stop)
         for name in batch.asked:
             if name not in self.needed and (reason := self._absence(name)):
                 batch.give_up(name, reason)

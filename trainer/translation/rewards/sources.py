@@ -11,7 +11,7 @@ from dataclasses import replace
 from scorekit.errors import TEXT_ERROR_TYPES, RequestError, ServiceUnreachable
 from scorekit.schemas import Failed, Scored, WireError
 from scorekit.scorers import RewardOutput, SampleForScoring
-from trainer.translation.rewards.score_batch import BAD_SOURCE, ServiceName
+from trainer.translation.rewards.reward_batch import BAD_SOURCE, ServiceName
 
 log = logging.getLogger(__name__)
 #: A source that is refused with this translation is refused with any.

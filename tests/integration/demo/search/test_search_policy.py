@@ -11,10 +11,10 @@ from demo.train.search.questions import bare
 from scorekit.config import load_config
 from trainer.search.actions import Invalid, Search, parse
 from trainer.search.config import SearchConfig
-from trainer.search.local import local_policy
+from trainer.search.local_policy import local_policy
 from trainer.search.records import Question
-from trainer.search.turns.policies import TurnAsked
-from trainer.search.turns.prompt import opening
+from trainer.search.rollout.policies import TurnRequest
+from trainer.search.rollout.prompt import opening
 
 SAMPLES = 4
 
@@ -26,7 +26,7 @@ def turns() -> list[tuple[str, str]]:
     policy = local_policy(cfg)
     questions = questions_of(HELDOUT) * SAMPLES
     asked = [
-        TurnAsked(
+        TurnRequest(
             str(number),
             1,
             opening(

@@ -21,8 +21,8 @@ from scorekit.schemas import TranslationSample
 from scorekit.server.app import create_app
 from scorekit.server.fake import FakeBackend, fake_score
 from scorekit.server.http.settings import ServiceSettings
-from tests.kits.mortal import DEADLY, HEAVY
 from tests.kits.recording import Recorder
+from tests.kits.restarting_service import DEADLY, HEAVY
 
 FLAGS = ("--cache", "memory")
 
@@ -41,7 +41,7 @@ class Replica:
         self.url = f"http://127.0.0.1:{port}"
         self.deaths = 0
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.kits.mortal", "--port", str(port), *FLAGS],
+            [sys.executable, "-m", "tests.kits.restarting_service", "--port", str(port), *FLAGS],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             start_new_session=True,

@@ -20,10 +20,10 @@ from scorekit.server.backend import Encoded, Outcome
 from scorekit.server.fake import FakeBackend
 from tests.kits.trainer.rewards import rewards_of
 from tests.kits.trainer.runs import byte_level_tokenizer, example, save_policy
-from trainer.runs.figures import compare
+from trainer.runs.stats import compare
 from trainer.translation.config import TrainerConfig
-from trainer.translation.evaluation.figures import reward_figures, severity_counts, table
 from trainer.translation.evaluation.report import write_report
+from trainer.translation.evaluation.stats import reward_figures, severity_counts, table
 from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.train import run_toy_rl
 

@@ -15,7 +15,7 @@ from pydantic_core import to_json
 
 from bench.kit.servers import free_port, running_app, running_service, wait_ready
 from scorekit.client import ScoringClient, SyncScoringClient, raise_for_failures
-from scorekit.client.endpoints import Endpoints
+from scorekit.client.replicas import ReplicaPool
 from scorekit.errors import RequestError, SampleError, ServiceUnreachable, UserError
 from scorekit.schemas import TranslationSample
 from scorekit.server.app import create_app
@@ -266,7 +266,7 @@ def test_where_all_urls_failed_the_one_that_rests_longest_is_tried_first():
     """One that is dead must not be tried again and again while the other has come back."""
 
     async def picked():
-        endpoints = Endpoints(["http://a", "http://b", "http://c"])
+        endpoints = ReplicaPool(["http://a", "http://b", "http://c"])
         names = []
         for _ in range(6):
             with contextlib.suppress(ServiceUnreachable):

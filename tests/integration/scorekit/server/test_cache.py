@@ -14,12 +14,12 @@ from pydantic import SecretStr
 from bench.kit.redis_process import running_redis
 from bench.kit.servers import running_service, wait_until
 from scorekit.server import cache as cache_module
-from scorekit.server.cache import Cache, Seal
+from scorekit.server.cache import Cache, CacheEnvelope
+from scorekit.server.cache_tiers import SQLiteTier
 from scorekit.server.fake import FakeBackend
 from scorekit.server.http.metrics import Metrics
 from scorekit.server.http.settings import Secrets
 from scorekit.server.stored import read_value
-from scorekit.server.tiers import SQLiteTier
 
 SAMPLES = [{"src": f"s{i}", "mt": f"번역 {i}"} for i in range(40)]
 
@@ -182,7 +182,7 @@ def test_a_damaged_value_is_a_miss(tmp_path, secret):
         await cache.store({key: good})
         assert await cache.fetch([key], fits) == {key: good}
         (stored,) = await tier.get([key])
-        seal = Seal(SecretStr(secret) if secret else None)
+        seal = CacheEnvelope(SecretStr(secret) if secret else None)
         damaged = [
             stored.replace(b"3.25", b"7.25"),
             stored[:-2],

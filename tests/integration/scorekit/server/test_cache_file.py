@@ -12,8 +12,8 @@ from pydantic_core import to_json
 
 from scorekit.errors import UserError
 from scorekit.server.cache import Cache
+from scorekit.server.cache_tiers import SQLiteTier, open_tier
 from scorekit.server.http.metrics import Metrics
-from scorekit.server.tiers import SQLiteTier, open_tier
 
 
 @pytest.mark.parametrize(

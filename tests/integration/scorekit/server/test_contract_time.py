@@ -67,16 +67,16 @@ def test_a_body_full_of_faults_costs_no_more_than_the_ten_that_are_named(url):
 
 @pytest.mark.parametrize(("samples", "chars"), [(1200, 1), (3, 100_000)])
 def test_what_is_large_is_checked_and_hashed_beside_the_event_loop(monkeypatch, samples, chars):
-    from scorekit.server import scoring
+    from scorekit.server import score_endpoint
 
     checked_in = set()
-    text_fault = scoring.text_fault
+    text_fault = score_endpoint.text_fault
 
     def noting(*args):
         checked_in.add(threading.get_ident())
         return text_fault(*args)
 
-    monkeypatch.setattr(scoring, "text_fault", noting)
+    monkeypatch.setattr(score_endpoint, "text_fault", noting)
     with running_service(FakeBackend()) as url:
         _score(url, PAIR)
         _score(url, {"src": "small", "mt": "m"})

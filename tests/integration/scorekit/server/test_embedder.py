@@ -26,7 +26,7 @@ from bench.kit.servers import (
 from scorekit.server.app import create_app
 from scorekit.server.http.settings import Secrets, ServiceSettings
 from tests.kits.embedder import LENGTH, MAX_TOKENS, ToyEmbedder, vector_of
-from tests.kits.life import ROOT
+from tests.kits.service_process import ROOT
 
 
 @pytest.fixture

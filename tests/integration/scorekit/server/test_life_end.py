@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from bench.kit.servers import PATIENCE_S, free_port, wait_ready, wait_until
-from tests.kits.life import ROOT, connect, fake_service, is_up, leave_work_behind, post
+from tests.kits.service_process import ROOT, connect, fake_service, is_up, leave_work_behind, post
 
 
 def test_sigterm_answers_what_was_accepted_refuses_what_is_new_and_exits_0(tmp_path):

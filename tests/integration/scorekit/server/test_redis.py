@@ -22,10 +22,10 @@ from scorekit.errors import UserError
 from scorekit.schemas import TranslationSample
 from scorekit.server import cache as cache_module
 from scorekit.server.cache import Cache
+from scorekit.server.cache_tiers import RedisTier, open_tier
 from scorekit.server.fake import FakeBackend, fake_score
 from scorekit.server.http.metrics import Metrics
 from scorekit.server.http.settings import Secrets
-from scorekit.server.tiers import RedisTier, open_tier
 
 PASSWORD = "correct-horse-battery"
 WRONG = "wrong-donkey-staple"

@@ -18,15 +18,15 @@ from scorekit.server.http.body import VALUES_A_SAMPLE
 from scorekit.server.http.connection import Connection
 from scorekit.server.http.run import server_config
 from scorekit.server.http.settings import ServiceSettings
-from scorekit.server.queue.budget import SAMPLE_BYTES, Budget
-from scorekit.server.queue.pieces import PIECE, PIECE_BYTES, cut_pieces
-from scorekit.server.queue.work import Flight
+from scorekit.server.queue.in_flight import InFlightSample
+from scorekit.server.queue.memory_budget import SAMPLE_BYTES, MemoryBudget
+from scorekit.server.queue.tokenizer_queue import PIECE, PIECE_BYTES, split_tasks
 
 MIB = 2**20
 
 
 def test_bytes_are_bounded_for_all_together():
-    budget = Budget(8 * MIB, MIB)
+    budget = MemoryBudget(8 * MIB, MIB)
     first, second, third = budget.share(), budget.share(), budget.share()
     first.grow(3 * MIB)
     second.grow(3 * MIB)
@@ -192,9 +192,9 @@ def test_an_answer_that_nobody_reads_is_given_up(monkeypatch):
 
 def test_pieces_are_bounded_in_samples_and_bytes():
     def flights(sizes):
-        return [Flight(b"", None, "bulk", 1, time.monotonic(), size) for size in sizes]
+        return [InFlightSample(b"", None, "bulk", 1, time.monotonic(), size) for size in sizes]
 
-    small = cut_pieces(None, flights([10] * 600), None)
+    small = split_tasks(None, flights([10] * 600), None)
     assert [len(piece.flights) for piece in small] == [PIECE, PIECE, 600 - 2 * PIECE]
-    large = cut_pieces(None, flights([99_000] * 6 + [PIECE_BYTES * 3, 1]), None)
+    large = split_tasks(None, flights([99_000] * 6 + [PIECE_BYTES * 3, 1]), None)
     assert [len(piece.flights) for piece in large] == [2, 2, 2, 1, 1]

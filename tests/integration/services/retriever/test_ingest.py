@@ -28,7 +28,7 @@ from scorekit.files import temporary_of
 from services.retriever.backends.bm25 import Bm25Builder
 from services.retriever.command import app
 from services.retriever.index.ingest import ingest
-from services.retriever.index.reading import ReadingRules
+from services.retriever.index.reader import ReadingRules
 from services.retriever.index.store import Index
 from services.retriever.model import RetrieverBackend
 

@@ -12,9 +12,9 @@ import yaml
 
 from scorekit.errors import UserError
 from synth.export.rows import bare_url, schema
-from synth.folder.store import StageFolder, read_records
 from synth.record import source_id
 from synth.stages.export import Export
+from synth.storage.store import StageFolder, read_records
 from tests.kits.synth.output import (
     ROOT,
     config,

@@ -18,9 +18,9 @@ import yaml
 from bench.kit.servers import alive, wait_until
 from scorekit.errors import UserError
 from synth.export.files import ShardSlice, plan_files
-from synth.folder.repair import repair
-from synth.folder.store import StageFolder, read_records
 from synth.run import RunOptions, run_stages
+from synth.storage.repair import repair
+from synth.storage.store import StageFolder, read_records
 from tests.kits.synth.output import (
     ROOT,
     config,

@@ -15,16 +15,16 @@ from rich.console import Console
 from bench.kit.servers import free_port, running_service
 from scorekit.errors import UserError
 from scorekit.server.fake import FakeBackend
-from synth.context import Context
-from synth.folder.distributions import Spread
-from synth.folder.stats import Exporter, StageStats, scorer_figures
-from synth.folder.store import StageFolder, read_records
-from synth.folder.totals import write_stats
-from synth.folder.views import write_views
+from synth.context import StageContext
 from synth.report.estimate import plan
 from synth.report.page import write_report
 from synth.report.rates import Rates
 from synth.report.tables import estimate, status
+from synth.storage.distributions import Distribution
+from synth.storage.stats import Exporter, StageStats, scorer_figures
+from synth.storage.store import StageFolder, read_records
+from synth.storage.totals import write_stats
+from synth.storage.views import write_views
 from tests.kits.synth.output import (
     HOSTILE,
     config,
@@ -72,7 +72,7 @@ def test_the_filter_asks_a_real_judge_and_minds_one_that_is_away(tmp_path):
 
 def test_views_join_the_shards_in_order(done):
     out_dir = done.run.out_dir
-    ctx = Context(done, out_dir)
+    ctx = StageContext(done, out_dir)
     for stage in ("prefilter_score", "score_select_best", "format_filter"):
         write_views(ctx, stage)
     prefiltered = list(read_records(out_dir / "prefilter_candidates.jsonl"))
@@ -94,7 +94,7 @@ def test_views_join_the_shards_in_order(done):
 def test_stored_candidates_stay_out_of_the_view_of_the_best(done):
     folder = StageFolder(done.run.out_dir, "score_select_best")
     write_stage(folder, [[{**r, "candidates": [1, 2]} for r in folder.records()]])
-    write_views(Context(done, done.run.out_dir), "score_select_best")
+    write_views(StageContext(done, done.run.out_dir), "score_select_best")
     view = read_records(done.run.out_dir / "final_candidates_topk.jsonl")
     assert all("topk" in record and "candidates" not in record for record in view)
 
@@ -114,7 +114,7 @@ def test_stats_count_records_by_marks_and_add_up_what_processes_called(done):
     killed.judge.requests, killed.judge.samples, killed.records_in = 3, 30, 5
     killed.teacher = {"requests": 4, "retries": 1, "failures": 0, "completion_tokens": 90}
     killed.flush(folder, every_s=0)
-    ctx = Context(done, out_dir)
+    ctx = StageContext(done, out_dir)
     ctx.stats.judge.requests = 2
     ctx.stats.teacher = {"requests": 6, "retries": 0, "failures": 2, "completion_tokens": 10}
     stats = write_stats(ctx, "format_filter")
@@ -150,7 +150,9 @@ def test_a_judge_that_failed_is_counted_apart_among_the_kept(done):
     records[0]["filters"]["judge"] = {"error": "upstream"}
     records[1]["filters"]["judge"] = {"pass": True, "reason_code": "ok", "notes": ""}
     write_stage(folder, [records], [{**records[0], "reason_code": "judge_error:timeout"}])
-    stage = write_stats(Context(done, done.run.out_dir), "format_filter")["stages"]["format_filter"]
+    stage = write_stats(StageContext(done, done.run.out_dir), "format_filter")["stages"][
+        "format_filter"
+    ]
     assert stage["rejected"] == {"judge_error:timeout": 1}
     assert stage["distributions"]["judge"] == {"error:upstream": 1, "not asked": 6, "pass": 1}
     run_export(done, overwrite=True)
@@ -161,7 +163,7 @@ def test_a_judge_that_failed_is_counted_apart_among_the_kept(done):
 
 @given(st.lists(st.floats(-25, 25), min_size=1, max_size=300))
 def test_a_spread_has_all_values_in_its_bars_and_true_quantiles(values):
-    spread = Spread(0.01)
+    spread = Distribution(0.01)
     for value in values:
         spread.add(value)
     told = spread.as_dict()
@@ -176,11 +178,11 @@ def test_a_spread_has_all_values_in_its_bars_and_true_quantiles(values):
 
 
 def test_a_spread_of_nothing_is_nothing():
-    assert Spread().as_dict() is None
+    assert Distribution().as_dict() is None
 
 
 def test_a_stage_that_was_made_anew_is_read_anew(done):
-    ctx = Context(done, done.run.out_dir)
+    ctx = StageContext(done, done.run.out_dir)
     write_stats(ctx, "format_filter")
     folder = StageFolder(done.run.out_dir, "format_filter")
     write_stage(folder, [list(folder.records())[:2]])
@@ -235,7 +237,7 @@ def test_prometheus_sees_the_stage_at_work_on_loopback_only():
 
 
 def test_the_report_shows_funnel_reasons_pictures_and_pairs(done):
-    write_stats(Context(done, done.run.out_dir), "format_filter")
+    write_stats(StageContext(done, done.run.out_dir), "format_filter")
     page = write_report(done.run.out_dir).read_text()
     assert page == write_report(done.run.out_dir).read_text()
     assert page.count("<svg") == 6

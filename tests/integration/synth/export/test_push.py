@@ -12,9 +12,9 @@ import pytest
 
 from bench.kit.servers import wait_until
 from synth.config import pair_configs
-from synth.folder.store import StageFolder, read_records
 from synth.pairs import write_dataset
 from synth.run import RunOptions
+from synth.storage.store import StageFolder, read_records
 from tests.kits.hub_server import TOKEN, Hub
 from tests.kits.synth.output import ROOT, config, exported_run, make_run, run_export, run_filter
 

@@ -6,7 +6,7 @@ import pytest
 
 from bench.filters import DIRECTIONS, seven
 from bench.kit.openai_server import FakeOpenAI
-from synth.folder.store import StageFolder
+from synth.storage.store import StageFolder
 from tests.kits.synth.driver import config, run, write_sources
 from tests.kits.synth.output import run_filter
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
-from synth.folder.stats import CallStats, StageStats
-from synth.folder.store import StageFolder
 from synth.report.estimate import plan
 from synth.report.rates import TOKENS_PER_S, Rates, measured_rates
 from synth.report.tables import estimate
+from synth.storage.stats import CallStats, StageStats
+from synth.storage.store import StageFolder
 from tests.kits.synth import driver
 from tests.kits.synth.output import config, make_run, write_stage
 

@@ -10,11 +10,11 @@ import re
 import pytest
 
 from scorekit.config import save_config
-from synth.context import Context
-from synth.folder.store import StageFolder
-from synth.folder.totals import write_stats
+from synth.context import StageContext
 from synth.report.examples import Smallest, pick_examples
 from synth.report.page import write_report
+from synth.storage.store import StageFolder
+from synth.storage.totals import write_stats
 from tests.kits.synth.output import HOSTILE, config, make_run, run_export, run_filter, write_stage
 
 
@@ -42,7 +42,7 @@ def done(tmp_path):
 
 def page_of(cfg, **figures):
     """The page, its tags taken away; and the page itself."""
-    ctx = Context(cfg, cfg.run.out_dir)
+    ctx = StageContext(cfg, cfg.run.out_dir)
     for name, value in figures.items():
         setattr(ctx.stats, name, value)
     write_stats(ctx, "format_filter")

@@ -7,19 +7,19 @@ import asyncio
 import pytest
 
 from scorekit.errors import UserError
-from synth.context import Context
-from synth.drive.driver import run_map_stage
-from synth.drive.kinds import MapStage
-from synth.folder.begin import begin
-from synth.folder.distributions import Drawn, Spread
-from synth.folder.totals import write_stats
-from synth.folder.views import write_views
-from synth.record import Kept, Rejected
+from synth.context import StageContext
+from synth.execution.driver import run_map_stage
+from synth.execution.stage_types import MapStage
+from synth.record import KeptRecord, RejectedRecord
 from synth.report.estimate import plan
 from synth.report.page import write_report
 from synth.report.tables import estimate, status
 from synth.stages.cost import Cost
 from synth.stages.table import BY_NAME, ORDER, in_order, named
+from synth.storage.distributions import Distribution, DistributionChart
+from synth.storage.stage_start import prepare_stage
+from synth.storage.totals import write_stats
+from synth.storage.views import write_views
 from tests.kits.synth.output import config, make_run, printed
 
 
@@ -29,7 +29,7 @@ class CountWords(MapStage):
     name = "count_words"
     view = "counted.jsonl"
     shows_rejected = True
-    drawn = (Drawn("Words of a toy", "words", "source", "words"),)
+    drawn = (DistributionChart("Words of a toy", "words", "source", "words"),)
 
     def settings(self, cfg):
         return {}
@@ -40,14 +40,14 @@ class CountWords(MapStage):
     async def process(self, record, clients):
         words = len(record["source_text"].split())
         if words < 3:
-            return Rejected(record, "too_short")
-        return Kept({**record, "words": words})
+            return RejectedRecord(record, "too_short")
+        return KeptRecord({**record, "words": words})
 
     def cost(self, run):
         return Cost(self.name, records=run.chosen, disk_bytes=12_000_000, driver_s=(3600.0, 0.0))
 
     def figures(self, cfg, records):
-        words = Spread()
+        words = Distribution()
         for record in records:
             words.add(record["words"])
         return {"words": words}
@@ -65,8 +65,8 @@ def test_a_stage_that_is_added_is_found_in_status_estimate_views_and_report(tmp_
     make_run(tmp_path)
     assert "–" in rows(printed(status(tmp_path, stages)), toy.name)[0]
 
-    ctx = Context(cfg, tmp_path)
-    asyncio.run(run_map_stage(toy, begin(toy, stages[6:], ctx), ctx))
+    ctx = StageContext(cfg, tmp_path)
+    asyncio.run(run_map_stage(toy, prepare_stage(toy, stages[6:], ctx), ctx))
     stats = write_stats(ctx, toy.name)
     assert stats["stages"][toy.name]["distributions"]["words"]["n"] == 10
 

@@ -14,10 +14,10 @@ from demo.madlad_shard import documents
 from scorekit.config import load_config
 from synth.__main__ import app
 from synth.config import SynthConfig
-from synth.context import Context
-from synth.folder.manifest import corpus
-from synth.folder.store import StageFolder
+from synth.context import StageContext
 from synth.report.page import write_report
+from synth.storage.manifest import corpus
+from synth.storage.store import StageFolder
 
 
 def invoke(tmp_path, *arguments):
@@ -57,7 +57,7 @@ def test_documents_that_cannot_be_read_are_told_of_everywhere(tmp_path):
     stats = json.loads((tmp_path / "run/stats.json").read_bytes())["stages"]["sample_sources"]
     assert stats["unreadable"] == {"broken_json": 1, "no_text": 1}
     cfg = load_config(SynthConfig, tmp_path / "c.yaml")
-    told = corpus(Context(cfg, cfg.run.out_dir))
+    told = corpus(StageContext(cfg, cfg.run.out_dir))
     assert told["unreadable"] == stats["unreadable"] and told["documents"] == 6
     page = write_report(tmp_path / "run").read_text()
     assert "broken_json" in page and "line 7" in page

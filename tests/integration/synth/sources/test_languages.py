@@ -8,9 +8,9 @@ from bench.kit.judge import running_judge
 from bench.kit.openai_server import FakeOpenAI
 from scorekit.errors import UserError
 from services.judge.rules import judge_translation
-from synth.folder.store import StageFolder, read_records
 from synth.run import RunOptions, run_stages
 from synth.stages.table import named
+from synth.storage.store import StageFolder, read_records
 
 #: For each tag: what the prompt calls it, a text in it, and one in its other variant (None where no
 #: check tells them apart) with the code that rejects it.

@@ -15,11 +15,11 @@ from scorekit.config import save_config
 from scorekit.errors import UserError
 from synth.__main__ import app
 from synth.config import SynthConfig, pair_configs
-from synth.context import Unfinished
-from synth.folder.store import StageFolder, read_records
+from synth.context import StageIncomplete
 from synth.pairs import run_pairs
 from synth.run import RunOptions
 from synth.stages.table import named
+from synth.storage.store import StageFolder, read_records
 from tests.kits.synth import languages as one_pair
 from tests.kits.synth.languages import answer
 
@@ -140,11 +140,11 @@ def test_a_pair_that_is_left_open_stops_no_other(
 
     def run(one, options):
         if one.data.tgt_lang == "zh-TW":
-            raise Unfinished("prefilter_score", Counter(teacher_server=3))
+            raise StageIncomplete("prefilter_score", Counter(teacher_server=3))
         real(one, options)
 
     monkeypatch.setattr(synth.pairs, "run_stages", run)
-    with pytest.raises(Unfinished, match="en-zh-TW: prefilter_score: 3 records are left open"):
+    with pytest.raises(StageIncomplete, match="en-zh-TW: prefilter_score: 3 records are left open"):
         run_pairs(cfg, RunOptions(named("all")))
     assert StageFolder(tmp_path / "run/ko-sr-Latn", "export").done()
     assert not (tmp_path / "run/export").exists()

@@ -11,9 +11,7 @@ import pytest
 from demo.madlad_shard import documents, write_shard
 from scorekit.errors import UserError
 from synth.config import DataConfig
-from synth.context import Context
-from synth.folder.begin import begin
-from synth.folder.store import digest_file
+from synth.context import StageContext
 from synth.sources.madlad import (
     REVISION,
     SourceFile,
@@ -23,6 +21,8 @@ from synth.sources.madlad import (
     source_files,
 )
 from synth.stages.sample_sources import SampleSources
+from synth.storage.stage_start import prepare_stage
+from synth.storage.store import digest_file
 from tests.kits.synth.sample_sources import (
     V1,
     V15,
@@ -93,9 +93,9 @@ def test_bucket_quotas_are_met_and_what_is_lacking_is_refilled(tmp_path):
 
 
 def test_what_goes_in_is_sampled_or_rejected_with_a_code(tmp_path):
-    ctx = Context(config(tmp_path), tmp_path)
+    ctx = StageContext(config(tmp_path), tmp_path)
     stage = SampleSources()
-    stage.run(ctx, begin(stage, [], ctx))
+    stage.run(ctx, prepare_stage(stage, [], ctx))
     told = counts(ctx.folder(stage.name))
     assert told["pieces"] == told["sampled"] + sum(told["rejected"].values())
     assert {"too_short", "noise_code", "not_sampled"} <= set(told["rejected"])

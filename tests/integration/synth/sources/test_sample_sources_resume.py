@@ -8,11 +8,11 @@ import os
 import pytest
 
 from scorekit.errors import UserError
-from synth.context import Context
-from synth.folder.store import ShardWriter, StageFolder, read_records
+from synth.context import StageContext
 from synth.sources import ingest
 from synth.sources.ingest import Ingest
 from synth.sources.parts import PartWriter
+from synth.storage.store import ShardWriter, StageFolder, read_records
 from tests.kits.synth.sample_sources import (
     config,
     records,
@@ -108,7 +108,7 @@ def test_a_run_that_is_killed_while_it_merges_merges_again(commits, tmp_path):
     run(config(tmp_path / "whole", files))
     cfg = config(tmp_path / "killed", files)
     killed_run(cfg, ShardWriter, commits)
-    assert Context(cfg, tmp_path / "killed").folder("sample_sources").shards() is None
+    assert StageContext(cfg, tmp_path / "killed").folder("sample_sources").shards() is None
     run(cfg, resume=True)
     assert tree(tmp_path / "killed") == tree(tmp_path / "whole")
 

@@ -13,11 +13,11 @@ import pytest
 
 from demo.madlad_shard import documents, write_shard
 from scorekit.errors import UserError
-from synth.context import Context
-from synth.folder.begin import begin
-from synth.folder.stats import count_stage
-from synth.folder.store import StageFolder
+from synth.context import StageContext
 from synth.stages.table import BY_NAME
+from synth.storage.stage_start import prepare_stage
+from synth.storage.stats import count_stage
+from synth.storage.store import StageFolder
 from tests.kits.synth.output import config as output_config
 from tests.kits.synth.output import make_run, run_filter
 from tests.kits.synth.sample_sources import config, counts, run, shards, tree
@@ -137,4 +137,4 @@ def test_translations_of_an_evaluation_set_are_left_out(tmp_path):
     assert lost["reason"] == "is wmt.txt line 1"
     evaluation.write_text("Something else.\n")
     with pytest.raises(UserError, match="decontaminate was"):
-        begin(BY_NAME["format_filter"], [], Context(cfg, cfg.run.out_dir, resume=True))
+        prepare_stage(BY_NAME["format_filter"], [], StageContext(cfg, cfg.run.out_dir, resume=True))

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-import synth.drive.clients
+import synth.execution.clients
 from bench.kit.judge import running_judge
 from bench.kit.openai_server import FakeOpenAI
 from scorekit.errors import ScorekitError, UserError
-from synth.folder.stats import count_stage
-from synth.folder.store import StageFolder, read_records
-from synth.folder.totals import write_stats
 from synth.report.page import write_report
+from synth.storage.stats import count_stage
+from synth.storage.store import StageFolder, read_records
+from synth.storage.totals import write_stats
 from tests.kits.synth.output import config, make_run, run_export, run_filter, train, write_stage
 
 ROOT = Path(__file__).parents[4]
@@ -122,7 +122,7 @@ def test_a_copied_name_is_a_doubt(tmp_path, llm, has_llm):
 
 
 def test_a_judge_that_fails_leaves_a_doubt_open_and_is_asked_again(tmp_path, llm, monkeypatch):
-    monkeypatch.setattr(synth.drive.clients, "FAILURES_IN_A_ROW", 2)
+    monkeypatch.setattr(synth.execution.clients, "FAILURES_IN_A_ROW", 2)
     with llm.running() as upstream, running_judge(upstream=upstream) as url:
         cfg = filtered(tmp_path, {"enabled": True, "url": url})
         cfg.teacher.retry.backoff_s = [0.01]

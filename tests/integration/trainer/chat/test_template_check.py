@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.kits.trainer.chat import CHATML, byte_tokenizer, template_text, turns
-from tests.kits.trainer.warm import completed
+from tests.kits.trainer.forked_trainer import completed
 from trainer.rl.tokenizer_files import save_tokenizer
 
 ROW = {"messages": turns("안녕", '지민은 웃었다.\n"네 뷁"', "왜?", "그냥요 😀", system="시스템")}

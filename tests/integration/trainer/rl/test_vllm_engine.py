@@ -17,12 +17,12 @@ from scorekit.errors import UserError
 from scorekit.server.fake import FakeBackend
 from tests.kits.trainer.runs import example, letter_tokenizer, save_policy
 from tests.kits.vllm_stub import KEY, NAME, VLLMStub
+from trainer.rl.distributed import DistributedContext
 from trainer.rl.engines.generate import GenerateSampler
 from trainer.rl.engines.vllm import VLLMSampler, probe_server
 from trainer.rl.forward import completion_logprobs
 from trainer.rl.policy import load_policy, stop_token_ids
-from trainer.rl.sampler import Sampled
-from trainer.rl.world import World
+from trainer.rl.sampler import SampledCompletion
 from trainer.translation.config import TrainerConfig
 from trainer.translation.train import run_toy_rl
 
@@ -59,7 +59,7 @@ def config(url: str, policy: Path, run_dir: Path, rank: int = 0, **vllm: Any) ->
     )
 
 
-def made(cfg: TrainerConfig, name: str, stops: list[int], world: World) -> VLLMSampler:
+def made(cfg: TrainerConfig, name: str, stops: list[int], world: DistributedContext) -> VLLMSampler:
     return VLLMSampler(
         cfg.generation.vllm,
         name,
@@ -80,13 +80,15 @@ def engine(
         name = probe_server(cfg.generation.vllm, adapters=rank > 0)
         model, tokenizer = load_policy(cfg.policy, CPU)
         stops = stop_token_ids(model, tokenizer)
-        sampler = made(cfg, name, stops, World(CPU))
+        sampler = made(cfg, name, stops, DistributedContext(CPU))
         with closing(sampler):
             sampler.sync(model, 0)
             yield sampler, model, cfg
 
 
-def draw(sampler: VLLMSampler, cfg: TrainerConfig, **options: Any) -> dict[int, list[Sampled]]:
+def draw(
+    sampler: VLLMSampler, cfg: TrainerConfig, **options: Any
+) -> dict[int, list[SampledCompletion]]:
     return dict(sampler.sample(PROMPTS, cfg.generation, **{"seed": 1} | options))
 
 

@@ -17,12 +17,12 @@ from tests.kits.trainer.images import IMAGE, NEVER, PAD, PROCESSOR, image_ids, p
 from tests.kits.trainer.runs import letter_tokenizer
 from tests.kits.vllm_stub import KEY, VLLMStub
 from trainer.rl.config import PolicyConfig, SamplingConfig
+from trainer.rl.distributed import DistributedContext
 from trainer.rl.engines.choice import open_sampler, probe_engine
 from trainer.rl.engines.generate import GenerateSampler
 from trainer.rl.forward import completion_logprobs
 from trainer.rl.policy import load_policy
 from trainer.rl.sampler import Sampler
-from trainer.rl.world import World
 
 CPU = torch.device("cpu")
 SHOWN = [[picture(16, 8, 0), picture(8, 8, 1)], [], [picture(8, 16, 2)]]
@@ -68,7 +68,7 @@ def engine(
                 served,
                 model,
                 tokenizer,
-                World(CPU),
+                DistributedContext(CPU),
                 adapters=False,
                 run_dir=run_dir,
                 never=NEVER,

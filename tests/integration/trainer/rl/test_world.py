@@ -20,11 +20,11 @@ from bench.kit.servers import running_service, wait_until
 from scorekit.schemas import TranslationSample
 from scorekit.server.fake import FakeBackend, fake_score
 from tests.kits.float64 import CLOSE
-from tests.kits.trainer import warm
+from tests.kits.trainer import forked_trainer
+from tests.kits.trainer.forked_trainer import Command
 from tests.kits.trainer.one_update import CASES, LENGTHS, config
 from tests.kits.trainer.rewards import OtherMetric
 from tests.kits.trainer.runs import byte_level_tokenizer, save_policy, write_examples
-from tests.kits.trainer.warm import Command
 from trainer.rl.config import PolicyConfig
 from trainer.rl.forward import micro_batches
 from trainer.rl.policy import load_policy
@@ -50,7 +50,9 @@ def torchrun(
 
 def forked(*arguments: str, processes: int, **environment: str) -> subprocess.CompletedProcess[str]:
     """What torchrun starts, without loading torch in each: where the start is not in question."""
-    return warm.completed(*arguments, environment=os.environ | environment, ranks=processes)
+    return forked_trainer.completed(
+        *arguments, environment=os.environ | environment, ranks=processes
+    )
 
 
 def updates(folder: Path, processes: int) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from tests.kits.trainer.roleplay import TEMPLATE, write_policy
 from trainer.__main__ import app
-from trainer.runs.runlog import read_jsonl
+from trainer.runs.run_log import read_jsonl
 
 
 def evaluate(place, folder, *told, **changes):

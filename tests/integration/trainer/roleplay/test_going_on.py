@@ -13,12 +13,12 @@ from safetensors.torch import load_file
 
 from bench.kit.servers import PATIENCE_S
 from scorekit.errors import UserError
+from tests.kits.trainer.forked_trainer import Command
 from tests.kits.trainer.roleplay import turn, write_turns
-from tests.kits.trainer.warm import Command
 from trainer.roleplay.calibration.anchors import FILE, read_calibration
 from trainer.roleplay.training.run import run_roleplay
 from trainer.runs.checkpoints.checkpoint import newest_checkpoint, read_state
-from trainer.runs.runlog import read_jsonl
+from trainer.runs.run_log import read_jsonl
 
 #: A pass over 5 turns is two updates of 2 prompts; one turn is left over. The third begins another.
 UPDATES = {

@@ -13,13 +13,13 @@ from scorekit.errors import UserError
 from tests.kits.trainer.roleplay import TEMPLATE, turn, write_policy, write_turns
 from trainer.__main__ import app
 from trainer.roleplay.__main__ import main
-from trainer.roleplay.formulas import grounding
 from trainer.roleplay.rewards import REWARDS
+from trainer.roleplay.scoring import grounding
 from trainer.roleplay.training import run as training
 from trainer.roleplay.training.check import check_run
 from trainer.roleplay.training.run import run_roleplay
 from trainer.runs.checkpoints.checkpoint import fault_of
-from trainer.runs.runlog import read_jsonl
+from trainer.runs.run_log import read_jsonl
 
 
 def seed_flags(place, run_dir):

@@ -17,7 +17,7 @@ from bench.embeddings.fake import FakeEmbedder, vector_of
 from bench.kit.servers import free_port, running_app, running_service
 from scorekit.client.embeddings import Embeddings
 from scorekit.errors import RequestError, ServiceUnreachable, UserError
-from services.embedder.verb import Embedding
+from services.embedder.endpoint import EmbeddingsEndpoint
 from trainer.roleplay import rewards
 from trainer.roleplay.calibration.anchors import CANARIES, FILE, read_calibration
 from trainer.roleplay.reward_config import RewardConfig
@@ -43,7 +43,7 @@ TURNS = [
 ]
 
 
-class Unchecked(Embedding):
+class Unchecked(EmbeddingsEndpoint):
     """As a server of somebody else's, which answers whatever its model gives."""
 
     def outcome_fault(self, fields):

@@ -20,8 +20,8 @@ from bench.kit.servers import running_service
 from scorekit.config import load_config
 from scorekit.errors import UserError
 from scorekit.server.fake import FakeBackend
+from tests.kits.trainer.forked_trainer import Command
 from tests.kits.trainer.runs import byte_level_tokenizer, save_policy, write_examples
-from tests.kits.trainer.warm import Command
 from trainer.translation.config import TrainerConfig
 from trainer.translation.data import load_examples
 from trainer.translation.train import Artifacts, run_toy_rl

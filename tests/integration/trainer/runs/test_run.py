@@ -18,7 +18,7 @@ import yaml
 from bench.kit.servers import free_port, running_service
 from scorekit.config import load_config
 from scorekit.server.fake import FakeBackend
-from tests.kits.trainer import warm
+from tests.kits.trainer import forked_trainer
 from tests.kits.trainer.runs import (
     byte_level_tokenizer,
     save_policy,
@@ -39,7 +39,7 @@ def command(*arguments: str) -> list[str]:
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Forked from a process that has loaded what it needs; `command` begins with nothing."""
-    return warm.completed("trainer", *arguments, environment=ENVIRONMENT | environment)
+    return forked_trainer.completed("trainer", *arguments, environment=ENVIRONMENT | environment)
 
 
 def read(path: Path) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from bench.kit.servers import running_service
 from scorekit.errors import UserError
 from scorekit.server.fake import FakeBackend
 from tests.kits.trainer.runs import byte_level_tokenizer, example, save_policy
-from trainer.runs.runlog import read_jsonl
+from trainer.runs.run_log import read_jsonl
 from trainer.runs.trackers import check_trackers, track, tracking
 from trainer.translation.config import TrainerConfig
 from trainer.translation.train import run_toy_rl

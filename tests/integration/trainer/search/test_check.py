@@ -20,7 +20,7 @@ from tests.kits.retrieval.stand_in import StandInRetriever
 from tests.kits.trainer.search_answers import serving
 from tests.kits.trainer.searching.policies import TINY_SIGHT, save_tiny
 from trainer.__main__ import app
-from trainer.search.answer.answers import PaidAnswers
+from trainer.search.answer.answer_cache import PaidAnswerCache
 from trainer.search.check import check_run
 from trainer.search.config import SearchConfig
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore
@@ -217,7 +217,7 @@ def begun_with(judge: str, folder: Path, run: str) -> None:
     """Let the file of paid answers say so of a run."""
 
     async def begin() -> None:
-        kept = PaidAnswers(folder / "answers.sqlite", run)
+        kept = PaidAnswerCache(folder / "answers.sqlite", run)
         await kept.first_judge(judge)
         kept.close()
 

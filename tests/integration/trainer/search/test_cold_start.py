@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 from tests.kits.trainer.searching.cold import READING, SEEING, save_model
 from tests.kits.trainer.searching.episodes import ask, played, scripted, search
 from tests.kits.trainer.sft import sft_config
-from trainer.runs.runlog import read_jsonl
+from trainer.runs.run_log import read_jsonl
 from trainer.search.config import SearchConfig
-from trainer.search.local import local_policy
+from trainer.search.local_policy import local_policy
 from trainer.search.records import EpisodeReward
 from trainer.search.training.sft_rows import ROWS
 from trainer.search.trajectories.store import TrajectoryStore

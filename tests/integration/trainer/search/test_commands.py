@@ -11,10 +11,10 @@ import yaml
 
 from demo.processes import free_port
 from scorekit.config import load_config
-from tests.kits.life import wait_until
+from tests.kits.service_process import wait_until
 from tests.kits.trainer.searching.demo_stack import Stack, demo_stack
 from trainer.search.config import SearchConfig
-from trainer.search.reward.formula import rewarded
+from trainer.search.reward.compute import with_reward
 from trainer.search.trajectories.store import TrajectoryStore
 
 QUESTION = "What was the average lifespan in Rwanda in 1997?"
@@ -69,7 +69,7 @@ def test_collect_stores_every_episode_with_its_reward(stack, run):
     cfg = load_config(SearchConfig, folder / "config.yaml")
     for episode in episodes:
         assert episode.end == "complete" and episode.reward is not None
-        assert rewarded(episode, cfg.reward) == episode
+        assert with_reward(episode, cfg.reward) == episode
         for name in episode.pictures:
             assert store.picture(name).startswith(b"\x89PNG")
     assert {0.0, 1.0} < {e.reward.value for e in episodes}  # some find all, some nothing

@@ -15,15 +15,15 @@ from typing import Any
 
 import pytest
 
+from bench.kit.flaky_server import FAULTS, Fault, Moody
 from bench.kit.judge import judge_app
-from bench.kit.moody import FAULTS, Fault, Moody
 from bench.kit.openai_server import FakeOpenAI
 from bench.kit.servers import running_app, wait_ready, wait_until
 from scorekit.errors import UserError
 from tests.kits.trainer.searching.finished import episode, png_of, question, sha256_of
-from trainer.search.answer.answering import Answering
 from trainer.search.answer.config import AnsweringConfig, MoneyConfig, PriceConfig
-from trainer.search.answer.money import MoneySpent
+from trainer.search.answer.pipeline import AnswerPipeline
+from trainer.search.answer.spending import BudgetExceeded
 from trainer.search.records import Trajectory
 from trainer.search.reward.config import SearchRewardConfig
 from trainer.search.reward.figures import group_rewards
@@ -92,7 +92,7 @@ def collected(
     meanwhile: Callable[[], None] = lambda: None,
 ) -> tuple[dict[str, Trajectory], dict[str, float]]:
     """The episodes with their rewards, and the step's figures."""
-    answering = Answering(cfg, run="run-a", folder=folder)
+    answering = AnswerPipeline(cfg, run="run-a", folder=folder)
     pictures = {sha256_of("deck_1"): png_of("deck_1")}
     rewards = SearchRewardConfig(preset="focused", w_judge=1, w_ndcg=0, w_format=0)
     with closing(RewardStream(rewards, answering, pictures.__getitem__)) as stream:
@@ -178,7 +178,7 @@ def test_one_that_is_too_slow_is_late_and_no_zero(urls_and_neighbours: Any, tmp_
     neighbours.generator.mood = sick("hang", "completions")
     patient = {"deadline_s": PATIENCE_S, "request_timeout_s": PATIENCE_S}
     cfg = neighbours.settings(urls, generator=patient, judge={"deadline_s": PATIENCE_S})
-    answering = Answering(cfg, run="run-a", folder=tmp_path)
+    answering = AnswerPipeline(cfg, run="run-a", folder=tmp_path)
     pictures = {sha256_of("deck_1"): png_of("deck_1")}
     rewards = SearchRewardConfig(preset="focused", w_judge=1, w_ndcg=0, w_format=0)
     episodes = asked("slow")
@@ -261,12 +261,12 @@ def test_a_spent_cap_ends_the_run_and_no_answer_is_paid_for_twice(
         )
         for cap, is_enough in ((0.003, False), (None, True)):
             cfg.money = MoneyConfig(generator=PriceConfig(prompt=1, completion=10), cap=cap)
-            answering = Answering(cfg, run="run-a", folder=tmp_path)
+            answering = AnswerPipeline(cfg, run="run-a", folder=tmp_path)
             with closing(RewardStream(rewards, answering, pictures.__getitem__)) as stream:
                 stream.check()
                 with ExitStack() as ends:
                     if not is_enough:
-                        ends.enter_context(pytest.raises(MoneySpent))
+                        ends.enter_context(pytest.raises(BudgetExceeded))
                     for found in episodes:
                         stream.submit(found)
                     stream.collect(1, wanted, PATIENCE_S)

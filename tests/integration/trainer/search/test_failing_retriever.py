@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.kit.moody import FAULTS, Fault, Moody
+from bench.kit.flaky_server import FAULTS, Fault, Moody
 from bench.kit.servers import running_app
 from scorekit.errors import ScorekitError
 from scorekit.retrieval.client import Retriever
@@ -21,10 +21,10 @@ from tests.kits.trainer.searching.finished import question
 from trainer.search.records import Question, Trajectory
 from trainer.search.reward.config import SearchRewardConfig
 from trainer.search.reward.stream import RewardStream
+from trainer.search.rollout.config import EpisodeConfig
+from trainer.search.rollout.episode import run_episodes
+from trainer.search.rollout.policies import ScriptPolicy, TurnRequest
 from trainer.search.trajectories.store import TrajectoryStore
-from trainer.search.turns.config import EpisodeConfig
-from trainer.search.turns.episode import run_episodes
-from trainer.search.turns.policies import ScriptPolicy, TurnAsked
 
 PATIENCE_S = 120.0
 PAGES = {"deck_1": "births in korea", "deck_2": "births in europe", "deck_3": "rainfall"}
@@ -79,7 +79,7 @@ def moody(stand_in: StandInRetriever) -> Iterator[Moody]:
 def searching(**queries: str) -> ScriptPolicy:
     """Each question's query until its gold page was shown, and then the end."""
 
-    def script(one: TurnAsked) -> str:
+    def script(one: TurnRequest) -> str:
         name = one.trajectory_id.partition("-")[0]
         return search(queries[name]) if one.turn <= 2 else COMPLETE
 
@@ -124,7 +124,7 @@ def test_a_retriever_that_finds_nothing_is_no_failure(
 def test_one_that_is_away_for_all_is_a_typed_error_and_keeps_what_was_done(
     fault: Fault, moody: Moody, tmp_path: Path
 ) -> None:
-    def script(one: TurnAsked) -> str:
+    def script(one: TurnRequest) -> str:
         """The first question's episodes end before the retriever falls ill."""
         if one.turn == 2:
             moody.mood = lambda path, body: fault
@@ -156,7 +156,7 @@ def test_one_that_is_stopped_and_started_again_is_waited_for(
     with ExitStack() as first:
         url = first.enter_context(running_app(stand_in.app))
 
-        def script(one: TurnAsked) -> str:
+        def script(one: TurnRequest) -> str:
             if (one.trajectory_id, one.turn) == ("q-0", 2):
                 first.close()
                 port = int(url.rpartition(":")[2])

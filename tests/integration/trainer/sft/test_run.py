@@ -16,13 +16,13 @@ from bench.kit.servers import wait_until
 from scorekit.config import save_config
 from scorekit.errors import UserError
 from tests.kits.trainer.chat import CHATML, byte_tokenizer, template_text
+from tests.kits.trainer.forked_trainer import Command, completed
 from tests.kits.trainer.sft import dialogues, save_chat_model, sft_config, write_rows
-from tests.kits.trainer.warm import Command, completed
 from trainer.chat.config import ChatConfig
 from trainer.chat.markers import has_markers, marked
 from trainer.chat.render import render
 from trainer.runs.checkpoints.export import export_policy
-from trainer.runs.runlog import read_jsonl
+from trainer.runs.run_log import read_jsonl
 from trainer.sft.config import SftConfig
 from trainer.sft.prepare import load_train
 from trainer.sft.run import run_sft

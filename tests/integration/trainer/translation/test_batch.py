@@ -17,8 +17,8 @@ from tests.kits.trainer.rewards import Recorder, switched_service
 from tests.kits.trainer.runs import byte_level_tokenizer, example, save_policy
 from trainer.translation.config import TrainerConfig
 from trainer.translation.rewards.config import RewardConfig
-from trainer.translation.rewards.score_batch import Group, RewardFailure
-from trainer.translation.rewards.services import Rewarder
+from trainer.translation.rewards.reward_batch import RewardFailure, SampleGroup
+from trainer.translation.rewards.services import RewardClient
 from trainer.translation.train import Artifacts, run_toy_rl
 
 
@@ -30,13 +30,13 @@ def pairs(group: int, count: int = 2) -> list[tuple[str, str]]:
     return [(f"source {group}", f"번역 {group} {n}") for n in range(count)]
 
 
-def outcomes(groups: list[Group]) -> list[list[bool]]:
+def outcomes(groups: list[SampleGroup]) -> list[list[bool]]:
     return [[r.ok for r in group.result().results["metricx"]] for group in groups]
 
 
 def test_a_group_is_scored_before_the_next_one_is_submitted() -> None:
     backend = Recorder("metricx")
-    with running_service(backend) as url, closing(Rewarder(only_metricx(url))) as rewarder:
+    with running_service(backend) as url, closing(RewardClient(only_metricx(url))) as rewarder:
         batch = rewarder.batch()
         groups = []
         for n in range(3):
@@ -61,7 +61,7 @@ class Meeting(FakeBackend):
 def test_both_services_are_asked_at_once() -> None:
     with running_service(Meeting("metricx")) as m, running_service(Meeting("xcomet")) as x:
         cfg = RewardConfig(metricx_urls=[m], xcomet_urls=[x])
-        with closing(Rewarder(cfg)) as rewarder:
+        with closing(RewardClient(cfg)) as rewarder:
             scores = rewarder.score(pairs(0))
     assert all(r.ok for name in ("metricx", "xcomet") for r in scores.results[name])
 
@@ -69,7 +69,7 @@ def test_both_services_are_asked_at_once() -> None:
 def test_a_dead_service_costs_a_batch_one_deadline(caplog: pytest.LogCaptureFixture) -> None:
     """Of 64 groups only those that are under way when it is given up have been waited for."""
     with running_service(FakeBackend("metricx")) as url:
-        rewarder = Rewarder(only_metricx(url, deadline_s=3))
+        rewarder = RewardClient(only_metricx(url, deadline_s=3))
     with closing(rewarder):
         batch = rewarder.batch()
         groups = [batch.submit(pairs(n)) for n in range(64)]
@@ -84,7 +84,7 @@ def test_a_service_that_dies_after_an_answer_is_given_up_too() -> None:
     """All groups are submitted before that answer, as the pieces of an evaluation are."""
     with (
         switched_service() as (switch, url),
-        closing(Rewarder(only_metricx(url, deadline_s=6))) as rewarder,
+        closing(RewardClient(only_metricx(url, deadline_s=6))) as rewarder,
     ):
         switch.down = lambda body: '"source 0"' not in body
         batch = rewarder.batch()
@@ -101,7 +101,7 @@ def test_a_service_that_dies_after_an_answer_is_given_up_too() -> None:
 
 @pytest.mark.usefixtures("no_second_try")
 def test_the_next_batch_asks_again() -> None:
-    with switched_service() as (switch, url), closing(Rewarder(only_metricx(url))) as rewarder:
+    with switched_service() as (switch, url), closing(RewardClient(only_metricx(url))) as rewarder:
         switch.down = lambda body: True
         batch = rewarder.batch()
         assert outcomes([batch.submit(pairs(n)) for n in range(3)]) == [[False] * 2] * 3
@@ -112,7 +112,7 @@ def test_the_next_batch_asks_again() -> None:
 
 @pytest.mark.usefixtures("no_second_try")
 def test_a_service_that_answers_others_is_not_given_up() -> None:
-    with switched_service() as (switch, url), closing(Rewarder(only_metricx(url))) as rewarder:
+    with switched_service() as (switch, url), closing(RewardClient(only_metricx(url))) as rewarder:
         switch.down = lambda body: "source 0" in body
         batch = rewarder.batch()
         first = batch.submit(pairs(0))
@@ -125,7 +125,7 @@ def test_a_service_that_answers_others_is_not_given_up() -> None:
 
 @pytest.mark.usefixtures("no_second_try")
 def test_what_was_scored_before_a_service_died_is_kept() -> None:
-    with switched_service() as (switch, url), closing(Rewarder(only_metricx(url))) as rewarder:
+    with switched_service() as (switch, url), closing(RewardClient(only_metricx(url))) as rewarder:
         batch = rewarder.batch()
         early = batch.submit(pairs(0))
         wait_until(lambda: early.futures["metricx"].done())
@@ -136,7 +136,7 @@ def test_what_was_scored_before_a_service_died_is_kept() -> None:
 def test_a_slow_service_is_waited_for_until_the_deadline() -> None:
     slow = Held("metricx")
     with running_service(slow) as url:
-        with closing(Rewarder(only_metricx(url, timeout_s=0.2, deadline_s=0.4))) as rewarder:
+        with closing(RewardClient(only_metricx(url, timeout_s=0.2, deadline_s=0.4))) as rewarder:
             slow.hold()
             batch = rewarder.batch()
             found = outcomes([batch.submit(pairs(n)) for n in range(12)])
@@ -147,7 +147,7 @@ def test_a_slow_service_is_waited_for_until_the_deadline() -> None:
 @pytest.mark.usefixtures("no_second_try")
 def test_on_failure_fail_is_raised_by_the_group() -> None:
     with running_service(FakeBackend("metricx")) as url:
-        rewarder = Rewarder(only_metricx(url, on_failure="fail"))
+        rewarder = RewardClient(only_metricx(url, on_failure="fail"))
     with closing(rewarder):
         group = rewarder.batch().submit(pairs(0))
         with pytest.raises(RewardFailure, match="metricx: upstream"):
@@ -172,7 +172,7 @@ class OneAtATime:
 
 def test_a_scorer_in_this_process_is_asked_one_group_after_another() -> None:
     OneAtATime.asked.clear()
-    with closing(Rewarder(only_metricx(f"{__name__}:OneAtATime"))) as rewarder:
+    with closing(RewardClient(only_metricx(f"{__name__}:OneAtATime"))) as rewarder:
         batch = rewarder.batch()
         for group in [batch.submit(pairs(n)) for n in range(8)]:
             with pytest.raises(Exception, match="returned 0 results for 2 samples"):

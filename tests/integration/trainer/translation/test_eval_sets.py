@@ -18,7 +18,7 @@ from scorekit.server.fake import FakeBackend
 from tests.kits.trainer.runs import byte_level_tokenizer, save_policy, write_examples
 from trainer.runs.checkpoints.checkpoint import best_checkpoint, read_state
 from trainer.runs.checkpoints.export import export_policy
-from trainer.runs.runlog import read_jsonl
+from trainer.runs.run_log import read_jsonl
 from trainer.translation.check import check_run
 from trainer.translation.config import TrainerConfig
 from trainer.translation.data import load_held_out, load_train

@@ -21,17 +21,17 @@ from tests.kits.trainer.runs import (
     save_policy,
     tiny_llama,
 )
-from trainer.runs.config import THE_SET
-from trainer.runs.figures import compare
-from trainer.runs.runlog import read_jsonl
+from trainer.runs.config import DEFAULT_EVAL_SET
+from trainer.runs.run_log import read_jsonl
+from trainer.runs.stats import compare
 from trainer.translation.config import GenerationConfig, TrainerConfig
 from trainer.translation.data import Example
 from trainer.translation.evaluation.evaluate import _stats, evaluate_on_dataset
-from trainer.translation.evaluation.figures import table
 from trainer.translation.evaluation.run import run_evaluation
+from trainer.translation.evaluation.stats import table
 from trainer.translation.rewards.config import RewardConfig
-from trainer.translation.rewards.earned import SampleReward
-from trainer.translation.rewards.services import Rewarder
+from trainer.translation.rewards.sample_reward import SampleReward
+from trainer.translation.rewards.services import RewardClient
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +54,7 @@ def test_an_evaluation_by_sampling_is_the_same_twice() -> None:
     texts = []
     with (
         running_service(FakeBackend("metricx")) as url,
-        closing(Rewarder(only_metricx(url))) as rewarder,
+        closing(RewardClient(only_metricx(url))) as rewarder,
     ):
         cfg = rewarder.cfg
         for seed in (1, 2):
@@ -81,7 +81,7 @@ def test_the_reward_stands_beside_its_coverage() -> None:
     examples = [example("ax", str(n)) for n in range(8)]
     with (
         running_service(FakeBackend("metricx")) as url,
-        closing(Rewarder(only_metricx(url))) as rewarder,
+        closing(RewardClient(only_metricx(url))) as rewarder,
     ):
         report = evaluate_on_dataset(examples, model, tokenizer, generation, rewarder, rewarder.cfg)
     scored = [line["metricx_score"] for line in report.examples if "nan" not in line["mt"]]
@@ -143,7 +143,7 @@ def test_two_policies_stand_side_by_side(
     """Figures as JSON and as pages, for all sources and for each language pair; and an earlier
     evaluation is taken as it is."""
     cfg = config(policies[0], tmp_path / "a", services)
-    (compared,) = run_evaluation(cfg, {THE_SET: SOURCES}, str(policies[1]))
+    (compared,) = run_evaluation(cfg, {DEFAULT_EVAL_SET: SOURCES}, str(policies[1]))
     assert compared.groups is not None and set(compared.groups) == {
         "all",
         "en-US>ko-KR",
@@ -178,7 +178,7 @@ def test_two_policies_stand_side_by_side(
     assert all("Save <3>" not in page and "<script" not in page for page in pages)
 
     earlier = config(policies[1], tmp_path / "b", services)
-    (again,) = run_evaluation(earlier, {THE_SET: SOURCES}, str(folder))
+    (again,) = run_evaluation(earlier, {DEFAULT_EVAL_SET: SOURCES}, str(folder))
     assert again.groups is not None and again.earlier is not None and again.earlier.lines == lines
     assert not (tmp_path / "b/against").exists()
     turned = {found.key: found for found in again.groups["all"]}
@@ -188,15 +188,15 @@ def test_two_policies_stand_side_by_side(
 def test_an_evaluation_that_cannot_be_compared_is_told_before_weights_load(
     policies: list[Path], services: dict[str, list[str]], tmp_path: Path
 ) -> None:
-    run_evaluation(config(policies[0], tmp_path / "a", services), {THE_SET: SOURCES[:2]})
+    run_evaluation(config(policies[0], tmp_path / "a", services), {DEFAULT_EVAL_SET: SOURCES[:2]})
     cfg = config(tmp_path / "gone", tmp_path / "b", services)
     with pytest.raises(UserError, match="that are not these 3 in this order"):
-        run_evaluation(cfg, {THE_SET: SOURCES[:3]}, str(tmp_path / "a"))
+        run_evaluation(cfg, {DEFAULT_EVAL_SET: SOURCES[:3]}, str(tmp_path / "a"))
     with pytest.raises(UserError, match=r"neither evaluation.jsonl .* nor config.json"):
-        run_evaluation(cfg, {THE_SET: SOURCES[:2]}, str(tmp_path))
+        run_evaluation(cfg, {DEFAULT_EVAL_SET: SOURCES[:2]}, str(tmp_path))
     written = tmp_path / "a/evaluation.json"
     figures = json.loads(written.read_text(encoding="utf-8"))
     figures["scored_by"]["metricx"] = "another"
     written.write_text(json.dumps(figures), encoding="utf-8")
     with pytest.raises(UserError, match="scored by the metricx model 'another'"):
-        run_evaluation(cfg, {THE_SET: SOURCES[:2]}, str(tmp_path / "a"))
+        run_evaluation(cfg, {DEFAULT_EVAL_SET: SOURCES[:2]}, str(tmp_path / "a"))

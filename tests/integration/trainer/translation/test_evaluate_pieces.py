@@ -17,11 +17,11 @@ from tests.kits.trainer.runs import (
     tiny_llama,
 )
 from trainer.runs.checkpoints.checkpoint import checkpoints, read_state
-from trainer.runs.runlog import read_jsonl
+from trainer.runs.run_log import read_jsonl
 from trainer.translation.config import GenerationConfig, TrainerConfig
 from trainer.translation.evaluation.evaluate import Report, evaluate_on_dataset
 from trainer.translation.rewards.config import RewardConfig
-from trainer.translation.rewards.services import Rewarder
+from trainer.translation.rewards.services import RewardClient
 from trainer.translation.tables import evaluation_line
 from trainer.translation.train import run_toy_rl
 
@@ -46,7 +46,7 @@ def shown_xcomet(metricx: str, xcomet: str) -> RewardConfig:
     return RewardConfig(metricx_urls=[metricx], xcomet_urls=[xcomet], w_xcomet_span=0)
 
 
-def evaluated(rewarder: Rewarder) -> Report:
+def evaluated(rewarder: RewardClient) -> Report:
     return evaluate_on_dataset(SOURCES, MODEL, TOKENIZER, GENERATION, rewarder, rewarder.cfg)
 
 
@@ -54,7 +54,7 @@ def test_a_piece_that_fails_costs_itself_alone_and_the_next_evaluation_asks_agai
     metricx: str,
 ) -> None:
     with switched_service("xcomet") as (switch, url):
-        with closing(Rewarder(shown_xcomet(metricx, url))) as rewarder:
+        with closing(RewardClient(shown_xcomet(metricx, url))) as rewarder:
             switch.down = lambda body: '"src":"ca"' in body.replace(": ", ":")
             report = evaluated(rewarder)
             scored = [line["xcomet_score"] is not None for line in report.examples]
@@ -77,7 +77,7 @@ def test_a_service_that_is_away_for_an_evaluation_is_asked_in_the_next(
     """Whether it was there when the run began or not; its absence is a coverage of 0, not None."""
     with switched_service("xcomet") as (switch, url):
         switch.away = begins == "away"
-        with closing(Rewarder(shown_xcomet(metricx, url))) as rewarder:
+        with closing(RewardClient(shown_xcomet(metricx, url))) as rewarder:
             found = []
             for away in (True, False, True, False):
                 switch.away = away

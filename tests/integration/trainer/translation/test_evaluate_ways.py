@@ -17,15 +17,15 @@ from bench.kit.servers import free_port, running_app, running_service
 from scorekit.config import load_config
 from scorekit.errors import UserError
 from scorekit.server.fake import FakeBackend
-from tests.kits.trainer import warm
+from tests.kits.trainer import forked_trainer
 from tests.kits.trainer.rewards import OtherMetric
 from tests.kits.trainer.runs import byte_level_tokenizer, save_policy, write_examples
 from tests.kits.vllm_stub import KEY, VLLMStub
-from trainer.runs.config import THE_SET
-from trainer.runs.runlog import read_jsonl
+from trainer.runs.config import DEFAULT_EVAL_SET
+from trainer.runs.run_log import read_jsonl
 from trainer.translation.config import TrainerConfig
 from trainer.translation.data import load_examples
-from trainer.translation.evaluation.run import Outcome, run_evaluation
+from trainer.translation.evaluation.run import SetComparison, run_evaluation
 from trainer.translation.train import run_toy_rl
 
 ROOT = Path(__file__).parents[4]
@@ -68,14 +68,16 @@ def checkpoint(config: Path) -> Path:
     return run_toy_rl(examples, examples, cfg).checkpoint
 
 
-def evaluated(config: Path, out: Path, *overrides: str, **options: Any) -> Outcome:
+def evaluated(config: Path, out: Path, *overrides: str, **options: Any) -> SetComparison:
     """The command, in this process."""
     cfg = load_config(TrainerConfig, config, [f"misc.run_dir={out}", *overrides])
-    (outcome,) = run_evaluation(cfg, {THE_SET: load_examples(str(cfg.data.eval))}, **options)
+    (outcome,) = run_evaluation(
+        cfg, {DEFAULT_EVAL_SET: load_examples(str(cfg.data.eval))}, **options
+    )
     return outcome
 
 
-def translations(outcome: Outcome) -> list[str]:
+def translations(outcome: SetComparison) -> list[str]:
     return [line["mt"] for line in outcome.evaluation.lines]
 
 
@@ -87,7 +89,9 @@ def without_seconds(path: Path) -> dict[str, Any]:
 def command(
     *arguments: str, world: int = 1, module: str = "trainer"
 ) -> subprocess.CompletedProcess[str]:
-    return warm.completed(module, "evaluate", *arguments, environment={**os.environ}, ranks=world)
+    return forked_trainer.completed(
+        module, "evaluate", *arguments, environment={**os.environ}, ranks=world
+    )
 
 
 def test_a_checkpoint_of_adapters_is_evaluated_as_it_is(

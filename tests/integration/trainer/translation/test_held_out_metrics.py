@@ -15,18 +15,18 @@ from scorekit.errors import UserError
 from scorekit.server.backend import Encoded, Outcome
 from scorekit.server.fake import FakeBackend
 from scorekit.server.http.settings import Secrets
-from scorekit.server.scoring import ScoreDescription
+from scorekit.server.score_endpoint import ScoreDescription
 from tests.kits.embedder import ToyEmbedder
 from tests.kits.trainer.rewards import FakeJudge, OtherMetric, switched_service
 from tests.kits.trainer.runs import byte_level_tokenizer, save_policy, write_examples
-from trainer.runs.runlog import read_jsonl
+from trainer.runs.run_log import read_jsonl
 from trainer.translation.check import check_run
 from trainer.translation.config import TrainerConfig
 from trainer.translation.data import load_held_out, load_train
 from trainer.translation.evaluation.held_out import HeldOutMetrics
 from trainer.translation.evaluation.report import write_report
 from trainer.translation.evaluation.run import run_evaluation
-from trainer.translation.rewards.services import Rewarder
+from trainer.translation.rewards.services import RewardClient
 from trainer.translation.tables import evaluation_line
 from trainer.translation.train import Artifacts, run_toy_rl
 
@@ -169,7 +169,7 @@ def test_a_rising_reward_and_a_falling_metric_end_the_run(place, tmp_path, monke
 def asked_first(place: tuple[list[str], str], **metrics: str) -> list[str]:
     """What the metrics say at the start of a run."""
     cfg = config(place, Path("run"), *(f"eval.metrics.{name}={u}" for name, u in metrics.items()))
-    with closing(Rewarder(cfg.reward)) as rewarder:
+    with closing(RewardClient(cfg.reward)) as rewarder:
         return HeldOutMetrics(cfg.eval.metrics, rewarder).check(load_held_out(cfg))
 
 
@@ -235,7 +235,7 @@ def test_what_is_no_metric_is_refused_at_the_start_and_left_out_later(place) -> 
             with pytest.raises(UserError, match=rf"^eval\.metrics\.m: .*{told}"):
                 asked_first(place, m=url)
         cfg = config(place, Path("run"), f"eval.metrics.m={closed}")
-        with closing(Rewarder(cfg.reward)) as rewarder:
+        with closing(RewardClient(cfg.reward)) as rewarder:
             metrics = HeldOutMetrics(cfg.eval.metrics, rewarder)
             assert metrics.score([("Save.", "저장", None)]) == {"m": ([None], None)}
     with pytest.raises(UserError, match=r"eval\.metrics\.m"):

@@ -15,7 +15,7 @@ from scorekit.scorers import RewardOutput, SampleForScoring, ScoringConfig, rewa
 from tests.kits.metricx_checkpoints import FLOAT32
 from trainer.translation.config import MiscConfig
 from trainer.translation.rewards.config import RewardConfig
-from trainer.translation.rewards.services import Rewarder
+from trainer.translation.rewards.services import RewardClient
 
 DEMO = Path(__file__).parents[4] / "demo" / "models"
 METRICX = "services.metricx.model:MetricXQEScorer"
@@ -61,9 +61,9 @@ class NoScorer:
     pass
 
 
-def opened(target: str, misc: MiscConfig | None = None, **changes: Any) -> Rewarder:
+def opened(target: str, misc: MiscConfig | None = None, **changes: Any) -> RewardClient:
     values: dict[str, Any] = {"metricx_urls": [target], "w_xcomet_span": 0} | changes
-    return Rewarder(RewardConfig(**values), misc=misc)
+    return RewardClient(RewardConfig(**values), misc=misc)
 
 
 def test_a_scorer_gets_what_the_config_says_and_it_takes() -> None:
@@ -111,7 +111,7 @@ def test_equal_samples_are_scored_once() -> None:
 
 def test_without_caching_every_sample_is_scored() -> None:
     cfg = RewardConfig(metricx_urls=[f"{__name__}:Counting"], w_xcomet_span=0)
-    rewarder = Rewarder(cfg, caching=False)
+    rewarder = RewardClient(cfg, caching=False)
     Counting.asked.clear()
     for _ in range(2):
         rewarder.score([("a", "집"), ("a", "집")])

@@ -19,9 +19,9 @@ from scorekit.server.fake import FakeBackend
 from tests.kits.trainer.rewards import FakeJudge, Services, judge_service, reward_services
 from tests.kits.trainer.runs import byte_level_tokenizer, rollout, save_policy
 from trainer.__main__ import app
+from trainer.translation.rewards.compute import compute_rewards
 from trainer.translation.rewards.config import RewardConfig
-from trainer.translation.rewards.formula import sample_rewards
-from trainer.translation.rewards.services import Rewarder
+from trainer.translation.rewards.services import RewardClient
 
 OFF = {"w_metricx": 0, "w_xcomet_span": 0, "deadline_s": 10.0}
 Judge = tuple[FakeJudge, str]
@@ -60,9 +60,9 @@ def rewards(cfg: RewardConfig, *texts: tuple[str, str], ref: str | None = None) 
         )
         for src, mt in texts
     ]
-    with closing(Rewarder(cfg)) as rewarder:
+    with closing(RewardClient(cfg)) as rewarder:
         scores = rewarder.score([made.scored_text for made in rollouts])
-    return sample_rewards(rollouts, scores, cfg)
+    return compute_rewards(rollouts, scores, cfg)
 
 
 def test_mqm_marks_spans_and_omissions(judge: Judge) -> None:
@@ -131,23 +131,23 @@ def test_a_source_that_no_translation_helps_is_not_charged(judge: Judge) -> None
 )
 def test_the_judge_is_checked_first(judge: Judge, changes: Any, told: str) -> None:
     with pytest.raises(UserError, match=told):
-        Rewarder(RewardConfig(**(OFF | {"urls": {"judge": judge[1]}} | changes)))
+        RewardClient(RewardConfig(**(OFF | {"urls": {"judge": judge[1]}} | changes)))
 
 
 def test_a_service_that_is_no_such_judge_is_refused(metrics: Services) -> None:
     wrong = {"judge": metrics.urls["xcomet_urls"]}
     with pytest.raises(UserError, match="is a xcomet service"):
-        Rewarder(RewardConfig(**OFF, w_omission=1, urls=wrong))
+        RewardClient(RewardConfig(**OFF, w_omission=1, urls=wrong))
     for settings, told in (
         ({"lower": False}, "higher_is_better=True"),
         ({"has_mqm": False}, "mqm"),
     ):
         with judge_service(**settings) as (_, url), pytest.raises(UserError, match=told):
-            Rewarder(RewardConfig(**OFF, w_omission=1, urls={"judge": url}))
+            RewardClient(RewardConfig(**OFF, w_omission=1, urls={"judge": url}))
 
 
 def test_a_judge_without_weight_is_never_asked(judge: Judge, metrics: Services) -> None:
-    with closing(Rewarder(metrics.config(urls={"judge": judge[1]}))) as rewarder:
+    with closing(RewardClient(metrics.config(urls={"judge": judge[1]}))) as rewarder:
         assert rewarder.available == ("metricx", "xcomet")
         rewarder.score([("Open.", "열기", "en", "ko")], rewarder.available)
     assert judge[0].asked == []

@@ -17,11 +17,11 @@ from scorekit.server.fake import fake_score, fake_spans
 from tests.kits.trainer.rewards import Recorder, Services, reward_services, rewards_of
 from tests.kits.trainer.runs import rollout
 from trainer.translation.dumps import completion_line
-from trainer.translation.evaluation.figures import reward_figures
-from trainer.translation.rewards.formula import sample_rewards
-from trainer.translation.rewards.score_batch import RewardFailure
-from trainer.translation.rewards.services import Rewarder
-from trainer.translation.rewards.terms.metricx import metricx_reward
+from trainer.translation.evaluation.stats import reward_figures
+from trainer.translation.rewards.components.metricx import metricx_reward
+from trainer.translation.rewards.compute import compute_rewards
+from trainer.translation.rewards.reward_batch import RewardFailure
+from trainer.translation.rewards.services import RewardClient
 
 
 @pytest.fixture(scope="module")
@@ -105,10 +105,10 @@ def test_a_service_without_weight_that_fails_costs_no_reward(
 ) -> None:
     """An evaluation asks it, too."""
     cfg = services.config(w_xcomet_span=0)
-    with closing(Rewarder(cfg)) as rewarder:
+    with closing(RewardClient(cfg)) as rewarder:
         scores = rewarder.score([("source of 열기", "열기")], rewarder.available)
         scores.results |= rewarder.score([("source", fault)], ["xcomet"]).results
-    (reward,) = sample_rewards([rollout([1], [5], "열기")], scores, cfg)
+    (reward,) = compute_rewards([rollout([1], [5], "열기")], scores, cfg)
     assert reward.r_seq == pytest.approx(5 - metricx_of("열기"))
     assert reward.text_error is reward.service_error is reward.overlong is None
     assert reward.shown_error is not None and reward.shown_error.startswith("xcomet: ")

@@ -15,10 +15,10 @@ from scorekit.schemas import Scored
 from scorekit.scorers import RewardOutput, SampleForScoring, ScoringConfig, reward_output
 from scorekit.server.fake import FakeBackend
 from scorekit.server.http.settings import Secrets
-from scorekit.server.scoring import ScoreDescription
+from scorekit.server.score_endpoint import ScoreDescription
 from tests.kits.trainer.rewards import TEXTS, Recorder, Services, reward_services, rewards_of
 from trainer.translation.rewards.config import RewardConfig
-from trainer.translation.rewards.services import Rewarder
+from trainer.translation.rewards.services import RewardClient
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_urls_from_the_environment(services: Services, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("METRICX_URL", services.urls["metricx_urls"])
     monkeypatch.setenv("XCOMET_URL", services.urls["xcomet_urls"])
-    rewarder = Rewarder(RewardConfig())
+    rewarder = RewardClient(RewardConfig())
     assert set(rewarder.infos) == set(services.urls.values())
     rewarder.close()
 
@@ -60,19 +60,19 @@ def test_urls_from_the_environment(services: Services, monkeypatch: pytest.Monke
 )
 def test_services_are_checked_first(services: Services, changes: Any, told: str) -> None:
     with pytest.raises(UserError) as error:
-        Rewarder(services.config(**changes))
+        RewardClient(services.config(**changes))
     assert told in str(error.value)
 
 
 def test_swapped_and_reversed_services_are_refused(services: Services) -> None:
     swapped = services.config(metricx_urls=services.urls["xcomet_urls"])
     with pytest.raises(UserError, match="is a xcomet service"):
-        Rewarder(swapped)
+        RewardClient(swapped)
     with (
         running_service(Recorder("metricx", higher=True)) as url,
         pytest.raises(UserError, match="higher_is_better=True"),
     ):
-        Rewarder(services.config(metricx_urls=url))
+        RewardClient(services.config(metricx_urls=url))
 
 
 class OtherRevision(Recorder):
@@ -84,11 +84,11 @@ def test_urls_of_one_service_must_agree(services: Services) -> None:
     same = services.urls["metricx_urls"]
     with running_service(OtherRevision("metricx")) as url:
         with pytest.raises(UserError) as error:
-            Rewarder(services.config(metricx_urls=[same, url]))
+            RewardClient(services.config(metricx_urls=[same, url]))
     for told in ("reward.metricx_urls: ", same, url, "has revision", "'other'"):
         assert told in str(error.value)
     with running_service(Recorder("metricx")) as url:
-        Rewarder(services.config(metricx_urls=[same, url])).close()
+        RewardClient(services.config(metricx_urls=[same, url])).close()
 
 
 class Dying(Recorder):
@@ -109,7 +109,7 @@ def test_a_service_that_is_only_shown_never_ends_a_run(
         if how != "in process":
             shown = {"metricx_urls": url}
         cfg = services.config(w_metricx=0, on_failure="fail", **shown)
-        rewarder = Rewarder(cfg)
+        rewarder = RewardClient(cfg)
         if how == "broken":
             results = rewarder.score(TEXTS, rewarder.available).results
     if how != "broken":
@@ -129,8 +129,8 @@ def test_a_service_that_is_only_shown_never_ends_a_run(
 def test_a_scorer_that_is_only_shown_may_fail_to_open(services: Services) -> None:
     shown = {"metricx_urls": f"{__name__}:LengthScorer", "metricx_scorer_args": {"wrong": 1}}
     with pytest.raises(UserError, match=r"metricx_scorer_args: .*'wrong'; its arguments: factor"):
-        Rewarder(services.config(**shown))
-    rewarder = Rewarder(services.config(w_metricx=0, **shown))
+        RewardClient(services.config(**shown))
+    rewarder = RewardClient(services.config(w_metricx=0, **shown))
     results = rewarder.score(TEXTS, rewarder.available).results
     assert [result.ok for result in results["metricx"]] == [False, False]
     assert [result.ok for result in results["xcomet"]] == [True, True]
@@ -141,12 +141,12 @@ def test_a_wrong_key_is_no_reason_to_drop_samples() -> None:
     secrets = Secrets(api_keys=SecretStr("right"))
     with running_service(FakeBackend("metricx"), secrets) as url:
         with pytest.raises(UserError, match="unauthorized"):
-            Rewarder(RewardConfig(metricx_urls=[url], w_xcomet_span=0))
+            RewardClient(RewardConfig(metricx_urls=[url], w_xcomet_span=0))
 
 
 def test_a_refusal_for_good_is_raised(services: Services) -> None:
     cfg = services.config(w_xcomet_span=0, max_input_length=16)
-    rewarder = Rewarder(cfg)
+    rewarder = RewardClient(cfg)
     rewarder.scoring = ScoringConfig.model_construct(**{**dict(rewarder.scoring), "overlong": "x"})
     with pytest.raises(RequestError):
         rewarder.score(TEXTS)
@@ -191,7 +191,7 @@ class DescribedScorer(LengthScorer):
 
 def test_a_scorer_in_this_process_is_held_to_the_expectations() -> None:
     def opened(scorer: str, **changes: Any) -> None:
-        Rewarder(
+        RewardClient(
             RewardConfig(metricx_urls=[f"{__name__}:{scorer}"], w_xcomet_span=0, **changes)
         ).close()
 

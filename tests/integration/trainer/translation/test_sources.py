@@ -17,11 +17,11 @@ from tests.kits.trainer.runs import byte_level_tokenizer, rollout, save_policy, 
 from trainer.translation.check import check_run
 from trainer.translation.config import TrainerConfig
 from trainer.translation.data import load_examples
-from trainer.translation.evaluation.figures import reward_figures
-from trainer.translation.rewards.earned import SampleReward
-from trainer.translation.rewards.formula import sample_rewards
+from trainer.translation.evaluation.stats import reward_figures
+from trainer.translation.rewards.compute import compute_rewards
+from trainer.translation.rewards.sample_reward import SampleReward
 from trainer.translation.rewards.screening import bad_sources
-from trainer.translation.rewards.services import Rewarder
+from trainer.translation.rewards.services import RewardClient
 from trainer.translation.train import run_toy_rl
 
 NUL, LONG, FINE = "Open \0 it.", "word " * 40, "Open it."
@@ -49,8 +49,8 @@ def services() -> Iterator[Services]:
 def rewards_of(services: Services, *texts: tuple[str, str], **changes: Any) -> list[SampleReward]:
     cfg = services.config(**changes)
     rollouts = [rollout([1], [5], mt, src_text=src) for src, mt in texts]
-    with closing(Rewarder(cfg)) as rewarder:
-        return sample_rewards(rollouts, rewarder.score(list(texts)), cfg)
+    with closing(RewardClient(cfg)) as rewarder:
+        return compute_rewards(rollouts, rewarder.score(list(texts)), cfg)
 
 
 def test_a_fault_of_the_source_is_not_charged_to_the_policy(services: Services) -> None:
@@ -83,7 +83,7 @@ def test_a_source_at_fault_does_not_end_a_run_that_ends_at_failures(services: Se
 def test_a_service_is_asked_for_a_source_once(
     services: Services, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with closing(Rewarder(services.config(overlong="penalty", w_xcomet_span=0))) as rewarder:
+    with closing(RewardClient(services.config(overlong="penalty", w_xcomet_span=0))) as rewarder:
         for text in ("열기", "저장", "열기"):
             rewarder.score([(LONG, text)])
         services.metricx.samples.clear()
@@ -95,14 +95,14 @@ def test_a_service_is_asked_for_a_source_once(
 def test_a_service_that_leaves_meanwhile_blames_nobody(services: Services) -> None:
     """Whose fault it was cannot be told then: no score, and no price."""
     cfg = services.config(overlong="penalty", w_xcomet_span=0)
-    with closing(Rewarder(cfg)) as rewarder:
+    with closing(RewardClient(cfg)) as rewarder:
         batch = rewarder.batch()
         group = batch.submit([(LONG, "열기")])
         group.futures["metricx"].result()
         rewarder._scorers["metricx"] = gone = rewarder._remote(
             "metricx", [f"http://127.0.0.1:{free_port()}"]
         )
-        (reward,) = sample_rewards([rollout([1], [5], "열기", src_text=LONG)], group.result(), cfg)
+        (reward,) = compute_rewards([rollout([1], [5], "열기", src_text=LONG)], group.result(), cfg)
         gone.close()
     assert reward.r_seq is None and reward.text_error is reward.source_error is None
     assert reward.service_error is not None and "upstream" in reward.service_error
@@ -116,7 +116,7 @@ def test_sources_are_found_before_training(
     sources = [FINE, NUL, "word " * 20, LONG, *(f"Open {n}." for n in range(100))]
     cfg = services.config(overlong=overlong, max_input_length=64, w_xcomet_span=0)
     services.metricx.samples.clear()
-    with closing(Rewarder(cfg)) as rewarder:
+    with closing(RewardClient(cfg)) as rewarder:
         assert bad_sources(sources, rewarder).keys() == found
     asked = {sample.src for sample in services.metricx.samples}
     assert asked == ({"word " * 20, LONG} if overlong == "skip" else set())

@@ -14,23 +14,23 @@ from scorekit.errors import UserError
 from tests.kits.trainer.rewards import reward_services
 from tests.kits.trainer.runs import byte_level_tokenizer, example, rollout, save_policy
 from trainer.__main__ import app
-from trainer.runs.figures import Curve, Figure
+from trainer.runs.stats import Curve, StatSpec
 from trainer.translation.config import TrainerConfig
-from trainer.translation.evaluation.figures import table
+from trainer.translation.evaluation.stats import table
+from trainer.translation.rewards.component import TextComponent
+from trainer.translation.rewards.components import TERMS, needed, weighted
+from trainer.translation.rewards.compute import compute_rewards
 from trainer.translation.rewards.config import RewardConfig
-from trainer.translation.rewards.formula import sample_rewards
-from trainer.translation.rewards.score_batch import Scores
-from trainer.translation.rewards.term import TextTerm
-from trainer.translation.rewards.terms import TERMS, needed, weighted
+from trainer.translation.rewards.reward_batch import Scores
 from trainer.translation.rollouts import TranslationRollout
 
 
-class Brevity(TextTerm):
+class Brevity(TextComponent):
     """Minus one for each character that is new in the text."""
 
     name = "brevity"
     table = (
-        Figure(
+        StatSpec(
             key="brevity_mean",
             title="brevity (characters)",
             digits=1,
@@ -58,7 +58,7 @@ def brevity() -> Iterator[None]:
 def test_the_value_times_the_weight_is_added(brevity: None) -> None:
     made = rollout([1], [5, 6], "열기", src_text="Open.", pair="en-US>ko-KR")
     cfg = RewardConfig(w_metricx=0, w_xcomet_span=0, terms={"brevity": 0.25})
-    (reward,) = sample_rewards([made], Scores(), cfg)
+    (reward,) = compute_rewards([made], Scores(), cfg)
     assert reward.r_seq == -0.5 and reward.values == {"brevity": -2.0}
 
 

@@ -11,8 +11,8 @@ import yaml
 
 from tests.kits.trainer.searching.finished import episode, png_of
 from trainer.search.curation.dataset import question_row
-from trainer.search.curation.samples import CuratedPrompt, Sample, sample_of
-from trainer.search.curation.spool import Spool
+from trainer.search.curation.disk_spool import DiskSpool
+from trainer.search.curation.samples import CuratedPrompt, EpisodeSummary, sample_of
 from trainer.search.data import gold_pages
 from trainer.search.records import (
     EpisodeReward,
@@ -67,7 +67,7 @@ def searched(
 
 def prompt_of(**scores: Sequence[float]) -> CuratedPrompt:
     """A prompt of the episodes that have these `judge`, `ndcg`, `reward`; in memory alone."""
-    question, spool = asked("q", 1), Spool(Sample)
+    question, spool = asked("q", 1), DiskSpool(EpisodeSummary)
     for n, values in enumerate(zip(*scores.values(), strict=True)):
         found = searched(question, n, **dict(zip(scores, values, strict=True)))
         spool.append(sample_of(found, 0, "run"), question.id)

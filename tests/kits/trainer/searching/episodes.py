@@ -7,9 +7,9 @@ from typing import Any
 
 from tests.kits.trainer.searching.pages import PagesHere
 from trainer.search.records import Question, Trajectory
-from trainer.search.turns.config import EpisodeConfig
-from trainer.search.turns.episode import run_episodes
-from trainer.search.turns.policies import Policy, ScriptPolicy, TurnAsked
+from trainer.search.rollout.config import EpisodeConfig
+from trainer.search.rollout.episode import run_episodes
+from trainer.search.rollout.policies import Policy, ScriptPolicy, TurnRequest
 
 COMPLETE = "<think>enough</think>\n<search_complete>true</search_complete>"
 
@@ -39,7 +39,7 @@ def scripted(*turns: str) -> ScriptPolicy:
 def by_question(turns: Mapping[str, Sequence[str]]) -> ScriptPolicy:
     """Turns by the id of the question."""
 
-    def script(one: TurnAsked) -> str:
+    def script(one: TurnRequest) -> str:
         mine = turns[one.trajectory_id.partition("/")[0]]
         return mine[one.turn - 1] if one.turn <= len(mine) else COMPLETE
 

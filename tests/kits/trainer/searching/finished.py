@@ -6,7 +6,7 @@ import hashlib
 from typing import Any
 
 from scorekit.retrieval.wire import PageHit
-from trainer.search.records import Question, TokenRecord, Trajectory, Turn, View, mask_digest
+from trainer.search.records import ImageView, Question, TokenRecord, Trajectory, Turn, mask_digest
 
 
 def png_of(name: str) -> bytes:
@@ -25,19 +25,19 @@ def question(id: str = "q1", gold: tuple[str, ...] = ("deck_2",), **more: Any) -
     return Question(id=id, gold=gold, **(asked | more))
 
 
-def page(page_id: str) -> View:
+def page(page_id: str) -> ImageView:
     """A whole page, shown at its own size; its picture is `png_of(page_id)`."""
     return _view("page", page_id, page_id, (0, 0, 100, 80))
 
 
-def crop(page_id: str, name: str) -> View:
+def crop(page_id: str, name: str) -> ImageView:
     """A part of a page, whose picture is `png_of(name)`."""
     return _view("crop", page_id, name, (10, 10, 60, 50))
 
 
-def _view(kind: Any, page_id: str, name: str, region: Any) -> View:
+def _view(kind: Any, page_id: str, name: str, region: Any) -> ImageView:
     left, top, right, bottom = region
-    return View(
+    return ImageView(
         kind=kind,
         page_id=page_id,
         width=right - left,

@@ -18,10 +18,10 @@ from tests.kits.trainer.images import EOS, IMAGE, PAD, PROCESSOR, tiny
 from trainer.chat.config import ChatConfig
 from trainer.rl.config import SamplingConfig
 from trainer.rl.forward import completion_logprobs
-from trainer.rl.sampler import Sampled
-from trainer.search.sight.config import SightConfig
-from trainer.search.sight.reading import PictureReader
-from trainer.search.turns.joined import TurnIds
+from trainer.rl.sampler import SampledCompletion
+from trainer.search.images.config import SightConfig
+from trainer.search.images.processor import ImageProcessor
+from trainer.search.rollout.episode_tokens import TurnTokenizer
 
 #: For `tests.kits.trainer.images.tiny`: squares of 8 pixels, of which it reads 64 at most.
 TINY_SIGHT = {"factor": 8, "min_pixels": 1024, "max_pixels": 4096}
@@ -42,11 +42,11 @@ def qwen(name: str) -> Any:
 
 
 def turn_ids(
-    tokenizer: Any, reader: PictureReader | None = None, stop: str = "<|im_end|>", **chat: Any
-) -> TurnIds:
+    tokenizer: Any, reader: ImageProcessor | None = None, stop: str = "<|im_end|>", **chat: Any
+) -> TurnTokenizer:
     """The ids of conversations under the tokenizer's template."""
     stops = [tokenizer.convert_tokens_to_ids(stop)]
-    return TurnIds(tokenizer, ChatConfig(**chat), reader, stops)
+    return TurnTokenizer(tokenizer, ChatConfig(**chat), reader, stops)
 
 
 @cache
@@ -78,10 +78,10 @@ def save_tiny(folder: Path, context: int = 8192) -> Path:
     return folder
 
 
-def tiny_reader(model: Any, processor: Any, **sight: Any) -> PictureReader:
+def tiny_reader(model: Any, processor: Any, **sight: Any) -> ImageProcessor:
     """Of the tiny model."""
     told = SightConfig.model_validate(TINY_SIGHT | sight)
-    return PictureReader(processor, model.config, told)
+    return ImageProcessor(processor, model.config, told)
 
 
 class ToldSampler:
@@ -104,7 +104,7 @@ class ToldSampler:
         images: Any = None,
         seed: int | None = None,
         with_logprobs: bool = True,
-    ) -> Iterator[tuple[int, list[Sampled]]]:
+    ) -> Iterator[tuple[int, list[SampledCompletion]]]:
         assert gen_cfg.num_samples_per_prompt == 1
         self.calls.append(([list(ids) for ids in prompts], gen_cfg, images, seed))
         for i in reversed(range(len(prompts))):  # in any order
@@ -112,7 +112,7 @@ class ToldSampler:
             ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
             ids = [*ids, self.tokenizer.eos_token_id] if self.end else ids
             ids = ids[: gen_cfg.max_new_tokens]
-            yield i, [Sampled(ids, [-0.5] * len(ids) if with_logprobs else None)]
+            yield i, [SampledCompletion(ids, [-0.5] * len(ids) if with_logprobs else None)]
 
     def sync(self, model: Any, update: int) -> None: ...
 
@@ -136,7 +136,7 @@ class FirstTold:
         *,
         images: Sequence[Sequence[Any]] | None = None,
         **options: Any,
-    ) -> Iterator[tuple[int, list[Sampled]]]:
+    ) -> Iterator[tuple[int, list[SampledCompletion]]]:
         shown = images or [()] * len(prompts)
         left = []
         for i, prompt in enumerate(prompts):
@@ -154,7 +154,7 @@ class FirstTold:
                     images=[shown[i]],
                     never=self.never,
                 )
-            yield i, [Sampled(self.told[turn], said[0].tolist())]
+            yield i, [SampledCompletion(self.told[turn], said[0].tolist())]
         drawn = self.inner.sample(
             [prompts[i] for i in left], gen_cfg, images=[shown[i] for i in left], **options
         )

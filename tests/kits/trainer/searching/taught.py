@@ -32,7 +32,7 @@ from trainer.rl.config import SamplingConfig
 from trainer.rl.forward import completion_logprobs
 from trainer.rl.rollout import Rollout, action_masks
 from trainer.rl.tokenizer_files import save_tokenizer
-from trainer.search.turns.sampled import SampledPolicy
+from trainer.search.rollout.sampled import SampledPolicy
 
 PAGES = {"deck_1": "births in korea", "deck_2": "births in europe", "deck_3": "rainfall"}
 QUESTION = "How many births in Europe?"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from demo.search.answer_keys import FINAL_KEYS, KEYS, Key, read_keys
 from demo.search.answering import NOT_SHOWN, Answerer
-from demo.search.keys import FINAL_KEYS, KEYS, Key, read_keys
 from demo.search.make_corpus import FINAL_TEST, HELDOUT, TRAIN
 from demo.search.reading import CORPUS, FINAL_CORPUS, HEIGHT, WIDTH, Sight
 

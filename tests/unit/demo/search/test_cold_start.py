@@ -16,8 +16,8 @@ from demo.train.search.questions import Questions, bare
 from demo.train.search.scripts import BROKEN, DONE, STYLES, Scripts, search_turn
 from demo.train.search.tokenizer import STOP, TAGS, new_tokenizer
 from trainer.search.actions import Complete, Crop, Invalid, Search, parse
-from trainer.search.turns.policies import TurnAsked
-from trainer.search.turns.prompt import Message
+from trainer.search.rollout.policies import TurnRequest
+from trainer.search.rollout.prompt import Message
 
 QUESTION = "How much rain came down on Seattle in May 2014, counted in mm?"
 SHOWN = """\
@@ -27,11 +27,11 @@ SHOWN = """\
 5 turns left."""
 
 
-def asked(turn: int, told: str = SHOWN) -> TurnAsked:
+def asked(turn: int, told: str = SHOWN) -> TurnRequest:
     messages = [Message("system", "s"), Message("user", f"Question: {QUESTION}")]
     if turn > 1:
         messages += [Message("assistant", "t"), Message("user", told)]
-    return TurnAsked("t", turn, messages, None, 300)
+    return TurnRequest("t", turn, messages, None, 300)
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from demo.search.answer_keys import FINAL_KEYS, KEYS, Key, Spot, read_keys
 from demo.search.final_test.asked import everything as asked_at_last
-from demo.search.keys import FINAL_KEYS, KEYS, Key, Spot, read_keys
 from demo.search.make_corpus import FINAL_TEST, HELDOUT, TRAIN
 from demo.search.reading import (
     CORPUS,

@@ -11,8 +11,8 @@ from tenacity import RetryCallState
 
 from scorekit.errors import RequestError
 from scorekit.llm import LLMError
-from scorekit.llm.pacing import Patience
-from scorekit.net.retry import Deadline, growing, retry_after_s, stepped, tries
+from scorekit.llm.limits import RetryPolicy
+from scorekit.net.retry import Deadline, exponential_wait, retry_after_s, retrying, stepped
 
 AWAY = LLMError("unreachable", "", retryable=True)
 HEADERS = {
@@ -51,27 +51,27 @@ def test_stepped_pauses_have_jitter_and_never_undercut_retry_after() -> None:
 
 def test_growing_pauses_end_at_ten_seconds() -> None:
     for number in (1, 2, 50):
-        assert 0 <= growing(state(number)) <= min(10.0, 0.2 * 2 ** (number - 1))
+        assert 0 <= exponential_wait(state(number)) <= min(10.0, 0.2 * 2 ** (number - 1))
 
 
 def test_patience_ends_after_its_attempts_and_waits_longer_for_a_server_that_is_away() -> None:
-    def over(patience: Patience, number: int, error: BaseException) -> bool:
+    def over(patience: RetryPolicy, number: int, error: BaseException) -> bool:
         patience.wait(state(number, error))
         return patience.stop(state(number, error))
 
     away = LLMError("unreachable", "", retryable=True, status=503)
     busy = LLMError("overloaded", "", retryable=True, status=429)
     assert away.server_is_away and not busy.server_is_away
-    patience = Patience(3, (1.0,), 3600.0)
+    patience = RetryPolicy(3, (1.0,), 3600.0)
     assert [over(patience, number, busy) for number in (1, 2, 3)] == [False, False, True]
-    patience = Patience(3, (0.0,), 3600.0)  # no pause is a pause
+    patience = RetryPolicy(3, (0.0,), 3600.0)  # no pause is a pause
     assert not any(over(patience, number, away) for number in range(1, 50))
     assert over(patience, 50, busy)
-    assert over(Patience(1, (1.0,), 0.0), 1, away)
+    assert over(RetryPolicy(1, (1.0,), 0.0), 1, away)
 
 
 def test_the_last_pause_ends_with_the_waiting() -> None:
-    patience = Patience(1, (1000.0,), 5.0)
+    patience = RetryPolicy(1, (1000.0,), 5.0)
     assert 0 < patience.wait(state(1)) <= 5.0
 
 
@@ -83,7 +83,7 @@ def test_a_try_is_repeated_only_where_the_caller_says_so(worth: bool) -> None:
     deadline = Deadline(3600)
 
     async def ask() -> None:
-        async for attempt in tries(
+        async for attempt in retrying(
             lambda error: worth,
             wait=lambda state: next(waits),
             stop=deadline.is_too_near,
@@ -104,7 +104,7 @@ def test_a_try_that_begins_behind_the_deadline_tells_why_the_one_before_failed()
     assert deadline.for_try() > 0
 
     async def ask() -> None:
-        async for attempt in tries(
+        async for attempt in retrying(
             lambda error: True,
             wait=lambda state: 0.0,
             stop=deadline.is_too_near,
@@ -121,4 +121,4 @@ def test_a_try_that_begins_behind_the_deadline_tells_why_the_one_before_failed()
 
 def test_one_seam_stills_every_pause_that_grows(monkeypatch: Any) -> None:
     monkeypatch.setattr("scorekit.net.retry._backoff", lambda state: 42.0)
-    assert growing(state(1)) == 42.0
+    assert exponential_wait(state(1)) == 42.0

@@ -8,7 +8,7 @@ import pickle
 import pytest
 
 from scorekit.errors import IndexChanged
-from scorekit.retrieval.pictures import KeptPictures
+from scorekit.retrieval.image_cache import PageImageCache
 
 
 def test_the_ones_used_longest_ago_go_first():
@@ -19,7 +19,7 @@ def test_the_ones_used_longest_ago_go_first():
         return page_id.encode() * 10
 
     async def scenario():
-        kept = KeptPictures(fetch, most_bytes=25)
+        kept = PageImageCache(fetch, most_bytes=25)
         for page_id in "ababcacb":
             assert await kept.get(page_id) == page_id.encode() * 10
         assert fetched == ["a", "b", "c", "a", "b"]
@@ -38,7 +38,7 @@ def test_who_gives_up_does_not_end_it_for_the_others():
             await go.wait()
             return b"png"
 
-        kept = KeptPictures(fetch, most_bytes=100)
+        kept = PageImageCache(fetch, most_bytes=100)
         hasty, patient = (asyncio.create_task(kept.get("a")) for _ in range(2))
         await asyncio.sleep(0)
         hasty.cancel()
@@ -60,7 +60,7 @@ def test_a_failure_goes_to_all_who_wait_and_is_not_kept():
                 raise faults.pop()
             return b"png"
 
-        kept = KeptPictures(fetch, most_bytes=100)
+        kept = PageImageCache(fetch, most_bytes=100)
         outcomes = await asyncio.gather(kept.get("a"), kept.get("a"), return_exceptions=True)
         assert [type(one) for one in outcomes] == [OSError, OSError]
         assert await kept.get("a") == b"png"

@@ -16,7 +16,7 @@ from scorekit.errors import RequestError
 from scorekit.schemas import TranslationSample
 from scorekit.server.backend import Encoded
 from scorekit.server.fake import FakeBackend, fake_score
-from scorekit.server.queue.batch import cut_batches
+from scorekit.server.queue.batch import make_batches
 from tests.kits.batching import Gate, _run, _until
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 600), st.sampled_from([1, 3])), max_size=200)
@@ -24,7 +24,7 @@ LENGTHS = st.lists(st.tuples(st.integers(1, 600), st.sampled_from([1, 3])), max_
 
 @given(LENGTHS, st.integers(1, 4000), st.one_of(st.none(), st.integers(1, 20)))
 def test_batches_hold_every_sample_once_within_the_budget(lengths, max_tokens, max_items):
-    batches = cut_batches(lengths, max_tokens, max_items)
+    batches = make_batches(lengths, max_tokens, max_items)
     assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
     for batch in batches:
         padded = max(lengths[i][0] for i in batch) * sum(lengths[i][1] for i in batch)
@@ -34,7 +34,7 @@ def test_batches_hold_every_sample_once_within_the_budget(lengths, max_tokens, m
 
 @given(LENGTHS.filter(len))
 def test_a_batch_holds_neighbours_in_length(lengths):
-    order = [lengths[i][0] for batch in cut_batches(lengths, 2000) for i in batch]
+    order = [lengths[i][0] for batch in make_batches(lengths, 2000) for i in batch]
     assert order == sorted(order, reverse=True)
 
 

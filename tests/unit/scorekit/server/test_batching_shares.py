@@ -16,8 +16,8 @@ from scorekit.errors import SampleError
 from scorekit.schemas import MetricXOptions, TranslationSample
 from scorekit.server.fake import FakeBackend
 from scorekit.server.queue.batch import run_batch
-from scorekit.server.queue.pieces import PIECE, Pieces, cut_pieces
-from scorekit.server.queue.work import Flight
+from scorekit.server.queue.in_flight import InFlightSample
+from scorekit.server.queue.tokenizer_queue import PIECE, TokenizerQueue, split_tasks
 from scorekit.server.windows.backend import with_windows
 from tests.kits.batching import Gate, _run, _until
 
@@ -286,11 +286,11 @@ def test_while_a_text_is_cut_into_windows_others_are_tokenised_and_scored():
 
 
 def test_pieces_of_a_large_request_let_others_be_tokenised():
-    pieces = Pieces(10.0)
+    pieces = TokenizerQueue(10.0)
 
     def put(job, count):
-        flights = [Flight(b"", None, "interactive", 1, 0.0) for _ in range(count)]
-        pieces.put(cut_pieces(job, flights, None), "interactive")
+        flights = [InFlightSample(b"", None, "interactive", 1, 0.0) for _ in range(count)]
+        pieces.put(split_tasks(job, flights, None), "interactive")
 
     put("large", 5 * PIECE)
     assert pieces.take().job == "large"

@@ -237,7 +237,7 @@ def test_a_score_of_windows_that_were_cut_in_another_way_is_not_taken_from_the_c
     told = backend.load()
 
     def key(revision, overlong):
-        monkeypatch.setattr("scorekit.server.scoring.REVISION", revision)
+        monkeypatch.setattr("scorekit.server.score_endpoint.REVISION", revision)
         body = {"samples": [{"src": "a", "mt": "b"}], "options": {"overlong": overlong}}
         return backend.verb.read(backend.verb.request_type(1).model_validate(body), told).key
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from scorekit.languages import MADLAD_IDS
 from scorekit.text import checks
 from scorekit.text.chatmarks import role_token
-from scorekit.text.chatter import meta_phrase
 from scorekit.text.checks import (
     copied_share,
     language_id,
@@ -27,6 +26,7 @@ from scorekit.text.checks import (
     truncation_sign,
 )
 from scorekit.text.markup import mask, placeholder_difference
+from scorekit.text.meta_text import meta_phrase
 from scorekit.text.numbers import missing_numbers
 
 DATA = Path(__file__).parents[4] / "demo/data"

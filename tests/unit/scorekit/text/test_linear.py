@@ -28,9 +28,9 @@ from tests.kits.hostile_texts import (
     searching,
     sources,
 )
-from trainer.roleplay.formulas import roles
 from trainer.roleplay.korean import names
-from trainer.roleplay.reply import CutReply
+from trainer.roleplay.reply import ParsedReply
+from trainer.roleplay.scoring import roles
 
 #: Functions that make patterns, and what they make. `_compiled`: the operator's own, of a setting.
 MADE = {
@@ -40,14 +40,14 @@ MADE = {
     ],
     ("scorekit.adapters.rewards", "_compiled"): lambda: [],
     ("trainer.roleplay.reply", "_speech"): lambda: [
-        CutReply("")._speech,
-        CutReply("", True)._speech,
+        ParsedReply("")._speech,
+        ParsedReply("", True)._speech,
     ],
     ("trainer.roleplay.korean.names", "_pattern"): lambda: [
         names._pattern(name) for name in ("유나", "서유나", "Alex B")
     ],
-    ("trainer.roleplay.formulas.roles", "_speaker"): lambda: [],  # those of its module
-    ("trainer.roleplay.formulas.roles", "_label"): lambda: [roles._label("유나")],
+    ("trainer.roleplay.scoring.roles", "_speaker"): lambda: [],  # those of its module
+    ("trainer.roleplay.scoring.roles", "_label"): lambda: [roles._label("유나")],
 }
 #: What else has kept a reader busy for long.
 PUMPS = [

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scorekit.text.numbers import asked_numbers, compare_numbers, missing_numbers, said_numbers
+from scorekit.text.numbers import compare_numbers, expected_numbers, missing_numbers, stated_numbers
 
 # -- words of a value, each language's own way -----------------------------------------------------
 
@@ -84,7 +84,7 @@ WORDS = {"en": english, "de": german, "ko": lambda value: korean(value) + " 명"
 @given(value=st.integers(11, 10**12 - 1), language=st.sampled_from(sorted(WORDS)))
 def test_words_say_their_value(value, language):
     words = WORDS[language](value)
-    assert value in said_numbers(f"- {words} -", language), words
+    assert value in stated_numbers(f"- {words} -", language), words
 
 
 @given(
@@ -110,7 +110,7 @@ def test_a_number_that_is_gone_is_missing(value, pair):
 def test_native_korean_counts_to_a_hundred(value):
     words = ["", *_KO_TENS][value // 10] + ["", *_KO_ONES][value % 10]
     words = "스무" if value == 20 else words
-    assert value in said_numbers(f"학생 {words} 명이 왔다.", "ko")
+    assert value in stated_numbers(f"학생 {words} 명이 왔다.", "ko")
 
 
 # -- forms -----------------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ def test_forms_of_a_number_are_the_same(forms):
     for source, src in forms.items():
         for target, mt in forms.items():
             assert missing_numbers(src, mt, source, target) == [], (src, mt)
-    assert asked_numbers(forms["ko"], "ko")
+    assert expected_numbers(forms["ko"], "ko")
 
 
 #: One quantity in two units, and in one of them.
@@ -251,12 +251,12 @@ FREE = [
 
 @pytest.mark.parametrize(("language", "src", "why"), FREE)
 def test_what_is_no_number_is_not_asked_for(language, src, why):
-    assert asked_numbers(src, language) == (["10"] if "10년" in src else []), why
+    assert expected_numbers(src, language) == (["10"] if "10년" in src else []), why
 
 
 def test_of_a_language_without_a_table_nothing_is_said():
-    assert asked_numbers("12", "ko-KR") == asked_numbers("12", "zh-TW") == ["12"]
-    assert asked_numbers("12", "Swahili") == []
+    assert expected_numbers("12", "ko-KR") == expected_numbers("12", "zh-TW") == ["12"]
+    assert expected_numbers("12", "Swahili") == []
     assert missing_numbers("12 pages", "kurasa", "en", "sw") == []
     assert missing_numbers("kurasa 12", "pages", "sw", "en") == []
     assert missing_numbers("12 pages", "", "en", "no such language") == []
@@ -271,7 +271,7 @@ def test_digits_without_end_are_read_in_part():
 @given(src=st.text(max_size=80), mt=st.text(max_size=80), pair=st.sampled_from(["en-ko", "zh-de"]))
 def test_any_text_can_be_asked(src, mt, pair):
     source, target = pair.split("-")
-    assert set(missing_numbers(src, mt, source, target)) <= set(asked_numbers(src, source))
+    assert set(missing_numbers(src, mt, source, target)) <= set(expected_numbers(src, source))
 
 
 _PIECES = [

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scorekit.text import alignment
 from scorekit.text.alignment import align
 from scorekit.text.sentences import sentence_starts
-from scorekit.text.windows import common_borders, halve, pack, refine, surround
+from scorekit.text.windows import add_context, common_boundaries, halve, pack, refine
 
 PROSE = Path(__file__).parents[3] / "data/prose"
 WORDS = [
@@ -67,7 +67,7 @@ def test_sentences_of_many_scripts():
 @settings(deadline=None)
 @given(st.lists(TEXTS, min_size=2, max_size=3))
 def test_common_borders_hold_every_character_once(texts):
-    borders = common_borders(texts)
+    borders = common_boundaries(texts)
     if any(texts):
         _ascends(borders, texts)
 
@@ -79,7 +79,7 @@ def test_parts_are_cut_until_they_fit(texts, most):
         sizes = [sum(b - a for a, b in zip(*part, strict=True)) for part in parts]
         return [size if size <= most else None for size in sizes]
 
-    borders, sizes = refine(texts, common_borders(texts), measure)
+    borders, sizes = refine(texts, common_boundaries(texts), measure)
     if any(texts):
         _ascends(borders, texts)
     for part, size in zip(pairwise(borders), sizes, strict=True):
@@ -118,7 +118,7 @@ def test_windows_are_about_equal_and_lack_no_text():
 def test_a_window_is_read_with_all_neighbours_that_fit(data, sizes, most):
     begin = data.draw(st.integers(0, len(sizes) - 1))
     end = data.draw(st.integers(begin + 1, len(sizes)))
-    first, last = surround(sizes, begin, end, most)
+    first, last = add_context(sizes, begin, end, most)
     read = sum(sizes[first:last])
     assert 0 <= first <= begin < end <= last <= len(sizes)
     assert read <= most or (first, last) == (begin, end)
@@ -127,12 +127,12 @@ def test_a_window_is_read_with_all_neighbours_that_fit(data, sizes, most):
 
 
 def test_neighbours_of_both_sides_are_read_alike_and_at_an_end_those_of_the_other():
-    assert surround([10] * 10, 4, 6, 60) == (2, 8)
-    assert surround([10] * 10, 0, 2, 65) == (0, 6)
-    assert surround([10] * 10, 8, 10, 60) == (4, 10)
-    assert surround([10, 50, 10, 10, 10, 10], 2, 3, 40) == (2, 6)  # 50 do not fit
-    assert surround([5, 5, 5, 20, 5, 5, 5, 5], 3, 4, 45) == (0, 6)
-    assert surround([10, 90, 10], 1, 2, 60) == (1, 2)  # a part over the limit is read alone
+    assert add_context([10] * 10, 4, 6, 60) == (2, 8)
+    assert add_context([10] * 10, 0, 2, 65) == (0, 6)
+    assert add_context([10] * 10, 8, 10, 60) == (4, 10)
+    assert add_context([10, 50, 10, 10, 10, 10], 2, 3, 40) == (2, 6)  # 50 do not fit
+    assert add_context([5, 5, 5, 20, 5, 5, 5, 5], 3, 4, 45) == (0, 6)
+    assert add_context([10, 90, 10], 1, 2, 60) == (1, 2)  # a part over the limit is read alone
 
 
 def _pairs(name, left, right):

@@ -12,9 +12,9 @@ import torch
 
 from bench.embeddings.folders import make_folder, make_plain_folder
 from scorekit.errors import SampleError, UserError
+from services.embedder.endpoint import EmbedOptions
 from services.embedder.folder import digest_folder
 from services.embedder.model import EmbedderBackend
-from services.embedder.verb import EmbedOptions
 
 CUT, WHOLE = EmbedOptions(True, ""), EmbedOptions(False, "")
 

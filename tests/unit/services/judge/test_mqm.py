@@ -16,10 +16,10 @@ from scorekit.server.stored import could_be_answer
 from services.judge.fence import END
 from services.judge.model import OpenAIBackend
 from services.judge.mqm import MqmTask
-from services.judge.placing import Place
+from services.judge.quote_matching import TextRange
 from services.judge.rubrics import load_rubrics
 from services.judge.settings import JudgeSettings
-from services.judge.votes import MAX_QUOTE, POINTS, FoundError, merged
+from services.judge.votes import MAX_QUOTE, POINTS, FoundError, merge_votes
 
 SRC, MT = "The house is red and old.", "집은 빨간색이다."
 PAIR = {"src": SRC, "mt": MT, "src_lang": "en", "tgt_lang": "ko"}
@@ -181,7 +181,7 @@ def found_errors(draw):
     text = SRC if of == "src" else MT
     start = draw(st.integers(0, len(text) - 1))
     end = draw(st.integers(start + 1, len(text)))
-    at = draw(st.sampled_from([Place(start, end), "absent"]))
+    at = draw(st.sampled_from([TextRange(start, end), "absent"]))
     category = draw(st.sampled_from(["style", "other"]))
     return FoundError(text[start:end], of, draw(SEVERITIES), category, at)
 
@@ -191,7 +191,7 @@ ANSWERS = st.lists(st.lists(found_errors(), max_size=6), min_size=1, max_size=5)
 
 @given(ANSWERS)
 def test_whatever_is_found_a_service_may_answer_and_a_majority_marked_it(answers):
-    told = merged(answers, SRC, MT)
+    told = merge_votes(answers, SRC, MT)
     whole = told | {
         "tokens": 3,
         "truncated": {"src": False, "mt": False, "ref": False},
@@ -210,13 +210,13 @@ def test_whatever_is_found_a_service_may_answer_and_a_majority_marked_it(answers
 
 @given(st.lists(found_errors(), max_size=6), st.integers(2, 5))
 def test_answers_that_agree_show_what_one_of_them_shows(errors, k):
-    one, several = merged([errors], SRC, MT), merged([errors] * k, SRC, MT)
+    one, several = merge_votes([errors], SRC, MT), merge_votes([errors] * k, SRC, MT)
     for name in ("error_spans", "omissions"):
         assert several[name] == one[name]
 
 
 def covers(error, of, i):
-    return error.of == of and isinstance(error.at, Place) and error.at.start <= i < error.at.end
+    return error.of == of and isinstance(error.at, TextRange) and error.at.start <= i < error.at.end
 
 
 def json_bytes(value):

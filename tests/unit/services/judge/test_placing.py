@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.judge.placing import Place, QuotedText, folded, place
+from services.judge.quote_matching import QuotedText, TextRange, folded, locate_quote
 
 #: Letters that repeat, are composed in several ways, take marks, or are several code points.
 LETTERS = st.sampled_from(
@@ -41,13 +41,13 @@ def within(text):
 
 @given(TEXTS, TEXTS, TEXTS)
 def test_a_place_holds_the_quote_and_is_its_only_one(text, quote, context):
-    found = place(QuotedText(text), quote, context)
+    found = locate_quote(QuotedText(text), quote, context)
     exact = [
         i
         for i in range(len(text))
         if quote and text.startswith(quote, i) and not {i, i + len(quote)} & within(text)
     ]
-    if isinstance(found, Place):
+    if isinstance(found, TextRange):
         assert 0 <= found.start < found.end <= len(text)
         stretch = text[found.start : found.end]
         assert stretch == quote or folded(stretch) == folded(quote) != ""
@@ -68,21 +68,21 @@ def test_a_quote_that_occurs_twice_without_more_is_never_placed(quote, between, 
     text = f"{quote}. {between}. {quote}"
     said = {"": "", "quote": quote, "absent": "x" * 30}[context]
     if len(list(QuotedText(text).exact(quote))) > 1:
-        assert place(QuotedText(text), quote, said) == "ambiguous"
+        assert locate_quote(QuotedText(text), quote, said) == "ambiguous"
 
 
 @given(TEXTS, TEXTS, TEXTS)
 def test_what_stands_once_is_found_where_it_stands(before, quote, behind):
     text = f"{before}<{quote}>{behind}"
     at = len(before)
-    assert place(QuotedText(text), f"<{quote}>", text) == Place(at, at + len(quote) + 2)
+    assert locate_quote(QuotedText(text), f"<{quote}>", text) == TextRange(at, at + len(quote) + 2)
 
 
 @given(TEXTS.filter(lambda t: folded(t)))
 def test_another_form_of_the_quote_is_found(quote):
     text = f"[{unicodedata.normalize('NFD', quote)}]"
     said = f"[{unicodedata.normalize('NFC', quote).replace(' ', chr(0x2003))}]"
-    assert place(QuotedText(text), said, "") == Place(0, len(text))
+    assert locate_quote(QuotedText(text), said, "") == TextRange(0, len(text))
 
 
 KOREAN = "그 집은 빨간색이고 그 문은 빨간색이다."
@@ -125,20 +125,20 @@ KOREAN = "그 집은 빨간색이고 그 문은 빨간색이다."
     ],
 )
 def test_places(text, quote, context, found):
-    assert place(QuotedText(text), quote, context) == found
+    assert locate_quote(QuotedText(text), quote, context) == found
 
 
 def test_a_quote_that_ends_within_letters_is_sought_to_the_end():
     """`ß` is compared as `ss`: an odd number of `s` is found everywhere, and ends within one."""
     odd = "s" * 4001
-    assert place(QuotedText("ß" * 50_000), odd, "") == "absent"
+    assert locate_quote(QuotedText("ß" * 50_000), odd, "") == "absent"
     text = QuotedText("ß" * 30_000 + "t" + "ß" * 2000 + "s")
-    assert place(text, odd, "") == (30_001, 32_002)
-    assert place(QuotedText("ß" * 30_000 + "s" + "ß" * 30_000), odd, "") == "ambiguous"
+    assert locate_quote(text, odd, "") == (30_001, 32_002)
+    assert locate_quote(QuotedText("ß" * 30_000 + "s" + "ß" * 30_000), odd, "") == "ambiguous"
 
 
 def test_hostile_texts_are_searched_to_an_end():
     for char in ("a", "\u0301", "ß", "s", " "):
         text = QuotedText(char * 100_000)
-        assert place(text, char * 50_000, char * 50_001) in ("ambiguous", "absent")
-        assert place(text, "q" + char * 50_000, char * 9) == "absent"
+        assert locate_quote(text, char * 50_000, char * 50_001) in ("ambiguous", "absent")
+        assert locate_quote(text, "q" + char * 50_000, char * 9) == "absent"

@@ -8,13 +8,13 @@ from bench.retrieval.pages import make_pages
 from scorekit.errors import UserError
 from services.retriever.backends import words
 from services.retriever.backends.bm25 import Bm25Builder, Bm25Searcher
-from services.retriever.index.reading import Places
+from services.retriever.index.reader import IndexPaths
 
 
 @pytest.fixture
 def made(tmp_path):
     pages = make_pages(3, [f"word{k} exports" for k in range(20)])
-    places = Places(tmp_path / "a", tmp_path / "b", tmp_path / "c")
+    places = IndexPaths(tmp_path / "a", tmp_path / "b", tmp_path / "c")
     return tmp_path, Bm25Builder("bigrams").build(pages, tmp_path, places)
 
 

@@ -11,7 +11,7 @@ from scorekit.errors import SampleError, UserError
 from services.retriever.backends import vectors as module
 from services.retriever.backends.hybrid import HybridSearcher
 from services.retriever.backends.ranking import best
-from services.retriever.backends.vectors import KeptVectors, PackedVectors, checked_vectors, pack
+from services.retriever.backends.vectors import PackedVectors, VectorCache, checked_vectors, pack
 
 
 def packed(folder, pages):
@@ -116,10 +116,10 @@ def test_a_fused_query_fails_with_any_of_its_parts():
 
 
 def test_kept_vectors_that_are_damaged_are_asked_for_again(tmp_path):
-    kept = KeptVectors(tmp_path, ("model", 1))
+    kept = VectorCache(tmp_path, ("model", 1))
     kept.put("ab", np.ones((2, 3), np.float32))
     assert kept.get("ab").shape == (2, 3) and kept.get("cd") is None
-    assert KeptVectors(tmp_path, ("model", 2)).get("ab") is None
+    assert VectorCache(tmp_path, ("model", 2)).get("ab") is None
     kept.put("ef", np.array([[1, 0], [0, 0]], np.float32))
     assert kept.get("ef") is None
     (path,) = tmp_path.rglob("ab.npy")

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 from synth.config import SynthConfig
 from synth.filters import RULES
-from synth.record import Kept, Rejected
+from synth.record import KeptRecord, RejectedRecord
 from synth.stages.format_filter import FormatFilter
 
 EN = "The committee published its report on the safety of the new bridge in March 2019."
@@ -50,7 +50,7 @@ FAIL = {"pass": False, "reason_code": "omission", "notes": "the date is gone"}
 def test_rules_come_before_the_judge_and_both_are_told_of():
     given = clients([PASS])
     kept = process(record(KO), given)
-    assert isinstance(kept, Kept)
+    assert isinstance(kept, KeptRecord)
     assert kept.record["target_text"] == KO
     assert kept.record["best"] == {"index": 7, "text": KO, "score": 1.0}
     assert kept.record["filters"] == {
@@ -61,7 +61,7 @@ def test_rules_come_before_the_judge_and_both_are_told_of():
     }
     given = clients([PASS])
     rejected = process(record(f"번역: {KO}"), given)
-    assert isinstance(rejected, Rejected)
+    assert isinstance(rejected, RejectedRecord)
     assert (rejected.reason_code, rejected.reason) == ("meta_phrase", "번역:")
     assert rejected.more["filters"]["failed"] == ["meta_phrase"]
     assert given.asked == []

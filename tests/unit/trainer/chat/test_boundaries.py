@@ -19,10 +19,10 @@ from tests.kits.trainer.chat import (
     template_text,
     turns,
 )
-from trainer.chat.boundaries import check_template
 from trainer.chat.config import ChatConfig
 from trainer.chat.markers import marked
 from trainer.chat.render import render
+from trainer.chat.template_check import check_template
 
 DIALOGUE = turns(
     "안녕? 오늘 뭐 해 🙂",

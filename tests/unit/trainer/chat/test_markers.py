@@ -10,10 +10,10 @@ import trl
 
 from scorekit.errors import UserError
 from tests.kits.trainer.chat import CHATML, byte_tokenizer, chat_tokenizer, template_text, turns
-from trainer.chat.boundaries import mended, training_template
 from trainer.chat.config import ChatConfig
 from trainer.chat.markers import has_markers, marked, without_markers
 from trainer.chat.render import render, render_spans, tokenize
+from trainer.chat.template_check import repaired_template, training_template
 
 NAMES = sorted(path.stem for path in (Path(trl.__file__).parent / "chat_templates").glob("*.jinja"))
 DIALOGUE = turns("안녕?", "네, 안녕하세요 😀", "왜?", "  그냥요 뷁\n", system="시스템")
@@ -105,7 +105,7 @@ def test_where_a_span_ends_in_ascii_the_mask_is_that_of_transformers(name: str) 
 
 def test_wrong_markers_are_replaced() -> None:
     wrong = template_text("qwen2_5_training")
-    made = mended(byte_tokenizer(wrong), [DIALOGUE], CHAT, wrong)
+    made = repaired_template(byte_tokenizer(wrong), [DIALOGUE], CHAT, wrong)
     found = render_spans(byte_tokenizer(), DIALOGUE, CHAT, template=made.template)
     assert found.text[slice(*found.spans[0])] == "네, 안녕하세요 😀<|im_end|>"
     assert found.text == text_of(wrong, DIALOGUE)

@@ -23,7 +23,7 @@ from trainer.rl.advantage import (
 )
 from trainer.rl.config import RLConfig
 from trainer.translation.rewards.advantages import rollout_advantages
-from trainer.translation.rewards.earned import SampleReward
+from trainer.translation.rewards.sample_reward import SampleReward
 
 
 def combined(

@@ -15,6 +15,7 @@ from tests.kits.float64 import CLOSE, float64
 from tests.kits.trainer.runs import letter_tokenizer, rollout, tiny_llama
 from trainer.rl.advantage import TokenAdvantages, pad_rows, token_advantages
 from trainer.rl.config import RLConfig
+from trainer.rl.distributed import DistributedContext
 from trainer.rl.forward import completion_logprobs
 from trainer.rl.loss import (
     LossWeights,
@@ -25,8 +26,12 @@ from trainer.rl.loss import (
     sequence_normalizer,
 )
 from trainer.rl.rollout import Rollout, rollout_logprobs
-from trainer.rl.update import Passes, accumulate_gradients, make_own_logprobs, update_policy
-from trainer.rl.world import World
+from trainer.rl.update import (
+    ForwardOptions,
+    accumulate_gradients,
+    recompute_old_logprobs,
+    update_policy,
+)
 
 TOKENIZER = letter_tokenizer()
 LOW, HIGH = 0.01, 0.015
@@ -195,11 +200,11 @@ def test_nothing_is_clipped_before_the_first_step_though_rounding_is_wider_than_
     model = tiny_llama(TOKENIZER).to(torch.bfloat16)
     rollouts, advantages = batch(model)
     cfg = gspo(clip_eps=1e-9, clip_eps_high=1e-9)
-    passes = Passes(model, cfg, World(torch.device("cpu")))
+    passes = ForwardOptions(model, cfg, DistributedContext(torch.device("cpu")))
     steps = [[0, 1, 2, 3, 4]]
     foreign = accumulate_gradients(rollouts, advantages, steps[0], passes)
     assert foreign["clip_frac"] > 0
-    make_own_logprobs(rollouts, steps, passes)
+    recompute_old_logprobs(rollouts, steps, passes)
     found = accumulate_gradients(rollouts, advantages, steps[0], passes)
     assert found["clip_frac"] == 0 and found["approx_kl"] == 0
 

@@ -25,7 +25,7 @@ from trainer.rl.advantage import pad_rows, token_advantages
 from trainer.rl.config import PolicyConfig, RLConfig, SamplingConfig
 from trainer.rl.engines.generate import GenerateSampler
 from trainer.rl.forward import completion_logprobs
-from trainer.rl.policy import freeze_unread, load_policy, unread_parts
+from trainer.rl.policy import freeze_vision, load_policy, vision_parts
 from trainer.rl.rollout import Rollout, rollout_logprobs
 from trainer.rl.update import update_policy
 
@@ -83,7 +83,7 @@ def test_sampling_goes_on_behind_images_and_the_trainer_agrees(kind: str) -> Non
 @float64()
 def test_an_update_clips_nothing_before_its_first_step_and_moves_what_reads() -> None:
     model, rows = tiny("qwen2_5_vl"), rollouts()
-    freeze_unread(model)
+    freeze_vision(model)
     before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
     mask = pad_rows([row.actions for row in rows], torch.bool)
     advantages = token_advantages(
@@ -132,7 +132,7 @@ def test_a_policy_that_sees_is_loaded(tmp_path: Path) -> None:
     model, _ = load_policy(PolicyConfig(path=str(tmp_path)), torch.device("cpu"))
     learns = {name for name, weight in model.named_parameters() if weight.requires_grad}
     assert learns and not any("visual" in name for name in learns)
-    assert unread_parts(model) == [model.get_submodule("model.visual")]
+    assert vision_parts(model) == [model.get_submodule("model.visual")]
 
 
 def test_greedy_ids_have_no_log_probabilities() -> None:

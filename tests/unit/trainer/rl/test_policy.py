@@ -17,7 +17,7 @@ from tests.kits.trainer.runs import example, letter_tokenizer, rollout, save_pol
 from trainer.rl.advantage import TokenAdvantages
 from trainer.rl.config import PolicyConfig, RLConfig
 from trainer.rl.forward import completion_logprobs
-from trainer.rl.policy import Reference, load_policy, without_wrappers
+from trainer.rl.policy import Reference, load_policy, unwrap_peft
 from trainer.rl.update import update_policy
 from trainer.translation.config import GenerationConfig
 from trainer.translation.rollouts import generate_rollouts
@@ -183,7 +183,7 @@ def test_gradient_checkpointing_computes_layers_twice_for_the_same_gradients(
     plain = gradients(exact(path, **keys)[0])
     torch.manual_seed(0)
     model, _ = exact(path, gradient_checkpointing=True, **keys)
-    mlp = without_wrappers(model).model.layers[0].mlp
+    mlp = unwrap_peft(model).model.layers[0].mlp
     calls: list[bool] = []
     mlp.register_forward_pre_hook(lambda *_: calls.append(mlp.training))
     with torch.no_grad():
@@ -227,10 +227,10 @@ def test_a_checkpointed_policy_samples_with_its_cache_what_the_plain_one_does(pa
 
 def test_sampling_leaves_an_adapted_models_generation_settings_alone(path: Path) -> None:
     model, _ = load(path, lora=LORA)
-    own = without_wrappers(model).generation_config.to_dict()
+    own = unwrap_peft(model).generation_config.to_dict()
     gen_cfg = GenerationConfig(prompt_template="source", max_new_tokens=6, temperature=0.5)
     generate_rollouts([example("ab")], model, letter_tokenizer(), gen_cfg, with_logprobs=False)
-    assert without_wrappers(model).generation_config.to_dict() == own
+    assert unwrap_peft(model).generation_config.to_dict() == own
 
 
 def test_4_bits_without_bitsandbytes_are_refused_before_weights_load(

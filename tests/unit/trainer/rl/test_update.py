@@ -13,16 +13,16 @@ from tests.kits.float64 import CLOSE, doubled, float64
 from tests.kits.trainer.runs import letter_tokenizer, rollout, tiny_llama
 from trainer.rl.advantage import TokenAdvantages, pad_rows, token_advantages
 from trainer.rl.config import RLConfig
+from trainer.rl.distributed import DistributedContext
 from trainer.rl.rollout import Rollout, action_masks, rollout_logprobs
 from trainer.rl.update import (
     NO_UPDATE,
-    Passes,
+    ForwardOptions,
     TrainStats,
     accumulate_gradients,
     learning_rate,
     update_policy,
 )
-from trainer.rl.world import World
 
 TOKENIZER = letter_tokenizer()
 LENGTHS = [(2, 3), (4, 1), (3, 6), (2, 2), (5, 4)]
@@ -60,8 +60,8 @@ def config(**changes: Any) -> RLConfig:
     return RLConfig(**({"lr": 1e-2, "entropy_coef": 0.01, "kl_coef": 0.1} | changes))
 
 
-def passes(model: Any, cfg: RLConfig) -> Passes:
-    return Passes(model, cfg, World(torch.device("cpu")))
+def passes(model: Any, cfg: RLConfig) -> ForwardOptions:
+    return ForwardOptions(model, cfg, DistributedContext(torch.device("cpu")))
 
 
 def gradients(cfg: RLConfig, chosen: list[int]) -> tuple[dict[str, float], list[torch.Tensor]]:
@@ -191,7 +191,7 @@ def test_ppo_and_reinforce_update_once_without_nan(algorithm: str, dtype: str) -
 def test_minibatches_take_a_step_each(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[int]] = []
 
-    def recorded(rollouts: Any, advantages: Any, chosen: list[int], passes: Passes) -> Any:
+    def recorded(rollouts: Any, advantages: Any, chosen: list[int], passes: ForwardOptions) -> Any:
         seen.append(list(chosen))
         return accumulate_gradients(rollouts, advantages, chosen, passes)
 

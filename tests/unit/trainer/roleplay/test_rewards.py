@@ -18,7 +18,6 @@ from scorekit.client.embeddings import EmbeddingModel
 from scorekit.errors import SampleError, ServiceUnreachable, UserError
 from trainer.roleplay import rewards
 from trainer.roleplay.calibration.anchors import CANARIES, Anchors, Calibration
-from trainer.roleplay.formulas.grounding import _ngram_overlap_ratio
 from trainer.roleplay.reward_config import RewardConfig
 from trainer.roleplay.rewards import (
     REWARDS,
@@ -32,6 +31,7 @@ from trainer.roleplay.rewards import (
     total,
     weights_of,
 )
+from trainer.roleplay.scoring.grounding import _ngram_overlap_ratio
 from trainer.roleplay.similarity import Similarity
 from trainer.roleplay.turn import RoleplayTurn
 
@@ -183,7 +183,7 @@ def test_overlap_counts_words_and_letters_of_short_turns():
     ("repeated", "taken"), [(0.55, 0), (0.56, 0.05), (0.70, 0.05), (0.71, 0.1)]
 )
 def test_what_is_said_after_costs_a_little(monkeypatch, repeated, taken):
-    from trainer.roleplay.formulas import grounding
+    from trainer.roleplay.scoring import grounding
 
     monkeypatch.setattr(grounding, "_ngram_overlap_ratio", lambda *_: repeated)
     prompt, reply = ["가나다라"], ["가나다라마바"]

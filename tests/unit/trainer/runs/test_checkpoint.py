@@ -22,7 +22,7 @@ from trainer.rl.config import LoraConfig, PolicyConfig
 from trainer.rl.policy import Reference, load_policy, load_tokenizer, stop_token_ids
 from trainer.rl.tokenizer_files import save_tokenizer
 from trainer.runs.checkpoints.checkpoint import (
-    State,
+    CheckpointState,
     best_checkpoint,
     checkpoints,
     fault_of,
@@ -36,8 +36,8 @@ from trainer.runs.checkpoints.checkpoint import (
     set_random_state,
 )
 from trainer.runs.checkpoints.export import export_policy
+from trainer.runs.cli.weights import look_at_model
 from trainer.runs.loop import batch_indices
-from trainer.runs.verbs.weights import look_at_model
 
 TOKENIZER = letter_tokenizer()
 
@@ -52,7 +52,7 @@ def save(
     folder: Path, model: Any, optimizer: torch.optim.Optimizer, update: int, **said: Any
 ) -> Path:
     path = folder / f"step-{update:06d}"
-    state = State(update, config={}, **said)
+    state = CheckpointState(update, config={}, **said)
     return save_checkpoint(
         path, model, TOKENIZER, optimizer.state_dict(), state, random_states=[random_state()]
     )

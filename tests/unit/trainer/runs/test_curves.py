@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from trainer.runs.figures import Curve
-from trainer.runs.verbs.curves import draw_curves
+from trainer.runs.cli.curves import draw_curves
+from trainer.runs.stats import Curve
 
 
 @pytest.mark.parametrize("sums", [False, True])

@@ -11,7 +11,7 @@ from tests.kits.trainer.images import tiny
 from tests.kits.trainer.searching.policies import tiny_tokenizer
 from trainer.rl.config import PolicyConfig
 from trainer.rl.policy import with_adapters
-from trainer.runs.checkpoints.checkpoint import save_readers
+from trainer.runs.checkpoints.checkpoint import save_processors
 
 SIZES = {"patch_size": 4, "merge_size": 2, "min_pixels": 64, "max_pixels": 64 * 64}
 
@@ -28,7 +28,7 @@ def test_a_policy_that_sees_is_saved_with_its_image_processor(
         model = with_adapters(
             model, PolicyConfig.model_validate({"lora": {"r": 2, "target_modules": ["q_proj"]}})
         )
-    save_readers(model, tiny_tokenizer(), saved)
+    save_processors(model, tiny_tokenizer(), saved)
     assert (saved / "tokenizer.json").is_file()
     before = Qwen2VLImageProcessor.from_pretrained(begun).to_dict()
     assert Qwen2VLImageProcessor.from_pretrained(saved).to_dict() == before
@@ -37,6 +37,6 @@ def test_a_policy_that_sees_is_saved_with_its_image_processor(
 def test_one_that_has_none_is_saved_without(tmp_path: Path) -> None:
     model = tiny("qwen2_5_vl")
     model.config.name_or_path = str(tmp_path)
-    save_readers(model, tiny_tokenizer(), tmp_path / "saved")
+    save_processors(model, tiny_tokenizer(), tmp_path / "saved")
     assert (tmp_path / "saved/tokenizer.json").is_file()
     assert not (tmp_path / "saved/preprocessor_config.json").exists()

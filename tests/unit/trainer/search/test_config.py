@@ -10,8 +10,8 @@ from scorekit.config import load_config
 from scorekit.errors import UserError
 from trainer.search.ask import reward_of_one
 from trainer.search.config import SearchConfig
-from trainer.search.neighbours import open_policy
 from trainer.search.reward.config import SearchRewardConfig
+from trainer.search.services import open_policy
 
 
 def test_a_turn_has_room_for_a_thought_and_an_action_whatever_else_is_set() -> None:

@@ -14,7 +14,7 @@ from trainer.chat.render import render
 from trainer.rl.forward import micro_batches
 from trainer.search.config import SearchConfig
 from trainer.search.records import Question
-from trainer.search.turns.prompt import opening, template_messages
+from trainer.search.rollout.prompt import opening, template_messages
 
 CONFIGS = Path(__file__).parents[4] / "configs/search"
 NOT_ASKED = {"answering.generator.model": "", "answering.judge.model": None}

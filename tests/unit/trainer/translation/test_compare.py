@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import sacrebleu
 
-from trainer.runs.verbs.paired import (
+from trainer.runs.cli.paired import (
     FEWEST,
     as_row,
     bootstrap_differences,

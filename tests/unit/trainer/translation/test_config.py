@@ -15,8 +15,8 @@ from scorekit.errors import UserError
 from trainer.__main__ import _clean_exit, app
 from trainer.tasks import TASKS, Commands, commands_of
 from trainer.translation.config import TrainerConfig
+from trainer.translation.rewards.components import needed
 from trainer.translation.rewards.config import RewardConfig
-from trainer.translation.rewards.terms import needed
 from trainer.translation.train import check_trainable
 
 CONFIGS = Path(__file__).parents[4] / "configs" / "translation"

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from scorekit.errors import UserError
 from scorekit.text.checks import length_band, length_ratio
 from tests.kits.trainer.runs import rollout
-from trainer.translation.evaluation.figures import reward_figures
+from trainer.translation.evaluation.stats import reward_figures
+from trainer.translation.rewards.components import weighted
+from trainer.translation.rewards.compute import compute_rewards
 from trainer.translation.rewards.config import GuardConfig, RewardConfig
-from trainer.translation.rewards.formula import sample_rewards
 from trainer.translation.rewards.guards import GUARDS, check_guards, guard_faults, length_fault
-from trainer.translation.rewards.score_batch import Scores
-from trainer.translation.rewards.terms import weighted
+from trainer.translation.rewards.reward_batch import Scores
 
 SRC = "Please save all of your changes before you close the window, or they will be lost."
 MT = "창을 닫기 전에 변경한 내용을 모두 저장하세요. 그렇지 않으면 변경 내용이 사라집니다."
@@ -116,7 +116,7 @@ def test_true_translations_have_few_faults() -> None:
 def reward_of(mt: str, **guards: Any) -> Any:
     cfg = RewardConfig(w_metricx=0, w_xcomet_span=0, guards=GuardConfig(**guards))
     made = rollout([1], [5, 6], mt, src_text=SRC, pair="en-US>ko-KR")
-    (reward,) = sample_rewards([made], Scores(), cfg)
+    (reward,) = compute_rewards([made], Scores(), cfg)
     return reward, reward_figures([reward], cfg)
 
 

@@ -8,9 +8,9 @@ import re
 import pytest
 
 from scorekit.errors import UserError
-from trainer.runs.runlog import read_jsonl
-from trainer.translation.evaluation.figures import severity_counts
+from trainer.runs.run_log import read_jsonl
 from trainer.translation.evaluation.report import write_report
+from trainer.translation.evaluation.stats import severity_counts
 
 HOSTILE = '</script><img src=x onerror="alert(1)">[/b] \x1b[2J 번역'
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from scorekit.errors import ScorekitError, UserError
 from scorekit.schemas import ErrorSpan, Scored, Truncated
 from tests.kits.trainer.runs import rollout
+from trainer.translation.rewards.compute import compute_rewards
 from trainer.translation.rewards.config import RewardConfig
-from trainer.translation.rewards.earned import SampleReward
-from trainer.translation.rewards.formula import sample_rewards
-from trainer.translation.rewards.score_batch import Scores
+from trainer.translation.rewards.reward_batch import Scores
+from trainer.translation.rewards.sample_reward import SampleReward
 
 TEXT = "abcdefgh"
 OFFSETS = [(0, 2), (2, 4), (4, 6), (6, 8), (8, 8)]
@@ -42,7 +42,7 @@ def answer(spans: Any = (), omissions: Any = (), covered: int = len(TEXT)) -> Sc
 def reward_of(answers: dict[str, Scored], end: str = "eos", **keys: Any) -> SampleReward:
     cfg = RewardConfig(**({"w_metricx": 0, "w_xcomet_span": 0} | keys))
     made = rollout([1], [5] * 5, TEXT, token_char_offsets=OFFSETS, finish_reason=end)
-    (reward,) = sample_rewards([made], Scores({name: [a] for name, a in answers.items()}), cfg)
+    (reward,) = compute_rewards([made], Scores({name: [a] for name, a in answers.items()}), cfg)
     return reward
 
 

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from trainer.search.answer.config import AnsweringConfig
     from trainer.search.config import RetrieverConfig
     from trainer.search.curation.config import CurationConfig
-    from trainer.search.curation.known import Known
+    from trainer.search.curation.prior_decisions import PriorDecisions
     from trainer.search.curation.samples import CuratedPrompt, CuratedRun
     from trainer.search.curation.verification.compare import Verified
-    from trainer.search.curation.verification.people import Judgement
+    from trainer.search.curation.verification.human_labels import HumanLabel
     from trainer.sft.curation_record import CurationRecord
 
 log = logging.getLogger(__name__)
@@ -56,8 +56,8 @@ def verify(
         prompts,
         read,
     ):
-        from trainer.search.curation.asking import servers
-        from trainer.search.curation.known import read_known
+        from trainer.search.curation.prior_decisions import read_known
+        from trainer.search.curation.reanswer import servers
 
         answering, retriever = servers(runs, cfg)
         decided = read_known(prompts, records=read_paths)
@@ -92,7 +92,7 @@ def _ask(
     record: CurationRecord,
 ) -> dict[str, Verified | str]:
     """Return the result of each row by id, or the reason why it was skipped."""
-    from trainer.search.curation.asking import ask_all, kept_answers
+    from trainer.search.curation.reanswer import ask_all, kept_answers
     from trainer.search.curation.verification.compare import job, why_not
     from trainer.search.curation.verification.verifier import VERIFIER
 
@@ -126,27 +126,27 @@ def _verify(
     answering: AnsweringConfig,
     retriever: RetrieverConfig,
     decisions: Path | None,
-    decided: Known,
+    decided: PriorDecisions,
 ) -> None:
     from trainer.search.config import SearchConfig
     from trainer.search.curation.command_line import write
-    from trainer.search.curation.verification.people import read_people
+    from trainer.search.curation.verification.human_labels import read_people
     from trainer.search.curation.verification.verified import make_verified, verified_page
     from trainer.search.curation.verification.verifier import check_independent
     from trainer.search.curation.verification.worksheet import worksheets
-    from trainer.search.neighbours import meet_retriever, open_retriever
+    from trainer.search.services import check_retriever, open_retriever
 
     check_independent(cfg.verify.verifier, answering.generator)
     if cfg.verify.verifier.model == answering.generator.model:
         log.warning("verifier and generator have the same name: is the verifier independent?")
-    people: dict[str, Judgement] = {}
+    people: dict[str, HumanLabel] = {}
     inputs = dict(decided.inputs)
     if decisions is not None:
         people, digest = read_people(decisions, {prompt.question.id for prompt in prompts})
         inputs["decisions"] = digest
     by_id = {prompt.question.id: prompt for prompt in prompts}
     search = SearchConfig(retriever=retriever)
-    meet_retriever(search)
+    check_retriever(search)
     with open_retriever(search) as pages:
         results = _ask(out, prompts, cfg, answering, pages, decided.record)
         curated = make_verified(prompts, read, cfg.verify, results, people, decided.record)

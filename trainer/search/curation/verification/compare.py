@@ -14,13 +14,13 @@ from typing import Any, TypeVar
 from scorekit.errors import RequestError
 from scorekit.llm import LLMError
 from scorekit.numeric.thresholds import above, below
+from trainer.search.answer.answer_judge import max_verdict_usage
 from trainer.search.answer.config import AnsweringConfig, ChatModelConfig
 from trainer.search.answer.generator import reckoned_words
-from trainer.search.answer.judging import reckoned_verdict
-from trainer.search.answer.money import money_of, sum_charges, told
-from trainer.search.curation.asking import Asking
+from trainer.search.answer.spending import cost_of, format_totals, sum_charges
 from trainer.search.curation.config import CurationConfig
-from trainer.search.curation.distil.choose import succeeds_rarely
+from trainer.search.curation.distill.choose import succeeds_rarely
+from trainer.search.curation.reanswer import AnswerSampler
 from trainer.search.curation.samples import CuratedPrompt
 from trainer.search.curation.verification.classes import (
     Agreement,
@@ -38,8 +38,8 @@ from trainer.search.curation.verification.verifier import (
     Verifier,
     verifier_words,
 )
-from trainer.search.records import SUCCESS, Charge, Question
-from trainer.search.sight.pictures import picture_hash
+from trainer.search.images.pictures import picture_hash
+from trainer.search.records import SUCCESS, ApiUsage, Question
 from trainer.sft.curation_record import CurationRecord
 
 T = TypeVar("T")
@@ -99,17 +99,17 @@ def times(model: ChatModelConfig, k: int) -> int:
 
 def job(
     question: Question, pages: Pages, texts: PageText, cfg: VerifyConfig
-) -> Callable[[Asking], Awaitable[Any]]:
+) -> Callable[[AnswerSampler], Awaitable[Any]]:
     """Return the job of a row."""
 
-    async def work(asking: Asking) -> Verified:
+    async def work(asking: AnswerSampler) -> Verified:
         return await _verified(asking, question, pages, texts, cfg)
 
     return work
 
 
 async def _verified(
-    asking: Asking, question: Question, pages: Pages, texts: PageText, cfg: VerifyConfig
+    asking: AnswerSampler, question: Question, pages: Pages, texts: PageText, cfg: VerifyConfig
 ) -> Verified:
     judge = asking.judging.model
     try:
@@ -136,7 +136,7 @@ async def _verified(
     verified = Verified(tuple(opinions or ()), tuple(answers), judge=judge)
     if opinions is None:
         return _without(verified, "the verifier did not answer")
-    if any(item.text is None and item.charge == Charge() for item in results[1]):
+    if any(item.text is None and item.charge == ApiUsage() for item in results[1]):
         return _without(verified, "the generator did not answer")
     valid = _valid(opinions, cfg)
     if 2 * len(valid) <= len(opinions):
@@ -196,7 +196,7 @@ class _Unjudged(Exception):
 
 
 async def _compared(
-    asking: Asking,
+    asking: AnswerSampler,
     question: Question,
     verified: Verified,
     opinions: Sequence[Opinion],
@@ -267,7 +267,7 @@ def reckoned(
     sums = {VERIFIER: [0, 0, 0], "generator": [0, 0, 0], "judge": [0, 0, 0]}
     for question in questions:
         reference = question.reference_answer
-        judged = reckoned_verdict((question.question, reference, reference), 0, answering.judge)
+        judged = max_verdict_usage((question.question, reference, reference), 0, answering.judge)
         words = {
             VERIFIER: verifier_words(verifier, question.question),
             "generator": reckoned_words(generator.system, question.question),
@@ -282,16 +282,16 @@ def reckoned(
     money = answering.money
     prices = {VERIFIER: cfg.price, "generator": money.generator, "judge": money.judge}
     charges = {
-        name: Charge(
+        name: ApiUsage(
             calls=calls,
             prompt_tokens=prompt_tokens,
             completion_tokens=completion_tokens,
-            money=money_of(prices[name], prompt_tokens, completion_tokens),
+            money=cost_of(prices[name], prompt_tokens, completion_tokens),
         )
         for name, (calls, prompt_tokens, completion_tokens) in sums.items()
     }
     total = sum_charges(charges).money
-    lines = [f"{len(questions)} rows are verified", f"at most: {told(charges)}"]
+    lines = [f"{len(questions)} rows are verified", f"at most: {format_totals(charges)}"]
     lines += [] if total is None else [f"in all: at most {total:.2f}"]
     return [*lines, "answers in the file of answers cost nothing"]
 

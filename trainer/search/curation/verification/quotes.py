@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final, Literal
 
-from trainer.search.curation.truth.answers import parts_of
+from trainer.search.curation.diagnosis.answers import parts_of
 
 #: The result for a quote. no text layer: the quote cannot be checked.
 QuoteCheck = Literal["on the page", "not on the page", "no text layer"]

@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from trainer.search.curation.dataset import Curated, Decision, question_row, refs
+from trainer.search.curation.dataset import CurationResult, Decision, question_row, refs
 from trainer.search.curation.pages import Section, curation_page
 from trainer.search.curation.samples import CuratedPrompt, CuratedRun
 from trainer.search.curation.verification.classes import CLASSES, TruthClass, class_of
 from trainer.search.curation.verification.compare import Verified
 from trainer.search.curation.verification.config import VerifyConfig
-from trainer.search.curation.verification.people import Judgement, agreement_lines, kappa
+from trainer.search.curation.verification.human_labels import HumanLabel, agreement_lines, kappa
 from trainer.sft.curation_record import CurationRecord
 
 
@@ -28,15 +28,15 @@ def make_verified(
     read: Sequence[CuratedRun],
     cfg: VerifyConfig,
     results: Mapping[str, Verified | str],
-    people: Mapping[str, Judgement],
+    people: Mapping[str, HumanLabel],
     record: CurationRecord | None = None,
-) -> Curated:
+) -> CurationResult:
     """All rows of the data; those of a class in `drop` are dropped.
 
     results: row id -> its result, or the reason why it was skipped. people: overrule the verifier.
     A row without a verdict is kept. record: earlier decisions.
     """
-    curated = Curated("verify", cfg, read, record=record or CurationRecord())
+    curated = CurationResult("verify", cfg, read, record=record or CurationRecord())
     pairs: list[tuple[TruthClass, TruthClass]] = []
     for prompt in prompts:
         row_id = prompt.question.id
@@ -130,7 +130,7 @@ def _people(
     }
 
 
-def verified_page(curated: Curated, prompts: Mapping[str, CuratedPrompt]) -> str:
+def verified_page(curated: CurationResult, prompts: Mapping[str, CuratedPrompt]) -> str:
     """Return report.html: classes, agreements, documents, and decisions of people."""
     cfg = curated.settings
     assert isinstance(cfg, VerifyConfig)
@@ -181,11 +181,11 @@ def _agreements(decisions: Iterable[Decision]) -> list[list[Any]]:
 _QUOTES = "What the verifier quoted, looked for in the text layers of the pages."
 
 
-def _quotes(curated: Curated) -> list[list[Any]]:
+def _quotes(curated: CurationResult) -> list[list[Any]]:
     return [[check, count] for check, count in curated.told["quotes"].items()]
 
 
-def _documents(curated: Curated, prompts: Mapping[str, CuratedPrompt]) -> list[list[Any]]:
+def _documents(curated: CurationResult, prompts: Mapping[str, CuratedPrompt]) -> list[list[Any]]:
     rows: Counter[str] = Counter()
     dropped: Counter[str] = Counter()
     for decision in curated.decisions:

@@ -12,7 +12,7 @@ from scorekit.errors import UserError
 from scorekit.llm import Choice, LLMError, Message, image_part, parse_json, text_part
 from trainer.search.answer.config import ChatModelConfig
 from trainer.search.answer.generator import reckoned_words
-from trainer.search.answer.paid_chat import PaidChat
+from trainer.search.answer.paid_chat import CachedChat
 from trainer.search.curation.verification.config import VerifierConfig
 from trainer.search.curation.verification.quotes import QuoteCheck
 
@@ -60,7 +60,7 @@ class Opinion:
 class Verifier:
     """The client of the verifier. chat: with the name `VERIFIER`."""
 
-    def __init__(self, chat: PaidChat) -> None:
+    def __init__(self, chat: CachedChat) -> None:
         self._chat = chat
 
     async def opinion(

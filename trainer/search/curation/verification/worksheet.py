@@ -12,13 +12,13 @@ from markupsafe import Markup
 
 from scorekit.report.page import STYLE
 from scorekit.report.render import visible
-from trainer.search.curation.dataset import Curated, Decision
+from trainer.search.curation.dataset import CurationResult, Decision
 from trainer.search.curation.samples import CuratedPrompt
 from trainer.search.curation.verification.classes import CLASSES
 from trainer.search.curation.verification.compare import Pages
 from trainer.search.curation.verification.config import VerifyConfig
-from trainer.search.curation.verification.people import ID, NOTE, PERSON, csv_text
-from trainer.search.sight.pictures import PictureError, read_picture
+from trainer.search.curation.verification.human_labels import ID, NOTE, PERSON, csv_text
+from trainer.search.images.pictures import PictureError, read_picture
 
 _QUALITY = 80  # of JPEG
 #: The classes in the order in which people should check them.
@@ -26,7 +26,7 @@ _ORDER = ("GT_ERROR", "BOTH_WRONG", "UNCERTAIN", "FORMAT_DIFF", "GEN_ERROR", "OK
 
 
 def worksheets(
-    result: Curated, prompts: Mapping[str, CuratedPrompt], load_page: Pages
+    result: CurationResult, prompts: Mapping[str, CuratedPrompt], load_page: Pages
 ) -> dict[str, bytes]:
     """Return worksheet.csv and worksheet.html.
 

@@ -13,7 +13,7 @@ from bench.kit.servers import free_port
 from scorekit.errors import UserError
 from tests.kits.trainer.search_answers import PICTURES, answering, episode, picture, serving
 from trainer.search.answer.config import WITHOUT_PICTURES
-from trainer.search.answer.money import MoneySpent
+from trainer.search.answer.spending import BudgetExceeded
 
 
 @pytest.fixture(scope="module")
@@ -273,5 +273,5 @@ def test_a_server_that_counts_nothing_is_charged_what_the_call_may_have_taken(
     )
     assert done.answer.status == "ok" and done.answer.charge.prompt_tokens > 1500
     assert (done.answer.charge.completion_tokens, totals.money) == (64, 64.0)
-    with pytest.raises(MoneySpent):
+    with pytest.raises(BudgetExceeded):
         finished(served, tmp_path, episode("deck_2"), money=money, generator=generator)

@@ -18,7 +18,7 @@ from bench.kit.openai_server import FakeOpenAI
 from bench.kit.servers import running_app
 from scorekit.errors import UserError
 from tests.kits.trainer.search_answers import answering, episode, picture, serving
-from trainer.search.answer.answers import judge_of
+from trainer.search.answer.answer_cache import judge_of
 
 
 def png(image: str) -> bytes:

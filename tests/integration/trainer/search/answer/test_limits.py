@@ -8,10 +8,10 @@ import pytest
 
 from bench.kit.servers import PATIENCE_S
 from scorekit.llm import Choice, LLMClient
-from trainer.search.answer.answers import PaidAnswers
+from trainer.search.answer.answer_cache import PaidAnswerCache
 from trainer.search.answer.config import GeneratorConfig, MoneyConfig
 from trainer.search.answer.generator import Generator
-from trainer.search.answer.money import Money
+from trainer.search.answer.spending import SpendTracker
 
 COUNT = 24
 PICTURE = {"ab": b"png"}
@@ -27,7 +27,7 @@ PICTURE = {"ab": b"png"}
 )
 def test_every_call_passes_one_limiter(tmp_path, monkeypatch, limits, most):
     go, looked_up, in_flight, peak = asyncio.Event(), [], 0, 0
-    get = PaidAnswers.get
+    get = PaidAnswerCache.get
 
     async def counted(self, key):
         found = await get(self, key)
@@ -43,13 +43,13 @@ def test_every_call_passes_one_limiter(tmp_path, monkeypatch, limits, most):
         in_flight -= 1
         return [Choice(0, "12", "stop", 1, 1500)]
 
-    monkeypatch.setattr(PaidAnswers, "get", counted)
+    monkeypatch.setattr(PaidAnswerCache, "get", counted)
     monkeypatch.setattr(LLMClient, "chat", chat)
 
     async def work():
-        kept = PaidAnswers(tmp_path / "answers.sqlite", "run")
+        kept = PaidAnswerCache(tmp_path / "answers.sqlite", "run")
         cfg = GeneratorConfig(model="m", **limits)
-        generator = Generator(cfg, kept, Money(MoneyConfig(), {}))
+        generator = Generator(cfg, kept, SpendTracker(MoneyConfig(), {}))
         asked = [asyncio.create_task(generator.answer(f"{n}", PICTURE)) for n in range(COUNT)]
         async with asyncio.timeout(PATIENCE_S):
             while len(looked_up) < COUNT:

@@ -15,9 +15,9 @@ import pytest
 
 from scorekit.errors import UserError
 from tests.kits.trainer.search_answers import PICTURES, answering, episode, serving
-from trainer.search.answer.answers import PaidAnswers, paid_key
-from trainer.search.answer.money import MoneySpent
-from trainer.search.records import Charge
+from trainer.search.answer.answer_cache import PaidAnswerCache, paid_key
+from trainer.search.answer.spending import BudgetExceeded
+from trainer.search.records import ApiUsage
 
 COUNT = 40
 
@@ -92,7 +92,7 @@ def test_another_run_takes_answers_from_a_file_that_it_shares(served, fake, tmp_
 
 
 def test_a_run_has_one_process_and_says_so(served, fake, tmp_path):
-    kept = PaidAnswers(tmp_path / "answers.sqlite", "run")
+    kept = PaidAnswerCache(tmp_path / "answers.sqlite", "run")
     try:
         with pytest.raises(UserError, match="another process of the run 'run' has it"):
             finish(served, tmp_path, episode("d_1"))
@@ -106,10 +106,10 @@ def test_the_cap_holds_over_processes_and_what_is_known_costs_nothing(served, fa
     price = {"generator": {"prompt": 0.0, "completion": 1_000_000.0}, "cap": 7.0}
     told = {"money": price, "generator": {"max_output_tokens": 4}}
     questions = [episode("d_1", question=f"number {n}", id=f"t{n}") for n in range(5)]
-    with pytest.raises(MoneySpent, match="is spent"):
+    with pytest.raises(BudgetExceeded, match="is spent"):
         finish(served, tmp_path, *questions, **told)
     assert len(fake.requests) == 2  # two tokens each: a third call could have taken four more
-    with pytest.raises(MoneySpent):
+    with pytest.raises(BudgetExceeded):
         finish(served, tmp_path, *questions, **told)
     assert len(fake.requests) == 2
     raised = told | {"money": price | {"cap": 100.0}}
@@ -173,13 +173,15 @@ def test_keys_tell_all_apart_that_an_answer_depends_on():
 def test_charges_are_summed_by_run(tmp_path):
     async def work():
         for run, calls in (("a", 2), ("b", 1)):
-            kept = PaidAnswers(tmp_path / "x.sqlite", run)
+            kept = PaidAnswerCache(tmp_path / "x.sqlite", run)
             for number in range(calls):
-                charge = Charge(calls=1, prompt_tokens=10, completion_tokens=1)
+                charge = ApiUsage(calls=1, prompt_tokens=10, completion_tokens=1)
                 await kept.put(paid_key(run, number), {"text": "x"}, "generator", charge)
             found = kept.spent()
             assert found == {
-                "generator": Charge(calls=calls, prompt_tokens=10 * calls, completion_tokens=calls)
+                "generator": ApiUsage(
+                    calls=calls, prompt_tokens=10 * calls, completion_tokens=calls
+                )
             }
             kept.close()
 

@@ -20,9 +20,9 @@ from tests.kits.trainer.searching.cold import READING, SEEING, save_model, text_
 from tests.kits.trainer.searching.curated import asked, decided, kept, write_run
 from tests.kits.trainer.searching.episodes import COMPLETE, ask, played, scripted, search
 from tests.kits.trainer.sft import sft_config
-from trainer.runs.runlog import read_jsonl
+from trainer.runs.run_log import read_jsonl
 from trainer.search.config import SearchConfig
-from trainer.search.local import look_at_policy
+from trainer.search.local_policy import inspect_policy
 from trainer.search.records import JudgedAnswer
 from trainer.search.verbs import app
 from trainer.sft.curation_record import CurationRecord, RecordEntry
@@ -83,7 +83,7 @@ def learned(row: dict[str, Any], model: Path, episode: dict[str, Any]) -> str:
     """The text of the ids that are learned."""
     cfg = SearchConfig.model_validate({"policy": {"path": str(model)}, "episode": episode})
     marked = zip(row["input_ids"], row["action_mask"], strict=True)
-    text: str = look_at_policy(cfg).tokenizer.decode([i for i, one in marked if one])
+    text: str = inspect_policy(cfg).tokenizer.decode([i for i, one in marked if one])
     return text
 
 

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from scorekit.errors import UserError
-from tests.kits.life import wait_until
-from trainer.search.answer.answers import PaidAnswers
+from tests.kits.service_process import wait_until
+from trainer.search.answer.answer_cache import PaidAnswerCache
 from trainer.search.config import SearchConfig
-from trainer.search.records import Charge
+from trainer.search.records import ApiUsage
 from trainer.search.rounds.config import RoundLimits
-from trainer.search.rounds.steps import StepEnded, Steps, held, read_steps
+from trainer.search.rounds.steps import StepFailed, Steps, lock_loop, read_steps
 from trainer.sft.config import SftConfig
 
 #: In place of Python: notes that it was begun, and does as a file beside it says.
@@ -79,7 +79,7 @@ def steps(folder: Path, lock: int, launch: list[str], limits: RoundLimits | None
 def test_a_step_is_done_once(tmp_path: Path, launch: list[str]) -> None:
     does(tmp_path, "")
     folder = tmp_path / "01-a"
-    with held(tmp_path) as lock:
+    with lock_loop(tmp_path) as lock:
         for _ in range(2):
             assert steps(folder, lock, launch).train(cfg()) == folder / "train"
     (only,) = begun(folder)
@@ -92,8 +92,8 @@ def test_a_step_is_done_once(tmp_path: Path, launch: list[str]) -> None:
 def test_a_training_that_has_begun_goes_on(tmp_path: Path, launch: list[str]) -> None:
     folder = tmp_path / "01-a"
     does(tmp_path, "sys.exit('--resume' not in sys.argv)")
-    with held(tmp_path) as lock:
-        with pytest.raises(StepEnded):
+    with lock_loop(tmp_path) as lock:
+        with pytest.raises(StepFailed):
             steps(folder, lock, launch).train(cfg())
         steps(folder, lock, launch).train(cfg())
     assert read_steps(folder)["train"].starts == 2
@@ -104,8 +104,8 @@ def test_a_step_that_fails_is_begun_again_and_what_it_took_is_kept(
 ) -> None:
     folder = tmp_path / "01-a"
     does(tmp_path, "raise SystemExit(3)")
-    with held(tmp_path) as lock:
-        with pytest.raises(StepEnded, match="train ended with exit code 3") as told:
+    with lock_loop(tmp_path) as lock:
+        with pytest.raises(StepFailed, match="train ended with exit code 3") as told:
             steps(folder, lock, launch).train(cfg())
         assert told.value.exit_code == 3
         before = read_steps(folder)["train"]
@@ -122,7 +122,7 @@ def test_what_is_done_is_not_what_was_asked_for_otherwise(
 ) -> None:
     does(tmp_path, "")
     folder = tmp_path / "01-a"
-    with held(tmp_path) as lock:
+    with lock_loop(tmp_path) as lock:
         steps(folder, lock, launch).train(cfg())
         other = cfg(policy={"path": "q"}, rollout={"n_agent": 3})
         told = r"\(policy.path: 'p' then, 'q' now; rollout.n_agent: .* 3 now\)"
@@ -137,13 +137,13 @@ def test_calls_and_tokens_of_a_step_are_counted_and_end_a_round(
     does(tmp_path, "")
     folder = tmp_path / "01-a"
     folder.mkdir()
-    asked = PaidAnswers(folder / "paid.sqlite", "earlier")
-    charge = Charge(calls=2, prompt_tokens=10, completion_tokens=5)
+    asked = PaidAnswerCache(folder / "paid.sqlite", "earlier")
+    charge = ApiUsage(calls=2, prompt_tokens=10, completion_tokens=5)
     asyncio.run(asked.charge("generator", charge))
     asked.close()
     does(tmp_path, PAYS + "pay(3)")
     limits = RoundLimits(tokens=24)
-    with held(tmp_path) as lock:
+    with lock_loop(tmp_path) as lock:
         steps(folder, lock, launch, limits).train(cfg())
         record = read_steps(folder)["train"]
         assert (record.calls, record.tokens) == (3, 24)
@@ -160,7 +160,7 @@ def test_what_a_step_asks_for_while_it_leaves_is_counted(
     leaves = "import signal; signal.signal(15, lambda *_: (pay(100), sys.exit(143)))\n"
     does(tmp_path, PAYS + leaves + "pay(3); time.sleep(600)")
     folder = tmp_path / "01-a"
-    with held(tmp_path) as lock:
+    with lock_loop(tmp_path) as lock:
         with pytest.raises(UserError, match=r"limits\.calls"):
             steps(folder, lock, launch, RoundLimits(calls=2)).train(cfg())
         assert read_steps(folder)["train"].calls == 103
@@ -178,8 +178,8 @@ def test_a_training_that_its_own_rule_has_ended_is_done(
     does(tmp_path, told)
     ended = cfg(stop={"skipped_updates": 1})
     folder = tmp_path / "01-a"
-    with held(tmp_path) as lock:
-        with pytest.raises(StepEnded):  # it has left no policy
+    with lock_loop(tmp_path) as lock:
+        with pytest.raises(StepFailed):  # it has left no policy
             steps(folder, lock, launch).train(ended)
         monkeypatch.setattr("trainer.search.rounds.steps.newest_checkpoint", lambda folder: folder)
         steps(folder, lock, launch).train(ended)
@@ -187,7 +187,7 @@ def test_a_training_that_its_own_rule_has_ended_is_done(
         assert record.done and "stop.skipped_updates is 1" in record.stopped
         assert "1 updates in a row learned nothing" in record.stopped
         does(tmp_path, "sys.exit(1)")
-        with pytest.raises(StepEnded):  # no rule has ended that
+        with pytest.raises(StepFailed):  # no rule has ended that
             steps(tmp_path / "02-b", lock, launch).train(ended)
 
 
@@ -197,7 +197,7 @@ def test_sft_is_one_process_on_one_gpu_whatever_starts_trainings(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
     does(tmp_path, "import os; (folder / 'saw').write_text(os.environ['CUDA_VISIBLE_DEVICES'])")
     folder = tmp_path / "01-a"
-    with held(tmp_path) as lock:
+    with lock_loop(tmp_path) as lock:
         steps(folder, lock, ["no-such-launcher"]).finetune(sft())
         assert (folder / "saw").read_text() == "2"
         steps(folder, lock, launch).train(cfg())
@@ -209,7 +209,7 @@ def test_torchrun_gives_a_training_time_to_save(
 ) -> None:
     key = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
     does(tmp_path, f"import os; (folder / 'saw').write_text(os.environ[{key!r}])")
-    with held(tmp_path) as lock:
+    with lock_loop(tmp_path) as lock:
         for told, seen in ((None, "600"), ("45", "45")):
             monkeypatch.delenv(key, raising=False)
             if told:
@@ -222,7 +222,7 @@ def test_torchrun_gives_a_training_time_to_save(
 def test_a_done_step_whose_folder_is_gone_is_one_line(tmp_path: Path, launch: list[str]) -> None:
     does(tmp_path, "")
     folder = tmp_path / "01-a"
-    with held(tmp_path) as lock:
+    with lock_loop(tmp_path) as lock:
         (steps(folder, lock, launch).train(cfg()) / ".").rmdir()
         with pytest.raises(UserError, match="was done, but its folder is missing"):
             steps(folder, lock, launch).train(cfg())
@@ -242,7 +242,7 @@ def test_a_launcher_that_ends_first_leaves_its_training_time_to_save(
         tmp_path, begins + "\nwhile not (folder / 'up').exists(): time.sleep(0.01)\ntime.sleep(600)"
     )
     folder = tmp_path / "01-a"
-    with held(tmp_path) as lock, pytest.raises(UserError, match=r"limits\.hours"):
+    with lock_loop(tmp_path) as lock, pytest.raises(UserError, match=r"limits\.hours"):
         steps(folder, lock, launch, RoundLimits(hours=5e-4)).train(cfg())
     assert (folder / "saved").exists()
 
@@ -253,7 +253,7 @@ def test_hours_end_a_step_that_is_at_work(
     monkeypatch.setattr("trainer.search.rounds.steps._BEAT_S", 0.05)
     does(tmp_path, "time.sleep(600)")
     folder = tmp_path / "01-a"
-    with held(tmp_path) as lock, pytest.raises(UserError, match=r"limits\.hours"):
+    with lock_loop(tmp_path) as lock, pytest.raises(UserError, match=r"limits\.hours"):
         steps(folder, lock, launch, RoundLimits(hours=1e-4)).train(cfg())
     record = read_steps(folder)["train"]
     assert not record.done
@@ -271,7 +271,7 @@ LOOP = """
 import pathlib, sys
 from trainer.search.rounds.config import RoundLimits
 from trainer.search.rounds.steps import Steps, held
-from trainer.runs.leaving import Leaving
+from trainer.runs.shutdown import Leaving
 from trainer.search.config import SearchConfig
 out = pathlib.Path(sys.argv[1])
 cfg = SearchConfig.model_validate({"task": "search", "policy": {"path": "p"}})
@@ -315,13 +315,13 @@ def test_a_step_is_told_to_leave_with_its_loop(
     does(tmp_path, AT_WORK)
     loop = started(tmp_path)
     pid = int((tmp_path / "01-a/pid").read_text())
-    with pytest.raises(UserError, match="another loop uses it"), held(tmp_path):
+    with pytest.raises(UserError, match="another loop uses it"), lock_loop(tmp_path):
         pass
     loop.send_signal(number)
     loop.wait(timeout=60)
     wait_until(lambda: gone(pid))
     assert (tmp_path / "01-a/left").read_text() == "in order"
-    with held(tmp_path):
+    with lock_loop(tmp_path):
         record = json.loads((tmp_path / "01-a/steps.json").read_text())["train"]
     assert (record["done"], record["starts"]) == (False, 1)
 
@@ -334,9 +334,9 @@ def test_a_step_that_outlives_its_loop_keeps_the_folder(tmp_path: Path, launch: 
     loop.kill()
     loop.wait()
     wait_until(lambda: (tmp_path / "01-a/left").exists())
-    with pytest.raises(UserError, match="a step of a killed loop"), held(tmp_path):
+    with pytest.raises(UserError, match="a step of a killed loop"), lock_loop(tmp_path):
         pass
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: gone(pid))
-    with held(tmp_path):
+    with lock_loop(tmp_path):
         pass

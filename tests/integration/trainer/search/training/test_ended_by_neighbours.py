@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.kit.moody import Fault
-from tests.kits.trainer.searching.town import (
+from bench.kit.flaky_server import Fault
+from tests.kits.trainer.searching.search_stack import (
     PATIENT,
     PRICED,
     ROUTES,

@@ -9,7 +9,7 @@ import pytest
 
 from scorekit.config import load_config
 from tests.kits.trainer.searching import learning
-from trainer.runs.runlog import read_jsonl
+from trainer.runs.run_log import read_jsonl
 from trainer.search import commands
 from trainer.search.config import SearchConfig
 from trainer.search.data import load_held_out, load_train

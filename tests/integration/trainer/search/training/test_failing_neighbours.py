@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from bench.kit.moody import FAULTS, Fault, Moody
+from bench.kit.flaky_server import FAULTS, Fault, Moody
 from tests.kits.trainer.searching import learning
-from tests.kits.trainer.searching.town import (
+from tests.kits.trainer.searching.search_stack import (
     PATIENT,
     ROUTES,
     UPDATES,

@@ -12,7 +12,7 @@ import pytest
 from scorekit.config import load_config
 from scorekit.errors import UserError
 from tests.integration.trainer.search.training.test_processes import ENVIRONMENT
-from tests.kits.trainer import warm
+from tests.kits.trainer import forked_trainer
 from tests.kits.trainer.searching import learning
 from trainer.search.check import check_run
 from trainer.search.config import SearchConfig
@@ -84,7 +84,7 @@ def test_each_group_has_its_own_size_and_is_compared_within_itself(
 def test_two_processes_share_them(config: Path, tmp_path: Path) -> None:
     flags = ("--set", f"misc.run_dir={tmp_path}", "--set", "misc.patience_s=60")
     told = ("train", "--config", str(config), *flags)
-    done = warm.completed("trainer", *told, environment=ENVIRONMENT, ranks=2)
+    done = forked_trainer.completed("trainer", *told, environment=ENVIRONMENT, ranks=2)
     assert done.returncode == 0, done.stderr
     for update in (1, 2):
         found = stored(tmp_path, update)

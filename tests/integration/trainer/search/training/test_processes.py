@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from bench.kit.openai_server import FakeOpenAI
 from scorekit.config import load_config
 from tests.kits.retrieval.stand_in import StandInRetriever
-from tests.kits.trainer import warm
+from tests.kits.trainer import forked_trainer
 from tests.kits.trainer.searching import learning
 from trainer.search.config import SearchConfig
 from trainer.search.data import load_train
@@ -61,7 +61,7 @@ def train(town: Town, out: Path, *overrides: str, ranks: int) -> Any:
     settings = (f"misc.run_dir={out}", "misc.patience_s=60", *overrides)
     flags = [part for setting in settings for part in ("--set", setting)]
     told = ("train", "--config", str(town.config), *flags)
-    return warm.completed("trainer", *told, environment=ENVIRONMENT, ranks=ranks)
+    return forked_trainer.completed("trainer", *told, environment=ENVIRONMENT, ranks=ranks)
 
 
 def lines_of(out: Path) -> list[dict[str, Any]]:

@@ -24,13 +24,13 @@ import pytest
 import yaml
 from safetensors.torch import load_file
 
-from bench.kit.moody import Moody
+from bench.kit.flaky_server import Moody
 from bench.kit.openai_server import FakeOpenAI
 from bench.kit.servers import wait_until
 from scorekit.config import load_config
+from tests.kits.trainer.forked_trainer import Command
 from tests.kits.trainer.searching import learning
-from tests.kits.trainer.warm import Command
-from trainer.runs.outcome import Artifacts
+from trainer.runs.artifacts import Artifacts
 from trainer.search.config import SearchConfig
 from trainer.search.data import load_held_out, load_train
 from trainer.search.records import Trajectory

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.kits.trainer import warm
+from tests.kits.trainer import forked_trainer
 from tests.kits.trainer.searching.taught import Taught, taught
 
 SEES = pytest.mark.parametrize("policy", ["qwen2_5_vl", "qwen3_vl"], indirect=True)
@@ -40,7 +40,7 @@ def train(
 ) -> list[dict[str, Any]]:
     """`python -m trainer train`; the lines of its log."""
     told = [f"misc.run_dir={out}", *overrides]
-    done = warm.completed(
+    done = forked_trainer.completed(
         "trainer",
         "train",
         "--config",
@@ -56,7 +56,7 @@ def train(
 
 def sharded(policy: Taught, out: Path, *overrides: str) -> list[dict[str, Any]]:
     """The same in two processes that share the weights."""
-    done = warm.completed(
+    done = forked_trainer.completed(
         "tests.kits.trainer.sharded_trainer",
         str(policy.config),
         "sharded",

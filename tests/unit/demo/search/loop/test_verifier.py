@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from demo.search.keys import read_keys
+from demo.search.answer_keys import read_keys
 from demo.search.loop.verifier import Verifying
 from demo.search.reading import HEIGHT, WIDTH, Sight
 from trainer.search.curation.verification.verifier import read_opinion

@@ -11,16 +11,16 @@ from pydantic import ValidationError
 from scorekit.errors import UserError
 from tests.kits.trainer.search_answers import episode
 from trainer.search.answer.config import AnsweringConfig, MoneyConfig
-from trainer.search.answer.estimate import estimate, most
+from trainer.search.answer.estimate import estimate, worst_case
 from trainer.search.answer.limiter import Limiter
-from trainer.search.answer.money import Money, MoneySpent
-from trainer.search.records import Charge, GeneratedAnswer, Trajectory
+from trainer.search.answer.spending import BudgetExceeded, SpendTracker
+from trainer.search.records import ApiUsage, GeneratedAnswer, Trajectory
 
 PRICE = {"prompt": 1.0, "completion": 10.0}  # a million tokens
 
 
-def money(cap: float | None = None, **spent: Charge) -> Money:
-    return Money(MoneyConfig.model_validate({"generator": PRICE, "cap": cap}), spent)
+def money(cap: float | None = None, **spent: ApiUsage) -> SpendTracker:
+    return SpendTracker(MoneyConfig.model_validate({"generator": PRICE, "cap": cap}), spent)
 
 
 def test_tokens_have_their_price_and_what_has_none_is_no_money():
@@ -34,10 +34,10 @@ def test_tokens_have_their_price_and_what_has_none_is_no_money():
 
 def test_a_call_that_could_pass_the_cap_is_not_made():
     async def work():
-        found = money(cap=1.0, generator=Charge(calls=1, prompt_tokens=600_000))
+        found = money(cap=1.0, generator=ApiUsage(calls=1, prompt_tokens=600_000))
         async with found.reserved("generator", 300_000, 0):
             found.count("generator", 300_000, 0)
-        with pytest.raises(MoneySpent, match=r"0\.9000 of 1\.0 is spent") as told:
+        with pytest.raises(BudgetExceeded, match=r"0\.9000 of 1\.0 is spent") as told:
             async with found.reserved("generator", 200_000, 0):
                 raise AssertionError
         assert isinstance(told.value, UserError)
@@ -55,7 +55,7 @@ def test_the_last_call_below_the_cap_is_made():
         for _ in range(3):
             async with found.reserved("generator", 100_000, 0):
                 found.count("generator", 100_000, 0)
-        with pytest.raises(MoneySpent):
+        with pytest.raises(BudgetExceeded):
             async with found.reserved("generator", 1, 0):
                 raise AssertionError
 
@@ -157,7 +157,7 @@ CONFIG = AnsweringConfig.model_validate(
 
 
 def paid(*shown: str, **charge: float) -> Trajectory:
-    answer = GeneratedAnswer(status="ok", text="12", charge=Charge(calls=1, **charge))
+    answer = GeneratedAnswer(status="ok", text="12", charge=ApiUsage(calls=1, **charge))
     return episode(*shown).model_copy(update={"answer": answer})
 
 
@@ -174,7 +174,7 @@ def test_an_estimate_takes_what_was_paid_for_as_the_measure_of_the_rest():
     words = estimate([episode("d_1")], 1, CONFIG).generator.prompt_tokens - 1000
     known = paid("d_1", "d_2", prompt_tokens=words + 600, completion_tokens=3)
     cached = episode("d_1").model_copy(
-        update={"answer": GeneratedAnswer(status="ok", text="12", charge=Charge(cached=True))}
+        update={"answer": GeneratedAnswer(status="ok", text="12", charge=ApiUsage(cached=True))}
     )
     found = estimate([known, cached, episode()], 3000, CONFIG)
     assert (found.sampled, found.asked, found.paid) == (3, 2, 1)
@@ -189,10 +189,13 @@ def test_an_estimate_takes_what_was_paid_for_as_the_measure_of_the_rest():
 
 def test_without_any_episode_the_estimate_is_the_most_that_a_run_may_take():
     questions = [episode("d_1").question, episode("d_1", question="How much" * 9).question]
-    found = most(questions, 1000, 15, CONFIG)
+    found = worst_case(questions, 1000, 15, CONFIG)
     full = [episode(*(f"d_{n}" for n in range(9)), question=q.question) for q in questions]
     assert found == estimate(full, 1000, CONFIG)  # of which max_images are shown
-    assert most(questions, 1000, 1, CONFIG).generator.prompt_tokens < found.generator.prompt_tokens
+    assert (
+        worst_case(questions, 1000, 1, CONFIG).generator.prompt_tokens
+        < found.generator.prompt_tokens
+    )
 
 
 def test_an_estimate_from_nothing_is_a_mistake():

@@ -19,7 +19,7 @@ from tests.kits.trainer.searching.curated import (
     write_run,
 )
 from trainer.search.curation.config import BucketConfig
-from trainer.search.curation.dataset import Curated, Decision, write_curated
+from trainer.search.curation.dataset import CurationResult, Decision, write_curated
 from trainer.search.records import Question, Trajectory
 from trainer.search.verbs import app
 from trainer.sft.curation_record import CurationRecord, RecordEntry
@@ -38,7 +38,7 @@ def made(command: str, out: Path, *flags: object) -> Path:
 
 def verified(out: Path, classes: Mapping[str, str], good: Sequence[str] = ("OK",)) -> Path:
     """A folder as `verify` leaves it."""
-    made = Curated("verify", BucketConfig(), [])
+    made = CurationResult("verify", BucketConfig(), [])
     for id, name in classes.items():
         made.decisions.append(Decision(id, name in good, name, {"class": name}))
     write_curated(out, made, "")
@@ -298,7 +298,7 @@ def test_a_row_that_was_not_verified_again_stays_condemned(tmp_path: Path) -> No
     question = asked("q0")
     run1 = write_run(tmp_path / "run", scores([question], 1, least=0.1, most=0.9), [question])
     first = verified(tmp_path / "first", {"q0": "GT_ERROR"})
-    later = Curated("verify", BucketConfig(), [])
+    later = CurationResult("verify", BucketConfig(), [])
     later.decisions.append(Decision("q0", True, "not verified: never scored", {"class": None}))
     write_curated(tmp_path / "later", later, "")
     told = ("--run", run1, "--set", "focus.take=[last_round]", "--verified", first)

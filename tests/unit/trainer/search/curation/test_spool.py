@@ -16,11 +16,11 @@ from typer.testing import CliRunner
 from tests.kits.trainer.searching.curated import asked, searched, write_run
 from trainer.search.curation.buckets import make_buckets
 from trainer.search.curation.config import CurationConfig
-from trainer.search.curation.dataset import Curated
+from trainer.search.curation.dataset import CurationResult
+from trainer.search.curation.disk_spool import DiskSpool
 from trainer.search.curation.focus import make_focus
-from trainer.search.curation.known import Known
+from trainer.search.curation.prior_decisions import PriorDecisions
 from trainer.search.curation.samples import read_prompts
-from trainer.search.curation.spool import Spool
 from trainer.search.records import Question
 from trainer.search.verbs import app
 
@@ -52,15 +52,15 @@ def small_disk(monkeypatch: pytest.MonkeyPatch, pages: int) -> None:
 
 
 def test_things_come_back_as_they_were_in_their_order() -> None:
-    spool = Spool(Thing)
+    spool = DiskSpool(Thing)
     for thing in THINGS:
         spool.append(thing)
     assert list(spool) == THINGS and list(spool) == THINGS
-    assert len(spool) == 3 and bool(spool) and not Spool(Thing)
+    assert len(spool) == 3 and bool(spool) and not DiskSpool(Thing)
 
 
 def test_things_are_found_by_their_key() -> None:
-    spool: Spool[dict[str, int]] = Spool(dict)
+    spool: DiskSpool[dict[str, int]] = DiskSpool(dict)
     for number, key in enumerate(["a", "b", None, "a"]):
         spool.append({"number": number}, key)
     assert spool.under("a") == [{"number": 0}, {"number": 3}]
@@ -75,7 +75,7 @@ def test_memory_does_not_grow_with_things_and_no_name_leads_to_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SQLITE_TMPDIR", str(tmp_path))
-    spool = Spool(str)
+    spool = DiskSpool(str)
     tracemalloc.start()
     for number in range(20_000):
         spool.append(f"{number:500}", f"{number}")
@@ -86,9 +86,9 @@ def test_memory_does_not_grow_with_things_and_no_name_leads_to_them(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("make", [make_buckets, partial(make_focus, decided=Known())])
+@pytest.mark.parametrize("make", [make_buckets, partial(make_focus, decided=PriorDecisions())])
 def test_what_a_command_holds_does_not_grow_with_the_episodes(
-    make: Callable[..., Curated], tmp_path: Path
+    make: Callable[..., CurationResult], tmp_path: Path
 ) -> None:
     """A line in memory for each of 3,900 episodes more would take above a megabyte."""
     questions = [asked(f"q{number}") for number in range(100)]
@@ -97,7 +97,7 @@ def test_what_a_command_holds_does_not_grow_with_the_episodes(
 
 
 def held(
-    folder: Path, samples: int, questions: list[Question], make: Callable[..., Curated]
+    folder: Path, samples: int, questions: list[Question], make: Callable[..., CurationResult]
 ) -> int:
     """Bytes behind a command, of so many episodes a question."""
     episodes = [searched(q, n, ndcg=0.5, judge=1.0) for q in questions for n in range(samples)]

@@ -9,7 +9,7 @@ import pytest
 
 from scorekit.errors import UserError
 from tests.kits.trainer.searching.finished import episode, png_of, question, sha256_of
-from trainer.runs.runlog import append_jsonl, write_jsonl
+from trainer.runs.run_log import append_jsonl, write_jsonl
 from trainer.search.evaluation.compare import ALL, changed_most, compare_episodes
 from trainer.search.evaluation.evaluate import SearchReport, read_reports
 from trainer.search.evaluation.figures import by_document, by_type, figures_of

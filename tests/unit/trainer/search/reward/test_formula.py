@@ -11,8 +11,8 @@ from scorekit.config import load_config, save_config
 from scorekit.errors import UserError
 from tests.kits.trainer.searching.finished import complete_turn, episode, question, search_turn
 from trainer.search.records import EpisodeReward, GeneratedAnswer, JudgedAnswer, Trajectory, Turn
+from trainer.search.reward.compute import skip_reward, with_reward
 from trainer.search.reward.config import SearchRewardConfig
-from trainer.search.reward.formula import rewarded, unasked
 from trainer.search.reward.wellformed import format_fault
 
 SECOND = 0.6309297535714575  # NDCG of a gold page that is shown second
@@ -44,7 +44,7 @@ def ill_formed(**more: Any) -> Trajectory:
 
 
 def reward(found: Trajectory, settings: SearchRewardConfig) -> EpisodeReward:
-    value = rewarded(found, settings).reward
+    value = with_reward(found, settings).reward
     assert value is not None
     return value
 
@@ -62,7 +62,7 @@ def test_presets(preset: str, value: float) -> None:
     found = reward(judged(), cfg(preset))
     assert (found.status, found.value, found.gated) == ("ok", pytest.approx(value), False)
     assert found.parts == {"judge": 0.5, "ndcg": pytest.approx(SECOND), "format": 1.0}
-    assert rewarded(judged(), cfg(preset)).ndcg == pytest.approx(SECOND)
+    assert with_reward(judged(), cfg(preset)).ndcg == pytest.approx(SECOND)
 
 
 @pytest.mark.parametrize(("preset", "gated"), [("phase1", True), ("unified", True)])
@@ -144,7 +144,7 @@ def test_no_evidence_is_judged_zero_and_that_is_a_number() -> None:
 
 def test_a_question_without_gold_pages_has_no_ndcg_reward() -> None:
     found = judged(question=question(gold=()))
-    assert rewarded(found, cfg("focused")).ndcg is None
+    assert with_reward(found, cfg("focused")).ndcg is None
     assert reward(found, cfg("focused")).value == 0.5
     missing = reward(found, cfg("phase2"))
     assert (missing.status, missing.value) == ("failed", None)
@@ -173,7 +173,7 @@ def test_a_neighbour_that_failed_fails_the_episode() -> None:
 def test_nothing_is_paid_for_where_no_answer_is_needed(
     found: Trajectory, settings: SearchRewardConfig, why: str
 ) -> None:
-    skipped = unasked(found, settings)
+    skipped = skip_reward(found, settings)
     assert skipped is not None and skipped.answer and skipped.judged
     assert (skipped.answer.status, skipped.answer.error) == ("skipped", why)
     assert (skipped.judged.status, skipped.judged.reason) == ("skipped", why)
@@ -181,14 +181,14 @@ def test_nothing_is_paid_for_where_no_answer_is_needed(
 
 def test_who_is_to_be_judged_is_asked_for() -> None:
     for found in (episode(), episode(end="forced"), episode(end="context"), ill_formed()):
-        assert unasked(found, cfg("phase2")) is None
+        assert skip_reward(found, cfg("phase2")) is None
 
 
 def test_who_gives_the_search_up_is_judged_zero_without_a_call() -> None:
-    given_up = unasked(episode(end="declined"), cfg())
+    given_up = skip_reward(episode(end="declined"), cfg())
     assert given_up
     assert reward(given_up, cfg()).value == pytest.approx(0.2 * SECOND)
-    unjudged = unasked(episode(end="declined"), cfg("phase1"))
+    unjudged = skip_reward(episode(end="declined"), cfg("phase1"))
     assert unjudged and unjudged.judged and unjudged.judged.score is None
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from tests.kits.trainer.searching.episodes import ask, crop, played, scripted, search
 from trainer.search.records import Trajectory
+from trainer.search.reward.compute import with_reward
 from trainer.search.reward.config import SearchRewardConfig
-from trainer.search.reward.formula import rewarded
 from trainer.search.reward.wellformed import format_fault
 
 PHASE1 = SearchRewardConfig(preset="phase1", w_judge=0, w_ndcg=0.9, w_format=0.1)
@@ -19,7 +19,7 @@ FOUND = 0.1 + 0.9 * 0.6309
 
 def only(*turns: str, **cfg: Any) -> Trajectory:
     (one,) = played(scripted(*turns), [ask()], **cfg)
-    return rewarded(one, PHASE1)
+    return with_reward(one, PHASE1)
 
 
 def value(trajectory: Trajectory) -> float | None:

@@ -10,7 +10,7 @@ import pytest
 from scorekit.config import check_config, load_config
 from scorekit.errors import UserError
 from trainer.search.rounds.config import STEPS, RoundsConfig
-from trainer.search.rounds.plan import LoopPlan, Standing, changed, check_plan, settings_of
+from trainer.search.rounds.plan import LoopPlan, LoopState, changed, check_plan, settings_of
 
 ROOT = Path(__file__).parents[5]
 TRAIN = {
@@ -164,7 +164,7 @@ def test_steps_are_done_in_their_own_order(tmp_path: Path) -> None:
 def test_a_later_round_plays_what_was_kept_from_the_policy_that_was_left(tmp_path: Path) -> None:
     made = plan(tmp_path, {"name": "one"}, {"name": "two", "train": {"rl": {"batch_size": 2}}})
     standing = check_plan(made)
-    assert standing == Standing(
+    assert standing == LoopState(
         {"train": "questions.jsonl", "train_split": None, "train_limit": 7}, "policy"
     )
     first = made.training(made.cfg.rounds[0], standing)

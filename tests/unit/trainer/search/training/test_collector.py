@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.kits.trainer.searching.finished import complete_turn, episode
 from trainer.search.records import EpisodeReward, GeneratedAnswer, Trajectory
-from trainer.search.training.collector import unanswered
+from trainer.search.training.collector import outage_reason
 
 GONE = "generator: nobody answers"
 
@@ -34,7 +34,7 @@ def gave_nothing_to_answer(id: str) -> Trajectory:
 
 
 def told(*episodes: Trajectory) -> str | None:
-    return unanswered({one.trajectory_id: one for one in episodes})
+    return outage_reason({one.trajectory_id: one for one in episodes})
 
 
 def test_it_goes_on_while_somebody_was_answered() -> None:

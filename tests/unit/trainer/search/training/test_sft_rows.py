@@ -25,16 +25,16 @@ from tests.kits.trainer.searching.episodes import (
 from tests.kits.trainer.searching.policies import TINY_SIGHT, ToldSampler, template, turn_ids
 from tests.kits.trainer.sft import sft_config
 from trainer.chat.config import ChatConfig
-from trainer.chat.labelling import label
+from trainer.chat.labels import label
 from trainer.rl.config import SamplingConfig
 from trainer.rl.policy import load_tokenizer
 from trainer.search.config import SearchConfig
+from trainer.search.images.processor import load_reader
 from trainer.search.records import EpisodeReward, Trajectory
-from trainer.search.sight.reading import load_reader
+from trainer.search.rollout.policies import Policy
+from trainer.search.rollout.sampled import SampledPolicy
 from trainer.search.training.sft_rows import ROWS, Ended, SftExport, export_sft
 from trainer.search.trajectories.store import TrajectoryStore
-from trainer.search.turns.policies import Policy
-from trainer.search.turns.sampled import SampledPolicy
 from trainer.sft.prepare import SftPart, load_train
 
 TURNS = (

@@ -16,7 +16,7 @@ import pytest
 from scorekit.errors import UserError
 from tests.kits.trainer.searching.finished import episode, png_of, sha256_of
 from trainer.search.records import (
-    Charge,
+    ApiUsage,
     EpisodeReward,
     GeneratedAnswer,
     JudgedAnswer,
@@ -41,7 +41,7 @@ def rewarded(trajectory_id: str, **more: object) -> Trajectory:
         text="서울 \u2028 <b>42</b>",
         model="g",
         evidence=[sha256_of("deck_2")],
-        charge=Charge(calls=1, prompt_tokens=900, completion_tokens=12, money=0.002),
+        charge=ApiUsage(calls=1, prompt_tokens=900, completion_tokens=12, money=0.002),
     )
     found.judged = JudgedAnswer(status="ok", score=0.5, reason="half of it\nis there", model="j")
     found.reward = EpisodeReward(status="ok", value=0.6, parts={"judge": 0.5, "ndcg": 1.0})

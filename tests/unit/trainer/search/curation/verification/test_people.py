@@ -8,7 +8,7 @@ import io
 import pytest
 
 from scorekit.errors import UserError
-from trainer.search.curation.verification.people import (
+from trainer.search.curation.verification.human_labels import (
     ID,
     NOTE,
     PERSON,

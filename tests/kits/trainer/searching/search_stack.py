@@ -1,0 +1,108 @@
+"""A run of a few updates whose three neighbours can be told to misbehave."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+
+from bench.kit.flaky_server import Moody
+from bench.kit.judge import judge_app
+from bench.kit.openai_server import FakeOpenAI
+from scorekit.config import load_config
+from tests.kits.retrieval.stand_in import StandInRetriever
+from tests.kits.trainer.searching import learning
+from trainer.runs.artifacts import Artifacts
+from trainer.search.config import SearchConfig
+from trainer.search.data import load_held_out, load_train
+from trainer.search.records import Trajectory
+from trainer.search.training.train import run_search
+from trainer.search.trajectories.store import TrajectoryStore
+
+UPDATES = 3
+PATIENT = "answering.generator.deadline_s=120"
+#: The ends of the paths by which they are asked for what they do.
+ROUTES = {"generator": "completions", "judge": "score", "retriever": "search"}
+#: An answer of one token costs 1.
+PRICED = (
+    "answering.generator.max_output_tokens=1",
+    "answering.money.generator.prompt=0",
+    "answering.money.generator.completion=1000000",
+)
+
+
+@dataclass
+class Town:
+    """Three neighbours that can be told to misbehave, and a run that they were well in."""
+
+    config: Path
+    stand_in: StandInRetriever
+    fake: FakeOpenAI
+    retriever: Moody
+    generator: Moody
+    judge: Moody
+    whole: Path
+
+    def recover(self) -> None:
+        """All are well, and have forgotten what they were asked."""
+        for one in (self.retriever, self.generator, self.judge):
+            one.recover()
+            one.asked.clear()
+            one.latency_s = lambda path: 0.0
+        self.stand_in.revision = "r1"
+        self.fake.respond = learning.answer
+        self.fake.well()
+        self.fake.forget()
+
+
+@contextmanager
+def running_town(folder: Path) -> Iterator[Town]:
+    """One whose neighbours are well, behind a run that nothing has disturbed."""
+    stand_in, fake = learning.standing_in(), learning.counting()
+    retriever, generator, judge = Moody(stand_in.app), Moody(fake.app), Moody(judge_app())
+    with learning.around(retriever, generator, judge) as services:
+        told = learning.config_of(
+            folder,
+            services,
+            rl={"num_updates": UPDATES, "warmup_updates": 1},
+            eval={"eval_every_n_updates": 0},
+            misc={"save_every_n_updates": 0, "keep_checkpoints": UPDATES},
+        )
+        told["answering"]["generator"] |= {"max_attempts": 1}
+        told["answering"]["judge"] |= {"deadline_s": 2.0}
+        told["retriever"] |= {"deadline_s": 1.0}
+        config = learning.write_config(folder / "config.yaml", told)
+        town = Town(config, stand_in, fake, retriever, generator, judge, folder / "whole")
+        assert train(town, town.whole, "misc.save_every_n_updates=1").exit_code == 0
+        yield town
+        town.recover()
+
+
+def train(town: Town, out: Path, *overrides: str, resume: bool = False) -> Artifacts:
+    """The command, in this process; without evaluations, which others test."""
+    told = [f"misc.run_dir={out}", *overrides]
+    cfg = load_config(SearchConfig, town.config, told)
+    sets = load_held_out(cfg) if "data.eval" in " ".join(overrides) else {}
+    return run_search(load_train(cfg), sets, cfg, resume=resume)
+
+
+def lines_of(out: Path) -> list[dict[str, Any]]:
+    path = out / "log.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def stored(out: Path, update: int) -> dict[str, Trajectory]:
+    return {one.trajectory_id: one for one in TrajectoryStore(out / "trajectories").read([update])}
+
+
+def assert_same_learning(one: Path, two: Path, update: int = UPDATES) -> None:
+    weights = [
+        load_file(out / f"checkpoints/step-{update:06d}/model.safetensors") for out in (one, two)
+    ]
+    for name, value in weights[0].items():
+        assert value.equal(weights[1][name]), name
