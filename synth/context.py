@@ -48,7 +48,7 @@ class StageContext:
 
     cfg: SynthConfig
     out_dir: Path
-    inputs: Path | None = None
+    fallback_dir: Path | None = None
     resume: bool = False
     overwrite: bool = False
     limit: int | None = None
@@ -58,7 +58,7 @@ class StageContext:
     give_up: bool = False
     left_open: MutableSequence[int] | None = None
     advance: Callable[[int, int | None], None] = lambda done, total: None
-    tell: Callable[[str], None] = lambda line: None
+    print_line: Callable[[str], None] = lambda line: None
     stats: StageStats = field(default_factory=StageStats)
 
     def folder(self, stage: str) -> StageFolder:
@@ -70,8 +70,8 @@ class StageContext:
         assert stage.after is not None
         name = stage.after.name
         source = self.folder(name)
-        if source.manifest() is None and self.inputs is not None:
-            source = StageFolder(self.inputs, name)
+        if source.manifest() is None and self.fallback_dir is not None:
+            source = StageFolder(self.fallback_dir, name)
         if source.shards() is None:
             raise UserError(f"{source.path}: no output there. Run --stage {name} first")
         return source
@@ -99,14 +99,14 @@ class Stage(ABC):
         self.after = after
 
     @property
-    def leaves(self) -> tuple[str, ...]:
+    def output_files(self) -> tuple[str, ...]:
         """Return all files in the run's folder that it writes, except `stages/NAME/`."""
         return self.outputs if self.view is None else (self.view, *self.outputs)
 
     @property
-    def before(self) -> tuple[Stage, ...]:
+    def previous_stages(self) -> tuple[Stage, ...]:
         """Return all previous stages in order."""
-        return () if self.after is None else (*self.after.before, self.after)
+        return () if self.after is None else (*self.after.previous_stages, self.after)
 
     @abstractmethod
     def settings(self, cfg: SynthConfig) -> dict[str, Any]:

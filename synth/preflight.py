@@ -244,7 +244,9 @@ async def _teacher(
 
     teacher_cfg, generation = cfg.teacher, cfg.teacher.generation
     async with open_teacher(cfg, should_wait=should_wait) as teacher:
-        absences.mind("the teacher", teacher, teacher_cfg.wait_for_server_s if should_wait else 0.0)
+        absences.watch_service(
+            "the teacher", teacher, teacher_cfg.wait_for_server_s if should_wait else 0.0
+        )
         context_length = await teacher.check()
         blobs = cfg.final_generation.blob.enabled
         key = "max_tokens_blob" if blobs else "max_tokens"
@@ -268,7 +270,7 @@ async def _metricx(
     infos: dict[str, Info] = {}
     for url in _urls(cfg.metricx.url):
         async with ScoringClient(url) as client:
-            absences.mind(f"MetricX at {url}", client, READY_S)
+            absences.watch_service(f"MetricX at {url}", client, READY_S)
             infos[url] = await service_info(client, METRICX_URL, should_wait=should_wait)
         check_metricx(cfg, infos[url])
     check_agreement(METRICX_URL, infos)
@@ -286,7 +288,7 @@ async def _judge(
     seconds = cfg.teacher.request_timeout_s
     for url in _urls(cfg.filters.llm_judge.url):
         async with ScoringClient(url, timeout_s=seconds, deadline_s=seconds) as client:
-            absences.mind(f"the judge at {url}", client, READY_S)
+            absences.watch_service(f"the judge at {url}", client, READY_S)
             infos[url] = await service_info(client, JUDGE_URL, should_wait=should_wait)
             check_service(JUDGE_URL, url, infos[url], "judge")
             check_judge(cfg, infos[url])

@@ -21,7 +21,7 @@ class KeptRecord:
     """An accepted record. told: the code of a note about it, or empty."""
 
     record: Record
-    told: str = ""
+    note_code: str = ""
 
 
 @dataclass(slots=True)

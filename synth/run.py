@@ -134,7 +134,7 @@ def _run_one(
         ctx = StageContext(
             cfg,
             out_dir,
-            inputs=cfg.run.out_dir if options.dry_run else None,
+            fallback_dir=cfg.run.out_dir if options.dry_run else None,
             resume=options.resume,
             overwrite=options.overwrite and name == options.stages[0],
             limit=options.limit,
@@ -143,7 +143,7 @@ def _run_one(
             share=options.num_shards == 1 or len(options.stages) > 1,
             give_up=options.give_up,
             advance=advance,
-            tell=console.print,
+            print_line=console.print,
         )
         if exporter is not None:
             exporter.watch(name, ctx.stats)
@@ -211,7 +211,7 @@ def run_whole_stage(stage: GlobalStage, manifest: dict[str, Any], ctx: StageCont
     if folder.done():
         return
     locks = [(ctx.input_of(stage).lock(), True), (folder.lock(), False)]
-    with hold_locks(locks, "run it", wait=ctx.tell if ctx.share else None):
+    with hold_locks(locks, "run it", wait=ctx.print_line if ctx.share else None):
         if not folder.done():
             check_begun(stage, manifest, ctx)
             stage.run(ctx, manifest)
@@ -224,7 +224,7 @@ def repair_shard(stage: Stage, ctx: StageContext, options: RunOptions) -> None:
     previous, index = stage.after, options.repair
     assert index is not None
     if previous is not None and (ctx.folder(previous.name).mark(index) or {}).get("let_go"):
-        ctx.tell(f"{previous.name}: shard {index} was deleted, and is made again first")
+        ctx.print_line(f"{previous.name}: shard {index} was deleted, and is made again first")
         repair_ctx = replace(ctx, stats=StageStats(), advance=lambda done, total: None)
         repair_shard(previous, repair_ctx, options)
         run_stage(previous.name, repair_ctx, options.engine, options.processes)

@@ -178,7 +178,7 @@ class KnownSampler:
             drawn = self._ids[-1 if turn == TURNS else (i * 3 + turn * 11) % PAGES]
             yield i, [SampledCompletion(drawn, [-1.0] * len(drawn))]
 
-    def sync(self, model: Any, update: int) -> None:
+    def sync_weights(self, model: Any, update: int) -> None:
         """There is nothing to sync."""
 
     def close(self) -> None:

@@ -43,9 +43,9 @@ RULES = {"chance": by_chance, "row": by_row}
 
 def deal(batch: SearchBatch, dealt: Dealt, seed: str) -> None:
     """Give the episodes that are learned from one another's rewards."""
-    rows = RULES[dealt]([batch.rollouts[place].length for place in batch.kept], seed)
-    paid = [batch.rewards[batch.kept[row]].reward for row in rows]
-    for place, reward in zip(batch.kept, paid, strict=True):
+    rows = RULES[dealt]([batch.rollouts[place].length for place in batch.scored_indices], seed)
+    paid = [batch.rewards[batch.scored_indices[row]].reward for row in rows]
+    for place, reward in zip(batch.scored_indices, paid, strict=True):
         batch.rewards[place] = batch.rewards[place].model_copy(update={"reward": reward})
 
 

@@ -177,7 +177,7 @@ def measure(
         asked = list(enumerate(questions[: plan.limit]))
         greedy = cfg.model_copy(update={"generation": cfg.eval_generation()})
         ended = episodes.run(local_policy(greedy), asked, step=0, kind="held-out-")
-        final = episodes.rewarded(0, ended)
+        final = episodes.collect_rewards(0, ended)
     store.write_step(0, list(final.values()))
     lines = [json.dumps(line_of(one), ensure_ascii=False) + "\n" for one in final.values()]
     write_atomic(out, "".join(lines))

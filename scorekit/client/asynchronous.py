@@ -96,7 +96,7 @@ class ScoringClient:
     @property
     def away(self) -> bool:
         """Return True if no URL answered last time. Requests are retried until `deadline_s`."""
-        return self._endpoints.away
+        return self._endpoints.mark_down
 
     async def info(self) -> Info:
         """Return `GET /v1/info`, without retries. Raises ServiceUnreachable, RequestError."""
@@ -129,7 +129,7 @@ class ScoringClient:
                     absence.answered()
                     break
                 except (ServiceUnreachable, RequestError) as error:
-                    if deadline.left() <= _POLL_S:
+                    if deadline.remaining_s() <= _POLL_S:
                         reason = getattr(error, "reason", error)
                         raise ServiceUnreachable(endpoint.url, f"not ready: {reason}") from None
                     absence.failed(deadline)
@@ -171,7 +171,7 @@ class ScoringClient:
         def deliver(answers: Iterable[tuple[int, Result]]) -> None:
             before = len(results)
             for distinct_index, result in answers:
-                for index, spread in distinct.spread(distinct_index, result):
+                for index, spread in distinct.expand_results(distinct_index, result):
                     put(index, spread)
             if on_progress is not None:
                 on_progress(len(results) - before)
@@ -214,7 +214,7 @@ class ScoringClient:
                     async for distinct_index, result in self._exchange.answers(
                         part, call, stream=True
                     ):
-                        for pair in distinct.spread(distinct_index, result):
+                        for pair in distinct.expand_results(distinct_index, result):
                             yield pair
 
     async def _score_part(

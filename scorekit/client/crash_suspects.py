@@ -26,7 +26,7 @@ class CrashSuspects:
     def __init__(self) -> None:
         self._breaks: OrderedDict[bytes, tuple[int, float]] = OrderedDict()
 
-    def breaks(self, body: bytes, options: Mapping[str, Any]) -> int:
+    def crash_count(self, body: bytes, options: Mapping[str, Any]) -> int:
         """Return the number of breaks; 0 for a sample that is not suspect."""
         if not self._breaks:
             return 0

@@ -54,7 +54,7 @@ class UniqueSamples:
         """Return the index of the first sample of the caller that is `bodies[distinct_index]`."""
         return self._owners[distinct_index][0]
 
-    def spread(self, distinct_index: int, result: Result) -> Iterator[tuple[int, Result]]:
+    def expand_results(self, distinct_index: int, result: Result) -> Iterator[tuple[int, Result]]:
         """Yield (index, result with its own id) of every sample that is
         `bodies[distinct_index]`."""
         for index in self._owners[distinct_index]:

@@ -141,7 +141,9 @@ class RequestDispatcher:
         once = self._stream_once if stream else self._score_once
         request = _Request(call, once, Deadline(self._deadline_s))
         suspects = {
-            i: count for i, body in samples if (count := self._suspects.breaks(body, call.options))
+            i: count
+            for i, body in samples
+            if (count := self._suspects.crash_count(body, call.options))
         }
         unsuspected = [sample for sample in samples if sample[0] not in suspects]
         if unsuspected:
@@ -290,12 +292,12 @@ class RequestDispatcher:
         body, deadline = self._body(samples, request), request.deadline
         response = None
         try:
-            async with asyncio.timeout(deadline.for_try()):
+            async with asyncio.timeout(deadline.attempt_timeout_s()):
                 response = await self._open(endpoint, "POST", "/v1/score/stream", body)
             lines = lines_of(response, endpoint.url)
             while True:
                 # Only the wait is limited: the caller's work on a result may take longer.
-                async with asyncio.timeout(deadline.left()):
+                async with asyncio.timeout(deadline.remaining_s()):
                     line = await anext(lines, None)
                 if line is None:
                     raise ResponseLost(endpoint.url, "the stream broke off")
@@ -329,7 +331,7 @@ class RequestDispatcher:
         deadline: Deadline,
         body: bytes | None = None,
     ) -> Any:
-        timeout_s = min(self._timeout_s + _GRACE_S, deadline.for_try())
+        timeout_s = min(self._timeout_s + _GRACE_S, deadline.attempt_timeout_s())
         started = time.monotonic()
         try:
             async with asyncio.timeout(timeout_s):

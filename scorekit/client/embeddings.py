@@ -326,7 +326,7 @@ class _Client:
 
     async def _request(self, method: str, path: str, body: bytes | None = None) -> httpx.Response:
         """Return the answer. Raises RefusedTexts, RequestError, ServiceUnreachable."""
-        return await self._server.asked(method, path, body, read=self._check_status)
+        return await self._server.request(method, path, body, read=self._check_status)
 
     def _check_status(self, response: httpx.Response) -> httpx.Response:
         if response.status_code != 200:

@@ -65,7 +65,7 @@ class ReplicaPool:
             endpoint.outstanding -= 1
 
     @property
-    def away(self) -> bool:
+    def mark_down(self) -> bool:
         """Return True if the last request to every URL failed."""
         return all(endpoint.silent for endpoint in self.all)
 

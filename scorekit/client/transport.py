@@ -255,7 +255,7 @@ class RetryingSession:
             note=note_retry(self._name, self.absence, deadline),
         )
 
-    async def asked(
+    async def request(
         self,
         method: str,
         path: str,
@@ -282,7 +282,7 @@ class RetryingSession:
         """Return an answer of any status. body: JSON. The caller holds a slot.
 
         Raises RequestError (`timeout`), ServiceUnreachable."""
-        seconds = min(self._timeout_s, deadline.for_try())
+        seconds = min(self._timeout_s, deadline.attempt_timeout_s())
         headers = {"Content-Type": "application/json"} if body else {}
         url = self._base + path
         try:

@@ -319,7 +319,7 @@ class LLMClient:
         raise AssertionError  # it goes on until an attempt ends
 
     async def _attempt(self, call: _Call, part: range, num_earlier: int) -> dict[int, Choice]:
-        await self._spacing.turn()
+        await self._spacing.acquire()
         self.counts.requests += 1
         self.counts.retries += num_earlier > 0
         prompt, (read_s, total_s) = call.prompt, self._timeouts(call)

@@ -88,7 +88,7 @@ class RateLimiter:
         self._gap_s = 60.0 / per_minute if per_minute else 0.0
         self._next = 0.0
 
-    async def turn(self) -> None:
+    async def acquire(self) -> None:
         """Return when the next request may be sent."""
         now = time.monotonic()
         send_time = max(now, self._next)
@@ -125,7 +125,7 @@ class RetryPolicy:
             return pause
         if self._away_deadline is None:
             self._away_deadline = Deadline(self._wait_for_server_s)
-        return min(pause, self._away_deadline.left())
+        return min(pause, self._away_deadline.remaining_s())
 
     def stop(self, state: RetryCallState) -> bool:
         """Return True if no further attempt is made. tenacity calls it after `wait`."""
@@ -133,7 +133,7 @@ class RetryPolicy:
             return False
         error = failure_of(state)
         is_away = isinstance(error, LLMError) and error.server_is_away
-        return not is_away or self._away_deadline.left() <= 0
+        return not is_away or self._away_deadline.remaining_s() <= 0
 
 
 class SeveralChoices:

@@ -81,7 +81,7 @@ class Absence:
 
     def _warn(self, deadline: Deadline) -> None:
         self._timer = None
-        if not self._has_warned and deadline.left():
+        if not self._has_warned and deadline.remaining_s():
             self._has_warned = True
-            until = clock_time(deadline.left())
+            until = clock_time(deadline.remaining_s())
             log.warning("%s does not answer: waiting until %s", self._server, until)

@@ -37,7 +37,7 @@ class Deadline:
         """Move the deadline back, for a wait that does not count."""
         self._end += seconds
 
-    def left(self) -> float:
+    def remaining_s(self) -> float:
         """Return the remaining seconds; never negative."""
         return max(0.0, self._end - time.monotonic())
 
@@ -45,15 +45,15 @@ class Deadline:
         """Return the seconds to grant the service, at most `max_s`.
 
         It is a little less than the remaining time, so that its answer still arrives in time."""
-        remaining = self.left()
+        remaining = self.remaining_s()
         return min(max_s, max(0.001, remaining - min(1.0, remaining / 10)))
 
-    def for_try(self) -> float:
+    def attempt_timeout_s(self) -> float:
         """Return the seconds for the attempt that starts now.
 
         If none remain (the machine was suspended during a pause), raise the error of the previous
         attempt: it says more than a timeout of 0 s."""
-        remaining = self.left()
+        remaining = self.remaining_s()
         if not remaining and self._failure is not None:
             raise self._failure
         return remaining
@@ -62,7 +62,7 @@ class Deadline:
         """Return True if the next attempt could only start after the deadline: there is no use
         waiting."""
         self._failure = failure_of(state)
-        return state.upcoming_sleep >= self.left()
+        return state.upcoming_sleep >= self.remaining_s()
 
 
 def retrying(

@@ -299,7 +299,7 @@ class _Client:
 
     async def _get(self, path: str) -> httpx.Response:
         """Return the answer to a GET, with retries."""
-        return await self._server.asked("GET", path, read=self._check_status)
+        return await self._server.request("GET", path, read=self._check_status)
 
     def _check_status(self, response: httpx.Response) -> httpx.Response:
         """Return an answer of status 200. Raises the typed error of a refusal, IndexChanged."""

@@ -67,7 +67,7 @@ def create_app(
     )
     app.add_exception_handler(RequestError, _answer_request_error)
     app.add_exception_handler(HTTPException, _answer_http_error)
-    endpoints = (backend.verb, *backend.verb.faces)
+    endpoints = (backend.verb, *backend.verb.compat_endpoints)
     shapes = [RequestSchema(e, e.request_type(settings.max_samples)) for e in endpoints]
     for shape in shapes:
         _add_verb_routes(app, service, shape)
@@ -137,7 +137,7 @@ def _answering(service: ScoringService, shape: RequestSchema) -> RouteHandler:
             finally:
                 watch.end()
                 service.close_job(job)
-            parts = shape.verb.answer(parsed, job.answers, job.cached, service.model)
+            parts = shape.verb.render_response(parsed, job.answers, job.cached, service.model)
             num_bytes = sum(len(answer) for answer in job.answers if isinstance(answer, bytes))
             if len(job.answers) <= MANY and num_bytes <= LARGE:
                 body = b"".join(parts)
@@ -281,7 +281,7 @@ def _add_other_routes(app: FastAPI, service: ScoringService) -> None:
     @app.get("/health/ready", responses={503: {"model": ErrorResponse}})
     async def ready() -> dict[str, bool]:
         """The model answers, and new work is taken."""
-        if (reason := service.unready()) is not None:
+        if (reason := service.unavailable_reason()) is not None:
             raise RequestError("unavailable", reason, retry_after=5.0)
         return {"ready": True}
 

@@ -83,7 +83,7 @@ class Cache:
         """closed: the second tier is used; open: it is not; half_open: one call probes it."""
         return self._breaker.state
 
-    def recall(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
+    def get_memory(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
         """Return the values of those keys that memory has."""
         memory = self._memory
         hits = {key: memory[key] for key in keys if key in memory}
@@ -93,7 +93,7 @@ class Cache:
             self._memory_hits.inc(len(hits))
         return hits
 
-    def remember(self, values: Mapping[bytes, bytes]) -> None:
+    def put_memory(self, values: Mapping[bytes, bytes]) -> None:
         """Store values in memory; the least recently used ones are dropped."""
         memory = self._memory
         for key, value in values.items():
@@ -119,7 +119,7 @@ class Cache:
                     ):
                         break
         if values_by_key:
-            self.remember(values_by_key)
+            self.put_memory(values_by_key)
             self._tier_hits.inc(len(values_by_key))
         return values_by_key
 
@@ -196,7 +196,7 @@ class Cache:
 
     async def _try_tier(self, tier: CacheTier, keys: Sequence[bytes], fits: Fits) -> None:
         try:
-            self.remember(await self._read(tier, keys, fits))
+            self.put_memory(await self._read(tier, keys, fits))
         except Exception as error:
             self._breaker.failed(error)
         else:

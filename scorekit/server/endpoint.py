@@ -58,13 +58,13 @@ class Endpoint(ABC):
     path: ClassVar[str]
     about: ClassVar[str]
     name: ClassVar[str]
-    done: ClassVar[str]
+    done_label: ClassVar[str]
     field: ClassVar[str]
     items: ClassVar[str]
     streams: ClassVar[bool] = False
     method: ClassVar[str] = "POST"
     page: str | None = None
-    faces: Sequence[Endpoint] = ()
+    compat_endpoints: Sequence[Endpoint] = ()
     response_type: type[BaseModel]
     info_type: type[BaseModel]
 
@@ -73,30 +73,30 @@ class Endpoint(ABC):
         """Return the model of a request with at most so many items in `field`."""
 
     @abstractmethod
-    def read(self, request: Any, told: ModelDescription) -> ParsedRequest:
+    def parse_request(self, request: Any, told: ModelDescription) -> ParsedRequest:
         """Parse a request. told: the description that the backend's `load` returned, here and
         below.
 
         Raises UserError if the model does not support an option."""
 
     @abstractmethod
-    def plain_options(self, told: ModelDescription) -> Any:
+    def default_options(self, told: ModelDescription) -> Any:
         """Return the default options, for warming up and for health checks."""
 
     @abstractmethod
-    def item_fault(self, item: Any, max_chars: int) -> SampleError | None:
+    def item_error(self, item: Any, max_chars: int) -> SampleError | None:
         """Return the error of an item that no model should get, or None."""
 
     @abstractmethod
-    def content(self, item: Any) -> Any:
+    def cache_content(self, item: Any) -> Any:
         """Return all of an item that its outcome may depend on; different items give different
         JSON."""
 
     @abstractmethod
-    def outcome_fault(self, fields: dict[str, Any]) -> SampleError | None:
+    def outcome_error(self, fields: dict[str, Any]) -> SampleError | None:
         """Return the error if the backend's result is invalid, for example not finite."""
 
-    def write(self, fields: dict[str, Any]) -> bytes:
+    def serialize_outcome(self, fields: dict[str, Any]) -> bytes:
         """Serialize a good outcome: the cache stores these bytes, and `answer` gets them.
 
         Raises ValueError if a number is not finite."""
@@ -106,13 +106,15 @@ class Endpoint(ABC):
         return serialized
 
     @abstractmethod
-    def fits(self, value: bytes, item: Any, options: Any, told: ModelDescription) -> bool:
+    def is_valid_cached(
+        self, value: bytes, item: Any, options: Any, told: ModelDescription
+    ) -> bool:
         """Return True if this service could have stored that value for this item.
 
         Other programs may write to the second cache tier."""
 
     @abstractmethod
-    def answer(
+    def render_response(
         self, request: Any, answers: Sequence[Answer | None], cached: Set[int], model: ModelRef
     ) -> Iterator[bytes]:
         """Yield the body in parts. answers: by item, None if it is late. cached: indexes of cached

@@ -59,7 +59,7 @@ class LocalScorer:
             lengths = [(one.length, one.rows) for _, one in waiting]
             for batch in make_batches(lengths, self.max_batch_tokens, cfg.batch_size):
                 in_hand = [waiting[k][1] for k in batch]
-                scored = run_batch(self._windowed.forward, in_hand, verb.outcome_fault)
+                scored = run_batch(self._windowed.forward, in_hand, verb.outcome_error)
                 outcomes |= dict(zip((waiting[k][0] for k in batch), scored, strict=True))
         return reward_output([_result(outcomes[index]) for index in range(len(samples))])
 

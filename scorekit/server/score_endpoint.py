@@ -71,7 +71,7 @@ class ScoreEndpoint(Endpoint):
         """Return the request model: samples, options, priority and a timeout."""
         return score_request(self.sample_type, self.options_type, max_items)
 
-    def read(self, request: Any, told: ModelDescription) -> ParsedRequest:
+    def parse_request(self, request: Any, told: ModelDescription) -> ParsedRequest:
         """Parse a request. Raises UserError if its length limit exceeds the model's.
 
         An empty reference becomes None, unless an option makes it a text: a backend reads "" as
@@ -94,32 +94,34 @@ class ScoreEndpoint(Endpoint):
             request.timeout_s,
         )
 
-    def plain_options(self, told: ModelDescription) -> Any:
+    def default_options(self, told: ModelDescription) -> Any:
         """Return the default options."""
         return resolve_options(self.options_type(), told)
 
-    def item_fault(self, item: Any, max_chars: int) -> SampleError | None:
+    def item_error(self, item: Any, max_chars: int) -> SampleError | None:
         """Return the error of a text that is too long, or that no model should get."""
         return text_fault(item, max_chars)
 
-    def content(self, item: Any) -> Any:
+    def cache_content(self, item: Any) -> Any:
         """Return the texts of the sample."""
         return self._texts_of(item)
 
-    def outcome_fault(self, fields: dict[str, Any]) -> SampleError | None:
+    def outcome_error(self, fields: dict[str, Any]) -> SampleError | None:
         """Return the error of a score that is not finite."""
         score = fields["score"]
         if math.isfinite(score):
             return None
         return SampleError("non_finite", f"the model's score is {score}")
 
-    def fits(self, value: bytes, item: Any, options: Any, told: ModelDescription) -> bool:
+    def is_valid_cached(
+        self, value: bytes, item: Any, options: Any, told: ModelDescription
+    ) -> bool:
         """Check types, fields, the range of the score, and spans that lie in `mt`."""
         assert isinstance(told, ScoreDescription)
         task = (told.tasks or {}).get(getattr(item, "task", ""))
         return could_be_answer(value, item, options, task.score_range if task else told.score_range)
 
-    def answer(
+    def render_response(
         self, request: Any, answers: Sequence[Answer | None], cached: Set[int], model: ModelRef
     ) -> Iterator[bytes]:
         """Yield the results; failed samples are beside good ones."""

@@ -61,7 +61,7 @@ class ScoringService:
         self.loaded = False
         self._storing: set[asyncio.Task[None]] = set()
         self.metrics.loaded.set_function(lambda: self.loaded)
-        self.metrics.ready.set_function(lambda: self.unready() is None)
+        self.metrics.ready.set_function(lambda: self.unavailable_reason() is None)
         self.metrics.queue_items_limit.set(settings.max_queue_items)
         self.metrics.queue_tokens_limit.set(settings.max_queue_tokens)
 
@@ -97,18 +97,18 @@ class ScoringService:
             await asyncio.wait(self._storing, timeout=1.0)
         await self.cache.close()
 
-    def unready(self) -> str | None:
+    def unavailable_reason(self) -> str | None:
         """Return why no request is accepted; None when the model answers."""
         if self.draining:
             return "the service is shutting down"
         if not self.loaded:
             return "the model is loading"
-        return self.batcher.fault()
+        return self.batcher.unhealthy_reason()
 
     def refuse_if_unavailable(self) -> None:
         """Raise RequestError while draining or loading."""
         if self.draining or not self.loaded:
-            raise RequestError("unavailable", self.unready() or "", retry_after=5.0)
+            raise RequestError("unavailable", self.unavailable_reason() or "", retry_after=5.0)
 
     async def open(self, request: Any, size: int, verb: Endpoint | None = None) -> PendingRequest:
         """Answer from the cache and put the other samples in flight. Close the job when done with
@@ -130,7 +130,7 @@ class ScoringService:
         for index, error in errors:
             job.answers[index] = error
         if parsed.cache:
-            pending = await self._take_known(job, pending, parsed.options)
+            pending = await self._take_cached(job, pending, parsed.options)
         if pending:
             self.batcher.submit(job, pending, parsed)
         else:
@@ -160,13 +160,13 @@ class ScoringService:
 
         If nothing was answered in time, raise `timeout`; else late samples count as failed.
         """
-        if job.missing:
+        if job.pending_count:
             timer = asyncio.get_running_loop().call_later(job.timeout_s, job.finish)
             try:
                 await job.done
             finally:
                 timer.cancel()
-            if job.missing == len(job.answers):
+            if job.pending_count == len(job.answers):
                 raise self._too_late(job)
 
     async def stream(self, job: PendingRequest) -> AsyncIterator[int]:
@@ -195,25 +195,27 @@ class ScoringService:
                 yield index
 
     def _too_late(self, job: PendingRequest) -> RequestError:
-        message = f"nothing was {self.verb.done} within {job.timeout_s:g} s"
+        message = f"nothing was {self.verb.done_label} within {job.timeout_s:g} s"
         return RequestError("timeout", message)
 
-    async def _take_known(
+    async def _take_cached(
         self, job: PendingRequest, pending: list[PendingItem], options: Any
     ) -> list[PendingItem]:
         """Answer from the cache, and return the items that it does not have."""
-        missing = self._answer_from(self.cache.recall([item.key for item in pending]), job, pending)
+        missing = self._answer_from(
+            self.cache.get_memory([item.key for item in pending]), job, pending
+        )
         if missing and self.cache.has_tier:
             samples = {item.key: item.sample for item in missing}
 
             def fits(key: bytes, value: bytes) -> bool:
-                return self.verb.fits(value, samples[key], options, self.description)
+                return self.verb.is_valid_cached(value, samples[key], options, self.description)
 
             cached = await self.cache.fetch(list(samples), fits)
             missing = self._answer_from(cached, job, missing)
             # While the second tier was read, an equal sample in flight may have been scored.
             missing = self._answer_from(
-                self.cache.recall([item.key for item in missing]), job, missing
+                self.cache.get_memory([item.key for item in missing]), job, missing
             )
         return missing
 
@@ -230,7 +232,7 @@ class ScoringService:
 
     def _read(self, request: Any, verb: Endpoint) -> ParsedRequest:
         try:
-            return verb.read(request, self.description)
+            return verb.parse_request(request, self.description)
         except UserError as error:
             raise RequestError("invalid_request", str(error)) from None
 
@@ -238,7 +240,7 @@ class ScoringService:
         self, parsed: ParsedRequest
     ) -> tuple[list[PendingItem], list[tuple[int, SampleError]]]:
         """Return the items with their keys, and the errors of invalid items by index."""
-        find_error, content_of = self.verb.item_fault, self.verb.content
+        find_error, content_of = self.verb.item_error, self.verb.cache_content
         max_chars = self.settings.max_field_chars
         prefix = self._key_prefix + to_json(parsed.key)
         start = hashlib.blake2b(prefix, digest_size=16)
@@ -255,7 +257,7 @@ class ScoringService:
         return pending, errors
 
     def _store(self, answers: Mapping[bytes, bytes]) -> None:
-        self.cache.remember(answers)
+        self.cache.put_memory(answers)
         if self.cache.has_tier:
             task = asyncio.create_task(self.cache.store(answers))
             self._storing.add(task)

@@ -139,7 +139,7 @@ class EmbeddingsEndpoint(Endpoint):
 
         return EmbeddingsRequest
 
-    def read(self, request: Any, description: ModelDescription) -> ParsedRequest:
+    def parse_request(self, request: Any, description: ModelDescription) -> ParsedRequest:
         """Parse a request. Raises UserError for a wrong model, dimension or prompt name."""
         assert isinstance(description, EmbedderDescription)
         if request.model and _last_part(request.model) != _last_part(description.model):
@@ -152,21 +152,21 @@ class EmbeddingsEndpoint(Endpoint):
         options = EmbedOptions(request.truncate, _prompt(request.prompt_name, description))
         return ParsedRequest(request.input, options, list(options))
 
-    def plain_options(self, description: ModelDescription) -> EmbedOptions:
+    def default_options(self, description: ModelDescription) -> EmbedOptions:
         """Return options with the default prompt, where long texts are cut."""
         assert isinstance(description, EmbedderDescription)
         return EmbedOptions(True, _prompt(None, description))
 
-    def item_fault(self, item: str, max_chars: int) -> SampleError | None:
+    def item_error(self, item: str, max_chars: int) -> SampleError | None:
         """Return the error of a text that is too long or invalid; None if it is valid."""
         reason = fault_in(item, max_chars)
         return SampleError("invalid_input", reason) if reason else None
 
-    def content(self, item: str) -> str:
+    def cache_content(self, item: str) -> str:
         """Return the text itself."""
         return item
 
-    def outcome_fault(self, fields: dict[str, Any]) -> SampleError | None:
+    def outcome_error(self, fields: dict[str, Any]) -> SampleError | None:
         """Return an error for a vector with non-finite numbers, or of zeros.
 
         Both are signs of an overflow in the model."""
@@ -177,19 +177,21 @@ class EmbeddingsEndpoint(Endpoint):
             return SampleError("non_finite", "the vector has only zeros and cannot be normalized")
         return None
 
-    def write(self, fields: dict[str, Any]) -> bytes:
+    def serialize_outcome(self, fields: dict[str, Any]) -> bytes:
         """Return the cached form: the token count, then the numbers."""
         numbers = np.asarray(fields["embedding"], dtype="<f4")
         return _TOKENS.pack(fields["tokens"]) + numbers.tobytes()
 
-    def fits(self, value: bytes, item: Any, options: Any, description: ModelDescription) -> bool:
+    def is_valid_cached(
+        self, value: bytes, item: Any, options: Any, description: ModelDescription
+    ) -> bool:
         """Return True if a cached value is a vector of the model's dimension and of length 1."""
         assert isinstance(description, EmbedderDescription)
         if len(value) != _TOKENS.size + 4 * description.dimension:
             return False
         return _is_of_length_one(_numbers(value))
 
-    def answer(
+    def render_response(
         self, request: Any, answers: Sequence[Answer | None], cached: Set[int], model: ModelRef
     ) -> Iterator[bytes]:
         """Return the response body. Raises RequestError if a text has no vector."""

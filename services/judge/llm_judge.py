@@ -62,7 +62,7 @@ class JudgeTask(Protocol):
         """Return the sample's images as parts of a message. Raises SampleError."""
         ...
 
-    def unasked(self, texts: Mapping[str, str]) -> dict[str, Any] | None:
+    def outcome_without_llm(self, texts: Mapping[str, str]) -> dict[str, Any] | None:
         """Return the outcome if no LLM call is required, else None."""
         ...
 

@@ -270,7 +270,7 @@ class OpenAIBackend(_Judge):
     async def _judge(self, question: JudgeRequest | None) -> Outcome:
         if question is None:  # a probe succeeds, whatever the state of the upstream
             return {"score": 1.0}
-        if (known_outcome := question.task.unasked(question.texts)) is not None:
+        if (known_outcome := question.task.outcome_without_llm(question.texts)) is not None:
             return known_outcome
         client = self._client(question.model)
         content = repr(question.task.messages(question.texts, question.pictures))

@@ -166,7 +166,7 @@ class MqmTask:
             raise SampleError("invalid_input", "images: the task mqm takes no images")
         return []
 
-    def unasked(self, texts: Mapping[str, str]) -> dict[str, Any] | None:
+    def outcome_without_llm(self, texts: Mapping[str, str]) -> dict[str, Any] | None:
         """Return the outcome of an empty translation: one critical omission of the full source.
 
         Returns None for other translations, which an LLM must judge."""
@@ -216,9 +216,11 @@ class MqmTask:
         errors: dict[tuple[Any, ...], FoundError] = {}
         for error in _errors(answer["errors"], quoted_texts):
             position = (
-                error.at if isinstance(error.at, TextRange) else folded(error.quote) or error.quote
+                error.location
+                if isinstance(error.location, TextRange)
+                else folded(error.quote) or error.quote
             )
-            key = (error.of, position, error.category)
+            key = (error.field, position, error.category)
             if key not in errors or votes.rank(error) > votes.rank(errors[key]):
                 errors[key] = error
         return list(errors.values())
@@ -265,9 +267,9 @@ def _example_error(example: MqmExample) -> str | None:
             return sample_error.message
     quoted = {"src": QuotedText(example.src), "mt": QuotedText(example.mt)}
     for error in _errors([mark.model_dump() for mark in example.errors], quoted):
-        if not isinstance(error.at, TextRange):
-            text = "source" if error.of == "src" else "translation"
-            return f"the quote {error.quote[:60]!r} is {error.at} in its {text}"
+        if not isinstance(error.location, TextRange):
+            text = "source" if error.field == "src" else "translation"
+            return f"the quote {error.quote[:60]!r} is {error.location} in its {text}"
     return None
 
 

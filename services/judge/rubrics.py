@@ -142,7 +142,7 @@ class Rubric(Config):
         """Return the temperature to use if the request names none."""
         return self.temperature
 
-    def unasked(self, texts: Mapping[str, str]) -> dict[str, Any] | None:
+    def outcome_without_llm(self, texts: Mapping[str, str]) -> dict[str, Any] | None:
         """Return None: a rubric always needs the LLM."""
         return None
 

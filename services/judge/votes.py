@@ -35,10 +35,10 @@ class FoundError(NamedTuple):
     of: the text that the quote comes from. at: the position, or the reason for having none."""
 
     quote: str
-    of: Literal["src", "mt"]
+    field: Literal["src", "mt"]
     severity: str
     category: str
-    at: TextRange | Reason
+    location: TextRange | Reason
 
 
 class _Span(NamedTuple):
@@ -65,8 +65,8 @@ def merge_votes(answers: Answers, src: str, mt: str) -> dict[str, Any]:
         "unplaced": [
             {
                 "quote": error.quote[:MAX_QUOTE],
-                "of": error.of,
-                "reason": error.at,
+                "of": error.field,
+                "reason": error.location,
                 "severity": error.severity,
                 "category": error.category,
             }
@@ -87,13 +87,13 @@ def _span_fields(span: _Span, text: str) -> dict[str, Any]:
 
 
 def _spans(answers: Answers, field: str) -> list[_Span]:
-    flat = [list(_flat([error for error in errors if error.of == field])) for errors in answers]
+    flat = [list(_flat([error for error in errors if error.field == field])) for errors in answers]
     return flat[0] if len(flat) == 1 else list(_majority(flat))
 
 
 def _flat(errors: Sequence[FoundError]) -> Iterator[_Span]:
     """Yield the errors of one answer as ordered spans without overlap."""
-    placed = [(e, e.at) for e in errors if isinstance(e.at, TextRange)]
+    placed = [(e, e.location) for e in errors if isinstance(e.location, TextRange)]
     # Among equally severe errors the first one keeps its characters.
     placed.sort(key=lambda pair: (-_RANKS.index(pair[0].severity), pair[1]))
     borders = sorted({border for _, position in placed for border in position})
@@ -162,14 +162,14 @@ def rank(error: Any) -> int:
 
 def _unplaced(answers: Answers) -> list[FoundError]:
     unplaced_by_answer = [
-        [e for e in errors if not isinstance(e.at, TextRange)] for errors in answers
+        [e for e in errors if not isinstance(e.location, TextRange)] for errors in answers
     ]
     if len(answers) == 1:
         return unplaced_by_answer[0]
     by_quote: dict[tuple[str, str], dict[int, FoundError]] = defaultdict(dict)
     for answer, errors in enumerate(unplaced_by_answer):
         for error in sorted(errors, key=rank):  # the worst one overwrites the others
-            by_quote[error.of, folded(error.quote)][answer] = error
+            by_quote[error.field, folded(error.quote)][answer] = error
     merged_errors = []
     for error_by_answer in by_quote.values():
         if 2 * len(error_by_answer) > len(answers):

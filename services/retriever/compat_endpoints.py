@@ -73,13 +73,13 @@ class SearchR1Endpoint(SearchEndpoint):
 
         return RetrieveRequest
 
-    def read(self, request: Any, description: ModelDescription) -> ParsedRequest:
+    def parse_request(self, request: Any, description: ModelDescription) -> ParsedRequest:
         """Parse both forms of a request."""
         return parsed_request(
             _queries(request.queries or [request.query]), request.topk or _RETRIEVED
         )
 
-    def answer(
+    def render_response(
         self, request: Any, answers: Sequence[Answer | None], cached: Set[int], model: ModelRef
     ) -> Iterator[bytes]:
         """Raises RequestError where a query has failed."""
@@ -120,11 +120,11 @@ class VragEndpoint(SearchEndpoint):
 
         return SearchQueryString
 
-    def read(self, request: Any, description: ModelDescription) -> ParsedRequest:
+    def parse_request(self, request: Any, description: ModelDescription) -> ParsedRequest:
         """Parse a request; each query gets ten hits."""
         return parsed_request(_queries(request.queries), _SEARCHED)
 
-    def answer(
+    def render_response(
         self, request: Any, answers: Sequence[Answer | None], cached: Set[int], model: ModelRef
     ) -> Iterator[bytes]:
         """Raises RequestError where a query has failed."""

@@ -115,7 +115,7 @@ class SearchEndpoint(Endpoint):
     ) -> None:
         self._routes = routes
         self.pages: list[bytes] = []  # from `hit_of`; set when the index is loaded
-        self.faces = faces
+        self.compat_endpoints = faces
 
     def request_type(self, max_items: int) -> type[BaseModel]:
         """Return the request's schema: queries, hits per query, and pages to exclude."""
@@ -140,7 +140,7 @@ class SearchEndpoint(Endpoint):
 
         return SearchRequest
 
-    def read(self, request: Any, description: ModelDescription) -> ParsedRequest:
+    def parse_request(self, request: Any, description: ModelDescription) -> ParsedRequest:
         """Parse a request, and add its excluded pages to every query.
 
         Raises RequestError for too many excluded pages."""
@@ -157,26 +157,26 @@ class SearchEndpoint(Endpoint):
             queries, request.top_k, request.cache, request.priority, request.timeout_s
         )
 
-    def plain_options(self, description: ModelDescription) -> SearchOptions:
+    def default_options(self, description: ModelDescription) -> SearchOptions:
         """Return options for ten hits."""
         return SearchOptions(10)
 
-    def item_fault(self, item: Query, max_chars: int) -> SampleError | None:
+    def item_error(self, item: Query, max_chars: int) -> SampleError | None:
         """Return the error of a query that is too long, blank or invalid; None if it is valid."""
         reason = fault_in(item.query, max_chars)
         if reason is None and not item.query.strip():
             reason = "nothing but blanks"
         return SampleError("invalid_input", f"query: {reason}") if reason else None
 
-    def content(self, item: Query) -> Any:
+    def cache_content(self, item: Query) -> Any:
         """Return the query and the excluded pages in a fixed order."""
         return [item.query, sorted(set(item.exclude))]
 
-    def outcome_fault(self, fields: dict[str, Any]) -> SampleError | None:
+    def outcome_error(self, fields: dict[str, Any]) -> SampleError | None:
         """Return None: pages without a finite score are no hits."""
         return None
 
-    def write(self, fields: dict[str, Any]) -> bytes:
+    def serialize_outcome(self, fields: dict[str, Any]) -> bytes:
         """Return the hits as JSON.
 
         The fields of a page are serialized once, when the index is loaded: doing it for each query
@@ -190,7 +190,7 @@ class SearchEndpoint(Endpoint):
         ]
         return b'{"hits":[' + b",".join(hits) + b"]}"
 
-    def fits(
+    def is_valid_cached(
         self, value: bytes, item: Query, options: SearchOptions, description: ModelDescription
     ) -> bool:
         """Return True if a cached value has valid hits: pages of this index, ordered, not excluded,
@@ -212,7 +212,7 @@ class SearchEndpoint(Endpoint):
             and all(hit.image == image_path(hit.page_id) for hit in hits)
         )
 
-    def answer(
+    def render_response(
         self, request: Any, answers: Sequence[Answer | None], cached: Set[int], model: ModelRef
     ) -> Iterator[bytes]:
         """Yield the response body, with failed queries next to good ones."""

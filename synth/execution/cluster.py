@@ -45,7 +45,10 @@ def run_map_stage_on_ray(stage: MapStage, manifest: dict[str, Any], ctx: StageCo
     at_once = max(1, min(len(todo), cores, ctx.cfg.teacher.max_concurrency))
     cfg = shared_budget(ctx.cfg, at_once).model_dump(mode="json")
     work = ray.remote(num_cpus=1, max_retries=3)(_run_shard)
-    folders = (str(ctx.out_dir.absolute()), str(ctx.inputs.absolute()) if ctx.inputs else None)
+    folders = (
+        str(ctx.out_dir.absolute()),
+        str(ctx.fallback_dir.absolute()) if ctx.fallback_dir else None,
+    )
     ctx.advance(0, len(todo))
     options = (ctx.limit, ctx.give_up, shards)
     waiting: list[Any] = []

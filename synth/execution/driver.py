@@ -58,7 +58,12 @@ async def run_map_stage(stage: MapStage, manifest: dict[str, Any], ctx: StageCon
             return  # no service is needed, and maybe none is running
         claims = WorkClaims(todo, lambda index: _is_done(folder, index, ctx), folder.lock)
         async with open_clients(
-            ctx.cfg, stage.uses(ctx.cfg), folder, ctx.stats, give_up=ctx.give_up, tell=ctx.tell
+            ctx.cfg,
+            stage.uses(ctx.cfg),
+            folder,
+            ctx.stats,
+            give_up=ctx.give_up,
+            tell=ctx.print_line,
         ) as clients:
             window = asyncio.Semaphore(clients.window)
             slots = asyncio.Semaphore(SHARDS_AT_ONCE)
@@ -122,7 +127,9 @@ async def _mine(
                 not is_announced and ctx.left_open is None
             ):  # otherwise it waits for a process of the same call
                 is_announced = True
-                ctx.tell(f"{name}: waits for {claims.waits_for()}, which is at the last shards")
+                ctx.print_line(
+                    f"{name}: waits for {claims.waits_for()}, which is at the last shards"
+                )
             await asyncio.sleep(LOOK_AGAIN_S)
 
 
@@ -224,8 +231,8 @@ class _Shard:
         elif isinstance(result, KeptRecord):
             kept.write(result.record)
             stats.records_out += 1
-            if result.told:
-                self.note_counts[result.told] += 1
+            if result.note_code:
+                self.note_counts[result.note_code] += 1
         else:
             rejected.write(result.as_record(self.stage.name))
             self.codes[result.reason_code] += 1

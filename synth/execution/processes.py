@@ -84,7 +84,7 @@ class _Team:
         cfg = shared_budget(ctx.cfg, count).model_dump(mode="json")
         context_fields = {
             "out_dir": ctx.out_dir,
-            "inputs": ctx.inputs,
+            "inputs": ctx.fallback_dir,
             "resume": True,
             "limit": ctx.limit,
             "shard_id": ctx.shard_id,
@@ -118,7 +118,7 @@ class _Team:
                     process = self.processes[pipe]
                     process.join()
                     if process.exitcode:
-                        self.ctx.tell(
+                        self.ctx.print_line(
                             f"{self.name}: process {process.pid} died (exit code "
                             f"{process.exitcode}); the others do its shards"
                         )
@@ -134,7 +134,7 @@ class _Team:
             self.ctx.advance(*content)
         elif kind == "line" and content != self.line:  # print a repeated line once
             self.line = content
-            self.ctx.tell(content)
+            self.ctx.print_line(content)
         elif kind in ("figures", "end"):
             done, process_stats = content
             self.ctx.advance(done, None)
@@ -174,7 +174,7 @@ def _work(
         **context_fields,
         left_open=left_open,
         advance=reporter.advance,
-        tell=reporter.tell,
+        print_line=reporter.tell,
     )
     reporter.stats = ctx.stats
     log_to(ctx.out_dir / "logs.txt", ctx.cfg.run.log_level)

@@ -162,7 +162,9 @@ class OutageReporter:
         self._since: dict[str, float] = {}
         self._told: set[str] = set()
 
-    def mind(self, name: str, service: ScoringClient | LLMClient, patience_s: float) -> None:
+    def watch_service(
+        self, name: str, service: ScoringClient | LLMClient, patience_s: float
+    ) -> None:
         """Watch a service, too. patience_s: how long its client retries."""
         self._services[name] = service, patience_s
 
@@ -218,7 +220,7 @@ async def open_clients(
         if "teacher" in uses:
             teacher = await stack.enter_async_context(open_teacher(cfg))
             stats.teacher = teacher.counts  # the client keeps updating them
-            absences.mind("the teacher", teacher, cfg.teacher.wait_for_server_s)
+            absences.watch_service("the teacher", teacher, cfg.teacher.wait_for_server_s)
             await teacher.check()
         if "metricx" in uses:
             metricx_cfg = cfg.metricx
@@ -228,7 +230,7 @@ async def open_clients(
             metricx = await stack.enter_async_context(client)
             info = await service_info(metricx, METRICX_URL)
             check_metricx(cfg, info)
-            absences.mind("MetricX", metricx, metricx.deadline_s)
+            absences.watch_service("MetricX", metricx, metricx.deadline_s)
             identities["metricx"] = pin_service_info(folder, "metricx", info)
             before = await asyncio.to_thread(scorer_figures, cfg.metricx.url, {})
         if "judge" in uses:
@@ -236,7 +238,7 @@ async def open_clients(
             judge = await stack.enter_async_context(client)
             info = await service_info(judge, JUDGE_URL)
             check_judge(cfg, info)
-            absences.mind("the judge", judge, judge.deadline_s)
+            absences.watch_service("the judge", judge, judge.deadline_s)
             identities["judge"] = pin_service_info(folder, "judge", info)
         answers = open_answers(answers_place(cfg))
         stack.push_async_callback(answers.close)

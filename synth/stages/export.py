@@ -81,7 +81,9 @@ class Export(GlobalStage):
         marks = self._write(ctx, source, staging, manifest)
         files = [file for mark in marks for file in mark["files"]]
         ctx.stats.records_in = ctx.stats.records_out = sum(mark["records"] for mark in marks)
-        counts = funnel((stage.name for stage in self.before), ctx.out_dir, ctx.inputs)
+        counts = funnel(
+            (stage.name for stage in self.previous_stages), ctx.out_dir, ctx.fallback_dir
+        )
         write_manifest(staging / "manifest.json", ctx, files, counts, manifest)
         write_card(staging / "README.md", ctx, files, counts)
         names = {file["name"] for file in files} | {"manifest.json", "README.md"}
@@ -152,7 +154,7 @@ def _write_all(jobs: list[FileJob], processes: int | None) -> Iterator[tuple[int
 
 def scorer_versions(ctx: StageContext) -> dict[str, Any]:
     """Return the info of the scoring service that scored the candidates."""
-    folders = [folder for folder in (ctx.out_dir, ctx.inputs) if folder is not None]
+    folders = [folder for folder in (ctx.out_dir, ctx.fallback_dir) if folder is not None]
     stages = [StageFolder(folder, ScoreSelectBest.name).service("metricx") for folder in folders]
     for path in (*stages, *(folder / "service-metricx.json" for folder in folders)):
         if (info := read_json(path, "versions")) is not None:

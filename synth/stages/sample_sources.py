@@ -174,7 +174,7 @@ class _Sampling:
     def _alone(self) -> AbstractContextManager[None]:
         """Hold the merge lock: one process of this run at a time."""
         merge = self.folder.lock().with_name(f"{self.folder.name}-merge.lock")
-        return hold_locks([(merge, False)], "merge there", wait=self.ctx.tell)
+        return hold_locks([(merge, False)], "merge there", wait=self.ctx.print_line)
 
     def _read(self) -> None:
         """Read this process's files, and with shared work every free file."""
@@ -198,7 +198,7 @@ class _Sampling:
                 if claims.left:
                     if not is_announced:
                         is_announced = True
-                        self.ctx.tell(f"{self.folder.name}: waits for {claims.waits_for()}")
+                        self.ctx.print_line(f"{self.folder.name}: waits for {claims.waits_for()}")
                     time.sleep(LOOK_AGAIN_S)
                 continue
             index, lock = claimed

@@ -152,7 +152,7 @@ class ScoreSelectBest(MapStage):
             return
         with suppress(UserError), hold_locks([(source.lock(), False)], "delete candidates"):
             for index in range(source.shards() or 0):
-                source.let_go(index)
+                source.delete_records(index)
 
 
 def _distinct(ranked: list[dict[str, Any]]) -> list[dict[str, Any]]:

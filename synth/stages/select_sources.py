@@ -104,14 +104,14 @@ def _report_selection(chosen: Chosen, ctx: StageContext) -> None:
         short = ", ".join(
             f"{bucket} ({deficit:,} short)" for bucket, deficit in chosen.short.items()
         )
-        ctx.tell(
+        ctx.print_line(
             f"{name}: too few sources for their share in bucket {short}: {chosen.refilled:,} of "
             "other buckets take their places"
         )
     if count < requested:
         threshold = ctx.cfg.prefilter.min_improvement
         condition = "" if threshold is None else f" with prefilter.min_improvement {threshold:g}"
-        ctx.tell(
+        ctx.print_line(
             f"{name}: {count:,} sources are left{condition}: {requested - count:,} fewer than "
             "data.target_examples_total, and no bucket has more"
         )

@@ -74,7 +74,7 @@ def _locks(out_dir: Path) -> Path:
 
 def _refuse_foreign(out_dir: Path) -> None:
     names = {"config.yaml", "stats.json", "logs.txt", REJECTED}
-    names.update(name for stage in ORDER for name in stage.leaves)
+    names.update(name for stage in ORDER for name in stage.output_files)
     written = {out_dir / name for name in names}
     try:
         existing = sorted(path.name for path in written if _has_content(path))

@@ -117,7 +117,7 @@ def partial(ctx: StageContext, counts: list[StageCounts]) -> bool:
 
 def corpus(ctx: StageContext) -> dict[str, Any]:
     """Return the first stage's summary of the corpus."""
-    for folder in (ctx.out_dir, ctx.inputs):
+    for folder in (ctx.out_dir, ctx.fallback_dir):
         path = StageFolder(folder, SampleSources.name).path / "counts.json" if folder else None
         if path is not None and (counts := read_json(path)) is not None:
             files = counts.pop("files", [])
@@ -127,7 +127,7 @@ def corpus(ctx: StageContext) -> dict[str, Any]:
 
 def _service(ctx: StageContext, name: str) -> dict[str, Any] | None:
     """Return a service's info without its address and start time."""
-    for folder in (ctx.out_dir, ctx.inputs):
+    for folder in (ctx.out_dir, ctx.fallback_dir):
         path = folder / f"service-{name}.json" if folder else None
         if path is not None and (info := read_json(path)) is not None:
             keys = (

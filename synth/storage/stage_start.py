@@ -67,7 +67,7 @@ def clear(ctx: StageContext, stage: Stage, later: Sequence[Stage]) -> None:
     So after a kill, all remaining output still has its input. The stage's own view or export stays
     until it is replaced."""
     for later_stage in reversed(later):
-        for path in (ctx.out_dir / name for name in later_stage.leaves):
+        for path in (ctx.out_dir / name for name in later_stage.output_files):
             if path.is_dir():
                 shutil.rmtree(path)
             else:

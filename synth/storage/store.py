@@ -221,7 +221,7 @@ class StageFolder:
                 f"`--repair {index}` for this shard only)"
             )
 
-    def let_go(self, index: int) -> None:
+    def delete_records(self, index: int) -> None:
         """Delete the records of a shard that are no longer needed; its mark stays.
 
         The mark is updated first, because a missing file would otherwise count as damage."""

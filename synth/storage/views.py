@@ -33,7 +33,7 @@ def write_views(ctx: StageContext, stage: str) -> list[Path]:
     if not ctx.folder(stage).done():
         return []
     lock = ctx.out_dir / ".locks" / "views.lock"
-    with hold_locks([(lock, False)], "write views", wait=ctx.tell):
+    with hold_locks([(lock, False)], "write views", wait=ctx.print_line):
         return [*_write_kept(ctx, stage), *_write_rejected(ctx)]
 
 
@@ -132,7 +132,7 @@ def _should_write(ctx: StageContext, path: Path, records: int) -> bool:
     if records <= ctx.cfg.run.view_records:
         return True
     path.unlink(missing_ok=True)
-    ctx.tell(
+    ctx.print_line(
         f"{path.name}: {records:,} records are more than run.view_records: "
         f"`synth_parallel show {path.stem}` prints them"
     )

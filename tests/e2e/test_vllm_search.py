@@ -98,7 +98,7 @@ def engine(served: tuple[str, Taught], rank: int, run_dir: Path) -> Iterator[tup
     options: dict[str, Any] = {"adapters": rank > 0, "run_dir": run_dir, "never": reader.never}
     sampler = open_sampler(cfg, name, model, tokenizer, DistributedContext(CPU), **options)
     try:
-        sampler.sync(model, 0)
+        sampler.sync_weights(model, 0)
         yield sampler, model, reader
     finally:
         sampler.close()

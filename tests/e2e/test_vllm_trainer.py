@@ -92,7 +92,7 @@ def engine(cfg: TrainerConfig) -> Iterator[tuple[VLLMSampler, nn.Module, Any]]:
         server, name, stops, DistributedContext(CPU), adapters=adapters, run_dir=cfg.misc.run_dir
     )
     with closing(made) as sampler:
-        sampler.sync(model, 0)
+        sampler.sync_weights(model, 0)
         yield sampler, model, tokenizer
 
 

@@ -140,7 +140,7 @@ class TokenAdvantages:
     kl_mask: Tensor | None = None
 
     @property
-    def held(self) -> Tensor:
+    def kl_token_mask(self) -> Tensor:
         """Return the mask of the tokens of the KL term, [B, T]."""
         return self.mask if self.kl_mask is None else self.kl_mask
 

@@ -43,27 +43,27 @@ class MonitoredBarrier:
         self.rank, self.size, self.patience_s = rank, size, patience_s
         self._store = PrefixStore("scorekit", _get_default_store())
         self._place = ""
-        self.place = "the start"
+        self.phase = "the start"
 
     @property
-    def place(self) -> str:
+    def phase(self) -> str:
         """Return the phase of this process."""
         return self._place
 
-    @place.setter
-    def place(self, place: str) -> None:
+    @phase.setter
+    def phase(self, place: str) -> None:
         self._place = place
         self._store.set(f"place {self.rank}", place)
 
-    def leave(self) -> None:
+    def announce_exit(self) -> None:
         """Announce that this process ends, so that no process waits for it."""
         try:
-            self._store.set(f"place {self.rank}", f"{self.place}, where it ended with an error")
+            self._store.set(f"place {self.rank}", f"{self.phase}, where it ended with an error")
             self._store.add("gone", 1)
         except RuntimeError:  # the process that runs the store has ended
             log.debug("cannot reach the store of the processes")
 
-    def meet(self) -> None:
+    def wait(self) -> None:
         """Wait until every process has reached this barrier. Raises Stalled."""
         MonitoredBarrier._number += 1
         counter_key = f"meeting {self._number}"
@@ -85,7 +85,7 @@ class MonitoredBarrier:
                 self._store.delete_key(f"meeting {self._number - 2}")
         except RuntimeError as error:  # of the store, which runs in the first process
             raise ProcessStalled(
-                f"process {self.rank} of {self.size} was at {self.place!r} when the others had "
+                f"process {self.rank} of {self.size} was at {self.phase!r} when the others had "
                 f"ended ({str(error).splitlines()[0]})"
             ) from None
 
@@ -113,7 +113,7 @@ class MonitoredBarrier:
             f"process {r} is at {self._store.get(f'place {r}').decode()!r}" for r in missing
         )
         return (
-            f"process {self.rank} of {self.size} has waited for {waited:.0f} s at {self.place!r} "
+            f"process {self.rank} of {self.size} has waited for {waited:.0f} s at {self.phase!r} "
             f"({phases}; misc.patience_s is {self.patience_s:g})"
         )
 

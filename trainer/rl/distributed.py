@@ -89,7 +89,7 @@ class DistributedContext:
             raise failure or SystemExit(0)
 
     @contextmanager
-    def together(self) -> Iterator[None]:
+    def monitored(self) -> Iterator[None]:
         """Run within it: if this process ends with an error, the others learn of it at once."""
         if self._meeting is None:
             yield
@@ -98,22 +98,22 @@ class DistributedContext:
             with self._meeting.exchange():
                 yield
         except BaseException:
-            self._meeting.leave()
+            self._meeting.announce_exit()
             raise
 
-    def at(self, phase: str) -> None:
+    def set_phase(self, phase: str) -> None:
         """Record the phase of this process ("update 3, sampling"), for errors of the others."""
         if self._meeting is not None:
-            self._meeting.place = phase
+            self._meeting.phase = phase
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """Wait until every process has reached this barrier. Raises Stalled."""
         if self._meeting is not None:
-            self._meeting.meet()
+            self._meeting.wait()
 
     def wait(self) -> None:
         """Wait until every process has arrived and its device has finished its work."""
-        self.meet()
+        self.barrier()
         self.accelerator.wait_for_everyone()
 
     def prepare(self, model: nn.Module, optimizer: Any) -> tuple[nn.Module, Any]:
@@ -152,12 +152,12 @@ class DistributedContext:
             part.to(self.device)
         return image_parts
 
-    def most(self, passes: int) -> int:
+    def max_passes(self, passes: int) -> int:
         """Return how many passes this process has to make: if weights are sharded, the maximum of
         all."""
         return max(self.gather([passes])) if self.is_sharded else passes
 
-    def reading(self, model: nn.Module) -> nn.Module:
+    def inference_model(self, model: nn.Module) -> nn.Module:
         """Return the model for passes without gradient.
 
         A process makes only its own passes (if weights are sharded: `most`). DDP's own forward
@@ -166,7 +166,7 @@ class DistributedContext:
         reader: nn.Module = model if self.is_sharded else unwrap_distributed(model)
         return reader
 
-    def share(self, items: Sequence[T]) -> list[tuple[int, T]]:
+    def split_items(self, items: Sequence[T]) -> list[tuple[int, T]]:
         """Return (index, item) of the items that this process has to do."""
         return [(index, items[index]) for index in range(self.rank, len(items), self.size)]
 
@@ -176,7 +176,7 @@ class DistributedContext:
             return items
         from accelerate.utils import gather_object
 
-        self.meet()
+        self.barrier()
         return list(gather_object(items))
 
     def sum(self, stats: dict[str, float]) -> dict[str, float]:
@@ -192,7 +192,7 @@ class DistributedContext:
         """Skip the sum of gradients over the processes, except in a step's last micro-batch."""
         return nullcontext() if last or self.size == 1 else self.accelerator.no_sync(model)
 
-    def add_up(self, model: nn.Module) -> None:
+    def sum_gradients(self, model: nn.Module) -> None:
         """Turn gradients that wrappers have averaged over the processes into their sum.
 
         This is done afterwards and in float32: a loss that is scaled by 3 has other gradients under
@@ -202,7 +202,7 @@ class DistributedContext:
             if parameter.grad is not None:
                 parameter.grad.mul_(self.size)
 
-    def whole_states(
+    def full_state_dicts(
         self, model: nn.Module, optimizer: Any
     ) -> tuple[dict[str, Any] | None, dict[str, Any]]:
         """Return the full weights and the full optimizer state, on the main process.
@@ -219,9 +219,9 @@ class DistributedContext:
         self._reshard(model)
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         state = get_optimizer_state_dict(model, optimizer.optimizer, options=options)
-        return self.whole_weights(model), state
+        return self.full_weights(model), state
 
-    def whole_weights(self, model: nn.Module) -> dict[str, Any]:
+    def full_weights(self, model: nn.Module) -> dict[str, Any]:
         """Return the full weights of a sharded model on the main process. Every process has to call
         it."""
         from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
@@ -238,7 +238,7 @@ class DistributedContext:
         """
         from torch.distributed.fsdp import FSDPModule
 
-        self.meet()
+        self.barrier()
         for part in model.modules():
             if isinstance(part, FSDPModule):
                 part.reshard()

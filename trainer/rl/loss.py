@@ -272,7 +272,7 @@ class TokenBatch:
     kl_mask: Tensor | None = None
 
     @property
-    def held(self) -> Tensor:
+    def kl_token_mask(self) -> Tensor:
         """Return the mask of the tokens of the KL term, [B, T]."""
         return self.mask if self.kl_mask is None else self.kl_mask
 
@@ -280,7 +280,7 @@ class TokenBatch:
         """Return a copy with 0 outside the masks, where values may be anything, even NaN."""
 
         def fill(values_BT: Tensor) -> Tensor:
-            return values_BT.masked_fill(~self.held, 0.0)
+            return values_BT.masked_fill(~self.kl_token_mask, 0.0)
 
         return TokenBatch(
             fill(self.old),
@@ -309,7 +309,7 @@ def policy_loss(
     ratio left the range), `entropy`; over the tokens of the KL: `kl_ref` (new - ref) and
     `kl_ref_k3` (its k3 estimate, never negative).
     """
-    mask_BT, kl_mask_BT, limit = batch.mask, batch.held, weights.max_log_ratio
+    mask_BT, kl_mask_BT, limit = batch.mask, batch.kl_token_mask, weights.max_log_ratio
     # Set zeros first: NaN times the 0 of a mask would give a gradient of NaN.
     batch, new_BT = batch.with_zeros(), new_BT.masked_fill(~kl_mask_BT, 0.0)
     if weights.algorithm in ("ppo", "gspo"):

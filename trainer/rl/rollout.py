@@ -108,8 +108,8 @@ def rollout_logprobs(
     rows: list[list[float]] = [[] for _ in rollouts]
     batches = list(micro_batches([rollout.length for rollout in rollouts], micro_batch_tokens))
     if world is not None:
-        model = world.reading(model)
-        for _ in range(len(batches), world.most(len(batches))):
+        model = world.inference_model(model)
+        for _ in range(len(batches), world.max_passes(len(batches))):
             batches.append([])
     for batch in batches:
         if not batch:  # other processes still have passes to make, and need this one's weights

@@ -54,7 +54,7 @@ class Sampler(Protocol):
         """
         ...
 
-    def sync(self, model: nn.Module, update: int) -> None:
+    def sync_weights(self, model: nn.Module, update: int) -> None:
         """Sample from these weights from now on; called before the first and after each update."""
         ...
 

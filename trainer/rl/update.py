@@ -108,7 +108,7 @@ def update_policy(
     Raises ValueError if tokens that the policy did not sample would be trained on, RuntimeError if
     GSPO clips before its first step.
     """
-    if bool((advantages.held & ~action_masks(rollouts)).any()):
+    if bool((advantages.kl_token_mask & ~action_masks(rollouts)).any()):
         raise ValueError("advantages reach beyond the action mask")
     world = world or DistributedContext(next(policy_model.parameters()).device)
     passes = ForwardOptions(policy_model, ppo_cfg, world, temperature, pad_id, dtype, never)
@@ -119,7 +119,7 @@ def update_policy(
     norms: list[float] = []
     skipped = num_tokens = num_kl_tokens = 0
     # If the KL has no weight, a row that only has a KL has no part in the loss.
-    counted = advantages.held if passes.weights.kl_coef else advantages.mask
+    counted = advantages.kl_token_mask if passes.weights.kl_coef else advantages.mask
     with_tokens = [i for i in range(len(rollouts)) if bool(counted[i].any())]
     steps: list[list[int]] = []
     for epoch in range(epochs):
@@ -130,13 +130,13 @@ def update_policy(
             recompute_old_logprobs(rollouts, steps, passes)
         for chosen in steps:
             optimizer.zero_grad(set_to_none=True)
-            world.meet()
+            world.barrier()
             stats = accumulate_gradients(rollouts, advantages, chosen, passes)
             if recomputes_logprobs and not (norms or skipped):
                 _check_unclipped(stats)
             _add(sums, stats)
             num_tokens += int(advantages.mask[chosen].sum())
-            num_kl_tokens += int(advantages.held[chosen].sum())
+            num_kl_tokens += int(advantages.kl_token_mask[chosen].sum())
             norm = world.clip(policy_model, ppo_cfg.max_grad_norm)
             if math.isfinite(norm):
                 optimizer.step()
@@ -174,7 +174,7 @@ def accumulate_gradients(
     """
     cfg, world = passes.cfg, passes.world
     valid_tokens = {index: int(advantages.mask[index].sum()) for index in chosen}
-    kl_tokens = {index: int(advantages.held[index].sum()) for index in chosen}
+    kl_tokens = {index: int(advantages.kl_token_mask[index].sum()) for index in chosen}
     sums: dict[str, float] = {}
     for rows, idle, last in _own_passes(rollouts, chosen, passes):
         normalizers = [_normalizer(counts, rows, cfg) for counts in (valid_tokens, kl_tokens)]
@@ -183,7 +183,7 @@ def accumulate_gradients(
             (loss * (0 if idle else 1)).backward()
         if not idle:
             _add(sums, stats)
-    world.add_up(passes.model)
+    world.sum_gradients(passes.model)
     return sums
 
 
@@ -214,7 +214,7 @@ def recompute_old_logprobs(
     exactly 0 until the first step; they stay the same in every pass over the batch.
     """
     logprobs_by_row: dict[int, list[float]] = {}
-    model = passes.world.reading(passes.model)
+    model = passes.world.inference_model(passes.model)
     for chosen in steps:
         for rows, idle, _ in _own_passes(rollouts, chosen, passes):
             batch_rollouts = [rollouts[row] for row in rows]
@@ -298,7 +298,7 @@ def _micro_batch_loss(
         mask=trained_mask,
         ref=ref,
         correction=correction,
-        kl_mask=mask & advantages.held[rows, :length].to(device),
+        kl_mask=mask & advantages.kl_token_mask[rows, :length].to(device),
     )
     return policy_loss(new, entropy, tokens, normalizer, weights, kl_normalizer)
 

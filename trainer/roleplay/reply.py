@@ -86,18 +86,18 @@ class ParsedReply:
     corner_quotes: whether 「」 and 『』 are quotation marks of speech.
     """
 
-    given: str
+    raw_text: str
     corner_quotes: bool = False
 
     @cached_property
     def text(self) -> str:
         """Return `readable`, at most `MAX_CHARACTERS` characters of it."""
-        return readable(self.given)[:MAX_CHARACTERS]
+        return readable(self.raw_text)[:MAX_CHARACTERS]
 
     @property
     def too_long(self) -> bool:
         """Return whether a part of it is not read."""
-        return len(self.given) > MAX_CHARACTERS
+        return len(self.raw_text) > MAX_CHARACTERS
 
     @cached_property
     def lines(self) -> tuple[str, ...]:

@@ -333,6 +333,7 @@ def _similarities(
         return []
     similarity = _similarity()
     pairs = [
-        (other, context.reply.given) for context, other in zip(contexts, other_texts, strict=True)
+        (other, context.reply.raw_text)
+        for context, other in zip(contexts, other_texts, strict=True)
     ]
     return [(raw, similarity.score(use, raw)) for raw in similarity.cosines(pairs, extra_texts)]

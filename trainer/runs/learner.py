@@ -36,7 +36,7 @@ class Learner:
     train: list[Any]
     sets: dict[str, list[Any]]
     origin: Origin
-    never: Sequence[int] = ()
+    banned_token_ids: Sequence[int] = ()
 
     def share(self, world: DistributedContext) -> None:
         """Distribute model and optimizer over the processes; every process has to call it."""
@@ -84,7 +84,7 @@ def add_logprobs(
             learner.pad_id,
             cfg.rl.micro_batch_tokens,
             world,
-            never=learner.never,
+            never=learner.banned_token_ids,
         )
 
     if learner.reference is not None:

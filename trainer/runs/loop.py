@@ -45,12 +45,14 @@ class Batch(Generic[R, W]):
 
     rollouts: list[R]
     rewards: list[W]
-    kept: list[int]
+    scored_indices: list[int]
     attempts: int = 1
 
-    def learned(self) -> tuple[list[R], list[W]]:
+    def select_scored(self) -> tuple[list[R], list[W]]:
         """Return the rollouts that are trained on, and their rewards."""
-        return [self.rollouts[i] for i in self.kept], [self.rewards[i] for i in self.kept]
+        return [self.rollouts[i] for i in self.scored_indices], [
+            self.rewards[i] for i in self.scored_indices
+        ]
 
 
 def batch_indices(examples: int, batch_size: int, update: int, seed: int) -> list[int]:
@@ -93,7 +95,7 @@ class TrainingTask(Protocol):
     def columns(self) -> tuple[Columns, Sequence[str]]: ...
 
     @property
-    def fault(self) -> str | None: ...
+    def stop_reason(self) -> str | None: ...
 
     def collect(self, sampler: Sampler, update: int, clock: PhaseTimer) -> Batch[Any, Any] | None:
         """Return the full batch of an update, the same on every process.
@@ -121,7 +123,7 @@ class TrainingTask(Protocol):
     def read_reports(self, folder: Path) -> Mapping[str, Reports]:
         """Return the reports of a run's folder, by the names of their sets."""
 
-    def told(self, update: int, report: Any, name: str) -> str:
+    def eval_summary(self, update: int, report: Any, name: str) -> str:
         """Return the console line of an evaluation."""
 
 
@@ -150,12 +152,12 @@ class TrainingLoop:
         self.reports = {
             name: list(saved_reports.get(name, ())) for name in {**learner.sets, **saved_reports}
         }
-        self.stops = StopRules(cfg.stop, self.updates, self.deciding)
+        self.stops = StopRules(cfg.stop, self.updates, self.selection_reports)
 
     def run(self) -> Artifacts:
         """Run all updates, with evaluations before, between and after, and return the artifacts."""
         rl, start = self.cfg.rl, self.done or 0
-        self.sampler.sync(self.learner.model, start)
+        self.sampler.sync_weights(self.learner.model, start)
         config = self.cfg.model_dump(mode="json")
         quiet, verbose = not self.world.is_main, self.cfg.misc.verbose
         columns, narrow_titles = self.task.columns
@@ -169,45 +171,49 @@ class TrainingLoop:
         ):
             for update in range(start, rl.num_updates + 1):
                 if update > start:
-                    self.leaving.patient = True
+                    self.leaving.is_deferring = True
                     line = self.step(update)
                     if line is None:  # No rewards were collected: stop after the previous update.
-                        signal_number, _ = self.agree(last=False)
+                        signal_number, _ = self.sync_decision(last=False)
                         if update - 1 > start and self.saved != update - 1:
                             self.save(update - 1)
                         break
                     self.updates.append(line)
                     console.update(line)
                 last = update == rl.num_updates or self.stops.reason is not None
-                signal_number, last = self.agree(last=last)
+                signal_number, last = self.sync_decision(last=last)
                 for name in self.sets_to_evaluate(update, last) if not signal_number else ():
                     report = self.evaluate(update, name)
                     if report is None:
-                        signal_number, last = self.agree(last=True)
+                        signal_number, last = self.sync_decision(last=True)
                         break
                     self.reports[name].append((update, report))
-                    console.say(self.task.told(update, report, name))
-                    signal_number, last = self.agree(last=last or self.stops.reason is not None)
+                    console.say(self.task.eval_summary(update, report, name))
+                    signal_number, last = self.sync_decision(
+                        last=last or self.stops.reason is not None
+                    )
                 should_end = last or signal_number > 0
                 if (
                     update
-                    and self.agree(last=should_end or self.saver.is_due(update, self.deciding))[1]
+                    and self.sync_decision(
+                        last=should_end or self.saver.is_due(update, self.selection_reports)
+                    )[1]
                 ):
                     self.save(update)
                 if should_end:
                     break
         return self.artifacts(signal_number)
 
-    def agree(self, *, last: bool) -> tuple[int, bool]:
+    def sync_decision(self, *, last: bool) -> tuple[int, bool]:
         """Return (signal number or 0, `last` of the main process), the same on all processes.
 
         The signal is one that any process received.
         """
-        states = self.world.gather([(self.leaving.asked, last)])
+        states = self.world.gather([(self.leaving.signal_number, last)])
         return max(signal_number for signal_number, _ in states), states[0][1]
 
     @property
-    def deciding(self) -> Reports:
+    def selection_reports(self) -> Reports:
         """Return the reports of the set that the best checkpoint is chosen by."""
         return self.reports.get(self.cfg.best_by, [])
 
@@ -222,8 +228,8 @@ class TrainingLoop:
     def save(self, update: int) -> None:
         """Write a checkpoint; every process has to call it."""
         self.log.sync()
-        self.world.at(f"update {update}, checkpoint")
-        report, learner = dict(self.deciding).get(update), self.learner
+        self.world.set_phase(f"update {update}, checkpoint")
+        report, learner = dict(self.selection_reports).get(update), self.learner
         self.checkpoint = self.saver.save(
             update, report, learner.model, learner.tokenizer, learner.optimizer
         )
@@ -235,8 +241,8 @@ class TrainingLoop:
         signal_number: the signal that ended it, or 0.
         """
         stop_reason, code = self.stops.reason, 1 if self.stops.reason else 0
-        if self.task.fault is not None:
-            stop_reason, code = self.task.fault, 3
+        if self.task.stop_reason is not None:
+            stop_reason, code = self.task.stop_reason, 3
         elif signal_number and not (stop_reason or self.finished):
             progress = f"update {self.saved}" if self.saved else "no update yet"
             stop_reason = (
@@ -250,7 +256,7 @@ class TrainingLoop:
             self.log.folder,
             self.checkpoint,
             self.updates,
-            self.deciding,
+            self.selection_reports,
             self.reports,
             stop_reason,
             self.world.is_main,
@@ -274,7 +280,7 @@ class TrainingLoop:
         lr = learning_rate(update - 1, cfg.rl)
         line: dict[str, Any] = {"update": update, "skipped": True, "lr": lr}
         advantages, stats = None, NO_UPDATE
-        if batch.kept:
+        if batch.scored_indices:
             advantages, stats = self.learn(batch, update, lr)
         # After the update, which may have computed the old log-probabilities
         line |= rollout_stats(batch.rollouts) | importance_figures(batch.rollouts, cfg.rl)
@@ -282,7 +288,7 @@ class TrainingLoop:
         line |= advantage_figures(advantages) | asdict(stats) | {"skipped": stats.steps == 0}
         if stats.steps == 0 and self.world.is_main:
             log.warning("update %d is skipped: %s", update, _skip_reason(batch, stats))
-        self.sampler.sync(self.learner.model, update)
+        self.sampler.sync_weights(self.learner.model, update)
         clock.lap("update_s")
         if cfg.misc.dump_every_n_updates and update % cfg.misc.dump_every_n_updates == 0:
             self.log.write_completions(update, self.task.dump(batch, advantages))
@@ -297,8 +303,8 @@ class TrainingLoop:
     ) -> tuple[TokenAdvantages, TrainStats]:
         """Compute advantages and update the policy."""
         learner = self.learner
-        self.world.at(f"update {update}, learning")
-        rollouts, rewards = batch.learned()
+        self.world.set_phase(f"update {update}, learning")
+        rollouts, rewards = batch.select_scored()
         advantages = self.task.advantages(rollouts, rewards)
         set_learning_rate(learner.optimizer, lr)
         stats = update_policy(
@@ -312,13 +318,13 @@ class TrainingLoop:
             dtype=self.cfg.misc.dtype,
             seed=stream_seed("minibatches", self.cfg.misc.seed, update),
             world=self.world,
-            never=learner.never,
+            never=learner.banned_token_ids,
         )
         return advantages, stats
 
     def evaluate(self, update: int, name: str) -> Evaluation | None:
         """Evaluate a set, and log and dump the results; None if that failed."""
-        self.world.at(f"update {update}, evaluation")
+        self.world.set_phase(f"update {update}, evaluation")
         report = self.task.evaluate(self.sampler, name)
         if report is None:
             return None
@@ -334,7 +340,7 @@ class TrainingLoop:
 
 def _skip_reason(batch: Batch[Any, Any], stats: TrainStats) -> str:
     """Return the reason why an update made no optimizer step."""
-    if not batch.kept:
+    if not batch.scored_indices:
         return "no sample was scored"
     if stats.skipped_steps:
         return "its gradients are not finite"

@@ -18,7 +18,7 @@ OF_COMPLETIONS = (
         key="truncated_frac",
         title="cut by max_new_tokens",
         better="lower",
-        of_line=lambda line: line["finish_reason"] == "length",
+        value_of_row=lambda line: line["finish_reason"] == "length",
     ),
 )
 #: Stats of advantages and the update, and times.

@@ -37,7 +37,7 @@ class ShutdownHandler:
     """
 
     def __init__(self, *, quiet: bool = False) -> None:
-        self.asked, self.patient, self.quiet = 0, False, quiet
+        self.signal_number, self.is_deferring, self.quiet = 0, False, quiet
         self._since = 0.0
         self._before: dict[int, Any] = {}
 
@@ -52,11 +52,11 @@ class ShutdownHandler:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
-        if self.asked and now - self._since < _ECHO_S:
+        if self.signal_number and now - self._since < _ECHO_S:
             return
-        if self.asked or not self.patient:
+        if self.signal_number or not self.is_deferring:
             raise Interrupted(number)
-        self.asked, self._since = number, now
+        self.signal_number, self._since = number, now
         if not self.quiet:  # not by logging, which may be what was interrupted
             name = signal.Signals(number).name
             message = (

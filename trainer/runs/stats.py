@@ -41,10 +41,10 @@ class StatSpec:
     column: str = ""
     form: str = "7.3f"
     narrow: bool = False
-    said: bool = False
+    in_console: bool = False
     coverage: str = ""
     by_group: bool = False
-    of_line: Callable[[Mapping[str, Any]], float | None] | None = None
+    value_of_row: Callable[[Mapping[str, Any]], float | None] | None = None
     ranks: str = ""
 
 
@@ -56,7 +56,7 @@ COMPLETION_LENGTH = StatSpec(
     column="length",
     form="6.1f",
     narrow=True,
-    of_line=lambda line: line["tokens"],
+    value_of_row=lambda line: line["tokens"],
 )
 
 

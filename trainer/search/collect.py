@@ -82,7 +82,7 @@ def collect(cfg: SearchConfig, *, resume: bool = False, limit: int | None = None
             write_atomic(folder / "index.json", services.index.model_dump_json(indent=1))
             stores.append(TrajectoryStore(folder / FOLDER, run))
             stores[0].cut(done or 0)
-            shutdown.patient = True
+            shutdown.is_deferring = True
             steps = _Steps(cfg, questions, services, stores[0], runlog, shutdown)
             return steps.go(done or 0)
 
@@ -151,12 +151,12 @@ class _Steps:
                 if failed == self.cfg.stop.skipped_updates:
                     problem = f"no episode of {failed} steps in a row has a reward"
                     return self._end(f"{problem}. Fix the cause and continue with --resume.", 3)
-                if self.shutdown.asked and step < len(starts):
-                    name = signal.Signals(self.shutdown.asked).name
+                if self.shutdown.signal_number and step < len(starts):
+                    name = signal.Signals(self.shutdown.signal_number).name
                     stop_text = (
                         f"{name} after step {step} of {len(starts)}. Continue with --resume."
                     )
-                    return self._end(stop_text, 128 + self.shutdown.asked)
+                    return self._end(stop_text, 128 + self.shutdown.signal_number)
         return self._end()
 
     def _end(self, stopped: str | None = None, exit_code: int = 0) -> Collected:
@@ -203,4 +203,4 @@ class _Steps:
             samples=self.cfg.rollout.n_agent,
             on_done=lambda _: advance(1),
         )
-        return self.episodes.rewarded(step, finished)
+        return self.episodes.collect_rewards(step, finished)

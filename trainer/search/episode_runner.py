@@ -122,7 +122,7 @@ class EpisodeRunner:
         self._raise_on_all(None if self._outages is None else self._outages.error)
         return self._gather(indexed_episodes)
 
-    def again(self, finished: Mapping[str, Trajectory], attempt: int) -> dict[str, Trajectory]:
+    def resubmit(self, finished: Mapping[str, Trajectory], attempt: int) -> dict[str, Trajectory]:
         """Submit the episodes as a new attempt of their step, to get their rewards again."""
         resubmitted = {
             id: trajectory.model_copy(update={"attempt": attempt})
@@ -131,7 +131,9 @@ class EpisodeRunner:
         self._submit(resubmitted.values())
         return resubmitted
 
-    def rewarded(self, step: int, finished: Mapping[str, Trajectory]) -> dict[str, Trajectory]:
+    def collect_rewards(
+        self, step: int, finished: Mapping[str, Trajectory]
+    ) -> dict[str, Trajectory]:
         """Return the episodes with their rewards, the same on every process, ordered as `finished`.
 
         Raises on every process what `RewardStream.collect` raises on the main one.

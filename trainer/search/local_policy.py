@@ -37,7 +37,7 @@ class PolicyInputs:
 
     tokenizer: Any
     reader: ImageProcessor | None
-    never: Sequence[int]
+    banned_token_ids: Sequence[int]
     context: int
     stops: Sequence[int]
 
@@ -86,7 +86,7 @@ def local_policy(cfg: SearchConfig) -> SampledPolicy:
     if note := ids.serving_note():
         log.warning("%s", note)
     return SampledPolicy(
-        GenerateSampler(model, tokenizer, never=policy_inputs.never),
+        GenerateSampler(model, tokenizer, never=policy_inputs.banned_token_ids),
         ids,
         cfg.generation,
         name=str(cfg.policy.path),

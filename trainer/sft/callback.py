@@ -32,13 +32,13 @@ class SftCallback(TrainerCallback):
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Start the clock of an update; from now on there is something to save."""
-        self.leaving.patient = True
+        self.leaving.is_deferring = True
         self.started_at = time.monotonic()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Decide whether to evaluate, save and stop after an update."""
         update, is_last = state.global_step, state.global_step >= state.max_steps
-        should_stop = bool(self.leaving.asked)
+        should_stop = bool(self.leaving.signal_number)
         eval_interval, save_interval = (
             self.cfg.eval.eval_every_n_updates,
             self.cfg.misc.save_every_n_updates,

@@ -17,7 +17,7 @@ TABLE = (
         column="loss",
         form="8.4f",
         narrow=True,
-        said=True,
+        in_console=True,
     ),
     StatSpec(
         key="token_accuracy",
@@ -26,7 +26,7 @@ TABLE = (
         column="accuracy",
         form="8.3f",
         narrow=True,
-        said=True,
+        in_console=True,
     ),
     StatSpec(key="entropy", column="entropy", form="8.3f"),
     StatSpec(key="grad_norm", column="grad norm", form="9.3f"),

@@ -266,7 +266,7 @@ class SftRun:
 
     def finish(self) -> Artifacts:
         """Return the artifacts of a finished or stopped run."""
-        update, signal_number = self.trainer.state.global_step, self.leaving.asked
+        update, signal_number = self.trainer.state.global_step, self.leaving.signal_number
         if not signal_number or update >= self.trainer.state.max_steps:
             return self.artifacts(None, 0)
         stop_reason = (

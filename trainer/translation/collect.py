@@ -61,7 +61,7 @@ class Collector:
         batch, groups, pending = self._sample(sampler, update, clock)
         self.attempts, self.fault = 1, None
         while True:
-            self.world.at(f"update {update}, rewards")
+            self.world.set_phase(f"update {update}, rewards")
             scored: Scored = [
                 (group, compute_rewards(group, scores.result(), self.cfg.reward))
                 for group, scores in zip(groups, pending, strict=True)
@@ -75,7 +75,9 @@ class Collector:
                 rollouts = [rollout for group, _ in gathered for rollout in group]
                 scored_indices = [i for i, reward in enumerate(rewards) if reward.r_seq is not None]
                 return Batch(rollouts, rewards, scored_indices, self.attempts)
-            should_stop = was_interrupted or any(self.world.gather([bool(self.leaving.asked)]))
+            should_stop = was_interrupted or any(
+                self.world.gather([bool(self.leaving.signal_number)])
+            )
             if should_stop or not self._should_retry(update, reason or ""):
                 return None
             self.attempts += 1
@@ -105,7 +107,7 @@ class Collector:
         return True
 
     def _batch(self) -> RewardBatch:
-        return self.rewarder.batch(should_stop=lambda: bool(self.leaving.asked))
+        return self.rewarder.batch(should_stop=lambda: bool(self.leaving.signal_number))
 
     def _sample(
         self, sampler: Sampler, update: int, clock: PhaseTimer
@@ -113,12 +115,12 @@ class Collector:
         """Sample this process's groups and submit them to the services."""
         cfg, rl, learner = self.cfg, self.cfg.rl, self.learner
         prompts = rl.batch_size * rl.grad_accum
-        own_prompts = self.world.share(
+        own_prompts = self.world.split_items(
             batch_indices(len(learner.train), prompts, update, cfg.misc.seed)
         )
         groups: list[list[TranslationRollout]] = []
         batch, pending = self._batch(), []
-        self.world.at(f"update {update}, sampling")
+        self.world.set_phase(f"update {update}, sampling")
         with autocast(self.world.device, cfg.misc.dtype):
             for group in stream_rollouts(
                 sampler,
@@ -132,7 +134,7 @@ class Collector:
                 groups.append(group)
                 pending.append(_submit(batch, group))
             clock.lap("rollout_s")
-            self.world.at(f"update {update}, log probabilities")
+            self.world.set_phase(f"update {update}, log probabilities")
             add_logprobs([r for group in groups for r in group], learner, cfg, self.world)
         clock.lap("logprob_s")
         return batch, groups, pending
@@ -145,7 +147,7 @@ def unanswered(rewards: Sequence[SampleReward]) -> str | None:
     """
     if any(reward.r_seq is not None for reward in rewards):
         return None
-    return next((reward.service_error for reward in rewards if reward.may_pass), None)
+    return next((reward.service_error for reward in rewards if reward.is_transient), None)
 
 
 def _submit(batch: RewardBatch, group: Sequence[TranslationRollout]) -> SampleGroup:

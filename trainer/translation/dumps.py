@@ -64,7 +64,7 @@ def completion_line(rollout: TranslationRollout, reward: SampleReward) -> dict[s
         "mt": rollout.completion_text,
         "tokens": len(rollout.completion_token_ids),
         "finish_reason": rollout.finish_reason,
-        **{key: value for term in shown_terms() for key, value in term.dumped(reward).items()},
+        **{key: value for term in shown_terms() for key, value in term.dump_fields(reward).items()},
         "error": reward.error,
     }
 

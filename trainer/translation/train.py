@@ -79,7 +79,7 @@ def run_toy_rl(
         Path(cfg.misc.run_dir) / "trackers",
         patience_s=cfg.misc.patience_s,
     )
-    with messages() as run_messages, world.together(), ExitStack() as exit_stack:
+    with messages() as run_messages, world.monitored(), ExitStack() as exit_stack:
         return _run(train_examples, eval_examples, cfg, world, run_messages, exit_stack, resume)
 
 
@@ -219,7 +219,7 @@ class TranslationTask:
         return columns(self.cfg.reward)
 
     @property
-    def fault(self) -> str | None:
+    def stop_reason(self) -> str | None:
         """Return the reason why the last batch has no rewards."""
         return self.collector.fault
 
@@ -242,7 +242,7 @@ class TranslationTask:
         self, batch: TranslationBatch, advantages: TokenAdvantages | None
     ) -> Iterable[dict[str, Any]]:
         """Yield the lines of trainer/translation/dumps.py."""
-        return training_lines(batch.rollouts, batch.rewards, batch.kept, advantages)
+        return training_lines(batch.rollouts, batch.rewards, batch.scored_indices, advantages)
 
     def evaluate(self, sampler: Sampler, name: str) -> Report:
         """Translate a set and score it."""
@@ -266,6 +266,6 @@ class TranslationTask:
         """Return the reports of a run's folder, by the names of their sets."""
         return read_reports(folder)
 
-    def told(self, update: int, report: Report, name: str) -> str:
+    def eval_summary(self, update: int, report: Report, name: str) -> str:
         """Return the console line of an evaluation."""
         return evaluation_line(update, report, name)

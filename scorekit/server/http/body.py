@@ -74,7 +74,7 @@ async def _read_body(request: Request, max_bytes: int, share: MemoryReservation)
         async for chunk in request.stream():
             if len(body) + len(chunk) > max_bytes:
                 raise too_large
-            share.grow(len(chunk))
+            share.reserve(len(chunk))
             body += chunk
     request.scope["body_read"] = True  # so that a refusal may leave the connection open
     return body

@@ -169,7 +169,7 @@ class DrainingServer(uvicorn.Server):
         try:
             await self.config.app.state.loading  # type: ignore[union-attr]
             gc.freeze()  # the model stays: it need not be looked through either
-            while not self.service.batcher.dead:
+            while not self.service.batcher.is_dead:
                 await asyncio.sleep(0.5)
             self._stop_serving(1)
         except UserError as error:

@@ -93,13 +93,13 @@ class AdmissionController:
             if not flight.waiters or flight.waiters[-1][0] is not job:
                 job.flights.append(flight)
             flight.waiters.append((job, item.index))
-            flight.store |= asked.cache
+            flight.should_cache |= asked.cache
             from_bulk = flight.priority == "bulk" and priority == "interactive"
             from_line = flight.priority == priority and flight.line is not None and line is None
             if from_bulk or from_line:
-                flight.priority, flight.line, flight.born = priority, line, now
+                flight.priority, flight.line, flight.enqueued_at = priority, line, now
                 self._send(job, [flight], options, priority)  # batched with this request's samples
-        job.missing += len(wanted)
+        job.pending_count += len(wanted)
         self._metrics.joined.inc(len(wanted) - len(new_flights))
         self._gauge()
         if new_flights:
@@ -110,10 +110,10 @@ class AdmissionController:
         for flight in job.flights:
             flight.waiters = [waiter for waiter in flight.waiters if waiter[0] is not job]
             is_dispatched = (
-                flight.taken and not flight.windows
+                flight.is_dispatched and not flight.windows
             )  # windows in the queue can be dropped
-            if not flight.waiters and not is_dispatched and not flight.gone:
-                flight.gone = True
+            if not flight.waiters and not is_dispatched and not flight.is_abandoned:
+                flight.is_abandoned = True
                 flight.sample = None
                 self._forget(flight)
         job.flights = []
@@ -138,13 +138,13 @@ class AdmissionController:
             complete = sample_outcome(sample, outcome) if sample.whole else outcome
             if complete is None:
                 continue
-            answer = answer_of(complete, self._verb.write)
-            if flight.store and isinstance(answer, bytes):
+            answer = answer_of(complete, self._verb.serialize_outcome)
+            if flight.should_cache and isinstance(answer, bytes):
                 good[flight.key] = answer
             self._forget(flight)
             waiters, flight.waiters = flight.waiters, []
             for job, index in waiters:
-                job.receive(index, answer)
+                job.set_answer(index, answer)
         if good:
             self._on_scored(good)
         self._gauge()
@@ -153,9 +153,9 @@ class AdmissionController:
         """Return the longest wait in seconds of a sample of one of `LINES` that is not dispatched;
         0 without one."""
         enqueue_times = [
-            flight.born
+            flight.enqueued_at
             for flight in self.flights.values()
-            if not flight.taken and _kind_of(flight) == line
+            if not flight.is_dispatched and _kind_of(flight) == line
         ]
         return max(0.0, now - min(enqueue_times, default=now))
 
@@ -165,7 +165,9 @@ class AdmissionController:
         The current batch may be the cause, so its requests are not sent to another replica: their
         samples fail. Other requests are refused, and may be sent to another replica."""
         flights, message = list(self.flights.values()), "the model thread ended"
-        suspects = {id(job) for flight in flights if flight.taken for job, _ in flight.waiters}
+        suspects = {
+            id(job) for flight in flights if flight.is_dispatched for job, _ in flight.waiters
+        }
         for flight in flights:
             for job, _ in flight.waiters:
                 if id(job) not in suspects:
@@ -196,7 +198,7 @@ class AdmissionController:
         # A dropped sample may have a successor under the same key.
         if self.flights.get(flight.key) is flight:
             del self.flights[flight.key]
-            self.room -= flight.room
+            self.room -= flight.token_cost
 
     def _gauge(self) -> None:
         self._metrics.queue_items.set(len(self.flights))

@@ -66,9 +66,9 @@ class WaitingLine:
             batch = [flight for flight in self._plan.popleft() if _waits(flight)]
             if batch:
                 for flight in batch:
-                    flight.taken = True
+                    flight.is_dispatched = True
                     if flight.whole is not None:
-                        flight.whole.taken = True
+                        flight.whole.is_dispatched = True
                 return batch
             if not self._plan:
                 self._cut(max_tokens)
@@ -105,7 +105,7 @@ class WaitingLine:
 
 def _waits(flight: InFlightSample) -> bool:
     # A taken sample was moved to the other queue and is in the model already.
-    return not flight.taken and not (flight.whole or flight).gone
+    return not flight.is_dispatched and not (flight.whole or flight).is_abandoned
 
 
 class SharedLines:
@@ -200,10 +200,10 @@ class PriorityBatchQueue:
 
     def take(self, now: float) -> list[InFlightSample]:
         """Return the next batch; empty if no sample waits. now: monotonic seconds."""
-        for priority in self._turns.order(self._queues["bulk"].oldest(), now):
+        for priority in self._turns.next_priorities(self._queues["bulk"].oldest(), now):
             batch = self._queues[priority].take(self.max_tokens)
             if batch:
-                self._turns.had(priority)
+                self._turns.record_served(priority)
                 return batch
         return []
 

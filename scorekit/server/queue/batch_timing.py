@@ -35,7 +35,7 @@ class BatchTimeModel:
         """The call is over; its seconds."""
         return time.monotonic() - self._in_hand.pop(threading.get_ident())[0]
 
-    def learn(self, tokens: int, samples: int, seconds: float) -> None:
+    def observe(self, tokens: int, samples: int, seconds: float) -> None:
         """A batch of so many padded tokens and samples took so long."""
         terms = (1.0, tokens, seconds, tokens * tokens, tokens * seconds)
         self._sums = [_KEEP * old + new for old, new in zip(self._sums, terms, strict=True)]
@@ -55,7 +55,7 @@ class BatchTimeModel:
         slope = max(0.0, (ns / count - mean_n * mean_s) / variance)
         return max(mean_s + slope * (tokens - mean_n), mean_s * min(1.0, tokens / mean_n))
 
-    def overdue(self) -> bool:
+    def is_stalled(self) -> bool:
         """Whether the call in hand takes longer than a working model would."""
         now = time.monotonic()
         return any(now - began > limit for began, limit in self._in_hand.copy().values())

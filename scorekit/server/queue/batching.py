@@ -127,11 +127,11 @@ class Batcher:
                 thread.join(max(0.0, until - time.monotonic()))
 
     @property
-    def dead(self) -> bool:
+    def is_dead(self) -> bool:
         """Return True if a thread has ended by an error: nothing will be scored any more."""
         return self._dead
 
-    def fault(self) -> str | None:
+    def unhealthy_reason(self) -> str | None:
         """Return why the model does not answer, or not soon; None while it does."""
         if (reason := self._find_standstill()) is not None:
             return reason
@@ -163,11 +163,11 @@ class Batcher:
         """Return why a sample put in flight now would not be answered; None if it would."""
         if self._dead or not all(thread.is_alive() for thread in self._threads):
             return "the model thread ended"
-        if self._model.pace.overdue():
+        if self._model.pace.is_stalled():
             return "the model hangs in a batch"
         return (
             "the tokeniser hangs"
-            if any(tokeniser.hangs() for tokeniser in self._tokenisers)
+            if any(tokeniser.is_stalled() for tokeniser in self._tokenisers)
             else None
         )
 

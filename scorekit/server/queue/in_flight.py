@@ -39,7 +39,7 @@ class PendingRequest:
         "cached",
         "done",
         "flights",
-        "missing",
+        "pending_count",
         "model_s",
         "on_answer",
         "queue_s",
@@ -53,20 +53,20 @@ class PendingRequest:
         self.timeout_s = timeout_s
         self.answers: list[Answer | None] = [None] * items
         self.cached: set[int] = set()
-        self.missing = 0
+        self.pending_count = 0
         self.flights: list[InFlightSample] = []
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.on_answer: Callable[[int], None] | None = None
         self.tokenise_s = self.queue_s = self.model_s = 0.0
         self._last_batch: object = None
 
-    def receive(self, index: int, answer: Answer) -> None:
+    def set_answer(self, index: int, answer: Answer) -> None:
         """Set the answer of one pending sample."""
         self.answers[index] = answer
-        self.missing -= 1
+        self.pending_count -= 1
         if self.on_answer is not None:
             self.on_answer(index)
-        if not self.missing:
+        if not self.pending_count:
             self.finish()
 
     def note_batch(self, batch: object, started: float, seconds: float) -> None:
@@ -82,7 +82,7 @@ class PendingRequest:
         """Return True if the time was up with samples pending, and the client had not
         disconnected."""
         is_over = self.done.done() and not self.done.cancelled() and self.done.exception() is None
-        return is_over and self.missing > 0
+        return is_over and self.pending_count > 0
 
     def finish(self, error: Exception | None = None) -> None:
         """Wake the waiting coroutine; a second call does nothing."""
@@ -143,16 +143,16 @@ class InFlightSample:
     key: bytes  # owner: fixed
     sample: Any  # owner: loop until it is tokenised; the tokeniser reads it once, then sets None
     priority: Priority  # owner: loop
-    room: int  # owner: fixed
-    born: float  # owner: loop
+    token_cost: int  # owner: fixed
+    enqueued_at: float  # owner: loop
     size: int = 0  # owner: fixed
     line: PendingRequest | None = None  # owner: loop
-    store: bool = False  # owner: loop
+    should_cache: bool = False  # owner: loop
     waiters: list[tuple[PendingRequest, int]] = field(default_factory=list)  # owner: loop
     encoded: Encoded | None = None  # owner: tokeniser, under the lock of Ready
     lane: Lane | None = None  # owner: lock of Ready
-    taken: bool = False  # owner: lock of Ready
-    gone: bool = False  # owner: loop
+    is_dispatched: bool = False  # owner: lock of Ready
+    is_abandoned: bool = False  # owner: loop
     whole: InFlightSample | None = None  # owner: fixed
     windows: Sequence[InFlightSample] = ()  # owner: tokeniser, under the lock of Ready
     outcome: Outcome | None = None  # owner: loop
@@ -165,7 +165,9 @@ def window_flights(flight: InFlightSample) -> list[InFlightSample]:
     if not isinstance(payload, WindowedSample):
         return []
     return [
-        InFlightSample(b"", None, flight.priority, 0, flight.born, encoded=encoded, whole=flight)
+        InFlightSample(
+            b"", None, flight.priority, 0, flight.enqueued_at, encoded=encoded, whole=flight
+        )
         for encoded in payload.windows
     ]
 
@@ -179,13 +181,13 @@ def sample_outcome(window: InFlightSample, outcome: Outcome) -> Outcome | None:
     Called on the event loop.
     """
     whole = window.whole
-    if whole is None or whole.gone:
+    if whole is None or whole.is_abandoned:
         return None
     window.outcome = outcome
     outcomes = [window_flight.outcome for window_flight in whole.windows]
     if not isinstance(outcome, SampleError) and None in outcomes:
         return None
-    whole.gone = True  # the other windows need not be scored
+    whole.is_abandoned = True  # the other windows need not be scored
     assert whole.encoded is not None
     merged = merge_outcomes(whole.encoded.payload, outcomes)
     return merged if isinstance(merged, SampleError) else {**merged, **whole.encoded.fields}

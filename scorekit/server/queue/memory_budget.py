@@ -58,7 +58,7 @@ class MemoryBudget:
             if share is not asker and now - share.moved > _STRETCH_S
         ]
         for share in sorted(slow_senders, key=lambda share: share.moved):
-            share.give_up()
+            share.cancel()
             if self.held + size <= limit:
                 return True
         return False
@@ -83,7 +83,7 @@ class MemoryReservation:
     def __exit__(self, *error: Any) -> None:
         self.close()
 
-    def grow(self, size: int) -> None:
+    def reserve(self, size: int) -> None:
         """Reserve more bytes. Raises RequestError: `overloaded`, or `too_large` if they never
         fit."""
         budget = self.budget
@@ -105,7 +105,7 @@ class MemoryReservation:
 
     def count(self, samples: Sized) -> None:
         """Reserve what the samples cost besides their texts."""
-        self.grow(len(samples) * SAMPLE_BYTES)
+        self.reserve(len(samples) * SAMPLE_BYTES)
 
     @asynccontextmanager
     async def receiving(self) -> AsyncIterator[None]:
@@ -125,7 +125,7 @@ class MemoryReservation:
         finally:
             self.budget.receiving.discard(self)
 
-    def give_up(self) -> None:
+    def cancel(self) -> None:
         """Cancel the reservation: its receiving ends, and its bytes are released."""
         if self._limit is not None and not self._limit.expired():
             self._limit.reschedule(0.0)

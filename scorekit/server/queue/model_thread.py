@@ -57,7 +57,7 @@ class ModelThread:
         as the last, and memory that does not suffice shows now. Called before the threads start.
         Raises UserError then, and where a plain text gets no outcome."""
         verb = self._backend.verb
-        options = verb.plain_options(description)
+        options = verb.default_options(description)
         budget = self._max_tokens or default_batch_tokens(description.device)
         self._first_budget = budget  # owner: fixed
         self._ready.limit(budget)
@@ -82,8 +82,8 @@ class ModelThread:
             started = time.monotonic()
             self._backend.forward(batch)
             seconds = time.monotonic() - started
-        self.pace.learn(tokens, len(batch), seconds)
-        (outcome,) = run_batch(self._backend.forward, [self._plain], verb.outcome_fault)
+        self.pace.observe(tokens, len(batch), seconds)
+        (outcome,) = run_batch(self._backend.forward, [self._plain], verb.outcome_error)
         if isinstance(outcome, SampleError):
             raise UserError(
                 f"the model does not {verb.name} a plain text ({outcome}): try another dtype"
@@ -101,12 +101,12 @@ class ModelThread:
     def _score(self, batch: list[InFlightSample]) -> None:
         encoded = [_timed(flight, item) for flight in batch if (item := flight.encoded) is not None]
         started = time.monotonic()
-        check = self._backend.verb.outcome_fault
+        check = self._backend.verb.outcome_error
         outcomes = run_batch(self._forward, encoded, check, self._shrink)
         seconds = time.monotonic() - started
         self._deliver(batch, outcomes, started, seconds)
         if not any(map(has_failed, outcomes)):  # else it was run several times
-            self.pace.learn(padded_tokens(encoded), len(batch), seconds)
+            self.pace.observe(padded_tokens(encoded), len(batch), seconds)
         # A batch without any good result: was it the texts, or is it the model?
         self.failing = all(map(has_failed, outcomes)) and not self._answers()
         self._observe(batch, encoded, started, seconds)
@@ -129,7 +129,7 @@ class ModelThread:
 
     def _answers(self) -> bool:
         """Whether the model gives an outcome for a plain text."""
-        check = self._backend.verb.outcome_fault
+        check = self._backend.verb.outcome_error
         (outcome,) = run_batch(self._forward, [self._plain], check)
         return not isinstance(outcome, SampleError)
 
@@ -145,7 +145,7 @@ class ModelThread:
         metrics = self._metrics
         metrics.model_seconds.observe(seconds)
         metrics.batch_samples.observe(len(batch))
-        for born in {flight.born for flight in batch}:  # one of each request
+        for born in {flight.enqueued_at for flight in batch}:  # one of each request
             metrics.queue_seconds.observe(started - born)
         real = sum(e.fields.get("tokens", e.length) for e in encoded)
         metrics.tokens.inc(real)

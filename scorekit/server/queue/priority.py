@@ -16,7 +16,7 @@ class PriorityScheduler:
         self._patience_s = patience_s
         self._bulk_had_last = False
 
-    def order(self, bulk_since: float | None, now: float) -> tuple[Priority, Priority]:
+    def next_priorities(self, bulk_since: float | None, now: float) -> tuple[Priority, Priority]:
         """Return the priorities in the order to try.
 
         bulk_since: start of the oldest bulk work, in monotonic seconds as `now`; None without
@@ -26,6 +26,6 @@ class PriorityScheduler:
             return "bulk", "interactive"
         return "interactive", "bulk"
 
-    def had(self, priority: Priority) -> None:
+    def record_served(self, priority: Priority) -> None:
         """Note which priority was served."""
         self._bulk_had_last = priority == "bulk"

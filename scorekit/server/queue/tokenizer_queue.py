@@ -72,9 +72,9 @@ class TokenizerQueue:
                 bulk = min(
                     (tasks[0].born for tasks in self._waiting["bulk"].values()), default=None
                 )
-                for priority in self._turns.order(bulk, time.monotonic()):
+                for priority in self._turns.next_priorities(bulk, time.monotonic()):
                     if requests := self._waiting[priority]:
-                        self._turns.had(priority)
+                        self._turns.record_served(priority)
                         return _next(requests)
                 self._changed.wait()
         return None

@@ -60,9 +60,9 @@ class TokenizerThread:
         while (task := self._tasks.take()) is not None:
             self._tokenise(task)
 
-    def hangs(self) -> bool:
+    def is_stalled(self) -> bool:
         """Return True if a call takes longer than any text would; any thread may call it."""
-        return self._timing.overdue()
+        return self._timing.is_stalled()
 
     def _tokenise(self, task: TokenizeTask) -> None:
         raised = [flight for flight in task.flights if flight.encoded is not None]

@@ -93,7 +93,7 @@ class Pooling:
 
     async def _all(self, server: RetryingSession, bodies: Sequence[bytes]) -> list[list[Vectors]]:
         tasks = [
-            asyncio.create_task(server.asked("POST", "/pooling", body, read=self._read))
+            asyncio.create_task(server.request("POST", "/pooling", body, read=self._read))
             for body in bodies
         ]
         try:

@@ -15,8 +15,8 @@ from trainer.rl.distributed import DistributedContext
 
 if __name__ == "__main__":
     world = DistributedContext(torch.device("cpu"), patience_s=2)
-    with world.together():
-        world.at(f"update {7 + world.rank}, learning")
-        world.meet()
+    with world.monitored():
+        world.set_phase(f"update {7 + world.rank}, learning")
+        world.barrier()
         time.sleep(60 * world.rank)
         distributed.all_reduce(torch.ones(1))

@@ -131,7 +131,7 @@ def update(
         world=world,
     )
     weights = {name: _whole(p) for name, p in plain.named_parameters()}
-    mine = world.share(rollouts)
+    mine = world.split_items(rollouts)
     with autocast(world.device, dtype):
         found = [
             rollout_logprobs([of for _, of in mine], of_model, 1.0, 0, 16, world)
@@ -146,7 +146,7 @@ def update(
     episodes: list[tuple[list[int], Sequence[Image]]] = [(ids, ()) for ids in PROMPTS[:prompts]]
     if images:
         episodes = [(r.prompt_input_ids + r.completion_token_ids, r.images) for r in rollouts]
-    asked = world.share(episodes)
+    asked = world.split_items(episodes)
     sampled = sampler.sample(
         [ids for _, (ids, _) in asked],
         greedy,

@@ -60,7 +60,7 @@ class GenerateSampler:
         order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
         copies = [i for i in order for _ in range(samples_per_prompt)]
         batches = -(-len(copies) // gen_cfg.batch_size)
-        idle_batches = 0 if self.world is None else self.world.most(batches) - batches
+        idle_batches = 0 if self.world is None else self.world.max_passes(batches) - batches
         completions_by_prompt: dict[int, list[SampledCompletion]] = {}
         for first in range(0, len(copies), gen_cfg.batch_size):
             batch = copies[first : first + gen_cfg.batch_size]
@@ -77,7 +77,7 @@ class GenerateSampler:
         for _ in range(idle_batches):
             self._generate([self.stops[:1]], [()], gen_cfg, with_logprobs)
 
-    def sync(self, model: nn.Module, update: int) -> None:
+    def sync_weights(self, model: nn.Module, update: int) -> None:
         """Nothing to do: the model is the one that is trained."""
 
     def close(self) -> None:

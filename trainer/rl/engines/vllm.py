@@ -175,7 +175,7 @@ class VLLMSampler:
             for future in futures:
                 future.cancel()
 
-    def sync(self, model: nn.Module, update: int) -> None:
+    def sync_weights(self, model: nn.Module, update: int) -> None:
         """Write the weights, and make the server load them.
 
         The first call raises UserError if the server has another model than the trainer.
@@ -276,7 +276,7 @@ class VLLMSampler:
         bare: Any = unwrap_distributed(model)
         options: dict[str, Any] = {}
         if self.world.is_sharded:  # every process takes part
-            options["state_dict"] = self.world.whole_weights(model)
+            options["state_dict"] = self.world.full_weights(model)
         if not self.world.is_main:
             return
         if self.by_adapters:

@@ -18,8 +18,8 @@ _FRONT = (
         better="higher",
         column="reward",
         narrow=True,
-        said=True,
-        of_line=lambda line: line["reward"],
+        in_console=True,
+        value_of_row=lambda line: line["reward"],
         ranks="the reward",
     ),
     StatSpec(key="reward_group_std", column="± group", form="7.3f", narrow=True),
@@ -30,34 +30,34 @@ _UNREWARDED = (
         title="chrF to the reference (never a reward)",
         digits=2,
         better="higher",
-        said=True,
-        of_line=lambda line: line["chrf"],
+        in_console=True,
+        value_of_row=lambda line: line["chrf"],
         hidden_at=(None,),
     ),
     StatSpec(
         key="copied_user",
         title="copied from the user's turn (never a reward)",
         better="lower",
-        of_line=lambda line: line["copied_user"],
+        value_of_row=lambda line: line["copied_user"],
     ),
     StatSpec(
         key="copied_reference",
         title="copied from the reference (never a reward)",
-        of_line=lambda line: line["copied_reference"],
+        value_of_row=lambda line: line["copied_reference"],
         hidden_at=(None,),
     ),
     StatSpec(
         key="repeated",
         title="repeated within a reply (never a reward)",
         better="lower",
-        of_line=lambda line: line["repeated"],
+        value_of_row=lambda line: line["repeated"],
     ),
     StatSpec(key="distinct", title="distinct replies (never a reward)", better="higher"),
     StatSpec(
         key="characters",
         title="characters of a reply (never a reward)",
         digits=1,
-        of_line=lambda line: line["characters"],
+        value_of_row=lambda line: line["characters"],
     ),
     replace(COMPLETION_LENGTH, title="tokens of a reply (never a reward)"),
     StatSpec(
@@ -67,14 +67,14 @@ _UNREWARDED = (
         column="cut",
         form="5.2f",
         narrow=True,
-        said=True,
-        of_line=lambda line: line["finish_reason"] == "length",
+        in_console=True,
+        value_of_row=lambda line: line["finish_reason"] == "length",
     ),
     StatSpec(
         key="kl_start",
         title="KL to the start, a token (never a reward)",
         digits=4,
-        of_line=lambda line: line["kl_start"],
+        value_of_row=lambda line: line["kl_start"],
         hidden_at=(None,),
     ),
 )
@@ -99,8 +99,8 @@ def _reward_stat(reward: Reward) -> StatSpec:
         better="higher",
         column=reward.short,
         form="10.3f",
-        said=True,
-        of_line=lambda line: line["rewards"][reward.name],
+        in_console=True,
+        value_of_row=lambda line: line["rewards"][reward.name],
     )
 
 
@@ -110,7 +110,7 @@ def _component(stat: StatSpec) -> StatSpec:
         stat,
         title=f"  {stat.title}",
         hidden_at=(None,),
-        of_line=lambda line: line["components"].get(stat.key),
+        value_of_row=lambda line: line["components"].get(stat.key),
     )
 
 

@@ -24,7 +24,7 @@ GROUNDED_FIGURES = (
         better="lower",
         column="echo",
         form="5.2f",
-        said=True,
+        in_console=True,
     ),
     StatSpec(key="grounded/not_embedded", title="replies not embedded", better="lower"),
 )
@@ -101,7 +101,7 @@ def score_grounding(
     echo_guard: an echo of the user turn scores 0.
     """
     question = asks(readable(context.user_turn))
-    repeated = _ngram_overlap_ratio(context.user_turn, context.reply.given)
+    repeated = _ngram_overlap_ratio(context.user_turn, context.reply.raw_text)
     is_repetition = is_echo(context)
     components = {
         "grounded/repeats_user": repeated,

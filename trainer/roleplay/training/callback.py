@@ -56,14 +56,14 @@ class RunCallback(TrainerCallback):
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Note that there is something to save from now on."""
-        self.leaving.patient = True
+        self.leaving.is_deferring = True
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Decide whether to evaluate, save and stop after an update."""
         assert self.trainer is not None
         self.trainer.note_end()
         update, is_last = state.global_step, state.global_step >= state.max_steps
-        should_stop = self.leaving.asked != 0 and update % self.span == 0
+        should_stop = self.leaving.signal_number != 0 and update % self.span == 0
         eval_interval = self.cfg.eval.eval_every_n_updates
         control.should_evaluate = not should_stop and (
             is_last or (eval_interval > 0 and update % eval_interval == 0)

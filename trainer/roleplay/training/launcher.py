@@ -70,9 +70,9 @@ def _start(folder: Path, log: Path) -> subprocess.Popen[bytes]:
 def _wait_ready(process: subprocess.Popen[bytes], model: str, log: Path) -> str:
     """Return its URL when it answers."""
     deadline, has_logged = Deadline(READY_S), False
-    while deadline.left() and process.poll() is None:
-        if not has_logged and READY_S - deadline.left() >= TELL_AFTER_S:
-            has_logged, until = True, clock_time(deadline.left())
+    while deadline.remaining_s() and process.poll() is None:
+        if not has_logged and READY_S - deadline.remaining_s() >= TELL_AFTER_S:
+            has_logged, until = True, clock_time(deadline.remaining_s())
             message = "reward.embedding_model: %s is loading. The run waits until %s. Its log: %s"
             messages.warning(message, model, until, log)
         url = _url_in(log)

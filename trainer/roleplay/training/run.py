@@ -181,7 +181,7 @@ class RoleplayRun:
                 checkpoints=Path(cfg.misc.run_dir) / "checkpoints",
                 keep=cfg.misc.keep_checkpoints,
                 state_of=self.state,
-                look=self.look,
+                look=self.evaluate_update,
                 epochs_done=self.done // self.epoch,
             )
         except (ImportError, ConnectionError) as error:  # vLLM, or another of TRL's helpers
@@ -252,9 +252,9 @@ class RoleplayRun:
             eval_interval > 0 and self.done % eval_interval == 0
         )
         if is_due and self.done not in dict(self.reports):
-            self.look(self.done)
+            self.evaluate_update(self.done)
 
-    def look(self, update: int) -> dict[str, Any]:
+    def evaluate_update(self, update: int) -> dict[str, Any]:
         """Evaluate, log and dump; {} without held-out turns."""
         if not self.held_out:
             return {}
@@ -281,9 +281,9 @@ class RoleplayRun:
         )
         self.reports.append((update, report))
         save_interval = self.cfg.misc.save_every_n_updates
-        if update and ((save_interval and is_new_best) or self.leaving.asked):
+        if update and ((save_interval and is_new_best) or self.leaving.signal_number):
             self.trainer.control.should_save = True
-        if self.leaving.asked:
+        if self.leaving.signal_number:
             self.trainer.control.should_training_stop = True
         return {f"eval_{key}": value for key, value in report.figures.items()}
 
@@ -309,7 +309,7 @@ class RoleplayRun:
 
     def finish(self, failure: ScorekitError | None) -> Artifacts:
         """Return the artifacts of a finished or stopped run."""
-        update, signal_number = self.trainer.state.global_step, self.leaving.asked
+        update, signal_number = self.trainer.state.global_step, self.leaving.signal_number
         saved_state = (
             f"update {update}" if self.trainer.saved or self.checkpoint else "no update yet"
         )

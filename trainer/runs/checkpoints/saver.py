@@ -91,7 +91,7 @@ class Saver:
             origin=self.origin,
             processes=self.world.size,
         )
-        weights, optimizer_state = self.world.whole_states(model, optimizer)
+        weights, optimizer_state = self.world.full_state_dicts(model, optimizer)
         random_states = self.world.gather([random_state()])
         path = self.folder / f"step-{update:06d}"
         if self.world.is_main:

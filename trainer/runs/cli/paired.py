@@ -160,9 +160,11 @@ def compare_lines(
     """
     paired_stats = []
     for stat in table:
-        if stat.of_line is None:
+        if stat.value_of_row is None:
             continue
-        values = [(stat.of_line(a), stat.of_line(b)) for a, b in zip(first, second, strict=True)]
+        values = [
+            (stat.value_of_row(a), stat.value_of_row(b)) for a, b in zip(first, second, strict=True)
+        ]
         both = [pair for pair in values if None not in pair]
         if None in stat.hidden_at and not both:
             continue

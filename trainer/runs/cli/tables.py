@@ -35,7 +35,7 @@ def evaluation_line(
     """
     texts = []
     for stat in table:
-        if stat.said:
+        if stat.in_console:
             coverage = figures.get(stat.coverage, 1.0)
             share = "" if coverage in (None, 1.0) else f" (of {coverage:.0%})"
             value = figures.get(stat.key)

@@ -94,7 +94,7 @@ def make_budget(
             f"the turns of this budget are those of {equal_n_agent:.1f} episodes of "
             f"{budget_cfg.max_turns} turns for each of its rows"
         )
-    result.told = extra
+    result.manifest_extra = extra
     return result
 
 
@@ -152,7 +152,7 @@ def budget_page(result: CurationResult, prompts: Mapping[str, CuratedPrompt]) ->
     ]
     plans = [
         [plan["plan"], plan["rows"], plan["episodes"], plan["turns"]]
-        for plan in result.told["plans"]
+        for plan in result.manifest_extra["plans"]
     ]
     head = ["rows that are", "rows", "n_agent", "max_turns", "episodes", "turns at most"]
     chart = picture("where the turns go", "turns at most", partial(_bars, kinds, turns))
@@ -160,7 +160,7 @@ def budget_page(result: CurationResult, prompts: Mapping[str, CuratedPrompt]) ->
         Section("Rows", [], head, table, [chart]),
         Section(
             "Beside equal budgets",
-            result.told["lines"][3:],
+            result.manifest_extra["lines"][3:],
             ["budget", "rows", "episodes", "turns at most"],
             plans,
         ),

@@ -98,5 +98,5 @@ def budget(
         chosen, digests = only_kept(prompts, rows)
         result = make_budget(chosen, read, cfg, {**decided.inputs, **digests}, decided.record)
         write(out, result, budget_page, chosen)
-        for line in result.told["lines"]:
+        for line in result.manifest_extra["lines"]:
             typer.echo(line)

@@ -66,7 +66,7 @@ class CurationResult:
     settings: BaseModel
     runs: Sequence[CuratedRun]
     inputs: Mapping[str, str] = field(default_factory=dict)
-    told: Mapping[str, Any] = field(default_factory=dict)
+    manifest_extra: Mapping[str, Any] = field(default_factory=dict)
     record: CurationRecord | None = None
     rows: DiskSpool[dict[str, Any]] = field(default_factory=lambda: DiskSpool(dict), init=False)
     decisions: DiskSpool[Decision] = field(default_factory=lambda: DiskSpool(Decision), init=False)
@@ -98,7 +98,7 @@ class CurationResult:
                     for (is_kept, reason), count in sorted(reasons.items())
                 },
             },
-            **self.told,
+            **self.manifest_extra,
         }
 
 

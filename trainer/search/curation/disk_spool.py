@@ -37,7 +37,7 @@ class DiskSpool(Generic[T]):
             self._db.execute("INSERT INTO things VALUES (?, ?)", (key, line))
         self._count += 1
 
-    def under(self, key: str) -> list[T]:
+    def get_all(self, key: str) -> list[T]:
         """Return the records with a key."""
         return list(self._select("WHERE key = ? ORDER BY rowid", key))
 

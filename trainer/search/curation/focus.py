@@ -83,7 +83,7 @@ def make_focus(
         result.decisions.append(Decision(id, is_kept, reason, stats, refs(prompt)))
         if is_kept:
             result.rows.append(question_row(prompt.question, bucket=row.bucket))
-    result.told = {
+    result.manifest_extra = {
         "funnel": [
             {
                 "stage": name,
@@ -169,7 +169,7 @@ def focus_page(result: CurationResult, prompts: Mapping[str, CuratedPrompt]) -> 
     """Return report.html: the funnel as table and chart, the rules, and the means they cut."""
     focus_cfg = result.settings
     assert isinstance(focus_cfg, FocusConfig)
-    funnel: list[dict[str, Any]] = result.told["funnel"]
+    funnel: list[dict[str, Any]] = result.manifest_extra["funnel"]
     table = [
         [stage["stage"], stage["rows"], *(stage[name] for name in BUCKETS)] for stage in funnel
     ]
@@ -184,7 +184,11 @@ def focus_page(result: CurationResult, prompts: Mapping[str, CuratedPrompt]) -> 
     }
     num_kept = Counter(decision.reason for decision in result.decisions if decision.kept)
     rules = [
-        [f"{TAKEN[rule]}: {words[rule]}", result.told["taken"][TAKEN[rule]], num_kept[TAKEN[rule]]]
+        [
+            f"{TAKEN[rule]}: {words[rule]}",
+            result.manifest_extra["taken"][TAKEN[rule]],
+            num_kept[TAKEN[rule]],
+        ]
         for rule in focus_cfg.take
     ]
     key = "last_mean" if "last_round" in focus_cfg.take else "mean"

@@ -78,7 +78,7 @@ class CuratedPrompt:
     @property
     def samples(self) -> list[EpisodeSummary]:
         """Return its episodes in the order of runs and steps, read from disk each time."""
-        return self.spool.under(self.question.id)
+        return self.spool.get_all(self.question.id)
 
     def counted(self, combine: Combine, measure: Measure) -> list[EpisodeSummary]:
         """Return the episodes with a value that count by a rule."""

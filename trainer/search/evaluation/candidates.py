@@ -99,11 +99,11 @@ def opened(candidate: SearchCandidate, world: DistributedContext) -> Iterator[Po
             adapters=cfg.policy.lora.r > 0,
             run_dir=cfg.misc.run_dir,
             role="evaluate",
-            never=policy_inputs.never,
+            never=policy_inputs.banned_token_ids,
         )
         exit_stack.enter_context(closing(sampler))
         exit_stack.enter_context(autocast(world.device, cfg.misc.dtype))
-        sampler.sync(model, 0)
+        sampler.sync_weights(model, 0)
         yield SampledPolicy(
             sampler,
             policy_inputs.ids(cfg, stop_token_ids(unwrap_peft(model), policy_inputs.tokenizer)),

@@ -91,8 +91,8 @@ def evaluate_questions(
     MoneySpent, ServiceUnreachable.
     """
     started = time.monotonic()
-    finished = episodes.run(policy, world.share(questions), step=step, kind=f"{name}-")
-    rewarded = list(episodes.rewarded(step, finished).values())
+    finished = episodes.run(policy, world.split_items(questions), step=step, kind=f"{name}-")
+    rewarded = list(episodes.collect_rewards(step, finished).values())
     values: dict[str, Any] = figures_of(rewarded)
     field_values = {key: values.pop(key) for key in _FIELD_STATS}
     return SearchReport(

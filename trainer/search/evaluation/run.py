@@ -99,7 +99,7 @@ def run_evaluation(
     candidates = [candidate_of(cfg, folder)]
     if against is not None and earlier is None:
         candidates.append(_other(cfg, folder / "against", against))
-    with world.together():
+    with world.monitored():
         try:
             evaluations = _evaluate(cfg, candidates, sets, earlier, world)
         except BudgetExceeded as error:  # partial files are replaced next time

@@ -74,7 +74,7 @@ class SampledPolicy:
 
     def goes_on(self, running: int) -> bool:
         """Return whether any episode runs, on any process if they share the weights."""
-        return (running if self._world is None else self._world.most(running)) > 0
+        return (running if self._world is None else self._world.max_passes(running)) > 0
 
     def act(self, requests: Sequence[TurnRequest]) -> list[TurnOutput]:
         """Return a turn for each request; one without context left gets an end."""

@@ -116,7 +116,7 @@ class EpisodeCollector:
         for id, rollout in rollouts.items():
             reward = final[id].reward
             if reward is not None and reward.status == "ok":
-                batch.kept.append(len(batch.rollouts))
+                batch.scored_indices.append(len(batch.rollouts))
             batch.rollouts.append(rollout)
             batch.rewards.append(final[id])
         return batch
@@ -151,20 +151,20 @@ class EpisodeCollector:
         attempt = self._next_attempt(update)
         sampled = self._sample(sampler, update, number, chosen, attempt, clock)
         for num_tries in count(1):
-            self.world.at(f"update {update}, rewards")
-            final = self.episodes.rewarded(update, sampled.finished)
+            self.world.set_phase(f"update {update}, rewards")
+            final = self.episodes.collect_rewards(update, sampled.finished)
             clock.lap("reward_s")
             self._note_waiting(batch)
             batch.attempts = max(batch.attempts, num_tries)
             if (reason := outage_reason(final)) is None:
                 return final, sampled.rollouts
             self._store(update, {**batch.final, **final})
-            is_stopping = any(self.world.gather([bool(self.shutdown.asked)]))
+            is_stopping = any(self.world.gather([bool(self.shutdown.signal_number)]))
             if is_stopping or not self._goes_on(update, num_tries, reason):
                 return None
             attempt = self._next_attempt(update)
             if any(trajectory.end != "failed" for trajectory in failures(final)):
-                sampled.finished = self.episodes.again(sampled.finished, attempt)
+                sampled.finished = self.episodes.resubmit(sampled.finished, attempt)
             else:  # the retriever was unavailable: run the episodes again
                 sampled = self._sample(sampler, update, number, chosen, attempt, clock)
         raise AssertionError
@@ -180,8 +180,8 @@ class EpisodeCollector:
     ) -> _SampledEpisodes:
         """Run the episodes of questions, each process its part. number: dynamic sampling round."""
         cfg, world, searcher = self.cfg, self.world, self.searcher
-        local_questions = [chosen[position] for position, _ in world.share(chosen)]
-        world.at(f"update {update}, sampling")
+        local_questions = [chosen[position] for position, _ in world.split_items(chosen)]
+        world.set_phase(f"update {update}, sampling")
         policy = searcher.policy(
             sampler,
             cfg.generation,
@@ -200,7 +200,7 @@ class EpisodeCollector:
                 groups=dict(zip((position for position, _ in chosen), names, strict=True)),
             )
             clock.lap("rollout_s")
-            world.at(f"update {update}, log probabilities")
+            world.set_phase(f"update {update}, log probabilities")
             rollouts = {
                 id: joined.rollout(id, _position(id), searcher.ids.stops)
                 for id, joined in policy.ended.items()

@@ -65,7 +65,10 @@ def load_searcher(
 ) -> SearchLearner:
     """Load the policy and select its questions. Raises UserError for what the user can fix."""
     learner = load_weights(cfg, world)
-    learner.tokenizer, learner.never = policy_inputs.tokenizer, policy_inputs.never
+    learner.tokenizer, learner.banned_token_ids = (
+        policy_inputs.tokenizer,
+        policy_inputs.banned_token_ids,
+    )
     stops = stop_token_ids(unwrap_peft(learner.model), policy_inputs.tokenizer)
     ids = policy_inputs.ids(cfg, stops)
     learner.origin["retriever.url"] = {"path": cfg.retriever.url, "revision": index.revision}

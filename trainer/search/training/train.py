@@ -75,7 +75,7 @@ def run_search(
         Path(cfg.misc.run_dir) / "trackers",
         patience_s=cfg.misc.patience_s,
     )
-    with messages() as message_log, world.together(), ExitStack() as exit_stack:
+    with messages() as message_log, world.monitored(), ExitStack() as exit_stack:
         return _run(train, sets, cfg, world, message_log, exit_stack, resume)
 
 
@@ -154,7 +154,7 @@ def _run(
         world,
         adapters=adapters,
         run_dir=cfg.misc.run_dir,
-        never=learner.never,
+        never=learner.banned_token_ids,
     )
     exit_stack.enter_context(closing(sampler))
     runlog = _start_log(cfg, run, connections, world, message_log, resume, done)
@@ -169,7 +169,7 @@ def _run(
         stores[0],
         world,
         tolerates_outage=True,
-        should_stop=lambda: bool(shutdown.asked),
+        should_stop=lambda: bool(shutdown.signal_number),
     )
     task = SearchTask(cfg, connections, episodes, searcher, world, shutdown)
     cfg = _counted(cfg, learner.train)
@@ -259,7 +259,7 @@ class SearchTask:
         return tables.columns(table())
 
     @property
-    def fault(self) -> str | None:
+    def stop_reason(self) -> str | None:
         """Return why the last update has no rewards or an evaluation failed; else None."""
         return self.collector.stop_reason
 
@@ -283,7 +283,7 @@ class SearchTask:
         self, batch: Batch[Rollout, Trajectory], advantages: TokenAdvantages | None
     ) -> Iterable[dict[str, Any]]:
         """Yield the fields of an episode that the store of trajectories does not have."""
-        rows = {index: row for row, index in enumerate(batch.kept)}
+        rows = {index: row for row, index in enumerate(batch.scored_indices)}
         for index, (rollout, trajectory) in enumerate(
             zip(batch.rollouts, batch.rewards, strict=True)
         ):
@@ -328,6 +328,6 @@ class SearchTask:
         """Return the reports of a run directory by the name of their set."""
         return read_reports(folder)
 
-    def told(self, update: int, report: SearchReport, name: str) -> str:
+    def eval_summary(self, update: int, report: SearchReport, name: str) -> str:
         """Return the console line of an evaluation."""
         return tables.evaluation_line(table(), update, report.figures(), name)

@@ -120,7 +120,7 @@ def evaluate_on_dataset(
     """
     started = time.monotonic()
     sharing = None if world is None or world.is_sharded else world
-    own_examples = sharing.share(examples) if sharing else list(enumerate(examples))
+    own_examples = sharing.split_items(examples) if sharing else list(enumerate(examples))
     with preserve_rng_state(policy_model, _SEED):
         rollouts = generate_rollouts(
             [example for _, example in own_examples],

@@ -127,7 +127,7 @@ def run_evaluation(
     )
     evaluations = []
     with (
-        world.together(),
+        world.monitored(),
         closing(_main_first(world, lambda: _open_services(cfg, sets, earlier))) as rewarder,
     ):
         for candidate in candidates:
@@ -229,7 +229,7 @@ def _evaluate(
     evaluations = {}
     metrics = HeldOutMetrics(cfg.eval.metrics, rewarder)
     with closing(sampler), autocast(world.device, cfg.misc.dtype):
-        sampler.sync(model, 0)
+        sampler.sync_weights(model, 0)
         for name, examples in sets.items():
             report = evaluate_on_dataset(
                 examples,

@@ -31,14 +31,16 @@ _FRONT = (
 )
 #: Suffixes of titles, for stats that no reward is made of, and for one that may be.
 NO_REWARD, A_REWARD = " (never a reward)", " (a reward)"
-_CHRF = StatSpec(key="chrf", title="chrF", digits=2, better="higher", said=True, by_group=True)
+_CHRF = StatSpec(
+    key="chrf", title="chrF", digits=2, better="higher", in_console=True, by_group=True
+)
 _BACK = (
     StatSpec(
         key="bleu",
         title=f"BLEU{NO_REWARD}",
         digits=2,
         better="higher",
-        said=True,
+        in_console=True,
         by_group=True,
     ),
     *OF_COMPLETIONS,
@@ -84,10 +86,10 @@ def held_out_table(*evaluations: Mapping[str, Any]) -> list[StatSpec]:
             key=f"metric_{name}_mean",
             title=f"{name}{NO_REWARD}",
             better=direction,
-            said=True,
+            in_console=True,
             by_group=True,
             coverage=f"metric_{name}_coverage",
-            of_line=partial(_metric_score, name),
+            value_of_row=partial(_metric_score, name),
             ranks=name,
         )
         for name, direction in better.items()
@@ -137,9 +139,9 @@ CHRF = ExampleRanker("chrF", 1, lambda line: line.get("chrf"))
 def ranking() -> list[ExampleRanker]:
     """Return the scores that rank examples, the preferred one first."""
     return [
-        ExampleRanker(stat.ranks, 1 if stat.better == "higher" else -1, stat.of_line)
+        ExampleRanker(stat.ranks, 1 if stat.better == "higher" else -1, stat.value_of_row)
         for stat in table()
-        if stat.ranks and stat.of_line
+        if stat.ranks and stat.value_of_row
     ]
 
 

@@ -36,10 +36,14 @@ class RewardComponent:
         it."""
         return cfg.terms.get(self.name, 0.0)
 
-    def look(self, reward: SampleReward, rollout: TranslationRollout, cfg: RewardConfig) -> None:
+    def inspect_text(
+        self, reward: SampleReward, rollout: TranslationRollout, cfg: RewardConfig
+    ) -> None:
         """Record values of the text in `reward.values`, whether it can be scored or not."""
 
-    def earn(self, reward: SampleReward, rollout: TranslationRollout, cfg: RewardConfig) -> None:
+    def add_reward(
+        self, reward: SampleReward, rollout: TranslationRollout, cfg: RewardConfig
+    ) -> None:
         """Add to `reward.r_seq` (a number by now) or `reward.token_rewards`.
 
         Called for samples that every service with a weight has scored.
@@ -49,7 +53,7 @@ class RewardComponent:
         """Return stats for a line of log.jsonl or eval.jsonl."""
         return {}
 
-    def dumped(self, reward: SampleReward) -> dict[str, Any]:
+    def dump_fields(self, reward: SampleReward) -> dict[str, Any]:
         """Return fields for a line of a dump of completions."""
         return {}
 
@@ -61,12 +65,16 @@ class TextComponent(RewardComponent):
         """Return the value of one translation, before the weight."""
         raise NotImplementedError
 
-    def look(self, reward: SampleReward, rollout: TranslationRollout, cfg: RewardConfig) -> None:
+    def inspect_text(
+        self, reward: SampleReward, rollout: TranslationRollout, cfg: RewardConfig
+    ) -> None:
         """Record the value, if the component has a weight."""
         if self.weight(cfg):
             reward.values[self.name] = self.value(rollout)
 
-    def earn(self, reward: SampleReward, rollout: TranslationRollout, cfg: RewardConfig) -> None:
+    def add_reward(
+        self, reward: SampleReward, rollout: TranslationRollout, cfg: RewardConfig
+    ) -> None:
         """Add weight * value."""
         reward.r_seq = (reward.r_seq or 0.0) + self.weight(cfg) * reward.values[self.name]
 
@@ -76,7 +84,7 @@ class TextComponent(RewardComponent):
             return {}
         return mean_std(self.name, [reward.values[self.name] for reward in rewards])
 
-    def dumped(self, reward: SampleReward) -> dict[str, Any]:
+    def dump_fields(self, reward: SampleReward) -> dict[str, Any]:
         """Return the value under the component's name."""
         return {self.name: reward.values[self.name]} if self.name in reward.values else {}
 

@@ -46,7 +46,7 @@ def _sample_reward(
     tokens = len(rollout.completion_token_ids)
     reward = SampleReward(None, [0.0] * tokens, [True] * tokens, asked=tuple(results))
     for term in TERMS:
-        term.look(reward, rollout, cfg)
+        term.inspect_text(reward, rollout, cfg)
     _note_results(reward, results, cfg, weighted_services)
     if reward.source_error is not None or reward.overlong == "skipped":
         return reward
@@ -59,7 +59,7 @@ def _sample_reward(
     reward.r_seq = 0.0
     for term in TERMS:
         if term.weight(cfg):
-            term.earn(reward, rollout, cfg)
+            term.add_reward(reward, rollout, cfg)
     settle_spans(reward, cfg)
     return reward
 
@@ -90,7 +90,7 @@ def _note_results(
             text_errors[result.error.type] = f"{name}: {result.error.type}"
         else:
             reward.service_error = f"{name}: {result.error.type}: {result.error.message}"
-            reward.may_pass |= result.error.retryable
+            reward.is_transient |= result.error.retryable
     reward.text_error = text_errors.get("invalid_input") or text_errors.get("overlong")
     if "overlong" in text_errors:
         skipped = cfg.overlong == "skip" and "invalid_input" not in text_errors

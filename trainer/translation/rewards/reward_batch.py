@@ -59,17 +59,17 @@ class RewardServices(Protocol):
     def needed(self) -> tuple[ServiceName, ...]: ...
 
     @property
-    def fails_run(self) -> bool: ...
+    def is_failure_fatal(self) -> bool: ...
 
     def ask(
         self, name: ServiceName, samples: Sequence[SampleForScoring]
     ) -> Future[RewardOutput]: ...
 
-    def patience(self, name: ServiceName) -> float: ...
+    def deadline_s(self, name: ServiceName) -> float: ...
 
     def tell_truncated(self, name: ServiceName, results: Sequence[Scored | Failed]) -> None: ...
 
-    def attribute(
+    def blame_source(
         self,
         name: ServiceName,
         samples: Sequence[SampleForScoring],
@@ -149,7 +149,7 @@ class RewardBatch:
                     "%s has not answered for %.0f s. Retries go on until reward.deadline_s (%g)",
                     name,
                     waited,
-                    self.services.patience(name),
+                    self.services.deadline_s(name),
                 )
                 next_warning_s *= 2
         return future.result()
@@ -161,7 +161,7 @@ class RewardBatch:
             log.warning("%s is skipped for this batch: %s", name, reason)
 
     def _is_silent(self, name: ServiceName) -> bool:
-        return self._silent_s[name] >= self.services.patience(name)
+        return self._silent_s[name] >= self.services.deadline_s(name)
 
     def _note(self, name: ServiceName, future: Future[RewardOutput]) -> None:
         """Record the time of an answer; runs in the client's thread."""
@@ -197,8 +197,8 @@ class SampleGroup:
             services.tell_truncated(name, results)
             if name not in services.needed:
                 continue
-            services.attribute(name, self.samples, results)
-            if services.fails_run:
+            services.blame_source(name, self.samples, results)
+            if services.is_failure_fatal:
                 for result in results:
                     if isinstance(result, Failed) and result.error.type not in _SAMPLE_ERROR_TYPES:
                         raise RewardFailure(f"{name}: {result.error.type}: {result.error.message}")

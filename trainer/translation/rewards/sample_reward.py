@@ -52,7 +52,7 @@ class SampleReward:
     source_error: str | None = None
     service_error: str | None = None
     shown_error: str | None = None
-    may_pass: bool = False
+    is_transient: bool = False
     overlong: Literal["truncated", "windowed", "skipped", "penalised"] | None = None
 
     def score(self, service: ServiceName) -> float | None:

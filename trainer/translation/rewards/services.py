@@ -145,11 +145,11 @@ class RewardClient:
         }
 
     @property
-    def fails_run(self) -> bool:
+    def is_failure_fatal(self) -> bool:
         """Return whether a missing score ends the run."""
         return self.cfg.on_failure == "fail"
 
-    def attribute(
+    def blame_source(
         self,
         name: ServiceName,
         samples: Sequence[SampleForScoring],
@@ -167,7 +167,7 @@ class RewardClient:
             samples = [SampleForScoring(sample.src, sample.mt) for sample in samples]
         return self._scorers[name].submit_batch(samples, self.scoring)
 
-    def patience(self, name: ServiceName) -> float:
+    def deadline_s(self, name: ServiceName) -> float:
         """Return the seconds that one request to a service may take with its retries.
 
         A service without a weight, which may have died, gets no more time than one attempt.
@@ -259,7 +259,7 @@ class RewardClient:
 
         max_s: seconds of a request with its retries; default: `patience`.
         """
-        max_s = max_s or self.patience(name)
+        max_s = max_s or self.deadline_s(name)
         limits = {
             "timeout_s": min(self.cfg.timeout_s, max_s),
             "deadline_s": min(self.cfg.deadline_s, max_s),

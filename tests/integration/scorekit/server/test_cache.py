@@ -102,21 +102,21 @@ def test_the_memory_cache_ends_with_its_process():
 
 def test_memory_keeps_what_was_used_last():
     cache = _cache(None, items=3)
-    cache.remember({_key(i): _value(i) for i in range(3)})
-    assert cache.recall([_key(0), _key(9)]) == {_key(0): _value(0)}
-    cache.remember({_key(3): _value(3)})
-    assert set(cache.recall([_key(i) for i in range(4)])) == {_key(0), _key(2), _key(3)}
+    cache.put_memory({_key(i): _value(i) for i in range(3)})
+    assert cache.get_memory([_key(0), _key(9)]) == {_key(0): _value(0)}
+    cache.put_memory({_key(3): _value(3)})
+    assert set(cache.get_memory([_key(i) for i in range(4)])) == {_key(0), _key(2), _key(3)}
 
 
 def test_memory_is_bounded_in_bytes_too():
     cache = _cache(None, items=100)
     long = b'{"score":1.0,"error_spans":"' + b"x" * 10 * cache_module.ITEM_BYTES + b'"}'
     for i in range(100):
-        cache.remember({_key(i): long})
-        cache.remember({_key(i): long})  # replaced, not counted twice
-    assert len(cache.recall([_key(i) for i in range(100)])) == 9
-    cache.remember({_key(i): _value(i) for i in range(100, 200)})
-    assert len(cache.recall([_key(i) for i in range(200)])) == 100
+        cache.put_memory({_key(i): long})
+        cache.put_memory({_key(i): long})  # replaced, not counted twice
+    assert len(cache.get_memory([_key(i) for i in range(100)])) == 9
+    cache.put_memory({_key(i): _value(i) for i in range(100, 200)})
+    assert len(cache.get_memory([_key(i) for i in range(200)])) == 100
 
 
 def test_memory_has_what_the_tier_gave():
@@ -124,9 +124,9 @@ def test_memory_has_what_the_tier_gave():
         tier = DictTier()
         cache = _cache(tier, items=10)
         await cache.store({_key(1): _value(1)})
-        assert cache.recall([_key(1)]) == {}
+        assert cache.get_memory([_key(1)]) == {}
         assert await cache.fetch([_key(1), _key(2)]) == {_key(1): _value(1)}
-        assert cache.recall([_key(1), _key(2)]) == {_key(1): _value(1)}
+        assert cache.get_memory([_key(1), _key(2)]) == {_key(1): _value(1)}
 
     asyncio.run(run())
 
@@ -284,7 +284,7 @@ def test_one_probe_at_a_time_tries_a_tier_that_failed(monkeypatch):
         tier.hold.set()
         await _until(lambda: cache.breaker_state == "closed")
         assert _counted(metrics, "breaker_open") == 0
-        assert cache.recall([_key(1)]) == await cache.fetch([_key(1)]) == {_key(1): _value(1)}
+        assert cache.get_memory([_key(1)]) == await cache.fetch([_key(1)]) == {_key(1): _value(1)}
 
     with structlog.testing.capture_logs() as logs:
         asyncio.run(run())

@@ -28,14 +28,14 @@ MIB = 2**20
 def test_bytes_are_bounded_for_all_together():
     budget = MemoryBudget(8 * MIB, MIB)
     first, second, third = budget.share(), budget.share(), budget.share()
-    first.grow(3 * MIB)
-    second.grow(3 * MIB)
+    first.reserve(3 * MIB)
+    second.reserve(3 * MIB)
     with pytest.raises(RequestError) as refused:  # a quarter is left to the small
-        third.grow(2 * MIB)
+        third.reserve(2 * MIB)
     assert refused.value.type == "overloaded" and refused.value.retry_after
-    third.grow(MIB)
+    third.reserve(MIB)
     with pytest.raises(RequestError) as refused:
-        third.grow(7 * MIB)
+        third.reserve(7 * MIB)
     assert refused.value.type == "too_large"  # it would never fit
     first.close()
     first.close()

@@ -45,7 +45,7 @@ def test_metricx_that_stays_away_is_told_once_when_it_goes_and_when_it_is_back(
         wait_ready(url)
         write_sources(tmp_path, TEXTS)
         cfg = config(tmp_path, teacher, SimpleNamespace(url=url))
-        ctx = StageContext(cfg, tmp_path, tell=told.append)
+        ctx = StageContext(cfg, tmp_path, print_line=told.append)
         manifest = prepare_stage(STAGES[0], [], ctx)
         run_map_stage_on_processes(STAGES[0], manifest, ctx, processes)
     assert told == [AWAY, BACK]
@@ -60,7 +60,7 @@ def test_a_teacher_that_goes_away_is_told_too(tmp_path, teacher, metricx, monkey
     write_sources(tmp_path, TEXTS)
     cfg = config(tmp_path, teacher, metricx, teacher__wait_for_server_s=60)
     teacher.fail("close", times=30)
-    ctx = StageContext(cfg, tmp_path, tell=told.append)
+    ctx = StageContext(cfg, tmp_path, print_line=told.append)
     run_map_stage_on_processes(STAGES[0], prepare_stage(STAGES[0], [], ctx), ctx, 1)
     assert ctx.stats.records_out == len(TEXTS)
     assert set(told) <= {

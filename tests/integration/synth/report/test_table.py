@@ -83,7 +83,7 @@ def test_a_stage_that_is_added_is_found_in_status_estimate_views_and_report(tmp_
 
 def test_each_stage_follows_the_one_before_it_in_the_table():
     assert [stage.after for stage in ORDER] == [None, *ORDER[:-1]]
-    assert ORDER[-1].before == ORDER[:-1]
+    assert ORDER[-1].previous_stages == ORDER[:-1]
     assert len({stage.name for stage in ORDER}) == len(ORDER)
     assert named("all") == tuple(BY_NAME)
     assert named("score_128_select_best") == ("score_select_best",)

@@ -61,7 +61,7 @@ def test_who_waits_for_a_process_that_was_stopped_says_so(
         process.send_signal(signal.SIGKILL)
         process.wait()
 
-    run_stage("sample_sources", StageContext(cfg, cfg.run.out_dir, share=True, tell=tell))
+    run_stage("sample_sources", StageContext(cfg, cfg.run.out_dir, share=True, print_line=tell))
     assert folder.done()
     (line,) = told
     assert f"waits for process {process.pid} on" in line

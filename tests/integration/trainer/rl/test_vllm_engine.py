@@ -82,7 +82,7 @@ def engine(
         stops = stop_token_ids(model, tokenizer)
         sampler = made(cfg, name, stops, DistributedContext(CPU))
         with closing(sampler):
-            sampler.sync(model, 0)
+            sampler.sync_weights(model, 0)
             yield sampler, model, cfg
 
 
@@ -124,7 +124,7 @@ def test_completions_follow_the_weights(policy: Path, tmp_path: Path, rank: int)
         change(model)
         assert draw(sampler, cfg) == before  # nothing new before the sync
         for update in (1, 2):
-            sampler.sync(model, update)
+            sampler.sync_weights(model, update)
             (weights,) = (tmp_path / "sync").glob("scorekit-*/*")
             readable = {path.stat().st_mode & 0o044 for path in weights.glob("*.safetensors")}
             assert readable == {weights.stat().st_mode & 0o044}  # vLLM may run under another user
@@ -158,7 +158,7 @@ def test_what_a_killed_start_left_is_removed_and_nothing_else(
             assert there <= set(stub.adapters)
             with closing(made(cfg, name, stops, world)) as again:
                 assert sorted(p.name for p in left.parent.iterdir()) == ["notes"]
-                again.sync(model, 0)
+                again.sync_weights(model, 0)
                 assert not there & set(stub.adapters)
                 assert other.weights is not None and other.weights.folder.is_dir()
     assert [p.name for p in shared.glob("scorekit-*/*")] == ["notes"]
@@ -212,7 +212,7 @@ def test_a_server_that_has_lost_the_weights_is_given_them_again(
     stub = VLLMStub(policy)
     with engine(stub, policy, tmp_path, rank, concurrency=1) as (sampler, model, cfg):
         change(model)
-        sampler.sync(model, 1)
+        sampler.sync_weights(model, 1)
         expected = draw(sampler, cfg)
         groups = sampler.sample(PROMPTS, cfg.generation, seed=1)
         stub.held = {PROMPTS[2][0]}

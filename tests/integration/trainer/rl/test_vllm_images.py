@@ -74,7 +74,7 @@ def engine(
                 never=NEVER,
             )
         ) as sampler:
-            sampler.sync(model, 0)
+            sampler.sync_weights(model, 0)
             yield sampler, model, cfg
 
 

@@ -46,7 +46,7 @@ TURNS = [
 class Unchecked(EmbeddingsEndpoint):
     """As a server of somebody else's, which answers whatever its model gives."""
 
-    def outcome_fault(self, fields):
+    def outcome_error(self, fields):
         return None
 
 

@@ -38,8 +38,8 @@ class Brevity(TextComponent):
             hidden_at=(None,),
             column="brief",
             narrow=True,
-            said=True,
-            of_line=lambda line: line.get("brevity"),
+            in_console=True,
+            value_of_row=lambda line: line.get("brevity"),
         ),
     )
     curves = (Curve(title="brevity", keys=("brevity_mean",), held_out="brevity_mean"),)

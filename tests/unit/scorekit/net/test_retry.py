@@ -101,7 +101,7 @@ def test_a_try_is_repeated_only_where_the_caller_says_so(worth: bool) -> None:
 def test_a_try_that_begins_behind_the_deadline_tells_why_the_one_before_failed() -> None:
     """A machine that stood still wakes from a pause when nothing is left."""
     deadline = Deadline(3600)
-    assert deadline.for_try() > 0
+    assert deadline.attempt_timeout_s() > 0
 
     async def ask() -> None:
         async for attempt in retrying(
@@ -111,12 +111,12 @@ def test_a_try_that_begins_behind_the_deadline_tells_why_the_one_before_failed()
             note=lambda state: deadline.extend(-7200),
         ):
             with attempt:
-                deadline.for_try()
+                deadline.attempt_timeout_s()
                 raise RequestError("unavailable", "away")
 
     with pytest.raises(RequestError, match="away"):
         asyncio.run(ask())
-    assert Deadline(0).for_try() == 0  # a first try ends by its own timeout
+    assert Deadline(0).attempt_timeout_s() == 0  # a first try ends by its own timeout
 
 
 def test_one_seam_stills_every_pause_that_grows(monkeypatch: Any) -> None:

@@ -11,7 +11,7 @@ from scorekit.server.queue.batch_timing import BatchTimeModel
 def learned(line, sizes):
     pace = BatchTimeModel(None)
     for tokens in sizes:
-        pace.learn(tokens, 1, line(tokens))
+        pace.observe(tokens, 1, line(tokens))
     return pace
 
 
@@ -45,18 +45,18 @@ def test_a_batch_hangs_after_five_seconds_or_five_times_its_prediction(
     clock = [1000.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
     pace = BatchTimeModel(stall_after)
-    pace.learn(100, 1, predicted)
-    assert not pace.overdue()
+    pace.observe(100, 1, predicted)
+    assert not pace.is_stalled()
     pace.begin(100)
     clock[0] += limit - 0.01
-    assert not pace.overdue()
+    assert not pace.is_stalled()
     clock[0] += 0.02
-    assert pace.overdue()
+    assert pace.is_stalled()
     pace.end()
-    assert not pace.overdue()
+    assert not pace.is_stalled()
 
 
 def test_the_rate_is_samples_a_second():
     pace = BatchTimeModel(None)
-    pace.learn(100, 64, 0.5)
+    pace.observe(100, 64, 0.5)
     assert pace.samples_per_s == pytest.approx(128.0)

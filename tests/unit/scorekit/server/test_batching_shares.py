@@ -32,7 +32,7 @@ def alone(mt, backend=None):
     windowed.load()
     options = MetricXOptions(overlong="windows", max_input_length=LIMIT)
     encoded = windowed.encode([TranslationSample(src="s", mt=mt)], options)
-    return run_batch(windowed.forward, encoded, windowed.verb.outcome_fault)[0]
+    return run_batch(windowed.forward, encoded, windowed.verb.outcome_error)[0]
 
 
 def in_windows(submit, mt, **options):

@@ -138,7 +138,7 @@ def test_a_device_that_is_not_there_is_named(name):
 def test_a_request_whose_task_was_cancelled_did_not_time_out():
     async def cancel():
         job = PendingRequest(1, 0.0, 60.0)
-        job.missing = 1
+        job.pending_count = 1
         job.done.cancel()
         return job.timed_out
 

@@ -25,13 +25,13 @@ def asked(**fields):
 
 def stored(count, dimension):
     numbers = np.random.default_rng(1).standard_normal((count, dimension)).astype(np.float32)
-    return numbers, [verb.write({"tokens": 3, "embedding": row}) for row in numbers]
+    return numbers, [verb.serialize_outcome({"tokens": 3, "embedding": row}) for row in numbers]
 
 
 @pytest.mark.parametrize("form", ["float", "base64"])
 def test_many_vectors_are_written_in_parts_as_they_are_read(form):
     numbers, answers = stored(2048, 1024)
-    parts = verb.answer(asked(input="a", encoding_format=form), answers, set(), MODEL)
+    parts = verb.render_response(asked(input="a", encoding_format=form), answers, set(), MODEL)
     sizes, whole = [], bytearray()
     for part in parts:
         sizes.append(len(part))
@@ -48,7 +48,7 @@ def test_many_vectors_are_written_in_parts_as_they_are_read(form):
 
 def test_the_answer_is_as_its_type_says():
     _, answers = stored(2, 4)
-    body = b"".join(verb.answer(asked(input=["a", "b"]), answers, set(), MODEL))
+    body = b"".join(verb.render_response(asked(input=["a", "b"]), answers, set(), MODEL))
     assert EmbeddingsResponse.model_validate_json(body).model_dump_json().encode() == body
 
 
@@ -64,17 +64,17 @@ def test_a_request_fails_by_what_will_not_pass(types, kind, named):
     good = stored(1, 4)[1][0]
     answers = [good if type is None else SampleError(type, "x") for type in types]
     with pytest.raises(RequestError) as refused:
-        verb.answer(asked(input="a"), answers, set(), MODEL)
+        verb.render_response(asked(input="a"), answers, set(), MODEL)
     assert refused.value.type == kind
     parts = refused.value.message.split("; ")
     assert [part[: len(n)] for part, n in zip(parts, named, strict=True)] == named
     with pytest.raises(RequestError, match=r"input\.1: timeout: not embedded in time"):
-        verb.answer(asked(input="a"), [good, None], set(), MODEL)
+        verb.render_response(asked(input="a"), [good, None], set(), MODEL)
 
 
 def test_what_the_answer_depends_on_is_in_its_key():
     keys = {
-        json.dumps(verb.read(asked(input="a", **fields), TOLD).key)
+        json.dumps(verb.parse_request(asked(input="a", **fields), TOLD).key)
         for fields in (
             {},
             {"encoding_format": "base64"},

@@ -222,7 +222,7 @@ def test_tokens_that_no_span_can_reach_are_excluded_or_get_the_sequence_reward_a
     assert broadcast.values[0].tolist() == pytest.approx([good, bad, good])
     assert excluded.mask[0].tolist() == [True, True, False]
     for advantages in (excluded, broadcast):
-        assert advantages.held[0].tolist() == [True] * 3  # by the KL, in both
+        assert advantages.kl_token_mask[0].tolist() == [True] * 3  # by the KL, in both
 
 
 def test_options_reach_the_advantages() -> None:

@@ -97,5 +97,5 @@ def test_means_are_over_those_that_have_a_value_and_every_shown_figure_has_a_lin
     assert found["chrf"] == 20.0 and found["copied_reference"] is None
     assert (found["clipped_ratio"], found["distinct"], found["format/quote"]) == (0.5, 1.0, 1.0)
     for figure in table():
-        if figure.of_line is not None and figure.key in found:
-            assert figure.of_line(line()) is None or found[figure.key] is not None
+        if figure.value_of_row is not None and figure.key in found:
+            assert figure.value_of_row(line()) is None or found[figure.key] is not None

@@ -23,11 +23,11 @@ def test_the_first_asks_and_the_second_leaves(
 ) -> None:
     before = signal.getsignal(number)
     with ShutdownHandler() as run:
-        run.patient = True
+        run.is_deferring = True
         send(number)
-        assert run.asked == number
+        assert run.signal_number == number
         send(number)  # the same one, that torchrun passes on
-        assert run.asked == number
+        assert run.signal_number == number
         monkeypatch.setattr(shutdown, "_ECHO_S", 0.0)
         with pytest.raises(Interrupted) as caught:
             send(number)
@@ -39,7 +39,7 @@ def test_the_first_asks_and_the_second_leaves(
 def test_before_there_is_something_to_save_the_first_leaves() -> None:
     with ShutdownHandler(quiet=True) as run, pytest.raises(Interrupted):
         send(signal.SIGTERM)
-    assert run.asked == 0
+    assert run.signal_number == 0
 
 
 def test_outside_the_main_thread_nothing_is_changed() -> None:

@@ -132,7 +132,7 @@ def make_alternatives(
 
     proposals, results: by question id. told: index and generator, for the manifest.
     """
-    curated = CurationResult("alternatives", cfg.alternatives, read, told=told)
+    curated = CurationResult("alternatives", cfg.alternatives, read, manifest_extra=told)
     for prompt in prompts:
         question = prompt.question
         result, proposed = results[question.id], proposals.get(question.id, ())

@@ -66,7 +66,7 @@ def make_diagnosis(
         result.decisions.append(decision)
         if decision.kept:
             result.rows.append(question_row(prompt.question, cause=decision.reason))
-    result.told = {
+    result.manifest_extra = {
         "causes": _summed(result.decisions, "causes"),
         "corners": _summed(result.decisions, "corners"),
     }
@@ -142,7 +142,7 @@ def diagnosis_page(
         f"{cfg.low:g}, or none. An episode has the first cause of these that applies; a prompt "
         "the one that most of its failed episodes have."
     )
-    episodes: Mapping[str, int] = result.told["causes"]
+    episodes: Mapping[str, int] = result.manifest_extra["causes"]
     causes = [[name, low[name], episodes.get(name, 0), meaning] for name, meaning in CAUSES.items()]
     sections = [
         Section("Why prompts score low", [words], ["cause", "prompts", "episodes", ""], causes),

@@ -181,7 +181,7 @@ def make_hallucinations(
         if is_kept:
             result.rows.append(question_row(prompt.question))
     total = Counter(kinds[suspect.ref] for group in suspects.values() for suspect in group)
-    result.told = {"kinds": {name: total[name] for name in KINDS if total[name]}}
+    result.manifest_extra = {"kinds": {name: total[name] for name in KINDS if total[name]}}
     return result
 
 
@@ -208,7 +208,7 @@ def hallucinations_page(
         "pages, or others that are known to carry their facts."
     )
     counts_by_reason = Counter(item.reason for item in result.decisions)
-    total: Mapping[str, int] = result.told["kinds"]
+    total: Mapping[str, int] = result.manifest_extra["kinds"]
     counts = [
         [name, total.get(name, 0), counts_by_reason[name], meaning]
         for name, meaning in KINDS.items()

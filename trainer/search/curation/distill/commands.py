@@ -60,7 +60,7 @@ def distill(
             curated = make_distilled(prompts, texts.of, read, cfg, spool, decided)
             rows = distilled_rows(curated, spool, read)
             write(out, curated, distill_page, prompts, lambda folder: write_sft_rows(folder, rows))
-            _print_longest(curated.told["longest_row"])
+            _print_longest(curated.manifest_extra["longest_row"])
 
 
 def rewrite(
@@ -100,7 +100,7 @@ def rewrite(
             curated.inputs = {**curated.inputs, **digests}
             rows = rewritten_rows(curated, spool, source)
             write(out, curated, rewrite_page, (), lambda folder: write_sft_rows(folder, rows))
-            _print_longest(curated.told["longest_row"])
+            _print_longest(curated.manifest_extra["longest_row"])
 
 
 def _print_longest(ids: int) -> None:

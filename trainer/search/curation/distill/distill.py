@@ -72,7 +72,7 @@ def make_distilled(
                 decided(sample, prompt, choice.rate, is_chosen, reason, **extra)
             )
     longest = spool.longest(one.row_id for one in curated.decisions if one.kept)
-    curated.told = {
+    curated.manifest_extra = {
         "longest_row": longest,
         "learner": {name: _rendering(run_cfg) for name, run_cfg in configs.items()},
     }

@@ -145,7 +145,7 @@ def make_rewritten(
 
     asyncio.run(_rewrite_all(distilled, cfg.rewrite, answers, out, add_outcome))
     longest = spool.longest(decision.row_id for decision in curated.decisions if decision.kept)
-    curated.told = {
+    curated.manifest_extra = {
         "longest_row": longest,
         "learner": distilled.manifest["learner"],
         "doubted": dict(sorted(doubted.items())),
@@ -366,8 +366,8 @@ def rewrite_page(curated: CurationResult, prompts: Mapping[str, Any]) -> str:
             "Thoughts in doubt",
             ["The original stays."],
             ["why the new one is doubtful", "thoughts"],
-            [list(item) for item in curated.told["doubted"].items()],
+            [list(item) for item in curated.manifest_extra["doubted"].items()],
         ),
-        Section("Thoughts", [], ["before", "after"], curated.told["examples"]),
+        Section("Thoughts", [], ["before", "after"], curated.manifest_extra["examples"]),
     ]
     return curation_page(curated, "Rewritten thoughts", sections, prompts)

@@ -151,9 +151,9 @@ def _verify(
         results = _ask(out, prompts, cfg, answering, pages, decided.record)
         curated = make_verified(prompts, read, cfg.verify, results, people, decided.record)
         curated.inputs = inputs
-        curated.told = {**curated.told, "index": pages.info().revision}
+        curated.manifest_extra = {**curated.manifest_extra, "index": pages.info().revision}
         write(out, curated, verified_page, prompts, more=worksheets(curated, by_id, pages.image))
     typer.echo(f"worksheet: {out / 'worksheet.html'}, worksheet.csv")
-    if agreement := curated.told["people"]:
+    if agreement := curated.manifest_extra["people"]:
         for line in agreement["lines"]:
             typer.echo(line)

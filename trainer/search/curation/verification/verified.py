@@ -60,7 +60,7 @@ def make_verified(
     quotes = Counter(
         check for decision in curated.decisions for check in decision.figures["quotes"]
     )
-    curated.told = {
+    curated.manifest_extra = {
         "verifier": cfg.verifier.model,
         "quotes": dict(sorted(quotes.items())),
         "people": _people(pairs, cfg),
@@ -151,7 +151,7 @@ def verified_page(curated: CurationResult, prompts: Mapping[str, CuratedPrompt])
         Section("Quotes", [_QUOTES], ["what is quoted is", "quotes"], _quotes(curated)),
         Section("By document", [], ["document", "rows", "dropped"], _documents(curated, prompts)),
     ]
-    if people := curated.told["people"]:
+    if people := curated.manifest_extra["people"]:
         rows = [[label, count] for label, count in people["table"].items()]
         sections.append(Section("People and verifier", people["lines"], ["classes", "rows"], rows))
     return curation_page(curated, "References verified", sections, prompts)
@@ -182,7 +182,7 @@ _QUOTES = "What the verifier quoted, looked for in the text layers of the pages.
 
 
 def _quotes(curated: CurationResult) -> list[list[Any]]:
-    return [[check, count] for check, count in curated.told["quotes"].items()]
+    return [[check, count] for check, count in curated.manifest_extra["quotes"].items()]
 
 
 def _documents(curated: CurationResult, prompts: Mapping[str, CuratedPrompt]) -> list[list[Any]]:

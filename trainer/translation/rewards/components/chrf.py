@@ -44,7 +44,7 @@ class ChrF(TextComponent):
         chrf = sacrebleu.sentence_chrf(rollout.completion_text, [rollout.ref_text])
         return float(chrf.score)
 
-    def dumped(self, reward: SampleReward) -> dict[str, Any]:
+    def dump_fields(self, reward: SampleReward) -> dict[str, Any]:
         """Return `chrf`, as the dump of an evaluation has it."""
         return {"chrf": reward.values[self.name]} if self.name in reward.values else {}
 

@@ -28,7 +28,7 @@ class Guards(RewardComponent):
             title=f"guard: {name}",
             better="lower",
             hidden_at=(None,),
-            of_line=partial(_guard_value, name=name),
+            value_of_row=partial(_guard_value, name=name),
         )
         for name in GUARDS
     )
@@ -43,7 +43,9 @@ class Guards(RewardComponent):
         """Return the largest weight of a guard."""
         return max(guard_weight(name, cfg.guards) for name in GUARDS)
 
-    def look(self, reward: SampleReward, rollout: TranslationRollout, cfg: RewardConfig) -> None:
+    def inspect_text(
+        self, reward: SampleReward, rollout: TranslationRollout, cfg: RewardConfig
+    ) -> None:
         """Record the value of each active guard, 0 to 1."""
         src_lang, _, tgt_lang = rollout.pair.partition(">")
         values = guard_faults(
@@ -51,7 +53,9 @@ class Guards(RewardComponent):
         )
         reward.values |= {f"guard_{name}": value for name, value in values.items()}
 
-    def earn(self, reward: SampleReward, rollout: TranslationRollout, cfg: RewardConfig) -> None:
+    def add_reward(
+        self, reward: SampleReward, rollout: TranslationRollout, cfg: RewardConfig
+    ) -> None:
         """Subtract the weighted values."""
         if reward.r_seq is not None:
             reward.r_seq -= guard_penalty(_guard_values(reward), cfg.guards)
@@ -66,7 +70,7 @@ class Guards(RewardComponent):
             for key in (f"guard_{name}" for name in GUARDS)
         }
 
-    def dumped(self, reward: SampleReward) -> dict[str, Any]:
+    def dump_fields(self, reward: SampleReward) -> dict[str, Any]:
         """Return guard -> value."""
         return {"guards": _guard_values(reward)}
 

@@ -28,10 +28,10 @@ class JudgeVerdict(RewardComponent):
             hidden_at=(None,),
             column="judge",
             narrow=True,
-            said=True,
+            in_console=True,
             by_group=True,
             coverage="judge_coverage",
-            of_line=lambda line: line.get("judge_score"),
+            value_of_row=lambda line: line.get("judge_score"),
         ),
         StatSpec(key="judge_score_std", hidden_at=(None,), column="± jd", form="6.3f"),
         StatSpec(key="judge_coverage", title="judge coverage", better="higher", hidden_at=(None,)),
@@ -44,7 +44,9 @@ class JudgeVerdict(RewardComponent):
         """Return w_judge."""
         return cfg.w_judge
 
-    def earn(self, reward: SampleReward, rollout: TranslationRollout, cfg: RewardConfig) -> None:
+    def add_reward(
+        self, reward: SampleReward, rollout: TranslationRollout, cfg: RewardConfig
+    ) -> None:
         """Add the weighted score of the rubric, 0 to 1."""
         score = reward.score(VERDICT)
         if reward.r_seq is not None and score is not None:
@@ -57,7 +59,7 @@ class JudgeVerdict(RewardComponent):
         scores = [score for r in rewards if (score := r.score(VERDICT)) is not None]
         return mean_std("judge_score", scores) | reading_figures(VERDICT, rewards)
 
-    def dumped(self, reward: SampleReward) -> dict[str, Any]:
+    def dump_fields(self, reward: SampleReward) -> dict[str, Any]:
         """Return score and verdict; {} if it was not requested."""
         if VERDICT not in reward.asked:
             return {}

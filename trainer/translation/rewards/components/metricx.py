@@ -25,10 +25,10 @@ class MetricX(RewardComponent):
             better="lower",
             column="metricx",
             narrow=True,
-            said=True,
+            in_console=True,
             by_group=True,
             coverage="metricx_coverage",
-            of_line=lambda line: line["metricx_score"],
+            value_of_row=lambda line: line["metricx_score"],
             ranks="MetricX",
         ),
         StatSpec(key="metricx_score_std", column="± mx", form="6.3f"),
@@ -53,7 +53,9 @@ class MetricX(RewardComponent):
         """Return w_metricx."""
         return cfg.w_metricx
 
-    def earn(self, reward: SampleReward, rollout: TranslationRollout, cfg: RewardConfig) -> None:
+    def add_reward(
+        self, reward: SampleReward, rollout: TranslationRollout, cfg: RewardConfig
+    ) -> None:
         """Add the weighted reward of the service's score."""
         score = reward.score("metricx")
         if reward.r_seq is not None and score is not None:
@@ -69,7 +71,7 @@ class MetricX(RewardComponent):
             **reading_figures("metricx", rewards),
         }
 
-    def dumped(self, reward: SampleReward) -> dict[str, Any]:
+    def dump_fields(self, reward: SampleReward) -> dict[str, Any]:
         """Return the score, and whether the model read the full text."""
         return reading_dump("metricx", reward)
 

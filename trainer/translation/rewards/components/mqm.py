@@ -36,10 +36,10 @@ class MQMSpans(RewardComponent):
             better="lower",
             hidden_at=(None,),
             column="mqm",
-            said=True,
+            in_console=True,
             by_group=True,
             coverage="mqm_coverage",
-            of_line=lambda line: line.get("mqm_score"),
+            value_of_row=lambda line: line.get("mqm_score"),
         ),
         StatSpec(
             key="mqm_spans_mean",
@@ -50,7 +50,7 @@ class MQMSpans(RewardComponent):
             column="mqm_sp",
             form="6.2f",
             narrow=True,
-            of_line=partial(_count, key="mqm_spans"),
+            value_of_row=partial(_count, key="mqm_spans"),
         ),
         StatSpec(
             key="mqm_unplaced_mean",
@@ -58,7 +58,7 @@ class MQMSpans(RewardComponent):
             digits=2,
             better="lower",
             hidden_at=(None,),
-            of_line=partial(_count, key="mqm_unplaced"),
+            value_of_row=partial(_count, key="mqm_unplaced"),
         ),
         StatSpec(key="mqm_coverage", title="MQM coverage", better="higher", hidden_at=(None,)),
     )
@@ -70,7 +70,9 @@ class MQMSpans(RewardComponent):
         """Return w_mqm_span, if any severity has a weight."""
         return cfg.w_mqm_span if any(cfg.severity_weights.model_dump().values()) else 0.0
 
-    def earn(self, reward: SampleReward, rollout: TranslationRollout, cfg: RewardConfig) -> None:
+    def add_reward(
+        self, reward: SampleReward, rollout: TranslationRollout, cfg: RewardConfig
+    ) -> None:
         """Record the token penalties, and which tokens the model has read."""
         add_span_penalties(reward, rollout, cfg, MQM, cfg.w_mqm_span)
 
@@ -86,7 +88,7 @@ class MQMSpans(RewardComponent):
             **reading_figures(MQM, rewards),
         }
 
-    def dumped(self, reward: SampleReward) -> dict[str, Any]:
+    def dump_fields(self, reward: SampleReward) -> dict[str, Any]:
         """Return score, spans and errors without a position; {} if it was not requested."""
         if MQM not in reward.asked:
             return {}
@@ -115,9 +117,9 @@ class Omissions(RewardComponent):
             column="omit",
             form="6.2f",
             narrow=True,
-            said=True,
+            in_console=True,
             by_group=True,
-            of_line=partial(_count, key="omissions"),
+            value_of_row=partial(_count, key="omissions"),
         ),
         StatSpec(
             key="omission_penalty_mean",
@@ -137,7 +139,9 @@ class Omissions(RewardComponent):
         """Return w_omission, if any severity has a weight."""
         return cfg.w_omission if any(cfg.severity_weights.model_dump().values()) else 0.0
 
-    def earn(self, reward: SampleReward, rollout: TranslationRollout, cfg: RewardConfig) -> None:
+    def add_reward(
+        self, reward: SampleReward, rollout: TranslationRollout, cfg: RewardConfig
+    ) -> None:
         """Add the penalty to the last token: the EOS, or the last one of a truncated completion."""
         if reward.token_rewards:
             penalty = omission_penalty(reward.answers[MQM], cfg)
@@ -153,7 +157,7 @@ class Omissions(RewardComponent):
             "omission_penalty_mean": mean_of([omission_penalty(answer, cfg) for answer in answers]),
         }
 
-    def dumped(self, reward: SampleReward) -> dict[str, Any]:
+    def dump_fields(self, reward: SampleReward) -> dict[str, Any]:
         """Return the omitted parts of the source; {} if it was not requested."""
         return {"omissions": _plain(reward, "omissions")} if MQM in reward.asked else {}
 

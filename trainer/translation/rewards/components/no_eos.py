@@ -17,7 +17,9 @@ class NoEOS(RewardComponent):
         """Return no_eos_penalty."""
         return cfg.no_eos_penalty
 
-    def earn(self, reward: SampleReward, rollout: TranslationRollout, cfg: RewardConfig) -> None:
+    def add_reward(
+        self, reward: SampleReward, rollout: TranslationRollout, cfg: RewardConfig
+    ) -> None:
         """Subtract the penalty if the completion has no end."""
         if reward.r_seq is not None and rollout.finish_reason == "length":
             reward.r_seq -= cfg.no_eos_penalty

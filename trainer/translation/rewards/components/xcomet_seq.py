@@ -24,10 +24,10 @@ class XCOMETSentence(RewardComponent):
             better="higher",
             column="xcomet",
             narrow=True,
-            said=True,
+            in_console=True,
             by_group=True,
             coverage="xcomet_coverage",
-            of_line=lambda line: line["xcomet_score"],
+            value_of_row=lambda line: line["xcomet_score"],
             ranks="xCOMET",
         ),
         StatSpec(key="xcomet_score_std", column="± xc", form="6.3f"),
@@ -41,7 +41,9 @@ class XCOMETSentence(RewardComponent):
         """Return w_xcomet_seq * xcomet_seq_scale."""
         return cfg.w_xcomet_seq * cfg.xcomet_seq_scale
 
-    def earn(self, reward: SampleReward, rollout: TranslationRollout, cfg: RewardConfig) -> None:
+    def add_reward(
+        self, reward: SampleReward, rollout: TranslationRollout, cfg: RewardConfig
+    ) -> None:
         """Add the weighted score of the service."""
         score = reward.score("xcomet")
         if reward.r_seq is not None and score is not None:
@@ -52,6 +54,6 @@ class XCOMETSentence(RewardComponent):
         scores = [score for r in rewards if (score := r.score("xcomet")) is not None]
         return mean_std("xcomet_score", scores) | reading_figures("xcomet", rewards)
 
-    def dumped(self, reward: SampleReward) -> dict[str, Any]:
+    def dump_fields(self, reward: SampleReward) -> dict[str, Any]:
         """Return the score, and whether the model read the full text."""
         return reading_dump("xcomet", reward)

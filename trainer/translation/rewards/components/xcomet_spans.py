@@ -38,7 +38,7 @@ def _severity_stat(severity: str, column: str) -> StatSpec:
         better="lower",
         column=column,
         form="6.2f",
-        of_line=partial(_spans, severity=severity),
+        value_of_row=partial(_spans, severity=severity),
     )
 
 
@@ -59,9 +59,9 @@ class XCOMETSpans(RewardComponent):
             column="spans",
             form="6.2f",
             narrow=True,
-            said=True,
+            in_console=True,
             by_group=True,
-            of_line=_spans,
+            value_of_row=_spans,
         ),
         _severity_stat("MINOR", "minor"),
         _severity_stat("MAJOR", "major"),
@@ -89,7 +89,9 @@ class XCOMETSpans(RewardComponent):
         """Return w_xcomet_span, if any severity has a weight."""
         return cfg.w_xcomet_span if any(cfg.severity_weights.model_dump().values()) else 0.0
 
-    def earn(self, reward: SampleReward, rollout: TranslationRollout, cfg: RewardConfig) -> None:
+    def add_reward(
+        self, reward: SampleReward, rollout: TranslationRollout, cfg: RewardConfig
+    ) -> None:
         """Record the token penalties, and which tokens the model has read."""
         add_span_penalties(reward, rollout, cfg, "xcomet", cfg.w_xcomet_span)
 
@@ -105,7 +107,7 @@ class XCOMETSpans(RewardComponent):
             },
         }
 
-    def dumped(self, reward: SampleReward) -> dict[str, Any]:
+    def dump_fields(self, reward: SampleReward) -> dict[str, Any]:
         """Return the spans; None if they are unknown."""
         spans = reward.error_spans
         return {"error_spans": None if spans is None else [span.model_dump() for span in spans]}

@@ -50,7 +50,7 @@ def test_pictures_go_out_as_shown_and_the_trainer_agrees(
         with closing(
             open_sampler(cfg, served, model, tokenizer, DistributedContext(cpu), **told)
         ) as sampler:
-            sampler.sync(model, 0)
+            sampler.sync_weights(model, 0)
             first = FirstTold(sampler, model, [search("births")], reader.never)
             ids = turn_ids(tokenizer, reader)
             policy = SampledPolicy(first, ids, cfg, name="tiny", context=8192, seed=1)

@@ -63,9 +63,9 @@ def test_things_are_found_by_their_key() -> None:
     spool: DiskSpool[dict[str, int]] = DiskSpool(dict)
     for number, key in enumerate(["a", "b", None, "a"]):
         spool.append({"number": number}, key)
-    assert spool.under("a") == [{"number": 0}, {"number": 3}]
+    assert spool.get_all("a") == [{"number": 0}, {"number": 3}]
     assert spool["a"] == spool.get("a") == {"number": 3}
-    assert spool.under("c") == [] and spool.get("c") is None
+    assert spool.get_all("c") == [] and spool.get("c") is None
     with pytest.raises(KeyError, match="c"):
         spool["c"]
     assert len(spool) == len(list(spool)) == 4

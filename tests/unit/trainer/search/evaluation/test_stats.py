@@ -115,7 +115,7 @@ def test_groups_are_of_documents_and_of_types_where_there_are_several():
 def test_the_table_knows_every_figure_that_is_compared_and_nothing_twice():
     keys = [figure.key for figure in table()]
     assert len(keys) == len(set(keys))
-    compared = [figure.key for figure in table() if figure.of_line]
+    compared = [figure.key for figure in table() if figure.value_of_row]
     assert set(compared) <= set(VALUES)
     first, second = [judged("a", 0.0)] * 12, [judged("a", 1.0)] * 12
     rows = compare_lines(table(), [*map(values_of, first)], [*map(values_of, second)])

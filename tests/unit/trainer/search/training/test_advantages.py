@@ -98,7 +98,7 @@ def test_a_kl_in_the_reward_is_of_what_the_policy_wrote_alone() -> None:
 def test_a_kl_in_the_loss_holds_groups_without_spread_too() -> None:
     found = episode_advantages(*earned(1.0, 1.0), SearchRLConfig(kl_coef=0.1))
     assert not found.mask.any()
-    assert found.held.equal(torch.tensor([MASK, MASK]))
+    assert found.kl_token_mask.equal(torch.tensor([MASK, MASK]))
 
 
 def test_an_episode_that_was_cut_off_is_left_out_where_the_config_says_so() -> None:
