@@ -80,7 +80,7 @@ def ours(sizes: Sizes, retriever: str) -> dict[str, Any]:
     folder = FOLDER / "ours"
     shutil.rmtree(folder, ignore_errors=True)
     cfg = search_config(sizes, retriever, folder)
-    with mock.patch("trainer.search.reward.stream.rewarded", _earned), timed_updates() as ends:
+    with mock.patch("trainer.search.reward.stream.with_reward", _earned), timed_updates() as ends:
         artifacts = run_search(load_train(cfg), {}, cfg)
     lines, texts = artifacts.updates, _texts(folder, 1)
     assert len(lines) == sizes.all_updates

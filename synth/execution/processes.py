@@ -210,7 +210,7 @@ class _Reporter:
             self.report("figures")
 
     def tell(self, line: str) -> None:
-        """Send a line for the user, as `Context.tell`."""
+        """Send a line for the user, as `StageContext.print_line`."""
         self._pipe.send(("line", line))
 
     def report(self, kind: str) -> None:

@@ -15,7 +15,7 @@ from scorekit.server.backend import Encoded, Outcome
 log = structlog.get_logger()
 
 Forward = Callable[[Sequence[Encoded]], list[Outcome]]
-#: Why the fields of an outcome are no good one: `Verb.outcome_fault`.
+#: Why the fields of an outcome are no good one: `Endpoint.outcome_error`.
 Check = Callable[[dict[str, Any]], SampleError | None]
 
 

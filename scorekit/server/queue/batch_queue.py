@@ -55,7 +55,7 @@ class WaitingLine:
         while self._new and not _waits(self._new[0]):
             self._new.popleft()
         heads = [*(self._plan[0] if self._plan else ()), *([self._new[0]] if self._new else ())]
-        return min((flight.born for flight in heads if _waits(flight)), default=None)
+        return min((flight.enqueued_at for flight in heads if _waits(flight)), default=None)
 
     def take(self, max_tokens: int) -> list[InFlightSample]:
         """Return the next batch; empty if no sample waits."""

@@ -9,5 +9,5 @@ from tests.kits.trainer.sharded_trainer import ShardedWorld
 from trainer.__main__ import app
 
 if __name__ == "__main__":
-    with patch.object(trainer.translation.evaluation.run, "World", ShardedWorld):
+    with patch.object(trainer.translation.evaluation.run, "DistributedContext", ShardedWorld):
         app()

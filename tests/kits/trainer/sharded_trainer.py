@@ -79,7 +79,7 @@ def main(path: str, weights: str, *runs: str) -> None:
     with ExitStack() as patches:
         if weights == "sharded":
             for task in (trainer.translation.train, trainer.search.training.train):
-                patches.enter_context(patch.object(task, "World", ShardedWorld))
+                patches.enter_context(patch.object(task, "DistributedContext", ShardedWorld))
             patches.enter_context(patch.object(trainer.runs.learner, "Reference", WatchedReference))
         _run_each(path, runs)
 

@@ -208,7 +208,7 @@ def test_what_a_deadline_cut_short_is_gone_on_with_by_the_next_call(monkeypatch)
         with SyncScoringClient(url) as client:
             client.limits()
             # The deadline comes while the server is away, however fast the machine is.
-            monkeypatch.setattr(Deadline, "left", lambda self: 600.0 if up.is_set() else 0.0)
+            monkeypatch.setattr(Deadline, "remaining_s", lambda self: 600.0 if up.is_set() else 0.0)
             for _ in range(3):
                 with pytest.raises(ServiceUnreachable):
                     client.score([{"src": "s", "mt": "m"}])

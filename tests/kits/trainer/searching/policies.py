@@ -161,8 +161,8 @@ class FirstTold:
         for place, sampled in drawn if left else ():
             yield left[place], sampled
 
-    def sync(self, model: Any, update: int) -> None:
-        self.inner.sync(model, update)
+    def sync_weights(self, model: Any, update: int) -> None:
+        self.inner.sync_weights(model, update)
 
     def close(self) -> None:
         self.inner.close()

@@ -100,7 +100,7 @@ def test_who_left_is_skipped_and_purged_and_who_was_lifted_is_taken_once():
     lanes = PriorityBatchQueue(1, 10.0)
     flights = [flight(1) for _ in range(5)]
     lanes.put(flights)
-    flights[0].gone = flights[3].gone = True
+    flights[0].is_abandoned = flights[3].is_abandoned = True
     lanes.put([flights[1]])  # it stands there already
     lanes.purge()
     assert len(lanes) == 3

@@ -43,7 +43,7 @@ def test_requests_of_different_callers_share_a_batch():
 
     async def test(batcher, submit):
         first = submit("opens the model")
-        await _until(lambda: first.flights[0].taken)
+        await _until(lambda: first.flights[0].is_dispatched)
         others = [submit(f"caller {i}") for i in range(5)]
         await _until(lambda: all(o.flights[0].encoded for o in others))
         backend.open(2)
@@ -72,7 +72,7 @@ def test_interactive_goes_before_bulk_and_lifts_what_it_joins():
 
     async def test(batcher, submit):
         first = submit("opens the model")
-        await _until(lambda: first.flights[0].taken)
+        await _until(lambda: first.flights[0].is_dispatched)
         bulk = submit("bulk 1", "bulk 2", "wanted", priority="bulk")
         await _until(lambda: all(f.encoded for f in bulk.flights))
         now = submit("now", "wanted")
@@ -92,7 +92,7 @@ def test_what_nobody_waits_for_is_not_scored_unless_another_waits_too():
 
     async def test(batcher, submit):
         first = submit("opens the model")
-        await _until(lambda: first.flights[0].taken)
+        await _until(lambda: first.flights[0].is_dispatched)
         leaver, stayer = submit("left", "shared"), submit("shared")
         await _until(lambda: all(f.encoded for f in leaver.flights))
         batcher.release(leaver.job)
@@ -245,7 +245,7 @@ def test_given_up_samples_are_neither_tokenised_nor_kept():
 
     async def test(batcher, submit):
         first = submit("opens the model")
-        await _until(lambda: first.flights[0].taken)
+        await _until(lambda: first.flights[0].is_dispatched)
         for i in range(200):
             batcher.release(submit(*(f"{i} {k}" for k in range(40))).job)
         last = submit("stays")
@@ -290,7 +290,7 @@ def test_a_lifted_sample_is_scored_once():
 
     async def test(batcher, submit):
         first = submit("opens the model")
-        await _until(lambda: first.flights[0].taken)
+        await _until(lambda: first.flights[0].is_dispatched)
         bulk = submit("bulk", "wanted", priority="bulk")
         now = submit("wanted")  # while the tokeniser has it
         go.set()
@@ -315,7 +315,7 @@ def test_the_threads_end_after_the_batch_in_hand():
 
     async def test(batcher, submit):
         first = submit("in hand")
-        await _until(lambda: first.flights[0].taken)
+        await _until(lambda: first.flights[0].is_dispatched)
         rest = submit("waits")
         await _until(lambda: rest.flights[0].encoded)
         batcher.stop()

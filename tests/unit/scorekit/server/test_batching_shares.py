@@ -354,13 +354,13 @@ def test_it_is_said_when_a_small_request_waits_for_long_and_until_it_waits_half_
         await in_the_model(large)
         bulk = submit("bulk", priority="bulk")
         for flight in (*large.flights, *bulk.flights):  # these may wait
-            flight.born -= 1000.0
+            flight.enqueued_at -= 1000.0
         word = submit("word")
         assert batcher.fault() is None
         waits = word.flights[0]
 
         def fault_after(seconds):
-            waits.born = time.monotonic() - seconds
+            waits.enqueued_at = time.monotonic() - seconds
             return batcher.fault()
 
         assert fault_after(250.0) is None
