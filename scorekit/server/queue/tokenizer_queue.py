@@ -70,7 +70,7 @@ class TokenizerQueue:
         with self._changed:
             while not self._stopped:
                 bulk = min(
-                    (tasks[0].enqueued_at for tasks in self._waiting["bulk"].values()), default=None
+                    (tasks[0].born for tasks in self._waiting["bulk"].values()), default=None
                 )
                 for priority in self._turns.next_priorities(bulk, time.monotonic()):
                     if requests := self._waiting[priority]:
