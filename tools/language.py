@@ -11,6 +11,7 @@ import ast
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from scorekit.command import run_command
@@ -28,17 +29,7 @@ PACKAGES = (
     "tools",
     "tests",
 )
-#: Identifiers that say nothing of a value.
-BANNED = frozenset(
-    """
-    found told one each thing things asked wanted known kept said held heard made drawn
-    became shown given whole of at place places room piece pieces fault faults figure
-    figures picture pictures ours theirs mine own most least few some others rest here there
-    where why how what who again twice alike apart together around neighbours beside
-    standing learned patient hurry leaving leaves look say tell mend meet born begun began
-    ended gone taken lacks lost earn earned wrote faces verb lane lanes pace those it
-    """.split()  # noqa: SIM905
-)
+GLOSSARY = ROOT / "docs/glossary.md"
 #: First words of docstrings that are fragments.
 FRAGMENTS = frozenset(
     {
@@ -71,6 +62,14 @@ class Place:
     is_docstring: bool
 
 
+@cache
+def banned_names() -> frozenset[str]:
+    """Return the identifiers in the last table of docs/glossary.md."""
+    table = GLOSSARY.read_text(encoding="utf-8").partition("| banned | use instead |")[2]
+    cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| ")]
+    return frozenset(name.strip() for cell in cells for name in cell.split(","))
+
+
 def python_files(below: Path) -> list[Path]:
     """Return the Python files of our packages below a path, sorted."""
     roots = [ROOT / package for package in PACKAGES]
@@ -81,10 +80,10 @@ def python_files(below: Path) -> list[Path]:
 def places(file: Path) -> Iterator[Place]:
     """Yield every banned name that a file binds, and every docstring that is a fragment."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
-    path = file.relative_to(ROOT)
+    path, banned = file.relative_to(ROOT), banned_names()
     for node in ast.walk(tree):
         for name, line in _bound_names(node):
-            if name in BANNED:
+            if name in banned:
                 yield Place(path, line, name, False)
         text = _docstring(node)
         if text and text.split()[0].strip("`,.:") in FRAGMENTS:
