@@ -102,17 +102,34 @@ def cluster() -> Iterator[str]:
     import ray
     from ray import serve
 
-    # On a busy machine its processes take long to start.
-    os.environ["RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"] = "60"
-    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False)
     try:
         port = free_port()
         http = {"host": "127.0.0.1", "port": port, "request_timeout_s": 900}
-        serve.start(http_options=http, logging_config={"enable_access_log": False})
+        start_serve(http_options=http, logging_config={"enable_access_log": False})
         yield f"http://127.0.0.1:{port}"
         serve.shutdown()
     finally:
         ray.shutdown()
+
+
+def start_serve(**options: Any) -> None:
+    """Start a local Ray with Serve, also on a busy machine.
+
+    Ray gives its proxy 60 seconds to start and has no setting for that. A second start waits
+    for the same proxy again.
+    """
+    import ray
+    from ray import serve
+
+    os.environ["RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"] = "60"  # the processes of Ray inherit it
+    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False)
+    for attempts_left in (3, 2, 1, 0):
+        try:
+            serve.start(**options)
+            return
+        except TimeoutError:
+            if not attempts_left:
+                raise
 
 
 def deploy(name: str, replicas: int, **args: Any) -> None:

@@ -17,6 +17,7 @@ from pydantic_core import to_json
 from bench.common import read_pairs
 from bench.kit.load import distinct_samples, expected_scores
 from bench.kit.servers import PATIENCE_S, free_port, running_service, wait_until
+from bench.ray_serve import start_serve
 from scorekit.client import Embeddings, SyncScoringClient
 from scorekit.server.fake import FakeBackend
 from scorekit.server.local import LocalScorer
@@ -54,11 +55,8 @@ def cluster():
     import ray
     from ray import serve
 
-    # On a busy machine its processes take long to start.
-    os.environ["RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"] = "60"
-    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False)
     port = free_port()
-    serve.start(http_options={"host": "127.0.0.1", "port": port, "request_timeout_s": 900})
+    start_serve(http_options={"host": "127.0.0.1", "port": port, "request_timeout_s": 900})
     yield Cluster(port)
     serve.shutdown()
     ray.shutdown()
