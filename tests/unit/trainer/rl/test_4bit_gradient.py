@@ -1,4 +1,4 @@
-"""Adapters on 4-bit weights learn the same before and after the policy has sampled."""
+"""Check that adapters on 4-bit weights have the same gradient before and after sampling."""
 
 from __future__ import annotations
 

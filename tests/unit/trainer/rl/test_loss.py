@@ -1,4 +1,4 @@
-"""Losses and their gradients against closed forms, masks against garbage."""
+"""Compare losses and gradients with closed forms; check that masked tokens have no effect."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ def test_token_logprobs_are_of_the_tempered_distribution() -> None:
 
 @float64()
 def test_the_gradient_of_the_entropy_in_closed_form() -> None:
-    """dH / dz = -p (log p + H), here of softmax(z / t): 1 / t more."""
+    """Compare with dH / dz = -p (log p + H) / t for softmax(z / t)."""
     logits = torch.tensor([[0.3, -0.2, 1.5]], dtype=torch.float64, requires_grad=True)
     _, entropy = token_logprobs(logits, torch.tensor([0]), 0.5, with_entropy=True)
     assert entropy is not None
     batch = TokenBatch(torch.zeros(1, 1), torch.zeros(1, 1), torch.tensor([[True]]))
-    loss, figures = policy_loss(
+    loss, stats = policy_loss(
         torch.zeros(1, 1), entropy[None], batch, 4.0, LossWeights(entropy_coef=0.2)
     )
     loss.backward()
     p = torch.softmax(logits.detach() / 0.5, -1)
     h = -(p * p.log()).sum()
-    assert figures["entropy"] == pytest.approx(h.item(), rel=0, abs=CLOSE)
+    assert stats["entropy"] == pytest.approx(h.item(), rel=0, abs=CLOSE)
     expected = -0.2 / 4 * (-p * (p.log() + h)) / 0.5
     torch.testing.assert_close(logits.grad, expected, rtol=0, atol=CLOSE)
 
@@ -67,7 +67,7 @@ def test_the_gradient_of_the_entropy_in_closed_form() -> None:
         (1.0, -2.0, 2.0, 2.0),
         (1.1, 2.0, -2.2, -2.2),  # inside
         (0.9, -2.0, 1.8, 1.8),
-        (1.5, 2.0, -2.4, 0.0),  # clipped from above: no reason to go on
+        (1.5, 2.0, -2.4, 0.0),  # clipped from above: no gradient
         (1.5, -2.0, 3.0, 3.0),  # worse than the clip: pulled back
         (0.5, 2.0, -1.0, -1.0),
         (0.5, -2.0, 1.6, 0.0),
@@ -118,11 +118,11 @@ def test_reinforce_gradient_is_the_policy_gradient() -> None:
 def test_the_importance_correction_is_a_constant_weight(algorithm: str) -> None:
     old = torch.tensor([[-1.0, -1.0, -1.0]], requires_grad=True)
     sampler = torch.tensor([[-1.0, -0.5, -4.0]], requires_grad=True)
-    found = importance_weights(old, sampler, 2.0)
-    assert not found.requires_grad
-    assert found.tolist()[0] == pytest.approx([1.0, math.exp(-0.5), 2.0])  # e^3, capped
+    weights = importance_weights(old, sampler, 2.0)
+    assert not weights.requires_grad
+    assert weights.tolist()[0] == pytest.approx([1.0, math.exp(-0.5), 2.0])  # e^3, capped
     new, mask = torch.full((1, 3), -1.0, requires_grad=True), torch.ones(1, 3, dtype=torch.bool)
-    batch = TokenBatch(old.detach(), torch.tensor([[1.0, -2.0, 3.0]]), mask, correction=found)
+    batch = TokenBatch(old.detach(), torch.tensor([[1.0, -2.0, 3.0]]), mask, correction=weights)
     loss, _ = policy_loss(new, None, batch, 3.0, LossWeights(algorithm))  # type: ignore[arg-type]
     loss.backward()
     assert new.grad is not None
