@@ -115,7 +115,7 @@ def test_trls_training_templates_are_right(name: str) -> None:
 
 
 def test_trls_training_template_of_qwen2_5_labels_a_token_of_the_prompt() -> None:
-    """Check that the newline after `assistant`, part of the prompt, is labeled by TRL's template."""
+    """Check TRL's template, which labels the newline after `assistant`, part of the prompt."""
     tokenizer = byte_tokenizer(template_text("qwen2_5_training"))
     assert failed(tokenizer) == {"labelled text"}
 

@@ -263,8 +263,8 @@ def test_nothing_is_clipped_in_later_passes_either_where_nothing_was_learned(
 def test_an_update_makes_its_own_old_logprobs_and_clips_behind_its_first_step() -> None:
     model = tiny_llama(TOKENIZER)
     rollouts, advantages = batch(model)
-    for rollout in rollouts:  # from a sampler that differs much
-        rollout.old_logprobs = [value - 1.0 for value in rollout.old_logprobs or []]
+    for sample in rollouts:  # from a sampler that differs much
+        sample.old_logprobs = [value - 1.0 for value in sample.old_logprobs or []]
 
     def clipped(**changes: object) -> float:
         policy = tiny_llama(TOKENIZER)

@@ -158,7 +158,7 @@ def test_masked_tokens_change_nothing(algorithm: str, garbage: float, kl_estimat
         )
         new.requires_grad_()
         entropy.requires_grad_()
-        loss, figures = policy_loss(
+        loss, stats = policy_loss(
             new,
             entropy,
             TokenBatch(old, advantages, mask, ref, correction.abs()),
@@ -167,12 +167,12 @@ def test_masked_tokens_change_nothing(algorithm: str, garbage: float, kl_estimat
         )
         loss.backward()
         assert new.grad is not None and entropy.grad is not None
-        return loss.item(), new.grad, entropy.grad, figures
+        return loss.item(), new.grad, entropy.grad, stats
 
-    value, *gradients, figures = run(None)
-    value_g, *gradients_g, figures_g = run(garbage)
+    value, *gradients, stats = run(None)
+    value_g, *gradients_g, stats_g = run(garbage)
     assert value == value_g
-    assert figures == figures_g
+    assert stats == stats_g
     for gradient, gradient_g in zip(gradients, gradients_g, strict=True):
         assert torch.equal(gradient, gradient_g)
         assert not gradient_g[~mask].any()
@@ -181,7 +181,7 @@ def test_masked_tokens_change_nothing(algorithm: str, garbage: float, kl_estimat
 
 @pytest.mark.parametrize("kl_normalizer", [2.0, 8.0])
 def test_the_kl_holds_tokens_that_no_advantage_reaches(kl_normalizer: float) -> None:
-    """REINFORCE and k2 on one token to learn from and one that is only held:
+    """Check REINFORCE with k2 on one trained token and one that only the KL covers:
     loss = -A new_0 + c (d_0^2 + d_1^2) / 2n, so the gradients are -A + c d_0 / n and c d_1 / n."""
     new = torch.tensor([[-1.0, -2.0]], requires_grad=True)
     old, ref = new.detach(), torch.tensor([[-1.5, -1.0]])
@@ -189,27 +189,27 @@ def test_the_kl_holds_tokens_that_no_advantage_reaches(kl_normalizer: float) -> 
         old, torch.tensor([[3.0, float("nan")]]), torch.tensor([[True, False]]), ref, kl_mask=ON
     )
     plain = weights(algorithm="reinforce", entropy_coef=0.0, kl_coef=0.1)
-    loss, figures = policy_loss(new, None, batch, 1.0, plain, kl_normalizer)
+    loss, stats = policy_loss(new, None, batch, 1.0, plain, kl_normalizer)
     loss.backward()
-    held = 0.1 / kl_normalizer
-    assert loss.item() == pytest.approx(3.0 + held * (0.5**2 + 1.0**2) / 2)
+    kl_weight = 0.1 / kl_normalizer
+    assert loss.item() == pytest.approx(3.0 + kl_weight * (0.5**2 + 1.0**2) / 2)
     assert new.grad is not None
-    assert new.grad[0].tolist() == pytest.approx([-3.0 + held * 0.5, held * -1.0])
-    assert figures["kl_ref"] == pytest.approx(0.5 - 1.0)
-    assert figures["kl_ref_k3"] == pytest.approx(math.exp(-0.5) - 0.5 + math.exp(1.0) - 2.0)
+    assert new.grad[0].tolist() == pytest.approx([-3.0 + kl_weight * 0.5, kl_weight * -1.0])
+    assert stats["kl_ref"] == pytest.approx(0.5 - 1.0)
+    assert stats["kl_ref_k3"] == pytest.approx(math.exp(-0.5) - 0.5 + math.exp(1.0) - 2.0)
 
 
 def test_an_extreme_ratio_stays_finite() -> None:
     new = torch.tensor([[0.0, -500.0]], requires_grad=True)
     old = torch.tensor([[-500.0, 0.0]])
     batch = TokenBatch(old, torch.tensor([[-1.0, 1.0]]), ON, ref=old)
-    loss, figures = policy_loss(new, None, batch, 2.0, weights(kl_estimator="k3"))
+    loss, stats = policy_loss(new, None, batch, 2.0, weights(kl_estimator="k3"))
     loss.backward()
     assert math.isfinite(loss.item())
     assert new.grad is not None
     assert new.grad.isfinite().all()
-    assert figures["clip_frac"] == 2
-    assert all(math.isfinite(value) for value in figures.values())
+    assert stats["clip_frac"] == 2
+    assert all(math.isfinite(value) for value in stats.values())
 
 
 def test_the_log_ratio_is_clamped_where_the_config_says() -> None:
@@ -223,7 +223,7 @@ def test_clip_fraction_counts_what_left_the_range() -> None:
     old = torch.zeros(1, 4)
     new = torch.tensor([[0.5, -0.5, 0.05, 0.5]])
     batch = TokenBatch(old, old, torch.tensor([[True, True, True, False]]))
-    _, figures = policy_loss(new, None, batch, 3.0, weights())
-    assert figures["clip_frac"] == 2
+    _, stats = policy_loss(new, None, batch, 3.0, weights())
+    assert stats["clip_frac"] == 2
     _, wide = policy_loss(new, None, batch, 3.0, weights(clip_eps_high=0.9))
     assert wide["clip_frac"] == 1
