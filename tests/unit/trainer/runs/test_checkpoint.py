@@ -96,7 +96,7 @@ def test_a_full_disk_is_told_whichever_library_writes_and_leaves_the_old_checkpo
 ) -> None:
     step(model, optimizer)
     folder = save(tmp_path, model, optimizer, 1)
-    with pytest.raises(OSError) as found, full_disk((folder / name).stat().st_size - 1):
+    with pytest.raises(OSError) as caught, full_disk((folder / name).stat().st_size - 1):
         save(tmp_path, model, optimizer, 1)
     assert (caught.value.errno, caught.value.filename) == (errno.EFBIG, str(folder))
     assert list(tmp_path.iterdir()) == [folder] and fault_of(folder) is None
@@ -253,7 +253,7 @@ def test_bad_policies_are_named(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"policy.path: cannot load"):
         load_policy(PolicyConfig(path=str(tmp_path / "empty")), cpu)
-    with pytest.raises(UserError, match=r"policy.tokenizer: cannot load '.*/empty': ") as told:
+    with pytest.raises(UserError, match=r"policy.tokenizer: cannot load '.*/empty': ") as caught:
         load_tokenizer(PolicyConfig(path=str(tmp_path / "empty")))
     assert len(str(caught.value).partition("/empty': ")[2]) <= 240  # does not list all models
     folder = save_policy(tmp_path / "bert", TOKENIZER)

@@ -221,7 +221,7 @@ def test_the_metric_that_is_watched_is_the_named_one_or_the_first() -> None:
 
 @pytest.mark.parametrize("cut", range(7))
 def test_evaluations_that_are_fed_anew_say_the_same(cut: int) -> None:
-    """Check replayed evaluations, as with `--resume`; an interrupted series is no reason to stop."""
+    """Check replayed evaluations, as with `--resume`: an interrupted series is no stop reason."""
     cfg = HeldOutStopConfig(held_out_falls=2)
     every = list(enumerate(seen((0, 9), (1, 8), (2, 7), (3, 9), (4, 8), (5, 7))))
     rules = StopRules(cfg)

@@ -149,7 +149,7 @@ def test_bad_sources(tmp_path: Path) -> None:
 
 
 def test_the_prompt_is_the_preferred_one_to_the_byte() -> None:
-    """Compare with TranslateGemma's prompt (arXiv 2601.09012, Fig. 3), one blank line before text."""
+    """Compare with TranslateGemma (arXiv 2601.09012, Fig. 3), one blank line before the text."""
     example = Example("a", "Open it.\n", "English", "Klingon", "en-US", "Klingon")
     assert format_translation_prompt(example) == (
         "You are a professional English (en-US) to Klingon (Klingon) translator. Your goal is to "

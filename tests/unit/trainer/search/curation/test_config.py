@@ -1,4 +1,4 @@
-"""configs/search/curation.yaml: every key of every command, at its default."""
+"""Check that configs/search/curation.yaml has every key of every command at its default."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _OF_RUNS = {"data", "answering", "retriever"}
 
 def test_the_file_has_all_keys_at_their_defaults() -> None:
     assert load_config(CurationConfig, PATH) == CurationConfig()
-    told = yaml.safe_load(PATH.read_text(encoding="utf-8"))
+    sections = yaml.safe_load(PATH.read_text(encoding="utf-8"))
     cfg = CurationConfig()
     for name in CurationConfig.model_fields.keys() - _OF_RUNS:
-        assert name in told, f"{name} is missing"
+        assert name in sections, f"{name} is missing"
         section = getattr(cfg, name)
         if isinstance(section, BaseModel):
-            assert told[name].keys() == type(section).model_fields.keys(), name
+            assert sections[name].keys() == type(section).model_fields.keys(), name
 
 
 def test_each_command_with_a_section_stands_in_the_docs() -> None:

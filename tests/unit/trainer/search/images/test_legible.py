@@ -1,4 +1,4 @@
-"""A page in words: what is large enough to read, and what only a crop shows."""
+"""Check which lines of a page are legible and which need a crop."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ def test_small_print_is_a_place_until_it_is_cut_out() -> None:
         "(2 lines too small to read)",
         "출처",
     ]
-    place = tuple(float(side) for side in lines[1].partition("]")[0][1:].split(","))
-    region = crop_region(WHOLE, place, SIGHT)
+    box = tuple(float(side) for side in lines[1].partition("]")[0][1:].split(","))
+    region = crop_region(WHOLE, box, SIGHT)
     assert isinstance(region, tuple)
-    shown = legible_lines(PAGE, view(region, 1120, 84), SIGHT)
-    assert [text.partition("] ")[2] for text in shown] == ["1990: 649,738", "1991: 709,275"]
+    lines_in_crop = legible_lines(PAGE, view(region, 1120, 84), SIGHT)
+    assert [text.partition("] ")[2] for text in lines_in_crop] == ["1990: 649,738", "1991: 709,275"]
 
 
 def test_a_picture_of_many_lines_is_told_by_its_first_and_by_what_a_crop_would_show() -> None:

@@ -1,4 +1,4 @@
-"""What a policy that sees reads of a picture, as its folder says."""
+"""Check how a vision policy processes an image with the settings in its folder."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ SEES = SimpleNamespace(
 def test_a_page_is_480_ids_for_a_7b_qwen() -> None:
     processor = Qwen2VLImageProcessor(patch_size=14, merge_size=2, max_pixels=12_845_056)
     reader = ImageProcessor(processor, SEES, SightConfig())
-    shown = page_view("deck_1", PagesHere().image("deck_1"), SightConfig())
-    assert (shown.view.width, shown.view.height, reader.ids(shown)) == (840, 448, 480)
+    page = page_view("deck_1", PagesHere().image("deck_1"), SightConfig())
+    assert (page.view.width, page.view.height, reader.ids(page)) == (840, 448, 480)
     assert reader.never == [1, 2, 3, 4]
 
 
@@ -45,13 +45,13 @@ def test_a_folders_own_processor_leaves_pictures_as_they_are(tmp_path: Path) -> 
     sight = SightConfig.model_validate(TINY_SIGHT)
     reader = load_reader(str(tmp_path), model.config, sight)
     assert reader is not None
-    shown = page_view("deck_1", PagesHere().image("deck_1"), sight)
-    seen = reader.read(shown)
-    assert seen.grid == (1, shown.view.height // 4, shown.view.width // 4)
-    whole = PROCESSOR(images=[read_picture(PagesHere().image("deck_1"))], return_tensors="pt")
+    page = page_view("deck_1", PagesHere().image("deck_1"), sight)
+    seen = reader.read(page)
+    assert seen.grid == (1, page.view.height // 4, page.view.width // 4)
+    expected = PROCESSOR(images=[read_picture(PagesHere().image("deck_1"))], return_tensors="pt")
     # resized by us or by it: the same pixels, so the same patches
-    assert torch.allclose(seen.patches, whole["pixel_values"], atol=1e-6)
-    assert reader.ids(shown) * 4 == len(seen.patches)
+    assert torch.allclose(seen.patches, expected["pixel_values"], atol=1e-6)
+    assert reader.ids(page) * 4 == len(seen.patches)
 
 
 def test_a_picture_of_another_size_is_no_frame() -> None:
@@ -69,13 +69,13 @@ def test_a_policy_without_eyes_or_without_a_processor(tmp_path: Path) -> None:
 def test_the_processor_is_that_of_the_policys_revision(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two revisions in a hub's cache: only `tuned` has the sizes of the config."""
+    """Check two revisions in a hub cache, of which only `tuned` has the configured sizes."""
     other = Qwen2VLImageProcessor(patch_size=14, merge_size=2, max_pixels=12_845_056)
-    kept = tmp_path / "models--some--policy"
-    (kept / "refs").mkdir(parents=True)
+    cache_dir = tmp_path / "models--some--policy"
+    (cache_dir / "refs").mkdir(parents=True)
     for name, commit, processor in (("main", "0" * 40, other), ("tuned", "1" * 40, PROCESSOR)):
-        (kept / "refs" / name).write_text(commit)
-        processor.save_pretrained(kept / "snapshots" / commit)
+        (cache_dir / "refs" / name).write_text(commit)
+        processor.save_pretrained(cache_dir / "snapshots" / commit)
     for owner, key in ((hub_constants, "HF_HUB_CACHE"), (transformers_hub, "TRANSFORMERS_CACHE")):
         monkeypatch.setattr(owner, key, str(tmp_path), raising=False)
     monkeypatch.setattr(hub_constants, "HF_HUB_OFFLINE", True)

@@ -1,4 +1,4 @@
-"""A rewritten thought says what the original said, and nothing besides."""
+"""Check that a rewritten thought has the meaning of the original and adds nothing."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_thought_becomes_no_surer(before: str, after: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "why"),
+    ("before", "after", "reason"),
     [
         (GOAL, "한국의 출생아 수를 찾아야 한다.", "another language"),
         (KO_GOAL, "I need to find it.", "another language"),
@@ -100,5 +100,5 @@ def test_a_thought_becomes_no_surer(before: str, after: str) -> None:
         (GOAL, "Je cherche births en Korea en 1990.", "new content"),
     ],
 )
-def test_the_language_stays(before: str, after: str, why: str) -> None:
-    assert departure(before, after) == why
+def test_the_language_stays(before: str, after: str, reason: str) -> None:
+    assert departure(before, after) == reason

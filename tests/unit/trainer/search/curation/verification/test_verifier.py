@@ -1,4 +1,4 @@
-"""Only an answer of the form is an opinion, and the generator does not verify itself."""
+"""Check that only well-formed answers are opinions and no generator verifies itself."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def read(**changed):
 
 
 def test_an_opinion_is_read_from_what_models_put_around_it():
-    wanted = Opinion(True, "12 %", ((2, "12 percent"),))
+    expected = Opinion(True, "12 %", ((2, "12 percent"),))
     text = json.dumps(GOOD)
-    for said in (text, f"```json\n{text}\n```", f"<think>hm</think>{text}"):
-        assert read_opinion(said, 2) == wanted
+    for response in (text, f"```json\n{text}\n```", f"<think>hm</think>{text}"):
+        assert read_opinion(response, 2) == expected
     assert read(sure=False, answer="", evidence=[]) == Opinion(False, "")
 
 
