@@ -1,4 +1,4 @@
-"""Usable processors, and child processes that end with their parent."""
+"""Check the number of usable processors and that child processes end with their parent."""
 
 from __future__ import annotations
 

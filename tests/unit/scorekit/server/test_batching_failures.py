@@ -1,4 +1,4 @@
-"""What breaks under the batcher: texts, tokenisers, models, memory, devices."""
+"""Check failures of texts, tokenizers, models, memory and devices in the batcher."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ def test_a_dead_thread_fails_its_waiters_and_says_so(broken):
         def forward(self, batch):
             return self.die("forward") or super().forward(batch)
 
-        def die(self, where):
-            if self.armed and where == broken:
+        def die(self, thread_name):
+            if self.armed and thread_name == broken:
                 raise SystemExit("the driver is gone")
 
     backend = Deadly()
@@ -132,8 +132,8 @@ def test_a_failed_batch_frees_its_memory_before_it_is_halved():
     class Hungry(FakeBackend):
         def forward(self, batch):
             alive.append(sum(ref() is not None for ref in seen))
-            held = Activations()
-            seen.append(weakref.ref(held))
+            activations = Activations()
+            seen.append(weakref.ref(activations))
             if len(batch) > 1:
                 raise MemoryError
             return super().forward(batch)
@@ -229,10 +229,10 @@ def test_who_had_no_part_in_the_batch_that_lost_the_device_is_refused_and_may_as
 
 def test_a_sick_model_whose_device_is_lost_takes_no_more():
     class Sick(FakeBackend):
-        armed = lost = False
+        armed = is_device_lost = False
 
         def forward(self, batch):
-            if self.lost:
+            if self.is_device_lost:
                 raise RuntimeError("CUDA error: device-side assert triggered")
             if self.armed:
                 raise RuntimeError("no answer")
@@ -244,7 +244,7 @@ def test_a_sick_model_whose_device_is_lost_takes_no_more():
         backend.armed = True
         await submit("a").answers()
         await _until(lambda: batcher.fault() == "the model fails")
-        backend.lost = True
+        backend.is_device_lost = True
         await _until(lambda: batcher.dead)
         with pytest.raises(RequestError, match="the model thread ended"):
             submit("b")

@@ -1,4 +1,4 @@
-"""Nobody waits for all of another's request: windows and large requests let others pass."""
+"""Check that small requests overtake long texts in windows and large requests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HUGE = " ".join(f"word{k}." for k in range(600))
 
 
 def alone(mt, backend=None):
-    """The outcome of a text in windows that nobody else waits beside."""
+    """Return the outcome of a windowed text scored without concurrent requests."""
     windowed = with_windows(backend or FakeBackend(), BUDGET)
     windowed.load()
     options = MetricXOptions(overlong="windows", max_input_length=LIMIT)
@@ -44,12 +44,12 @@ async def in_the_model(caller):
 
 
 async def waiting(*callers):
-    """All are tokenised, and wait for the model."""
+    """Wait until all callers' samples are tokenized and in the model queue."""
     await _until(lambda: all(f.encoded for caller in callers for f in caller.flights))
 
 
 async def batches_until(backend, caller):
-    """How many batches the model ends until the caller is answered."""
+    """Return the number of batches that the model finishes until the caller is answered."""
     before = len(backend.texts)
     while not caller.job.done.done():
         count = len(backend.texts)
@@ -112,10 +112,10 @@ def test_however_many_large_requests_there_are_small_ones_have_every_other_batch
 
     _run(test, backend, max_batch_tokens=BUDGET)
     whose = [text.split()[0] for text, *_ in backend.texts[1:]]
-    small = [at for at, who in enumerate(whose) if who == "word"]
+    small = [index for index, owner in enumerate(whose) if owner == "word"]
     assert small == list(range(0, 2 * len(small), 2)) and len(small) > 1
-    large = [who for who in whose if who != "word"]
-    assert all(len(set(large[at : at + 3])) == 3 for at in range(0, 9, 3))  # each in turn
+    large = [owner for owner in whose if owner != "word"]
+    assert all(len(set(large[index : index + 3])) == 3 for index in range(0, 9, 3))  # each in turn
 
 
 def test_a_word_passes_large_requests_and_bulk_that_has_waited_for_long():
@@ -161,9 +161,9 @@ def test_windows_that_nobody_waits_for_any_more_are_not_scored():
         await in_the_model(huge)
         batcher.release(huge.job)
         assert batcher.in_flight == 0 and batcher.admission.room == 0
-        again = in_windows(submit, HUGE)  # who asks anew is answered
-        await waiting(again)
-        batcher.release(again.job)
+        repeated = in_windows(submit, HUGE)  # who asks anew is answered
+        await waiting(repeated)
+        batcher.release(repeated.job)
         word = submit("word")
         await waiting(word)
         backend.open(2)
@@ -177,11 +177,11 @@ def test_windows_that_two_wait_for_are_scored_once_and_go_on_when_one_leaves():
     backend = Gate()
 
     async def test(batcher, submit):
-        one, two = in_windows(submit, HUGE), in_windows(submit, HUGE)
-        await in_the_model(one)
-        batcher.release(one.job)
+        first, second = in_windows(submit, HUGE), in_windows(submit, HUGE)
+        await in_the_model(first)
+        batcher.release(first.job)
         backend.open(1000)
-        assert await two.answers() == [alone(HUGE)]
+        assert await second.answers() == [alone(HUGE)]
 
     _run(test, backend, max_batch_tokens=BUDGET)
     texts = [text for batch in backend.texts for text in batch]
@@ -195,15 +195,15 @@ def test_a_window_that_fails_fails_its_sample_and_the_rest_is_not_scored(bad, ki
     count = len(alone(HUGE)["windows"])
 
     async def test(batcher, submit):
-        beside = in_windows(submit, HUGE)
+        concurrent = in_windows(submit, HUGE)
         huge = in_windows(submit, HUGE.replace("word0.", bad).replace("word", "term"))
-        await waiting(beside, huge)
+        await waiting(concurrent, huge)
         await batches_until(backend, huge)
         (answer,) = await huge.answers()
         assert isinstance(answer, SampleError) and answer.type == kind
         assert answer.message.startswith(f"window 1 of {count}: ")
         backend.open(1000)
-        assert await beside.answers() == [alone(HUGE)]
+        assert await concurrent.answers() == [alone(HUGE)]
         assert batcher.in_flight == 0 and len(batcher.ready) == 0
 
     _run(test, backend, max_batch_tokens=BUDGET)
@@ -286,18 +286,18 @@ def test_while_a_text_is_cut_into_windows_others_are_tokenised_and_scored():
 
 
 def test_pieces_of_a_large_request_let_others_be_tokenised():
-    pieces = TokenizerQueue(10.0)
+    queue = TokenizerQueue(10.0)
 
     def put(job, count):
         flights = [InFlightSample(b"", None, "interactive", 1, 0.0) for _ in range(count)]
-        pieces.put(split_tasks(job, flights, None), "interactive")
+        queue.put(split_tasks(job, flights, None), "interactive")
 
     put("large", 5 * PIECE)
-    assert pieces.take().job == "large"
+    assert queue.take().job == "large"
     put("small", 1)
     put("other", 2 * PIECE)
-    taken = [pieces.take() for _ in range(7)]
-    jobs = " ".join(one.job for one in taken)
+    tasks = [queue.take() for _ in range(7)]
+    jobs = " ".join(task.job for task in tasks)
     assert jobs == "large small other large other large large"
 
 
@@ -325,12 +325,12 @@ def test_whoever_comes_and_goes_each_sample_in_windows_has_its_own_outcome(reque
 
     async def test(batcher, submit):
         staying = []
-        for texts, priority, leaves in requests:
+        for texts, priority, when_cancelled in requests:
             size = max(map(len, texts))
             caller = submit(*texts, size=size, overlong="windows", limit=LIMIT, priority=priority)
-            if leaves == "leaves at once":
+            if when_cancelled == "leaves at once":
                 batcher.release(caller.job)
-            elif leaves == "leaves later":
+            elif when_cancelled == "leaves later":
                 asyncio.get_running_loop().call_later(0.002, batcher.release, caller.job)
             else:
                 staying.append((texts, caller))
@@ -370,8 +370,8 @@ def test_it_is_said_when_a_small_request_waits_for_long_and_until_it_waits_half_
         assert fault_after(149.0) is None
         assert fault_after(250.0) is None
         assert fault_after(301.0) is not None
-        for line, least in (("small", 301), ("large", 1000), ("bulk", 1000)):
-            assert batcher.admission.longest_wait(line, time.monotonic()) >= least
+        for line, min_wait_s in (("small", 301), ("large", 1000), ("bulk", 1000)):
+            assert batcher.admission.longest_wait(line, time.monotonic()) >= min_wait_s
         backend.open(1000)
         await word.job.done
         assert batcher.fault() is None

@@ -1,4 +1,4 @@
-"""What a window is read with beside its own part, and whose spans are whose."""
+"""Check the context of a window and which window's spans are used."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from scorekit.server.windows.backend import with_windows
 
 
 class Seeing(FakeBackend):
-    """It keeps the samples that it scores, in their order."""
+    """A backend that records the samples that it scores, in order."""
 
     def __init__(self, service="xcomet"):
         super().__init__(service)
         self.seen = []
 
     def forward(self, batch):
-        self.seen += [one.payload for one in batch]
+        self.seen += [encoded.payload for encoded in batch]
         return super().forward(batch)
 
 
@@ -36,13 +36,15 @@ def _sample(src, mt, ref=None):
 def _score(sample, limit, backend=None, budget=64):
     windowed = with_windows(backend or Seeing(), budget)
     windowed.load()
-    (one,) = windowed.encode([sample], XCometOptions(max_input_length=limit, overlong="windows"))
-    (outcome,) = windowed.forward([one])
-    return {**one.fields, **outcome, "length": one.length}
+    (encoded,) = windowed.encode(
+        [sample], XCometOptions(max_input_length=limit, overlong="windows")
+    )
+    (outcome,) = windowed.forward([encoded])
+    return {**encoded.fields, **outcome, "length": encoded.length}
 
 
 def _numbered(count):
-    """Texts of which each sentence says which it is."""
+    """Return a sample whose sentences contain their numbers."""
     return _sample(
         " ".join(f"Sentence {k} here." for k in range(count)),
         " ".join(f"Red 문장 {k}." for k in range(count)),
@@ -50,13 +52,13 @@ def _numbered(count):
 
 
 def _numbers(text):
-    return [int(found) for found in re.findall(r"\d+", text)]
+    return [int(match) for match in re.findall(r"\d+", text)]
 
 
 @settings(deadline=None)
 @given(st.integers(6, 60), st.integers(16, 70))
 def test_a_window_is_read_with_its_neighbours_which_others_answer_for(count, limit):
-    """A sentence and its translation are six words, and one stands about each window."""
+    """Check windows: a sentence and its translation are six words, each window adds one."""
     sample, backend = _numbered(count), Seeing()
     got = _score(sample, limit=limit, backend=backend)
     fits = (limit - 1) // 6
@@ -65,19 +67,22 @@ def test_a_window_is_read_with_its_neighbours_which_others_answer_for(count, lim
         return
     windows = sorted(got["windows"], key=lambda window: window["src_start"])
     assert len(windows) == math.ceil(count / fits)
-    by_start = sorted(backend.seen, key=lambda one: (_numbers(one.src)[0], len(one.src)))
-    told = []
+    by_start = sorted(
+        backend.seen,
+        key=lambda shown_sample: (_numbers(shown_sample.src)[0], len(shown_sample.src)),
+    )
+    all_numbers = []
     for window, read in zip(windows, by_start, strict=True):
-        own = _numbers(sample.src[window["src_start"] : window["src_end"]])
-        assert own == _numbers(sample.mt[window["mt_start"] : window["mt_end"]])
+        own_numbers = _numbers(sample.src[window["src_start"] : window["src_end"]])
+        assert own_numbers == _numbers(sample.mt[window["mt_start"] : window["mt_end"]])
         seen = _numbers(read.src)
         assert seen == _numbers(read.mt) == list(range(seen[0], seen[0] + fits))
-        assert set(own) <= set(seen)
-        before, behind = own[0] - seen[0], seen[-1] - own[-1]
+        assert set(own_numbers) <= set(seen)
+        before, behind = own_numbers[0] - seen[0], seen[-1] - own_numbers[-1]
         assert abs(before - behind) <= 1 or seen[0] == 0 or seen[-1] == count - 1
         assert window["score"] == fake_score(read, 1.0)
-        told += own
-    assert told == list(range(count))
+        all_numbers += own_numbers
+    assert all_numbers == list(range(count))
     assert got["error_spans"] == _score(sample, limit=500)["error_spans"]
     assert got["tokens"] == len(windows) * (6 * fits + 1)
 
@@ -99,7 +104,7 @@ def test_a_span_that_goes_on_across_a_border_is_one_with_the_severity_of_its_beg
     assert sample.mt[span["start"] : span["end"]] == span["text"] == sample.mt.strip()
     assert span["severity"] == "major"
     sizes = [window["mt_end"] - window["mt_start"] for window in got["windows"]]
-    sure = [1 - _numbers(one.mt)[0] / 100 for one in backend.seen]
+    sure = [1 - _numbers(shown_sample.mt)[0] / 100 for shown_sample in backend.seen]
     sizes[0], sizes[-1] = sizes[0] - 2, sizes[-1] - 1  # white space in front and at the end
     mean = sum(a * b for a, b in zip(sizes, sure, strict=True)) / sum(sizes)
     assert len(sizes) == 3 and math.isclose(span["confidence"], mean)
@@ -127,18 +132,18 @@ def test_neighbours_never_push_a_window_over_the_limit():
         """A sentence beside another costs a token more than alone."""
 
         def encode(self, samples, options):
-            found = super().encode(samples, options)
+            results = super().encode(samples, options)
             for k, sample in enumerate(samples):
                 more = max(0, sample.src.count(".") - 1)
-                if isinstance(found[k], Encoded):
-                    size = found[k].length + more
-                    found[k] = Encoded(size, {**found[k].fields, "tokens": size}, sample)
+                if isinstance(results[k], Encoded):
+                    size = results[k].length + more
+                    results[k] = Encoded(size, {**results[k].fields, "tokens": size}, sample)
                     if size > options.max_input_length and options.overlong == "error":
-                        found[k] = SampleError("overlong", str(size))
-            return found
+                        results[k] = SampleError("overlong", str(size))
+            return results
 
     for count, cores, reads in (
-        (9, [4, 5], [5, 5]),  # six would fit by the sum, and are then too many
+        (9, [4, 5], [5, 5]),  # six would fit by their sum, but are too many together
         (12, [3, 3, 3, 3], [4, 4, 4, 4]),  # so are windows of six: they are cut in two
     ):
         backend = Sticky()
@@ -159,9 +164,9 @@ def test_spans_that_touch_within_a_window_stay_apart():
         def _outcome(self, sample):
             words = [(m.start(), m.end()) for m in re.finditer("Red", sample.mt)]
             cuts = [(a, a + 1) for a, _ in words] + [(a + 1, b) for a, b in words]
-            said = {"severity": "minor", "confidence": 0.5}
+            fields = {"severity": "minor", "confidence": 0.5}
             spans = [
-                {"start": a, "end": b, **said, "text": sample.mt[a:b]} for a, b in sorted(cuts)
+                {"start": a, "end": b, **fields, "text": sample.mt[a:b]} for a, b in sorted(cuts)
             ]
             return {"score": 0.5, "error_spans": spans}
 
@@ -176,17 +181,19 @@ def test_texts_without_borders_are_read_in_work_that_grows_with_them():
         characters = 0
 
         def encode(self, samples, options):
-            self.characters += sum(len(one.src) + len(one.mt) for one in samples)
-            found = []
-            for one in samples:
-                size = (len(one.src) + len(one.mt)) // 20 + 1
+            self.characters += sum(
+                len(shown_sample.src) + len(shown_sample.mt) for shown_sample in samples
+            )
+            results = []
+            for shown_sample in samples:
+                size = (len(shown_sample.src) + len(shown_sample.mt)) // 20 + 1
                 if size > options.max_input_length and options.overlong == "error":
-                    found.append(SampleError("overlong", str(size)))
+                    results.append(SampleError("overlong", str(size)))
                     continue
                 cut = dict.fromkeys(("src", "mt", "ref"), size > options.max_input_length)
-                fields = {"tokens": size, "truncated": cut, "mt_covered": len(one.mt)}
-                found.append(Encoded(size, fields, one))
-            return found
+                fields = {"tokens": size, "truncated": cut, "mt_covered": len(shown_sample.mt)}
+                results.append(Encoded(size, fields, shown_sample))
+            return results
 
     for src, mt in (
         ("a" * 100_000, "가" * 40_000),
@@ -203,7 +210,10 @@ def test_texts_without_borders_are_read_in_work_that_grows_with_them():
         assert not any(got["truncated"].values())
         size = len(src) + len(mt)
         assert backend.characters < 20 * size
-        assert sum(len(one.src) + len(one.mt) for one in backend.seen) < 2 * size + 4000
+        assert (
+            sum(len(shown_sample.src) + len(shown_sample.mt) for shown_sample in backend.seen)
+            < 2 * size + 4000
+        )
 
 
 def test_in_process_and_a_reference():
@@ -214,9 +224,11 @@ def test_in_process_and_a_reference():
     (result,) = out.metadata
     assert len(result.windows) > 2 and result.score == out.sequence_scores[0]
     for window, read in zip(result.windows, backend.seen, strict=True):
-        own = texts.mt[window.mt_start : window.mt_end].count(".")
+        num_sentences = texts.mt[window.mt_start : window.mt_end].count(".")
         count = read.mt.count(".")
         words = ("One two.", "하나 둘.", "가나 다.")
-        assert count >= own and read == _sample(*(" ".join([word] * count) for word in words))
+        assert count >= num_sentences and read == _sample(
+            *(" ".join([word] * count) for word in words)
+        )
         assert window.score == fake_score(read, 25.0)
     assert MetricXOptions().overlong == "truncate"

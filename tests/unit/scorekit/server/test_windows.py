@@ -1,4 +1,4 @@
-"""`overlong: windows` between the queue and a backend: a fake one, whose tokens are words."""
+"""Check `overlong: windows` with a fake backend whose tokens are words."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def _score(samples, limit=16, backend=None, budget=64, **options):
     windowed.load()
     options = XCometOptions(max_input_length=limit, **options)
     encoded = windowed.encode(samples, options)
-    good = [one for one in encoded if isinstance(one, Encoded)]
+    good = [result for result in encoded if isinstance(result, Encoded)]
     scored = iter(run_batch(windowed.forward, good, windowed.verb.outcome_error))
-    return [one if isinstance(one, SampleError) else next(scored) for one in encoded]
+    return [result if isinstance(result, SampleError) else next(scored) for result in encoded]
 
 
 def _sample(src, mt, ref=None):
@@ -96,9 +96,9 @@ def test_windows_of_a_document_are_scored_in_batches_of_the_budget():
 
 def test_the_queue_knows_what_a_sample_in_windows_costs():
     windowed = with_windows(FakeBackend("xcomet"), None)
-    (one,) = windowed.encode([LONG], XCometOptions(max_input_length=16, overlong="windows"))
-    assert one.length <= 16 and one.rows > 3
-    assert padded_tokens([one]) >= one.fields["tokens"]
+    (encoded,) = windowed.encode([LONG], XCometOptions(max_input_length=16, overlong="windows"))
+    assert encoded.length <= 16 and encoded.rows > 3
+    assert padded_tokens([encoded]) >= encoded.fields["tokens"]
 
 
 def test_a_batch_that_does_not_fit_the_memory_is_halved():
@@ -133,12 +133,12 @@ def test_a_window_that_the_model_refuses_fails_its_sample():
     encode = backend.encode
 
     def refusing(samples, options):
-        found = encode(samples, options)
+        results = encode(samples, options)
         return [
             SampleError("invalid_input", "no reference")
-            if isinstance(one, Encoded) and "red" in sample.mt
-            else one
-            for sample, one in zip(samples, found, strict=True)
+            if isinstance(result, Encoded) and "red" in sample.mt
+            else result
+            for sample, result in zip(samples, results, strict=True)
         ]
 
     backend.encode = refusing
@@ -148,17 +148,17 @@ def test_a_window_that_the_model_refuses_fails_its_sample():
 
 
 class Referenced(FakeBackend):
-    """It scores against a reference, or not at all."""
+    """A backend that refuses samples without a reference."""
 
     def encode(self, samples, options):
         return [
-            SampleError("invalid_input", "no reference") if sample.ref is None else one
-            for sample, one in zip(samples, super().encode(samples, options), strict=True)
+            SampleError("invalid_input", "no reference") if sample.ref is None else result
+            for sample, result in zip(samples, super().encode(samples, options), strict=True)
         ]
 
 
 def test_a_sentence_that_the_reference_leaves_out_goes_with_its_neighbours():
-    """A model that requires a reference is asked for windows, which have some of it."""
+    """Check a model that requires a reference: each window has a part of it."""
     ref = "빨갛다. " * 9
     (got,) = _score(
         [LONG.model_copy(update={"ref": ref})], backend=Referenced("xcomet"), overlong="windows"
@@ -174,16 +174,16 @@ def test_a_window_without_a_reference_fails_where_the_model_requires_one():
 
 
 def test_errors_on_both_sides_of_a_border_stand_where_they_stand_in_the_whole():
-    """Also in white space and line ends of any kind, which no window shows the model."""
+    """Check spans in white space and line ends too, which no window passes to the model."""
     for space in (" ", "  ", "\r\n", "\n\n\t", "\u3000"):
         lines = "The house is big.", "Red 집은 크다 red."
         sample = _sample(*(space.join([space, *[line] * 9, space]) for line in lines))
-        (whole,) = _score([sample], limit=500)
+        (unsplit,) = _score([sample], limit=500)
         (got,) = _score([sample], overlong="windows")
         borders = [window["mt_start"] for window in got["windows"][1:]]
         edges = {edge for s in got["error_spans"] for edge in (s["start"], s["end"])}
         assert borders and edges >= set(borders)
-        assert got["error_spans"] == whole["error_spans"]
+        assert got["error_spans"] == unsplit["error_spans"]
 
 
 def test_omissions_stand_in_their_place_of_the_source():
@@ -191,16 +191,16 @@ def test_omissions_stand_in_their_place_of_the_source():
         """Says that every `red` of the source is left out."""
 
         def forward(self, batch):
-            found = super().forward(batch)
-            for one, outcome in zip(batch, found, strict=True):
-                spans = re.finditer("red", one.payload.src)
+            outcomes = super().forward(batch)
+            for encoded, outcome in zip(batch, outcomes, strict=True):
+                spans = re.finditer("red", encoded.payload.src)
                 outcome["omissions"] = [{"start": m.start(), "end": m.end()} for m in spans]
-            return found
+            return outcomes
 
     sample = _sample("  The house is red.  " * 9, LONG.mt)
     (got,) = _score([sample], backend=Leaving("xcomet"), overlong="windows")
-    found = [(span["start"], span["end"]) for span in got["omissions"]]
-    assert found == [m.span() for m in re.finditer("red", sample.src)]
+    outcomes = [(span["start"], span["end"]) for span in got["omissions"]]
+    assert outcomes == [m.span() for m in re.finditer("red", sample.src)]
 
 
 def test_what_cannot_be_cut_is_flagged():
@@ -234,13 +234,13 @@ def test_windows_have_no_upstream_offsets():
 
 def test_a_score_of_windows_that_were_cut_in_another_way_is_not_taken_from_the_cache(monkeypatch):
     backend = FakeBackend("xcomet")
-    told = backend.load()
+    description = backend.load()
 
     def key(revision, overlong):
         monkeypatch.setattr("scorekit.server.score_endpoint.REVISION", revision)
         body = {"samples": [{"src": "a", "mt": "b"}], "options": {"overlong": overlong}}
         return backend.verb.parse_request(
-            backend.verb.request_type(1).model_validate(body), told
+            backend.verb.request_type(1).model_validate(body), description
         ).key
 
     assert key(1, "windows") != key(2, "windows")

@@ -1,4 +1,4 @@
-"""What a chat model says about its work is found in many languages, and true translations pass."""
+"""Check that comments of chat models are detected in many languages, unlike translations."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _BOXES = st.lists(_NUMBERS, min_size=4, max_size=4).map(
 )
 _SIDES = st.tuples(st.integers(0, 700), st.integers(0, 300), st.integers(1, 300))
 _GOOD_BOXES = _SIDES.map(
-    lambda at: f"<think>a</think><bbox>[{at[0]}, {at[1]}, {at[0] + at[2]}, {at[1] + at[2]}]</bbox>"
+    lambda s: f"<think>a</think><bbox>[{s[0]}, {s[1]}, {s[0] + s[2]}, {s[1] + s[2]}]</bbox>"
 )
 _SEARCHES = st.sampled_from(["births", "rainfall", "zebra", "month korea", "<|im_end|>"])
 _TURNS = st.one_of(
