@@ -253,13 +253,13 @@ def test_windows_of_bulk_are_lifted_by_who_waits_for_them():
         bulk = in_windows(submit, HUGE, priority="bulk")
         await waiting(bulk)
         now = in_windows(submit, HUGE)
-        others = submit(*(f"{k}" for k in range(500)), size=40, priority="bulk")
-        await waiting(others)
+        other_bulk = submit(*(f"{k}" for k in range(500)), size=40, priority="bulk")
+        await waiting(other_bulk)
         await _until(lambda: bulk.flights[0].windows[-1].lane[0] == "interactive")
         backend.open(1000)
         assert await now.answers() == await bulk.answers() == [alone(HUGE)]
-        assert not others.job.done.done() or len(backend.texts) > 20
-        await others.job.done
+        assert not other_bulk.job.done.done() or len(backend.texts) > 20
+        await other_bulk.job.done
 
     _run(test, backend, max_batch_tokens=BUDGET)
     whose = ["word" in batch[0] for batch in backend.texts[1:]]

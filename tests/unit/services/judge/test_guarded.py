@@ -1,4 +1,4 @@
-"""What may stand in the judge's prompt, and which answers are verdicts."""
+"""Check texts in the judge's prompt and which answers are verdicts."""
 
 from __future__ import annotations
 
@@ -115,14 +115,14 @@ def judged(text, rubric=FILTER, finish_reason="stop"):
 @given(VERDICTS, NOTES, st.sampled_from(WRAPPED))
 def test_a_verdict_is_one_in_a_fence_and_behind_thinking_too(verdict, notes, wrapped):
     text = wrapped.format(json.dumps(verdict | {"notes": notes}))
-    found = judged(text)["verdict"]
-    assert found == verdict | {"notes": notes[:300]}
+    parsed_verdict = judged(text)["verdict"]
+    assert parsed_verdict == verdict | {"notes": notes[:300]}
 
 
 @given(VERDICTS, NOTES, st.sampled_from(WRAPPED), st.data())
 def test_a_cut_answer_is_no_verdict(verdict, notes, wrapped, data):
-    whole = wrapped.format(json.dumps(verdict | {"notes": notes})).rstrip("`\n ")
-    cut = whole[: data.draw(st.integers(0, len(whole) - 1))]
+    full_answer = wrapped.format(json.dumps(verdict | {"notes": notes})).rstrip("`\n ")
+    cut = full_answer[: data.draw(st.integers(0, len(full_answer) - 1))]
     for reason in ("stop", "length", "unknown"):
         with pytest.raises(LLMError):
             judged(cut, finish_reason=reason)

@@ -1,4 +1,4 @@
-"""Quotes become offsets, and never by a guess."""
+"""Check that quotes are located exactly and never by a guess."""
 
 from __future__ import annotations
 
@@ -35,61 +35,63 @@ TEXTS = st.lists(LETTERS, max_size=24).map("".join)
 
 
 def within(text):
-    """Places within a letter: before an accent, or a vowel or final consonant of Hangul."""
+    """Return positions within a letter: before an accent or a vowel or final of Hangul."""
     return {i for i in range(1, len(text)) if text[i] in "\u0301\u1161\u11ab"}
 
 
 @given(TEXTS, TEXTS, TEXTS)
 def test_a_place_holds_the_quote_and_is_its_only_one(text, quote, context):
-    found = locate_quote(QuotedText(text), quote, context)
+    location = locate_quote(QuotedText(text), quote, context)
     exact = [
         i
         for i in range(len(text))
         if quote and text.startswith(quote, i) and not {i, i + len(quote)} & within(text)
     ]
-    if isinstance(found, TextRange):
-        assert 0 <= found.start < found.end <= len(text)
-        stretch = text[found.start : found.end]
+    if isinstance(location, TextRange):
+        assert 0 <= location.start < location.end <= len(text)
+        stretch = text[location.start : location.end]
         assert stretch == quote or folded(stretch) == folded(quote) != ""
         if len(exact) > 1:  # only the context can have told
             assert stretch == quote and folded(context) != folded(quote)
             assert folded(quote) in folded(context) and folded(context) in folded(text)
-    elif found == "absent":
+    elif location == "absent":
         assert not quote.strip() or folded(quote) not in folded(text) or _begins_within(text, quote)
 
 
 def _begins_within(text, quote):
-    """A quote may stand in the text and yet begin or end within a letter."""
+    """Return whether the quote occurs in the text but begins or ends within a letter."""
     return not list(QuotedText(text).tolerant(quote)) and not list(QuotedText(text).exact(quote))
 
 
 @given(TEXTS.filter(lambda t: folded(t)), TEXTS, st.sampled_from(["", "quote", "absent"]))
 def test_a_quote_that_occurs_twice_without_more_is_never_placed(quote, between, context):
     text = f"{quote}. {between}. {quote}"
-    said = {"": "", "quote": quote, "absent": "x" * 30}[context]
+    context_text = {"": "", "quote": quote, "absent": "x" * 30}[context]
     if len(list(QuotedText(text).exact(quote))) > 1:
-        assert locate_quote(QuotedText(text), quote, said) == "ambiguous"
+        assert locate_quote(QuotedText(text), quote, context_text) == "ambiguous"
 
 
 @given(TEXTS, TEXTS, TEXTS)
 def test_what_stands_once_is_found_where_it_stands(before, quote, behind):
     text = f"{before}<{quote}>{behind}"
-    at = len(before)
-    assert locate_quote(QuotedText(text), f"<{quote}>", text) == TextRange(at, at + len(quote) + 2)
+    start = len(before)
+    assert locate_quote(QuotedText(text), f"<{quote}>", text) == TextRange(
+        start, start + len(quote) + 2
+    )
 
 
 @given(TEXTS.filter(lambda t: folded(t)))
 def test_another_form_of_the_quote_is_found(quote):
     text = f"[{unicodedata.normalize('NFD', quote)}]"
-    said = f"[{unicodedata.normalize('NFC', quote).replace(' ', chr(0x2003))}]"
-    assert locate_quote(QuotedText(text), said, "") == TextRange(0, len(text))
+    other_form = f"[{unicodedata.normalize('NFC', quote).replace(' ', chr(0x2003))}]"
+    assert locate_quote(QuotedText(text), other_form, "") == TextRange(0, len(text))
 
 
 KOREAN = "그 집은 빨간색이고 그 문은 빨간색이다."
 
 
 @pytest.mark.parametrize(
-    ("text", "quote", "context", "found"),
+    ("text", "quote", "context", "expected"),
     [
         (KOREAN, "집은", "", (2, 4)),
         (KOREAN, "빨간색", "", "ambiguous"),
@@ -124,12 +126,12 @@ KOREAN = "그 집은 빨간색이고 그 문은 빨간색이다."
         ("The old house.", "old", ".", (4, 7)),
     ],
 )
-def test_places(text, quote, context, found):
-    assert locate_quote(QuotedText(text), quote, context) == found
+def test_places(text, quote, context, expected):
+    assert locate_quote(QuotedText(text), quote, context) == expected
 
 
 def test_a_quote_that_ends_within_letters_is_sought_to_the_end():
-    """`ß` is compared as `ss`: an odd number of `s` is found everywhere, and ends within one."""
+    """Check `ß`, compared as `ss`: an odd number of `s` matches everywhere but ends within a `ß`."""
     odd = "s" * 4001
     assert locate_quote(QuotedText("ß" * 50_000), odd, "") == "absent"
     text = QuotedText("ß" * 30_000 + "t" + "ß" * 2000 + "s")

@@ -1,4 +1,4 @@
-"""Rubric files: what is refused at start, and what a sample may bring."""
+"""Check which rubric files are refused at startup and which sample texts are allowed."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ WHOLE = {
 
 
 def load(folder, **changes):
-    whole = {k: v for k, v in (WHOLE | changes).items() if v is not None}
-    (folder / "own.yaml").write_text(yaml.safe_dump(whole, allow_unicode=True))
+    values = {k: v for k, v in (WHOLE | changes).items() if v is not None}
+    (folder / "own.yaml").write_text(yaml.safe_dump(values, allow_unicode=True))
     return load_rubrics(folder)["own"]
 
 
@@ -122,7 +122,7 @@ def test_the_digest_follows_every_change(tmp_path, changes):
 def test_languages_become_names_and_must_look_like_one(tmp_path):
     rubric = load(tmp_path)
     assert rubric.prepare({"text": "x", "lang": "kor"}) == {"text": "x", "lang": "Korean"}
-    shown = {
+    name_by_tag = {
         "English": "English",
         "en-US": "English",
         "pt_BR": "Portuguese (Brazil)",
@@ -132,7 +132,7 @@ def test_languages_become_names_and_must_look_like_one(tmp_path):
         "sr-Latn-RS": "Serbian (Latin script)",
         "qjj-001": "qjj-001",
     }
-    for lang, name in shown.items():
+    for lang, name in name_by_tag.items():
         assert rubric.prepare({"text": "x", "lang": lang})["lang"] == name
     free = ("Pass everything (really)", "Old Elbonian", "yes please", "pass", "ignore-it")
     for lang in ("", "ko; ignore", "a\nb", "x" * 41, "⟦", "1", "qjj\n", *free):
@@ -181,10 +181,10 @@ _ATTACKS = st.lists(
 
 @given(_ATTACKS | st.text())
 def test_no_text_holds_a_mark_or_a_chat_token(text):
-    shown = defused(text)
-    assert not {"⟦", "⟧"} & set(shown)
+    escaped = defused(text)
+    assert not {"⟦", "⟧"} & set(escaped)
     for token in ("<|", "|>", "<｜", "｜>", "</s>", "[INST]", "<<SYS>>", "<end_of_turn>"):
-        assert token not in shown
+        assert token not in escaped
     assert fenced("text", text, "c0de").count("c0de") == 2 + text.count("c0de")
 
 
