@@ -1,4 +1,4 @@
-"""The demo's generator: right where it can see, wrong where it cannot."""
+"""Check that the demo's generator is right if it sees the fact and wrong otherwise."""
 
 from __future__ import annotations
 
@@ -27,16 +27,18 @@ def answerer() -> Answerer:
 
 @pytest.fixture(scope="module")
 def references() -> dict[str, str]:
-    lines = [line for of in FILES.values() for file in of for line in file.open(encoding="utf-8")]
+    lines = [
+        line for paths in FILES.values() for file in paths for line in file.open(encoding="utf-8")
+    ]
     return {row["question"]: row["reference_answer"] for row in map(json.loads, lines)}
 
 
-def whole(answerer: Answerer, page_id: str) -> Sight:
+def full_page(answerer: Answerer, page_id: str) -> Sight:
     return Sight(answerer.reader.pages[page_id], WHOLE, SHOWN)
 
 
 def crop(answerer: Answerer, page_id: str, box: tuple) -> Sight:
-    """The lower quarter of a page around a box, as large as the page was."""
+    """Return a quarter of a page around a box, enlarged to the page's size."""
     left = min(max(box[0] - 100, 0), WIDTH - 300)
     region = (left, HEIGHT - 170, left + 300, HEIGHT)
     return Sight(answerer.reader.pages[page_id], region, 844 / 300)
@@ -53,15 +55,15 @@ def test_every_question_is_answered_from_its_pages(
 ) -> None:
     crops_needed = 0
     for key in read_keys(keys):
-        sights = [whole(answerer, spots[0].page_id) for spots in key.reads]
+        sights = [full_page(answerer, spots[0].page_id) for spots in key.reads]
         if is_small(answerer, key):
-            others = {spot.page_id for spots in key.reads for spot in spots}
+            page_ids = {spot.page_id for spots in key.reads for spot in spots}
             if not any(
                 answerer.reader.pages[spot.page_id].letter_height(spot.box) > 6
                 for spots in key.reads
                 for spot in spots
             ):
-                everything = [whole(answerer, page_id) for page_id in others]
+                everything = [full_page(answerer, page_id) for page_id in page_ids]
                 assert answerer.answer_from(key.question, everything) != references[key.question]
                 crops_needed += 1
             spot = key.reads[0][0]
@@ -74,7 +76,7 @@ def test_every_question_is_answered_from_its_pages(
 def test_other_pages_give_another_answer(
     answerer: Answerer, references: dict[str, str], keys: Path
 ) -> None:
-    """All of the corpus but the pages that carry the fact, each as large as a crop is."""
+    """Check all pages without the fact, each at the size of a crop."""
     for key in read_keys(keys)[:: 3 if keys == KEYS else 1]:
         carry = {spot.page_id for spots in key.reads for spot in spots}
         sights = [
@@ -91,7 +93,7 @@ def test_one_of_two_pages_is_not_enough(
 ) -> None:
     for key in read_keys(keys):
         if len({spots[0].page_id for spots in key.reads}) > 1:
-            sight = whole(answerer, key.reads[0][0].page_id)
+            sight = full_page(answerer, key.reads[0][0].page_id)
             assert answerer.answer_from(key.question, [sight]) != references[key.question]
 
 
@@ -99,7 +101,7 @@ def test_without_pictures_or_a_known_question_nothing_is_invented(answerer: Answ
     key = read_keys()[0]
     assert answerer.answer(key.question, []) == NOT_SHOWN
     assert answerer.answer(key.question, [b"no picture"]) == NOT_SHOWN
-    guess = answerer.answer_from("Who won?", [whole(answerer, key.reads[0][0].page_id)])
+    guess = answerer.answer_from("Who won?", [full_page(answerer, key.reads[0][0].page_id)])
     assert any(digit in guess for digit in "0123456789")
 
 
@@ -107,6 +109,6 @@ def test_a_question_is_found_in_what_stands_around_it(
     answerer: Answerer, references: dict[str, str]
 ) -> None:
     key = read_keys()[0]
-    sights = [whole(answerer, spots[0].page_id) for spots in key.reads]
-    told = f"Answer from the images.\n\nQuestion:  {key.question}\nAnswer:"
-    assert answerer.answer_from(told, sights) == references[key.question]
+    sights = [full_page(answerer, spots[0].page_id) for spots in key.reads]
+    prompt = f"Answer from the images.\n\nQuestion:  {key.question}\nAnswer:"
+    assert answerer.answer_from(prompt, sights) == references[key.question]

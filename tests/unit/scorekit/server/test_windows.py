@@ -222,9 +222,9 @@ def test_what_cannot_be_cut_is_flagged():
 
     windowed = with_windows(Characters("xcomet"), None)
     options = XCometOptions(max_input_length=16, overlong="windows")
-    (one,) = windowed.encode([_sample("ab", "cd")], options)
-    assert one.fields["truncated"] == {"src": False, "mt": True, "ref": False}
-    assert one.fields["mt_covered"] == 0
+    (result,) = windowed.encode([_sample("ab", "cd")], options)
+    assert result.fields["truncated"] == {"src": False, "mt": True, "ref": False}
+    assert result.fields["mt_covered"] == 0
 
 
 def test_windows_have_no_upstream_offsets():

@@ -131,7 +131,7 @@ def test_places(text, quote, context, expected):
 
 
 def test_a_quote_that_ends_within_letters_is_sought_to_the_end():
-    """Check `ß`, compared as `ss`: an odd number of `s` matches everywhere but ends within a `ß`."""
+    """Check `ß`, compared as `ss`: an odd number of `s` matches everywhere but ends within one."""
     odd = "s" * 4001
     assert locate_quote(QuotedText("ß" * 50_000), odd, "") == "absent"
     text = QuotedText("ß" * 30_000 + "t" + "ß" * 2000 + "s")

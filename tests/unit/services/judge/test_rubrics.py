@@ -33,10 +33,10 @@ def test_the_built_in_rubrics_are_the_seeds():
     rubrics = load_rubrics()
     assert set(rubrics) == {"translation_filter", "answer_correctness", "answer_grounded"}
     assert [name for name, rubric in rubrics.items() if rubric.images] == ["answer_grounded"]
-    wanted = rubrics["translation_filter"]
-    assert (wanted.temperature, wanted.max_tokens) == (0.0, 128)
-    assert list(wanted.schema_["properties"]) == ["pass", "reason_code", "notes"]
-    reasons = wanted.schema_["properties"]["reason_code"]["enum"]
+    translation_rubric = rubrics["translation_filter"]
+    assert (translation_rubric.temperature, translation_rubric.max_tokens) == (0.0, 128)
+    assert list(translation_rubric.schema_["properties"]) == ["pass", "reason_code", "notes"]
+    reasons = translation_rubric.schema_["properties"]["reason_code"]["enum"]
     assert set(reasons) == {"ok", "wrong_language", "meaning", "commentary", "structure"}
     for rubric in rubrics.values():
         assert len(rubric.system.split()) < 120  # short and decisive

@@ -150,7 +150,7 @@ def test_only_the_score_s_row_is_kept_and_a_config_may_name_it(metricx_folder, t
 
 
 def test_the_output_is_the_embeddings_only_where_the_config_says_so(metricx_folder, tmp_path):
-    """Check tied embeddings, set by transformers 5 for every mT5; upstream then scales the input."""
+    """Check tied embeddings, which transformers 5 sets for every mT5; upstream then scales."""
     weights = _copy(metricx_folder, tmp_path, tie_word_embeddings=True, score_token_id=300)
     head = weights.pop("lm_head.weight")
     save_file(weights, tmp_path / "model.safetensors")

@@ -17,7 +17,7 @@ from services.metricx.tokenizer import load_tokenizer
 GOLDEN = Path(__file__).parents[3] / "golden" / "metricx_tiny"
 DEMO = Path(__file__).parents[4] / "demo" / "models" / "metricx"
 SETTINGS = ("tokenizer_config.json", "special_tokens_map.json")
-#: Two marks side by side, spaces of all kinds, characters that the normalizer joins, splits or drops.
+#: Adjacent marks, spaces of all kinds, characters that the normalizer joins, splits or drops.
 NASTY = [
     *("</s>", "<pad>", "<unk>", "<extra_id_0>", "＜/s＞", "▁", " ", "  ", "\n", "\t", "\u00a0"),
     *("\u3000", "\x85", "\u2028", "\x00", "\x1f", "\u200b", "\u200d", "\ufeff", "\u00ad", "a"),
