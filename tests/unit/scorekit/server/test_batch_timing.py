@@ -32,7 +32,7 @@ def test_a_prediction_is_never_negative_and_old_batches_are_forgotten():
     timing = fitted_model(lambda n: 1e-3 * n, [1000, 900, 1100])
     assert timing.predict(1) > 0
     for tokens in (1000, 500, 100) * 100:
-        timing.learn(tokens, 1, 1e-4 * tokens)
+        timing.observe(tokens, 1, 1e-4 * tokens)
     assert timing.predict(1000) == pytest.approx(0.1, rel=0.05)
 
 

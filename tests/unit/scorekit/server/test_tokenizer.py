@@ -101,7 +101,7 @@ texts_of_nasty = st.lists(st.sampled_from(NASTY), max_size=60).map("".join)
 
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=150, deadline=None)
-@given(texts=st.lists(texts_of_nasty, min_size=1, max_size=4), most=st.integers(1, 40))
+@given(texts=st.lists(texts_of_nasty, min_size=1, max_size=4), max_tokens=st.integers(1, 40))
 def test_what_is_read_has_the_ids_of_the_whole_text(name, texts, max_tokens):
     """Check every limit, however small."""
     with (
@@ -168,7 +168,7 @@ MANY_IDS = ["a", " ", "집", "龘", "龘龘", "🜁", "é", "㍿", "the ", "👩
 @settings(max_examples=200, deadline=None)
 @given(
     text=st.lists(st.sampled_from(MANY_IDS), min_size=20, max_size=60).map("".join),
-    most=st.integers(1, 60),
+    max_tokens=st.integers(1, 60),
 )
 def test_what_is_covered_is_what_the_ids_give_back(name, text, max_tokens):
     (result,) = read(name, [text], max_tokens)
@@ -214,7 +214,7 @@ def test_xcomet_says_what_it_did_not_read():
     assert encoded.payload.read_offsets.max() <= encoded.fields["mt_covered"] + 1
 
 
-@given(sizes=st.lists(st.integers(0, 50)), most=st.integers(1, 60), items=st.integers(1, 5))
+@given(sizes=st.lists(st.integers(0, 50)), max_size=st.integers(1, 60), items=st.integers(1, 5))
 def test_slices_are_bounded_whole_and_in_order(sizes, max_size, items):
     ranges = list(slices(sizes, max_size, items))
     assert [k for first, stop in ranges for k in range(first, stop)] == list(range(len(sizes)))

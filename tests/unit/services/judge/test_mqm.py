@@ -120,10 +120,10 @@ def test_a_translation_without_errors_has_none(task):
 @pytest.mark.parametrize(("src", "score"), [(f"\n {SRC} ", 10.0), ("", 0.0), (" ", 0.0)])
 def test_of_an_empty_translation_everything_is_missing_and_nobody_is_asked(task, src, score):
     texts = task.prepare(PAIR | {"mt": " ", "src": src})
-    result = task.unasked(texts)
+    result = task.outcome_without_llm(texts)
     assert (result["score"], result["error_spans"], result["unplaced"]) == (score, [], [])
     assert stretches(result["omissions"]) == [(SRC, "CRITICAL")] * bool(score)
-    assert task.unasked(task.prepare(PAIR)) is None
+    assert task.outcome_without_llm(task.prepare(PAIR)) is None
 
 
 def test_a_long_quote_without_a_place_is_cut(task):
@@ -222,7 +222,9 @@ def test_answers_that_agree_show_what_one_of_them_shows(errors, k):
 
 def covers(error, field, i):
     return (
-        error.of == field and isinstance(error.at, TextRange) and error.at.start <= i < error.at.end
+        error.field == field
+        and isinstance(error.location, TextRange)
+        and error.location.start <= i < error.location.end
     )
 
 

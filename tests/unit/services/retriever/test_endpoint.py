@@ -24,7 +24,7 @@ def stored(service, query, top_k=10):
 def fits(service, value, top_k=10, exclude=()):
     backend, description = service
     query = Query(query="of", exclude=list(exclude))
-    return backend.verb.fits(value, query, SearchOptions(top_k), description)
+    return backend.verb.is_valid_cached(value, query, SearchOptions(top_k), description)
 
 
 def test_what_the_service_has_written_fits(service):

@@ -161,7 +161,7 @@ class Sharded:
     def gather(self, items: list[Any]) -> list[Any]:
         return [*items, *self.calls]
 
-    def most(self, running: int) -> int:
+    def max_passes(self, running: int) -> int:
         self.rounds -= 1
         return max(running, int(self.rounds >= 0))
 

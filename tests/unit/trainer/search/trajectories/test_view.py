@@ -108,7 +108,7 @@ def test_the_page_is_one_file_that_fetches_and_runs_nothing(
 def test_a_picture_that_is_lost_is_said_on_the_page(
     episode: Trajectory, images: dict, tmp_path: Path
 ) -> None:
-    run = store_run(tmp_path, episode, pictures=images)
+    run = store_run(tmp_path, episode, images=images)
     image_path = next((run / "trajectories/images").rglob(f"{episode.pictures[0]}.png"))
     image_path.write_bytes(b"half")
     page = write_view(run).read_text("utf-8")
@@ -124,7 +124,7 @@ def test_a_long_run_shows_some_of_each_step(
         for step in (1, 2, 3)
         for n in range(4)
     ]
-    run = store_run(tmp_path, *many, pictures=images)
+    run = store_run(tmp_path, *many, images=images)
     page = write_view(run, max_episodes=6).read_text("utf-8")
     displayed_ids = re.findall(r'class="score">(\d-\d) ', page)
     assert displayed_ids == ["1-0", "1-1", "2-0", "2-1", "3-0", "3-1"]
