@@ -37,7 +37,7 @@ _MODULE = re.compile(rf"(?<![\w/.@-])((?:{_ROOMS})(?:\.(?!py\b)\w+)+)")
 _SOURCE = re.compile(r"`([\w./-]+\.py)`")
 _LINK = re.compile(r"\]\(([^)#]+)(?:#[^)]*)?\)")
 #: What CONTRIBUTING.md lets its reader make.
-_MADE = {
+_CREATED_BY_READER = {
     "trainer/translation/rewards/components/brevity.py",
     "services/ratio/model.py",
     "services/ratio/__main__.py",
@@ -54,7 +54,7 @@ def _name(path: Path) -> str:
 @pytest.mark.parametrize("path", DOCUMENTS, ids=_name)
 def test_files_that_a_document_names_exist(path):
     text = path.read_text(encoding="utf-8")
-    for name in set(_PATH.findall(text)) - _MADE:
+    for name in set(_PATH.findall(text)) - _CREATED_BY_READER:
         assert list(ROOT.glob(name)) or list(path.parent.glob(name)), f"it names {name}"
     for name in _LINK.findall(text):
         assert "://" in name or (path.parent / name).exists(), f"it links to {name}"
@@ -63,13 +63,13 @@ def test_files_that_a_document_names_exist(path):
 @pytest.mark.parametrize("path", DOCUMENTS, ids=_name)
 def test_source_files_that_a_document_names_without_their_folder_exist(path):
     sources = [p for package in _ROOMS.split("|") for p in (ROOT / package).rglob("*.py")]
-    for name in set(_SOURCE.findall(path.read_text(encoding="utf-8"))) - _MADE:
+    for name in set(_SOURCE.findall(path.read_text(encoding="utf-8"))) - _CREATED_BY_READER:
         assert any(str(source).endswith(f"/{name}") for source in sources), f"it names {name}"
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=_name)
 def test_modules_that_a_document_names_exist(path):
-    for name in set(_MODULE.findall(path.read_text(encoding="utf-8"))) - _MADE:
+    for name in set(_MODULE.findall(path.read_text(encoding="utf-8"))) - _CREATED_BY_READER:
         top, *parts = name.split(".")
         folder = ROOT / top
         while parts and (folder / parts[0]).is_dir():

@@ -179,8 +179,8 @@ def test_the_tables_show_what_was_learned_and_what_was_not():
 def test_the_stand_in_tells_what_of_the_reference_is_missing():
     src, reference = "Open the red door", "빨간 문을 열기"
     assert omissions(src, reference, reference) == []
-    (all_of_it,) = omissions(src, "", reference)
-    assert (all_of_it["text"], all_of_it["severity"]) == (src, "CRITICAL")
+    (full_omission,) = omissions(src, "", reference)
+    assert (full_omission["text"], full_omission["severity"]) == (src, "CRITICAL")
     (omission,) = omissions(src, "빨간 문을", reference)
     assert (omission["text"], omission["severity"]) == ("door", "MAJOR")
     assert src[omission["start"] : omission["end"]] == omission["text"]

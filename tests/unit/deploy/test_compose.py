@@ -26,7 +26,7 @@ SETTINGS = {
     "retriever": RetrieverSettings,
 }
 #: Services that a profile starts.
-OF_A_PROFILE = {"retriever"}
+PROFILE_SERVICES = {"retriever"}
 FILES = {name: (ROOT / name).read_text() for name in ("docker-compose.yml", "compose.gpu.yml")}
 EXAMPLE = (ROOT / ".env.example").read_text()
 _VARIABLE = re.compile(r"\$\{(\w+)(?::([-?])([^}]*))?\}")
@@ -113,7 +113,7 @@ def test_a_container_has_few_rights_a_limit_and_no_door_to_the_outside(name):
 def test_with_no_profile_only_the_services_and_their_cache_start():
     assert {n for n, s in PLAIN.items() if "profiles" not in s} == {
         "cache",
-        *SETTINGS.keys() - OF_A_PROFILE,
+        *SETTINGS.keys() - PROFILE_SERVICES,
     }
     assert PLAIN["retriever"]["profiles"] == ["search"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-OURS = {"scorekit", "services", "trainer", "demo", "deploy", "synth", "bench", "tools", "tests"}
+PACKAGES = {"scorekit", "services", "trainer", "demo", "deploy", "synth", "bench", "tools", "tests"}
 ROLES = ("metricx", "xcomet", "judge", "embedder", "retriever")
 
 
@@ -40,7 +40,7 @@ def imported(file: Path) -> Iterator[Path]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
         for name in names:
-            if name.split(".")[0] in OURS:
+            if name.split(".")[0] in PACKAGES:
                 path = ROOT.joinpath(*name.split("."))
                 yield from filter(Path.is_file, (path.with_suffix(".py"), path / "__init__.py"))
 

@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "deploy/observability"
 SETTINGS = (MetricXSettings, XCometSettings, JudgeSettings, EmbedderSettings)
 #: Labels that Prometheus' own configuration adds to every series of a target.
-OF_THE_TARGET = {"job", "instance", "service"}
+TARGET_LABELS = {"job", "instance", "service"}
 RULES = [
     rule
     for group in yaml.safe_load((FOLDER / "alerts.yml").read_text())["groups"]
@@ -98,7 +98,7 @@ def test_every_series_and_label_is_one_that_a_service_gives(exported_series, exp
             continue
         assert name in exported_series, f"no service gives {name}"
         for matcher in matchers:
-            if matcher.name in OF_THE_TARGET:
+            if matcher.name in TARGET_LABELS:
                 continue
             values = exported_series[name][matcher.name]
             exact = matcher.op in (promql.MatchOp.Equal, promql.MatchOp.NotEqual)
@@ -110,7 +110,7 @@ def test_every_series_and_label_is_one_that_a_service_gives(exported_series, exp
 
 @pytest.mark.parametrize("expr", [rule["expr"] for rule in RULES] + PANEL_EXPRS)
 def test_every_label_that_is_grouped_by_is_there(exported_series, expr):
-    label_names = OF_THE_TARGET.union(*(exported_series[name] for name, _ in selectors(expr)))
+    label_names = TARGET_LABELS.union(*(exported_series[name] for name, _ in selectors(expr)))
     for node in nodes(expr):
         if isinstance(node, promql.AggregateExpr):
             assert set(node.modifier.labels) <= label_names
@@ -200,7 +200,7 @@ def test_alerts_have_one_name_each_a_severity_and_a_summary():
 def test_a_summary_names_only_labels_that_its_alert_has():
     for rule in RULES:
         groups = [node for node in nodes(rule["expr"]) if isinstance(node, promql.AggregateExpr)]
-        has = set(groups[0].modifier.labels) if groups else OF_THE_TARGET
+        has = set(groups[0].modifier.labels) if groups else TARGET_LABELS
         named = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
         assert named <= has, rule["alert"]
 
@@ -301,7 +301,7 @@ def test_a_legend_names_only_labels_of_its_series(exported_series):
     for panel in PANELS:
         for target in panel["targets"]:
             groups = [n for n in nodes(target["expr"]) if isinstance(n, promql.AggregateExpr)]
-            has = set(groups[0].modifier.labels) if groups else OF_THE_TARGET
+            has = set(groups[0].modifier.labels) if groups else TARGET_LABELS
             assert set(re.findall(r"{{(\w+)}}", target["legendFormat"])) <= has, panel["title"]
 
 

@@ -25,7 +25,7 @@ PACKAGES = (
     "deploy",
 )
 #: Files that run but do not use the handler, with the reason.
-OTHERS = {
+EXCEPTIONS_WITH_REASON = {
     "deploy/smoke.py": "runs without the project",
     "deploy/docker/requirements.py": "runs without the project",
     "tools/check_imports.py": "says what is missing, so it imports nothing",
@@ -74,9 +74,9 @@ def test_every_command_ends_through_the_one_handler() -> None:
         for path in (ROOT / package).rglob("*.py")
         if is_run(ast.parse(path.read_text(encoding="utf-8")))
     }
-    assert OTHERS.keys() < run.keys() and len(run) > 50
+    assert EXCEPTIONS_WITH_REASON.keys() < run.keys() and len(run) > 50
     exceptions = {name for name, path in run.items() if not ends_cleanly(path)}
-    assert exceptions == OTHERS.keys()
+    assert exceptions == EXCEPTIONS_WITH_REASON.keys()
 
 
 SCRIPT = """

@@ -11,7 +11,7 @@ import pytest
 from scorekit.seeds import _FIXED_STREAMS, Stream, stream_seed
 
 SEEDS, STEPS, RANKS = (0, 1, 2, 1234), range(300), range(64)
-STANDING = [
+EXISTING_SEEDS = [
     (("adapters", 7), 7),
     (("order", 0, 0), 0),
     (("order", 7, 3), 7_000_024),
@@ -23,7 +23,7 @@ STANDING = [
 ]
 
 
-@pytest.mark.parametrize(("key", "seed"), STANDING)
+@pytest.mark.parametrize(("key", "seed"), EXISTING_SEEDS)
 def test_a_stream_keeps_its_numbers(key: tuple[Any, ...], seed: int) -> None:
     """Check stability: else resumed runs sample other prompts and cached answers are lost."""
     assert stream_seed(*key) == seed
@@ -38,7 +38,9 @@ def stream_keys(stream: str) -> list[tuple[Any, ...]]:
     if stream == "prompt":  # under the seeds of `sampling`, for which this test uses a run's seed
         return [(index,) for index in range(500)]
     if stream == "teacher":
-        return [(f"{i:032x}", which) for i in range(200) for which in ("prefilter", "final")]
+        return [
+            (f"{i:032x}", stage_name) for i in range(200) for stage_name in ("prefilter", "final")
+        ]
     return [(step,) for step in (STEPS if stream == "order" else STEPS[1:])]
 
 

@@ -12,12 +12,12 @@ from demo.search.answering import NOT_SHOWN, Answerer
 from demo.search.make_corpus import FINAL_TEST, HELDOUT, TRAIN
 from demo.search.reading import CORPUS, FINAL_CORPUS, HEIGHT, WIDTH, Sight
 
-WHOLE = (0.0, 0.0, WIDTH, HEIGHT)
-SHOWN = 844 / WIDTH  # pixels a point of a page as a policy is shown it
+FULL_PAGE = (0.0, 0.0, WIDTH, HEIGHT)
+PIXELS_PER_POINT = 844 / WIDTH  # pixels a point of a page as a policy is shown it
 
 
 FILES = {KEYS: (TRAIN, HELDOUT), FINAL_KEYS: (FINAL_TEST,)}
-each_set = pytest.mark.parametrize("keys", FILES, ids=["demo", "final_test"])
+for_each_set = pytest.mark.parametrize("keys", FILES, ids=["demo", "final_test"])
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def references() -> dict[str, str]:
 
 
 def full_page(answerer: Answerer, page_id: str) -> Sight:
-    return Sight(answerer.reader.pages[page_id], WHOLE, SHOWN)
+    return Sight(answerer.reader.pages[page_id], FULL_PAGE, PIXELS_PER_POINT)
 
 
 def crop(answerer: Answerer, page_id: str, box: tuple) -> Sight:
@@ -49,7 +49,7 @@ def is_small(answerer: Answerer, key: Key) -> bool:
     return answerer.reader.pages[spot.page_id].letter_height(spot.box) < 6
 
 
-@each_set
+@for_each_set
 def test_every_question_is_answered_from_its_pages(
     answerer: Answerer, references: dict[str, str], keys: Path
 ) -> None:
@@ -72,7 +72,7 @@ def test_every_question_is_answered_from_its_pages(
     assert crops_needed >= 19
 
 
-@each_set
+@for_each_set
 def test_other_pages_give_another_answer(
     answerer: Answerer, references: dict[str, str], keys: Path
 ) -> None:
@@ -80,14 +80,14 @@ def test_other_pages_give_another_answer(
     for key in read_keys(keys)[:: 3 if keys == KEYS else 1]:
         carry = {spot.page_id for spots in key.reads for spot in spots}
         sights = [
-            Sight(page, WHOLE, 3.0)
+            Sight(page, FULL_PAGE, 3.0)
             for page_id, page in answerer.reader.pages.items()
             if page_id not in carry
         ]
         assert answerer.answer_from(key.question, sights) != references[key.question]
 
 
-@each_set
+@for_each_set
 def test_one_of_two_pages_is_not_enough(
     answerer: Answerer, references: dict[str, str], keys: Path
 ) -> None:

@@ -20,14 +20,14 @@ from trainer.search.rollout.policies import TurnRequest
 from trainer.search.rollout.prompt import Message
 
 QUESTION = "How much rain came down on Seattle in May 2014, counted in mm?"
-SHOWN = """\
+SEARCH_OBSERVATION = """\
 [50, 33, 262, 55] Seattle 2014
 [50, 431, 115, 438] (a line too small to read)
 [49, 390, 684, 417] (13 lines too small to read)
 5 turns left."""
 
 
-def turn_request(turn: int, page_text: str = SHOWN) -> TurnRequest:
+def turn_request(turn: int, page_text: str = SEARCH_OBSERVATION) -> TurnRequest:
     messages = [Message("system", "s"), Message("user", f"Question: {QUESTION}")]
     if turn > 1:
         messages += [Message("assistant", "t"), Message("user", page_text)]

@@ -24,7 +24,7 @@ from demo.search.reading import (
     is_legible,
 )
 
-WHOLE = (0.0, 0.0, WIDTH, HEIGHT)
+FULL_PAGE = (0.0, 0.0, WIDTH, HEIGHT)
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,7 @@ def test_small_print_is_read_in_a_crop_alone(reader: Reader, path: Path) -> None
     assert len(small) >= 19
     spot = small[0].reads[0][0]
     page = reader.pages[spot.page_id]
-    assert not is_legible(Sight(page, WHOLE, 1280 / WIDTH), spot.box)
+    assert not is_legible(Sight(page, FULL_PAGE, 1280 / WIDTH), spot.box)
     left = min(spot.box[0], WIDTH / 2)
     half = (left, 400, left + WIDTH / 2, HEIGHT)
     assert is_legible(Sight(page, half, 844 / (WIDTH / 2)), spot.box)
@@ -131,10 +131,10 @@ def test_a_whole_page_is_known_again(reader: Reader, width: int) -> None:
     final = ("wheat-and-wages_3", "airfields_5", "샌프란시스코_기온_8", "샌프란시스코_기온_9")
     demo = ("life-expectancy_4", "us-employment_7", "국가_개요_8", "시애틀_강수_2")
     for page_id in (*demo, *final):
-        sight = reader.locate(page_part(reader, page_id, WHOLE, width))
+        sight = reader.locate(page_part(reader, page_id, FULL_PAGE, width))
         assert sight is not None
         assert sight.page.page_id == page_id
-        assert all(abs(a - b) < 3 for a, b in zip(sight.region, WHOLE, strict=True))
+        assert all(abs(a - b) < 3 for a, b in zip(sight.region, FULL_PAGE, strict=True))
 
 
 def test_a_crop_is_found_where_it_was_cut(reader: Reader, keys: list[Key]) -> None:

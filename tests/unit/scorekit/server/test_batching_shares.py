@@ -111,10 +111,10 @@ def test_however_many_large_requests_there_are_small_ones_have_every_other_batch
             await caller.job.done
 
     _run(test, backend, max_batch_tokens=BUDGET)
-    whose = [text.split()[0] for text, *_ in backend.texts[1:]]
-    small = [index for index, owner in enumerate(whose) if owner == "word"]
+    owners = [text.split()[0] for text, *_ in backend.texts[1:]]
+    small = [index for index, owner in enumerate(owners) if owner == "word"]
     assert small == list(range(0, 2 * len(small), 2)) and len(small) > 1
-    large = [owner for owner in whose if owner != "word"]
+    large = [owner for owner in owners if owner != "word"]
     assert all(len(set(large[index : index + 3])) == 3 for index in range(0, 9, 3))  # each in turn
 
 
@@ -149,8 +149,8 @@ def test_windows_of_two_callers_take_turns():
         assert [*await first.answers(), *await second.answers()] == [alone(HUGE), alone(other)]
 
     _run(test, backend, max_batch_tokens=BUDGET)
-    whose = ["word" in batch[0] for batch in backend.texts]
-    assert all(a != b for a, b in pairwise(whose[1:-3]))
+    is_word = ["word" in batch[0] for batch in backend.texts]
+    assert all(a != b for a, b in pairwise(is_word[1:-3]))
 
 
 def test_windows_that_nobody_waits_for_any_more_are_not_scored():
@@ -262,8 +262,8 @@ def test_windows_of_bulk_are_lifted_by_who_waits_for_them():
         await other_bulk.job.done
 
     _run(test, backend, max_batch_tokens=BUDGET)
-    whose = ["word" in batch[0] for batch in backend.texts[1:]]
-    assert whose == sorted(whose, reverse=True)  # all windows before all other bulk
+    is_word = ["word" in batch[0] for batch in backend.texts[1:]]
+    assert is_word == sorted(is_word, reverse=True)  # all windows before all other bulk
 
 
 def test_while_a_text_is_cut_into_windows_others_are_tokenised_and_scored():

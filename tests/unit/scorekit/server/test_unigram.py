@@ -60,7 +60,7 @@ def test_a_model_of_another_kind_is_refused(tmp_path):
         read_pieces(trained(tmp_path / "m", model_type="bpe"))
 
 
-WHOLE = SPIECE.read_bytes()
+MODEL_BYTES = SPIECE.read_bytes()
 
 
 @given(data=st.data())
@@ -68,7 +68,8 @@ def test_damaged_bytes_are_a_value_error_or_a_model(tmp_path_factory, data):
     """Check that no other exception is raised: readers of the file catch only these."""
     start = data.draw(st.integers(0, 3000))
     damaged = (
-        data.draw(st.binary(max_size=40)) + WHOLE[start : start + data.draw(st.integers(0, 500))]
+        data.draw(st.binary(max_size=40))
+        + MODEL_BYTES[start : start + data.draw(st.integers(0, 500))]
     )
     file = tmp_path_factory.getbasetemp() / "damaged"
     file.write_bytes(damaged)

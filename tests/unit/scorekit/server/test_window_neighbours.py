@@ -60,12 +60,12 @@ def _numbers(text):
 def test_a_window_is_read_with_its_neighbours_which_others_answer_for(count, limit):
     """Check windows: a sentence and its translation are six words, each window adds one."""
     sample, backend = _numbered(count), Seeing()
-    got = _score(sample, limit=limit, backend=backend)
+    outcome = _score(sample, limit=limit, backend=backend)
     fits = (limit - 1) // 6
     if count <= fits:
-        assert "windows" not in got
+        assert "windows" not in outcome
         return
-    windows = sorted(got["windows"], key=lambda window: window["src_start"])
+    windows = sorted(outcome["windows"], key=lambda window: window["src_start"])
     assert len(windows) == math.ceil(count / fits)
     by_start = sorted(
         backend.seen,
@@ -83,8 +83,8 @@ def test_a_window_is_read_with_its_neighbours_which_others_answer_for(count, lim
         assert window["score"] == fake_score(read, 1.0)
         all_numbers += own_numbers
     assert all_numbers == list(range(count))
-    assert got["error_spans"] == _score(sample, limit=500)["error_spans"]
-    assert got["tokens"] == len(windows) * (6 * fits + 1)
+    assert outcome["error_spans"] == _score(sample, limit=500)["error_spans"]
+    assert outcome["tokens"] == len(windows) * (6 * fits + 1)
 
 
 def test_a_span_that_goes_on_across_a_border_is_one_with_the_severity_of_its_beginning():
@@ -99,11 +99,11 @@ def test_a_span_that_goes_on_across_a_border_is_one_with_the_severity_of_its_beg
 
     sample = _sample(*(f"  {text}\n" for text in (_numbered(30).src, _numbered(30).mt)))
     backend = All()
-    got = _score(sample, limit=74, backend=backend)
-    (span,) = got["error_spans"]
+    outcome = _score(sample, limit=74, backend=backend)
+    (span,) = outcome["error_spans"]
     assert sample.mt[span["start"] : span["end"]] == span["text"] == sample.mt.strip()
     assert span["severity"] == "major"
-    sizes = [window["mt_end"] - window["mt_start"] for window in got["windows"]]
+    sizes = [window["mt_end"] - window["mt_start"] for window in outcome["windows"]]
     sure = [1 - _numbers(shown_sample.mt)[0] / 100 for shown_sample in backend.seen]
     sizes[0], sizes[-1] = sizes[0] - 2, sizes[-1] - 1  # white space in front and at the end
     mean = sum(a * b for a, b in zip(sizes, sure, strict=True)) / sum(sizes)
@@ -120,9 +120,9 @@ def test_a_span_that_only_one_window_sees_across_its_border_ends_at_the_last_wor
             return {"score": 0.5, "error_spans": [span | {"text": sample.mt}] if end else []}
 
     sample = _numbered(30)
-    got = _score(sample, limit=74, backend=First())
-    (span,) = got["error_spans"]
-    end = got["windows"][0]["mt_end"]
+    outcome = _score(sample, limit=74, backend=First())
+    (span,) = outcome["error_spans"]
+    end = outcome["windows"][0]["mt_end"]
     assert sample.mt[end - 1] == " "
     assert (span["start"], span["end"], span["text"]) == (0, end - 1, sample.mt[: end - 1])
 
@@ -147,14 +147,15 @@ def test_neighbours_never_push_a_window_over_the_limit():
         (12, [3, 3, 3, 3], [4, 4, 4, 4]),  # so are windows of six: they are cut in two
     ):
         backend = Sticky()
-        got = _score(_numbered(count), limit=40, backend=backend)
-        assert got["length"] <= 40 and not any(got["truncated"].values())
+        outcome = _score(_numbered(count), limit=40, backend=backend)
+        assert outcome["length"] <= 40 and not any(outcome["truncated"].values())
         assert [len(_numbers(read.src)) for read in backend.seen] == reads
         sizes = [
-            len(_numbers(_numbered(count).mt[w["mt_start"] : w["mt_end"]])) for w in got["windows"]
+            len(_numbers(_numbered(count).mt[w["mt_start"] : w["mt_end"]]))
+            for w in outcome["windows"]
         ]
         assert sorted(sizes) == cores
-        assert [span["text"] for span in got["error_spans"]] == ["Red"] * count
+        assert [span["text"] for span in outcome["error_spans"]] == ["Red"] * count
 
 
 def test_spans_that_touch_within_a_window_stay_apart():
@@ -170,13 +171,13 @@ def test_spans_that_touch_within_a_window_stay_apart():
             ]
             return {"score": 0.5, "error_spans": spans}
 
-    got = _score(_numbered(30), limit=74, backend=Halves())
-    assert [span["text"] for span in got["error_spans"]] == ["R", "ed"] * 30
+    outcome = _score(_numbered(30), limit=74, backend=Halves())
+    assert [span["text"] for span in outcome["error_spans"]] == ["R", "ed"] * 30
 
 
 def test_texts_without_borders_are_read_in_work_that_grows_with_them():
     class Counting(Seeing):
-        """Its tokens are twenty characters; it counts those that it was asked to measure."""
+        """A backend whose tokens are twenty characters. It counts the measured characters."""
 
         characters = 0
 
@@ -203,11 +204,11 @@ def test_texts_without_borders_are_read_in_work_that_grows_with_them():
         ("\n" * 50_000, "네.\n" * 10_000),
     ):
         backend = Counting()
-        got = _score(_sample(src, mt), 200, backend, 10_000)
-        windows = got["windows"]
+        outcome = _score(_sample(src, mt), 200, backend, 10_000)
+        windows = outcome["windows"]
         assert windows[0]["mt_start"] == 0 and windows[-1]["mt_end"] == len(mt)
         assert windows[0]["src_start"] == 0 and windows[-1]["src_end"] == len(src)
-        assert not any(got["truncated"].values())
+        assert not any(outcome["truncated"].values())
         size = len(src) + len(mt)
         assert backend.characters < 20 * size
         assert (

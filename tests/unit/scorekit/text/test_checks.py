@@ -230,7 +230,7 @@ def test_placeholders_are_counted(src, mt, difference):
 
 # -- on many texts ---------------------------------------------------------------------------------
 
-_PIECES = st.sampled_from(
+_FRAGMENTS = st.sampled_from(
     [
         "a",
         "The house",
@@ -261,7 +261,7 @@ _PIECES = st.sampled_from(
         "\ud800",
     ]
 )
-_TEXT = st.lists(_PIECES, max_size=40).map("".join) | st.text(max_size=60)
+_TEXT = st.lists(_FRAGMENTS, max_size=40).map("".join) | st.text(max_size=60)
 
 
 @given(_TEXT, _TEXT)

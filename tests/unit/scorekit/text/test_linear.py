@@ -32,7 +32,7 @@ from trainer.roleplay.reply import ParsedReply
 from trainer.roleplay.scoring import roles
 
 #: Functions that create patterns, with examples. `_compiled`: the operator's, from a setting.
-MADE = {
+PATTERN_EXAMPLES = {
     ("scorekit.text.markup", "_many_marks"): lambda: [markup._many_marks()],
     ("scorekit.adapters.rewards", "template_pattern"): lambda: [
         template_pattern(text) for text in TEMPLATES.values()
@@ -103,7 +103,7 @@ PUMPS = [
 
 def run_patterns() -> None:
     """Run each pattern on its own hostile texts, in a separate process."""
-    for pattern in patterns(MADE):
+    for pattern in patterns(PATTERN_EXAMPLES):
         run(pattern.name, searching(pattern), pumps(pattern.pattern), LONG)
 
 
@@ -162,7 +162,7 @@ def test_hostile_texts_cost_no_more_than_their_length(group):
 def test_no_pattern_is_made_where_the_test_does_not_find_it():
     for module, tree in sources():
         for call in calls_of_re(module, tree):
-            is_known = call.pattern is not None or (module, call.function) in MADE
+            is_known = call.pattern is not None or (module, call.function) in PATTERN_EXAMPLES
             assert call.function is None or is_known, f"{module}:{call.line}: add it to MADE"
         imported = [n for n in ast.walk(tree) if isinstance(n, ast.Import | ast.ImportFrom)]
         for node in imported:

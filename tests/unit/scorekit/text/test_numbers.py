@@ -279,7 +279,7 @@ def test_any_text_can_be_asked(src, mt, pair):
     assert set(missing_numbers(src, mt, source, target)) <= set(expected_numbers(src, source))
 
 
-_PIECES = [
+_FRAGMENTS = [
     *"0123456789.,:/-%' 만억조천백십일이삼반분의개월년시명",
     *"零〇一二两半十百千万亿点分之年月个世纪代成",
     *_words(
@@ -292,7 +292,7 @@ _PIECES = [
 
 
 @given(
-    text=st.lists(st.sampled_from(_PIECES), max_size=30).map("".join),
+    text=st.lists(st.sampled_from(_FRAGMENTS), max_size=30).map("".join),
     language=st.sampled_from(["ko", "zh", "de", "en"]),
 )
 def test_a_text_has_its_own_numbers(text, language):

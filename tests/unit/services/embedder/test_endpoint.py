@@ -14,7 +14,7 @@ from scorekit.schemas import ModelRef
 from scorekit.server.http.answers import PART
 from services.embedder.endpoint import EmbeddingsResponse
 
-TOLD = FakeEmbedder(dimension=1024 // 16).load()
+DESCRIPTION = FakeEmbedder(dimension=1024 // 16).load()
 MODEL = ModelRef(service="embedder", id="m", revision="0")
 ENDPOINT = FakeEmbedder.verb
 
@@ -76,11 +76,11 @@ def test_a_request_fails_by_what_will_not_pass(types, kind, named):
 
 def test_what_the_answer_depends_on_is_in_its_key():
     keys = {
-        json.dumps(ENDPOINT.parse_request(parse_fields(input="a", **fields), TOLD).key)
+        json.dumps(ENDPOINT.parse_request(parse_fields(input="a", **fields), DESCRIPTION).key)
         for fields in (
             {},
             {"encoding_format": "base64"},
-            {"dimensions": TOLD.dimension, "user": "u", "model": "fake"},
+            {"dimensions": DESCRIPTION.dimension, "user": "u", "model": "fake"},
             {"truncate": True},
             {"prompt_name": "query"},
         )

@@ -210,18 +210,20 @@ def test_a_dimension_that_the_folder_cuts_to_is_kept_to(folder):
     from sentence_transformers import SentenceTransformer
 
     change(folder / "config_sentence_transformers.json", truncate_dim=4)
-    want = SentenceTransformer(str(folder), device="cpu").encode(["a b"], normalize_embeddings=True)
+    expected = SentenceTransformer(str(folder), device="cpu").encode(
+        ["a b"], normalize_embeddings=True
+    )
     model = backend(folder)
     assert model.load().dimension == 4
-    got = model.forward(model.encode(["a b"], WHOLE))[0]["embedding"]
-    assert np.abs(got - want[0]).max() < 1e-5
+    actual = model.forward(model.encode(["a b"], WHOLE))[0]["embedding"]
+    assert np.abs(actual - expected[0]).max() < 1e-5
 
 
 def test_weights_of_the_old_form_and_names_are_read(folder):
     from safetensors.torch import load_file
 
-    want = backend(folder)
-    want.load()
+    reference = backend(folder)
+    reference.load()
     for weights in folder.rglob("model.safetensors"):
         torch.save(load_file(weights), weights.with_name("pytorch_model.bin"))
         weights.unlink()
@@ -237,6 +239,6 @@ def test_weights_of_the_old_form_and_names_are_read(folder):
     model = backend(folder)
     assert model.load().pooling == "mean"
     for actual, expected in zip(
-        *(m.forward(m.encode(["a b"], WHOLE)) for m in (model, want)), strict=True
+        *(m.forward(m.encode(["a b"], WHOLE)) for m in (model, reference)), strict=True
     ):
         assert np.array_equal(actual["embedding"], expected["embedding"])

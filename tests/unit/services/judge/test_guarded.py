@@ -46,7 +46,7 @@ TOKENS = [
     "<|START_OF_TURN_TOKEN|>",
     "<unk>",
 ]
-PIECES = [*TOKENS, *"<>[]|｜/~!:▁_ab가 \n⟦⟧", "INST", "s", "im_end", "br"]
+FRAGMENTS = [*TOKENS, *"<>[]|｜/~!:▁_ab가 \n⟦⟧", "INST", "s", "im_end", "br"]
 
 
 @pytest.mark.parametrize("token", TOKENS)
@@ -55,7 +55,7 @@ def test_no_token_of_a_chat_stays_whole(token):
         assert token not in defused(text)
 
 
-@given(st.lists(st.sampled_from(PIECES), max_size=30).map("".join))
+@given(st.lists(st.sampled_from(FRAGMENTS), max_size=30).map("".join))
 @example("|]~!b[")
 def test_nothing_shaped_like_a_token_is_left_and_nothing_else_changes(text):
     safe = defused(text)

@@ -132,11 +132,11 @@ def test_places(text, quote, context, expected):
 
 def test_a_quote_that_ends_within_letters_is_sought_to_the_end():
     """Check `ß`, compared as `ss`: an odd number of `s` matches everywhere but ends within one."""
-    odd = "s" * 4001
-    assert locate_quote(QuotedText("ß" * 50_000), odd, "") == "absent"
+    odd_count = "s" * 4001
+    assert locate_quote(QuotedText("ß" * 50_000), odd_count, "") == "absent"
     text = QuotedText("ß" * 30_000 + "t" + "ß" * 2000 + "s")
-    assert locate_quote(text, odd, "") == (30_001, 32_002)
-    assert locate_quote(QuotedText("ß" * 30_000 + "s" + "ß" * 30_000), odd, "") == "ambiguous"
+    assert locate_quote(text, odd_count, "") == (30_001, 32_002)
+    assert locate_quote(QuotedText("ß" * 30_000 + "s" + "ß" * 30_000), odd_count, "") == "ambiguous"
 
 
 def test_hostile_texts_are_searched_to_an_end():

@@ -11,7 +11,7 @@ from scorekit.errors import SampleError, UserError
 from services.judge.fence import code_of, defused, fenced
 from services.judge.rubrics import digest_of, load_rubrics
 
-WHOLE = {
+FULL_RUBRIC = {
     "variables": {"text": "text", "lang": "language"},
     "system": "Judge it.",
     "user": "In {{ lang }}: {{ text }}",
@@ -24,7 +24,7 @@ WHOLE = {
 
 
 def load(folder, **changes):
-    values = {k: v for k, v in (WHOLE | changes).items() if v is not None}
+    values = {k: v for k, v in (FULL_RUBRIC | changes).items() if v is not None}
     (folder / "own.yaml").write_text(yaml.safe_dump(values, allow_unicode=True))
     return load_rubrics(folder)["own"]
 
@@ -92,13 +92,13 @@ def test_a_score_that_may_leave_the_scale_is_refused(tmp_path):
 def test_folders_and_names_are_checked(tmp_path):
     with pytest.raises(UserError, match="no such folder"):
         load_rubrics(tmp_path / "none")
-    (tmp_path / "My Rubric.yaml").write_text(yaml.safe_dump(WHOLE))
+    (tmp_path / "My Rubric.yaml").write_text(yaml.safe_dump(FULL_RUBRIC))
     with pytest.raises(UserError, match="invalid task name"):
         load_rubrics(tmp_path)
 
 
 def test_a_file_of_the_folder_replaces_a_built_in_rubric(tmp_path):
-    (tmp_path / "translation_filter.yaml").write_text(yaml.safe_dump(WHOLE))
+    (tmp_path / "translation_filter.yaml").write_text(yaml.safe_dump(FULL_RUBRIC))
     assert load_rubrics(tmp_path)["translation_filter"].system == "Judge it."
 
 

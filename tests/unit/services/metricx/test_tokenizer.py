@@ -46,21 +46,21 @@ def stored() -> Tokenizer:
     return tokenizer
 
 
-OURS, STORED = load_tokenizer(GOLDEN, "golden"), stored()
+LOADED, STORED = load_tokenizer(GOLDEN, "golden"), stored()
 
 
 @given(st.lists(st.sampled_from(NASTY) | st.text(max_size=3), max_size=30).map("".join))
 def test_ids_and_offsets_are_those_of_the_stored_tokenizer(text):
-    actual, expected = OURS.encode(text), STORED.encode(text)
+    actual, expected = LOADED.encode(text), STORED.encode(text)
     assert actual.ids == expected.ids
     assert actual.offsets == expected.offsets
 
 
 def test_a_space_at_the_end_is_an_id_and_marks_are_found_in_a_text():
     """Check a final space, which transformers 4.57 and 5 strip before T5's tokenization."""
-    space = OURS.token_to_id("▁")
-    assert OURS.encode("a ").ids == [*OURS.encode("a").ids[:-1], space, 1]
-    assert OURS.encode("a</s>").ids == [*OURS.encode("a").ids, 1]
+    space = LOADED.token_to_id("▁")
+    assert LOADED.encode("a ").ids == [*LOADED.encode("a").ids[:-1], space, 1]
+    assert LOADED.encode("a</s>").ids == [*LOADED.encode("a").ids, 1]
 
 
 def test_a_folder_with_only_tokenizer_json_is_read_as_it_is(tmp_path):

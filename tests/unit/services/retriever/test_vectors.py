@@ -78,8 +78,8 @@ def test_a_vector_of_zeros_is_none_and_an_index_with_one_is_refused(tmp_path):
 def test_the_best_are_those_of_a_full_sort(scores, top_k, without):
     without = [k for k in without if k < len(scores)]
     hits = [(-s, k) for k, s in enumerate(scores) if s > -np.inf and k not in without]
-    want = [(k, -s) for s, k in sorted(hits)][:top_k]
-    assert best(np.array(scores, np.float32), top_k, without) == want
+    expected = [(k, -s) for s, k in sorted(hits)][:top_k]
+    assert best(np.array(scores, np.float32), top_k, without) == expected
 
 
 @pytest.mark.parametrize("pages", [63, 64, 640, 641, 5000])

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from services.xcomet.spans import exact_spans, label_runs, mqm_score, upstream_spans
 
 #: Text pieces as a tokenizer may cut them: with leading spaces, wide, invisible, empty.
-PIECES = ["Das", " ist", "  ", "한국", " 번역", "🙂", "…", "\u200b", "é", "\n", "", " x", "."]
+SEGMENTS = ["Das", " ist", "  ", "한국", " 번역", "🙂", "…", "\u200b", "é", "\n", "", " x", "."]
 
 
 @st.composite
 def tagged_texts(draw):
     """Generate (labels, confidence, offsets, mt) for a text in segments, some repeated."""
     mt, offsets = "", [(0, 0)]
-    for segment in draw(st.lists(st.sampled_from(PIECES), max_size=12)):
+    for segment in draw(st.lists(st.sampled_from(SEGMENTS), max_size=12)):
         start, mt = len(mt), mt + segment
         # A normalizer may turn one character into several subwords with equal offsets.
         offsets += [(start, len(mt))] * draw(st.integers(0 if segment.isspace() else 1, 3))

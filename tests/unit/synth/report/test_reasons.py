@@ -22,7 +22,7 @@ FAMILIES = {
     "{}_{}": {f"{which}_{code}" for which in ("greedy", "sample") for code in BROKEN}
     | {f"{service}_{kind}" for service in ("score", "judge") for kind in SAMPLE_ERROR_TYPES},
     "{}_score_{}": {
-        f"{which}_score_{kind}" for which in ("greedy", "sample") for kind in SAMPLE_ERROR_TYPES
+        f"{source}_score_{kind}" for source in ("greedy", "sample") for kind in SAMPLE_ERROR_TYPES
     },
     "teacher_{}": {f"teacher_{kind}" for kind in LLM_ERROR_TYPES},
     "score_{}": {f"score_{kind}" for kind in SAMPLE_ERROR_TYPES},

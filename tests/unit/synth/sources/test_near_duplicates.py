@@ -100,13 +100,13 @@ def test_what_is_taken_out_resembles_an_earlier_text_and_what_stays_does_not(
         near_duplicates._CHUNK = chunk_size
     marks = signatures(texts) if texts else []
     bands, rows = plan_bands(0.8)
-    for index, like in enumerate(matches):
-        if like >= 0:
-            assert like < index
-            assert (marks[index] == marks[like])[: bands * rows].mean() >= 0.8
-    stay = [index for index, like in enumerate(matches) if like < 0]
-    for number, index in enumerate(stay):
-        for earlier in stay[:number]:
+    for index, match in enumerate(matches):
+        if match >= 0:
+            assert match < index
+            assert (marks[index] == marks[match])[: bands * rows].mean() >= 0.8
+    unmatched = [index for index, match in enumerate(matches) if match < 0]
+    for number, index in enumerate(unmatched):
+        for earlier in unmatched[:number]:
             assert (marks[index] == marks[earlier])[: bands * rows].mean() < 0.93
 
 

@@ -81,8 +81,8 @@ def test_quotas_are_filled_and_what_is_lacking_is_refilled(quotas, supply):
     counts = fill(quotas, supply)
     able = [0 if q is None else n for q, n in zip(quotas, supply, strict=True)]
     assert sum(counts) == min(sum(q or 0 for q in quotas), sum(able))
-    for quota, have, given_ in zip(quotas, able, counts, strict=True):
-        assert min(quota or 0, have) <= given_ <= have
+    for quota, available, count in zip(quotas, able, counts, strict=True):
+        assert min(quota or 0, available) <= count <= available
 
 
 # -- the sample ----------------------------------------------------

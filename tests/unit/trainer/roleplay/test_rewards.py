@@ -148,8 +148,10 @@ _WORDS = (
     "……",
     "ㅋㅋ",
 )
-_PIECES = st.sampled_from('"“”＂「」\n\u2028\0.요이 \u200b😀\u1100\u1161') | st.sampled_from(_WORDS)
-_TEXT = st.one_of(st.text(max_size=60), st.lists(_PIECES, max_size=14).map("".join))
+_FRAGMENTS = st.sampled_from('"“”＂「」\n\u2028\0.요이 \u200b😀\u1100\u1161') | st.sampled_from(
+    _WORDS
+)
+_TEXT = st.one_of(st.text(max_size=60), st.lists(_FRAGMENTS, max_size=14).map("".join))
 
 
 @settings(max_examples=150, deadline=None)

@@ -9,7 +9,7 @@ from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.tables import columns
 
 #: The stats that must be visible for each update.
-WANTED = (
+EXPECTED_NAMES = (
     "completion_length_mean",
     "metricx_score_mean",
     "metricx_score_std",
@@ -43,7 +43,7 @@ def displayed_lines(
 ) -> list[list[str]]:
     """Return the words of each line of an update with the values 1.5, 2.5, ... in order."""
     monkeypatch.setenv("COLUMNS", str(width))
-    line = {name: index + 1.5 for index, name in enumerate(WANTED)}
+    line = {name: index + 1.5 for index, name in enumerate(EXPECTED_NAMES)}
     line |= {"update": 7, "samples": 8, "r_seq_mean": None}
     line |= dict.fromkeys(("rollout_s", "logprob_s", "reward_s", "update_s"), 0.1)
     with Console(*columns(RewardConfig()), 9, verbose=verbose) as console:
@@ -56,14 +56,14 @@ def numbers_in(words: list[str]) -> set[float]:
     return {float(word) for word in words if word[:1].isdigit()}
 
 
-EVERY = {index + 1.5 for index in range(len(WANTED))}
+ALL_NUMBERS = {index + 1.5 for index in range(len(EXPECTED_NAMES))}
 
 
 def test_a_wide_terminal_shows_every_figure_on_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     titles, values = displayed_lines(capsys, monkeypatch, 400)
-    assert numbers_in(values) >= EVERY
+    assert numbers_in(values) >= ALL_NUMBERS
     assert "approx_kl" in titles and "A_norm" in titles and "minor" in titles
 
 
@@ -72,10 +72,10 @@ def test_a_narrow_one_shows_a_few_unless_all_are_asked_for(
 ) -> None:
     titles, values = displayed_lines(capsys, monkeypatch, 100)
     assert titles[:4] == ["update", "r_seq", "cover", "metricx"] and "A_norm" not in titles
-    assert values[:2] == ["7", "-"] and not numbers_in(values) >= EVERY
+    assert values[:2] == ["7", "-"] and not numbers_in(values) >= ALL_NUMBERS
     lines = displayed_lines(capsys, monkeypatch, 100, verbose=True)
     assert len(lines) > 2 and len(lines) % 2 == 0  # titles once, then values, in as many lines
-    assert numbers_in([word for line in lines for word in line]) >= EVERY
+    assert numbers_in([word for line in lines for word in line]) >= ALL_NUMBERS
 
 
 @pytest.mark.parametrize("width", [60, 80, 120, 200])
@@ -83,7 +83,7 @@ def test_titles_stand_over_their_values(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
-    line = dict.fromkeys(WANTED, 1.0) | {"update": 1, "samples": 1}
+    line = dict.fromkeys(EXPECTED_NAMES, 1.0) | {"update": 1, "samples": 1}
     line |= dict.fromkeys(("rollout_s", "logprob_s", "reward_s", "update_s"), 0.1)
     with Console(*columns(RewardConfig()), 9, verbose=True) as console:
         console.update(line)

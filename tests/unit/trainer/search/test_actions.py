@@ -144,8 +144,26 @@ def test_every_reason_has_a_case_and_its_words() -> None:
     assert all(Invalid(reason).detail for reason in FAULTS)
 
 
-_PIECES = ["<think>", "</think>", "<search>", "</search>", "<bbox>", "</bbox>", "true", "[1,2,3,4]"]
-_PIECES += ["<search_complete>", "</search_complete>", "<answer>", "<Search>", " ", "a", "\n", "\0"]
+_FRAGMENTS = [
+    "<think>",
+    "</think>",
+    "<search>",
+    "</search>",
+    "<bbox>",
+    "</bbox>",
+    "true",
+    "[1,2,3,4]",
+]
+_FRAGMENTS += [
+    "<search_complete>",
+    "</search_complete>",
+    "<answer>",
+    "<Search>",
+    " ",
+    "a",
+    "\n",
+    "\0",
+]
 
 
 _FORM = re.compile(
@@ -156,7 +174,7 @@ _FORM = re.compile(
 _TAGS = re.compile(r"</?(think|search|bbox|search_complete|answer)>", re.IGNORECASE)
 
 
-@given(st.one_of(st.text(), st.lists(st.sampled_from(_PIECES)).map("".join)))
+@given(st.one_of(st.text(), st.lists(st.sampled_from(_FRAGMENTS)).map("".join)))
 def test_any_text_is_an_action_or_has_a_reason(text) -> None:
     action = parse(text)
     assert parse(text) == action and isinstance(action, Search | Crop | Complete | Invalid)

@@ -17,8 +17,8 @@ from trainer.search.records import Question
 from trainer.search.rollout.prompt import opening, template_messages
 
 CONFIGS = Path(__file__).parents[4] / "configs/search"
-NOT_ASKED = {"answering.generator.model": "", "answering.judge.model": None}
-ASKED = {
+UNSET_MODELS = {"answering.generator.model": "", "answering.judge.model": None}
+SERVICE_VALUES = {
     "answering.generator.model": "gpt-5-mini-2025-08-07",
     "answering.generator.effort": "medium",
     "answering.generator.deadline_s": 600,
@@ -38,10 +38,10 @@ def both(max_calls: int) -> dict[str, int]:
 
 #: name: B, N, B x N, turns, weights of judge, NDCG and form, gate, tokens of an answer, other keys.
 TABLE: dict[str, tuple[int, int, int, int, tuple[float, ...], bool, int | None, dict[str, Any]]] = {
-    "phase1": (32, 4, 128, 7, (0, 0.9, 0.1), True, None, NOT_ASKED),
-    "focused_r1": (16, 8, 128, 7, (1, 0, 0), False, 3072, ASKED | both(64)),
-    "focused_r2": (8, 16, 128, 15, (1, 0, 0), False, 3072, ASKED | both(64)),
-    "focused_r3": (32, 16, 512, 15, (1, 0, 0), False, 5120, ASKED | both(512)),
+    "phase1": (32, 4, 128, 7, (0, 0.9, 0.1), True, None, UNSET_MODELS),
+    "focused_r1": (16, 8, 128, 7, (1, 0, 0), False, 3072, SERVICE_VALUES | both(64)),
+    "focused_r2": (8, 16, 128, 15, (1, 0, 0), False, 3072, SERVICE_VALUES | both(64)),
+    "focused_r3": (32, 16, 512, 15, (1, 0, 0), False, 5120, SERVICE_VALUES | both(512)),
 }
 #: Keys of all four presets.
 COMMON = {

@@ -56,10 +56,10 @@ def test_single_turns_are_left_out(model: Path, tmp_path: Path) -> None:
 def test_turns_are_learned_all_the_last_or_each_in_a_row(model: Path, tmp_path: Path) -> None:
     rows = [{"messages": turns("안녕", "네", "왜?", "그냥")}]
     texts_by_mode = {
-        which: [
-            trained_text(row) for row in part_of(model, tmp_path, rows, data={"turns": which}).rows
+        mode: [
+            trained_text(row) for row in part_of(model, tmp_path, rows, data={"turns": mode}).rows
         ]
-        for which in ("all", "last", "each")
+        for mode in ("all", "last", "each")
     }
     assert texts_by_mode == {
         "all": ["네<|im_end|>그냥<|im_end|>"],

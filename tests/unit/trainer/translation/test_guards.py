@@ -23,11 +23,11 @@ from trainer.translation.rewards.reward_batch import Scores
 SRC = "Please save all of your changes before you close the window, or they will be lost."
 MT = "창을 닫기 전에 변경한 내용을 모두 저장하세요. 그렇지 않으면 변경 내용이 사라집니다."
 JAPANESE = "ウィンドウを閉じる前に変更をすべて保存しないと、変更した内容がすべて失われます。"
-SHOWN = GuardConfig(shown=True)
+LOGGED_GUARDS = GuardConfig(shown=True)
 
 
 def guard_values(mt: str, src: str = SRC, pair: str = "en-US>ko-KR") -> dict[str, float]:
-    return guard_faults(src, mt, *pair.split(">"), SHOWN)
+    return guard_faults(src, mt, *pair.split(">"), LOGGED_GUARDS)
 
 
 def test_a_good_translation_has_no_fault() -> None:
@@ -97,7 +97,7 @@ def test_the_length_fault_grows_outside_the_band(first: int, second: int) -> Non
 @given(st.text(max_size=80), st.text(max_size=80), st.sampled_from(["ko", "de", "ja", "xx"]))
 @example("\ud800", "\ud800\x00", "ko")
 def test_every_fault_is_between_0_and_1(src: str, mt: str, tgt_lang: str) -> None:
-    values = guard_faults(src, mt, "en", tgt_lang, SHOWN)
+    values = guard_faults(src, mt, "en", tgt_lang, LOGGED_GUARDS)
     assert values.keys() == GUARDS.keys()
     assert all(0 <= guard_value <= 1 for guard_value in values.values())
 

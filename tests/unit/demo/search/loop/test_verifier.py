@@ -13,7 +13,7 @@ from demo.search.reading import HEIGHT, WIDTH, Sight
 from trainer.search.curation.verification.verifier import read_opinion
 
 SEEDS = range(3)
-SOME = read_keys()[::3]
+KEY_SUBSET = read_keys()[::3]
 
 
 class Seeing(Verifying):
@@ -32,12 +32,12 @@ class Seeing(Verifying):
 @pytest.fixture(scope="module")
 def right() -> dict[str, str]:
     reader = Seeing(error=0, unsure=0)
-    return {key.question: reader.says(key, 0)["answer"] for key in SOME}
+    return {key.question: reader.says(key, 0)["answer"] for key in KEY_SUBSET}
 
 
 def test_without_errors_it_reads_what_the_generator_reads(right):
     reader = Seeing(error=0, unsure=0)
-    for key in SOME:
+    for key in KEY_SUBSET:
         sights = reader.full_views(key)
         assert right[key.question] == reader.answer_from(key.question, sights)
 
@@ -46,7 +46,7 @@ def test_it_errs_as_often_as_it_is_told_and_half_of_that_each_time(right):
     error = 0.2
     reader = Seeing(error=error, unsure=0.05, seed=3)
     counts, stubborn = Counter(), 0
-    keys = SOME
+    keys = KEY_SUBSET
     for key in keys:
         opinions = [reader.says(key, seed) for seed in SEEDS]
         for opinion in opinions:
@@ -63,7 +63,7 @@ def test_it_errs_as_often_as_it_is_told_and_half_of_that_each_time(right):
 
 def test_it_says_the_same_to_the_same_and_seeds_differ(right):
     first_reader, equal_reader, other_reader = (Seeing(error=0.2, seed=seed) for seed in (1, 1, 2))
-    keys = SOME[:40]
+    keys = KEY_SUBSET[:40]
     opinions = [
         [reader.says(key, 0) for key in keys]
         for reader in (first_reader, equal_reader, other_reader)

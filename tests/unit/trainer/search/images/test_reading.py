@@ -21,7 +21,7 @@ from trainer.search.images.pictures import PictureError, read_picture
 from trainer.search.images.processor import ImageProcessor, ProcessedImage, load_reader
 from trainer.search.images.views import page_view
 
-SEES = SimpleNamespace(
+VISION_CONFIG = SimpleNamespace(
     model_type="qwen2_5_vl",
     vision_config=object(),
     image_token_id=1,
@@ -33,7 +33,7 @@ SEES = SimpleNamespace(
 
 def test_a_page_is_480_ids_for_a_7b_qwen() -> None:
     processor = Qwen2VLImageProcessor(patch_size=14, merge_size=2, max_pixels=12_845_056)
-    reader = ImageProcessor(processor, SEES, SightConfig())
+    reader = ImageProcessor(processor, VISION_CONFIG, SightConfig())
     page = page_view("deck_1", PagesHere().image("deck_1"), SightConfig())
     assert (page.view.width, page.view.height, reader.ids(page)) == (840, 448, 480)
     assert reader.never == [1, 2, 3, 4]
@@ -55,7 +55,7 @@ def test_a_folders_own_processor_leaves_pictures_as_they_are(tmp_path: Path) -> 
 
 
 def test_a_picture_of_another_size_is_no_frame() -> None:
-    reader = ImageProcessor(PROCESSOR, SEES, SightConfig.model_validate(TINY_SIGHT))
+    reader = ImageProcessor(PROCESSOR, VISION_CONFIG, SightConfig.model_validate(TINY_SIGHT))
     with pytest.raises(PictureError, match="resized"):
         _ = ProcessedImage(PagesHere().image("deck_1"), (1, 90, 160), reader).patches
 
@@ -63,7 +63,7 @@ def test_a_picture_of_another_size_is_no_frame() -> None:
 def test_a_policy_without_eyes_or_without_a_processor(tmp_path: Path) -> None:
     assert load_reader(str(tmp_path), SimpleNamespace(model_type="llama"), SightConfig()) is None
     with pytest.raises(UserError, match="its image processor"):
-        load_reader(str(tmp_path), SEES, SightConfig())
+        load_reader(str(tmp_path), VISION_CONFIG, SightConfig())
 
 
 def test_the_processor_is_that_of_the_policys_revision(

@@ -14,7 +14,7 @@ from trainer.search.reward.wellformed import format_fault
 
 PHASE1 = SearchRewardConfig(preset="phase1", w_judge=0, w_ndcg=0.9, w_format=0.1)
 #: The reward for the deck's second page, which these searches display second.
-FOUND = 0.1 + 0.9 * 0.6309
+EXPECTED_REWARD = 0.1 + 0.9 * 0.6309
 
 
 def only(*turns: str, **cfg: Any) -> Trajectory:
@@ -30,7 +30,7 @@ def value(trajectory: Trajectory) -> float | None:
 def test_a_well_formed_episode_earns_by_the_order_of_its_pages() -> None:
     sample = only(search("births"), search("births"))
     assert format_fault(sample) is None
-    assert value(sample) == pytest.approx(FOUND, abs=1e-4)
+    assert value(sample) == pytest.approx(EXPECTED_REWARD, abs=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_a_forced_end_is_no_fault_of_form() -> None:
     """Check forced episodes, which the original's checker always failed."""
     sample = only(*[search("births")] * 3, max_turns=2)
     assert (sample.end, format_fault(sample)) == ("forced", None)
-    assert value(sample) == pytest.approx(FOUND, abs=1e-4)
+    assert value(sample) == pytest.approx(EXPECTED_REWARD, abs=1e-4)
 
 
 def test_who_gives_up_earns_what_it_was_shown() -> None:

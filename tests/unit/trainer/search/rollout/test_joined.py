@@ -18,7 +18,7 @@ from trainer.search.records import ImageView, mask_digest
 from trainer.search.rollout.episode_tokens import EpisodeTokens, TurnTokenizer
 from trainer.search.rollout.prompt import Message, template_messages
 
-KEEPING = ["qwen2_5", "qwen2_5_vl", "qwen3_vl", "qwen3_instruct_2507"]
+KEEPING_TEMPLATES = ["qwen2_5", "qwen2_5_vl", "qwen3_vl", "qwen3_instruct_2507"]
 TURNS = [
     "<think>why</think>\n<search>births 1990</search>",
     " leading and trailing ",
@@ -51,7 +51,7 @@ def join(
     return joined
 
 
-@pytest.mark.parametrize("name", KEEPING)
+@pytest.mark.parametrize("name", KEEPING_TEMPLATES)
 def test_joined_ids_are_those_of_the_whole_conversation(name) -> None:
     tokenizer = qwen(name)
     ids = turn_ids(tokenizer)
@@ -64,13 +64,14 @@ def test_joined_ids_are_those_of_the_whole_conversation(name) -> None:
     assert ids.serving_note() is None
 
 
-@pytest.mark.parametrize("name", [*KEEPING, "qwen3", "qwen3_5_think"])
+@pytest.mark.parametrize("name", [*KEEPING_TEMPLATES, "qwen3", "qwen3_5_think"])
 def test_the_mask_lies_on_what_was_sampled_and_on_nothing_else(name) -> None:
     """Check masks. The original decoded and re-encoded texts, which can shift a mask."""
     tokenizer = qwen(name)
-    odd = [[5, 17, 6], [tokenizer.eos_token_id], ids_of(tokenizer, "가")[:1]]  # not canonical
+    odd_ids = [[5, 17, 6], [tokenizer.eos_token_id], ids_of(tokenizer, "가")[:1]]  # not canonical
     turns = [
-        SampledCompletion([*ids, tokenizer.eos_token_id], [-1.0] * (len(ids) + 1)) for ids in odd
+        SampledCompletion([*ids, tokenizer.eos_token_id], [-1.0] * (len(ids) + 1))
+        for ids in odd_ids
     ]
     joined = join(turn_ids(tokenizer), turns)
     pairs = zip(joined.completion_ids, joined.action_mask, strict=True)
@@ -117,23 +118,23 @@ def test_a_think_block_that_the_prompt_has_opened_belongs_to_the_turn() -> None:
     assert closed.prefill == ""
 
 
-_EACH = "<|im_start|>{{ m.role }}\n{{ m.content }}"
-_ASKS = "<|im_start|>assistant{{ '\\n' }}"
+_MESSAGE = "<|im_start|>{{ m.role }}\n{{ m.content }}"
+_GENERATION_PROMPT = "<|im_start|>assistant{{ '\\n' }}"
 FAULTY = {
     "writes a turn differently": (  # it numbers them
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }} {{ loop.index }}"
-        "<|im_end|>\n{% endfor %}" + _ASKS
+        "<|im_end|>\n{% endfor %}" + _GENERATION_PROMPT
     ),
     "begins a conversation differently .*": (  # it leaves out what is long ago
         "{% for m in messages %}{% if loop.first or loop.revindex < 4 %}"
-        + _EACH
+        + _MESSAGE
         + "<|im_end|>\n{% endif %}{% endfor %}"
-        + _ASKS
+        + _GENERATION_PROMPT
     ),
     "begins a conversation differently": (  # another role is asked than answers
-        "{% for m in messages %}" + _EACH + "<|im_end|>\n{% endfor %}<|im_start|>bot{{ '\\n' }}"
+        "{% for m in messages %}" + _MESSAGE + "<|im_end|>\n{% endfor %}<|im_start|>bot{{ '\\n' }}"
     ),
-    "does not stop": "{% for m in messages %}" + _EACH + "\n{% endfor %}" + _ASKS,
+    "does not stop": "{% for m in messages %}" + _MESSAGE + "\n{% endfor %}" + _GENERATION_PROMPT,
 }
 
 

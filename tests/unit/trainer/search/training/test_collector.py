@@ -8,7 +8,7 @@ from tests.kits.trainer.searching.finished import complete_turn, episode
 from trainer.search.records import EpisodeReward, GeneratedAnswer, Trajectory
 from trainer.search.training.collector import outage_reason
 
-GONE = "generator: nobody answers"
+UNANSWERED = "generator: nobody answers"
 
 
 def answered(id: str) -> Trajectory:
@@ -17,8 +17,8 @@ def answered(id: str) -> Trajectory:
 
 
 def unanswered_by_generator(id: str, status: Any = "failed") -> Trajectory:
-    reward = EpisodeReward(status=status, error=GONE)
-    return episode(id, answer=GeneratedAnswer(status=status, error=GONE), reward=reward)
+    reward = EpisodeReward(status=status, error=UNANSWERED)
+    return episode(id, answer=GeneratedAnswer(status=status, error=UNANSWERED), reward=reward)
 
 
 def not_found(id: str) -> Trajectory:
@@ -47,14 +47,16 @@ def test_it_goes_on_while_somebody_was_answered() -> None:
 
 
 def test_it_waits_where_nobody_was() -> None:
-    assert outage_reason_of(unanswered_by_generator("a"), unanswered_by_generator("b")) == GONE
-    assert outage_reason_of(unanswered_by_generator("a", "late")) == GONE
+    assert (
+        outage_reason_of(unanswered_by_generator("a"), unanswered_by_generator("b")) == UNANSWERED
+    )
+    assert outage_reason_of(unanswered_by_generator("a", "late")) == UNANSWERED
     assert outage_reason_of(not_found("a"), not_found("b")) == "retriever: upstream"
 
 
 def test_those_that_earn_their_0_by_themselves_are_no_answer() -> None:
     """Check that zeros without service calls do not hide an outage, which would waste questions."""
-    assert outage_reason_of(gave_nothing_to_answer("a"), unanswered_by_generator("b")) == GONE
+    assert outage_reason_of(gave_nothing_to_answer("a"), unanswered_by_generator("b")) == UNANSWERED
     assert outage_reason_of(gave_nothing_to_answer("a"), not_found("b")) == "retriever: upstream"
 
 

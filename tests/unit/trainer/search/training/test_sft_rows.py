@@ -42,9 +42,9 @@ TURNS = (
     crop(10, 10, 60, 40),
     "<think>ends in spaces </think><search>출생 Korea</search> \n\n",
 )
-SEEING = ["qwen2_5_vl", "qwen3_vl"]
-_PIECE = r"[ -~]|[^ -~]+"
-TEMPLATES = ["qwen2_5", "qwen3", "qwen3_instruct_2507", "qwen3_5_think", *SEEING]
+VISION_MODELS = ["qwen2_5_vl", "qwen3_vl"]
+_SEGMENT = r"[ -~]|[^ -~]+"
+TEMPLATES = ["qwen2_5", "qwen3", "qwen3_instruct_2507", "qwen3_5_think", *VISION_MODELS]
 
 
 def save_reader(folder: Path, name: str, *, sees: bool, **changes: Any) -> Path:
@@ -120,7 +120,8 @@ def read_rows(folder: Path, model: Path, run_dir: Path) -> SftPart:
 
 
 @pytest.mark.parametrize(
-    ("name", "sees"), [(name, False) for name in TEMPLATES] + [(name, True) for name in SEEING]
+    ("name", "sees"),
+    [(name, False) for name in TEMPLATES] + [(name, True) for name in VISION_MODELS],
 )
 def test_fine_tuning_learns_the_ids_and_the_mask_of_reinforcement(
     name: str, sees: bool, tmp_path: Path
@@ -179,7 +180,7 @@ class OneByOne:
 
     def __call__(self, text: str, **options: Any) -> dict[str, list[int]]:
         segment_ids = [
-            self._tokenizer(part, **options)["input_ids"] for part in re.findall(_PIECE, text)
+            self._tokenizer(part, **options)["input_ids"] for part in re.findall(_SEGMENT, text)
         ]
         return {"input_ids": [token for segment in segment_ids for token in segment]}
 

@@ -320,11 +320,11 @@ def test_memory_does_not_grow_with_what_episodes_say(tmp_path: Path, model: Path
     folder = text_run(tmp_path / "run", episodes)
     del episodes
     cfg = CurationConfig.model_validate({"distill": {"model": str(model), "duplicates": "keep"}})
-    wrote_ = Wrote()
+    writer = Wrote()
     tracemalloc.start()
-    prompts, read = read_prompts([folder], cfg, wrote_.visit)
+    prompts, read = read_prompts([folder], cfg, writer.visit)
     with row_spool() as spool:
-        result = make_distilled(prompts, wrote_.of, read, cfg, spool)
+        result = make_distilled(prompts, writer.of, read, cfg, spool)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert sum(sample.kept for sample in result.decisions) == 4

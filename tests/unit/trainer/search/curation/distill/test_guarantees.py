@@ -205,7 +205,7 @@ def test_turns_that_change_places_are_found() -> None:
 
 
 ANY = st.text(st.characters(codec=None), max_size=60)
-PIECES = st.lists(
+SEGMENTS = st.lists(
     st.one_of(
         ANY,
         st.sampled_from(
@@ -223,7 +223,7 @@ PIECES = st.lists(
 
 
 @settings(max_examples=300, deadline=None)
-@given(PIECES)
+@given(SEGMENTS)
 def test_whatever_is_let_through_takes_the_same_action(thought: str) -> None:
     """Check that any accepted text keeps the action, the blocks and the text around them."""
     turn = TURN.replace("look for births", thought)

@@ -21,7 +21,7 @@ from trainer.search.rollout.prompt import (
 
 CFG = EpisodeConfig(observation="text")
 SIGHT = CFG.sight
-SAID = [
+ENVIRONMENT_PHRASES = [
     page_line(page("deck_3"), 2, 10, CFG),
     page_line(page("deck_3"), 2, 10, EpisodeConfig(observation_line=["rank"])),
     page_line(page("deck_3"), 2, 10, EpisodeConfig(observation_line=["frame"])),
@@ -82,7 +82,7 @@ def accepted(text: str) -> Trajectory:
     return episode
 
 
-@pytest.mark.parametrize("phrase", [*SAID, *MARKS])
+@pytest.mark.parametrize("phrase", [*ENVIRONMENT_PHRASES, *MARKS])
 def test_what_the_environment_says_is_found_wherever_a_turn_says_it(phrase: str) -> None:
     assert invented(f"<think>births {phrase}</think>\n<search>births</search>") or invented(
         f"<think>births\n{phrase}</think>\n<search>births</search>"
