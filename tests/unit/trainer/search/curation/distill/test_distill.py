@@ -102,13 +102,13 @@ def test_of_many_the_best_are_taken_and_the_next_where_one_is_no_row(
     flags = ["--set", "distill.per_prompt=3", "--set", "distill.duplicates=keep"]
     out = distilled(tmp_path, model, episodes, *flags)
     assert [row["id"] for row in kept(out)] == ["run/1-q-3", "run/1-q-2", "run/1-q-1"]
-    flags = reasons(out)
-    assert flags["run/1-q-0"] == flags["run/1-q-5"] == "behind the best 3"
-    assert flags["run/1-q-4"] == "more than the 4096 ids that the model reads"
-    assert flags["run/1-q-6"] == "a query repeated"
-    assert flags["run/1-q-7"] == "ended as declined"
-    assert flags["run/1-q-8"] == "not right"
-    assert len(flags) == 20
+    reason_by_id = reasons(out)
+    assert reason_by_id["run/1-q-0"] == reason_by_id["run/1-q-5"] == "behind the best 3"
+    assert reason_by_id["run/1-q-4"] == "more than the 4096 ids that the model reads"
+    assert reason_by_id["run/1-q-6"] == "a query repeated"
+    assert reason_by_id["run/1-q-7"] == "ended as declined"
+    assert reason_by_id["run/1-q-8"] == "not right"
+    assert len(reason_by_id) == 20
 
 
 def test_success_alone_is_a_rule_of_its_own(tmp_path: Path, model: Path) -> None:
@@ -131,9 +131,12 @@ def test_success_alone_is_a_rule_of_its_own(tmp_path: Path, model: Path) -> None
     flags = ["--config", SUCCESS_ONLY, "--set", "distill.duplicates=keep"]
     out = distilled(tmp_path, model, episodes, *flags)
     assert [row["id"][-1] for row in kept(out)] == ["5", "2", "1", "0"]
-    flags = reasons(out)
-    assert flags["many"] == "more than 8 of them are right"
-    assert flags["run/1-q-3"] == "an NDCG of 0 at most" and flags["run/1-q-4"] == "no NDCG"
+    reason_by_id = reasons(out)
+    assert reason_by_id["many"] == "more than 8 of them are right"
+    assert (
+        reason_by_id["run/1-q-3"] == "an NDCG of 0 at most"
+        and reason_by_id["run/1-q-4"] == "no NDCG"
+    )
 
 
 def test_forced_and_invalid_turns_are_never_targets(tmp_path: Path, model: Path) -> None:
@@ -234,9 +237,9 @@ def test_a_lucky_answer_is_no_row(tmp_path: Path, model: Path) -> None:
     CurationRecord([entry]).write(record)
     out = distilled(tmp_path, model, episodes, "--record", record)
     assert [row["question_id"] for row in kept(out)] == ["seen", "twin", "same"]
-    decisions = reasons(out)
+    reason_by_id = reasons(out)
     for name in ("lucky", "half", "unsent"):
-        assert decisions[f"run/1-{name}-0"] == "no evidence shown"
+        assert reason_by_id[f"run/1-{name}-0"] == "no evidence shown"
     out = distilled(tmp_path / "b", model, episodes, "--set", "distill.evidence=any")
     assert len(kept(out)) == 6
 
@@ -259,13 +262,13 @@ def test_what_was_condemned_is_not_learned(tmp_path: Path, model: Path) -> None:
     flags = ["--record", tmp_path / "record.jsonl", "--exclude", tmp_path / "bad.txt"]
     out = distilled(tmp_path, model, episodes, *flags)
     assert [row["question_id"] for row in kept(out)] == ["good", "cleared"]
-    decisions = reasons(out)
-    assert decisions["wrong"] == "verified: GT_ERROR"
-    assert decisions["suspected"] == "diagnosed: reference_suspected"
-    assert decisions["memory"] == "hallucinations: own_knowledge"
-    assert decisions["run/1-guessed-0"] == "hallucinations: luck"
-    assert decisions["by-hand"] == "excluded by hand"
-    assert decisions["unanswered"] == "verified: no verdict: the judge did not answer"
+    reason_by_id = reasons(out)
+    assert reason_by_id["wrong"] == "verified: GT_ERROR"
+    assert reason_by_id["suspected"] == "diagnosed: reference_suspected"
+    assert reason_by_id["memory"] == "hallucinations: own_knowledge"
+    assert reason_by_id["run/1-guessed-0"] == "hallucinations: luck"
+    assert reason_by_id["by-hand"] == "excluded by hand"
+    assert reason_by_id["unanswered"] == "verified: no verdict: the judge did not answer"
     inputs = json.loads((out / "manifest.json").read_text())["inputs"]
     assert set(inputs) == {str(tmp_path / "record.jsonl"), str(tmp_path / "bad.txt")}
     assert len(kept(distilled(tmp_path / "b", model, episodes))) == len(names)
