@@ -177,13 +177,13 @@ def test_what_a_killed_process_left_goes_and_nothing_else(tmp_path: Path) -> Non
 
 def test_only_who_writes_a_file_alone_takes_away_what_another_left_of_it(tmp_path: Path) -> None:
     path = tmp_path / "b[1].json"
-    left, neighbour = temporary_of(path), temporary_of(tmp_path / "b1.json")
-    for temporary in (left, neighbour):
+    left, other_temporary = temporary_of(path), temporary_of(tmp_path / "b1.json")
+    for temporary in (left, other_temporary):
         temporary.write_text("")
     write_atomic(path, "1")
     assert left.exists()  # another process may be writing it
     write_atomic(path, "2", alone=True)
-    assert not left.exists() and neighbour.exists() and path.read_text() == "2"
+    assert not left.exists() and other_temporary.exists() and path.read_text() == "2"
 
 
 def _renames(path: Path) -> bool:

@@ -233,11 +233,11 @@ def test_encoded_is_small():
 
 
 def test_given_up_samples_are_neither_tokenised_nor_kept():
-    tokenised = []
+    tokenized_texts = []
 
     class Counting(Gate):
         def encode(self, samples, options):
-            tokenised.extend(s.mt for s in samples)
+            tokenized_texts.extend(s.mt for s in samples)
             time.sleep(0.01)
             return super().encode(samples, options)
 
@@ -256,7 +256,7 @@ def test_given_up_samples_are_neither_tokenised_nor_kept():
         await last.job.done
 
     _run(test, backend)
-    assert len(tokenised) < 500  # of 8,000
+    assert len(tokenized_texts) < 500  # of 8,000
 
 
 def test_bulk_is_tokenised_however_much_interactive_work_there_is():
@@ -292,12 +292,12 @@ def test_a_lifted_sample_is_scored_once():
         first = submit("opens the model")
         await _until(lambda: first.flights[0].is_dispatched)
         bulk = submit("bulk", "wanted", priority="bulk")
-        now = submit("wanted")  # while the tokeniser has it
+        now = submit("wanted")  # while it is being tokenized
         go.set()
         last = submit("last")
         await _until(lambda: last.flights[0].encoded)
         also = submit("later", priority="bulk")
-        later = submit("later")  # perhaps before the tokeniser has it
+        later = submit("later")  # perhaps before it is tokenized
         await _until(lambda: also.flights[0].encoded)
         after = submit("after", priority="bulk")
         await _until(lambda: after.flights[0].encoded)

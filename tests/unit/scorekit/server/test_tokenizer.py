@@ -27,8 +27,8 @@ FOLDERS = {
     "golden": ROOT / "tests/golden/metricx_tiny",
 }
 NAMES = (*FOLDERS, "qwen3", "mistral")
-#: What a normaliser joins, splits, drops or turns into spaces; marks that belong to what stands
-#: before or behind them; written special tokens; runs without a space.
+#: Characters that a normalizer joins, splits, drops or turns into spaces; marks that combine with
+#: neighboring characters; special tokens as text; long runs without a space.
 NASTY = [
     " ",
     "  ",

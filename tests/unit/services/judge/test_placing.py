@@ -51,7 +51,7 @@ def test_a_place_holds_the_quote_and_is_its_only_one(text, quote, context):
         assert 0 <= location.start < location.end <= len(text)
         stretch = text[location.start : location.end]
         assert stretch == quote or folded(stretch) == folded(quote) != ""
-        if len(exact) > 1:  # only the context can have told
+        if len(exact) > 1:  # only the context can decide
             assert stretch == quote and folded(context) != folded(quote)
             assert folded(quote) in folded(context) and folded(context) in folded(text)
     elif location == "absent":

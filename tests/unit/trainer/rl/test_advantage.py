@@ -102,8 +102,8 @@ def test_masked_tokens_are_not_part_of_the_batch() -> None:
 
 
 def test_center_groups_subtracts_the_mean_of_a_prompt() -> None:
-    centred = center_groups(torch.tensor([1.0, 3.0, 10.0, 20.0]), [7, 7, 2, 2])
-    assert centred.tolist() == [-1, 1, -5, 5]
+    centered = center_groups(torch.tensor([1.0, 3.0, 10.0, 20.0]), [7, 7, 2, 2])
+    assert centered.tolist() == [-1, 1, -5, 5]
     uneven = center_groups(torch.tensor([1.0, 3.0, 10.0]), [0, 0, 1])
     assert uneven.tolist() == [-1, 1, 0]
 
@@ -113,8 +113,8 @@ def test_centering_a_group_is_an_option() -> None:
     valid = [[True]] * 4
     plain = combined([1.0, 3.0, 10.0, 20.0], rows, valid, [0, 0, 1, 1])
     assert plain.raw[:, 0].tolist() == [1, 3, 10, 20]
-    centred = combined([1.0, 3.0, 10.0, 20.0], rows, valid, [0, 0, 1, 1], center=True)
-    assert centred.raw[:, 0].tolist() == [-1, 1, -5, 5]
+    centered = combined([1.0, 3.0, 10.0, 20.0], rows, valid, [0, 0, 1, 1], center=True)
+    assert centered.raw[:, 0].tolist() == [-1, 1, -5, 5]
 
 
 def test_group_norm_equals_grpo_for_samples_of_equal_length() -> None:
@@ -237,8 +237,8 @@ def test_tokens_that_no_span_can_reach_are_excluded_or_get_the_sequence_reward_a
 
 def test_options_reach_the_advantages() -> None:
     rollouts, rewards = batch()
-    centred = rollout_advantages(rollouts, rewards, RLConfig(center_groups=True))
-    assert centred.raw[0].tolist() == [0.0, -5.0, 0.0]
+    centered = rollout_advantages(rollouts, rewards, RLConfig(center_groups=True))
+    assert centered.raw[0].tolist() == [0.0, -5.0, 0.0]
     grouped = rollout_advantages(rollouts, rewards, RLConfig(advantage_norm="group"))
     assert grouped.values[0, :2].tolist() == pytest.approx([1, -1])
     assert not grouped.values[1].any()

@@ -20,7 +20,7 @@ DATA = Path(__file__).parents[3] / "data/roleplay"
 AIM = 0.95
 
 
-def _labelled(name):
+def _labeled(name):
     label = ""
     for line in (DATA / name).read_text(encoding="utf-8").splitlines():
         if line.startswith("# "):
@@ -38,7 +38,7 @@ def _level(text):
 
 @pytest.mark.parametrize(("name", "min_count"), [("speech.txt", 200), ("speech_unseen.txt", 60)])
 def test_speech_levels_of_labelled_sentences(name, min_count):
-    results = [(label, _level(text), text) for label, text in _labelled(name)]
+    results = [(label, _level(text), text) for label, text in _labeled(name)]
     assert len(results) >= min_count
     print(
         *(f"{label}, read as {level}: {text}" for label, level, text in results if label != level)
@@ -62,11 +62,11 @@ def test_speech_levels_of_labelled_sentences(name, min_count):
 
 @pytest.mark.parametrize(("name", "min_count"), [("acting.txt", 50), ("acting_unseen.txt", 25)])
 def test_who_acts_in_labelled_narrations(name, min_count):
-    labelled = list(_labelled(name))
-    assert len(labelled) >= min_count
-    wrong = [text for label, text in labelled if (label == "acts") != acts(text, "민수", "유나")]
-    print(f"{name}: {len(labelled) - len(wrong)} of {len(labelled)} right", *wrong)
-    assert len(wrong) <= 0.05 * len(labelled)
+    labeled = list(_labeled(name))
+    assert len(labeled) >= min_count
+    wrong = [text for label, text in labeled if (label == "acts") != acts(text, "민수", "유나")]
+    print(f"{name}: {len(labeled) - len(wrong)} of {len(labeled)} right", *wrong)
+    assert len(wrong) <= 0.05 * len(labeled)
 
 
 @pytest.mark.parametrize(

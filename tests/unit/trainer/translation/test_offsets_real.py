@@ -55,7 +55,7 @@ def check(alignment: Alignment, tokenizer: Any, ids: list[int]) -> None:
 def test_offsets_agree_with_the_tokenizers_own(name: str, script: str) -> None:
     """Compare offsets computed from ids with those from encoding the text."""
     tokenizer = real_tokenizer(name)
-    text = decode_completion(tokenizer, ids_of(tokenizer, HARD[script]))  # as it normalises
+    text = decode_completion(tokenizer, ids_of(tokenizer, HARD[script]))  # as it normalizes
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     alignment = align_completion(tokenizer, encoded["input_ids"], RAW)
     check(alignment, tokenizer, encoded["input_ids"])
