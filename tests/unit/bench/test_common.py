@@ -81,8 +81,8 @@ def test_waste_and_arithmetic_are_counted_from_the_batches():
     assert (work.real_tokens, work.padded_tokens, work.batches) == (28, 32, 2)
     assert work.waste == 4 / 32
     shape = {"layers": 2, "hidden": 8, "intermediate": 32, "heads": 2}
-    linear = 2 * (4 * 8 * 8 + 2 * 8 * 32)  # a token
-    attention = 4 * 8  # a token and a token that it attends to
+    linear = 2 * (4 * 8 * 8 + 2 * 8 * 32)  # per token
+    attention = 4 * 8  # per token and token that it attends to
     squares = 10**2 + 6**2 + 3 * 4**2
     assert work.flops(padded=False, **shape) == 2 * (28 * linear + squares * attention)
 

@@ -139,7 +139,7 @@ def test_through_the_control_a_sample_gets_what_the_true_services_say_of_others(
         ]
         for name, top in (("metricx", 25.0), ("xcomet", 1.0))
     ]
-    assert dealt[0] == dealt[1]  # the same other sample
+    assert dealt[0] == dealt[1]  # the same partner sample
     assert all(s.end <= 5 for result in scores.results["xcomet"] for s in result.error_spans)
 
 

@@ -63,7 +63,7 @@ def ends_cleanly(path: Path) -> bool:
     if typed:
         return all("clean_exit" in calls(node) for node in typed)
     if "bench.common" in ast.unparse(tree) and "run" in calls(tree):
-        return True  # bench.common.run has it
+        return True  # bench.common.run uses it
     return bool(calls(tree) & {"clean_exit", "run_command"})
 
 

@@ -77,7 +77,7 @@ def test_a_fault_names_file_and_key(tmp_path, text, reason):
         ("nmae=x", " (did you mean name?)"),
         ("lr=1", " (did you mean rl.lr?)"),  # a key of another section
         ("rl.name=x", " (did you mean name?)"),
-        ("limit=1", " (did you mean first.limit?)"),  # of two such keys the first
+        ("limit=1", " (did you mean first.limit?)"),  # the first of two such keys
         ("sets.a.lmit=1", " (did you mean sets.a.limit?)"),  # in a section with a user-defined name
         ("rll.lr=1", " (did you mean rl?)"),
         ("rl.patience=1", ""),

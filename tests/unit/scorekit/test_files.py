@@ -26,10 +26,10 @@ from tests.kits.disk.full import full_disk
 ROOT = Path(__file__).parents[3]
 #: Modules that rename files without scorekit/files.py, with the reason.
 NO_WRITERS = {
-    "scorekit/score_database.py",  # puts a broken file aside
+    "scorekit/score_database.py",  # moves a broken file aside
     "synth/storage/answer_cache/repair.py",  # a SQLite file with its log
     "synth/storage/views.py",  # appends
-    "trainer/rl/engines/vllm.py",  # weights for a server, of no use after the run
+    "trainer/rl/engines/vllm.py",  # weights for a server, unused after the run
 }
 
 

@@ -78,7 +78,7 @@ def test_a_data_frame_that_pandas_wrote(tmp_path):
 )
 def test_a_quote_that_closes_no_cell_is_text(tmp_path, cell):
     """Check quotes in the first and last column, inside the file and at its end."""
-    both = [([cell, "b"], ["a", cell]), ([cell, cell],)] if cell != '"' else []  # they close it
+    both = [([cell, "b"], ["a", cell]), ([cell, cell],)] if cell != '"' else []  # these close it
     for rows in *both, ([cell, "b"],), (["a", cell],):
         content = "".join("\t".join(row) + "\n" for row in [["src", "mt"], *rows, ["c", "d"]])
         assert tsv(tmp_path, content) == [*rows, ["c", "d"]]

@@ -145,7 +145,7 @@ def the_requests(cfg, servers):
     async def work(clients):
         await PrefilterScore().process(record(), clients)
         await Generate128().process(record(), clients)
-        servers[0].fail(500, times=1)  # of the next one: how long until it comes again
+        servers[0].fail(500, times=1)  # for the next request, to measure its retry delay
         await clients.translate(record(source_text="또"), temperature=0.0, n=1, seed=1)
 
     error = call_services(cfg, servers, work)
@@ -260,7 +260,7 @@ def the_log(cfg, servers):
 
 #: Key of the seed's YAML -> another value and the function that shows the difference.
 CHANGES = {
-    "run.out_dir": (None, None),  # the_sample looks for the file there, in each test's own folder
+    "run.out_dir": (None, None),  # the_sample reads this file from each test's own folder
     "run.seed": (99, the_sample),
     "run.log_level": ("ERROR", the_log),
     "data.madlad_dataset": ("someone/madlad", the_hub),
@@ -351,7 +351,7 @@ def test_a_key_changes_what_the_pipeline_does(key, base, servers, tmp_path, monk
     monkeypatch.setenv("OTHER_KEY", "second")
     value, observe = CHANGES[key]
     value = {"CACHE": str(tmp_path / "scores.sqlite"), "METRICX": servers[2]}.get(str(value), value)
-    if key == "segmentation.mode":  # an error, where nothing is as the mode says
+    if key == "segmentation.mode":  # an error if no data matches the mode
         with pytest.raises(UserError, match="no source left"):
             observe(changed(base, key, value, tmp_path / "b"), servers)
         return

@@ -198,7 +198,7 @@ def test_names_links_and_code_that_stay_are_no_copy():
     assert failed("Bluetooth", src="Bluetooth") == []
     assert failed("Administrator", src="Administrator", languages="en-de") == []
     assert failed("UniFi Protect 설정", src="UniFi Protect settings") == []
-    copy = "Home Assistant"  # a name, or two words that nobody translated
+    copy = "Home Assistant"  # a name, or two untranslated words
     assert "copied_source" in failed(copy, src=copy)
     assert failed(copy, src=copy, min_letters=30) == []
     assert failed(copy, src=copy, min_language_chars=15) == []

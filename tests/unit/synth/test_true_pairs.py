@@ -12,7 +12,7 @@ from bench.synth.numbers import KINDS, outcomes, spoil
 from scorekit.text.rules import Pair
 from synth.filters import RULES, RuleConfig, check_rules
 
-#: Ten for each two languages, dense in numbers, dates, counters and names.
+#: Ten pairs for each two languages, with many numbers, dates, counters and names.
 KO_EN = [
     (
         "지난해 이 섬을 찾은 관광객은 300만 명으로 2019년의 두 배였다.",
@@ -189,7 +189,7 @@ def test_most_of_what_chat_models_add_is_caught(half):
     assert min(shares.values()) > (0.75 if half == "unseen" else 0.9), shares
 
 
-#: Share of the spoilt pairs that a judge gets to see, or that are rejected.
+#: Share of the damaged pairs that are rejected or passed to a judge.
 SEEN = {
     "a digit changed": 0.9,
     "left out": 0.75,

@@ -91,11 +91,11 @@ def test_figures_worked_out_by_hand():
     human = [[0, -1, -5], [0, 0, -1]]
     metric = [[0.9, 0.8, 0.1], [0.5, 0.6, 0.7]]
     stats = _stats(human, metric)
-    # first segment: all in order; second: a tie of people's, and two pairs the wrong way round
+    # first segment: equal order; second: a tie of raters and two reversed pairs
     assert stats["kendall_item"] == pytest.approx((1 - 2 / np.sqrt(2 * 3)) / 2)
-    # a threshold of 0.1 makes (0.5, 0.6) the tie that it is, but (0.9, 0.8) and (0.6, 0.7) too
+    # a threshold of 0.1 ties (0.5, 0.6), correctly, but also (0.9, 0.8) and (0.6, 0.7)
     assert stats["acc_eq"] == pytest.approx((1 + 0) / 2)
-    # means: people 0, -0.5, -3; the metric 0.7, 0.7, 0.4: a tie of the metric is wrong
+    # means: raters 0, -0.5, -3; the metric 0.7, 0.7, 0.4, whose tie is wrong
     assert stats["system_accuracy"] == pytest.approx(2 / 3)
     means = pearsonr([0, -0.5, -3], [0.7, 0.7, 0.4]).statistic
     assert stats["system_pearson"] == pytest.approx(means)

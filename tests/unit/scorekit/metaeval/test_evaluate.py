@@ -82,7 +82,7 @@ def test_a_lower_is_better_metric_is_turned_and_its_means_are_shown_as_they_are(
 
 
 def test_a_failed_score_leaves_its_row_out_for_all_and_is_no_zero(human):
-    scores = human - 10  # a 0 would be the best of all
+    scores = human - 10  # a 0 would be the best score
     metrics = _evaluated(
         human, _metric(scores, "a", failed=(3, 4)), _metric(scores, "b", failed=(9,))
     )

@@ -89,7 +89,7 @@ def test_a_published_file(tmp_path):
         _error("the mouse", category="x", severity="HOTW-test", rater="r3"),
         _error('"quoted', category="No-error", severity="No-error", seg="2"),
     )
-    # the same text stands in all rows of a translation, but for the marks
+    # all rows of a translation have the same text except for the marks
     text = path.read_text(encoding="utf-8").replace("mouse</v>\t", "mouse</v>.\t")
     path.write_text(text, encoding="utf-8")
     judged = read_judgements(path)
@@ -175,7 +175,7 @@ def test_a_windows_file_with_a_byte_order_mark_is_the_same(tmp_path):
         # as in newstest2020: CSV quotes with the marks inside
         ('"""<v>""</v>Die ""E"" Flüssigkeit."', '""Die "E" Flüssigkeit.', [(1, 2)]),
         ('"Er sagte: ""<v>ja</v>"""', 'Er sagte: "ja"', [(11, 13)]),
-        # texts that are in quotes themselves
+        # texts that are quoted themselves
         ('"Why <v>does</v> it," I hear.', '"Why does it," I hear.', [(5, 9)]),
         ('"<v>Why</v>?"', '"Why?"', [(1, 4)]),
         ('"a" and "<v>b</v>"', '"a" and "b"', [(9, 10)]),

@@ -31,7 +31,7 @@ def _stats(metric_spans, *people):
 
 
 def test_characters_and_partial_credit_by_hand():
-    # 11 characters marked, 5 of them right; and 3, all right; people mark 5, 3 and 10
+    # spans of 11 characters (5 correct) and 3 (all correct); raters mark 5, 3 and 10
     metric_spans = [_span(4, 15), _span(20, 23)]
     gold = [_span(4, 9), _span(20, 23), _span(30, 40)]
     stats = _stats(metric_spans, gold)

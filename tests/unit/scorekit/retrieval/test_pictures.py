@@ -23,7 +23,7 @@ def test_the_ones_used_longest_ago_go_first():
         for page_id in "ababcacb":
             assert await cache.get(page_id) == page_id.encode() * 10
         assert fetched == ["a", "b", "c", "a", "b"]
-        await cache.get("xxxx")  # larger than all that may be kept: given, not kept
+        await cache.get("xxxx")  # above the cache's limit: returned but not cached
         await cache.get("b")
         assert fetched == ["a", "b", "c", "a", "b", "xxxx"]
 

@@ -101,7 +101,7 @@ def test_who_left_is_skipped_and_purged_and_who_was_lifted_is_taken_once():
     flights = [flight(1) for _ in range(5)]
     queue.put(flights)
     flights[0].is_abandoned = flights[3].is_abandoned = True
-    queue.put([flights[1]])  # it stands there already
+    queue.put([flights[1]])  # it is queued already
     queue.purge()
     assert len(queue) == 3
     assert [batch[0] for batch in drain(queue)] == [flights[1], flights[2], flights[4]]
@@ -112,7 +112,7 @@ def test_who_is_lifted_is_taken_once_and_among_the_interactive():
     flights = [flight(1, priority="bulk") for _ in range(3)]
     queue.put(flights)
     flights[2].priority = "interactive"
-    for _ in range(2):  # by two callers
+    for _ in range(2):  # for two callers
         queue.put([flights[2]])
     assert drain(queue) == [[flights[2]], flights[:2]]
 

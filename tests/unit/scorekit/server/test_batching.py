@@ -77,7 +77,7 @@ def test_interactive_goes_before_bulk_and_lifts_what_it_joins():
         await _until(lambda: all(f.encoded for f in bulk.flights))
         now = submit("now", "wanted")
         last = submit("last")
-        await _until(lambda: last.flights[0].encoded)  # and with it what was lifted before
+        await _until(lambda: last.flights[0].encoded)  # raised samples have been raised before it
         backend.open(3)
         for caller in (bulk, now, last):
             await caller.job.done
@@ -193,7 +193,7 @@ REQUESTS = st.lists(
 def test_every_waiter_gets_exactly_one_answer_its_own(requests, batch_s, patience_s):
     """Check repeated texts; 7 fails its batch, 11 has no finite score, and callers may cancel."""
     backend = FakeBackend(seconds_per_batch=batch_s, poison="7")
-    answered, callers = [], []  # who has left is kept, too, or another could get the id of its job
+    answered, callers = [], []  # keeps cancelled callers, too, so that no job id repeats
 
     def mt_of(text):
         return f"{text} " * (text + 1) + ("nan" if text == 11 else "")
@@ -268,7 +268,7 @@ def test_bulk_is_tokenised_however_much_interactive_work_there_is():
     async def test(batcher, submit):
         bulk = submit("bulk", priority="bulk")
         interactive = []
-        while not bulk.job.done.done():  # never fewer than ten pieces wait
+        while not bulk.job.done.done():  # at least ten tasks wait
             interactive = [o for o in interactive if not o.job.done.done()]
             interactive += [submit(f"{time.monotonic_ns()}") for _ in range(20 - len(interactive))]
             await asyncio.sleep(0)

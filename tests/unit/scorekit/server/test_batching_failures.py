@@ -91,7 +91,7 @@ def test_a_dead_thread_fails_its_waiters_and_says_so(broken):
         if broken == "forward":
             (answer,) = await waiting.answers()
             assert answer.type == "model_failure"
-        else:  # it was in nobody's hands: another replica may be asked
+        else:  # nothing was processing it: another replica may be tried
             with pytest.raises(RequestError, match="the model thread ended"):
                 await waiting.answers()
         await _until(lambda: batcher.is_dead)
@@ -159,7 +159,7 @@ def test_a_batch_that_does_not_fit_is_split_and_later_ones_are_smaller():
     backend = Small()
 
     async def test(batcher, submit):
-        batcher.ready.limit(2000)  # what warm-up would have refused
+        batcher.ready.limit(2000)  # a limit above what warm-up allows
         for name in "ab":
             answers = await submit(*(f"{name} {i} " * 15 for i in range(60))).answers()
             assert all("score" in answer for answer in answers)
@@ -287,12 +287,12 @@ def test_a_model_that_fails_every_text_is_not_ready_until_it_answers_again():
 
     async def test(batcher, submit):
         await submit("poison").answers()
-        assert batcher.unhealthy_reason() is None  # the text was at fault
+        assert batcher.unhealthy_reason() is None  # the text caused the error
         backend.sick = True
         await submit("a").answers()
         await _until(lambda: batcher.unhealthy_reason() == "the model fails")
         backend.sick = False
-        await _until(lambda: batcher.unhealthy_reason() is None)  # asked without a request
+        await _until(lambda: batcher.unhealthy_reason() is None)  # checked without a request
 
     _run(test, backend)
 
@@ -313,7 +313,7 @@ def test_a_model_that_hangs_is_not_ready_and_takes_no_more():
 
 
 def test_a_panic_of_the_tokenizer_fails_its_text_and_not_the_process():
-    class PanicException(BaseException):  # pyo3's is no Exception
+    class PanicException(BaseException):  # pyo3's PanicException is not an Exception
         pass
 
     class Panicking(FakeBackend):

@@ -55,7 +55,7 @@ async def batches_until(backend, caller):
         count = len(backend.texts)
         backend.open(1)
         await _until(lambda count=count: len(backend.texts) > count)
-        for _ in range(5):  # what the batch says is handed to the event loop
+        for _ in range(5):  # results are passed to the event loop
             await asyncio.sleep(0)
         await _until(lambda: backend.holds or caller.job.done.done())
     return len(backend.texts) - before
@@ -69,7 +69,7 @@ def test_a_word_waits_for_one_batch_of_a_huge_sample_and_not_for_all_its_windows
         await in_the_model(huge)
         word = submit("word")
         await waiting(word)
-        assert await batches_until(backend, word) == 2  # the one in hand, and its own
+        assert await batches_until(backend, word) == 2  # the current batch and its own
         assert not huge.job.done.done()
         backend.open(1000)
         (answer,) = await huge.answers()
@@ -104,7 +104,7 @@ def test_however_many_large_requests_there_are_small_ones_have_every_other_batch
     async def test(batcher, submit):
         large = [submit(*(f"{n} {k}" for k in range(80)), size=40) for n in range(3)]
         await in_the_model(large[0])
-        words = [submit(f"word {k}") for k in range(40)]  # of some batches
+        words = [submit(f"word {k}") for k in range(40)]  # they need several batches
         await waiting(*large, *words)
         backend.open(1000)
         for caller in (*large, *words):
@@ -115,7 +115,7 @@ def test_however_many_large_requests_there_are_small_ones_have_every_other_batch
     small = [index for index, owner in enumerate(owners) if owner == "word"]
     assert small == list(range(0, 2 * len(small), 2)) and len(small) > 1
     large = [owner for owner in owners if owner != "word"]
-    assert all(len(set(large[index : index + 3])) == 3 for index in range(0, 9, 3))  # each in turn
+    assert all(len(set(large[index : index + 3])) == 3 for index in range(0, 9, 3))  # in rotation
 
 
 def test_a_word_passes_large_requests_and_bulk_that_has_waited_for_long():
@@ -128,7 +128,7 @@ def test_a_word_passes_large_requests_and_bulk_that_has_waited_for_long():
         await waiting(*large, *bulk)
         word = submit("word")
         await waiting(word)
-        assert await batches_until(backend, word) <= 4  # in hand, bulk, a large one's, its own
+        assert await batches_until(backend, word) <= 4  # at most current, bulk, large, own
         backend.open(1000)
         for caller in (*large, *bulk):
             await caller.job.done
@@ -161,7 +161,7 @@ def test_windows_that_nobody_waits_for_any_more_are_not_scored():
         await in_the_model(huge)
         batcher.release(huge.job)
         assert batcher.in_flight == 0 and batcher.admission.room == 0
-        repeated = in_windows(submit, HUGE)  # who asks anew is answered
+        repeated = in_windows(submit, HUGE)  # a new request is answered
         await waiting(repeated)
         batcher.release(repeated.job)
         word = submit("word")
@@ -233,7 +233,7 @@ def test_what_a_small_request_wants_of_a_large_one_goes_with_the_small_ones():
         await waiting(large)
         small = submit("wanted")
         after = submit("after")
-        await waiting(after)  # and with it what was lifted before
+        await waiting(after)  # raised samples have been raised before it
         assert await batches_until(backend, small) == 2
         backend.open(1000)
         for caller in (large, after):

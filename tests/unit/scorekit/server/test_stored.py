@@ -42,7 +42,7 @@ def test_errors_that_a_judge_found_lie_in_both_texts():
     assert _counts(stored, sample)
     assert not _counts(stored | {"omissions": [left | {"end": 10}]}, sample)
     assert not _counts(stored | {"omissions": [left | {"text": "other"}]}, sample)
-    assert not _counts(stored)  # xCOMET knows how sure it is
+    assert not _counts(stored)  # xCOMET always has a confidence
     verdict = {"pass": True, "reason_code": "ok", "notes": ""}
     assert not _counts({"score": 0.0, "verdict": verdict}, sample)
     assert not _counts(stored, JudgeSample(task="own", src="The house", mt="집은 빨간색"))
@@ -95,7 +95,7 @@ def test_what_no_service_could_have_written_does_not():
     verdict = {"pass": True, "reason_code": "ok", "notes": "", "more": "text"}
     assert not _counts({"score": 1.0, "verdict": verdict}, JudgeSample(task="translation_filter"))
     assert not _counts(GOOD, JudgeSample(task="translation_filter"))
-    assert not _counts(to_json(GOOD).replace(b"0.5", b'0.5,"score":0.25', 1))  # of two names one
+    assert not _counts(to_json(GOOD).replace(b"0.5", b'0.5,"score":0.25', 1))  # a repeated key
 
 
 def test_raw_spans_lie_in_the_text_and_need_not_quote_it():

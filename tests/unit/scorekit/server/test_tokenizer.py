@@ -210,7 +210,7 @@ def test_xcomet_says_what_it_did_not_read():
     ids = encoded.payload.rows[0][1:509]
     assert encoded.fields["truncated"] == {"src": False, "mt": True, "ref": False}
     assert encoded.fields["mt_covered"] == decoded_length(fast_tokenizer("xcomet"), ids) < 180
-    # No span can end behind what was read.
+    # No span may end beyond the tokenized text.
     assert encoded.payload.read_offsets.max() <= encoded.fields["mt_covered"] + 1
 
 

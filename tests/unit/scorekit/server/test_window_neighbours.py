@@ -144,7 +144,7 @@ def test_neighbours_never_push_a_window_over_the_limit():
 
     for count, cores, reads in (
         (9, [4, 5], [5, 5]),  # six would fit by their sum, but are too many together
-        (12, [3, 3, 3, 3], [4, 4, 4, 4]),  # so are windows of six: they are cut in two
+        (12, [3, 3, 3, 3], [4, 4, 4, 4]),  # windows of six are too many, too: they are split in two
     ):
         backend = Sticky()
         outcome = _score(_numbered(count), limit=40, backend=backend)

@@ -84,7 +84,7 @@ def test_a_tag_names_its_script_or_implies_it():
     assert scripts_of("az-Cyrl") == scripts_of("az_RU") == ("Cyrillic",)
     assert scripts_of("pa-PK") == ("Arabic",) and scripts_of("pa") == ("Gurmukhi",)
     assert scripts_of("zh-TW") == scripts_of("zh-CN") == ("Han",)
-    assert scripts_of("tlh") == ()  # nobody says
+    assert scripts_of("tlh") == ()  # its script is unknown
 
 
 def test_the_scripts_of_three_in_four_of_madlads_languages_are_known():

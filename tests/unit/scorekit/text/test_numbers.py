@@ -107,7 +107,7 @@ def test_digits_and_words_of_a_value_are_the_same_either_way(value, pair):
 def test_a_number_that_is_gone_is_missing(value, pair):
     source, target = pair.split("-")
     assert missing_numbers(f"({value})", "()", source, target) == [str(value)]
-    if value > 100:  # of smaller ones a part may be meant: "3:30", half a year
+    if value > 100:  # smaller values may be part of another: "3:30", half a year
         assert missing_numbers(f"({value})", f"({value + 7})", source, target) == [str(value)]
 
 
@@ -172,7 +172,7 @@ def test_forms_of_a_number_are_the_same(forms):
     assert expected_numbers(forms["ko"], "ko")
 
 
-#: One quantity in two units, and in one of them.
+#: One quantity in two units and in one unit.
 UNITS = [
     {
         "en": "7 hours and 30 minutes",

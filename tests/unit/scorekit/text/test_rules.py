@@ -65,7 +65,7 @@ def test_judge_and_synthesis_measure_alike_and_part_at_their_thresholds() -> Non
         "Alles muss gespeichert sein.", "모두저장해야합 " + "xyzwqrvb" + " abcde", "de", "ko"
     )
     share = rules.wrong_script(mixed, SYNTHESIS)
-    assert share is None  # too few letters to say
+    assert share is None  # too few letters to decide
     long = dataclasses.replace(mixed, mt=" ".join([mixed.mt] * 2))
     share = rules.wrong_script(long, SYNTHESIS)
     assert share is not None and JUDGE.min_script_share < share < SYNTHESIS.min_script_share

@@ -84,7 +84,7 @@ def test_parts_are_cut_until_they_fit(texts, max_tokens):
         _ascends(borders, texts)
     for part, size in zip(pairwise(borders), sizes, strict=True):
         longest = max(b - a for a, b in zip(*part, strict=True))
-        assert size is not None or longest == 1  # a character of each is not cut any more
+        assert size is not None or longest == 1  # single characters are not cut further
 
 
 def test_a_part_is_cut_at_a_clause_and_in_the_same_share_of_each_text():
@@ -113,7 +113,7 @@ def test_windows_are_as_few_as_can_be_and_none_is_over_the_limit(sizes, max_toke
 def test_windows_are_about_equal_and_lack_no_text():
     assert pack([10] * 11, [[False]] * 11, 100) in ([0, 5, 11], [0, 6, 11])
     lacking = [[False, k >= 3] for k in range(6)]
-    assert pack([20, 20, 30, 20, 20, 20], lacking, 90) == [0, 2, 6]  # [0, 3, 6] is more equal
+    assert pack([20, 20, 30, 20, 20, 20], lacking, 90) == [0, 2, 6]  # [0, 3, 6] would be more equal
 
 
 @given(st.data(), st.lists(st.integers(0, 9), min_size=1, max_size=30), st.integers(1, 60))
@@ -186,7 +186,7 @@ def test_a_passage_that_one_text_lacks_moves_no_other_border():
         borders, mirrored = align(left, right), align(right, left)
         assert _agree(borders, true) > 0.9, missing
         assert _agree([(b, a) for a, b in mirrored], true) > 0.9, missing
-        ends = {left for left, _ in borders}  # also a passage may be cut between its sentences
+        ends = {left for left, _ in borders}  # a passage may be cut between its sentences, too
         assert sum(true[k][0] in ends for k in missing) >= len(missing) - 2, missing
 
 
@@ -203,7 +203,7 @@ def test_a_translation_without_marked_ends_of_sentences_is_cut_into_as_many():
         assert len(borders) > 30
         alone = [1 for x, y in pairwise(borders) if x[0] == y[0] or x[1] == y[1]]
         assert len(alone) <= 2
-        wide = [expected[0], *expected[2::3], expected[-1]]  # about where it belongs
+        wide = [expected[0], *expected[2::3], expected[-1]]  # near the correct position
         assert _agree(borders, wide) > 0.8
         assert all(b[position - 1] == " " for _, position in borders[1:-1])
 

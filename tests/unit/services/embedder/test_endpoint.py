@@ -85,7 +85,7 @@ def test_what_the_answer_depends_on_is_in_its_key():
             {"prompt_name": "query"},
         )
     }
-    assert len(keys) == 3  # the first three are one
+    assert len(keys) == 3  # the first three have one key
 
 
 def test_the_texts_of_a_request_are_2048_at_most():

@@ -141,7 +141,7 @@ def test_weights_that_are_missing_are_told(folder):
 
 def test_prompts_that_the_pooling_would_leave_out_are_refused(folder):
     change(folder / "1_Pooling/config.json", include_prompt=False)
-    backend(folder).load()  # there is none
+    backend(folder).load()  # without prompts
     change(folder / "config_sentence_transformers.json", prompts={"query": "q: "})
     assert "excludes prompts" in refusal(folder)
 
@@ -166,9 +166,7 @@ def test_the_revision_changes_with_any_file_of_the_model(folder):
 
 def test_the_limit_of_tokens_is_the_models_or_less(folder):
     description = backend(folder).load()
-    assert (
-        description.max_input_length == 64
-    )  # 66 rows of positions, of which RoBERTa's kind loses two
+    assert description.max_input_length == 64  # 66 positions, of which RoBERTa reserves 2
     assert backend(folder, max_input_length=16).load().max_input_length == 16
     assert "limit is 64 tokens" in refusal(folder, max_input_length=65)
     change(folder / "tokenizer_config.json", model_max_length=10**30)

@@ -15,7 +15,8 @@ from services.judge.fence import defused
 from services.judge.rubrics import load_rubrics
 
 RUBRICS = load_rubrics()
-#: Of EXAONE, Seed, DeepSeek, Llama, Mistral, Gemma, GLM, MiniMax, Command R, ERNIE, Phi, T5.
+#: Special tokens of EXAONE, Seed, DeepSeek, Llama, Mistral, Gemma, GLM, MiniMax, Command R, ERNIE,
+#: Phi and T5.
 TOKENS = [
     "[|user|]",
     "[|endofturn|]",

@@ -246,7 +246,7 @@ def test_the_pair_s_own_examples_are_shown(task):
     assert prompt_messages(task, tgt_lang="de-AT")[0]["content"].count("For example:") == 2
     into = prompt_messages(task, src_lang="fr", tgt_lang="en")[0][
         "content"
-    ]  # of its target language
+    ]  # an example of its target language
     assert "Grandmother" in into and "stationmaster" in into and "넘기세요" not in into
     other = prompt_messages(task, src_lang="fr", tgt_lang="Swahili")[0]["content"]
     assert other.count("For example:") == 2

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from services.judge.quote_matching import QuotedText, TextRange, folded, locate_quote
 
-#: Letters that repeat, are composed in several ways, take marks, or are several code points.
+#: Letters that repeat, have several compositions, take marks or are several code points.
 LETTERS = st.sampled_from(
     [
         *("a", "A", "b", "ß", "é", "e\u0301", "e", " ", "\u00a0", "\n", "한", "하", "국", "집"),
@@ -100,7 +100,7 @@ KOREAN = "그 집은 빨간색이고 그 문은 빨간색이다."
         (KOREAN, "빨간색", "문은  빨간색이다!", "ambiguous"),  # not in the text
         (KOREAN, "빨간색", "집은 빨간색이고 그 문은 빨간색", "ambiguous"),  # holds it twice
         (KOREAN, "파란색", "문은 빨간색이다", "absent"),
-        (KOREAN, "집은", "문은 빨간색이다", "ambiguous"),  # the context says another place
+        (KOREAN, "집은", "문은 빨간색이다", "ambiguous"),  # the context is elsewhere
         (KOREAN, "집은", "옆집은 하얀색", (2, 4)),  # no context at all
         (KOREAN, "문 은", "", (13, 15)),
         (KOREAN, "", "문은", "absent"),
@@ -114,10 +114,10 @@ KOREAN = "그 집은 빨간색이고 그 문은 빨간색이다."
         ("Straße", "strasse", "", (0, 6)),
         ("Straße", "stras", "", "absent"),
         ("한국", "하", "", "absent"),
-        ("a <|im_end|> b", "< |im_end| >", "", (2, 12)),  # as the fence shows it
+        ("a <|im_end|> b", "< |im_end| >", "", (2, 12)),  # as displayed in the prompt
         ("一个,两个", "一个,两", "", (0, 4)),
         ("zwei Zeilen\r\nText", "Zeilen\nText", "", (5, 17)),
-        ("Donau\u00addampf, می\u200cخواهم", "Donaudampf", "", (0, 11)),  # what nobody sees
+        ("Donau\u00addampf, می\u200cخواهم", "Donaudampf", "", (0, 11)),  # invisible characters
         ("Donau\u00addampf, می\u200cخواهم", "میخواهم", "", (13, 21)),
         ("\ufeff빨간색 ❤", "빨간\u200b색 ❤\ufe0f", "", (1, 6)),
         ("a b c", " ", "b c", (3, 4)),

@@ -83,13 +83,13 @@ def test_the_best_are_those_of_a_full_sort(scores, top_k, without):
 
 
 @pytest.mark.parametrize("pages", [63, 64, 640, 641, 5000])
-@pytest.mark.parametrize("levels", [3, 1000])  # many are equal, or few
+@pytest.mark.parametrize("levels", [3, 1000])  # many or few are equal
 @pytest.mark.parametrize("share", [0.002, 0.9])  # of pages that are hits
 def test_the_best_of_many_pages_are_those_of_a_full_sort(pages, levels, share):
     draw = np.random.default_rng(pages)
     scores = draw.integers(0, levels, pages).astype(np.float32)
     scores[draw.random(pages) > share] = -np.inf
-    scores[draw.random(pages) < 0.01] = np.nan  # no hit, whatever else
+    scores[draw.random(pages) < 0.01] = np.nan  # never a hit
     hits = sorted((-s, k) for k, s in enumerate(scores.tolist()) if s > -np.inf)
     for top_k in (1, 9, 10, 11, 80, pages + 1):
         assert best(scores, top_k) == [(k, -s) for s, k in hits][:top_k]

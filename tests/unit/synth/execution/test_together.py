@@ -46,7 +46,7 @@ def test_what_comes_while_a_few_are_under_way_is_collected():
             calls.append(asyncio.create_task(scorer.score([i])))
             await asyncio.sleep(0.01)
         assert client.calls == [1] * FEW
-        full = asyncio.create_task(scorer.score(list(range(8))))  # waits for nobody
+        full = asyncio.create_task(scorer.score(list(range(8))))  # sent without waiting
         calls += [asyncio.create_task(scorer.score([i] * 3)) for i in range(2)]
         await asyncio.sleep(0.01)
         assert client.calls == [1] * FEW + [8, 6]

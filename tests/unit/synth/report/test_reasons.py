@@ -41,7 +41,7 @@ CALLS = {
     "SourceFailed": 0,
     "Kept": 1,
     "_CandidateCheck": 1,
-    "_replace": 99,  # by keyword alone
+    "_replace": 99,  # only by keyword
     "broken": 1,
     "note_broken": 1,
 }

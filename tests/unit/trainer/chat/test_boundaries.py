@@ -51,8 +51,8 @@ def test_real_templates_are_right_with_markers_put_in(name: str) -> None:
     assert failed(chat_tokenizer(name), learned="last") == set()
 
 
-#: How a real template is broken, by its text and the token that ends its turns -> (what training
-#: has, what the model has, what is found).
+#: Functions that break a real template, given its text and the token that ends its turns. They
+#: return (the training template, the model's template, the failed check).
 BREAKS = {
     "the stop token stands outside": lambda text, end: (
         broken(".rstrip() %}", f".rstrip().removesuffix('{end}') %}}", marked(text)),
@@ -176,7 +176,7 @@ def test_a_system_turn_that_is_dropped_is_found() -> None:
         CHATML,
     )
     assert failed(byte_tokenizer(text)) == {"messages"}
-    assert failed(byte_tokenizer(text), [DIALOGUE[1:]]) == set()  # no row has one
+    assert failed(byte_tokenizer(text), [DIALOGUE[1:]]) == set()  # no row has a system turn
 
 
 def test_a_template_that_refuses_system_turns_is_told_where_a_row_has_one() -> None:
@@ -263,7 +263,7 @@ def test_qwen3_with_thoughts_in_the_rows_is_right() -> None:
     findings = {
         f.name: f for f in check_template(chat_tokenizer("qwen3"), [row], CHAT, learned="last")
     }
-    assert "probe" in findings["labelled text"].found  # not the row, but one without thoughts
+    assert "probe" in findings["labelled text"].found  # not the row, but a probe without thoughts
 
 
 def test_the_real_tokenizer_of_qwen3_keeps_the_bytes_of_the_last_character() -> None:

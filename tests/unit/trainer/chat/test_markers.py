@@ -63,7 +63,7 @@ def test_the_template_that_trl_knows_is_taken_where_it_is_right() -> None:
     assert "TRL" in trl_template.origin
     marked_template = training_template(
         chat_tokenizer("qwen2_5"), [DIALOGUE], CHAT
-    )  # it labels a "\n" more
+    )  # TRL's also labels a "\n"
     assert marked_template.template == marked(template_text("qwen2_5"))
 
 

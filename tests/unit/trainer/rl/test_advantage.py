@@ -53,7 +53,7 @@ def test_a_norm_has_mean_0_and_std_1_over_valid_tokens(
     values = advantages.values[advantages.mask]
     assert values.mean().item() == pytest.approx(0, abs=1e-6)
     deviation = advantages.raw[advantages.mask].std(correction=0).item()
-    expected = deviation / (deviation + 1e-8)  # 1, but for eps
+    expected = deviation / (deviation + 1e-8)  # 1 except for eps
     assert values.std(correction=0).item() == pytest.approx(expected, abs=1e-6)
     assert not advantages.values[~advantages.mask].any()
     for row, (reward, row_tokens) in enumerate(zip(rewards, tokens, strict=True)):
@@ -201,7 +201,7 @@ def test_truncated_completions_are_kept_or_masked(masked: bool) -> None:
     )
     assert (
         advantages.values[0, :2].tolist() == normalized[0].tolist()
-    ) is masked  # nor in mean and deviation
+    ) is masked  # excluded from mean and deviation, too
 
 
 def test_the_kl_in_the_reward_is_summed_from_each_token_to_the_end() -> None:
@@ -232,7 +232,7 @@ def test_tokens_that_no_span_can_reach_are_excluded_or_get_the_sequence_reward_a
     assert broadcast.values[0].tolist() == pytest.approx([good, bad, good])
     assert excluded.mask[0].tolist() == [True, True, False]
     for advantages in (excluded, broadcast):
-        assert advantages.kl_token_mask[0].tolist() == [True] * 3  # by the KL, in both
+        assert advantages.kl_token_mask[0].tolist() == [True] * 3  # the KL has all
 
 
 def test_options_reach_the_advantages() -> None:

@@ -65,7 +65,7 @@ def token_form(new: Tensor, old: Tensor, advantages: Tensor, mask: Tensor) -> Te
 def test_the_token_form_is_the_sequence_form_where_a_sequence_has_one_advantage() -> None:
     mask = masks()
     old = -numbers(4, 6, seed=1).abs()
-    new = (old + 0.05 * numbers(4, 6, seed=6)).requires_grad_()  # one is clipped above, one below
+    new = (old + 0.05 * numbers(4, 6, seed=6)).requires_grad_()  # one above, one below the range
     advantages_B = numbers(4, seed=3)
     expected = sequence_form(new, old, advantages_B, mask)
     loss_value = token_form(new, old, advantages_B[:, None].expand(4, 6), mask)
@@ -83,14 +83,14 @@ def test_a_sequence_outside_the_range_is_clipped_as_a_whole() -> None:
     old, mask = torch.zeros(3, 4).double(), torch.ones(3, 4).bool()
     mean = torch.tensor([HIGH + 0.002, HIGH - 0.002, -LOW - 0.002]).double()
     new = torch.zeros(3, 4).double()
-    new[:, 0] = 4 * mean.log1p()  # all of it on one token
+    new[:, 0] = 4 * mean.log1p()  # the full change on one token
     new.requires_grad_()
     up = torch.ones(3, 4).double()
     loss = token_form(new, old, up, mask)
     (gradient,) = torch.autograd.grad(loss, new)
-    assert not gradient[0].any()  # would go further up
+    assert not gradient[0].any()  # it would increase further
     assert gradient[1].tolist() == pytest.approx([-(1 + HIGH - 0.002) / 12] * 4)
-    assert gradient[2].tolist() == pytest.approx([-(1 - LOW - 0.002) / 12] * 4)  # back is free
+    assert gradient[2].tolist() == pytest.approx([-(1 - LOW - 0.002) / 12] * 4)  # no clip downwards
     (down,) = torch.autograd.grad(token_form(new, old, -up, mask), new)
     assert down[0].any() and not down[2].any()
     batch = TokenBatch(old, up, mask)
@@ -126,7 +126,7 @@ def test_loss_and_gradient_are_those_of_trl() -> None:
     trl = pytest.importorskip("trl")
     mask, completion = masks(), torch.ones(4, 6).long()
     old = -numbers(4, 6, seed=1).abs()
-    new = (old + 0.05 * numbers(4, 6, seed=6)).requires_grad_()  # one is clipped above, one below
+    new = (old + 0.05 * numbers(4, 6, seed=6)).requires_grad_()  # one above, one below the range
     advantages_B = numbers(4, seed=3)
     trainer = SimpleNamespace(
         _get_per_token_logps_and_entropies=lambda *_, **__: (new, torch.zeros(4, 6), None),
@@ -282,7 +282,7 @@ def test_an_update_makes_its_own_old_logprobs_and_clips_behind_its_first_step() 
         return stats.clip_frac
 
     assert clipped(ppo_epochs=1) == 0
-    assert 0 < clipped(ppo_epochs=2) <= 0.5  # the second pass alone can
+    assert 0 < clipped(ppo_epochs=2) <= 0.5  # only the second pass can be clipped
     assert 0 < clipped(ppo_epochs=1, minibatches=5) < 1
 
 

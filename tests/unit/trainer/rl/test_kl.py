@@ -155,7 +155,7 @@ def test_k1_in_the_reward_is_the_gradient_of_the_whole_sequences_kl() -> None:
     sequence_gradient = gradient(leaf, kl)
     torch.testing.assert_close(in_reward(policy, ref, "k1"), sequence_gradient)
     _, in_loss = of_loss(policy, ref, policy, "k2")
-    assert (sequence_gradient - in_loss).abs().max() > 1e-3  # which `kl_in: loss` leaves out
+    assert (sequence_gradient - in_loss).abs().max() > 1e-3  # the part that `kl_in: loss` omits
     for estimator in ("k2", "k3"):
         assert (in_reward(policy, ref, estimator) - sequence_gradient).abs().max() > 1e-3
 

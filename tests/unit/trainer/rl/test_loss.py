@@ -65,10 +65,10 @@ def test_the_gradient_of_the_entropy_in_closed_form() -> None:
     [
         (1.0, 2.0, -2.0, -2.0),  # gradient of -r A in log pi is -r A
         (1.0, -2.0, 2.0, 2.0),
-        (1.1, 2.0, -2.2, -2.2),  # inside
+        (1.1, 2.0, -2.2, -2.2),  # within the range
         (0.9, -2.0, 1.8, 1.8),
         (1.5, 2.0, -2.4, 0.0),  # clipped from above: no gradient
-        (1.5, -2.0, 3.0, 3.0),  # worse than the clip: pulled back
+        (1.5, -2.0, 3.0, 3.0),  # worse than the clip: the gradient remains
         (0.5, 2.0, -1.0, -1.0),
         (0.5, -2.0, 1.6, 0.0),
     ],
@@ -90,7 +90,7 @@ def test_ppo_loss_and_gradient_in_closed_form(
     [
         (1.35, 1.0, -1.35, -1.35),  # between clip_eps and clip_eps_high
         (1.5, 1.0, -1.4, 0.0),
-        (0.7, -1.0, 0.8, 0.0),  # the lower side stays where it was
+        (0.7, -1.0, 0.8, 0.0),  # the lower bound is unchanged
         (0.9, -1.0, 0.9, 0.9),
     ],
 )

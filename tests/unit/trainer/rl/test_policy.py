@@ -244,7 +244,7 @@ def test_4_bits_without_bitsandbytes_are_refused_before_weights_load(
 
 def test_4_bit_weights_learn_through_their_adapters(tmp_path: Path) -> None:
     pytest.importorskip("bitsandbytes")
-    sizes = {"hidden_size": 64, "intermediate_size": 128}  # its blocks are of 64
+    sizes = {"hidden_size": 64, "intermediate_size": 128}  # quantization blocks have 64 values
     path = save_policy(tmp_path / "policy", letter_tokenizer(), **sizes)
     model, cfg = load(path, load_in_4bit=True, lora=LORA)
     reference = Reference(cfg, model, CPU)

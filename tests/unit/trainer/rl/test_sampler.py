@@ -78,7 +78,7 @@ def test_the_config_says_what_becomes_of_a_completion() -> None:
 def test_logprobs_are_those_of_the_distribution_sampled_from(temperature: float) -> None:
     model, reference = doubled(tiny_llama(TOKENIZER)), doubled(tiny_llama(TOKENIZER, seed=1))
     rollouts = sample(model, temperature=temperature, reference_model=reference)
-    assert len({len(r.completion_token_ids) for r in rollouts}) > 1  # padding matters
+    assert len({len(r.completion_token_ids) for r in rollouts}) > 1  # so padding is needed
     for sampled in rollouts:
         assert sampled.old_logprobs is not None
         assert sampled.ref_logprobs is not None

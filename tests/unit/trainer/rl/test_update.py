@@ -67,7 +67,7 @@ def passes(model: Any, cfg: RLConfig) -> ForwardOptions:
 def gradients(cfg: RLConfig, chosen: list[int]) -> tuple[dict[str, float], list[torch.Tensor]]:
     model = doubled(tiny_llama(TOKENIZER))
     rollouts, advantages = batch()
-    advantages.mask[4] = False  # a sample without a valid token is none of the sequences
+    advantages.mask[4] = False  # a sample without a valid token does not count as a sequence
     stats = accumulate_gradients(rollouts, advantages, chosen, passes(model, cfg))
     return stats, [p.grad for p in model.parameters() if p.grad is not None]
 
@@ -199,7 +199,7 @@ def test_minibatches_take_a_step_each(monkeypatch: pytest.MonkeyPatch) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     assert run(model, optimizer, config(ppo_epochs=3, minibatches=2)).steps == 6
     for first, second in zip(seen[::2], seen[1::2], strict=True):
-        assert sorted(first + second) == list(range(5))  # each sample once a pass
+        assert sorted(first + second) == list(range(5))  # each sample once per pass
     assert run(model, optimizer, config(ppo_epochs=1, minibatches=50)).steps == 5
 
 
@@ -326,8 +326,8 @@ def test_with_one_pass_the_ratio_is_1_and_nothing_is_clipped() -> None:
     assert first.clip_frac == 0
     assert first.approx_kl == pytest.approx(0, abs=1e-9)
     torch.testing.assert_close(stepped["ppo", 1, 1e-3][1], weights, rtol=0, atol=CLOSE)
-    # Old log-probabilities, above -8, are taken in float32: off by up to 2**-22, and so are the
-    # ratios, which REINFORCE has none of. Steps are 0.05 of gradients below 2.
+    # Old log-probabilities above -8 are float32, with errors up to 2**-22, and so are the ratios,
+    # which REINFORCE does not use. Steps are 0.05 of gradients below 2.
     torch.testing.assert_close(
         stepped["reinforce", 1, 0.2][1], weights, rtol=0, atol=0.05 * 2 * 2**-22
     )

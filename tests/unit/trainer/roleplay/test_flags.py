@@ -57,7 +57,7 @@ def test_the_seeds_yaml_is_the_seeds_command():
         ("data", "train"),
         ("data", "eval"),
         ("misc", "run_dir"),
-        ("misc", "save_every_n_updates"),  # the command does not say
+        ("misc", "save_every_n_updates"),  # the command does not set it
         ("reward", "weights"),  # the defaults
     ):
         of_flags[section][key] = of_yaml[section][key]

@@ -19,7 +19,7 @@ def test_what_is_copied_is_a_share_of_characters_in_long_stretches():
     assert copied("비 오는 날에는 집에 있자.", "비 오는 날에는 집에 있자.") == 1.0
     assert copied("아무것도 같지 않은 문장", "비 오는 날에는 집에 있자.") == 0.0
     assert copied("abcdefgh1234", "xx abcdefgh yy") == pytest.approx(8 / 12)
-    assert copied("abcdefg", "abcdefg") == 0.0  # shorter than a stretch
+    assert copied("abcdefg", "abcdefg") == 0.0  # shorter than a copied stretch
     assert copied("a  b\nc d e f g", "a b c d e f g") == 1.0  # white space is one space
     assert copied("", "something") is None and copied("something", None) is None
 

@@ -144,7 +144,7 @@ def test_random_states_are_put_back(
         torch_one = torch.rand(()).item()
         return torch_one, random.random(), random.gauss(0, 1), np.random.normal()
 
-    random.gauss(0, 1)  # Python and numpy keep the second of a pair
+    random.gauss(0, 1)  # Python and numpy cache the second of two values
     np.random.normal()
     folder = save(tmp_path, model, optimizer, 1)
     numbers = draw()
@@ -308,7 +308,7 @@ def test_prompts_come_in_shuffled_passes_from_any_update_on() -> None:
 def test_a_file_is_there_whole_or_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     write_atomic(path, "old")
-    with pytest.raises(UnicodeEncodeError):  # when it is open already
+    with pytest.raises(UnicodeEncodeError):  # after the file is open
         write_atomic(path, "new \ud800")
     assert path.read_text() == "old"
     write_atomic(path, "new")

@@ -74,7 +74,7 @@ def test_a_narrow_one_shows_a_few_unless_all_are_asked_for(
     assert titles[:4] == ["update", "r_seq", "cover", "metricx"] and "A_norm" not in titles
     assert values[:2] == ["7", "-"] and not numbers_in(values) >= ALL_NUMBERS
     lines = displayed_lines(capsys, monkeypatch, 100, verbose=True)
-    assert len(lines) > 2 and len(lines) % 2 == 0  # titles once, then values, in as many lines
+    assert len(lines) > 2 and len(lines) % 2 == 0  # titles once, values on as many lines
     assert numbers_in([word for line in lines for word in line]) >= ALL_NUMBERS
 
 

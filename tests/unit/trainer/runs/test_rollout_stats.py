@@ -34,7 +34,7 @@ def test_gspos_weights_are_one_a_sequence_and_what_the_policy_did_not_write_coun
             sampler_logprobs=[-2.0, 0.0, -2.0],
             action_mask=[True, False, True],
         ),
-        rollout([1], [2], sampler_logprobs=[-1.0]),  # not learned from
+        rollout([1], [2], sampler_logprobs=[-1.0]),  # not trained
     ]
     stats = importance_figures(rollouts, RLConfig(algorithm="gspo", importance_cap=2.0))
     assert stats["sampler_gap_mean"] == pytest.approx(0.5)

@@ -139,7 +139,7 @@ def test_a_run_dir_that_cannot_be_written_to_is_told_first(tmp_path: Path) -> No
 
 def test_a_run_says_which_services_it_had(tmp_path: Path) -> None:
     RunLog(replacing(tmp_path))
-    assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]  # nothing that is empty
+    assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]  # no empty file
     RunLog(replacing(tmp_path), {})
     assert json.loads((tmp_path / "services.json").read_text()) == {}
 

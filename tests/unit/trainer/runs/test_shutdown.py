@@ -26,7 +26,7 @@ def test_the_first_asks_and_the_second_leaves(
         run.is_deferring = True
         send(number)
         assert run.signal_number == number
-        send(number)  # the same one, that torchrun passes on
+        send(number)  # the same signal, passed on by torchrun
         assert run.signal_number == number
         monkeypatch.setattr(shutdown, "_ECHO_S", 0.0)
         with pytest.raises(Interrupted) as caught:

@@ -143,7 +143,7 @@ def test_a_reward_that_rises_while_a_held_out_metric_falls_ends_the_run(better: 
 
     falling = ((0, 9), (1, 8), (2, 7), (3, 6))
     assert [end(falls, *falling) for falls in (1, 2, 3, 4, None)] == [1, 2, 3, None, None]
-    assert end(2, (0, 9), (1, 8), (2, 8.5), (3, 8), (4, 7)) == 4  # it rose between
+    assert end(2, (0, 9), (1, 8), (2, 8.5), (3, 8), (4, 7)) == 4  # it rose in between
     assert end(2, (0, 9), (1, 8), (0, 7), (1, 6)) is None  # the reward fell, too
     assert end(1, (0, 1), (1, 2), (2, 3)) is None
     assert end(1, (3, 9), (2, 8), (1, 7)) is None
@@ -153,7 +153,7 @@ def test_a_reward_that_rises_while_a_held_out_metric_falls_ends_the_run(better: 
 def test_what_stays_equal_neither_rises_nor_falls() -> None:
     one_fall, two_falls = HeldOutStopConfig(held_out_falls=1), HeldOutStopConfig(held_out_falls=2)
     assert ends_at(one_fall, *seen((0, 9), (0, 8), (1, 8))) is None
-    for between in ((1, 7), (2, 8)):  # the reward stays, the metric stays: the row ends
+    for between in ((1, 7), (2, 8)):  # the reward or the metric is equal: the series ends
         assert ends_at(two_falls, *seen((0, 9), (1, 8), between, (3, 6.5), (4, 6))) == 4
 
 
@@ -169,12 +169,12 @@ def test_the_end_is_told_with_figures_and_what_to_do() -> None:
 
 
 GAPS = [
-    Evaluated(1.5, None, None, coverage=0.0),  # it was down
+    Evaluated(1.5, None, None, coverage=0.0),  # the service was down
     Evaluated(1.5, None, coverage=0.0),  # it failed on every sample
     Evaluated(1.5, None),
     Evaluated(1.5, 0.0, coverage=0.94),
     Evaluated(1.5, 99.0, coverage=0.94),
-    Evaluated(1.5, 0.0, coverage=None),  # of a file that lacks it
+    Evaluated(1.5, 0.0, coverage=None),  # from a file without it
     Evaluated(1.5, 0.0, None),
     Evaluated(None, 0.0),  # too many have no reward
     Evaluated(None, 99.0),
@@ -190,7 +190,7 @@ def test_an_evaluation_without_the_metric_is_neither_a_fall_nor_an_end_of_one(
     start, lower, lowest = seen((1, 9), (2, 8), (3, 7))
     assert ends_at(one_fall, start, gap) is None and ends_at(one_fall, gap, start) is None
     assert ends_at(two_falls, start, lower, gap, lowest) == 3
-    assert ends_at(two_falls, start, gap, gap, lower) is None  # once, over the gap
+    assert ends_at(two_falls, start, gap, gap, lower) is None  # counted once across the gap
 
 
 def test_a_mean_over_nearly_all_samples_counts() -> None:

@@ -90,7 +90,7 @@ FAULTS: dict[Reason, list[str]] = {
         THINK + "```\n" + BOX + "\n```",
         THINK + "<action>" + END + "</action>",
         THINK + "왜냐하면\n" + END,
-        THINK + "x<search></search>",  # before what is wrong with the action itself
+        THINK + "x<search></search>",  # before errors of the action itself
     ],
     "answer": [
         THINK + "<answer>7</answer>",

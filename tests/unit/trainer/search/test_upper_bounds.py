@@ -30,11 +30,11 @@ def test_no_order_of_the_questions_plays_more(updates: int) -> None:
         indices = [i for u in range(1, updates + 1) for i in batch_indices(7, 3, u, seed)]
         played.append(sum(QUESTIONS[i].samples(5) for i in indices))
     assert max(played) <= max_episodes
-    if updates % 7 == 0:  # whole passes: all play the same
+    if updates % 7 == 0:  # full passes: all play the same number
         assert set(played) == {max_episodes} and max_episodes == updates * 3 // 7 * (
             2 + 16 + 5 + 4 + 8 + 5 + 3
         )
-    if updates == 1:  # it is not a bound that nothing reaches
+    if updates == 1:  # the bound is reached
         assert max(played) == max_episodes == 16 + 8 + 5
 
 

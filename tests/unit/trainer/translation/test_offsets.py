@@ -55,7 +55,7 @@ def test_token_char_offsets_rebuild_the_completion_text(name: str, text: str) ->
     assert alignment.text == decode_completion(tokenizer, ids) == text
     assert alignment.method == "bytes"
     assert alignment.unaligned == 0
-    # the ranges cover the text in order; where two overlap they share one character
+    # the ranges cover the text in order; overlapping ranges share one character
     covered = 0
     for (start, end), token_id in zip(alignment.offsets, ids, strict=True):
         assert covered - 1 <= start <= covered
@@ -138,7 +138,7 @@ def test_a_leading_strip_shifts_the_offsets(name: str) -> None:
     for (start, end), (old_start, old_end) in zip(alignment.offsets, before.offsets, strict=True):
         lead = len(text) - len(text.lstrip())
         first, last = (min(max(0, index - lead), 5) for index in (old_start, old_end))
-        expected = (first, last) if first < last else (start, start)  # nothing of it is left
+        expected = (first, last) if first < last else (start, start)  # nothing of the token remains
         assert (start, end) == expected
     assert alignment.offsets[0] == (0, 0)
     assert alignment.offsets[-1] == (5, 5)

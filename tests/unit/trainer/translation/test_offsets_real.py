@@ -44,7 +44,7 @@ def check(alignment: Alignment, tokenizer: Any, ids: list[int]) -> None:
     covered = 0
     for start, end in alignment.offsets:
         if start < end:
-            assert covered - 1 <= start <= covered  # two share one character, and none is left out
+            assert covered - 1 <= start <= covered  # two may share a character, none is missing
             assert end >= covered
             covered = end
     assert covered == len(alignment.text)
@@ -55,11 +55,11 @@ def check(alignment: Alignment, tokenizer: Any, ids: list[int]) -> None:
 def test_offsets_agree_with_the_tokenizers_own(name: str, script: str) -> None:
     """Compare offsets computed from ids with those from encoding the text."""
     tokenizer = real_tokenizer(name)
-    text = decode_completion(tokenizer, ids_of(tokenizer, HARD[script]))  # as it normalizes
+    text = decode_completion(tokenizer, ids_of(tokenizer, HARD[script]))  # normalized text
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     alignment = align_completion(tokenizer, encoded["input_ids"], RAW)
     check(alignment, tokenizer, encoded["input_ids"])
-    if name == "qwen3":  # Llama's spaces at the start do not come back
+    if name == "qwen3":  # Llama's leading spaces are not restored
         assert (alignment.text, alignment.offsets) == (text, encoded["offset_mapping"])
     for (start, end), token_id in zip(alignment.offsets, encoded["input_ids"], strict=True):
         alone = decode_completion(tokenizer, [token_id])

@@ -48,7 +48,7 @@ def test_the_prompt_without_a_chat_template_is_the_plain_text() -> None:
     assert text == "Open."
     assert byte_level_tokenizer().decode(ids) == "Open."
     _, ids = build_prompt(example("Open."), real_tokenizer("mistral"), "source")
-    assert ids[0] == real_tokenizer("mistral").bos_token_id  # the tokenizer's own way to begin
+    assert ids[0] == real_tokenizer("mistral").bos_token_id  # the tokenizer adds its BOS token
     assert ids.count(ids[0]) == 1
 
 

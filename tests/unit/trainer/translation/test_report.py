@@ -110,7 +110,7 @@ def test_the_page_fetches_nothing(run):
     page = write_report(run).read_text(encoding="utf-8")
     outside = re.findall(r'(?:src|href|xlink:href)="(?!#)([^"]*)"|url\((?!#)', page)
     assert not outside
-    assert page.count("<svg") == 7  # of the eighteen, those that have points
+    assert page.count("<svg") == 7  # of the eighteen charts, those that have points
 
 
 def test_a_killed_runs_torn_last_line_is_left_out(run):

@@ -43,7 +43,7 @@ def test_room_that_one_kind_leaves_is_the_others():
 
 def test_each_picture_and_each_page_comes_once():
     assert evidence_names("d_1", "d_1/a", "d_1", "d_1/a", "d_2") == ["d_1", "d_2", "d_1/a"]
-    assert evidence_names("d_1", "d_1//smaller") == ["d_1"]  # shown again in another size
+    assert evidence_names("d_1", "d_1//smaller") == ["d_1"]  # displayed again in another size
 
 
 def test_nothing_shown_is_no_evidence():

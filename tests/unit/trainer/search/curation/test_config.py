@@ -11,7 +11,7 @@ from scorekit.config import load_config
 from trainer.search.curation.config import CurationConfig
 
 PATH = Path(__file__).parents[5] / "configs/search/curation.yaml"
-#: Of which the runs have most; the file has what is likely to differ.
+#: Sections that runs also have; the file has only the keys that are likely to differ.
 _RUN_SECTIONS = {"data", "answering", "retriever"}
 
 

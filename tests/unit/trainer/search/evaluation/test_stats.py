@@ -50,7 +50,7 @@ def test_means_stand_over_what_has_a_value_and_say_of_how_many():
     assert (stats["judge_mean"], stats["judge_coverage"]) == (0.5, 0.75)
     assert (stats["reward_mean"], stats["reward_coverage"]) == (pytest.approx(0.5), 0.75)
     assert (stats["ndcg_mean"], stats["ndcg_coverage"]) == (0.5, 1.0)
-    assert stats["success_share"] == pytest.approx(2 / 3)  # a score of 0.5 is one
+    assert stats["success_share"] == pytest.approx(2 / 3)  # a score of 0.5 is a success
     assert (stats["answers_failed"], stats["search_failed"]) == (1, 0)
     assert (stats["generator_calls"], stats["judge_calls"], stats["money"]) == (4, 4, 4.0)
 

@@ -49,7 +49,7 @@ def test_a_folders_own_processor_leaves_pictures_as_they_are(tmp_path: Path) -> 
     seen = reader.read(page)
     assert seen.grid == (1, page.view.height // 4, page.view.width // 4)
     expected = PROCESSOR(images=[read_picture(PagesHere().image("deck_1"))], return_tensors="pt")
-    # resized by us or by it: the same pixels, so the same patches
+    # resized by us or by the processor: the same pixels and patches
     assert torch.allclose(seen.patches, expected["pixel_values"], atol=1e-6)
     assert reader.ids(page) * 4 == len(seen.patches)
 

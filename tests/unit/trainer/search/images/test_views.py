@@ -124,7 +124,7 @@ def test_padding_is_in_pixels_as_shown_and_ends_at_the_page() -> None:
     across, down = 1280 / 840, 720 / 448
     region = crop_region(view, (100, 0, 200, 100), SightConfig(crop_padding=28))
     assert region == pytest.approx((72 * across, 0, 228 * across, 128 * down), abs=1)
-    # a line of small print, too low without it
+    # a line of small print, too low without padding
     assert isinstance(crop_region(view, (10, 400, 300, 408), BARE), CropFailure)
     assert not isinstance(crop_region(view, (10, 400, 300, 408), SightConfig()), CropFailure)
 

@@ -15,7 +15,7 @@ from trainer.search.reward.compute import skip_reward, with_reward
 from trainer.search.reward.config import SearchRewardConfig
 from trainer.search.reward.wellformed import format_fault
 
-SECOND = 0.6309297535714575  # NDCG of a gold page that is shown second
+SECOND = 0.6309297535714575  # NDCG of a gold page that is displayed second
 
 
 @pytest.fixture(autouse=True)

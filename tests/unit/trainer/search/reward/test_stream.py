@@ -128,9 +128,9 @@ def test_rewards_follow_their_episode_through_any_order(streams: Any) -> None:
     dice, episodes = random.Random(3), group(64)
     pipeline = HeldAnswers()
     stream = streams(pipeline)
-    for sample in dice.sample(episodes, 64):  # as they end
+    for sample in dice.sample(episodes, 64):  # in the order in which they end
         stream.submit(sample)
-    requested = group_by_id(dice.sample(episodes, 64))  # as the batch was balanced by length
+    requested = group_by_id(dice.sample(episodes, 64))  # in the order of the balanced batch
     answered = dice.sample(list(requested), 64)
 
     def let_go() -> None:

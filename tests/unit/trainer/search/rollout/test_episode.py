@@ -56,7 +56,7 @@ def test_a_box_is_of_the_picture_last_shown_a_crop_or_a_newer_page() -> None:
     done = only(played(scripted(*turns, crop(0, 0, 300, 200)), sight={"crop_padding": 0}))
     views = [view for turn in done.turns for view in turn.views]
     _, first, second, _, last = (view.region for view in views)
-    assert first == (609, 321, 1220, 643)  # of 1280 x 720, shown as 840 x 448
+    assert first == (609, 321, 1220, 643)  # of 1280 x 720, displayed as 840 x 448
     assert second[:2] == first[:2] and second[2] < first[2] and second[3] < first[3]
     assert [view.page_id for view in views] == ["deck_1"] * 3 + ["deck_4"] * 2
     assert last == (0, 0, 458, 322)

@@ -121,17 +121,17 @@ def test_a_think_block_that_the_prompt_has_opened_belongs_to_the_turn() -> None:
 _MESSAGE = "<|im_start|>{{ m.role }}\n{{ m.content }}"
 _GENERATION_PROMPT = "<|im_start|>assistant{{ '\\n' }}"
 FAULTY = {
-    "writes a turn differently": (  # it numbers them
+    "writes a turn differently": (  # it numbers the messages
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }} {{ loop.index }}"
         "<|im_end|>\n{% endfor %}" + _GENERATION_PROMPT
     ),
-    "begins a conversation differently .*": (  # it leaves out what is long ago
+    "begins a conversation differently .*": (  # it omits old messages
         "{% for m in messages %}{% if loop.first or loop.revindex < 4 %}"
         + _MESSAGE
         + "<|im_end|>\n{% endif %}{% endfor %}"
         + _GENERATION_PROMPT
     ),
-    "begins a conversation differently": (  # another role is asked than answers
+    "begins a conversation differently": (  # the generation prompt has another role
         "{% for m in messages %}" + _MESSAGE + "<|im_end|>\n{% endfor %}<|im_start|>bot{{ '\\n' }}"
     ),
     "does not stop": "{% for m in messages %}" + _MESSAGE + "\n{% endfor %}" + _GENERATION_PROMPT,

@@ -120,5 +120,5 @@ def test_several_minibatches_with_pictures_begin_at_a_ratio_of_1(
     )
     assert stats.steps == len(steps) == 6
     assert steps[0]["clip_frac"] == 0 and steps[0]["approx_kl"] == 0
-    assert all(step["approx_kl"] != 0 for step in steps[1:])  # a step was made before them
+    assert all(step["approx_kl"] != 0 for step in steps[1:])  # after a step
     assert any(step["clip_frac"] > 0 for step in steps[1:])

@@ -220,7 +220,7 @@ def test_a_lucky_answer_is_no_row(tmp_path: Path, model: Path) -> None:
 
     `hallucinations` accepts an episode whose pages contain the same fact.
     """
-    turns = search("births"), COMPLETE  # show deck_1
+    turns = search("births"), COMPLETE  # they display deck_1
     seen, lucky, half = asked("seen", 1), asked("lucky", 2), asked("half", 1, 2)
     twin = asked("twin", 2, alternatives={"deck_2": ("deck_1",)})
     episodes = [wrote(template, *turns) for template in (seen, lucky, half, twin)]

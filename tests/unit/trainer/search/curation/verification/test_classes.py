@@ -21,8 +21,8 @@ from trainer.search.curation.verification.config import VerifyConfig
 
 DROP = VerifyConfig().drop
 SURE = [Compared("sure", *levels) for levels in product(AGREEMENTS, repeat=3)]
-#: Whether these say the same: generator and reference, verifier and reference, generator and
-#: verifier -> class. Where two do, all three do.
+#: Agreement of generator and reference, verifier and reference, generator and verifier -> class.
+#: If two pairs agree, all three do.
 TABLE = {
     (True, True, True): {"OK", "FORMAT_DIFF"},
     (True, True, False): {"OK", "FORMAT_DIFF"},
@@ -51,9 +51,7 @@ def test_every_combination_has_the_class_of_the_table(outvoted):
         )
         (*classes,) = TABLE[tuple(map(same, pairs))]
         expected = outvoted if classes == ["outvoted"] else classes[0]
-        if (
-            len(classes) == 2
-        ):  # all three say the same: what the judge makes of the generator's form
+        if len(classes) == 2:  # all three agree: the judge decides about the form
             expected = "OK" if compared.generator_reference == "yes" else "FORMAT_DIFF"
         assert class_of(compared, outvoted) == expected, compared
 
