@@ -35,9 +35,8 @@ def test_an_answer_that_nobody_judged_is_no_wrong_one():
     assert judge.startswith("Phase 1: judge's score +0.750 a question (95 %")
     assert "; 2 of 6 questions have none)." in judge and "have none" not in ndcg
     assert left == ("Not learned: of 4 questions of type 'sum' 1 go wrong still. 2 are not judged.")
-    assert "0.50 / 0.50" in printed_text(
-        show_types, after
-    )  # of the two judged questions of type sum
+    # The means are over the two judged questions of type sum.
+    assert "0.50 / 0.50" in printed_text(show_types, after)
 
 
 def test_where_all_are_judged_it_says_what_it_said():

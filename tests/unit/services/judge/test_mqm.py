@@ -244,9 +244,8 @@ def test_the_pair_s_own_examples_are_shown(task):
     assert "여섯 알을 넘기세요" in system and "Fenster" not in system
     assert "Fenster" in prompt_messages(task, tgt_lang="German")[0]["content"]
     assert prompt_messages(task, tgt_lang="de-AT")[0]["content"].count("For example:") == 2
-    into = prompt_messages(task, src_lang="fr", tgt_lang="en")[0][
-        "content"
-    ]  # an example of its target language
+    # The example has the same target language.
+    into = prompt_messages(task, src_lang="fr", tgt_lang="en")[0]["content"]
     assert "Grandmother" in into and "stationmaster" in into and "넘기세요" not in into
     other = prompt_messages(task, src_lang="fr", tgt_lang="Swahili")[0]["content"]
     assert other.count("For example:") == 2

@@ -44,9 +44,8 @@ def test_cells_of_a_row_stand_alone_and_words_of_a_line_together():
 
 def test_letters_without_an_outline_keep_their_text_and_their_place():
     def draw(canvas):
-        pdfmetrics.registerFont(
-            UnicodeCIDFont("HYSMyeongJo-Medium")
-        )  # not embedded, and installed on few machines
+        # The font is not embedded and is installed on few machines.
+        pdfmetrics.registerFont(UnicodeCIDFont("HYSMyeongJo-Medium"))
         canvas.setFont("HYSMyeongJo-Medium", 12)
         canvas.drawString(20, 100, "서울의 인구가 줄었다")
 

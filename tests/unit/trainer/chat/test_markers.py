@@ -61,9 +61,8 @@ def test_the_template_that_trl_knows_is_taken_where_it_is_right() -> None:
     trl_template = training_template(chat_tokenizer("llama3"), [DIALOGUE], CHAT)
     assert trl_template.template == template_text("llama3_training")
     assert "TRL" in trl_template.origin
-    marked_template = training_template(
-        chat_tokenizer("qwen2_5"), [DIALOGUE], CHAT
-    )  # TRL's also labels a "\n"
+    # TRL's template also labels a "\n".
+    marked_template = training_template(chat_tokenizer("qwen2_5"), [DIALOGUE], CHAT)
     assert marked_template.template == marked(template_text("qwen2_5"))
 
 

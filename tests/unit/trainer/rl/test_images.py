@@ -43,9 +43,8 @@ def test_a_padded_batch_gives_what_each_row_gives_alone_and_the_model_itself(kin
     model, rows = tiny(kind), rollouts()
     batched = action_values(rollout_logprobs(rows, model, 1.0, PAD, 4096, never=NEVER), rows)
     single = [rollout_logprobs([row], model, 1.0, PAD, 1, never=NEVER)[0] for row in rows]
-    assert batched == pytest.approx(
-        action_values(single, rows), abs=1e-6
-    )  # rotary angles are float32
+    # Rotary angles are float32.
+    assert batched == pytest.approx(action_values(single, rows), abs=1e-6)
     row = rows[2]
     ids = torch.tensor([row.prompt_input_ids + row.completion_token_ids])
     with torch.no_grad():

@@ -73,9 +73,8 @@ def of_loss(
     correction = None
     if sampler is not None:
         correction = importance_weights(logprobs(old), logprobs(sampler), 100.0)
-    normalizer = (1 / probabilities(sampling_policy))[
-        :, None
-    ]  # a mean over samples is this weighted sum
+    # A mean over samples is this weighted sum.
+    normalizer = (1 / probabilities(sampling_policy))[:, None]
     value = kl_loss(
         logprobs(policy),
         logprobs(ref),
@@ -209,6 +208,5 @@ def test_the_loss_adds_kl_coef_times_the_kl() -> None:
         logprobs(policy), None, batch, 32.0, Weights(kl_coef=0.0)
     )
     assert without.item() == 0
-    assert (
-        stats_without_kl["kl_ref"] == stats["kl_ref"]
-    )  # logged even if it is not part of the loss
+    # The KL is logged even if it is not part of the loss.
+    assert stats_without_kl["kl_ref"] == stats["kl_ref"]

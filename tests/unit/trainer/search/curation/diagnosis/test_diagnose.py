@@ -95,9 +95,8 @@ def test_answers_that_agree_against_the_reference_make_it_suspect(tmp_path: Path
     assert decision["reason"] == "reference_suspected" and decision["agreed"] == "11000 dollars"
     assert decision["causes"] == {"reference_suspected": 3, "generator_failed": 1}
     assert diagnosed(tmp_path / "a", *seen, agree_share=0.8)["reason"] == "generator_failed"
-    assert (
-        diagnosed(tmp_path / "b", *seen[:1])["reason"] == "generator_failed"
-    )  # a single answer is no agreement
+    # A single answer is no agreement.
+    assert diagnosed(tmp_path / "b", *seen[:1])["reason"] == "generator_failed"
 
 
 def test_answers_that_never_saw_the_page_say_nothing_of_the_reference(tmp_path: Path) -> None:
