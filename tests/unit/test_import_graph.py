@@ -19,10 +19,10 @@ def test_the_picture_is_that_of_today():
 
 
 def test_every_name_of_a_room_is_a_module_and_every_room_has_files():
-    known = modules()
-    named = [name for rooms in HOUSE.values() for of in rooms.values() for name in of.split()]
-    assert not [name for name in named if name not in known]
-    assert {room_of(name) for name in known} == arrows().keys()
+    module_names = modules()
+    named = [name for rooms in HOUSE.values() for names in rooms.values() for name in names.split()]
+    assert not [name for name in named if name not in module_names]
+    assert {room_of(name) for name in module_names} == arrows().keys()
 
 
 def test_a_circle_is_named_and_what_follows_is_not_drawn():

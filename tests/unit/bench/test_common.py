@@ -1,4 +1,4 @@
-"""What the benchmarks stand on: a fault must show in their figures."""
+"""Check the benchmarks' helpers: an error must be visible in their stats."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _swap(answers):
 
 
 @pytest.mark.parametrize(
-    ("spoil", "fault", "times"),
+    ("spoil", "error_kind", "times"),
     [
         (lambda answers: answers.pop(2), "lost", 1),
         (lambda answers: answers[2].append(answers[2][0]), "doubled", 1),
@@ -44,9 +44,9 @@ def _swap(answers):
     ],
     ids=["lost", "doubled", "swapped", "never asked"],
 )
-def test_the_tally_of_the_kills_sees_every_fault(spoil, fault, times):
+def test_the_tally_of_the_kills_sees_every_fault(spoil, error_kind, times):
     assert _tally() == {"asked": 4, "answered": 4, "lost": 0, "doubled": 0, "wrong": 0}
-    assert _tally(spoil)[fault] == times
+    assert _tally(spoil)[error_kind] == times
 
 
 def test_a_wrong_score_or_a_refusal_is_no_answer():
@@ -81,8 +81,8 @@ def test_waste_and_arithmetic_are_counted_from_the_batches():
     assert (work.real_tokens, work.padded_tokens, work.batches) == (28, 32, 2)
     assert work.waste == 4 / 32
     shape = {"layers": 2, "hidden": 8, "intermediate": 32, "heads": 2}
-    linear = 2 * (4 * 8 * 8 + 2 * 8 * 32)  # a token
-    attention = 4 * 8  # a token and a token that it looks at
+    linear = 2 * (4 * 8 * 8 + 2 * 8 * 32)  # per token
+    attention = 4 * 8  # per token and token that it attends to
     squares = 10**2 + 6**2 + 3 * 4**2
     assert work.flops(padded=False, **shape) == 2 * (28 * linear + squares * attention)
 
@@ -96,7 +96,7 @@ def test_an_aim_is_met_missed_or_not_there():
 
 
 @pytest.mark.parametrize(
-    ("value", "shown"),
+    ("value", "formatted"),
     [
         (50_000, "50,000"),
         (12345.6, "12,346"),
@@ -108,5 +108,5 @@ def test_an_aim_is_met_missed_or_not_there():
         (-0.48, "-0.48"),
     ],
 )
-def test_numbers_are_readable(value, shown):
-    assert number(value) == shown
+def test_numbers_are_readable(value, formatted):
+    assert number(value) == formatted

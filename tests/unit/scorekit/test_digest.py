@@ -1,4 +1,4 @@
-"""Digests of files: they follow the content, and are remembered only where that is safe."""
+"""Check that file digests follow the content and are cached only where that is safe."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from scorekit.errors import UserError
 
 @pytest.fixture
 def settled(monkeypatch):
-    """Every file counts as old enough."""
+    """Make every file count as old enough."""
     monkeypatch.setattr(digest, "SETTLED_S", -1e9)
 
 
 @pytest.fixture
 def reads(monkeypatch):
-    """The files that were really read."""
+    """Return the list of files that are read from disk."""
     read, original = [], digest._read_file
     monkeypatch.setattr(digest, "_read_file", lambda path: read.append(path) or original(path))
     return read
@@ -59,7 +59,7 @@ def test_a_digest_is_remembered_until_the_file_changes(tmp_path, settled, reads)
 
 
 def test_a_file_that_was_just_written_is_not_remembered(tmp_path, reads):
-    """A second write may leave size, inode and times as they are."""
+    """Check a new file, for which a second write may not change size, inode and times."""
     path = tmp_path / "model.bin"
     path.write_text("weights")
     digest_files([path])

@@ -1,4 +1,4 @@
-"""How long a batch should take, and when it hangs."""
+"""Check the predicted time of a batch and when it counts as stalled."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from scorekit.server.queue import batch_timing as module
 from scorekit.server.queue.batch_timing import BatchTimeModel
 
 
-def learned(line, sizes):
-    pace = BatchTimeModel(None)
+def fitted_model(line, sizes):
+    timing = BatchTimeModel(None)
     for tokens in sizes:
-        pace.observe(tokens, 1, line(tokens))
-    return pace
+        timing.observe(tokens, 1, line(tokens))
+    return timing
 
 
 def test_it_finds_the_line_of_cost_over_tokens():
-    pace = learned(lambda n: 0.01 + 1e-4 * n, [100, 300, 50, 900, 500])
+    timing = fitted_model(lambda n: 0.01 + 1e-4 * n, [100, 300, 50, 900, 500])
     for tokens in (10, 400, 16_384):
-        assert pace.predict(tokens) == pytest.approx(0.01 + 1e-4 * tokens, rel=1e-6)
+        assert timing.predict(tokens) == pytest.approx(0.01 + 1e-4 * tokens, rel=1e-6)
 
 
 def test_batches_of_one_size_make_a_larger_one_take_in_proportion():
-    pace = learned(lambda n: 2.0, [1000] * 5)
-    assert pace.predict(1000) == pytest.approx(2.0)
-    assert pace.predict(4000) == pytest.approx(8.0)
-    assert pace.predict(10) == pytest.approx(2.0)
+    timing = fitted_model(lambda n: 2.0, [1000] * 5)
+    assert timing.predict(1000) == pytest.approx(2.0)
+    assert timing.predict(4000) == pytest.approx(8.0)
+    assert timing.predict(10) == pytest.approx(2.0)
 
 
 def test_a_prediction_is_never_negative_and_old_batches_are_forgotten():
-    pace = learned(lambda n: 1e-3 * n, [1000, 900, 1100])
-    assert pace.predict(1) > 0
+    timing = fitted_model(lambda n: 1e-3 * n, [1000, 900, 1100])
+    assert timing.predict(1) > 0
     for tokens in (1000, 500, 100) * 100:
-        pace.learn(tokens, 1, 1e-4 * tokens)
-    assert pace.predict(1000) == pytest.approx(0.1, rel=0.05)
+        timing.observe(tokens, 1, 1e-4 * tokens)
+    assert timing.predict(1000) == pytest.approx(0.1, rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -44,19 +44,19 @@ def test_a_batch_hangs_after_five_seconds_or_five_times_its_prediction(
 ):
     clock = [1000.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
-    pace = BatchTimeModel(stall_after)
-    pace.observe(100, 1, predicted)
-    assert not pace.is_stalled()
-    pace.begin(100)
+    timing = BatchTimeModel(stall_after)
+    timing.observe(100, 1, predicted)
+    assert not timing.is_stalled()
+    timing.begin(100)
     clock[0] += limit - 0.01
-    assert not pace.is_stalled()
+    assert not timing.is_stalled()
     clock[0] += 0.02
-    assert pace.is_stalled()
-    pace.end()
-    assert not pace.is_stalled()
+    assert timing.is_stalled()
+    timing.end()
+    assert not timing.is_stalled()
 
 
 def test_the_rate_is_samples_a_second():
-    pace = BatchTimeModel(None)
-    pace.observe(100, 64, 0.5)
-    assert pace.samples_per_s == pytest.approx(128.0)
+    timing = BatchTimeModel(None)
+    timing.observe(100, 64, 0.5)
+    assert timing.samples_per_s == pytest.approx(128.0)

@@ -31,7 +31,7 @@ def test_flags_win_over_the_environment_and_that_over_defaults(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "message"),
     [
         (
             ["--max-smples", "3"],
@@ -45,10 +45,10 @@ def test_flags_win_over_the_environment_and_that_over_defaults(monkeypatch):
         (["--port"], "argument --port: expected one argument; see --help"),
     ],
 )
-def test_a_flag_that_is_not_known_suggests_the_nearest(flags, told):
+def test_a_flag_that_is_not_known_suggests_the_nearest(flags, message):
     with pytest.raises(UserError) as error:
         parse_settings(MetricXSettings, flags)
-    assert str(error.value).startswith(told)
+    assert str(error.value).startswith(message)
 
 
 @pytest.mark.parametrize("settings_type", [MetricXSettings, XCometSettings])
@@ -100,7 +100,7 @@ def test_a_key_file_may_come_from_any_editor(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("texts", "fault"),
+    ("texts", "reason"),
     [
         ({}, None),
         ({"src": "", "mt": "", "ref": None}, None),
@@ -112,10 +112,10 @@ def test_a_key_file_may_come_from_any_editor(tmp_path):
         ({"ref": "가\ud800"}, "ref: lone surrogate at position 1"),
     ],
 )
-def test_a_text_that_no_model_should_read_is_named(texts, fault):
-    found = text_fault(TranslationSample(**{"src": "a", "mt": "b"} | texts), 20)
-    assert (found and found.message) == fault
-    assert found is None or found.type == "invalid_input"
+def test_a_text_that_no_model_should_read_is_named(texts, reason):
+    error = text_fault(TranslationSample(**{"src": "a", "mt": "b"} | texts), 20)
+    assert (error and error.message) == reason
+    assert error is None or error.type == "invalid_input"
 
 
 def test_a_missing_key_file_is_named(tmp_path):

@@ -1,4 +1,4 @@
-"""What the checks find at the start of a translation: talk about it, marks of a chat, fences."""
+"""Check that comments, chat markers and code fences before a translation are detected."""
 
 from __future__ import annotations
 

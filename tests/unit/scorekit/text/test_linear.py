@@ -1,5 +1,4 @@
-"""No text from outside costs more than its length: every regular expression, and what loops over
-texts by hand."""
+"""Check that every regular expression and text loop takes linear time on any text."""
 
 from __future__ import annotations
 
@@ -32,8 +31,8 @@ from trainer.roleplay.korean import names
 from trainer.roleplay.reply import ParsedReply
 from trainer.roleplay.scoring import roles
 
-#: Functions that make patterns, and what they make. `_compiled`: the operator's own, of a setting.
-MADE = {
+#: Functions that create patterns, with examples. `_compiled`: the operator's, from a setting.
+PATTERN_EXAMPLES = {
     ("scorekit.text.markup", "_many_marks"): lambda: [markup._many_marks()],
     ("scorekit.adapters.rewards", "template_pattern"): lambda: [
         template_pattern(text) for text in TEMPLATES.values()
@@ -49,7 +48,7 @@ MADE = {
     ("trainer.roleplay.scoring.roles", "_speaker"): lambda: [],  # those of its module
     ("trainer.roleplay.scoring.roles", "_label"): lambda: [roles._label("유나")],
 }
-#: What else has kept a reader busy for long.
+#: Other texts that took a reader long.
 PUMPS = [
     ("", "a-"),
     ("", ":a"),
@@ -103,13 +102,13 @@ PUMPS = [
 
 
 def run_patterns() -> None:
-    """In a process of its own: each pattern on its own hostile texts."""
-    for found in patterns(MADE):
-        run(found.name, searching(found), pumps(found.pattern), LONG)
+    """Run each pattern on its own hostile texts, in a separate process."""
+    for pattern in patterns(PATTERN_EXAMPLES):
+        run(pattern.name, searching(pattern), pumps(pattern.pattern), LONG)
 
 
 def run_functions() -> None:
-    """In a process of its own: what reads a text whole."""
+    """Run the functions that read a full text, in a separate process."""
     from scorekit.text.sentences import split_sentences
     from services.judge.fence import defused
     from services.judge.rules import judge_translation
@@ -126,9 +125,9 @@ def run_functions() -> None:
             guard(src, mt, "en", "ko")
 
     def blobs(text: str) -> None:
-        (pieces,) = find_segments([text], SegmentationConfig(merge_short=True), "real")
-        lengths = [float(len(piece.text)) for piece in pieces]
-        for _ in find_blobs(text, pieces, lengths, max_tokens=512, max_chars=5000):
+        (segments,) = find_segments([text], SegmentationConfig(merge_short=True), "real")
+        lengths = [float(len(segment.text)) for segment in segments]
+        for _ in find_blobs(text, segments, lengths, max_tokens=512, max_chars=5000):
             pass
 
     works = {
@@ -152,9 +151,9 @@ def run_functions() -> None:
         run(name, work, PUMPS, LONG // 4)
 
 
-@pytest.mark.parametrize("what", ["patterns", "functions"])
-def test_hostile_texts_cost_no_more_than_their_length(what):
-    command = [sys.executable, "-m", "tests.unit.scorekit.text.test_linear", what]
+@pytest.mark.parametrize("group", ["patterns", "functions"])
+def test_hostile_texts_cost_no_more_than_their_length(group):
+    command = [sys.executable, "-m", "tests.unit.scorekit.text.test_linear", group]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, f"{done.stdout[-300:]}{done.stderr[-3000:]}"
     assert len(done.stdout.splitlines()) > 10
@@ -163,7 +162,7 @@ def test_hostile_texts_cost_no_more_than_their_length(what):
 def test_no_pattern_is_made_where_the_test_does_not_find_it():
     for module, tree in sources():
         for call in calls_of_re(module, tree):
-            is_known = call.pattern is not None or (module, call.function) in MADE
+            is_known = call.pattern is not None or (module, call.function) in PATTERN_EXAMPLES
             assert call.function is None or is_known, f"{module}:{call.line}: add it to MADE"
         imported = [n for n in ast.walk(tree) if isinstance(n, ast.Import | ast.ImportFrom)]
         for node in imported:
@@ -184,10 +183,10 @@ def test_no_pattern_is_made_where_the_test_does_not_find_it():
 
 
 def test_every_pattern_of_a_module_is_found():
-    found = {one.name for one in patterns({})}
+    names = {pattern.name for pattern in patterns({})}
     for module, tree in sources():
         if any(call.function is None for call in calls_of_re(module, tree)):
-            assert any(name.startswith(f"{module}.") for name in found), (
+            assert any(name.startswith(f"{module}.") for name in names), (
                 f"{module}: patterns that stand in no variable of the module"
             )
 
@@ -210,7 +209,7 @@ h.run("bad", h.searching(found), h.pumps(found.pattern), h.LONG // 2)
         assert done.returncode < 0, bad
 
 
-# -- what was made linear says what it said --------------------------------------------------------
+# -- functions made linear give the same results ---------------------------------------------------
 
 _OLD = re.compile(
     "|".join(
@@ -255,15 +254,15 @@ def test_texts_are_normalised_as_ever(text, form):
 
 def test_a_hundred_marks_on_a_letter_are_kept():
     text = "a" + "\u0301\u0316" * 100
-    kept = markup.normalised("NFC", text).replace("\u034f", "")
-    assert unicodedata.normalize("NFC", kept) == unicodedata.normalize("NFC", text)
+    normalized = markup.normalised("NFC", text).replace("\u034f", "")
+    assert unicodedata.normalize("NFC", normalized) == unicodedata.normalize("NFC", text)
 
 
 def test_every_mark_that_is_sorted_is_known():
-    known = markup._many_marks()
+    marks_pattern = markup._many_marks()
     for code in range(sys.maxunicode + 1):
         if markup.is_sorted_mark(chr(code)):
-            assert known.fullmatch(chr(code) * 30), hex(code)
+            assert marks_pattern.fullmatch(chr(code) * 30), hex(code)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a chat model says about its work is found in many languages, and true translations pass."""
+"""Check that comments of chat models are detected in many languages, unlike translations."""
 
 from __future__ import annotations
 
@@ -341,7 +341,7 @@ def test_a_source_that_speaks_of_translating_may_be_translated(src, mt):
     assert meta_phrase(EN, mt)
 
 
-_PIECES = st.sampled_from(
+_FRAGMENTS = st.sampled_from(
     [
         "<|im_end|>",
         "<｜User｜>",
@@ -366,7 +366,7 @@ _PIECES = st.sampled_from(
 )
 
 
-@given(st.lists(_PIECES, max_size=8).map("".join))
+@given(st.lists(_FRAGMENTS, max_size=8).map("".join))
 def test_what_is_made_neutral_for_the_teacher_comes_back_as_it_was(text):
     sent = neutral(text)
     assert neutral(sent) == sent or "<<" in text

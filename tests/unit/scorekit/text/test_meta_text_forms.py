@@ -1,4 +1,4 @@
-"""Words around a translation, in the forms in which chat models add them."""
+"""Check the forms of text that chat models add around a translation."""
 
 from __future__ import annotations
 

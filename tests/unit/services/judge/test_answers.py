@@ -1,4 +1,4 @@
-"""Exact and numeric matches of answers: what is one, and what is none."""
+"""Check which answers match exactly or numerically and which do not."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from services.judge.answers import judge_answer, normalised, quantity
 
 
 def score(answer: str, reference: str) -> float:
-    told = judge_answer({"query": "q", "answer": answer, "reference": reference})
-    verdict = told["verdict"]
-    assert verdict["pass"] == (told["score"] == 1.0)
+    outcome = judge_answer({"query": "q", "answer": answer, "reference": reference})
+    verdict = outcome["verdict"]
+    assert verdict["pass"] == (outcome["score"] == 1.0)
     assert verdict["reason_code"] == ("correct" if verdict["pass"] else "wrong")
-    return told["score"]
+    return outcome["score"]
 
 
 EXACT = [

@@ -1,4 +1,4 @@
-"""What a stored answer must look like to be taken for one of this index."""
+"""Check which stored answers are valid for this index."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def stored(service, query, top_k=10):
 
 
 def fits(service, value, top_k=10, exclude=()):
-    backend, told = service
+    backend, description = service
     query = Query(query="of", exclude=list(exclude))
-    return backend.verb.fits(value, query, SearchOptions(top_k), told)
+    return backend.verb.is_valid_cached(value, query, SearchOptions(top_k), description)
 
 
 def test_what_the_service_has_written_fits(service):

@@ -1,4 +1,4 @@
-"""Image files as pages."""
+"""Check image files as pages."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from PIL import Image
 from services.retriever.index.pictures import UnreadablePicture, read_picture
 
 
-def file_of(picture, kind="png", **more):
+def file_of(image, kind="png", **more):
     out = io.BytesIO()
-    picture.save(out, kind, **more)
+    image.save(out, kind, **more)
     return out.getvalue()
 
 
-def levels(picture):
-    return sorted(set(picture.getdata()))
+def levels(image):
+    return sorted(set(image.getdata()))
 
 
 def test_a_scan_of_16_bits_keeps_its_greys():
@@ -29,10 +29,10 @@ def test_a_scan_of_16_bits_keeps_its_greys():
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA"])
 def test_other_kinds_of_picture_are_what_they_show(mode):
-    drawn = Image.new("RGB", (4, 2), "white")
-    drawn.putpixel((1, 1), (0, 0, 0))
-    read = read_picture(file_of(drawn.convert(mode)), 10**6)
-    assert read.mode == "RGB" and read.tobytes() == drawn.tobytes()
+    original = Image.new("RGB", (4, 2), "white")
+    original.putpixel((1, 1), (0, 0, 0))
+    read = read_picture(file_of(original.convert(mode)), 10**6)
+    assert read.mode == "RGB" and read.tobytes() == original.tobytes()
 
 
 def test_what_is_transparent_is_white():

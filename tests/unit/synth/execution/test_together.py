@@ -1,4 +1,4 @@
-"""Small calls of a scoring service go out together."""
+"""Check that small calls to a scoring service are combined into one request."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from synth.execution.coalescing import FEW, CoalescingScorer
 
 
 class Client:
-    """Answers each sample with itself, when `go` is set."""
+    """A fake client that answers each sample with itself once `go` is set."""
 
     def __init__(self):
         self.calls = []
@@ -29,9 +29,9 @@ def test_calls_of_one_turn_are_one_request_and_each_gets_its_own():
     async def work():
         client = Client()
         client.go.set()
-        together = CoalescingScorer(client, 64)
-        found = await asyncio.gather(*(together.score([(i, 0), (i, 1)]) for i in range(50)))
-        assert found == [[(i, 0), (i, 1)] for i in range(50)]
+        scorer = CoalescingScorer(client, 64)
+        answers = await asyncio.gather(*(scorer.score([(i, 0), (i, 1)]) for i in range(50)))
+        assert answers == [[(i, 0), (i, 1)] for i in range(50)]
         assert client.calls == [64, 36]
 
     asyncio.run(work())
@@ -40,19 +40,19 @@ def test_calls_of_one_turn_are_one_request_and_each_gets_its_own():
 def test_what_comes_while_a_few_are_under_way_is_collected():
     async def work():
         client = Client()
-        together = CoalescingScorer(client, 8)
-        asked = []
+        scorer = CoalescingScorer(client, 8)
+        calls = []
         for i in range(FEW + 3):
-            asked.append(asyncio.create_task(together.score([i])))
+            calls.append(asyncio.create_task(scorer.score([i])))
             await asyncio.sleep(0.01)
         assert client.calls == [1] * FEW
-        full = asyncio.create_task(together.score(list(range(8))))  # waits for nobody
-        asked += [asyncio.create_task(together.score([i] * 3)) for i in range(2)]
+        full = asyncio.create_task(scorer.score(list(range(8))))  # sent without waiting
+        calls += [asyncio.create_task(scorer.score([i] * 3)) for i in range(2)]
         await asyncio.sleep(0.01)
         assert client.calls == [1] * FEW + [8, 6]
         client.go.set()
         assert await full == list(range(8))
-        assert (await asyncio.gather(*asked))[: FEW + 3] == [[i] for i in range(FEW + 3)]
+        assert (await asyncio.gather(*calls))[: FEW + 3] == [[i] for i in range(FEW + 3)]
         assert client.calls == [1] * FEW + [8, 6, 3]
 
     asyncio.run(work())
@@ -62,16 +62,16 @@ def test_a_failure_reaches_all_who_were_sent_together_and_who_left_is_not_asked_
     async def work():
         client = Client()
         client.error = OSError("away")
-        together = CoalescingScorer(client, 64)
-        asked = [asyncio.create_task(together.score([i])) for i in range(3)]
-        asked[1].cancel()
+        scorer = CoalescingScorer(client, 64)
+        calls = [asyncio.create_task(scorer.score([i])) for i in range(3)]
+        calls[1].cancel()
         client.go.set()
-        await asyncio.wait(asked)
-        assert asked[1].cancelled()
-        for each in (asked[0], asked[2]):
+        await asyncio.wait(calls)
+        assert calls[1].cancelled()
+        for call in (calls[0], calls[2]):
             with pytest.raises(OSError, match="away"):
-                each.result()
+                call.result()
         client.error = None
-        assert await together.score(["next"]) == ["next"]
+        assert await scorer.score(["next"]) == ["next"]
 
     asyncio.run(work())

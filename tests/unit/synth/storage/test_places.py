@@ -1,4 +1,4 @@
-"""File systems on which several machines would not see each other's locks."""
+"""Check the warning for file systems whose locks other machines do not see."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ a line that is none
 
 
 @pytest.mark.parametrize(
-    "folder, told",
+    "folder, words",
     [
         ("/home/run", []),
         ("/database/run", []),
@@ -32,17 +32,17 @@ a line that is none
     ],
 )
 def test_what_a_run_lies_on_is_told_where_machines_would_not_see_each_other(
-    tmp_path, monkeypatch, folder, told
+    tmp_path, monkeypatch, folder, words
 ):
     mounts = tmp_path / "mountinfo"
     mounts.write_text(MOUNTS)
-    found = location.mount_of
-    monkeypatch.setattr(location, "mount_of", lambda path: found(path, mounts))
+    mount_of = location.mount_of
+    monkeypatch.setattr(location, "mount_of", lambda path: mount_of(path, mounts))
     data = {"src_lang": "eng", "tgt_lang": "kor"}
     cfg = SynthConfig.model_validate({"run": {"out_dir": folder}, "data": data})
     lines = list(location.warnings(cfg, Path(folder)))
-    assert len(lines) == len(told)
-    assert all(word in line for word, line in zip(told, lines, strict=True))
+    assert len(lines) == len(words)
+    assert all(word in line for word, line in zip(words, lines, strict=True))
     cfg.run.answers = "redis://host:6379/0"
     assert not any("SQLite" in line for line in location.warnings(cfg, Path(folder)))
 

@@ -1,4 +1,4 @@
-"""Conversations of rows, and what is no conversation."""
+"""Check which rows are read as conversations and which are refused."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def written(path: Path, *rows: Any) -> str:
 
 def test_a_dialogue_is_one_row_or_one_a_turn(tmp_path: Path) -> None:
     path = written(tmp_path / "rows.jsonl", ROW)
-    (whole,) = read_conversations(path)
-    assert whole == (f"{path} line 1", ROW["messages"], "all")
-    each = read_conversations(path, "each")
-    assert [(len(c.turns), c.learned) for c in each] == [(3, "last"), (5, "last")]
+    (conversation,) = read_conversations(path)
+    assert conversation == (f"{path} line 1", ROW["messages"], "all")
+    turn_conversations = read_conversations(path, "each")
+    assert [(len(c.turns), c.learned) for c in turn_conversations] == [(3, "last"), (5, "last")]
     assert [c.learned for c in read_conversations(path, "last")] == ["last"]
 
 
@@ -33,20 +33,20 @@ def test_a_dialogue_is_one_row_or_one_a_turn(tmp_path: Path) -> None:
 @pytest.mark.parametrize("reply", ["completion", "reference"])
 def test_of_a_prompt_and_its_reply_only_the_reply_is_learned(prompt: str, reply: str) -> None:
     row = {prompt: ROW["messages"][:4], reply: "그냥요"}
-    (found,) = conversations_of(row, "row 1", "all")
-    assert found == ("row 1", ROW["messages"], "last")
-    (again,) = conversations_of({**row, reply: [ROW["messages"][4]]}, "row 1", "each")
-    assert again == found
+    (conversation,) = conversations_of(row, "row 1", "all")
+    assert conversation == ("row 1", ROW["messages"], "last")
+    (from_messages,) = conversations_of({**row, reply: [ROW["messages"][4]]}, "row 1", "each")
+    assert from_messages == conversation
 
 
 def test_what_a_table_has_no_value_for_is_left_out() -> None:
     row = {"messages": [{**turn, "tool_calls": None, "name": None} for turn in ROW["messages"]]}
-    (found,) = conversations_of(row, "row 1", "all")
-    assert found.turns == ROW["messages"]
+    (conversation,) = conversations_of(row, "row 1", "all")
+    assert conversation.turns == ROW["messages"]
 
 
 @pytest.mark.parametrize(
-    ("row", "told"),
+    ("row", "reason"),
     [
         (["no"], "expected an object with `messages`, not list"),
         ({"text": "no"}, "neither `messages`, nor a `prompt` with"),
@@ -73,10 +73,10 @@ def test_what_a_table_has_no_value_for_is_left_out() -> None:
         ),
     ],
 )
-def test_what_is_no_conversation_is_told(row: Any, told: str) -> None:
+def test_what_is_no_conversation_is_told(row: Any, reason: str) -> None:
     with pytest.raises(UserError, match=r"^row 7: ") as caught:
         list(conversations_of(row, "row 7", "all"))
-    assert told in str(caught.value)
+    assert reason in str(caught.value)
 
 
 def test_wrong_rows_are_told_in_one_line_with_their_number(tmp_path: Path) -> None:

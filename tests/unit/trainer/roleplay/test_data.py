@@ -1,4 +1,4 @@
-"""Rows become turns, or a line says why not."""
+"""Check that rows become turns or are refused with a reason."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ def test_each_wrong_row_has_a_line(tmp_path):
 def test_ids_that_stand_twice_are_refused_and_equal_rows_are_told_apart(tmp_path):
     with pytest.raises(UserError, match="1 ids occur more than once"):
         load(tmp_path, {"id": "a", "prompt": "안녕"}, {"id": "a", "prompt": "응"})
-    one, two = load(tmp_path, {"prompt": "안녕"}, {"prompt": "안녕"})
-    assert two.id == f"{one.id}-2"
+    first, second = load(tmp_path, {"prompt": "안녕"}, {"prompt": "안녕"})
+    assert second.id == f"{first.id}-2"
 
 
 def test_an_unknown_field_of_columns_is_refused():

@@ -1,4 +1,4 @@
-"""Replies that repeat the user: the share of them, the guard, and the warning of a run."""
+"""Check replies that repeat the user: their share, the guard and the warning."""
 
 from __future__ import annotations
 

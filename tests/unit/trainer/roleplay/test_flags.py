@@ -1,4 +1,4 @@
-"""TRL's way to start a run, as a config."""
+"""Check that TRL's command-line flags become a config."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def test_the_seeds_yaml_is_the_seeds_command():
         ("data", "train"),
         ("data", "eval"),
         ("misc", "run_dir"),
-        ("misc", "save_every_n_updates"),  # the command does not say
-        ("reward", "weights"),  # the same as where none are named
+        ("misc", "save_every_n_updates"),  # the command does not set it
+        ("reward", "weights"),  # the defaults
     ):
         of_flags[section][key] = of_yaml[section][key]
     assert of_yaml == of_flags
@@ -89,7 +89,7 @@ def test_values_are_read_as_yaml_and_numbers_as_python():
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "message"),
     [
         ("--load_in_4bit", "--load_in_4bit freezes the weights. Add --use_lora"),
         ("--lora_r 8", "--lora_r requires --use_lora"),
@@ -100,10 +100,10 @@ def test_values_are_read_as_yaml_and_numbers_as_python():
         ("--learning_rate fast", "grpo.learning_rate"),
     ],
 )
-def test_a_wrong_flag_is_one_line(flags, told):
+def test_a_wrong_flag_is_one_line(flags, message):
     with pytest.raises(UserError) as caught:
         config(flags)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert "secret" not in str(caught.value)
     assert "\n" not in str(caught.value)
 

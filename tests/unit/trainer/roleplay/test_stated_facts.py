@@ -1,4 +1,4 @@
-"""What a system turn tells of player, character and level."""
+"""Check which facts about player, character and level a system turn states."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ BOOK = """「비 오는 옥상」 시나리오북
     ],
 )
 def test_what_is_stated_is_read_and_nothing_else(system, player, character, level):
-    wanted = {"player_name": player, "character_name": character, "speech_level": level}
-    assert extract_facts(system) == wanted
-    assert extract_facts(unicodedata.normalize("NFD", system)) == wanted
+    expected = {"player_name": player, "character_name": character, "speech_level": level}
+    assert extract_facts(system) == expected
+    assert extract_facts(unicodedata.normalize("NFD", system)) == expected
 
 
 @given(
@@ -69,5 +69,5 @@ def test_what_is_stated_is_read_and_nothing_else(system, player, character, leve
     )
 )
 def test_no_text_is_too_odd(text):
-    told = extract_facts(text)
-    assert all(value is None or value for value in told.values())
+    facts = extract_facts(text)
+    assert all(value is None or value for value in facts.values())

@@ -1,4 +1,4 @@
-"""The curves of a run's page: what is drawn is what was logged."""
+"""Check that the curves on a run's page match the logged values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands beside the weights, so that a checkpoint is a policy as it was."""
+"""Check that a checkpoint has all files besides the weights that a policy needs."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ SIZES = {"patch_size": 4, "merge_size": 2, "min_pixels": 64, "max_pixels": 64 * 
 def test_a_policy_that_sees_is_saved_with_its_image_processor(
     tmp_path: Path, adapted: bool
 ) -> None:
-    begun, saved = tmp_path / "begun", tmp_path / "saved"
+    base, saved = tmp_path / "base", tmp_path / "saved"
     model = tiny("qwen2_5_vl")
-    Qwen2VLImageProcessor(**SIZES).save_pretrained(begun)
-    model.config.name_or_path = str(begun)
+    Qwen2VLImageProcessor(**SIZES).save_pretrained(base)
+    model.config.name_or_path = str(base)
     if adapted:
         model = with_adapters(
             model, PolicyConfig.model_validate({"lora": {"r": 2, "target_modules": ["q_proj"]}})
         )
     save_processors(model, tiny_tokenizer(), saved)
     assert (saved / "tokenizer.json").is_file()
-    before = Qwen2VLImageProcessor.from_pretrained(begun).to_dict()
+    before = Qwen2VLImageProcessor.from_pretrained(base).to_dict()
     assert Qwen2VLImageProcessor.from_pretrained(saved).to_dict() == before
 
 

@@ -1,4 +1,4 @@
-"""The run's folder: what of an earlier run goes, and what stays."""
+"""Check which files of an earlier run a new run removes and keeps."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_an_earlier_run_is_not_replaced_unasked(tmp_path: Path) -> None:
     RunLog(replacing(tmp_path))
     assert not (tmp_path / "log.jsonl").exists()
     assert (tmp_path / "report.html").exists()
-    RunLog(replacing(tmp_path))  # a run that was killed before its first update
+    RunLog(replacing(tmp_path))  # a run killed before its first update
 
 
 def test_a_run_that_goes_on_keeps_what_is_behind_its_checkpoint(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_what_a_killed_run_was_writing_goes_when_the_next_begins(
     tmp_path: Path, done: int | None
 ) -> None:
     RunLog(replacing(tmp_path)).write_update({"update": 1})
-    ours = [
+    temporary_paths = [
         temporary_of(tmp_path / name)
         for name in (
             "log.jsonl",
@@ -69,21 +69,20 @@ def test_what_a_killed_run_was_writing_goes_when_the_next_begins(
             "checkpoints/step-000002",
         )
     ]
-    neighbours = temporary_of(tmp_path / "evaluation.json")  # `evaluate` may be writing it
+    other_path = temporary_of(tmp_path / "evaluation.json")  # `evaluate` may be writing it
     (tmp_path / "checkpoints").mkdir()
-    ours[-1].mkdir()
+    temporary_paths[-1].mkdir()
     (tmp_path / "completions").mkdir()
-    for path in (*ours[:-1], neighbours):
+    for path in (*temporary_paths[:-1], other_path):
         path.write_text("{")
     RunLog(replacing(tmp_path), done=done)
-    assert not [path for path in ours if path.exists()] and neighbours.exists()
+    assert not [path for path in temporary_paths if path.exists()] and other_path.exists()
 
 
-@pytest.mark.parametrize("theirs", ["", "misc: {seed: 1}"])
-def test_a_config_that_no_run_wrote_makes_a_folder_no_run(tmp_path: Path, theirs: str) -> None:
-    """An empty file is a config of the trainer, too: it must not cost the folder's `checkpoints`,
-    not even where the run is to go on."""
-    (tmp_path / "config.yaml").write_text(theirs)
+@pytest.mark.parametrize("config_text", ["", "misc: {seed: 1}"])
+def test_a_config_that_no_run_wrote_makes_a_folder_no_run(tmp_path: Path, config_text: str) -> None:
+    """Check that a foreign or empty config.yaml never deletes `checkpoints`, even on resume."""
+    (tmp_path / "config.yaml").write_text(config_text)
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints/thesis.txt").write_text("theirs")
     with pytest.raises(UserError, match="It is no run"):
@@ -140,7 +139,7 @@ def test_a_run_dir_that_cannot_be_written_to_is_told_first(tmp_path: Path) -> No
 
 def test_a_run_says_which_services_it_had(tmp_path: Path) -> None:
     RunLog(replacing(tmp_path))
-    assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]  # nothing that is empty
+    assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]  # no empty file
     RunLog(replacing(tmp_path), {})
     assert json.loads((tmp_path / "services.json").read_text()) == {}
 

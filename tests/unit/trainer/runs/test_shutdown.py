@@ -1,4 +1,4 @@
-"""Signals that ask a run to end."""
+"""Check the signals that ask a run to stop."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_the_first_asks_and_the_second_leaves(
         run.is_deferring = True
         send(number)
         assert run.signal_number == number
-        send(number)  # the same one, that torchrun passes on
+        send(number)  # the same signal, passed on by torchrun
         assert run.signal_number == number
         monkeypatch.setattr(shutdown, "_ECHO_S", 0.0)
         with pytest.raises(Interrupted) as caught:
@@ -45,10 +45,10 @@ def test_before_there_is_something_to_save_the_first_leaves() -> None:
 def test_outside_the_main_thread_nothing_is_changed() -> None:
     def work() -> None:
         with ShutdownHandler():
-            found.append(signal.getsignal(signal.SIGTERM))
+            handlers.append(signal.getsignal(signal.SIGTERM))
 
-    found: list[object] = []
+    handlers: list[object] = []
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    assert found == [signal.getsignal(signal.SIGTERM)]
+    assert handlers == [signal.getsignal(signal.SIGTERM)]

@@ -1,4 +1,4 @@
-"""The most that a run plays, where questions have groups of their own sizes."""
+"""Check the maximum number of episodes when questions have their own group sizes."""
 
 from __future__ import annotations
 
@@ -24,16 +24,18 @@ def run(updates: int, **rollout: Any) -> SearchConfig:
 @pytest.mark.parametrize("updates", [1, 2, 5, 7, 11, 14])
 def test_no_order_of_the_questions_plays_more(updates: int) -> None:
     cfg = run(updates)
-    most = max_training_episodes(cfg, QUESTIONS)
+    max_episodes = max_training_episodes(cfg, QUESTIONS)
     played = []
     for seed in range(40):
-        drawn = [i for u in range(1, updates + 1) for i in batch_indices(7, 3, u, seed)]
-        played.append(sum(QUESTIONS[i].samples(5) for i in drawn))
-    assert max(played) <= most
-    if updates % 7 == 0:  # whole passes: all play the same
-        assert set(played) == {most} and most == updates * 3 // 7 * (2 + 16 + 5 + 4 + 8 + 5 + 3)
-    if updates == 1:  # it is not a bound that nothing reaches
-        assert max(played) == most == 16 + 8 + 5
+        indices = [i for u in range(1, updates + 1) for i in batch_indices(7, 3, u, seed)]
+        played.append(sum(QUESTIONS[i].samples(5) for i in indices))
+    assert max(played) <= max_episodes
+    if updates % 7 == 0:  # full passes: all play the same number
+        assert set(played) == {max_episodes} and max_episodes == updates * 3 // 7 * (
+            2 + 16 + 5 + 4 + 8 + 5 + 3
+        )
+    if updates == 1:  # the bound is reached
+        assert max(played) == max_episodes == 16 + 8 + 5
 
 
 def test_dynamic_sampling_may_draw_the_largest_groups_again() -> None:

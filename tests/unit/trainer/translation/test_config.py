@@ -1,4 +1,4 @@
-"""The config tree: every key documented, every file loads, wrong ones are named."""
+"""Check that every config key is documented, every file loads and errors name their keys."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_every_key_has_a_sentence() -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "told"),
+    ("override", "message"),
     [
         ("rl.learning_rate=1", "rl.learning_rate: Extra inputs"),
         ("reward.severity_weights={BAD: -1}", "reward.severity_weights.BAD"),
@@ -82,10 +82,10 @@ def test_every_key_has_a_sentence() -> None:
         ("reward.xcomet_seq_scale=-1", "reward.xcomet_seq_scale"),
     ],
 )
-def test_wrong_keys_and_values_are_named(override: str, told: str) -> None:
+def test_wrong_keys_and_values_are_named(override: str, message: str) -> None:
     with pytest.raises(UserError) as error:
         load_config(TrainerConfig, None, [override])
-    assert told in str(error.value)
+    assert message in str(error.value)
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "gspo", "reinforce"])
@@ -93,7 +93,7 @@ def test_wrong_keys_and_values_are_named(override: str, told: str) -> None:
 def test_training_refuses_a_cut_distribution_that_nothing_corrects(
     algorithm: str, key: str, value: float
 ) -> None:
-    """Log-probabilities would be of another distribution than the one sampled from."""
+    """Check the refusal: log-probabilities would not match the sampling distribution."""
     overrides = [f"generation.{key}={value}", f"rl.algorithm={algorithm}"]
     corrected = load_config(TrainerConfig, None, overrides)
     assert corrected.corrects_importance == (key != "temperature")
@@ -110,7 +110,7 @@ def test_training_refuses_a_cut_distribution_that_nothing_corrects(
     ["policy.weights_dtype=bfloat16", "policy.load_in_4bit=true", "misc.dtype=bfloat16"],
 )
 def test_weights_that_are_rounded_are_corrected_for(rounding: str) -> None:
-    """The sampler reads its cache, the trainer the whole text: rounded, they differ a little."""
+    """Check rounded weights: sampling with a cache and training on full texts differ slightly."""
     plain = load_config(TrainerConfig, None, ["policy.lora.r=2"])
     assert not plain.corrects_importance
     assert load_config(TrainerConfig, None, ["policy.lora.r=2", rounding]).corrects_importance
@@ -184,13 +184,13 @@ def test_a_config_is_found_by_its_path_of_the_last_version(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(CONFIGS.parents[1])
-    told = CliRunner().invoke(
+    moved = CliRunner().invoke(
         app, ["check", "--config", "configs/trainer/toy.yaml", "--set", "x=1"]
     )
-    assert "configs/trainer/toy.yaml has moved. Use configs/translation/toy.yaml" in told.stderr
-    assert told.exit_code == 2 and "error: " in told.stderr and "no such file" not in told.stderr
-    gone = CliRunner().invoke(app, ["check", "--config", "configs/trainer/none.yaml"])
-    assert gone.exit_code == 2 and "has moved" not in gone.stderr
+    assert "configs/trainer/toy.yaml has moved. Use configs/translation/toy.yaml" in moved.stderr
+    assert moved.exit_code == 2 and "error: " in moved.stderr and "no such file" not in moved.stderr
+    missing = CliRunner().invoke(app, ["check", "--config", "configs/trainer/none.yaml"])
+    assert missing.exit_code == 2 and "has moved" not in missing.stderr
 
 
 def test_the_config_names_the_task(tmp_path: Path) -> None:
@@ -199,8 +199,10 @@ def test_the_config_names_the_task(tmp_path: Path) -> None:
     config.write_text("task: juggling\n")
     done = CliRunner().invoke(app, ["train", "--config", str(config)])
     assert done.exit_code == 2
-    known = ", ".join(TASKS)
-    assert done.stderr == f"error: {config}: task: 'juggling' is unknown. Choose from {known}\n"
+    task_names = ", ".join(TASKS)
+    assert (
+        done.stderr == f"error: {config}: task: 'juggling' is unknown. Choose from {task_names}\n"
+    )
     config.write_text("task: [translation]\n")
     assert CliRunner().invoke(app, ["check", "--config", str(config)]).exit_code == 2
 
@@ -208,8 +210,8 @@ def test_the_config_names_the_task(tmp_path: Path) -> None:
 def test_every_task_has_every_verb() -> None:
     for task in TASKS:
         commands = commands_of({"task": task}, "here")
-        for verb in ("train", "evaluate", "check", "report"):
-            own = inspect.signature(getattr(commands, verb)).parameters
-            said = list(inspect.signature(getattr(Commands, verb)).parameters)[1:]
-            assert list(own) == said, verb
+        for command in ("train", "evaluate", "check", "report"):
+            task_parameters = inspect.signature(getattr(commands, command)).parameters
+            expected_names = list(inspect.signature(getattr(Commands, command)).parameters)[1:]
+            assert list(task_parameters) == expected_names, command
         assert commands.Config().task == task

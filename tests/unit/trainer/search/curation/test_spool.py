@@ -1,4 +1,4 @@
-"""What the commands of curation keep on the disk, and not in memory."""
+"""Check that curation commands store records on disk and not in memory."""
 
 from __future__ import annotations
 
@@ -26,37 +26,37 @@ from trainer.search.verbs import app
 
 
 @dataclass(frozen=True, slots=True)
-class Thing:
+class NumberedRecord:
     name: str
-    figure: float | None
+    stat: float | None
     more: dict[str, Any]
 
 
-THINGS = [
-    Thing("가", 0.1 + 0.2, {"pages": ["a_1"], "of": {"x": 1}}),
-    Thing("'; DROP TABLE things --", None, {}),
-    Thing("\n\u2028\ud800", -1e-300, {"no": None, "yes": True}),
+RECORDS = [
+    NumberedRecord("가", 0.1 + 0.2, {"pages": ["a_1"], "of": {"x": 1}}),
+    NumberedRecord("'; DROP TABLE things --", None, {}),
+    NumberedRecord("\n\u2028\ud800", -1e-300, {"no": None, "yes": True}),
 ]
 
 
 def small_disk(monkeypatch: pytest.MonkeyPatch, pages: int) -> None:
-    """Temporary files may have so many pages of 4 kB."""
+    """Limit temporary files to this number of 4 kB pages."""
     connect = sqlite3.connect
 
-    def connected(*told: Any, **more: Any) -> sqlite3.Connection:
-        found = connect(*told, **more)
-        found.execute(f"PRAGMA max_page_count = {pages}")
-        return found
+    def connected(*args: Any, **more: Any) -> sqlite3.Connection:
+        connection = connect(*args, **more)
+        connection.execute(f"PRAGMA max_page_count = {pages}")
+        return connection
 
     monkeypatch.setattr(sqlite3, "connect", connected)
 
 
 def test_things_come_back_as_they_were_in_their_order() -> None:
-    spool = DiskSpool(Thing)
-    for thing in THINGS:
-        spool.append(thing)
-    assert list(spool) == THINGS and list(spool) == THINGS
-    assert len(spool) == 3 and bool(spool) and not DiskSpool(Thing)
+    spool = DiskSpool(NumberedRecord)
+    for record in RECORDS:
+        spool.append(record)
+    assert list(spool) == RECORDS and list(spool) == RECORDS
+    assert len(spool) == 3 and bool(spool) and not DiskSpool(NumberedRecord)
 
 
 def test_things_are_found_by_their_key() -> None:
@@ -90,28 +90,32 @@ def test_memory_does_not_grow_with_things_and_no_name_leads_to_them(
 def test_what_a_command_holds_does_not_grow_with_the_episodes(
     make: Callable[..., CurationResult], tmp_path: Path
 ) -> None:
-    """A line in memory for each of 3,900 episodes more would take above a megabyte."""
+    """Check 3,900 more episodes, which would need over a megabyte at one line each."""
     questions = [asked(f"q{number}") for number in range(100)]
-    few, many = (held(tmp_path / f"{of}", of, questions, make) for of in (1, 40))
-    assert many - few < 300_000
+    few_bytes, many_bytes = (
+        used_bytes(tmp_path / f"{samples}", samples, questions, make) for samples in (1, 40)
+    )
+    assert many_bytes - few_bytes < 300_000
 
 
-def held(
+def used_bytes(
     folder: Path, samples: int, questions: list[Question], make: Callable[..., CurationResult]
 ) -> int:
-    """Bytes behind a command, of so many episodes a question."""
+    """Return the bytes in use after a command with `samples` episodes for each question."""
     episodes = [searched(q, n, ndcg=0.5, judge=1.0) for q in questions for n in range(samples)]
     write_run(folder, episodes, questions)
     del episodes
-    cfg, found = CurationConfig(), []
+    cfg, sizes = CurationConfig(), []
     for _ in range(2):  # the first fills caches
         tracemalloc.start()
         prompts, read = read_prompts([folder], cfg)
-        made = make(prompts, read, cfg)
-        found.append(tracemalloc.get_traced_memory()[0])
+        result = make(prompts, read, cfg)
+        sizes.append(tracemalloc.get_traced_memory()[0])
         tracemalloc.stop()
-        assert sum(len(one.episodes) for one in made.decisions) == samples * len(questions)
-    return min(found)
+        assert sum(len(decision.episodes) for decision in result.decisions) == samples * len(
+            questions
+        )
+    return min(sizes)
 
 
 def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What a policy that sees reads of a picture, as its folder says."""
+"""Check how a vision policy processes an image with the settings in its folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trainer.search.images.pictures import PictureError, read_picture
 from trainer.search.images.processor import ImageProcessor, ProcessedImage, load_reader
 from trainer.search.images.views import page_view
 
-SEES = SimpleNamespace(
+VISION_CONFIG = SimpleNamespace(
     model_type="qwen2_5_vl",
     vision_config=object(),
     image_token_id=1,
@@ -33,9 +33,9 @@ SEES = SimpleNamespace(
 
 def test_a_page_is_480_ids_for_a_7b_qwen() -> None:
     processor = Qwen2VLImageProcessor(patch_size=14, merge_size=2, max_pixels=12_845_056)
-    reader = ImageProcessor(processor, SEES, SightConfig())
-    shown = page_view("deck_1", PagesHere().image("deck_1"), SightConfig())
-    assert (shown.view.width, shown.view.height, reader.ids(shown)) == (840, 448, 480)
+    reader = ImageProcessor(processor, VISION_CONFIG, SightConfig())
+    page = page_view("deck_1", PagesHere().image("deck_1"), SightConfig())
+    assert (page.view.width, page.view.height, reader.ids(page)) == (840, 448, 480)
     assert reader.never == [1, 2, 3, 4]
 
 
@@ -45,17 +45,17 @@ def test_a_folders_own_processor_leaves_pictures_as_they_are(tmp_path: Path) -> 
     sight = SightConfig.model_validate(TINY_SIGHT)
     reader = load_reader(str(tmp_path), model.config, sight)
     assert reader is not None
-    shown = page_view("deck_1", PagesHere().image("deck_1"), sight)
-    seen = reader.read(shown)
-    assert seen.grid == (1, shown.view.height // 4, shown.view.width // 4)
-    whole = PROCESSOR(images=[read_picture(PagesHere().image("deck_1"))], return_tensors="pt")
-    # resized by us or by it: the same pixels, so the same patches
-    assert torch.allclose(seen.patches, whole["pixel_values"], atol=1e-6)
-    assert reader.ids(shown) * 4 == len(seen.patches)
+    page = page_view("deck_1", PagesHere().image("deck_1"), sight)
+    seen = reader.read(page)
+    assert seen.grid == (1, page.view.height // 4, page.view.width // 4)
+    expected = PROCESSOR(images=[read_picture(PagesHere().image("deck_1"))], return_tensors="pt")
+    # resized by us or by the processor: the same pixels and patches
+    assert torch.allclose(seen.patches, expected["pixel_values"], atol=1e-6)
+    assert reader.ids(page) * 4 == len(seen.patches)
 
 
 def test_a_picture_of_another_size_is_no_frame() -> None:
-    reader = ImageProcessor(PROCESSOR, SEES, SightConfig.model_validate(TINY_SIGHT))
+    reader = ImageProcessor(PROCESSOR, VISION_CONFIG, SightConfig.model_validate(TINY_SIGHT))
     with pytest.raises(PictureError, match="resized"):
         _ = ProcessedImage(PagesHere().image("deck_1"), (1, 90, 160), reader).patches
 
@@ -63,19 +63,19 @@ def test_a_picture_of_another_size_is_no_frame() -> None:
 def test_a_policy_without_eyes_or_without_a_processor(tmp_path: Path) -> None:
     assert load_reader(str(tmp_path), SimpleNamespace(model_type="llama"), SightConfig()) is None
     with pytest.raises(UserError, match="its image processor"):
-        load_reader(str(tmp_path), SEES, SightConfig())
+        load_reader(str(tmp_path), VISION_CONFIG, SightConfig())
 
 
 def test_the_processor_is_that_of_the_policys_revision(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two revisions in a hub's cache: only `tuned` has the sizes of the config."""
+    """Check two revisions in a hub cache, of which only `tuned` has the configured sizes."""
     other = Qwen2VLImageProcessor(patch_size=14, merge_size=2, max_pixels=12_845_056)
-    kept = tmp_path / "models--some--policy"
-    (kept / "refs").mkdir(parents=True)
+    cache_dir = tmp_path / "models--some--policy"
+    (cache_dir / "refs").mkdir(parents=True)
     for name, commit, processor in (("main", "0" * 40, other), ("tuned", "1" * 40, PROCESSOR)):
-        (kept / "refs" / name).write_text(commit)
-        processor.save_pretrained(kept / "snapshots" / commit)
+        (cache_dir / "refs" / name).write_text(commit)
+        processor.save_pretrained(cache_dir / "snapshots" / commit)
     for owner, key in ((hub_constants, "HF_HUB_CACHE"), (transformers_hub, "TRANSFORMERS_CACHE")):
         monkeypatch.setattr(owner, key, str(tmp_path), raising=False)
     monkeypatch.setattr(hub_constants, "HF_HUB_OFFLINE", True)

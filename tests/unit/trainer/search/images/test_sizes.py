@@ -1,4 +1,4 @@
-"""Sizes as shown, against the processors that are to leave them as they are."""
+"""Compare displayed image sizes with the processors, which must not resize them."""
 
 from __future__ import annotations
 
@@ -12,22 +12,24 @@ from transformers import Qwen2VLImageProcessor
 from trainer.search.images.config import SightConfig
 from trainer.search.images.pictures import shown_size
 
-#: Of whichever back end this transformers has.
+#: Of the backend in the installed transformers.
 smart_resize = sys.modules[type(Qwen2VLImageProcessor()).__module__].smart_resize
 
 
 @pytest.mark.parametrize("factor", [28, 32])
-@pytest.mark.parametrize(("least", "most"), [(200_704, 401_408), (3_136, 1_003_520)])
-def test_sizes_are_those_of_qwens_processor_which_leaves_them_so(factor, least, most) -> None:
-    sight = SightConfig(factor=factor, min_pixels=least, max_pixels=most)
-    drawn = random.Random(0)
+@pytest.mark.parametrize(("min_pixels", "max_pixels"), [(200_704, 401_408), (3_136, 1_003_520)])
+def test_sizes_are_those_of_qwens_processor_which_leaves_them_so(
+    factor, min_pixels, max_pixels
+) -> None:
+    sight = SightConfig(factor=factor, min_pixels=min_pixels, max_pixels=max_pixels)
+    dice = random.Random(0)
     for _ in range(2000):
-        width = drawn.randint(28, 4096)
-        height = drawn.randint(max(28, -(-width // 50)), min(4096, width * 50))
+        width = dice.randint(28, 4096)
+        height = dice.randint(max(28, -(-width // 50)), min(4096, width * 50))
         size = shown_size(width, height, sight)
-        assert smart_resize(height, width, factor, least, most) == size[::-1]
-        assert smart_resize(size[1], size[0], factor, least, most) == size[::-1]
-        assert size[0] * size[1] <= most
+        assert smart_resize(height, width, factor, min_pixels, max_pixels) == size[::-1]
+        assert smart_resize(size[1], size[0], factor, min_pixels, max_pixels) == size[::-1]
+        assert size[0] * size[1] <= max_pixels
 
 
 def test_a_model_of_any_size_keeps_the_aspect() -> None:

@@ -1,4 +1,4 @@
-"""Frames: from a box in a crop of a crop back to the page."""
+"""Check frames: boxes in a crop of a crop are mapped back to the page."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ BARE = SightConfig(crop_padding=0)
 
 
 def gradient(width: int = 1280, height: int = 720) -> bytes:
-    """Red tells how far to the right, green how far down."""
+    """Return an image whose red value is the horizontal and green the vertical position."""
     pixels = np.zeros((height, width, 3), dtype=np.uint8)
     pixels[..., 0] = np.linspace(0, 255, width)[None, :]
     pixels[..., 1] = np.linspace(0, 255, height)[:, None]
     return as_bytes(Image.fromarray(pixels))
 
 
-def as_bytes(picture: Image.Image, form: str = "PNG") -> bytes:
+def as_bytes(image: Image.Image, form: str = "PNG") -> bytes:
     written = BytesIO()
-    picture.save(written, form)
+    image.save(written, form)
     return written.getvalue()
 
 
 def middle(png: bytes) -> tuple[float, float]:
-    """Where on the gradient the middle of a picture lies, as shares of the page."""
-    picture = read_picture(png)
-    red, green, _ = picture.getpixel((picture.width // 2, picture.height // 2))
+    """Return the position of an image's center on the gradient, as fractions of the page."""
+    image = read_picture(png)
+    red, green, _ = image.getpixel((image.width // 2, image.height // 2))
     return red / 255, green / 255
 
 
 def test_a_crop_of_a_crop_shows_what_was_asked_for() -> None:
-    """The public ancestor took the size of the picture last shown, and pixels of the last page."""
+    """Check nested crops. The public original used the last image's size and the page's pixels."""
     page = page_view("deck_1", gradient(), BARE)
     first = crop_view(page.view, (400, 200, 800, 400), gradient(), BARE)
     assert isinstance(first, ShownImage)
@@ -65,8 +65,8 @@ def test_a_crop_of_a_crop_shows_what_was_asked_for() -> None:
 
 def test_a_page_shown_again_is_the_frame_again() -> None:
     page = page_view("deck_1", gradient(), BARE)
-    again = page_view("deck_1", gradient(), BARE)
-    assert again.view == page.view and again.png == page.png
+    repeated = page_view("deck_1", gradient(), BARE)
+    assert repeated.view == page.view and repeated.png == page.png
     assert picture_hash(page.png) == page.view.image
 
 
@@ -87,7 +87,7 @@ def test_a_box_means_the_same_in_each_convention(convention, box) -> None:
 
 
 def test_boxes_in_pixels_of_the_page_do_not_pass_for_boxes_of_the_frame() -> None:
-    """What half of the ancestor's cold-start boxes were."""
+    """Check boxes like half of those in the original's cold-start data."""
     view = page_view("deck_1", gradient(), BARE).view
     refused = crop_region(view, (600, 100, 1000, 300), BARE)
     assert isinstance(refused, CropFailure) and refused.reason == "box_outside"
@@ -124,7 +124,7 @@ def test_padding_is_in_pixels_as_shown_and_ends_at_the_page() -> None:
     across, down = 1280 / 840, 720 / 448
     region = crop_region(view, (100, 0, 200, 100), SightConfig(crop_padding=28))
     assert region == pytest.approx((72 * across, 0, 228 * across, 128 * down), abs=1)
-    # a line of small print, too low without it
+    # a line of small print, too low without padding
     assert isinstance(crop_region(view, (10, 400, 300, 408), BARE), CropFailure)
     assert not isinstance(crop_region(view, (10, 400, 300, 408), SightConfig()), CropFailure)
 
@@ -145,8 +145,13 @@ def test_every_region_lies_in_the_page_and_holds_its_box(across, down, conventio
         page_height=700,
         image="",
     )
-    one = {"pixel": (560, 392), "thousand": (1000, 1000), "unit": (1, 1)}[convention]
-    box = (across[0] * one[0], down[0] * one[1], across[1] * one[0], down[1] * one[1])
+    full_size = {"pixel": (560, 392), "thousand": (1000, 1000), "unit": (1, 1)}[convention]
+    box = (
+        across[0] * full_size[0],
+        down[0] * full_size[1],
+        across[1] * full_size[0],
+        down[1] * full_size[1],
+    )
     region = crop_region(view, box, sight)
     if isinstance(region, CropFailure):
         return
@@ -154,15 +159,15 @@ def test_every_region_lies_in_the_page_and_holds_its_box(across, down, conventio
     assert 0 <= left < right <= 1000 and 0 <= top < bottom <= 700
     assert all(side == int(side) for side in region)
     back = in_frame(region, view, convention)
-    slack = 1e-9 * one[0]
+    slack = 1e-9 * full_size[0]
     assert back[0] <= box[0] + slack and back[1] <= box[1] + slack
     assert back[2] >= box[2] - slack and back[3] >= box[3] - slack
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "P", "RGBA", "LA", "1", "I;16", "CMYK"])
 def test_pictures_of_all_kinds_are_read(mode) -> None:
-    picture = Image.new("RGB", (64, 48), (200, 0, 0)).convert("L" if mode == "I;16" else mode)
-    data = as_bytes(picture.convert(mode), "TIFF" if mode == "CMYK" else "PNG")
+    image = Image.new("RGB", (64, 48), (200, 0, 0)).convert("L" if mode == "I;16" else mode)
+    data = as_bytes(image.convert(mode), "TIFF" if mode == "CMYK" else "PNG")
     assert read_picture(data).mode == "RGB" and read_picture(data).size == (64, 48)
 
 
@@ -175,11 +180,11 @@ def test_what_is_transparent_is_white() -> None:
 
 
 def test_a_picture_that_is_none_has_an_error_of_its_own() -> None:
-    whole = gradient()
-    for data in (b"", b"<html>", whole[: len(whole) // 2]):
+    png = gradient()
+    for data in (b"", b"<html>", png[: len(png) // 2]):
         with pytest.raises(PictureError):
             page_view("deck_1", data, BARE)
-    view = page_view("deck_1", whole, BARE).view
+    view = page_view("deck_1", png, BARE).view
     with pytest.raises(PictureError, match="changed its size"):
         crop_view(view, (100, 100, 400, 300), gradient(640, 360), BARE)
     with pytest.raises(PictureError, match="too long"):

@@ -1,4 +1,4 @@
-"""Ids that are joined: what whole renders give, and masks that lie where the policy wrote."""
+"""Check that joined ids equal full renders and that masks cover the policy's tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainer.search.records import ImageView, mask_digest
 from trainer.search.rollout.episode_tokens import EpisodeTokens, TurnTokenizer
 from trainer.search.rollout.prompt import Message, template_messages
 
-KEEPING = ["qwen2_5", "qwen2_5_vl", "qwen3_vl", "qwen3_instruct_2507"]
+KEEPING_TEMPLATES = ["qwen2_5", "qwen2_5_vl", "qwen3_vl", "qwen3_instruct_2507"]
 TURNS = [
     "<think>why</think>\n<search>births 1990</search>",
     " leading and trailing ",
@@ -51,7 +51,7 @@ def join(
     return joined
 
 
-@pytest.mark.parametrize("name", KEEPING)
+@pytest.mark.parametrize("name", KEEPING_TEMPLATES)
 def test_joined_ids_are_those_of_the_whole_conversation(name) -> None:
     tokenizer = qwen(name)
     ids = turn_ids(tokenizer)
@@ -59,30 +59,33 @@ def test_joined_ids_are_those_of_the_whole_conversation(name) -> None:
     messages = [*BEFORE]
     for i, text in enumerate(TURNS):
         messages += ([OBSERVED] if i else []) + [Message("assistant", text)]
-    whole = render(tokenizer, template_messages(messages), ChatConfig()).rstrip("\n")
-    assert joined.ids == ids_of(tokenizer, whole)
+    full_text = render(tokenizer, template_messages(messages), ChatConfig()).rstrip("\n")
+    assert joined.ids == ids_of(tokenizer, full_text)
     assert ids.serving_note() is None
 
 
-@pytest.mark.parametrize("name", [*KEEPING, "qwen3", "qwen3_5_think"])
+@pytest.mark.parametrize("name", [*KEEPING_TEMPLATES, "qwen3", "qwen3_5_think"])
 def test_the_mask_lies_on_what_was_sampled_and_on_nothing_else(name) -> None:
-    """The ancestor decoded, matched, encoded again: where that drifts, so did its mask."""
+    """Check masks. The original decoded and re-encoded texts, which can shift a mask."""
     tokenizer = qwen(name)
-    odd = [[5, 17, 6], [tokenizer.eos_token_id], ids_of(tokenizer, "가")[:1]]  # not canonical
+    odd_ids = [[5, 17, 6], [tokenizer.eos_token_id], ids_of(tokenizer, "가")[:1]]  # not canonical
     turns = [
-        SampledCompletion([*ids, tokenizer.eos_token_id], [-1.0] * (len(ids) + 1)) for ids in odd
+        SampledCompletion([*ids, tokenizer.eos_token_id], [-1.0] * (len(ids) + 1))
+        for ids in odd_ids
     ]
     joined = join(turn_ids(tokenizer), turns)
     pairs = zip(joined.completion_ids, joined.action_mask, strict=True)
-    written = [one for one, action in pairs if action]
-    assert written == [one for turn in turns for one in turn.token_ids]
+    written = [token for token, action in pairs if action]
+    assert written == [token for turn in turns for token in turn.token_ids]
     assert joined.completion_ids[-1] == tokenizer.eos_token_id and joined.action_mask[-1]
     record = joined.record()
     assert record.mask_digest == mask_digest(joined.action_mask)
     rollout = joined.rollout("t", 4, [tokenizer.eos_token_id])
     assert rollout.old_logprobs is not None and rollout.finish_reason == "eos"
-    said = [v for v, action in zip(rollout.old_logprobs, rollout.actions, strict=True) if action]
-    assert said == [-1.0] * len(written) and rollout.trajectory_id == "t"
+    logprobs = [
+        v for v, action in zip(rollout.old_logprobs, rollout.actions, strict=True) if action
+    ]
+    assert logprobs == [-1.0] * len(written) and rollout.trajectory_id == "t"
 
 
 def test_a_turn_that_was_cut_off_gets_its_end_outside_the_mask() -> None:
@@ -115,31 +118,31 @@ def test_a_think_block_that_the_prompt_has_opened_belongs_to_the_turn() -> None:
     assert closed.prefill == ""
 
 
-_EACH = "<|im_start|>{{ m.role }}\n{{ m.content }}"
-_ASKS = "<|im_start|>assistant{{ '\\n' }}"
+_MESSAGE = "<|im_start|>{{ m.role }}\n{{ m.content }}"
+_GENERATION_PROMPT = "<|im_start|>assistant{{ '\\n' }}"
 FAULTY = {
-    "writes a turn differently": (  # it numbers them
+    "writes a turn differently": (  # it numbers the messages
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }} {{ loop.index }}"
-        "<|im_end|>\n{% endfor %}" + _ASKS
+        "<|im_end|>\n{% endfor %}" + _GENERATION_PROMPT
     ),
-    "begins a conversation differently .*": (  # it leaves out what is long ago
+    "begins a conversation differently .*": (  # it omits old messages
         "{% for m in messages %}{% if loop.first or loop.revindex < 4 %}"
-        + _EACH
+        + _MESSAGE
         + "<|im_end|>\n{% endif %}{% endfor %}"
-        + _ASKS
+        + _GENERATION_PROMPT
     ),
-    "begins a conversation differently": (  # another role is asked than answers
-        "{% for m in messages %}" + _EACH + "<|im_end|>\n{% endfor %}<|im_start|>bot{{ '\\n' }}"
+    "begins a conversation differently": (  # the generation prompt has another role
+        "{% for m in messages %}" + _MESSAGE + "<|im_end|>\n{% endfor %}<|im_start|>bot{{ '\\n' }}"
     ),
-    "does not stop": "{% for m in messages %}" + _EACH + "\n{% endfor %}" + _ASKS,
+    "does not stop": "{% for m in messages %}" + _MESSAGE + "\n{% endfor %}" + _GENERATION_PROMPT,
 }
 
 
-@pytest.mark.parametrize("fault", FAULTY)
-def test_a_template_that_cannot_be_joined_is_refused(fault) -> None:
+@pytest.mark.parametrize("defect", FAULTY)
+def test_a_template_that_cannot_be_joined_is_refused(defect) -> None:
     tokenizer = deepcopy(qwen("qwen2_5"))
-    tokenizer.chat_template = FAULTY[fault]
-    with pytest.raises(UserError, match=f"the chat template .*{fault}"):
+    tokenizer.chat_template = FAULTY[defect]
+    with pytest.raises(UserError, match=f"the chat template .*{defect}"):
         turn_ids(tokenizer)
 
 
@@ -156,16 +159,16 @@ def test_log_probabilities_that_nobody_asked_for_are_none() -> None:
 
 
 class Reader(ImageProcessor):
-    """Three ids a picture."""
+    """A fake image processor with two or three ids per image."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.image_id = tokenizer.convert_tokens_to_ids("<|image_pad|>")
 
-    def ids(self, shown: ShownImage) -> int:
-        return 3 if shown.png == b"three" else 2
+    def ids(self, image: ShownImage) -> int:
+        return 3 if image.png == b"three" else 2
 
 
-def shown(png: bytes) -> ShownImage:
+def shown_image(png: bytes) -> ShownImage:
     view = ImageView(
         kind="page",
         page_id="p",
@@ -183,7 +186,7 @@ def shown(png: bytes) -> ShownImage:
 def test_each_picture_has_its_ids_and_the_texts_of_pages_have_none(name) -> None:
     tokenizer = qwen(name)
     ids = turn_ids(tokenizer, Reader(tokenizer))
-    observed = Message("user", "seen", (shown(b"three"), shown(b"two")))
+    observed = Message("user", "seen", (shown_image(b"three"), shown_image(b"two")))
     text = tokenizer.decode(ids.observation(observed))
     assert text == (
         "<|im_end|>\n<|im_start|>user\n<|vision_start|><|image_pad|><|image_pad|><|image_pad|>"

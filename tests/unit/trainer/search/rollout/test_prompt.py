@@ -1,4 +1,4 @@
-"""What the policy reads: that it is told what is true, and examples that are right."""
+"""Check that the policy's instructions are true and their examples valid."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ VIEW = ImageView(
 )
 
 
-def told(**cfg: Any) -> str:
+def instructions_text(**cfg: Any) -> str:
     return opening(ask(), EpisodeConfig.model_validate(cfg))[0].text
 
 
 def examples(text: str) -> list[Any]:
-    """What stands there as an action, with numbers for x1 to y2."""
-    found = re.findall(r"<(search|bbox|search_complete)>(.*?)</\1>", text)
-    bodies = [(name, re.sub(r"[xy]\d", "7", body)) for name, body in found]
+    """Return the actions in the text, with numbers for x1 to y2."""
+    matches = re.findall(r"<(search|bbox|search_complete)>(.*?)</\1>", text)
+    bodies = [(name, re.sub(r"[xy]\d", "7", body)) for name, body in matches]
     return [parse(f"<think>a</think>\n<{name}>{body}</{name}>") for name, body in bodies]
 
 
 def test_every_example_is_spelt_right() -> None:
-    """A closing tag of the ancestor's own correction was misspelt."""
+    """Check the spelling: a closing tag in the original's correction was wrong."""
     right = [Search("a query"), Crop((7, 7, 7, 7)), Complete(True)]
-    assert examples(told()) == right
+    assert examples(instructions_text()) == right
     for detail in DETAILS.values():
         text = correction(detail, VIEW, SightConfig(), box=True)
         assert examples(text) == right and detail in text
@@ -49,32 +49,37 @@ def test_every_example_is_spelt_right() -> None:
 
 
 @pytest.mark.parametrize(
-    ("convention", "said", "frame"),
+    ("convention", "phrase", "frame"),
     [
         ("pixel", "pixels", "0 <= x1 < x2 <= 840 and 0 <= y1 < y2 <= 448"),
         ("thousand", "from 0 to 1000", "0 <= x1 < x2 <= 1000 and 0 <= y1 < y2 <= 1000"),
         ("unit", "from 0 to 1;", "0 <= x1 < x2 <= 1 and 0 <= y1 < y2 <= 1"),
     ],
 )
-def test_the_convention_of_boxes_is_told(convention, said, frame) -> None:
+def test_the_convention_of_boxes_is_told(convention, phrase, frame) -> None:
     cfg = EpisodeConfig.model_validate({"sight": {"box_convention": convention}})
-    assert said in told(sight={"box_convention": convention})
+    assert phrase in instructions_text(sight={"box_convention": convention})
     assert frame in correction("why", VIEW, cfg.sight, box=True)
     assert "search first" in correction("why", None, cfg.sight, box=True)
     assert "<=" not in correction("why", VIEW, cfg.sight, box=False)
 
 
 def test_the_budget_and_what_is_shown_are_told() -> None:
-    assert "You have 7 turns." in told() and "You have 1 turn." in told(max_turns=1)
+    assert "You have 7 turns." in instructions_text() and "You have 1 turn." in instructions_text(
+        max_turns=1
+    )
     row = opening(ask(max_turns=3), EpisodeConfig())
     assert "You have 3 turns." in row[0].text and row[1].text == "Question: How many births?"
-    assert "as the lines of it" not in told() and "as the lines of it" in told(observation="text")
-    assert "shows the first 3 that" in told(pages_per_search=3)
+    assert (
+        "as the lines of it" not in instructions_text()
+        and "as the lines of it" in instructions_text(observation="text")
+    )
+    assert "shows the first 3 that" in instructions_text(pages_per_search=3)
 
 
 def test_instructions_of_ones_own_stand_as_they_are_with_the_turns_of_the_row() -> None:
-    own = "Find {what}, in {turns}."
-    assert told(instructions=own, max_turns=1) == "Find {what}, in 1 turn."
+    custom_text = "Find {what}, in {turns}."
+    assert instructions_text(instructions=custom_text, max_turns=1) == "Find {what}, in 1 turn."
 
 
 def test_each_part_of_the_line_can_be_left_out() -> None:

@@ -1,4 +1,4 @@
-"""Episodes with pictures in bfloat16: the ratio before the first step is 1, whatever rounds."""
+"""Check bfloat16 episodes with images: the ratio before the first step is 1."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from trainer.rl.update import ForwardOptions, accumulate_gradients, update_polic
 from trainer.search.rollout.sampled import SampledPolicy
 
 CPU = torch.device("cpu")
-#: A group each: with a crop, with two pages, with none, with one and a long turn.
+#: One group each: with a crop, with two pages, without a page, with one page and a long turn.
 TURNS = {
     "a": [search("births"), crop(10, 10, 70, 30)],
     "b": [search("births 1990"), search("rainfall")],
     "c": [search("zebra")],
     "d": [search("rainfall " * 9)],
 }
-#: Tokens of a pass: of two of the episodes at most, so that a minibatch has one pass or two.
+#: Tokens of a micro-batch: at most two episodes, so that a minibatch has one or two.
 MICRO_BATCH = 3000
 
 
 def episodes(reader: Any) -> list[Rollout]:
-    """Two of each, of ids as the episode joins them."""
+    """Return two rollouts of each episode, with ids as the episode joins them."""
     tokenizer = tiny_tokenizer()
 
     def answer(prompt: str) -> str:
@@ -56,11 +56,13 @@ def episodes(reader: Any) -> list[Rollout]:
     )
     questions = [ask(name, text=f"Question {name}?") for name in TURNS]
     done = played(policy, questions, samples=2, sight=TINY_SIGHT)
-    shown = [[view.kind for turn in one.turns for view in turn.views] for one in done[::2]]
-    assert shown == [["page", "crop"], ["page", "page"], [], ["page"]]
+    view_kinds = [
+        [view.kind for turn in episode.turns for view in turn.views] for episode in done[::2]
+    ]
+    assert view_kinds == [["page", "crop"], ["page", "page"], [], ["page"]]
     return [
-        policy.ended[one.trajectory_id].rollout(one.trajectory_id, i // 2, ids.stops)
-        for i, one in enumerate(done)
+        policy.ended[episode.trajectory_id].rollout(episode.trajectory_id, i // 2, ids.stops)
+        for i, episode in enumerate(done)
     ]
 
 
@@ -68,28 +70,30 @@ def episodes(reader: Any) -> list[Rollout]:
 def test_several_minibatches_with_pictures_begin_at_a_ratio_of_1(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rounded weights below adapters. Here rounding is a function of what stands beside a sequence,
-    too, as it is on some processors: log-probabilities that were made in other batches are further
-    off than GSPO's range, those of the update are not off at all until weights move."""
+    """Check rounded weights below adapters, with rounding that depends on neighboring sequences.
 
-    def rounded(model: Any, prompts: Any, *rest: Any, **options: Any) -> Any:
-        logprobs, entropy, mask = completion_logprobs(model, prompts, *rest, **options)
+    Some processors round so: log-probabilities from other batches differ by more than GSPO's
+    range, those of the update do not differ until weights change.
+    """
+
+    def rounded(model: Any, prompts: Any, *args: Any, **options: Any) -> Any:
+        logprobs, entropy, mask = completion_logprobs(model, prompts, *args, **options)
         return logprobs + 1e-3 * len(prompts), entropy, mask
 
     for module in (rollout, update):
         monkeypatch.setattr(module, "completion_logprobs", rounded)
     tiny(kind).float().save_pretrained(tmp_path)
     tiny_tokenizer().save_pretrained(tmp_path)
-    told = {"path": str(tmp_path), "lora": {"r": 4}, "weights_dtype": "bfloat16"}
-    model, _ = load_policy(PolicyConfig.model_validate(told), CPU)
+    policy_values = {"path": str(tmp_path), "lora": {"r": 4}, "weights_dtype": "bfloat16"}
+    model, _ = load_policy(PolicyConfig.model_validate(policy_values), CPU)
     reader = tiny_reader(model, PROCESSOR)
     rows = episodes(reader)
     mask = pad_rows([row.actions for row in rows], torch.bool)
     advantages = token_advantages(
         torch.tensor([1.0, -1.0] * 4), torch.zeros(mask.shape), mask, [row.group for row in rows]
     )
-    made = {"minibatches": 3, "ppo_epochs": 2, "micro_batch_tokens": MICRO_BATCH}
-    cfg = RLConfig.model_validate({"algorithm": "gspo", "kl_coef": 0.0, **made})
+    minibatch_options = {"minibatches": 3, "ppo_epochs": 2, "micro_batch_tokens": MICRO_BATCH}
+    cfg = RLConfig.model_validate({"algorithm": "gspo", "kl_coef": 0.0, **minibatch_options})
     alone = rollout_logprobs(rows, model, 1.0, PAD, 1, never=reader.never)
     for row, values in zip(rows, alone, strict=True):
         row.old_logprobs = values
@@ -116,5 +120,5 @@ def test_several_minibatches_with_pictures_begin_at_a_ratio_of_1(
     )
     assert stats.steps == len(steps) == 6
     assert steps[0]["clip_frac"] == 0 and steps[0]["approx_kl"] == 0
-    assert all(step["approx_kl"] != 0 for step in steps[1:])  # a step was made before them
+    assert all(step["approx_kl"] != 0 for step in steps[1:])  # after a step
     assert any(step["clip_frac"] > 0 for step in steps[1:])

@@ -1,4 +1,4 @@
-"""The figures of a loop's rounds."""
+"""Check the statistics of a loop's rounds."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from trainer.search.rounds.summary import RoundSummary, reward_words, rounds_tab
 PHASE1, FOCUSED = (SearchRewardConfig(preset=name) for name in ("phase1", "focused"))
 
 
-def round_told(name: str, reward: SearchRewardConfig, before: float, after: float) -> RoundSummary:
-    figures = [{"reward_mean": value, "ndcg_mean": value / 2} for value in (before, after)]
+def round_summary(
+    name: str, reward: SearchRewardConfig, before: float, after: float
+) -> RoundSummary:
+    stats = [{"reward_mean": value, "ndcg_mean": value / 2} for value in (before, after)]
     return RoundSummary(
         name=name,
         folder=Path(name),
         updates=1,
         episodes=1,
         reward=reward_words(reward),
-        held_out={"eval": (figures[0], figures[1])},
+        held_out={"eval": (stats[0], stats[1])},
         rows={},
         reasons={},
         steps={},
@@ -29,16 +31,16 @@ def round_told(name: str, reward: SearchRewardConfig, before: float, after: floa
 
 
 def held_out(*rounds: RoundSummary) -> dict[str, list[str]]:
-    named = [{"name": of.name, "config": "x.yaml"} for of in rounds]
+    named = [{"name": summary.name, "config": "x.yaml"} for summary in rounds]
     _, lines = rounds_table(RoundsConfig.model_validate({"rounds": named}), rounds)
     return {line[0]: line[1:] for line in lines if line[0].startswith("held out")}
 
 
 def test_values_of_two_rewards_stand_in_no_line_together() -> None:
     lines = held_out(
-        round_told("a", PHASE1, 0.3, 0.6),
-        round_told("b", FOCUSED, 0.4, 0.5),
-        round_told("c", FOCUSED, 0.5, 0.7),
+        round_summary("a", PHASE1, 0.3, 0.6),
+        round_summary("b", FOCUSED, 0.4, 0.5),
+        round_summary("c", FOCUSED, 0.5, 0.7),
     )
     assert lines == {
         "held out: reward (0.9 NDCG + 0.1 form)": ["0.300 → 0.600", "– → –", "– → –"],
@@ -48,7 +50,7 @@ def test_values_of_two_rewards_stand_in_no_line_together() -> None:
 
 
 def test_rounds_of_one_reward_share_its_line() -> None:
-    lines = held_out(round_told("a", FOCUSED, 0.3, 0.6), round_told("b", FOCUSED, 0.4, 0.5))
+    lines = held_out(round_summary("a", FOCUSED, 0.3, 0.6), round_summary("b", FOCUSED, 0.4, 0.5))
     assert lines["held out: reward"] == ["0.300 → 0.600", "0.400 → 0.500"]
 
 

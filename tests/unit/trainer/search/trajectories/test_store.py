@@ -1,4 +1,4 @@
-"""The store of trajectories: what is written is read back, whole or not at all."""
+"""Check that stored trajectories are read back completely or refused."""
 
 from __future__ import annotations
 
@@ -35,17 +35,19 @@ def opened(tmp_path: Path, run: str = "run-a") -> TrajectoryStore:
 
 
 def rewarded(trajectory_id: str, **more: object) -> Trajectory:
-    found = episode(trajectory_id, **more)  # type: ignore[arg-type]
-    found.answer = GeneratedAnswer(
+    trajectory = episode(trajectory_id, **more)  # type: ignore[arg-type]
+    trajectory.answer = GeneratedAnswer(
         status="ok",
         text="서울 \u2028 <b>42</b>",
         model="g",
         evidence=[sha256_of("deck_2")],
         charge=ApiUsage(calls=1, prompt_tokens=900, completion_tokens=12, money=0.002),
     )
-    found.judged = JudgedAnswer(status="ok", score=0.5, reason="half of it\nis there", model="j")
-    found.reward = EpisodeReward(status="ok", value=0.6, parts={"judge": 0.5, "ndcg": 1.0})
-    return found
+    trajectory.judged = JudgedAnswer(
+        status="ok", score=0.5, reason="half of it\nis there", model="j"
+    )
+    trajectory.reward = EpisodeReward(status="ok", value=0.6, parts={"judge": 0.5, "ndcg": 1.0})
+    return trajectory
 
 
 def lines_of(path: Path) -> list[dict[str, object]]:
@@ -70,16 +72,16 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("compact", [True, False])
 def test_it_is_read_without_ids_where_nobody_wants_them(tmp_path: Path, compact: bool) -> None:
-    """Also one that another program has written with spaces, and one whose texts look like them."""
+    """Check files with spaces from other programs and texts that look like id fields, too."""
     store = opened(tmp_path)
     sly = rewarded("t2", sample=1, end_detail='{"tokens":{"a":1},"tokens":{}}', policy='"tokens":{')
     path = store.write_step(1, [rewarded("t1"), sly, episode("t3", tokens=None)])
     if not compact:
         write_lines(path, lines_of(path))
-    whole = list(store.read())
+    trajectories = list(store.read())
     light = list(store.read(tokens=False))
-    assert whole[0].tokens and whole[1].end_detail == sly.end_detail
-    assert light == [one.model_copy(update={"tokens": None}) for one in whole]
+    assert trajectories[0].tokens and trajectories[1].end_detail == sly.end_detail
+    assert light == [trajectory.model_copy(update={"tokens": None}) for trajectory in trajectories]
 
 
 def test_other_tools_read_it_and_see_its_schema(tmp_path: Path) -> None:
@@ -167,7 +169,7 @@ def test_a_mask_that_is_not_its_digests_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"schema_version": 2}, "line 1: schema version 2, but this version reads 1"),
         ({"surprise": "secret"}, "line 1: surprise: Extra inputs"),
@@ -175,22 +177,27 @@ def test_a_mask_that_is_not_its_digests_is_told(tmp_path: Path) -> None:
     ],
 )
 def test_a_line_that_is_not_ours_is_told(
-    tmp_path: Path, change: dict[str, object], said: str
+    tmp_path: Path, change: dict[str, object], message: str
 ) -> None:
     store = opened(tmp_path)
     path = store.write_step(1, [episode()])
     write_lines(path, [lines_of(path)[0] | change])
     for tokens in (True, False):
-        with pytest.raises(UserError, match=said) as told:
+        with pytest.raises(UserError, match=message) as caught:
             list(store.read(tokens=tokens))
-        assert "secret" not in str(told.value)
+        assert "secret" not in str(caught.value)
 
 
 def test_a_damaged_file_is_told(tmp_path: Path) -> None:
     store = opened(tmp_path)
     path = store.write_step(1, [episode()])
-    whole = path.read_bytes()
-    for content in (b"", whole[:-20], whole[:40] + b"zzz" + whole[43:], b"no gzip"):
+    content_bytes = path.read_bytes()
+    for content in (
+        b"",
+        content_bytes[:-20],
+        content_bytes[:40] + b"zzz" + content_bytes[43:],
+        b"no gzip",
+    ):
         path.write_bytes(content)
         for tokens in (True, False):
             with pytest.raises(
@@ -245,9 +252,9 @@ def test_pictures_reach_the_disk_before_the_step_that_refers_to_them(
     store = opened(tmp_path)
     monkeypatch.setattr(os, "fsync", noted)
     store.write_step(1, [episode()])
-    pictures = {f"{sha256_of(name)}.png" for name in PAGES}
+    image_names = {f"{sha256_of(name)}.png" for name in PAGES}
     step = next(i for i, name in enumerate(synced) if "step-000001" in name)
-    assert pictures <= set(synced[:step])
+    assert image_names <= set(synced[:step])
     assert {sha256_of(name)[:2] for name in PAGES} | {"images"} <= set(synced[:step])
     assert synced[-1] == "trajectories"
 
@@ -301,7 +308,7 @@ def test_a_process_killed_while_it_writes_a_step_leaves_the_old_one(tmp_path: Pa
     dead = subprocess.run([sys.executable, "-c", _KILLED, str(folder)], cwd=Path.cwd())
     assert dead.returncode == -signal.SIGKILL
     assert list(folder.glob(".step-000001.jsonl.gz.*.tmp"))
-    store = TrajectoryStore(folder, "run-a")  # as each process of a run does: it takes nothing away
+    store = TrajectoryStore(folder, "run-a")  # as each process of a run does: it removes nothing
     assert list(folder.glob(".*"))
     store.cut(1)
     assert not list(folder.rglob(".*"))
@@ -324,6 +331,6 @@ def test_a_picture_that_a_killed_process_was_writing_goes(
 
 
 def test_the_digest_of_a_mask_is_over_its_bytes() -> None:
-    found = episode().tokens
-    assert found
-    assert found.mask_digest == hashlib.sha256(b"\x01\x01\x00\x01").hexdigest()
+    tokens = episode().tokens
+    assert tokens
+    assert tokens.mask_digest == hashlib.sha256(b"\x01\x01\x00\x01").hexdigest()

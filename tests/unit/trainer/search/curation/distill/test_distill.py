@@ -1,4 +1,4 @@
-"""Which episodes become rows, by which rule, with a decision for each."""
+"""Check which episodes become rows and the recorded decision about each."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def run(*arguments: Any) -> Any:
 
 
 def distilled(tmp_path: Path, model: Path, episodes: list[Trajectory], *more: Any) -> Path:
-    """The folder that the command leaves of one run."""
+    """Run the command on one run and return its output folder."""
     folder = text_run(tmp_path / "run", episodes)
     out = tmp_path / "out"
     done = run("--run", folder, "--out", out, "--set", f"distill.model={model}", *more)
@@ -49,7 +49,7 @@ def distilled(tmp_path: Path, model: Path, episodes: list[Trajectory], *more: An
 
 
 def group(id: str, right: int, wrong: int, **more: Any) -> list[Trajectory]:
-    """Episodes of one question."""
+    """Return right and wrong episodes of one question."""
     question = asked(id)
     turns = search("births"), search("rainfall"), COMPLETE
     scores = [1.0] * right + [0.0] * wrong
@@ -99,38 +99,44 @@ def test_of_many_the_best_are_taken_and_the_next_where_one_is_no_row(
         wrote(question, *short, sample=7, ndcg=1.0, end="declined"),
         *[wrote(question, *two, sample=n, judge=0.9) for n in range(8, 20)],
     ]
-    told = ["--set", "distill.per_prompt=3", "--set", "distill.duplicates=keep"]
-    out = distilled(tmp_path, model, episodes, *told)
+    flags = ["--set", "distill.per_prompt=3", "--set", "distill.duplicates=keep"]
+    out = distilled(tmp_path, model, episodes, *flags)
     assert [row["id"] for row in kept(out)] == ["run/1-q-3", "run/1-q-2", "run/1-q-1"]
-    told = reasons(out)
-    assert told["run/1-q-0"] == told["run/1-q-5"] == "behind the best 3"
-    assert told["run/1-q-4"] == "more than the 4096 ids that the model reads"
-    assert told["run/1-q-6"] == "a query repeated"
-    assert told["run/1-q-7"] == "ended as declined"
-    assert told["run/1-q-8"] == "not right"
-    assert len(told) == 20
+    reason_by_id = reasons(out)
+    assert reason_by_id["run/1-q-0"] == reason_by_id["run/1-q-5"] == "behind the best 3"
+    assert reason_by_id["run/1-q-4"] == "more than the 4096 ids that the model reads"
+    assert reason_by_id["run/1-q-6"] == "a query repeated"
+    assert reason_by_id["run/1-q-7"] == "ended as declined"
+    assert reason_by_id["run/1-q-8"] == "not right"
+    assert len(reason_by_id) == 20
 
 
 def test_success_alone_is_a_rule_of_its_own(tmp_path: Path, model: Path) -> None:
-    """Any rate, at most eight right ones, a page of evidence, the least searches first."""
+    """Check any success rate, at most eight successes, gold evidence and fewest searches first."""
     question = asked("q")
-    one, two = (search("births"), COMPLETE), (search("births"), search("rainfall"), COMPLETE)
+    short_turns, long_turns = (
+        (search("births"), COMPLETE),
+        (search("births"), search("rainfall"), COMPLETE),
+    )
     cut = search("births"), crop(1, 2, 3, 4), COMPLETE
     episodes = [
         *group("many", 9, 20),
-        wrote(question, *two, sample=0),
+        wrote(question, *long_turns, sample=0),
         wrote(question, *cut, sample=1),
-        wrote(question, *one, sample=2),
-        wrote(question, *one, sample=3, ndcg=0.0),
-        wrote(question, *one, sample=4, ndcg=None),
-        wrote(question, *one, sample=5, ndcg=0.9),
+        wrote(question, *short_turns, sample=2),
+        wrote(question, *short_turns, sample=3, ndcg=0.0),
+        wrote(question, *short_turns, sample=4, ndcg=None),
+        wrote(question, *short_turns, sample=5, ndcg=0.9),
     ]
-    told = ["--config", SUCCESS_ONLY, "--set", "distill.duplicates=keep"]
-    out = distilled(tmp_path, model, episodes, *told)
+    flags = ["--config", SUCCESS_ONLY, "--set", "distill.duplicates=keep"]
+    out = distilled(tmp_path, model, episodes, *flags)
     assert [row["id"][-1] for row in kept(out)] == ["5", "2", "1", "0"]
-    told = reasons(out)
-    assert told["many"] == "more than 8 of them are right"
-    assert told["run/1-q-3"] == "an NDCG of 0 at most" and told["run/1-q-4"] == "no NDCG"
+    reason_by_id = reasons(out)
+    assert reason_by_id["many"] == "more than 8 of them are right"
+    assert (
+        reason_by_id["run/1-q-3"] == "an NDCG of 0 at most"
+        and reason_by_id["run/1-q-4"] == "no NDCG"
+    )
 
 
 def test_forced_and_invalid_turns_are_never_targets(tmp_path: Path, model: Path) -> None:
@@ -178,9 +184,9 @@ def test_rows_are_what_a_trainer_reads(tmp_path: Path, model: Path) -> None:
     (row,) = kept(out)
     cfg = SearchConfig.model_validate({"policy": {"path": str(model)}, "episode": READING})
     tokenizer = inspect_policy(cfg).tokenizer
-    learned = zip(row["input_ids"], row["action_mask"], strict=True)
+    token_masks = zip(row["input_ids"], row["action_mask"], strict=True)
     turns = (search("births"), search("rainfall"), COMPLETE)
-    assert tokenizer.decode([i for i, is_learned in learned if is_learned]) == "".join(
+    assert tokenizer.decode([i for i, is_learned in token_masks if is_learned]) == "".join(
         f"{turn}<|im_end|>" for turn in turns
     )
     (table,) = pyarrow.parquet.read_table(out / "rows.parquet").to_pylist()
@@ -200,43 +206,47 @@ def test_the_same_runs_give_the_same_bytes(tmp_path: Path, model: Path) -> None:
     folder = text_run(tmp_path / "run", [*group("a", 2, 3), *group("b", 1, 1)])
     before = (folder / "trajectories/step-000001.jsonl.gz").read_bytes()
     left = temporary_of(tmp_path / "two")
-    (left / "images").mkdir(parents=True)  # by a command that was killed
+    (left / "images").mkdir(parents=True)  # left by a killed command
     for name in ("one", "two"):
-        told = "--run", folder, "--out", tmp_path / name, "--set", f"distill.model={model}"
-        assert run(*told).exit_code == 0
+        command = "--run", folder, "--out", tmp_path / name, "--set", f"distill.model={model}"
+        assert run(*command).exit_code == 0
     assert everything(tmp_path / "one") == everything(tmp_path / "two")
     assert (folder / "trajectories/step-000001.jsonl.gz").read_bytes() == before
     assert not left.exists()
 
 
 def test_a_lucky_answer_is_no_row(tmp_path: Path, model: Path) -> None:
-    """Right without a gold page, with half of them, or with a page that the generator was not
-    sent; `hallucinations` clears one whose pages carry the same."""
-    turns = search("births"), COMPLETE  # show deck_1
+    """Check right answers without a gold page, with half of them, or with an unsent page.
+
+    `hallucinations` accepts an episode whose pages contain the same fact.
+    """
+    turns = search("births"), COMPLETE  # they display deck_1
     seen, lucky, half = asked("seen", 1), asked("lucky", 2), asked("half", 1, 2)
     twin = asked("twin", 2, alternatives={"deck_2": ("deck_1",)})
-    episodes = [wrote(one, *turns) for one in (seen, lucky, half, twin)]
+    episodes = [wrote(template, *turns) for template in (seen, lucky, half, twin)]
     unsent = wrote(asked("unsent", 2), search("rain"), *turns)
     unsent.turns[0].views = [page("deck_2")]
     unsent.answer = GeneratedAnswer(status="ok", text="said", evidence=[sha256_of("deck_1")])
     same = wrote(asked("same", 2), *turns)
     episodes += [unsent, same]
-    episodes += [wrote(one.question, COMPLETE, judge=0, sample=1) for one in list(episodes)]
+    episodes += [
+        wrote(template.question, COMPLETE, judge=0, sample=1) for template in list(episodes)
+    ]
     record = tmp_path / "record.jsonl"
     entry = RecordEntry("same", "hallucinations", "keep", "same_document", "run/1-same-0")
     CurationRecord([entry]).write(record)
     out = distilled(tmp_path, model, episodes, "--record", record)
     assert [row["question_id"] for row in kept(out)] == ["seen", "twin", "same"]
-    told = reasons(out)
+    reason_by_id = reasons(out)
     for name in ("lucky", "half", "unsent"):
-        assert told[f"run/1-{name}-0"] == "no evidence shown"
+        assert reason_by_id[f"run/1-{name}-0"] == "no evidence shown"
     out = distilled(tmp_path / "b", model, episodes, "--set", "distill.evidence=any")
     assert len(kept(out)) == 6
 
 
 def test_what_was_condemned_is_not_learned(tmp_path: Path, model: Path) -> None:
     names = ("good", "wrong", "suspected", "cleared", "memory", "guessed", "by-hand", "unanswered")
-    episodes = [one for name in names for one in group(name, 1, 1)]
+    episodes = [sample for name in names for sample in group(name, 1, 1)]
     entries = [
         RecordEntry("good", "verify", "keep", "OK"),
         RecordEntry("wrong", "verify", "drop", "GT_ERROR"),
@@ -252,13 +262,13 @@ def test_what_was_condemned_is_not_learned(tmp_path: Path, model: Path) -> None:
     flags = ["--record", tmp_path / "record.jsonl", "--exclude", tmp_path / "bad.txt"]
     out = distilled(tmp_path, model, episodes, *flags)
     assert [row["question_id"] for row in kept(out)] == ["good", "cleared"]
-    told = reasons(out)
-    assert told["wrong"] == "verified: GT_ERROR"
-    assert told["suspected"] == "diagnosed: reference_suspected"
-    assert told["memory"] == "hallucinations: own_knowledge"
-    assert told["run/1-guessed-0"] == "hallucinations: luck"
-    assert told["by-hand"] == "excluded by hand"
-    assert told["unanswered"] == "verified: no verdict: the judge did not answer"
+    reason_by_id = reasons(out)
+    assert reason_by_id["wrong"] == "verified: GT_ERROR"
+    assert reason_by_id["suspected"] == "diagnosed: reference_suspected"
+    assert reason_by_id["memory"] == "hallucinations: own_knowledge"
+    assert reason_by_id["run/1-guessed-0"] == "hallucinations: luck"
+    assert reason_by_id["by-hand"] == "excluded by hand"
+    assert reason_by_id["unanswered"] == "verified: no verdict: the judge did not answer"
     inputs = json.loads((out / "manifest.json").read_text())["inputs"]
     assert set(inputs) == {str(tmp_path / "record.jsonl"), str(tmp_path / "bad.txt")}
     assert len(kept(distilled(tmp_path / "b", model, episodes))) == len(names)
@@ -266,7 +276,7 @@ def test_what_was_condemned_is_not_learned(tmp_path: Path, model: Path) -> None:
 
 def test_what_is_written_twice_is_one_row(tmp_path: Path, model: Path) -> None:
     turns = search("births"), COMPLETE
-    other = [turn.replace("think>", "think> ", 1) for turn in turns]  # blanks alone
+    other = [turn.replace("think>", "think> ", 1) for turn in turns]  # differs only in spaces
     same = asked("q"), asked("again", question=asked("q").question)
     episodes = [wrote(same[0], *turns, sample=0), wrote(same[0], *other, sample=1)]
     episodes += [wrote(same[0], search("rain"), COMPLETE, sample=2), wrote(same[1], *turns)]
@@ -280,7 +290,7 @@ def test_what_is_written_twice_is_one_row(tmp_path: Path, model: Path) -> None:
 
 
 def test_a_success_with_a_tag_in_a_thought_is_no_row(tmp_path: Path, model: Path) -> None:
-    """As text within a think block, also of a turn that is read and not learned."""
+    """Check tags within a think block, also in a turn that is not trained."""
     boxes = {
         "plain": "<think>then <bbox>[1, 2, 3, 4]</bbox></think>\n<search>births</search>",
         "entities": "<think>then &lt;bbox&gt;</think>\n<search>births</search>",
@@ -306,19 +316,19 @@ def test_what_cannot_be_distilled_is_a_line(tmp_path: Path, model: Path) -> None
 
 
 def test_memory_does_not_grow_with_what_episodes_say(tmp_path: Path, model: Path) -> None:
-    """Of 60 episodes with 200,000 letters of observations each, a few are in memory at a time."""
+    """Check 60 episodes with 200,000 letters of observations: memory holds a few at a time."""
     episodes = group("q", 20, 40)
-    for one in episodes:
-        one.turns[-1].observation = "births " * 30_000
+    for sample in episodes:
+        sample.turns[-1].observation = "births " * 30_000
     folder = text_run(tmp_path / "run", episodes)
     del episodes
     cfg = CurationConfig.model_validate({"distill": {"model": str(model), "duplicates": "keep"}})
-    wrote_ = Wrote()
+    writer = Wrote()
     tracemalloc.start()
-    prompts, read = read_prompts([folder], cfg, wrote_.visit)
+    prompts, read = read_prompts([folder], cfg, writer.visit)
     with row_spool() as spool:
-        made = make_distilled(prompts, wrote_.of, read, cfg, spool)
+        result = make_distilled(prompts, writer.of, read, cfg, spool)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert sum(one.kept for one in made.decisions) == 4
+    assert sum(sample.kept for sample in result.decisions) == 4
     assert peak < 60 * 210_000 / 3

@@ -1,4 +1,4 @@
-"""A rewritten thought says what the original said, and nothing besides."""
+"""Check that a rewritten thought has the meaning of the original and adds nothing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from trainer.search.curation.distill.fidelity import departure
 
-SEEN = "I can see the revenue was 12.5 million in 2021. Now find 2020."
+CLAIM = "I can see the revenue was 12.5 million in 2021. Now find 2020."
 GOAL = "I need to find the number of births in Korea in 1990."
 KO_SEEN = "표에 2019년 값 35가 보인다. 2018년 값을 더 찾아야 한다."
 KO_GOAL = "출생아 수를 찾아야 한다."
@@ -17,7 +17,7 @@ KO_GOAL = "출생아 수를 찾아야 한다."
     [
         (GOAL, "I should find the number of births in Korea in 1990."),
         (GOAL, "The number of births in Korea in 1990 is what I need to find."),
-        (SEEN, "I can see the revenue was 12.5 million in 2021. Now I need to find 2020."),
+        (CLAIM, "I can see the revenue was 12.5 million in 2021. Now I need to find 2020."),
         (
             "look for the table of rainfall by month",
             "Let me search for the rainfall table by month",
@@ -46,7 +46,7 @@ def test_other_words_for_the_same_are_let_through(before: str, after: str) -> No
         "답은 여기 있다.",
     ],
 )
-@pytest.mark.parametrize("before", [SEEN, GOAL, KO_SEEN, KO_GOAL])
+@pytest.mark.parametrize("before", [CLAIM, GOAL, KO_SEEN, KO_GOAL])
 def test_nothing_is_added(before: str, more: str) -> None:
     assert departure(before, f"{before} {more}") is not None
 
@@ -54,10 +54,10 @@ def test_nothing_is_added(before: str, more: str) -> None:
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        (SEEN, SEEN.replace("12.5", "12.6")),
-        (SEEN, SEEN.replace("million", "billion")),
-        (SEEN, SEEN.replace("revenue", "profit")),
-        (SEEN, SEEN.replace("2021", "X").replace("2020", "2021").replace("X", "2020")),
+        (CLAIM, CLAIM.replace("12.5", "12.6")),
+        (CLAIM, CLAIM.replace("million", "billion")),
+        (CLAIM, CLAIM.replace("revenue", "profit")),
+        (CLAIM, CLAIM.replace("2021", "X").replace("2020", "2021").replace("X", "2020")),
         ("This is about exports, not imports.", "This is about imports, not exports."),
         ("Sales in Japan beat sales in China.", "Sales in China beat sales in Japan."),
         ("It rose from 5 to 7.", "It rose to 5 from 7."),
@@ -91,7 +91,7 @@ def test_a_thought_becomes_no_surer(before: str, after: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "why"),
+    ("before", "after", "reason"),
     [
         (GOAL, "한국의 출생아 수를 찾아야 한다.", "another language"),
         (KO_GOAL, "I need to find it.", "another language"),
@@ -100,5 +100,5 @@ def test_a_thought_becomes_no_surer(before: str, after: str) -> None:
         (GOAL, "Je cherche births en Korea en 1990.", "new content"),
     ],
 )
-def test_the_language_stays(before: str, after: str, why: str) -> None:
-    assert departure(before, after) == why
+def test_the_language_stays(before: str, after: str, reason: str) -> None:
+    assert departure(before, after) == reason

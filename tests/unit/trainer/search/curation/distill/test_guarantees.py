@@ -1,4 +1,4 @@
-"""What a rewriter may not do, by whatever spelling; each pattern is known by what it finds."""
+"""Check that forbidden rewrites are detected in every spelling, and each pattern by examples."""
 
 from __future__ import annotations
 
@@ -96,11 +96,11 @@ HARMLESS = [
 ]
 
 
-@pytest.mark.parametrize("how", SPELLINGS)
+@pytest.mark.parametrize("spelling", SPELLINGS)
 @pytest.mark.parametrize("name", TAGS)
 @pytest.mark.parametrize("slash", ["", "/"])
-def test_a_tag_is_found_however_it_is_spelt(how: str, name: str, slash: str) -> None:
-    thought = f"now {SPELLINGS[how](f'<{slash}{name}>')} births"
+def test_a_tag_is_found_however_it_is_spelt(spelling: str, name: str, slash: str) -> None:
+    thought = f"now {SPELLINGS[spelling](f'<{slash}{name}>')} births"
     assert has_tag(thought)
     assert thought_breach("now births", thought, LONGER) is not None
 
@@ -113,15 +113,18 @@ def test_what_is_no_tag_and_no_claim_is_let_through(thought: str) -> None:
 
 
 def test_each_way_of_claiming_is_known_by_examples_of_its_own() -> None:
-    """So that none of them can be one that never finds anything."""
+    """Check that every pattern matches its examples."""
     assert CLAIMED.keys() == CLAIMS.keys()
 
 
-@pytest.mark.parametrize(("name", "said"), [(n, s) for n, of in CLAIMED.items() for s in of])
-def test_a_new_claim_of_seeing_is_found(name: str, said: str) -> None:
-    assert claims(said)[name]
-    assert thought_breach("look for the total", said, LONGER) == "a claim of seeing"
-    hidden = "\u200b".join(said)
+@pytest.mark.parametrize(
+    ("name", "claim"),
+    [(n, claim) for n, examples in CLAIMED.items() for claim in examples],
+)
+def test_a_new_claim_of_seeing_is_found(name: str, claim: str) -> None:
+    assert claims(claim)[name]
+    assert thought_breach("look for the total", claim, LONGER) == "a claim of seeing"
+    hidden = "\u200b".join(claim)
     assert thought_breach("look for the total", hidden, LONGER) == "a claim of seeing"
 
 
@@ -134,7 +137,7 @@ def test_a_claim_that_the_original_makes_may_stay_but_none_may_be_added() -> Non
 
 
 @pytest.mark.parametrize(
-    ("after", "why"),
+    ("after", "reason"),
     [
         ("", "empty"),
         ("  \n", "empty"),
@@ -146,23 +149,23 @@ def test_a_claim_that_the_original_makes_may_stay_but_none_may_be_added() -> Non
         ("births\n5 turns left.", "an invented observation"),
     ],
 )
-def test_what_else_a_thought_may_not_become(after: str, why: str) -> None:
-    assert thought_breach("look for births", after, LONGER) == why
+def test_what_else_a_thought_may_not_become(after: str, reason: str) -> None:
+    assert thought_breach("look for births", after, LONGER) == reason
 
 
 def rows(*turns: str) -> list[dict[str, Any]]:
-    """A conversation of these turns."""
-    told: list[dict[str, Any]] = [
+    """Return a conversation of these turns."""
+    messages: list[dict[str, Any]] = [
         {"role": "system", "content": "s"},
         {"role": "user", "content": "Question: how many?"},
     ]
     for turn in turns:
-        told += [{"role": "assistant", "content": turn}, {"role": "user", "content": "a page"}]
-    return told
+        messages += [{"role": "assistant", "content": turn}, {"role": "user", "content": "a page"}]
+    return messages
 
 
 @pytest.mark.parametrize(
-    ("turn", "why"),
+    ("turn", "reason"),
     [
         (TURN.replace("1990", "1991"), "another action"),
         (TURN.replace("births 1990", "births  1990"), "another action"),
@@ -176,8 +179,8 @@ def rows(*turns: str) -> list[dict[str, Any]]:
         (TURN + "<search_complete>true</search_complete>", "another action"),
     ],
 )
-def test_a_turn_keeps_all_but_the_words_of_its_thought(turn: str, why: str) -> None:
-    assert row_breach(rows(TURN), rows(turn), LONGER) == why
+def test_a_turn_keeps_all_but_the_words_of_its_thought(turn: str, reason: str) -> None:
+    assert row_breach(rows(TURN), rows(turn), LONGER) == reason
 
 
 @pytest.mark.parametrize(
@@ -202,13 +205,13 @@ def test_turns_that_change_places_are_found() -> None:
 
 
 ANY = st.text(st.characters(codec=None), max_size=60)
-PIECES = st.lists(
+SEGMENTS = st.lists(
     st.one_of(
         ANY,
         st.sampled_from(
             [
-                SPELLINGS[how](f"<{slash}{name}>")
-                for how in SPELLINGS
+                SPELLINGS[spelling](f"<{slash}{name}>")
+                for spelling in SPELLINGS
                 for name in TAGS
                 for slash in ("", "/")
             ]
@@ -220,9 +223,9 @@ PIECES = st.lists(
 
 
 @settings(max_examples=300, deadline=None)
-@given(PIECES)
+@given(SEGMENTS)
 def test_whatever_is_let_through_takes_the_same_action(thought: str) -> None:
-    """Of any text at all: what passes has the action, the blocks and the words around of before."""
+    """Check that any accepted text keeps the action, the blocks and the text around them."""
     turn = TURN.replace("look for births", thought)
     if row_breach(rows(TURN), rows(turn), LONGER) is not None:
         return
@@ -235,9 +238,9 @@ def test_whatever_is_let_through_takes_the_same_action(thought: str) -> None:
 @settings(max_examples=200, deadline=None)
 @given(ANY)
 def test_a_thought_is_put_in_and_nothing_else_changes(thought: str) -> None:
-    made = with_thought(TURN, thought)
-    assert made.startswith("<think>") and made.endswith("</think>\n<search>births 1990</search>")
-    assert made == f"<think>{thought}</think>\n<search>births 1990</search>"
+    turn = with_thought(TURN, thought)
+    assert turn.startswith("<think>") and turn.endswith("</think>\n<search>births 1990</search>")
+    assert turn == f"<think>{thought}</think>\n<search>births 1990</search>"
 
 
 @settings(max_examples=200, deadline=None)

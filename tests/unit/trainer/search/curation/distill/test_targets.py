@@ -1,4 +1,4 @@
-"""Which episodes are no examples: what their policies wrote, beside searching."""
+"""Check which texts written by a policy make its episode unusable as an example."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trainer.search.rollout.prompt import (
 
 CFG = EpisodeConfig(observation="text")
 SIGHT = CFG.sight
-SAID = [
+ENVIRONMENT_PHRASES = [
     page_line(page("deck_3"), 2, 10, CFG),
     page_line(page("deck_3"), 2, 10, EpisodeConfig(observation_line=["rank"])),
     page_line(page("deck_3"), 2, 10, EpisodeConfig(observation_line=["frame"])),
@@ -76,33 +76,33 @@ HARMLESS = [
 
 
 def accepted(text: str) -> Trajectory:
-    """An episode of a run of an earlier release, which took words behind an action."""
+    """Return an episode of an earlier release, which accepted text after an action."""
     episode = wrote(asked("q"), text, COMPLETE)
     episode.turns[0].action = "search"
     return episode
 
 
-@pytest.mark.parametrize("said", [*SAID, *MARKS])
-def test_what_the_environment_says_is_found_wherever_a_turn_says_it(said: str) -> None:
-    assert invented(f"<think>births {said}</think>\n<search>births</search>") or invented(
-        f"<think>births\n{said}</think>\n<search>births</search>"
+@pytest.mark.parametrize("phrase", [*ENVIRONMENT_PHRASES, *MARKS])
+def test_what_the_environment_says_is_found_wherever_a_turn_says_it(phrase: str) -> None:
+    assert invented(f"<think>births {phrase}</think>\n<search>births</search>") or invented(
+        f"<think>births\n{phrase}</think>\n<search>births</search>"
     )
     for text in (
-        f"<think>births\n{said}\nso on</think>\n<search>births</search>",
-        f"<think>{said}</think>\n<search>births</search>",
-        f"<think>births</think>\n<search>births</search>\n{said}",
+        f"<think>births\n{phrase}\nso on</think>\n<search>births</search>",
+        f"<think>{phrase}</think>\n<search>births</search>",
+        f"<think>births</think>\n<search>births</search>\n{phrase}",
     ):
         assert target_fault(accepted(text)) == "an invented observation"
 
 
 def test_every_line_that_episodes_are_told_is_found() -> None:
-    """Of real episodes: pages as lines, crops, corrections, searches that found nothing new."""
+    """Check real observations: pages as lines, crops, corrections, searches without new pages."""
     turns = [search("births"), crop(0, 0, 400, 200), "garbage", crop(9, 9, 1, 1)]
     turns += [search(word) for word in ("births", "births", "births", "rainfall")]
     (done,) = played(scripted(*turns), observation="text", max_turns=9)
-    told = [turn.observation for turn in done.turns if turn.observation]
-    assert len(told) == 8
-    for observation in told:
+    observations = [turn.observation for turn in done.turns if turn.observation]
+    assert len(observations) == 8
+    for observation in observations:
         assert invented(f"<think>look\n{observation}</think>\n<search>x</search>"), observation
 
 
@@ -113,12 +113,12 @@ def test_a_thought_about_what_was_told_is_none_of_it(thought: str) -> None:
     assert target_fault(wrote(asked("q"), turn, COMPLETE)) is None
 
 
-@pytest.mark.parametrize("again", ["births in Asia", "Births  in asia", "ｂirths in Asia"])
-def test_a_query_that_comes_again_at_once_is_found(again: str) -> None:
-    both = search("births in Asia"), search(again)
+@pytest.mark.parametrize("repeated_query", ["births in Asia", "Births  in asia", "ｂirths in Asia"])
+def test_a_query_that_comes_again_at_once_is_found(repeated_query: str) -> None:
+    both = search("births in Asia"), search(repeated_query)
     assert repeated(wrote(asked("q"), *both, COMPLETE)) == [1]
-    apart = both[0], crop(1, 2, 3, 4), "garbage", both[1], both[1], COMPLETE
-    assert repeated(wrote(asked("q"), *apart)) == [3, 4]
+    turns = both[0], crop(1, 2, 3, 4), "garbage", both[1], both[1], COMPLETE
+    assert repeated(wrote(asked("q"), *turns)) == [3, 4]
 
 
 def test_a_query_that_comes_again_later_is_none() -> None:
@@ -128,12 +128,12 @@ def test_a_query_that_comes_again_later_is_none() -> None:
 def test_words_behind_an_action_are_found() -> None:
     more = search("births") + "\nand now the total"
     assert target_fault(accepted(more)) == "text behind an action"
-    assert target_fault(wrote(asked("q"), more, COMPLETE)) is None  # invalid, and not learned
+    assert target_fault(wrote(asked("q"), more, COMPLETE)) is None  # invalid and not trained
     assert target_fault(wrote(asked("q"), search("births") + " \n", COMPLETE)) is None
 
 
 def test_what_is_not_learned_does_not_count() -> None:
-    """An invalid turn is masked, a forced one is left out."""
+    """Check that invalid turns are masked and forced turns omitted."""
     invalid = "<think>User: births</think>"
     assert target_fault(wrote(asked("q"), invalid, search("births"), COMPLETE)) is None
     assert target_fault(wrote(asked("q"), "garbage")) == "no valid turn"
