@@ -1,4 +1,4 @@
-"""A policy of letters learns what it is rewarded for, in this process."""
+"""Check that a policy of letters learns what it is rewarded for, in this process."""
 
 from __future__ import annotations
 
@@ -32,8 +32,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 class LetterBackend(FakeBackend):
     """metricx: 25 x the share of letters that are not `a`. xcomet: every `b` is an error.
 
-    failing: share of the samples that have no score (decided by the text).
-    """
+    failing: share of the samples without a score (the text decides)."""
 
     def __init__(self, service: Any, failing: bool = False) -> None:
         super().__init__(service)
@@ -41,7 +40,7 @@ class LetterBackend(FakeBackend):
 
     def encode(self, samples: Sequence[Any], options: Any) -> list[Encoded | SampleError]:
         encoded = super().encode(samples, options)
-        if self.failing and not samples[0].src.startswith("word "):  # the warm-up's
+        if self.failing and not samples[0].src.startswith("word "):  # not a sample of the warm-up
             return [SampleError("model_failure", "out of order") for _ in encoded]
         return encoded
 
@@ -122,7 +121,8 @@ def test_spans_alone_drive_out_the_marked_tokens(
 
 
 def test_stopping_is_learned(tmp_path: Path) -> None:
-    """The EOS gets its share of the reward; with no other reward no service is needed."""
+    """Check that EOS gets its share of the reward, and that no service is needed without other
+    rewards."""
     done = toy(
         tmp_path,
         ("[]", "[]"),
@@ -151,11 +151,11 @@ def test_the_same_seed_gives_the_same_run(tmp_path: Path, letter_urls: tuple[str
     other = toy(tmp_path / "3", letter_urls, "rl.num_updates=3", "misc.seed=4")
     timing = {"rollout_s", "logprob_s", "reward_s", "update_s"}
 
-    def figures(run: Artifacts) -> list[dict[str, Any]]:
+    def comparable_stats(run: Artifacts) -> list[dict[str, Any]]:
         return [{k: v for k, v in line.items() if k not in timing} for line in run.updates]
 
-    assert figures(first) == figures(second)
-    assert figures(first) != figures(other)
+    assert comparable_stats(first) == comparable_stats(second)
+    assert comparable_stats(first) != comparable_stats(other)
 
 
 def test_a_prompt_that_does_not_fit_is_told_before_anything_is_replaced(
