@@ -1,4 +1,4 @@
-"""Texts that a service cannot bear: they stay open or are given up, and stop nobody else."""
+"""Check texts that make a service fail: they stay open or are given up, and stop no others."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from tests.kits.synth import output as made
 from tests.kits.synth.driver import STAGES, TEXTS, config, korean, run, write_sources
 
 PREFILTER = STAGES[:1]
-#: More than may fail in a row, and all that is left to ask for when the others are answered.
+#: More than may fail in a row, and all that remains when the others are answered.
 POISON = [f"number {i} " for i in range(12)]
 
 
 @pytest.fixture(autouse=True)
 def own_log():
-    """A run sends the log of the process to its folder."""
-    kept = structlog.get_config()
+    """Restore the log settings, because a run sends the log of the process to its folder."""
+    config = structlog.get_config()
     yield
-    structlog.configure(**kept)
+    structlog.configure(**config)
 
 
 class Sick(FakeOpenAI):
-    """Fails for those texts: `how` is a status, or "close"."""
+    """A server that fails for those texts. failure: a status, or "close"."""
 
-    how: int | str = 500
+    failure: int | str = 500
 
     def _answer(self, body, record):
         if any(text in body["messages"][-1]["content"] for text in POISON):
-            if self.how == "close":
+            if self.failure == "close":
                 return _BrokenOff(b"{", headers={"content-length": "9999"})
-            return _error(self.how, f"words of a server {body}")
+            return _error(self.failure, f"words of a server {body}")
         return super()._answer(body, record)
 
 
@@ -50,23 +50,23 @@ def sick():
         yield fake
 
 
-@pytest.mark.parametrize("how", [500, 429, "close"])
+@pytest.mark.parametrize("failure", [500, 429, "close"])
 def test_many_texts_that_the_teacher_cannot_bear_stay_open_and_can_be_given_up(
     tmp_path,
     sick,
     metricx,
-    how,
+    failure,
 ):
-    sick.how = how
+    sick.failure = failure
     write_sources(tmp_path, TEXTS)
     cfg = config(tmp_path, sick, metricx)
     with structlog.testing.capture_logs() as logged:
-        for resume in (False, True):  # at the second time they are all that is left
+        for resume in (False, True):  # in the second run only they remain
             with pytest.raises(StageIncomplete, match="12 records are left open"):
                 run(cfg, stages=PREFILTER, resume=resume)
-    told = [line for line in logged if line["event"] == "open"]
-    assert len(told) == 24 and "words of a server" not in str(logged)
-    assert {line["status"] for line in told} == {None if how == "close" else how}
+    open_lines = [line for line in logged if line["event"] == "open"]
+    assert len(open_lines) == 24 and "words of a server" not in str(logged)
+    assert {line["status"] for line in open_lines} == {None if failure == "close" else failure}
     assert f"{PREFILTER[0].name}: 12 left open (teacher_" in made.printed(status(tmp_path))
     run(cfg, stages=PREFILTER, resume=True, give_up=True)
     folder = StageFolder(tmp_path, "prefilter_score")
@@ -79,7 +79,7 @@ def test_texts_that_are_refused_do_not_stop_what_is_left_of_a_shard(tmp_path, si
     cfg = config(tmp_path, sick, metricx)
     with pytest.raises(StageIncomplete):
         run(cfg, stages=PREFILTER)
-    sick.how = 400
+    sick.failure = 400
     run(cfg, stages=PREFILTER, resume=True)
     rejected = list(StageFolder(tmp_path, "prefilter_score").all_rejected())
     assert [r["reason_code"] for r in rejected] == ["teacher_refused"] * 12
@@ -98,7 +98,7 @@ def test_a_source_that_was_too_long_is_asked_for_again_where_the_stage_is(
         run(cfg, stages=PREFILTER)
         rejected = list(StageFolder(tmp_path, "prefilter_score").all_rejected())
         assert [r["reason_code"] for r in rejected] == ["teacher_overlong"] * 20
-        fake.context_length = None  # started again with a larger --max-model-len
+        fake.context_length = None  # restarted with a larger --max-model-len
         run(cfg, stages=PREFILTER, overwrite=True)
         assert len(list(StageFolder(tmp_path, "prefilter_score").records())) == 20
 
@@ -121,7 +121,7 @@ def test_many_pairs_that_the_judges_llm_cannot_bear_stay_open_and_can_be_given_u
         cfg.teacher.retry.backoff_s = [0.01]
         with pytest.raises(StageIncomplete, match=r"10 records are left open"):
             made.run_filter(cfg)
-        llm.fail(503, times=None)  # now it answers nobody
+        llm.fail(503, times=None)  # now no request is answered
         with pytest.raises(ExceptionGroup) as failed:
             made.run_filter(cfg, resume=True)
         assert failed.group_contains(ScorekitError, match="the judge failed 3 requests in a row")

@@ -43,9 +43,8 @@ def rows(tmp_path: Path) -> str:
 def test_a_right_template_is_shown_with_what_is_learned(tmp_path: Path, rows: str) -> None:
     code, out, _ = check(model(tmp_path / "m", CHATML), "--data", rows)
     assert code == 0 and "FAIL" not in out
-    assert (
-        '⟦지민은 웃었다.\n"네 뷁"<|im_end|>⟧' in out
-    )  # brackets, because the output has no colors
+    # Brackets, because the output has no colors.
+    assert '⟦지민은 웃었다.\n"네 뷁"<|im_end|>⟧' in out
     assert f"{rows} line 1: " in out
 
 
@@ -65,9 +64,8 @@ def test_a_wrong_one_ends_with_2_and_a_remedy_and_fix_mends_it(tmp_path: Path, r
     fixed = folder / "chat_template.fixed.jinja"
     stop_ids = json.loads((folder / "generation_config.fixed.json").read_text())["eos_token_id"]
     assert stop_ids == [258, byte_tokenizer().convert_tokens_to_ids("<|im_end|>")]
-    assert (
-        check(folder, "--data", rows, "--template", str(fixed))[0] == 2
-    )  # the check of generation_config fails
+    # The check of generation_config fails.
+    assert check(folder, "--data", rows, "--template", str(fixed))[0] == 2
 
     (folder / "generation_config.fixed.json").replace(folder / "generation_config.json")
     fixed.replace(folder / "chat_template.jinja")

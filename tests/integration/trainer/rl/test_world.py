@@ -107,9 +107,8 @@ def test_several_processes_update_as_one(
 
 def test_the_cases_differ(several_processes: dict[str, Any]) -> None:
     plain = several_processes["token"]
-    assert (
-        len({len(ids) for ids in plain["completions"]}) > 1
-    )  # the shorter one waits for the other
+    # The shorter one waits for the other.
+    assert len({len(ids) for ids in plain["completions"]}) > 1
     for case in ("sequence", "one", "bfloat16"):
         other = several_processes[case]["gradients"]
         assert any(

@@ -68,9 +68,8 @@ def test_tensorboard_has_the_numbers_of_the_log(cfg: TrainerConfig) -> None:
         line["update"]: pytest.approx(line["chrf"], rel=1e-6)
         for line in read_jsonl(artifacts.run_dir / "eval.jsonl")
     }
-    assert (
-        "train/xcomet_score_mean" not in event_data.Tags()["scalars"]
-    )  # never requested: null, not 0
+    # Never requested: null, not 0.
+    assert "train/xcomet_score_mean" not in event_data.Tags()["scalars"]
     (stored,) = folder.glob("*/hparams.yml")
     assert "rl.lr: 0.001" in stored.read_text(encoding="utf-8")
 
