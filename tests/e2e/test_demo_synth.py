@@ -1,4 +1,4 @@
-"""The synthesis demo as a user starts it, cut short."""
+"""Test the synthesis demo as a user starts it, shortened."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The way to an LLM server: proxies, certificates, keys; what of the environment counts."""
+"""Check the connection to an LLM server: proxies, certificates, keys, environment variables."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def no_proxy(monkeypatch):
 
 
 def through(url, userinfo=""):
-    """The URL of the fake as that of a proxy: it answers for any host."""
+    """Return the URL of the fake as that of a proxy: it answers for any host."""
     return url.removesuffix("/v1").replace("http://", f"http://{userinfo}")
 
 

@@ -1,4 +1,5 @@
-"""A service as a process: start, refuse, log, end by a fault; test_life_end.py is on signals."""
+"""Test a service as a process: start, refusal, log, end by an error; see test_life_end.py for
+signals."""
 
 from __future__ import annotations
 
@@ -74,7 +75,7 @@ def test_a_librarys_warning_is_a_json_line_too():
 
 
 def test_neither_keys_nor_texts_reach_the_log_when_things_go_wrong():
-    """Tracebacks must not show the locals of their frames."""
+    """Check that tracebacks do not show the locals of their frames."""
     code = FAKE.format(loads_when="/", answers_when="/", batch_s=0, load_extra="pass", then="pass")
     port = free_port()
     process = subprocess.Popen(
@@ -89,7 +90,8 @@ def test_neither_keys_nor_texts_reach_the_log_when_things_go_wrong():
     sample = {"src": "CONFIDENTIAL", "mt": "poison"}
     answer = httpx.post(f"{url}/v1/score", json={"samples": [sample] * 3}, headers=headers)
     assert answer.json()["results"][0]["error"]["type"] == "model_failure"
-    with socket.create_connection(("127.0.0.1", port)) as half:  # a client that breaks off
+    # A client that closes in the middle.
+    with socket.create_connection(("127.0.0.1", port)) as half:
         half.sendall(
             b"POST /v1/score HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             b"Authorization: Bearer TOPSECRETKEY\r\n"

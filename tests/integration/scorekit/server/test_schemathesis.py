@@ -1,4 +1,4 @@
-"""What the OpenAPI document says is what a service does: schemathesis asks it in many ways."""
+"""Check that services follow their OpenAPI document, with many requests from schemathesis."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ seed = 1
 [generation]
 database = "none"
 [checks.not_a_server_error]
-expected-statuses = ["2xx", "3xx", "4xx", "504"]  # 504: the caller's own `timeout_s` was short
+expected-statuses = ["2xx", "3xx", "4xx", "504"]  # 504: the caller's `timeout_s` was short
 [checks.negative_data_rejection]
 expected-statuses = ["400", "401", "404", "405", "413", "422", "431"]  # 413: too many samples
 [checks.positive_data_acceptance]
 expected-statuses = ["2xx", "3xx", "404", "431", "5xx"]  # 431: a query string of 70,000 bytes
 """
-#: No NUL, and not only what Python calls blanks.
+#: No NUL, and at least one character that Python does not strip.
 _NOT_BLANK = (
     "^[^\\u0000]*[^\\u0000\\u0009-\\u000d\\u001c-\\u0020\\u0085\\u00a0\\u1680\\u2000-\\u200a"
     "\\u2028\\u2029\\u202f\\u205f\\u3000][^\\u0000]*$"
@@ -42,7 +42,7 @@ _NOT_BLANK = (
         (FakeEmbedder(), "coverage,fuzzing", 5),
         (FakeRetriever(), "coverage,fuzzing", 9),
     ],
-    ids=lambda given: getattr(given, "service", None),
+    ids=lambda name: getattr(name, "service", None),
 )
 def test_no_request_makes_a_service_break_its_word(backend, phases, routes, tmp_path):
     with running_service(backend, Secrets(api_keys=SecretStr("key"))) as url:
@@ -79,17 +79,19 @@ def test_no_request_makes_a_service_break_its_word(backend, phases, routes, tmp_
 
 
 def _tell_what_only_the_running_service_knows(document, max_input_length):
-    """The limit of its model, its names and numbers, which texts it takes, and that it wants a
-    key."""
+    """Add what only the running service knows.
+
+    This is the limit of its model, its names and numbers, which texts it takes, and that it
+    requires a key."""
     schemas = document["components"]["schemas"]
     if "EmbeddingsRequest" in schemas:
-        asked = schemas["EmbeddingsRequest"]["properties"]
-        text, several = asked["input"]["anyOf"]
-        for one in (text, several["items"]):
-            one |= {"pattern": "^[^\\u0000]+$"}
-        known = {"model": "fake", "dimensions": 8, "prompt_name": "query"}
-        for name, value in known.items():
-            asked[name] = {"enum": [value, None]}
+        properties = schemas["EmbeddingsRequest"]["properties"]
+        text, several = properties["input"]["anyOf"]
+        for schema in (text, several["items"]):
+            schema |= {"pattern": "^[^\\u0000]+$"}
+        valid_values = {"model": "fake", "dimensions": 8, "prompt_name": "query"}
+        for name, value in valid_values.items():
+            properties[name] = {"enum": [value, None]}
     if "SearchRequest" in schemas:
         _tell_of_pages(document)
     for name in ("MetricXOptions", "XCometOptions"):
@@ -103,16 +105,19 @@ def _tell_what_only_the_running_service_knows(document, max_input_length):
 
 
 def _tell_of_pages(document):
-    """Which there are, how large they are, and what JSON Schema cannot say of a query."""
+    """Add the pages, their sizes, and the rules of a query that JSON Schema cannot express."""
     schemas = document["components"]["schemas"]
     text = {"type": "string", "minLength": 1, "pattern": _NOT_BLANK}
-    asked = schemas["RetrieveRequest"]["properties"]
-    asked.pop("query")
-    asked["queries"] |= {"minItems": 1, "items": text}
+    properties = schemas["RetrieveRequest"]["properties"]
+    properties.pop("query")
+    properties["queries"] |= {"minItems": 1, "items": text}
     schemas["RetrieveRequest"]["required"] = ["queries"]
     (queries,) = document["paths"]["/search"]["get"]["parameters"]
     queries["schema"] |= {"items": text}
     for operations in document["paths"].values():
         for parameter in operations.get("get", {}).get("parameters", []):
-            known = {"page_id": {"enum": ["trade_1"]}, "crop": {"pattern": "^0,0,[1-9],[1-9]$"}}
-            parameter["schema"] |= known.get(parameter["name"], {})
+            valid_values = {
+                "page_id": {"enum": ["trade_1"]},
+                "crop": {"pattern": "^0,0,[1-9],[1-9]$"},
+            }
+            parameter["schema"] |= valid_values.get(parameter["name"], {})

@@ -187,8 +187,8 @@ def test_an_etag_spares_the_picture(url):
     answer = get(url, path)
     tag = answer.headers["etag"]
     assert tag == f'"{hashlib.sha256(answer.content).hexdigest()}"'
-    for etags in (tag, f"W/{tag}", f'"other", {tag}', "*"):
-        repeated = get(url, path, headers={"If-None-Match": etags})
+    for etag_header in (tag, f"W/{tag}", f'"other", {tag}', "*"):
+        repeated = get(url, path, headers={"If-None-Match": etag_header})
         assert (repeated.status_code, repeated.content) == (304, b"")
         assert repeated.headers["etag"] == tag
     assert get(url, path, headers={"If-None-Match": '"other"'}).status_code == 200

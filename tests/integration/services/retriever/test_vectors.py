@@ -252,10 +252,10 @@ def test_a_text_over_the_models_limit_is_embedded_in_pieces(embedder_url, tmp_pa
     draw_pdf(tmp_path / "long.pdf", lines, size=3)
     draw_pdf(tmp_path / "short.pdf", [["other words"]])
     index = tmp_path / "index"
-    built_index = ingest(
+    manifest = ingest(
         [tmp_path / "long.pdf", tmp_path / "short.pdf"], index, [DenseBuilder(embedder_url)]
     )
-    assert built_index.backends["dense"]["without"] == []
+    assert manifest.backends["dense"]["without"] == []
     with running_service(RetrieverBackend(index, servers=Servers(embedder_url))) as url:
         (result,) = search(url, ["w92 w93 w94 w95 needle"])
     assert ranked(result)[0][0] == "long_1"

@@ -14,7 +14,7 @@ from scorekit.errors import ScorekitError
 from synth.context import StageIncomplete
 from synth.report.tables import status
 from synth.storage.store import StageFolder
-from tests.kits.synth import output as made
+from tests.kits.synth import output as output_kit
 from tests.kits.synth.driver import STAGES, TEXTS, config, korean, run, write_sources
 
 PREFILTER = STAGES[:1]
@@ -67,11 +67,11 @@ def test_many_texts_that_the_teacher_cannot_bear_stay_open_and_can_be_given_up(
     open_lines = [line for line in logged if line["event"] == "open"]
     assert len(open_lines) == 24 and "words of a server" not in str(logged)
     assert {line["status"] for line in open_lines} == {None if failure == "close" else failure}
-    assert f"{PREFILTER[0].name}: 12 left open (teacher_" in made.printed(status(tmp_path))
+    assert f"{PREFILTER[0].name}: 12 left open (teacher_" in output_kit.printed(status(tmp_path))
     run(cfg, stages=PREFILTER, resume=True, give_up=True)
     folder = StageFolder(tmp_path, "prefilter_score")
     assert len(list(folder.all_rejected())) == 12 and len(list(folder.records())) == 8
-    assert "left open" not in made.printed(status(tmp_path))
+    assert "left open" not in output_kit.printed(status(tmp_path))
 
 
 def test_texts_that_are_refused_do_not_stop_what_is_left_of_a_shard(tmp_path, sick, metricx):
@@ -115,16 +115,16 @@ def test_many_pairs_that_the_judges_llm_cannot_bear_stay_open_and_can_be_given_u
 
     llm = Judged(respond=lambda *_: '{"pass": true, "reason_code": "ok", "notes": ""}')
     with llm.running() as upstream, running_judge(upstream=upstream) as url:
-        made.make_run(tmp_path)
+        output_kit.make_run(tmp_path)
         filters = {"rule_based": False, "llm_judge": {"enabled": True, "url": url}}
-        cfg = made.config(tmp_path, filters=filters)
+        cfg = output_kit.config(tmp_path, filters=filters)
         cfg.teacher.retry.backoff_s = [0.01]
         with pytest.raises(StageIncomplete, match=r"10 records are left open"):
-            made.run_filter(cfg)
+            output_kit.run_filter(cfg)
         llm.fail(503, times=None)  # now no request is answered
         with pytest.raises(ExceptionGroup) as failed:
-            made.run_filter(cfg, resume=True)
+            output_kit.run_filter(cfg, resume=True)
         assert failed.group_contains(ScorekitError, match="the judge failed 3 requests in a row")
         llm.well()
-        ctx = made.run_filter(cfg, resume=True, give_up=True)
+        ctx = output_kit.run_filter(cfg, resume=True, give_up=True)
     assert ctx.stats.rejected.total() == 10

@@ -29,7 +29,7 @@ from synth.stages.table import ORDER
 from synth.storage.locks import hold_locks, try_lock
 from synth.storage.stage_start import clear, prepare_stage
 from synth.storage.store import StageFolder
-from tests.kits.synth import output as made
+from tests.kits.synth import output as output_kit
 from tests.kits.synth.driver import (
     NAMES,
     STAGES,
@@ -108,7 +108,7 @@ def test_what_a_killed_driver_was_writing_goes_and_what_another_may_be_writing_s
 
 def test_a_dataset_of_pairs_is_put_together_by_one_process_at_a_time(tmp_path, monkeypatch):
     pairs = [{"src_lang": "eng", "tgt_lang": "kor"}, {"src_lang": "eng", "tgt_lang": "de"}]
-    cfg = made.config(tmp_path, data={"src_lang": "", "tgt_lang": "", "pairs": pairs})
+    cfg = output_kit.config(tmp_path, data={"src_lang": "", "tgt_lang": "", "pairs": pairs})
     foreign_lock = try_lock(tmp_path / ".locks" / "dataset.lock")
     lines = []
 
@@ -146,10 +146,10 @@ def test_parts_of_a_merge_that_was_killed_while_it_cleaned_up_go(tmp_path, teach
 
 
 def test_overwriting_a_stage_takes_what_later_ones_left(tmp_path):
-    cfg = made.config(tmp_path)
-    made.make_run(tmp_path)
-    made.run_filter(cfg)
-    made.run_export(cfg)
+    cfg = output_kit.config(tmp_path)
+    output_kit.make_run(tmp_path)
+    output_kit.run_filter(cfg)
+    output_kit.run_export(cfg)
     view = tmp_path / "final_candidates_topk.jsonl"
     view.write_text("")
     clear(StageContext(cfg, tmp_path), ORDER[3], ORDER[4:])
@@ -361,9 +361,9 @@ def judged(tmp_path):
         "teacher", respond=lambda *_: '{"pass": true, "reason_code": "ok", "notes": ""}'
     )
     with llm.running() as upstream, running_judge(upstream=upstream) as url:
-        made.make_run(tmp_path)
+        output_kit.make_run(tmp_path)
         filters = {"rule_based": False, "llm_judge": {"enabled": True, "url": url}}
-        cfg = made.config(tmp_path, filters=filters)
+        cfg = output_kit.config(tmp_path, filters=filters)
         yield cfg, llm
 
 
@@ -371,7 +371,7 @@ def test_a_judge_whose_llm_is_away_for_a_while_rejects_nothing(judged):
     cfg, llm = judged
     cfg.teacher.retry.backoff_s = [0.02] * 60  # longer than any sample can fail
     llm.fail(503, times=45)
-    ctx = made.run_filter(cfg)
+    ctx = output_kit.run_filter(cfg)
     assert ctx.stats.records_out == 10 and not ctx.stats.rejected
 
 
@@ -381,7 +381,7 @@ def test_a_judge_whose_llm_stays_away_stops_the_run_and_is_asked_again(judged, m
     cfg.teacher.retry.backoff_s = [0.01, 0.01]
     llm.fail(503, times=None)
     with pytest.raises(ExceptionGroup) as failed:
-        made.run_filter(cfg)
+        output_kit.run_filter(cfg)
     assert failed.group_contains(ScorekitError, match="the judge failed 3 requests in a row")
     llm.well()
-    assert made.run_filter(cfg, resume=True).stats.records_out == 10
+    assert output_kit.run_filter(cfg, resume=True).stats.records_out == 10

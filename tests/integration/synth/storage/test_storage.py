@@ -16,7 +16,7 @@ from synth.run import RunOptions, run_stages
 from synth.storage.repair import repair
 from synth.storage.store import ShardWriter, StageFolder, digest_file, read_records
 from synth.storage.views import write_views
-from tests.kits.synth import output as made
+from tests.kits.synth import output as output_kit
 from tests.kits.synth.driver import NAMES, TEXTS, config, output, records, write_sources
 
 
@@ -49,13 +49,13 @@ def test_the_digest_is_of_the_lines_whatever_compressed_them(tmp_path):
 
 
 def test_a_folder_of_another_version_is_refused_in_one_line(tmp_path):
-    made.make_run(tmp_path)
+    output_kit.make_run(tmp_path)
     path = tmp_path / "stages/score_select_best/stage.json"
     manifest = json.loads(path.read_bytes())
     del manifest["layout"]  # like a folder of 0.1.0
     write_atomic(path, json.dumps(manifest).encode())
     with pytest.raises(UserError, match=r"written by another version.*run.answers: .*answers\.sq"):
-        made.run_filter(made.config(tmp_path))
+        output_kit.run_filter(output_kit.config(tmp_path))
 
 
 def test_scored_candidates_go_and_come_back_from_the_kept_answers(tmp_path, teacher, metricx):
@@ -110,8 +110,8 @@ def test_candidates_that_are_to_be_stored_stay(tmp_path, teacher, metricx):
 
 
 def test_a_view_is_written_once_and_the_rejected_only_grow(tmp_path):
-    cfg = made.config(tmp_path)
-    made.make_run(tmp_path)
+    cfg = output_kit.config(tmp_path)
+    output_kit.make_run(tmp_path)
     ctx = StageContext(cfg, tmp_path)
     rejected = tmp_path / "rejected.jsonl"
     view, state = tmp_path / "prefilter_candidates.jsonl", tmp_path / ".views.json"
@@ -123,7 +123,7 @@ def test_a_view_is_written_once_and_the_rejected_only_grow(tmp_path):
     assert write_views(ctx, "prefilter_score") == [view]
     assert not [path for path in left if path.exists()]
     assert write_views(ctx, "prefilter_score") == []
-    made.run_filter(cfg)
+    output_kit.run_filter(cfg)
     inode = rejected.stat().st_ino
     rejected.write_bytes(first + b'{"torn')  # a driver was killed while it appended
     assert write_views(ctx, "format_filter") == [rejected]
@@ -137,22 +137,22 @@ def test_a_view_is_written_once_and_the_rejected_only_grow(tmp_path):
 
 
 def test_a_stage_made_anew_replaces_what_it_rejected_before(tmp_path):
-    made.make_run(tmp_path)
-    ctx = made.run_filter(made.config(tmp_path))
+    output_kit.make_run(tmp_path)
+    ctx = output_kit.run_filter(output_kit.config(tmp_path))
     write_views(ctx, "format_filter")
-    lenient = made.config(tmp_path, filters={"rule_based": False})
-    ctx = made.run_filter(lenient, overwrite=True)
+    lenient = output_kit.config(tmp_path, filters={"rule_based": False})
+    ctx = output_kit.run_filter(lenient, overwrite=True)
     write_views(ctx, "format_filter")
     stages = [r["stage"] for r in read_records(tmp_path / "rejected.jsonl")]
     assert stages == ["select_sources"] * 2
 
 
 def test_large_views_are_printed_and_not_written(tmp_path):
-    cfg = made.config(tmp_path, run={"view_records": 3})
-    made.make_run(tmp_path)
+    cfg = output_kit.config(tmp_path, run={"view_records": 3})
+    output_kit.make_run(tmp_path)
     (tmp_path / "prefilter_candidates.jsonl").write_text("of an earlier, smaller run")
     lines = []
-    ctx = made.run_filter(cfg, tell=lines.append)
+    ctx = output_kit.run_filter(cfg, tell=lines.append)
     for stage in ("prefilter_score", "format_filter"):
         write_views(ctx, stage)
     assert not list(tmp_path.glob("*.jsonl"))
