@@ -41,10 +41,10 @@ BENCHES = {
 @pytest.mark.parametrize("module", BENCHES)
 def test_a_benchmark_runs_in_small(module):
     started_at = time.time()
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", module, "--quick"], cwd=ROOT, capture_output=True, text=True
     )
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert result.returncode == 0, result.stderr[-3000:]
     for name in BENCHES[module]:
         path = ROOT / "runs/bench" / f"{name}.json"
         assert path.stat().st_mtime >= started_at - 1, f"{path} is an older one"
@@ -57,8 +57,8 @@ def test_a_benchmark_runs_in_small(module):
 @pytest.mark.slow
 def test_the_meta_evaluation_runs_in_small():
     command = [sys.executable, "-m", "bench.meta_eval", "--quick"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr[-3000:]
     report = json.loads((ROOT / "runs/bench/meta_eval.json").read_text(encoding="utf-8"))
     assert set(report["sets"]) == {"ende", "zhen"} and report["quick"]
     for set_report in report["sets"].values():
@@ -79,12 +79,12 @@ def test_the_search_evidence_runs_in_small():
     shutil.rmtree(folder, ignore_errors=True)
     command = [sys.executable, "-m", module, "--quick", "--only", "both", "--only", "rows"]
     for _ in range(2):  # finished work is not run again
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr[-3000:]
+        result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        assert result.returncode == 0, result.stderr[-3000:]
         report = json.loads((ROOT / "runs/bench/search_evidence.json").read_text(encoding="utf-8"))
         assert list(report["arms"]) == ["both", "rows"] and list(report["sets"]) == ["held_out"]
         for arm in report["sets"]["held_out"]["arms"].values():
             assert math.isfinite(arm["end"]["reward_mean"]) and arm["seeds"] == [1]
         for arm in report["arms"].values():
             assert len(arm["logged"]["ndcg_mean"][0]) == report["updates"] == 2
-    assert "seed 1:" not in done.stderr
+    assert "seed 1:" not in result.stderr

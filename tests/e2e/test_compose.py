@@ -57,7 +57,7 @@ PROGRAM = compose_program() if shutil.which("docker") else None
 
 def compose(*arguments: str, check: bool = True) -> str:
     assert PROGRAM is not None
-    done = subprocess.run(
+    result = subprocess.run(
         [*PROGRAM, "-p", "scorekit-test", *arguments],
         cwd=ROOT,
         env=ENVIRONMENT,
@@ -66,8 +66,8 @@ def compose(*arguments: str, check: bool = True) -> str:
         timeout=1800,
         check=False,
     )
-    assert done.returncode == 0 or not check, done.stderr[-2000:]
-    return done.stdout
+    assert result.returncode == 0 or not check, result.stderr[-2000:]
+    return result.stdout
 
 
 def inspect(service: str) -> dict:

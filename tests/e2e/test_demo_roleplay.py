@@ -19,7 +19,7 @@ UPDATES = 8
 @pytest.mark.slow
 def test_sft_mends_the_end_of_a_reply_and_grpo_the_rest(tmp_path):
     flags = ["--run-dir", str(tmp_path), "--grpo-steps", str(UPDATES), "--limit", "96"]
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "demo.roleplay", *flags],
         cwd=ROOT,
         env=os.environ | {"COLUMNS": "160"},
@@ -27,9 +27,9 @@ def test_sft_mends_the_end_of_a_reply_and_grpo_the_rest(tmp_path):
         text=True,
         timeout=1200,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert result.returncode == 0, result.stdout + result.stderr
     for text in ("FAIL stop token", "after GRPO", "chrF to the reference", "report.html"):
-        assert text in done.stdout
+        assert text in result.stdout
     hurt = read_stage("", tmp_path / "start").figures
     before, after = (
         read_stage("", tmp_path / "grpo", first=first).figures for first in (True, False)

@@ -21,7 +21,7 @@ UPDATES = 8
 @pytest.mark.slow
 def test_a_small_policy_learns_to_find_pages_of_documents_that_it_was_never_asked_about(tmp_path):
     flags = ["--run-dir", str(tmp_path), "--updates", str(UPDATES)]
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "demo.search", *flags],
         cwd=ROOT,
         env=os.environ | {"COLUMNS": "160"},
@@ -29,9 +29,9 @@ def test_a_small_policy_learns_to_find_pages_of_documents_that_it_was_never_aske
         text=True,
         timeout=1800,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert result.returncode == 0, result.stdout + result.stderr
     for text in ("58 pages of 9 documents", "after phase 2", "small print", "Not learned", "NDCG"):
-        assert text in done.stdout
+        assert text in result.stdout
     (folder,) = (tmp_path / "ask").iterdir()
     (trajectory,) = TrajectoryStore(folder / "trajectories").read()
     assert trajectory.question.question == QUESTION and trajectory.answer.text == REFERENCE
@@ -45,4 +45,4 @@ def test_a_small_policy_learns_to_find_pages_of_documents_that_it_was_never_aske
     assert left["ndcg_mean"] > start["ndcg_mean"]
     for page in (folder / "view.html", tmp_path / "phase2/view.html"):
         assert "<html" in page.read_text(encoding="utf-8")
-    assert "was still open" not in done.stderr
+    assert "was still open" not in result.stderr

@@ -188,15 +188,15 @@ def config(folder: Path, url: str, services: tuple[str, str]) -> Path:
 
 def synth(path: Path, stage: str, *more: str) -> str:
     """Run `python -m synth run`, which must succeed, and return its output."""
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "synth", "run", "--config", path, "--stage", stage, *more],
         cwd=ROOT,
         env=os.environ | {"VLLM_API_KEY": KEY},
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stderr
+    assert result.returncode == 0, result.stderr
+    return result.stderr
 
 
 def read(path: Path) -> list[dict]:

@@ -155,14 +155,16 @@ def test_five_updates_learn_and_the_server_keeps_up(cfg: TrainerConfig) -> None:
     with running_service(FakeBackend("metricx")) as url:
         reward = cfg.reward.model_copy(update={"metricx_urls": [url]})
         cfg = cfg.model_copy(update={"reward": reward})
-        done = run_toy_rl(examples(40), examples(16), cfg)
-    lines = [json.loads(line) for line in (done.run_dir / "log.jsonl").read_text().splitlines()]
+        artifacts = run_toy_rl(examples(40), examples(16), cfg)
+    lines = [
+        json.loads(line) for line in (artifacts.run_dir / "log.jsonl").read_text().splitlines()
+    ]
     assert [line["skipped"] for line in lines] == [False] * 5
     for line in lines:
         print({name: line[name] for name in line if "sampler" in name or "importance" in name})
         assert line["sampler_gap_max"] < SMALL
         assert line["approx_kl"] > SMALL  # the policy moved that far: old weights would be detected
         assert line["importance_weight_mean"] == pytest.approx(1, abs=SMALL)
-    (_, before), (_, after) = done.reports
+    (_, before), (_, after) = artifacts.reports
     texts = [[row["mt"] for row in report.examples] for report in (before, after)]
     assert sum(b != a for b, a in zip(*texts, strict=True)) >= 8

@@ -117,14 +117,14 @@ def test_upstream_predicts_the_goldens(tmp_path):
         "with float64():\n"
         "    print(json.dumps(predictions('all_three_tags', Path(sys.argv[1]))))"
     )
-    done = subprocess.run(
+    result = subprocess.run(
         [ORACLE, "-W", "ignore", "-c", code, str(tmp_path)],
         cwd=ROOT,
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stderr[-2000:]
-    anew = json.loads(done.stdout.splitlines()[-1])
+    assert result.returncode == 0, result.stderr[-2000:]
+    anew = json.loads(result.stdout.splitlines()[-1])
     stored = comet_golden.read("all_three_tags")
     assert anew["weights"] == stored["weights"]
     assert anew["scores"] == pytest.approx(stored["scores"], abs=1e-9)

@@ -93,9 +93,9 @@ def test_moved_folder(tmp_path):
     home = build_checkpoint(tmp_path / "home", GOLDEN, QE, seed=6)
     before = score(loaded(home), QE[:20])
     moved = Path(shutil.move(home, tmp_path / "elsewhere"))
-    with pytest.raises(UserError, match="--encoder") as refused:
+    with pytest.raises(UserError, match="--encoder") as error_info:
         XCometBackend(str(moved)).check()
-    assert "\n" not in str(refused.value) and str(home / "encoder") in str(refused.value)
+    assert "\n" not in str(error_info.value) and str(home / "encoder") in str(error_info.value)
     for encoder in ("encoder", str(moved / "encoder")):
         assert score(loaded(moved, encoder=encoder), QE[:20]) == before
     # The .ckpt instead of the folder, and a relative path stored in the checkpoint.

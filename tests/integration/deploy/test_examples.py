@@ -144,8 +144,8 @@ def _train(*flags, env):
 @pytest.mark.slow
 def test_trl_takes_two_steps_by_the_services_rewards(services, tmp_path):
     flags = ("--steps", "2", "--sources", "2", "--samples", "4", "--output", str(tmp_path))
-    done = _train(*flags, env=services)
-    assert done.returncode == 0, done.stderr
+    result = _train(*flags, env=services)
+    assert result.returncode == 0, result.stderr
     state = json.loads((tmp_path / "trainer_state.json").read_text())
     assert state["global_step"] == 2
     for step in state["log_history"][:2]:
@@ -168,8 +168,8 @@ def test_a_completion_that_one_service_could_not_score_has_no_reward():
 
 def test_the_wrong_service_is_told_before_weights_load():
     with running_service(FakeBackend("xcomet")) as url:
-        done = _train(
+        result = _train(
             "--metricx-url", url, "--policy", "/nowhere", env=os.environ | {"PYTHONPATH": str(ROOT)}
         )
-    assert done.returncode == 2
-    assert done.stderr == f"error: {url} is a xcomet service, not metricx\n"
+    assert result.returncode == 2
+    assert result.stderr == f"error: {url} is a xcomet service, not metricx\n"

@@ -165,10 +165,10 @@ def test_a_path_with_a_slash_behind_it_is_not_there_and_not_redirected(metricx):
 
 def test_slime_raises_after_ten_tries_and_never_sees_a_number_that_is_none(metricx):
     with _served(metricx) as (url, counting):
-        with pytest.raises(httpx.HTTPStatusError) as failed:
+        with pytest.raises(httpx.HTTPStatusError) as error_info:
             slime_remote_rm(f"{url}/remote_rm", PROMPT, "nan", "a")
-    assert failed.value.response.status_code == 502
-    assert "non_finite" in failed.value.response.text
+    assert error_info.value.response.status_code == 502
+    assert "non_finite" in error_info.value.response.text
     assert len(counting.requests) == SLIME_TRIES
     with _served(metricx, refusals=SLIME_TRIES - 1) as (url, _):
         assert slime_remote_rm(f"{url}/remote_rm", PROMPT, "가", "a") == _reward("a", "가")

@@ -160,16 +160,16 @@ def files(home: Path, model: str) -> set[str]:
 def test_metricx_comes_with_its_tokenizer_and_without_what_is_not_read(
     hub: Hub, tmp_path: Path
 ) -> None:
-    done = fetch(hub, tmp_path, "google/metricx-24-hybrid-tiny")
-    assert done.returncode == 0, done.stderr
+    result = fetch(hub, tmp_path, "google/metricx-24-hybrid-tiny")
+    assert result.returncode == 0, result.stderr
     assert files(tmp_path, "google/metricx-24-hybrid-tiny") == {"config.json", "pytorch_model.bin"}
     assert files(tmp_path, "google/mt5-xl") == {"spiece.model"}
-    assert "google/mt5-xl" in done.stdout and "0.00 GB" in done.stdout
+    assert "google/mt5-xl" in result.stdout and "0.00 GB" in result.stdout
 
 
 def test_xcomet_comes_with_its_encoders_settings(hub: Hub, tmp_path: Path) -> None:
-    done = fetch(hub, tmp_path, "Unbabel/XCOMET-tiny", "some/policy")
-    assert done.returncode == 0, done.stderr
+    result = fetch(hub, tmp_path, "Unbabel/XCOMET-tiny", "some/policy")
+    assert result.returncode == 0, result.stderr
     file_names = files(tmp_path, "Unbabel/XCOMET-tiny")
     assert file_names == {"hparams.yaml", "checkpoints/model.ckpt"}
     assert files(tmp_path, "facebook/encoder") == {"config.json", "sentencepiece.bpe.model"}
@@ -184,9 +184,9 @@ def test_with_no_model_named_it_brings_what_the_services_are_told_to_load(
         "XCOMET_MODEL": "Unbabel/XCOMET-tiny",
     }
     models["EMBEDDER_MODEL"] = "some/policy"
-    done = fetch(hub, tmp_path, **models)
-    assert done.returncode == 0, done.stderr
-    assert [line.split(":")[0] for line in done.stdout.splitlines()] == [
+    result = fetch(hub, tmp_path, **models)
+    assert result.returncode == 0, result.stderr
+    assert [line.split(":")[0] for line in result.stdout.splitlines()] == [
         "google/metricx-24-hybrid-tiny",
         "google/mt5-xl",
         "Unbabel/XCOMET-tiny",
@@ -219,8 +219,8 @@ def starts(hub: Hub) -> list[int]:
 
 def test_a_broken_connection_goes_on_where_it_was(hub: Hub, tmp_path: Path) -> None:
     hub.cut_after, hub.cuts = 15_000_000, 1
-    done = fetch(hub, tmp_path, "Unbabel/XCOMET-tiny")
-    assert done.returncode == 0, done.stderr
+    result = fetch(hub, tmp_path, "Unbabel/XCOMET-tiny")
+    assert result.returncode == 0, result.stderr
     assert next((tmp_path / "hub").rglob("model.ckpt")).read_bytes() == CHECKPOINT
     first, second = starts(hub)
     assert first == 0 and second >= 10_000_000
@@ -241,18 +241,20 @@ def test_a_download_that_was_given_up_keeps_its_whole_files(hub: Hub, tmp_path: 
 
 
 def test_a_gated_model_names_the_page_to_visit(hub: Hub, tmp_path: Path) -> None:
-    done = fetch(hub, tmp_path, "Unbabel/XCOMET-gated")
-    assert done.returncode == 2
-    assert "licence has to be accepted" in done.stderr
-    assert f"{hub.url}/Unbabel/XCOMET-gated" in done.stderr
-    assert "HF_TOKEN" in done.stderr and "Traceback" not in done.stderr
+    result = fetch(hub, tmp_path, "Unbabel/XCOMET-gated")
+    assert result.returncode == 2
+    assert "licence has to be accepted" in result.stderr
+    assert f"{hub.url}/Unbabel/XCOMET-gated" in result.stderr
+    assert "HF_TOKEN" in result.stderr and "Traceback" not in result.stderr
 
 
 def test_an_unknown_model_and_a_wrong_token_are_told_apart_as_far_as_the_hub_does(
     hub: Hub, tmp_path: Path
 ) -> None:
-    done = fetch(hub, tmp_path, "no/such", HF_TOKEN="")
-    assert done.returncode == 2 and "HF_TOKEN is not set, or there is no such model" in done.stderr
+    result = fetch(hub, tmp_path, "no/such", HF_TOKEN="")
+    assert (
+        result.returncode == 2 and "HF_TOKEN is not set, or there is no such model" in result.stderr
+    )
     with_token = fetch(hub, tmp_path, "no/such", HF_TOKEN="hf_wrong")
     assert "HF_TOKEN is wrong, or there is no such model" in with_token.stderr
     assert "hf_wrong" not in with_token.stderr + with_token.stdout

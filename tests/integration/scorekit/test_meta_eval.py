@@ -73,8 +73,8 @@ def _figures(out):
 
 def test_services_are_scored_told_and_gone_on_with(url, metricx, judged, tmp_path):
     out = tmp_path / "out"
-    done = _run(judged, out, f"x={url}", f"m={metricx}")
-    assert done.exit_code == 0, done.stderr
+    result = _run(judged, out, f"x={url}", f"m={metricx}")
+    assert result.exit_code == 0, result.stderr
     stats, metrics = _figures(out)
     assert stats["rows"] == 36 and stats["segments"] == 12 and stats["systems"] == 3
     assert list(metrics) == ["constant", "length only", "all marked", "x", "m"]
@@ -87,7 +87,7 @@ def test_services_are_scored_told_and_gone_on_with(url, metricx, judged, tmp_pat
     assert json.loads(lines[0])["score"] == expected
     page = (out / "report.html").read_text(encoding="utf-8")
     assert "<b>红色" not in page and "&lt;b&gt;" in page and "<script" not in page
-    assert "house" in done.stdout or "tau-b" in done.stdout
+    assert "house" in result.stdout or "tau-b" in result.stdout
     # After an interruption the second half is requested again, and the stats are the same.
     (out / "m.jsonl").write_text("\n".join(lines[:10]) + "\n" + lines[10][:20], encoding="utf-8")
     resumed = _run(judged, out, f"x={url}", f"m={metricx}")
@@ -105,8 +105,8 @@ def test_names_and_numbers_of_a_report_stand_apart_from_texts_of_either_directio
         {"src": r["src"], "mt": r["mt"], "score": -k, "error_spans": []} for k, r in enumerate(rows)
     ]
     judged, scores = _write(judged, rows), _write(tmp_path / "scores.jsonl", scores)
-    done = _run(judged, tmp_path / "out", f"x={scores}")
-    assert done.exit_code == 0, done.stderr
+    result = _run(judged, tmp_path / "out", f"x={scores}")
+    assert result.exit_code == 0, result.stderr
     page = (tmp_path / "out/report.html").read_text(encoding="utf-8")
     pairs = page.partition("differ most")[2]
     assert pairs.count('dir="ltr"') == 3 * pairs.count("<dl") > 0
@@ -116,8 +116,8 @@ def test_names_and_numbers_of_a_report_stand_apart_from_texts_of_either_directio
 
 def test_lower_is_better_of_a_service_is_turned(metricx, judged, tmp_path, no_pictures):
     """Check that the same scores from a file, marked as inverted, give the service's agreement."""
-    done = _run(judged, tmp_path / "one", f"m={metricx}")
-    assert done.exit_code == 0, done.stderr
+    result = _run(judged, tmp_path / "one", f"m={metricx}")
+    assert result.exit_code == 0, result.stderr
     rows = [
         {"src": r["src"], "mt": r["mt"]}
         | {"score": fake_score(TranslationSample(src=r["src"], mt=r["mt"]), 25.0)}
@@ -141,21 +141,21 @@ def test_a_failed_score_is_no_number_and_the_rows_are_the_common_ones(url, tmp_p
     scores = [{"src": r["src"], "mt": r["mt"], "score": i} for i, r in enumerate(rows)]
     scores[7]["score"] = None
     path = _write(tmp_path / "scores.jsonl", scores[:-1])
-    done = _run(judged, tmp_path / "out", f"x={url}", f"file={path}")
-    assert done.exit_code == 0, done.stderr
+    result = _run(judged, tmp_path / "out", f"x={url}", f"file={path}")
+    assert result.exit_code == 0, result.stderr
     stats, metrics = _figures(tmp_path / "out")
     assert stats["rows"] == 33
     assert metrics["x"]["failed"] == {"non_finite": 1} and metrics["x"]["scored"] == 35
     assert metrics["file"]["failed"] == {"absent": 1, "failed": 1}
-    assert "non_finite 1" in done.stdout
+    assert "non_finite 1" in result.stdout
 
 
 def test_references_of_a_system_and_systems_left_out(url, judged, tmp_path, no_pictures):
     more = ("--ref-system", "C", "--exclude", "B")
-    done = _run(judged, tmp_path / "out", f"x={url}", more=more)
-    assert done.exit_code == 0, done.stderr
+    result = _run(judged, tmp_path / "out", f"x={url}", more=more)
+    assert result.exit_code == 0, result.stderr
     stats, _ = _figures(tmp_path / "out")
-    assert stats["systems"] == 1 and "one system only" in done.stdout
+    assert stats["systems"] == 1 and "one system only" in result.stdout
     sample = json.loads((tmp_path / "out" / "x.samples.jsonl").read_text("utf-8").splitlines()[0])
     first, _, third = list(_rows())[:3]
     assert (sample["mt"], sample["ref"]) == (first["mt"], third["mt"])
@@ -168,8 +168,8 @@ def test_some_segments_are_whole_ones_and_the_seeds(judged, tmp_path, no_picture
 
     def stats_of(seed):
         out = tmp_path / str(seed)
-        done = _run(judged, out, f"f={path}", more=("--segments", 4, "--seed", seed))
-        assert done.exit_code == 0, done.stderr
+        result = _run(judged, out, f"f={path}", more=("--segments", 4, "--seed", seed))
+        assert result.exit_code == 0, result.stderr
         return _figures(out)[0]
 
     first, other = stats_of(0), stats_of(1)
@@ -207,9 +207,9 @@ def test_wrong_uses_are_one_line_and_2(url, judged, tmp_path, metric, more, mess
     broken = _write(tmp_path / "broken.jsonl", [row])
     odd = _write(tmp_path / "odd.jsonl", [row | {"error_spans": 5}])
     metric = metric.format(url=url, other=other, broken=broken, odd=odd)
-    done = _run(judged, tmp_path / "out", metric, more=more)
-    assert done.exit_code == 2, done.output
-    assert message in done.stderr.splitlines()[-1].replace(str(broken), "")
+    result = _run(judged, tmp_path / "out", metric, more=more)
+    assert result.exit_code == 2, result.output
+    assert message in result.stderr.splitlines()[-1].replace(str(broken), "")
 
 
 def _requests(url, status):
@@ -255,8 +255,8 @@ def test_what_was_scored_before_an_end_is_not_asked_again(
         assert process.returncode == code and message in stderr and "Traceback" not in stderr
         assert _requests(m, 200) == 1
         second.go.set()
-        done = _run(judged, tmp_path / "out", *metrics)
-        assert done.exit_code == 0, done.stderr
+        result = _run(judged, tmp_path / "out", *metrics)
+        assert result.exit_code == 0, result.stderr
         assert _requests(m, 200) == 1 and _requests(x, 200) > 0
     assert [
         metric_stats["scored"] for metric_stats in _figures(tmp_path / "out")[0]["metrics"][-2:]
@@ -281,10 +281,10 @@ def test_overlong_texts_are_scored_as_is_asked_and_told(url, tmp_path, no_pictur
     rows = list(_rows())
     rows[5]["src"] = "word " * 600
     judged = _write(tmp_path / "judged.jsonl", rows)
-    done = _run(judged, tmp_path / "cut", f"x={url}")
-    assert "x: 1 texts were not read to their end" in done.stdout
-    done = _run(judged, tmp_path / "failed", f"x={url}", more=("--overlong", "error"))
-    assert done.exit_code == 0 and "x: no score of 1 (overlong 1)" in done.stdout
+    result = _run(judged, tmp_path / "cut", f"x={url}")
+    assert "x: 1 texts were not read to their end" in result.stdout
+    result = _run(judged, tmp_path / "failed", f"x={url}", more=("--overlong", "error"))
+    assert result.exit_code == 0 and "x: no score of 1 (overlong 1)" in result.stdout
     changed = _run(judged, tmp_path / "cut", f"x={url}", more=("--overlong", "error"))
     assert changed.exit_code == 2
     assert "from something else (options): name another OUT" in changed.stderr
@@ -292,12 +292,12 @@ def test_overlong_texts_are_scored_as_is_asked_and_told(url, tmp_path, no_pictur
 
 def test_people_who_make_no_difference_are_told(url, tmp_path):
     judged = _write(tmp_path / "same.jsonl", [row | {"spans": []} for row in _rows()])
-    done = _run(judged, tmp_path / "out", f"x={url}")
-    assert done.exit_code == 2 and "the same score: nothing to agree with" in done.stderr
+    result = _run(judged, tmp_path / "out", f"x={url}")
+    assert result.exit_code == 2 and "the same score: nothing to agree with" in result.stderr
     assert not (tmp_path / "out").exists()  # no request was sent
 
 
 def test_a_service_that_is_down_is_told_at_once(judged, tmp_path):
-    done = _run(judged, tmp_path / "out", f"x=http://127.0.0.1:{free_port()}")
-    assert done.exit_code == 1 and "cannot be reached" in done.stderr
+    result = _run(judged, tmp_path / "out", f"x=http://127.0.0.1:{free_port()}")
+    assert result.exit_code == 1 and "cannot be reached" in result.stderr
     assert not list((tmp_path / "out").iterdir())

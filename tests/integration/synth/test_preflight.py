@@ -155,14 +155,14 @@ def test_a_fault_is_one_line_before_anything_is_begun(
         break_setup(cfg, teacher, xcomet)
         run_result = command(cfg, "run")
         looked = command(cfg, "check")
-    for done in (run_result, looked):
-        lines = done.stderr.splitlines()
+    for result in (run_result, looked):
+        lines = result.stderr.splitlines()
         (line,) = [
             output_line
             for output_line in lines
             if FAULTS[break_setup].format(url=teacher.url) in output_line
         ]
-        assert line.startswith("error: ") and done.exit_code == 2
+        assert line.startswith("error: ") and result.exit_code == 2
         assert lines == [line] or away
     assert not (tmp_path / "run").exists()
     assert sum(request.choices for request in teacher.requests) <= 2  # one token each
@@ -178,9 +178,9 @@ def test_all_faults_are_told_at_once_and_a_run_that_can_begin_begins(
     assert [line.split(":")[1].strip() for line in lines] == ["teacher", "metricx"]
     assert command(cfg, "check").exit_code == 0
     assert not (tmp_path / "run").exists()
-    done = command(cfg, "run")
-    assert done.exit_code == 0 and (tmp_path / "run/export/train.jsonl").exists()
-    assert "teacher: " in done.stderr and "judge: " in done.stderr
+    result = command(cfg, "run")
+    assert result.exit_code == 0 and (tmp_path / "run/export/train.jsonl").exists()
+    assert "teacher: " in result.stderr and "judge: " in result.stderr
 
 
 def test_a_finished_export_outlives_an_overwrite_that_cannot_begin(
@@ -198,9 +198,9 @@ def test_a_finished_export_outlives_an_overwrite_that_cannot_begin(
     for break_setup in (has_no_template, metricx_has_another_model, judge_is_none, corpus_is_gone):
         broken = cfg.model_copy(deep=True)
         break_setup(broken, teacher, xcomet)
-        done = command(broken, "run", "--overwrite", "--yes")
+        result = command(broken, "run", "--overwrite", "--yes")
         teacher.well()
-        assert done.exit_code == 2 and everything() == before, break_setup
+        assert result.exit_code == 2 and everything() == before, break_setup
     assert command(cfg, "run", "--overwrite", "--yes").exit_code == 0
 
 

@@ -110,9 +110,9 @@ def test_retry_after_is_honoured():
 def test_a_mistake_of_ours_is_not_asked_again():
     backend = FakeBackend()
     with running_service(backend) as url, SyncScoringClient(url) as client:
-        with pytest.raises(RequestError, match="options: a field that is not known") as refused:
+        with pytest.raises(RequestError, match="options: a field that is not known") as error_info:
             client.score(SAMPLES, options={"speed": "fast"}, batch_size=10)
-        assert refused.value.status == 422 and refused.value.request_id
+        assert error_info.value.status == 422 and error_info.value.request_id
 
 
 def test_a_service_that_is_not_there_is_named():
@@ -190,9 +190,9 @@ def test_an_answer_of_another_shape_is_named_and_not_asked_again():
         return {"hello": "SECRET"}
 
     with running_app(app) as url, SyncScoringClient(url) as client:
-        with pytest.raises(ServiceUnreachable, match="an answer of another shape") as refused:
+        with pytest.raises(ServiceUnreachable, match="an answer of another shape") as error_info:
             client.score(SAMPLES)
-    assert len(requests) == 1 and "SECRET" not in str(refused.value)
+    assert len(requests) == 1 and "SECRET" not in str(error_info.value)
 
 
 def test_fields_that_a_newer_service_adds_are_ignored():
@@ -337,8 +337,8 @@ assert os.waitpid(child, 0)[1] == 0
 def test_a_forked_child_has_a_client_of_its_own(tmp_path):
     with running_service(FakeBackend()) as url:
         command = [sys.executable, "-c", FORKED, url, str(tmp_path / "scores.sqlite")]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0 and not done.stderr, done.stderr
+        result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0 and not result.stderr, result.stderr
 
 
 def test_the_remote_scorer_never_turns_a_failure_into_a_score():

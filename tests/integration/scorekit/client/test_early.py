@@ -70,8 +70,8 @@ def test_a_run_that_is_killed_within_its_first_request_keeps_what_came(paths, tm
     new_service = Stuck()  # another process with an empty cache
     with running_service(new_service, max_batch_tokens=BATCH_TOKENS) as url:
         new_service.answered = 0
-        done = score(url, source, out)
-        assert done.exit_code == 0, done.stderr
+        result = score(url, source, out)
+        assert result.exit_code == 0, result.stderr
         assert new_service.answered <= len(SAMPLES) - saved and not early.exists()
         assert score(url, source, tmp_path / "whole.jsonl").exit_code == 0
     assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
@@ -86,6 +86,6 @@ def test_what_came_early_of_another_job_is_not_taken(paths, tmp_path):
         backend.go.set()
         for flags in ("--overlong", "error"), ("--overwrite",):
             backend.answered = 0
-            done = score(url, source, out, *flags)
-            assert done.exit_code == 0 and count(out) == len(SAMPLES), done.stderr
+            result = score(url, source, out, *flags)
+            assert result.exit_code == 0 and count(out) == len(SAMPLES), result.stderr
             out.write_bytes(b"")

@@ -61,9 +61,9 @@ def test_another_model_than_is_named_is_no_fault_of_the_texts(toy):
 
 def test_a_model_that_fails_ends_the_call(embeddings):
     for text in ("nan", "poison"):
-        with pytest.raises(RequestError) as failed:
+        with pytest.raises(RequestError) as error_info:
             embeddings.embed(["fine", text])
-        assert failed.value.type == "internal" and not failed.value.retryable
+        assert error_info.value.type == "internal" and not error_info.value.retryable
 
 
 def test_threads_share_a_client(embeddings):

@@ -98,9 +98,9 @@ def _pooled(url):
     ],
 )
 def test_an_answer_that_is_too_long_is_no_answer(url, ask):
-    with pytest.raises(ServiceUnreachable, match="an answer of more than") as caught:
+    with pytest.raises(ServiceUnreachable, match="an answer of more than") as error_info:
         ask(url)
-    assert not caught.value.retryable  # it would be as long again
+    assert not error_info.value.retryable  # it would be as long again
 
 
 def test_nor_is_a_language_model_s(url):

@@ -146,9 +146,9 @@ def test_one_of_two_models_behind_an_address_is_found_in_its_first_answer(served
     texts = [f"text {k}" for k in range(6)]
     assert client.embed(texts, canary(vector_of("canary"))) == [vector_of(text) for text in texts]
     other.spoil = another_now_and_then
-    with pytest.raises(ServiceUnreachable, match="another vector") as refused:
+    with pytest.raises(ServiceUnreachable, match="another vector") as error_info:
         client.embed(texts, canary(vector_of("canary")))
-    assert not refused.value.retryable
+    assert not error_info.value.retryable
 
 
 @pytest.mark.parametrize("packed", [True, False])
@@ -211,9 +211,9 @@ def test_what_does_not_pass_is_a_typed_error(served, status, no_second_try):
     client = served(other)
     client.info()
     other.script = [status] * 9
-    with pytest.raises(RequestError) as failed:
+    with pytest.raises(RequestError) as error_info:
         client.embed(["a"])
-    assert failed.value.type == ("overloaded" if status == 429 else "unavailable")
+    assert error_info.value.type == ("overloaded" if status == 429 else "unavailable")
 
 
 @pytest.mark.parametrize("status", [301, 404, 405])
@@ -222,18 +222,18 @@ def test_what_is_no_such_server_is_not_asked_again(served, status):
     client = served(other)
     client.info()
     other.script = [status] * 9
-    with pytest.raises(ServiceUnreachable) as failed:
+    with pytest.raises(ServiceUnreachable) as error_info:
         client.embed(["a"])
-    assert failed.value.exit_code == 2 and len(other.script) == 8
+    assert error_info.value.exit_code == 2 and len(other.script) == 8
 
 
 def test_a_key_that_is_refused_is_told(served):
     other = Other()
     for key, message in (("k", "the key was refused"), (None, "no key was sent")):
         other.script = [401]
-        with pytest.raises(RequestError, match=message) as failed:
+        with pytest.raises(RequestError, match=message) as error_info:
             served(other, api_key=key).info()
-        assert failed.value.exit_code == 2
+        assert error_info.value.exit_code == 2
 
 
 def test_nobody_there_is_a_typed_error(no_second_try):
@@ -310,9 +310,9 @@ def test_what_is_no_vector_of_this_model_ends_the_call(served, spoil, message):
         return answer
 
     other.spoil = spoiled
-    with pytest.raises(ServiceUnreachable, match=message) as failed:
+    with pytest.raises(ServiceUnreachable, match=message) as error_info:
         client.embed(["a", "b"])
-    assert failed.value.exit_code == 2
+    assert error_info.value.exit_code == 2
 
 
 def test_infinite_numbers_in_json_end_the_call(served):

@@ -115,8 +115,8 @@ def test_a_run_shows_them(url: str, tmp_path: Path) -> None:
         f"misc.run_dir={tmp_path}/out",
     ]
     examples = [example("Open it.", "a"), example("Save it.", "b")]
-    done = run_toy_rl(examples, examples, load_config(TrainerConfig, None, settings))
-    (_, before), (_, after) = done.reports
+    artifacts = run_toy_rl(examples, examples, load_config(TrainerConfig, None, settings))
+    (_, before), (_, after) = artifacts.reports
     assert after["spans_UNKNOWN_mean"] is not None and after["spans_UNKNOWN_mean"] > 0
     rows = {row.title: row.before for row in compare(table(), before.figures(), after.figures())}
     assert rows["· other"] == f"{before['spans_UNKNOWN_mean']:.2f}"

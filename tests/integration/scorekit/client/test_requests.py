@@ -119,10 +119,14 @@ def test_a_stream_that_is_too_large_is_sent_in_halves():
 def test_failures_become_errors_that_name_their_sample():
     with running_service(FakeBackend()) as url, SyncScoringClient(url) as client:
         results = client.score([SAMPLES[0], {"id": "n", "src": "s", "mt": "nan"}])
-        with pytest.raises(SampleError, match=r"sample 1 \(n\): non_finite: ") as failed:
+        with pytest.raises(SampleError, match=r"sample 1 \(n\): non_finite: ") as error_info:
             raise_for_failures(results)
         assert raise_for_failures(results[:1]) == results[:1]
-    assert (failed.value.id, failed.value.index, failed.value.type) == ("n", 1, "non_finite")
+    assert (error_info.value.id, error_info.value.index, error_info.value.type) == (
+        "n",
+        1,
+        "non_finite",
+    )
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -130,13 +134,13 @@ def test_a_refusal_names_the_callers_own_index(stream):
     """Check that it is not the index in a request after splitting and deduplication."""
     samples = [*SAMPLES[:10], *SAMPLES[:10], {"src": "s", "mt": 3}, *SAMPLES[10:]]
     with running_service(FakeBackend()) as url:
-        with pytest.raises(RequestError, match=r"samples\.20\.mt: ") as refused:
+        with pytest.raises(RequestError, match=r"samples\.20\.mt: ") as error_info:
             if stream:
                 _stream(url, samples, batch_size=4)
             else:
                 with SyncScoringClient(url, batch_size=4) as client:
                     client.score(samples)
-    assert refused.value.status == 422 and refused.value.request_id
+    assert error_info.value.status == 422 and error_info.value.request_id
 
 
 class Hesitant(FakeBackend):
@@ -220,9 +224,9 @@ def test_a_retried_request_grants_the_service_only_what_is_left():
 def test_a_pause_that_would_end_after_the_deadline_is_not_waited_for():
     recorder = _recorder(refuse=lambda body: (429, {"retry-after": "3000"}))
     with running_app(recorder) as url, SyncScoringClient(url, deadline_s=60) as client:
-        with pytest.raises(RequestError) as refused:
+        with pytest.raises(RequestError) as error_info:
             client.score(SAMPLES)
-    assert refused.value.retry_after == 3000 and len(recorder.requests) == 1
+    assert error_info.value.retry_after == 3000 and len(recorder.requests) == 1
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -89,12 +89,12 @@ def test_every_format_gives_the_same_scores(url, tmp_path, name, content, lines)
     (tmp_path / name).write_bytes(content())
     out = tmp_path / "out.jsonl"
     for _ in range(2):  # the second run continues
-        done = _run(url, tmp_path / name, out)
-        assert done.exit_code == 0, done.stderr
+        result = _run(url, tmp_path / name, out)
+        assert result.exit_code == 0, result.stderr
         results = _read(out)
         assert [r["line"] for r in results] == lines
         assert [(r["id"], r["score"]) for r in results] == [(r["id"], _score_of(r)) for r in ROWS]
-    assert "0 samples" in done.stdout
+    assert "0 samples" in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -112,9 +112,9 @@ def test_every_format_gives_the_same_scores(url, tmp_path, name, content, lines)
 )
 def test_a_faulty_input_is_told_before_anything_is_asked(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
-    done = _run(f"http://127.0.0.1:{free_port()}", tmp_path / name, tmp_path / "out.jsonl")
-    assert done.exit_code == 2 and message in done.stderr, done.stderr
-    assert done.stderr.startswith(f"error: {tmp_path / name}") and done.stderr.count("\n") == 1
+    result = _run(f"http://127.0.0.1:{free_port()}", tmp_path / name, tmp_path / "out.jsonl")
+    assert result.exit_code == 2 and message in result.stderr, result.stderr
+    assert result.stderr.startswith(f"error: {tmp_path / name}") and result.stderr.count("\n") == 1
 
 
 def test_an_output_of_a_quoted_tsv_is_gone_on_with(url, tmp_path):
@@ -125,8 +125,8 @@ def test_an_output_of_a_quoted_tsv_is_gone_on_with(url, tmp_path):
     complete_output = out.read_bytes()
     for keep in range(0, len(complete_output), 37):
         out.write_bytes(complete_output[:keep])
-        done = _run(url, tmp_path / "in.tsv", out)
-        assert done.exit_code == 0 and out.read_bytes() == complete_output, done.stderr
+        result = _run(url, tmp_path / "in.tsv", out)
+        assert result.exit_code == 0 and out.read_bytes() == complete_output, result.stderr
 
 
 def test_an_output_from_when_quotes_were_text_is_not_gone_on_with(url, tmp_path):
@@ -171,8 +171,8 @@ def test_no_score_at_all_is_a_mistake_to_mend(url, tmp_path):
 @pytest.mark.parametrize("name", ["out.jsonl.gz", "out.csv", "out.parquet"])
 def test_an_output_is_json_lines_and_says_so(url, tmp_path, name):
     (tmp_path / "in.jsonl").write_bytes(_jsonl())
-    done = _run(url, tmp_path / "in.jsonl", tmp_path / name)
-    assert done.exit_code == 2 and "results are JSON lines. Name it .jsonl" in done.stderr
+    result = _run(url, tmp_path / "in.jsonl", tmp_path / name)
+    assert result.exit_code == 2 and "results are JSON lines. Name it .jsonl" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -185,11 +185,11 @@ def test_an_output_is_json_lines_and_says_so(url, tmp_path, name):
 )
 def test_from_stdin_to_stdout(url, content, flags):
     command = [sys.executable, "-m", "scorekit", "score", "--url", url, "-", "-", *flags]
-    done = subprocess.run(command, input=content(), capture_output=True)
-    assert done.returncode == 0, done.stderr
-    results = [json.loads(line) for line in done.stdout.splitlines()]
+    result = subprocess.run(command, input=content(), capture_output=True)
+    assert result.returncode == 0, result.stderr
+    results = [json.loads(line) for line in result.stdout.splitlines()]
     assert [(r["id"], r["score"]) for r in results] == [(r["id"], _score_of(r)) for r in ROWS]
-    assert b"mean score" in done.stderr
+    assert b"mean score" in result.stderr
 
 
 def test_stdin_again_goes_on_with_its_output(url, tmp_path):
@@ -197,9 +197,11 @@ def test_stdin_again_goes_on_with_its_output(url, tmp_path):
     assert _run(url, "-", out, input=_jsonl()).exit_code == 0
     complete_output = out.read_bytes()
     out.write_bytes(complete_output[: complete_output.index(b"\n") + 5])
-    done = _run(url, "-", out, input=_jsonl())
+    result = _run(url, "-", out, input=_jsonl())
     assert (
-        done.exit_code == 0 and "2 samples" in done.stdout and out.read_bytes() == complete_output
+        result.exit_code == 0
+        and "2 samples" in result.stdout
+        and out.read_bytes() == complete_output
     )
     other = _run(url, "-", out, input=_jsonl() * 2)
     assert other.exit_code == 2 and "something else (input)" in other.stderr
@@ -231,15 +233,15 @@ def test_a_file_is_judged(judge, tmp_path):
     ]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for _ in range(2):
-        done = _run(judge, tmp_path / "in.jsonl", out, "--task", "translation_filter")
-        assert done.exit_code == 0, done.stderr
+        result = _run(judge, tmp_path / "in.jsonl", out, "--task", "translation_filter")
+        assert result.exit_code == 0, result.stderr
     first, second, third = _read(out)
     assert (
         first["verdict"] == {"pass": True, "reason_code": "ok", "notes": ""} and first["score"] == 1
     )
     assert (second["verdict"]["pass"], second["verdict"]["reason_code"]) == (False, "meta_phrase")
     assert third["error"]["type"] == "invalid_input" and "verdict" not in third
-    assert "passed" in done.stdout and "0 samples" in done.stdout
+    assert "passed" in result.stdout and "0 samples" in result.stdout
 
 
 def test_a_file_of_translations_is_judged_by_naming_fields_and_constants(judge, tmp_path):
@@ -257,8 +259,8 @@ def test_a_file_of_translations_is_judged_by_naming_fields_and_constants(judge, 
         "--set",
         "target_lang=ko",
     ]
-    done = _run(judge, source, out, *flags)
-    assert done.exit_code == 0, done.stderr
+    result = _run(judge, source, out, *flags)
+    assert result.exit_code == 0, result.stderr
     assert _read(out)[0]["verdict"]["pass"] and _read(out)[0]["id"] == "x"
     other = _run(judge, source, out, *flags[:-1], "target_lang=de")
     assert other.exit_code == 2 and "something else (fields)" in other.stderr
@@ -283,8 +285,8 @@ def test_a_file_of_translations_is_judged_by_naming_fields_and_constants(judge, 
 def test_what_does_not_fit_the_service_is_told(request, tmp_path, service, flags, message):
     (tmp_path / "in.jsonl").write_text('{"src": "a", "mt": "b"}\n')
     url = request.getfixturevalue(service)
-    done = _run(url, tmp_path / "in.jsonl", tmp_path / "out.jsonl", *flags)
-    assert done.exit_code == 2 and message in done.stderr, done.stderr
+    result = _run(url, tmp_path / "in.jsonl", tmp_path / "out.jsonl", *flags)
+    assert result.exit_code == 2 and message in result.stderr, result.stderr
 
 
 # -- keys -----------------------------------------------------------------------------------------

@@ -158,9 +158,9 @@ def test_a_request_that_is_refused_for_itself_does_not_end_the_use_of_n(url, fak
     async def work():
         async with client(url, fake) as llm:
             fake.fail(400, times=2)
-            with pytest.raises(LLMError) as caught:
+            with pytest.raises(LLMError) as error_info:
                 await llm.chat(MESSAGES, SAMPLED, n=5, request_id="bad")
-            assert (caught.value.type, caught.value.retryable) == ("refused", False)
+            assert (error_info.value.type, error_info.value.retryable) == ("refused", False)
             await llm.chat(MESSAGES, SAMPLED, n=5, request_id="good")
 
     asyncio.run(work())

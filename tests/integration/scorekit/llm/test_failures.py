@@ -93,9 +93,9 @@ def test_an_answer_that_drips_without_end_is_a_time_out():
             async with asyncio.timeout(PATIENCE_S):
                 await llm.chat(MESSAGES, Sampling(max_tokens=1), request_id="r")
 
-    with running_app(app) as url, pytest.raises(LLMError) as caught:
+    with running_app(app) as url, pytest.raises(LLMError) as error_info:
         asyncio.run(work(url))
-    assert (caught.value.type, caught.value.retryable) == ("timeout", True)
+    assert (error_info.value.type, error_info.value.retryable) == ("timeout", True)
 
 
 def test_the_time_out_grows_with_the_work_from_a_floor(url, fake):
@@ -216,11 +216,11 @@ def test_a_request_tells_the_operator_what_to_mend(url, fake):
     async def message_of(n=1, **settings):
         settings = {"model": "teacher"} | settings
         async with LLMClient(url, **settings) as llm:
-            with pytest.raises(UserError) as caught:
+            with pytest.raises(UserError) as error_info:
                 await llm.chat(MESSAGES, SAMPLED, n=n, request_id="r")
             assert llm.counts.failures == 1
-            assert "\n" not in str(caught.value)
-            return str(caught.value)
+            assert "\n" not in str(error_info.value)
+            return str(error_info.value)
 
     assert "--served-model-name" in asyncio.run(message_of(model="other"))
     fake.no_template = True
@@ -295,15 +295,15 @@ def test_structured_output_is_asked_for_and_checked(url, fake):
 def test_a_cut_json_is_an_outcome_of_its_own(url, fake):
     fake.cut = True
     _, [choice] = ask(url, fake, json_schema=VERDICT)
-    with pytest.raises(LLMError) as caught:
+    with pytest.raises(LLMError) as error_info:
         parse_json(choice, VERDICT)
-    assert caught.value.type == "length"
+    assert error_info.value.type == "length"
 
 
 def test_a_json_that_a_content_filter_kept_back_is_refused_for_good():
-    with pytest.raises(LLMError) as caught:
+    with pytest.raises(LLMError) as error_info:
         parse_json(Choice(0, "", "content_filter", 0), VERDICT)
-    assert (caught.value.type, caught.value.retryable) == ("refused", False)
+    assert (error_info.value.type, error_info.value.retryable) == ("refused", False)
 
 
 @pytest.mark.parametrize(
@@ -321,9 +321,9 @@ def test_a_json_that_a_content_filter_kept_back_is_refused_for_good():
     ],
 )
 def test_what_does_not_fit_the_schema_is_malformed(text):
-    with pytest.raises(LLMError) as caught:
+    with pytest.raises(LLMError) as error_info:
         parse_json(Choice(0, text, "stop", 1), VERDICT)
-    assert (caught.value.type, caught.value.retryable) == ("malformed", True)
+    assert (error_info.value.type, error_info.value.retryable) == ("malformed", True)
 
 
 def test_a_redirect_is_not_followed():

@@ -49,9 +49,9 @@ def refused(status, body):
         ) as llm:
             await llm.chat(MESSAGES, Sampling(max_tokens=8), request_id="r")
 
-    with running_app(app) as url, pytest.raises((LLMError, OperatorMistake)) as caught:
+    with running_app(app) as url, pytest.raises((LLMError, OperatorMistake)) as error_info:
         asyncio.run(work(url))
-    return caught.value, len(bodies)
+    return error_info.value, len(bodies)
 
 
 DAY, MINUTE = (

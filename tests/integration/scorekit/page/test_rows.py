@@ -164,8 +164,10 @@ def test_python_reads_the_same_values(tab, script, value):
 @given(st.lists(texts.map(lambda text: text.replace("\0", "")) | awkward, min_size=1, max_size=3))
 def test_a_shell_reads_the_same_words(tab, script, words):
     quoted = run(tab, script("code"), "given.map(shellQuoted).join(' ')", words)
-    done = subprocess.run(["sh", "-c", f"printf '%s\\0' {quoted}"], capture_output=True, check=True)
-    assert done.stdout.decode().split("\0")[:-1] == words
+    result = subprocess.run(
+        ["sh", "-c", f"printf '%s\\0' {quoted}"], capture_output=True, check=True
+    )
+    assert result.stdout.decode().split("\0")[:-1] == words
 
 
 def paste(page, rows: list[tuple[str, str]]) -> None:

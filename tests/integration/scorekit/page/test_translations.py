@@ -195,8 +195,8 @@ def test_a_long_request_by_curl_has_the_same_answer(page):
     score(page, "JSON\n집은 '😀' $HOME\n" * 5000, "번역")
     displayed_score = float(page.js("document.querySelector('.card .score').textContent"))
     curl = page.js("document.querySelector('.curl').textContent")
-    done = subprocess.run(["bash"], input=curl.encode(), capture_output=True, check=True)
-    assert round(json.loads(done.stdout)["results"][0]["score"], 4) == displayed_score
+    result = subprocess.run(["bash"], input=curl.encode(), capture_output=True, check=True)
+    assert round(json.loads(result.stdout)["results"][0]["score"], 4) == displayed_score
 
 
 def test_what_a_score_means_is_said_and_colours_where_there_are_errors(tab):

@@ -138,9 +138,9 @@ def test_a_busy_service_is_asked_again(client, server, status):
 
 def test_a_bug_of_the_service_ends_the_call(client, server):
     server.script = [refusal(500, "internal", "a bug")]
-    with pytest.raises(RequestError) as failed:
+    with pytest.raises(RequestError) as error_info:
         client.search(["plums"])
-    assert failed.value.type == "internal" and len(server.asked) == 1
+    assert error_info.value.type == "internal" and len(server.asked) == 1
 
 
 @pytest.mark.parametrize(
@@ -157,9 +157,9 @@ def test_a_bug_of_the_service_ends_the_call(client, server):
 )
 def test_an_answer_of_another_shape_is_no_answer(client, server, body):
     server.script = [Response(body, media_type="application/json")]
-    with pytest.raises(ServiceUnreachable, match="not a page retriever") as failed:
+    with pytest.raises(ServiceUnreachable, match="not a page retriever") as error_info:
         client.search(["plums"])
-    assert not failed.value.retryable
+    assert not error_info.value.retryable
 
 
 def test_an_index_that_changes_is_never_mixed(client, server):
@@ -170,9 +170,9 @@ def test_an_index_that_changes_is_never_mixed(client, server):
         lambda: client.image("deck_1"),
         client.info,
     ):
-        with pytest.raises(IndexChanged, match="from revision r1 to r2") as failed:
+        with pytest.raises(IndexChanged, match="from revision r1 to r2") as error_info:
             call()
-        assert not failed.value.retryable
+        assert not error_info.value.retryable
     server.revision = "r1"
     assert ids(client.search(["plums"])[0]) == ["deck_3"]
 
@@ -210,9 +210,9 @@ def test_every_id_is_one_segment_of_the_path(client):
         assert client.image(page_id) == picture_of(page_id)
     for page_id in ("../info", "..", ".", "", "a/../deck_1", "\ud800", "deck_9"):
         for ask in (client.page, client.image):
-            with pytest.raises(RequestError) as failed:
+            with pytest.raises(RequestError) as error_info:
                 ask(page_id)
-            assert failed.value.type == "not_found"
+            assert error_info.value.type == "not_found"
 
 
 def test_a_picture_is_fetched_once_also_by_threads(client, server):

@@ -69,8 +69,10 @@ def test_a_librarys_warning_is_a_json_line_too():
         "import warnings; from scorekit.server.http.run import prepare_process; "
         "prepare_process('info'); warnings.warn('is old')"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    (line,) = map(json.loads, done.stderr.splitlines())
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    (line,) = map(json.loads, result.stderr.splitlines())
     assert "UserWarning: is old" in line["event"] and line["level"] == "warning"
 
 
@@ -114,7 +116,7 @@ def test_a_dead_model_thread_ends_the_process_with_1():
 
 
 def _refusal(module, *flags, **environment):
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", module, *flags],
         capture_output=True,
         text=True,
@@ -122,9 +124,9 @@ def _refusal(module, *flags, **environment):
         timeout=120,
         env=os.environ | {"HF_HUB_OFFLINE": "1"} | environment,
     )
-    assert done.returncode == 2, done.stderr
-    assert "Traceback" not in done.stderr
-    return done.stderr
+    assert result.returncode == 2, result.stderr
+    assert "Traceback" not in result.stderr
+    return result.stderr
 
 
 @pytest.mark.parametrize("module", ["services.metricx", "services.xcomet"])

@@ -187,9 +187,9 @@ def test_without_the_password_a_service_scores_and_says_so_once(password):
     "url", ["redis://:{}@host:1/0", "rediss://me:{}@host", "redis://host?password={}"]
 )
 def test_a_password_in_the_address_is_refused_and_not_shown(url):
-    with pytest.raises(UserError, match="SCOREKIT_REDIS_PASSWORD") as caught:
+    with pytest.raises(UserError, match="SCOREKIT_REDIS_PASSWORD") as error_info:
         open_tier(url.format(PASSWORD), name="x", max_bytes=2**20, redis_password=None)
-    assert PASSWORD not in str(caught.value)
+    assert PASSWORD not in str(error_info.value)
 
 
 def test_a_cancelled_call_never_gives_its_reply_to_another():

@@ -52,7 +52,7 @@ def test_no_request_makes_a_service_break_its_word(backend, phases, routes, tmp_
         _tell_what_only_the_running_service_knows(document, limit)
         (tmp_path / "openapi.json").write_text(json.dumps(document))
         (tmp_path / "schemathesis.toml").write_text(CONFIG)
-        done = subprocess.run(
+        result = subprocess.run(
             [
                 sys.executable,
                 "-c",
@@ -74,8 +74,8 @@ def test_no_request_makes_a_service_break_its_word(backend, phases, routes, tmp_
             cwd=tmp_path,
             timeout=120,
         )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{routes} selected / {routes} total" in done.stdout
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert f"{routes} selected / {routes} total" in result.stdout
 
 
 def _tell_what_only_the_running_service_knows(document, max_input_length):

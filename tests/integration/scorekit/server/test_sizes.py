@@ -30,13 +30,13 @@ def test_bytes_are_bounded_for_all_together():
     first, second, third = budget.share(), budget.share(), budget.share()
     first.reserve(3 * MIB)
     second.reserve(3 * MIB)
-    with pytest.raises(RequestError) as refused:  # a quarter is reserved for small ones
+    with pytest.raises(RequestError) as error_info:  # a quarter is reserved for small ones
         third.reserve(2 * MIB)
-    assert refused.value.type == "overloaded" and refused.value.retry_after
+    assert error_info.value.type == "overloaded" and error_info.value.retry_after
     third.reserve(MIB)
-    with pytest.raises(RequestError) as refused:
+    with pytest.raises(RequestError) as error_info:
         third.reserve(7 * MIB)
-    assert refused.value.type == "too_large"  # it would never fit
+    assert error_info.value.type == "too_large"  # it would never fit
     first.close()
     first.close()
     assert budget.held == 4 * MIB

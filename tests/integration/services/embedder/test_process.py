@@ -53,9 +53,9 @@ def test_openais_client_gets_upstreams_vectors_from_the_process(tmp_path):
                 (["a"] * 2049, "more than 2048 texts"),
                 ("a\0b", "NUL character"),
             ):
-                with pytest.raises(openai.APIStatusError, match=message) as refused:
+                with pytest.raises(openai.APIStatusError, match=message) as error_info:
                     client.embeddings.create(model="bge-ko", input=bad)
-                assert refused.value.status_code in (413, 422)
+                assert error_info.value.status_code in (413, 422)
         with Embeddings(url, batch_size=2048) as client:
             many = client.embed([f"text {k}" for k in range(2048)])
             assert len(many) == 2048 and all(len(vector) == 32 for vector in many)

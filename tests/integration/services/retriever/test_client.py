@@ -62,9 +62,9 @@ def test_more_queries_than_a_request_may_have(client, url):
 def test_a_page_that_is_not_there(client):
     for page_id in ("trade_9", "../index", "..", ".", "a/b", "trade_1/image"):
         for ask in (client.page, client.image):
-            with pytest.raises(RequestError) as refused:
+            with pytest.raises(RequestError) as error_info:
                 ask(page_id)
-            assert refused.value.type == "not_found"
+            assert error_info.value.type == "not_found"
 
 
 def served(index):

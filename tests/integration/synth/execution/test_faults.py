@@ -54,8 +54,8 @@ def arguments(folder, corpus, teacher, metricx):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory, corpus, teacher, metricx):
     folder = tmp_path_factory.mktemp("finished") / "run"
-    done = CliRunner().invoke(app, arguments(folder, corpus, teacher, metricx))
-    assert done.exit_code == 0, done.output
+    result = CliRunner().invoke(app, arguments(folder, corpus, teacher, metricx))
+    assert result.exit_code == 0, result.output
     return folder
 
 

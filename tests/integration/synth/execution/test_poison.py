@@ -122,9 +122,11 @@ def test_many_pairs_that_the_judges_llm_cannot_bear_stay_open_and_can_be_given_u
         with pytest.raises(StageIncomplete, match=r"10 records are left open"):
             output_kit.run_filter(cfg)
         llm.fail(503, times=None)  # now no request is answered
-        with pytest.raises(ExceptionGroup) as failed:
+        with pytest.raises(ExceptionGroup) as error_info:
             output_kit.run_filter(cfg, resume=True)
-        assert failed.group_contains(ScorekitError, match="the judge failed 3 requests in a row")
+        assert error_info.group_contains(
+            ScorekitError, match="the judge failed 3 requests in a row"
+        )
         llm.well()
         ctx = output_kit.run_filter(cfg, resume=True, give_up=True)
     assert ctx.stats.rejected.total() == 10

@@ -146,8 +146,8 @@ def test_they_end_with_who_started_them(tmp_path, teacher, metricx, alone):
         assert process.wait(PATIENCE_S) == code
         wait_until(lambda: not teacher.in_flight)  # no process sends requests any more
     teacher.well()
-    done = subprocess.run(
+    result = subprocess.run(
         command, cwd=Path(__file__).parents[4], capture_output=True, text=True, timeout=PATIENCE_S
     )
-    assert done.returncode == 0, done.stderr
+    assert result.returncode == 0, result.stderr
     assert of_stage(tmp_path) == alone

@@ -119,9 +119,9 @@ def test_a_mistake_is_told_in_one_line_from_a_cluster_too(tmp_path, cluster, tea
         start(cfg)
     teacher.well()
     cfg.teacher.model = "another"
-    with pytest.raises(UserError, match="does not serve a model named 'another'") as failed:
+    with pytest.raises(UserError, match="does not serve a model named 'another'") as error_info:
         start(cfg, overwrite=True)
-    assert "\n" not in str(failed.value)
+    assert "\n" not in str(error_info.value)
 
 
 @pytest.mark.slow

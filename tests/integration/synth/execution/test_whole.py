@@ -63,8 +63,8 @@ def run(tmp_path_factory):
     """Return (folder, requests of the teacher) of a finished run."""
     folder = tmp_path_factory.mktemp("whole")
     teacher = FakeOpenAI(respond=translated)
-    done = _run_all(folder, documents("en"), teacher, SOURCES, CANDIDATES)
-    assert done.exit_code == 0, done.output
+    result = _run_all(folder, documents("en"), teacher, SOURCES, CANDIDATES)
+    assert result.exit_code == 0, result.output
     return folder / "run", teacher.requests
 
 
@@ -174,9 +174,9 @@ def test_a_teacher_that_adds_chatter_exports_nothing(chatty, tmp_path):
         form = forms[crc32(f"{prompt}{seed}".encode()) % len(forms)]
         return form.filled(src or "A text.", mt, korean(body, seed)) if chatty else mt
 
-    done = _run_all(tmp_path, list(true), FakeOpenAI(respond=answer), 60, 4)
+    result = _run_all(tmp_path, list(true), FakeOpenAI(respond=answer), 60, 4)
     exported = tmp_path / "run/export/train.jsonl"
     rows = list(read_records(exported)) if exported.exists() else []
-    assert (rows == [] and "format_filter" in done.output) if chatty else len(rows) > 20, (
-        done.output
+    assert (rows == [] and "format_filter" in result.output) if chatty else len(rows) > 20, (
+        result.output
     )

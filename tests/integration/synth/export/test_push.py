@@ -84,13 +84,13 @@ def refused(done, message):
 
 
 def test_what_is_pushed_is_what_comes_back(hub, sharded, tmp_path):
-    done = push(hub, sharded, "--private")
-    assert done.returncode == 0, done.stderr
+    result = push(hub, sharded, "--private")
+    assert result.returncode == 0, result.stderr
     folder = sharded.run.out_dir / "export"
     repo = hub.repos[REPO]
     assert repo.private and repo.commits == ["8 pairs, en->ko"]
     assert repo.files == {path.name: path.read_bytes() for path in folder.iterdir()}
-    assert done.stdout.strip() == f"{hub.url}/datasets/{REPO}/commit/{repo.sha}"
+    assert result.stdout.strip() == f"{hub.url}/datasets/{REPO}/commit/{repo.sha}"
     code = (
         "import json, sys\nfrom datasets import load_dataset\n"
         "from huggingface_hub import snapshot_download\n"

@@ -50,9 +50,9 @@ def prepare(tmp_path, *broken):
 
 def test_documents_that_cannot_be_read_are_told_of_everywhere(tmp_path):
     prepare(tmp_path, '{"text": ', '{"txt": "?"}')
-    done = invoke(tmp_path)
-    assert done.exit_code == 0
-    last = done.stderr.splitlines()[-2]
+    result = invoke(tmp_path)
+    assert result.exit_code == 0
+    last = result.stderr.splitlines()[-2]
     assert last.startswith("warning: 2 documents could not be read (broken_json 1, no_text 1)")
     stats = json.loads((tmp_path / "run/stats.json").read_bytes())["stages"]["sample_sources"]
     assert stats["unreadable"] == {"broken_json": 1, "no_text": 1}
@@ -67,11 +67,11 @@ def test_a_corpus_that_was_mended_is_read_again_when_the_run_is_resumed(tmp_path
     prepare(tmp_path, *['{"text": '] * 7)
     message = "7 of 13 documents could not be read (broken_json 7)"
     for flags in ((), ("--resume",)):
-        done = invoke(tmp_path, *flags)
-        assert done.exit_code == 2 and message in done.stderr and "--resume" in done.stderr
+        result = invoke(tmp_path, *flags)
+        assert result.exit_code == 2 and message in result.stderr and "--resume" in result.stderr
     prepare(tmp_path)
-    done = invoke(tmp_path, "--resume")
-    assert done.exit_code == 0 and "could not be read" not in done.stderr
+    result = invoke(tmp_path, "--resume")
+    assert result.exit_code == 0 and "could not be read" not in result.stderr
 
 
 def test_a_corpus_in_which_nothing_was_found_is_read_again_when_the_run_is_resumed(tmp_path):
@@ -88,21 +88,23 @@ def test_a_corpus_in_which_nothing_was_found_is_read_again_when_the_run_is_resum
 )
 def test_a_line_that_nobody_can_read_or_write_is_counted(line, tmp_path):
     prepare(tmp_path, line)
-    done = invoke(tmp_path)
-    assert done.exit_code == 0 and "1 documents could not be read (broken_json 1)" in done.stderr
+    result = invoke(tmp_path)
+    assert (
+        result.exit_code == 0 and "1 documents could not be read (broken_json 1)" in result.stderr
+    )
 
 
 def test_a_file_whose_name_is_not_unicode_is_named_in_a_line(tmp_path):
     prepare(tmp_path)
     (tmp_path / "a.jsonl").rename(tmp_path / os.fsdecode(b"caf\xe9.jsonl"))
-    done = invoke(tmp_path, "--set", f"data.files=['{tmp_path}/*.jsonl']")
-    assert done.exit_code == 2 and "its name is not UTF-8" in done.stderr
+    result = invoke(tmp_path, "--set", f"data.files=['{tmp_path}/*.jsonl']")
+    assert result.exit_code == 2 and "its name is not UTF-8" in result.stderr
 
 
 def test_a_corpus_that_can_be_read_is_no_cause_for_a_warning(tmp_path):
     prepare(tmp_path)
-    done = invoke(tmp_path)
-    assert done.exit_code == 0 and "warning" not in done.stderr
+    result = invoke(tmp_path)
+    assert result.exit_code == 0 and "warning" not in result.stderr
 
 
 def test_evaluation_sets_may_be_named_on_the_command_line(tmp_path):
@@ -111,9 +113,9 @@ def test_evaluation_sets_may_be_named_on_the_command_line(tmp_path):
     source = next(iter(StageFolder(tmp_path / "run", "sample_sources").records()))
     (tmp_path / "set.txt").write_text(source["source_text"].replace("\n", " "))
     options = ("--decontaminate", str(tmp_path / "set.txt"))
-    done = invoke(tmp_path, "--resume", *options)
-    assert done.exit_code == 2 and "decontaminate was None, is ['set.txt:" in done.stderr
-    done = invoke(tmp_path, "--overwrite", "--yes", *options)
-    assert done.exit_code == 0 and "contaminated: It stands" in done.stderr
-    done = invoke(tmp_path, "--resume", "--decontaminate", str(tmp_path / "gone.txt"))
-    assert done.exit_code == 2 and "gone.txt: cannot be read: No such file" in done.stderr
+    result = invoke(tmp_path, "--resume", *options)
+    assert result.exit_code == 2 and "decontaminate was None, is ['set.txt:" in result.stderr
+    result = invoke(tmp_path, "--overwrite", "--yes", *options)
+    assert result.exit_code == 0 and "contaminated: It stands" in result.stderr
+    result = invoke(tmp_path, "--resume", "--decontaminate", str(tmp_path / "gone.txt"))
+    assert result.exit_code == 2 and "gone.txt: cannot be read: No such file" in result.stderr

@@ -124,8 +124,8 @@ def test_show_prints_all_pairs_and_the_command_runs_them(tmp_path, corpus, teach
     options = ["--config", str(tmp_path / "pairs.yaml")]
     nothing = CliRunner().invoke(app, ["status", *options])
     assert nothing.exit_code == 2 and "no run here" in nothing.output
-    done = CliRunner().invoke(app, ["run", "--stage", "all", *options])
-    assert done.exit_code == 0 and "dataset of all pairs" in done.output, done.output
+    result = CliRunner().invoke(app, ["run", "--stage", "all", *options])
+    assert result.exit_code == 0 and "dataset of all pairs" in result.output, result.output
     repeated = CliRunner().invoke(app, ["run", "--stage", "all", *options])
     assert repeated.exit_code == 2 and "error: en-zh-TW: " in repeated.output
     records_result = CliRunner().invoke(app, ["show", "format_filter", *options])

@@ -99,10 +99,10 @@ run(config(sys.argv[1], [sys.argv[2]], data={"near_duplicates": 0.7}))
 
 def test_a_run_that_is_killed_while_it_screens_goes_on(tmp_path):
     (files,) = near_copies(tmp_path / "corpus")
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", KILLED, str(tmp_path / "1"), files], cwd=os.getcwd()
     )
-    assert done.returncode == -signal.SIGKILL
+    assert result.returncode == -signal.SIGKILL
     data = {"near_duplicates": 0.7}
     run(config(tmp_path / "1", [files], data=data), resume=True)
     run(config(tmp_path / "2", [files], data=data))

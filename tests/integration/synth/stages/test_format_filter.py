@@ -127,9 +127,11 @@ def test_a_judge_that_fails_leaves_a_doubt_open_and_is_asked_again(tmp_path, llm
         cfg = filtered(tmp_path, {"enabled": True, "url": url})
         cfg.teacher.retry.backoff_s = [0.01]
         llm.fail(503, times=None)
-        with pytest.raises(ExceptionGroup) as failed:
+        with pytest.raises(ExceptionGroup) as error_info:
             run_filter(cfg)
-        assert failed.group_contains(ScorekitError, match="the judge failed 2 requests in a row")
+        assert error_info.group_contains(
+            ScorekitError, match="the judge failed 2 requests in a row"
+        )
         assert not StageFolder(tmp_path, "format_filter").done()
         llm.well()
         run_filter(cfg, resume=True)

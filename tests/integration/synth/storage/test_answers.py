@@ -194,9 +194,9 @@ def test_a_full_disk_is_said_and_loses_nothing_that_was_kept(tmp_path):
         "        print(i, flush=True)\n"
         "asyncio.run(work())"
     )
-    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True)
-    assert "UserError: run.answers" in done.stderr and "free disk space" in done.stderr
-    num_kept = len(done.stdout.split())
+    result = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True)
+    assert "UserError: run.answers" in result.stderr and "free disk space" in result.stderr
+    num_kept = len(result.stdout.split())
     answers, damaged = read(path)
     assert num_kept > 10 and not damaged
     assert {KEYS[i]: answer(i) for i in range(num_kept)}.items() <= answers.items()
@@ -236,9 +236,9 @@ def test_no_password_is_taken_from_a_url_nor_kept_anywhere(tmp_path, url):
             }
         )
     )
-    done = CliRunner().invoke(app, ["run", "--config", str(path), "--stage", "all"])
-    assert done.exit_code == 2 and REDIS_PASSWORD in done.output
-    assert "geheim" not in done.output and not (tmp_path / "run").exists()
+    result = CliRunner().invoke(app, ["run", "--config", str(path), "--stage", "all"])
+    assert result.exit_code == 2 and REDIS_PASSWORD in result.output
+    assert "geheim" not in result.output and not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

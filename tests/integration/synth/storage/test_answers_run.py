@@ -70,9 +70,9 @@ def test_a_sick_teacher_leaves_sources_open_and_a_healthy_one_closes_them(
     write_sources(tmp_path, TEXTS)
     cfg = config(tmp_path, teacher, metricx)
     teacher.fail(500, times=60)  # two thirds of all first attempts
-    with pytest.raises(StageIncomplete) as failed:
+    with pytest.raises(StageIncomplete) as error_info:
         run_stages(cfg, RunOptions(tuple(NAMES)))
-    assert failed.value.open["teacher_server_error"] > 3
+    assert error_info.value.open["teacher_server_error"] > 3
     assert not list(StageFolder(tmp_path, "prefilter_score").all_rejected())
     assert StageFolder(tmp_path, "select_sources").manifest() is None
     teacher.well()
@@ -87,9 +87,9 @@ def test_the_command_ends_in_three_while_records_are_open(tmp_path, teacher, met
     path.write_text(json.dumps(cfg.model_dump(mode="json")))
     command = ["run", "--config", str(path), "--stage", "prefilter_score"]
     teacher.fail(500, times=16, only=is_paid)
-    done = CliRunner().invoke(app, command)
-    assert done.exit_code == 3 and "left open (teacher_server_error" in done.output
-    assert "--give-up" in done.output
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 3 and "left open (teacher_server_error" in result.output
+    assert "--give-up" in result.output
     assert CliRunner().invoke(app, [*command, "--resume"]).exit_code == 0
 
 
@@ -100,10 +100,10 @@ def test_overwrite_says_what_goes_and_asks(tmp_path, teacher, metricx):
     path = tmp_path / "c.yaml"
     path.write_text(json.dumps(cfg.model_dump(mode="json")))
     command = ["run", "--config", str(path), "--stage", "prefilter_score", "--overwrite"]
-    done = CliRunner().invoke(app, command)
-    assert done.exit_code == 2
-    assert "throws away records of prefilter_score 20, select_sources 10" in done.output
-    assert "paid answers are kept" in done.output
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 2
+    assert "throws away records of prefilter_score 20, select_sources 10" in result.output
+    assert "paid answers are kept" in result.output
     arguments = [*command, "--set", f"run.answers={tmp_path}/gone.sqlite"]
     assert "gone.sqlite: all of it is paid for again" in CliRunner().invoke(app, arguments).output
     assert StageFolder(tmp_path, "select_sources").done()

@@ -270,9 +270,9 @@ def test_a_teacher_that_fails_is_named_without_its_password(tmp_path, teacher, m
     cfg = config(tmp_path, teacher, metricx)
     cfg.teacher.base_url = cfg.teacher.base_url.replace("http://", "http://user:secret@")
     teacher.fail(500, times=None)
-    with pytest.raises(ScorekitError) as failed:
+    with pytest.raises(ScorekitError) as error_info:
         run_stages(cfg, RunOptions(("prefilter_score",)))
-    assert "the teacher" in str(failed.value) and "secret" not in str(failed.value)
+    assert "the teacher" in str(error_info.value) and "secret" not in str(error_info.value)
 
 
 def test_one_source_that_the_teacher_cannot_bear_stays_open_until_it_is_given_up(
@@ -380,8 +380,8 @@ def test_a_judge_whose_llm_stays_away_stops_the_run_and_is_asked_again(judged, m
     monkeypatch.setattr(synth.execution.clients, "FAILURES_IN_A_ROW", 3)
     cfg.teacher.retry.backoff_s = [0.01, 0.01]
     llm.fail(503, times=None)
-    with pytest.raises(ExceptionGroup) as failed:
+    with pytest.raises(ExceptionGroup) as error_info:
         output_kit.run_filter(cfg)
-    assert failed.group_contains(ScorekitError, match="the judge failed 3 requests in a row")
+    assert error_info.group_contains(ScorekitError, match="the judge failed 3 requests in a row")
     llm.well()
     assert output_kit.run_filter(cfg, resume=True).stats.records_out == 10

@@ -113,13 +113,13 @@ def test_what_a_server_says_is_shown_on_the_terminal_and_not_obeyed(
     path.write_text(json.dumps(cfg.model_dump(mode="json")))
     command = ["run", "--config", str(path), "--stage", "prefilter_score"]
     teacher.fail(404, message="no model \x1b]0;mine\x07 \x9b2J here", times=None)
-    done = CliRunner().invoke(app, command)
-    assert done.exit_code == 2 and "here" in done.stderr
-    assert not {"\x1b", "\x07", "\x9b"} & set(done.output)
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 2 and "here" in result.stderr
+    assert not {"\x1b", "\x07", "\x9b"} & set(result.output)
     teacher.well()
-    done = CliRunner().invoke(app, [*command, "--resume"])
-    assert done.exit_code == 0 and f"run folder: {folder}" in done.output.replace("\n", "")
-    assert BY_NAME["prefilter_score"].name in done.output
+    result = CliRunner().invoke(app, [*command, "--resume"])
+    assert result.exit_code == 0 and f"run folder: {folder}" in result.output.replace("\n", "")
+    assert BY_NAME["prefilter_score"].name in result.output
 
 
 def test_what_a_scoring_service_is_asked_again_stands_in_the_log_alone(tmp_path, caplog):

@@ -161,9 +161,9 @@ def test_large_views_are_printed_and_not_written(tmp_path):
     path.write_text(json.dumps(cfg.model_dump(mode="json")))
 
     def show_records(view_name):
-        done = CliRunner().invoke(app, ["show", view_name, "--config", str(path)])
-        assert done.exit_code == 0, done.output
-        return [json.loads(line) for line in done.stdout.splitlines()]
+        result = CliRunner().invoke(app, ["show", view_name, "--config", str(path)])
+        assert result.exit_code == 0, result.output
+        return [json.loads(line) for line in result.stdout.splitlines()]
 
     assert show_records("prefilter_candidates") == records(tmp_path, "prefilter_score")
     assert show_records("format_filter") == records(tmp_path, "format_filter")

@@ -298,8 +298,10 @@ def test_a_whole_run_samples_and_evaluates_on_the_server(
         settings = cfg.model_dump(exclude_unset=True)
         settings["reward"] = {"metricx_urls": [metricx], "w_xcomet_span": 0.0}
         settings["rl"] = {"num_updates": 2, "batch_size": 4, "lr": 0.01}
-        done = run_toy_rl(train, train[:2], TrainerConfig.model_validate(settings))
-    lines = [json.loads(line) for line in (done.run_dir / "log.jsonl").read_text().splitlines()]
+        artifacts = run_toy_rl(train, train[:2], TrainerConfig.model_validate(settings))
+    lines = [
+        json.loads(line) for line in (artifacts.run_dir / "log.jsonl").read_text().splitlines()
+    ]
     assert [line["skipped"] for line in lines] == [False, False]
     for line in lines:
         assert 0 < line["sampler_gap_mean"] <= line["sampler_gap_max"] < 1e-4

@@ -57,8 +57,8 @@ def forked(*arguments: str, processes: int, **environment: str) -> subprocess.Co
 
 
 def updates(folder: Path, processes: int) -> dict[str, Any]:
-    done = forked("tests.kits.trainer.one_update", str(folder / "found.pt"), processes=processes)
-    assert done.returncode == 0, done.stderr
+    result = forked("tests.kits.trainer.one_update", str(folder / "found.pt"), processes=processes)
+    assert result.returncode == 0, result.stderr
     written = torch.load(folder / "found.pt")
     assert written["processes"] == processes
     return dict(written["found"])
@@ -148,8 +148,8 @@ def test_a_run_of_two_processes_writes_as_one(config_file: Path) -> None:
     ):
         urls = {"METRICX_URL": m, "XCOMET_URL": x}
         metric = ("--set", f"eval.metrics.other={other}")
-        done = torchrun("trainer", "train", "--config", str(config_file), *metric, **urls)
-        assert done.returncode == 0, done.stderr
+        result = torchrun("trainer", "train", "--config", str(config_file), *metric, **urls)
+        assert result.returncode == 0, result.stderr
         refused = torchrun("trainer", "train", "--config", str(config_file), **urls)
     out = config_file.parent / "out"
     lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
@@ -172,9 +172,9 @@ def test_a_run_of_two_processes_writes_as_one(config_file: Path) -> None:
     samples = (out / "completions/train-000001.jsonl").read_text().splitlines()
     sources = [json.loads(row)["src"] for row in samples]
     assert len(set(sources)) == 3 and all(sources.count(src) == 4 for src in sources)
-    assert done.stdout.count("report: ") == done.stdout.count("policy: ") == 1
-    assert done.stderr.count("held out, after update 0") == 1
-    assert "Traceback" not in done.stderr
+    assert result.stdout.count("report: ") == result.stdout.count("policy: ") == 1
+    assert result.stderr.count("held out, after update 0") == 1
+    assert "Traceback" not in result.stderr
     load_policy(PolicyConfig(path=str(out / "checkpoints/step-000002")), torch.device("cpu"))
 
     assert refused.returncode != 0
@@ -197,7 +197,7 @@ def test_any_number_of_prompts_can_be_shared(
         for dtype in ("float32", "bfloat16")
     ]
     with running_service(FakeBackend("metricx")) as m, running_service(FakeBackend("xcomet")) as x:
-        done = forked(
+        result = forked(
             "tests.kits.trainer.sharded_trainer",
             str(config_file),
             weights,
@@ -206,7 +206,7 @@ def test_any_number_of_prompts_can_be_shared(
             METRICX_URL=m,
             XCOMET_URL=x,
         )
-    assert done.returncode == 0, done.stderr
+    assert result.returncode == 0, result.stderr
     for number, prompts in enumerate((1, 1, 3, 3)):
         lines = (tmp_path / f"out-{number}/log.jsonl").read_text().splitlines()
         updates = [(row["samples"], row["steps"]) for row in map(json.loads, lines)]
@@ -215,7 +215,7 @@ def test_any_number_of_prompts_can_be_shared(
         assert dump.count("\n") == 1
         saved = tmp_path / f"out-{number}/checkpoints/step-000002"
         load_policy(PolicyConfig(path=str(saved)), torch.device("cpu"))
-    weight_counts = re.findall(r"reference: (\d+) of (\d+) weights here", done.stdout)
+    weight_counts = re.findall(r"reference: (\d+) of (\d+) weights here", result.stdout)
     assert len(weight_counts) == (4 * processes if weights == "sharded" else 0)
     for part, total in weight_counts:  # a matrix's rows are split, so one may have a row more
         assert int(part) < int(total) / processes * 1.2
@@ -229,7 +229,7 @@ def test_adapters_learn_alike_whether_the_weights_are_shared(
     steps = []
     with running_service(FakeBackend("metricx")) as m, running_service(FakeBackend("xcomet")) as x:
         for weights in ("whole", "sharded"):
-            done = forked(
+            result = forked(
                 "tests.kits.trainer.sharded_trainer",
                 str(config_file),
                 weights,
@@ -238,7 +238,7 @@ def test_adapters_learn_alike_whether_the_weights_are_shared(
                 METRICX_URL=m,
                 XCOMET_URL=x,
             )
-            assert done.returncode == 0, done.stderr
+            assert result.returncode == 0, result.stderr
             out = tmp_path / f"{weights}-0"
             saved = load_file(out / "checkpoints/step-000002/adapter_model.safetensors")
             assert any(value.abs().max() > 0 for name, value in saved.items() if "lora_B" in name)
@@ -287,12 +287,12 @@ def test_a_process_that_does_not_come_is_named(config_file: Path, tmp_path: Path
 
 def test_a_process_that_stops_within_an_exchange_is_named() -> None:
     """Check a stop during a torch exchange: torch itself waits and reports no process."""
-    done = torchrun("tests.kits.trainer.late_process")
-    assert done.returncode != 0
+    result = torchrun("tests.kits.trainer.late_process")
+    assert result.returncode != 0
     assert re.search(
         r"Stalled: process 0 of 2 has waited for 4 s at 'update 7, learning' "
         r"\(process 1 is at 'update 8, learning'; misc.patience_s is 2\)",
-        done.stderr,
+        result.stderr,
     )
 
 

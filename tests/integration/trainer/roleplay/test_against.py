@@ -52,6 +52,6 @@ def test_scores_of_other_anchors_or_weights_are_not_compared(run_files, tmp_path
         other["reward"] |= reward_changes
         config = tmp_path / f"{word}.yaml"
         config.write_text(yaml.safe_dump(other))
-        done = CliRunner().invoke(app, ["evaluate", "--config", str(config), *earlier])
-        assert done.exit_code == 2 and word in done.stderr, done.output
+        result = CliRunner().invoke(app, ["evaluate", "--config", str(config), *earlier])
+        assert result.exit_code == 2 and word in result.stderr, result.output
     assert not (tmp_path / "weights/evaluation.json").exists()

@@ -72,8 +72,8 @@ def test_the_requirements_command_trains_in_4_bits(run_files, tmp_path, capsys):
     page = (run_dir / "report.html").read_text()
     assert "reward_format" in page and "never a reward" in page and "<svg" in page
     assert "replies that echo the user" in page
-    done = CliRunner().invoke(app, ["export", str(run_dir), "--to", str(tmp_path / "merged")])
-    assert done.exit_code == 0, done.output
+    result = CliRunner().invoke(app, ["export", str(run_dir), "--to", str(tmp_path / "merged")])
+    assert result.exit_code == 0, result.output
     assert (tmp_path / "merged/model.safetensors").is_file()
 
 
@@ -111,8 +111,8 @@ def test_yaml_trains_evaluates_and_compares(run_files, tmp_path):
     config = tmp_path / "run.yaml"
     cfg = run_files.config(run_dir, eval__eval_every_n_updates=1, misc__trackers=["tensorboard"])
     config.write_text(yaml.safe_dump(cfg.model_dump(mode="json")))
-    done = CliRunner().invoke(app, ["train", "--config", str(config)])
-    assert done.exit_code == 0, done.output
+    result = CliRunner().invoke(app, ["train", "--config", str(config)])
+    assert result.exit_code == 0, result.output
     evals = read_jsonl(run_dir / "eval.jsonl")
     assert [line["update"] for line in evals] == [0, 1, 2]
     assert evals[0]["kl_start"] == pytest.approx(0, abs=1e-6) and evals[2]["kl_start"] > 0
@@ -120,8 +120,8 @@ def test_yaml_trains_evaluates_and_compares(run_files, tmp_path):
     checkpoint = run_dir / "checkpoints/step-000002"
     overrides = ["--set", f"misc.run_dir={tmp_path / 'ev'}", "--set", f"policy.path={checkpoint}"]
     evaluate = ["evaluate", "--config", str(config), *overrides, "--set", "reward.calibration=null"]
-    done = CliRunner().invoke(app, [*evaluate, "--against", str(run_files.policy)])
-    assert done.exit_code == 0, done.output
+    result = CliRunner().invoke(app, [*evaluate, "--against", str(run_files.policy)])
+    assert result.exit_code == 0, result.output
     now = json.loads((tmp_path / "ev/evaluation.json").read_text())
     assert now["reward_mean"] == pytest.approx(evals[2]["reward_mean"], abs=1e-6)
     assert now["kl_start"] == pytest.approx(evals[2]["kl_start"], abs=1e-6)

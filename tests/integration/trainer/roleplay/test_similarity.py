@@ -203,9 +203,9 @@ def test_zeros_end_a_run_though_the_canary_is_intact(folder, tmp_path):
         similarity = open_similarity(RewardConfig(embedding_model=broken), None, folder)
         configure(RewardConfig(), similarity)
         for reward in (reward_grounded_to_user, reward_reference_alignment):
-            with pytest.raises(ServiceUnreachable, match="a vector of zeros") as failed:
+            with pytest.raises(ServiceUnreachable, match="a vector of zeros") as error_info:
                 reward(["가"], ["나"], reference=["다"])
-            assert failed.value.exit_code == 2 and not failed.value.retryable
+            assert error_info.value.exit_code == 2 and not error_info.value.retryable
         similarity.embedder.close()
         with pytest.raises(UserError, match="a vector of zeros"):
             _opened(broken, tmp_path, TURNS)
@@ -273,8 +273,8 @@ def test_calibrate_writes_anchors_and_a_page_with_both_histograms(url, tmp_path)
     data = tmp_path / "turns.jsonl"
     data.write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
     flags = ("--data", data, "--out", tmp_path / "anchors.json", "--column", "dialogue=talk")
-    done = _calibrate(*flags, "--embedding-model", url)
-    assert done.exit_code == 0, done.output
+    result = _calibrate(*flags, "--embedding-model", url)
+    assert result.exit_code == 0, result.output
     calibration = read_calibration(tmp_path / "anchors.json")
     assert calibration.grounded.true_pairs == 60
     assert calibration.reference.true_pairs == 30

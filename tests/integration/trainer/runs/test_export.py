@@ -73,9 +73,9 @@ def test_an_export_writes_what_the_trained_policy_writes(tmp_path: Path, rank: i
     load_checkpoint(checkpoints(run_dir / "checkpoints")[0], trained)
 
     to = tmp_path / "exported"
-    done = CliRunner().invoke(app, ["export", str(run_dir), "--to", str(to)])
-    assert done.exit_code == 0, done.output
-    assert "(step-000002, float32, " in done.output
+    result = CliRunner().invoke(app, ["export", str(run_dir), "--to", str(to)])
+    assert result.exit_code == 0, result.output
+    assert "(step-000002, float32, " in result.output
     plain = doubled(AutoModelForCausalLM.from_pretrained(to))
     exported_tokenizer = AutoTokenizer.from_pretrained(to)
     assert greedy(plain, exported_tokenizer) == greedy(trained, tokenizer) != before

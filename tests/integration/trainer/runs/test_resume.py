@@ -161,9 +161,9 @@ def test_a_run_that_is_killed_goes_on_as_if_it_had_not_been(
 
 
 def check_finished(config: Path, out: Path, full_run: Path) -> None:
-    done = resume(config, out)
-    assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr
+    result = resume(config, out)
+    assert result.returncode == 0, result.stderr
+    assert "Traceback" not in result.stderr
     check_equal(full_run, out)
 
 
@@ -218,10 +218,10 @@ def test_a_finished_run_says_so(
     config: Path, full_run: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = (full_run / "log.jsonl").stat().st_mtime_ns
-    done = train_here(config, full_run, resume=True)
+    artifacts = train_here(config, full_run, resume=True)
     assert f"has its {UPDATES} updates. Raise rl.num_updates" in caplog.text
-    assert [update for update, _ in done.reports] == [0, 2, 4, 6]
-    assert done.checkpoint.name == "step-000006" and done.stopped is None
+    assert [update for update, _ in artifacts.reports] == [0, 2, 4, 6]
+    assert artifacts.checkpoint.name == "step-000006" and artifacts.stopped is None
     assert (full_run / "log.jsonl").stat().st_mtime_ns == before
 
 
@@ -299,10 +299,10 @@ def test_a_rule_ends_the_run_with_a_checkpoint_and_an_evaluation(
 ) -> None:
     rule = "stop.kl_ceiling=1e-9"
     process = start(config, tmp_path, "--set", rule, "--set", "stop.patience=3")
-    done = finish(process)
-    assert done.returncode == 1
-    assert "stopped: update 3: the mean KL to the reference of 3 updates is" in done.stderr
-    assert "stop.kl_ceiling 1e-09" in done.stderr and "Traceback" not in done.stderr
+    result = finish(process)
+    assert result.returncode == 1
+    assert "stopped: update 3: the mean KL to the reference of 3 updates is" in result.stderr
+    assert "stop.kl_ceiling 1e-09" in result.stderr and "Traceback" not in result.stderr
     assert read(tmp_path / "eval.jsonl")[-1]["update"] == 3
     assert (tmp_path / "checkpoints/step-000003/state.json").exists()
     lines = read(tmp_path / "log.jsonl")

@@ -83,11 +83,11 @@ def test_generate_reward_advantage_update_evaluate_in_one_command(
     """Check generation, reward, advantage, one update and a second evaluation on 32 samples."""
     environment = fake_urls | {"SCOREKIT_API_KEY": "THE-KEY"}
     options = ("--set", "misc.overwrite=true", "--verbose")
-    done = run("train", "--config", str(config), *options, **environment)
-    assert done.returncode == 0, done.stderr
+    result = run("train", "--config", str(config), *options, **environment)
+    assert result.returncode == 0, result.stderr
     out = config.parent / "out"
     written = b"".join(path.read_bytes() for path in out.rglob("*") if path.is_file())
-    assert b"THE-KEY" not in written and "THE-KEY" not in done.stdout + done.stderr
+    assert b"THE-KEY" not in written and "THE-KEY" not in result.stdout + result.stderr
     (line,) = read(out / "log.jsonl")
     check_log_line(line)
     evaluations = read(out / "eval.jsonl")
@@ -108,10 +108,10 @@ def test_generate_reward_advantage_update_evaluate_in_one_command(
         assert lengths == {row["tokens"]}
         for span in row["error_spans"]:
             assert row["mt"][span["start"] : span["end"]] == span["text"]
-    assert "before" in done.stdout and "after" in done.stdout
-    assert f"{line['approx_kl']:.2e}" in done.stderr
+    assert "before" in result.stdout and "after" in result.stdout
+    assert f"{line['approx_kl']:.2e}" in result.stderr
     assert "<svg" in (out / "report.html").read_text(encoding="utf-8")
-    assert "Traceback" not in done.stderr
+    assert "Traceback" not in result.stderr
     resolved = load_config(TrainerConfig, out / "config.yaml")
     assert resolved.rl.batch_size == 8
 
@@ -190,11 +190,13 @@ def test_bad_input_is_one_line_and_exit_2(
     config: Path, fake_urls: dict[str, str], arguments: list[str], message: str
 ) -> None:
     urls = fake_urls if arguments else fake_urls | {"XCOMET_URL": f"http://127.0.0.1:{free_port()}"}
-    done = run("train", "--config", str(config), "--set", "misc.overwrite=true", *arguments, **urls)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert done.stderr.count("\n") == 1
-    assert done.stdout == ""
+    result = run(
+        "train", "--config", str(config), "--set", "misc.overwrite=true", *arguments, **urls
+    )
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert result.stdout == ""
 
 
 @pytest.mark.parametrize("command_name", ["train", "evaluate"])
@@ -203,10 +205,10 @@ def test_a_run_dir_that_cannot_be_made(
 ) -> None:
     (tmp_path / "file").write_text("")
     folder = f"misc.run_dir={tmp_path}/file/run"
-    done = run(command_name, "--config", str(config), "--set", folder, **fake_urls)
-    assert done.returncode == 2
-    assert "error: misc.run_dir:" in done.stderr and "Not a directory" in done.stderr
-    assert done.stderr.count("\n") == 1
+    result = run(command_name, "--config", str(config), "--set", folder, **fake_urls)
+    assert result.returncode == 2
+    assert "error: misc.run_dir:" in result.stderr and "Not a directory" in result.stderr
+    assert result.stderr.count("\n") == 1
 
 
 def test_help_loads_no_torch() -> None:
@@ -217,11 +219,11 @@ def test_help_loads_no_torch() -> None:
         "heavy = {'torch', 'transformers', 'datasets', 'fastapi'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stderr
-    assert "--config" in done.stdout
+    assert result.returncode == 0, result.stderr
+    assert "--config" in result.stdout
 
 
 def test_ctrl_c_ends_cleanly(config: Path, fake_urls: dict[str, str], tmp_path: Path) -> None:

@@ -151,9 +151,9 @@ def test_every_fault_is_named_not_only_the_first(settings: list[str], tmp_path: 
         "episode.sight.max_pixels=401408",
     ]
     sets = [part for value in [*settings, *mistakes] for part in ("--set", value)]
-    done = CliRunner().invoke(app, ["check", "--config", str(tmp_path / "config.yaml"), *sets])
-    assert done.exit_code == 2, done.output
-    errors = [line.removeprefix("error: ") for line in done.stderr.splitlines()]
+    result = CliRunner().invoke(app, ["check", "--config", str(tmp_path / "config.yaml"), *sets])
+    assert result.exit_code == 2, result.output
+    errors = [line.removeprefix("error: ") for line in result.stderr.splitlines()]
     assert [line.split(":")[0] for line in errors if line.count(":") > 1] == [
         "data.eval",
         "config",

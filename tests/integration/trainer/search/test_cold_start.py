@@ -48,9 +48,9 @@ def test_a_policy_is_tuned_on_collected_episodes_and_searches(
     run = save_run(tmp_path / "run", episode)
     rows = tmp_path / "rows"
     arguments = ["export", run, rows, "--format", "sft", "--model", model, "--least-reward", 1]
-    done = CliRunner().invoke(app, [str(word) for word in arguments])
-    assert done.exit_code == 0, done.output
-    assert "episodes: 3 in" in done.output and "left out: 1 episodes" in done.output
+    result = CliRunner().invoke(app, [str(word) for word in arguments])
+    assert result.exit_code == 0, result.output
+    assert "episodes: 3 in" in result.output and "left out: 1 episodes" in result.output
     cfg = sft_config(
         model,
         rows / ROWS,

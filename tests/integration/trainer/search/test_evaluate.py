@@ -26,7 +26,7 @@ def evaluating(stack: Stack, folder: Path, *flags: str) -> tuple[int, str, str]:
     keys = ["--set", f"data.eval={stack.questions}", "--set", f"misc.run_dir={folder}"]
     url, name = stack.policy[1], stack.policy[3]
     policy = ["--set", f"server.url={url}", "--set", f"server.model={name}"]
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "trainer", "evaluate", *stack.settings, *policy, *keys, *flags],
         env=child_environment() | {"COLUMNS": "160"},
         capture_output=True,
@@ -34,7 +34,7 @@ def evaluating(stack: Stack, folder: Path, *flags: str) -> tuple[int, str, str]:
         timeout=600,
         check=False,
     )
-    return done.returncode, done.stdout, done.stderr
+    return result.returncode, result.stdout, result.stderr
 
 
 @pytest.fixture(scope="module")

@@ -235,11 +235,11 @@ def test_a_dead_service_uses_up_no_prompts_and_ends_the_run(tmp_path: Path) -> N
         assert "update 3 waits for rewards: attempt 1 of 2 gave no score" in log_text
         assert "the run ends: update 3 has no rewards" in log_text
         switch.down = lambda body: False
-        done = small_run(tmp_path, url, "run", resume=True)
-    assert done.exit_code == 0 and done.stopped is None
-    assert without_seconds(done) == without_seconds(full_run)
+        artifacts = small_run(tmp_path, url, "run", resume=True)
+    assert artifacts.exit_code == 0 and artifacts.stopped is None
+    assert without_seconds(artifacts) == without_seconds(full_run)
     uninterrupted, resumed = (
-        folder / "checkpoints/step-000004" for folder in (full_run.run_dir, done.run_dir)
+        folder / "checkpoints/step-000004" for folder in (full_run.run_dir, artifacts.run_dir)
     )
     assert (uninterrupted / "model.safetensors").read_bytes() == (
         resumed / "model.safetensors"
@@ -256,9 +256,9 @@ def test_a_service_that_comes_back_is_asked_for_the_same_samples(tmp_path: Path)
             and log.read_text().count("\n") == 1
             and "attempt 1" not in messages.read_text()
         )
-        done = small_run(tmp_path, url, "run", skipped_updates=9)
-    assert [line["attempts"] for line in done.updates] == [1, 2, 1, 1]
-    assert without_seconds(done) == without_seconds(full_run)
+        artifacts = small_run(tmp_path, url, "run", skipped_updates=9)
+    assert [line["attempts"] for line in artifacts.updates] == [1, 2, 1, 1]
+    assert without_seconds(artifacts) == without_seconds(full_run)
 
 
 @pytest.mark.usefixtures("no_second_try")

@@ -87,9 +87,9 @@ def test_every_fault_is_named_not_only_the_first(
         f"generation.vllm.url=http://127.0.0.1:{free_port()}",
     ]
     sets = [part for value in [*settings, *mistakes] for part in ("--set", value)]
-    done = CliRunner().invoke(app, ["check", "--config", str(tmp_path / "config.yaml"), *sets])
-    assert done.exit_code == 2
-    errors = [line.removeprefix("error: ") for line in done.stderr.splitlines()]
+    result = CliRunner().invoke(app, ["check", "--config", str(tmp_path / "config.yaml"), *sets])
+    assert result.exit_code == 2
+    errors = [line.removeprefix("error: ") for line in result.stderr.splitlines()]
     assert [line.split(":")[0] for line in errors if line.count(":") > 1] == [
         "config",
         "data.eval",
@@ -101,8 +101,8 @@ def test_every_fault_is_named_not_only_the_first(
         "misc.trackers",
         "misc.run_dir",
     ]
-    assert "is a metricx service" in done.stderr
-    assert f"error: misc.run_dir: {tmp_path}/file/x: " in done.stderr  # its key occurs once
+    assert "is a metricx service" in result.stderr
+    assert f"error: misc.run_dir: {tmp_path}/file/x: " in result.stderr  # its key occurs once
 
 
 def test_weights_are_looked_at_but_never_loaded(settings: list[str], tmp_path: Path) -> None:

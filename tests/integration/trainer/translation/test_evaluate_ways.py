@@ -155,9 +155,9 @@ def test_a_dead_vllm_is_one_line_before_anything_is_loaded(config: Path, tmp_pat
         "reward.metricx_urls=http://127.0.0.1:9",
     )
     overrides = [part for value in settings for part in ("--set", value)]
-    done = command("--config", str(config), *overrides)
-    assert done.returncode == 2 and done.stdout == ""
-    (line,) = done.stderr.splitlines()
+    result = command("--config", str(config), *overrides)
+    assert result.returncode == 2 and result.stdout == ""
+    (line,) = result.stderr.splitlines()
     assert line.startswith(f"error: generation.vllm.url: cannot connect to {url}")
 
 
@@ -190,9 +190,9 @@ def test_several_processes_give_the_figures_of_one(
         settings = (f"policy.path={checkpoint}", metric, f"misc.run_dir={tmp_path / 'two'}")
         overrides = [part for value in settings for part in ("--set", value)]
         arguments = ["--config", str(config), *overrides, "--against", base]
-        done = command(*arguments, world=2, module=module)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("report: ") == done.stdout.count("comparison: ") == 1
+        result = command(*arguments, world=2, module=module)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("report: ") == result.stdout.count("comparison: ") == 1
     for name in ("evaluation.json", "comparison.json", "against/evaluation.json"):
         assert without_seconds(tmp_path / "two" / name) == without_seconds(tmp_path / "one" / name)
     assert without_seconds(tmp_path / "two/evaluation.json")["metric_other_coverage"] == 1.0

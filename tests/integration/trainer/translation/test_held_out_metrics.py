@@ -206,9 +206,11 @@ def test_a_reward_is_no_held_out_metric(run_settings, tmp_path) -> None:
             (f"{free},{replica}", "scores of one run must be of one model"),
             (f"{replica},{free}", "scores of one run must be of one model"),
         ):
-            with pytest.raises(UserError, match=rf"^eval\.metrics\.m: .*{message_part}") as refused:
+            with pytest.raises(
+                UserError, match=rf"^eval\.metrics\.m: .*{message_part}"
+            ) as error_info:
                 asked_first(run_settings, n=free, m=urls)
-            assert "\n" not in str(refused.value)
+            assert "\n" not in str(error_info.value)
         with pytest.raises(UserError, match="which is a reward's model"):
             trained(run_settings, tmp_path / "run", f"eval.metrics.m={replica}")
         assert asked_first(run_settings, n=free, m=f"{free}/") == [

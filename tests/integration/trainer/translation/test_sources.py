@@ -152,9 +152,9 @@ def run(settings: list[str], *overrides: str) -> Any:
 def test_a_run_leaves_them_out_and_says_which(
     settings: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    done = run(settings)
-    assert (done.updates[0]["source_errors"], done.updates[0]["text_errors"]) == (0, 0)
-    assert [report.source_errors for _, report in done.reports] == [1, 1]
+    artifacts = run(settings)
+    assert (artifacts.updates[0]["source_errors"], artifacts.updates[0]["text_errors"]) == (0, 0)
+    assert [report.source_errors for _, report in artifacts.reports] == [1, 1]
     assert "data.train: 2 of 5 sources cannot be scored with any translation: " in caplog.text
     assert f"{tmp_path}/train.jsonl line 3 (" in caplog.text
     assert f"{tmp_path}/train.jsonl line 5 (" in caplog.text

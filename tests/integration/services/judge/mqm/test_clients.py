@@ -62,8 +62,8 @@ def test_the_command_writes_spans(url, upstream, tmp_path):
     source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     command = ["score", "--url", url, *TASK, *COLUMNS, "--votes", "2", str(source), str(out)]
-    done = CliRunner().invoke(app, command)
-    assert done.exit_code == 0, done.output
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
     first, second, third = map(json.loads, out.read_text().splitlines())
     assert first["error_spans"] and second["score"] == 5 and "windows" not in second
     assert third["omissions"][0]["text"] == "The house" and "usage" not in third
@@ -71,7 +71,7 @@ def test_the_command_writes_spans(url, upstream, tmp_path):
         2,
         4,
     ]
-    assert "lower is" in done.output and "passed" not in done.output
+    assert "lower is" in result.output and "passed" not in result.output
 
 
 def test_trainers_of_others_get_rewards_from_it(url):

@@ -69,8 +69,8 @@ def text_rows(tmp_path: Path, model: Path, rows: int = 3) -> Path:
         ]
     folder = text_run(tmp_path / "run", episodes)
     out = tmp_path / "distilled"
-    done = run("distill", "--run", folder, "--out", out, settings=[f"distill.model={model}"])
-    assert done.exit_code == 0, done.output
+    result = run("distill", "--run", folder, "--out", out, settings=[f"distill.model={model}"])
+    assert result.exit_code == 0, result.output
     return out
 
 
@@ -366,20 +366,20 @@ def test_a_run_that_is_killed_asks_for_nothing_twice_and_writes_the_same(
 
 def test_what_cannot_be_rewritten_is_a_line(tmp_path: Path, model: Path) -> None:
     with rewriter() as (_, settings):
-        done = run("rewrite", "--from", tmp_path, "--out", tmp_path / "a", settings=settings)
-        assert done.exit_code == 2 and "search distill" in done.output
+        result = run("rewrite", "--from", tmp_path, "--out", tmp_path / "a", settings=settings)
+        assert result.exit_code == 2 and "search distill" in result.output
         model_copy = save_model(tmp_path / "own", READING)
         out = text_rows(tmp_path, model_copy, rows=1)
         for incomplete_settings, message in (
             ([], "rewriter.model"),
             (["rewrite.cap=1"], "needs a price"),
         ):
-            done = run(
+            result = run(
                 "rewrite", "--from", out, "--out", tmp_path / "a", settings=incomplete_settings
             )
-            assert done.exit_code == 2 and message in done.output
+            assert result.exit_code == 2 and message in result.output
         template = model_copy / "chat_template.jinja"
         template.write_text(template.read_text().replace("<|im_start|>", "<|im_start|> "))
-        done = run("rewrite", "--from", out, "--out", tmp_path / "a", settings=settings)
-        assert done.exit_code == 2 and "Run `search distill` again" in done.output
+        result = run("rewrite", "--from", out, "--out", tmp_path / "a", settings=settings)
+        assert result.exit_code == 2 and "Run `search distill` again" in result.output
         assert not (tmp_path / "a").exists()

@@ -83,8 +83,8 @@ def in_process(model: Path, runs: Mapping[str, Path]) -> Callable[..., int]:
         steps: Steps, name: str, record: StepRecord, command: Sequence[str], env: object
     ) -> int:
         if "search" in command:
-            done = CliRunner().invoke(app, list(command[command.index("search") + 1 :]))
-            assert done.exit_code == 0, done.output
+            result = CliRunner().invoke(app, list(command[command.index("search") + 1 :]))
+            assert result.exit_code == 0, result.output
         elif "export" in command:
             shutil.copytree(model, command[command.index("--to") + 1])
         elif name == "train":

@@ -181,8 +181,8 @@ def test_what_an_evaluation_meets_leaves_its_update_saved(town: Town, tmp_path: 
     assert len(stopped_run.updates) == 1 and [update for update, _ in stopped_run.reports] == [0]
     assert stopped_run.checkpoint is not None and stopped_run.checkpoint.name == "step-000001"
     town.recover()
-    done = train(town, tmp_path, *overrides, resume=True)
-    assert done.exit_code == 0 and [update for update, _ in done.reports] == [0, 1, 2]
+    artifacts = train(town, tmp_path, *overrides, resume=True)
+    assert artifacts.exit_code == 0 and [update for update, _ in artifacts.reports] == [0, 1, 2]
     assert_same_learning(town.whole, tmp_path, 2)
 
 
@@ -228,7 +228,7 @@ def test_a_signal_while_somebody_is_waited_for_ends_the_run_at_once(
     )
     assert stopped_run.checkpoint is not None and stopped_run.checkpoint.name == "step-000001"
     town.recover()
-    done = train(town, tmp_path, *overrides, resume=True)
-    assert done.exit_code == 0
-    assert [update for update, _ in done.reports] in ([0, 1, 2], [])
+    artifacts = train(town, tmp_path, *overrides, resume=True)
+    assert artifacts.exit_code == 0
+    assert [update for update, _ in artifacts.reports] in ([0, 1, 2], [])
     assert_same_learning(town.whole, tmp_path, 2)

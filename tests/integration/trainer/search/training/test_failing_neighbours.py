@@ -109,13 +109,13 @@ def test_what_a_generator_fails_to_give_is_left_out(town: Town, tmp_path: Path) 
         return failures[len(lines_of(tmp_path)) % len(failures)] if sick else None
 
     town.generator.mood = mood
-    done = train(town, tmp_path, f"rl.num_updates={len(failures)}")
-    assert done.exit_code == 0 and len(done.updates) == len(failures)
+    artifacts = train(town, tmp_path, f"rl.num_updates={len(failures)}")
+    assert artifacts.exit_code == 0 and len(artifacts.updates) == len(failures)
     for update, failure in enumerate(failures, 1):
         assert_covered(tmp_path, update)
         failed = [t for t in stored(tmp_path, update).values() if t.answer.status == "failed"]  # type: ignore[union-attr]
-        assert len(failed) == done.updates[update - 1]["answers_failed"], failure
-    assert sum(line["answers_failed"] for line in done.updates) >= len(failures)
+        assert len(failed) == artifacts.updates[update - 1]["answers_failed"], failure
+    assert sum(line["answers_failed"] for line in artifacts.updates) >= len(failures)
     assert all(town.generator.asked[failure] for failure in failures)
 
 
@@ -129,12 +129,12 @@ def test_what_a_judge_fails_to_give_is_left_out(town: Town, tmp_path: Path) -> N
     town.judge.mood = mood
     # Use other words: the judge has cached the verdicts on the other tests' answers.
     town.fake.respond = lambda body, seed: f"{learning.answer(body, seed)} {half('', str(body))}"
-    done = train(town, tmp_path)
-    assert done.exit_code == 0 and len(done.updates) == UPDATES
+    artifacts = train(town, tmp_path)
+    assert artifacts.exit_code == 0 and len(artifacts.updates) == UPDATES
     for update in range(1, UPDATES + 1):
         assert_covered(tmp_path, update)
-    assert sum(line["judgements_failed"] for line in done.updates) > 0
-    assert not any(line["answers_failed"] for line in done.updates)
+    assert sum(line["judgements_failed"] for line in artifacts.updates) > 0
+    assert not any(line["answers_failed"] for line in artifacts.updates)
 
 
 def test_what_comes_too_late_is_left_out_and_reaches_no_other_update(
@@ -146,11 +146,11 @@ def test_what_comes_too_late_is_left_out_and_reaches_no_other_update(
         return "hang" if hangs and len(lines_of(tmp_path)) == 1 else None
 
     town.generator.mood = mood
-    done = train(town, tmp_path, PATIENT, "rollout.deadline_s=1")
-    assert done.exit_code == 0
+    artifacts = train(town, tmp_path, PATIENT, "rollout.deadline_s=1")
+    assert artifacts.exit_code == 0
     for update in range(1, UPDATES + 1):
         assert_covered(tmp_path, update)
-    assert done.updates[1]["reward_late"] > 0
+    assert artifacts.updates[1]["reward_late"] > 0
 
 
 @pytest.mark.parametrize(
@@ -216,9 +216,9 @@ def test_one_that_is_away_for_all_is_waited_for(
     neighbour.mood = mood
     if service_name == "judge":  # the judge has cached its verdicts on others
         town.fake.respond = lambda body, seed: f"{learning.answer(body, seed)} "
-    done = train(town, tmp_path, "answering.judge.deadline_s=0.5")
-    assert done.exit_code == 0 and since
-    assert [line["attempts"] for line in done.updates] == [1, 2, 1]
+    artifacts = train(town, tmp_path, "answering.judge.deadline_s=0.5")
+    assert artifacts.exit_code == 0 and since
+    assert [line["attempts"] for line in artifacts.updates] == [1, 2, 1]
     assert {trajectory.attempt for trajectory in stored(tmp_path, 2).values()} == {1}
     assert_same_learning(town.whole, tmp_path)
     bodies = [json.dumps(trajectory.body, sort_keys=True) for trajectory in town.fake.requests]
@@ -234,7 +234,7 @@ def test_answers_that_were_damaged_are_asked_for_again(town: Town, tmp_path: Pat
     with closing(sqlite3.connect(tmp_path / "answers.sqlite", isolation_level=None)) as db:
         db.execute("UPDATE answers SET value = x'00'")
     town.fake.forget()
-    done = train(town, tmp_path, resume=True)
-    assert done.exit_code == 0 and town.fake.requests
-    assert done.updates[1]["answers/damaged"] > 0
+    artifacts = train(town, tmp_path, resume=True)
+    assert artifacts.exit_code == 0 and town.fake.requests
+    assert artifacts.updates[1]["answers/damaged"] > 0
     assert_same_learning(town.whole, tmp_path)

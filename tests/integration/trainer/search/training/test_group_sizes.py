@@ -88,8 +88,8 @@ def test_each_group_has_its_own_size_and_is_compared_within_itself(
 def test_two_processes_share_them(config: Path, tmp_path: Path) -> None:
     flags = ("--set", f"misc.run_dir={tmp_path}", "--set", "misc.patience_s=60")
     arguments = ("train", "--config", str(config), *flags)
-    done = forked_trainer.completed("trainer", *arguments, environment=ENVIRONMENT, ranks=2)
-    assert done.returncode == 0, done.stderr
+    result = forked_trainer.completed("trainer", *arguments, environment=ENVIRONMENT, ranks=2)
+    assert result.returncode == 0, result.stderr
     for update in (1, 2):
         trajectories = stored(tmp_path, update)
         assert len({trajectory.group for trajectory in trajectories}) == 4

@@ -77,9 +77,9 @@ def test_two_processes_play_the_questions_of_one_and_pay_once(town: Town, tmp_pa
 
     The second update begins another pass, so a question may occur twice, once in each process, as
     two groups."""
-    done = train(town, tmp_path, ranks=2)
-    assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr
+    result = train(town, tmp_path, ranks=2)
+    assert result.returncode == 0, result.stderr
+    assert "Traceback" not in result.stderr
     cfg = load_config(SearchConfig, town.config, [f"misc.run_dir={tmp_path / 'one'}"])
     assert run_search(load_train(cfg), {}, cfg).exit_code == 0
     for update, line in enumerate(lines_of(tmp_path), 1):
@@ -129,14 +129,14 @@ def test_what_one_process_meets_ends_both_with_one_line(
 
         town.fake.respond = respond
     try:
-        done = train(town, tmp_path, *overrides, ranks=2)
+        result = train(town, tmp_path, *overrides, ranks=2)
     finally:
         town.fake.respond = learning.answer
-    assert done.returncode == 3, done.stderr
-    assert "Traceback" not in done.stderr
-    assert done.stderr.count("stopped: ") == 1
-    assert ("money.cap" if cause == "money" else "to r2") in done.stderr
-    assert "--resume" in done.stderr
+    assert result.returncode == 3, result.stderr
+    assert "Traceback" not in result.stderr
+    assert result.stderr.count("stopped: ") == 1
+    assert ("money.cap" if cause == "money" else "to r2") in result.stderr
+    assert "--resume" in result.stderr
 
 
 def test_groups_without_spread_are_filled_up_with_other_questions(

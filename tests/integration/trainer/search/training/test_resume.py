@@ -278,9 +278,9 @@ def check_killed(stack: Stack, tmp_path: Path, kills: int, seed: int) -> None:
 
 
 def check_finished(stack: Stack, out: Path, num_lost: int) -> None:
-    done = finish(start(stack.config, out, "--resume"))
-    assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr
+    result = finish(start(stack.config, out, "--resume"))
+    assert result.returncode == 0, result.stderr
+    assert "Traceback" not in result.stderr
     check_equal(stack.full_run, out)
     check_paid(stack, out, num_lost)
 
@@ -354,8 +354,8 @@ def test_a_finished_run_says_so_and_asks_for_nothing(
     stack: Stack, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = (stack.full_run / "log.jsonl").stat().st_mtime_ns
-    done = train_here(stack.config, stack.full_run, resume=True)
+    artifacts = train_here(stack.config, stack.full_run, resume=True)
     assert f"has its {UPDATES} updates. Raise rl.num_updates" in caplog.text
-    assert [update for update, _ in done.reports] == [0, 2, 4, 6]
+    assert [update for update, _ in artifacts.reports] == [0, 2, 4, 6]
     assert (stack.full_run / "log.jsonl").stat().st_mtime_ns == before
     assert not stack.generator.requests

@@ -39,7 +39,7 @@ def train(
 ) -> list[dict[str, Any]]:
     """Run `python -m trainer train` and return the lines of its log."""
     settings = [f"misc.run_dir={out}", *overrides]
-    done = forked_trainer.completed(
+    result = forked_trainer.completed(
         "trainer",
         "train",
         "--config",
@@ -49,13 +49,13 @@ def train(
         environment=dict(os.environ),
         ranks=ranks,
     )
-    assert done.returncode == 0, done.stderr
+    assert result.returncode == 0, result.stderr
     return log_of(out)
 
 
 def sharded(policy: Taught, out: Path, *overrides: str) -> list[dict[str, Any]]:
     """Run the same in two processes that shard the weights."""
-    done = forked_trainer.completed(
+    result = forked_trainer.completed(
         "tests.kits.trainer.sharded_trainer",
         str(policy.config),
         "sharded",
@@ -63,7 +63,7 @@ def sharded(policy: Taught, out: Path, *overrides: str) -> list[dict[str, Any]]:
         environment=dict(os.environ),
         ranks=2,
     )
-    assert done.returncode == 0, done.stderr
+    assert result.returncode == 0, result.stderr
     return log_of(Path(f"{out}-0"))
 
 

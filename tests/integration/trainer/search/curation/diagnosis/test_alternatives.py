@@ -69,9 +69,9 @@ def find_alternatives(
     services: Knowing, tmp_path: Path, *more: str
 ) -> tuple[dict[str, dict[str, Any]], Any]:
     out = tmp_path / "out"
-    done = CliRunner().invoke(app, command(services, tmp_path, out, "--overwrite", *more))
-    assert done.exit_code == 0, done.output
-    return decided(out), done
+    result = CliRunner().invoke(app, command(services, tmp_path, out, "--overwrite", *more))
+    assert result.exit_code == 0, result.output
+    return decided(out), result
 
 
 def test_what_answers_in_the_gold_pages_place_is_found(services: Knowing, tmp_path: Path) -> None:
@@ -122,10 +122,10 @@ def test_an_estimate_asks_nobody_and_is_no_less_than_what_is_asked(
 ) -> None:
     out = tmp_path / "out"
     prices = ["--set=answering.money.generator={prompt: 1, completion: 1}"]
-    done = CliRunner().invoke(app, command(services, tmp_path, out, "--estimate", *prices))
-    assert done.exit_code == 0 and not services.fake.requests and not out.exists()
-    max_calls = int(done.output.split("generator ")[1].split(" calls")[0].replace(",", ""))
-    assert max_calls == 3 * (1 + 5 + 1) + 1 + 2 * (5 + 1) and "no price" in done.output
+    result = CliRunner().invoke(app, command(services, tmp_path, out, "--estimate", *prices))
+    assert result.exit_code == 0 and not services.fake.requests and not out.exists()
+    max_calls = int(result.output.split("generator ")[1].split(" calls")[0].replace(",", ""))
+    assert max_calls == 3 * (1 + 5 + 1) + 1 + 2 * (5 + 1) and "no price" in result.output
     find_alternatives(services, tmp_path)
     assert 0 < services.served().total() <= max_calls
 
@@ -144,8 +144,8 @@ def test_embeddings_propose_what_words_do_not(services: Knowing, tmp_path: Path)
 def test_a_page_that_the_index_lacks_is_one_line(services: Knowing, tmp_path: Path) -> None:
     rows = write_rows(tmp_path / "other.jsonl", [asked("lost", 9, reference_answer="1")])
     arguments = ["alternatives", *flags(tmp_path / "out", data__train=rows), *services.settings]
-    done = CliRunner().invoke(app, arguments)
-    assert done.exit_code == 2 and "no page 'deck_9'" in done.stderr
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2 and "no page 'deck_9'" in result.stderr
     assert not (tmp_path / "out").exists()
 
 

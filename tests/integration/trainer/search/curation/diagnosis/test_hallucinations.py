@@ -64,8 +64,8 @@ def find_hallucinations(
         *services.settings,
         "--overwrite",
     ]
-    done = CliRunner().invoke(app, [*arguments, *more])
-    assert done.exit_code == 0, done.output
+    result = CliRunner().invoke(app, [*arguments, *more])
+    assert result.exit_code == 0, result.output
     return {} if "--estimate" in more else decided(out)
 
 
@@ -122,8 +122,8 @@ def test_equal_questions_about_equal_pictures_are_asked_once(
     assert services.served() == {(Q.question, ()): 1, (Q.question, ("deck_1",)): 1}
     before = everything(tmp_path / "out")
     arguments = ["hallucinations", "--run", str(tmp_path / "run"), *flags(tmp_path / "out")]
-    done = CliRunner().invoke(app, [*arguments, *services.settings, "--overwrite"])
-    assert done.exit_code == 0 and services.served().total() == 2
+    result = CliRunner().invoke(app, [*arguments, *services.settings, "--overwrite"])
+    assert result.exit_code == 0 and services.served().total() == 2
     assert everything(tmp_path / "out") == before
 
 
@@ -160,8 +160,8 @@ def test_a_missing_picture_is_one_line(services: Knowing, tmp_path: Path) -> Non
         *flags(tmp_path / "out"),
         *services.settings,
     ]
-    done = CliRunner().invoke(app, arguments)
-    assert done.exit_code == 2 and f"{sha256}.png" in done.stderr
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2 and f"{sha256}.png" in result.stderr
     assert not (tmp_path / "out").exists()
 
 

@@ -65,8 +65,8 @@ def calls(servers) -> int:
 
 
 def test_each_row_has_the_class_of_its_answers_and_says_why(servers, tmp_path):
-    done = run(*flags(servers, tmp_path))
-    assert done.exit_code == 0, done.output
+    result = run(*flags(servers, tmp_path))
+    assert result.exit_code == 0, result.output
     rows = decided(tmp_path / "out")
     assert {name: row["class"] for name, row in rows.items()} == CLASSES
     dropped = {name for name, row in rows.items() if not row["kept"]}
@@ -162,13 +162,14 @@ def test_an_estimate_asks_nobody_and_writes_nothing(servers, tmp_path):
         "answering.money.generator={prompt: 1, completion: 10}",
     ]
     options = [part for key in price for part in ("--set", key)]
-    done = run(*flags(servers, tmp_path, "--estimate", *options))
-    assert done.exit_code == 0, done.output
-    assert f"{len(SAID)} rows are verified" in done.output
-    assert f"verifier {K * len(SAID)} calls" in done.output
-    assert f"generator {K * len(SAID)} calls" in done.output
+    result = run(*flags(servers, tmp_path, "--estimate", *options))
+    assert result.exit_code == 0, result.output
+    assert f"{len(SAID)} rows are verified" in result.output
+    assert f"verifier {K * len(SAID)} calls" in result.output
+    assert f"generator {K * len(SAID)} calls" in result.output
     assert (
-        f"judge {(3 + 1 + 6) * len(SAID)} calls" in done.output and "in all: at most" in done.output
+        f"judge {(3 + 1 + 6) * len(SAID)} calls" in result.output
+        and "in all: at most" in result.output
     )
     assert not servers.verifier.requests and not servers.pages.fetched
     assert not (tmp_path / "out").exists()
@@ -287,8 +288,8 @@ def test_people_overrule_and_their_agreement_is_told(servers, tmp_path):
     decisions = tmp_path / "decided.csv"
     decisions.write_text(buffer.getvalue(), encoding="utf-8-sig")
     before = calls(servers)
-    done = run(*flags(servers, tmp_path, "--overwrite", "--decisions", decisions))
-    assert done.exit_code == 0 and calls(servers) == before
+    result = run(*flags(servers, tmp_path, "--overwrite", "--decisions", decisions))
+    assert result.exit_code == 0 and calls(servers) == before
     decisions_by_id = decided(tmp_path / "out")
     assert (
         decisions_by_id["gt"]["class"],
@@ -302,17 +303,17 @@ def test_people_overrule_and_their_agreement_is_told(servers, tmp_path):
     )
     assert decisions_by_id["ok"]["by"] == "verifier"
     # Three rows have both: 2 of 3 agree; p_e = 2/9.
-    assert "give the same class: 2 of 3 (66.7 %), Cohen's kappa 0.571" in done.output
-    assert "keep and drop the same rows: 2 of 3 (66.7 %), Cohen's kappa 0.400" in done.output
+    assert "give the same class: 2 of 3 (66.7 %), Cohen's kappa 0.571" in result.output
+    assert "keep and drop the same rows: 2 of 3 (66.7 %), Cohen's kappa 0.400" in result.output
 
 
 def test_a_row_of_a_worksheet_that_cannot_be_used_is_one_line(servers, tmp_path):
     (tmp_path / "bad.csv").write_text("id,person\nnobody,OK\nok,maybe\n", encoding="utf-8")
-    done = run(*flags(servers, tmp_path, "--decisions", tmp_path / "bad.csv"))
-    assert done.exit_code == 2 and not servers.verifier.requests
-    assert "2 rows cannot be used" in done.output
-    assert "row 2: no row of the data has the id 'nobody'" in done.output
-    assert "row 3: 'MAYBE' is no class" in done.output
+    result = run(*flags(servers, tmp_path, "--decisions", tmp_path / "bad.csv"))
+    assert result.exit_code == 2 and not servers.verifier.requests
+    assert "2 rows cannot be used" in result.output
+    assert "row 2: no row of the data has the id 'nobody'" in result.output
+    assert "row 3: 'MAYBE' is no class" in result.output
 
 
 def test_the_worksheet_stands_alone_and_shows_pages_answers_and_quotes(servers, tmp_path):
@@ -334,11 +335,11 @@ def test_the_generator_may_not_verify_itself(servers, tmp_path):
         *("--set", generator.replace("answering.generator", "verify.verifier")),
         *("--set", "verify.verifier.model=generator"),
     ]
-    done = run(*flags(servers, tmp_path, *same))
-    assert done.exit_code == 2 and "would confirm its own mistakes" in done.output
+    result = run(*flags(servers, tmp_path, *same))
+    assert result.exit_code == 2 and "would confirm its own mistakes" in result.output
     assert not servers.generator.requests
 
 
 def test_without_runs_or_questions_it_says_what_to_name(servers, tmp_path):
-    done = run(*servers.flags, "--out", tmp_path / "out")
-    assert done.exit_code == 2 and "Name a run (--run FOLDER)" in done.output
+    result = run(*servers.flags, "--out", tmp_path / "out")
+    assert result.exit_code == 2 and "Name a run (--run FOLDER)" in result.output
