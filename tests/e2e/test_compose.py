@@ -254,7 +254,7 @@ def test_the_embedder_serves_openais_sdk_and_after_a_kill_the_same_vectors(stack
         rows = asking.embeddings.create(model="encoder", input=texts).data
         return [row.embedding for row in rows]
 
-    def from_the_tier() -> bool:
+    def came_from_tier() -> bool:
         """Check the hits of the tier: memory is empty after the kill, so they came from the
         container."""
         metrics_text = httpx.get(f"{EMBEDDER}/metrics").text
@@ -267,7 +267,7 @@ def test_the_embedder_serves_openais_sdk_and_after_a_kill_the_same_vectors(stack
     wait_for(lambda: inspect("embedder")["RestartCount"] > restarts)
     wait_for(lambda: ready(EMBEDDER))
     assert vectors() == before
-    assert from_the_tier()
+    assert came_from_tier()
     wait_for(lambda: healthy("embedder"))
 
 
@@ -290,13 +290,13 @@ def test_without_its_cache_the_stack_goes_on_and_finds_it_again(expected: list[f
             assert len(score(scoring, pairs, cache=True)) == 20
         compose("start", "cache")
 
-        def written_again() -> bool:
+        def is_rewritten() -> bool:
             """Check the entries: the cache keeps nothing on disk, so all were written after its
             start."""
             score(scoring, [{"src": f"{time.monotonic()}", "mt": "x"}], cache=True)
             return stored(0) > 0
 
-        wait_for(written_again)
+        wait_for(is_rewritten)
 
 
 def test_down_under_load_loses_nothing_and_keeps_the_grace_time(expected: list[float]) -> None:

@@ -72,7 +72,7 @@ def served(
 
 
 @pytest.fixture(autouse=True)
-def first_weights(served: tuple[str, Taught], monkeypatch: pytest.MonkeyPatch) -> None:
+def reset_weights(served: tuple[str, Taught], monkeypatch: pytest.MonkeyPatch) -> None:
     """Give the server the policy's own weights."""
     monkeypatch.setenv("VLLM_API_KEY", KEY)
     url, policy = served

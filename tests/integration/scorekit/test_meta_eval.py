@@ -33,7 +33,7 @@ def metricx():
 
 
 @pytest.fixture
-def no_pictures(monkeypatch):
+def no_charts(monkeypatch):
     """Draw no charts in a test that does not check the page: they take most of its time."""
     monkeypatch.setattr("scorekit.metaeval.page._pictures", lambda *_: [])
 
@@ -66,7 +66,7 @@ def _run(judged, out, *metrics, more=()):
     return CliRunner().invoke(app, arguments)
 
 
-def _figures(out):
+def _read_stats(out):
     stats = json.loads((out / "figures.json").read_text(encoding="utf-8"))
     return stats, {metric["name"]: metric for metric in stats["metrics"]}
 
@@ -75,7 +75,7 @@ def test_services_are_scored_told_and_gone_on_with(url, metricx, judged, tmp_pat
     out = tmp_path / "out"
     result = _run(judged, out, f"x={url}", f"m={metricx}")
     assert result.exit_code == 0, result.stderr
-    stats, metrics = _figures(out)
+    stats, metrics = _read_stats(out)
     assert stats["rows"] == 36 and stats["segments"] == 12 and stats["systems"] == 3
     assert list(metrics) == ["constant", "length only", "all marked", "x", "m"]
     assert metrics["x"]["scored"] == 36 and metrics["x"]["values"]["mpp_recall"] > 0
@@ -92,7 +92,7 @@ def test_services_are_scored_told_and_gone_on_with(url, metricx, judged, tmp_pat
     (out / "m.jsonl").write_text("\n".join(lines[:10]) + "\n" + lines[10][:20], encoding="utf-8")
     resumed = _run(judged, out, f"x={url}", f"m={metricx}")
     assert resumed.exit_code == 0, resumed.stderr
-    assert _figures(out)[0] == stats
+    assert _read_stats(out)[0] == stats
 
 
 def test_names_and_numbers_of_a_report_stand_apart_from_texts_of_either_direction(judged, tmp_path):
@@ -114,7 +114,7 @@ def test_names_and_numbers_of_a_report_stand_apart_from_texts_of_either_directio
     assert "a-system-of-a-ver…" in page and "<i>" not in page
 
 
-def test_lower_is_better_of_a_service_is_turned(metricx, judged, tmp_path, no_pictures):
+def test_lower_is_better_of_a_service_is_turned(metricx, judged, tmp_path, no_charts):
     """Check that the same scores from a file, marked as inverted, give the service's agreement."""
     result = _run(judged, tmp_path / "one", f"m={metricx}")
     assert result.exit_code == 0, result.stderr
@@ -127,14 +127,14 @@ def test_lower_is_better_of_a_service_is_turned(metricx, judged, tmp_path, no_pi
     more = ("--lower-is-better", "m")
     assert _run(judged, tmp_path / "two", f"m={path}", more=more).exit_code == 0
     service_values, file_values = (
-        _figures(tmp_path / name)[1]["m"]["values"] for name in ("one", "two")
+        _read_stats(tmp_path / name)[1]["m"]["values"] for name in ("one", "two")
     )
     human = [-5 * len(row["spans"]) for row in _rows()]
     expected = kendalltau(human, [-row["score"] for row in rows]).statistic
     assert service_values == file_values and service_values["kendall"] == pytest.approx(expected)
 
 
-def test_a_failed_score_is_no_number_and_the_rows_are_the_common_ones(url, tmp_path, no_pictures):
+def test_a_failed_score_is_no_number_and_the_rows_are_the_common_ones(url, tmp_path, no_charts):
     rows = list(_rows())
     rows[4]["mt"] = rows[4]["mt"] + " nan"
     judged = _write(tmp_path / "judged.jsonl", rows)
@@ -143,25 +143,25 @@ def test_a_failed_score_is_no_number_and_the_rows_are_the_common_ones(url, tmp_p
     path = _write(tmp_path / "scores.jsonl", scores[:-1])
     result = _run(judged, tmp_path / "out", f"x={url}", f"file={path}")
     assert result.exit_code == 0, result.stderr
-    stats, metrics = _figures(tmp_path / "out")
+    stats, metrics = _read_stats(tmp_path / "out")
     assert stats["rows"] == 33
     assert metrics["x"]["failed"] == {"non_finite": 1} and metrics["x"]["scored"] == 35
     assert metrics["file"]["failed"] == {"absent": 1, "failed": 1}
     assert "non_finite 1" in result.stdout
 
 
-def test_references_of_a_system_and_systems_left_out(url, judged, tmp_path, no_pictures):
+def test_references_of_a_system_and_systems_left_out(url, judged, tmp_path, no_charts):
     more = ("--ref-system", "C", "--exclude", "B")
     result = _run(judged, tmp_path / "out", f"x={url}", more=more)
     assert result.exit_code == 0, result.stderr
-    stats, _ = _figures(tmp_path / "out")
+    stats, _ = _read_stats(tmp_path / "out")
     assert stats["systems"] == 1 and "one system only" in result.stdout
     sample = json.loads((tmp_path / "out" / "x.samples.jsonl").read_text("utf-8").splitlines()[0])
     first, _, third = list(_rows())[:3]
     assert (sample["mt"], sample["ref"]) == (first["mt"], third["mt"])
 
 
-def test_some_segments_are_whole_ones_and_the_seeds(judged, tmp_path, no_pictures):
+def test_some_segments_are_whole_ones_and_the_seeds(judged, tmp_path, no_charts):
     rows = list(_rows())
     scores = [{"src": r["src"], "mt": r["mt"], "score": k} for k, r in enumerate(rows)]
     path = _write(tmp_path / "scores.jsonl", scores)
@@ -170,7 +170,7 @@ def test_some_segments_are_whole_ones_and_the_seeds(judged, tmp_path, no_picture
         out = tmp_path / str(seed)
         result = _run(judged, out, f"f={path}", more=("--segments", 4, "--seed", seed))
         assert result.exit_code == 0, result.stderr
-        return _figures(out)[0]
+        return _read_stats(out)[0]
 
     first, other = stats_of(0), stats_of(1)
     assert (first["segments"], first["rows"], first["judged"]) == (4, 12, 12)
@@ -230,7 +230,7 @@ def _requests(url, status):
     ],
 )
 def test_what_was_scored_before_an_end_is_not_asked_again(
-    judged, tmp_path, no_pictures, end, code, message
+    judged, tmp_path, no_charts, end, code, message
 ):
     """Check an end after the first metric and during the second."""
     first, second = FakeBackend("metricx"), Held("xcomet")
@@ -259,11 +259,11 @@ def test_what_was_scored_before_an_end_is_not_asked_again(
         assert result.exit_code == 0, result.stderr
         assert _requests(m, 200) == 1 and _requests(x, 200) > 0
     assert [
-        metric_stats["scored"] for metric_stats in _figures(tmp_path / "out")[0]["metrics"][-2:]
+        metric_stats["scored"] for metric_stats in _read_stats(tmp_path / "out")[0]["metrics"][-2:]
     ] == [36, 36]
 
 
-def test_a_service_that_is_full_is_asked_again(tmp_path, no_pictures):
+def test_a_service_that_is_full_is_asked_again(tmp_path, no_charts):
     """Check 429, which is sent if more than 256 wait: no translation fails by it."""
     judged = _write(tmp_path / "judged.jsonl", list(_rows(segments=200)))
     backend = Held("xcomet")
@@ -273,10 +273,10 @@ def test_a_service_that_is_full_is_asked_again(tmp_path, no_pictures):
         wait_until(lambda: _requests(url, 429))
         backend.go.set()
         assert running.result().exit_code == 0, running.result().stderr
-    assert _figures(tmp_path / "out")[1]["x"]["scored"] == 600
+    assert _read_stats(tmp_path / "out")[1]["x"]["scored"] == 600
 
 
-def test_overlong_texts_are_scored_as_is_asked_and_told(url, tmp_path, no_pictures):
+def test_overlong_texts_are_scored_as_is_asked_and_told(url, tmp_path, no_charts):
     """Check a text of more than 512 words, without windows: it fails or is cut."""
     rows = list(_rows())
     rows[5]["src"] = "word " * 600

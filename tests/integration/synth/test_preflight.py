@@ -25,7 +25,7 @@ NOBODY = f"http://127.0.0.1:{free_port()}"
 
 
 @pytest.fixture(autouse=True)
-def undisturbed_terminal(monkeypatch):
+def quiet_terminal(monkeypatch):
     """Suppress messages about slow services, which depend on the machine's load.
 
     The command sets up the log of its process."""

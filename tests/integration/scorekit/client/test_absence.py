@@ -99,7 +99,7 @@ def test_nobody_is_waited_for_once_a_request_has_given_up(monkeypatch, statuses)
     """Check that the line, which is due in five seconds, does not appear when it would be wrong."""
     monkeypatch.setattr("scorekit.net.absence.TELL_AFTER_S", 5.0)
 
-    async def chat_in_vain(url):
+    async def chat_without_answer(url):
         async with LLMClient(url, "teacher", backoff_s=(0.02,), max_attempts=2) as llm:
             with pytest.raises((LLMError, UserError)):
                 await llm.chat(MESSAGES, Sampling(max_tokens=1), request_id="r", deadline_s=600)
@@ -109,7 +109,7 @@ def test_nobody_is_waited_for_once_a_request_has_given_up(monkeypatch, statuses)
     with fake.running() as url:
         for status in statuses:
             fake.fail(status)
-        asyncio.run(chat_in_vain(url))
+        asyncio.run(chat_without_answer(url))
     assert len(fake.requests) == 2
 
 

@@ -17,7 +17,7 @@ from scorekit.errors import RequestError, ServiceUnreachable, UserError
 from tests.kits.embedder import LENGTH, kinds, vector_of
 
 
-class Other:
+class OtherServer:
     """A server that has OpenAI's route and little else.
 
     max_texts: texts of a request. refuses: whether it refuses a text. status: of its refusals.
@@ -83,18 +83,18 @@ def served():
 
 
 def test_what_a_server_does_not_tell_is_not_known(served):
-    model = served(Other()).info()
+    model = served(OtherServer()).info()
     assert (model.model, model.dimension, model.max_input_length) == ("m", LENGTH, 99)
     assert model.revision is None and model.pooling is None
-    assert served(Other(models=("m", "n")), model="n").info().model == "n"
+    assert served(OtherServer(models=("m", "n")), model="n").info().model == "n"
     with pytest.raises(UserError, match="names 2 models: say which"):
-        served(Other(models=("m", "n"))).info()
+        served(OtherServer(models=("m", "n"))).info()
     with pytest.raises(UserError, match=r"tells of no model .*: no embedding server"):
-        served(Other(models=())).info()
+        served(OtherServer(models=())).info()
 
 
 def test_teis_info_is_read(served):
-    other = Other(max_texts=3)
+    other = OtherServer(max_texts=3)
     other.tei = {
         "model_id": "BAAI/bge-m3",
         "model_sha": "5617a9f6",
@@ -119,7 +119,7 @@ def canary(*valid_vectors):
 def test_a_canary_travels_with_every_request(served, max_texts):
     """Check a server that takes one text a request and does not report it: the canary is sent
     alone."""
-    other = Other(max_texts=max_texts, refuses=lambda text: text == "bad")
+    other = OtherServer(max_texts=max_texts, refuses=lambda text: text == "bad")
     texts = [f"text {k}" for k in range(5)]
     client = served(other, batch_size=3)
     outcomes = client.embed([*texts, "bad"], canary(vector_of("canary")))
@@ -134,7 +134,7 @@ def test_a_canary_travels_with_every_request(served, max_texts):
 
 
 def test_one_of_two_models_behind_an_address_is_found_in_its_first_answer(served):
-    other = Other()
+    other = OtherServer()
 
     def another_now_and_then(answer):
         rows = answer["data"]
@@ -153,7 +153,7 @@ def test_one_of_two_models_behind_an_address_is_found_in_its_first_answer(served
 
 @pytest.mark.parametrize("packed", [True, False])
 def test_rows_out_of_order_and_plain_numbers_are_read(served, packed):
-    other = Other()
+    other = OtherServer()
     other.packed = packed
     other.spoil = lambda answer: answer | {"data": answer["data"][::-1]}
     texts = [f"text {k}" for k in range(9)]
@@ -162,7 +162,7 @@ def test_rows_out_of_order_and_plain_numbers_are_read(served, packed):
 
 @pytest.mark.parametrize("status", [400, 413, 422])
 def test_a_limit_of_texts_that_nobody_told_is_found_and_kept_to(served, status):
-    other = Other(max_texts=32, status=status)
+    other = OtherServer(max_texts=32, status=status)
     client = served(other, max_in_flight=1)
     texts = [f"text {k}" for k in range(200)]
     assert client.embed(texts) == [vector_of(text) for text in texts]
@@ -174,7 +174,7 @@ def test_a_limit_of_texts_that_nobody_told_is_found_and_kept_to(served, status):
 @pytest.mark.parametrize("status", [400, 413, 422])
 def test_texts_that_a_server_refuses_without_naming_them_are_found(served, status, caplog):
     caplog.set_level(logging.DEBUG)
-    other = Other(refuses=lambda text: "secret" in text, status=status)
+    other = OtherServer(refuses=lambda text: "secret" in text, status=status)
     client = served(other)
     texts = [f"text {k}" + " secret" * (k in (3, 40)) for k in range(64)]
     outcomes = client.embed(texts)
@@ -188,7 +188,7 @@ def test_texts_that_a_server_refuses_without_naming_them_are_found(served, statu
 
 
 def test_a_server_that_refuses_every_text_is_at_fault_itself(served):
-    other = Other(models=("m",))
+    other = OtherServer(models=("m",))
     client = served(other)
     client.info()
     other.refuses = lambda text: True
@@ -198,7 +198,7 @@ def test_a_server_that_refuses_every_text_is_at_fault_itself(served):
 
 @pytest.mark.parametrize("status", [424, 429, 500, 502, 503, 504])
 def test_what_may_pass_is_asked_again(served, status):
-    other = Other()
+    other = OtherServer()
     client = served(other)
     client.info()
     other.script = [status] * 2
@@ -207,7 +207,7 @@ def test_what_may_pass_is_asked_again(served, status):
 
 @pytest.mark.parametrize("status", [424, 429, 500, 503])
 def test_what_does_not_pass_is_a_typed_error(served, status, no_second_try):
-    other = Other()
+    other = OtherServer()
     client = served(other)
     client.info()
     other.script = [status] * 9
@@ -218,7 +218,7 @@ def test_what_does_not_pass_is_a_typed_error(served, status, no_second_try):
 
 @pytest.mark.parametrize("status", [301, 404, 405])
 def test_what_is_no_such_server_is_not_asked_again(served, status):
-    other = Other()
+    other = OtherServer()
     client = served(other)
     client.info()
     other.script = [status] * 9
@@ -228,7 +228,7 @@ def test_what_is_no_such_server_is_not_asked_again(served, status):
 
 
 def test_a_key_that_is_refused_is_told(served):
-    other = Other()
+    other = OtherServer()
     for key, message in (("k", "the key was refused"), (None, "no key was sent")):
         other.script = [401]
         with pytest.raises(RequestError, match=message) as error_info:
@@ -301,7 +301,7 @@ def no_list(answer):
     ],
 )
 def test_what_is_no_vector_of_this_model_ends_the_call(served, spoil, message):
-    other = Other()
+    other = OtherServer()
     client = served(other)
     client.info()
 
@@ -316,7 +316,7 @@ def test_what_is_no_vector_of_this_model_ends_the_call(served, spoil, message):
 
 
 def test_infinite_numbers_in_json_end_the_call(served):
-    other = Other()
+    other = OtherServer()
     client = served(other)
     client.info()
     other.packed = False

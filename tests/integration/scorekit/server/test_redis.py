@@ -32,7 +32,7 @@ WRONG = "wrong-donkey-staple"
 
 
 @pytest.fixture(autouse=True)
-def short_rest_and_patience(monkeypatch):
+def short_pauses(monkeypatch):
     """Reconnect soon, and abandon no call only because the machine is busy (after 0.1 s by
     default).
 

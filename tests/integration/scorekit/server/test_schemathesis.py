@@ -49,7 +49,7 @@ def test_no_request_makes_a_service_break_its_word(backend, phases, routes, tmp_
         with httpx.Client(base_url=url, headers={"Authorization": "Bearer key"}) as client:
             document = client.get("/openapi.json").json()
             limit = client.get("/v1/info").json().get("max_input_length")
-        _tell_what_only_the_running_service_knows(document, limit)
+        _add_service_facts(document, limit)
         (tmp_path / "openapi.json").write_text(json.dumps(document))
         (tmp_path / "schemathesis.toml").write_text(CONFIG)
         result = subprocess.run(
@@ -78,7 +78,7 @@ def test_no_request_makes_a_service_break_its_word(backend, phases, routes, tmp_
     assert f"{routes} selected / {routes} total" in result.stdout
 
 
-def _tell_what_only_the_running_service_knows(document, max_input_length):
+def _add_service_facts(document, max_input_length):
     """Add what only the running service knows.
 
     This is the limit of its model, its names and numbers, which texts it takes, and that it
@@ -93,7 +93,7 @@ def _tell_what_only_the_running_service_knows(document, max_input_length):
         for name, value in valid_values.items():
             properties[name] = {"enum": [value, None]}
     if "SearchRequest" in schemas:
-        _tell_of_pages(document)
+        _add_page_facts(document)
     for name in ("MetricXOptions", "XCometOptions"):
         if name in schemas:
             either = schemas[name]["properties"]["max_input_length"]["anyOf"]
@@ -104,7 +104,7 @@ def _tell_what_only_the_running_service_knows(document, max_input_length):
                 operation["security"] = [{"key": []}]
 
 
-def _tell_of_pages(document):
+def _add_page_facts(document):
     """Add the pages, their sizes, and the rules of a query that JSON Schema cannot express."""
     schemas = document["components"]["schemas"]
     text = {"type": "string", "minLength": 1, "pattern": _NOT_BLANK}

@@ -29,7 +29,7 @@ def sample(*images: str, **texts: str) -> dict:
     return fields | {"images": list(images)}
 
 
-def seen(body, seed):
+def verdict_with_count(body, seed):
     """Return a verdict that states how many images the model saw."""
     content = body["messages"][1]["content"]
     image_parts = [part for part in content if part["type"] in ("image_url", "input_image")]
@@ -38,7 +38,7 @@ def seen(body, seed):
 
 @pytest.fixture(scope="module")
 def served():
-    fake = FakeOpenAI(respond=seen)
+    fake = FakeOpenAI(respond=verdict_with_count)
     with fake.running() as upstream, running_judge(upstream=upstream) as url:
         yield fake, url, upstream
 
@@ -76,14 +76,18 @@ def test_other_pictures_are_another_question_to_the_cache(served):
 def test_an_answer_asked_for_twice_counts_both(served):
     fake, url, _ = served
     fake.forget()
-    fake.respond = lambda body, seed: "no JSON" if len(fake.requests) == 1 else seen(body, seed)
+    fake.respond = lambda body, seed: (
+        "no JSON" if len(fake.requests) == 1 else verdict_with_count(body, seed)
+    )
     try:
         (result,) = judge(url, sample(make_image(colour=3)))
     finally:
-        fake.respond = seen
+        fake.respond = verdict_with_count
     _, second = fake.requests
     assert "An earlier answer was not the JSON" in second.body["messages"][1]["content"][-1]["text"]
-    assert result["usage"]["completion_tokens"] == 2 + len(seen(second.body, 0).split())
+    assert result["usage"]["completion_tokens"] == 2 + len(
+        verdict_with_count(second.body, 0).split()
+    )
 
 
 def test_a_judge_may_speak_the_responses_api(served):

@@ -70,7 +70,7 @@ def ranked(result):
     return [(hit["page_id"], hit["score"]) for hit in result["hits"]]
 
 
-def same(result, want):
+def has_pages(result, want):
     """Check that a result has these pages, in an order that their scores allow."""
     got = dict(ranked(result))
     assert set(got) == set(want)
@@ -102,7 +102,7 @@ def late_scores(folder, query):
 def test_dense_finds_what_brute_force_finds(index, servers):
     with running_service(RetrieverBackend(index, "dense", servers)) as url:
         for query, result in zip(QUERIES, search(url, QUERIES), strict=True):
-            same(result, dense_scores(index, query))
+            has_pages(result, dense_scores(index, query))
         (top,) = search(url, ["rice"], top_k=2)
         want = sorted(dense_scores(index, "rice").values(), reverse=True)[:2]
         assert [score for _, score in ranked(top)] == pytest.approx(want, abs=1e-5)
@@ -117,7 +117,7 @@ def test_late_interaction_finds_what_brute_force_finds_scans_too(index, servers)
         for query, result in zip(QUERIES, search(url, QUERIES), strict=True):
             want = late_scores(index, query)
             assert "scan_2" in want
-            same(result, want)
+            has_pages(result, want)
 
 
 def test_hybrid_fuses_the_ranks_of_all(index, servers):
@@ -132,7 +132,7 @@ def test_hybrid_fuses_the_ranks_of_all(index, servers):
             rank = 1 + sum(other > score for other in scores.values())
             want[page] = want.get(page, 0) + 1 / (60 + rank)
     assert words["trade_2"] == words["trade_3"]
-    same(result, want)
+    has_pages(result, want)
 
 
 def test_without_its_server_a_query_fails_and_the_service_does_not(
@@ -150,7 +150,7 @@ def test_without_its_server_a_query_fails_and_the_service_does_not(
         assert httpx.get(f"{url}/v1/pages/trade_1").status_code == 200
 
 
-class Zeros(FakeEmbedder):
+class ZeroEmbedder(FakeEmbedder):
     """An embedder that returns zeros for a text that has this word."""
 
     def __init__(self, word):
@@ -166,7 +166,7 @@ class Zeros(FakeEmbedder):
 
 
 def test_a_server_of_zeros_fails_the_query_and_makes_no_index(built_index, index, tmp_path):
-    with running_service(Zeros("rice")) as server:
+    with running_service(ZeroEmbedder("rice")) as server:
         with running_service(RetrieverBackend(index, "dense", Servers(server))) as url:
             (failed,) = search(url, ["rice"])
             assert not failed["ok"] and failed["error"]["type"] == "upstream"

@@ -44,7 +44,7 @@ def wrong_search(draw):
     return body
 
 
-def wrong_address(draw):
+def wrong_image_path(draw):
     """Return path and query of an image that does not exist."""
     match draw.randrange(3):
         case 0:
@@ -61,7 +61,7 @@ def wrong_address(draw):
             return f"/v1/pages/trade_1/image?{name}={value}"
 
 
-def wrong_face(draw):
+def wrong_compat_request(draw):
     """Return requests in other servers' formats that they would refuse, too."""
     body = draw.choice(
         [
@@ -96,10 +96,10 @@ def test_a_thousand_wrong_requests(url, built_index, part):
                 )
                 answer = client.post("/v1/search", **sent)
             elif kind == 1 or "/retrieve" not in routes:
-                body = wrong_address(draw)
+                body = wrong_image_path(draw)
                 answer = client.get(body)
             else:
-                body = wrong_face(draw)
+                body = wrong_compat_request(draw)
                 answer = client.post("/retrieve", json=body)
             context = (kind, str(body)[:300], answer.status_code, answer.text[:300])
             assert 400 <= answer.status_code < 500, context

@@ -19,7 +19,7 @@ AWAY = "MetricX does not answer: it is asked again, for 900 s"
 BACK = "MetricX answers again"
 
 
-class Absent:
+class UnavailableApp:
     """A service that cannot score while `is_down()` is true."""
 
     def __init__(self, app, is_down):
@@ -41,7 +41,7 @@ def test_metricx_that_stays_away_is_told_once_when_it_goes_and_when_it_is_back(
     monkeypatch.setattr("synth.execution.services._LOOK_S", 0.01)
     lines = []
     app = create_app(FakeBackend("metricx"), ServiceSettings(cache="memory"))
-    with running_app(Absent(app, lambda: not lines)) as url:
+    with running_app(UnavailableApp(app, lambda: not lines)) as url:
         wait_ready(url)
         write_sources(tmp_path, TEXTS)
         cfg = config(tmp_path, teacher, SimpleNamespace(url=url))

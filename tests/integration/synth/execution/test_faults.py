@@ -21,7 +21,7 @@ from tests.kits.synth.driver import config, is_paid
 
 
 @pytest.fixture(autouse=True)
-def own_log():
+def restore_log():
     """Restore the log settings, because a run sends the log of the process to its folder."""
     config = structlog.get_config()
     yield
@@ -60,18 +60,18 @@ def finished(tmp_path_factory, corpus, teacher, metricx):
 
 
 @pytest.fixture
-def copied(finished, corpus, tmp_path, teacher, metricx):
+def copied_run(finished, corpus, tmp_path, teacher, metricx):
     """Return (a finished run, the command that resumes it)."""
     shutil.copytree(finished, tmp_path / "run")
     return tmp_path / "run", [*arguments(tmp_path / "run", corpus, teacher, metricx), "--resume"]
 
 
-def paid(teacher):
+def count_translations(teacher):
     """Return how many translations were requested."""
     return sum(is_paid(request.body) for request in teacher.requests)
 
 
-def the_line(done) -> str:
+def error_line(done) -> str:
     """Return the one line that a command ended with."""
     assert done.exit_code == 2, done.output
     error_lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
@@ -124,14 +124,14 @@ TORN = [
 
 
 @pytest.mark.parametrize(("stage", "name", "content"), TORN)
-def test_a_torn_file_of_a_run_is_named_with_what_to_do(stage, name, content, copied):
-    folder, command = copied
+def test_a_torn_file_of_a_run_is_named_with_what_to_do(stage, name, content, copied_run):
+    folder, command = copied_run
     path = StageFolder(folder, stage).path / name
     path.write_bytes(content)
-    line = the_line(CliRunner().invoke(app, command))
+    line = error_line(CliRunner().invoke(app, command))
     assert f"{path}: it is damaged" in line
     status = CliRunner().invoke(app, ["status", *command[1:3]])
-    assert the_line(status) == line
+    assert error_line(status) == line
     assert (
         str(path) in CliRunner().invoke(app, ["repair", *command[1:3]]).stdout or "counts" in name
     )
@@ -139,8 +139,8 @@ def test_a_torn_file_of_a_run_is_named_with_what_to_do(stage, name, content, cop
 
 @pytest.mark.parametrize("stage", ["sample_sources", "prefilter_score", "select_sources"])
 @pytest.mark.parametrize("damage", ["torn", "a number", "gone", "a shard"])
-def test_what_is_told_of_a_damaged_stage_mends_it(stage, damage, copied, finished, teacher):
-    folder, command = copied
+def test_what_is_told_of_a_damaged_stage_mends_it(stage, damage, copied_run, finished, teacher):
+    folder, command = copied_run
     files = StageFolder(folder, stage)
     mark = files.path / "000" / "done-00000.json"
     if damage == "torn":
@@ -152,28 +152,28 @@ def test_what_is_told_of_a_damaged_stage_mends_it(stage, damage, copied, finishe
     else:
         path = files.shard(0)
         path.write_bytes(path.read_bytes()[:-20])
-    num_paid = paid(teacher)
+    num_paid = count_translations(teacher)
     if damage != "gone" or stage != "prefilter_score":  # its shards are written one by one
-        line = the_line(CliRunner().invoke(app, command))
+        line = error_line(CliRunner().invoke(app, command))
         assert f"run --stage {stage} --repair 0" in line
         repair_command = [*command[:3], "--stage", stage, "--repair", "0"]
         assert CliRunner().invoke(app, repair_command).exit_code == 0
     shutil.rmtree(folder / "stages" / "export")
     assert CliRunner().invoke(app, command).exit_code == 0
     assert export_bytes(folder) == export_bytes(finished)
-    assert paid(teacher) == num_paid
+    assert count_translations(teacher) == num_paid
 
 
 @pytest.mark.parametrize("name", ["train.jsonl", "train.parquet"])
 @pytest.mark.parametrize("damage", ["byte", "gone"])
-def test_a_changed_file_of_the_export_is_named_and_made_again(name, damage, copied, finished):
-    folder, command = copied
+def test_a_changed_file_of_the_export_is_named_and_made_again(name, damage, copied_run, finished):
+    folder, command = copied_run
     path = folder / "export" / name
     if damage == "byte":
         path.write_bytes(b"?" + path.read_bytes()[1:])
     else:
         path.unlink()
-    line = the_line(CliRunner().invoke(app, command))
+    line = error_line(CliRunner().invoke(app, command))
     assert str(path) in line and "run --stage export --repair 0" in line
     assert str(path) in CliRunner().invoke(app, ["repair", *command[1:3]]).stdout
     repair_command = [*command[:3], "--stage", "export", "--repair", "0"]
@@ -183,25 +183,25 @@ def test_a_changed_file_of_the_export_is_named_and_made_again(name, damage, copi
 
 
 @pytest.mark.parametrize("stage", ["sample_sources", "generate_128"])
-def test_a_changed_manifest_is_named_and_overwrite_mends_it(stage, copied, finished, teacher):
-    folder, command = copied
+def test_a_changed_manifest_is_named_and_overwrite_mends_it(stage, copied_run, finished, teacher):
+    folder, command = copied_run
     path = StageFolder(folder, stage).path / "stage.json"
     path.write_bytes(re.sub(rb'"shards": \d+', b'"shards": 1', path.read_bytes()))
-    line = the_line(CliRunner().invoke(app, command))
+    line = error_line(CliRunner().invoke(app, command))
     assert f"run --stage {stage} --overwrite" in line
-    num_paid = paid(teacher)
+    num_paid = count_translations(teacher)
     overwrite_command = [*command[:3], "--stage", stage, "--overwrite", "--yes"]
     assert CliRunner().invoke(app, overwrite_command).exit_code == 0
     assert CliRunner().invoke(app, command).exit_code == 0
     assert export_bytes(folder) == export_bytes(finished)
-    assert paid(teacher) == num_paid
+    assert count_translations(teacher) == num_paid
 
 
-def test_a_mark_of_the_sample_that_is_gone_is_no_other_machines_work(copied, finished):
-    folder, command = copied
+def test_a_mark_of_the_sample_that_is_gone_is_no_other_machines_work(copied_run, finished):
+    folder, command = copied_run
     path = StageFolder(folder, "sample_sources").path / "000" / "done-00000.json"
     path.unlink()
-    line = the_line(CliRunner().invoke(app, command))
+    line = error_line(CliRunner().invoke(app, command))
     assert "run --stage sample_sources --repair 0" in line
     repair_command = [*command[:3], "--stage", "sample_sources", "--repair", "0"]
     assert CliRunner().invoke(app, repair_command).exit_code == 0
@@ -210,18 +210,20 @@ def test_a_mark_of_the_sample_that_is_gone_is_no_other_machines_work(copied, fin
 
 
 @pytest.mark.parametrize("stage", ["sample_sources", "prefilter_score", "generate_128"])
-def test_a_stage_folder_that_was_deleted_by_hand_is_made_again(stage, copied, finished, teacher):
-    folder, command = copied
-    num_paid = paid(teacher)
+def test_a_stage_folder_that_was_deleted_by_hand_is_made_again(
+    stage, copied_run, finished, teacher
+):
+    folder, command = copied_run
+    num_paid = count_translations(teacher)
     shutil.rmtree(folder / "stages" / stage)
     shutil.rmtree(folder / "stages" / "export")
     assert CliRunner().invoke(app, command).exit_code == 0
     assert export_bytes(folder) == export_bytes(finished)
-    assert paid(teacher) == num_paid  # the answers are cached
+    assert count_translations(teacher) == num_paid  # the answers are cached
 
 
-def test_a_folder_where_the_export_wants_a_file_goes_with_the_old_export(copied, finished):
-    folder, command = copied
+def test_a_folder_where_the_export_wants_a_file_goes_with_the_old_export(copied_run, finished):
+    folder, command = copied_run
     shutil.rmtree(folder / "stages" / "export")
     (folder / "export" / "train.jsonl").unlink()
     (folder / "export" / "train.jsonl").mkdir()
@@ -245,7 +247,7 @@ def test_a_corpus_without_a_source_is_a_line(name, tmp_path, teacher, metricx):
     if content is not None:
         path.write_bytes(content)
     command = arguments(tmp_path / "run", path, teacher, metricx)
-    assert message in the_line(CliRunner().invoke(app, command))
+    assert message in error_line(CliRunner().invoke(app, command))
 
 
 def test_a_misspelt_name_beside_others_leaves_out_no_share_of_the_corpus(
@@ -257,7 +259,7 @@ def test_a_misspelt_name_beside_others_leaves_out_no_share_of_the_corpus(
     command = arguments(tmp_path / "run", corpus, teacher, metricx)
     files = json.dumps([str(corpus), str(tmp_path / "other.jsonl")])
     done = CliRunner().invoke(app, [*command, "--set", f"data.files={files}"])
-    assert "other.jsonl: no such file" in the_line(done)
+    assert "other.jsonl: no such file" in error_line(done)
 
 
 @pytest.mark.parametrize("existing_name", ["config.yaml", "export/mine.txt", "rejected.jsonl"])
@@ -272,7 +274,7 @@ def test_a_folder_that_is_no_runs_is_not_written_over(
     (folder / existing_name).parent.mkdir(parents=True)
     (folder / existing_name).write_text("mine")
     command = arguments(folder, corpus, teacher, metricx)
-    assert f"has {existing_name.split('/')[0]}, but not from a run" in the_line(
+    assert f"has {existing_name.split('/')[0]}, but not from a run" in error_line(
         CliRunner().invoke(app, command)
     )
     assert [p for p in folder.rglob("*") if p.is_file()] == [folder / existing_name]
@@ -282,16 +284,16 @@ def test_a_folder_that_is_no_runs_is_not_written_over(
 
 
 @pytest.mark.parametrize("command", [["status"], ["repair"], ["show", "rejected"]])
-def test_a_command_about_a_run_that_is_not_there_says_so(command, tmp_path, copied):
-    _, (_, *options) = copied
+def test_a_command_about_a_run_that_is_not_there_says_so(command, tmp_path, copied_run):
+    _, (_, *options) = copied_run
     elsewhere = ["--set", f"run.out_dir={tmp_path / 'misspelt'}"]
     done = CliRunner().invoke(app, [*command, *options[:2], *elsewhere])
-    assert "misspelt: no run here" in the_line(done) and not (tmp_path / "misspelt").exists()
+    assert "misspelt: no run here" in error_line(done) and not (tmp_path / "misspelt").exists()
 
 
-def test_rejected_records_that_were_torn_are_named_and_not_shown(copied):
-    folder, (_, *options) = copied
+def test_rejected_records_that_were_torn_are_named_and_not_shown(copied_run):
+    folder, (_, *options) = copied_run
     path = next(p for p in sorted(folder.rglob("rejected-*.zst")) if p.stat().st_size > 60)
     path.write_bytes(path.read_bytes()[:-20])
     done = CliRunner().invoke(app, ["show", "rejected", *options[:2]])
-    assert "has changed since" in the_line(done) or "cannot be read" in the_line(done)
+    assert "has changed since" in error_line(done) or "cannot be read" in error_line(done)

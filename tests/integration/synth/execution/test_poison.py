@@ -23,14 +23,14 @@ POISON = [f"number {i} " for i in range(12)]
 
 
 @pytest.fixture(autouse=True)
-def own_log():
+def restore_log():
     """Restore the log settings, because a run sends the log of the process to its folder."""
     config = structlog.get_config()
     yield
     structlog.configure(**config)
 
 
-class Sick(FakeOpenAI):
+class FailingServer(FakeOpenAI):
     """A server that fails for those texts. failure: a status, or "close"."""
 
     failure: int | str = 500
@@ -44,8 +44,8 @@ class Sick(FakeOpenAI):
 
 
 @pytest.fixture
-def sick():
-    fake = Sick(respond=korean)
+def failing_server():
+    fake = FailingServer(respond=korean)
     with fake.running() as fake.url:
         yield fake
 
@@ -53,13 +53,13 @@ def sick():
 @pytest.mark.parametrize("failure", [500, 429, "close"])
 def test_many_texts_that_the_teacher_cannot_bear_stay_open_and_can_be_given_up(
     tmp_path,
-    sick,
+    failing_server,
     metricx,
     failure,
 ):
-    sick.failure = failure
+    failing_server.failure = failure
     write_sources(tmp_path, TEXTS)
-    cfg = config(tmp_path, sick, metricx)
+    cfg = config(tmp_path, failing_server, metricx)
     with structlog.testing.capture_logs() as logged:
         for resume in (False, True):  # in the second run only they remain
             with pytest.raises(StageIncomplete, match="12 records are left open"):
@@ -74,12 +74,14 @@ def test_many_texts_that_the_teacher_cannot_bear_stay_open_and_can_be_given_up(
     assert "left open" not in output_kit.printed(status(tmp_path))
 
 
-def test_texts_that_are_refused_do_not_stop_what_is_left_of_a_shard(tmp_path, sick, metricx):
+def test_texts_that_are_refused_do_not_stop_what_is_left_of_a_shard(
+    tmp_path, failing_server, metricx
+):
     write_sources(tmp_path, TEXTS)
-    cfg = config(tmp_path, sick, metricx)
+    cfg = config(tmp_path, failing_server, metricx)
     with pytest.raises(StageIncomplete):
         run(cfg, stages=PREFILTER)
-    sick.failure = 400
+    failing_server.failure = 400
     run(cfg, stages=PREFILTER, resume=True)
     rejected = list(StageFolder(tmp_path, "prefilter_score").all_rejected())
     assert [r["reason_code"] for r in rejected] == ["teacher_refused"] * 12

@@ -32,7 +32,7 @@ from tests.kits.synth.output import ROOT
 
 SOURCES, CANDIDATES = 100, 8
 #: Words in a source whose translation could look like meta text.
-SPEAKS_SO = re.compile(
+META_WORDS = re.compile(
     r"\b(?:or|either|else|ye[sp]|ok|okay|sure|all ?right|certain|of course|absolut|obvious|exactly"
     r"|glad|indeed|english|korean|answer|result|response|text|version|know|question|help|tell|need|reach"
     r"|ask|want|like|inform|hope|contact|note|explain|original)|[/|]|\A(?:good|great|fine|well|right)",
@@ -163,7 +163,7 @@ def test_a_teacher_that_adds_chatter_exports_nothing(chatty, tmp_path):
     """Check sources that contain no such text. Without the meta text they are exported."""
     lines = (ROOT / "tests/data/prose/ko_en.jsonl").read_text(encoding="utf-8").splitlines()
     true = {row["en"]: row["ko"] for row in map(json.loads, lines)}
-    true = {src: mt for src, mt in true.items() if not SPEAKS_SO.search(src)}
+    true = {src: mt for src, mt in true.items() if not META_WORDS.search(src)}
     forms = [form for form in templates("work") if form.lang == "ko"]
     assert len(forms) > 40
 

@@ -53,7 +53,7 @@ def environment(hub, token=TOKEN):
 
 
 @pytest.fixture(autouse=True)
-def own_home(tmp_path, monkeypatch):
+def empty_home(tmp_path, monkeypatch):
     """Set a home without tokens and cache of the machine."""
     monkeypatch.setenv("HF_HOME_OF_TEST", str(tmp_path / "home"))
 

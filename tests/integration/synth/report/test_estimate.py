@@ -21,7 +21,7 @@ def rendered(renderable):
     return capture.get()
 
 
-def worked(folder, stage, seconds, records=100, **counts):
+def write_finished_stage(folder, stage, seconds, records=100, **counts):
     """Write a finished stage whose process reports that it took so long."""
     stage_folder = StageFolder(folder, stage)
     write_stage(stage_folder, [[{"source_id": "a"}]])
@@ -32,8 +32,10 @@ def worked(folder, stage, seconds, records=100, **counts):
 
 
 def test_rates_are_measured_on_finished_stages_and_given_ones_go_first(tmp_path):
-    worked(tmp_path, "generate_128", 10, teacher={"choices": 800, "completion_tokens": 20_000})
-    worked(tmp_path, "score_select_best", 20, metricx=CallStats(samples=800))
+    write_finished_stage(
+        tmp_path, "generate_128", 10, teacher={"choices": 800, "completion_tokens": 20_000}
+    )
+    write_finished_stage(tmp_path, "score_select_best", 20, metricx=CallStats(samples=800))
     rates = measured_rates([tmp_path / "none", tmp_path])
     assert rates.tokens == pytest.approx(2000, rel=0.01)
     assert rates.scores == pytest.approx(40, rel=0.01)
@@ -44,12 +46,14 @@ def test_rates_are_measured_on_finished_stages_and_given_ones_go_first(tmp_path)
 
 
 def test_a_stage_that_found_its_answers_kept_says_nothing_of_a_rate(tmp_path):
-    worked(tmp_path, "score_select_best", 2, metricx=CallStats(samples=100), answers_kept=900)
+    write_finished_stage(
+        tmp_path, "score_select_best", 2, metricx=CallStats(samples=100), answers_kept=900
+    )
     assert measured_rates([tmp_path]).scores is None
 
 
 def test_an_unfinished_stage_says_nothing_of_a_rate(tmp_path):
-    worked(tmp_path, "score_select_best", 2, metricx=CallStats(samples=100))
+    write_finished_stage(tmp_path, "score_select_best", 2, metricx=CallStats(samples=100))
     folder = StageFolder(tmp_path, "score_select_best")
     folder.set_manifest({"stage": folder.name, "digest": "", "shards": 2})
     assert measured_rates([tmp_path]).scores is None
@@ -81,7 +85,7 @@ def test_the_rates_of_a_dry_run_are_taken(tmp_path):
     cfg = config(tmp_path / "run")
     dry = tmp_path / "run-dry-run"
     make_run(dry)
-    worked(dry, "score_select_best", 20, metricx=CallStats(samples=800))
+    write_finished_stage(dry, "score_select_best", 20, metricx=CallStats(samples=800))
     assert "40 scores/s" in rendered(estimate(cfg))
 
 

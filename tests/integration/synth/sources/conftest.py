@@ -14,7 +14,7 @@ from scorekit.server.fake import FakeBackend
 #: For each tag: its name in the prompt, a text in it, and a text in its other variant (None if no
 #: check distinguishes them) with the code that rejects it.
 @pytest.fixture
-def own_state(monkeypatch):
+def restore_state(monkeypatch):
     """Restore log and languages, which a run changes for the process."""
     monkeypatch.setattr(languages, "_ADDED", {})
     log_config = structlog.get_config()

@@ -16,7 +16,7 @@ from synth.storage.store import StageFolder, read_records
 #: check distinguishes them) with the code that rejects it.
 from tests.kits.synth.languages import answer, config
 
-pytestmark = pytest.mark.usefixtures("own_state")
+pytestmark = pytest.mark.usefixtures("restore_state")
 
 VARIANTS = {
     "zh-TW": (

@@ -23,7 +23,7 @@ from synth.storage.store import StageFolder, read_records
 from tests.kits.synth import languages as one_pair
 from tests.kits.synth.languages import answer
 
-pytestmark = pytest.mark.usefixtures("own_state")
+pytestmark = pytest.mark.usefixtures("restore_state")
 
 TEXTS = {
     "(zh-TW)": "這個函式會傳回檔案的內容，並且關閉連線。",

@@ -21,7 +21,7 @@ from tests.kits.synth.driver import NAMES, TEXTS, config, output, records, write
 
 
 @pytest.fixture(autouse=True)
-def own_log():
+def restore_log():
     """Restore the log settings, because a run sends the log of the process to its folder."""
     config = structlog.get_config()
     yield

@@ -41,7 +41,7 @@ def weights(run_dir, update=4):
     return load_file(run_dir / f"checkpoints/step-{update:06d}/model.safetensors")
 
 
-def same(first, second):
+def have_equal_weights(first, second):
     assert first.keys() == second.keys()
     return all((first[name] == second[name]).all() for name in first)
 
@@ -54,8 +54,8 @@ def stats_lines(run_dir, name):
     ]
 
 
-def assert_as_whole(run_dir, full_run):
-    assert same(weights(run_dir), weights(full_run))
+def check_same_as_full_run(run_dir, full_run):
+    assert have_equal_weights(weights(run_dir), weights(full_run))
     assert stats_lines(run_dir, "log.jsonl") == stats_lines(full_run, "log.jsonl")
     assert stats_lines(run_dir, "eval.jsonl") == stats_lines(full_run, "eval.jsonl")
     dumps = [read_jsonl(d / "completions/train-000004.jsonl") for d in (run_dir, full_run)]
@@ -87,7 +87,7 @@ def test_sigterm_then_kill_9_then_the_end(run_files, full_run, tmp_path):
     assert "SIGTERM after update" in errors and "--resume" in errors
     checkpoint = newest_checkpoint(run_dir / "checkpoints")
     done = read_state(checkpoint).update
-    assert same(weights(run_dir, done), weights(full_run, done))
+    assert have_equal_weights(weights(run_dir, done), weights(full_run, done))
     killed = start(run_files, run_dir, "--resume")
     wait_for_lines(run_dir, min(done + 1, 4), killed)
     killed.send_signal(signal.SIGKILL)
@@ -95,7 +95,7 @@ def test_sigterm_then_kill_9_then_the_end(run_files, full_run, tmp_path):
     last = start(run_files, run_dir, "--resume")
     _, errors = last.communicate()
     assert last.returncode == 0, errors
-    assert_as_whole(run_dir, full_run)
+    check_same_as_full_run(run_dir, full_run)
 
 
 @pytest.mark.parametrize("update", [1, 2, 3])
@@ -109,7 +109,7 @@ def test_every_checkpoint_goes_on_exactly(run_files, full_run, tmp_path, update)
             shutil.rmtree(path)
     artifacts = run_roleplay(run_files.config(run_dir, **UPDATES), resume=True)
     assert artifacts.exit_code == 0
-    assert_as_whole(run_dir, full_run)
+    check_same_as_full_run(run_dir, full_run)
 
 
 def test_a_reward_that_cannot_be_had_ends_the_run_with_its_last_update(
@@ -126,10 +126,10 @@ def test_a_reward_that_cannot_be_had_ends_the_run_with_its_last_update(
     assert artifacts.exit_code == 3
     assert "update 3" in artifacts.stopped and "--resume" in artifacts.stopped
     assert read_state(artifacts.checkpoint).update == 3
-    assert same(weights(run_dir, 3), weights(full_run, 3))
+    assert have_equal_weights(weights(run_dir, 3), weights(full_run, 3))
     assert "the run ends" in (run_dir / "messages.log").read_text()
     assert run_roleplay(cfg, resume=True).exit_code == 0
-    assert_as_whole(run_dir, full_run)
+    check_same_as_full_run(run_dir, full_run)
 
 
 def test_before_the_first_update_the_embedder_ends_it_by_2(run_files, tmp_path):
@@ -176,7 +176,7 @@ def test_a_run_scores_by_the_anchors_that_it_began_with(run_files, full_run, tmp
     assert not path.exists()
     path.write_text(calibration.model_dump_json())  # whitespace does not matter
     assert run_roleplay(cfg, resume=True).exit_code == 0
-    assert_as_whole(run_dir, full_run)
+    check_same_as_full_run(run_dir, full_run)
 
 
 def test_a_sampling_that_serves_two_updates_is_saved_behind_both(run_files, tmp_path):
@@ -193,4 +193,4 @@ def test_a_sampling_that_serves_two_updates_is_saved_behind_both(run_files, tmp_
     before = weights(run_dir)
     shutil.rmtree(run_dir / "checkpoints/step-000004")
     assert run_roleplay(cfg, resume=True).exit_code == 0
-    assert same(weights(run_dir), before)
+    assert have_equal_weights(weights(run_dir), before)

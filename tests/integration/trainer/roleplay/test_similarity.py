@@ -42,14 +42,14 @@ TURNS = [
 ]
 
 
-class Unchecked(EmbeddingsEndpoint):
+class UncheckedEndpoint(EmbeddingsEndpoint):
     """An endpoint without checks, like a third-party server that returns what its model gives."""
 
     def outcome_error(self, fields):
         return None
 
 
-class Other(FakeEmbedder):
+class OtherVectors(FakeEmbedder):
     """A model with the same description but other vectors."""
 
     def forward(self, batch):
@@ -58,10 +58,10 @@ class Other(FakeEmbedder):
         ]
 
 
-class Zeros(FakeEmbedder):
+class ZeroVectors(FakeEmbedder):
     """A model that returns zeros for every text but the canaries."""
 
-    verb = Unchecked()
+    verb = UncheckedEndpoint()
 
     def forward(self, batch):
         canaries = [text.split() for text in CANARIES]
@@ -152,7 +152,7 @@ def test_another_model_than_the_calibrations_is_refused(url, folder, tmp_path, c
 
 
 def test_a_server_that_tells_the_same_and_has_other_vectors_is_found(folder):
-    with running_service(Other(dimension=32)) as other:
+    with running_service(OtherVectors(dimension=32)) as other:
         with pytest.raises(UserError, match="another vector for a fixed text"):
             _opened(other, folder)
         configure(RewardConfig(), Similarity(Embeddings(other), read_calibration(folder / FILE)))
@@ -199,7 +199,7 @@ def test_a_number_that_is_not_finite_ends_the_run_before_it_begins(folder, tmp_p
 
 
 def test_zeros_end_a_run_though_the_canary_is_intact(folder, tmp_path):
-    with running_service(Zeros(dimension=32)) as broken:
+    with running_service(ZeroVectors(dimension=32)) as broken:
         similarity = open_similarity(RewardConfig(embedding_model=broken), None, folder)
         configure(RewardConfig(), similarity)
         for reward in (reward_grounded_to_user, reward_reference_alignment):

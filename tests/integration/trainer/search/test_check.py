@@ -56,15 +56,15 @@ def row(number: int, deck: str, page: int, **more: Any) -> dict[str, Any]:
     return fields | {"file_name": f"{deck}.pdf", "reference_page": page} | more
 
 
-def written(path: Path, *rows: dict[str, Any]) -> Path:
+def write_row_file(path: Path, *rows: dict[str, Any]) -> Path:
     path.write_text("".join(json.dumps(row_fields) + "\n" for row_fields in rows))
     return path
 
 
 @pytest.fixture
 def settings(tmp_path: Path, services: SearchServers, policy: Path) -> list[str]:
-    train = written(tmp_path / "train.jsonl", *(row(n, "a", 1 + n % 3) for n in range(8)))
-    held_out = written(tmp_path / "eval.jsonl", *(row(n, "b", 1) for n in range(8, 11)))
+    train = write_row_file(tmp_path / "train.jsonl", *(row(n, "a", 1 + n % 3) for n in range(8)))
+    held_out = write_row_file(tmp_path / "eval.jsonl", *(row(n, "b", 1) for n in range(8, 11)))
     return [
         *services.settings,
         f"policy.path={policy}",
@@ -170,7 +170,7 @@ def test_every_fault_is_named_not_only_the_first(settings: list[str], tmp_path: 
 def test_pages_that_the_index_lacks_are_a_fault_or_left_out(
     settings: list[str], tmp_path: Path
 ) -> None:
-    train = written(tmp_path / "t.jsonl", row(1, "a", 1), row(2, "a", 2), row(3, "c", 9))
+    train = write_row_file(tmp_path / "t.jsonl", row(1, "a", 1), row(2, "a", 2), row(3, "c", 9))
     findings = check(settings, f"data.train={train}")
     assert [failed.name for failed in findings.failed] == ["gold pages of data.train"]
     assert "q3: the index has no page 'c_9'" in findings.failed[0].found
@@ -183,7 +183,7 @@ def test_pages_that_the_index_lacks_are_a_fault_or_left_out(
 
 
 def test_what_is_held_out_and_learned_from_is_told(settings: list[str], tmp_path: Path) -> None:
-    held_out = written(tmp_path / "e.jsonl", row(0, "a", 2), row(20, "b", 1))
+    held_out = write_row_file(tmp_path / "e.jsonl", row(0, "a", 2), row(20, "b", 1))
     findings = check(settings, f"data.eval={held_out}")
     assert not findings.failed
     assert "1 of 2 questions stand in data.train, too (first q0)" in message_of(findings, "overlap")
@@ -192,7 +192,7 @@ def test_what_is_held_out_and_learned_from_is_told(settings: list[str], tmp_path
 
 def test_long_questions_are_counted_and_may_be_a_fault(settings: list[str], tmp_path: Path) -> None:
     long = row(9, "a", 1, question="word " * 40)
-    train = written(tmp_path / "t.jsonl", row(1, "a", 1), row(2, "a", 2), long)
+    train = write_row_file(tmp_path / "t.jsonl", row(1, "a", 1), row(2, "a", 2), long)
     limit = [f"data.train={train}", "data.max_prompt_length=64"]
     findings = check(settings, *limit)
     assert not findings.failed
@@ -206,7 +206,7 @@ def test_a_run_that_goes_on_keeps_index_and_judge(
 ) -> None:
     """Check that index and judge must be those recorded in the run's folder."""
     folder = tmp_path / "out"
-    begun_with("teacher@1", folder, TrajectoryStore(folder / FOLDER, "out-1").run)
+    record_first_judge("teacher@1", folder, TrajectoryStore(folder / FOLDER, "out-1").run)
     index = IndexInfo(id="demo", revision="r0", pages=6, documents=1, backend="bm25")
     (folder / "index.json").write_text(index.model_dump_json())
     findings = check(settings)
@@ -218,7 +218,7 @@ def test_a_run_that_goes_on_keeps_index_and_judge(
     assert "was begun with teacher@1" in message_of(findings, "judge")
 
 
-def begun_with(judge: str, folder: Path, run: str) -> None:
+def record_first_judge(judge: str, folder: Path, run: str) -> None:
     """Record a judge in a run's file of paid answers."""
 
     async def begin() -> None:

@@ -29,7 +29,7 @@ from trainer.search.reward.figures import group_rewards
 from trainer.search.reward.stream import RewardStream
 
 PATIENCE_S = 120.0
-SICK = "sick"
+MARK = "sick"
 
 
 class FlakyServices:
@@ -76,7 +76,7 @@ def make_episodes(name: str, numbers: range = range(8)) -> list[Trajectory]:
             group=f"g{n // 4}",
             question=question(
                 f"q{n}",
-                question=f"{name}: {SICK if n % 4 > 1 else 'well'}, number {n}?",
+                question=f"{name}: {MARK if n % 4 > 1 else 'well'}, number {n}?",
                 reference_answer=f"{n}",
             ),
         )
@@ -84,7 +84,7 @@ def make_episodes(name: str, numbers: range = range(8)) -> list[Trajectory]:
     ]
 
 
-def collected(
+def collect_rewards(
     episodes: list[Trajectory],
     cfg: AnsweringConfig,
     folder: Path,
@@ -104,13 +104,13 @@ def collected(
         return stream.collect(1, group_by_id, deadline_s), stream.figures
 
 
-def assert_only_the_sick_failed(
+def check_only_marked_failed(
     trajectory_by_id: dict[str, Trajectory], stats: dict[str, float]
 ) -> None:
     for n, (id, trajectory) in enumerate(trajectory_by_id.items()):
         reward = trajectory.reward
         assert reward is not None and id == f"t{n}"
-        if SICK in trajectory.question.question:
+        if MARK in trajectory.question.question:
             assert (reward.status, reward.value) == ("failed", None), id
             assert reward.error and "judge" not in reward.parts
         else:
@@ -121,8 +121,8 @@ def assert_only_the_sick_failed(
     assert group_rewards(trajectory_by_id) == {"g0": {"t0": 1, "t1": 0}, "g1": {"t4": 1, "t5": 0}}
 
 
-def sick(failure: Fault, route: str) -> Callable[[str, str], Fault | None]:
-    return lambda path, body: failure if SICK in body and path.endswith(route) else None
+def fail_marked(failure: Fault, route: str) -> Callable[[str, str], Fault | None]:
+    return lambda path, body: failure if MARK in body and path.endswith(route) else None
 
 
 @pytest.mark.parametrize("failure", FAULTS)
@@ -130,12 +130,12 @@ def test_a_generator_that_fails_some_fails_only_them(
     failure: Fault, urls_and_services: Any, tmp_path: Path
 ) -> None:
     urls, services = urls_and_services
-    services.generator.mood = sick(failure, "completions")
+    services.generator.mood = fail_marked(failure, "completions")
     services.generator.asked.clear()
-    trajectory_by_id, stats = collected(
+    trajectory_by_id, stats = collect_rewards(
         make_episodes(f"generator {failure}"), services.settings(urls), tmp_path
     )
-    assert_only_the_sick_failed(trajectory_by_id, stats)
+    check_only_marked_failed(trajectory_by_id, stats)
     assert stats["answers_failed"] == 4
     assert services.generator.asked[failure] == 4
     for trajectory in trajectory_by_id.values():
@@ -151,12 +151,12 @@ def test_a_judge_that_fails_some_fails_only_them(
 ) -> None:
     urls, services = urls_and_services
     services.generator.mood = lambda path, body: None
-    services.judge.mood = sick(failure, "score")
-    trajectory_by_id, stats = collected(
+    services.judge.mood = fail_marked(failure, "score")
+    trajectory_by_id, stats = collect_rewards(
         make_episodes(f"judge {failure}"), services.settings(urls), tmp_path
     )
     services.judge.mood = lambda path, body: None
-    assert_only_the_sick_failed(trajectory_by_id, stats)
+    check_only_marked_failed(trajectory_by_id, stats)
     assert (stats["answers_failed"], stats["judgements_failed"]) == (0, 4)
     assert all(t.answer and t.answer.status == "ok" for t in trajectory_by_id.values())
 
@@ -166,7 +166,7 @@ def test_all_groups_are_asked_at_once(tmp_path: Path) -> None:
     services = FlakyServices()
     services.generator.mood = lambda path, body: "hang" if path.endswith("completions") else None
 
-    def let_go() -> None:
+    def release() -> None:
         wait_until(lambda: services.generator.here == 8)
         services.generator.recover()
 
@@ -174,14 +174,14 @@ def test_all_groups_are_asked_at_once(tmp_path: Path) -> None:
         wait_ready(judge)
         long_deadlines = {"deadline_s": PATIENCE_S, "request_timeout_s": PATIENCE_S}
         cfg = services.settings({"generator": generator, "judge": judge}, generator=long_deadlines)
-        threading.Thread(target=let_go, daemon=True).start()
-        _, stats = collected(make_episodes("at once"), cfg, tmp_path)
+        threading.Thread(target=release, daemon=True).start()
+        _, stats = collect_rewards(make_episodes("at once"), cfg, tmp_path)
     assert (stats["reward_coverage"], services.generator.peak) == (1, 8)
 
 
 def test_one_that_is_too_slow_is_late_and_no_zero(urls_and_services: Any, tmp_path: Path) -> None:
     urls, services = urls_and_services
-    services.generator.mood = sick("hang", "completions")
+    services.generator.mood = fail_marked("hang", "completions")
     long_deadlines = {"deadline_s": PATIENCE_S, "request_timeout_s": PATIENCE_S}
     cfg = services.settings(urls, generator=long_deadlines, judge={"deadline_s": PATIENCE_S})
     answering = AnswerPipeline(cfg, run="run-a", folder=tmp_path)
@@ -197,7 +197,7 @@ def test_one_that_is_too_slow_is_late_and_no_zero(urls_and_services: Any, tmp_pa
         late = stream.collect(1, group_by_id, 0.01)
         assert (stream.figures["reward_coverage"], stream.figures["reward_late"]) == (0.5, 4)
         for trajectory in late.values():
-            is_late = SICK in trajectory.question.question
+            is_late = MARK in trajectory.question.question
             assert trajectory.reward and (trajectory.reward.status == "late") == is_late
             assert (trajectory.reward.value is None) == is_late
         # Later answers, to questions of both steps, are too late for the first.
@@ -245,7 +245,7 @@ def test_a_neighbour_that_is_stopped_and_started_again_is_waited_for(
         wait_ready(urls["judge"])
         episodes = make_episodes(f"{neighbour} again")
         cfg = services.settings(urls, **more)
-        trajectory_by_id, stats = collected(episodes, cfg, tmp_path, meanwhile=stop)
+        trajectory_by_id, stats = collect_rewards(episodes, cfg, tmp_path, meanwhile=stop)
     over.set()
     assert stats["reward_coverage"] == 1
     for n, trajectory in enumerate(trajectory_by_id.values()):
@@ -297,7 +297,7 @@ def test_a_key_that_is_refused_ends_the_run(urls_and_services: Any, tmp_path: Pa
             fake.api_key = "another"
 
         with pytest.raises(UserError, match="API key"):
-            collected(
+            collect_rewards(
                 make_episodes("key"),
                 services.settings(urls | {"generator": url}),
                 tmp_path,

@@ -54,7 +54,7 @@ class Run:
             step=1,
         )
 
-    def rewarded(self, episodes: list[Trajectory]) -> dict[str, Trajectory]:
+    def collect_rewards(self, episodes: list[Trajectory]) -> dict[str, Trajectory]:
         group_by_id = {trajectory.trajectory_id: trajectory.group for trajectory in episodes}
         trajectory = self.stream.collect(1, group_by_id, PATIENCE_S)
         self.store.write_step(1, list(trajectory.values()))
@@ -77,7 +77,7 @@ def moody(stand_in: StandInRetriever) -> Iterator[Moody]:
     moody.recover()
 
 
-def searching(**queries: str) -> ScriptPolicy:
+def search_policy(**queries: str) -> ScriptPolicy:
     """Search with each question's query until its gold page was shown, then end."""
 
     def script(turn_request: TurnRequest) -> str:
@@ -92,9 +92,9 @@ def test_one_search_that_fails_fails_its_episodes_alone(
 ) -> None:
     stand_in.failing["births sick"] = ("model_failure", 10**6)
     with running_app(stand_in.app) as url, closing(Run(url, tmp_path)) as run:
-        policy = searching(well="births", sick="births sick")
+        policy = search_policy(well="births", sick="births sick")
         done = run.episodes(policy, [question("well"), question("sick")])
-        rewarded = run.rewarded(done)
+        rewarded = run.collect_rewards(done)
         assert (run.stream.figures["reward_coverage"], run.stream.figures["reward_failed"]) == (
             0.5,
             2,
@@ -116,7 +116,7 @@ def test_a_retriever_that_finds_nothing_is_no_failure(
     stand_in: StandInRetriever, tmp_path: Path
 ) -> None:
     with running_app(stand_in.app) as url, closing(Run(url, tmp_path)) as run:
-        rewarded = run.rewarded(run.episodes(searching(q="zebra"), [question("q")]))
+        rewarded = run.collect_rewards(run.episodes(search_policy(q="zebra"), [question("q")]))
         assert run.stream.figures["reward_coverage"] == 1
     assert {trajectory.reward.value for trajectory in rewarded.values() if trajectory.reward} == {
         0.1
@@ -169,7 +169,7 @@ def test_one_that_is_stopped_and_started_again_is_waited_for(
             return search("births") if turn_request.turn <= 2 else COMPLETE
 
         with closing(Run(url, tmp_path)) as run:
-            rewarded = run.rewarded(run.episodes(ScriptPolicy(script), [question("q")]))
+            rewarded = run.collect_rewards(run.episodes(ScriptPolicy(script), [question("q")]))
             over.set()
             assert run.stream.figures["reward_coverage"] == 1
     assert all(trajectory.shown_pages == ["deck_1", "deck_2"] for trajectory in rewarded.values())

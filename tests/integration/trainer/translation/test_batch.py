@@ -47,7 +47,7 @@ def test_a_group_is_scored_before_the_next_one_is_submitted() -> None:
     assert [r.score for group in results for r in group] == [r.score for r in repeated]
 
 
-class Meeting(FakeBackend):
+class WaitingScorer(FakeBackend):
     """A scorer that answers after the other service has received a request, too."""
 
     barrier = threading.Barrier(2)
@@ -59,7 +59,10 @@ class Meeting(FakeBackend):
 
 
 def test_both_services_are_asked_at_once() -> None:
-    with running_service(Meeting("metricx")) as m, running_service(Meeting("xcomet")) as x:
+    with (
+        running_service(WaitingScorer("metricx")) as m,
+        running_service(WaitingScorer("xcomet")) as x,
+    ):
         cfg = RewardConfig(metricx_urls=[m], xcomet_urls=[x])
         with closing(RewardClient(cfg)) as rewarder:
             scores = rewarder.score(pairs(0))

@@ -31,7 +31,7 @@ from trainer.translation.tables import evaluation_line
 from trainer.translation.train import Artifacts, run_toy_rl
 
 
-class Falling(OtherMetric):
+class FallingScorer(OtherMetric):
     """A scorer whose score falls with every sample."""
 
     scored = 0
@@ -152,7 +152,7 @@ def test_a_rising_reward_and_a_falling_metric_end_the_run(
     monkeypatch.setattr(Report, "rating", property(lambda report: float(next(ratings))))
     run = tmp_path / "run"
     menus = write_examples(tmp_path / "menus.jsonl", ["Open."], ref="열기")
-    with running_service(Falling()) as url:
+    with running_service(FallingScorer()) as url:
         sets = (f"data.eval_sets.menus={menus}", "eval.best_by=eval")
         options = (*sets, f"eval.metrics.m={url}", "rl.num_updates=4", "misc.caching=false")
         artifacts = trained(run_settings, run, *options, "stop.held_out_falls=2")
@@ -172,7 +172,7 @@ def test_a_rising_reward_and_a_falling_metric_end_the_run(
     assert (without_rule.exit_code, without_rule.stopped, len(without_rule.updates)) == (0, None, 4)
 
 
-def asked_first(run_settings: tuple[list[str], str], **metrics: str) -> list[str]:
+def start_messages(run_settings: tuple[list[str], str], **metrics: str) -> list[str]:
     """Return the descriptions of the metrics at the start of a run."""
     cfg = config(
         run_settings, Path("run"), *(f"eval.metrics.{name}={u}" for name, u in metrics.items())
@@ -181,7 +181,7 @@ def asked_first(run_settings: tuple[list[str], str], **metrics: str) -> list[str
         return HeldOutMetrics(cfg.eval.metrics, rewarder).check(load_held_out(cfg))
 
 
-class Copied(OtherMetric):
+class CopiedModel(OtherMetric):
     """A copy of a model folder: its revision is the digest of the same files."""
 
     def __init__(self, service: str, model: str, digest: str = "0123456789abcdef" * 2) -> None:
@@ -209,22 +209,22 @@ def test_a_reward_is_no_held_out_metric(run_settings, tmp_path) -> None:
             with pytest.raises(
                 UserError, match=rf"^eval\.metrics\.m: .*{message_part}"
             ) as error_info:
-                asked_first(run_settings, n=free, m=urls)
+                start_messages(run_settings, n=free, m=urls)
             assert "\n" not in str(error_info.value)
         with pytest.raises(UserError, match="which is a reward's model"):
             trained(run_settings, tmp_path / "run", f"eval.metrics.m={replica}")
-        assert asked_first(run_settings, n=free, m=f"{free}/") == [
+        assert start_messages(run_settings, n=free, m=f"{free}/") == [
             f"{name}: other, higher is better" for name in "nm"
         ]
     with (
-        running_service(Copied("metricx", "a")) as reward,
-        running_service(Copied("xcomet", "b")) as copy,
-        running_service(Copied("xcomet", "a", "f" * 32)) as later,
+        running_service(CopiedModel("metricx", "a")) as reward,
+        running_service(CopiedModel("xcomet", "b")) as copy,
+        running_service(CopiedModel("xcomet", "a", "f" * 32)) as later,
     ):
         with_it = ([*run_settings[0], f"reward.metricx_urls={reward}"], reward)
         with pytest.raises(UserError, match=r"runs b .* which is a reward's model"):
-            asked_first(with_it, m=copy)
-        assert asked_first(with_it, m=later) == ["m: a, higher is better"]  # another revision
+            start_messages(with_it, m=copy)
+        assert start_messages(with_it, m=later) == ["m: a, higher is better"]  # another revision
 
 
 def test_what_is_no_metric_is_refused_at_the_start_and_left_out_later(run_settings) -> None:
@@ -244,7 +244,7 @@ def test_what_is_no_metric_is_refused_at_the_start_and_left_out_later(run_settin
             ("services.xcomet.model:XCometXLScorer", "is not the URL of a service"),
         ):
             with pytest.raises(UserError, match=rf"^eval\.metrics\.m: .*{message}"):
-                asked_first(run_settings, m=url)
+                start_messages(run_settings, m=url)
         cfg = config(run_settings, Path("run"), f"eval.metrics.m={closed}")
         with closing(RewardClient(cfg.reward)) as rewarder:
             metrics = HeldOutMetrics(cfg.eval.metrics, rewarder)

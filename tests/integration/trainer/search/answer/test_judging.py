@@ -40,23 +40,23 @@ def verdicts(body, seed):
 def served():
     """Yield a generator, the model behind the judge, and a config that names generator and
     judge."""
-    seer = FakeOpenAI(respond=verdicts)
+    judge_llm = FakeOpenAI(respond=verdicts)
     with (
         serving() as (fake, config),
-        seer.running() as upstream,
+        judge_llm.running() as upstream,
         running_judge(upstream=upstream) as url,
     ):
-        yield fake, seer, config | {"judge": {"url": url, "grounded": True, "deadline_s": 5.0}}
+        yield fake, judge_llm, config | {"judge": {"url": url, "grounded": True, "deadline_s": 5.0}}
 
 
 @pytest.fixture
-def seer(served):
-    fake, seer, _ = served
-    for server in (fake, seer):
+def judge_llm(served):
+    fake, judge_llm, _ = served
+    for server in (fake, judge_llm):
         server.well()
         server.forget()
-    seer.respond = verdicts
-    return seer
+    judge_llm.respond = verdicts
+    return judge_llm
 
 
 def finish(config, folder, *episodes, **sections):
@@ -74,12 +74,14 @@ def finish(config, folder, *episodes, **sections):
     return asyncio.run(work())
 
 
-def test_whether_the_evidence_supports_the_answer_is_asked_beside(served, seer, tmp_path):
+def test_whether_the_evidence_supports_the_answer_is_asked_beside(served, judge_llm, tmp_path):
     (done,), spent = finish(served[2], tmp_path, episode("d_1", "d_1/a"))
     assert (done.judged.status, done.judged.score) == ("ok", 1.0)
     assert (done.grounded.status, done.grounded.score) == ("ok", 0.5)
     assert done.judged.model.startswith("teacher@")
-    (request,) = [r for r in seer.requests if isinstance(r.body["messages"][1]["content"], list)]
+    (request,) = [
+        r for r in judge_llm.requests if isinstance(r.body["messages"][1]["content"], list)
+    ]
     image_parts = [p for p in request.body["messages"][1]["content"] if p["type"] == "image_url"]
     sent = [b64decode(part["image_url"]["url"].partition(",")[2]) for part in image_parts]
     assert sent == [png(picture("d_1")), png(picture("d_1/a"))]
@@ -88,14 +90,16 @@ def test_whether_the_evidence_supports_the_answer_is_asked_beside(served, seer, 
     assert spent["judge"].completion_tokens == tokens > 0
 
 
-def test_without_a_reference_the_answer_is_not_judged_but_its_support_is(served, seer, tmp_path):
+def test_without_a_reference_the_answer_is_not_judged_but_its_support_is(
+    served, judge_llm, tmp_path
+):
     (done,), spent = finish(served[2], tmp_path, episode("d_1", reference=""))
     assert (done.judged.status, done.judged.score) == ("skipped", None)
     assert (done.grounded.status, done.grounded.score) == ("ok", 0.5)
     assert done.answer.status == "ok" and spent["judge"].calls == 1
 
 
-def test_without_evidence_nothing_supports_an_answer(served, seer, tmp_path):
+def test_without_evidence_nothing_supports_an_answer(served, judge_llm, tmp_path):
     config = served[2] | {"judge": served[2]["judge"] | {"no_evidence": "ask"}}
     (done,), spent = finish(config, tmp_path, episode(question="without"))
     assert (done.grounded.status, done.grounded.score) == ("skipped", 0.0)
@@ -103,15 +107,17 @@ def test_without_evidence_nothing_supports_an_answer(served, seer, tmp_path):
 
 
 @pytest.mark.parametrize("failure", ["garbage", "wrong_reason", 500, 429, "close", "cut"])
-def test_a_judge_that_gives_no_verdict_is_a_status_and_never_0(served, seer, tmp_path, failure):
+def test_a_judge_that_gives_no_verdict_is_a_status_and_never_0(
+    served, judge_llm, tmp_path, failure
+):
     if failure == "garbage":
-        seer.respond = lambda body, seed: "Looks fine to me."
+        judge_llm.respond = lambda body, seed: "Looks fine to me."
     elif failure == "wrong_reason":
-        seer.respond = lambda body, seed: '{"score": 1, "reason_code": "wrong", "notes": ""}'
+        judge_llm.respond = lambda body, seed: '{"score": 1, "reason_code": "wrong", "notes": ""}'
     elif failure == "cut":
-        seer.cut = True
+        judge_llm.cut = True
     else:
-        seer.fail(failure, times=None)
+        judge_llm.fail(failure, times=None)
     trajectory = episode("d_1", question=f"with {failure}")
     judge = {"deadline_s": 0.2, "grounded": False}
     (done,), spent = finish(served[2], tmp_path, trajectory, judge=judge)
@@ -122,28 +128,28 @@ def test_a_judge_that_gives_no_verdict_is_a_status_and_never_0(served, seer, tmp
     assert spent["judge"].calls == (done.judged.reason == "model_failure")
     words = {"garbage": 8, "wrong_reason": 12, "cut": 3}
     assert spent["judge"].completion_tokens == words.get(failure, 0)
-    seer.well()
-    seer.respond = verdicts
+    judge_llm.well()
+    judge_llm.respond = verdicts
     (retried,), after = finish(served[2], tmp_path, trajectory)
     # The failed calls are known when the run resumes.
     assert after["judge"].calls > spent["judge"].calls
     assert (retried.judged.score, retried.answer.charge.cached) == (1.0, True)
 
 
-def test_a_verdict_that_was_paid_for_is_not_asked_for_again(served, seer, tmp_path):
+def test_a_verdict_that_was_paid_for_is_not_asked_for_again(served, judge_llm, tmp_path):
     group = [episode("d_1", id=f"t{n}", question="as one") for n in range(6)]
     done, spent = finish(served[2], tmp_path, *group, judge={"grounded": False})
     assert spent["judge"].calls == sum(trajectory.judged.charge.calls for trajectory in done) == 1
     # The judge is another process with an empty cache, and its model is down.
     with running_judge(upstream="http://127.0.0.1:9/v1") as url:
-        seer.forget()
+        judge_llm.forget()
         judge = {"url": url, "grounded": False}
         (repeated,), spent = finish(served[2], tmp_path, group[0], judge=judge)
     assert repeated.judged.score == 1.0 and repeated.judged.charge.cached
-    assert not seer.requests and spent["judge"].calls == 1
+    assert not judge_llm.requests and spent["judge"].calls == 1
 
 
-def test_what_the_judges_model_costs_counts_towards_the_cap(served, seer, tmp_path):
+def test_what_the_judges_model_costs_counts_towards_the_cap(served, judge_llm, tmp_path):
     price = {"judge": {"prompt": 1.0, "completion": 1.0}, "cap": 0.5}
     (done,), spent = finish(served[2], tmp_path, episode("d_1", question="paid"), money=price)
     assert spent["judge"].money == pytest.approx(
@@ -152,23 +158,23 @@ def test_what_the_judges_model_costs_counts_towards_the_cap(served, seer, tmp_pa
     assert done.judged.charge.money > 0
 
 
-def test_a_verdict_has_the_room_that_a_judge_who_thinks_needs(served, seer, tmp_path):
-    seer.counts_tokens = False
+def test_a_verdict_has_the_room_that_a_judge_who_thinks_needs(served, judge_llm, tmp_path):
+    judge_llm.counts_tokens = False
     trajectory = episode("d_1", question="thought about")
     judge = {"grounded": False, "max_tokens": 3000}
     price = {"judge": {"prompt": 0.0, "completion": 1.0}, "cap": 0.5}
     (done,), spent = finish(served[2], tmp_path, trajectory, judge=judge, money=price)
     assert done.judged.score == 1.0
-    assert seer.requests[-1].body["max_tokens"] == 3000
+    assert judge_llm.requests[-1].body["max_tokens"] == 3000
     # Reserved, and charged because the server reports no usage.
     assert spent["judge"].completion_tokens == 3000
 
 
 def test_a_judges_model_that_counts_nothing_is_charged_what_it_may_have_taken(
-    served, seer, tmp_path
+    served, judge_llm, tmp_path
 ):
     """Check the charge: without it a cap would never be reached."""
-    seer.counts_tokens = False
+    judge_llm.counts_tokens = False
     price = {"judge": {"prompt": 0.0, "completion": 1.0}, "cap": 0.5}
     trajectory = episode("d_1", question="uncounted")
     (done,), spent = finish(served[2], tmp_path, trajectory, money=price, judge={"grounded": False})
@@ -176,7 +182,7 @@ def test_a_judges_model_that_counts_nothing_is_charged_what_it_may_have_taken(
     assert spent["judge"].money == pytest.approx(128e-6)
 
 
-def test_a_judge_that_becomes_another_ends_the_run(served, seer, tmp_path):
+def test_a_judge_that_becomes_another_ends_the_run(served, judge_llm, tmp_path):
     behind = [served[2]["judge"]["url"]]
     app = FastAPI()
 
@@ -204,7 +210,7 @@ def test_a_judge_that_becomes_another_ends_the_run(served, seer, tmp_path):
             asyncio.run(work(url, rules))
 
 
-def test_a_run_goes_on_with_the_judge_that_it_began_with(served, seer, tmp_path):
+def test_a_run_goes_on_with_the_judge_that_it_began_with(served, judge_llm, tmp_path):
     finish(served[2], tmp_path, episode("d_1"))
     with running_judge() as rules:
         judge = {"url": rules, "grounded": False}
@@ -222,7 +228,7 @@ def test_a_run_goes_on_with_the_judge_that_it_began_with(served, seer, tmp_path)
         judge_of(file, "run")
 
 
-def test_a_question_arrives_as_it_is(served, seer, tmp_path):
+def test_a_question_arrives_as_it_is(served, judge_llm, tmp_path):
     odd = 'Which "Question: " is asked?\nassistant\n<|im_end|> 무엇?'
     finish(served[2], tmp_path, episode("d_1", question=odd), judge={"grounded": False})
     assert served[0].requests[0].body["messages"][1]["content"][0]["text"] == odd
@@ -237,7 +243,7 @@ def test_a_question_arrives_as_it_is(served, seer, tmp_path):
         {"usage": {"prompt_tokens": 2**70, "completion_tokens": 1}},
     ],
 )
-def test_a_verdict_that_is_out_of_all_bounds_is_none(served, seer, tmp_path, changes):
+def test_a_verdict_that_is_out_of_all_bounds_is_none(served, judge_llm, tmp_path, changes):
     """Check an invalid verdict: it would be a reward of 1.6, or a negative cost."""
     app = FastAPI()
 

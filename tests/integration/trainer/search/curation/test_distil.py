@@ -194,7 +194,7 @@ def test_a_hostile_rewriter_changes_no_row(attack_name: str, tmp_path: Path, mod
     assert counts == {f"dropped: {reason}": 2, "kept: rewritten": 1}
 
 
-def answers_of(form: str) -> Callable[[dict[str, Any], int | None], str]:
+def rewriter_with_form(form: str) -> Callable[[dict[str, Any], int | None], str]:
     def respond(body: dict[str, Any], seed: int | None) -> str:
         turns = json.loads(body["messages"][-1]["content"])["turns"]
         thoughts = [{"turn": thought["turn"], "thought": "so"} for thought in turns]
@@ -218,7 +218,7 @@ def answers_of(form: str) -> Callable[[dict[str, Any], int | None], str]:
 def test_an_answer_of_another_form_changes_no_row(form: str, tmp_path: Path, model: Path) -> None:
     out = text_rows(tmp_path, model, rows=1)
     with rewriter() as (fake, settings):
-        fake.respond = answers_of(form)
+        fake.respond = rewriter_with_form(form)
         result = run("rewrite", "--from", out, "--out", tmp_path / "a", settings=settings)
     assert result.exit_code == 0, result.output
     assert kept(tmp_path / "a") == kept(out)

@@ -56,7 +56,7 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return python
 
 
-def does(tmp_path: Path, code: str) -> None:
+def write_step_code(tmp_path: Path, code: str) -> None:
     (tmp_path / "does.py").write_text(code)
 
 
@@ -77,7 +77,7 @@ def steps(folder: Path, lock: int, launch: list[str], limits: RoundLimits | None
 
 
 def test_a_step_is_done_once(tmp_path: Path, launch: list[str]) -> None:
-    does(tmp_path, "")
+    write_step_code(tmp_path, "")
     folder = tmp_path / "01-a"
     with lock_loop(tmp_path) as lock:
         for _ in range(2):
@@ -91,7 +91,7 @@ def test_a_step_is_done_once(tmp_path: Path, launch: list[str]) -> None:
 
 def test_a_training_that_has_begun_goes_on(tmp_path: Path, launch: list[str]) -> None:
     folder = tmp_path / "01-a"
-    does(tmp_path, "sys.exit('--resume' not in sys.argv)")
+    write_step_code(tmp_path, "sys.exit('--resume' not in sys.argv)")
     with lock_loop(tmp_path) as lock:
         with pytest.raises(StepFailed):
             steps(folder, lock, launch).train(cfg())
@@ -103,14 +103,14 @@ def test_a_step_that_fails_is_begun_again_and_what_it_took_is_kept(
     tmp_path: Path, launch: list[str]
 ) -> None:
     folder = tmp_path / "01-a"
-    does(tmp_path, "raise SystemExit(3)")
+    write_step_code(tmp_path, "raise SystemExit(3)")
     with lock_loop(tmp_path) as lock:
         with pytest.raises(StepFailed, match="train ended with exit code 3") as error:
             steps(folder, lock, launch).train(cfg())
         assert error.value.exit_code == 3
         before = read_steps(folder)["train"]
         assert not before.done
-        does(tmp_path, "")
+        write_step_code(tmp_path, "")
         steps(folder, lock, launch).train(cfg())
     after = read_steps(folder)["train"]
     assert (after.done, after.starts) == (True, 2)
@@ -120,7 +120,7 @@ def test_a_step_that_fails_is_begun_again_and_what_it_took_is_kept(
 def test_what_is_done_is_not_what_was_asked_for_otherwise(
     tmp_path: Path, launch: list[str]
 ) -> None:
-    does(tmp_path, "")
+    write_step_code(tmp_path, "")
     folder = tmp_path / "01-a"
     with lock_loop(tmp_path) as lock:
         steps(folder, lock, launch).train(cfg())
@@ -134,14 +134,14 @@ def test_what_is_done_is_not_what_was_asked_for_otherwise(
 def test_calls_and_tokens_of_a_step_are_counted_and_end_a_round(
     tmp_path: Path, launch: list[str]
 ) -> None:
-    does(tmp_path, "")
+    write_step_code(tmp_path, "")
     folder = tmp_path / "01-a"
     folder.mkdir()
     cache = PaidAnswerCache(folder / "paid.sqlite", "earlier")
     charge = ApiUsage(calls=2, prompt_tokens=10, completion_tokens=5)
     asyncio.run(cache.charge("generator", charge))
     cache.close()
-    does(tmp_path, PAYS + "pay(3)")
+    write_step_code(tmp_path, PAYS + "pay(3)")
     limits = RoundLimits(tokens=24)
     with lock_loop(tmp_path) as lock:
         steps(folder, lock, launch, limits).train(cfg())
@@ -158,14 +158,14 @@ def test_what_a_step_asks_for_while_it_leaves_is_counted(
 ) -> None:
     monkeypatch.setattr("trainer.search.rounds.steps._BEAT_S", 0.05)
     handle_sigterm = "import signal; signal.signal(15, lambda *_: (pay(100), sys.exit(143)))\n"
-    does(tmp_path, PAYS + handle_sigterm + "pay(3); time.sleep(600)")
+    write_step_code(tmp_path, PAYS + handle_sigterm + "pay(3); time.sleep(600)")
     folder = tmp_path / "01-a"
     with lock_loop(tmp_path) as lock:
         with pytest.raises(UserError, match=r"limits\.calls"):
             steps(folder, lock, launch, RoundLimits(calls=2)).train(cfg())
         assert read_steps(folder)["train"].calls == 103
         exec(PAYS + "pay(50)", {"folder": folder})  # another program, in between
-        does(tmp_path, PAYS + "pay(4)")
+        write_step_code(tmp_path, PAYS + "pay(4)")
         steps(folder, lock, launch).train(cfg())
     assert read_steps(folder)["train"].calls == 107
 
@@ -175,7 +175,7 @@ def test_a_training_that_its_own_rule_has_ended_is_done(
 ) -> None:
     line = {"update": 1, "skipped": True, "kl_ref_k3": None, "reward_mean": 0.0}
     code = f"(folder / 'train/log.jsonl').write_text({json.dumps(line)!r}); sys.exit(1)"
-    does(tmp_path, code)
+    write_step_code(tmp_path, code)
     finished_cfg = cfg(stop={"skipped_updates": 1})
     folder = tmp_path / "01-a"
     with lock_loop(tmp_path) as lock:
@@ -186,7 +186,7 @@ def test_a_training_that_its_own_rule_has_ended_is_done(
         record = read_steps(folder)["train"]
         assert record.done and "stop.skipped_updates is 1" in record.stopped
         assert "1 updates in a row learned nothing" in record.stopped
-        does(tmp_path, "sys.exit(1)")
+        write_step_code(tmp_path, "sys.exit(1)")
         with pytest.raises(StepFailed):  # it was not stopped by a rule
             steps(tmp_path / "02-b", lock, launch).train(finished_cfg)
 
@@ -195,7 +195,9 @@ def test_sft_is_one_process_on_one_gpu_whatever_starts_trainings(
     tmp_path: Path, launch: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
-    does(tmp_path, "import os; (folder / 'saw').write_text(os.environ['CUDA_VISIBLE_DEVICES'])")
+    write_step_code(
+        tmp_path, "import os; (folder / 'saw').write_text(os.environ['CUDA_VISIBLE_DEVICES'])"
+    )
     folder = tmp_path / "01-a"
     with lock_loop(tmp_path) as lock:
         steps(folder, lock, ["no-such-launcher"]).finetune(sft())
@@ -208,7 +210,7 @@ def test_torchrun_gives_a_training_time_to_save(
     tmp_path: Path, launch: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
-    does(tmp_path, f"import os; (folder / 'saw').write_text(os.environ[{key!r}])")
+    write_step_code(tmp_path, f"import os; (folder / 'saw').write_text(os.environ[{key!r}])")
     with lock_loop(tmp_path) as lock:
         for value, expected_value in ((None, "600"), ("45", "45")):
             monkeypatch.delenv(key, raising=False)
@@ -220,7 +222,7 @@ def test_torchrun_gives_a_training_time_to_save(
 
 
 def test_a_done_step_whose_folder_is_gone_is_one_line(tmp_path: Path, launch: list[str]) -> None:
-    does(tmp_path, "")
+    write_step_code(tmp_path, "")
     folder = tmp_path / "01-a"
     with lock_loop(tmp_path) as lock:
         (steps(folder, lock, launch).train(cfg()) / ".").rmdir()
@@ -238,7 +240,7 @@ def test_a_launcher_that_ends_first_leaves_its_training_time_to_save(
         "(f / 'up').touch(); time.sleep(600)"
     )
     begins = f"import subprocess; subprocess.Popen([sys.executable, '-c', {saves!r}, str(folder)])"
-    does(
+    write_step_code(
         tmp_path, begins + "\nwhile not (folder / 'up').exists(): time.sleep(0.01)\ntime.sleep(600)"
     )
     folder = tmp_path / "01-a"
@@ -251,7 +253,7 @@ def test_hours_end_a_step_that_is_at_work(
     tmp_path: Path, launch: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trainer.search.rounds.steps._BEAT_S", 0.05)
-    does(tmp_path, "time.sleep(600)")
+    write_step_code(tmp_path, "time.sleep(600)")
     folder = tmp_path / "01-a"
     with lock_loop(tmp_path) as lock, pytest.raises(UserError, match=r"limits\.hours"):
         steps(folder, lock, launch, RoundLimits(hours=1e-4)).train(cfg())
@@ -312,7 +314,7 @@ def has_ended(pid: int) -> bool:
 def test_a_step_is_told_to_leave_with_its_loop(
     number: signal.Signals, tmp_path: Path, launch: list[str]
 ) -> None:
-    does(tmp_path, AT_WORK)
+    write_step_code(tmp_path, AT_WORK)
     loop = started(tmp_path)
     pid = int((tmp_path / "01-a/pid").read_text())
     with pytest.raises(UserError, match="another loop uses it"), lock_loop(tmp_path):
@@ -328,7 +330,7 @@ def test_a_step_is_told_to_leave_with_its_loop(
 
 def test_a_step_that_outlives_its_loop_keeps_the_folder(tmp_path: Path, launch: list[str]) -> None:
     stays = AT_WORK.replace("sys.exit(143)", "pass")
-    does(tmp_path, stays + "time.sleep(600)\n")
+    write_step_code(tmp_path, stays + "time.sleep(600)\n")
     loop = started(tmp_path)
     pid = int((tmp_path / "01-a/pid").read_text())
     loop.kill()

@@ -38,18 +38,18 @@ from trainer.search.trajectories.store import TrajectoryStore
 
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 UPDATES = 6
-_ROOM = 16_000  # bytes of a file
+_MAX_FILE_BYTES = 16_000  # bytes of a file
 #: Episodes of a question, by its position.
 GROUPS = (2, 5, 4)
 #: Keys that depend on the process or on when something was paid, not on the run:
 #: calls of an update made in this process and before (`generator_calls`,
 #: `judge_calls`, `answers_known`, `money`); spending so far, including an update that a kill has
 #: undone (`cost/`); work of this process (`answers/`).
-_OF_A_LIFE = ("generator_calls", "judge_calls", "answers_known", "money")
+_PROCESS_KEYS = ("generator_calls", "judge_calls", "answers_known", "money")
 
 
-def of_a_life(key: str) -> bool:
-    return key in _OF_A_LIFE or key.startswith(("cost/", "answers/"))
+def depends_on_process(key: str) -> bool:
+    return key in _PROCESS_KEYS or key.startswith(("cost/", "answers/"))
 
 
 @dataclass
@@ -90,7 +90,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_asked(stack: Stack) -> None:
+def forget_requests(stack: Stack) -> None:
     """Let the generator forget earlier requests."""
     stack.moody.recover()
     stack.generator.forget()
@@ -155,19 +155,21 @@ def kill_at_random(process: Command, stack: Stack, out: Path, moments: random.Ra
 def rows(path: Path) -> list[dict[str, Any]]:
     """Return the lines without times, the run's name, and which process paid."""
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return [comparable(row) for row in lines]
+    return [without_process_keys(row) for row in lines]
 
 
-def comparable(value: Any) -> Any:
+def without_process_keys(value: Any) -> Any:
     """Return a value without the keys that `rows` drops, at any depth. `charge`: who paid."""
     if isinstance(value, list):
-        return [comparable(item) for item in value]
+        return [without_process_keys(item) for item in value]
     if not isinstance(value, dict):
         return value
     return {
-        key: comparable(item)
+        key: without_process_keys(item)
         for key, item in value.items()
-        if key not in ("run", "charge", "seconds") and not key.endswith("_s") and not of_a_life(key)
+        if key not in ("run", "charge", "seconds")
+        and not key.endswith("_s")
+        and not depends_on_process(key)
     }
 
 
@@ -176,7 +178,9 @@ def episodes(out: Path) -> list[Trajectory]:
 
 
 def stored(out: Path) -> list[dict[str, Any]]:
-    return [comparable(trajectory.model_dump(mode="json")) for trajectory in episodes(out)]
+    return [
+        without_process_keys(trajectory.model_dump(mode="json")) for trajectory in episodes(out)
+    ]
 
 
 def read_images(out: Path) -> dict[str, bytes]:
@@ -229,7 +233,7 @@ def test_the_run_that_is_compared_with_has_learned(stack: Stack) -> None:
     assert "lm_head.weight" in moved and len(moved) > len(before) / 2
 
 
-def changed(stack: Stack, folder: Path, **sections: dict[str, Any]) -> Stack:
+def stack_with(stack: Stack, folder: Path, **sections: dict[str, Any]) -> Stack:
     """Return the stack with another config and an uninterrupted run of it."""
     settings = yaml.safe_load(stack.config.read_text())
     for name, values in sections.items():
@@ -252,7 +256,7 @@ def test_a_run_that_is_killed_goes_on_as_if_it_had_not_been(
 @pytest.mark.slow
 def test_so_does_one_that_fills_up_groups(stack: Stack, tmp_path: Path) -> None:
     """Check groups without spread, which other questions replace."""
-    filling = changed(
+    filling = stack_with(
         stack,
         tmp_path,
         rollout={"n_agent": 2, "dynamic_sampling": 2},
@@ -298,7 +302,7 @@ def test_a_run_without_room_to_write_ends_and_goes_on_when_there_is_some(
         process, lambda: (out / "config.yaml").exists() and count(out / "log.jsonl") >= updates
     )
     (alone,) = process.processes
-    resource.prlimit(alone.pid, resource.RLIMIT_FSIZE, (_ROOM, resource.RLIM_INFINITY))
+    resource.prlimit(alone.pid, resource.RLIMIT_FSIZE, (_MAX_FILE_BYTES, resource.RLIM_INFINITY))
     stopped = finish(process)
     assert stopped.returncode not in (0, -signal.SIGKILL), stopped.stderr
     message = stopped.stderr.lower()

@@ -43,7 +43,7 @@ def services(servers: Knowing) -> Knowing:
     return servers
 
 
-def right(question: Question, *page_ids: str, sample: int = 0, **more: Any) -> Trajectory:
+def right_episode(question: Question, *page_ids: str, sample: int = 0, **more: Any) -> Trajectory:
     """Return an episode that was judged right and whose generator saw these pages."""
     answer = GeneratedAnswer(status="ok", text="12 %", evidence=[sha256_of(p) for p in page_ids])
     judged = JudgedAnswer(status="ok", score=1.0)
@@ -89,7 +89,7 @@ def test_each_kind_is_told_by_what_answers_right(
     says: dict[str, str],
 ) -> None:
     SAYS[question.question] = says
-    row = find_hallucinations(services, tmp_path, right(question, *page_ids))[question.id]
+    row = find_hallucinations(services, tmp_path, right_episode(question, *page_ids))[question.id]
     assert row["reason"] == kind and row["kinds"] == {kind: 1}
     assert row["kept"] is (kind != "own_knowledge") and row["episodes"] == [f"run/1-{row['id']}-0"]
 
@@ -101,11 +101,11 @@ def test_who_saw_the_evidence_or_was_wrong_is_not_suspected(
     wrong = JudgedAnswer(status="ok", score=0.0)
     unjudged = JudgedAnswer(status="failed")
     episodes = [
-        right(twin, "deck_2", sample=0),
-        right(twin, "other_1", sample=1),
-        right(twin, "deck_1", sample=2, judged=wrong),
-        right(twin, "deck_1", sample=3, judged=unjudged),
-        right(TWO, "deck_2", "deck_1"),
+        right_episode(twin, "deck_2", sample=0),
+        right_episode(twin, "other_1", sample=1),
+        right_episode(twin, "deck_1", sample=2, judged=wrong),
+        right_episode(twin, "deck_1", sample=3, judged=unjudged),
+        right_episode(TWO, "deck_2", "deck_1"),
     ]
     rows = find_hallucinations(services, tmp_path, *episodes)
     assert {row["reason"] for row in rows.values()} == {"none"} and not services.fake.requests
@@ -116,7 +116,7 @@ def test_equal_questions_about_equal_pictures_are_asked_once(
     services: Knowing, tmp_path: Path
 ) -> None:
     SAYS[Q.question] = {"deck_1": "12 %"}
-    episodes = [right(Q, "deck_1", sample=n) for n in range(6)]
+    episodes = [right_episode(Q, "deck_1", sample=n) for n in range(6)]
     row = find_hallucinations(services, tmp_path, *episodes)["q"]
     assert row["kinds"] == {"same_document": 6}
     assert services.served() == {(Q.question, ()): 1, (Q.question, ("deck_1",)): 1}
@@ -130,7 +130,7 @@ def test_equal_questions_about_equal_pictures_are_asked_once(
 def test_k_answers_are_asked_for_each_by_itself(services: Knowing, tmp_path: Path) -> None:
     SAYS[Q.question] = {"deck_1": "12 %"}
     find_hallucinations(
-        services, tmp_path, right(Q, "deck_1"), more=("--set=hallucinations.times=3",)
+        services, tmp_path, right_episode(Q, "deck_1"), more=("--set=hallucinations.times=3",)
     )
     assert services.served() == {(Q.question, ()): 3, (Q.question, ("deck_1",)): 3}
 
@@ -138,19 +138,21 @@ def test_k_answers_are_asked_for_each_by_itself(services: Knowing, tmp_path: Pat
 def test_a_call_that_fails_is_no_verdict(services: Knowing, tmp_path: Path) -> None:
     SAYS[Q.question] = {"deck_1": "12 %"}
     services.fake.fail(500, times=None)
-    row = find_hallucinations(services, tmp_path, right(Q, "deck_1"))["q"]
+    row = find_hallucinations(services, tmp_path, right_episode(Q, "deck_1"))["q"]
     assert row["reason"] == "undecided" and row["kept"]
 
 
 def test_an_estimate_asks_nobody(services: Knowing, tmp_path: Path) -> None:
-    episodes = [right(Q, "deck_1", "other_1", sample=n) for n in range(4)]
-    find_hallucinations(services, tmp_path, *episodes, right(TWO, "deck_1"), more=("--estimate",))
+    episodes = [right_episode(Q, "deck_1", "other_1", sample=n) for n in range(4)]
+    find_hallucinations(
+        services, tmp_path, *episodes, right_episode(TWO, "deck_1"), more=("--estimate",)
+    )
     assert not services.fake.requests and not (tmp_path / "out").exists()
 
 
 def test_a_missing_picture_is_one_line(services: Knowing, tmp_path: Path) -> None:
     SAYS[Q.question] = {}
-    folder = write_run(tmp_path / "run", [right(Q, "deck_1")])
+    folder = write_run(tmp_path / "run", [right_episode(Q, "deck_1")])
     sha256 = sha256_of("deck_1")
     (folder / f"trajectories/images/{sha256[:2]}/{sha256}.png").unlink()
     arguments = [
@@ -168,7 +170,9 @@ def test_a_missing_picture_is_one_line(services: Knowing, tmp_path: Path) -> Non
 def test_what_is_dropped_is_a_setting(services: Knowing, tmp_path: Path) -> None:
     SAYS[Q.question] = {}
     more = ("--set=hallucinations.drop=[luck]",)
-    assert not find_hallucinations(services, tmp_path, right(Q, "deck_1"), more=more)["q"]["kept"]
+    assert not find_hallucinations(services, tmp_path, right_episode(Q, "deck_1"), more=more)["q"][
+        "kept"
+    ]
     assert kept(tmp_path / "out") == []
 
 
