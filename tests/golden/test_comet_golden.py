@@ -37,7 +37,7 @@ def exact_on_one_thread():
 
 @dataclass
 class Case:
-    """rows: samples. golden: upstream's results for each."""
+    """Holds a checkpoint's samples (rows) and upstream's results for each (golden)."""
 
     name: str
     folder: Path

@@ -29,8 +29,9 @@ Tagged = list[tuple[int, tuple[int, int]]]
 
 @dataclass
 class Case:
-    """spans: upstream's raw spans for each row of QE. tagged: labels of every fourth of `qe` and of
-    `ref`."""
+    """Holds upstream's results.
+
+    spans: the raw spans for each row of QE. tagged: labels of every fourth of `qe` and of `ref`."""
 
     folder: Path
     backend: XCometBackend

@@ -1,4 +1,4 @@
-"""`python -m trainer template-check` on folders of models."""
+"""Test `python -m trainer template-check` on folders of models."""
 
 from __future__ import annotations
 

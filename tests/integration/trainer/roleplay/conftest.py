@@ -20,7 +20,7 @@ from trainer.roleplay.similarity import open_similarity
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """Files that all runs read. anchors: a calibration.json of the server."""
+    """Holds the files that all runs read. anchors: a calibration.json of the server."""
 
     folder: Path
     policy: Path
