@@ -1,4 +1,4 @@
-"""Ids of tokenizers made from sentencepiece's files against those of upstream's, text by text."""
+"""Compare ids of tokenizers made from sentencepiece's files with upstream's, text by text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ MAKERS = {
 
 @pytest.mark.parametrize("form", MAKERS)
 def test_ids_equal_upstream_s(form):
-    """Of 360 texts of people, and of hundreds that a tokenizer may take for something else."""
+    """Check 360 texts written by people, and hundreds that a tokenizer may read as something
+    else."""
     lines = (GOLDEN / "token_ids.jsonl").read_text(encoding="ascii").splitlines()
     rows = [json.loads(line) for line in lines]
     assert len(rows) > 700

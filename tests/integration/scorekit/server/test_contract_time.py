@@ -1,4 +1,4 @@
-"""The contract under load and time: deadlines, leaving clients, large bodies."""
+"""Test the contract under load and over time: deadlines, closed clients, large bodies."""
 
 from __future__ import annotations
 
@@ -33,9 +33,11 @@ def test_the_work_of_a_client_that_leaves_is_dropped():
     with running_service(backend) as url:
         backend.hold()
 
-        async def until(told):
+        async def until(metric_line):
             async with asyncio.timeout(PATIENCE_S):
-                while told not in (await asyncio.to_thread(httpx.get, f"{url}/metrics")).text:
+                while (
+                    metric_line not in (await asyncio.to_thread(httpx.get, f"{url}/metrics")).text
+                ):
                     await asyncio.sleep(0.01)
 
         async def leave():
@@ -60,8 +62,10 @@ def test_a_body_full_of_faults_costs_no_more_than_the_ten_that_are_named(url):
     body = b'{"samples": [' + b"0," * 400_000 + b"0]}"
     response = httpx.post(f"{url}/v1/score", content=body, headers=JSON)
     assert response.status_code in (413, 422)
-    few = b'{"samples": [' + b"0," * 400 + b"0]}"
-    message = httpx.post(f"{url}/v1/score", content=few, headers=JSON).json()["error"]["message"]
+    content = b'{"samples": [' + b"0," * 400 + b"0]}"
+    message = httpx.post(f"{url}/v1/score", content=content, headers=JSON).json()["error"][
+        "message"
+    ]
     assert message.count("samples.") == 10
 
 
@@ -80,7 +84,7 @@ def test_what_is_large_is_checked_and_hashed_beside_the_event_loop(monkeypatch, 
     with running_service(FakeBackend()) as url:
         _score(url, PAIR)
         _score(url, {"src": "small", "mt": "m"})
-        assert len(checked_in) == 1  # the event loop's
+        assert len(checked_in) == 1  # the event loop's thread
         _score(url, *({"src": f"{i}", "mt": "m" * chars} for i in range(samples)))
         assert len(checked_in) == 2
 

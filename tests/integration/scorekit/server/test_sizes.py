@@ -1,4 +1,4 @@
-"""Sizes that are legal one by one: what the process holds of all requests together is bounded."""
+"""Check sizes that are allowed one by one: the memory of all requests together is bounded."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def test_bytes_are_bounded_for_all_together():
     first, second, third = budget.share(), budget.share(), budget.share()
     first.reserve(3 * MIB)
     second.reserve(3 * MIB)
-    with pytest.raises(RequestError) as refused:  # a quarter is left to the small
+    with pytest.raises(RequestError) as error_info:  # a quarter is reserved for small ones
         third.reserve(2 * MIB)
-    assert refused.value.type == "overloaded" and refused.value.retry_after
+    assert error_info.value.type == "overloaded" and error_info.value.retry_after
     third.reserve(MIB)
-    with pytest.raises(RequestError) as refused:
+    with pytest.raises(RequestError) as error_info:
         third.reserve(7 * MIB)
-    assert refused.value.type == "too_large"  # it would never fit
+    assert error_info.value.type == "too_large"  # it would never fit
     first.close()
     first.close()
     assert budget.held == 4 * MIB
@@ -61,7 +61,7 @@ def connections(url, count):
 
 @contextlib.contextmanager
 def service(name="metricx", **settings):
-    """A service of the fake, and its budget."""
+    """Yield a service of the fake, and its budget."""
     checked = ServiceSettings(cache="memory", **settings)
     app = create_app(FakeBackend(name), checked)
     with running_app(app, server_config(app, checked)) as url:
@@ -77,7 +77,7 @@ HALF_SENT = (
 
 
 def test_half_sent_bodies_hold_no_more_than_is_allowed_and_starve_nobody():
-    """Those that have stood still make room, the longest first."""
+    """Check that stalled bodies are dropped for others, the longest first."""
     with service(max_inflight_bytes=2 * MIB, max_body_bytes=MIB) as (url, budget):
         with connections(url, 12) as senders:
             for sender in senders:
@@ -105,7 +105,7 @@ def test_who_comes_slowly_is_told_to_come_again():
             wait_until(lambda: budget.held >= 700_000, 30)
             slow = next(iter(budget.receiving))
             slow.moved -= 10
-            budget.most = 100_000  # there is no room any more
+            budget.most = 100_000  # no capacity remains
             assert httpx.post(f"{url}/v1/score", json=PAIR).is_success
             answer = sender.recv(65536)
         assert b" 429 " in answer.split(b"\r\n")[0] and b"retry-after: " in answer.lower()
@@ -119,7 +119,7 @@ def test_what_was_answered_refused_or_left_holds_nothing():
         httpx.post(f"{url}/v1/score", json={"samples": [{"src": "a", "mt": "x" * 300_000}]})
         httpx.post(f"{url}/v1/score/stream", json=PAIR)
         with httpx.stream("POST", f"{url}/v1/score/stream", json=PAIR):
-            pass  # nobody reads it
+            pass  # the answer is not read
         with connections(url, 1) as (sender,):
             sender.sendall(HALF_SENT)
             wait_until(lambda: budget.held > 0, 30)
@@ -139,7 +139,7 @@ def test_millions_of_values_are_counted_before_they_are_parsed(junk):
     "body", [b'"' + rb"\"" * MIB, b" " * 2 * MIB, b"[" * MIB, b'"a' * MIB, b"\\" * MIB]
 )
 def test_a_body_that_is_no_json_is_looked_at_once(body):
-    """Were a part of it tried again from each place, a megabyte would take hours."""
+    """Check the time: with an attempt from each position, a megabyte would take hours."""
     with service() as (url, budget):
         answer = httpx.post(f"{url}/v1/score", content=body, headers=JSON, timeout=60)
         assert answer.status_code in (413, 422)
@@ -147,7 +147,7 @@ def test_a_body_that_is_no_json_is_looked_at_once(body):
 
 
 def test_a_large_body_may_have_as_many_samples_as_any():
-    """Quotes, brackets and escapes within texts are no values."""
+    """Check that quotes, brackets and escapes within texts are not counted as values."""
     texts = ['"[{,' * 20, "\\" * 41, "\n\\u0041", "가{]" * 30]
     samples = [{"id": f"{k}", "src": texts[k % 4], "mt": f"{k}{texts[k % 3]}"} for k in range(5000)]
     with service(max_samples=5000) as (url, budget):
@@ -160,16 +160,16 @@ def test_a_large_body_may_have_as_many_samples_as_any():
 
 
 def test_equal_samples_give_a_long_answer_in_parts():
-    """The spans of a text of letters, ten thousand times: 60 MB of JSON from 5 kB of answer."""
+    """Request the spans of a text ten thousand times: 60 MB of JSON from 5 kB of answer."""
     mt = "word " * 60
     with running_service(FakeBackend("xcomet")) as url:
         body = {"samples": [{"src": "a", "mt": mt}] * 10_000}
         with httpx.stream("POST", f"{url}/v1/score", json=body, timeout=120) as answer:
             assert answer.status_code == 200 and "content-length" not in answer.headers
-            whole = answer.read()
-    found = json.loads(whole)["results"]
-    assert len(found) == 10_000 and all(one == found[0] for one in found)
-    assert len(found[0]["error_spans"]) == 60
+            raw_body = answer.read()
+    results = json.loads(raw_body)["results"]
+    assert len(results) == 10_000 and all(result == results[0] for result in results)
+    assert len(results[0]["error_spans"]) == 60
 
 
 def test_an_answer_that_nobody_reads_is_given_up(monkeypatch):
@@ -182,7 +182,7 @@ def test_an_answer_that_nobody_reads_is_given_up(monkeypatch):
     with service("xcomet") as (url, budget), connections(url, 1) as (deaf,):
         deaf.sendall(head + body)
         assert deaf.recv(12) == b"HTTP/1.1 200"
-        wait_until(lambda: budget.held == 0, 60)  # the connection was cut
+        wait_until(lambda: budget.held == 0, 60)  # the connection was closed
         received = 0
         with contextlib.suppress(ConnectionResetError):
             while data := deaf.recv(2**20):
@@ -195,6 +195,6 @@ def test_pieces_are_bounded_in_samples_and_bytes():
         return [InFlightSample(b"", None, "bulk", 1, time.monotonic(), size) for size in sizes]
 
     small = split_tasks(None, flights([10] * 600), None)
-    assert [len(piece.flights) for piece in small] == [PIECE, PIECE, 600 - 2 * PIECE]
+    assert [len(task.flights) for task in small] == [PIECE, PIECE, 600 - 2 * PIECE]
     large = split_tasks(None, flights([99_000] * 6 + [PIECE_BYTES * 3, 1]), None)
-    assert [len(piece.flights) for piece in large] == [2, 2, 2, 1, 1]
+    assert [len(task.flights) for task in large] == [2, 2, 2, 1, 1]

@@ -1,4 +1,4 @@
-"""The stages between sources and filters: a real teacher protocol, a real scoring service."""
+"""Test the stages between sources and filters, with a real teacher protocol and scoring service."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from tests.kits.synth.driver import (
 
 
 def test_improvement_is_the_greedy_score_minus_the_sampled_one(undisturbed):
-    found = records(undisturbed, "prefilter_score")
-    assert [r["source_text"] for r in found] == TEXTS
-    for r in found:
+    scored_records = records(undisturbed, "prefilter_score")
+    assert [r["source_text"] for r in scored_records] == TEXTS
+    for r in scored_records:
         p = r["prefilter"]
         assert p["improvement"] == p["score_greedy"] - p["score_sample"]
         assert "greedy" not in p
@@ -49,10 +49,12 @@ def test_the_most_improved_of_each_bucket_are_selected(undisturbed):
             (r["prefilter"]["improvement"] for r in everything if r["length_bucket_id"] == bucket),
             reverse=True,
         )[:share]
-        mine = [r["prefilter"]["improvement"] for r in chosen if r["length_bucket_id"] == bucket]
-        assert sorted(mine, reverse=True) == best
-    rest = list(StageFolder(undisturbed, "select_sources").all_rejected())
-    assert len(rest) == 10 and {r["reason_code"] for r in rest} == {"not_selected"}
+        improvements = [
+            r["prefilter"]["improvement"] for r in chosen if r["length_bucket_id"] == bucket
+        ]
+        assert sorted(improvements, reverse=True) == best
+    not_selected = list(StageFolder(undisturbed, "select_sources").all_rejected())
+    assert len(not_selected) == 10 and {r["reason_code"] for r in not_selected} == {"not_selected"}
 
 
 def test_best_selection_takes_the_lowest_score(undisturbed):
@@ -71,10 +73,10 @@ def test_existing_output_is_refused_without_resume_or_overwrite(undisturbed, tea
     with pytest.raises(UserError, match="give --resume or --overwrite"):
         run(cfg, stages=STAGES[:1])
     before = output(undisturbed)
-    asked = len(teacher.requests)
+    num_requests = len(teacher.requests)
     run(cfg, resume=True)
     assert output(undisturbed) == before
-    assert len(teacher.requests) == asked  # nobody was asked again
+    assert len(teacher.requests) == num_requests  # no further request
 
 
 def test_a_changed_config_refuses_to_resume_and_says_what_changed(undisturbed, teacher, metricx):
@@ -134,7 +136,8 @@ def test_a_broken_output_is_no_improvement(tmp_path, metricx):
 def test_failed_scores_never_win(tmp_path, teacher):
     class Picky(FakeBackend):
         def _outcome(self, sample):
-            bad = fake_score(sample, 1.0) < 0.5 and "Sentence" in sample.src  # not the warm-up's
+            # Not a sample of the warm-up.
+            bad = fake_score(sample, 1.0) < 0.5 and "Sentence" in sample.src
             return {"score": float("nan")} if bad else {"score": fake_score(sample, 25.0)}
 
     backend = Picky("metricx")
@@ -156,11 +159,11 @@ def test_a_metricx_service_with_another_model_is_refused_before_anything_is_aske
     tmp_path, teacher, metricx
 ):
     write_sources(tmp_path, TEXTS)
-    asked = len(teacher.requests)
+    num_requests = len(teacher.requests)
     cfg = config(tmp_path, teacher, metricx, metricx__checkpoint="google/metricx-24-hybrid-xl")
     with pytest.raises(UserError, match="the service has fake-metricx"):
         run(cfg, stages=STAGES[:1])
-    assert len(teacher.requests) == asked
+    assert len(teacher.requests) == num_requests
 
 
 def test_another_revision_of_teacher_or_metricx_than_a_stage_was_begun_with_is_refused(
@@ -170,24 +173,24 @@ def test_another_revision_of_teacher_or_metricx_than_a_stage_was_begun_with_is_r
     cfg = config(tmp_path, teacher, metricx, teacher__revision="first")
     run(cfg, stages=STAGES[:1])
     StageFolder(tmp_path, STAGES[0].name).drop(1)
-    again = {"stages": STAGES[:1], "resume": True}
+    options = {"stages": STAGES[:1], "resume": True}
     with pytest.raises(
         UserError, match="revision was 'first', is 'second'; give --overwrite"
     ) as no:
-        run(config(tmp_path, teacher, metricx, teacher__revision="second"), **again)
+        run(config(tmp_path, teacher, metricx, teacher__revision="second"), **options)
     assert no.value.exit_code == 2 and "\n" not in str(no.value)
 
-    found = ScoringClient.info
+    original_info = ScoringClient.info
 
     async def another(client):
-        return (await found(client)).model_copy(update={"revision": "second"})
+        return (await original_info(client)).model_copy(update={"revision": "second"})
 
     monkeypatch.setattr(ScoringClient, "info", another)
-    asked = len(teacher.requests)
+    num_requests = len(teacher.requests)
     with pytest.raises(UserError, match="metricx service's revision was fake, is second") as no:
-        run(cfg, **again)
+        run(cfg, **options)
     assert no.value.exit_code == 2 and "\n" not in str(no.value)
-    assert len(teacher.requests) == asked
+    assert len(teacher.requests) == num_requests
 
 
 def test_slow_answers_hold_up_no_other_shard(tmp_path, teacher, metricx):
@@ -250,9 +253,14 @@ def test_identical_candidates_are_told_and_scored_once(tmp_path, teacher, metric
     assert write_stats(generated, "generate_128")["stages"]["generate_128"]["told"] == {
         "identical_candidates": 4
     }
-    told = {"stage": "generate_128", "code": "identical_candidates", "count": 4, "share": 1.0}
+    expected_row = {
+        "stage": "generate_128",
+        "code": "identical_candidates",
+        "count": 4,
+        "share": 1.0,
+    }
     (row,) = [row for row in _notes(funnel(BY_NAME, tmp_path)) if row["stage"] == "generate_128"]
-    assert row == told | {"meaning": explain("identical_candidates")}
+    assert row == expected_row | {"meaning": explain("identical_candidates")}
     page = write_report(tmp_path).read_text()
     assert "<code>identical_candidates</code>" in page and "100.00 %" in page
     file = {"of": "train", "name": "train.parquet", "rows": 4, "bytes": 1, "memory": 1}

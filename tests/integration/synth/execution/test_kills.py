@@ -1,4 +1,4 @@
-"""kill -9 of a driver: what was in flight is asked for again, and nothing else."""
+"""Check kill -9 of a driver: requests in flight are repeated, and no others."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PREFILTER = STAGES[0].name
 
 @contextmanager
 def driver(cfg, stage, *flags):
-    """A process that runs a stage, as a user starts it."""
+    """Start a process that runs a stage, as a user does."""
     file = cfg.run.out_dir / "c.yaml"
     file.write_text(yaml.safe_dump(cfg.model_dump(mode="json")))
     command = [sys.executable, "-m", "synth", "run", "--config", str(file), "--stage", stage]
@@ -45,15 +45,15 @@ def driver(cfg, stage, *flags):
 
 
 def finished(process):
-    """Wait for it, and see that all went well."""
-    _, told = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 0, told
+    """Wait for it, and check that it succeeded."""
+    _, stderr = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0, stderr
 
 
 def number(body):
-    """Of the sentence that is asked for; -1: of none."""
-    found = re.search(r"Sentence number (\d+) ", body["messages"][-1]["content"])
-    return int(found[1]) if found else -1
+    """Return the number of the requested sentence, or -1 if there is none."""
+    match = re.search(r"Sentence number (\d+) ", body["messages"][-1]["content"])
+    return int(match[1]) if match else -1
 
 
 @pytest.mark.parametrize(("requests", "sequences"), [(3, None), (8, 12)])
@@ -68,7 +68,7 @@ def test_a_killed_driver_asks_again_for_what_was_in_flight_at_most(
     bound = most_in_flight(cfg, cfg.final_generation.num_candidates)
     teacher.forget()
     for kill in range(KILLS):
-        answered = {-1, *chosen[: kill + 1]}  # the others keep their places
+        answered = {-1, *chosen[: kill + 1]}  # the others keep their positions
         teacher.hang = lambda body, answered=answered: number(body) not in answered
         with driver(cfg, "generate_128") as process:
             wait_until(lambda: teacher.sequences_in_flight == bound)
@@ -84,7 +84,8 @@ def test_a_killed_driver_asks_again_for_what_was_in_flight_at_most(
 
 @pytest.fixture
 def many(tmp_path, teacher, metricx):
-    """A config of more sources than one driver has in work, and a teacher that lets all wait."""
+    """Return a config with more sources than a driver handles at once, and a teacher that
+    blocks."""
     write_sources(tmp_path, [f"Sentence number {i} is to be translated." for i in range(160)])
     cfg = config(tmp_path, teacher, metricx)
     cfg.teacher.max_concurrency = 4

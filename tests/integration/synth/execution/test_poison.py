@@ -1,4 +1,4 @@
-"""Texts that a service cannot bear: they stay open or are given up, and stop nobody else."""
+"""Check texts that make a service fail: they stay open or are given up, and stop no others."""
 
 from __future__ import annotations
 
@@ -14,72 +14,74 @@ from scorekit.errors import ScorekitError
 from synth.context import StageIncomplete
 from synth.report.tables import status
 from synth.storage.store import StageFolder
-from tests.kits.synth import output as made
+from tests.kits.synth import output as output_kit
 from tests.kits.synth.driver import STAGES, TEXTS, config, korean, run, write_sources
 
 PREFILTER = STAGES[:1]
-#: More than may fail in a row, and all that is left to ask for when the others are answered.
+#: More than may fail in a row, and all that remains when the others are answered.
 POISON = [f"number {i} " for i in range(12)]
 
 
 @pytest.fixture(autouse=True)
-def own_log():
-    """A run sends the log of the process to its folder."""
-    kept = structlog.get_config()
+def restore_log():
+    """Restore the log settings, because a run sends the log of the process to its folder."""
+    config = structlog.get_config()
     yield
-    structlog.configure(**kept)
+    structlog.configure(**config)
 
 
-class Sick(FakeOpenAI):
-    """Fails for those texts: `how` is a status, or "close"."""
+class FailingServer(FakeOpenAI):
+    """A server that fails for those texts. failure: a status, or "close"."""
 
-    how: int | str = 500
+    failure: int | str = 500
 
     def _answer(self, body, record):
         if any(text in body["messages"][-1]["content"] for text in POISON):
-            if self.how == "close":
+            if self.failure == "close":
                 return _BrokenOff(b"{", headers={"content-length": "9999"})
-            return _error(self.how, f"words of a server {body}")
+            return _error(self.failure, f"words of a server {body}")
         return super()._answer(body, record)
 
 
 @pytest.fixture
-def sick():
-    fake = Sick(respond=korean)
+def failing_server():
+    fake = FailingServer(respond=korean)
     with fake.running() as fake.url:
         yield fake
 
 
-@pytest.mark.parametrize("how", [500, 429, "close"])
+@pytest.mark.parametrize("failure", [500, 429, "close"])
 def test_many_texts_that_the_teacher_cannot_bear_stay_open_and_can_be_given_up(
     tmp_path,
-    sick,
+    failing_server,
     metricx,
-    how,
+    failure,
 ):
-    sick.how = how
+    failing_server.failure = failure
     write_sources(tmp_path, TEXTS)
-    cfg = config(tmp_path, sick, metricx)
+    cfg = config(tmp_path, failing_server, metricx)
     with structlog.testing.capture_logs() as logged:
-        for resume in (False, True):  # at the second time they are all that is left
+        for resume in (False, True):  # in the second run only they remain
             with pytest.raises(StageIncomplete, match="12 records are left open"):
                 run(cfg, stages=PREFILTER, resume=resume)
-    told = [line for line in logged if line["event"] == "open"]
-    assert len(told) == 24 and "words of a server" not in str(logged)
-    assert {line["status"] for line in told} == {None if how == "close" else how}
-    assert f"{PREFILTER[0].name}: 12 left open (teacher_" in made.printed(status(tmp_path))
+    open_lines = [line for line in logged if line["event"] == "open"]
+    assert len(open_lines) == 24 and "words of a server" not in str(logged)
+    assert {line["status"] for line in open_lines} == {None if failure == "close" else failure}
+    assert f"{PREFILTER[0].name}: 12 left open (teacher_" in output_kit.printed(status(tmp_path))
     run(cfg, stages=PREFILTER, resume=True, give_up=True)
     folder = StageFolder(tmp_path, "prefilter_score")
     assert len(list(folder.all_rejected())) == 12 and len(list(folder.records())) == 8
-    assert "left open" not in made.printed(status(tmp_path))
+    assert "left open" not in output_kit.printed(status(tmp_path))
 
 
-def test_texts_that_are_refused_do_not_stop_what_is_left_of_a_shard(tmp_path, sick, metricx):
+def test_texts_that_are_refused_do_not_stop_what_is_left_of_a_shard(
+    tmp_path, failing_server, metricx
+):
     write_sources(tmp_path, TEXTS)
-    cfg = config(tmp_path, sick, metricx)
+    cfg = config(tmp_path, failing_server, metricx)
     with pytest.raises(StageIncomplete):
         run(cfg, stages=PREFILTER)
-    sick.how = 400
+    failing_server.failure = 400
     run(cfg, stages=PREFILTER, resume=True)
     rejected = list(StageFolder(tmp_path, "prefilter_score").all_rejected())
     assert [r["reason_code"] for r in rejected] == ["teacher_refused"] * 12
@@ -98,7 +100,7 @@ def test_a_source_that_was_too_long_is_asked_for_again_where_the_stage_is(
         run(cfg, stages=PREFILTER)
         rejected = list(StageFolder(tmp_path, "prefilter_score").all_rejected())
         assert [r["reason_code"] for r in rejected] == ["teacher_overlong"] * 20
-        fake.context_length = None  # started again with a larger --max-model-len
+        fake.context_length = None  # restarted with a larger --max-model-len
         run(cfg, stages=PREFILTER, overwrite=True)
         assert len(list(StageFolder(tmp_path, "prefilter_score").records())) == 20
 
@@ -115,16 +117,18 @@ def test_many_pairs_that_the_judges_llm_cannot_bear_stay_open_and_can_be_given_u
 
     llm = Judged(respond=lambda *_: '{"pass": true, "reason_code": "ok", "notes": ""}')
     with llm.running() as upstream, running_judge(upstream=upstream) as url:
-        made.make_run(tmp_path)
+        output_kit.make_run(tmp_path)
         filters = {"rule_based": False, "llm_judge": {"enabled": True, "url": url}}
-        cfg = made.config(tmp_path, filters=filters)
+        cfg = output_kit.config(tmp_path, filters=filters)
         cfg.teacher.retry.backoff_s = [0.01]
         with pytest.raises(StageIncomplete, match=r"10 records are left open"):
-            made.run_filter(cfg)
-        llm.fail(503, times=None)  # now it answers nobody
-        with pytest.raises(ExceptionGroup) as failed:
-            made.run_filter(cfg, resume=True)
-        assert failed.group_contains(ScorekitError, match="the judge failed 3 requests in a row")
+            output_kit.run_filter(cfg)
+        llm.fail(503, times=None)  # now no request is answered
+        with pytest.raises(ExceptionGroup) as error_info:
+            output_kit.run_filter(cfg, resume=True)
+        assert error_info.group_contains(
+            ScorekitError, match="the judge failed 3 requests in a row"
+        )
         llm.well()
-        ctx = made.run_filter(cfg, resume=True, give_up=True)
+        ctx = output_kit.run_filter(cfg, resume=True, give_up=True)
     assert ctx.stats.rejected.total() == 10

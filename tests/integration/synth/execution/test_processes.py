@@ -1,4 +1,4 @@
-"""Several processes of one machine share the shards of a stage: the same bytes, one exit code."""
+"""Check that several processes share the shards of a stage: same bytes, one exit code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from synth.storage.stats import process_figures
 from tests.kits.synth.driver import STAGES, config, is_paid, output, run, write_sources
 
 STAGE = STAGES[0]
-#: More than one process has in work at once.
+#: More than one process handles at once.
 TEXTS = [f"Sentence number {i} is to be translated." for i in range(160)]
 
 
@@ -34,7 +34,7 @@ def alone(tmp_path_factory, teacher, metricx):
 
 
 def start(cfg, **options):
-    """Prefilter by two processes; the call's context."""
+    """Run the prefilter with two processes, and return the context of the call."""
     ctx = StageContext(cfg, cfg.run.out_dir, share=True, **options)
     run_map_stage_on_processes(STAGE, prepare_stage(STAGE, [], ctx), ctx, 2)
     return ctx
@@ -59,9 +59,9 @@ def test_two_processes_make_the_same_bytes_within_one_budget(
     assert teacher.peak_requests <= cfg.teacher.max_concurrency
     assert seen[0] == (0, 160) and sum(done for done, _ in seen) == 160
     assert (ctx.stats.records_in, ctx.stats.records_out) == (160, 160)
-    figures = process_figures(ctx.folder(STAGE.name))
-    assert figures["processes"] == 2 and figures["teacher"]["requests"] == 320
-    assert figures["teacher"] == ctx.stats.teacher
+    stats = process_figures(ctx.folder(STAGE.name))
+    assert stats["processes"] == 2 and stats["teacher"]["requests"] == 320
+    assert stats["teacher"] == ctx.stats.teacher
 
 
 def test_the_shards_of_a_process_that_dies_are_taken_over(
@@ -73,18 +73,18 @@ def test_the_shards_of_a_process_that_dies_are_taken_over(
     write_sources(tmp_path, TEXTS)
     cfg = config(tmp_path, teacher, metricx)
     teacher.forget()
-    told = []
+    lines = []
     teacher.hang = True
-    working = threading.Thread(target=start, args=(cfg,), kwargs={"tell": told.append})
+    working = threading.Thread(target=start, args=(cfg,), kwargs={"tell": lines.append})
     working.start()
     try:
-        wait_until(lambda: teacher.in_flight == 8)  # both are at work
+        wait_until(lambda: teacher.in_flight == 8)  # both processes work
         multiprocessing.active_children()[0].kill()
-        wait_until(lambda: told)
+        wait_until(lambda: lines)
     finally:
         teacher.well()
         working.join(PATIENCE_S)
-    assert "exit code -9" in told[0]
+    assert "exit code -9" in lines[0]
     assert of_stage(tmp_path) == alone
 
 
@@ -144,10 +144,10 @@ def test_they_end_with_who_started_them(tmp_path, teacher, metricx, alone):
         wait_until(lambda: teacher.in_flight == 8)
         process.send_signal(sent)
         assert process.wait(PATIENCE_S) == code
-        wait_until(lambda: not teacher.in_flight)  # nobody is left who asks
+        wait_until(lambda: not teacher.in_flight)  # no process sends requests any more
     teacher.well()
-    done = subprocess.run(
+    result = subprocess.run(
         command, cwd=Path(__file__).parents[4], capture_output=True, text=True, timeout=PATIENCE_S
     )
-    assert done.returncode == 0, done.stderr
+    assert result.returncode == 0, result.stderr
     assert of_stage(tmp_path) == alone

@@ -1,4 +1,4 @@
-"""Shards as tasks of a Ray cluster: the same bytes as one process makes."""
+"""Check shards as tasks of a Ray cluster: the same bytes as from one process."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_ray_cluster_makes_the_same_bytes(
 
 @pytest.fixture
 def two_nodes():
-    """A cluster of two nodes with a core each, and their handles."""
+    """Yield a cluster of two nodes with a core each, and their handles."""
     import ray
     from ray.cluster_utils import Cluster
 
@@ -89,7 +89,7 @@ def test_the_shards_of_a_node_that_dies_are_done_by_the_other(
     working = threading.Thread(target=run_map_stage_on_ray, args=work)
     working.start()
     try:
-        wait_until(lambda: teacher.in_flight == 8)  # both are at work
+        wait_until(lambda: teacher.in_flight == 8)  # both nodes work
         cluster.remove_node(nodes[0], allow_graceful=False)
         wait_until(lambda: teacher.in_flight == 4)
     finally:
@@ -97,8 +97,11 @@ def test_the_shards_of_a_node_that_dies_are_done_by_the_other(
         working.join(PATIENCE_S)
     assert (ctx.stats.records_in, ctx.stats.records_out) == (20, 20)
     assert asked_again(teacher.requests) <= most_in_flight(shared_budget(cfg, 2), 1) == 4
-    mine = {name: data for name, data in output(tmp_path).items() if stage.name in name}
-    assert mine == {name: output(undisturbed)[name] for name in mine} and len(mine) == 3
+    stage_output = {name: data for name, data in output(tmp_path).items() if stage.name in name}
+    assert (
+        stage_output == {name: output(undisturbed)[name] for name in stage_output}
+        and len(stage_output) == 3
+    )
 
 
 @pytest.mark.slow
@@ -116,9 +119,9 @@ def test_a_mistake_is_told_in_one_line_from_a_cluster_too(tmp_path, cluster, tea
         start(cfg)
     teacher.well()
     cfg.teacher.model = "another"
-    with pytest.raises(UserError, match="does not serve a model named 'another'") as failed:
+    with pytest.raises(UserError, match="does not serve a model named 'another'") as error_info:
         start(cfg, overwrite=True)
-    assert "\n" not in str(failed.value)
+    assert "\n" not in str(error_info.value)
 
 
 @pytest.mark.slow
@@ -132,14 +135,18 @@ def test_a_node_of_the_cluster_asks_the_services_before_the_run(
     assert not findings.failed
     assert {"ray", "teacher", "metricx"} <= {check.name for check in findings.checks}
     cfg.teacher.model = "another"
-    (fault,) = look_at_run(cfg, options).faults
-    assert fault.startswith("teacher: ") and "does not serve a model named 'another'" in fault
+    (message,) = look_at_run(cfg, options).faults
+    assert message.startswith("teacher: ") and "does not serve a model named 'another'" in message
 
 
 def test_the_budget_is_for_the_run_and_not_for_each_task(tmp_path, teacher, metricx):
     cfg = config(tmp_path, teacher, metricx)
     cfg.teacher.max_sequences = 100
     cfg.teacher.requests_per_minute = 60.0
-    told = shared_budget(cfg, 4).teacher
-    assert (told.max_concurrency, told.max_sequences, told.requests_per_minute) == (2, 25, 15.0)
+    task_budget = shared_budget(cfg, 4).teacher
+    assert (
+        task_budget.max_concurrency,
+        task_budget.max_sequences,
+        task_budget.requests_per_minute,
+    ) == (2, 25, 15.0)
     assert shared_budget(cfg, 1).teacher == cfg.teacher

@@ -1,4 +1,4 @@
-"""The requirement's own test of the whole pipeline: 100 sources, 8 candidates, the schema."""
+"""Run the requirement's test of the full pipeline: 100 sources, 8 candidates, the schema."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from tests.kits.synth.driver import korean
 from tests.kits.synth.output import ROOT
 
 SOURCES, CANDIDATES = 100, 8
-#: What a source may say so that some chatter could be its translation.
-SPEAKS_SO = re.compile(
+#: Words in a source whose translation could look like meta text.
+META_WORDS = re.compile(
     r"\b(?:or|either|else|ye[sp]|ok|okay|sure|all ?right|certain|of course|absolut|obvious|exactly"
     r"|glad|indeed|english|korean|answer|result|response|text|version|know|question|help|tell|need|reach"
     r"|ask|want|like|inform|hope|contact|note|explain|original)|[/|]|\A(?:good|great|fine|well|right)",
@@ -47,30 +47,31 @@ def references() -> dict[str, str]:
 
 
 def translated(body, seed):
-    """The true translation where the source has one, each sample with a word of its own; of every
-    tenth length a chatty one."""
-    asked = body["messages"][-1]["content"]
-    found = [ref for src, ref in references().items() if src in asked]
-    if not found:
+    """Return the reference if the source has one; each sample adds a word of its own.
+
+    A tenth of the prompts, by length, gets an answer with meta text."""
+    prompt = body["messages"][-1]["content"]
+    matches = [ref for src, ref in references().items() if src in prompt]
+    if not matches:
         return korean(body, seed)
-    chatter = "" if len(asked) % 10 else "Here is the translation: "
-    return chatter + " ".join(found) + (korean(body, seed)[:2] if body["temperature"] else "")
+    chatter = "" if len(prompt) % 10 else "Here is the translation: "
+    return chatter + " ".join(matches) + (korean(body, seed)[:2] if body["temperature"] else "")
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """(folder, requests of the teacher) of a finished run."""
+    """Return (folder, requests of the teacher) of a finished run."""
     folder = tmp_path_factory.mktemp("whole")
     teacher = FakeOpenAI(respond=translated)
-    done = _run_all(folder, documents("en"), teacher, SOURCES, CANDIDATES)
-    assert done.exit_code == 0, done.output
+    result = _run_all(folder, documents("en"), teacher, SOURCES, CANDIDATES)
+    assert result.exit_code == 0, result.output
     return folder / "run", teacher.requests
 
 
 def _run_all(folder, texts, teacher, sources, candidates):
-    """`run --stage all` from English into Korean, with a judge of rules."""
+    """Run `run --stage all` from English into Korean, with a judge of rules."""
     shard = write_shard(folder / "madlad", texts, lang="en")
-    kept = structlog.get_config()
+    log_config = structlog.get_config()
     with (
         teacher.running() as teacher_url,
         running_service(FakeBackend("metricx")) as metricx_url,
@@ -93,7 +94,7 @@ def _run_all(folder, texts, teacher, sources, candidates):
         (folder / "c.yaml").write_text(yaml.safe_dump(cfg))
         command = ["run", "--config", str(folder / "c.yaml"), "--stage", "all"]
         done = CliRunner().invoke(app, command, catch_exceptions=False)
-    structlog.configure(**kept)
+    structlog.configure(**log_config)
     return done
 
 
@@ -108,17 +109,17 @@ def test_every_row_is_of_the_schema(run):
         check.validate(row)
         sample = TranslationSample(src=row["source_text"], mt=row["target_text"])
         assert row["metricx_qe_score_best"] == fake_score(sample, 25.0)
-        told = row["prefilter"]
-        assert told["improvement"] == told["greedy"] - told["sample"]
+        prefilter = row["prefilter"]
+        assert prefilter["improvement"] == prefilter["greedy"] - prefilter["sample"]
     assert pyarrow.parquet.read_table(folder / "export/train.parquet").to_pylist() == rows
 
 
 def test_the_teacher_was_asked_for_ten_translations_of_each_source(run):
     _, requests = run
-    asked = Counter()
-    for request in requests[1:]:  # the first is asked before the run: is it there?
-        asked[request.body["temperature"] > 0] += request.body.get("n", 1)
-    assert asked == {False: SOURCES, True: SOURCES * (1 + CANDIDATES)}
+    num_choices = Counter()
+    for request in requests[1:]:  # the first one is the check before the run
+        num_choices[request.body["temperature"] > 0] += request.body.get("n", 1)
+    assert num_choices == {False: SOURCES, True: SOURCES * (1 + CANDIDATES)}
 
 
 def test_no_source_is_lost_between_the_stages(run):
@@ -134,8 +135,8 @@ def test_no_source_is_lost_between_the_stages(run):
         )
         before = counts[name].records_out
     rows = [row["source_id"] for row in read_records(folder / "export/train.jsonl")]
-    lost = [record["source_id"] for record in read_records(folder / "rejected.jsonl")]
-    assert len({*rows, *lost}) == len(rows) + len(lost) == SOURCES
+    rejected_ids = [record["source_id"] for record in read_records(folder / "rejected.jsonl")]
+    assert len({*rows, *rejected_ids}) == len(rows) + len(rejected_ids) == SOURCES
 
 
 def test_the_files_that_the_requirement_names_are_there(run):
@@ -159,23 +160,23 @@ def test_the_files_that_the_requirement_names_are_there(run):
 
 @pytest.mark.parametrize("chatty", [True, False])
 def test_a_teacher_that_adds_chatter_exports_nothing(chatty, tmp_path):
-    """Of sources that say nothing like it. Without the chatter they are exported."""
+    """Check sources that contain no such text. Without the meta text they are exported."""
     lines = (ROOT / "tests/data/prose/ko_en.jsonl").read_text(encoding="utf-8").splitlines()
     true = {row["en"]: row["ko"] for row in map(json.loads, lines)}
-    true = {src: mt for src, mt in true.items() if not SPEAKS_SO.search(src)}
+    true = {src: mt for src, mt in true.items() if not META_WORDS.search(src)}
     forms = [form for form in templates("work") if form.lang == "ko"]
     assert len(forms) > 40
 
     def answer(body, seed):
-        asked = body["messages"][-1]["content"]
-        src = next((src for src in true if src in asked), None)
+        prompt = body["messages"][-1]["content"]
+        src = next((src for src in true if src in prompt), None)
         mt = true[src] if src else korean(body, seed)
-        form = forms[crc32(f"{asked}{seed}".encode()) % len(forms)]
+        form = forms[crc32(f"{prompt}{seed}".encode()) % len(forms)]
         return form.filled(src or "A text.", mt, korean(body, seed)) if chatty else mt
 
-    done = _run_all(tmp_path, list(true), FakeOpenAI(respond=answer), 60, 4)
+    result = _run_all(tmp_path, list(true), FakeOpenAI(respond=answer), 60, 4)
     exported = tmp_path / "run/export/train.jsonl"
     rows = list(read_records(exported)) if exported.exists() else []
-    assert (rows == [] and "format_filter" in done.output) if chatty else len(rows) > 20, (
-        done.output
+    assert (rows == [] and "format_filter" in result.output) if chatty else len(rows) > 20, (
+        result.output
     )

@@ -1,4 +1,4 @@
-"""A teacher that answers with the source itself: nothing of it is exported."""
+"""Check a teacher that answers with the source itself: none of it is exported."""
 
 from __future__ import annotations
 

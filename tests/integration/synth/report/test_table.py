@@ -1,4 +1,4 @@
-"""The table of stages: a stage that is added to it is found wherever stages are told of."""
+"""Check that a stage added to the table appears everywhere stages are listed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.kits.synth.output import config, make_run, printed
 
 
 class CountWords(MapStage):
-    """A toy: it counts the words of each source, and asks nobody."""
+    """A toy stage that counts the words of each source and sends no requests."""
 
     name = "count_words"
     view = "counted.jsonl"
@@ -92,6 +92,6 @@ def test_each_stage_follows_the_one_before_it_in_the_table():
 
 
 def test_the_costs_are_of_the_stages_in_their_order(tmp_path):
-    made = plan(config(tmp_path))
-    assert [cost.stage for cost in made.costs] == list(BY_NAME)
-    assert all(cost.disk_bytes and sum(cost.driver_s) for cost in made.costs)
+    estimated = plan(config(tmp_path))
+    assert [cost.stage for cost in estimated.costs] == list(BY_NAME)
+    assert all(cost.disk_bytes and sum(cost.driver_s) for cost in estimated.costs)

@@ -1,4 +1,4 @@
-"""Sampling over several processes, killed and resumed."""
+"""Test sampling in several processes, killed and resumed."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from tests.kits.synth.sample_sources import (
 
 def test_shards_on_several_processes_give_the_bytes_of_one(tmp_path):
     files = shards(tmp_path)
-    whole = config(tmp_path / "one", files)
-    run(whole)
+    single_cfg = config(tmp_path / "one", files)
+    run(single_cfg)
     split = config(tmp_path / "three", files)
     for shard_id in (2, 0):
         folder = run(split, shard_id=shard_id, num_shards=3, resume=True)
@@ -37,8 +37,8 @@ def test_shards_on_several_processes_give_the_bytes_of_one(tmp_path):
 
 def test_a_process_says_whom_it_waits_for(tmp_path, capsys):
     run(config(tmp_path / "out", shards(tmp_path)), shard_id=1, num_shards=4)
-    told = capsys.readouterr().out
-    assert "waits for other shards" in told and "[0, 2, 3]" in told and "3 of 4" in told
+    out = capsys.readouterr().out
+    assert "waits for other shards" in out and "[0, 2, 3]" in out and "3 of 4" in out
 
 
 def test_processes_that_end_together_merge_once(tmp_path):

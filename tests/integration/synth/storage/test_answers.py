@@ -1,4 +1,4 @@
-"""What was paid for once is not paid for again, and what is damaged is noticed."""
+"""Check that nothing is paid for twice, and that damage is detected."""
 
 from __future__ import annotations
 
@@ -84,17 +84,17 @@ def test_a_damaged_value_is_no_answer_and_hides_no_other(tmp_path):
     db.execute("UPDATE answers SET value = x'00' || substr(value, 2) WHERE id = 7")
     db.commit()
     db.close()
-    found, damaged = read(path)
-    assert damaged == 1 and found == {KEYS[i]: answer(i) for i in range(3000) if i != 6}
+    answers, damaged = read(path)
+    assert damaged == 1 and answers == {KEYS[i]: answer(i) for i in range(3000) if i != 6}
 
 
-def damage(path, fault):
+def damage(path, kind):
     content = bytearray(path.read_bytes())
-    if fault == "header":
+    if kind == "header":
         content[:100] = b"\xff" * 100
-    elif fault == "a page":
+    elif kind == "a page":
         content[len(content) // 2 : len(content) // 2 + 4096] = b"\xff" * 4096
-    elif fault == "the last page":
+    elif kind == "the last page":
         content[-4096:] = b"\xff" * 4096
     else:
         del content[len(content) // 2 :]
@@ -102,20 +102,20 @@ def damage(path, fault):
 
 
 @pytest.mark.parametrize(
-    "fault, kept_at_least",
+    "kind, kept_at_least",
     [("header", 3000), ("a page", 2800), ("the last page", 2800), ("the second half", 1000)],
 )
-def test_all_that_can_be_read_of_a_damaged_file_is_kept(tmp_path, fault, kept_at_least):
+def test_all_that_can_be_read_of_a_damaged_file_is_kept(tmp_path, kind, kept_at_least):
     path = tmp_path / "answers.sqlite"
     fill(path)
-    damage(path, fault)
-    kept, _ = repair_database(path)
-    assert kept >= kept_at_least
-    found, damaged = read(path)
-    assert len(found) == kept and not damaged
-    assert all(found[KEYS[i]] == answer(i) for i in range(3000) if KEYS[i] in found)
+    damage(path, kind)
+    num_kept, _ = repair_database(path)
+    assert num_kept >= kept_at_least
+    answers, damaged = read(path)
+    assert len(answers) == num_kept and not damaged
+    assert all(answers[KEYS[i]] == answer(i) for i in range(3000) if KEYS[i] in answers)
     assert path.with_name("answers.sqlite.damaged").exists()
-    assert repair_database(path) == (kept, None)  # nothing is wrong any more
+    assert repair_database(path) == (num_kept, None)  # the file is intact now
 
 
 def test_a_flip_of_any_bit_costs_one_answer_at_most(tmp_path):
@@ -128,16 +128,16 @@ def test_a_flip_of_any_bit_costs_one_answer_at_most(tmp_path):
         await answers.close()
 
     asyncio.run(work())
-    whole = path.read_bytes()
+    original = path.read_bytes()
     rng = random.Random(7)
-    for place in (*range(0, 100, 10), *(rng.randrange(len(whole)) for _ in range(60))):
-        content = bytearray(whole)
-        content[place] ^= 1 << rng.randrange(8)
+    for offset in (*range(0, 100, 10), *(rng.randrange(len(original)) for _ in range(60))):
+        content = bytearray(original)
+        content[offset] ^= 1 << rng.randrange(8)
         path.write_bytes(content)
-        kept, _ = repair_database(path)
-        assert kept >= 399, place
-        found, _ = read(path, KEYS[:400])
-        assert all(found[k] in (long, answer(i)) for i, k in enumerate(KEYS[:400]) if k in found)
+        num_kept, _ = repair_database(path)
+        assert num_kept >= 399, offset
+        stored, _ = read(path, KEYS[:400])
+        assert all(stored[k] in (long, answer(i)) for i, k in enumerate(KEYS[:400]) if k in stored)
 
 
 def test_what_a_killed_process_left_in_the_log_is_kept_though_the_log_is_damaged(tmp_path):
@@ -145,12 +145,12 @@ def test_what_a_killed_process_left_in_the_log_is_kept_though_the_log_is_damaged
     assert subprocess.run([sys.executable, "-c", KILLED, path]).returncode == -9
     log = path.with_name("answers.sqlite-wal")
     content = bytearray(log.read_bytes())
-    content[len(content) // 2] ^= 1  # SQLite takes nothing behind it
+    content[len(content) // 2] ^= 1  # SQLite reads nothing after it
     log.write_bytes(content)
-    kept, _ = repair_database(path)
-    assert kept >= 49
-    found, damaged = read(path)
-    assert len(found) == kept and not damaged
+    num_kept, _ = repair_database(path)
+    assert num_kept >= 49
+    answers, damaged = read(path)
+    assert len(answers) == num_kept and not damaged
 
 
 def test_a_file_in_use_is_not_mended_and_one_that_is_mended_not_used(tmp_path):
@@ -194,12 +194,12 @@ def test_a_full_disk_is_said_and_loses_nothing_that_was_kept(tmp_path):
         "        print(i, flush=True)\n"
         "asyncio.run(work())"
     )
-    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True)
-    assert "UserError: run.answers" in done.stderr and "free disk space" in done.stderr
-    kept = len(done.stdout.split())
-    found, damaged = read(path)
-    assert kept > 10 and not damaged
-    assert {KEYS[i]: answer(i) for i in range(kept)}.items() <= found.items()
+    result = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True)
+    assert "UserError: run.answers" in result.stderr and "free disk space" in result.stderr
+    num_kept = len(result.stdout.split())
+    answers, damaged = read(path)
+    assert num_kept > 10 and not damaged
+    assert {KEYS[i]: answer(i) for i in range(num_kept)}.items() <= answers.items()
 
 
 def test_what_is_no_sqlite_file_is_said_in_one_line(tmp_path):
@@ -236,17 +236,17 @@ def test_no_password_is_taken_from_a_url_nor_kept_anywhere(tmp_path, url):
             }
         )
     )
-    done = CliRunner().invoke(app, ["run", "--config", str(path), "--stage", "all"])
-    assert done.exit_code == 2 and REDIS_PASSWORD in done.output
-    assert "geheim" not in done.output and not (tmp_path / "run").exists()
+    result = CliRunner().invoke(app, ["run", "--config", str(path), "--stage", "all"])
+    assert result.exit_code == 2 and REDIS_PASSWORD in result.output
+    assert "geheim" not in result.output and not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
-    "place", ["http://127.0.0.1/x", "redis://127.0.0.1:port/0", "postgres://h"]
+    "location", ["http://127.0.0.1/x", "redis://127.0.0.1:port/0", "postgres://h"]
 )
-def test_what_is_no_place_of_answers_is_said_in_one_line(place):
+def test_what_is_no_place_of_answers_is_said_in_one_line(location):
     with pytest.raises(UserError, match="give a path, redis://"):
-        open_answers(place)
+        open_answers(location)
 
 
 def test_machines_share_a_redis(monkeypatch):
@@ -257,10 +257,10 @@ def test_machines_share_a_redis(monkeypatch):
         await first.put({KEYS[0]: answer(0), KEYS[1]: answer(1)})
         raw = await second._db.get(b"synth:" + bytes.fromhex(KEYS[1]))
         await second._db.set(b"synth:" + bytes.fromhex(KEYS[1]), raw[:-1] + b"?")
-        found = await second.get(KEYS[:3])
-        for each in (first, second):
-            await each.close()
-        return found, second.damaged
+        cached = await second.get(KEYS[:3])
+        for store in (first, second):
+            await store.close()
+        return cached, second.damaged
 
     with running_redis("--requirepass", "geheim") as redis:
         assert asyncio.run(work(redis.url)) == ({KEYS[0]: answer(0)}, 1)
@@ -284,9 +284,9 @@ def test_a_redis_that_is_restarted_is_waited_for():
         await asyncio.sleep(0)
         await asyncio.to_thread(redis.start)
         await asyncio.gather(writing, reading)
-        found = await answers.get(KEYS[1:2])
+        cached = await answers.get(KEYS[1:2])
         await answers.close()
-        return found
+        return cached
 
     with running_redis() as redis:
         assert asyncio.run(work(redis)) == {KEYS[1]: 2}

@@ -1,4 +1,4 @@
-"""A run pays for nothing twice, whatever becomes of teacher, disk and shards."""
+"""Check that a run pays for nothing twice if teacher, disk or shards fail."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from tests.kits.synth.driver import (
 def test_more_sources_and_candidates_pay_for_what_is_new_alone(tmp_path, teacher, metricx):
     write_sources(tmp_path, TEXTS)
     run(config(tmp_path, teacher, metricx))
-    asked = choices(teacher)
+    num_before = choices(teacher)
     more = config(tmp_path, teacher, metricx, data__target_examples_total=12)
     run(more, stages=STAGES[1:], overwrite=True)
-    assert choices(teacher) - asked == 2 * 6  # two further sources
-    asked = choices(teacher)
+    assert choices(teacher) - num_before == 2 * 6  # two further sources
+    num_before = choices(teacher)
     more.final_generation.num_candidates = 9
     run(more, stages=STAGES[2:], overwrite=True)
-    assert choices(teacher) - asked == 12 * 3  # three further candidates of each
+    assert choices(teacher) - num_before == 12 * 3  # three further candidates of each
     assert all(len(r["candidates"]) == 9 for r in records(tmp_path, "generate_128"))
     fresh = tmp_path / "fresh"
     write_sources(fresh, TEXTS)
@@ -57,10 +57,10 @@ def test_another_revision_of_the_teacher_is_asked_anew(tmp_path, teacher, metric
     write_sources(tmp_path, TEXTS)
     cfg = config(tmp_path, teacher, metricx)
     run(cfg, stages=STAGES[:1])
-    asked = len(teacher.requests)
+    num_before = len(teacher.requests)
     cfg.teacher.revision = "the one of Tuesday"
     run(cfg, stages=STAGES[:1], overwrite=True)
-    assert len(teacher.requests) - asked == 40
+    assert len(teacher.requests) - num_before == 40
 
 
 def test_a_sick_teacher_leaves_sources_open_and_a_healthy_one_closes_them(
@@ -69,10 +69,10 @@ def test_a_sick_teacher_leaves_sources_open_and_a_healthy_one_closes_them(
     monkeypatch.setattr("synth.execution.clients.FAILURES_IN_A_ROW", 1000)
     write_sources(tmp_path, TEXTS)
     cfg = config(tmp_path, teacher, metricx)
-    teacher.fail(500, times=60)  # two thirds of all first tries
-    with pytest.raises(StageIncomplete) as failed:
+    teacher.fail(500, times=60)  # two thirds of all first attempts
+    with pytest.raises(StageIncomplete) as error_info:
         run_stages(cfg, RunOptions(tuple(NAMES)))
-    assert failed.value.open["teacher_server_error"] > 3
+    assert error_info.value.open["teacher_server_error"] > 3
     assert not list(StageFolder(tmp_path, "prefilter_score").all_rejected())
     assert StageFolder(tmp_path, "select_sources").manifest() is None
     teacher.well()
@@ -87,9 +87,9 @@ def test_the_command_ends_in_three_while_records_are_open(tmp_path, teacher, met
     path.write_text(json.dumps(cfg.model_dump(mode="json")))
     command = ["run", "--config", str(path), "--stage", "prefilter_score"]
     teacher.fail(500, times=16, only=is_paid)
-    done = CliRunner().invoke(app, command)
-    assert done.exit_code == 3 and "left open (teacher_server_error" in done.output
-    assert "--give-up" in done.output
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 3 and "left open (teacher_server_error" in result.output
+    assert "--give-up" in result.output
     assert CliRunner().invoke(app, [*command, "--resume"]).exit_code == 0
 
 
@@ -100,12 +100,12 @@ def test_overwrite_says_what_goes_and_asks(tmp_path, teacher, metricx):
     path = tmp_path / "c.yaml"
     path.write_text(json.dumps(cfg.model_dump(mode="json")))
     command = ["run", "--config", str(path), "--stage", "prefilter_score", "--overwrite"]
-    done = CliRunner().invoke(app, command)
-    assert done.exit_code == 2
-    assert "throws away records of prefilter_score 20, select_sources 10" in done.output
-    assert "paid answers are kept" in done.output
-    told = [*command, "--set", f"run.answers={tmp_path}/gone.sqlite"]
-    assert "gone.sqlite: all of it is paid for again" in CliRunner().invoke(app, told).output
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 2
+    assert "throws away records of prefilter_score 20, select_sources 10" in result.output
+    assert "paid answers are kept" in result.output
+    arguments = [*command, "--set", f"run.answers={tmp_path}/gone.sqlite"]
+    assert "gone.sqlite: all of it is paid for again" in CliRunner().invoke(app, arguments).output
     assert StageFolder(tmp_path, "select_sources").done()
     assert CliRunner().invoke(app, [*command, "--yes"]).exit_code == 0
     assert not StageFolder(tmp_path, "select_sources").done()
@@ -114,27 +114,27 @@ def test_overwrite_says_what_goes_and_asks(tmp_path, teacher, metricx):
 # -- a damaged disk --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fault", ["lines", "byte", "torn", "gone"])
+@pytest.mark.parametrize("damage", ["lines", "byte", "torn", "gone"])
 def test_a_changed_shard_is_noticed_named_and_made_again(
-    tmp_path, teacher, metricx, undisturbed, fault
+    tmp_path, teacher, metricx, undisturbed, damage
 ):
     write_sources(tmp_path, TEXTS)
     cfg = config(tmp_path, teacher, metricx)
     run(cfg)
     folder = StageFolder(tmp_path, "prefilter_score")
     path = folder.shard(1)
-    whole = path.read_bytes()
-    if fault == "lines":
+    content = path.read_bytes()
+    if damage == "lines":
         lines = list(read_records(path))[:2]
         with ShardWriter(path) as shard:
             for line in lines:
                 shard.write(line)
             shard.commit()
-    elif fault == "byte":
-        middle = len(whole) // 2
-        path.write_bytes(whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :])
-    elif fault == "torn":
-        path.write_bytes(whole[: len(whole) // 2])
+    elif damage == "byte":
+        middle = len(content) // 2
+        path.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
+    elif damage == "torn":
+        path.write_bytes(content[: len(content) // 2])
     else:
         path.unlink()
     with pytest.raises(UserError, match="--stage prefilter_score --repair 1"):
@@ -142,9 +142,9 @@ def test_a_changed_shard_is_noticed_named_and_made_again(
     with pytest.raises(UserError, match="--stage prefilter_score --repair 1"):
         run(cfg, stages=STAGES[1:], overwrite=True)
     assert sum("--repair 1" in line for line in repair(cfg)) == 1
-    asked = len(teacher.requests)
+    num_before = len(teacher.requests)
     run_stages(cfg, RunOptions(("prefilter_score",), resume=True, repair=1))
-    assert len(teacher.requests) == asked and path.read_bytes() == whole
+    assert len(teacher.requests) == num_before and path.read_bytes() == content
     run(cfg, resume=True)
     run(cfg, stages=STAGES[1:], overwrite=True)
     assert output(tmp_path) == output(undisturbed)
@@ -180,9 +180,9 @@ def test_nobody_is_asked_any_more_when_an_answer_could_not_be_kept(
     assert len(teacher.requests) < len(texts)
 
 
-@pytest.mark.parametrize("fault", [{"refuse_n": True}, {"most_choices": 1}])
+@pytest.mark.parametrize("failure", [{"refuse_n": True}, {"most_choices": 1}])
 def test_a_candidate_that_came_is_kept_whatever_becomes_of_its_neighbours(
-    fault, tmp_path, teacher, metricx, undisturbed, monkeypatch
+    failure, tmp_path, teacher, metricx, undisturbed, monkeypatch
 ):
     monkeypatch.setattr("synth.execution.clients.FAILURES_IN_A_ROW", 1000)
     write_sources(tmp_path, TEXTS)
@@ -199,7 +199,7 @@ def test_a_candidate_that_came_is_kept_whatever_becomes_of_its_neighbours(
         return respond(body, seed)
 
     monkeypatch.setattr(teacher, "respond", counted)
-    for name, value in fault.items():
+    for name, value in failure.items():
         setattr(teacher, name, value)
     teacher.finish_reason = broken_off
     with pytest.raises(StageIncomplete):

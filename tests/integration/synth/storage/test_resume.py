@@ -1,4 +1,4 @@
-"""What a run that stopped finds when it goes on: other services or processes, half a clearing."""
+"""Check resumed runs: with other services or processes, or after an interrupted cleanup."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from synth.stages.table import ORDER
 from synth.storage.locks import hold_locks, try_lock
 from synth.storage.stage_start import clear, prepare_stage
 from synth.storage.store import StageFolder
-from tests.kits.synth import output as made
+from tests.kits.synth import output as output_kit
 from tests.kits.synth.driver import (
     NAMES,
     STAGES,
@@ -61,25 +61,25 @@ def test_a_resumed_stage_mixes_no_scores_of_two_revisions(tmp_path, teacher, met
         with pytest.raises(UserError, match="revision was fake, is another"):
             run(cfg, stages=PREFILTER, resume=True)
         run(cfg, stages=PREFILTER, overwrite=True)
-    told = json.loads((tmp_path / "service-metricx.json").read_bytes())
-    assert told["revision"] == "another"
+    service_info = json.loads((tmp_path / "service-metricx.json").read_bytes())
+    assert service_info["revision"] == "another"
 
 
 def test_a_shard_has_one_process_at_a_time_and_the_other_waits(tmp_path, teacher, metricx):
     write_sources(tmp_path, TEXTS)
     cfg = config(tmp_path, teacher, metricx)
     path = StageFolder(tmp_path, "prefilter_score").lock(1)
-    theirs = try_lock(path)
-    told = []
+    foreign_lock = try_lock(path)
+    lines = []
 
-    def tell(line):  # the other driver dies as soon as this one waits for it
-        told.append(line)
+    def print_line(line):  # the other driver dies as soon as this one waits for it
+        lines.append(line)
         assert StageFolder(tmp_path, "prefilter_score").mark(1) is None
-        theirs.close()
+        foreign_lock.close()
 
-    run(cfg, stages=PREFILTER, tell=tell)
+    run(cfg, stages=PREFILTER, tell=print_line)
     assert len(records(tmp_path, "prefilter_score")) == 20
-    (line,) = told
+    (line,) = lines
     assert f"waits for process {os.getpid()}" in line and not path.exists()
 
 
@@ -88,36 +88,38 @@ def test_what_a_killed_driver_was_writing_goes_and_what_another_may_be_writing_s
 ):
     write_sources(tmp_path, TEXTS)
     cfg = config(tmp_path, teacher, metricx)
-    run(cfg, stages=PREFILTER, shard_id=0, num_shards=2)  # which are even
+    run(cfg, stages=PREFILTER, shard_id=0, num_shards=2)  # the even ones
     folder = StageFolder(tmp_path, "prefilter_score")
     mark = folder.shard(1).with_name("done-00001.json")
-    left = [temporary_of(path) for path in (folder.shard(1), folder.rejected(1), mark)]
+    leftover_files = [temporary_of(path) for path in (folder.shard(1), folder.rejected(1), mark)]
     cleared = folder.path.with_name(f".{folder.name}.gone")
     shutil.copytree(folder.path, cleared)
-    # A process that works on another shard has no lock on these for itself.
-    theirs = [temporary_of(path) for path in (mark.with_name("done-00002.json"), folder.path / "x")]
-    for path in (*left, *theirs):
+    # A process that works on another shard does not lock these.
+    foreign_files = [
+        temporary_of(path) for path in (mark.with_name("done-00002.json"), folder.path / "x")
+    ]
+    for path in (*leftover_files, *foreign_files):
         path.write_bytes(b"{")
     run(cfg, stages=PREFILTER, resume=True)
     assert folder.done()
-    assert not [path for path in (*left, cleared) if path.exists()]
-    assert all(path.exists() for path in theirs)
+    assert not [path for path in (*leftover_files, cleared) if path.exists()]
+    assert all(path.exists() for path in foreign_files)
 
 
 def test_a_dataset_of_pairs_is_put_together_by_one_process_at_a_time(tmp_path, monkeypatch):
     pairs = [{"src_lang": "eng", "tgt_lang": "kor"}, {"src_lang": "eng", "tgt_lang": "de"}]
-    cfg = made.config(tmp_path, data={"src_lang": "", "tgt_lang": "", "pairs": pairs})
-    theirs = try_lock(tmp_path / ".locks" / "dataset.lock")
-    told = []
+    cfg = output_kit.config(tmp_path, data={"src_lang": "", "tgt_lang": "", "pairs": pairs})
+    foreign_lock = try_lock(tmp_path / ".locks" / "dataset.lock")
+    lines = []
 
     class Log:
         def info(self, line):
-            told.append(line)
-            theirs.close()
+            lines.append(line)
+            foreign_lock.close()
 
     monkeypatch.setattr("synth.pairs.log", Log())
     assert write_dataset(cfg, RunOptions(("export",))) is None  # no pair is exported
-    (line,) = told
+    (line,) = lines
     assert f"waits for process {os.getpid()}" in line
 
 
@@ -133,8 +135,8 @@ def test_parts_of_a_merge_that_was_killed_while_it_cleaned_up_go(tmp_path, teach
     write_sources(tmp_path, TEXTS)
     cfg = config(tmp_path, teacher, metricx)
     folder = StageFolder(tmp_path, "sample_sources")
-    begun = prepare_stage(SampleSources(), [], StageContext(cfg, tmp_path / "new"))
-    folder.set_manifest({**begun, "shards": folder.shards()})
+    manifest = prepare_stage(SampleSources(), [], StageContext(cfg, tmp_path / "new"))
+    folder.set_manifest({**manifest, "shards": folder.shards()})
     parts = folder.path / "parts"
     parts.mkdir()
     (parts / "file-00000.jsonl").write_text("{}")
@@ -144,10 +146,10 @@ def test_parts_of_a_merge_that_was_killed_while_it_cleaned_up_go(tmp_path, teach
 
 
 def test_overwriting_a_stage_takes_what_later_ones_left(tmp_path):
-    cfg = made.config(tmp_path)
-    made.make_run(tmp_path)
-    made.run_filter(cfg)
-    made.run_export(cfg)
+    cfg = output_kit.config(tmp_path)
+    output_kit.make_run(tmp_path)
+    output_kit.run_filter(cfg)
+    output_kit.run_export(cfg)
     view = tmp_path / "final_candidates_topk.jsonl"
     view.write_text("")
     clear(StageContext(cfg, tmp_path), ORDER[3], ORDER[4:])
@@ -171,7 +173,7 @@ def test_a_clearing_that_was_killed_leaves_nothing_to_go_on_with(
 
     def die(folder, **_):
         if folder.exists():
-            (folder / "stage.json").unlink()  # the first file that it came to
+            (folder / "stage.json").unlink()  # the first file to be written
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
@@ -248,9 +250,9 @@ def test_a_stage_that_is_cleared_before_its_lock_is_taken_is_begun_whole_or_not_
 def test_the_kept_config_has_no_credentials_and_is_the_one_that_ran(tmp_path, teacher, metricx):
     write_sources(tmp_path, TEXTS)
     cfg = config(tmp_path, teacher, metricx)
-    for place in (cfg.teacher, cfg.metricx):
-        key = "base_url" if place is cfg.teacher else "url"
-        setattr(place, key, getattr(place, key).replace("http://", "http://user:secret@"))
+    for section in (cfg.teacher, cfg.metricx):
+        key = "base_url" if section is cfg.teacher else "url"
+        setattr(section, key, getattr(section, key).replace("http://", "http://user:secret@"))
     cfg.filters.llm_judge.url = ["http://user:secret@localhost:1"]
     run_stages(cfg, RunOptions(("prefilter_score",)))
     for path in tmp_path.rglob("*"):
@@ -259,8 +261,8 @@ def test_the_kept_config_has_no_credentials_and_is_the_one_that_ran(tmp_path, te
     other.teacher.generation.top_p = 0.5
     with pytest.raises(UserError, match="top_p was 1"):
         run_stages(other, RunOptions(("prefilter_score",), resume=True))
-    kept = yaml.safe_load((tmp_path / "config.yaml").read_text())
-    assert kept["teacher"]["generation"]["top_p"] == 1.0
+    stored_config = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    assert stored_config["teacher"]["generation"]["top_p"] == 1.0
 
 
 def test_a_teacher_that_fails_is_named_without_its_password(tmp_path, teacher, metricx):
@@ -268,9 +270,9 @@ def test_a_teacher_that_fails_is_named_without_its_password(tmp_path, teacher, m
     cfg = config(tmp_path, teacher, metricx)
     cfg.teacher.base_url = cfg.teacher.base_url.replace("http://", "http://user:secret@")
     teacher.fail(500, times=None)
-    with pytest.raises(ScorekitError) as failed:
+    with pytest.raises(ScorekitError) as error_info:
         run_stages(cfg, RunOptions(("prefilter_score",)))
-    assert "the teacher" in str(failed.value) and "secret" not in str(failed.value)
+    assert "the teacher" in str(error_info.value) and "secret" not in str(error_info.value)
 
 
 def test_one_source_that_the_teacher_cannot_bear_stays_open_until_it_is_given_up(
@@ -286,16 +288,16 @@ def test_one_source_that_the_teacher_cannot_bear_stays_open_until_it_is_given_up
     with fake.running() as fake.url:
         write_sources(tmp_path, TEXTS)
         cfg = config(tmp_path, fake, metricx)
-        cfg.teacher.wait_for_server_s = 60  # a broken connection is not what is tested
+        cfg.teacher.wait_for_server_s = 60  # a broken connection is not tested here
         with pytest.raises(
             StageIncomplete, match=r"1 records are left open \(teacher_server_error 1\)"
         ):
             run(cfg, stages=PREFILTER)
         folder = StageFolder(tmp_path, "prefilter_score")
-        assert folder.missing() == [0]  # the others of its shard are asked about once
-        asked = len(fake.requests)
+        assert folder.missing() == [0]  # the others of its shard are requested once
+        num_requests = len(fake.requests)
         run(cfg, stages=PREFILTER, resume=True, give_up=True)
-        assert len(fake.requests) - asked <= 2 * cfg.teacher.retry.max_attempts
+        assert len(fake.requests) - num_requests <= 2 * cfg.teacher.retry.max_attempts
     rejected = list(folder.all_rejected())
     assert [(r["source_text"], r["reason_code"]) for r in rejected] == [
         (TEXTS[3], "teacher_server_error")
@@ -333,7 +335,7 @@ def test_a_stage_that_lets_nothing_through_ends_the_run(tmp_path, teacher, metri
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("command_line", "resume_command"),
     [
         ("run --config c.yaml --stage all", "run --config c.yaml --stage all --resume"),
         (
@@ -346,22 +348,22 @@ def test_a_stage_that_lets_nothing_through_ends_the_run(tmp_path, teacher, metri
         ),
     ],
 )
-def test_the_line_that_says_how_to_resume_is_the_same_command(given, told):
+def test_the_line_that_says_how_to_resume_is_the_same_command(command_line, resume_command):
     import shlex
 
-    assert how_to_resume(shlex.split(given)) == f"python -m synth {told}"
+    assert how_to_resume(shlex.split(command_line)) == f"python -m synth {resume_command}"
 
 
 @pytest.fixture
 def judged(tmp_path):
-    """A config of a judge whose LLM can be away, and that LLM."""
+    """Return a config of a judge whose LLM can be down, and that LLM."""
     llm = FakeOpenAI(
         "teacher", respond=lambda *_: '{"pass": true, "reason_code": "ok", "notes": ""}'
     )
     with llm.running() as upstream, running_judge(upstream=upstream) as url:
-        made.make_run(tmp_path)
+        output_kit.make_run(tmp_path)
         filters = {"rule_based": False, "llm_judge": {"enabled": True, "url": url}}
-        cfg = made.config(tmp_path, filters=filters)
+        cfg = output_kit.config(tmp_path, filters=filters)
         yield cfg, llm
 
 
@@ -369,7 +371,7 @@ def test_a_judge_whose_llm_is_away_for_a_while_rejects_nothing(judged):
     cfg, llm = judged
     cfg.teacher.retry.backoff_s = [0.02] * 60  # longer than any sample can fail
     llm.fail(503, times=45)
-    ctx = made.run_filter(cfg)
+    ctx = output_kit.run_filter(cfg)
     assert ctx.stats.records_out == 10 and not ctx.stats.rejected
 
 
@@ -378,8 +380,8 @@ def test_a_judge_whose_llm_stays_away_stops_the_run_and_is_asked_again(judged, m
     monkeypatch.setattr(synth.execution.clients, "FAILURES_IN_A_ROW", 3)
     cfg.teacher.retry.backoff_s = [0.01, 0.01]
     llm.fail(503, times=None)
-    with pytest.raises(ExceptionGroup) as failed:
-        made.run_filter(cfg)
-    assert failed.group_contains(ScorekitError, match="the judge failed 3 requests in a row")
+    with pytest.raises(ExceptionGroup) as error_info:
+        output_kit.run_filter(cfg)
+    assert error_info.group_contains(ScorekitError, match="the judge failed 3 requests in a row")
     llm.well()
-    assert made.run_filter(cfg, resume=True).stats.records_out == 10
+    assert output_kit.run_filter(cfg, resume=True).stats.records_out == 10

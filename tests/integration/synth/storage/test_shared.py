@@ -1,4 +1,4 @@
-"""Several drivers of one folder: who waits for whom, and what is told; and what is not obeyed."""
+"""Check several drivers of one folder: who waits, what is printed, and which input is ignored."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ HOLDS = (
 
 
 def stopped_with(lock):
-    """A process that holds a lock and does nothing more."""
+    """Start a process that holds a lock and does nothing else."""
     process = subprocess.Popen([sys.executable, "-c", HOLDS, lock], stdout=subprocess.PIPE)
     assert process.stdout.readline() == b"held\n"
     return process
@@ -54,16 +54,18 @@ def test_who_waits_for_a_process_that_was_stopped_says_so(
     )
     folder = StageFolder(cfg.run.out_dir, "sample_sources")
     process = stopped_with(folder.lock().with_name(f"{which}.lock"))
-    told = []
+    lines = []
 
-    def tell(line):
-        told.append(line)
+    def print_line(line):
+        lines.append(line)
         process.send_signal(signal.SIGKILL)
         process.wait()
 
-    run_stage("sample_sources", StageContext(cfg, cfg.run.out_dir, share=True, print_line=tell))
+    run_stage(
+        "sample_sources", StageContext(cfg, cfg.run.out_dir, share=True, print_line=print_line)
+    )
     assert folder.done()
-    (line,) = told
+    (line,) = lines
     assert f"waits for process {process.pid} on" in line
 
 
@@ -87,7 +89,7 @@ def test_two_writers_of_a_shard_leave_the_whole_file_of_one(tmp_path):
     with second:
         second.commit()
     assert list(read_records(path)) == [{"by": 2}] * 2
-    assert [each.name for each in tmp_path.iterdir()] == [path.name]
+    assert [child.name for child in tmp_path.iterdir()] == [path.name]
 
 
 def test_processes_of_one_number_on_two_machines_write_files_of_their_own(tmp_path, monkeypatch):
@@ -111,18 +113,18 @@ def test_what_a_server_says_is_shown_on_the_terminal_and_not_obeyed(
     path.write_text(json.dumps(cfg.model_dump(mode="json")))
     command = ["run", "--config", str(path), "--stage", "prefilter_score"]
     teacher.fail(404, message="no model \x1b]0;mine\x07 \x9b2J here", times=None)
-    done = CliRunner().invoke(app, command)
-    assert done.exit_code == 2 and "here" in done.stderr
-    assert not {"\x1b", "\x07", "\x9b"} & set(done.output)
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 2 and "here" in result.stderr
+    assert not {"\x1b", "\x07", "\x9b"} & set(result.output)
     teacher.well()
-    done = CliRunner().invoke(app, [*command, "--resume"])
-    assert done.exit_code == 0 and f"run folder: {folder}" in done.output.replace("\n", "")
-    assert BY_NAME["prefilter_score"].name in done.output
+    result = CliRunner().invoke(app, [*command, "--resume"])
+    assert result.exit_code == 0 and f"run folder: {folder}" in result.output.replace("\n", "")
+    assert BY_NAME["prefilter_score"].name in result.output
 
 
 def test_what_a_scoring_service_is_asked_again_stands_in_the_log_alone(tmp_path, caplog):
     log_to(tmp_path / "logs.txt", "INFO")
-    faults = [
+    errors = [
         RequestError("unavailable", "a text of somebody's", status=503),
         ServiceUnreachable("http://127.0.0.1:9", "a text of somebody's"),
     ]
@@ -130,12 +132,12 @@ def test_what_a_scoring_service_is_asked_again_stands_in_the_log_alone(tmp_path,
     async def work():
         async for attempt in attempts(Deadline(60), lambda: 0.0):
             with attempt:
-                if faults:
-                    raise faults.pop(0)
+                if errors:
+                    raise errors.pop(0)
 
     asyncio.run(work())
-    told = (tmp_path / "logs.txt").read_text()
-    assert "scoring service: unavailable, HTTP 503; attempt 1, again in" in told
-    assert "scoring service: no answer; attempt 2, again in" in told
-    assert "somebody" not in told
-    assert not caplog.records  # the root logger has a handler here, as under Ray
+    log_text = (tmp_path / "logs.txt").read_text()
+    assert "scoring service: unavailable, HTTP 503; attempt 1, again in" in log_text
+    assert "scoring service: no answer; attempt 2, again in" in log_text
+    assert "somebody" not in log_text
+    assert not caplog.records  # the root logger has a handler here, as in Ray

@@ -1,4 +1,4 @@
-"""How shards lie on the disk, what the views cost, and what goes when nobody reads it any more."""
+"""Check how shards are stored, what the views cost, and what is deleted when it is not needed."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from synth.run import RunOptions, run_stages
 from synth.storage.repair import repair
 from synth.storage.store import ShardWriter, StageFolder, digest_file, read_records
 from synth.storage.views import write_views
-from tests.kits.synth import output as made
+from tests.kits.synth import output as output_kit
 from tests.kits.synth.driver import NAMES, TEXTS, config, output, records, write_sources
 
 
 @pytest.fixture(autouse=True)
-def own_log():
-    """A run sends the log of the process to its folder."""
-    kept = structlog.get_config()
+def restore_log():
+    """Restore the log settings, because a run sends the log of the process to its folder."""
+    config = structlog.get_config()
     yield
-    structlog.configure(**kept)
+    structlog.configure(**config)
 
 
 def test_a_folder_holds_a_thousand_shards(tmp_path):
@@ -49,13 +49,13 @@ def test_the_digest_is_of_the_lines_whatever_compressed_them(tmp_path):
 
 
 def test_a_folder_of_another_version_is_refused_in_one_line(tmp_path):
-    made.make_run(tmp_path)
+    output_kit.make_run(tmp_path)
     path = tmp_path / "stages/score_select_best/stage.json"
-    told = json.loads(path.read_bytes())
-    del told["layout"]  # as 0.1.0 wrote it
-    write_atomic(path, json.dumps(told).encode())
+    manifest = json.loads(path.read_bytes())
+    del manifest["layout"]  # like a folder of 0.1.0
+    write_atomic(path, json.dumps(manifest).encode())
     with pytest.raises(UserError, match=r"written by another version.*run.answers: .*answers\.sq"):
-        made.run_filter(made.config(tmp_path))
+        output_kit.run_filter(output_kit.config(tmp_path))
 
 
 def test_scored_candidates_go_and_come_back_from_the_kept_answers(tmp_path, teacher, metricx):
@@ -64,19 +64,19 @@ def test_scored_candidates_go_and_come_back_from_the_kept_answers(tmp_path, teac
     run_stages(cfg, RunOptions(tuple(NAMES)))
     before, folder = output(tmp_path), StageFolder(tmp_path, "generate_128")
     assert folder.done() and not list(folder.path.glob("*/shard-*"))
-    run_stages(cfg, RunOptions(tuple(NAMES), resume=True))  # nothing is missed
-    told = list(repair(cfg))
-    assert told[0] == "0 damaged shards"
-    again = RunOptions(("score_select_best",), overwrite=True)
+    run_stages(cfg, RunOptions(tuple(NAMES), resume=True))  # no files are missing
+    lines = list(repair(cfg))
+    assert lines[0] == "0 damaged shards"
+    overwrite_options = RunOptions(("score_select_best",), overwrite=True)
     with pytest.raises(UserError, match="run --stage generate_128 --overwrite"):
-        run_stages(cfg, again)
-    asked = len(teacher.requests)
+        run_stages(cfg, overwrite_options)
+    num_requests = len(teacher.requests)
     run_stages(cfg, RunOptions(tuple(NAMES[2:]), overwrite=True))
-    assert output(tmp_path) == before and len(teacher.requests) == asked
+    assert output(tmp_path) == before and len(teacher.requests) == num_requests
     run_stages(cfg, RunOptions(("generate_128",), resume=True, repair=1))
     assert folder.shard(1).exists() and not folder.shard(0).exists()
     run_stages(cfg, RunOptions(("score_select_best",), resume=True, repair=1))
-    assert output(tmp_path) == before and len(teacher.requests) == asked
+    assert output(tmp_path) == before and len(teacher.requests) == num_requests
     assert not folder.shard(1).exists()
 
 
@@ -84,20 +84,20 @@ def test_one_repair_makes_a_shard_again_whose_candidates_are_gone(tmp_path, teac
     write_sources(tmp_path, TEXTS)
     cfg = config(tmp_path, teacher, metricx)
     run_stages(cfg, RunOptions(tuple(NAMES)))
-    before, asked = output(tmp_path), len(teacher.requests)
+    before, num_requests = output(tmp_path), len(teacher.requests)
     scored, generated = (StageFolder(tmp_path, NAMES[i]) for i in (3, 2))
     scored.shard(1).write_bytes(b"nothing of ours")
-    (fault, *_) = repair(cfg)
-    assert "run --stage score_select_best --repair 1" in fault
+    (message, *_) = repair(cfg)
+    assert "run --stage score_select_best --repair 1" in message
     run_stages(cfg, RunOptions((scored.name,), resume=True, repair=1))
-    assert output(tmp_path) == before and len(teacher.requests) == asked
+    assert output(tmp_path) == before and len(teacher.requests) == num_requests
     assert scored.done() and not list(generated.path.glob("*/shard-*"))
 
-    scored.drop(1)  # its mark is gone, as under a damaged folder
+    scored.drop(1)  # its mark is missing, as in a damaged folder
     with pytest.raises(UserError, match="`run --stage score_select_best --repair 1` makes both"):
         run_stages(cfg, RunOptions((scored.name,), resume=True))
     run_stages(cfg, RunOptions((scored.name,), resume=True, repair=1))
-    assert output(tmp_path) == before and len(teacher.requests) == asked
+    assert output(tmp_path) == before and len(teacher.requests) == num_requests
 
 
 def test_candidates_that_are_to_be_stored_stay(tmp_path, teacher, metricx):
@@ -110,12 +110,12 @@ def test_candidates_that_are_to_be_stored_stay(tmp_path, teacher, metricx):
 
 
 def test_a_view_is_written_once_and_the_rejected_only_grow(tmp_path):
-    cfg = made.config(tmp_path)
-    made.make_run(tmp_path)
+    cfg = output_kit.config(tmp_path)
+    output_kit.make_run(tmp_path)
     ctx = StageContext(cfg, tmp_path)
     rejected = tmp_path / "rejected.jsonl"
     view, state = tmp_path / "prefilter_candidates.jsonl", tmp_path / ".views.json"
-    left = [temporary_of(path) for path in (view, state)]  # by a driver that was killed
+    left = [temporary_of(path) for path in (view, state)]  # of a driver that was killed
     for path in left:
         path.write_bytes(b"{")
     assert write_views(ctx, "select_sources") == [rejected]
@@ -123,51 +123,51 @@ def test_a_view_is_written_once_and_the_rejected_only_grow(tmp_path):
     assert write_views(ctx, "prefilter_score") == [view]
     assert not [path for path in left if path.exists()]
     assert write_views(ctx, "prefilter_score") == []
-    made.run_filter(cfg)
-    place = rejected.stat().st_ino
+    output_kit.run_filter(cfg)
+    inode = rejected.stat().st_ino
     rejected.write_bytes(first + b'{"torn')  # a driver was killed while it appended
     assert write_views(ctx, "format_filter") == [rejected]
-    whole = rejected.read_bytes()
-    assert whole.startswith(first) and rejected.stat().st_ino == place
-    assert [json.loads(line)["stage"] for line in whole.splitlines()[2:]] == ["format_filter"] * 2
+    content = rejected.read_bytes()
+    assert content.startswith(first) and rejected.stat().st_ino == inode
+    assert [json.loads(line)["stage"] for line in content.splitlines()[2:]] == ["format_filter"] * 2
     assert write_views(ctx, "format_filter") == []
     state.unlink()
     write_views(ctx, "format_filter")
-    assert rejected.read_bytes() == whole
+    assert rejected.read_bytes() == content
 
 
 def test_a_stage_made_anew_replaces_what_it_rejected_before(tmp_path):
-    made.make_run(tmp_path)
-    ctx = made.run_filter(made.config(tmp_path))
+    output_kit.make_run(tmp_path)
+    ctx = output_kit.run_filter(output_kit.config(tmp_path))
     write_views(ctx, "format_filter")
-    lenient = made.config(tmp_path, filters={"rule_based": False})
-    ctx = made.run_filter(lenient, overwrite=True)
+    lenient = output_kit.config(tmp_path, filters={"rule_based": False})
+    ctx = output_kit.run_filter(lenient, overwrite=True)
     write_views(ctx, "format_filter")
     stages = [r["stage"] for r in read_records(tmp_path / "rejected.jsonl")]
     assert stages == ["select_sources"] * 2
 
 
 def test_large_views_are_printed_and_not_written(tmp_path):
-    cfg = made.config(tmp_path, run={"view_records": 3})
-    made.make_run(tmp_path)
+    cfg = output_kit.config(tmp_path, run={"view_records": 3})
+    output_kit.make_run(tmp_path)
     (tmp_path / "prefilter_candidates.jsonl").write_text("of an earlier, smaller run")
-    told = []
-    ctx = made.run_filter(cfg, tell=told.append)
+    lines = []
+    ctx = output_kit.run_filter(cfg, tell=lines.append)
     for stage in ("prefilter_score", "format_filter"):
         write_views(ctx, stage)
     assert not list(tmp_path.glob("*.jsonl"))
-    assert any("`synth_parallel show rejected` prints them" in line for line in told)
+    assert any("`synth_parallel show rejected` prints them" in line for line in lines)
     path = tmp_path / "c.yaml"
     path.write_text(json.dumps(cfg.model_dump(mode="json")))
 
-    def shown(what):
-        done = CliRunner().invoke(app, ["show", what, "--config", str(path)])
-        assert done.exit_code == 0, done.output
-        return [json.loads(line) for line in done.stdout.splitlines()]
+    def show_records(view_name):
+        result = CliRunner().invoke(app, ["show", view_name, "--config", str(path)])
+        assert result.exit_code == 0, result.output
+        return [json.loads(line) for line in result.stdout.splitlines()]
 
-    assert shown("prefilter_candidates") == records(tmp_path, "prefilter_score")
-    assert shown("format_filter") == records(tmp_path, "format_filter")
-    assert [r["reason_code"] for r in shown("rejected")] == ["not_selected"] * 2 + [
+    assert show_records("prefilter_candidates") == records(tmp_path, "prefilter_score")
+    assert show_records("format_filter") == records(tmp_path, "format_filter")
+    assert [r["reason_code"] for r in show_records("rejected")] == ["not_selected"] * 2 + [
         "meta_phrase"
     ] * 2
     wrong = CliRunner().invoke(app, ["show", "nothing", "--config", str(path)])

@@ -1,4 +1,4 @@
-"""The vLLM engine against a stand-in that speaks its HTTP, and samples from a real tiny Llama."""
+"""Test the vLLM engine against a stand-in server that samples from a real tiny Llama."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from trainer.translation.train import run_toy_rl
 CPU = torch.device("cpu")
 TOKENIZER = letter_tokenizer()
 PROMPTS = [[3, 4, 2], [5, 2], [6, 7, 8, 2], [5, 2]]
-RANKS = (0, 4)  # every weight learns, or adapters do
+RANKS = (0, 4)  # 0: all weights are trained; 4: adapters are
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,9 @@ def config(url: str, policy: Path, run_dir: Path, rank: int = 0, **vllm: Any) ->
     )
 
 
-def made(cfg: TrainerConfig, name: str, stops: list[int], world: DistributedContext) -> VLLMSampler:
+def open_vllm_sampler(
+    cfg: TrainerConfig, name: str, stops: list[int], world: DistributedContext
+) -> VLLMSampler:
     return VLLMSampler(
         cfg.generation.vllm,
         name,
@@ -74,13 +76,13 @@ def made(cfg: TrainerConfig, name: str, stops: list[int], world: DistributedCont
 def engine(
     stub: VLLMStub, policy: Path, run_dir: Path, rank: int = 0, **vllm: Any
 ) -> Iterator[tuple[VLLMSampler, nn.Module, TrainerConfig]]:
-    """The sampler on the stub, in step with the model."""
+    """Yield the sampler on the stub server, with the model's weights."""
     with running_app(stub.app) as url:
         cfg = config(url, policy, run_dir, rank, **vllm)
         name = probe_server(cfg.generation.vllm, adapters=rank > 0)
         model, tokenizer = load_policy(cfg.policy, CPU)
         stops = stop_token_ids(model, tokenizer)
-        sampler = made(cfg, name, stops, DistributedContext(CPU))
+        sampler = open_vllm_sampler(cfg, name, stops, DistributedContext(CPU))
         with closing(sampler):
             sampler.sync_weights(model, 0)
             yield sampler, model, cfg
@@ -93,7 +95,7 @@ def draw(
 
 
 def change(model: nn.Module, by: float = 1.0) -> None:
-    """A large update of whatever learns."""
+    """Change all trainable weights by a large amount."""
     torch.manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -102,17 +104,19 @@ def change(model: nn.Module, by: float = 1.0) -> None:
 
 
 def check_follows(sampler: VLLMSampler, model: nn.Module, cfg: TrainerConfig) -> None:
-    """Greedy completions are those of the model, and so are log-probabilities of samples."""
+    """Check that the greedy completions and the samples' log-probabilities are the model's."""
     greedy = cfg.eval_generation()
-    ours = GenerateSampler(model, TOKENIZER).sample(PROMPTS, greedy, with_logprobs=False)
-    assert dict(sampler.sample(PROMPTS, greedy, with_logprobs=False)) == dict(ours)
+    expected_samples = GenerateSampler(model, TOKENIZER).sample(
+        PROMPTS, greedy, with_logprobs=False
+    )
+    assert dict(sampler.sample(PROMPTS, greedy, with_logprobs=False)) == dict(expected_samples)
     pairs = [(PROMPTS[i], s) for i, group in draw(sampler, cfg).items() for s in group]
     with torch.no_grad():
         expected, _, mask = completion_logprobs(
             model, [p for p, _ in pairs], [s.token_ids for _, s in pairs], 0.8, 0
         )
-    found = torch.tensor([value for _, s in pairs for value in s.logprobs or ()])
-    torch.testing.assert_close(found, expected[mask], atol=1e-4, rtol=1e-4)
+    logprobs = torch.tensor([value for _, s in pairs for value in s.logprobs or ()])
+    torch.testing.assert_close(logprobs, expected[mask], atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("rank", RANKS)
@@ -122,17 +126,17 @@ def test_completions_follow_the_weights(policy: Path, tmp_path: Path, rank: int)
         check_follows(sampler, model, cfg)
         before = draw(sampler, cfg)
         change(model)
-        assert draw(sampler, cfg) == before  # nothing new before the sync
+        assert draw(sampler, cfg) == before  # nothing changes before the sync
         for update in (1, 2):
             sampler.sync_weights(model, update)
             (weights,) = (tmp_path / "sync").glob("scorekit-*/*")
             readable = {path.stat().st_mode & 0o044 for path in weights.glob("*.safetensors")}
-            assert readable == {weights.stat().st_mode & 0o044}  # vLLM may run under another user
+            assert readable == {weights.stat().st_mode & 0o044}  # vLLM may run as another user
             assert len(stub.adapters) == (1 if rank else 0)
         check_follows(sampler, model, cfg)
         assert draw(sampler, cfg) != before
         salts = {body["cache_salt"] for body in stub.bodies if "cache_salt" in body}
-        assert len(salts) == 2  # of the two updates that were sampled from
+        assert len(salts) == 2  # one for each of the two updates that were sampled from
     assert not stub.adapters and not list((tmp_path / "sync").iterdir())
 
 
@@ -140,7 +144,7 @@ def test_completions_follow_the_weights(policy: Path, tmp_path: Path, rank: int)
 def test_what_a_killed_start_left_is_removed_and_nothing_else(
     policy: Path, tmp_path: Path, rank: int
 ) -> None:
-    """Of this run's folder and of its adapters on the server; another run has the same ones."""
+    """Check that only this run's leftovers are removed, and none of another run on the server."""
     stub = VLLMStub(policy)
     shared = tmp_path / "shared"
     with engine(stub, policy, tmp_path / "one", rank, sync_dir=str(shared)) as (killed, _, cfg):
@@ -148,30 +152,30 @@ def test_what_a_killed_start_left_is_removed_and_nothing_else(
         (left,) = shared.glob("scorekit-*/*")
         (left.parent / ".update-000009-x.partial").mkdir()
         (left.parent / "notes").mkdir()
-        there = set(stub.adapters)
+        foreign_adapters = set(stub.adapters)
         with engine(stub, policy, tmp_path / "two", rank, sync_dir=str(shared)) as (
             other,
             model,
             _,
         ):
             assert other.folder != killed.folder and left.is_dir()
-            assert there <= set(stub.adapters)
-            with closing(made(cfg, name, stops, world)) as again:
+            assert foreign_adapters <= set(stub.adapters)
+            with closing(open_vllm_sampler(cfg, name, stops, world)) as restarted:
                 assert sorted(p.name for p in left.parent.iterdir()) == ["notes"]
-                again.sync_weights(model, 0)
-                assert not there & set(stub.adapters)
+                restarted.sync_weights(model, 0)
+                assert not foreign_adapters & set(stub.adapters)
                 assert other.weights is not None and other.weights.folder.is_dir()
     assert [p.name for p in shared.glob("scorekit-*/*")] == ["notes"]
 
 
 def test_the_same_seed_gives_the_same_and_each_prompt_its_own(policy: Path, tmp_path: Path) -> None:
     with engine(VLLMStub(policy), policy, tmp_path) as (sampler, _, cfg):
-        drawn = draw(sampler, cfg)
-        assert draw(sampler, cfg) == drawn != draw(sampler, cfg, seed=2)
-        assert drawn[1] != drawn[3]  # one text, twice in the batch
-        assert all(len(group) == 4 for group in drawn.values())
+        samples = draw(sampler, cfg)
+        assert draw(sampler, cfg) == samples != draw(sampler, cfg, seed=2)
+        assert samples[1] != samples[3]  # the same text twice in the batch
+        assert all(len(group) == 4 for group in samples.values())
         stops, longest = sampler.stops, cfg.generation.max_new_tokens
-        for sample in (sample for group in drawn.values() for sample in group):
+        for sample in (sample for group in samples.values() for sample in group):
             assert sample.logprobs is not None and len(sample.logprobs) == len(sample.token_ids)
             assert (sample.token_ids[-1] in stops) != (len(sample.token_ids) == longest)
             assert not set(sample.token_ids[:-1]) & set(stops)
@@ -216,19 +220,19 @@ def test_a_server_that_has_lost_the_weights_is_given_them_again(
         expected = draw(sampler, cfg)
         groups = sampler.sample(PROMPTS, cfg.generation, seed=1)
         stub.held = {PROMPTS[2][0]}
-        drawn = dict([next(groups)]) if under_way else {}
-        stub.restart(503)  # for the one that waits, or the one before it
+        samples = dict([next(groups)]) if under_way else {}
+        stub.restart(503)  # for the waiting request, or the one before it
         stub.release.set()
-        assert drawn | dict(groups) == expected
+        assert samples | dict(groups) == expected
 
 
 def test_what_the_server_refuses_is_told_at_once(policy: Path, tmp_path: Path) -> None:
     stub = VLLMStub(policy)
     with engine(stub, policy, tmp_path) as (sampler, _, cfg):
-        asked = len(stub.bodies)
+        num_requests = len(stub.bodies)
         with pytest.raises(UserError, match="maximum context length is 64"):
             list(sampler.sample([[3] * 60], cfg.generation))
-        assert len(stub.bodies) == asked + 1
+        assert len(stub.bodies) == num_requests + 1
 
 
 def test_no_answer_in_time_is_an_error(policy: Path, tmp_path: Path) -> None:
@@ -291,11 +295,13 @@ def test_a_whole_run_samples_and_evaluates_on_the_server(
     train = [example("abcd"[:n] + "ef", str(n)) for n in range(1, 5)]
     with running_app(stub.app) as url, running_service(FakeBackend("metricx")) as metricx:
         cfg = config(f"{url}/v1", policy, tmp_path / "run", rank, model=NAME)
-        told = cfg.model_dump(exclude_unset=True)
-        told["reward"] = {"metricx_urls": [metricx], "w_xcomet_span": 0.0}
-        told["rl"] = {"num_updates": 2, "batch_size": 4, "lr": 0.01}
-        done = run_toy_rl(train, train[:2], TrainerConfig.model_validate(told))
-    lines = [json.loads(line) for line in (done.run_dir / "log.jsonl").read_text().splitlines()]
+        settings = cfg.model_dump(exclude_unset=True)
+        settings["reward"] = {"metricx_urls": [metricx], "w_xcomet_span": 0.0}
+        settings["rl"] = {"num_updates": 2, "batch_size": 4, "lr": 0.01}
+        artifacts = run_toy_rl(train, train[:2], TrainerConfig.model_validate(settings))
+    lines = [
+        json.loads(line) for line in (artifacts.run_dir / "log.jsonl").read_text().splitlines()
+    ]
     assert [line["skipped"] for line in lines] == [False, False]
     for line in lines:
         assert 0 < line["sampler_gap_mean"] <= line["sampler_gap_max"] < 1e-4

@@ -1,4 +1,4 @@
-"""Checkpoints as plain Hugging Face folders."""
+"""Check that checkpoints are exported as plain Hugging Face folders."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NO_SERVICE = ["reward.w_metricx=0", "reward.w_xcomet_span=0", "reward.no_eos_pen
 
 
 def train(folder: Path, *overrides: str, held_out: bool = True) -> Path:
-    """A run of two updates that needs no service; the folder of the run."""
+    """Run two updates that need no service, and return the run directory."""
     if not (folder / "policy").exists():
         save_policy(folder / "policy", byte_level_tokenizer())
     settings = [
@@ -52,7 +52,7 @@ def train(folder: Path, *overrides: str, held_out: bool = True) -> Path:
 
 
 def greedy(model: Any, tokenizer: Any) -> list[list[int]]:
-    """Ids that a policy writes after some prompts, by transformers' own generate()."""
+    """Return the ids that a policy generates after some prompts with transformers' generate()."""
     rows = []
     for text in ("Open 1.", "Save the file.", "파일"):
         ids = torch.tensor([tokenizer(text)["input_ids"]])
@@ -73,21 +73,21 @@ def test_an_export_writes_what_the_trained_policy_writes(tmp_path: Path, rank: i
     load_checkpoint(checkpoints(run_dir / "checkpoints")[0], trained)
 
     to = tmp_path / "exported"
-    done = CliRunner().invoke(app, ["export", str(run_dir), "--to", str(to)])
-    assert done.exit_code == 0, done.output
-    assert "(step-000002, float32, " in done.output
+    result = CliRunner().invoke(app, ["export", str(run_dir), "--to", str(to)])
+    assert result.exit_code == 0, result.output
+    assert "(step-000002, float32, " in result.output
     plain = doubled(AutoModelForCausalLM.from_pretrained(to))
-    theirs = AutoTokenizer.from_pretrained(to)
-    assert greedy(plain, theirs) == greedy(trained, tokenizer) != before
+    exported_tokenizer = AutoTokenizer.from_pretrained(to)
+    assert greedy(plain, exported_tokenizer) == greedy(trained, tokenizer) != before
     assert type(plain).__name__ == "LlamaForCausalLM"
     assert not list(to.glob("adapter*")) and not list(to.glob("*.pt"))
-    assert stop_token_ids(plain, theirs) == stop_token_ids(trained, tokenizer)
-    ids = torch.tensor([theirs("Open 1.")["input_ids"]])
+    assert stop_token_ids(plain, exported_tokenizer) == stop_token_ids(trained, tokenizer)
+    ids = torch.tensor([exported_tokenizer("Open 1.")["input_ids"]])
     with torch.no_grad():
         # Merged weights are rounded to float32, each by up to 2**-24 of itself: logits, which are
         # below 4, by some times as much.
-        apart = 100 * 2**-24 if rank else CLOSE
-        torch.testing.assert_close(plain(ids).logits, trained(ids).logits, atol=apart, rtol=0)
+        tolerance = 100 * 2**-24 if rank else CLOSE
+        torch.testing.assert_close(plain(ids).logits, trained(ids).logits, atol=tolerance, rtol=0)
 
 
 def test_the_best_by_evaluation_can_be_had(tmp_path: Path) -> None:

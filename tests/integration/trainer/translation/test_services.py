@@ -1,4 +1,4 @@
-"""The reward services of a run: checked at the start, asked over real HTTP, given up in time."""
+"""Test the reward services of a run: the first check, requests over HTTP, giving up in time."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_urls_from_the_environment(services: Services, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"metricx_urls": []}, "reward.metricx_urls: required"),
         ({"metricx_model_name": "google/other"}, "runs 'fake-metricx', but reward.metricx_model"),
@@ -58,10 +58,10 @@ def test_urls_from_the_environment(services: Services, monkeypatch: pytest.Monke
         ({"max_input_length": 100_000}, "tokens, but reward.max_input_length is 100000"),
     ],
 )
-def test_services_are_checked_first(services: Services, changes: Any, told: str) -> None:
+def test_services_are_checked_first(services: Services, changes: Any, message: str) -> None:
     with pytest.raises(UserError) as error:
         RewardClient(services.config(**changes))
-    assert told in str(error.value)
+    assert message in str(error.value)
 
 
 def test_swapped_and_reversed_services_are_refused(services: Services) -> None:
@@ -85,52 +85,53 @@ def test_urls_of_one_service_must_agree(services: Services) -> None:
     with running_service(OtherRevision("metricx")) as url:
         with pytest.raises(UserError) as error:
             RewardClient(services.config(metricx_urls=[same, url]))
-    for told in ("reward.metricx_urls: ", same, url, "has revision", "'other'"):
-        assert told in str(error.value)
+    for message_part in ("reward.metricx_urls: ", same, url, "has revision", "'other'"):
+        assert message_part in str(error.value)
     with running_service(Recorder("metricx")) as url:
         RewardClient(services.config(metricx_urls=[same, url])).close()
 
 
 class Dying(Recorder):
-    """Answers, but has an error for each sample."""
+    """A scorer that answers with an error for each sample."""
 
     def encode(self, samples: Any, options: Any) -> Any:
-        if samples[0].src.startswith("word "):  # the warm-up's
+        if samples[0].src.startswith("word "):  # not a sample of the warm-up
             return super().encode(samples, options)
         raise RuntimeError("out of order")
 
 
-@pytest.mark.parametrize("how", ["stopped", "broken", "in process"])
+@pytest.mark.parametrize("failure", ["stopped", "broken", "in process"])
 def test_a_service_that_is_only_shown_never_ends_a_run(
-    services: Services, how: str, caplog: pytest.LogCaptureFixture
+    services: Services, failure: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    shown = {"metricx_urls": f"{__name__}:BrokenScorer", "metricx_scorer_args": {}}
-    with running_service(Dying("metricx") if how == "broken" else Recorder("metricx")) as url:
-        if how != "in process":
-            shown = {"metricx_urls": url}
-        cfg = services.config(w_metricx=0, on_failure="fail", **shown)
+    settings = {"metricx_urls": f"{__name__}:BrokenScorer", "metricx_scorer_args": {}}
+    with running_service(Dying("metricx") if failure == "broken" else Recorder("metricx")) as url:
+        if failure != "in process":
+            settings = {"metricx_urls": url}
+        cfg = services.config(w_metricx=0, on_failure="fail", **settings)
         rewarder = RewardClient(cfg)
-        if how == "broken":
+        if failure == "broken":
             results = rewarder.score(TEXTS, rewarder.available).results
-    if how != "broken":
+    if failure != "broken":
         rewarder.scoring = ScoringConfig(cache=False)
         results = rewarder.score(TEXTS, rewarder.available).results
     assert [result.ok for result in results["metricx"]] == [False, False]
     assert [result.ok for result in results["xcomet"]] == [True, True]
-    if how == "broken":  # it answers: each sample has its own error
+    if failure == "broken":  # it answers: each sample has its own error
         rewarder.close()
         return
-    again = rewarder.score(TEXTS, rewarder.available).results
-    assert [result.ok for result in again["metricx"]] == [False, False]
+    retried = rewarder.score(TEXTS, rewarder.available).results
+    assert [result.ok for result in retried["metricx"]] == [False, False]
     rewarder.close()
-    assert caplog.text.count("metricx is skipped for this batch") == 2  # each tries it again
+    # Each batch tries it once more.
+    assert caplog.text.count("metricx is skipped for this batch") == 2
 
 
 def test_a_scorer_that_is_only_shown_may_fail_to_open(services: Services) -> None:
-    shown = {"metricx_urls": f"{__name__}:LengthScorer", "metricx_scorer_args": {"wrong": 1}}
+    settings = {"metricx_urls": f"{__name__}:LengthScorer", "metricx_scorer_args": {"wrong": 1}}
     with pytest.raises(UserError, match=r"metricx_scorer_args: .*'wrong'; its arguments: factor"):
-        RewardClient(services.config(**shown))
-    rewarder = RewardClient(services.config(w_metricx=0, **shown))
+        RewardClient(services.config(**settings))
+    rewarder = RewardClient(services.config(w_metricx=0, **settings))
     results = rewarder.score(TEXTS, rewarder.available).results
     assert [result.ok for result in results["metricx"]] == [False, False]
     assert [result.ok for result in results["xcomet"]] == [True, True]

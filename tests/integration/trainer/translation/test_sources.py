@@ -1,4 +1,4 @@
-"""A source that no service can score: told with its row, and never charged to the policy."""
+"""Test sources that no service can score: reported with their row, never charged to the policy."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ NUL, LONG, FINE = "Open \0 it.", "word " * 40, "Open it."
 
 
 class Limited(Recorder):
-    """Reads 30 words of source and translation together, where it may not cut."""
+    """A scorer that reads 30 words of source and translation together, if it may not cut."""
 
     def encode(self, samples: Any, options: Any) -> Any:
         encoded = super().encode(samples, options)
-        for place, sample in enumerate(samples):
+        for index, sample in enumerate(samples):
             words = len(sample.src.split()) + len(sample.mt.split())
             if options.overlong == "error" and words > 30 and not sample.mt.startswith("말"):
-                encoded[place] = SampleError("overlong", f"{words} words")
+                encoded[index] = SampleError("overlong", f"{words} words")
         return encoded
 
 
@@ -54,7 +54,7 @@ def rewards_of(services: Services, *texts: tuple[str, str], **changes: Any) -> l
 
 
 def test_a_fault_of_the_source_is_not_charged_to_the_policy(services: Services) -> None:
-    """Not for a NUL, not for its length; what the translation does itself has its price."""
+    """Check a NUL and a long source; the translation's own errors have their price."""
     texts = [
         (NUL, "열기"),
         (LONG, "열기"),
@@ -70,9 +70,9 @@ def test_a_fault_of_the_source_is_not_charged_to_the_policy(services: Services) 
     assert fine.r_seq is not None and fine.r_seq > -20.1 and fine.source_error is None
     assert own_nul.r_seq == own_length.r_seq == -20
     assert own_length.overlong == "penalised"
-    figures = reward_figures([nul, overlong, fine, own_nul, own_length], services.config())
-    assert (figures["source_errors"], figures["text_errors"]) == (2, 2)
-    assert figures["reward_coverage"] == 3 / 5
+    stats = reward_figures([nul, overlong, fine, own_nul, own_length], services.config())
+    assert (stats["source_errors"], stats["text_errors"]) == (2, 2)
+    assert stats["reward_coverage"] == 3 / 5
 
 
 def test_a_source_at_fault_does_not_end_a_run_that_ends_at_failures(services: Services) -> None:
@@ -93,33 +93,35 @@ def test_a_service_is_asked_for_a_source_once(
 
 
 def test_a_service_that_leaves_meanwhile_blames_nobody(services: Services) -> None:
-    """Whose fault it was cannot be told then: no score, and no price."""
+    """Check that the cause is unknown then: no score, and no price."""
     cfg = services.config(overlong="penalty", w_xcomet_span=0)
     with closing(RewardClient(cfg)) as rewarder:
         batch = rewarder.batch()
         group = batch.submit([(LONG, "열기")])
         group.futures["metricx"].result()
-        rewarder._scorers["metricx"] = gone = rewarder._remote(
+        rewarder._scorers["metricx"] = closed_scorer = rewarder._remote(
             "metricx", [f"http://127.0.0.1:{free_port()}"]
         )
         (reward,) = compute_rewards([rollout([1], [5], "열기", src_text=LONG)], group.result(), cfg)
-        gone.close()
+        closed_scorer.close()
     assert reward.r_seq is None and reward.text_error is reward.source_error is None
     assert reward.service_error is not None and "upstream" in reward.service_error
 
 
-@pytest.mark.parametrize(("overlong", "found"), [("truncate", {NUL}), ("skip", {NUL, LONG})])
+@pytest.mark.parametrize(
+    ("overlong", "expected_sources"), [("truncate", {NUL}), ("skip", {NUL, LONG})]
+)
 def test_sources_are_found_before_training(
-    services: Services, overlong: str, found: set[str]
+    services: Services, overlong: str, expected_sources: set[str]
 ) -> None:
-    """Only those are asked for that a service might refuse."""
+    """Check that only those are requested that a service might refuse."""
     sources = [FINE, NUL, "word " * 20, LONG, *(f"Open {n}." for n in range(100))]
     cfg = services.config(overlong=overlong, max_input_length=64, w_xcomet_span=0)
     services.metricx.samples.clear()
     with closing(RewardClient(cfg)) as rewarder:
-        assert bad_sources(sources, rewarder).keys() == found
-    asked = {sample.src for sample in services.metricx.samples}
-    assert asked == ({"word " * 20, LONG} if overlong == "skip" else set())
+        assert bad_sources(sources, rewarder).keys() == expected_sources
+    requested_sources = {sample.src for sample in services.metricx.samples}
+    assert requested_sources == ({"word " * 20, LONG} if overlong == "skip" else set())
 
 
 @pytest.fixture
@@ -150,9 +152,9 @@ def run(settings: list[str], *overrides: str) -> Any:
 def test_a_run_leaves_them_out_and_says_which(
     settings: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    done = run(settings)
-    assert (done.updates[0]["source_errors"], done.updates[0]["text_errors"]) == (0, 0)
-    assert [report.source_errors for _, report in done.reports] == [1, 1]
+    artifacts = run(settings)
+    assert (artifacts.updates[0]["source_errors"], artifacts.updates[0]["text_errors"]) == (0, 0)
+    assert [report.source_errors for _, report in artifacts.reports] == [1, 1]
     assert "data.train: 2 of 5 sources cannot be scored with any translation: " in caplog.text
     assert f"{tmp_path}/train.jsonl line 3 (" in caplog.text
     assert f"{tmp_path}/train.jsonl line 5 (" in caplog.text
@@ -170,11 +172,11 @@ def test_a_run_may_refuse_them(settings: list[str], tmp_path: Path) -> None:
 
 
 def test_check_tells_them_too(settings: list[str]) -> None:
-    def found(*overrides: str) -> tuple[str, bool]:
+    def check_sources(*overrides: str) -> tuple[str, bool]:
         cfg = load_config(TrainerConfig, None, [*settings, *overrides])
-        ((said, ok),) = [(c.found, c.ok) for c in check_run(cfg).checks if c.name == "sources"]
-        return said, ok
+        ((message, ok),) = [(c.found, c.ok) for c in check_run(cfg).checks if c.name == "sources"]
+        return message, ok
 
-    assert found() == ("2 cannot be scored", True)
-    said, ok = found("data.bad_sources=refuse")
-    assert not ok and "data.train: 2 of 5 sources cannot be scored" in said
+    assert check_sources() == ("2 cannot be scored", True)
+    message, ok = check_sources("data.bad_sources=refuse")
+    assert not ok and "data.train: 2 of 5 sources cannot be scored" in message

@@ -1,4 +1,4 @@
-"""A policy behind an OpenAI-compatible server: what it is sent, and what it fails to give."""
+"""Test a policy behind an OpenAI-compatible server: the requests it gets, and its failures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trainer.search.rollout.policies import ChatPolicy
 
 
 def one_search(body: dict[str, Any], seed: int | None) -> str:
-    """Searches, then ends; as the question says, or wrongly."""
+    """Search once, then end; the question may ask for a wrong reply."""
     question = body["messages"][1]["content"]
     if len(body["messages"]) > 2:
         return COMPLETE
@@ -29,9 +29,9 @@ def one_search(body: dict[str, Any], seed: int | None) -> str:
 @contextmanager
 def chatting(**settings: Any) -> Iterator[tuple[FakeOpenAI, ChatPolicy]]:
     fake = FakeOpenAI("searcher", respond=one_search)
-    told = {"backoff_s": (0.0,), "max_attempts": 2} | settings
+    options = {"backoff_s": (0.0,), "max_attempts": 2} | settings
     with fake.running() as url:
-        policy = ChatPolicy(lambda: LLMClient(url, "searcher", **told), Sampling(max_tokens=64))
+        policy = ChatPolicy(lambda: LLMClient(url, "searcher", **options), Sampling(max_tokens=64))
         try:
             yield fake, policy
         finally:
@@ -39,20 +39,22 @@ def chatting(**settings: Any) -> Iterator[tuple[FakeOpenAI, ChatPolicy]]:
 
 
 def ends(done: list[Trajectory]) -> list[str | None]:
-    return [one.end for one in done]
+    return [trajectory.end for trajectory in done]
 
 
 def test_it_is_sent_the_whole_conversation_with_its_pictures() -> None:
     with chatting() as (fake, policy):
         policy.check()
-        pictures: dict[str, bytes] = {}
+        image_by_hash: dict[str, bytes] = {}
         rows = [ask("a", temperature=0.25), ask("b", text="wrong"), ask("한국어")]
-        done = played(policy, rows, pictures=pictures)
+        done = played(policy, rows, pictures=image_by_hash)
     assert ends(done) == ["complete"] * 3
     assert [turn.action for turn in done[0].turns] == ["search", "complete"]
     assert done[1].turns[0].reason == "no_think" and done[0].policy.startswith("searcher at http")
-    assert done[0].tokens is None and all(turn.tokens for one in done for turn in one.turns)
-    assert all(turn.policy_s > 0 for one in done for turn in one.turns)
+    assert done[0].tokens is None and all(
+        turn.tokens for trajectory in done for turn in trajectory.turns
+    )
+    assert all(turn.policy_s > 0 for trajectory in done for turn in trajectory.turns)
     bodies = {request.id: request.body for request in fake.requests}
     assert len(bodies) == 6 and bodies["a/0-1"]["temperature"] == 0.25
     second = bodies["a/0-2"]["messages"]
@@ -60,7 +62,7 @@ def test_it_is_sent_the_whole_conversation_with_its_pictures() -> None:
     assert second[2]["content"] == search("births 1990")
     image, text = second[3]["content"]
     png = b64decode(image["image_url"]["url"].removeprefix("data:image/png;base64,"))
-    assert picture_hash(png) == done[0].turns[0].views[0].image in pictures
+    assert picture_hash(png) == done[0].turns[0].views[0].image in image_by_hash
     assert text["text"].startswith("Page deck_1, rank 1 of 3")
 
 
@@ -72,7 +74,7 @@ def test_it_writes_no_more_than_is_left_to_it() -> None:
 
 
 def test_a_server_that_counts_no_tokens_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    """Else max_response_length would be held over no turns, in silence."""
+    """Check the warning: without counts max_response_length would silently have no effect."""
     with chatting() as (fake, policy):
         fake.counts_tokens = False
         done = played(policy, [ask("a"), ask("b")], max_response_length=2)
@@ -86,12 +88,14 @@ def test_a_turn_that_its_server_fails_to_give_ends_that_episode_alone() -> None:
         rows = [ask(name) for name in "abcd"]
         done = played(policy, rows)
         assert sorted(map(str, ends(done))) == ["complete", "complete", "failed", "failed"]
-        failed = [one for one in done if one.end == "failed"]
-        assert all(one.end_detail.startswith("policy: server_error") for one in failed)
-        assert not any(one.turns for one in failed)
+        failed = [trajectory for trajectory in done if trajectory.end == "failed"]
+        assert all(
+            trajectory.end_detail.startswith("policy: server_error") for trajectory in failed
+        )
+        assert not any(trajectory.turns for trajectory in failed)
         fake.well()
-        for fault in ("not_json", "no_choices", "close", 429):
-            fake.fail(fault)
+        for failure in ("not_json", "no_choices", "close", 429):
+            fake.fail(failure)
             assert ends(played(policy, rows[:1])) == ["failed"]
 
 
@@ -112,7 +116,7 @@ def test_what_every_turn_would_run_into_is_the_users_to_mend() -> None:
 
 @pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])
 def test_thinking_that_a_reasoning_parser_took_out_is_put_back(field) -> None:
-    """Else every turn of such a server would be one without a think block."""
+    """Check the thinking: without it every turn of such a server would have no think block."""
     with chatting() as (fake, policy):
         fake.respond = lambda body, seed: "\n\n<search_complete>true</search_complete>"
         fake.also = {field: "It is clear.\n"}
@@ -121,5 +125,6 @@ def test_thinking_that_a_reasoning_parser_took_out_is_put_back(field) -> None:
         assert done.turns[0].text == (
             "<think>It is clear.</think>\n<search_complete>true</search_complete>"
         )
-        fake.respond = lambda body, seed: COMPLETE  # it thinks, and writes a block as well
+        # The server returns thinking, and the text has a think block as well.
+        fake.respond = lambda body, seed: COMPLETE
         assert played(policy)[0].turns[0].text == COMPLETE

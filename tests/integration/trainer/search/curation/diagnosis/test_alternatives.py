@@ -1,4 +1,5 @@
-"""Pages with the same fact: proposed by their text, confirmed by an answer from that page alone."""
+"""Check pages with the same fact: their text proposes them, an answer from that page confirms
+them."""
 
 from __future__ import annotations
 
@@ -51,28 +52,30 @@ def servers() -> Iterator[Knowing]:
 
 
 @pytest.fixture
-def around(servers: Knowing) -> Knowing:
+def services(servers: Knowing) -> Knowing:
     servers.fake.well()
     servers.fake.forget()
     return servers
 
 
-def command(around: Knowing, tmp_path: Path, out: Path, *more: str) -> list[str]:
+def command(services: Knowing, tmp_path: Path, out: Path, *more: str) -> list[str]:
     rows = write_rows(tmp_path / "questions.jsonl", [BIRTHS, PAIR, KNOWN, BROKEN, OPEN])
-    least = {"alternatives__least_overlap": 0.01}
-    told = flags(out, data__train=rows, **least)
-    return ["alternatives", *told, *around.settings, *more]
+    threshold = {"alternatives__least_overlap": 0.01}
+    arguments = flags(out, data__train=rows, **threshold)
+    return ["alternatives", *arguments, *services.settings, *more]
 
 
-def found(around: Knowing, tmp_path: Path, *more: str) -> tuple[dict[str, dict[str, Any]], Any]:
+def find_alternatives(
+    services: Knowing, tmp_path: Path, *more: str
+) -> tuple[dict[str, dict[str, Any]], Any]:
     out = tmp_path / "out"
-    done = CliRunner().invoke(app, command(around, tmp_path, out, "--overwrite", *more))
-    assert done.exit_code == 0, done.output
-    return decided(out), done
+    result = CliRunner().invoke(app, command(services, tmp_path, out, "--overwrite", *more))
+    assert result.exit_code == 0, result.output
+    return decided(out), result
 
 
-def test_what_answers_in_the_gold_pages_place_is_found(around: Knowing, tmp_path: Path) -> None:
-    rows, _ = found(around, tmp_path)
+def test_what_answers_in_the_gold_pages_place_is_found(services: Knowing, tmp_path: Path) -> None:
+    rows, _ = find_alternatives(services, tmp_path)
     assert {name: row["reason"] for name, row in rows.items()} == {
         "births": "grown",
         "pair": "grown",
@@ -84,94 +87,96 @@ def test_what_answers_in_the_gold_pages_place_is_found(around: Knowing, tmp_path
     assert rows["pair"]["confirmed"] == {"pair_2": ["pair_3"]}
     grown = {row["id"]: row.get("alternatives") for row in kept(tmp_path / "out")}
     assert grown["births"] == {"deck_2": ["twin_1"]} and grown["open"] is None
-    assert len(grown) == 5  # what was not confirmed stays as it was
+    assert len(grown) == 5  # an unconfirmed row is unchanged
     page = (tmp_path / "out/report.html").read_text(encoding="utf-8")
     assert "twin_1" in page and "8100000" in page
 
 
-def test_without_the_control_what_is_known_anyway_passes(around: Knowing, tmp_path: Path) -> None:
-    rows, _ = found(around, tmp_path, "--set=alternatives.control=false")
+def test_without_the_control_what_is_known_anyway_passes(services: Knowing, tmp_path: Path) -> None:
+    rows, _ = find_alternatives(services, tmp_path, "--set=alternatives.control=false")
     assert rows["known"]["reason"] == "grown"
 
 
-def test_nobody_is_asked_about_a_page_in_vain(around: Knowing, tmp_path: Path) -> None:
-    """Where the generator fails with the gold pages, or knows it without, no page is shown."""
-    found(around, tmp_path)
-    asked_about = [pages for question, pages in around.served() if question == BROKEN.question]
+def test_nobody_is_asked_about_a_page_in_vain(services: Knowing, tmp_path: Path) -> None:
+    """Check that no page is tried if the generator fails with the gold pages or answers without
+    them."""
+    find_alternatives(services, tmp_path)
+    asked_about = [pages for question, pages in services.served() if question == BROKEN.question]
     assert asked_about == [("far_1",)]
-    asked_about = [pages for question, pages in around.served() if question == KNOWN.question]
+    asked_about = [pages for question, pages in services.served() if question == KNOWN.question]
     assert sorted(asked_about) == [(), ("deck_1",)]
 
 
-def test_a_call_that_fails_leaves_its_row_undecided(around: Knowing, tmp_path: Path) -> None:
-    around.fake.fail(500, times=None)
-    rows, _ = found(around, tmp_path)
+def test_a_call_that_fails_leaves_its_row_undecided(services: Knowing, tmp_path: Path) -> None:
+    services.fake.fail(500, times=None)
+    rows, _ = find_alternatives(services, tmp_path)
     assert {rows[name]["reason"] for name in ("births", "pair", "known")} == {"undecided"}
     assert len(kept(tmp_path / "out")) == 5
-    around.fake.well()
-    rows, _ = found(around, tmp_path)  # what failed was not kept as an answer
+    services.fake.well()
+    rows, _ = find_alternatives(services, tmp_path)  # a failed call is not cached as an answer
     assert rows["births"]["reason"] == "grown"
 
 
 def test_an_estimate_asks_nobody_and_is_no_less_than_what_is_asked(
-    around: Knowing, tmp_path: Path
+    services: Knowing, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
     prices = ["--set=answering.money.generator={prompt: 1, completion: 1}"]
-    done = CliRunner().invoke(app, command(around, tmp_path, out, "--estimate", *prices))
-    assert done.exit_code == 0 and not around.fake.requests and not out.exists()
-    most = int(done.output.split("generator ")[1].split(" calls")[0].replace(",", ""))
-    assert most == 3 * (1 + 5 + 1) + 1 + 2 * (5 + 1) and "no price" in done.output
-    found(around, tmp_path)
-    assert 0 < around.served().total() <= most
+    result = CliRunner().invoke(app, command(services, tmp_path, out, "--estimate", *prices))
+    assert result.exit_code == 0 and not services.fake.requests and not out.exists()
+    max_calls = int(result.output.split("generator ")[1].split(" calls")[0].replace(",", ""))
+    assert max_calls == 3 * (1 + 5 + 1) + 1 + 2 * (5 + 1) and "no price" in result.output
+    find_alternatives(services, tmp_path)
+    assert 0 < services.served().total() <= max_calls
 
 
-def test_embeddings_propose_what_words_do_not(around: Knowing, tmp_path: Path) -> None:
-    """At this threshold the overlap proposes no page."""
+def test_embeddings_propose_what_words_do_not(services: Knowing, tmp_path: Path) -> None:
+    """Check embeddings at a threshold where the word overlap proposes no page."""
     service = create_app(FakeEmbedder(16, 512), ServiceSettings(cache_url=None))
     with running_app(service) as url:
         more = [f"--set=alternatives.embeddings_url={url}", "--set=alternatives.least_cosine=-1"]
-        rows, _ = found(around, tmp_path, "--set=alternatives.least_overlap=1", *more)
+        rows, _ = find_alternatives(services, tmp_path, "--set=alternatives.least_overlap=1", *more)
     assert rows["births"]["confirmed"] == {"deck_2": ["twin_1"]}
-    told = json.loads((tmp_path / "out/manifest.json").read_text())
-    assert told["embedder"] == "fake" and told["index"] == "r1"
+    manifest = json.loads((tmp_path / "out/manifest.json").read_text())
+    assert manifest["embedder"] == "fake" and manifest["index"] == "r1"
 
 
-def test_a_page_that_the_index_lacks_is_one_line(around: Knowing, tmp_path: Path) -> None:
+def test_a_page_that_the_index_lacks_is_one_line(services: Knowing, tmp_path: Path) -> None:
     rows = write_rows(tmp_path / "other.jsonl", [asked("lost", 9, reference_answer="1")])
-    told = ["alternatives", *flags(tmp_path / "out", data__train=rows), *around.settings]
-    done = CliRunner().invoke(app, told)
-    assert done.exit_code == 2 and "no page 'deck_9'" in done.stderr
+    arguments = ["alternatives", *flags(tmp_path / "out", data__train=rows), *services.settings]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2 and "no page 'deck_9'" in result.stderr
     assert not (tmp_path / "out").exists()
 
 
 def test_a_killed_command_pays_nothing_twice_and_leaves_the_same_bytes(
-    around: Knowing, tmp_path: Path
+    services: Knowing, tmp_path: Path
 ) -> None:
-    fake = around.fake
+    fake = services.fake
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
 
     def served() -> int:
-        return sum(one.status == 200 for one in fake.requests)
+        return sum(request.status == 200 for request in fake.requests)
 
-    def begun(folder: str) -> subprocess.Popen[str]:
-        told = command(around, tmp_path, tmp_path / folder / "out")
-        return subprocess.Popen([sys.executable, "-m", "trainer", "search", *told], text=True)
+    def start(folder: str) -> subprocess.Popen[str]:
+        arguments = command(services, tmp_path, tmp_path / folder / "out")
+        return subprocess.Popen([sys.executable, "-m", "trainer", "search", *arguments], text=True)
 
-    assert begun("a").wait() == 0
-    whole = around.served()
-    assert set(whole.values()) == {1}
+    assert start("a").wait() == 0
+    served_once = services.served()
+    assert set(served_once.values()) == {1}
     fake.forget()
     fake.hang = lambda body: served() >= 6
-    killed = begun("b")
+    killed = start("b")
     wait_until(lambda: served() >= 6 and fake.in_flight > 0)
     killed.send_signal(signal.SIGKILL)
     killed.wait()
     assert not (tmp_path / "b/out").exists()
     fake.hang = False
     wait_until(lambda: fake.in_flight == 0)
-    assert begun("b").wait() == 0
-    twice = around.served() - whole
-    assert around.served().keys() == whole.keys() and twice.total() <= 3  # in flight
+    assert start("b").wait() == 0
+    repeated = services.served() - served_once
+    # At most those in flight.
+    assert services.served().keys() == served_once.keys() and repeated.total() <= 3
     assert everything(tmp_path / "b/out") == everything(tmp_path / "a/out")
