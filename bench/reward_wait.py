@@ -115,7 +115,7 @@ Texts = list[tuple[str, str]]
 
 
 class Afterwards:
-    """In a Rewarder's place: keeps the groups of a batch and asks for all of them, as `way` does,
+    """In a RewardClient's place: keeps the groups of a batch and asks for all of them, as `way` does,
     once a score is wanted."""
 
     def __init__(

@@ -104,7 +104,7 @@ class Clients:
         """Return n translations {"index", "text", "finish_reason"}; candidate i has seed + i.
 
         Each candidate has its own cache key: if 128 of 256 are cached, 128 are requested. Raises
-        SourceFailed if the source cannot be translated, NotYet if the teacher failed.
+        SourceFailed if the source cannot be translated, TemporaryFailure if the teacher failed.
         """
         generation = self.cfg.teacher.generation
         blob = record["source_type"] == "blob"
@@ -208,7 +208,7 @@ class Clients:
         return self._failing[service] >= FAILURES_IN_A_ROW
 
     async def score(self, src: str, mts: Sequence[str]) -> list[Score]:
-        """Return the MetricX score of each translation without a reference. Raises NotYet."""
+        """Return the MetricX score of each translation without a reference. Raises TemporaryFailure."""
         assert self._metricx is not None
         identity = self._identities.get("metricx")
         keys = _keys(["metricx", identity, src], mts)
@@ -231,7 +231,7 @@ class Clients:
     async def judge(self, src: str, candidate: str, doubt: str = "") -> dict[str, Any]:
         """Return the judge's verdict {"pass", "reason_code", "notes"}, or {"error": type, ...}.
 
-        doubt: see `judge_request`. Raises NotYet, unless the fail policy is permissive."""
+        doubt: see `judge_request`. Raises TemporaryFailure, unless the fail policy is permissive."""
         assert self._judge is not None
         sample, options = judge_request(self.cfg, self.languages, src, candidate, doubt)
         key = digest_of(["judge", self._identities.get("judge"), options, sample])
@@ -256,7 +256,7 @@ class Clients:
         *,
         lenient: bool = False,
     ) -> None:
-        """Cache the answers. Raises NotYet if one failed with a transient error."""
+        """Cache the answers. Raises TemporaryFailure if one failed with a transient error."""
         open_ = [r for r in results if _is_transient(r)]
         final_answers = {
             key: answer

@@ -88,7 +88,7 @@ def evaluate_questions(
 
     name: of the set; step: of the run; both are in the ids of the episodes. The processes of the
     world share the questions, and each gets the full report. Raises what `Episodes` raises:
-    MoneySpent, ServiceUnreachable.
+    BudgetExceeded, ServiceUnreachable.
     """
     started = time.monotonic()
     finished = episodes.run(policy, world.split_items(questions), step=step, kind=f"{name}-")

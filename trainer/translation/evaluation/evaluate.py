@@ -116,7 +116,7 @@ def evaluate_on_dataset(
     world: the processes that share the examples, each of which gets the full report. If the weights
     are sharded, each process translates everything, because all have to make the same passes.
     metrics: held-out metrics, which are not part of the reward. Only they get references.
-    Raises what `generate_rollouts` and `Rewarder.score` raise.
+    Raises what `generate_rollouts` and `RewardClient.score` raise.
     """
     started = time.monotonic()
     sharing = None if world is None or world.is_sharded else world

@@ -101,7 +101,7 @@ class RewardClient:
         """Return a batch whose groups go to `services` (default: the needed ones).
 
         A service without a weight that does not answer is skipped at once.
-        should_stop: see AskedBatch.
+        should_stop: see RewardBatch.
         """
         batch = RewardBatch(self, self.needed if services is None else tuple(services), should_stop)
         for name in batch.asked:

@@ -35,11 +35,11 @@ FAMILIES = {
 }
 #: Calls that take a code -> its position among the arguments.
 CALLS = {
-    "Rejected": 1,
-    "Open": 1,
-    "NotYet": 0,
+    "RejectedRecord": 1,
+    "DeferredRecord": 1,
+    "TemporaryFailure": 0,
     "SourceFailed": 0,
-    "Kept": 1,
+    "KeptRecord": 1,
     "_CandidateCheck": 1,
     "_replace": 99,  # only by keyword
     "broken": 1,

@@ -124,7 +124,7 @@ def test_every_wrong_row_has_its_line(tmp_path):
     message = refused(tmp_path, ROW, empty, number)
     assert "2 of 3 rows cannot be used" in message
     assert "line 2: no question" in message
-    assert "line 3: question: a text is wanted, not int" in message
+    assert "line 3: question: expected a text, not int" in message
     assert "no reference_answer" in refused(tmp_path, {"question": "Why?"})
     assert "required: a file_name for these pages" in refused(tmp_path, {**ROW, "file_name": ""})
     assert "ids stand more than once, 'q1'" in refused(tmp_path, ROW, ROW)

@@ -105,7 +105,7 @@ def test_the_cap_ends_all_who_wait_and_a_cancelled_call_keeps_no_room():
         results = await asyncio.gather(
             *(call(500_000, now) for _ in range(5)), return_exceptions=True
         )
-        assert [type(error).__name__ for error in results] == ["NoneType"] + ["MoneySpent"] * 4
+        assert [type(error).__name__ for error in results] == ["NoneType"] + ["BudgetExceeded"] * 4
         assert tracker.totals["generator"].money == pytest.approx(0.5)
 
     asyncio.run(work())
