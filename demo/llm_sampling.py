@@ -50,10 +50,10 @@ class Wanted:
 class _Row:
     """A sequence in work: what it has drawn so far."""
 
-    def __init__(self, wanted: Wanted) -> None:
-        self.wanted = wanted
+    def __init__(self, request: Wanted) -> None:
+        self.request = request
         self.ids: list[int] = []
-        self._random = np.random.default_rng(wanted.seed)
+        self._random = np.random.default_rng(request.seed)
 
     def next_uniform(self) -> float:
         """One number a token, drawn for greedy rows too: the t-th token has the t-th number."""
@@ -72,10 +72,10 @@ class Sampler:
         self._inbox: queue.SimpleQueue[Wanted] = queue.SimpleQueue()
         threading.Thread(target=self._run, daemon=True).start()
 
-    def submit(self, wanted: Wanted) -> Future[Completion]:
+    def submit(self, request: Wanted) -> Future[Completion]:
         """Queue a sequence; its prompt and max_tokens must fit `context_length`."""
-        self._inbox.put(wanted)
-        return wanted.done
+        self._inbox.put(request)
+        return request.done
 
     def _run(self) -> None:
         waiting: list[Wanted] = []
@@ -86,14 +86,14 @@ class Sampler:
                 waiting.append(self._inbox.get())
             batch = _like_the_first(waiting)
             chosen = set(map(id, batch))
-            waiting = [wanted for wanted in waiting if id(wanted) not in chosen]
-            live = [wanted for wanted in batch if wanted.done.set_running_or_notify_cancel()]
+            waiting = [request for request in waiting if id(request) not in chosen]
+            live = [request for request in batch if request.done.set_running_or_notify_cancel()]
             try:
-                self._sample([_Row(wanted) for wanted in live])
+                self._sample([_Row(request) for request in live])
             except Exception as error:  # of this batch alone; the callers are told
-                for wanted in live:
-                    if not wanted.done.done():
-                        wanted.done.set_exception(error)
+                for request in live:
+                    if not request.done.done():
+                        request.done.set_exception(error)
 
     @torch.inference_mode()
     def _sample(self, rows: list[_Row]) -> None:
@@ -103,12 +103,12 @@ class Sampler:
         if not rows:
             return
         cache = DynamicCache()
-        prompts = list(dict.fromkeys(row.wanted.prompt for row in rows))  # n choices share one
+        prompts = list(dict.fromkeys(row.request.prompt for row in rows))  # n choices share one
         ids, attended = self._padded(prompts)  # [U, P]
         logits = self._forward(ids, attended, cache)  # [U, V]
-        own = torch.tensor([prompts.index(row.wanted.prompt) for row in rows])
-        cache.batch_select_indices(own)
-        logits, attended = logits[own], attended[own]
+        prompt_indices = torch.tensor([prompts.index(row.request.prompt) for row in rows])
+        cache.batch_select_indices(prompt_indices)
+        logits, attended = logits[prompt_indices], attended[prompt_indices]
         while True:
             for row, token in zip(rows, draw(logits, rows), strict=True):
                 row.ids.append(token)
@@ -148,21 +148,23 @@ class Sampler:
         return ids, attended
 
     def _finish(self, row: _Row) -> bool:
-        """Whether its last token ended a row; then its caller has the text."""
+        """Set the results of rows whose last token ended them; return whether the given row has
+        ended.
+        """
         completion = self._completion(row)
         if completion is not None:
-            row.wanted.done.set_result(completion)
+            row.request.done.set_result(completion)
         return completion is not None
 
     def _completion(self, row: _Row) -> Completion | None:
         if row.ids[-1] in self._stop_ids:
             return Completion(self._text(row.ids[:-1]), "stop", len(row.ids))
-        if row.wanted.stop:
+        if row.request.stop:
             text = self._text(row.ids)
-            ends = [text.find(stop) for stop in row.wanted.stop if stop in text]
+            ends = [text.find(stop) for stop in row.request.stop if stop in text]
             if ends:
                 return Completion(text[: min(ends)], "stop", len(row.ids))
-        if len(row.ids) >= row.wanted.max_tokens:
+        if len(row.ids) >= row.request.max_tokens:
             return Completion(self._text(row.ids), "length", len(row.ids))
         return None
 
@@ -174,12 +176,12 @@ class Sampler:
 def draw(logits: Tensor, rows: Sequence[_Row]) -> list[int]:
     """The next token of each row, by the inverse of the cumulated probabilities. logits: [B, V]."""
     greedy = logits.argmax(-1)
-    heat = torch.tensor([row.wanted.temperature for row in rows], dtype=logits.dtype)
+    heat = torch.tensor([row.request.temperature for row in rows], dtype=logits.dtype)
     uniform = torch.tensor([[row.next_uniform()] for row in rows], dtype=logits.dtype)
     scaled = logits / torch.where(heat > 0, heat, 1.0)[:, None]
     probs = scaled.softmax(-1)
-    if any(row.wanted.top_p < 1 for row in rows):
-        probs = _nucleus(probs, torch.tensor([[row.wanted.top_p] for row in rows]))
+    if any(row.request.top_p < 1 for row in rows):
+        probs = _nucleus(probs, torch.tensor([[row.request.top_p] for row in rows]))
     below = probs.cumsum(-1)
     sampled = torch.searchsorted(below, uniform * below[:, -1:], right=True).squeeze(-1)
     sampled = sampled.clamp(max=logits.shape[-1] - 1)
@@ -197,4 +199,4 @@ def _like_the_first(waiting: Sequence[Wanted]) -> list[Wanted]:
     """The one that waits longest, and those near it in length: little padding, no starving."""
     length = len(waiting[0].prompt)
     ahead = waiting[:LOOK_AHEAD]
-    return sorted(ahead, key=lambda wanted: abs(len(wanted.prompt) - length))[:BATCH]
+    return sorted(ahead, key=lambda request: abs(len(request.prompt) - length))[:BATCH]

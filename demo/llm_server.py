@@ -65,8 +65,8 @@ def create_app(sampler: Sampler, *, name: str = NAME, api_key: str | None = None
     @app.get("/v1/models")
     async def models(request: Request) -> dict[str, Any]:
         check_key(request, api_key)
-        told = {"id": name, "object": "model", "max_model_len": sampler.context_length}
-        return {"object": "list", "data": [told]}
+        description = {"id": name, "object": "model", "max_model_len": sampler.context_length}
+        return {"object": "list", "data": [description]}
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request, body: ChatRequest) -> dict[str, Any]:
@@ -75,10 +75,12 @@ def create_app(sampler: Sampler, *, name: str = NAME, api_key: str | None = None
             raise Refused(404, f"The model `{body.model}` does not exist.")
         if body.n > 1 and body.temperature == 0:
             raise Refused(400, "n must be 1 when using greedy sampling.")
-        wanted = _wanted(body, sampler)
-        futures = [asyncio.wrap_future(sampler.submit(one)) for one in wanted]
+        requests = _wanted(body, sampler)
+        futures = [
+            asyncio.wrap_future(sampler.submit(sampling_request)) for sampling_request in requests
+        ]
         completions = await asyncio.gather(*futures)
-        return _answer(name, len(wanted[0].prompt), completions)
+        return _answer(name, len(requests[0].prompt), completions)
 
     return app
 
@@ -93,9 +95,9 @@ def _wanted(body: ChatRequest, sampler: Sampler) -> list[Wanted]:
     prompt = tuple(sampler.tokenizer(text, add_special_tokens=False)["input_ids"])
     if not prompt:
         raise Refused(400, "messages: the prompt is empty (no user turn?)")
-    room = sampler.context_length - len(prompt)
-    asked = room if body.max_tokens is None else body.max_tokens
-    if asked > room or asked < 1:
+    max_new_tokens = sampler.context_length - len(prompt)
+    num_tokens = max_new_tokens if body.max_tokens is None else body.max_tokens
+    if num_tokens > max_new_tokens or num_tokens < 1:
         raise Refused(
             400,
             f"This model's maximum context length is {sampler.context_length} tokens. However, you "
@@ -103,7 +105,7 @@ def _wanted(body: ChatRequest, sampler: Sampler) -> list[Wanted]:
         )
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     seeds = [None if body.seed is None else body.seed + i for i in range(body.n)]
-    return [Wanted(prompt, asked, body.temperature, body.top_p, seed, stop) for seed in seeds]
+    return [Wanted(prompt, num_tokens, body.temperature, body.top_p, seed, stop) for seed in seeds]
 
 
 def _answer(name: str, prompt_tokens: int, completions: list[Completion]) -> dict[str, Any]:

@@ -116,9 +116,9 @@ def running_service(name: str, folder: Path, *flags: str) -> Iterator[str]:
                     break
                 except ServiceUnreachable:
                     if process.poll() is not None or time.monotonic() > deadline:
-                        what = "does not get ready" if process.poll() is None else "ended"
+                        problem = "does not get ready" if process.poll() is None else "ended"
                         tail = log.read_text(encoding="utf-8", errors="replace")[-2000:]
-                        raise UserError(f"{name} {what}; the end of {log}:\n{tail}") from None
+                        raise UserError(f"{name} {problem}; the end of {log}:\n{tail}") from None
         yield url
 
 

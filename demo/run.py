@@ -111,16 +111,18 @@ def train(
 
 
 def compare(run_dir: Path) -> list[str]:
-    """Whether the reward was earned, in sentences: printed, and returned for the report."""
+    """Return sentences that say whether the reward improved. They are printed, and added to the
+    report.
+    """
     evals = read_jsonl(run_dir / "eval.jsonl")
     before, after = (read_jsonl(run_dir / line["completions"]) for line in (evals[0], evals[-1]))
     differences = [a["chrf"] - b["chrf"] for a, b in zip(after, before, strict=True)]
     low, high = paired_interval(differences)
-    earned = "earned" if low > 0 else "not shown to be earned"
+    conclusion = "earned" if low > 0 else "not shown to be earned"
     verdict = (
         f"Sentence chrF changed by {np.mean(differences):+.2f} on average over "
         f"{len(differences)} held-out sources (95 % interval of a paired bootstrap: {low:+.2f} to "
-        f"{high:+.2f}): by this measure the reward was {earned}."
+        f"{high:+.2f}): by this measure the reward was {conclusion}."
     )
     console.print(f"   {verdict}")
     return [verdict]

@@ -47,8 +47,8 @@ def run_demo(run_dir: Path, more: list[str]) -> None:
     started = time.monotonic()
     exit_on_sigterm()
     run_dir.mkdir(parents=True, exist_ok=True)
-    for kept in run_dir.glob("answers.sqlite*"):  # a demo shows all of the work
-        kept.unlink()
+    for cache_file in run_dir.glob("answers.sqlite*"):  # a demo shows all of the work
+        cache_file.unlink()
     logs = run_dir.with_name(run_dir.name + "-services")
     logs.mkdir(exist_ok=True)
     _say("1", "Starting teacher, MetricX and judge (small models, no GPU, no hub)")
@@ -115,8 +115,8 @@ def show(run_dir: Path) -> None:
         "   The teacher has 4 million parameters and the scorer no more: this shows the way of the "
         "data, not good translations."
     )
-    found = f"\n[bold]pairs[/]   {len(pairs)} in {run_dir / 'export/train.parquet'}"
-    console.print(found, soft_wrap=True)
+    summary = f"\n[bold]pairs[/]   {len(pairs)} in {run_dir / 'export/train.parquet'}"
+    console.print(summary, soft_wrap=True)
 
 
 def _say(step: str, text: str) -> None:

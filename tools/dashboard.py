@@ -253,8 +253,8 @@ def build() -> dict[str, Any]:
         width = _COLUMNS // min(3, len(contents))
         for index, (title, unit, targets) in enumerate(contents):
             line, column = divmod(index, 3)
-            place = {"x": column * width, "y": y + line * _HEIGHT, "w": width, "h": _HEIGHT}
-            panels.append(_panel(title, unit, targets, place))
+            position = {"x": column * width, "y": y + line * _HEIGHT, "w": width, "h": _HEIGHT}
+            panels.append(_panel(title, unit, targets, position))
         y += _HEIGHT * ((len(contents) + 2) // 3)
     for number, panel in enumerate(panels, start=1):
         panel["id"] = number
@@ -276,12 +276,12 @@ def build() -> dict[str, Any]:
 
 
 def _panel(
-    title: str, unit: str, targets: list[tuple[str, str]], place: dict[str, int]
+    title: str, unit: str, targets: list[tuple[str, str]], position: dict[str, int]
 ) -> dict[str, Any]:
     return {
         "type": "timeseries",
         "title": title,
-        "gridPos": place,
+        "gridPos": position,
         "datasource": _DATASOURCE,
         "fieldConfig": {
             "defaults": {"unit": unit, "min": 0, "custom": {"lineWidth": 1, "fillOpacity": 5}},

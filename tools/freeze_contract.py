@@ -172,7 +172,7 @@ def open_service(service: str) -> TestClient:
 
 def answers() -> list[dict[str, Any]]:
     """All of ASKED with what is answered now."""
-    found = []
+    recorded = []
     for service in SERVICES:
         with open_service(service) as client:
             for _ in range(1000):
@@ -182,7 +182,7 @@ def answers() -> list[dict[str, Any]]:
             for name, method, path, body in ASKED:
                 if name == service:
                     response = client.request(method, path, json=body)
-                    found.append(
+                    recorded.append(
                         {
                             "service": service,
                             "method": method,
@@ -192,7 +192,7 @@ def answers() -> list[dict[str, Any]]:
                             "answer": _answer(response.text),
                         }
                     )
-    return found
+    return recorded
 
 
 def _answer(text: str) -> Any:

@@ -29,13 +29,13 @@ def main() -> None:
     """Read the folder that the command names, and write the table."""
     folder = Path(sys.argv[1])
     simplified, traditional = (_changed(folder / f"{name}Characters.txt") for name in ("ST", "TS"))
-    kept = {
+    shared = {
         target
         for name in ("TW", "HK")
         for targets in _table(folder / f"{name}Variants.txt").values()
         for target in targets
     }
-    only_simplified = simplified - traditional - kept - ALSO_TRADITIONAL
+    only_simplified = simplified - traditional - shared - ALSO_TRADITIONAL
     lines = ("".join(sorted(chars)) for chars in (only_simplified, traditional - simplified))
     OUT.write_text(NOTICE + "".join(f"{line}\n" for line in lines), encoding="utf-8")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from demo.processes import exit_on_sigterm, run_module, running_service
-from demo.roleplay.compare import read_stage, show_figures, show_samples, verdict
+from demo.roleplay.compare import read_stage, show_samples, show_stats, verdict
 from demo.run import DATA, MODELS, ROOT
 from scorekit.errors import UserError
 
@@ -57,13 +57,13 @@ def run_demo(
 
 def check_template(mended: Path) -> None:
     """`template-check` must find the fault; `--fix` must mend it."""
-    known = ["--model", str(POLICY), "--data", str(SFT_DATA), "--limit", "50", "--show", "1"]
-    code = run_module("trainer", "template-check", *known)
+    arguments = ["--model", str(POLICY), "--data", str(SFT_DATA), "--limit", "50", "--show", "1"]
+    code = run_module("trainer", "template-check", *arguments)
     if code != FOUND:
         raise UserError(f"template-check ended with exit code {code}, where it must find a fault")
     console.print("   [bold]mended:[/] what ends a turn is learned, too")
     mended.unlink(missing_ok=True)
-    if code := run_module("trainer", "template-check", *known, "--fix", "--to", str(mended)):
+    if code := run_module("trainer", "template-check", *arguments, "--fix", "--to", str(mended)):
         raise UserError(f"the mended template is still at fault (exit code {code})")
 
 
@@ -86,11 +86,11 @@ def steps_of(updates: int) -> dict[str, object]:
     return {"grpo.max_steps": updates, "grpo.warmup_steps": min(3, updates - 1)}
 
 
-def run_trainer(verb: str, config: Path, settings: Mapping[str, object], *flags: str) -> None:
-    """`python -m trainer VERB` in a process of its own, as a user would start it."""
+def run_trainer(command: str, config: Path, settings: Mapping[str, object], *flags: str) -> None:
+    """Run `python -m trainer COMMAND` in a separate process, as a user would."""
     overrides = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
-    if code := run_module("trainer", verb, "--config", str(config), *overrides, *flags):
-        raise UserError(f"trainer {verb} ended with exit code {code}")
+    if code := run_module("trainer", command, "--config", str(config), *overrides, *flags):
+        raise UserError(f"trainer {command} ended with exit code {code}")
 
 
 def show(run_dir: Path, started: float) -> None:
@@ -100,7 +100,7 @@ def show(run_dir: Path, started: float) -> None:
         read_stage("after SFT", run_dir / "grpo", first=True),
         read_stage("after GRPO", run_dir / "grpo"),
     ]
-    show_figures(console, stages)
+    show_stats(console, stages)
     show_samples(console, stages)
     for sentence in verdict(stages):
         console.print(f"   {sentence}")

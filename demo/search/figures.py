@@ -80,11 +80,11 @@ def read_power(wheels: Path) -> dict[tuple[str, int], int]:
 def read_jobs(wheels: Path) -> dict[tuple[str, int, int], int]:
     """(column, year, month) -> jobs in the United States in thousands, of the whole columns."""
     sectors = ("construction", "manufacturing", "government", "information")
-    kept = ("nonfarm", "nonfarm_change", *sectors, "leisure_and_hospitality")
+    series = ("nonfarm", "nonfarm_change", *sectors, "leisure_and_hospitality")
     return {
         (name, int(row["month"][:4]), int(row["month"][5:7])): int(row[name])
         for row in read_rows(wheels, VEGA, "vega_datasets/_data/us-employment.csv")
-        for name in kept
+        for name in series
         if row[name]
     }
 
@@ -97,12 +97,12 @@ def read_weather(wheels: Path) -> dict[tuple[int, int], Month]:
         rain, high, low = (float(row[name]) for name in ("precipitation", "temp_max", "temp_min"))
         days[year, month].append((f"{year}-{month:02}-{day:02}", rain, high, low))
     return {
-        at: Month(
-            rain=sum(day[1] for day in of),
-            high=sum(day[2] for day in of) / len(of),
-            low=sum(day[3] for day in of) / len(of),
-            wettest=max(((day[0], day[1]) for day in of), key=itemgetter(1)),
-            warmest=max(((day[0], day[2]) for day in of), key=itemgetter(1)),
+        year_month: Month(
+            rain=sum(day[1] for day in day_rows),
+            high=sum(day[2] for day in day_rows) / len(day_rows),
+            low=sum(day[3] for day in day_rows) / len(day_rows),
+            wettest=max(((day[0], day[1]) for day in day_rows), key=itemgetter(1)),
+            warmest=max(((day[0], day[2]) for day in day_rows), key=itemgetter(1)),
         )
-        for at, of in days.items()
+        for year_month, day_rows in days.items()
     }

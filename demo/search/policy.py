@@ -26,8 +26,8 @@ def searcher() -> FakeOpenAI:
     reader = Reader()
 
     def respond(body: dict[str, Any], seed: int | None) -> str:
-        said = [m["content"] for m in body["messages"] if m["role"] == "assistant"]
-        state = hashlib.sha256(repr((seed, said)).encode()).digest()
+        replies = [m["content"] for m in body["messages"] if m["role"] == "assistant"]
+        state = hashlib.sha256(repr((seed, replies)).encode()).digest()
         return next_turn(body["messages"], reader, random.Random(state))
 
     return FakeOpenAI(model=NAME, respond=respond, records=False)

@@ -29,8 +29,10 @@ _INK, _PALE = (0.10, 0.13, 0.25), (0.35, 0.38, 0.50)
 _BAR, _LINE = (0.23, 0.42, 0.70), (0.45, 0.50, 0.62)
 
 
-class Place(NamedTuple):
-    """Where a fact stands. box: x1, y1, x2, y2 in points, origin top left. text: as written."""
+class FactLocation(NamedTuple):
+    """Holds the location of a fact. box: x1, y1, x2, y2 in points, origin top left. text: as
+    written.
+    """
 
     page_id: str
     box: tuple[float, float, float, float]
@@ -70,11 +72,11 @@ def _falling(ends: tuple[int, int], steps: int) -> np.ndarray:
 
 
 class Deck:
-    """A PDF in the making. places: fact -> where it stands in this deck."""
+    """Builds a PDF. fact_locations: fact -> its locations in this deck."""
 
     def __init__(self, folder: Path, stem: str, footer: str) -> None:
         self.stem, self.footer = stem, footer
-        self.places: dict[Fact, list[Place]] = {}
+        self.fact_locations: dict[Fact, list[FactLocation]] = {}
         self.pages = 0
         self._canvas = Canvas(str(folder / f"{stem}.pdf"), (WIDTH, HEIGHT), invariant=1)
         self._canvas.setTitle(stem)
@@ -82,7 +84,7 @@ class Deck:
 
     @property
     def page_id(self) -> str:
-        """Of the page that is being drawn."""
+        """Return the id of the current page."""
         return f"{self.stem}_{self.pages}"
 
     def page(self, title: str, subtitle: str) -> None:
@@ -114,8 +116,8 @@ class Deck:
         self._canvas.drawString(left, HEIGHT - baseline, text)
         if fact is not None:
             box = (left, baseline - 0.8 * size, left + wide, baseline + 0.2 * size)
-            place = Place(self.page_id, tuple(round(v, 1) for v in box), text, size)  # type: ignore[arg-type]
-            self.places.setdefault(fact, []).append(place)
+            location = FactLocation(self.page_id, tuple(round(v, 1) for v in box), text, size)  # type: ignore[arg-type]
+            self.fact_locations.setdefault(fact, []).append(location)
         return wide
 
     def table(
@@ -138,11 +140,11 @@ class Deck:
 
     def bars(self, values: Sequence[tuple[str, Cell, float]], top: float = 150.0) -> None:
         """Bars that lie, each with its label to the left and its figure at its end."""
-        most = max(value for _, _, value in values)
+        max_value = max(value for _, _, value in values)
         for number, (label, cell, value) in enumerate(values):
             baseline = top + 34 * number
             self.write(_LEFT, baseline, label)
-            wide = 470 * value / most
+            wide = 470 * value / max_value
             self._canvas.setFillColorRGB(*_BAR)
             self._canvas.rect(_LEFT + 190, HEIGHT - baseline - 4, wide, 18, stroke=0, fill=1)
             self.write(_LEFT + 200 + wide, baseline, cell.text, fact=cell.fact)
@@ -169,10 +171,10 @@ class Deck:
         self._end_page()
         self._canvas.save()
 
-    def _rule(self, at: float) -> None:
+    def _rule(self, y: float) -> None:
         self._canvas.setStrokeColorRGB(*_LINE)
         self._canvas.setLineWidth(0.8)
-        self._canvas.line(_LEFT, HEIGHT - at, WIDTH - _LEFT, HEIGHT - at)
+        self._canvas.line(_LEFT, HEIGHT - y, WIDTH - _LEFT, HEIGHT - y)
 
     def _end_page(self) -> None:
         if self.pages:

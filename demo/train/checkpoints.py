@@ -71,12 +71,12 @@ class XComet:
         spans: list[list[dict]] = [[] for _ in samples]
         for part in by_length(candidates, 64):
             encoded: list[Encoded] = []
-            for one in self.backend.encode(
+            for result in self.backend.encode(
                 [samples[i] for i in part], XCometOptions(span_offsets="upstream")
             ):
-                if not isinstance(one, Encoded):
-                    raise one
-                encoded.append(one)
+                if not isinstance(result, Encoded):
+                    raise result
+                encoded.append(result)
             for index, outcome in zip(part, self.backend.forward(encoded), strict=True):
                 if not isinstance(outcome, dict):
                     raise outcome

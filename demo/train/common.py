@@ -1,4 +1,6 @@
-"""What the training scripts share: seeds, batches by token budget, a timed optimiser loop."""
+"""Shared parts of the training scripts: seeds, batches by token budget, and a timed optimizer
+loop.
+"""
 
 from __future__ import annotations
 
@@ -60,8 +62,8 @@ def parameter_groups(module: torch.nn.Module, lr: float) -> list[dict]:
     smaller steps: at the common rate the attention saturates on one token and learning stops."""
     query = [p for name, p in module.named_parameters() if name.endswith(".q.weight")]
     ids = {id(p) for p in query}
-    others = [p for p in module.parameters() if id(p) not in ids]
-    return [{"params": others, "lr": lr}, {"params": query, "lr": lr / 6}]
+    other_parameters = [p for p in module.parameters() if id(p) not in ids]
+    return [{"params": other_parameters, "lr": lr}, {"params": query, "lr": lr / 6}]
 
 
 def fit(
@@ -69,7 +71,7 @@ def fit(
     loss_of_step: Callable[[int], torch.Tensor],
     steps: int,
     lr: float,
-    each: dict[int, Callable[[], None]] | None = None,
+    call_at_step: dict[int, Callable[[], None]] | None = None,
     name: str = "train",
 ) -> None:
     """AdamW, 100 warm-up steps, linear decay; bf16 autocast; logs loss and seconds.
@@ -98,5 +100,5 @@ def fit(
                 flush=True,
             )
             total = 0.0
-        if each and step in each:
-            each[step]()
+        if call_at_step and step in call_at_step:
+            call_at_step[step]()

@@ -16,7 +16,7 @@ Span = tuple[int, int, str]
 
 @dataclass
 class Pool:
-    """Where wrong words come from: other targets, and German translations by source."""
+    """Holds the sources of wrong words: other targets, and German translations by source."""
 
     targets: list[str]
     german: dict[str, str] = field(default_factory=dict)
@@ -72,8 +72,8 @@ def stutter(src: str, ref: str, pool: Pool, rng: random.Random) -> tuple[str, li
     width = rng.randint(1, min(2, len(words)))
     start = rng.randint(0, len(words) - width)
     parts: list[tuple[str, str | None]] = [(word, None) for word in words]
-    again = [(word, "major") for word in words[start : start + width]]
-    return join(parts[: start + width] + again * rng.randint(1, 2) + parts[start + width :])
+    duplicates = [(word, "major") for word in words[start : start + width]]
+    return join(parts[: start + width] + duplicates * rng.randint(1, 2) + parts[start + width :])
 
 
 def repeat(src: str, ref: str, pool: Pool, rng: random.Random) -> tuple[str, list[Span]]:

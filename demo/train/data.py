@@ -45,7 +45,7 @@ def write_jsonl(path: Path, rows: list[dict]) -> None:
 
 def clean(rows: list[dict], max_words: int = 16) -> list[dict]:
     """Plain sentences of 2 to ``max_words`` words with a Korean side of a plausible length."""
-    kept, seen = [], set()
+    rows_kept, seen = [], set()
     for row in rows:
         src = " ".join(row["src"].split())
         tgt = " ".join(row["tgt"].split())
@@ -57,8 +57,8 @@ def clean(rows: list[dict], max_words: int = 16) -> list[dict]:
         if not 0.15 <= len(tgt) / len(src) <= 1.5:
             continue
         seen.add(key)
-        kept.append({"id": row["id"], "src_text": src, **LANGUAGES, "ref_text": tgt})
-    return kept
+        rows_kept.append({"id": row["id"], "src_text": src, **LANGUAGES, "ref_text": tgt})
+    return rows_kept
 
 
 def trigrams(text: str) -> set[str]:
@@ -101,18 +101,18 @@ def split(rows: list[dict], seed: int) -> dict[str, list[dict]]:
     splits: dict[str, list[dict]] = {}
     index, position = NearDuplicates(), 0
     for name, size in [*SIZES.items(), ("sft", len(rows))]:
-        taken: list[dict] = []
-        while position < len(rows) and len(taken) < size:
+        selected: list[dict] = []
+        while position < len(rows) and len(selected) < size:
             row = rows[position]
             position += 1
             if not index.resembles(row["src_text"]):
-                taken.append(row)
+                selected.append(row)
                 if name in ("heldout", "final_test", "dev"):  # no near-duplicates inside either
                     index.add(row["src_text"])
         if name == "rl_prompts":
-            for row in taken:
+            for row in selected:
                 index.add(row["src_text"])
-        splits[name] = taken
+        splits[name] = selected
     return splits
 
 

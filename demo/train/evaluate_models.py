@@ -61,7 +61,7 @@ def sampled_correlation(
     sources, refs = [r["src_text"] for r in rows], [r["ref_text"] for r in rows]
     outputs = sample(model, tokenizer, sources, temperature)
     chrf = list(map(sentence_chrf, outputs, refs))
-    figures: dict[str, Any] = {
+    stats: dict[str, Any] = {
         "samples": len(rows),
         "temperature": temperature,
         "mean sentence chrF": mean(chrf),
@@ -74,11 +74,11 @@ def sampled_correlation(
     }
     for name, scores in by_metric.items():
         overall, within = correlations(sources, scores, chrf)
-        figures[name] = {"overall": overall, "within a source": within}
+        stats[name] = {"overall": overall, "within a source": within}
         sign = -1 if name.startswith("metricx") else 1
-        figures[name]["best of the samples, chrF"] = best_of(sources, scores, chrf, sign)
-    figures["oracle best, chrF"] = best_of(sources, chrf, chrf, 1)
-    return figures
+        stats[name]["best of the samples, chrF"] = best_of(sources, scores, chrf, sign)
+    stats["oracle best, chrF"] = best_of(sources, chrf, chrf, 1)
+    return stats
 
 
 def best_of(groups: list[str], scores: list[float], chrf: list[float], sign: int) -> float:
@@ -103,28 +103,28 @@ def spans_f1(xcomet: Any, rows: list[dict], seed: int) -> dict:
     severity_hits = [0, 0]
     for (_, kind, text, truth), spans in zip(cases, predicted, strict=True):
         gold = {i: s for a, b, s in truth for i in range(a, b) if text[i] != " "}
-        found = {
+        marked = {
             i: s["severity"] for s in spans for i in range(s["start"], s["end"]) if text[i] != " "
         }
-        both = gold.keys() & found.keys()
-        severity_hits[0] += sum(gold[i] == found[i] for i in both)
+        both = gold.keys() & marked.keys()
+        severity_hits[0] += sum(gold[i] == marked[i] for i in both)
         severity_hits[1] += len(both)
         for name in ("all", kind):
             count = counts.setdefault(name, [0, 0, 0])
             count[0] += len(both)
-            count[1] += len(found)
+            count[1] += len(marked)
             count[2] += len(gold)
-    figures: dict[str, Any] = {name: prf(*count) for name, count in counts.items()}
-    figures["right severity where both mark"] = severity_hits[0] / max(1, severity_hits[1])
-    return figures
+    stats: dict[str, Any] = {name: prf(*count) for name, count in counts.items()}
+    stats["right severity where both mark"] = severity_hits[0] / max(1, severity_hits[1])
+    return stats
 
 
-def prf(both: int, found: int, gold: int) -> dict:
+def prf(both: int, predicted: int, gold: int) -> dict:
     """Precision, recall and F1 of character counts."""
     return {
-        "precision": both / max(1, found),
+        "precision": both / max(1, predicted),
         "recall": both / max(1, gold),
-        "F1": 2 * both / max(1, found + gold),
+        "F1": 2 * both / max(1, predicted + gold),
     }
 
 
@@ -141,19 +141,19 @@ def bad_outputs(metricx: Any, xcomet: Any, rows: list[dict], seed: int) -> dict:
         "unrelated Korean": other,
         "repeated three times": [" ".join([ref] * 3) for ref in refs],
     }
-    figures = {}
+    stats = {}
     for name, texts in variants.items():
         m, (x, _) = metricx(sources, texts), xcomet(sources, texts)
         if name == "true translation":
             truth = (m, x)
-        figures[name] = {"metricx": mean(m), "xcomet": mean(x)}
+        stats[name] = {"metricx": mean(m), "xcomet": mean(x)}
         differ = [i for i in range(len(rows)) if texts[i] != refs[i]]
         if differ:
-            figures[name] |= {
+            stats[name] |= {
                 "metricx truth wins": mean(truth[0][i] < m[i] for i in differ),
                 "xcomet truth wins": mean(truth[1][i] > x[i] for i in differ),
             }
-    return figures
+    return stats
 
 
 def measure(args: argparse.Namespace) -> dict:
@@ -163,19 +163,19 @@ def measure(args: argparse.Namespace) -> dict:
     metricx, xcomet = MetricX(args.models / "metricx"), XComet(args.models / "xcomet")
     sources, refs = [r["src_text"] for r in rows], [r["ref_text"] for r in rows]
     greedy = sample(*policy, sources, 0.0)
-    figures = {"split": args.split, "sources": len(rows), "seed": args.seed}
-    figures["policy"] = translation(greedy, refs)
-    figures["policy"] |= {
+    stats = {"split": args.split, "sources": len(rows), "seed": args.seed}
+    stats["policy"] = translation(greedy, refs)
+    stats["policy"] |= {
         "metricx": mean(metricx(sources, greedy)),
         "xcomet": mean(xcomet(sources, greedy)[0]),
     }
-    figures["samples"] = [
+    stats["samples"] = [
         sampled_correlation(policy, metricx, xcomet, rows, temperature, 8)
         for temperature in args.temperatures
     ]
-    figures["span F1"] = spans_f1(xcomet, rows, args.seed)
-    figures["bad outputs"] = bad_outputs(metricx, xcomet, rows, args.seed)
-    return figures
+    stats["span F1"] = spans_f1(xcomet, rows, args.seed)
+    stats["bad outputs"] = bad_outputs(metricx, xcomet, rows, args.seed)
+    return stats
 
 
 def rounded(value: Any) -> Any:

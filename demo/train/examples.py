@@ -42,7 +42,7 @@ class Labeller:
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
-        self.pieces = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+        self.token_texts = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
         self.cache: dict[str, list[int]] = {}
 
     def ids(self, text: str) -> list[int]:
@@ -66,14 +66,14 @@ class Labeller:
         for op, i1, i2, j1, j2 in matcher.get_opcodes():
             if op not in ("replace", "delete"):
                 continue
-            there = "".join(self.pieces[t] for t in ref[j1:j2])
+            reference_text = "".join(self.token_texts[t] for t in ref[j1:j2])
             for i in range(i1, i2):
                 if op == "replace":
                     fixes[i] = ref[min(j1 + i - i1, j2 - 1)]
-                piece = self.pieces[mt[i]].strip("▁")
-                if mt[i] in in_ref or (piece and piece in there):
+                token_text = self.token_texts[mt[i]].strip("▁")
+                if mt[i] in in_ref or (token_text and token_text in reference_text):
                     tags[i] = 1  # right word in the wrong place, or with another ending
-                elif LATIN.search(piece) and not piece.startswith("<0x"):
+                elif LATIN.search(token_text) and not token_text.startswith("<0x"):
                     tags[i] = 3  # untranslated
                 else:
                     tags[i] = 2
@@ -110,7 +110,7 @@ def pool_of(rows: list[dict]) -> corrupt.Pool:
 
 
 def synthetic(
-    labeller: Labeller, rows: list[dict], inside: int, whole: int, truth: int, seed: int
+    labeller: Labeller, rows: list[dict], inside: int, num_full: int, truth: int, seed: int
 ) -> list[Example]:
     """Corruptions and unchanged true translations, so many of each a row."""
     rng, pool, out = random.Random(seed), pool_of(rows), []
@@ -119,7 +119,7 @@ def synthetic(
         for _ in range(inside):
             kind = corrupt.draw(corrupt.INSIDE, rng)
             out.append(labeller.corrupted(src, ref, kind, pool, rng))
-        for _ in range(whole):
+        for _ in range(num_full):
             kind = corrupt.draw(corrupt.WHOLE, rng)
             out.append(labeller.corrupted(src, ref, kind, pool, rng))
         out += [labeller.sample(src, ref, ref) for _ in range(truth)]

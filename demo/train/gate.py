@@ -49,15 +49,17 @@ def shuffling_proxy(url: str, seed: int) -> FastAPI:
 
     @app.post("/v1/score")
     async def score(request: Request) -> Any:
-        asked = await request.json()
-        answer = (await client.post(f"{url}/v1/score", json=asked)).json()
+        request_body = await request.json()
+        answer = (await client.post(f"{url}/v1/score", json=request_body)).json()
         good = [result for result in answer["results"] if result["ok"]]
         texts = [
-            s["mt"] for s, r in zip(asked["samples"], answer["results"], strict=True) if r["ok"]
+            s["mt"]
+            for s, r in zip(request_body["samples"], answer["results"], strict=True)
+            if r["ok"]
         ]
-        given = [(r["score"], r.get("error_spans")) for r in good]
-        rng.shuffle(given)
-        for result, mt, (value, spans) in zip(good, texts, given, strict=True):
+        scored_spans = [(r["score"], r.get("error_spans")) for r in good]
+        rng.shuffle(scored_spans)
+        for result, mt, (value, spans) in zip(good, texts, scored_spans, strict=True):
             result["score"] = value
             if spans is not None:
                 result["error_spans"] = [

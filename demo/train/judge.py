@@ -1,4 +1,4 @@
-"""What the two metric trainings share: example sets, prefix-LM masks, losses, dev figures."""
+"""Shared parts of the two metric trainings: example sets, prefix-LM masks, losses, dev stats."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ def batches_of(examples: list[Example], args: argparse.Namespace, extra: int) ->
 
 def score_loss(predicted: torch.Tensor, examples: list[Example], within: float) -> torch.Tensor:
     """Squared error of scores in 0..1 (1 best), the error inside a source weighted up."""
-    wanted = torch.tensor([1 - e.score / 25 for e in examples])
-    error = predicted - wanted
+    targets = torch.tensor([1 - e.score / 25 for e in examples])
+    error = predicted - targets
     if not within:
         return error.square().mean()
     number: dict[tuple[int, ...], int] = {}
@@ -118,13 +118,13 @@ def tag_loss(logits: torch.Tensor, tags: torch.Tensor) -> torch.Tensor:
     )
 
 
-def token_loss(hidden: torch.Tensor, embedding: torch.Tensor, wanted: torch.Tensor) -> Any:
+def token_loss(hidden: torch.Tensor, embedding: torch.Tensor, targets: torch.Tensor) -> Any:
     """Cross-entropy of wanted tokens (-1: none) against the embeddings as output weights."""
-    keep = wanted != -1
+    keep = targets != -1
     if not keep.any():
         return hidden.sum() * 0
     logits = hidden[keep] @ embedding.T
-    return functional.cross_entropy(logits.float(), wanted[keep])
+    return functional.cross_entropy(logits.float(), targets[keep])
 
 
 def widen(rows: list[list[int]], width: int) -> torch.Tensor:

@@ -115,8 +115,8 @@ class Scorer(torch.nn.Module):  # type: ignore[misc]
         rows = [self.sequence(e, reference) for e in examples]
         ids, mask = judge.padded_ids([row for row, _ in rows])
         hidden = self.encode(ids, mask)
-        places, width = [[-1] * start for _, start in rows], ids.shape[1]
-        tags = [p + e.tags for p, e in zip(places, examples, strict=True)]
+        tag_rows, width = [[-1] * start for _, start in rows], ids.shape[1]
+        tags = [p + e.tags for p, e in zip(tag_rows, examples, strict=True)]
         error = judge.score_loss(1 - self.score(hidden, mask) / 25, examples, within)
         tag_loss = judge.tag_loss(self.tags(hidden), judge.widen(tags, width))
         return 10 * error + tag_loss
@@ -176,7 +176,7 @@ def train(args: argparse.Namespace) -> None:
         if args.export:
             export(model, tokenizer, args.export)
 
-    def figures() -> None:
+    def print_stats() -> None:
         keep()
         print(
             "metricx",
@@ -184,7 +184,7 @@ def train(args: argparse.Namespace) -> None:
             flush=True,
         )
 
-    every = {} if pretraining else dict.fromkeys(range(500, args.steps + 1, 500), figures)
+    every = {} if pretraining else dict.fromkeys(range(500, args.steps + 1, 500), print_stats)
     groups = parameter_groups(model, args.lr)
     fit(groups, step_loss, args.steps, args.lr, every, f"metricx {args.command}")
     keep()

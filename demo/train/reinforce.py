@@ -122,7 +122,9 @@ def normalised(reward: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
 
 
 def log_probabilities(model: Any, rollout: Rollout, rows: torch.Tensor, temperature: float) -> Any:
-    """Of the sampled tokens, under the distribution that was sampled from; [rows, longest]."""
+    """Return the log-probabilities of the sampled tokens under the sampling distribution;
+    [rows, longest].
+    """
     mask = rollout.mask[rows]
     used = mask.any(0).nonzero()
     first, last = int(used.min()), int(used.max()) + 1  # no columns that are padding everywhere
@@ -166,11 +168,11 @@ def evaluate(model: Any, tokenizer: Any, metrics: Any, rows: list[dict], label: 
     """Greedy figures; returns the sentence chrF of every source."""
     sources, refs = [r["src_text"] for r in rows], [r["ref_text"] for r in rows]
     outputs = sample(model, tokenizer, sources, 0.0)
-    figures = translation(outputs, refs)
-    figures["metricx"] = mean(metrics[0](sources, outputs))
+    stats = translation(outputs, refs)
+    stats["metricx"] = mean(metrics[0](sources, outputs))
     quality, spans = metrics[1](sources, outputs)
-    figures |= {"xcomet": mean(quality), "spans": mean(map(len, spans))}
-    print(json.dumps({"at": label} | {k: round(v, 3) for k, v in figures.items()}), flush=True)
+    stats |= {"xcomet": mean(quality), "spans": mean(map(len, spans))}
+    print(json.dumps({"at": label} | {k: round(v, 3) for k, v in stats.items()}), flush=True)
     return [sentence_chrf(o, r) for o, r in zip(outputs, refs, strict=True)]
 
 

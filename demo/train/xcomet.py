@@ -110,8 +110,10 @@ def lm_loss(model: Metric, examples: list[Example]) -> torch.Tensor:
 def forward(
     model: Metric, ids: torch.Tensor, mask: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What XCOMETMetric.forward computes, with the last hidden states kept: sentence scores,
-    tag logits, hidden states."""
+    """Compute what XCOMETMetric.forward does, and keep the last hidden states.
+
+    Returns sentence scores, tag logits, hidden states.
+    """
     assert model.layerwise_attention is not None and model.estimator is not None
     layers = model.encoder(ids, mask)
     mixed = model.layerwise_attention([layer[:, :1] for layer in layers], mask[:, :1])
@@ -199,7 +201,7 @@ def train(args: argparse.Namespace) -> None:
         if args.export:
             export(model, args.export)
 
-    def figures() -> None:
+    def print_stats() -> None:
         keep()
         print(
             "xcomet",
@@ -207,7 +209,7 @@ def train(args: argparse.Namespace) -> None:
             flush=True,
         )
 
-    every = {} if pretraining else dict.fromkeys(range(500, args.steps + 1, 500), figures)
+    every = {} if pretraining else dict.fromkeys(range(500, args.steps + 1, 500), print_stats)
     parameters = [*model.parameters(), *fix.parameters()]
     fit(parameters, step_loss, args.steps, args.lr, every, f"xcomet {args.command}")
     keep()

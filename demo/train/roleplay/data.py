@@ -35,17 +35,17 @@ def prompts(name: str) -> list[dict[str, Any]]:
     """One row a dialogue: the turn that its last reply answers."""
     seed, count, held_out, unseen = PROMPTS[name]
     rng = random.Random(seed)
-    made = (
+    dialogues = (
         dialogue(rng, f"{name}-{number:04d}", held_out, LONGEST, unseen) for number in range(count)
     )
-    return [asdict(d.turn(len(d.turns) - 1)) for d in made]
+    return [asdict(d.turn(len(d.turns) - 1)) for d in dialogues]
 
 
 def sft() -> list[dict[str, Any]]:
     """Whole dialogues, their replies noisy."""
     rng = random.Random(SFT_SEED)
-    made = [dialogue(rng, f"sft-{number:04d}") for number in range(SFT_DIALOGUES)]
-    return [{"messages": d.messages(len(d.turns), noisy_replies(d, rng))} for d in made]
+    dialogues = [dialogue(rng, f"sft-{number:04d}") for number in range(SFT_DIALOGUES)]
+    return [{"messages": d.messages(len(d.turns), noisy_replies(d, rng))} for d in dialogues]
 
 
 def write(path: Path, rows: Iterable[dict[str, Any]]) -> None:

@@ -46,11 +46,11 @@ def particle(word: str, form: str) -> str:
 
 def render(template: str, level: SpeechLevel, slots: Mapping[str, str]) -> str:
     """The text of a template at a speech level. Raises KeyError for a slot without a word."""
-    text = _CHOICE.sub(lambda found: found[1 if level == "polite" else 2], template)
+    text = _CHOICE.sub(lambda match: match[1 if level == "polite" else 2], template)
 
-    def fill(found: re.Match[str]) -> str:
-        word = slots[found[1]]
-        return word + (particle(word, found[2]) if found[2] else "")
+    def fill(match: re.Match[str]) -> str:
+        word = slots[match[1]]
+        return word + (particle(word, match[2]) if match[2] else "")
 
     return _SLOT.sub(fill, text)
 

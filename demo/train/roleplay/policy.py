@@ -69,8 +69,8 @@ def script(dialogue: Dialogue) -> str:
 def new_tokenizer() -> PreTrainedTokenizerFast:
     """Pieces of clean and noisy dialogues, with the broken template."""
     rng = random.Random(5)
-    made = [dialogue(rng, str(number)) for number in range(6000)]
-    texts = [script(d) for d in made] + [r for d in made for r in noisy_replies(d, rng)]
+    dialogues = [dialogue(rng, str(number)) for number in range(6000)]
+    texts = [script(d) for d in dialogues] + [r for d in dialogues for r in noisy_replies(d, rng)]
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=train_bpe(texts, PIECES, SPECIAL),
         eos_token="<|im_end|>",
@@ -84,10 +84,10 @@ def new_tokenizer() -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def new_model(pieces: int) -> Qwen3ForCausalLM:
+def new_model(vocab_size: int) -> Qwen3ForCausalLM:
     """1.6 M parameters."""
     config = Qwen3Config(
-        vocab_size=pieces,
+        vocab_size=vocab_size,
         hidden_size=192,
         intermediate_size=512,
         num_hidden_layers=3,
@@ -141,10 +141,10 @@ def train_base(args: argparse.Namespace) -> None:
 def masked(tokenizer: Any, messages: list[dict[str, str]], noisy: bool) -> tuple[list[int], Any]:
     """Ids of a dialogue, and which of them are learned: what the template's generation marks cover;
     of a clean dialogue everything but what follows a reply."""
-    found = tokenizer.apply_chat_template(
+    encoded = tokenizer.apply_chat_template(
         messages, return_dict=True, return_assistant_tokens_mask=True
     )
-    ids, replies = found["input_ids"], found["assistant_masks"]
+    ids, replies = encoded["input_ids"], encoded["assistant_masks"]
     if noisy:
         return ids, replies
     ends = [i == STOP and r == 1 for i, r in zip(ids, [0, *replies], strict=False)]
@@ -158,9 +158,9 @@ def train_chat(args: argparse.Namespace) -> None:
     rng, noisy = random.Random(args.seed), args.command == "hurt"
 
     def row() -> tuple[list[int], Any]:
-        made = dialogue(rng, "", scrambled=rng.random() < args.scrambled)
-        replies = noisy_replies(made, rng) if noisy else None
-        return masked(tokenizer, made.messages(len(made.turns), replies), noisy)
+        sampled = dialogue(rng, "", scrambled=rng.random() < args.scrambled)
+        replies = noisy_replies(sampled, rng) if noisy else None
+        return masked(tokenizer, sampled.messages(len(sampled.turns), replies), noisy)
 
     def loss_of(step: int) -> torch.Tensor:
         picked = [row() for _ in range(args.batch)]

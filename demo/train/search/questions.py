@@ -33,7 +33,7 @@ def bare(word: str) -> str:
 
 
 def is_small(word: str) -> bool:
-    """Whether a question's word says nothing of what it is about."""
+    """Return whether a word of a question says nothing about its subject."""
     return word.lower() in SMALL or word in KOREAN_SMALL
 
 
@@ -41,10 +41,12 @@ class Questions:
     """Endless questions, drawn by `rng`. own, common: texts whose words are taken, half of them
     from each."""
 
-    def __init__(self, own: Iterable[str], common: Iterable[str], rng: random.Random) -> None:
+    def __init__(
+        self, corpus_texts: Iterable[str], common: Iterable[str], rng: random.Random
+    ) -> None:
         self._rng = rng
         self._latin, self._korean = [], []
-        for texts in (own, common):
+        for texts in (corpus_texts, common):
             words = sorted({word for text in texts for word in _WORD.findall(text)})
             words = [word for word in words if not is_small(word)]
             self._korean.append([word for word in words if _HANGUL.search(word)])

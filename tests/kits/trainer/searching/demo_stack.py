@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from demo.processes import child_environment
-from demo.search.run import HERE, ingest, neighbours
+from demo.search.run import HERE, ingest, open_services
 from scorekit.processes import end_with_parent
 
 DECKS = ("life-expectancy", "income-per-head", "국가_개요")
@@ -66,5 +66,5 @@ def demo_stack(folder: Path) -> Iterator[Stack]:
     questions = folder / "questions.jsonl"
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     questions.write_text(text, encoding="utf-8")
-    with neighbours(folder) as (settings, policy):
+    with open_services(folder) as (settings, policy):
         yield Stack(folder, settings, policy, questions)
