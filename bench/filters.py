@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from itertools import permutations
 from typing import NamedTuple
 
-from bench.common import ROOT, Figure, quiet_logs, run
+from bench.common import ROOT, Measurement, quiet_logs, run
 from bench.synth.chatter import HALVES, chatter
 from bench.synth.numbers import KINDS, OUTCOMES, outcomes, spoil
 from scorekit.text.numbers import expected_numbers
@@ -87,14 +87,14 @@ MOST_THIRDS = 2.0
 MOST_OF_A_SET = 2_000
 
 
-def questions(quick: bool) -> Iterator[Figure]:
+def questions(quick: bool) -> Iterator[Measurement]:
     """Shares in per cent."""
     yield from _rejected(quick)
     for source, target in DIRECTIONS:
         yield from _untranslated(source, target, 100 if quick else MOST_OF_A_SET)
 
 
-def _rejected(quick: bool) -> Iterator[Figure]:
+def _rejected(quick: bool) -> Iterator[Measurement]:
     for texts in (*PROSE, *SOFTWARE):
         for turned in (False, True):
             source, target = reversed(texts.languages) if turned else texts.languages
@@ -107,7 +107,7 @@ def _rejected(quick: bool) -> Iterator[Figure]:
         yield from _chatter(half)
 
 
-def _chatter(half: str) -> Iterator[Figure]:
+def _chatter(half: str) -> Iterator[Measurement]:
     """The share caught by any rule of synthesis, by kind; the judge's rules whole."""
     of, caught, judged = Counter[str](), Counter[str](), 0
     for kind, pair in chatter(half, prose()):
@@ -131,7 +131,7 @@ def prose() -> dict[str, list[tuple[str, str]]]:
     }
 
 
-def _untranslated(source: str, target: str, most: int) -> Iterator[Figure]:
+def _untranslated(source: str, target: str, most: int) -> Iterator[Measurement]:
     """By length of the candidate: true pairs that the rules on languages reject, copies and third
     languages that they let pass, and those that the judge's rules let pass."""
     true = true_pairs(source, target, most)
@@ -196,7 +196,7 @@ def seven() -> list[dict[str, str]]:
     return [json.loads(line) for line in SEVEN.read_text(encoding="utf-8").splitlines()]
 
 
-def _synthesis(name: str, pairs: list[Pair]) -> Iterator[Figure]:
+def _synthesis(name: str, pairs: list[Pair]) -> Iterator[Measurement]:
     failed = rejections(pairs)
     for code in RULES:
         yield _share(f"{code}: {name}", failed[code], len(pairs), at_most=MOST)
@@ -207,7 +207,7 @@ def _synthesis(name: str, pairs: list[Pair]) -> Iterator[Figure]:
     yield from _numbers(name, pairs)
 
 
-def _numbers(name: str, pairs: list[Pair]) -> Iterator[Figure]:
+def _numbers(name: str, pairs: list[Pair]) -> Iterator[Measurement]:
     """With a judge: true pairs, and pairs with one wrong number, that are rejected for certain, and
     that the judge decides about."""
     sets = {"true pairs": pairs} | {kind: spoil(pairs, kind) for kind in KINDS}
@@ -226,7 +226,7 @@ def rejections(pairs: list[Pair]) -> Counter[str]:
     return Counter(code for pair in pairs for code in check_rules(pair, RuleConfig()).failed)
 
 
-def _judge(name: str, pairs: list[tuple[str, str]], source: str, target: str) -> Figure:
+def _judge(name: str, pairs: list[tuple[str, str]], source: str, target: str) -> Measurement:
     codes = Counter(_judge_code(src, mt, source, target) for src, mt in pairs)
     rejected = len(pairs) - codes.pop("ok", 0)
     shares = {code: round(100 * count / len(pairs), 2) for code, count in codes.most_common()}
@@ -281,14 +281,14 @@ def _share(
     at_most: float | None = None,
     at_least: float | None = None,
     **details: object,
-) -> Figure:
+) -> Measurement:
     if not of:
-        return Figure(question, None, "%", note="no such pair")
+        return Measurement(question, None, "%", note="no such pair")
     low, high = wilson(count, of)
     unit = f"% ({100 * low:.2f} to {100 * high:.2f})"
     details |= {"count": count, "of": of, "interval": [round(100 * low, 2), round(100 * high, 2)]}
     value = round(100 * count / of, 2)
-    return Figure(
+    return Measurement(
         f"{question} ({of:,} pairs)",
         value,
         unit,

@@ -26,7 +26,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import torch
 from rich.console import Console
 
-from bench.common import Figure, compare, measure, read_pairs, service, table
+from bench.common import Measurement, compare, measure, read_pairs, service, table
 from bench.kit.random_models import Size, backend, folder, random_mt5
 from bench.kit.work import WorkLog
 from bench.oracle.predict import Upstream
@@ -39,7 +39,7 @@ Pairs = list[SampleForScoring]
 Predict = Callable[[Sequence[SampleForScoring]], list[float]]
 
 
-def questions(sizes: Sequence[Size], device: str, quick: bool) -> Iterator[Figure]:
+def questions(sizes: Sequence[Size], device: str, quick: bool) -> Iterator[Measurement]:
     """All figures of this script; the last size is xCOMET's as well."""
     logging.disable(logging.INFO)
     warnings.filterwarnings("ignore")
@@ -57,7 +57,7 @@ def questions(sizes: Sequence[Size], device: str, quick: bool) -> Iterator[Figur
 
 def in_one_call(
     kind: Any, size: Size, device: str, title: str, aim: float, pairs: Pairs, repeats: int
-) -> Iterator[Figure]:
+) -> Iterator[Measurement]:
     """All pairs in one call of ours against upstream's way of calling."""
     scorer = LocalScorer(backend(kind, size, device, DTYPE, None))
     predict = (one_at_a_time if kind == "metricx" else upstream_predict)(size, device)
@@ -69,15 +69,15 @@ def in_one_call(
     found = compare(lambda: scorer.score_batch(pairs, cfg), lambda: predict(pairs), repeats)
     found["pairs"] = len(pairs)
     found["real_tokens_per_s"] = work.real_tokens / repeats / found["ours_s"]
-    yield Figure(title, found["times_faster"], "times its rate", at_least=aim, details=found)
-    yield Figure("  our rate", found["real_tokens_per_s"], "tokens/s")
-    yield Figure("  padded-token waste of our batches", 100 * work.waste, "%", at_most=5.0)
+    yield Measurement(title, found["times_faster"], "times its rate", at_least=aim, details=found)
+    yield Measurement("  our rate", found["real_tokens_per_s"], "tokens/s")
+    yield Measurement("  padded-token waste of our batches", 100 * work.waste, "%", at_most=5.0)
     if device != "cpu":
         peak = torch.cuda.max_memory_allocated() / 2**30
-        yield Figure("  peak memory of the device, both models", peak, "GiB")
+        yield Measurement("  peak memory of the device, both models", peak, "GiB")
 
 
-def xcomet_in_calls(size: Size, device: str, pairs: Pairs, repeats: int) -> Iterator[Figure]:
+def xcomet_in_calls(size: Size, device: str, pairs: Pairs, repeats: int) -> Iterator[Measurement]:
     """Calls of 8 pairs, four callers at once over HTTP, against `predict` on the same 8 each."""
     calls = [pairs[start : start + CALL] for start in range(0, len(pairs), CALL)]
     predict = upstream_predict(size, device)
@@ -91,7 +91,7 @@ def xcomet_in_calls(size: Size, device: str, pairs: Pairs, repeats: int) -> Iter
             repeats,
         )
     found["pairs"] = len(pairs)
-    yield Figure(
+    yield Measurement(
         f"xCOMET {size} in calls of {CALL}, {CALLERS} callers over HTTP, against predict",
         found["times_faster"],
         "times its rate",

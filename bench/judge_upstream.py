@@ -19,7 +19,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 
-from bench.common import Figure, quiet_logs, run
+from bench.common import Measurement, quiet_logs, run
 from bench.kit.judge import GOOD, running_judge
 from bench.kit.servers import running_app
 from scorekit.client import SyncScoringClient
@@ -29,7 +29,7 @@ QUICK_S, SLOW_S = 0.2, 3.0
 VERDICT = json.dumps({"pass": True, "reason_code": "ok", "notes": ""})
 
 
-def questions(quick: bool) -> Iterator[Figure]:
+def questions(quick: bool) -> Iterator[Measurement]:
     """All figures of this script."""
     count = 64 if quick else 320
     with (
@@ -49,14 +49,14 @@ def questions(quick: bool) -> Iterator[Figure]:
         beside.join()
     assert all(result.ok for result in results)
     least = sum(SLOW_S if i % 10 == 0 else QUICK_S for i in range(count)) / CONCURRENCY
-    yield Figure(
+    yield Measurement(
         f"judge on an LLM, {count} samples, a tenth slow: seconds over the least possible",
         seconds / max(least, SLOW_S),
         "",
         at_most=1.6,
         details={"seconds": seconds, "least_s": least, "concurrency": CONCURRENCY},
     )
-    yield Figure(
+    yield Measurement(
         "  an interactive sample meanwhile, median, over the upstream's own time",
         statistics.median(waits) / QUICK_S,
         "",

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from bench.common import Figure, quiet_logs, run
+from bench.common import Measurement, quiet_logs, run
 from demo.processes import free_port
 from scorekit.llm import LLMClient, Sampling
 from scorekit.processes import end_worker_with_parent
@@ -31,7 +31,7 @@ ANSWER = "번역된 문장은 이만큼 길다. " * 10
 AIM = 1000
 
 
-def questions(quick: bool) -> Iterator[Figure]:
+def questions(quick: bool) -> Iterator[Measurement]:
     """All figures of this script."""
     count, repeats = (300, 2) if quick else (2000, 5)
     with instant_server() as url:
@@ -41,14 +41,14 @@ def questions(quick: bool) -> Iterator[Figure]:
                 ours.append(asyncio.run(_ours(url, at_once, count)))
                 theirs.append(asyncio.run(_sdk(url, at_once, count)))
             mine, other = map(statistics.median, (ours, theirs))
-            yield Figure(
+            yield Measurement(
                 f"chat requests, {at_once} at once, one process",
                 mine,
                 "a CPU second",
                 at_least=AIM,
                 details={"ours": ours, "sdk": theirs},
             )
-            yield Figure(f"  against the OpenAI SDK, {at_once} at once", mine / other, "times")
+            yield Measurement(f"  against the OpenAI SDK, {at_once} at once", mine / other, "times")
 
 
 async def _ours(url: str, at_once: int, count: int) -> float:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from bench.common import ROOT, Figure, run
+from bench.common import ROOT, Measurement, run
 from demo.madlad_shard import documents
 from scorekit.schemas import ErrorSpan, Severity
 from trainer.translation.offsets import compute_token_char_offsets
@@ -30,7 +30,7 @@ SEVERITIES: tuple[Severity, ...] = ("MINOR", "MAJOR", "CRITICAL")
 RARE = "龘𠮷ꙮ🦜쀍"  # in no vocabulary of the two
 
 
-def questions(quick: bool) -> Iterator[Figure]:
+def questions(quick: bool) -> Iterator[Measurement]:
     """All figures of this script."""
     count = 16 if quick else 512
     text = "\n".join(documents("ko"))
@@ -43,7 +43,7 @@ def questions(quick: bool) -> Iterator[Figure]:
         credit(tokenizer, completions[:8], spans[:8])  # what the tokenizer keeps is kept
         runs = [credit(tokenizer, completions, spans) for _ in range(5)]
         both = statistics.median(a + b for a, b in runs)
-        yield Figure(
+        yield Measurement(
             f"token rewards of {count} x {TOKENS} tokens, {name}",
             both,
             "s",

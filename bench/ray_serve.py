@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from bench.common import Figure, compare, run, service
+from bench.common import Measurement, compare, run, service
 from bench.kit.load import batches, check, distinct_samples, encode, send_and_time
 from demo.processes import free_port
 
@@ -24,7 +24,7 @@ REQUEST = 16  # pairs
 SECONDS_PER_PAIR = 0.01
 
 
-def questions(quick: bool) -> Iterator[Figure]:
+def questions(quick: bool) -> Iterator[Measurement]:
     """All figures of this script."""
     repeats, requests = (2, 32) if quick else (5, 64)
     with cluster() as url:
@@ -32,7 +32,7 @@ def questions(quick: bool) -> Iterator[Figure]:
         yield from ceiling(url, repeats, 100 if quick else 1000)
 
 
-def two_against_one(url: str, repeats: int, requests: int) -> Figure:
+def two_against_one(url: str, repeats: int, requests: int) -> Measurement:
     """The same requests to an application of two replicas and to one of one, in turn."""
     for name, replicas in (("one", 1), ("two", 2)):
         deploy(name, replicas, seconds_per_pair=SECONDS_PER_PAIR)
@@ -45,7 +45,7 @@ def two_against_one(url: str, repeats: int, requests: int) -> Figure:
     found["pairs_a_run"] = requests * REQUEST
     for name in ("one", "two"):
         delete(name)
-    return Figure(
+    return Measurement(
         "Ray Serve, 2 replicas against 1, 10 ms a pair",
         found["times_faster"],
         "times the rate",
@@ -54,7 +54,7 @@ def two_against_one(url: str, repeats: int, requests: int) -> Figure:
     )
 
 
-def ceiling(url: str, repeats: int, singles: int) -> Iterator[Figure]:
+def ceiling(url: str, repeats: int, singles: int) -> Iterator[Measurement]:
     """A model that takes no time behind the one proxy; beside it the service without Ray."""
     deploy("free", 2)
     with service(FAKE, "--cache", "memory") as (_, plain):
@@ -67,13 +67,15 @@ def ceiling(url: str, repeats: int, singles: int) -> Iterator[Figure]:
                 theirs.append(requests / ask(plain, requests, pairs))
             details = {"runs_per_s": ours, "plain_runs_per_s": theirs, "requests_a_run": requests}
             many = "s" if pairs > 1 else ""
-            yield Figure(
+            yield Measurement(
                 f"Ray's proxy, 2 replicas, {pairs} pair{many} a request",
                 statistics.median(ours),
                 "requests/s",
                 details=details,
             )
-            yield Figure("  the plain service beside it", statistics.median(theirs), "requests/s")
+            yield Measurement(
+                "  the plain service beside it", statistics.median(theirs), "requests/s"
+            )
     delete("free")
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
-from bench.common import ROOT, WORK, Figure, quiet_logs, run
+from bench.common import ROOT, WORK, Measurement, quiet_logs, run
 from bench.kit.servers import running_app, wait_ready
 from scorekit.config import load_config
 from scorekit.server.app import create_app
@@ -33,7 +33,7 @@ ANSWER_S = 2.0
 PARTS = ("rollout_s", "logprob_s", "reward_s", "update_s")
 
 
-def questions(quick: bool) -> Iterator[Figure]:
+def questions(quick: bool) -> Iterator[Measurement]:
     """All figures of this script."""
     quiet_logs()
     prompts, samples, tokens, repeats = (4, 2, 16, 1) if quick else (32, 8, 48, 3)
@@ -58,21 +58,25 @@ def questions(quick: bool) -> Iterator[Figure]:
         found = _measure(cfg, repeats)
     ours, at_once, in_turn = (_median(found[name]) for name in WAYS)
     details = {name: found[name] for name in WAYS}
-    yield Figure("step's wait for rewards, one service after the other", in_turn["reward_s"], "s")
-    yield Figure(
+    yield Measurement(
+        "step's wait for rewards, one service after the other", in_turn["reward_s"], "s"
+    )
+    yield Measurement(
         "step's wait for rewards, both services after generation", at_once["reward_s"], "s"
     )
-    yield Figure("step's wait for rewards, overlap", ours["reward_s"], "s", details=details)
-    yield Figure(
+    yield Measurement("step's wait for rewards, overlap", ours["reward_s"], "s", details=details)
+    yield Measurement(
         "  share of one service after the other",
         ours["reward_s"] / in_turn["reward_s"],
         "",
         at_most=0.5,
     )
-    yield Figure("  share of both after generation", ours["reward_s"] / at_once["reward_s"], "")
+    yield Measurement(
+        "  share of both after generation", ours["reward_s"] / at_once["reward_s"], ""
+    )
     for name, parts in zip(WAYS, (ours, at_once, in_turn), strict=True):
         whole = sum(parts.values())
-        yield Figure(
+        yield Measurement(
             f"  share of the step that waits, {name}",
             100 * parts["reward_s"] / whole,
             "%",

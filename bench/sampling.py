@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.common import WORK, Figure, in_own_process, run
+from bench.common import WORK, Measurement, in_own_process, run
 from demo.madlad_shard import documents, write_shard
 from synth.config import BucketingConfig, SynthConfig
 from synth.context import StageContext
@@ -37,7 +37,7 @@ class Sizes:
     pool: int = 20_000
 
 
-def questions(quick: bool) -> Iterator[Figure]:
+def questions(quick: bool) -> Iterator[Measurement]:
     """All figures of this script."""
     sizes = Sizes(2, 4, 500) if quick else Sizes()
     shutil.rmtree(FOLDER, ignore_errors=True)
@@ -45,16 +45,16 @@ def questions(quick: bool) -> Iterator[Figure]:
     found = [whole_stage(copies, sizes.pool) for copies in (sizes.small, sizes.large)]
     shutil.rmtree(FOLDER, ignore_errors=True)
     for told in found:
-        yield Figure(
+        yield Measurement(
             f"sample_sources, {told['pieces']:,} segments and blobs, pool of {sizes.pool:,}",
             told["pieces"] / told["cpu_s"],
             "segments/s a core",
             details=told,
         )
     small, large = found
-    yield Figure("  peak memory of the smaller corpus", small["peak_mib"], "MiB")
-    yield Figure("  peak memory of the larger corpus", large["peak_mib"], "MiB")
-    yield Figure(
+    yield Measurement("  peak memory of the smaller corpus", small["peak_mib"], "MiB")
+    yield Measurement("  peak memory of the larger corpus", large["peak_mib"], "MiB")
+    yield Measurement(
         f"  memory at {large['pieces'] / small['pieces']:.0f} times the segments",
         large["peak_mib"] / small["peak_mib"],
         "times that of the smaller",
@@ -62,7 +62,7 @@ def questions(quick: bool) -> Iterator[Figure]:
     )
 
 
-def sampling_step(sizes: Sizes) -> Iterator[Figure]:
+def sampling_step(sizes: Sizes) -> Iterator[Measurement]:
     """Name, hash and offer segments that are cut and measured."""
     lines = [line for text in documents("ko") for line in text.split("\n") if line]
     edges = BucketingConfig().boundaries
@@ -78,7 +78,7 @@ def sampling_step(sizes: Sizes) -> Iterator[Figure]:
             sample.offer(bucket_of(length, edges) or 0, priority(source_id(text)))
         seconds += time.process_time() - started
         number += len(texts)
-    yield Figure(
+    yield Measurement(
         "sampling step: name, hash, bucket, offer",
         number / seconds,
         "segments/s a core",

@@ -28,7 +28,7 @@ import torch
 from bench import checkpoints
 from bench.common import (
     ROOT,
-    Figure,
+    Measurement,
     compare,
     largest_difference,
     read_pairs,
@@ -56,7 +56,7 @@ class Sizes:
     job_repeats: int = 3  # of the job with a cold and a warm Redis
 
 
-def questions(quick: bool) -> Iterator[Figure]:
+def questions(quick: bool) -> Iterator[Measurement]:
     """All figures of this script."""
     torch.set_num_threads(1)
     logging.disable(logging.INFO)  # Lightning's notes, once a call
@@ -85,7 +85,7 @@ def _local_xcomet(folder: Path, dtype: str = "float32") -> Any:
     return XCometXLScorer(str(folder), device="cpu", dtype=dtype, threads=1)
 
 
-def xcomet_in_one_call(folder: Path, pairs: Pairs, repeats: int) -> Iterator[Figure]:
+def xcomet_in_one_call(folder: Path, pairs: Pairs, repeats: int) -> Iterator[Measurement]:
     """All pairs in one call; the waste and the arithmetic are counted in the same runs."""
     scorer, predict = _local_xcomet(folder), _upstream(folder)
     cfg = ScoringConfig(batch_size=len(pairs))
@@ -98,12 +98,14 @@ def xcomet_in_one_call(folder: Path, pairs: Pairs, repeats: int) -> Iterator[Fig
     rate = max(rate, matmul_flops_per_s(shape["hidden"], shape["intermediate"], rows=1024))
     found["pairs"] = len(pairs)
     question = f"xCOMET 25 M, {len(pairs)} pairs in one call, against predict(batch_size=16)"
-    yield Figure(question, found["times_faster"], "times its rate", at_least=1.25, details=found)
+    yield Measurement(
+        question, found["times_faster"], "times its rate", at_least=1.25, details=found
+    )
     ours = scorer.score_batch(pairs, cfg).sequence_scores
     difference = largest_difference(ours, predict(pairs))
-    yield Figure("  largest difference of its scores", difference, "", at_most=1e-5)
+    yield Measurement("  largest difference of its scores", difference, "", at_most=1e-5)
     details: dict[str, Any] = {"real_tokens": work.real_tokens, "padded_tokens": work.padded_tokens}
-    yield Figure(
+    yield Measurement(
         "  padded-token waste of our batches",
         100 * work.waste,
         "%",
@@ -115,7 +117,7 @@ def xcomet_in_one_call(folder: Path, pairs: Pairs, repeats: int) -> Iterator[Fig
 
 def _share_of_the_machine(
     work: WorkLog, rate: float, seconds: float, repeats: int
-) -> Iterator[Figure]:
+) -> Iterator[Measurement]:
     """FLOPs of the encoder (its linear layers and attention) a second, of the rate that torch.mm
     reaches alone with the same shapes on as many rows as a batch holds tokens: the better of a
     measurement before the runs and one after them."""
@@ -130,7 +132,7 @@ def _share_of_the_machine(
         "share_with_padding_percent": 100 * padded / seconds / rate,
         "share_of_the_seconds_in_forward_percent": 100 * work.seconds / runs / seconds,
     }
-    yield Figure(
+    yield Measurement(
         "  share of the machine's matrix-product rate, real tokens",
         100 * real / seconds / rate,
         "%",
@@ -138,7 +140,7 @@ def _share_of_the_machine(
     )
 
 
-def xcomet_in_calls(folder: Path, pairs: Pairs, repeats: int) -> Iterator[Figure]:
+def xcomet_in_calls(folder: Path, pairs: Pairs, repeats: int) -> Iterator[Measurement]:
     """Calls of 8 pairs, four callers at once over HTTP, against `predict` on the same 8 pairs
     each (one after another: it is not thread-safe)."""
     predict = _upstream(folder)
@@ -156,16 +158,16 @@ def xcomet_in_calls(folder: Path, pairs: Pairs, repeats: int) -> Iterator[Figure
         found = compare(lambda: asyncio.run(score_in_calls(url, calls, scores)), theirs, repeats)
         waste = waste_percent(url)
     found["pairs"] = len(pairs)
-    yield Figure(
+    yield Measurement(
         f"xCOMET 25 M in calls of {CALL}, {CALLERS} callers over HTTP, against predict",
         found["times_faster"],
         "times its rate",
         at_least=1.2,
         details=found,
     )
-    yield Figure("  padded-token waste of its batches", waste, "%")
+    yield Measurement("  padded-token waste of its batches", waste, "%")
     ours = [score for k in range(len(calls)) for score in scores[k]]
-    yield Figure(
+    yield Measurement(
         "  largest difference of its scores", largest_difference(ours, theirs()), "", at_most=1e-5
     )
 
@@ -210,7 +212,7 @@ def _local_metricx(folder: Path, dtype: str = "float32") -> Any:
 
 def metricx_against_one_at_a_time(
     name: str, folder: Path, pairs: Pairs, repeats: int
-) -> Iterator[Figure]:
+) -> Iterator[Measurement]:
     """All pairs in one call against one by one."""
     scorer, predict = _local_metricx(folder), UpstreamMetricX(folder)
     cfg = ScoringConfig(batch_size=len(pairs))
@@ -219,7 +221,7 @@ def metricx_against_one_at_a_time(
     work = WorkLog.watching(scorer.backend)
     found = compare(lambda: scorer.score_batch(pairs, cfg), lambda: predict(pairs), repeats)
     found |= {"pairs": len(pairs), "waste_percent": 100 * work.waste}
-    yield Figure(
+    yield Measurement(
         f"MetricX {name}, {len(pairs)} pairs, against one example at a time",
         found["times_faster"],
         "times its rate",
@@ -227,7 +229,7 @@ def metricx_against_one_at_a_time(
         details=found,
     )
     ours = scorer.score_batch(pairs, cfg).sequence_scores
-    yield Figure(
+    yield Measurement(
         "  largest difference of its scores (of 25)", largest_difference(ours, predict(pairs)), ""
     )
 
@@ -235,7 +237,7 @@ def metricx_against_one_at_a_time(
 # -- bfloat16 ----------------------------------------------------------------------
 
 
-def in_bfloat16(xcomet: Path, metricx: Path, pairs: Pairs, repeats: int) -> Iterator[Figure]:
+def in_bfloat16(xcomet: Path, metricx: Path, pairs: Pairs, repeats: int) -> Iterator[Measurement]:
     """Both comparisons with both sides in bfloat16, and how far scores move from float32."""
     cpu = Path("/proc/cpuinfo").read_text()
     native = "avx512_bf16" in cpu or "amx_bf16" in cpu
@@ -259,19 +261,21 @@ def in_bfloat16(xcomet: Path, metricx: Path, pairs: Pairs, repeats: int) -> Iter
             "mean_move": statistics.fmean(abs(a - b) for a, b in zip(exact, moved, strict=True)),
             "upstream_largest_move": largest_difference(exact, theirs),
         }
-        yield Figure(
+        yield Measurement(
             f"{name} in bfloat16{how}, against upstream's way in it",
             found["times_faster"],
             "times its rate",
             details=found,
         )
-        yield Figure("  largest move of a score from float32", largest_difference(exact, moved), "")
+        yield Measurement(
+            "  largest move of a score from float32", largest_difference(exact, moved), ""
+        )
 
 
 # -- the cache ----------------------------------------------------
 
 
-def second_run_with_redis(folder: Path, pairs: Pairs, repeats: int) -> Iterator[Figure]:
+def second_run_with_redis(folder: Path, pairs: Pairs, repeats: int) -> Iterator[Measurement]:
     """The same job twice, each time on a fresh service, so that only Redis knows the scores."""
     import redis
 
@@ -290,7 +294,7 @@ def second_run_with_redis(folder: Path, pairs: Pairs, repeats: int) -> Iterator[
             assert hits == len(pairs), f"{hits} of {len(pairs)} came from the cache"
     ratio = statistics.median(cold) / statistics.median(warm)
     details = {"pairs": len(pairs), "cold_runs_s": cold, "warm_runs_s": warm}
-    yield Figure(
+    yield Measurement(
         "xCOMET 25 M, the same job again on a fresh service, Redis warm",
         ratio,
         "times the cold rate",

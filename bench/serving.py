@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from bench.common import Figure, compare, on_core, quiet_logs, run, service
+from bench.common import Measurement, compare, on_core, quiet_logs, run, service
 from bench.kit.load import (
     Background,
     batches,
@@ -51,7 +51,7 @@ class Sizes:
     rollouts: int = 20
 
 
-def questions(quick: bool) -> Iterator[Figure]:
+def questions(quick: bool) -> Iterator[Measurement]:
     """All figures of this script."""
     sizes = Sizes(2, 1920, 40, 100, 2) if quick else Sizes()
     yield http_against_in_process(sizes)
@@ -62,7 +62,7 @@ def questions(quick: bool) -> Iterator[Figure]:
     yield from duplicates(sizes.rollouts)
 
 
-def http_against_in_process(sizes: Sizes) -> Figure:
+def http_against_in_process(sizes: Sizes) -> Measurement:
     """Requests of 64 over HTTP against LocalScorer with the same backend, of 10 ms a 64 pairs."""
     samples = distinct_samples(sizes.http_pairs)
     pairs = [SampleForScoring(s["src"], s["mt"]) for s in samples]
@@ -80,7 +80,7 @@ def http_against_in_process(sizes: Sizes) -> Figure:
             results = client.score(pairs, options={"cache": False})
     assert [r.score for r in results if r.ok] == expected_scores(samples), "a score is wrong"
     found["pairs"] = len(pairs)
-    return Figure(
+    return Measurement(
         "HTTP against the same backend in process, 10 ms a 64 pairs",
         100 * found["times_faster"],
         "% of its rate",
@@ -89,7 +89,7 @@ def http_against_in_process(sizes: Sizes) -> Figure:
     )
 
 
-def throughput(sizes: Sizes) -> Iterator[Figure]:
+def throughput(sizes: Sizes) -> Iterator[Measurement]:
     """Distinct pairs of 250 bytes in requests of 64, everything on, in turn with a bare FastAPI
     route that makes the same answers on the spot; every answer is checked."""
     rates: tuple[list[float], list[float]] = ([], [])
@@ -116,16 +116,16 @@ def throughput(sizes: Sizes) -> Iterator[Figure]:
         "bare_runs": rates[1][1:],
         "requests_a_run": sizes.load_requests,
     }
-    yield Figure(
+    yield Measurement(
         "fake backend, pairs of 250 bytes, 64 a request, one process, against a bare FastAPI route",
         mine / other,
         "times its rate",
         details=details,
     )
-    yield Figure("  the rate itself", mine, "pairs/s")
+    yield Measurement("  the rate itself", mine, "pairs/s")
     mine, other = (statistics.median(runs[1:]) for runs in costs)
     details = {"runs_us": costs[0][1:], "bare_runs_us": costs[1][1:]}
-    yield Figure(
+    yield Measurement(
         "  processor time of the server a pair, against the bare route's",
         mine / other,
         "times",
@@ -140,7 +140,7 @@ def cpu_seconds(process: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def single_pairs(sizes: Sizes) -> Iterator[Figure]:
+def single_pairs(sizes: Sizes) -> Iterator[Measurement]:
     """Requests of one distinct pair, one at a time, in turn with a bare FastAPI route."""
     with ExitStack() as stack:
         _, ours = stack.enter_context(service(FAKE, "--cache", "memory", core=SERVER))
@@ -150,7 +150,7 @@ def single_pairs(sizes: Sizes) -> Iterator[Figure]:
     yield from _added("1-pair requests", runs)
 
 
-def beside_a_busy_model(sizes: Sizes, module: str, how: str) -> Iterator[Figure]:
+def beside_a_busy_model(sizes: Sizes, module: str, how: str) -> Iterator[Measurement]:
     """Requests of one cached pair while bulk work keeps the model thread in batches of 20 ms.
 
     Cached, since another pair would wait for the batch in hand, which is no cost of the service.
@@ -191,30 +191,30 @@ def _alternate(ours: str, bare: str, sizes: Sizes, *, distinct: bool) -> Latenci
     return runs[1:]
 
 
-def _added(title: str, runs: Latencies) -> Iterator[Figure]:
+def _added(title: str, runs: Latencies) -> Iterator[Measurement]:
     """Our p50 and p99 beside the bare route's: medians over the runs."""
     for name, quantile in (("p50", 50), ("p99", 99)):
         mine, other = ([_percentile(run[k], quantile) for run in runs] for k in (0, 1))
         details = {"requests_a_run": len(runs[0][0]), "ours_runs_ms": mine, "bare_runs_ms": other}
-        yield Figure(
+        yield Measurement(
             f"{title}: {name}, against a bare FastAPI route",
             statistics.median(a / b for a, b in zip(mine, other, strict=True)),
             "times its time",
             details=details,
         )
-        yield Figure(
+        yield Measurement(
             f"  {name} above it",
             statistics.median(a - b for a, b in zip(mine, other, strict=True)),
             "ms",
         )
-        yield Figure(f"  {name} itself", statistics.median(mine), "ms")
+        yield Measurement(f"  {name} itself", statistics.median(mine), "ms")
 
 
 def _percentile(values: list[float], percent: int) -> float:
     return sorted(values)[min(len(values) - 1, len(values) * percent // 100)]
 
 
-def duplicates(rollouts: int, callers: int = 8, candidates: int = 128) -> Iterator[Figure]:
+def duplicates(rollouts: int, callers: int = 8, candidates: int = 128) -> Iterator[Measurement]:
     """Concurrent callers with 128 candidates each, rollout after rollout; half of all samples are
     duplicates, within a caller's list, of another caller's, or of an earlier rollout's."""
     chance = random.Random(1)
@@ -243,7 +243,7 @@ def duplicates(rollouts: int, callers: int = 8, candidates: int = 128) -> Iterat
         asyncio.run(all_rollouts(url))
         seen = sum(backend.batches) - before
     details = {"samples_sent": 2 * len(pool), "distinct": len(pool), "seen_by_the_model": seen}
-    yield Figure(
+    yield Measurement(
         f"{callers} callers x {candidates} candidates x {rollouts} rollouts, half "
         "duplicates: times the model sees a distinct sample",
         seen / len(pool),

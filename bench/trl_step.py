@@ -21,7 +21,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from bench.common import ROOT, WORK, Figure, in_own_process, run
+from bench.common import ROOT, WORK, Measurement, in_own_process, run
 from bench.sampling import peak_mib
 from scorekit.schemas import Scored
 from scorekit.scorers import RewardOutput, SampleForScoring, ScoringConfig, reward_output
@@ -47,7 +47,7 @@ class Sizes:
         return f"{self.prompts} prompts x {self.samples} samples x {self.tokens} tokens"
 
 
-def questions(quick: bool) -> Iterator[Figure]:
+def questions(quick: bool) -> Iterator[Measurement]:
     """All figures of this script."""
     sizes = Sizes(4, 2, 8, 1, 2, 1) if quick else Sizes()
     found: dict[str, list[dict[str, Any]]] = {"ours": [], "trl": []}
@@ -59,13 +59,15 @@ def questions(quick: bool) -> Iterator[Figure]:
         for name, runs in found.items()
     }
     memory = {name: max(told["peak_mib"] for told in runs) for name, runs in found.items()}
-    yield Figure(
+    yield Measurement(
         f"update of {sizes}", seconds["ours"], "s", details=asdict(sizes) | {"runs": found["ours"]}
     )
-    yield Figure("  TRL's GRPOTrainer", seconds["trl"], "s", details={"runs": found["trl"]})
-    yield Figure("  time of ours", seconds["ours"] / seconds["trl"], "times TRL's", at_most=1.05)
-    yield Figure("  peak memory of ours", memory["ours"], "MiB")
-    yield Figure("  TRL's", memory["trl"], "MiB")
+    yield Measurement("  TRL's GRPOTrainer", seconds["trl"], "s", details={"runs": found["trl"]})
+    yield Measurement(
+        "  time of ours", seconds["ours"] / seconds["trl"], "times TRL's", at_most=1.05
+    )
+    yield Measurement("  peak memory of ours", memory["ours"], "MiB")
+    yield Measurement("  TRL's", memory["trl"], "MiB")
 
 
 class TextScorer:

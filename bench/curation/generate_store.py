@@ -55,9 +55,9 @@ def write_store(folder: Path, episodes: int, questions: int) -> Path:
         path = store.folder / f"step-{step:06d}.jsonl.gz"
         with path.open("wb") as file:
             for number in range(first, min(first + STEP, episodes)):
-                one = _own(number, step, folder.name)
-                deck, shape = _place(number)
-                head, tail = _around(one)
+                trajectory = _individual_episode(number, step, folder.name)
+                deck, shape = _deck_and_shape(number)
+                head, tail = _head_and_tail(trajectory)
                 file.write(gzip.compress(head, 1, mtime=0))
                 file.write(middles[deck, shape])
                 file.write(gzip.compress(tail, 1, mtime=0))
@@ -65,14 +65,14 @@ def write_store(folder: Path, episodes: int, questions: int) -> Path:
     with data.open("w", encoding="utf-8") as rows:
         for number in range(questions):
             rows.write(json.dumps(question_row(_question(number))) + "\n")
-    told = {
+    config = {
         "task": "search",
         "data": {"train": str(data)},
         "policy": {"path": str(_learner(folder / "learner"))},
         "episode": {"observation": "text"},  # what `distill` renders; it asks no processor
         "misc": {"run_dir": str(folder)},
     }
-    (folder / "config.yaml").write_text(yaml.safe_dump(told), encoding="utf-8")
+    (folder / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
     return folder
 
 
@@ -80,8 +80,10 @@ def _learner(folder: Path) -> Path:
     """The demo's small searcher, with room for such episodes: only its ids are looked at."""
     shutil.copytree(ROOT / "demo/models/search_policy", folder, dirs_exist_ok=True)
     config = folder / "config.json"
-    told = json.loads(config.read_text(encoding="utf-8")) | {"max_position_embeddings": 8192}
-    config.write_text(json.dumps(told), encoding="utf-8")
+    config_values = json.loads(config.read_text(encoding="utf-8")) | {
+        "max_position_embeddings": 8192
+    }
+    config.write_text(json.dumps(config_values), encoding="utf-8")
     return folder
 
 
@@ -97,12 +99,12 @@ def _question(number: int) -> Question:
     )
 
 
-def _place(number: int) -> tuple[int, int]:
+def _deck_and_shape(number: int) -> tuple[int, int]:
     """(deck, shape) of an episode."""
     return number // SAMPLES % DECKS, (number * 7919) % 10_007 % SHAPES
 
 
-def _own(number: int, step: int, run: str) -> Trajectory:
+def _individual_episode(number: int, step: int, run: str) -> Trajectory:
     """An episode with all that is its own. A tenth was not judged; success grows with the number
     of the question."""
     dice = random.Random(number)
@@ -126,17 +128,17 @@ def _own(number: int, step: int, run: str) -> Trajectory:
     )
 
 
-def _around(one: Trajectory) -> tuple[bytes, bytes]:
+def _head_and_tail(trajectory: Trajectory) -> tuple[bytes, bytes]:
     """Its line in front of the turns, and behind the ids."""
-    line = one.model_dump_json().encode()
+    line = trajectory.model_dump_json().encode()
     head, _, _ = line.partition(b'"turns":')
     _, _, tail = line.partition(b'"answer":')
     return head, b'"answer":' + tail[:-1] + b',"schema_version":%d}\n' % SCHEMA_VERSION
 
 
-def _middle(one: Trajectory) -> bytes:
-    """From the turns to the ids of a line."""
-    line = one.model_dump_json().encode()
+def _middle(trajectory: Trajectory) -> bytes:
+    """Return the JSON of an episode from its turns up to its ids."""
+    line = trajectory.model_dump_json().encode()
     return line[line.index(b'"turns":') : line.index(b'"answer":')]
 
 

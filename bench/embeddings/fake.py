@@ -45,13 +45,13 @@ class FakeEmbedder:
             if len(words) > self.max_length and not options.truncate:
                 encoded.append(SampleError("overlong", f"more than {self.max_length} tokens"))
                 continue
-            kept = words[: self.max_length]
-            encoded.append(Encoded(max(1, len(kept)), {"tokens": len(kept)}, kept))
+            truncated = words[: self.max_length]
+            encoded.append(Encoded(max(1, len(truncated)), {"tokens": len(truncated)}, truncated))
         return encoded
 
     def forward(self, batch: Sequence[Encoded]) -> list[Outcome]:
         """Vectors, float32 [D]."""
-        return [{"embedding": vector_of(one.payload, self.dimension)} for one in batch]
+        return [{"embedding": vector_of(item.payload, self.dimension)} for item in batch]
 
     def probe(self, words: int) -> str:
         """A text of so many words."""

@@ -38,10 +38,13 @@ def make_plain_folder(
         json.dumps(json.loads(settings.read_text("utf-8")) | {"model_max_length": max_length})
     )
     torch.manual_seed(seed)
-    known = json.loads((TOKENIZER / "config.json").read_text("utf-8"))
+    tokenizer_config = json.loads((TOKENIZER / "config.json").read_text("utf-8"))
     config = XLMRobertaConfig(
-        **{name: known[name] for name in ("pad_token_id", "bos_token_id", "eos_token_id")},
-        vocab_size=vocab_size or known["vocab_size"],
+        **{
+            name: tokenizer_config[name]
+            for name in ("pad_token_id", "bos_token_id", "eos_token_id")
+        },
+        vocab_size=vocab_size or tokenizer_config["vocab_size"],
         type_vocab_size=1,
         hidden_size=hidden,
         num_hidden_layers=layers,

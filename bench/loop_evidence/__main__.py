@@ -19,9 +19,9 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from bench.common import WORK, Figure, run
+from bench.common import WORK, Measurement, run
 from bench.loop_evidence.rounds import SEEDS, compared, play, write_questions
-from bench.search_evidence.__main__ import SIDE_BY_SIDE, neighbours
+from bench.search_evidence.__main__ import SIDE_BY_SIDE, running_services
 from bench.search_evidence.sets import SETS
 from demo.search.loop.run import rounds_of
 from trainer.runs.run_log import read_jsonl
@@ -29,7 +29,7 @@ from trainer.runs.run_log import read_jsonl
 ARMS = ("loop", "plain")
 
 
-def questions(quick: bool) -> Iterator[Figure]:
+def questions(quick: bool) -> Iterator[Measurement]:
     """All figures."""
     seeds, every, updates = ((1,), 20, 1) if quick else (SEEDS, 5, None)
     folder = WORK / ("loop_evidence_quick" if quick else "loop_evidence")
@@ -41,14 +41,14 @@ def questions(quick: bool) -> Iterator[Figure]:
     for of in told["plain"]["rounds"]:
         of["then"] = []
     jobs = [(arm, seed) for seed in seeds for arm in ARMS]
-    with neighbours(folder, list(SETS)) as urls, ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
+    with running_services(folder, list(SETS)) as urls, ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
         list(pool.map(lambda job: play(folder, job[0], job[1], told[job[0]], urls), jobs))
     for of in SETS:
         yield from compared(folder, of, ARMS, seeds)
     yield from _planted(folder, wrong)
 
 
-def _planted(folder: Path, wrong: Mapping[int, set[str]]) -> Iterator[Figure]:
+def _planted(folder: Path, wrong: Mapping[int, set[str]]) -> Iterator[Measurement]:
     """What `verify` made of the planted errors in the loop's first round."""
     found, lost = [], []
     for seed, ids in wrong.items():
@@ -56,10 +56,12 @@ def _planted(folder: Path, wrong: Mapping[int, set[str]]) -> Iterator[Figure]:
         dropped = [row["id"] for row in rows if not row["kept"]]
         found.append(100 * len(ids & set(dropped)) / len(ids))
         lost.append(100 * len(set(dropped) - ids) / (len(rows) - len(ids)))
-    yield Figure(
+    yield Measurement(
         "planted wrong references found", statistics.mean(found), "%", details={"seeds": found}
     )
-    yield Figure("right references dropped", statistics.mean(lost), "%", details={"seeds": lost})
+    yield Measurement(
+        "right references dropped", statistics.mean(lost), "%", details={"seeds": lost}
+    )
 
 
 if __name__ == "__main__":

@@ -21,9 +21,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from bench.common import WORK, Figure, run
+from bench.common import WORK, Measurement, run
 from bench.loop_evidence.rounds import SEEDS, compared, play, write_questions
-from bench.search_evidence.__main__ import SIDE_BY_SIDE, neighbours
+from bench.search_evidence.__main__ import SIDE_BY_SIDE, running_services
 from bench.search_evidence.sets import SETS
 from demo.search.loop.run import rounds_of
 from trainer.runs.run_log import read_jsonl
@@ -34,14 +34,14 @@ _LENGTH = 480  # tokens of an episode: room for 12 turns
 _SPENT = {"episodes": "episodes", "the policy's turns": "turns"}
 
 
-def questions(quick: bool) -> Iterator[Figure]:
+def questions(quick: bool) -> Iterator[Measurement]:
     """All figures."""
     seeds, every, updates = ((1,), 20, 1) if quick else (SEEDS, 5, None)
     folder = WORK / ("budgets_quick" if quick else "budgets")
     folder.mkdir(parents=True, exist_ok=True)
     for seed in seeds:
         write_questions(folder / f"questions-{seed}.jsonl", every, seed)
-    with neighbours(folder, list(SETS)) as urls, ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
+    with running_services(folder, list(SETS)) as urls, ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
         list(pool.map(lambda seed: _both(folder, seed, updates, urls), seeds))
     for of in SETS:
         yield from compared(folder, of, ARMS, seeds)
@@ -71,7 +71,7 @@ def _both(
     play(folder, "equal", seed, equal, urls)
 
 
-def _spent(folder: Path, arm: str, seeds: tuple[int, ...]) -> Iterator[Figure]:
+def _spent(folder: Path, arm: str, seeds: tuple[int, ...]) -> Iterator[Measurement]:
     """What its second and third training have played."""
     told: dict[str, list[Any]] = {name: [] for name in _SPENT}
     for seed in seeds:
@@ -85,7 +85,7 @@ def _spent(folder: Path, arm: str, seeds: tuple[int, ...]) -> Iterator[Figure]:
             sum(line["samples"] * line["turns_mean"] for line in lines)
         )
     for name, values in told.items():
-        yield Figure(
+        yield Measurement(
             f"rounds 2 and 3: {name}, {arm}",
             statistics.mean(values),
             "",

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from bench.common import Figure
+from bench.common import Measurement
 from bench.kit.evidence import seed_interval
 from bench.search_evidence.sets import HELD_OUT, SETS
 from demo.processes import child_environment, serving
@@ -52,7 +52,7 @@ def play(
     """
     path, out = folder / f"{arm}-{seed}.yaml", folder / f"{arm}-{seed}"
     path.write_text(yaml.safe_dump(dict(rounds), sort_keys=False), encoding="utf-8")
-    here = places(urls[HELD_OUT])
+    here = service_settings(urls[HELD_OUT])
     values: dict[str, Any] = {f"train.{key}": value for key, value in here.items()}
     values["train.data.train"] = folder / f"questions-{seed}.jsonl"
     values["train.misc.seed"] = seed
@@ -68,12 +68,12 @@ def play(
                 "data.eval": SETS[of].questions,
                 "policy.path": _last_policy(out),
             }
-            told |= {"misc.run_dir": place} | places(urls[of])
+            told |= {"misc.run_dir": place} | service_settings(urls[of])
             _trainer(log, "evaluate", "--config", _MEASURE, "--overwrite", **told)
     return out
 
 
-def places(urls: Mapping[str, str]) -> dict[str, str]:
+def service_settings(urls: Mapping[str, str]) -> dict[str, str]:
     """Settings that name the neighbours of a set."""
     return {
         "retriever.url": urls["retriever"],
@@ -107,14 +107,16 @@ def _trainer(log: Path, *told: object, **values: object) -> None:
 
 def compared(
     folder: Path, of: str, arms: tuple[str, str], seeds: Sequence[int]
-) -> Iterator[Figure]:
+) -> Iterator[Measurement]:
     """Both arms on a set, and the first less the second, question by question."""
     title = SETS[of].title
     for name, key in _SHOWN.items():
         for arm in arms:
             values = [_figures(folder, arm, seed, of)[key] for seed in seeds]
             details = {"seeds": values}
-            yield Figure(f"{title}: {name}, {arm}", statistics.mean(values), "", details=details)
+            yield Measurement(
+                f"{title}: {name}, {arm}", statistics.mean(values), "", details=details
+            )
     first, second = (_by_question(folder, arm, seeds, of) for arm in arms)
     changes = [first[id] - second[id] for id in second]
     low, high = paired_interval(changes)
@@ -124,7 +126,7 @@ def compared(
         for seed in seeds
     ]
     over_seeds = seed_interval(by_seed)
-    yield Figure(
+    yield Measurement(
         f"{title}: reward, {arms[0]} - {arms[1]}",
         over_seeds.mean,
         "",

@@ -21,7 +21,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
-from bench.common import WORK, Figure, compare, run, service, timed
+from bench.common import WORK, Measurement, compare, run, service, timed
 from bench.kit.servers import running_app
 from bench.retrieval.brute_force import PlainBm25, max_sim, recall
 from bench.retrieval.pages import make_pages, make_queries, sentences, write_index
@@ -52,7 +52,7 @@ class Sizes:
     late_queries: int = 32
 
 
-def questions(quick: bool) -> Iterator[Figure]:
+def questions(quick: bool) -> Iterator[Measurement]:
     """All figures of this script."""
     sizes = Sizes(200, 32, 10, 1, 40, 4) if quick else Sizes()
     yield from by_words(sizes)
@@ -78,7 +78,7 @@ def found_pages(hits: Any, numbers: dict[str, int]) -> list[int]:
     return [numbers[hit.page_id] for hit in hits]
 
 
-def by_words(sizes: Sizes) -> Iterator[Figure]:
+def by_words(sizes: Sizes) -> Iterator[Measurement]:
     """BM25: `bm25s` with our words, in this process, against the service."""
     import bm25s
 
@@ -106,7 +106,7 @@ def by_words(sizes: Sizes) -> Iterator[Figure]:
             times = compare(
                 lambda: client.search(fresh(), TOP_K), lambda: theirs(fresh()), sizes.repeats
             )
-            yield Figure(
+            yield Measurement(
                 f"bm25 over HTTP, {sizes.queries} queries in one call over {sizes.pages} pages, "
                 "against bm25s in process with the same words",
                 times["times_faster"],
@@ -114,7 +114,7 @@ def by_words(sizes: Sizes) -> Iterator[Figure]:
                 at_least=0.95,
                 details=times | {"queries": sizes.queries, "pages": sizes.pages},
             )
-            yield Figure("  queries a second", sizes.queries / times["ours_s"], "queries/s")
+            yield Measurement("  queries a second", sizes.queries / times["ours_s"], "queries/s")
             asked = make_queries(sizes.checked, texts)
             found = client.search(asked, TOP_K)
         with ExitStack() as stack:
@@ -127,7 +127,7 @@ def by_words(sizes: Sizes) -> Iterator[Figure]:
         scores = plain.scores(words.of(query))
         scores[scores <= 0] = -np.inf
         shares.append(recall(found_pages(hits, numbers), scores, TOP_K))
-    yield Figure(
+    yield Measurement(
         f"  recall@{TOP_K} against every page by the formula, worst of {len(shares)} queries",
         min(shares),
         "",
@@ -140,7 +140,7 @@ def callers(
     theirs: Callable[[Sequence[str]], Any],
     fresh: Fresh,
     sizes: Sizes,
-) -> Figure:
+) -> Measurement:
     """The same queries, by callers that each have a share of them."""
 
     def ours() -> None:
@@ -152,7 +152,7 @@ def callers(
 
     ours()
     times = compare(ours, lambda: theirs(fresh()), sizes.repeats)
-    return Figure(
+    return Measurement(
         f"bm25 over HTTP, the same {sizes.queries} queries by {len(clients)} callers at once",
         times["times_faster"],
         "times its rate",
@@ -160,7 +160,7 @@ def callers(
     )
 
 
-def by_vectors(sizes: Sizes) -> Iterator[Figure]:
+def by_vectors(sizes: Sizes) -> Iterator[Measurement]:
     """Late interaction: numpy in this process against the service, which asks a server for the
     queries' vectors."""
     pages = make_pages(sizes.late_pages, sentences())
@@ -187,7 +187,7 @@ def by_vectors(sizes: Sizes) -> Iterator[Figure]:
             sizes.repeats,
         )
         vectors = sum(map(len, page_vectors))
-        yield Figure(
+        yield Measurement(
             f"late interaction over HTTP, {sizes.late_queries} queries of 24 vectors over "
             f"{sizes.late_pages} pages of about 700, against a bare MaxSim in process",
             times["times_faster"],
@@ -195,14 +195,14 @@ def by_vectors(sizes: Sizes) -> Iterator[Figure]:
             at_least=0.95,
             details=times | {"vectors": vectors, "the faster bare way": type(bare).__name__},
         )
-        yield Figure("  queries a second", sizes.late_queries / times["ours_s"], "queries/s")
+        yield Measurement("  queries a second", sizes.late_queries / times["ours_s"], "queries/s")
         found = client.search(asked, TOP_K)
     numbers = {page_id: k for k, page_id in enumerate(ids)}
     shares = [
         recall(found_pages(hits, numbers), max_sim(of_query(query), page_vectors), TOP_K)
         for query, hits in zip(asked, found, strict=True)
     ]
-    yield Figure(
+    yield Measurement(
         f"  recall@{TOP_K} against every page in float64, worst of {len(shares)} queries",
         min(shares),
         "",

@@ -23,7 +23,7 @@ from typing import Any
 from PIL import Image, ImageDraw
 from transformers import AutoTokenizer
 
-from bench.common import ROOT, Figure, quiet_logs, run, timed
+from bench.common import ROOT, Measurement, quiet_logs, run, timed
 from scorekit.retrieval.wire import IndexInfo, Page, PageHit, TextBox
 from trainer.chat.config import ChatConfig
 from trainer.rl.config import SamplingConfig
@@ -123,7 +123,7 @@ def _text(number: int) -> str:
     return f"<think>{'word ' * 40}</think>\n<search>{number}</search>"
 
 
-def questions(quick: bool) -> Iterator[Figure]:
+def questions(quick: bool) -> Iterator[Measurement]:
     """Seconds and memory of a run, milliseconds of its parts."""
     episodes = 100 if quick else 1000
     pages = KnownPages()
@@ -134,7 +134,7 @@ def questions(quick: bool) -> Iterator[Figure]:
     yield from _driver(pages, episodes, "text", _of_ids, quick)
 
 
-def _pictures(pages: KnownPages) -> Iterator[Figure]:
+def _pictures(pages: KnownPages) -> Iterator[Measurement]:
     sight = SightConfig()
     image = pages.image("deck_1")
     shown = page_view("deck_1", image, sight)
@@ -147,8 +147,8 @@ def _pictures(pages: KnownPages) -> Iterator[Figure]:
         return cut
 
     page_ms = _median_ms(lambda: page_view("deck_1", image, sight))
-    yield Figure("a page: read, resized to 840 x 448, written as PNG", page_ms, "ms")
-    yield Figure("a crop: the same of a part of it", _median_ms(crop), "ms")
+    yield Measurement("a page: read, resized to 840 x 448, written as PNG", page_ms, "ms")
+    yield Measurement("a crop: the same of a part of it", _median_ms(crop), "ms")
 
 
 def _median_ms(work: Callable[[], Any]) -> float:
@@ -198,7 +198,7 @@ def _driver(
     observation: str,
     policy: Callable[[], Policy],
     quick: bool,
-) -> Iterator[Figure]:
+) -> Iterator[Measurement]:
     asked = [
         Question(id=str(i), question=f"What is {i}?", reference_answer="", gold=("deck_1",))
         for i in range(episodes)
@@ -232,15 +232,15 @@ def _driver(
     turns = episodes * TURNS
     assert all(one.end == "complete" and len(one.turns) == TURNS for one in kept)
     page_ms = _median_ms(lambda: page_view("d", pages.image("deck_1"), cfg.sight))
-    yield Figure(
+    yield Measurement(
         f"{episodes:,} episodes of {TURNS} turns, {policy().name}, observation {observation}",
         statistics.median(cpu_s),
         "s of processor time",
         note=f"of it up to {len(stored) * page_ms / 1000:.1f} s for {len(stored)} pages",
         details={"cpu_s": cpu_s, "wall_s": wall_s},
     )
-    yield Figure("  a turn", 1000 * statistics.median(cpu_s) / turns, "ms")
-    yield Figure("  memory above the start, at its peak", peak, "MiB")
+    yield Measurement("  a turn", 1000 * statistics.median(cpu_s) / turns, "ms")
+    yield Measurement("  memory above the start, at its peak", peak, "MiB")
 
 
 def _memory_mib(name: str) -> float:

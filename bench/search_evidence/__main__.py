@@ -50,7 +50,7 @@ console = Console(stderr=True, highlight=False)
 
 
 @contextmanager
-def neighbours(folder: Path, sets: Sequence[str]) -> Iterator[dict[str, dict[str, str]]]:
+def running_services(folder: Path, sets: Sequence[str]) -> Iterator[dict[str, dict[str, str]]]:
     """URLs of each set's index, the judge by rules, and both generators, for all runs together."""
     with ExitStack() as running:
         judge = running.enter_context(running_service("judge", folder))
@@ -146,7 +146,7 @@ def run_plan(plan: Plan, out: Path) -> None:
     plan.folder.mkdir(parents=True, exist_ok=True)
     check_policy(plan)
     os.environ.update(child_environment())
-    with neighbours(plan.folder, plan.sets) as urls, workers(plan) as pool:
+    with running_services(plan.folder, plan.sets) as urls, workers(plan) as pool:
         measure_starts(plan, pool, urls)
         jobs = [
             Job(plan, name, seed, services_of(ARMS[name], urls, plan.folder))

@@ -21,13 +21,13 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
-from bench.common import Figure, in_own_process, quiet_logs, run
+from bench.common import Measurement, in_own_process, quiet_logs, run
 from bench.search_step.sides import FOLDER, Sizes, ours, trl
 from bench.search_step.streaming import DELAYS, answering_servers, update_with_answers
 from demo.processes import exit_on_sigterm
 
 
-def questions(quick: bool) -> Iterator[Figure]:
+def questions(quick: bool) -> Iterator[Measurement]:
     """All figures of this script."""
     quiet_logs()
     exit_on_sigterm()  # else the retriever would outlive who is ended
@@ -37,7 +37,7 @@ def questions(quick: bool) -> Iterator[Figure]:
         yield from _streaming(sizes, url)
 
 
-def _beside_trl(sizes: Sizes, url: str) -> Iterator[Figure]:
+def _beside_trl(sizes: Sizes, url: str) -> Iterator[Measurement]:
     found: dict[str, list[dict[str, Any]]] = {"ours": [], "trl": []}
     for _ in range(sizes.runs):
         for name, side in (("ours", ours), ("trl", trl)):
@@ -48,17 +48,21 @@ def _beside_trl(sizes: Sizes, url: str) -> Iterator[Figure]:
         del told["first_texts"]
     seconds = {name: _median(runs) for name, runs in found.items()}
     memory = {name: max(told["peak_mib"] for told in runs) for name, runs in found.items()}
-    yield Figure(
+    yield Measurement(
         f"update of {sizes}", seconds["ours"], "s", details=asdict(sizes) | {"runs": found["ours"]}
     )
-    yield Figure("  TRL's GRPOTrainer", seconds["trl"], "s", details={"runs": found["trl"]})
-    yield Figure("  time of ours", seconds["ours"] / seconds["trl"], "times TRL's", at_most=1.05)
-    yield Figure("  peak memory of ours", memory["ours"], "MiB")
-    yield Figure("  TRL's", memory["trl"], "MiB")
-    yield Figure("  share of the first update's episodes that are the same", same, "", at_least=1.0)
+    yield Measurement("  TRL's GRPOTrainer", seconds["trl"], "s", details={"runs": found["trl"]})
+    yield Measurement(
+        "  time of ours", seconds["ours"] / seconds["trl"], "times TRL's", at_most=1.05
+    )
+    yield Measurement("  peak memory of ours", memory["ours"], "MiB")
+    yield Measurement("  TRL's", memory["trl"], "MiB")
+    yield Measurement(
+        "  share of the first update's episodes that are the same", same, "", at_least=1.0
+    )
 
 
-def _streaming(sizes: Sizes, url: str) -> Iterator[Figure]:
+def _streaming(sizes: Sizes, url: str) -> Iterator[Measurement]:
     found: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
     with answering_servers() as servers:
         for _ in range(sizes.runs):
@@ -70,16 +74,18 @@ def _streaming(sizes: Sizes, url: str) -> Iterator[Figure]:
         streams: statistics.median(wait for told in runs for wait in told["waited_s"])
         for streams, runs in found.items()
     }
-    yield Figure(
+    yield Measurement(
         "update, rewards asked for as episodes end",
         streamed,
         "s",
         details={"delays": DELAYS, "runs": found[True]},
     )
-    yield Figure("  asked for when the last has ended", batch, "s", details={"runs": found[False]})
-    yield Figure("  wait for rewards behind the last turn, streamed", waits[True], "s")
-    yield Figure("  the same, not streamed", waits[False], "s")
-    yield Figure("  saved of the wait", 1 - waits[True] / waits[False], "")
+    yield Measurement(
+        "  asked for when the last has ended", batch, "s", details={"runs": found[False]}
+    )
+    yield Measurement("  wait for rewards behind the last turn, streamed", waits[True], "s")
+    yield Measurement("  the same, not streamed", waits[False], "s")
+    yield Measurement("  saved of the wait", 1 - waits[True] / waits[False], "")
 
 
 def _median(runs: list[dict[str, Any]]) -> float:

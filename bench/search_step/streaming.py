@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-from bench.kit.flaky_server import Moody
+from bench.kit.flaky_server import FlakyServer
 from bench.kit.judge import judge_app
 from bench.kit.openai_server import FakeOpenAI
 from bench.kit.servers import running_app, wait_ready
@@ -43,8 +43,10 @@ def answering_servers() -> Iterator[dict[str, str]]:
 
     spread = turns()
     fake = FakeOpenAI("generator", respond=answer)
-    generator = Moody(fake.app, latency_s=latency)
-    judge = Moody(judge_app(), latency_s=lambda path: DELAYS["verdict_s"] * path.endswith("score"))
+    generator = FlakyServer(fake.app, latency_s=latency)
+    judge = FlakyServer(
+        judge_app(), latency_s=lambda path: DELAYS["verdict_s"] * path.endswith("score")
+    )
     with running_app(generator) as generator_url, running_app(judge) as judge_url:
         wait_ready(judge_url)
         yield {"generator": f"{generator_url}/v1", "judge": judge_url}

@@ -24,8 +24,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from bench.common import Figure, quiet_logs, run
-from bench.kit.flaky_server import Moody
+from bench.common import Measurement, quiet_logs, run
+from bench.kit.flaky_server import FlakyServer
 from bench.kit.judge import judge_app
 from bench.kit.openai_server import FakeOpenAI
 from bench.kit.servers import running_app, wait_ready
@@ -39,7 +39,7 @@ GENERATOR_S, JUDGE_S, AT_ONCE = 0.5, 0.25, 8
 PATIENCE_S = 120.0
 
 
-def questions(quick: bool) -> Iterator[Figure]:
+def questions(quick: bool) -> Iterator[Measurement]:
     """All figures of this script."""
     quiet_logs()
     count, seconds, repeats = (16, 1.0, 1) if quick else (64, 8.0, 3)
@@ -54,13 +54,15 @@ def questions(quick: bool) -> Iterator[Figure]:
                     taken.append(found[0])
                     own += found[1]
             streamed, batch = (statistics.median(taken) for taken in ways.values())
-            yield Figure(f"{name}: batch at the end", batch, "s", details=ways)
-            yield Figure(f"{name}: streamed", streamed, "s")
-            yield Figure(f"{name}: perfect overlap, reckoned", perfect, "s")
+            yield Measurement(f"{name}: batch at the end", batch, "s", details=ways)
+            yield Measurement(f"{name}: streamed", streamed, "s")
+            yield Measurement(f"{name}: perfect overlap, reckoned", perfect, "s")
             saved = (batch - streamed) / (batch - perfect)
-            yield Figure("  share of what perfect overlap saves", saved, "", at_least=0.9)
+            yield Measurement("  share of what perfect overlap saves", saved, "", at_least=0.9)
             share = own / (count * repeats * len(ways))
-            yield Figure("  share of rewards that are their episode's", share, "", at_least=1.0)
+            yield Measurement(
+                "  share of rewards that are their episode's", share, "", at_least=1.0
+            )
 
 
 def _schedules(count: int, seconds: float) -> dict[str, list[float]]:
@@ -168,8 +170,10 @@ def _servers() -> Iterator[dict[str, Any]]:
         return number if _deserved(f"t{number}") else "something else"
 
     fake = FakeOpenAI("generator", respond=answer)
-    generator = Moody(fake.app, latency_s=lambda path: GENERATOR_S * path.endswith("completions"))
-    judge = Moody(judge_app(), latency_s=lambda path: JUDGE_S * path.endswith("score"))
+    generator = FlakyServer(
+        fake.app, latency_s=lambda path: GENERATOR_S * path.endswith("completions")
+    )
+    judge = FlakyServer(judge_app(), latency_s=lambda path: JUDGE_S * path.endswith("score"))
     with running_app(generator) as generator_url, running_app(judge) as judge_url:
         wait_ready(judge_url)
         yield {

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from bench.common import WORK, Figure, quiet_logs, run, service
+from bench.common import WORK, Measurement, quiet_logs, run, service
 from bench.kit.teacher import running_teacher
 from synth.config import SynthConfig
 from synth.context import StageContext
@@ -40,7 +40,7 @@ _TEXT = " ".join(f"단어{i}" for i in range(WORDS))
 AIM = 1000
 
 
-def questions(quick: bool) -> Iterator[Figure]:
+def questions(quick: bool) -> Iterator[Measurement]:
     """All figures of this script."""
     sources = 200 if quick else 2000
     out_dir = WORK / "synth-driver"
@@ -69,7 +69,7 @@ def questions(quick: bool) -> Iterator[Figure]:
             seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
             made = sources * CANDIDATES
             assert ctx.stats.records_out == sources, ctx.stats
-            yield Figure(
+            yield Measurement(
                 f"{stage.name}, one driver process, {CANDIDATES} candidates of {WORDS} words a "
                 "source",
                 made / seconds,
@@ -80,7 +80,7 @@ def questions(quick: bool) -> Iterator[Figure]:
     shutil.rmtree(out_dir, ignore_errors=True)
 
 
-def _prefilter(cfg: SynthConfig, sources: int) -> Iterator[Figure]:
+def _prefilter(cfg: SynthConfig, sources: int) -> Iterator[Measurement]:
     """Two translations and two scores of each source: the stage with most requests a record."""
     seconds = {}
     for processes in (1, 2):
@@ -96,13 +96,13 @@ def _prefilter(cfg: SynthConfig, sources: int) -> Iterator[Figure]:
         seconds[processes], cpu = time.perf_counter() - started, _cpu_s() - cpu
         assert ctx.stats.records_out == sources, ctx.stats
         shutil.rmtree(out_dir)
-        yield Figure(
+        yield Measurement(
             f"{stage.name}, driver processes: {processes}",
             sources / cpu,
             "records a CPU second",
             details={"records": sources, "seconds": seconds[processes], "driver_cpu_s": cpu},
         )
-    yield Figure(
+    yield Measurement(
         "  two against one, by the clock (the servers run on the same cores)",
         seconds[1] / seconds[2],
         "times",

@@ -28,7 +28,7 @@ from typing import Any
 
 import yaml
 
-from bench.common import ROOT, WORK, Figure, quiet_logs, run, service
+from bench.common import ROOT, WORK, Measurement, quiet_logs, run, service
 from bench.kit.teacher import running_teacher
 from scorekit.command import run_command
 from scorekit.config import load_config
@@ -50,7 +50,7 @@ LOOK_S = 1.0
 MOST_GROWTH = 10.0
 
 
-def questions(quick: bool, sources: int | None = None) -> Iterator[Figure]:
+def questions(quick: bool, sources: int | None = None) -> Iterator[Measurement]:
     """All figures of this script."""
     sources = sources or (QUICK if quick else SOURCES)
     folder = WORK / "synth-million"
@@ -107,7 +107,7 @@ def _resident(pid: int) -> int:
 
 def _memory(
     looked: list[tuple[float, int]], told: dict[str, Any], sources: int
-) -> Iterator[Figure]:
+) -> Iterator[Measurement]:
     """How the driver's memory went over the stage that sees every source and asks twice for it."""
     peak = max(held for _, held in looked) / 2**20
     began, seconds = told[PrefilterScore.name]["began"], told[PrefilterScore.name]["seconds"]
@@ -117,7 +117,7 @@ def _memory(
     shown = inside[:: max(1, len(inside) // 50)]
     if len(inside) >= 10:
         growth = _slope(inside) * seconds / sources * 100_000 / 2**20
-    yield Figure(
+    yield Measurement(
         "growth of the driver's memory over prefilter_score, 100,000 sources",
         growth,
         "MB",
@@ -130,7 +130,9 @@ def _memory(
             "megabytes": [round(held / 2**20, 1) for _, held in shown],
         },
     )
-    yield Figure(f"most memory of the driver and its processes, {sources:,} sources", peak, "MB")
+    yield Measurement(
+        f"most memory of the driver and its processes, {sources:,} sources", peak, "MB"
+    )
 
 
 def _slope(points: list[tuple[float, int]]) -> float:
@@ -141,9 +143,9 @@ def _slope(points: list[tuple[float, int]]) -> float:
     return sum((t - middle_t) * (held - middle) for t, held in points) / whole
 
 
-def _hours(told: dict[str, Any], sources: int, seconds: float) -> Iterator[Figure]:
+def _hours(told: dict[str, Any], sources: int, seconds: float) -> Iterator[Measurement]:
     """CPU of each stage, as measured and as a million sources would take it."""
-    yield Figure(
+    yield Measurement(
         f"the whole command, {sources:,} sources",
         seconds / 3600,
         "hours",
@@ -151,7 +153,7 @@ def _hours(told: dict[str, Any], sources: int, seconds: float) -> Iterator[Figur
     )
     for name, figures in told.items():
         cpu = figures["driver_cpu_s"]
-        yield Figure(
+        yield Measurement(
             f"{name}: CPU of the driver for a million sources",
             cpu * 1e6 / sources / 3600,
             "hours",
@@ -165,12 +167,12 @@ def _hours(told: dict[str, Any], sources: int, seconds: float) -> Iterator[Figur
         )
 
 
-def _disk(out_dir: Path, sources: int) -> Iterator[Figure]:
+def _disk(out_dir: Path, sources: int) -> Iterator[Measurement]:
     """What stands when the run is done, and what the estimate had said."""
     parts = {f"stages/{name}": _size(out_dir / "stages" / name) for name in BY_NAME}
     parts |= {path.name: _size(path) for path in out_dir.iterdir() if path.name != "stages"}
     whole = _size(out_dir)
-    yield Figure(
+    yield Measurement(
         "disk of a million sources",
         whole * 1e6 / sources / 1e9,
         "GB",
@@ -182,7 +184,7 @@ def _disk(out_dir: Path, sources: int) -> Iterator[Figure]:
     )
     made = plan(load_config(SynthConfig, out_dir / "config.yaml"))
     gone = next(cost.disk_bytes for cost in made.costs if cost.stage == Generate128.name)
-    yield Figure(
+    yield Measurement(
         "disk that `estimate` tells, without candidates that went, against it",
         (made.disk_bytes - gone) / whole,
         "times",

@@ -24,13 +24,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from bench.common import WORK, Figure, run
+from bench.common import WORK, Measurement, run
 from demo.processes import serving
 from demo.search.generator import create_app
 from demo.search.loop.verifier import Verifying
 from demo.search.loop.wrong_references import plant, read_rows, write_rows
 from demo.search.reading import Reader
-from demo.search.run import HERE, ingest, neighbours
+from demo.search.run import HERE, ingest, open_services
 from trainer.search.curation.verification.classes import Compared, TruthClass, class_of
 
 ERRORS, KS, SEEDS = (0.0, 0.1, 0.2), (1, 3, 5), (0, 1, 2)
@@ -50,7 +50,7 @@ class Found:
     classes: dict[str, dict[str, int]]
 
 
-def questions(quick: bool) -> Iterator[Figure]:
+def questions(quick: bool) -> Iterator[Measurement]:
     """All figures."""
     seeds, errors = ((0,), (0.1,)) if quick else (SEEDS, ERRORS)
     folder = WORK / "verification"
@@ -58,7 +58,7 @@ def questions(quick: bool) -> Iterator[Figure]:
     rows, reader = read_rows()[:: 14 if quick else 3], Reader()
     if not (folder / "index").exists():
         ingest(folder / "index", HERE / "corpus")
-    with neighbours(folder) as (settings, _):
+    with open_services(folder) as (settings, _):
         of: dict[tuple[float, int, float], list[Found]] = {}
         for seed in seeds:
             made, wrong = plant(rows, reader, seed)
@@ -131,7 +131,9 @@ def _class(row: dict[str, Any], outvoted: Literal["OK", "UNCERTAIN"]) -> TruthCl
     return class_of(Compared(*(row[name] for name in names)), outvoted)
 
 
-def _figures(error: float, k: int, consensus: float, each: Sequence[Found]) -> Iterator[Figure]:
+def _figures(
+    error: float, k: int, consensus: float, each: Sequence[Found]
+) -> Iterator[Measurement]:
     need = "all" if consensus == ALL else "most"
     where = f"error {error:.0%}, k {k}, {need} agree"
     classes = [one.classes for one in each]
@@ -145,7 +147,7 @@ def _figures(error: float, k: int, consensus: float, each: Sequence[Found]) -> I
         details: dict[str, Any] = {"seeds": shares}
         if what == "planted errors found":
             details["classes"] = classes
-        yield Figure(f"{where}: {what}", statistics.mean(shares), "%", details=details)
+        yield Measurement(f"{where}: {what}", statistics.mean(shares), "%", details=details)
 
 
 if __name__ == "__main__":

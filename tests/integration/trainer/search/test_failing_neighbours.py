@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from bench.kit.flaky_server import FAULTS, Fault, Moody
+from bench.kit.flaky_server import FAULTS, Fault, FlakyServer
 from bench.kit.judge import judge_app
 from bench.kit.openai_server import FakeOpenAI
 from bench.kit.servers import running_app, wait_ready, wait_until
@@ -38,7 +38,7 @@ class Neighbours:
 
     def __init__(self) -> None:
         fake = FakeOpenAI("generator", respond=_answer)
-        self.generator, self.judge = Moody(fake.app), Moody(judge_app())
+        self.generator, self.judge = FlakyServer(fake.app), FlakyServer(judge_app())
 
     def settings(self, urls: dict[str, str], **more: Any) -> AnsweringConfig:
         generator = {"base_url": f"{urls['generator']}/v1", "model": "generator"}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.kit.flaky_server import FAULTS, Fault, Moody
+from bench.kit.flaky_server import FAULTS, Fault, FlakyServer
 from bench.kit.servers import running_app
 from scorekit.errors import ScorekitError
 from scorekit.retrieval.client import Retriever
@@ -70,8 +70,8 @@ def stand_in() -> StandInRetriever:
 
 
 @pytest.fixture
-def moody(stand_in: StandInRetriever) -> Iterator[Moody]:
-    moody = Moody(stand_in.app)
+def moody(stand_in: StandInRetriever) -> Iterator[FlakyServer]:
+    moody = FlakyServer(stand_in.app)
     yield moody
     moody.recover()
 
@@ -122,7 +122,7 @@ def test_a_retriever_that_finds_nothing_is_no_failure(
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_one_that_is_away_for_all_is_a_typed_error_and_keeps_what_was_done(
-    fault: Fault, moody: Moody, tmp_path: Path
+    fault: Fault, moody: FlakyServer, tmp_path: Path
 ) -> None:
     def script(one: TurnRequest) -> str:
         """The first question's episodes end before the retriever falls ill."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from safetensors.torch import load_file
 
-from bench.kit.flaky_server import Moody
+from bench.kit.flaky_server import FlakyServer
 from bench.kit.judge import judge_app
 from bench.kit.openai_server import FakeOpenAI
 from scorekit.config import load_config
@@ -43,9 +43,9 @@ class Town:
     config: Path
     stand_in: StandInRetriever
     fake: FakeOpenAI
-    retriever: Moody
-    generator: Moody
-    judge: Moody
+    retriever: FlakyServer
+    generator: FlakyServer
+    judge: FlakyServer
     whole: Path
 
     def recover(self) -> None:
@@ -64,7 +64,11 @@ class Town:
 def running_town(folder: Path) -> Iterator[Town]:
     """One whose neighbours are well, behind a run that nothing has disturbed."""
     stand_in, fake = learning.standing_in(), learning.counting()
-    retriever, generator, judge = Moody(stand_in.app), Moody(fake.app), Moody(judge_app())
+    retriever, generator, judge = (
+        FlakyServer(stand_in.app),
+        FlakyServer(fake.app),
+        FlakyServer(judge_app()),
+    )
     with learning.around(retriever, generator, judge) as services:
         told = learning.config_of(
             folder,

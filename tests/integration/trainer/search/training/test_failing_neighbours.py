@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from bench.kit.flaky_server import FAULTS, Fault, Moody
+from bench.kit.flaky_server import FAULTS, Fault, FlakyServer
 from tests.kits.trainer.searching import learning
 from tests.kits.trainer.searching.search_stack import (
     PATIENT,
@@ -185,7 +185,7 @@ def test_answers_in_any_order_give_the_same_update(town: Town, tmp_path: Path) -
 @pytest.mark.parametrize("who", ["generator", "judge", "retriever"])
 def test_one_that_is_away_for_all_is_waited_for(town: Town, tmp_path: Path, who: str) -> None:
     """The update has not begun: it is done with the same episodes when the neighbour is back."""
-    neighbour: Moody = getattr(town, who)
+    neighbour: FlakyServer = getattr(town, who)
     since: list[int] = []
 
     def mood(path: str, body: str) -> Fault | None:

@@ -24,7 +24,7 @@ import pytest
 import yaml
 from safetensors.torch import load_file
 
-from bench.kit.flaky_server import Moody
+from bench.kit.flaky_server import FlakyServer
 from bench.kit.openai_server import FakeOpenAI
 from bench.kit.servers import wait_until
 from scorekit.config import load_config
@@ -61,7 +61,7 @@ class Stack:
 
     config: Path
     generator: FakeOpenAI
-    moody: Moody
+    moody: FlakyServer
     whole: Path
     calls: int = 0
 
@@ -74,7 +74,7 @@ class Stack:
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("resume")
     generator = learning.counting()
-    moody = Moody(generator.app)
+    moody = FlakyServer(generator.app)
     with learning.around(learning.make_index(folder), moody) as services:
         told = learning.config_of(folder, services)
         learning.write_questions(folder / "train.jsonl", range(9), GROUPS)
