@@ -106,8 +106,8 @@ def parameters_outside_embeddings(weights: dict[str, Any]) -> int:
 
 
 def _check_size(weights: dict[str, Any]) -> None:
-    found = parameters_outside_embeddings(weights)
-    assert found in _WANTED, f"{found:,} parameters outside the embeddings"
+    num_parameters = parameters_outside_embeddings(weights)
+    assert num_parameters in _WANTED, f"{num_parameters:,} parameters outside the embeddings"
 
 
 if __name__ == "__main__":

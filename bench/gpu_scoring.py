@@ -66,11 +66,11 @@ def in_one_call(
     assert None not in scorer.score_batch(pairs, cfg).sequence_scores, "a sample has no score"
     predict(pairs[:32])
     work = WorkLog.watching(scorer.backend)
-    found = compare(lambda: scorer.score_batch(pairs, cfg), lambda: predict(pairs), repeats)
-    found["pairs"] = len(pairs)
-    found["real_tokens_per_s"] = work.real_tokens / repeats / found["ours_s"]
-    yield Measurement(title, found["times_faster"], "times its rate", at_least=aim, details=found)
-    yield Measurement("  our rate", found["real_tokens_per_s"], "tokens/s")
+    timing = compare(lambda: scorer.score_batch(pairs, cfg), lambda: predict(pairs), repeats)
+    timing["pairs"] = len(pairs)
+    timing["real_tokens_per_s"] = work.real_tokens / repeats / timing["ours_s"]
+    yield Measurement(title, timing["times_faster"], "times its rate", at_least=aim, details=timing)
+    yield Measurement("  our rate", timing["real_tokens_per_s"], "tokens/s")
     yield Measurement("  padded-token waste of our batches", 100 * work.waste, "%", at_most=5.0)
     if device != "cpu":
         peak = torch.cuda.max_memory_allocated() / 2**30
@@ -85,23 +85,25 @@ def xcomet_in_calls(size: Size, device: str, pairs: Pairs, repeats: int) -> Iter
     flags = ("--kind", "xcomet", "--size", size, "--device", device, "--dtype", DTYPE)
     with service("bench.kit.random_models", *flags, "--cache", "memory") as (_, url):
         asyncio.run(score_in_calls(url, calls, {}))
-        found = compare(
+        timing = compare(
             lambda: asyncio.run(score_in_calls(url, calls, {})),
             lambda: [predict(call) for call in calls],
             repeats,
         )
-    found["pairs"] = len(pairs)
+    timing["pairs"] = len(pairs)
     yield Measurement(
         f"xCOMET {size} in calls of {CALL}, {CALLERS} callers over HTTP, against predict",
-        found["times_faster"],
+        timing["times_faster"],
         "times its rate",
         at_least=4.0,
-        details=found,
+        details=timing,
     )
 
 
 def one_at_a_time(size: Size, device: str) -> Predict:
-    """As MetricX's predict.py: one example at a time in file order, through transformers' mT5."""
+    """Score like MetricX's predict.py: one example at a time in file order, with transformers'
+    mT5.
+    """
     from transformers import AutoTokenizer
 
     path = folder("metricx", size)
@@ -152,18 +154,18 @@ def main() -> int:
     name = "cpu" if args.device == "cpu" else torch.cuda.get_device_name(args.device)
     sizes: tuple[Size, ...] = ("tiny",) if args.size == "tiny" else ("large", "xl")
     trial = args.quick or args.size == "tiny"
-    figures = measure(
+    measurements = measure(
         "gpu_scoring",
         trial,
         lambda _: questions(sizes, args.device, args.quick),
         device=name,
         size=args.size,
     )
-    shown = table(figures)
-    shown.title = f"{name}, bfloat16, random weights" + (
+    output = table(measurements)
+    output.title = f"{name}, bfloat16, random weights" + (
         "; tiny: shows that the script runs, no more" if args.size == "tiny" else ""
     )
-    Console().print(shown)
+    Console().print(output)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""How long does it take to give each token of a batch its span reward?
+"""Measure how long it takes to give each token of a batch its span reward.
 
 512 completions of 512 tokens, cut from the Korean side of demo/data/pydocs.jsonl, with 5 error
 spans each: `compute_token_char_offsets` and `spans_to_token_rewards` together, by the demo policy's
@@ -83,14 +83,14 @@ def _cpu_seconds(work: Callable[[], None]) -> float:
 
 def _completions(tokenizer: Any, text: str, count: int) -> list[list[int]]:
     """Each starts elsewhere in the text, and has a rare character after every 200."""
-    found = []
+    completions = []
     for n in range(count):
         start = n * 997 % (len(text) - 2200)
-        piece = text[start : start + 2200]
-        rare = "".join(piece[i : i + 200] + RARE[n % len(RARE)] for i in range(0, 2200, 200))
+        segment = text[start : start + 2200]
+        rare = "".join(segment[i : i + 200] + RARE[n % len(RARE)] for i in range(0, 2200, 200))
         ids = tokenizer(rare, add_special_tokens=False)["input_ids"][: TOKENS - 1]
-        found.append([*ids, tokenizer.eos_token_id])
-    return found
+        completions.append([*ids, tokenizer.eos_token_id])
+    return completions
 
 
 def _spans(tokenizer: Any, ids: list[int], seed: int) -> tuple[str, list[ErrorSpan]]:
@@ -119,7 +119,7 @@ def _demo_tokenizer() -> Any:
 
 
 def _byte_level(text: str) -> Any:
-    """In the form of Qwen and GPT-2."""
+    """Return a byte-level tokenizer like those of Qwen and GPT-2."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 

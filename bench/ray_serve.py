@@ -1,4 +1,4 @@
-"""What does a second replica on Ray Serve bring, and how much passes Ray's proxy?
+"""Measure the gain of a second replica on Ray Serve, and the throughput of Ray's proxy.
 
 The backend is the fake one, every answer is checked. Cluster and load share this machine, so the
 model's time is a pause: the cores are busy with the way there alone.
@@ -37,20 +37,20 @@ def two_against_one(url: str, repeats: int, requests: int) -> Measurement:
     for name, replicas in (("one", 1), ("two", 2)):
         deploy(name, replicas, seconds_per_pair=SECONDS_PER_PAIR)
         ask(f"{url}/{name}", 4 * CONNECTIONS, 1)  # so that the proxy knows the replicas
-    found = compare(
+    timing = compare(
         lambda: ask(f"{url}/two", requests, REQUEST),
         lambda: ask(f"{url}/one", requests, REQUEST),
         repeats,
     )
-    found["pairs_a_run"] = requests * REQUEST
+    timing["pairs_a_run"] = requests * REQUEST
     for name in ("one", "two"):
         delete(name)
     return Measurement(
         "Ray Serve, 2 replicas against 1, 10 ms a pair",
-        found["times_faster"],
+        timing["times_faster"],
         "times the rate",
         at_least=1.8,
-        details=found,
+        details=timing,
     )
 
 
@@ -59,22 +59,26 @@ def ceiling(url: str, repeats: int, singles: int) -> Iterator[Measurement]:
     deploy("free", 2)
     with service(FAKE, "--cache", "memory") as (_, plain):
         for pairs, requests in ((1, singles), (64, singles // 5)):
-            for at in (f"{url}/free", plain):
-                ask(at, requests // 10, pairs)
-            ours, theirs = [], []
+            for target in (f"{url}/free", plain):
+                ask(target, requests // 10, pairs)
+            ray_rates, plain_rates = [], []
             for _ in range(repeats):
-                ours.append(requests / ask(f"{url}/free", requests, pairs))
-                theirs.append(requests / ask(plain, requests, pairs))
-            details = {"runs_per_s": ours, "plain_runs_per_s": theirs, "requests_a_run": requests}
+                ray_rates.append(requests / ask(f"{url}/free", requests, pairs))
+                plain_rates.append(requests / ask(plain, requests, pairs))
+            details = {
+                "runs_per_s": ray_rates,
+                "plain_runs_per_s": plain_rates,
+                "requests_a_run": requests,
+            }
             many = "s" if pairs > 1 else ""
             yield Measurement(
                 f"Ray's proxy, 2 replicas, {pairs} pair{many} a request",
-                statistics.median(ours),
+                statistics.median(ray_rates),
                 "requests/s",
                 details=details,
             )
             yield Measurement(
-                "  the plain service beside it", statistics.median(theirs), "requests/s"
+                "  the plain service beside it", statistics.median(plain_rates), "requests/s"
             )
     delete("free")
 

@@ -1,4 +1,4 @@
-"""How fast does a corpus become a sample, and does memory stay flat?
+"""Measure how fast a corpus is sampled, and whether memory stays constant.
 
 The corpus is the Korean side of demo/data/pydocs.jsonl, every line of every copy made different by
 its number. Rates are per second of processor time of one core.
@@ -42,16 +42,16 @@ def questions(quick: bool) -> Iterator[Measurement]:
     sizes = Sizes(2, 4, 500) if quick else Sizes()
     shutil.rmtree(FOLDER, ignore_errors=True)
     yield from sampling_step(sizes)
-    found = [whole_stage(copies, sizes.pool) for copies in (sizes.small, sizes.large)]
+    results = [whole_stage(copies, sizes.pool) for copies in (sizes.small, sizes.large)]
     shutil.rmtree(FOLDER, ignore_errors=True)
-    for told in found:
+    for result in results:
         yield Measurement(
-            f"sample_sources, {told['pieces']:,} segments and blobs, pool of {sizes.pool:,}",
-            told["pieces"] / told["cpu_s"],
+            f"sample_sources, {result['pieces']:,} segments and blobs, pool of {sizes.pool:,}",
+            result["pieces"] / result["cpu_s"],
             "segments/s a core",
-            details=told,
+            details=result,
         )
-    small, large = found
+    small, large = results
     yield Measurement("  peak memory of the smaller corpus", small["peak_mib"], "MiB")
     yield Measurement("  peak memory of the larger corpus", large["peak_mib"], "MiB")
     yield Measurement(

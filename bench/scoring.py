@@ -1,4 +1,4 @@
-"""What do our batches give against upstream's own way of calling the same checkpoint?
+"""Compare our batches with upstream's own way of calling the same checkpoint.
 
 Same pairs, same process tree, same precision, one thread a model, no cache; the two sides run in
 turn, and a figure is the ratio of the medians. The checkpoints have 25 million parameters outside
@@ -49,7 +49,7 @@ CALLERS = 4
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much is measured."""
+    """Holds the sizes of the measurement."""
 
     pairs: int = 1000
     repeats: int = 5
@@ -94,15 +94,15 @@ def xcomet_in_one_call(folder: Path, pairs: Pairs, repeats: int) -> Iterator[Mea
     work = WorkLog.watching(scorer.backend)
     shape = checkpoints.XCOMET
     rate = matmul_flops_per_s(shape["hidden"], shape["intermediate"], rows=1024)
-    found = compare(lambda: scorer.score_batch(pairs, cfg), lambda: predict(pairs), repeats)
+    timing = compare(lambda: scorer.score_batch(pairs, cfg), lambda: predict(pairs), repeats)
     rate = max(rate, matmul_flops_per_s(shape["hidden"], shape["intermediate"], rows=1024))
-    found["pairs"] = len(pairs)
+    timing["pairs"] = len(pairs)
     question = f"xCOMET 25 M, {len(pairs)} pairs in one call, against predict(batch_size=16)"
     yield Measurement(
-        question, found["times_faster"], "times its rate", at_least=1.25, details=found
+        question, timing["times_faster"], "times its rate", at_least=1.25, details=timing
     )
-    ours = scorer.score_batch(pairs, cfg).sequence_scores
-    difference = largest_difference(ours, predict(pairs))
+    local_scores = scorer.score_batch(pairs, cfg).sequence_scores
+    difference = largest_difference(local_scores, predict(pairs))
     yield Measurement("  largest difference of its scores", difference, "", at_most=1e-5)
     details: dict[str, Any] = {"real_tokens": work.real_tokens, "padded_tokens": work.padded_tokens}
     yield Measurement(
@@ -112,7 +112,7 @@ def xcomet_in_one_call(folder: Path, pairs: Pairs, repeats: int) -> Iterator[Mea
         at_most=5.0,
         details=details | {"batches": work.batches},
     )
-    yield from _share_of_the_machine(work, rate, found["ours_s"], repeats)
+    yield from _share_of_the_machine(work, rate, timing["ours_s"], repeats)
 
 
 def _share_of_the_machine(
@@ -148,27 +148,32 @@ def xcomet_in_calls(folder: Path, pairs: Pairs, repeats: int) -> Iterator[Measur
     predict(calls[0])
     scores: dict[int, list[float]] = {}
 
-    def theirs() -> list[float]:
+    def upstream_calls() -> list[float]:
         return [score for call in calls for score in predict(call)]
 
     with service(
         "services.xcomet", "--model", str(folder), "--threads", "1", "--cache", "memory"
     ) as (_, url):
         asyncio.run(score_in_calls(url, calls[:CALLERS], {}))
-        found = compare(lambda: asyncio.run(score_in_calls(url, calls, scores)), theirs, repeats)
+        timing = compare(
+            lambda: asyncio.run(score_in_calls(url, calls, scores)), upstream_calls, repeats
+        )
         waste = waste_percent(url)
-    found["pairs"] = len(pairs)
+    timing["pairs"] = len(pairs)
     yield Measurement(
         f"xCOMET 25 M in calls of {CALL}, {CALLERS} callers over HTTP, against predict",
-        found["times_faster"],
+        timing["times_faster"],
         "times its rate",
         at_least=1.2,
-        details=found,
+        details=timing,
     )
     yield Measurement("  padded-token waste of its batches", waste, "%")
-    ours = [score for k in range(len(calls)) for score in scores[k]]
+    service_scores = [score for k in range(len(calls)) for score in scores[k]]
     yield Measurement(
-        "  largest difference of its scores", largest_difference(ours, theirs()), "", at_most=1e-5
+        "  largest difference of its scores",
+        largest_difference(service_scores, upstream_calls()),
+        "",
+        at_most=1e-5,
     )
 
 
@@ -190,8 +195,11 @@ async def score_in_calls(url: str, calls: list[Pairs], scores: dict[int, list[fl
 
 
 class UpstreamMetricX:
-    """As upstream's predict.py scores: one example at a time, in the order of the file, through
-    transformers' own mT5. Without the costs of its Trainer, which are not counted against it."""
+    """Scores like upstream's predict.py: one example at a time, in file order, with transformers'
+    own mT5.
+
+    The costs of its Trainer are left out, which favors upstream.
+    """
 
     def __init__(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
         from demo.train.checkpoints import MetricX
@@ -219,18 +227,20 @@ def metricx_against_one_at_a_time(
     scorer.score_batch(pairs[:CALL], cfg)
     predict(pairs[:CALL])
     work = WorkLog.watching(scorer.backend)
-    found = compare(lambda: scorer.score_batch(pairs, cfg), lambda: predict(pairs), repeats)
-    found |= {"pairs": len(pairs), "waste_percent": 100 * work.waste}
+    timing = compare(lambda: scorer.score_batch(pairs, cfg), lambda: predict(pairs), repeats)
+    timing |= {"pairs": len(pairs), "waste_percent": 100 * work.waste}
     yield Measurement(
         f"MetricX {name}, {len(pairs)} pairs, against one example at a time",
-        found["times_faster"],
+        timing["times_faster"],
         "times its rate",
         at_least=2.0,
-        details=found,
+        details=timing,
     )
-    ours = scorer.score_batch(pairs, cfg).sequence_scores
+    local_scores = scorer.score_batch(pairs, cfg).sequence_scores
     yield Measurement(
-        "  largest difference of its scores (of 25)", largest_difference(ours, predict(pairs)), ""
+        "  largest difference of its scores (of 25)",
+        largest_difference(local_scores, predict(pairs)),
+        "",
     )
 
 
@@ -244,7 +254,7 @@ def in_bfloat16(xcomet: Path, metricx: Path, pairs: Pairs, repeats: int) -> Iter
     if not native:
         pairs = pairs[: len(pairs) // 10]
     cfg = ScoringConfig(batch_size=len(pairs))
-    how = "" if native else " (emulated: this CPU has no bfloat16)"
+    emulation_note = "" if native else " (emulated: this CPU has no bfloat16)"
     half = torch.bfloat16
     for name, make, upstream, folder in (
         ("xCOMET 25 M", _local_xcomet, _upstream, xcomet),
@@ -252,20 +262,20 @@ def in_bfloat16(xcomet: Path, metricx: Path, pairs: Pairs, repeats: int) -> Iter
     ):
         exact = make(folder).score_batch(pairs, cfg).sequence_scores
         scorer, predict = make(folder, "bfloat16"), upstream(folder, half)
-        found = compare(partial(scorer.score_batch, pairs, cfg), partial(predict, pairs), repeats)
+        timing = compare(partial(scorer.score_batch, pairs, cfg), partial(predict, pairs), repeats)
         moved = scorer.score_batch(pairs, cfg).sequence_scores
-        theirs = predict(pairs)
-        found |= {
+        upstream_calls = predict(pairs)
+        timing |= {
             "pairs": len(pairs),
             "native": native,
             "mean_move": statistics.fmean(abs(a - b) for a, b in zip(exact, moved, strict=True)),
-            "upstream_largest_move": largest_difference(exact, theirs),
+            "upstream_largest_move": largest_difference(exact, upstream_calls),
         }
         yield Measurement(
-            f"{name} in bfloat16{how}, against upstream's way in it",
-            found["times_faster"],
+            f"{name} in bfloat16{emulation_note}, against upstream's way in it",
+            timing["times_faster"],
             "times its rate",
-            details=found,
+            details=timing,
         )
         yield Measurement(
             "  largest move of a score from float32", largest_difference(exact, moved), ""

@@ -239,7 +239,13 @@ def score(
     while len(results) < len(rows):
         start = len(results)
         batch = encoded[start : start + sizes[start % len(sizes)]]
-        for one, outcome in zip(batch, backend.forward(batch), strict=True):
-            wire = {"id": None, "ok": True, "cached": False, **one.fields, **cast(Any, outcome)}
+        for encoded_sample, outcome in zip(batch, backend.forward(batch), strict=True):
+            wire = {
+                "id": None,
+                "ok": True,
+                "cached": False,
+                **encoded_sample.fields,
+                **cast(Any, outcome),
+            }
             results.append(score_result.validate_python(wire))
     return results

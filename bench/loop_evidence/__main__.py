@@ -37,30 +37,36 @@ def questions(quick: bool) -> Iterator[Measurement]:
     wrong = {
         seed: write_questions(folder / f"questions-{seed}.jsonl", every, seed) for seed in seeds
     }
-    told = {"loop": rounds_of(updates), "plain": rounds_of(updates)}
-    for of in told["plain"]["rounds"]:
-        of["then"] = []
+    rounds_by_arm = {"loop": rounds_of(updates), "plain": rounds_of(updates)}
+    for round_config in rounds_by_arm["plain"]["rounds"]:
+        round_config["then"] = []
     jobs = [(arm, seed) for seed in seeds for arm in ARMS]
     with running_services(folder, list(SETS)) as urls, ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
-        list(pool.map(lambda job: play(folder, job[0], job[1], told[job[0]], urls), jobs))
-    for of in SETS:
-        yield from compared(folder, of, ARMS, seeds)
+        list(pool.map(lambda job: play(folder, job[0], job[1], rounds_by_arm[job[0]], urls), jobs))
+    for round_config in SETS:
+        yield from compared(folder, round_config, ARMS, seeds)
     yield from _planted(folder, wrong)
 
 
 def _planted(folder: Path, wrong: Mapping[int, set[str]]) -> Iterator[Measurement]:
-    """What `verify` made of the planted errors in the loop's first round."""
-    found, lost = [], []
+    """Yield how `verify` classed the planted errors in the loop's first round."""
+    found_shares, dropped_shares = [], []
     for seed, ids in wrong.items():
         rows = read_jsonl(folder / f"loop-{seed}/01-phase1/verify/decisions.jsonl")
         dropped = [row["id"] for row in rows if not row["kept"]]
-        found.append(100 * len(ids & set(dropped)) / len(ids))
-        lost.append(100 * len(set(dropped) - ids) / (len(rows) - len(ids)))
+        found_shares.append(100 * len(ids & set(dropped)) / len(ids))
+        dropped_shares.append(100 * len(set(dropped) - ids) / (len(rows) - len(ids)))
     yield Measurement(
-        "planted wrong references found", statistics.mean(found), "%", details={"seeds": found}
+        "planted wrong references found",
+        statistics.mean(found_shares),
+        "%",
+        details={"seeds": found_shares},
     )
     yield Measurement(
-        "right references dropped", statistics.mean(lost), "%", details={"seeds": lost}
+        "right references dropped",
+        statistics.mean(dropped_shares),
+        "%",
+        details={"seeds": dropped_shares},
     )
 
 

@@ -13,7 +13,7 @@ _DEMO = ROOT / "demo/models"
 
 
 def metricx_twin(folder: Path) -> Path:
-    """As the demo's MetricX in all but its matrices; returns `folder`."""
+    """Write a copy of the demo's MetricX with random matrices; return `folder`."""
     from safetensors.torch import load_file, save_file
 
     shutil.copytree(_DEMO / "metricx", folder)
@@ -23,7 +23,7 @@ def metricx_twin(folder: Path) -> Path:
 
 
 def xcomet_twin(folder: Path) -> Path:
-    """As the demo's xCOMET in all but its matrices; returns `folder`."""
+    """Write a copy of the demo's xCOMET with random matrices; return `folder`."""
     import torch
 
     shutil.copytree(_DEMO / "xcomet", folder)

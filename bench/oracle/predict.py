@@ -94,8 +94,8 @@ def _predict(model: Any, gpus: int) -> Callable[[list[dict[str, str]]], list[flo
     workers = {"num_workers": 0} if gpus == 0 else {}
 
     def predict(samples: list[dict[str, str]]) -> list[float]:
-        said = model.predict(samples, batch_size=16, gpus=gpus, progress_bar=False, **workers)
-        return [float(score) for score in said.scores]
+        output = model.predict(samples, batch_size=16, gpus=gpus, progress_bar=False, **workers)
+        return [float(score) for score in output.scores]
 
     return predict
 

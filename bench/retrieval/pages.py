@@ -19,7 +19,7 @@ _PICTURE = hashlib.sha256(b"").hexdigest()  # no picture is asked for
 
 
 def sentences() -> list[str]:
-    """Of Python's documentation, in English and in Korean."""
+    """Return sentences of Python's documentation, in English and in Korean."""
     rows = (ROOT / "demo/data/pydocs.jsonl").read_text(encoding="utf-8").splitlines()
     return [text for row in map(json.loads, rows) for text in (row["src_text"], row["ref_text"])]
 
@@ -65,15 +65,15 @@ def write_index(
     """An index of these pages, as `ingest` publishes one."""
     index = Index(folder)
     with index.writing(), index.new_state() as state:
-        kept = {}
+        built_backends = {}
         for builder in builders:
             (state / builder.name).mkdir()
-            kept[builder.name] = builder.build(pages, state / builder.name, index.places)
-        told = Manifest(
+            built_backends[builder.name] = builder.build(pages, state / builder.name, index.places)
+        manifest = Manifest(
             id=folder.name,
             revision="",
             pages=len(pages),
             documents=len({page.document for page in pages}),
-            backends=kept,
+            backends=built_backends,
         )
-        index.publish(state, pages, told)
+        index.publish(state, pages, manifest)

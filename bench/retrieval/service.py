@@ -1,4 +1,4 @@
-"""What does the retriever give over HTTP against its libraries in the caller's own process?
+"""Compare the retriever over HTTP with its libraries in the caller's process.
 
 The same pages, the same queries, the same words; no query is asked twice, so no cache helps. The
 two sides run in turn, and a figure is the ratio of the medians. Recall is against every page scored
@@ -42,7 +42,7 @@ TOP_K, CALLERS = 10, 4
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much is measured."""
+    """Holds the sizes of the measurement."""
 
     pages: int = 20_000
     queries: int = 512
@@ -94,17 +94,19 @@ def by_words(sizes: Sizes) -> Iterator[Measurement]:
     bare = bm25s.BM25(method="lucene")
     bare.index(page_words, show_progress=False)
 
-    def theirs(queries: Sequence[str]) -> Any:
-        asked = [words.of(query) for query in queries]
-        return bare.retrieve(asked, k=TOP_K, show_progress=False, n_threads=0)
+    def search_in_process(queries: Sequence[str]) -> Any:
+        queries_sent = [words.of(query) for query in queries]
+        return bare.retrieve(queries_sent, k=TOP_K, show_progress=False, n_threads=0)
 
     fresh = Fresh(make_queries(sizes.queries, texts))
     with service("services.retriever", "--index", str(folder), "--cache", "memory") as (_, url):
         with Retriever(url) as client:
             client.search(fresh(), TOP_K)
-            theirs(fresh())
+            search_in_process(fresh())
             times = compare(
-                lambda: client.search(fresh(), TOP_K), lambda: theirs(fresh()), sizes.repeats
+                lambda: client.search(fresh(), TOP_K),
+                lambda: search_in_process(fresh()),
+                sizes.repeats,
             )
             yield Measurement(
                 f"bm25 over HTTP, {sizes.queries} queries in one call over {sizes.pages} pages, "
@@ -115,15 +117,15 @@ def by_words(sizes: Sizes) -> Iterator[Measurement]:
                 details=times | {"queries": sizes.queries, "pages": sizes.pages},
             )
             yield Measurement("  queries a second", sizes.queries / times["ours_s"], "queries/s")
-            asked = make_queries(sizes.checked, texts)
-            found = client.search(asked, TOP_K)
+            queries_sent = make_queries(sizes.checked, texts)
+            results = client.search(queries_sent, TOP_K)
         with ExitStack() as stack:
             clients = [stack.enter_context(Retriever(url)) for _ in range(CALLERS)]
-            yield callers(clients, theirs, fresh, sizes)
+            yield callers(clients, search_in_process, fresh, sizes)
     plain = PlainBm25(page_words)
     numbers = {page.page_id: k for k, page in enumerate(pages)}
     shares = []
-    for query, hits in zip(asked, found, strict=True):
+    for query, hits in zip(queries_sent, results, strict=True):
         scores = plain.scores(words.of(query))
         scores[scores <= 0] = -np.inf
         shares.append(recall(found_pages(hits, numbers), scores, TOP_K))
@@ -137,21 +139,23 @@ def by_words(sizes: Sizes) -> Iterator[Measurement]:
 
 def callers(
     clients: Sequence[Retriever],
-    theirs: Callable[[Sequence[str]], Any],
+    search_in_process: Callable[[Sequence[str]], Any],
     fresh: Fresh,
     sizes: Sizes,
 ) -> Measurement:
     """The same queries, by callers that each have a share of them."""
 
-    def ours() -> None:
+    def search_over_http() -> None:
         queries = fresh()
         with ThreadPoolExecutor(len(clients)) as pool:
             shares = [queries[k :: len(clients)] for k in range(len(clients))]
-            for found in pool.map(lambda client, share: client.search(share), clients, shares):
-                assert all(isinstance(hits, list) for hits in found)
+            for client_results in pool.map(
+                lambda client, share: client.search(share), clients, shares
+            ):
+                assert all(isinstance(hits, list) for hits in client_results)
 
-    ours()
-    times = compare(ours, lambda: theirs(fresh()), sizes.repeats)
+    search_over_http()
+    times = compare(search_over_http, lambda: search_in_process(fresh()), sizes.repeats)
     return Measurement(
         f"bm25 over HTTP, the same {sizes.queries} queries by {len(clients)} callers at once",
         times["times_faster"],
@@ -173,8 +177,10 @@ def by_vectors(sizes: Sizes) -> Iterator[Measurement]:
     page_vectors = [of_page(page_id) for page_id in ids]
     ways = (BareMaxSim(page_vectors), PackedMaxSim(page_vectors))
     fresh = Fresh(make_queries(sizes.late_queries, sentences()))
-    asked = fresh()
-    bare = min(ways, key=lambda way: timed(lambda: [way.search(of_query(q), TOP_K) for q in asked]))
+    queries_sent = fresh()
+    bare = min(
+        ways, key=lambda way: timed(lambda: [way.search(of_query(q), TOP_K) for q in queries_sent])
+    )
     with ExitStack() as stack:
         pooling = stack.enter_context(running_app(app))
         flags = ("--index", str(folder), "--cache", "memory", "--late-url", pooling)
@@ -196,11 +202,11 @@ def by_vectors(sizes: Sizes) -> Iterator[Measurement]:
             details=times | {"vectors": vectors, "the faster bare way": type(bare).__name__},
         )
         yield Measurement("  queries a second", sizes.late_queries / times["ours_s"], "queries/s")
-        found = client.search(asked, TOP_K)
+        results = client.search(queries_sent, TOP_K)
     numbers = {page_id: k for k, page_id in enumerate(ids)}
     shares = [
         recall(found_pages(hits, numbers), max_sim(of_query(query), page_vectors), TOP_K)
-        for query, hits in zip(asked, found, strict=True)
+        for query, hits in zip(queries_sent, results, strict=True)
     ]
     yield Measurement(
         f"  recall@{TOP_K} against every page in float64, worst of {len(shares)} queries",

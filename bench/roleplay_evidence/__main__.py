@@ -1,4 +1,4 @@
-"""What do the five role-play rewards teach? Each left out, a control, three seeds.
+"""Measure what the five role-play rewards teach: each left out, a control, three seeds.
 
     python -m bench.roleplay_evidence            # what stands in runs/roleplay_evidence is kept
     python -m bench.roleplay_evidence --only all --only shuffled --seeds 1
@@ -58,8 +58,8 @@ def train(name: str, seed: int, folder: Path, settings: dict[str, object]) -> No
     arm, run = ARMS[name], run_folder(folder, name, seed)
     chosen = {key: str(value) for key, value in (settings | arm.settings).items()}
     done = folder / f"{run.name}.json"
-    known = {key: value for key, value in chosen.items() if key != "reward.embedding_model"}
-    if done.is_file() and json.loads(done.read_text())["settings"] == known:
+    own_settings = {key: value for key, value in chosen.items() if key != "reward.embedding_model"}
+    if done.is_file() and json.loads(done.read_text())["settings"] == own_settings:
         return
     done.unlink(missing_ok=True)  # of other settings; a run that is broken off does not count
     if name == ALL:
@@ -69,7 +69,7 @@ def train(name: str, seed: int, folder: Path, settings: dict[str, object]) -> No
     chosen |= {"misc.seed": str(seed), "misc.run_dir": str(run), "misc.overwrite": "true"}
     flags = [f"{key}={value}" for key, value in chosen.items()]
     seconds = run_logged(module, CONFIG, flags, folder / f"{run.name}.log", {})
-    done.write_text(json.dumps({"settings": known, "seconds": seconds}), encoding="utf-8")
+    done.write_text(json.dumps({"settings": own_settings, "seconds": seconds}), encoding="utf-8")
     console.print(f"  {seconds:.0f} s")
 
 

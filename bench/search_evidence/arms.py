@@ -1,4 +1,4 @@
-"""What is run: rewards, losses, and controls; an arm differs from `both` in one thing."""
+"""Defines the runs: rewards, losses, and controls. An arm differs from `both` in one thing."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Arm:
         return ((*self.settings, *self.first), self.settings) if self.first else (self.settings,)
 
     @property
-    def began(self) -> str:
+    def start_name(self) -> str:
         """Name of the measurement that this arm is held against."""
         return f"start-{self.start}-{self.knows}"
 
@@ -85,8 +85,10 @@ ARMS = {
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be run. settings: beside COMMON, of a small run. limit: of the questions of each
-    of the `sets`."""
+    """Describes what is run.
+
+    settings: changes to COMMON for a small run. limit: number of questions of each of the `sets`.
+    """
 
     runs: tuple[tuple[str, int], ...]
     folder: Path
@@ -102,8 +104,8 @@ def make_plan(quick: bool, only: Sequence[str], seeds: Sequence[int], policy: Pa
     trying things, so that it keeps away from the final test."""
     names = [name for name in ARMS if not only or name in only]
     if quick:
-        few = tuple((name, seeds[0]) for name in (names if only else ("both", "rows")))
+        selected = tuple((name, seeds[0]) for name in (names if only else ("both", "rows")))
         small = ("rl.batch_size=3", "rollout.n_agent=4")
-        return Plan(few, WORK / "search_evidence", policy, 2, 6, small, (HELD_OUT,))
+        return Plan(selected, WORK / "search_evidence", policy, 2, 6, small, (HELD_OUT,))
     runs = [(name, seed) for seed in seeds for name in names]
     return Plan(tuple(sorted(runs, key=lambda run: ARMS[run[0]].further)), RUNS, policy)

@@ -35,11 +35,11 @@ def answering_servers() -> Iterator[dict[str, str]]:
         return next(spread)
 
     def turns() -> Iterator[float]:
-        least, most = DELAYS["answer_least_s"], DELAYS["answer_most_s"]
+        min_s, max_s = DELAYS["answer_least_s"], DELAYS["answer_most_s"]
         number = 0
         while True:
             share = hashlib.sha256(str(number := number + 1).encode()).digest()[0] / 255
-            yield least + share * (most - least)
+            yield min_s + share * (max_s - min_s)
 
     spread = turns()
     fake = FakeOpenAI("generator", respond=answer)
@@ -75,11 +75,11 @@ def update_with_answers(
     )
     run_them, submit = EpisodeRunner.run, EpisodeRunner._submit
 
-    def run_and_ask(self: Any, *args: Any, **told: Any) -> Any:
-        with mock.patch.object(EpisodeRunner, "_submit", lambda self, ended: None):
-            ended = run_them(self, *args, **told)
-        submit(self, ended.values())
-        return ended
+    def run_and_ask(self: Any, *args: Any, **options: Any) -> Any:
+        with mock.patch.object(EpisodeRunner, "_submit", lambda self, finished: None):
+            finished = run_them(self, *args, **options)
+        submit(self, finished.values())
+        return finished
 
     with timed_updates() as ends:
         if streams:

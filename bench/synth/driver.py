@@ -1,4 +1,4 @@
-"""How many candidates a second can one driver process feed, when nobody it asks costs time?
+"""Measure how many candidates per second one driver process feeds when all services are instant.
 
 The teacher (n choices at once, made-up words) and MetricX (the fake backend) are processes of
 their own that answer at once; what is measured is the driver: requests, answers, shards, marks.
@@ -67,15 +67,15 @@ def questions(quick: bool) -> Iterator[Measurement]:
             started, cpu = time.perf_counter(), time.process_time()
             asyncio.run(run_map_stage(stage, manifest, ctx))
             seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
-            made = sources * CANDIDATES
+            num_candidates = sources * CANDIDATES
             assert ctx.stats.records_out == sources, ctx.stats
             yield Measurement(
                 f"{stage.name}, one driver process, {CANDIDATES} candidates of {WORDS} words a "
                 "source",
-                made / seconds,
+                num_candidates / seconds,
                 "candidates/s",
                 at_least=AIM,
-                details={"candidates": made, "seconds": seconds, "driver_cpu_s": cpu},
+                details={"candidates": num_candidates, "seconds": seconds, "driver_cpu_s": cpu},
             )
     shutil.rmtree(out_dir, ignore_errors=True)
 
@@ -111,7 +111,7 @@ def _prefilter(cfg: SynthConfig, sources: int) -> Iterator[Measurement]:
 
 
 def _cpu_s() -> float:
-    """Of this process and of its children that have ended."""
+    """Return the CPU seconds of this process and of its finished children."""
     used = os.times()
     return used.user + used.system + used.children_user + used.children_system
 

@@ -35,7 +35,7 @@ def outcome(pair: Pair) -> str:
 
 
 def is_rejected_alone(pair: Pair) -> bool:
-    """Whether the rule rejects the pair where no judge is on."""
+    """Return whether the rule rejects the pair when no judge is on."""
     return bool(check_rules(pair, RuleConfig(off=_OFF)).failed)
 
 
@@ -57,7 +57,7 @@ def spoil(pairs: Iterable[Pair], kind: str) -> list[Pair]:
 
 
 def outcomes(pairs: Iterable[Pair]) -> Counter[str]:
-    """How many pairs have each outcome."""
+    """Return how many pairs have each outcome."""
     return Counter(map(outcome, pairs))
 
 
@@ -71,10 +71,10 @@ def _put(text: str, match: re.Match[str], digits: str) -> str:
 def _change(text: str, matches: Matches, rng: random.Random) -> str:
     """One digit is another one."""
     match = rng.choice(matches)
-    places = [i for i, char in enumerate(match.group()) if char.isdecimal()]
-    place = rng.choice(places)
+    digit_indices = [i for i, char in enumerate(match.group()) if char.isdecimal()]
+    index = rng.choice(digit_indices)
     digits = list(match.group())
-    digits[place] = str((int(digits[place]) + rng.randint(0, 7)) % 9 + 1)
+    digits[index] = str((int(digits[index]) + rng.randint(0, 7)) % 9 + 1)
     return _put(text, match, "".join(digits))
 
 
@@ -105,10 +105,10 @@ def _shift(text: str, matches: Matches, rng: random.Random) -> str:
 
 def _rescale(text: str, matches: Matches, rng: random.Random) -> str | None:
     """Another scale: 만 for 억, million for billion."""
-    for one, other in _SCALES:
-        for old, new in ((one, other), (other, one)):
-            if found := re.search(rf"(?<=\d){old}|(?<=\d ){old}", text):
-                return _put(text, found, new)
+    for first, second in _SCALES:
+        for old, new in ((first, second), (second, first)):
+            if match := re.search(rf"(?<=\d){old}|(?<=\d ){old}", text):
+                return _put(text, match, new)
     return None
 
 

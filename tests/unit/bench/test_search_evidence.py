@@ -211,7 +211,7 @@ def test_runs_become_tables_and_a_picture(tmp_path):
     plan = replace(make_plan(False, [], [1, 2], CONFIG), folder=tmp_path)
     for arm in ARMS.values():
         for of in SETS:
-            write_lines(start_path(tmp_path, arm.began, of), [line(q, 0.0) for q in range(12)])
+            write_lines(start_path(tmp_path, arm.start_name, of), [line(q, 0.0) for q in range(12)])
     for name, seeds in {
         "both": (1, 2),
         "rows": (1, 2),

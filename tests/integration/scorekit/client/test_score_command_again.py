@@ -24,7 +24,7 @@ SAMPLES = [
 LATER = [i + 1 for i in range(400) if i % 50 == 7]
 
 
-class FlakyServer(FakeBackend):
+class Moody(FakeBackend):
     """While it is `out_of_sorts`, samples with `later` fail for the moment."""
 
     def __init__(self, **settings):
@@ -57,7 +57,7 @@ def _read(path):
 @pytest.mark.usefixtures("no_second_try")
 def test_what_failed_for_the_moment_is_told_and_asked_for_again(tmp_path):
     source, out = _input(tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
-    moody = FlakyServer()
+    moody = Moody()
     with running_service(moody) as url:
         first = _run(url, source, str(out))
         assert first.exit_code == 3, first.output
@@ -90,7 +90,7 @@ def test_what_failed_for_the_moment_is_told_and_asked_for_again(tmp_path):
 @pytest.mark.usefixtures("no_second_try")
 def test_killed_while_it_asks_again_it_goes_on_and_the_output_stays_whole(tmp_path):
     source, out = _input(tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
-    moody = FlakyServer()
+    moody = Moody()
     with running_service(moody) as url:
         assert _run(url, source, str(out)).exit_code == 3
         before = out.read_bytes()
@@ -141,7 +141,7 @@ def test_an_output_that_is_begun_anew_forgets_what_was_asked_again(tmp_path):
     half = temporary_of(tmp_path / "out.jsonl.meta.json")
     half.write_text("{")
     stale.write_text('{"line": 1, "id": "other", "ok": true, "score": 99.0}\n')
-    with running_service(FlakyServer()) as url:
+    with running_service(Moody()) as url:
         assert _run(url, source, str(out), "--overwrite").exit_code == 3
         assert not stale.exists() and not half.exists()
         assert _run(url, source, str(out)).exit_code == 3

@@ -242,7 +242,7 @@ def start_held(deck, index, most):
     """A run that stops before page `most` + 1 of those that it reads."""
     allowed = index.parent / f"most-{uuid.uuid4().hex}"  # an orphan may still read the last one
     allowed.write_text(f"{most}")
-    args = ["--korean", "bigrams", "--ocr", "bench.retrieval.hooks:held"]
+    args = ["--korean", "bigrams", "--ocr", "bench.retrieval.hooks:read_blocking"]
     return start("ingest", deck, "--index", index, *args, **{MOST: str(allowed)})
 
 

@@ -195,11 +195,11 @@ def test_a_pooling_server_that_answers_wrongly_fails_the_query(
     index, pooling, no_second_try, fault
 ):
     with running_service(RetrieverBackend(index, "late", Servers(late_url=pooling.url))) as url:
-        pooling.fake.fault = fault
+        pooling.fake.error_response = fault
         try:
             (failed,) = search(url, ["rice"])
         finally:
-            pooling.fake.fault = None
+            pooling.fake.error_response = None
         assert not failed["ok"] and failed["error"]["type"] == "upstream"
         assert search(url, ["rice"])[0]["ok"]
 
@@ -219,25 +219,25 @@ def test_another_model_behind_the_url_is_refused(index, no_second_try):
 
 
 def test_vectors_that_were_paid_for_are_asked_for_once(made, index, pooling):
-    pictures = pooling.fake.pictures
+    pictures = pooling.fake.num_images
     again = ingest([made.sources], index.parent / "late", [LateBuilder(pooling.url, "col")])
-    assert pooling.fake.pictures == pictures + again.pages  # another folder has its own
+    assert pooling.fake.num_images == pictures + again.pages  # another folder has its own
     ingest([made.sources], index.parent / "late", [LateBuilder(pooling.url, "col")])
-    assert pooling.fake.pictures == pictures + again.pages
+    assert pooling.fake.num_images == pictures + again.pages
     ingest([made.sources], index.parent / "late", [LateBuilder(pooling.url, "col", prompt="?")])
-    assert pooling.fake.pictures == pictures + 2 * again.pages
+    assert pooling.fake.num_images == pictures + 2 * again.pages
 
 
 def test_a_server_that_stops_midway_costs_only_what_was_not_kept(
     made, pooling, tmp_path, no_second_try
 ):
     builder = LateBuilder(pooling.url, "col")
-    pooling.fake.fault = Response(status_code=500)
+    pooling.fake.error_response = Response(status_code=500)
     try:
         with pytest.raises(Exception, match="HTTP 500"):
             ingest([made.sources], tmp_path / "index", [builder])
     finally:
-        pooling.fake.fault = None
+        pooling.fake.error_response = None
     assert Index(tmp_path / "index").manifest() is None  # no half an index
     assert ingest([made.sources], tmp_path / "index", [builder]).pages == 6
 
