@@ -32,14 +32,16 @@ def float64() -> Iterator[None]:
     single = Tensor.float
 
     def keeping(function: Callable[..., Any]) -> Callable[..., Any]:
-        def kept(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        def in_float64(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
             if tensor.dtype == torch.float64:
-                args = tuple(torch.float64 if one is torch.float32 else one for one in args)
+                args = tuple(
+                    torch.float64 if argument is torch.float32 else argument for argument in args
+                )
                 if kwargs.get("dtype") is torch.float32:
                     kwargs["dtype"] = torch.float64
             return function(tensor, *args, **kwargs)
 
-        return kept
+        return in_float64
 
     def kept_float(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return tensor if tensor.dtype == torch.float64 else single(tensor, *args, **kwargs)

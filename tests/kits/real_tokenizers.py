@@ -27,6 +27,6 @@ def write_tokenizer(name: str, folder: Path) -> Path:
 
 @cache
 def real_tokenizer(name: str) -> Any:
-    """As a run loads it. Shared by all tests: not to be changed."""
+    """Load a tokenizer as a run does. All tests share it, so they must not change it."""
     with tempfile.TemporaryDirectory() as folder:
         return AutoTokenizer.from_pretrained(write_tokenizer(name, Path(folder)))

@@ -90,7 +90,7 @@ def post(url: str, i: object, **kwargs: Any) -> httpx.Response:
 
 
 def is_up(url: str) -> bool:
-    """Whether it lives."""
+    """Return whether the process lives."""
     with contextlib.suppress(httpx.HTTPError):
         return httpx.get(f"{url}/health/live").status_code == 200
     return False

@@ -25,13 +25,15 @@ NAMES = [stage.name for stage in STAGES]
 
 def korean(body: dict[str, Any], seed: int | None) -> str:
     """A made-up translation: a function of the request."""
-    asked = f"{body['messages'][-1]['content']}|{body['temperature']}|{seed}"
-    digest = hashlib.blake2b(asked.encode(), digest_size=6).digest()
+    request_key = f"{body['messages'][-1]['content']}|{body['temperature']}|{seed}"
+    digest = hashlib.blake2b(request_key.encode(), digest_size=6).digest()
     return " ".join(chr(0xAC00 + byte * 40) + "다" for byte in digest) + "."
 
 
 def is_paid(body: dict[str, Any]) -> bool:
-    """Whether a teacher's request asks for a translation: the preflight asks for one token."""
+    """Return whether a teacher's request asks for a translation. The preflight asks for one
+    token.
+    """
     return int(body["max_tokens"]) > 1
 
 
@@ -57,7 +59,7 @@ def config(out_dir: Path, teacher: Any, metricx: Any, **more: Any) -> SynthConfi
 
 
 def write_sources(out_dir: Path, texts: Sequence[str], per_shard: int = 8) -> None:
-    """What sample_sources leaves behind."""
+    """Write the output of sample_sources."""
     folder = StageFolder(out_dir, "sample_sources")
     folder.set_manifest(
         {"stage": folder.name, "digest": digest_of(texts), "shards": -(-len(texts) // per_shard)}
@@ -98,15 +100,15 @@ def run(cfg: SynthConfig, *, stages: Sequence[Any] = STAGES, **options: Any) -> 
 def output(out_dir: Path) -> dict[tuple[str, int], tuple[str, str, int]]:
     """The digests of all shards, which are those of their files: the candidates of a run that is
     done are gone."""
-    found = {}
+    marks = {}
     for name in NAMES:
         folder = StageFolder(out_dir, name)
         for index in range(folder.shards() or 0):
             folder.verify(index)
             mark = folder.mark(index)
             assert mark is not None
-            found[name, index] = (mark["digest"], mark["rejected_digest"], mark["records"])
-    return found
+            marks[name, index] = (mark["digest"], mark["rejected_digest"], mark["records"])
+    return marks
 
 
 def most_in_flight(cfg: SynthConfig, n: int) -> int:
@@ -120,13 +122,13 @@ def most_in_flight(cfg: SynthConfig, n: int) -> int:
 def asked_again(requests: Sequence[Any]) -> int:
     """The sequences that a teacher was asked for once more, by what it recorded, whether or not it
     answered; not the question whether it is there."""
-    asked: Counter[tuple[str, int]] = Counter()
+    count_by_sequence: Counter[tuple[str, int]] = Counter()
     for body in (request.body for request in requests):
         text, first = body["messages"][-1]["content"], body.get("seed") or 0
         if not text.endswith(EASY):
-            own = range(first, first + (body.get("n") or 1)) if body["temperature"] else [-1]
-            asked.update((text, seed) for seed in own)
-    return sum(count - 1 for count in asked.values())
+            seeds = range(first, first + (body.get("n") or 1)) if body["temperature"] else [-1]
+            count_by_sequence.update((text, seed) for seed in seeds)
+    return sum(count - 1 for count in count_by_sequence.values())
 
 
 def records(out: Path, stage: str) -> list[Record]:

@@ -61,11 +61,11 @@ def tree(out_dir: Path) -> dict[str, str]:
     return {str(p.relative_to(out_dir)): digest_file(p) for p in paths}
 
 
-def stored(place: Mapping[str, Any], newlines: str = "real") -> str:
+def stored(position: Mapping[str, Any], newlines: str = "real") -> str:
     """The document that provenance names."""
     folder = MADLAD / ("data-v1p5/ko" if newlines == "escaped" else "data/ko")
-    lines = gzip.decompress((folder / place["file"]).read_bytes()).splitlines()
-    return json.loads(lines[place["line"] - 1])["text"]
+    lines = gzip.decompress((folder / position["file"]).read_bytes()).splitlines()
+    return json.loads(lines[position["line"] - 1])["text"]
 
 
 def shards(tmp_path: Path, number: int = 4, lang: Literal["en", "ko"] = "ko") -> list[str]:

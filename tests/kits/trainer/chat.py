@@ -65,12 +65,12 @@ def byte_tokenizer(template: str | None = None, end: str = "<|im_end|>") -> Any:
 
 
 def chat_tokenizer(name: str) -> Any:
-    """With a template of `ENDS`."""
+    """Return a tokenizer with a template of `ENDS`."""
     return byte_tokenizer(template_text(name), ENDS[name])
 
 
 def turns(*texts: str, system: str | None = None) -> list[dict[str, str]]:
     """A conversation: user and assistant by turns."""
     roles = ("user", "assistant")
-    said = [{"role": roles[n % 2], "content": text} for n, text in enumerate(texts)]
-    return [*([] if system is None else [{"role": "system", "content": system}]), *said]
+    messages = [{"role": roles[n % 2], "content": text} for n, text in enumerate(texts)]
+    return [*([] if system is None else [{"role": "system", "content": system}]), *messages]

@@ -1,5 +1,8 @@
-"""How other trainers ask for rewards over HTTP, in our own words: what is sent, how often it is
-tried, and what becomes of an answer. Pauses between tries are left out."""
+"""Reimplements how other trainers request rewards over HTTP: payload, retries, and use of the
+answer.
+
+Pauses between tries are left out.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +25,8 @@ def openrlhf_reward(urls: Sequence[str], query: str, prompt: str, label: Any) ->
     fields: dict[str, Any] = {"reward": None, "scores": None, "extra_logs": {}}
     size = -(-1 // len(urls))
     payloads = []
-    for place in range(len(urls)):
-        part = slice(place * size, (place + 1) * size)
+    for index in range(len(urls)):
+        part = slice(index * size, (index + 1) * size)
         payloads.append(
             {"query": [query][part], "prompts": [prompt][part], "labels": [label][part]}
         )

@@ -48,11 +48,11 @@ class Recorder(FakeBackend):
     ) -> list[Encoded | SampleError]:
         self.samples += samples
         encoded = super().encode(samples, options)
-        for place, sample in enumerate(samples):
+        for index, sample in enumerate(samples):
             if "long" in sample.mt:
-                encoded[place] = SampleError("overlong", "too long")
+                encoded[index] = SampleError("overlong", "too long")
             elif "half" in sample.mt:
-                encoded[place].fields["mt_covered"] = len(sample.mt) // 2  # type: ignore[union-attr]
+                encoded[index].fields["mt_covered"] = len(sample.mt) // 2  # type: ignore[union-attr]
         return encoded
 
 
@@ -101,8 +101,8 @@ class Switch:
         self.refused = 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        asked = scope["type"] == "http" and scope["path"] == "/v1/score"
-        if not asked and not (self.away and scope["type"] == "http"):
+        is_score_request = scope["type"] == "http" and scope["path"] == "/v1/score"
+        if not is_score_request and not (self.away and scope["type"] == "http"):
             return await self.app(scope, receive, send)
         message = await receive()
         if not self.away and not self.down(message["body"].decode()):
@@ -181,11 +181,11 @@ class FakeJudge:
     def _encoded(self, sample: JudgeSample) -> Encoded | SampleError:
         texts = dict(sample.model_extra or {})
         self.asked.append({"task": sample.task, **texts})
-        wanted = _VARIABLES.get(sample.task)
-        if wanted is None:
+        variables = _VARIABLES.get(sample.task)
+        if variables is None:
             return SampleError("invalid_input", f"no task {sample.task!r}")
-        if wanted != texts.keys():
-            return SampleError("invalid_input", f"variables: {sorted(wanted)}")
+        if variables != texts.keys():
+            return SampleError("invalid_input", f"variables: {sorted(variables)}")
         if any(find_language(v) is None for k, v in texts.items() if "lang" in k):
             return SampleError("invalid_input", "no such language")
         read = {"tokens": 0, "truncated": {"src": False, "mt": False, "ref": False}}
@@ -193,7 +193,7 @@ class FakeJudge:
         return Encoded(1, fields, texts)
 
     def forward(self, batch: Sequence[Encoded]) -> list[Outcome]:
-        """By the texts alone."""
+        """Judge by the texts alone."""
         return [self._outcome(encoded.payload) for encoded in batch]
 
     def _outcome(self, texts: dict[str, str]) -> Outcome:
@@ -223,8 +223,8 @@ class FakeJudge:
             "mt"
         ].count("?")
         score = min(25.0, 5.0 * len(omissions) + len(spans) + len(unplaced))
-        found = {"error_spans": spans, "omissions": omissions, "unplaced": unplaced}
-        return {"score": score, **found}
+        spans_by_field = {"error_spans": spans, "omissions": omissions, "unplaced": unplaced}
+        return {"score": score, **spans_by_field}
 
     def probe(self, words: int) -> JudgeSample:
         """To warm up with."""

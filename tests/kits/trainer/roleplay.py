@@ -31,7 +31,7 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     """A token for each byte, and those of ChatML."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     names = ["<pad>", "<|im_start|>", "<|im_end|>", *alphabet]
-    inner = Tokenizer(models.BPE({name: place for place, name in enumerate(names)}, []))
+    inner = Tokenizer(models.BPE({name: index for index, name in enumerate(names)}, []))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
     tokenizer = PreTrainedTokenizerFast(
@@ -77,14 +77,15 @@ _THINGS = ("등불", "편지", "사과", "지도", "우산", "피리", "열쇠",
 def turn(number: int, **changes: Any) -> dict[str, Any]:
     """A row: four turns are a dialogue, and a scenario of their own."""
     dialogue = number // 4
-    place, thing = _PLACES[dialogue % 8], _THINGS[(number * 3 + dialogue) % 8]
+    location, object_name = _PLACES[dialogue % 8], _THINGS[(number * 3 + dialogue) % 8]
     row = {
         "id": f"t{number}",
         "prompt": [
-            {"role": "system", "content": f"무대 {dialogue}: {place}. 하린은 존댓말을 쓴다."},
-            {"role": "user", "content": f"{place}에서 {thing} {number}개를 찾을까?"},
+            {"role": "system", "content": f"무대 {dialogue}: {location}. 하린은 존댓말을 쓴다."},
+            {"role": "user", "content": f"{location}에서 {object_name} {number}개를 찾을까?"},
         ],
-        "reference": f'하린이 {place}에서 {thing}을 본다.\n"네, {thing} {number}개를 찾아요."',
+        "reference": f"하린이 {location}에서 {object_name}을 본다.\n"
+        f'"네, {object_name} {number}개를 찾아요."',
         "player_name": "민수",
         "character_name": "하린",
         "speech_level": "polite",
@@ -131,8 +132,8 @@ class _Handler(BaseHTTPRequestHandler):
             return
         texts = [body["input"]] if isinstance(body["input"], str) else body["input"]
         data = [
-            {"object": "embedding", "index": place, "embedding": vector_of(text)}
-            for place, text in enumerate(texts)
+            {"object": "embedding", "index": index, "embedding": vector_of(text)}
+            for index, text in enumerate(texts)
         ]
         usage = {"prompt_tokens": len(texts), "total_tokens": len(texts)}
         self._answer(200, {"object": "list", "model": "ngrams", "data": data, "usage": usage})

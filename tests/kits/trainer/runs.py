@@ -61,8 +61,8 @@ def byte_fallback_tokenizer(drops_first_space: bool = True) -> PreTrainedTokeniz
             bos_id=3,
             minloglevel=2,
         )
-        pieces = sentencepiece.SentencePieceProcessor(model_file=f"{folder}/sp.model")
-    names = [pieces.id_to_piece(i) for i in range(pieces.get_piece_size())]
+        processor = sentencepiece.SentencePieceProcessor(model_file=f"{folder}/sp.model")
+    names = [processor.id_to_piece(i) for i in range(processor.get_piece_size())]
     vocab = {name: i for i, name in enumerate(names)}
     merges = [
         (name[:cut], name[cut:])

@@ -48,7 +48,7 @@ def dialogues(count: int, seed: int = 0) -> list[dict[str, Any]]:
 
 
 def write_rows(path: Path, rows: Sequence[Any]) -> Path:
-    """As JSON lines."""
+    """Write rows as JSON lines."""
     lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     path.write_text("".join(lines), encoding="utf-8")
     return path
@@ -56,12 +56,12 @@ def write_rows(path: Path, rows: Sequence[Any]) -> Path:
 
 def sft_config(model: Path, train: Path, run_dir: Path, **sections: Any) -> SftConfig:
     """A short run on a CPU; what `sections` say is put over it."""
-    told: dict[str, Any] = {
+    config: dict[str, Any] = {
         "data": {"train": str(train)},
         "policy": {"path": str(model)},
         "sft": {"per_device_train_batch_size": 4, "learning_rate": 1e-2},
         "misc": {"device": "cpu", "threads": 1, "run_dir": str(run_dir)},
     }
     for name, values in sections.items():
-        told[name] = told.get(name, {}) | values
-    return SftConfig.model_validate(told)
+        config[name] = config.get(name, {}) | values
+    return SftConfig.model_validate(config)

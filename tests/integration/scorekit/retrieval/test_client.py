@@ -73,7 +73,7 @@ def test_equal_searches_are_asked_once_and_many_go_in_parts(client, server):
     found = client.search(queries)
     assert all(ids(one) == ["deck_1", "deck_2", "한글_5"] for one in found)
     sizes = [len(body["queries"]) for body in server.asked]
-    assert sum(sizes) == 40 and max(sizes) == server.most and len(sizes) == 3
+    assert sum(sizes) == 40 and max(sizes) == server.max_samples and len(sizes) == 3
     found[0].clear()  # the caller's own
     assert ids(found[40]) == ["deck_1", "deck_2", "한글_5"]
 
@@ -86,7 +86,7 @@ def test_a_request_stays_below_the_most_bytes(client, server):
 
 def test_a_smaller_limit_on_the_way_cuts_requests_in_halves(client, server):
     client.info()
-    server.most = 3
+    server.max_samples = 3
     found = client.search([f"apples {k}" for k in range(8)])
     assert [ids(one) for one in found] == [["deck_1", "deck_2", "한글_5"]] * 8
     too_long = "x" * 70_000

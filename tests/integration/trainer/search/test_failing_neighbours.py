@@ -129,11 +129,11 @@ def test_a_generator_that_fails_some_fails_only_them(
 ) -> None:
     urls, neighbours = urls_and_neighbours
     neighbours.generator.mood = sick(fault, "completions")
-    neighbours.generator.asked.clear()
+    neighbours.generator.request_counts.clear()
     found, figures = collected(asked(f"generator {fault}"), neighbours.settings(urls), tmp_path)
     assert_only_the_sick_failed(found, figures)
     assert figures["answers_failed"] == 4
-    assert neighbours.generator.asked[fault] == 4
+    assert neighbours.generator.request_counts[fault] == 4
     for trajectory in found.values():
         assert trajectory.answer and trajectory.judged
         if trajectory.answer.status == "failed":  # there is nothing that could be judged
@@ -161,7 +161,7 @@ def test_all_groups_are_asked_at_once(tmp_path: Path) -> None:
     neighbours.generator.mood = lambda path, body: "hang" if path.endswith("completions") else None
 
     def let_go() -> None:
-        wait_until(lambda: neighbours.generator.here == 8)
+        wait_until(lambda: neighbours.generator.num_open == 8)
         neighbours.generator.recover()
 
     with running_app(neighbours.generator) as generator, running_app(neighbours.judge) as judge:

@@ -134,7 +134,7 @@ def test_one_that_is_away_for_all_is_a_typed_error_and_keeps_what_was_done(
     with running_app(moody) as url, closing(Run(url, tmp_path, deadline_s=3.0)) as run:
         with pytest.raises(ScorekitError):
             run.episodes(ScriptPolicy(script), [question("first"), question("second")])
-        assert moody.asked[fault] >= 1
+        assert moody.request_counts[fault] >= 1
         kept = run.stream.so_far(1)
         assert [found.trajectory_id for found in kept] == ["first-0", "first-1"]
         assert all(found.reward and found.reward.status == "ok" for found in kept)

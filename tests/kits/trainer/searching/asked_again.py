@@ -32,9 +32,9 @@ class Knowing:
     def served(self) -> Counter[tuple[str, tuple[str, ...]]]:
         """(question, pages) -> how often the generator has answered that."""
         return Counter(
-            _asked(one.body, self.retriever.pages)
-            for one in self.fake.requests
-            if one.status == 200
+            _question_and_pages(request.body, self.retriever.pages)
+            for request in self.fake.requests
+            if request.status == 200
         )
 
 
@@ -43,10 +43,10 @@ def knowing(pages: Mapping[str, str], says: dict[str, dict[str, str]]) -> Iterat
     """Everything begun. pages: id -> text; `picture_of` and `png_of` an id are its pictures."""
 
     def answer(body: Body, seed: int | None) -> str:
-        question, shown = _asked(body, pages)
-        known = says.get(question, {})
-        found = [known[page] for page in shown or ("",) if page in known]
-        return " and ".join(found) or NOT_SHOWN
+        question, page_ids = _question_and_pages(body, pages)
+        known_answers = says.get(question, {})
+        answers = [known_answers[page] for page in page_ids or ("",) if page in known_answers]
+        return " and ".join(answers) or NOT_SHOWN
 
     retriever = StandInRetriever(dict(pages))
     with serving(answer) as (fake, config), running_app(retriever.app) as url:
@@ -61,16 +61,18 @@ def knowing(pages: Mapping[str, str], says: dict[str, dict[str, str]]) -> Iterat
         yield Knowing(fake, settings, retriever, says)
 
 
-def _asked(body: Body, pages: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
+def _question_and_pages(body: Body, pages: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
     """The question, and the pages of the pictures."""
-    names = {picture(page): page for page in pages for picture in (picture_of, png_of)}
+    names = {render(page): page for page in pages for render in (picture_of, png_of)}
     text, *parts = body["messages"][1]["content"]
     urls = (part["image_url"]["url"] for part in parts)
-    shown = tuple(names[base64.b64decode(url.partition(",")[2])] for url in urls)
-    return text["text"], shown
+    page_ids = tuple(names[base64.b64decode(url.partition(",")[2])] for url in urls)
+    return text["text"], page_ids
 
 
 def flags(out: Path, **options: Any) -> list[str]:
-    """Of a command: where it writes, and keys of its config (`data.train` as data_train)."""
-    told = [f"--set={name.replace('__', '.')}={value}" for name, value in options.items()]
-    return ["--out", str(out), *told]
+    """Return the flags of a command: its output folder, and config keys (`data.train` as
+    data_train).
+    """
+    settings = [f"--set={name.replace('__', '.')}={value}" for name, value in options.items()]
+    return ["--out", str(out), *settings]

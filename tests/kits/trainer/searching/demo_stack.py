@@ -31,9 +31,9 @@ class Stack:
     policy: list[str]
     questions: Path
 
-    def begin(self, verb: str, *flags: str) -> subprocess.Popen[str]:
-        """A verb of `trainer search`, begun."""
-        command = [sys.executable, "-m", "trainer", "search", verb, *self.settings, *flags]
+    def begin(self, command_name: str, *flags: str) -> subprocess.Popen[str]:
+        """Start a command of `trainer search`."""
+        command = [sys.executable, "-m", "trainer", "search", command_name, *self.settings, *flags]
         pipe = subprocess.PIPE
         return subprocess.Popen(
             command,
@@ -44,9 +44,9 @@ class Stack:
             preexec_fn=end_with_parent(),
         )
 
-    def run(self, verb: str, *flags: str) -> tuple[int, str, str]:
+    def run(self, command_name: str, *flags: str) -> tuple[int, str, str]:
         """Exit code, output and errors of one."""
-        process = self.begin(verb, *flags)
+        process = self.begin(command_name, *flags)
         out, errors = process.communicate(timeout=600)
         return process.returncode, out, errors
 

@@ -10,7 +10,7 @@ from trainer.search.records import ImageView, Question, TokenRecord, Trajectory,
 
 
 def png_of(name: str) -> bytes:
-    """What stands for the picture `name`: bytes as a function of it."""
+    """Return the fake bytes of the image `name`."""
     return b"\x89PNG\r\n\x1a\n" + name.encode() * 40
 
 
@@ -21,8 +21,8 @@ def sha256_of(name: str) -> str:
 
 def question(id: str = "q1", gold: tuple[str, ...] = ("deck_2",), **more: Any) -> Question:
     """A question whose gold pages are `gold`."""
-    asked = {"question": f"What does {id} ask?", "reference_answer": f"the answer of {id}"}
-    return Question(id=id, gold=gold, **(asked | more))
+    texts = {"question": f"What does {id} ask?", "reference_answer": f"the answer of {id}"}
+    return Question(id=id, gold=gold, **(texts | more))
 
 
 def page(page_id: str) -> ImageView:

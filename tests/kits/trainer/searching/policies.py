@@ -79,9 +79,9 @@ def save_tiny(folder: Path, context: int = 8192) -> Path:
 
 
 def tiny_reader(model: Any, processor: Any, **sight: Any) -> ImageProcessor:
-    """Of the tiny model."""
-    told = SightConfig.model_validate(TINY_SIGHT | sight)
-    return ImageProcessor(processor, model.config, told)
+    """Return the image processor of the tiny model."""
+    config = SightConfig.model_validate(TINY_SIGHT | sight)
+    return ImageProcessor(processor, model.config, config)
 
 
 class ToldSampler:
@@ -119,14 +119,16 @@ class ToldSampler:
     def close(self) -> None: ...
 
 
-class FirstTold:
+class ScriptedStart:
     """Another sampler, but each episode's first turns are told: pictures come behind them."""
 
-    def __init__(self, inner: Any, model: Any, told: Sequence[str], never: Sequence[int]) -> None:
+    def __init__(
+        self, inner: Any, model: Any, first_texts: Sequence[str], never: Sequence[int]
+    ) -> None:
         self.inner, self.model, self.never = inner, model, never
         tokenizer = tiny_tokenizer()
-        self.told = [
-            [*tokenizer(text, add_special_tokens=False)["input_ids"], EOS] for text in told
+        self.first_ids = [
+            [*tokenizer(text, add_special_tokens=False)["input_ids"], EOS] for text in first_texts
         ]
 
     def sample(
@@ -137,29 +139,29 @@ class FirstTold:
         images: Sequence[Sequence[Any]] | None = None,
         **options: Any,
     ) -> Iterator[tuple[int, list[SampledCompletion]]]:
-        shown = images or [()] * len(prompts)
+        prompt_images = images or [()] * len(prompts)
         left = []
         for i, prompt in enumerate(prompts):
             turn = list(prompt).count(EOS) // 2 - 1  # behind system and question
-            if turn >= len(self.told):
+            if turn >= len(self.first_ids):
                 left.append(i)
                 continue
             with torch.no_grad():
-                said, _, _ = completion_logprobs(
+                logprobs, _, _ = completion_logprobs(
                     self.model,
                     [prompt],
-                    [self.told[turn]],
+                    [self.first_ids[turn]],
                     1.0,
                     PAD,
-                    images=[shown[i]],
+                    images=[prompt_images[i]],
                     never=self.never,
                 )
-            yield i, [SampledCompletion(self.told[turn], said[0].tolist())]
-        drawn = self.inner.sample(
-            [prompts[i] for i in left], gen_cfg, images=[shown[i] for i in left], **options
+            yield i, [SampledCompletion(self.first_ids[turn], logprobs[0].tolist())]
+        samples = self.inner.sample(
+            [prompts[i] for i in left], gen_cfg, images=[prompt_images[i] for i in left], **options
         )
-        for place, sampled in drawn if left else ():
-            yield left[place], sampled
+        for index, sampled in samples if left else ():
+            yield left[index], sampled
 
     def sync_weights(self, model: Any, update: int) -> None:
         self.inner.sync_weights(model, update)

@@ -54,7 +54,7 @@ def questions() -> list[Question]:
     """One of each, on three pages."""
     return [
         asked(name, number % 3 + 1, question=f"What is {name}, exactly?", reference_answer=euros)
-        for number, (name, euros) in enumerate((of, "12 euros") for of in SAID)
+        for number, (name, euros) in enumerate((quote, "12 euros") for quote in SAID)
     ]
 
 
@@ -68,7 +68,7 @@ class VerifyServers:
     flags: list[str]
 
     def forget(self) -> None:
-        """As new."""
+        """Clear the recorded requests."""
         for fake in (self.verifier, self.generator):
             fake.well()
             fake.forget()
@@ -76,9 +76,9 @@ class VerifyServers:
     def counted(self, fake: FakeOpenAI) -> Counter[tuple[str, int]]:
         """(question, sample) -> how often it was served."""
         return Counter(
-            (_question(one.body), one.body.get("seed") or 0)
-            for one in fake.requests
-            if one.status == 200
+            (_question(request.body), request.body.get("seed") or 0)
+            for request in fake.requests
+            if request.status == 200
         )
 
 
@@ -89,14 +89,14 @@ def verifying() -> Iterator[VerifyServers]:
     generator = FakeOpenAI("generator", respond=_generator)
     pages = StandInRetriever({f"deck_{number}": "" for number in (1, 2, 3)})
     with (
-        verifier.running() as one,
+        verifier.running() as verifier_url,
         generator.running() as two,
         running_judge() as judge,
         running_app(pages.app) as retriever,
     ):
         values = {
             "verify.prompts": "all",
-            "verify.verifier.base_url": one,
+            "verify.verifier.base_url": verifier_url,
             "verify.verifier.model": "verifier",
             "verify.verifier.max_attempts": 1,
             "verify.verifier.max_requests": 2,
@@ -122,8 +122,8 @@ def _question(body: dict[str, Any]) -> str:
     return text.removeprefix("What is ").removesuffix(", exactly?")
 
 
-def _of(said: str | Sequence[str], body: dict[str, Any]) -> str:
-    return said if isinstance(said, str) else said[body.get("seed") or 0]
+def _of(answers: str | Sequence[str], body: dict[str, Any]) -> str:
+    return answers if isinstance(answers, str) else answers[body.get("seed") or 0]
 
 
 def _generator(body: dict[str, Any], seed: int | None) -> str:
@@ -131,9 +131,9 @@ def _generator(body: dict[str, Any], seed: int | None) -> str:
 
 
 def _verifier(body: dict[str, Any], seed: int | None) -> str:
-    said = _of(SAID[_question(body)][0], body)
-    if said.startswith("!"):
-        return said[1:]
-    sure, answer = not said.startswith("?"), said.removeprefix("?")
+    scripted = _of(SAID[_question(body)][0], body)
+    if scripted.startswith("!"):
+        return scripted[1:]
+    sure, answer = not scripted.startswith("?"), scripted.removeprefix("?")
     quotes = [{"picture": 1, "quote": f"=sum of {answer}"}]
     return json.dumps({"sure": sure, "answer": answer, "evidence": quotes})

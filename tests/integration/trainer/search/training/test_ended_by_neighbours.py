@@ -60,14 +60,14 @@ def test_one_that_stays_away_ends_the_run_by_a_rule_and_the_update_is_done_again
         assert word in ended.stopped
     assert len(ended.updates) == 1
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000001"]
-    assert_same_learning(town.whole, tmp_path, 1)
+    assert_same_learning(town.undisturbed, tmp_path, 1)
     kept = stored(tmp_path, 2).values()  # to be looked at
     failed = [one.reward for one in kept if one.reward and one.reward.status == "failed"]
     assert 2 * len(failed) >= len(kept) == 12 and {reward.value for reward in failed} == {None}
     assert not any(one.answer and one.answer.status == "ok" for one in kept)
     getattr(town, who).recover()
     assert train(town, tmp_path, "stop.skipped_updates=2", resume=True).exit_code == 0
-    assert_same_learning(town.whole, tmp_path)
+    assert_same_learning(town.undisturbed, tmp_path)
 
 
 @pytest.mark.parametrize("gone", ["index", "key", "file"])
@@ -89,29 +89,29 @@ def test_what_somebody_has_to_mend_ends_the_run_with_its_checkpoint(
     word = {"index": "r2", "key": "API key", "file": "answers.sqlite"}[gone]
     assert ended.exit_code == 3 and ended.stopped and word in ended.stopped
     assert "--resume" in ended.stopped
-    assert_same_learning(town.whole, tmp_path, 1)
+    assert_same_learning(town.undisturbed, tmp_path, 1)
     town.recover()
     town.fake.api_key = None
     if gone == "file":
         (tmp_path / "moved.sqlite").rename(tmp_path / "answers.sqlite")
     assert train(town, tmp_path, resume=True).exit_code == 0
-    assert_same_learning(town.whole, tmp_path)
+    assert_same_learning(town.undisturbed, tmp_path)
 
 
 def test_a_spent_cap_ends_the_run_and_a_higher_one_pays_for_nothing_again(
     town: Town, tmp_path: Path
 ) -> None:
-    calls = lines_of(town.whole)[0]["cost/generator_calls"] + 2
+    calls = lines_of(town.undisturbed)[0]["cost/generator_calls"] + 2
     ended = train(town, tmp_path, *PRICED, f"answering.money.cap={calls}")
     assert ended.exit_code == 3 and ended.stopped and "money.cap" in ended.stopped
     done = len(ended.updates)
     assert 0 < done < UPDATES
-    assert_same_learning(town.whole, tmp_path, done)
+    assert_same_learning(town.undisturbed, tmp_path, done)
     kept = stored(tmp_path, done + 1)  # of the update that has not begun
     assert {one.answer.status for one in kept.values() if one.answer} >= {"ok", "failed"}
     assert len(town.fake.requests) == calls
     assert train(town, tmp_path, *PRICED, resume=True).exit_code == 0
-    assert_same_learning(town.whole, tmp_path)
+    assert_same_learning(town.undisturbed, tmp_path)
     asked = [json.dumps(one.body, sort_keys=True) for one in town.fake.requests]
     assert len(set(asked)) == len(asked)
 
@@ -166,7 +166,7 @@ def test_what_an_evaluation_meets_leaves_its_update_saved(town: Town, tmp_path: 
     town.recover()
     done = train(town, tmp_path, *told, resume=True)
     assert done.exit_code == 0 and [update for update, _ in done.reports] == [0, 1, 2]
-    assert_same_learning(town.whole, tmp_path, 2)
+    assert_same_learning(town.undisturbed, tmp_path, 2)
 
 
 @pytest.mark.parametrize(
@@ -206,4 +206,4 @@ def test_a_signal_while_somebody_is_waited_for_ends_the_run_at_once(
     done = train(town, tmp_path, *told, resume=True)
     assert done.exit_code == 0
     assert [update for update, _ in done.reports] in ([0, 1, 2], [])
-    assert_same_learning(town.whole, tmp_path, 2)
+    assert_same_learning(town.undisturbed, tmp_path, 2)

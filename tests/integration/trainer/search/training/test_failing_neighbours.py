@@ -103,7 +103,7 @@ def test_what_a_generator_fails_to_give_is_left_out(town: Town, tmp_path: Path) 
         failed = [t for t in stored(tmp_path, update).values() if t.answer.status == "failed"]  # type: ignore[union-attr]
         assert len(failed) == done.updates[update - 1]["answers_failed"], fault
     assert sum(line["answers_failed"] for line in done.updates) >= len(faults)
-    assert all(town.generator.asked[fault] for fault in faults)
+    assert all(town.generator.request_counts[fault] for fault in faults)
 
 
 def test_what_a_judge_fails_to_give_is_left_out(town: Town, tmp_path: Path) -> None:
@@ -175,9 +175,10 @@ def test_answers_in_any_order_give_the_same_update(town: Town, tmp_path: Path) -
     town.generator.latency_s = lambda path: next(delays)
     delays = iter(0.3 - n % 12 * 0.025 for n in range(10_000))
     assert train(town, tmp_path).exit_code == 0
-    assert_same_learning(town.whole, tmp_path)
+    assert_same_learning(town.undisturbed, tmp_path)
     rewards = [
-        {id: one.reward for id, one in stored(out, 1).items()} for out in (town.whole, tmp_path)
+        {id: one.reward for id, one in stored(out, 1).items()}
+        for out in (town.undisturbed, tmp_path)
     ]
     assert rewards[0] == rewards[1]
 
@@ -204,7 +205,7 @@ def test_one_that_is_away_for_all_is_waited_for(town: Town, tmp_path: Path, who:
     assert done.exit_code == 0 and since
     assert [line["attempts"] for line in done.updates] == [1, 2, 1]
     assert {one.attempt for one in stored(tmp_path, 2).values()} == {1}
-    assert_same_learning(town.whole, tmp_path)
+    assert_same_learning(town.undisturbed, tmp_path)
     asked = [json.dumps(one.body, sort_keys=True) for one in town.fake.requests]
     assert len(set(asked)) == len(asked)
 
@@ -221,4 +222,4 @@ def test_answers_that_were_damaged_are_asked_for_again(town: Town, tmp_path: Pat
     done = train(town, tmp_path, resume=True)
     assert done.exit_code == 0 and town.fake.requests
     assert done.updates[1]["answers/damaged"] > 0
-    assert_same_learning(town.whole, tmp_path)
+    assert_same_learning(town.undisturbed, tmp_path)

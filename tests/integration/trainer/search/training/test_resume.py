@@ -75,7 +75,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("resume")
     generator = learning.counting()
     moody = FlakyServer(generator.app)
-    with learning.around(learning.make_index(folder), moody) as services:
+    with learning.running_services(learning.make_index(folder), moody) as services:
         told = learning.config_of(folder, services)
         learning.write_questions(folder / "train.jsonl", range(9), GROUPS)
         config = learning.write_config(folder / "config.yaml", told)
@@ -322,10 +322,10 @@ def test_a_signal_while_rewards_are_waited_for_leaves_the_update_to_the_next_sta
         hangs = count(tmp_path / "log.jsonl") >= 1 and hash(body) % 2
         return "hang" if path.endswith("completions") and hangs else None
 
-    stack.moody.asked.clear()
+    stack.moody.request_counts.clear()
     stack.moody.mood = mood
     process = start(stack.config, tmp_path)
-    wait_for(process, lambda: stack.moody.asked["hang"] > 0)
+    wait_for(process, lambda: stack.moody.request_counts["hang"] > 0)
     process.send_signal(signal.SIGTERM)
     stopped = finish(process)
     assert stopped.returncode == 128 + signal.SIGTERM, stopped.stderr
@@ -334,7 +334,7 @@ def test_a_signal_while_rewards_are_waited_for_leaves_the_update_to_the_next_sta
     assert f"stopped: SIGTERM after update {done}: resume with --resume" in stopped.stderr
     saved = sorted((tmp_path / "checkpoints").iterdir())
     assert saved[-1].name == f"step-{done:06d}" and done < UPDATES
-    lost = stack.moody.asked["hang"]
+    lost = stack.moody.request_counts["hang"]
     wait_until(lambda: len(stack.generator.requests) == kept(tmp_path) + lost)
     stack.moody.recover()
     check_finished(stack, tmp_path, lost)
