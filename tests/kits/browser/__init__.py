@@ -30,7 +30,7 @@ def browse(folder: Path, page: Path, *flags: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
 
 
-def picture(folder: Path, page: Path, width: int, height: int = 900) -> np.ndarray:
+def screenshot(folder: Path, page: Path, width: int, height: int = 900) -> np.ndarray:
     """Return what a window of this size shows: [height, width, 3]."""
     target = folder / "page.png"
     browse(folder, page, f"--window-size={width},{height}", f"--screenshot={target}")

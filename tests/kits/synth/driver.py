@@ -119,7 +119,7 @@ def most_in_flight(cfg: SynthConfig, n: int) -> int:
     return min(teacher.max_concurrency * min(n, PART, sequences), sequences)
 
 
-def asked_again(requests: Sequence[Any]) -> int:
+def count_repeated_requests(requests: Sequence[Any]) -> int:
     """The sequences that a teacher was asked for once more, by what it recorded, whether or not it
     answered; not the question whether it is there."""
     count_by_sequence: Counter[tuple[str, int]] = Counter()

@@ -70,7 +70,7 @@ class Picture:
         return time, height, width
 
 
-def picture(height: int, width: int, seed: int) -> Picture:
+def noise_image(height: int, width: int, seed: int) -> Picture:
     """Return an image of noise; sides in pixels."""
     numbers = torch.Generator().manual_seed(seed)
     pixels = torch.randint(256, (height, width, 3), generator=numbers, dtype=torch.uint8)
@@ -79,7 +79,7 @@ def picture(height: int, width: int, seed: int) -> Picture:
     return Picture(written.getvalue())
 
 
-def image(height: int, width: int, seed: int) -> Patches:
+def noise_patches(height: int, width: int, seed: int) -> Patches:
     """Return patches of noise; sides in patches."""
     numbers = torch.Generator().manual_seed(seed)
     patches = torch.randn(height * width, 3 * 2 * PATCH**2, generator=numbers)
@@ -156,7 +156,7 @@ def rollouts() -> list[Rollout]:
 
     sampled = []
     for sizes in ([], [(2, 4)], [(4, 4), (2, 2), (4, 2)], [(2, 2), (2, 6)]):
-        images = [image(h, w, seed=h * w + i) for i, (h, w) in enumerate(sizes)]
+        images = [noise_patches(h, w, seed=h * w + i) for i, (h, w) in enumerate(sizes)]
         prompt = [*words(3), *(images[0].ids if images else []), *words(2)]
         completion, mask = words(4), [True] * 4
         for shown_image in images[1:]:

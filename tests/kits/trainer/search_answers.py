@@ -16,7 +16,7 @@ from trainer.search.records import ImageView, Question, Trajectory, Turn
 PICTURES: dict[str, bytes] = {}
 
 
-def picture(name: str) -> str:
+def image_hash(name: str) -> str:
     """Return the SHA-256 of the image with that name; `PICTURES` has its bytes."""
     data = f"\x89PNG {name}".encode("latin-1")
     key = hashlib.sha256(data).hexdigest()
@@ -31,7 +31,7 @@ def view(name: str) -> ImageView:
     kind = "crop" if detail and not detail.startswith("/") else "page"
     size = {"width": 100, "height": 50, "page_width": 200, "page_height": 100}
     region = (0.0, 0.0, 200.0, 100.0)
-    return ImageView(kind=kind, page_id=page, region=region, image=picture(name), **size)
+    return ImageView(kind=kind, page_id=page, region=region, image=image_hash(name), **size)
 
 
 def episode(

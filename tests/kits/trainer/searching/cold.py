@@ -38,7 +38,7 @@ def save_model(folder: Path, episode: dict[str, Any], **changes: Any) -> Path:
     return folder
 
 
-def wrote(question: Question, *texts: str, sample: int = 0, **more: Any) -> Trajectory:
+def text_episode(question: Question, *texts: str, sample: int = 0, **more: Any) -> Trajectory:
     """An episode of these turns, each with a text for an observation; judged right unless `more`
     (see `curated.searched`) says otherwise."""
     turns = [_turn(number, text) for number, text in enumerate(texts, 1)]

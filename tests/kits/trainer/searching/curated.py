@@ -24,7 +24,7 @@ from trainer.search.records import (
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore
 
 
-def asked(id: str, *pages: int, deck: str = "deck", **more: Any) -> Question:
+def make_question(id: str, *pages: int, deck: str = "deck", **more: Any) -> Question:
     """Return a question whose gold pages are these of a deck, as `load_questions` would read
     it.
     """
@@ -71,7 +71,7 @@ def searched(
 
 def prompt_of(**scores: Sequence[float]) -> CuratedPrompt:
     """Return a prompt with episodes that have these `judge`, `ndcg`, `reward`; in memory only."""
-    question, spool = asked("q", 1), DiskSpool(EpisodeSummary)
+    question, spool = make_question("q", 1), DiskSpool(EpisodeSummary)
     for n, values in enumerate(zip(*scores.values(), strict=True)):
         played_episode = searched(question, n, **dict(zip(scores, values, strict=True)))
         spool.append(sample_of(played_episode, 0, "run"), question.id)
@@ -128,7 +128,7 @@ def decided(folder: Path) -> dict[str, dict[str, Any]]:
     return {row["id"]: row for row in map(json.loads, lines)}
 
 
-def kept(folder: Path) -> list[dict[str, Any]]:
+def kept_rows(folder: Path) -> list[dict[str, Any]]:
     """Return the rows that a command has kept."""
     lines = (folder / "rows.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines]

@@ -37,7 +37,7 @@ PRICED = (
 
 
 @dataclass
-class Town:
+class SearchStack:
     """Holds three services that can be made to fail, and a run without failures."""
 
     config: Path
@@ -61,7 +61,7 @@ class Town:
 
 
 @contextmanager
-def running_town(folder: Path) -> Iterator[Town]:
+def running_search_stack(folder: Path) -> Iterator[SearchStack]:
     """Start the services, and play a run without failures."""
     stand_in, fake = learning.standing_in(), learning.counting()
     retriever, generator, judge = (
@@ -81,16 +81,16 @@ def running_town(folder: Path) -> Iterator[Town]:
         config_values["answering"]["judge"] |= {"deadline_s": 2.0}
         config_values["retriever"] |= {"deadline_s": 1.0}
         config = learning.write_config(folder / "config.yaml", config_values)
-        town = Town(config, stand_in, fake, retriever, generator, judge, folder / "whole")
-        assert train(town, town.undisturbed, "misc.save_every_n_updates=1").exit_code == 0
-        yield town
-        town.recover()
+        stack = SearchStack(config, stand_in, fake, retriever, generator, judge, folder / "whole")
+        assert train(stack, stack.undisturbed, "misc.save_every_n_updates=1").exit_code == 0
+        yield stack
+        stack.recover()
 
 
-def train(town: Town, out: Path, *overrides: str, resume: bool = False) -> Artifacts:
+def train(stack: SearchStack, out: Path, *overrides: str, resume: bool = False) -> Artifacts:
     """Run the command in this process, without evaluations, which other tests cover."""
     settings = [f"misc.run_dir={out}", *overrides]
-    cfg = load_config(SearchConfig, town.config, settings)
+    cfg = load_config(SearchConfig, stack.config, settings)
     sets = load_held_out(cfg) if "data.eval" in " ".join(overrides) else {}
     return run_search(load_train(cfg), sets, cfg, resume=resume)
 

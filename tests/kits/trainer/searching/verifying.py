@@ -19,7 +19,7 @@ from bench.kit.judge import running_judge
 from bench.kit.openai_server import FakeOpenAI
 from bench.kit.servers import running_app
 from tests.kits.retrieval.stand_in import StandInRetriever
-from tests.kits.trainer.searching.curated import asked
+from tests.kits.trainer.searching.curated import make_question
 from trainer.search.records import Question
 
 SAID: dict[str, tuple[str | Sequence[str], str | Sequence[str]]] = {
@@ -53,7 +53,9 @@ CLASSES = {
 def questions() -> list[Question]:
     """One of each, on three pages."""
     return [
-        asked(name, number % 3 + 1, question=f"What is {name}, exactly?", reference_answer=euros)
+        make_question(
+            name, number % 3 + 1, question=f"What is {name}, exactly?", reference_answer=euros
+        )
         for number, (name, euros) in enumerate((quote, "12 euros") for quote in SAID)
     ]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from rich.console import Console
 
 from demo.search.compare import Stage, show_stats, show_types, verdict
-from tests.kits.trainer.searching.curated import asked, searched
+from tests.kits.trainer.searching.curated import make_question, searched
 
 
 def stage(title, scores, ndcg=0.5, **figures):
     """scores: by type of question; None: not judged."""
     episodes = [
-        searched(asked(f"{type}{n}", 1, question_type=type), judge=score, ndcg=ndcg)
+        searched(make_question(f"{type}{n}", 1, question_type=type), judge=score, ndcg=ndcg)
         for type, of in scores.items()
         for n, score in enumerate(of)
     ]

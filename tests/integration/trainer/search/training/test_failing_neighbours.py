@@ -24,23 +24,23 @@ from tests.kits.trainer.searching.search_stack import (
     PATIENT,
     ROUTES,
     UPDATES,
-    Town,
+    SearchStack,
     assert_same_learning,
     lines_of,
-    running_town,
+    running_search_stack,
     stored,
     train,
 )
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
-    with running_town(tmp_path_factory.mktemp("town")) as town:
-        yield town
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SearchStack]:
+    with running_search_stack(tmp_path_factory.mktemp("town")) as stack:
+        yield stack
 
 
 @pytest.fixture
-def town(running: Town) -> Iterator[Town]:
+def stack(running: SearchStack) -> Iterator[SearchStack]:
     running.recover()
     yield running
     running.recover()
@@ -87,7 +87,7 @@ def assert_covered(out: Path, update: int) -> None:
         assert row["learned"] and row["advantage"] == pytest.approx(expected, abs=1e-5)
 
 
-def test_what_a_generator_fails_to_give_is_left_out(town: Town, tmp_path: Path) -> None:
+def test_what_a_generator_fails_to_give_is_left_out(stack: SearchStack, tmp_path: Path) -> None:
     """Another fault in each update, for half of what is asked."""
     faults = [fault for fault in FAULTS if fault != "hang"]
 
@@ -95,28 +95,28 @@ def test_what_a_generator_fails_to_give_is_left_out(town: Town, tmp_path: Path) 
         sick = path.endswith("completions") and half(path, body)
         return faults[len(lines_of(tmp_path)) % len(faults)] if sick else None
 
-    town.generator.mood = mood
-    done = train(town, tmp_path, f"rl.num_updates={len(faults)}")
+    stack.generator.mood = mood
+    done = train(stack, tmp_path, f"rl.num_updates={len(faults)}")
     assert done.exit_code == 0 and len(done.updates) == len(faults)
     for update, fault in enumerate(faults, 1):
         assert_covered(tmp_path, update)
         failed = [t for t in stored(tmp_path, update).values() if t.answer.status == "failed"]  # type: ignore[union-attr]
         assert len(failed) == done.updates[update - 1]["answers_failed"], fault
     assert sum(line["answers_failed"] for line in done.updates) >= len(faults)
-    assert all(town.generator.request_counts[fault] for fault in faults)
+    assert all(stack.generator.request_counts[fault] for fault in faults)
 
 
-def test_what_a_judge_fails_to_give_is_left_out(town: Town, tmp_path: Path) -> None:
+def test_what_a_judge_fails_to_give_is_left_out(stack: SearchStack, tmp_path: Path) -> None:
     faults: list[Fault] = ["500", "garbage", "other"]
 
     def mood(path: str, body: str) -> Fault | None:
         sick = path.endswith("score") and half(path, body)
         return faults[len(lines_of(tmp_path)) % len(faults)] if sick else None
 
-    town.judge.mood = mood
+    stack.judge.mood = mood
     # Words of its own: verdicts on the other tests' answers are remembered.
-    town.fake.respond = lambda body, seed: f"{learning.answer(body, seed)} {half('', str(body))}"
-    done = train(town, tmp_path)
+    stack.fake.respond = lambda body, seed: f"{learning.answer(body, seed)} {half('', str(body))}"
+    done = train(stack, tmp_path)
     assert done.exit_code == 0 and len(done.updates) == UPDATES
     for update in range(1, UPDATES + 1):
         assert_covered(tmp_path, update)
@@ -125,15 +125,15 @@ def test_what_a_judge_fails_to_give_is_left_out(town: Town, tmp_path: Path) -> N
 
 
 def test_what_comes_too_late_is_left_out_and_reaches_no_other_update(
-    town: Town, tmp_path: Path
+    stack: SearchStack, tmp_path: Path
 ) -> None:
     def mood(path: str, body: str) -> Fault | None:
         """What hangs in the second update is answered in the third."""
         hangs = path.endswith("completions") and half(path, body)
         return "hang" if hangs and len(lines_of(tmp_path)) == 1 else None
 
-    town.generator.mood = mood
-    done = train(town, tmp_path, PATIENT, "rollout.deadline_s=1")
+    stack.generator.mood = mood
+    done = train(stack, tmp_path, PATIENT, "rollout.deadline_s=1")
     assert done.exit_code == 0
     for update in range(1, UPDATES + 1):
         assert_covered(tmp_path, update)
@@ -145,7 +145,7 @@ def test_what_comes_too_late_is_left_out_and_reaches_no_other_update(
     [("answering.generator.deadline_s", "answers_failed"), ("rollout.deadline_s", "reward_late")],
 )
 def test_a_generator_that_never_answers_costs_its_deadline(
-    town: Town, tmp_path: Path, deadline: str, figure: str
+    stack: SearchStack, tmp_path: Path, deadline: str, figure: str
 ) -> None:
     """Half of the questions of an update hang for good; then all, until the run ends by a rule."""
     hung: list[str] = []
@@ -157,36 +157,38 @@ def test_a_generator_that_never_answers_costs_its_deadline(
         hung.append(body)
         return "hang"
 
-    town.generator.mood = mood
+    stack.generator.mood = mood
     told = [PATIENT, f"{deadline}=1", "stop.skipped_updates=1"]
-    ended = train(town, tmp_path, *told)
+    ended = train(stack, tmp_path, *told)
     assert ended.exit_code == 3 and ended.stopped
     for word in ("update 3", "stop.skipped_updates", "no answer", "--resume"):
         assert word in ended.stopped, ended.stopped
     assert_covered(tmp_path, 2)
     assert ended.updates[0][figure] == 0 and ended.updates[1][figure] > 0
-    town.generator.recover()
-    assert train(town, tmp_path, *told, resume=True).exit_code == 0
+    stack.generator.recover()
+    assert train(stack, tmp_path, *told, resume=True).exit_code == 0
     assert lines_of(tmp_path)[2]["reward_coverage"] == 1
 
 
-def test_answers_in_any_order_give_the_same_update(town: Town, tmp_path: Path) -> None:
+def test_answers_in_any_order_give_the_same_update(stack: SearchStack, tmp_path: Path) -> None:
     """Rewards are joined by id: those of the first come last, and so on."""
-    town.generator.latency_s = lambda path: next(delays)
+    stack.generator.latency_s = lambda path: next(delays)
     delays = iter(0.3 - n % 12 * 0.025 for n in range(10_000))
-    assert train(town, tmp_path).exit_code == 0
-    assert_same_learning(town.undisturbed, tmp_path)
+    assert train(stack, tmp_path).exit_code == 0
+    assert_same_learning(stack.undisturbed, tmp_path)
     rewards = [
         {id: one.reward for id, one in stored(out, 1).items()}
-        for out in (town.undisturbed, tmp_path)
+        for out in (stack.undisturbed, tmp_path)
     ]
     assert rewards[0] == rewards[1]
 
 
 @pytest.mark.parametrize("who", ["generator", "judge", "retriever"])
-def test_one_that_is_away_for_all_is_waited_for(town: Town, tmp_path: Path, who: str) -> None:
+def test_one_that_is_away_for_all_is_waited_for(
+    stack: SearchStack, tmp_path: Path, who: str
+) -> None:
     """The update has not begun: it is done with the same episodes when the neighbour is back."""
-    neighbour: FlakyServer = getattr(town, who)
+    neighbour: FlakyServer = getattr(stack, who)
     since: list[int] = []
 
     def mood(path: str, body: str) -> Fault | None:
@@ -200,26 +202,26 @@ def test_one_that_is_away_for_all_is_waited_for(town: Town, tmp_path: Path, who:
 
     neighbour.mood = mood
     if who == "judge":  # which remembers its verdicts on others
-        town.fake.respond = lambda body, seed: f"{learning.answer(body, seed)} "
-    done = train(town, tmp_path, "answering.judge.deadline_s=0.5")
+        stack.fake.respond = lambda body, seed: f"{learning.answer(body, seed)} "
+    done = train(stack, tmp_path, "answering.judge.deadline_s=0.5")
     assert done.exit_code == 0 and since
     assert [line["attempts"] for line in done.updates] == [1, 2, 1]
     assert {one.attempt for one in stored(tmp_path, 2).values()} == {1}
-    assert_same_learning(town.undisturbed, tmp_path)
-    asked = [json.dumps(one.body, sort_keys=True) for one in town.fake.requests]
+    assert_same_learning(stack.undisturbed, tmp_path)
+    asked = [json.dumps(one.body, sort_keys=True) for one in stack.fake.requests]
     assert len(set(asked)) == len(asked)
 
 
-def test_answers_that_were_damaged_are_asked_for_again(town: Town, tmp_path: Path) -> None:
+def test_answers_that_were_damaged_are_asked_for_again(stack: SearchStack, tmp_path: Path) -> None:
     stop = "rl.num_updates=2"
-    assert train(town, tmp_path, "misc.save_every_n_updates=1", stop).exit_code == 0
+    assert train(stack, tmp_path, "misc.save_every_n_updates=1", stop).exit_code == 0
     (checkpoint,) = (tmp_path / "checkpoints").glob("step-000002")
     for path in checkpoint.iterdir():
         path.write_bytes(b"")
     with closing(sqlite3.connect(tmp_path / "answers.sqlite", isolation_level=None)) as db:
         db.execute("UPDATE answers SET value = x'00'")
-    town.fake.forget()
-    done = train(town, tmp_path, resume=True)
-    assert done.exit_code == 0 and town.fake.requests
+    stack.fake.forget()
+    done = train(stack, tmp_path, resume=True)
+    assert done.exit_code == 0 and stack.fake.requests
     assert done.updates[1]["answers/damaged"] > 0
-    assert_same_learning(town.undisturbed, tmp_path)
+    assert_same_learning(stack.undisturbed, tmp_path)
