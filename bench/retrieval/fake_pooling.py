@@ -39,7 +39,7 @@ def picture_vectors(png: bytes) -> np.ndarray:
 
 
 class FakePooling:
-    """The application. asked: texts and pictures so far. fault: answers instead, while it is set.
+    """The application. texts, num_images: how many so far. error_response: sent while it is set.
     salt: another one makes another model."""
 
     def __init__(self, salt: float = 0.0) -> None:

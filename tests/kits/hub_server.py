@@ -37,7 +37,7 @@ class Repo:
 
 
 class Hub:
-    """repos: by id. puts: how often the content of each digest was sent. held: digests whose upload
+    """repos: by id. puts: how often the content of each digest was sent. blocked_uploads: digests whose upload
     hangs until `go`. sick: a status with which uploads are refused."""
 
     def __init__(self) -> None:

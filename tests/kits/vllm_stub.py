@@ -29,7 +29,7 @@ class VLLMStub:
     """policy: the folder it serves. mode: of its log-probabilities. routes: those that take weights
     ("lora", "dev") or images ("images"). processor: what makes patches of images.
 
-    failures: statuses of the next completions in turn; 0 cuts the answer. held: first ids of
+    failures: statuses of the next completions in turn; 0 cuts the answer. blocked_prompts: first ids of
     prompts that wait for `release`. bodies: the requests for completions.
     """
 

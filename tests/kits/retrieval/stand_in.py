@@ -29,7 +29,7 @@ def refusal(status: int, type: str, message: str) -> JSONResponse:
 
 class StandInRetriever:
     """pages: text by page id. script: answers that go out before any good one; None lets one pass.
-    failing: query -> (error type, how often it still fails). asked: bodies of searches; fetched:
+    failing: query -> (error type, how often it still fails). requests: bodies of searches; fetched:
     ids of pictures."""
 
     def __init__(self, pages: dict[str, str], *, max_samples: int = 16, bytes: int = 2**16) -> None:

@@ -34,7 +34,7 @@ SICK = "sick"
 
 
 class Neighbours:
-    """A generator and a judge, each behind a `Moody`."""
+    """A generator and a judge, each behind a `FlakyServer`."""
 
     def __init__(self) -> None:
         fake = FakeOpenAI("generator", respond=_answer)
