@@ -79,7 +79,7 @@ def _make_metricx(folder: Path) -> None:
 
 
 def _calibrate(model: Any, tokenizer: Any) -> None:
-    """Scores around 12 with a spread of 4: inside the range, not clamped to its ends."""
+    """Move scores to around 12 with a spread of 4: inside the range, not clamped to its ends."""
     import torch
 
     pairs = read_pairs(64)

@@ -87,7 +87,7 @@ MOST_OF_A_SET = 2_000
 
 
 def questions(quick: bool) -> Iterator[Measurement]:
-    """Shares in per cent."""
+    """Yield shares in percent."""
     yield from _rejected(quick)
     for source, target in DIRECTIONS:
         yield from _untranslated(source, target, 100 if quick else MOST_OF_A_SET)
@@ -109,7 +109,7 @@ def _rejected(quick: bool) -> Iterator[Measurement]:
 
 
 def _chatter(half: str) -> Iterator[Measurement]:
-    """The share caught by any rule of synthesis, by kind; the judge's rules whole."""
+    """Yield the share caught by any rule of synthesis, by kind, and by the judge's rules."""
     total_by_kind, caught, judged = Counter[str](), Counter[str](), 0
     for kind, pair in chatter(half, prose()):
         total_by_kind[kind] += 1
@@ -206,7 +206,7 @@ def third_languages(source: str, target: str, max_pairs: int) -> list[Pair]:
 
 
 def seven() -> list[dict[str, str]]:
-    """The rows of `SEVEN`: language -> text."""
+    """Return the rows of `SEVEN`: language -> text."""
     return [json.loads(line) for line in SEVEN.read_text(encoding="utf-8").splitlines()]
 
 
@@ -257,8 +257,10 @@ def _judge_code(src: str, mt: str, source: str, target: str) -> str:
 
 
 def caught_numbers(pairs: list[Pair], alteration: str) -> tuple[int, int]:
-    """(caught, of how many): of pairs that pass and have numbers, one of the translation's in
-    digits, drawn by chance, is "altered" or "left out"."""
+    """Return (caught, total) over pairs that pass and have numbers.
+
+    In each pair a random number of the translation, in digits, is "altered" or "left out".
+    """
     rng = random.Random(0)
     spoilt = caught = 0
     for pair in pairs:
@@ -318,7 +320,7 @@ def _share(
 
 
 def wilson(count: int, total: int, z: float = 1.96) -> tuple[float, float]:
-    """The interval of a share that holds it 95 times in 100 (Wilson 1927)."""
+    """Return the 95 % interval of a share (Wilson 1927)."""
     share, spread = count / total, z * z / total
     middle = (share + spread / 2) / (1 + spread)
     half = z * math.sqrt(share * (1 - share) / total + spread / (4 * total)) / (1 + spread)

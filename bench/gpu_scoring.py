@@ -40,7 +40,7 @@ Predict = Callable[[Sequence[SampleForScoring]], list[float]]
 
 
 def questions(sizes: Sequence[Size], device: str, quick: bool) -> Iterator[Measurement]:
-    """All figures of this script; the last size is xCOMET's as well."""
+    """Yield all measurements of this script; the last size is xCOMET's as well."""
     logging.disable(logging.INFO)
     warnings.filterwarnings("ignore")
     pairs = read_pairs(64 if quick else 1000)
@@ -58,7 +58,7 @@ def questions(sizes: Sequence[Size], device: str, quick: bool) -> Iterator[Measu
 def in_one_call(
     kind: Any, size: Size, device: str, title: str, aim: float, pairs: Pairs, repeats: int
 ) -> Iterator[Measurement]:
-    """All pairs in one call of ours against upstream's way of calling."""
+    """Compare all pairs in one call of ours with upstream's way of calling."""
     scorer = LocalScorer(backend(kind, size, device, DTYPE, None))
     predict = (one_at_a_time if kind == "metricx" else upstream_predict)(size, device)
     cfg = ScoringConfig(batch_size=len(pairs))

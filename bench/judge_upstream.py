@@ -30,7 +30,7 @@ VERDICT = json.dumps({"pass": True, "reason_code": "ok", "notes": ""})
 
 
 def questions(quick: bool) -> Iterator[Measurement]:
-    """All figures of this script."""
+    """Yield all measurements of this script."""
     count = 64 if quick else 320
     with (
         running_app(_upstream()) as base,

@@ -33,7 +33,7 @@ AIM = 1000
 
 
 def questions(quick: bool) -> Iterator[Measurement]:
-    """All figures of this script."""
+    """Yield all measurements of this script."""
     count, repeats = (300, 2) if quick else (2000, 5)
     with instant_server() as url:
         for at_once in (32, 256):
@@ -89,7 +89,7 @@ async def _per_cpu_second(at_once: int, count: int, ask: Callable[[], Awaitable[
 
 @contextmanager
 def instant_server() -> Iterator[str]:
-    """The URL of a chat server that answers everything at once, in a process of its own."""
+    """Start a chat server in a separate process that answers at once; yield its URL."""
     port = free_port()
     process = multiprocessing.get_context("spawn").Process(target=_serve, args=(port,), daemon=True)
     process.start()

@@ -31,7 +31,7 @@ RARE = "龘𠮷ꙮ🦜쀍"  # in no vocabulary of the two
 
 
 def questions(quick: bool) -> Iterator[Measurement]:
-    """All figures of this script."""
+    """Yield all measurements of this script."""
     count = 16 if quick else 512
     text = "\n".join(documents("ko"))
     for name, tokenizer in (
@@ -61,7 +61,7 @@ def questions(quick: bool) -> Iterator[Measurement]:
 def credit(
     tokenizer: Any, completions: list[list[int]], spans: list[tuple[str, list[ErrorSpan]]]
 ) -> tuple[float, float]:
-    """Seconds of processor time of the offsets, and of the token rewards."""
+    """Return the processor seconds of the offsets, and of the token rewards."""
     offsets: list[list[tuple[int, int]]] = []
     weights = RewardConfig().severity_weights.model_dump()
 

@@ -25,7 +25,7 @@ SECONDS_PER_PAIR = 0.01
 
 
 def questions(quick: bool) -> Iterator[Measurement]:
-    """All figures of this script."""
+    """Yield all measurements of this script."""
     repeats, requests = (2, 32) if quick else (5, 64)
     with cluster() as url:
         yield two_against_one(url, repeats, requests)
@@ -33,7 +33,7 @@ def questions(quick: bool) -> Iterator[Measurement]:
 
 
 def two_against_one(url: str, repeats: int, requests: int) -> Measurement:
-    """The same requests to an application of two replicas and to one of one, in turn."""
+    """Send the same requests to applications of two replicas and of one, in turn."""
     for name, replicas in (("one", 1), ("two", 2)):
         deploy(name, replicas, seconds_per_pair=SECONDS_PER_PAIR)
         ask(f"{url}/{name}", 4 * CONNECTIONS, 1)  # so that the proxy knows the replicas
@@ -55,7 +55,7 @@ def two_against_one(url: str, repeats: int, requests: int) -> Measurement:
 
 
 def ceiling(url: str, repeats: int, singles: int) -> Iterator[Measurement]:
-    """A model that takes no time behind the one proxy; beside it the service without Ray."""
+    """Measure a model that takes no time behind the proxy, and the same service without Ray."""
     deploy("free", 2)
     with service(FAKE, "--cache", "memory") as (_, plain):
         for pairs, requests in ((1, singles), (64, singles // 5)):
@@ -84,7 +84,7 @@ def ceiling(url: str, repeats: int, singles: int) -> Iterator[Measurement]:
 
 
 def ask(url: str, requests: int, pairs: int) -> float:
-    """Seconds for that many requests; every answer is right."""
+    """Return the seconds of that many requests; every answer is checked."""
     root, _, prefix = url.removeprefix("http://").partition("/")
     path = f"POST /{prefix}/v1/score" if prefix else "POST /v1/score"
     parts = batches(distinct_samples(requests * pairs), pairs)
@@ -104,7 +104,7 @@ def ask(url: str, requests: int, pairs: int) -> float:
 
 @contextmanager
 def cluster() -> Iterator[str]:
-    """A local Ray with Serve, of our own; gives the proxy's URL."""
+    """Start a separate local Ray with Serve; yield the proxy's URL."""
     import ray
     from ray import serve
 
@@ -122,7 +122,7 @@ def cluster() -> Iterator[str]:
 
 
 def deploy(name: str, replicas: int, **args: Any) -> None:
-    """The fake under `/name`, ready."""
+    """Deploy the fake under `/name`, and wait until it is ready."""
     from ray import serve
 
     from deploy.ray.apps import Scorer

@@ -34,7 +34,7 @@ PARTS = ("rollout_s", "logprob_s", "reward_s", "update_s")
 
 
 def questions(quick: bool) -> Iterator[Measurement]:
-    """All figures of this script."""
+    """Yield all measurements of this script."""
     quiet_logs()
     prompts, samples, tokens, repeats = (4, 2, 16, 1) if quick else (32, 8, 48, 3)
     with _service("metricx") as metricx, _service("xcomet") as xcomet:
@@ -87,7 +87,7 @@ def questions(quick: bool) -> Iterator[Measurement]:
 
 
 def _measure(cfg: TrainerConfig, repeats: int) -> dict[str, list[dict[str, float]]]:
-    """Seconds of the parts of each step, the ways in turn; a first step each is not counted."""
+    """Return the seconds of each step's parts, the ways in turn; each first step is left out."""
     from trainer.rl.distributed import DistributedContext
     from trainer.rl.policy import prepare_torch
     from trainer.translation.train import open_trainer
@@ -131,7 +131,7 @@ class Afterwards:
         self.rewarder, self.way = rewarder, way
 
     def batch(self, should_stop: Callable[[], bool]) -> Any:
-        """A batch that only collects. should_stop: never, in a measurement."""
+        """Return a batch that only collects. should_stop: not used in a measurement."""
         return Collected(self)
 
 
@@ -158,7 +158,7 @@ class Part:
         self.batch, self.index_range = batch, slice(start, end)
 
     def result(self) -> Scores:
-        """The group's scores; the first one asks for all."""
+        """Return the group's scores; the first call requests all of them."""
         batch = self.batch
         if batch.scores is None:
             batch.scores = batch.after.way(batch.after.rewarder, batch.texts)
@@ -187,7 +187,7 @@ WAYS: dict[str, Callable[[RewardClient, Texts], Scores] | None] = {
 
 @contextmanager
 def _service(name: Any) -> Iterator[str]:
-    """A fake service that answers each request for scores ANSWER_S later."""
+    """Serve a fake service that answers each scoring request ANSWER_S later."""
     app = create_app(FakeBackend(name), ServiceSettings(cache="memory"))
 
     async def late(scope: Any, receive: Any, send: Any) -> None:

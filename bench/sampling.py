@@ -38,7 +38,7 @@ class Sizes:
 
 
 def questions(quick: bool) -> Iterator[Measurement]:
-    """All figures of this script."""
+    """Yield all measurements of this script."""
     sizes = Sizes(2, 4, 500) if quick else Sizes()
     shutil.rmtree(FOLDER, ignore_errors=True)
     yield from sampling_step(sizes)
@@ -63,7 +63,7 @@ def questions(quick: bool) -> Iterator[Measurement]:
 
 
 def sampling_step(sizes: Sizes) -> Iterator[Measurement]:
-    """Name, hash and offer segments that are cut and measured."""
+    """Measure naming, hashing and offering segments that are cut and measured already."""
     lines = [line for text in documents("ko") for line in text.split("\n") if line]
     edges = BucketingConfig().boundaries
     lengths = make_measure(BucketingConfig(), "ko")(lines)
@@ -88,7 +88,7 @@ def sampling_step(sizes: Sizes) -> Iterator[Measurement]:
 
 
 def whole_stage(copies: int, pool: int) -> dict[str, Any]:
-    """The stage from files to shards and Parquet, in a process of its own."""
+    """Run the stage from files to shards and Parquet, in a separate process."""
     corpus = FOLDER / f"corpus-{copies}"
     texts = documents("ko")
     for start in range(0, copies, 10):

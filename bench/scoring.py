@@ -57,7 +57,7 @@ class Sizes:
 
 
 def questions(quick: bool) -> Iterator[Measurement]:
-    """All figures of this script."""
+    """Yield all measurements of this script."""
     torch.set_num_threads(1)
     logging.disable(logging.INFO)  # Lightning's notes, once a call
     warnings.filterwarnings("ignore")
@@ -86,7 +86,7 @@ def _local_xcomet(folder: Path, dtype: str = "float32") -> Any:
 
 
 def xcomet_in_one_call(folder: Path, pairs: Pairs, repeats: int) -> Iterator[Measurement]:
-    """All pairs in one call; the waste and the arithmetic are counted in the same runs."""
+    """Measure all pairs in one call; waste and arithmetic are counted in the same runs."""
     scorer, predict = _local_xcomet(folder), _upstream(folder)
     cfg = ScoringConfig(batch_size=len(pairs))
     scorer.score_batch(pairs[:CALL], cfg)
@@ -208,7 +208,7 @@ class UpstreamMetricX:
         self.plain.model.to(dtype)
 
     def __call__(self, pairs: Sequence[SampleForScoring]) -> list[float]:
-        """Scores in order."""
+        """Return the scores in order."""
         return [self.plain([pair.src], [pair.mt])[0] for pair in pairs]
 
 
@@ -221,7 +221,7 @@ def _local_metricx(folder: Path, dtype: str = "float32") -> Any:
 def metricx_against_one_at_a_time(
     name: str, folder: Path, pairs: Pairs, repeats: int
 ) -> Iterator[Measurement]:
-    """All pairs in one call against one by one."""
+    """Compare all pairs in one call with one at a time."""
     scorer, predict = _local_metricx(folder), UpstreamMetricX(folder)
     cfg = ScoringConfig(batch_size=len(pairs))
     scorer.score_batch(pairs[:CALL], cfg)
@@ -248,7 +248,9 @@ def metricx_against_one_at_a_time(
 
 
 def in_bfloat16(xcomet: Path, metricx: Path, pairs: Pairs, repeats: int) -> Iterator[Measurement]:
-    """Both comparisons with both sides in bfloat16, and how far scores move from float32."""
+    """Run both comparisons with both sides in bfloat16, and measure how far scores move from
+    float32.
+    """
     cpu = Path("/proc/cpuinfo").read_text()
     native = "avx512_bf16" in cpu or "amx_bf16" in cpu
     if not native:
@@ -286,7 +288,9 @@ def in_bfloat16(xcomet: Path, metricx: Path, pairs: Pairs, repeats: int) -> Iter
 
 
 def second_run_with_redis(folder: Path, pairs: Pairs, repeats: int) -> Iterator[Measurement]:
-    """The same job twice, each time on a fresh service, so that only Redis knows the scores."""
+    """Run the same job twice, each time on a fresh service, so that only Redis knows the
+    scores.
+    """
     import redis
 
     cold: list[float] = []

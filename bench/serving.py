@@ -52,7 +52,7 @@ class Sizes:
 
 
 def questions(quick: bool) -> Iterator[Measurement]:
-    """All figures of this script."""
+    """Yield all measurements of this script."""
     sizes = Sizes(2, 1920, 40, 100, 2) if quick else Sizes()
     yield http_against_in_process(sizes)
     yield from throughput(sizes)
@@ -90,8 +90,11 @@ def http_against_in_process(sizes: Sizes) -> Measurement:
 
 
 def throughput(sizes: Sizes) -> Iterator[Measurement]:
-    """Distinct pairs of 250 bytes in requests of 64, everything on, in turn with a bare FastAPI
-    route that makes the same answers on the spot; every answer is checked."""
+    """Measure requests of 64 distinct pairs with all features on, in turn with a bare FastAPI
+    route.
+
+    Pairs have 250 bytes. The route makes the same answers at once. Every answer is checked.
+    """
     rates: tuple[list[float], list[float]] = ([], [])
     costs: tuple[list[float], list[float]] = ([], [])
     with ExitStack() as stack:
@@ -136,7 +139,7 @@ def throughput(sizes: Sizes) -> Iterator[Measurement]:
 
 
 def cpu_seconds(process: int) -> float:
-    """Seconds that a process has had a processor, which other work on the machine hardly moves."""
+    """Return the CPU seconds of a process, which other work on the machine hardly changes."""
     with open(f"/proc/{process}/stat", encoding="ascii") as stat:
         fields = stat.read().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -51,7 +51,7 @@ class Sizes:
 
 
 def questions(quick: bool) -> Iterator[Measurement]:
-    """All figures of this script."""
+    """Yield all measurements of this script."""
     sizes = Sizes(4, 2, 8, 1, 2, 1) if quick else Sizes()
     runs_by_side: dict[str, list[dict[str, Any]]] = {"ours": [], "trl": []}
     for _ in range(sizes.runs):
@@ -87,7 +87,7 @@ class TextScorer:
     def score_batch(
         self, samples: Sequence[SampleForScoring], cfg: ScoringConfig | None = None
     ) -> RewardOutput:
-        """Scores in the order of the samples."""
+        """Return the scores in the order of the samples."""
         return reward_output(
             [
                 Scored.model_validate(
@@ -168,7 +168,7 @@ def scorekit_side(sizes: Sizes) -> dict[str, Any]:
 
 
 def trl_side(sizes: Sizes) -> dict[str, Any]:
-    """The same with TRL."""
+    """Run the same steps with TRL."""
     import torch
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback

@@ -1,9 +1,9 @@
-"""Batched sampling of a small causal LM in which no sequence knows its neighbours.
+"""Batched sampling of a small causal LM. No sequence depends on the other sequences of its batch.
 
-What a sequence draws is a function of its prompt, its settings and its seed: each has a random
-generator of its own, and the arithmetic is float64, so that another batch size or more padding
-changes a probability by 1e-15 and not by enough to draw another token. On a model of 4 million
-parameters that is affordable; on a large one it would not be.
+A sampled sequence is a function of its prompt, its settings and its seed: each has its own random
+generator, and the arithmetic is float64, so that another batch size or more padding changes a
+probability by 1e-15, which is too little to change a token. This is affordable for a model of 4
+million parameters, not for a large one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LOOK_AHEAD = 4 * BATCH
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A sampled text. finish_reason: "stop" (end token or stop string) or "length"."""
+    """Holds a sampled text. finish_reason: "stop" (end token or stop string) or "length"."""
 
     text: str
     finish_reason: str
@@ -36,7 +36,7 @@ class Completion:
 
 @dataclass(eq=False, slots=True)
 class Wanted:
-    """One sequence that is to be sampled. temperature 0: greedy; seed None: any."""
+    """A sequence to sample. temperature 0: greedy; seed None: any."""
 
     prompt: tuple[int, ...]
     max_tokens: int
@@ -48,7 +48,7 @@ class Wanted:
 
 
 class _Row:
-    """A sequence in work: what it has drawn so far."""
+    """Holds the state of a sequence that is being sampled."""
 
     def __init__(self, request: Wanted) -> None:
         self.request = request
@@ -56,12 +56,14 @@ class _Row:
         self._random = np.random.default_rng(request.seed)
 
     def next_uniform(self) -> float:
-        """One number a token, drawn for greedy rows too: the t-th token has the t-th number."""
+        """Return one random number per token, for greedy rows too, so that the t-th token
+        always gets the t-th number.
+        """
         return float(self._random.random())
 
 
 class Sampler:
-    """Model, tokenizer, and one thread that samples whatever waits, batch by batch."""
+    """Samples waiting requests batch by batch, with a model and tokenizer in one thread."""
 
     def __init__(self, model: Any, tokenizer: Any, stop_ids: Sequence[int], pad_id: int) -> None:
         self.tokenizer = tokenizer
@@ -138,7 +140,7 @@ class Sampler:
         return logits
 
     def _padded(self, prompts: Sequence[tuple[int, ...]]) -> tuple[Tensor, Tensor]:
-        """Prompts padded on the left, and which ids are theirs: both [U, P]."""
+        """Return prompts padded on the left, and which ids are theirs: both [U, P]."""
         width = max(map(len, prompts))
         ids = torch.full((len(prompts), width), self._pad_id)
         attended = torch.zeros_like(ids)
@@ -174,7 +176,9 @@ class Sampler:
 
 
 def draw(logits: Tensor, rows: Sequence[_Row]) -> list[int]:
-    """The next token of each row, by the inverse of the cumulated probabilities. logits: [B, V]."""
+    """Return the next token of each row, by the inverse of the cumulated probabilities. logits:
+    [B, V].
+    """
     greedy = logits.argmax(-1)
     heat = torch.tensor([row.request.temperature for row in rows], dtype=logits.dtype)
     uniform = torch.tensor([[row.next_uniform()] for row in rows], dtype=logits.dtype)
@@ -196,7 +200,9 @@ def _nucleus(probs: Tensor, top_p: Tensor) -> Tensor:
 
 
 def _like_the_first(waiting: Sequence[Wanted]) -> list[Wanted]:
-    """The one that waits longest, and those near it in length: little padding, no starving."""
+    """Return the request that has waited longest, and those of similar length. This keeps
+    padding small and starves none.
+    """
     length = len(waiting[0].prompt)
     ahead = waiting[:LOOK_AHEAD]
     return sorted(ahead, key=lambda request: abs(len(request.prompt) - length))[:BATCH]

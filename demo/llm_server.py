@@ -29,15 +29,18 @@ NAME = "demo-policy"
 
 
 class Message(BaseModel):
-    """One turn."""
+    """Holds one turn."""
 
     role: Literal["system", "user", "assistant"]
     content: str
 
 
 class ChatRequest(BaseModel):
-    """A body of /v1/chat/completions. What cannot be done is refused, not left out in silence:
-    the fields below the line may only have the value that changes nothing."""
+    """Holds the body of a /v1/chat/completions request.
+
+    Unsupported options are rejected, not ignored: the fields below the line may only have the
+    value that changes nothing.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -59,7 +62,7 @@ class ChatRequest(BaseModel):
 
 
 def create_app(sampler: Sampler, *, name: str = NAME, api_key: str | None = None) -> FastAPI:
-    """The ASGI app over a sampler. api_key: None lets everyone in."""
+    """Return the ASGI app over a sampler. api_key: None allows every client."""
     app = new_app()
 
     @app.get("/v1/models")
@@ -86,7 +89,9 @@ def create_app(sampler: Sampler, *, name: str = NAME, api_key: str | None = None
 
 
 def _wanted(body: ChatRequest, sampler: Sampler) -> list[Wanted]:
-    """One sequence a choice. Raises Refused where it does not fit the model's positions."""
+    """Return one sequence per choice. Raise Refused if the prompt does not fit the model's
+    positions.
+    """
     text = sampler.tokenizer.apply_chat_template(
         [message.model_dump() for message in body.messages],
         tokenize=False,
@@ -133,7 +138,7 @@ def _answer(name: str, prompt_tokens: int, completions: list[Completion]) -> dic
 
 
 def load_sampler(folder: Path, threads: int) -> Sampler:
-    """The policy in a folder, on the CPU."""
+    """Load the policy in a folder, on the CPU."""
     import torch
 
     from trainer.rl.config import PolicyConfig

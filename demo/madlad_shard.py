@@ -21,7 +21,7 @@ _FIELDS = {"en": "src_text", "ko": "ref_text"}
 
 
 def documents(lang: Literal["en", "ko"], first: int = 0, count: int | None = None) -> list[str]:
-    """Documents `first` to `first + count` of the Python documentation."""
+    """Return documents `first` to `first + count` of the Python documentation."""
     rows = [json.loads(line) for line in DATA.read_text(encoding="utf-8").splitlines()]
     lines = [row[_FIELDS[lang]] for row in rows]
     runs = [lines[start : start + LINES] for start in range(0, len(lines), LINES)]

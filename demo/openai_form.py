@@ -26,7 +26,7 @@ class Refused(Exception):
 
 
 def new_app() -> FastAPI:
-    """An app that answers `Refused`, and a body of another shape, in OpenAI's form."""
+    """Return an app that answers `Refused` and invalid bodies with errors in OpenAI's format."""
     app = FastAPI()
 
     @app.exception_handler(Refused)

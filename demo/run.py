@@ -31,7 +31,7 @@ console = Console(highlight=False)
 
 
 def run_demo(run_dir: Path, *, updates: int | None = None, limit: int | None = None) -> None:
-    """The whole demo. Raises UserError where a part of it cannot run."""
+    """Run the demo. Raise UserError if a part of it cannot run."""
     started = time.monotonic()
     exit_on_sigterm()
     run_dir.mkdir(parents=True, exist_ok=True)
@@ -97,7 +97,7 @@ def score_real_translations(metricx_url: str, xcomet_url: str) -> None:
 def train(
     run_dir: Path, metricx_url: str, xcomet_url: str, updates: int | None, limit: int | None
 ) -> None:
-    """`python -m trainer train` in a process of its own, as a user would start it."""
+    """Run `python -m trainer train` in a separate process, as a user would."""
     overrides = [f"misc.run_dir={run_dir}", "misc.overwrite=true"]
     if updates is not None:  # the warm-up of the config may be longer than so short a run
         overrides += [f"rl.num_updates={updates}", f"rl.warmup_updates={min(3, updates - 1)}"]
@@ -129,7 +129,7 @@ def compare(run_dir: Path) -> list[str]:
 
 
 def paired_interval(differences: Sequence[float], seed: int = 0) -> tuple[float, float]:
-    """95 % bootstrap interval of the mean of paired differences."""
+    """Return the 95 % bootstrap interval of the mean of paired differences."""
     values = np.asarray(differences)
     picks = np.random.default_rng(seed).integers(0, len(values), (BOOTSTRAP, len(values)))
     low, high = np.quantile(values[picks].mean(axis=1), [0.025, 0.975])

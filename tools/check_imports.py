@@ -15,7 +15,7 @@ LEFT_OUT = {"scorekit", "vllm", "inspect-ai", "types-pyyaml", "ruff", "ipywidget
 
 
 def named_distributions() -> list[str]:
-    """Names of all dependencies of pyproject.toml, extras included."""
+    """Return the names of all dependencies of pyproject.toml, extras included."""
     project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
     requirements = list(project["dependencies"])
     for extra in project["optional-dependencies"].values():

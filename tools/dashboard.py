@@ -18,7 +18,7 @@ _HEIGHT = 8
 
 
 def _quantiles(metric: str, labels: str = _OURS) -> list[tuple[str, str]]:
-    """Legends and expressions of the median and the 99th percentile of a histogram."""
+    """Return legends and expressions of the median and the 99th percentile of a histogram."""
     buckets = f"sum by (service, le) (rate({metric}_bucket{{{labels}}}[$__rate_interval]))"
     return [
         (f"{{{{service}}}} {name}", f"histogram_quantile({quantile}, {buckets})")
@@ -27,7 +27,7 @@ def _quantiles(metric: str, labels: str = _OURS) -> list[tuple[str, str]]:
 
 
 def _rate(metric: str, *by: str, labels: str = _OURS) -> str:
-    """Per second, summed over the replicas of a service."""
+    """Return the rate per second, summed over the replicas of a service."""
     names = ", ".join(("service", *by))
     return f"sum by ({names}) (rate({metric}{{{labels}}}[$__rate_interval]))"
 
@@ -236,7 +236,7 @@ DASHBOARD: dict[str, list[tuple[str, str, list[tuple[str, str]]]]] = {
 
 
 def build() -> dict[str, Any]:
-    """The dashboard as Grafana imports it."""
+    """Return the dashboard as Grafana imports it."""
     panels: list[dict[str, Any]] = []
     y = 0
     for row, contents in DASHBOARD.items():
@@ -324,7 +324,7 @@ def _variables() -> list[dict[str, Any]]:
 
 
 def text() -> str:
-    """The file's content."""
+    """Return the file's content."""
     return json.dumps(build(), indent=1, ensure_ascii=False) + "\n"
 
 

@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def _changed(path: Path) -> set[str]:
-    """Characters of the Basic Multilingual Plane that the table never leaves as they are."""
+    """Return characters of the Basic Multilingual Plane that the table never leaves unchanged."""
     return {c for c, targets in _table(path).items() if c not in targets and ord(c) < 0x10000}
 
 

@@ -85,7 +85,9 @@ def _rows(folder: Path) -> Iterator[Row]:
 
 
 def _from_json(folder: Path, name: str) -> Iterator[Row]:
-    """Texts of files that are named for their language, beside the English of the same key."""
+    """Return texts of files that are named for their language, beside the English of the same
+    key.
+    """
     by_language: dict[str, dict[str, str]] = {}
     for path in sorted(folder.rglob("*.json")):
         match = re.fullmatch(name, path.stem)
@@ -133,7 +135,7 @@ def _examples(rows: list[Row]) -> tuple[list[str], list[str]]:
 
 
 def _learn(texts: list[str], languages: list[str]) -> Iterator[str]:
-    """The lines of the table."""
+    """Yield the lines of the table."""
     import numpy as np
     from sklearn.feature_extraction.text import CountVectorizer  # type: ignore[import-untyped]
     from sklearn.linear_model import LogisticRegression  # type: ignore[import-untyped]

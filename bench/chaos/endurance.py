@@ -39,7 +39,7 @@ CACHED: int = ServiceSettings.model_fields["cache_memory_items"].default
 
 
 def questions(quick: bool) -> Iterator[Measurement]:
-    """All proofs."""
+    """Yield all measurements."""
     yield from models_terminated(4 if quick else 200)
     yield from services_killed(*((6, 3) if quick else (800, 100)))
     for module, load in ((FAKE, "sleeps"), ("bench.kit.busy", "burns Python")):
@@ -69,7 +69,7 @@ def services_killed(sigterms: int, kills: int) -> Iterator[Measurement]:
 
 
 async def kill_under_load(sigterms: int, kills: int, callers: int = 16) -> dict[str, Any]:
-    """Counts of what was asked, answered, lost, doubled and wrong, and of exits that were bad."""
+    """Return counts of requested, answered, lost, doubled and wrong samples, and of bad exits."""
     tally = {"asked": 0, "answered": 0, "lost": 0, "doubled": 0, "wrong": 0}
     started = time.monotonic()
     # Slow enough that a signal always meets requests in the model, in the queue and on the wire.
@@ -167,9 +167,10 @@ def queue_full(module: str, load: str, refusals: int) -> Iterator[Measurement]:
 
 
 async def overload(url: str, refusals: int, callers: int = 16) -> tuple[int, list[float]]:
-    """Number of requests that were accepted and answered right; seconds of each refusal.
+    """Return the number of requests accepted and answered correctly, and the seconds of each
+    refusal.
 
-    Raises where an accepted one was not answered, or a refusal was not a 429.
+    Raises if an accepted request was not answered, or if a refusal was not a 429.
     """
     accepted = 0
     refused: list[float] = []
@@ -193,7 +194,7 @@ async def overload(url: str, refusals: int, callers: int = 16) -> tuple[int, lis
 
 
 def one_poison_sample(count: int = 256) -> Iterator[Measurement]:
-    """One sample that makes every batch raise, among others that are good."""
+    """Measure one sample that makes every batch raise, among others that are good."""
     quiet_logs()
     good, failures, calls = poison(count)
     max_calls = 2 * math.log2(count) + 1
@@ -209,7 +210,7 @@ def one_poison_sample(count: int = 256) -> Iterator[Measurement]:
 
 
 def poison(count: int) -> tuple[int, list[str], int]:
-    """Number of good and right results, types of the failures, calls of the model."""
+    """Return the number of good results, the error types, and the number of model calls."""
     samples = distinct_samples(count)
     samples[count // 3]["mt"] += " poison"
     backend = FakeBackend(poison="poison")
@@ -226,7 +227,7 @@ def poison(count: int) -> tuple[int, list[str], int]:
 
 
 def memory(total: int, step: int) -> Iterator[Measurement]:
-    """Distinct samples through one service with its default settings but a cache in memory alone.
+    """Send distinct samples to one service with default settings and an in-memory cache.
 
     That cache fills at first, which counts as growth.
     """
@@ -267,7 +268,7 @@ def resident_mb(process: int) -> float:
 
 
 def redis_proofs(quick: bool) -> Iterator[Measurement]:
-    """The two proofs about Redis, of bench/chaos/redis.py."""
+    """Yield the two measurements with Redis, of bench/chaos/redis.py."""
     requests, seconds = (500, 2.0) if quick else (100_000, 10.0)
     counts = asyncio.run(random_cancellations(requests))
     yield Measurement(

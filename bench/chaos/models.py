@@ -23,7 +23,7 @@ LONG = "the house on the hill and the road to the sea " * 4
 
 
 def models_terminated(sigterms: int) -> Iterator[Measurement]:
-    """The two services beside one another; each is started anew after its end."""
+    """Terminate both services at work; each is restarted after its end."""
     counts = asyncio.run(terminate_at_work(sigterms))
     yield Measurement(
         f"{sigterms} SIGTERMs while the demo's models compute for clients that have left: "
@@ -42,7 +42,7 @@ def models_terminated(sigterms: int) -> Iterator[Measurement]:
 
 
 async def terminate_at_work(sigterms: int) -> dict[str, Any]:
-    """Counts of exit codes, of signals that met a batch in the model, and of answers not given."""
+    """Return counts of exit codes, of signals during a batch, and of missing answers."""
     tallies = await asyncio.gather(*(_terminate(name, sigterms // len(MODELS)) for name in MODELS))
     codes = sum((tally[0] for tally in tallies), Counter[int]())
     return {
@@ -84,7 +84,7 @@ async def _terminate(name: str, times: int) -> tuple[Counter[int], int, int]:
 
 
 async def _leave(service: Supervised, turn: int) -> None:
-    """A client asks for hundreds of samples, and leaves while the model has the first of them."""
+    """Request hundreds of samples, and disconnect while the model has the first of them."""
     samples = [{"src": f"{turn} {index} {LONG}", "mt": LONG} for index in range(400)]
     async with httpx.AsyncClient() as client:
         request = asyncio.create_task(

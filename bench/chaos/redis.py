@@ -231,7 +231,7 @@ async def _wait_for_breaker(url: str) -> None:
 
 
 async def _counts(url: str) -> dict[str, float]:
-    """The service's own figures, without their common prefix."""
+    """Return the service's metrics, without their common prefix."""
     async with httpx.AsyncClient(timeout=60, limits=UNBOUNDED) as client:
         text = (await client.get(f"{url}/metrics")).text
     lines = re.findall(r"^scorekit_(\S+) (\S+)$", text, re.M)
@@ -270,7 +270,7 @@ def _percentile(seconds: list[float], percent: int) -> float:
 
 @contextlib.contextmanager
 def _running_fake(cache: str) -> Iterator[str]:
-    """A fake service with that cache and nothing in memory, ready; gives its URL."""
+    """Start a fake service with that cache and no memory cache; yield its URL."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     flags = ("--port", str(port), "--cache", cache, "--cache-memory-items", "0")

@@ -38,12 +38,14 @@ WORDS = ("문장은", "번역된", "하나의", "오늘", "매우", "작은", "�
 
 
 def questions(quick: bool) -> Iterator[Measurement]:
-    """All figures of this script."""
+    """Yield all measurements of this script."""
     yield from driver_killed(kills=4 if quick else 100, sources=30 if quick else 300)
 
 
 def driver_killed(kills: int, sources: int, folder: Path | None = None) -> Iterator[Measurement]:
-    """The export after so many kills against the undisturbed one, and what was asked again."""
+    """Compare the export after many kills with the undisturbed one, and count repeated
+    requests.
+    """
     folder = folder or WORK / "chaos-synth"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -194,7 +196,7 @@ def _stage_in_work(out_dir: Path) -> str:
 
 
 def export_bytes(out_dir: Path) -> dict[str, bytes]:
-    """Every file of the export."""
+    """Return every file of the export."""
     return {
         str(p.relative_to(out_dir / "export")): p.read_bytes()
         for p in sorted((out_dir / "export").rglob("*"))
@@ -216,7 +218,7 @@ def write_corpus(path: Path, documents: int) -> None:
 def write_config(
     folder: Path, name: str, sources: int, teacher: str, model: str, metricx: str, judge: str
 ) -> Path:
-    """A config of all seven stages."""
+    """Return a config of all seven stages."""
     config: dict[str, Any] = {
         "run": {"out_dir": str(folder / name), "shard_records": max(5, sources // 4)},
         "data": {

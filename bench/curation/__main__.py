@@ -33,7 +33,7 @@ MOST_BYTES = 100
 
 
 def questions(quick: bool) -> Iterator[Measurement]:
-    """All figures of this script."""
+    """Yield all measurements of this script."""
     small, large = (400, 4_000) if quick else (20_000, 200_000)
     all_questions = large // SAMPLES
     sizes = ((small, small // SAMPLES), (small, all_questions), (large, all_questions))

@@ -40,8 +40,10 @@ _PICTURE = 151655  # the id that stands for a part of a picture
 
 
 def write_store(folder: Path, episodes: int, questions: int) -> Path:
-    """A run of so many episodes, the same each time, `SAMPLES` of each of the first questions; its
-    data has `questions` of them."""
+    """Write a run of many episodes, the same each time; return its folder.
+
+    Each of the first questions has `SAMPLES` episodes; the data has `questions` questions.
+    """
     store = TrajectoryStore(folder / FOLDER, folder.name)
     for deck in range(DECKS):
         for page in range(1, PAGES + 1):
@@ -77,7 +79,7 @@ def write_store(folder: Path, episodes: int, questions: int) -> Path:
 
 
 def _learner(folder: Path) -> Path:
-    """The demo's small searcher, with room for such episodes: only its ids are looked at."""
+    """Copy the demo's small searcher, with more positions: only its ids are used."""
     shutil.copytree(ROOT / "demo/models/search_policy", folder, dirs_exist_ok=True)
     config = folder / "config.json"
     config_values = json.loads(config.read_text(encoding="utf-8")) | {
@@ -100,13 +102,15 @@ def _question(number: int) -> Question:
 
 
 def _deck_and_shape(number: int) -> tuple[int, int]:
-    """(deck, shape) of an episode."""
+    """Return (deck, shape) of an episode."""
     return number // SAMPLES % DECKS, (number * 7919) % 10_007 % SHAPES
 
 
 def _individual_episode(number: int, step: int, run: str) -> Trajectory:
-    """An episode with all that is its own. A tenth was not judged; success grows with the number
-    of the question."""
+    """Return an episode with all its individual fields.
+
+    A tenth was not judged; success grows with the number of the question.
+    """
     dice = random.Random(number)
     of_question, sample = divmod(number, SAMPLES)
     question = _question(of_question)
@@ -178,8 +182,11 @@ def _episode(deck: int, shape: int) -> Trajectory:
 
 
 def _turn(number: int, deck: int, shape: int, dice: random.Random) -> Turn:
-    """The gold page stands at place 2, 4, 6 or 8 from the third search on; in the last shape never.
-    Shown is the first page that was not shown before."""
+    """Return a turn. The gold page is at rank 2, 4, 6 or 8 from the third search on, in the last
+    shape never.
+
+    The page that is shown is the first one that was not shown before.
+    """
     pages = dice.sample(range(4, PAGES + 1), 10)
     if number >= 3 and shape < SHAPES - 1:
         pages[2 * shape + 1] = 3

@@ -52,7 +52,7 @@ _TRIES = 3  # for each kill, at most
 
 
 def questions(quick: bool) -> Iterator[Measurement]:
-    """All figures."""
+    """Yield all measurements."""
     kills, every = (len(COMMANDS), 20) if quick else (36, 5)
     shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir(parents=True)
@@ -108,7 +108,7 @@ def _servers() -> Iterator[dict[str, str]]:
 
 
 def _play(servers: dict[str, str], every: int) -> Path:
-    """A run of two updates, and what they played."""
+    """Play a run of two updates; return its folder."""
     write_questions(FOLDER / "questions.jsonl", every, 1)
     settings = {"data.train": FOLDER / "questions.jsonl", "rl.num_updates": 2, "rl.batch_size": 12}
     settings |= {"misc.run_dir": FOLDER / "run", "data.eval": "null"}
@@ -143,7 +143,7 @@ def _start(
 
 
 def _undisturbed(name: str, played: Path, servers: dict[str, str]) -> float:
-    """Seconds of it."""
+    """Run a command without kills; return its seconds."""
     started = time.monotonic()
     _ended(name, _start(name, "whole", played, servers))
     return time.monotonic() - started

@@ -50,11 +50,11 @@ class FakeEmbedder:
         return encoded
 
     def forward(self, batch: Sequence[Encoded]) -> list[Outcome]:
-        """Vectors, float32 [D]."""
+        """Return vectors, float32 [D]."""
         return [{"embedding": vector_of(item.payload, self.dimension)} for item in batch]
 
     def probe(self, words: int) -> str:
-        """A text of so many words."""
+        """Return a text of so many words."""
         return "w " * words
 
     def memory_bytes(self) -> tuple[int, int, int] | None:
@@ -63,7 +63,9 @@ class FakeEmbedder:
 
 
 def vector_of(words: Sequence[str], dimension: int = 8) -> np.ndarray:
-    """The sum of a vector for each word, of length 1; the same numbers on every processor."""
+    """Return the sum of a vector for each word, normalized; the same numbers on every
+    processor.
+    """
     total = [0.01] * dimension  # an empty text has a vector, too
     for word in words:
         digest = hashlib.blake2b(word.encode(), digest_size=dimension).digest()

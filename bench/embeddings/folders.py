@@ -26,7 +26,7 @@ def make_plain_folder(
     max_length: int = 64,
     vocab_size: int | None = None,
 ) -> Path:
-    """An XLM-R network and its tokenizer, as transformers saves them; returns `folder`."""
+    """Write an XLM-R network and its tokenizer, as transformers saves them; return `folder`."""
     import torch
     from transformers import XLMRobertaConfig, XLMRobertaModel
 
@@ -67,8 +67,10 @@ def make_folder(
     default_prompt: str | None = None,
     **shape: Any,
 ) -> Path:
-    """The same with modules.json. dense: numbers that a dense layer makes of the pooled ones.
-    shape: `make_plain_folder`'s."""
+    """Write a plain folder with modules.json; return `folder`.
+
+    dense: output size of a dense layer over the pooled vectors. shape: see `make_plain_folder`.
+    """
     import torch
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import (

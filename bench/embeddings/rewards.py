@@ -30,7 +30,7 @@ _IN_PROCESS = ("reward_format", "reward_role_split", "reward_character_consisten
 
 
 def questions(quick: bool) -> Iterator[Measurement]:
-    """All figures of this script."""
+    """Yield all measurements of this script."""
     repeats = 1 if quick else 9
     folder = WORK / "models/embedder-25m"
     if not (folder / "modules.json").exists():
@@ -63,7 +63,7 @@ class Batches:
         self._turn = count(100)
 
     def __call__(self) -> dict[str, list[Any]]:
-        """The next one, as keywords of a reward function."""
+        """Return the next batch, as keywords of a reward function."""
         turn, n = next(self._turn), PROMPTS * SAMPLES
         sampled_rows = [self._rows[k // SAMPLES] for k in range(n)]
         numbers = [f"{turn}-{k // SAMPLES}" for k in range(n)]
@@ -96,14 +96,14 @@ def texts_of(batch: dict[str, list[Any]]) -> list[str]:
 
 
 def call(batch: dict[str, list[Any]], names: tuple[str, ...] = ()) -> None:
-    """The functions as TRL calls them; those of `names`, or all."""
+    """Call the functions as TRL does; those of `names`, or all."""
     for reward in REWARDS:
         if not names or reward.name in names:
             reward.function(**batch, log_metric=lambda *_: None, log_extra=lambda *_: None)
 
 
 def over_encode(batches: Batches, encode: Encode, repeats: int) -> Measurement:
-    """All five against `encode` of the batch's texts."""
+    """Compare all five rewards with `encode` of the batch's texts."""
     timing = compare(lambda: call(batches()), lambda: encode(texts_of(batches())), repeats)
     timing["texts"] = len(texts_of(batches()))
     return Measurement(
@@ -116,7 +116,7 @@ def over_encode(batches: Batches, encode: Encode, repeats: int) -> Measurement:
 
 
 def in_process(batches: Batches, repeats: int) -> Iterator[Measurement]:
-    """The three that ask nobody, a reply."""
+    """Measure the three rewards that need no service, per reply."""
     for name in _IN_PROCESS:
         ms = 1000 * min(timed(_one(batches(), name)) for _ in range(repeats))
         yield Measurement(f"  {name}", ms / (PROMPTS * SAMPLES), "ms a reply")

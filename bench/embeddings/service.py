@@ -47,7 +47,7 @@ class Sizes:
 
 
 def questions(quick: bool) -> Iterator[Measurement]:
-    """All figures of this script."""
+    """Yield all measurements of this script."""
     sizes = Sizes(CALL * CALLERS, 1) if quick else Sizes()
     folder = WORK / "models/embedder-25m"
     if not (folder / "modules.json").exists():
@@ -89,7 +89,7 @@ class Fresh:
         self._turn = count(100)
 
     def __call__(self) -> list[str]:
-        """The next ones."""
+        """Return the next texts."""
         turn = next(self._turn)
         return [f"{turn} {text}" for text in self._texts]
 
@@ -97,7 +97,7 @@ class Fresh:
 def in_bulk(
     client: Embeddings, encode: Encode, texts: Fresh, repeats: int
 ) -> Iterator[Measurement]:
-    """All texts in one call of the client, over HTTP."""
+    """Measure all texts in one call of the client, over HTTP."""
     timing = compare(lambda: client.embed(texts()), lambda: encode(texts()), repeats)
     bulk_texts = texts()
     timing["texts"] = len(bulk_texts)

@@ -14,8 +14,10 @@ PAUSE_S = 0.05
 
 
 def main() -> None:
-    """The longest waits. oversleep: by how much the longest pause was too long, which is the
-    machine's doing and no service's."""
+    """Print the longest waits.
+
+    oversleep: by how much the longest pause was too long; the machine causes it, not a service.
+    """
     waits: list[float] = []
     failed = 0
     oversleep = 0.0

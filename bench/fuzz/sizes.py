@@ -79,7 +79,7 @@ def questions(quick: bool) -> Iterator[Measurement]:
 
 
 def fuzz(service: Service, count: int, large: int) -> Iterator[Measurement]:
-    """Every figure of one service."""
+    """Yield every measurement of one service."""
     name = service.name
     with probing(service.port) as probe:
         wrong = [case.name for case in BOUNDARIES[name]() if not answers_as_said(service, case)]
@@ -121,8 +121,7 @@ def fuzz(service: Service, count: int, large: int) -> Iterator[Measurement]:
 
 @contextlib.contextmanager
 def running_service(name: str, cache: str) -> Iterator[Service]:
-    """A service as compose starts it, in a memory cgroup of compose's limit where one can be
-    made; ready."""
+    """Start a service as compose does, in a memory cgroup of compose's limit if possible."""
     limit, flags = SERVICES[name]
     WORK.mkdir(parents=True, exist_ok=True)
     port = free_port()

@@ -48,12 +48,12 @@ class Case:
 
 
 def encoded(request: dict[str, Any], *, ascii: bool = False) -> bytes:
-    """The request as JSON."""
+    """Return the request as JSON."""
     return json.dumps(request, ensure_ascii=ascii).encode()
 
 
 def sample(service: str, source: str, translation: str) -> dict[str, Any]:
-    """One sample of a service."""
+    """Return one sample of a service."""
     if service != "judge":
         return {"src": source, "mt": translation}
     return {
@@ -72,7 +72,7 @@ def random_text(rng: random.Random, length: int) -> str:
 
 
 def random_request(rng: random.Random, service: str, large: bool) -> bytes:
-    """A legal request: of 5 to 16 MB, or of up to some hundred kB."""
+    """Return a legal request: of 5 to 16 MB, or of up to some hundred kB."""
     target = rng.randrange(5_500_000, 15_500_000) if large else int(10 ** rng.uniform(1, 5.5))
     samples: list[dict[str, Any]] = []
     size = 0

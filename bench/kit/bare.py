@@ -32,7 +32,7 @@ async def ready() -> dict[str, bool]:
 
 @app.post("/v1/score")
 async def score(request: ScoreRequest) -> dict[str, Any]:  # type: ignore[valid-type]
-    """The same answer, made on the spot: no queue, no cache, no limits, no log."""
+    """Return the same answer, made at once: no queue, no cache, no limits, no log."""
     return {
         "model": {"service": "metricx", "id": "bare", "revision": "bare"},
         "results": [

@@ -55,12 +55,12 @@ def write_between(begin: str, end: str, body: str, page: Path = PAGE) -> None:
 
 
 def cell(value: float | None, digits: int) -> str:
-    """A number in a cell; a dash where there is none."""
+    """Return a number as a table cell; a dash if there is none."""
     return "–" if value is None else f"{value:.{digits}f}"
 
 
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Rows of cells as Markdown."""
+    """Return rows of cells as Markdown."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 

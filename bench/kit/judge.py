@@ -37,7 +37,7 @@ PASS = {"pass": True, "reason_code": "ok", "notes": "fine"}
 
 
 def saying(value: Any) -> FakeOpenAI:
-    """A fake LLM that always answers the same."""
+    """Return a fake LLM that always answers the same."""
     text = value if isinstance(value, str) else json.dumps(value)
     return FakeOpenAI(respond=lambda body, seed: text)
 
@@ -59,7 +59,7 @@ def judge_app(
     secrets: Secrets | None = None,
     **settings: Any,
 ) -> FastAPI:
-    """A judge, on rules unless an upstream server is named."""
+    """Return a judge that uses rules unless an upstream server is named."""
     values: dict[str, Any] = {"cache": "memory", "max_attempts": 1} | settings
     checked = JudgeSettings(
         backend="openai" if upstream else "rules",
@@ -77,7 +77,7 @@ def judge_app(
 
 
 def judge(url: str, *samples: dict[str, Any], **options: Any) -> list[dict[str, Any]]:
-    """The results of one request."""
+    """Return the results of one request."""
     response = httpx.post(
         f"{url}/v1/score", json={"samples": list(samples), "options": options}, timeout=60
     )

@@ -36,7 +36,7 @@ class Answer:
 
 
 def distinct_samples(count: int, start: int = 0) -> list[dict[str, str]]:
-    """Pairs of 250 bytes made of real words, no two alike; other `start`, other pairs."""
+    """Return distinct pairs of 250 bytes made of real words; another `start` gives other pairs."""
     words = _words()
     half = PAIR_BYTES // 2 - 10
     return [
@@ -55,7 +55,7 @@ def _words() -> str:
 
 
 def encode(samples: Sequence[dict[str, str]], **options: object) -> bytes:
-    """A whole HTTP request."""
+    """Return a full HTTP request."""
     body = to_json({"samples": list(samples), **options})
     head = (
         "POST /v1/score HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -123,7 +123,9 @@ class _Connection(asyncio.Protocol):
 
 
 async def send(url: str, requests: Iterable[bytes], connections: int) -> list[Answer]:
-    """All answers, by order of completion; each connection has one request out at a time."""
+    """Return all answers, by order of completion; each connection has one request out at a
+    time.
+    """
     parsed_url = urlsplit(url)
     assert parsed_url.hostname is not None and parsed_url.port is not None
     host, port = parsed_url.hostname, parsed_url.port
@@ -141,7 +143,7 @@ async def send(url: str, requests: Iterable[bytes], connections: int) -> list[An
 def send_and_time(
     url: str, requests: Sequence[bytes], connections: int
 ) -> tuple[list[Answer], float]:
-    """The answers, and the seconds that all of it took."""
+    """Return the answers, and the total seconds."""
     started = time.perf_counter()
     answers = asyncio.run(send(url, requests, connections))
     return answers, time.perf_counter() - started

@@ -75,7 +75,7 @@ class Recorded:
 
     @property
     def id(self) -> str:
-        """The client's name for the request."""
+        """Return the client's name for the request."""
         return self.headers.get("x-request-id", "")
 
 
@@ -89,7 +89,7 @@ class _Failure:
 
 
 def made_up(body: Body, seed: int | None) -> str:
-    """The default answer: a function of (messages, temperature, seed, schema)."""
+    """Return the default answer: a function of (messages, temperature, seed, schema)."""
     schema = body.get("response_format", {}).get("json_schema", {}).get("schema")
     key = json.dumps([body["messages"], body.get("temperature"), seed, schema], sort_keys=True)
     rng = random.Random(hashlib.sha256(key.encode()).digest())
@@ -99,7 +99,7 @@ def made_up(body: Body, seed: int | None) -> str:
 
 
 def _agreeing(answer: Any) -> Any:
-    """A verdict's reason fits it."""
+    """Make a verdict's reason fit its decision."""
     if isinstance(answer, dict) and "reason_code" in answer:
         if answer.get("pass") is not None and answer["pass"] != (answer["reason_code"] == "ok"):
             answer["reason_code"] = "ok" if answer["pass"] else "meaning"
@@ -109,7 +109,7 @@ def _agreeing(answer: Any) -> Any:
 
 
 def fitting(schema: dict[str, Any], rng: random.Random) -> Any:
-    """A value that the (simple) JSON schema allows."""
+    """Return a value that the (simple) JSON schema allows."""
     if "const" in schema:
         return schema["const"]
     if "enum" in schema:
@@ -215,7 +215,9 @@ class FakeOpenAI:
         return JSONResponse({"object": "list", "data": [description]})
 
     async def _responses(self, request: Request) -> Response:
-        """The Responses API: what `respond` says to the same chat, in that API's words."""
+        """Answer the Responses API: what `respond` returns for the same chat, in that API's
+        format.
+        """
         body = await request.json()
         answer = await self._answered(request, body | {"messages": body["input"]})
         if answer.status_code != 200:

@@ -205,7 +205,7 @@ def _rough(number: Any) -> float:
 
 
 def loaded(folder: Path, **kwargs: Any) -> XCometBackend:
-    """A backend that is ready, on one CPU thread."""
+    """Return a backend that is ready, on one CPU thread."""
     backend = XCometBackend(str(folder), device="cpu", threads=1, **kwargs)
     backend.check()
     backend.load()
@@ -213,7 +213,7 @@ def loaded(folder: Path, **kwargs: Any) -> XCometBackend:
 
 
 def in_float64(folder: Path) -> XCometBackend:
-    """A backend of which all sums are in float64, to be used within `float64()`."""
+    """Return a backend that computes in float64, for use within `float64()`."""
     backend = loaded(folder)
     comet = backend.comet
     comet.transformer.double()

@@ -30,7 +30,7 @@ ARMS = ("loop", "plain")
 
 
 def questions(quick: bool) -> Iterator[Measurement]:
-    """All figures."""
+    """Yield all measurements."""
     seeds, every, updates = ((1,), 20, 1) if quick else (SEEDS, 5, None)
     folder = WORK / ("loop_evidence_quick" if quick else "loop_evidence")
     folder.mkdir(parents=True, exist_ok=True)

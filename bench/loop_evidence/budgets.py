@@ -35,7 +35,7 @@ _SPENT = {"episodes": "episodes", "the policy's turns": "turns"}
 
 
 def questions(quick: bool) -> Iterator[Measurement]:
-    """All figures."""
+    """Yield all measurements."""
     seeds, every, updates = ((1,), 20, 1) if quick else (SEEDS, 5, None)
     folder = WORK / ("budgets_quick" if quick else "budgets")
     folder.mkdir(parents=True, exist_ok=True)
@@ -52,7 +52,7 @@ def questions(quick: bool) -> Iterator[Measurement]:
 def _both(
     folder: Path, seed: int, updates: int | None, urls: Mapping[str, Mapping[str, str]]
 ) -> None:
-    """One behind the other: the second spends what the first has."""
+    """Play both arms one after the other: the second spends what the first has spent."""
     rounds = rounds_of(updates)
     rounds["curation"] = {"verify": rounds["curation"]["verify"], "budget": _OWN}
     rounds["train"]["episode"] = {"max_response_length": _LENGTH}

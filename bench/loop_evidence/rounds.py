@@ -33,7 +33,9 @@ _SHOWN = {"reward": "reward_mean", "judge's score": "judge_mean", "NDCG": "ndcg_
 
 
 def write_questions(path: Path, every: int, seed: int) -> set[str]:
-    """Every so manieth of the demo's, 15 % of them with a wrong reference: the ids of those."""
+    """Write every n-th of the demo's questions, 15 % with a wrong reference; return the ids of
+    those.
+    """
     planted_rows, wrong = plant(read_rows()[::every], Reader(), seed)
     write_rows(path, [row | {"alternatives": {}} for row in planted_rows])
     return wrong
@@ -108,7 +110,7 @@ def _trainer(log: Path, *arguments: object, **values: object) -> None:
 def compared(
     folder: Path, set_name: str, arms: tuple[str, str], seeds: Sequence[int]
 ) -> Iterator[Measurement]:
-    """Both arms on a set, and the first less the second, question by question."""
+    """Yield the stats of both arms on a set, and their difference by question."""
     title = SETS[set_name].title
     for name, key in _SHOWN.items():
         for arm in arms:

@@ -54,7 +54,7 @@ SPANS = {
 
 
 def models(folder: Path) -> dict[str, tuple[str, Path]]:
-    """Name -> (service, checkpoint); random ones are made in `folder`."""
+    """Return name -> (service, checkpoint); random ones are made in `folder`."""
     demo = ROOT / "demo/models"
     return {
         "metricx": ("services.metricx", demo / "metricx"),
@@ -66,7 +66,7 @@ def models(folder: Path) -> dict[str, tuple[str, Path]]:
 
 
 def evaluated(name: str, urls: dict[str, str], folder: Path, quick: bool) -> dict[str, Any]:
-    """The figures of a set by the command that users have."""
+    """Return the stats of a set by the command that users have."""
     metrics = [part for metric, url in urls.items() for part in ("--metric", f"{metric}={url}")]
     left_out = [part for system in SETS[name][1] for part in ("--exclude", system)]
     size = ["--segments", "8" if quick else "120", "--draws", "20" if quick else "500"]
@@ -88,7 +88,7 @@ def evaluated(name: str, urls: dict[str, str], folder: Path, quick: bool) -> dic
 
 
 def report(stats_by_name: dict[str, dict[str, Any]]) -> str:
-    """Both sets as the document has them."""
+    """Return both sets as tables for the document."""
     parts = []
     for name, result in stats_by_name.items():
         parts.append(
@@ -109,7 +109,7 @@ def _table(metrics: list[dict[str, Any]], titles: dict[str, str]) -> str:
 
 
 def _cell(metric: dict[str, Any], name: str) -> str:
-    """A figure with its star, and 95 % over segments."""
+    """Return a number with its star, and its 95 % interval over segments."""
     value = metric["values"].get(name)
     if value is None:
         return "–"

@@ -35,8 +35,9 @@ def xcomet_twin(folder: Path) -> Path:
 
 
 def random_kiwi(folder: Path) -> Path:
-    """A CometKiwi (`unified_metric`) with random weights, and the demo's tokenizer; returns
-    `folder`."""
+    """Write a CometKiwi (`unified_metric`) with random weights and the demo's tokenizer; return
+    `folder`.
+    """
     from bench.kit.xcomet_checkpoints import QE, build_checkpoint
 
     logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)

@@ -47,7 +47,9 @@ class Upstream:
         )
 
     def __call__(self, pairs: Sequence[SampleForScoring]) -> list[float]:
-        """Scores of one call. Raises UserError where the process has ended; it says why."""
+        """Return the scores of one call. Raise UserError if the process has ended, with the
+        reason.
+        """
         assert self._process.stdin is not None and self._process.stdout is not None
         samples = [{"src": pair.src, "mt": pair.mt} for pair in pairs]
         try:

@@ -43,8 +43,10 @@ def max_sim(query: Numbers, pages: Sequence[Numbers]) -> Numbers:
 
 
 def recall(retrieved: Sequence[int], scores: Numbers, top_k: int) -> float:
-    """Share of the `most` best pages that were found. A page whose score equals that of the last
-    one but for rounding is as good."""
+    """Return the share of the `top_k` best pages that were retrieved.
+
+    A page whose score equals that of the last one, except for rounding, is as good.
+    """
     num_relevant = min(top_k, int((scores > -np.inf).sum()))
     if num_relevant == 0:
         return 1.0 if not retrieved else 0.0

@@ -30,7 +30,7 @@ def text_vectors(text: str) -> np.ndarray:
 
 
 def picture_vectors(png: bytes) -> np.ndarray:
-    """[n, DIMENSION]: n depends on the picture's shape."""
+    """Return vectors [n, DIMENSION] of an image; n depends on its height."""
     image = Image.open(io.BytesIO(png)).convert("RGB")
     rows = 2 + image.height % 5
     step = -(-image.height // rows)

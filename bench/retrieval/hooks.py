@@ -29,7 +29,9 @@ def read(image: Any) -> list[TextBox]:
 
 
 def read_blocking(image: Any) -> list[TextBox]:
-    """Text for as many pages as the file allows; the next waits, until its reader is orphaned."""
+    """Return text for as many pages as the file allows; the next call waits until its reader is
+    orphaned.
+    """
     parent = os.getppid()
     while _read[0] >= int(Path(os.environ[MOST]).read_text()):
         if os.getppid() != parent:

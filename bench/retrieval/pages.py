@@ -25,7 +25,7 @@ def sentences() -> list[str]:
 
 
 def make_pages(count: int, texts: Sequence[str]) -> list[PageRecord]:
-    """Pages of `LINES` sentences each, ten to a document."""
+    """Return pages of `LINES` sentences each, ten per document."""
     draw = random.Random(count)
     pages = []
     for number in range(count):
@@ -62,7 +62,7 @@ def make_queries(count: int, texts: Sequence[str]) -> list[str]:
 def write_index(
     folder: Path, pages: Sequence[PageRecord], builders: Sequence[IndexBuilder]
 ) -> None:
-    """An index of these pages, as `ingest` publishes one."""
+    """Write an index of these pages, as `ingest` publishes it."""
     index = Index(folder)
     with index.writing(), index.new_state() as state:
         built_backends = {}

@@ -53,7 +53,7 @@ class Sizes:
 
 
 def questions(quick: bool) -> Iterator[Measurement]:
-    """All figures of this script."""
+    """Yield all measurements of this script."""
     sizes = Sizes(200, 32, 10, 1, 40, 4) if quick else Sizes()
     yield from by_words(sizes)
     yield from by_vectors(sizes)
@@ -68,7 +68,7 @@ class Fresh:
         self._turn = count(10**6)
 
     def __call__(self) -> list[str]:
-        """The next ones."""
+        """Return the next queries."""
         turn = next(self._turn)
         return [f"{turn} {query}" for query in self._queries]
 
@@ -143,7 +143,7 @@ def callers(
     fresh: Fresh,
     sizes: Sizes,
 ) -> Measurement:
-    """The same queries, by callers that each have a share of them."""
+    """Measure the same queries, sent by callers that each have a share of them."""
 
     def search_over_http() -> None:
         queries = fresh()

@@ -32,7 +32,7 @@ def of_page(page_id: str) -> np.ndarray:
 
 
 def write_vectors(path: Path, page_ids: Sequence[str]) -> None:
-    """All pages' vectors as a file that `ingest --late-vectors` reads."""
+    """Write all pages' vectors as a file that `ingest --late-vectors` reads."""
     from safetensors.numpy import save_file
 
     save_file({page_id: of_page(page_id) for page_id in page_ids}, path)
@@ -43,7 +43,7 @@ app = FastAPI()
 
 @app.post("/pooling")
 async def pooling(request: Request) -> dict[str, Any]:
-    """A query's vectors."""
+    """Return a query's vectors."""
     texts = (await request.json())["input"]
     rows = [{"index": k, "data": of_query(text).tolist()} for k, text in enumerate(texts)]
     return {"object": "list", "data": rows}

@@ -96,7 +96,7 @@ class Bench:
 
 
 def run_plan(plan: Plan, out: Path) -> None:
-    """All runs, each measured, and the results written after each."""
+    """Run and measure all runs of a plan; write the results after each."""
     from bench.rl_evidence.summary import summarise
 
     before = machine()
@@ -122,7 +122,9 @@ def run_plan(plan: Plan, out: Path) -> None:
 
 @contextlib.contextmanager
 def _omission_teller() -> Iterator[str]:
-    """The stand-in, which knows the references of what is learned from and what is measured on."""
+    """Serve the stand-in judge, which knows the references of the training and held-out
+    sources.
+    """
     from bench.rl_evidence.omissions import OmissionTeller
     from scorekit.server.app import create_app
     from scorekit.server.http.settings import ServiceSettings

@@ -50,7 +50,7 @@ class Arm:
 
 
 def guards(weight: float) -> tuple[str, ...]:
-    """Every guard but `script`, which would say again what `language` says."""
+    """Return every guard but `script`, which would repeat what `language` finds."""
     names = ("language", "copy", "length", "repetition")
     return tuple(f"reward.guards.w_{name}={weight:g}" for name in names)
 
@@ -155,7 +155,7 @@ def make_plan(
 
 
 def overrides(arm: Arm, seed: int, folder: Path, plan: Plan) -> list[str]:
-    """The `--set` of a run."""
+    """Return the `--set` values of a run."""
     return [
         *plan.settings,
         *arm.settings,

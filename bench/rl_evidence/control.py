@@ -65,7 +65,9 @@ def fit_spans(spans: Sequence[dict[str, Any]], other: str, mt: str) -> list[dict
 
 
 def shuffling_proxy(service: str, url: str, dealer: Dealer) -> Starlette:
-    """The service at `url`, answering for each sample about the one that `dealer` names."""
+    """Return a proxy for the service at `url` that answers with the results of the samples that
+    `dealer` names.
+    """
     client = httpx.AsyncClient(base_url=url, timeout=600)
 
     async def info(request: Request) -> JSONResponse:

@@ -43,7 +43,7 @@ class Probe:
 
     @property
     def texts(self) -> list[tuple[str, str]]:
-        """(source, translation) of each sample."""
+        """Return (source, translation) of each sample."""
         return [(rollout.src_text, rollout.completion_text) for rollout in self.rollouts]
 
     def save(self, path: Path) -> None:
@@ -72,7 +72,7 @@ class Measure:
         self.rewarder = RewardClient(cfg.reward)
 
     def load(self, folder: Path | str) -> tuple[nn.Module, Any]:
-        """(model, tokenizer) of a checkpoint."""
+        """Return (model, tokenizer) of a checkpoint."""
         policy = self.cfg.policy.model_copy(update={"path": str(folder)})
         return load_policy(policy, self.device)
 
@@ -88,10 +88,12 @@ class Measure:
         return Probe([r for r, _ in scored], penalties)
 
     def sources(self, model: nn.Module, tokenizer: Any) -> list[dict[str, Any]]:
-        """Greedy translations of the held-out sources in their order: lines as of an evaluation's
-        dump (trainer/translation/dumps.py), and `penalty`, the mean over the tokens of the span
-        penalties at weight 1 (None without spans), `omission`, the sum of the omissions' weights
-        (None where they are not told)."""
+        """Return greedy translations of the held-out sources in order, with their scores.
+
+        The lines are those of an evaluation's dump (trainer/translation/dumps.py), with `penalty`,
+        the mean over the tokens of the span penalties at weight 1 (None without spans), and
+        `omission`, the sum of the omissions' weights (None if they are not reported).
+        """
         rollouts = generate_rollouts(
             self.examples, model, tokenizer, self.cfg.eval_generation(), with_logprobs=False
         )
@@ -155,6 +157,6 @@ def _mean_penalty(reward: SampleReward) -> float | None:
 
 
 def _omission(reward: SampleReward, cfg: RewardConfig) -> float | None:
-    """The weights of what is left out, summed; None where nobody tells."""
+    """Return the summed weights of the omissions; None if no service reports them."""
     answer = reward.answers.get("mqm")
     return None if answer is None else omission_penalty(answer, cfg)

@@ -35,7 +35,7 @@ Run = dict[str, Any]
 
 
 def show(results: dict[str, Any]) -> None:
-    """The tables on the terminal."""
+    """Print the tables on the terminal."""
     make_tables = omission_tables if _on_omissions(results) else tables
     Console(width=160).print(
         Markdown(make_tables(results))
@@ -60,7 +60,7 @@ def _on_omissions(results: dict[str, Any]) -> bool:
 
 
 def tables(results: dict[str, Any]) -> str:
-    """All tables, in Markdown."""
+    """Return all tables, in Markdown."""
     runs = results["runs"]
     arms = [run for run in runs if not ARMS[run["arm"]].ablation]
     ablations = [run for run in runs if ARMS[run["arm"]].ablation]
@@ -269,7 +269,7 @@ def probe_table(runs: Sequence[Run]) -> str:
 
 
 def fault_table(runs: Sequence[Run]) -> str:
-    """The sources in three groups, by what the start policy made of them."""
+    """Return the sources in three groups, by the errors of the start policy."""
     names = list(runs[0]["groups"]) if runs else []
     head = ["arm", "seed"]
     for name in names:
@@ -319,7 +319,7 @@ def write_images(results: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _curves(runs: Sequence[Run], value: Callable[[dict[str, Any]], float], axes: Any) -> int:
-    """A line a run, a colour an arm."""
+    """Draw one line per run, one color per arm; return how many."""
     named: set[str] = set()
     for run in runs:
         points = [(point["update"], value(point)) for point in run["curve"]]

@@ -26,7 +26,7 @@ _UNTRANSLATED, _SHORT = 0.5, 0.6
 
 
 def summarise(plan: Plan) -> dict[str, Any]:
-    """Figures of all runs that were trained and measured."""
+    """Return the stats of all runs that were trained and measured."""
     start = _read(plan.folder / "start.json")
     sources = [line["rollout"]["src_text"] for line in read_jsonl(plan.folder / "probe.jsonl")]
     runs = [run_stats(name, seed, plan, start, sources) for name, seed in _runs(plan)]
@@ -43,7 +43,7 @@ def summarise(plan: Plan) -> dict[str, Any]:
 def run_stats(
     name: str, seed: int, plan: Plan, start: dict[str, Any], sources: Sequence[str]
 ) -> dict[str, Any]:
-    """One run: its curve, and start against end on the same sources.
+    """Return the stats of one run: its curve, and start against end on the same sources.
 
     sources: of the probe's samples.
     """
@@ -111,8 +111,10 @@ def own_reward(line: Line, arm: Arm) -> float | None:
 
 
 def own_change(first: Sequence[Line], last: Sequence[Line], arm: Arm) -> dict[str, Any]:
-    """The arm's own reward before and after, over the sources that have both; `errors`: the change
-    in paired standard errors."""
+    """Return the arm's own reward before and after, over the sources that have both.
+
+    `errors`: the change in paired standard errors.
+    """
     rewards = [(own_reward(a, arm), own_reward(b, arm)) for a, b in zip(first, last, strict=True)]
     both = [(a, b) for a, b in rewards if a is not None and b is not None]
     change = paired_standard_error([b - a for a, b in both])
@@ -185,8 +187,9 @@ def by_fault(first: Sequence[Line], last: Sequence[Line]) -> dict[str, dict[str,
 
 
 def probe_gap(probe: Sequence[Mapping[str, float]]) -> float:
-    """Mean log-probability of the penalised tokens of the start policy's samples, minus that of
-    their other tokens."""
+    """Return the mean log-probability of the penalized tokens of the start policy's samples,
+    minus that of the others.
+    """
     total = {key: sum(line[key] for line in probe) for key in probe[0]}
     return total["hit_logp"] / total["hit_n"] - total["free_logp"] / total["free_n"]
 
@@ -196,9 +199,13 @@ def probe_changes(
     after: Sequence[Mapping[str, float]],
     sources: Sequence[str],
 ) -> dict[str, Any]:
-    """Mean log-probability (`logp`) and probability (`p`) of penalised (`hit`) and other (`free`)
-    tokens under two policies, and the `gap`: how much more those of penalised tokens changed. 95 %
-    intervals by bootstrap over sources. sources: of each sample."""
+    """Return how a policy changed the probabilities of penalized (`hit`) and other (`free`)
+    tokens.
+
+    Mean log-probability (`logp`) and probability (`p`) under two policies, and the `gap`: how much
+    more those of penalized tokens changed. 95 % intervals by bootstrap over sources. sources: of
+    each sample.
+    """
     index_by_source = {source: index for index, source in enumerate(dict.fromkeys(sources))}
     keys = list(before[0])
     sums_N2S = np.zeros((len(index_by_source), 2, len(keys)))
@@ -229,7 +236,7 @@ def probe_changes(
 
 
 def _runs(plan: Plan) -> list[tuple[str, int]]:
-    """(arm, seed) of what was measured, also by another plan: arm by arm."""
+    """Return (arm, seed) of all measured runs, also of another plan, arm by arm."""
     return [
         (name, int(path.name.removeprefix(f"{name}-")))
         for name in plan.arms

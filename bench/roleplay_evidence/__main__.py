@@ -39,7 +39,7 @@ console = Console(stderr=True, highlight=False)
 
 
 def make_start(folder: Path, embedder: str) -> Path:
-    """The policy that all runs begin with, made as the demo makes it; kept where it stands."""
+    """Make the policy that all runs begin with, as the demo does; an existing one is kept."""
     from demo.roleplay.run import GRPO, POLICY, check_template, run_trainer, train_sft
 
     policy = folder / "start-policy"
@@ -54,7 +54,7 @@ def make_start(folder: Path, embedder: str) -> Path:
 
 
 def train(name: str, seed: int, folder: Path, settings: dict[str, object]) -> None:
-    """One run, unless it stands on disk with the same settings."""
+    """Train one run, unless it is on disk with the same settings."""
     arm, run = ARMS[name], run_folder(folder, name, seed)
     chosen = {key: str(value) for key, value in (settings | arm.settings).items()}
     done = folder / f"{run.name}.json"
@@ -74,7 +74,7 @@ def train(name: str, seed: int, folder: Path, settings: dict[str, object]) -> No
 
 
 def measure_names(policy: Path, stage: Path, settings: dict[str, object]) -> None:
-    """A policy's replies to turns whose names are in no training; not again where they stand."""
+    """Measure a policy's replies to turns whose names are in no training, unless that is done."""
     from demo.roleplay.run import run_trainer
 
     if (stage / "evaluation.jsonl").is_file():
@@ -84,7 +84,7 @@ def measure_names(policy: Path, stage: Path, settings: dict[str, object]) -> Non
 
 
 def run_plan(folder: Path, runs: list[tuple[str, int]], quick: bool, out: Path) -> None:
-    """All runs, and the results written after each."""
+    """Run all runs; write the results after each."""
     from bench.roleplay_evidence.summary import summarise
     from demo.roleplay.run import ENCODER, steps_of
 

@@ -44,7 +44,7 @@ ARMS = {
 
 
 def order(names: list[str], seeds: list[int]) -> list[tuple[str, int]]:
-    """A part of the runs says something, too: one seed of every arm first."""
+    """Return the runs so that the first ones are useful alone: one seed of every arm first."""
     return [(name, seed) for seed in seeds for name in ARMS if not names or name in names]
 
 

@@ -33,7 +33,7 @@ def dealt(prompts: Sequence[Any], seed: int) -> list[int]:
 
 
 def shuffled(function: Function, seed: int) -> Function:
-    """The function with its values dealt out anew."""
+    """Return a reward function whose values are dealt to other replies."""
 
     @functools.wraps(function)
     def other(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float]:

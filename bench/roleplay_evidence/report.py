@@ -32,7 +32,7 @@ Run = dict[str, Any]
 
 
 def show(results: dict[str, Any]) -> None:
-    """The tables on the terminal."""
+    """Print the tables on the terminal."""
     Console(width=160).print(Markdown(tables(results)))
 
 
@@ -47,7 +47,7 @@ def write_page(results: dict[str, Any]) -> None:
 
 
 def tables(results: dict[str, Any]) -> str:
-    """All tables, in Markdown."""
+    """Return all tables, in Markdown."""
     parts = [
         f"Held out: {results['turns']} turns of `demo/data/roleplay/final_test.jsonl`; commit "
         f"`{results['machine']['commit']}`.",
@@ -87,7 +87,7 @@ def seed_parts(runs: Sequence[Run]) -> list[str]:
 
 
 def rewards_table(results: dict[str, Any]) -> str:
-    """The five functions and their sum by the table's weights."""
+    """Return the five functions and their sum by the table's weights."""
     names = ["reward", *results["weights"]]
     head = ["", "seed", "weighted sum", *(f"`{name}`" for name in names[1:]), "of it: name, level"]
 
@@ -119,7 +119,7 @@ def others_table(results: dict[str, Any]) -> str:
 
 
 def changes_table(results: dict[str, Any]) -> str:
-    """Every run against the start, turn by turn."""
+    """Return every run against the start, turn by turn."""
     names = ["reward", *results["weights"], "chrf"]
     head = ["", "seed", "weighted sum", *(f"`{name}`" for name in names[1:-1]), "chrF"]
     rows = []
@@ -140,7 +140,7 @@ def changes_table(results: dict[str, Any]) -> str:
 
 
 def names_table(results: dict[str, Any]) -> str:
-    """The start, and the runs with all functions."""
+    """Return the start, and the runs with all functions."""
     rows = [
         [
             "after SFT (the start)" if run["seed"] is None else ARMS[ALL].title,
@@ -155,7 +155,7 @@ def names_table(results: dict[str, Any]) -> str:
 
 
 def examples_table(results: dict[str, Any]) -> str:
-    """One column a turn: they are read from above to below."""
+    """Return a table with one column per turn."""
     examples = results["examples"]
     names = [name for name in ("hurt", "start", *ARMS) if name in examples[0]]
     titles = {"hurt": "as it comes", "start": "after SFT (the start)"}
@@ -189,7 +189,9 @@ def _text(text: str) -> str:
 
 
 def _curves(runs: Sequence[Run], axes: Any) -> int:
-    """A line a run, a colour an arm; only arms whose rewards have all weights compare."""
+    """Draw one line per run, one color per arm, for arms whose rewards have all weights; return
+    how many.
+    """
     shown_runs = [run for run in runs if run["arm"] in _COLOURS]
     named: set[str] = set()
     for run in shown_runs:

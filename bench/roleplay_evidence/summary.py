@@ -35,7 +35,7 @@ _LAST = 5  # updates whose training rewards are reported
 
 
 def summarise(folder: Path) -> dict[str, Any]:
-    """All runs that stand in `folder`, and what they began with."""
+    """Return the stats of all runs in `folder`, and of their start."""
     finished_runs = [
         (name, int(path.stem.removeprefix(f"{name}-")))
         for name in ARMS
@@ -55,7 +55,7 @@ def summarise(folder: Path) -> dict[str, Any]:
 
 
 def value(line: Line) -> float:
-    """The weighted sum by the weights of the table, whatever the arm was rewarded by."""
+    """Return the weighted sum by the weights of the table, whatever the arm was rewarded by."""
     return sum(reward.weight * float(line["rewards"][reward.name]) for reward in REWARDS)
 
 
@@ -69,7 +69,7 @@ def compute_stats(stage: Stage) -> dict[str, float | None]:
 
 
 def narrations(lines: Sequence[Line]) -> set[str]:
-    """The different narrations of some replies, without the names of their rows."""
+    """Return the different narrations of some replies, without the names of their rows."""
     texts = set()
     for line in lines:
         narration = ParsedReply(line["completion"]).narration
@@ -80,7 +80,9 @@ def narrations(lines: Sequence[Line]) -> set[str]:
 
 
 def unseen_names(folder: Path, seeds: Sequence[int]) -> list[dict[str, Any]]:
-    """The start (seed None) and the runs with all functions, on names that are in no training."""
+    """Return the stats of the start (seed None) and the runs with all functions, on unseen
+    names.
+    """
     stages = [(seed, names_folder(folder, seed)) for seed in (None, *seeds)]
     return [
         {"seed": seed, "end": compute_stats(read_stage("unseen names", stage))}
@@ -90,7 +92,7 @@ def unseen_names(folder: Path, seeds: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def run_stats(folder: Path, name: str, seed: int, start: Stage) -> dict[str, Any]:
-    """One run: where it ended, and the paired changes of each reward and of chrF."""
+    """Return the end of one run, and the paired changes of each reward and of chrF."""
     run = run_folder(folder, name, seed)
     end = read_stage("end", run)
     log = read_jsonl(run / "log.jsonl")
@@ -115,7 +117,7 @@ def run_stats(folder: Path, name: str, seed: int, start: Stage) -> dict[str, Any
 def examples(
     folder: Path, hurt: Stage, start: Stage, runs: Sequence[tuple[str, int]]
 ) -> list[dict[str, Any]]:
-    """The first held-out turns, and what the first run of each arm says."""
+    """Return the first held-out turns, and the replies of the first run of each arm."""
     firsts = dict(reversed(runs))
     ends = {name: read_stage(name, run_folder(folder, name, firsts[name])) for name in firsts}
     return [

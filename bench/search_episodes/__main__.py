@@ -95,7 +95,7 @@ def _hit(page_id: str, number: int) -> PageHit:
 
 
 def _slide_image(seed: int) -> bytes:
-    """A slide: blocks of colour, and lines of small bars as letters are."""
+    """Return a slide: blocks of color, and lines of small bars in place of letters."""
     numbers = random.Random(seed)
     slide = Image.new("RGB", (WIDTH, HEIGHT), "white")
     pen = ImageDraw.Draw(slide)
@@ -124,7 +124,7 @@ def _text(number: int) -> str:
 
 
 def questions(quick: bool) -> Iterator[Measurement]:
-    """Seconds and memory of a run, milliseconds of its parts."""
+    """Yield seconds and memory of a run, milliseconds of its parts."""
     episodes = 100 if quick else 1000
     pages = KnownPages()
     yield from _images(pages)

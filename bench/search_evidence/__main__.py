@@ -144,7 +144,7 @@ def measure_starts(
 
 
 def run_plan(plan: Plan, out: Path) -> None:
-    """All runs, and the results written after each."""
+    """Run all runs; write the results after each."""
     from bench.search_evidence.summary import summarise
 
     before = machine()

@@ -54,7 +54,7 @@ class Arm:
 
     @property
     def start_name(self) -> str:
-        """Name of the measurement that this arm is held against."""
+        """Return the name of the measurement that this arm is compared with."""
         return f"start-{self.start}-{self.knows}"
 
 
@@ -100,8 +100,10 @@ class Plan:
 
 
 def make_plan(quick: bool, only: Sequence[str], seeds: Sequence[int], policy: Path) -> Plan:
-    """One seed of every arm first: a part of the runs says something, too. A quick plan is for
-    trying things, so that it keeps away from the final test."""
+    """Return a plan with one seed of every arm first, so that the first runs are useful alone.
+
+    A quick plan is for trying things, so it does not use the final test.
+    """
     names = [name for name in ARMS if not only or name in only]
     if quick:
         selected = tuple((name, seeds[0]) for name in (names if only else ("both", "rows")))

@@ -29,8 +29,9 @@ def by_chance(lengths: Sequence[int], seed: str) -> list[int]:
 
 
 def by_row(lengths: Sequence[int], seed: str) -> list[int]:
-    """The same of a batch that was put in the order of its lengths before rewards, which are still
-    in the order of the questions, were written to it row by row."""
+    """Deal rewards by row, as a batch sorted by length would get them if they were written in
+    question order.
+    """
     ordered = sorted(range(len(lengths)), key=lambda row: lengths[row])
     paid = [0] * len(lengths)
     for row, episode in enumerate(ordered):

@@ -65,7 +65,7 @@ Results = Mapping[str, Any]
 
 
 def show(results: Results) -> None:
-    """The tables on the terminal; the last lines say what they show of each set."""
+    """Print the tables on the terminal; the last lines summarize each set."""
     Console(width=160).print(Markdown(tables(results)))
 
 
@@ -80,13 +80,14 @@ def write_page(results: Results) -> None:
 
 
 def picture_of(results: Results) -> str | None:
-    """The curves of training, as SVG."""
+    """Return the training curves as SVG."""
     return picture(TITLE, "update", partial(_curves, results["arms"]))
 
 
 def tables(results: Results) -> str:
-    """All tables, in Markdown: those of the final test first, and of each set but it the main ones
-    alone."""
+    """Return all tables in Markdown: those of the final test first, then the main ones of the
+    other sets.
+    """
     parts = [f"{results['updates']} updates a run; commit `{results['machine']['commit']}`."]
     for number, (name, set_results) in enumerate(results["sets"].items()):
         title = SETS[name].title
@@ -120,7 +121,7 @@ def tables(results: Results) -> str:
 
 
 def verdicts(results: Results) -> list[str]:
-    """A sentence on each set and figure, from the tables of seeds."""
+    """Return a sentence on each set and stat, from the tables of seeds."""
     return [
         seeds_verdict(f"{name} on {SETS[set_name].title}", arms, _title(results, CONTROL))
         for set_name, set_results in results["sets"].items()
@@ -130,7 +131,7 @@ def verdicts(results: Results) -> list[str]:
 
 
 def changes_of(results: Results, set_results: Results, key: str) -> dict[str, Changes]:
-    """Title of an arm -> its change of a figure by seed; empty where the control is missing."""
+    """Return title of an arm -> its change of a stat by seed; empty if the control is missing."""
     if CONTROL not in set_results["arms"]:
         return {}
     return {
@@ -210,7 +211,7 @@ def _with_interval(change: Mapping[str, Any]) -> str:
 
 
 def _curves(arms: Mapping[str, Any], axes: Any) -> int:
-    """A line an arm; to the right of them there is room for their names."""
+    """Draw one line per arm, with space for the names to the right; return how many."""
     shown_arms = [name for name in arms if name in _COLOURS]
     updates = 0
     for name in shown_arms:

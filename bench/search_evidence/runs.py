@@ -47,7 +47,7 @@ class Job:
 
     @property
     def stages(self) -> list[list[str]]:
-        """All settings of each training, but places."""
+        """Return all settings of each training, except paths."""
         stages = self.arm.stages
         updates = self.plan.updates // len(stages)
         return [
@@ -69,7 +69,7 @@ class Job:
 
     @property
     def unmeasured(self) -> list[str]:
-        """The sets of which it has no measurement."""
+        """Return the sets that are not measured yet."""
         return [n for n in self.plan.sets if not measured_path(self.folder, n).is_file()]
 
     @property
@@ -99,7 +99,7 @@ def begin_worker(path: Path) -> None:
 
 
 def start_of(plan: Plan, arm: Arm) -> Path:
-    """The policy that an arm begins with."""
+    """Return the policy that an arm begins with."""
     return plan.policy if arm.start == "warm" else plan.folder / "random-policy"
 
 
@@ -146,7 +146,7 @@ def run_job(job: Job) -> float:
 
 
 def train(job: Job) -> None:
-    """All stages of a run, on the documents and questions of training."""
+    """Train all stages of a run, on the documents and questions of training."""
     from bench.search_evidence.control import dealing
     from trainer.search.data import load_train
     from trainer.search.training.train import run_search
@@ -166,7 +166,7 @@ def train(job: Job) -> None:
 def measure(
     plan: Plan, arm: Arm, set_name: str, services: Sequence[str], policy: Path, out: Path
 ) -> None:
-    """A greedy episode of each question of a set; a line of figures for each."""
+    """Play a greedy episode of each question of a set; write a line of stats for each."""
     from trainer.search.data import load_held_out
     from trainer.search.episode_runner import EpisodeRunner
     from trainer.search.local_policy import local_policy

@@ -37,7 +37,7 @@ LOGGED = ("reward_mean", "ndcg_mean", "clip_frac", "groups_without_spread")
 
 
 def summarise(plan: Plan) -> dict[str, Any]:
-    """All runs that stand in the folder of the plan, and what was measured on each set."""
+    """Return the stats of all runs in the plan's folder, on each set."""
     return {
         "policy": plan.policy.name,
         "updates": plan.updates,

@@ -28,7 +28,7 @@ from demo.processes import exit_on_sigterm
 
 
 def questions(quick: bool) -> Iterator[Measurement]:
-    """All figures of this script."""
+    """Yield all measurements of this script."""
     quiet_logs()
     exit_on_sigterm()  # else the retriever would outlive who is ended
     sizes = Sizes(2, 4, 4, 1, 1, 1) if quick else Sizes()

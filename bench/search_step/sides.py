@@ -56,7 +56,7 @@ class Sizes:
 
 
 def search_config(sizes: Sizes, retriever: str, run_dir: Path, **more: Any) -> Any:
-    """The demo's first phase, at this size."""
+    """Return the demo's first phase, at this size."""
     from scorekit.config import load_config
     from trainer.search.config import SearchConfig
 
@@ -97,8 +97,11 @@ def scorekit_side(sizes: Sizes, retriever: str) -> dict[str, Any]:
 
 
 def trl_side(sizes: Sizes, retriever: str) -> dict[str, Any]:
-    """The same with TRL. Its rollout_func plays the episodes with our driver and sampler, since TRL
-    has none of text; all else is TRL's."""
+    """Run the same updates with TRL.
+
+    Its rollout_func plays the episodes with our driver and sampler, because TRL has none for text;
+    the rest is TRL's.
+    """
     import torch
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, TrainerCallback
@@ -206,7 +209,7 @@ class _Player:
         }
 
     def _play(self, trainer: Any, update: int, numbered_questions: Sequence[Any]) -> list[_Played]:
-        """All episodes of an update."""
+        """Play all episodes of an update."""
         from scorekit.seeds import stream_seed
         from trainer.rl.engines.generate import GenerateSampler
         from trainer.rl.policy import stop_token_ids
@@ -267,7 +270,7 @@ def timed_updates() -> Iterator[list[float]]:
 
 
 def completed_text(trajectory: Any) -> str:
-    """All that the policy wrote in an episode."""
+    """Return the text that the policy wrote in an episode."""
     return "\n".join(turn.text for turn in trajectory.turns if not turn.forced)
 
 

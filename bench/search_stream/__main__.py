@@ -40,7 +40,7 @@ PATIENCE_S = 120.0
 
 
 def questions(quick: bool) -> Iterator[Measurement]:
-    """All figures of this script."""
+    """Yield all measurements of this script."""
     quiet_logs()
     count, seconds, repeats = (16, 1.0, 1) if quick else (64, 8.0, 3)
     with _servers() as answering:
@@ -90,8 +90,9 @@ def _ideal_seconds(ends: Sequence[float]) -> float:
 def _step(
     answering: Mapping[str, Any], ends: Sequence[float], name: str, stream_them: bool
 ) -> tuple[float, int]:
-    """Seconds of a step from its first episode to its last reward, and how many rewards are their
-    own episode's."""
+    """Return the seconds of a step from its first episode to its last reward, and the number of
+    correct rewards.
+    """
     episodes = [_episode(n, name) for n in range(len(ends))]
     images = {_sha256(n): _png(n) for n in range(len(ends))}
     pending = {

@@ -44,8 +44,11 @@ def templates(half: str) -> list[Template]:
 def chatter(
     half: str, prose: Mapping[str, Sequence[tuple[str, str]]], num_pairs: int = 10
 ) -> Iterator[tuple[str, Pair]]:
-    """(kind, pair): each template with the four pairs of its language that have another wording,
-    and where it needs none with `each` more of `prose` (target language -> true pairs)."""
+    """Yield (kind, pair): each template with the four pairs of its language that have another
+    wording.
+
+    A template that needs none gets `num_pairs` more of `prose` (target language -> true pairs).
+    """
     lines = (FOLDER / "pairs.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
     for number, template in enumerate(templates(half)):

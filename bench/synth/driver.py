@@ -41,7 +41,7 @@ AIM = 1000
 
 
 def questions(quick: bool) -> Iterator[Measurement]:
-    """All figures of this script."""
+    """Yield all measurements of this script."""
     sources = 200 if quick else 2000
     out_dir = WORK / "synth-driver"
     shutil.rmtree(out_dir, ignore_errors=True)

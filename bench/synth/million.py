@@ -51,7 +51,7 @@ MOST_GROWTH = 10.0
 
 
 def questions(quick: bool, sources: int | None = None) -> Iterator[Measurement]:
-    """All figures of this script."""
+    """Yield all measurements of this script."""
     sources = sources or (QUICK if quick else SOURCES)
     folder = WORK / "synth-million"
     shutil.rmtree(folder, ignore_errors=True)
@@ -74,7 +74,7 @@ def questions(quick: bool, sources: int | None = None) -> Iterator[Measurement]:
 
 
 def _run(config: Path) -> list[tuple[float, int]]:
-    """The whole command in a process of its own; (moment, bytes that it holds) until it ends."""
+    """Run the command in a separate process; return (time, memory in bytes) until it ends."""
     command = [sys.executable, "-m", "synth", "run", "--config", str(config), "--stage", "all"]
     looked: list[tuple[float, int]] = []
     with (config.parent / "driver.log").open("wb") as log:
@@ -92,7 +92,7 @@ def _run(config: Path) -> list[tuple[float, int]]:
 
 
 def _resident(pid: int) -> int:
-    """Bytes in memory of a process and of those that it started."""
+    """Return the bytes in memory of a process and of its children."""
     family, num_bytes = {pid}, 0
     for entry in sorted(Path("/proc").glob("[0-9]*"), key=lambda path: int(path.name)):
         try:
@@ -145,7 +145,7 @@ def _memory(
 
 
 def _slope(points: list[tuple[float, int]]) -> float:
-    """Bytes a second, by least squares."""
+    """Return bytes per second, by least squares."""
     middle_t = sum(t for t, _ in points) / len(points)
     middle = sum(resident for _, resident in points) / len(points)
     variance = sum((t - middle_t) ** 2 for t, _ in points)
@@ -240,7 +240,7 @@ def _words(key: str, min_length: int) -> list[str]:
 
 
 def write_config(folder: Path, sources: int, teacher: str, metricx: str, judge: str) -> Path:
-    """A config of all seven stages, as the requirement's example has it."""
+    """Write a config of all seven stages, as in the requirement's example."""
     config: dict[str, Any] = {
         "run": {"out_dir": str(folder / "run")},
         "data": {

@@ -29,7 +29,7 @@ _OFF = [code for code in RULES if code != "numbers_missing"]
 
 
 def outcome(pair: Pair) -> str:
-    """One of OUTCOMES, where a judge is on."""
+    """Return one of OUTCOMES for a pair, with a judge."""
     verdict = check_rules(pair, RuleConfig(off=_OFF), has_judge=True)
     return "certain" if verdict.failed else "doubtful" if verdict.doubtful else "passed"
 
@@ -40,8 +40,10 @@ def is_rejected_alone(pair: Pair) -> bool:
 
 
 def spoil(pairs: Iterable[Pair], kind: str) -> list[Pair]:
-    """Pairs with numbers, each with one wrong number in the translation, drawn by chance; those
-    that cannot be spoilt in this way are left out. kind: a key of KINDS."""
+    """Return pairs with one random wrong number in the translation each.
+
+    Pairs that cannot be changed in this way are left out. kind: a key of KINDS.
+    """
     rng = random.Random(0)
     spoilt = []
     for pair in pairs:
@@ -69,7 +71,7 @@ def _put(text: str, match: re.Match[str], digits: str) -> str:
 
 
 def _change(text: str, matches: Matches, rng: random.Random) -> str:
-    """One digit is another one."""
+    """Change one digit."""
     match = rng.choice(matches)
     digit_indices = [i for i, char in enumerate(match.group()) if char.isdecimal()]
     index = rng.choice(digit_indices)
@@ -92,8 +94,7 @@ def _swap(text: str, matches: Matches, rng: random.Random) -> str | None:
 
 
 def _shift(text: str, matches: Matches, rng: random.Random) -> str:
-    """One zero more; of a number with decimals the mark is gone, of one with groups it is the
-    other one."""
+    """Add a zero; a number with decimals loses its mark, one with groups gets the other mark."""
     match = rng.choice(matches)
     digits = match.group()
     if re.fullmatch(r"\d+[.,]\d{3}", digits):

@@ -55,7 +55,7 @@ class VerifyResult:
 
 
 def questions(quick: bool) -> Iterator[Measurement]:
-    """All figures."""
+    """Yield all measurements."""
     seeds, errors = ((0,), (0.1,)) if quick else (SEEDS, ERRORS)
     folder = WORK / "verification"
     folder.mkdir(parents=True, exist_ok=True)
@@ -101,7 +101,7 @@ def _by_k(
 
 
 def _verify(out: Path, flags: list[str]) -> None:
-    """The command, in this process: to begin one takes longer than most of these."""
+    """Run the command in this process, because starting one takes longer than most of these."""
     from trainer.search.curation.verification.commands import verify
 
     with contextlib.redirect_stdout(io.StringIO()):

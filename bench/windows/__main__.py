@@ -70,7 +70,7 @@ def pairs(name: str, left: str, right: str) -> list[Pair]:
 
 
 def joined(run: Sequence[Pair], joint: str) -> SampleForScoring:
-    """A document."""
+    """Return the segments joined to a document."""
     src, mt = zip(*run, strict=True)
     return SampleForScoring(joint.join(src), " ".join(mt))
 
@@ -81,7 +81,7 @@ def starts(run: Sequence[Pair]) -> list[int]:
 
 
 def marked(result: Scored) -> set[int]:
-    """Characters of `mt` that lie in a span."""
+    """Return the characters of `mt` that lie in a span."""
     return {
         position for span in result.error_spans or () for position in range(span.start, span.end)
     }
@@ -149,7 +149,7 @@ class Document:
 
 
 def inserted(run: list[Pair], position: int, text: str) -> list[Pair]:
-    """The run, with a text at that character of its translations' document."""
+    """Return the segments, with a text inserted at that character of the joined translations."""
     begins = starts(run)
     k = bisect_right(begins, position) - 1
     src, mt = run[k]
@@ -194,7 +194,7 @@ def fits(run: Sequence[Pair], joint: str, scorer: Any) -> bool:
 
 
 def score(scorer: Any, sample: SampleForScoring, limit: int, overlong: Any) -> Scored:
-    """One sample, cut or in windows of so many tokens."""
+    """Score one sample, truncated or in windows of `limit` tokens."""
     cfg = ScoringConfig(overlong=overlong, max_input_length=limit)
     (result,) = scorer.score_batch([sample], cfg).metadata
     assert isinstance(result, Scored), result
@@ -202,7 +202,9 @@ def score(scorer: Any, sample: SampleForScoring, limit: int, overlong: Any) -> S
 
 
 def compare(scorer: Any, name: str, left: str, right: str, joint: str) -> dict[str, Any]:
-    """Figures of a corpus: against the whole text, of windows, of truncation, of context noise."""
+    """Return the stats of a corpus: windows, truncation and context noise, compared with the
+    full text.
+    """
     rows: dict[str, list[dict[str, float]]] = {}
     counts: dict[str, list[tuple[int, float]]] = {}
     for document in documents(pairs(name, left, right), joint, scorer):
@@ -250,8 +252,9 @@ def compare(scorer: Any, name: str, left: str, right: str, joint: str) -> dict[s
 
 
 def against_noise(rows_by_kind: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
-    """The model's own noise, as the mean over the four neighbours; what the others lose, in so many
-    times of it."""
+    """Return the model's noise, as the mean over the four context variants, and the others as
+    multiples of it.
+    """
     losses = {
         kind: {
             "f1_lost": 1 - row["f1"],

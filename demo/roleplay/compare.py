@@ -33,7 +33,7 @@ class Stage:
 
 
 def read_stage(title: str, folder: Path, *, first: bool = False) -> Stage:
-    """The evaluation in a folder; of a training run the last one, or the first."""
+    """Read the evaluation in a folder. For a training run, read the last one, or the first."""
     alone = folder / "evaluation.jsonl"
     if alone.is_file():
         stats = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
@@ -43,7 +43,7 @@ def read_stage(title: str, folder: Path, *, first: bool = False) -> Stage:
 
 
 def show_stats(console: Console, stages: Sequence[Stage]) -> None:
-    """Rewards with their components, and below them what no reward looks at."""
+    """Print rewards with their components, and below them stats that no reward uses."""
     stats_table = Table("", *(stage.title for stage in stages))
     for stat in table():
         values = [stage.stats.get(stat.key) for stage in stages]
@@ -54,7 +54,7 @@ def show_stats(console: Console, stages: Sequence[Stage]) -> None:
 
 
 def show_samples(console: Console, stages: Sequence[Stage]) -> None:
-    """Replies to the same turns: the first of the set, not the best."""
+    """Print replies to the same turns: the first of the set, not the best."""
     samples_table = Table("the player says", *(stage.title for stage in stages), show_lines=True)
     for lines in list(zip(*(stage.lines for stage in stages), strict=True))[:SHOWN]:
         first_line = lines[0]

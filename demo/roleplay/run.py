@@ -30,7 +30,7 @@ def run_demo(
     grpo_steps: int | None = None,
     limit: int | None = None,
 ) -> None:
-    """The whole demo. Raises UserError where a part of it cannot run."""
+    """Run the demo. Raise UserError if a part of it cannot run."""
     started = time.monotonic()
     exit_on_sigterm()
     run_dir.mkdir(parents=True, exist_ok=True)
@@ -56,7 +56,7 @@ def run_demo(
 
 
 def check_template(mended: Path) -> None:
-    """`template-check` must find the fault; `--fix` must mend it."""
+    """Check that `template-check` finds the template's error, and that `--fix` repairs it."""
     arguments = ["--model", str(POLICY), "--data", str(SFT_DATA), "--limit", "50", "--show", "1"]
     code = run_module("trainer", "template-check", *arguments)
     if code != FOUND:
@@ -68,7 +68,7 @@ def check_template(mended: Path) -> None:
 
 
 def train_sft(folder: Path, template: Path, to: Path, steps: int | None) -> None:
-    """SFT from the start policy, and its last checkpoint as a plain folder."""
+    """Run SFT from the start policy, and export its last checkpoint as a plain folder."""
     settings: dict[str, object] = {
         "chat.template": template,
         "misc.run_dir": folder,
@@ -82,7 +82,7 @@ def train_sft(folder: Path, template: Path, to: Path, steps: int | None) -> None
 
 
 def steps_of(updates: int) -> dict[str, object]:
-    """A shorter GRPO run; its warm-up may not be longer than it."""
+    """Return the settings of a shorter GRPO run. Its warm-up may not be longer than the run."""
     return {"grpo.max_steps": updates, "grpo.warmup_steps": min(3, updates - 1)}
 
 
@@ -94,7 +94,7 @@ def run_trainer(command: str, config: Path, settings: Mapping[str, object], *fla
 
 
 def show(run_dir: Path, started: float) -> None:
-    """Tables, samples and what they say."""
+    """Print tables, samples, and what they mean."""
     stages = [
         read_stage("as it comes", run_dir / "start"),
         read_stage("after SFT", run_dir / "grpo", first=True),

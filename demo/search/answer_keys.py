@@ -1,4 +1,4 @@
-"""The key to the questions: where on the pages an answer stands, and how it is made of that."""
+"""The answer keys of the questions: where an answer is on the pages, and how it is computed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Key(BaseModel):
     reads: list[list[Spot]]
 
     def answer(self, read: Sequence[str]) -> str:
-        """The answer, made of what was read: one text for each of `reads`."""
+        """Return the answer for what was read: one text for each of `reads`."""
         if self.how == "value":
             return read[0] + self.unit
         numbers = [Decimal(text.replace(",", "")) for text in read]
@@ -51,5 +51,5 @@ class Key(BaseModel):
 
 
 def read_keys(path: Path = KEYS) -> list[Key]:
-    """The keys of all questions of a corpus."""
+    """Return the keys of all questions of a corpus."""
     return [Key.model_validate(row) for row in json.loads(path.read_text(encoding="utf-8"))]

@@ -13,10 +13,10 @@ NOT_SHOWN = "The pictures do not show it."
 
 
 class Answerer:
-    """The same pictures and question give the same answer, always.
+    """Answers questions from images. The same images and question always give the same answer.
 
-    Right where every figure that is needed is legible in a picture; else what looks most like an
-    answer among what is legible, which is wrong. Use it in one thread.
+    The answer is right if every number that is needed is legible in an image. Else it is the
+    legible text that looks most like an answer, which is wrong. Use it in one thread.
     """
 
     def __init__(self, corpora: Sequence[Path] = (CORPUS,), keys: Sequence[Path] = (KEYS,)) -> None:
@@ -56,7 +56,7 @@ class Answerer:
         return read
 
     def _guess(self, question: str, sights: Sequence[Sight]) -> str:
-        """The legible line with a figure that has most in common with the question."""
+        """Return the legible line with a number that has most in common with the question."""
         lines = [line for line in self.reader.legible(sights) if re.search(r"\d", line)]
         question_pairs = _pairs(question)
         return max(

@@ -101,10 +101,10 @@ def show_episode(console: Console, stage: Stage) -> None:
 
 
 def verdict(stages: Sequence[Stage]) -> list[str]:
-    """Say what each phase changed, with intervals over the held-out questions, and what is left.
+    """Return sentences on what each phase changed, with intervals over the held-out questions.
 
-    The last sentence says which phases raised something for certain. What has no figure in one of
-    two stages is in no mean, and is counted.
+    The last sentence says which phases raised a stat with certainty. A question without a value in
+    one of two stages is left out of the means, and counted.
     """
     steps = list(pairwise(stages))
     changes = [

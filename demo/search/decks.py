@@ -90,17 +90,17 @@ SECTORS = {
 
 
 def life(countries: Countries, name: str, year: int) -> Cell:
-    """Life expectancy at birth, in years."""
+    """Return the life expectancy at birth, in years."""
     return cell(f"{countries[name, year].life:.1f}", "life", name, year)
 
 
 def income(countries: Countries, name: str, year: int) -> Cell:
-    """GDP a head, in dollars."""
+    """Return the GDP per head, in dollars."""
     return cell(f"{countries[name, year].income:,.0f}", "income", name, year)
 
 
 def people(countries: Countries, name: str, year: int) -> Cell:
-    """Population, in millions."""
+    """Return the population, in millions."""
     return cell(f"{countries[name, year].population:,.1f}", "people", name, year)
 
 
@@ -112,7 +112,7 @@ def by_continent(
     unit: str,
     make_cell: Callable[..., Cell],
 ) -> Deck:
-    """A page a continent: a table of twelve countries, and 1952 in the small print."""
+    """Draw one page per continent: a table of twelve countries, with 1952 in the small print."""
     deck = Deck(folder, stem, "World figures")
     deck.page(title, "Twelve countries a continent, every ten years from 1957 to 2007")
     deck.bullets([*SHOWN, "Sources and method: last lines of each page"])
@@ -129,7 +129,7 @@ def by_continent(
 
 
 def profiles(folder: Path, countries: Countries) -> Deck:
-    """A page a country, all alike."""
+    """Draw one page per country, all with the same layout."""
     deck = Deck(folder, "country-profiles", "Country profiles")
     years = (1967, 1977, 1987, 1997, 2007)
     for name in PROFILED:
@@ -163,7 +163,7 @@ def profiles(folder: Path, countries: Countries) -> Deck:
 
 
 def power(folder: Path, output: Mapping[tuple[str, int], int]) -> Deck:
-    """Electricity of Iowa: a page a source, and one of all sources."""
+    """Draw the electricity generation of Iowa: one page per source, and one of all sources."""
     deck = Deck(folder, "iowa_power_2001-2017", "U.S. Energy Information Administration")
     years = range(2001, 2018)
     for source in SOURCES:
@@ -188,7 +188,7 @@ def power(folder: Path, output: Mapping[tuple[str, int], int]) -> Deck:
 
 
 def jobs(folder: Path, employment: Mapping[tuple[str, int, int], int]) -> Deck:
-    """Employment in the United States: a page a year, all alike."""
+    """Draw the employment in the United States: one page per year, all with the same layout."""
     deck = Deck(folder, "us-employment", "U.S. Bureau of Labor Statistics")
     for year in range(2006, 2016):
         deck.page(f"Employment {year}", "Employees on payrolls in the United States, in thousands")
@@ -211,12 +211,12 @@ def jobs(folder: Path, employment: Mapping[tuple[str, int, int], int]) -> Deck:
 
 
 def rain(months: Weather, year: int, month: int) -> Cell:
-    """Rain of a month in mm."""
+    """Return the rain of a month in mm."""
     return cell(f"{months[year, month].rain:.1f}", "rain", "Seattle", f"{year}-{month:02}")
 
 
 def weather(folder: Path, months: Weather) -> Deck:
-    """Weather of Seattle: a page a year, and one of the rain of all years."""
+    """Draw the weather of Seattle: one page per year, and one with the rain of all years."""
     deck = Deck(folder, "seattle-weather", "National Oceanic and Atmospheric Administration")
     for year in range(2012, 2016):
         deck.page(f"Seattle {year}", "Precipitation in mm, mean daily high and low in °C")
@@ -241,7 +241,7 @@ def weather(folder: Path, months: Weather) -> Deck:
 
 
 def _days(weather_by_month: Weather, year: int) -> Iterable[tuple[str, Cell]]:
-    """The wettest and the warmest day of a year, and how much."""
+    """Yield the wettest and the warmest day of a year, with their values."""
     months = [weather_by_month[year, n] for n in range(1, 13)]
     kinds: Sequence[tuple[str, str, tuple[str, float]]] = (
         ("wettest", "mm", max((m.wettest for m in months), key=lambda pair: pair[1])),
@@ -253,7 +253,7 @@ def _days(weather_by_month: Weather, year: int) -> Iterable[tuple[str, Cell]]:
 
 
 def asian_people(folder: Path, countries: Countries) -> Deck:
-    """Population of Asia in Korean: a page a region."""
+    """Draw the population of Asia in Korean: one page per region."""
     deck = Deck(folder, "아시아_인구", "아시아 인구 통계")
     deck.page("아시아의 인구", "1957년부터 2007년까지 10년 간격, 단위: 백만 명")
     deck.bullets([*REGIONS, "첫 조사 연도의 값은 각 쪽 맨 아래에 있음"])
@@ -269,7 +269,7 @@ def asian_people(folder: Path, countries: Countries) -> Deck:
 
 
 def korean_profiles(folder: Path, countries: Countries) -> Deck:
-    """A page a country in Korean."""
+    """Draw one page per country in Korean."""
     deck = Deck(folder, "국가_개요", "국가별 개요")
     years = (1992, 1997, 2002, 2007)
     for name in KOREAN_PROFILES:
@@ -295,7 +295,7 @@ def korean_profiles(folder: Path, countries: Countries) -> Deck:
 
 
 def korean_weather(folder: Path, weather_by_month: Weather) -> Deck:
-    """Rain of Seattle in Korean: a page a quarter, years beside each other."""
+    """Draw the rain of Seattle in Korean: one page per quarter, with the years side by side."""
     deck = Deck(folder, "시애틀_강수", "시애틀 기상 기록")
     years = range(2012, 2016)
     for quarter in range(4):
@@ -317,7 +317,7 @@ def korean_weather(folder: Path, weather_by_month: Weather) -> Deck:
 
 
 def draw_all(folder: Path, wheels: Path) -> list[Deck]:
-    """Every deck, written under `folder`."""
+    """Draw every deck under `folder`."""
     countries, weathers = figures.read_countries(wheels), figures.read_weather(wheels)
     return [
         by_continent(

@@ -22,7 +22,7 @@ NAME = "demo-searcher"
 
 
 def searcher() -> FakeOpenAI:
-    """The server, which knows how the pages of the corpus look, and no more."""
+    """Return the server. It knows the layout of the corpus pages, and nothing else."""
     reader = Reader()
 
     def respond(body: dict[str, Any], seed: int | None) -> str:

@@ -1,4 +1,4 @@
-"""The questions about the decks, in other words than the pages use."""
+"""The questions about the decks, worded differently from the pages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ AnswerMethod = Literal["value", "difference", "largest", "smallest"]
 
 
 class CorpusQuestion(NamedTuple):
-    """A question. deck: the one that it is asked of. facts: what it must be answered from."""
+    """Holds a question. deck: its document. facts: what it must be answered from."""
 
     question: str
     deck: str
@@ -36,7 +36,7 @@ _PEOPLE = ("How many inhabitants did {c} have in {y}?", "How big was the nation 
 
 
 def everything() -> Iterator[CorpusQuestion]:
-    """All questions, kind by kind."""
+    """Yield all questions, kind by kind."""
     yield from _countries()
     yield from _comparisons()
     yield from _power()
@@ -50,7 +50,7 @@ def everything() -> Iterator[CorpusQuestion]:
 def _each(
     phrases: Sequence[str], measure: str, deck: str, unit: str, picks: str
 ) -> Iterator[CorpusQuestion]:
-    """picks: `country year; country year`."""
+    """Yield questions about picks: `country year; country year`."""
     for number, pick in enumerate(picks.split("; ")):
         name, year = pick.rsplit(maxsplit=1)
         question = phrases[number % len(phrases)].format(c=CALLED.get(name, name), y=year)
@@ -73,7 +73,7 @@ def _countries() -> Iterator[CorpusQuestion]:
 
 
 def _comparisons() -> Iterator[CorpusQuestion]:
-    """Two pages of one deck."""
+    """Yield questions that need two pages of one deck."""
     for longer, shorter, year in (
         ("Spain", "Bolivia", "1957"),
         ("Israel", "Uganda", "2007"),

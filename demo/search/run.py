@@ -29,8 +29,10 @@ console = Console(highlight=False)
 
 
 def run_demo(run_dir: Path, *, updates: int | None = None, limit: int | None = None) -> None:
-    """The whole demo. updates: of each phase; limit: of the held-out questions. Raises UserError
-    where a part of it cannot run."""
+    """Run the demo. Raise UserError if a part of it cannot run.
+
+    updates: of each phase. limit: of the held-out questions.
+    """
     started = time.monotonic()
     exit_on_sigterm()
     run_dir.mkdir(parents=True, exist_ok=True)

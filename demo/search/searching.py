@@ -1,7 +1,7 @@
-"""A searcher without weights: what a careful reader with a short list of tricks would do.
+"""A searcher without weights, which follows a short list of rules.
 
-It sees nothing but the pictures that it is sent (`demo.search.reading`), and knows no answers. Its
-trajectories are a cold start for a policy, and the baseline that one has to beat.
+It sees only the images that it receives (`demo.search.reading`), and knows no answers. Its
+trajectories are the cold start of a policy, and the baseline that a policy has to beat.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ Fact = tuple[str, str, str]
 
 
 class Cell(NamedTuple):
-    """A text of a table, and the fact that it states, if any."""
+    """Holds a text of a table, and the fact that it states, if any."""
 
     text: str
     fact: Fact | None = None
@@ -59,7 +59,9 @@ def load_fonts(wheels: Path) -> None:
 
 
 def background() -> ImageReader:
-    """Red falls from left to right, green from top to bottom, blue stays."""
+    """Return the background: red falls from left to right, green from top to bottom, blue is
+    constant.
+    """
     wide, high = int(WIDTH), int(HEIGHT)
     pixels = np.full((high, wide, 3), BLUE, np.uint8)
     pixels[..., 0] = _falling(RED, wide)
@@ -123,8 +125,10 @@ class Deck:
     def table(
         self, heads: Sequence[str], rows: Sequence[Sequence[Cell]], *, first: float = 190.0
     ) -> None:
-        """A table over the page's width: the first column to the left, the others to the right.
-        first: width of the first column in points."""
+        """Draw a table over the page's width: the first column aligned left, the others right.
+
+        first: width of the first column in points.
+        """
         step = (WIDTH - 2 * _LEFT - first) / (len(heads) - 1)
         ends = [_LEFT + first + step * (n + 1) for n in range(len(heads) - 1)]
         self.write(_LEFT, _TOP, heads[0], font=BOLD)
@@ -139,7 +143,7 @@ class Deck:
         self._rule(_TOP + 14 + _ROW * len(rows))
 
     def bars(self, values: Sequence[tuple[str, Cell, float]], top: float = 150.0) -> None:
-        """Bars that lie, each with its label to the left and its figure at its end."""
+        """Draw horizontal bars, each with its label to the left and its number at its end."""
         max_value = max(value for _, _, value in values)
         for number, (label, cell, value) in enumerate(values):
             baseline = top + 34 * number
@@ -150,7 +154,7 @@ class Deck:
             self.write(_LEFT + 200 + wide, baseline, cell.text, fact=cell.fact)
 
     def small(self, lead: str, notes: Sequence[tuple[str, Cell]], *, per_line: int = 4) -> None:
-        """Small print above the footer: notes of a label and a figure, each fact on its own."""
+        """Draw small print above the footer: notes of a label and a number, each with its fact."""
         lines = -(-len(notes) // per_line)
         baseline = HEIGHT - 38 - 9 * lines
         self.write(_LEFT, baseline, lead, size=SMALL, colour=_PALE)
@@ -162,7 +166,7 @@ class Deck:
             self.write(x, y, cell.text, fact=cell.fact, size=SMALL, colour=_PALE)
 
     def bullets(self, lines: Sequence[str]) -> None:
-        """Lines of text, each with a dot."""
+        """Draw lines of text, each with a dot."""
         for number, line in enumerate(lines):
             self.write(_LEFT, 160 + 34 * number, f"· {line}", size=18)
 
@@ -182,5 +186,5 @@ class Deck:
 
 
 def cell(text: Any, *fact: Any) -> Cell:
-    """A cell; with a fact (measure, of whom, when) where one is given."""
+    """Return a cell, with its fact (measure, subject, time) if one is given."""
     return Cell(str(text), tuple(map(str, fact)) if fact else None)  # type: ignore[arg-type]

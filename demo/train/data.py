@@ -32,19 +32,21 @@ HANGUL = re.compile(r"[가-힣]")
 
 
 def read_jsonl(path: Path) -> list[dict]:
-    """Rows of a JSONL file."""
+    """Return rows of a JSONL file."""
     with open(path, encoding="utf-8") as handle:
         return [json.loads(line) for line in handle]
 
 
 def write_jsonl(path: Path, rows: list[dict]) -> None:
-    """One JSON object a line, non-ASCII kept readable."""
+    """Write one JSON object per line, with readable non-ASCII."""
     with open(path, "w", encoding="utf-8") as handle:
         handle.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 def clean(rows: list[dict], max_words: int = 16) -> list[dict]:
-    """Plain sentences of 2 to ``max_words`` words with a Korean side of a plausible length."""
+    """Keep plain sentences of 2 to ``max_words`` words with a Korean side of a plausible
+    length.
+    """
     rows_kept, seen = [], set()
     for row in rows:
         src = " ".join(row["src"].split())
@@ -62,7 +64,7 @@ def clean(rows: list[dict], max_words: int = 16) -> list[dict]:
 
 
 def trigrams(text: str) -> set[str]:
-    """Character trigrams of the lower-cased text, padded with spaces."""
+    """Return character trigrams of the lower-cased text, padded with spaces."""
     text = f" {text.lower()} "
     return {text[i : i + 3] for i in range(len(text) - 2)}
 

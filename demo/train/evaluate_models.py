@@ -31,7 +31,7 @@ MODELS = DATA.parent / "models"
 
 
 def translation(outputs: list[str], references: list[str]) -> dict:
-    """Corpus chrF, BLEU with two tokenisations, and the length in characters."""
+    """Return corpus chrF, BLEU with two tokenizations, and the length in characters."""
     chrf, char_bleu, word_bleu = CHRF(), BLEU(tokenize="char"), BLEU(tokenize="13a")
     return {
         "chrF": chrf.corpus_score(outputs, [references]).score,
@@ -47,7 +47,7 @@ def translation(outputs: list[str], references: list[str]) -> dict:
 
 
 def mean(values: Any) -> float:
-    """Arithmetic mean."""
+    """Return the arithmetic mean."""
     values = list(values)
     return sum(values) / len(values)
 
@@ -55,7 +55,7 @@ def mean(values: Any) -> float:
 def sampled_correlation(
     policy: Any, metricx: Any, xcomet: Any, rows: list[dict], temperature: float, copies: int
 ) -> dict:
-    """Spearman with sentence chrF over the policy's samples of every source."""
+    """Return Spearman with sentence chrF over the policy's samples of every source."""
     model, tokenizer = policy
     rows = rows * copies
     sources, refs = [r["src_text"] for r in rows], [r["ref_text"] for r in rows]
@@ -82,7 +82,7 @@ def sampled_correlation(
 
 
 def best_of(groups: list[str], scores: list[float], chrf: list[float], sign: int) -> float:
-    """Mean chrF of the sample that the metric likes best, one a source."""
+    """Return the mean chrF of the sample that the metric likes best, one per source."""
     best: dict[str, tuple[float, float]] = {}
     for group, score, value in zip(groups, scores, chrf, strict=True):
         if group not in best or sign * score > best[group][0]:
@@ -91,7 +91,9 @@ def best_of(groups: list[str], scores: list[float], chrf: list[float], sign: int
 
 
 def spans_f1(xcomet: Any, rows: list[dict], seed: int) -> dict:
-    """Character F1 of predicted spans on damaged true translations (severity not compared)."""
+    """Return character F1 of predicted spans on damaged true translations (severity not
+    compared).
+    """
     rng, pool = random.Random(seed), pool_of(rows)
     kinds = {k: w for k, w in corrupt.INSIDE.items() if k not in (corrupt.drop, corrupt.truncate)}
     cases = []
@@ -120,7 +122,7 @@ def spans_f1(xcomet: Any, rows: list[dict], seed: int) -> dict:
 
 
 def prf(both: int, predicted: int, gold: int) -> dict:
-    """Precision, recall and F1 of character counts."""
+    """Return precision, recall and F1 of character counts."""
     return {
         "precision": both / max(1, predicted),
         "recall": both / max(1, gold),
@@ -129,7 +131,7 @@ def prf(both: int, predicted: int, gold: int) -> dict:
 
 
 def bad_outputs(metricx: Any, xcomet: Any, rows: list[dict], seed: int) -> dict:
-    """Mean scores of the truth and of bad outputs, and how often the truth wins."""
+    """Return mean scores of the truth and of bad outputs, and how often the truth wins."""
     rng = random.Random(seed)
     sources, refs = [r["src_text"] for r in rows], [r["ref_text"] for r in rows]
     other = refs[:]
@@ -157,7 +159,7 @@ def bad_outputs(metricx: Any, xcomet: Any, rows: list[dict], seed: int) -> dict:
 
 
 def measure(args: argparse.Namespace) -> dict:
-    """All figures."""
+    """Return all stats."""
     rows = read_jsonl(DATA / f"{args.split}.jsonl")
     policy = load(args.models / "policy")
     metricx, xcomet = MetricX(args.models / "metricx"), XComet(args.models / "xcomet")
@@ -179,7 +181,7 @@ def measure(args: argparse.Namespace) -> dict:
 
 
 def rounded(value: Any) -> Any:
-    """Three decimals everywhere."""
+    """Return the stats rounded to three decimals."""
     if isinstance(value, dict):
         return {key: rounded(item) for key, item in value.items()}
     if isinstance(value, list):

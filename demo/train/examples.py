@@ -46,20 +46,23 @@ class Labeller:
         self.cache: dict[str, list[int]] = {}
 
     def ids(self, text: str) -> list[int]:
-        """Token ids without special tokens, remembered (sources and references recur)."""
+        """Return token ids without special tokens, remembered (sources and references recur)."""
         if text not in self.cache:
             self.cache[text] = self.tokenizer.encode(text, add_special_tokens=False)[:80]
         return self.cache[text]
 
     def sample(self, src: str, mt: str, ref: str) -> Example:
-        """A policy sample, tagged by its edit operations."""
+        """Return a policy sample, tagged by its edit operations."""
         score = 25 * (1 - sentence_chrf(mt, ref) / 100)
         tags, fixes = self.edits(self.ids(mt), self.ids(ref))
         return Example(self.ids(src), self.ids(mt), self.ids(ref), score, tags, fixes, "sample")
 
     def edits(self, mt: list[int], ref: list[int]) -> tuple[list[int], list[int]]:
-        """Tags: 0 for kept tokens; substituted or extra ones by how far they are from the truth.
-        Fixes: the true tokens of a substitution, in order."""
+        """Return tags and fixes.
+
+        Tags: 0 for kept tokens; substituted or extra ones by their distance from the truth. Fixes:
+        the true tokens of a substitution, in order.
+        """
         tags, fixes = [0] * len(mt), [-1] * len(mt)
         in_ref = set(ref)
         matcher = difflib.SequenceMatcher(None, mt, ref, autojunk=False)
@@ -80,7 +83,7 @@ class Labeller:
         return tags, fixes
 
     def corrupted(self, src: str, ref: str, kind: Any, pool: Any, rng: random.Random) -> Example:
-        """A damaged true translation, tagged by its spans."""
+        """Return a damaged true translation, tagged by its spans."""
         text, spans = kind(src, ref, pool, rng)
         score = 25 * (1 - sentence_chrf(text, ref) / 100)
         if kind is corrupt.repeat:
@@ -93,7 +96,9 @@ class Labeller:
 
 
 def span_tags(text: str, offsets: list[tuple[int, int]], spans: list[corrupt.Span]) -> list[int]:
-    """The worst severity of the spans that a token overlaps, its leading space not counted."""
+    """Return the worst severity of the spans that a token overlaps, its leading space not
+    counted.
+    """
     tags = []
     for start, end in offsets:
         while start < end and text[start] == " ":
@@ -127,7 +132,7 @@ def synthetic(
 
 
 def samples(labeller: Labeller, files: Iterable) -> list[Example]:
-    """Examples of the candidate files, equal candidates of one source once a file."""
+    """Return examples of the candidate files, without duplicates of one source in a file."""
     out = []
     for path in files:
         seen = set()

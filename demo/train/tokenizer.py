@@ -58,7 +58,7 @@ def train_unigram(folder: Path) -> Path:
 
 
 def backend(model: Path) -> Tokenizer:
-    """The sentencepiece model as a `tokenizers` pipeline."""
+    """Return the sentencepiece model as a `tokenizers` pipeline."""
     sentencepiece_model = sentencepiece.SentencePieceProcessor(model_file=str(model))
     vocab = []
     for index in range(sentencepiece_model.get_piece_size()):

@@ -24,10 +24,10 @@ CLOSE = 1e-9
 
 @contextmanager
 def float64() -> Iterator[None]:
-    """Within it, in every thread, a float64 tensor is not cast to float32.
+    """Within the block, no thread casts a float64 tensor to float32.
 
-    Models cast to float32 what they want exact in half precision (norms, softmax, logits); in a
-    model of float64 the same cast would lose half the digits.
+    Models cast to float32 where half precision is not exact enough (norms, softmax, logits). In a
+    float64 model the same cast would lose half the digits.
     """
     single = Tensor.float
 
@@ -55,8 +55,10 @@ def float64() -> Iterator[None]:
 
 
 def doubled(model: M) -> M:
-    """The model with its weights in float64. Its buffers stay: a rotary embedding's frequencies
-    meet positions in float32."""
+    """Return the model with its weights in float64.
+
+    Its buffers stay: a rotary embedding's frequencies are multiplied by positions in float32.
+    """
     for weight in model.parameters():
         weight.data = weight.data.double()
     return model

@@ -31,7 +31,7 @@ _CANDIDATES = "a1 -.\t\n:<({[`|@%가A_=>"
 
 
 class Call(NamedTuple):
-    """`re.X(pattern)` in the code. function: where; None at a module's own level."""
+    """A call `re.X(pattern)` in the code. function: its function; None at module level."""
 
     module: str
     function: str | None
@@ -49,7 +49,7 @@ class Found(NamedTuple):
 
 
 def sources() -> Iterator[tuple[str, ast.Module]]:
-    """Every module of the project, parsed."""
+    """Yield every module of the project, parsed."""
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
             name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
@@ -57,7 +57,7 @@ def sources() -> Iterator[tuple[str, ast.Module]]:
 
 
 def calls_of_re(module: str, tree: ast.Module) -> Iterator[Call]:
-    """All calls of functions of `re` that take a pattern."""
+    """Yield all calls of functions of `re` that take a pattern."""
     owner = {
         id(node): scope.name
         for scope in ast.walk(tree)
@@ -78,7 +78,9 @@ def calls_of_re(module: str, tree: ast.Module) -> Iterator[Call]:
 def patterns(
     pattern_makers: dict[tuple[str, str], Callable[[], list[re.Pattern[str]]]],
 ) -> Iterator[Found]:
-    """All patterns: those of the modules, literals in functions, and those that functions make."""
+    """Yield all patterns: those of the modules, literals in functions, and those that functions
+    make.
+    """
     for module, tree in sources():
         calls = list(calls_of_re(module, tree))
         for call in calls:
@@ -105,7 +107,7 @@ def _module_patterns(module: Any) -> Iterator[tuple[str, re.Pattern[Any]]]:
 
 
 def _searched_names(tree: ast.Module) -> set[str]:
-    """Names that are used in any other way than `NAME.match(` and `NAME.fullmatch(`."""
+    """Return names that are used in any other way than `NAME.match(` and `NAME.fullmatch(`."""
     anchored = {
         id(node.value)
         for node in ast.walk(tree)
@@ -123,7 +125,7 @@ def _searched_names(tree: ast.Module) -> set[str]:
 
 
 def pumps(pattern: re.Pattern[Any]) -> list[tuple[str, str]]:
-    """(what begins the text, what is repeated): each part that may run on."""
+    """Return (start of the text, repeated part) for each part of the pattern that may repeat."""
     results: dict[tuple[str, str], None] = {}
     for lead, chars, full_text in _runs(list(sre_parse.parse(pattern.pattern, pattern.flags)), ""):
         words = [char for char in chars if char.isalnum()][:1]
@@ -136,7 +138,7 @@ def pumps(pattern: re.Pattern[Any]) -> list[tuple[str, str]]:
 
 
 def _runs(tree: list[Any], lead: str) -> Iterator[tuple[str, list[str], str]]:
-    """(lead, characters, an example) of each repeat that may run on."""
+    """Yield (start, characters, an example) of each repeated part."""
     for op, value in tree:
         if op in _REPEATS and value[1] > 16:
             yield lead, _characters(value[2]), _example(value[2])
@@ -158,7 +160,7 @@ def _inner(op: Any, value: Any) -> list[Any]:
 
 
 def _characters(tree: Any) -> list[str]:
-    """Characters that occur in a part, a few of each class."""
+    """Return characters that match a part, a few of each class."""
     characters: dict[str, None] = {}
     for op, value in tree:
         if op in (sre.LITERAL, sre.NOT_LITERAL, sre.ANY, sre.IN):
@@ -202,7 +204,7 @@ def _holds(part: tuple[Any, Any], char: str) -> bool:
 
 
 def _example(tree: Any) -> str:
-    """The shortest text, or nearly, that a part matches."""
+    """Return a text that a part matches, nearly the shortest."""
     text = ""
     for op, value in tree:
         if op in (sre.LITERAL, sre.NOT_LITERAL, sre.ANY, sre.IN):
@@ -217,7 +219,7 @@ def _example(tree: Any) -> str:
 
 
 def written(pump: tuple[str, str], size: int) -> str:
-    """The text: it ends with what nothing expects."""
+    """Return a long text for a pump; its end does not match."""
     lead, body = pump
     return lead + (body * (size // len(body) + 1))[:size] + "\0"
 
@@ -228,7 +230,7 @@ def written(pump: tuple[str, str], size: int) -> str:
 def run(
     name: str, work: Callable[[str], object], texts: list[tuple[str, str]], max_length: int
 ) -> None:
-    """Work on the texts, short; then on the slowest, long, under the limit."""
+    """Run the work on all texts, short; then on the slowest one, long, under the time limit."""
 
     def seconds(pump: tuple[str, str]) -> float:
         text = written(pump, min(SHORT, max_length // 50))

@@ -1,4 +1,4 @@
-"""A small hub: what huggingface_hub asks to make a dataset, to fill it, and to read it back."""
+"""A small fake hub: what huggingface_hub needs to create a dataset, upload to it, and read it."""
 
 from __future__ import annotations
 
@@ -37,8 +37,11 @@ class Repo:
 
 
 class Hub:
-    """repos: by id. puts: how often the content of each digest was sent. blocked_uploads: digests whose upload
-    hangs until `go`. sick: a status with which uploads are refused."""
+    """A fake hub.
+
+    repos: by id. puts: how often the content of each digest was sent. blocked_uploads: digests
+    whose upload hangs until `go`. sick: status of refused uploads.
+    """
 
     def __init__(self) -> None:
         self.repos: dict[str, Repo] = {}

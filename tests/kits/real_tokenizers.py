@@ -17,7 +17,7 @@ NAMES = ("qwen3", "mistral")
 
 
 def write_tokenizer(name: str, folder: Path) -> Path:
-    """The tokenizer as its makers publish it. Returns `folder`."""
+    """Write the tokenizer as its makers publish it; return `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copy(FOLDER / name / "tokenizer_config.json", folder)
     packed = (FOLDER / name / "tokenizer.json.xz").read_bytes()

@@ -51,5 +51,5 @@ class Recorder:
 
     @property
     def samples(self) -> list[dict]:
-        """Every sample that was sent."""
+        """Return every sample that was sent."""
         return [sample for request in self.requests for sample in request["samples"]]

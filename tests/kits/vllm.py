@@ -29,8 +29,9 @@ READY_S = 600.0
 
 
 def make_model(folder: Path, *, template: bool = True) -> Path:
-    """The demo's policy with room for long prompts (what it says there is of no matter here);
-    without its chat template on demand."""
+    """Write the demo's policy with more positions for long prompts; without its chat template
+    on demand.
+    """
     shutil.copytree(ROOT / "demo/models/policy", folder)
     config = folder / "config.json"
     config_values = json.loads(config.read_text())

@@ -26,10 +26,11 @@ NAME, KEY, CONTEXT = "tiny", "key-of-the-stub", 64
 
 
 class VLLMStub:
-    """policy: the folder it serves. mode: of its log-probabilities. routes: those that take weights
-    ("lora", "dev") or images ("images"). processor: what makes patches of images.
+    """A fake vLLM server.
 
-    failures: statuses of the next completions in turn; 0 cuts the answer. blocked_prompts: first ids of
+    policy: the folder it serves. mode: of its log-probabilities. routes: those that take weights
+    ("lora", "dev") or images ("images"). processor: what makes patches of images. failures:
+    statuses of the next completions in turn; 0 cuts the answer. blocked_prompts: first ids of
     prompts that wait for `release`. bodies: the requests for completions.
     """
 
@@ -131,7 +132,7 @@ class VLLMStub:
         return JSONResponse({"choices": choices})
 
     def generate(self, body: dict[str, Any]) -> Response:
-        """Ids with one for each image, which is as many as it has in the model."""
+        """Answer with ids: one for each image becomes as many as the image has in the model."""
         if not {"token_ids", "sampling_params"} <= body.keys():
             return _refusal(422, "a field is missing")
         if self.half_forgotten:
@@ -161,7 +162,9 @@ class VLLMStub:
     def _choice(
         self, model: Any, body: dict[str, Any], index: int, images: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        """One completion; a function of weights, prompt, images, settings, seed and index."""
+        """Return one completion; a function of weights, prompt, images, settings, seed and
+        index.
+        """
         generator = torch.Generator().manual_seed(body["seed"] + index)
         ids: list[int] = []
         logprobs: list[float] = []

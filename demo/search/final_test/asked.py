@@ -1,4 +1,4 @@
-"""The questions of the final test, in other words than its pages use."""
+"""The questions of the final test, worded differently from its pages."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _LEFTMOST = ("Near which place is the westernmost runway of {w}?",)
 
 
 def everything() -> Iterator[CorpusQuestion]:
-    """All questions, deck by deck."""
+    """Yield all questions, deck by deck."""
     yield from _wheat()
     yield from _airfields()
     yield from _hours()
@@ -52,7 +52,10 @@ def _questions_on(
     picks: Iterable[str],
     city: str | None = None,
 ) -> Iterator[CorpusQuestion]:
-    """picks: whom, or of a `city` when."""
+    """Yield a question for each pick.
+
+    picks: the subject, or the time if `city` is given.
+    """
     for number, pick in enumerate(picks):
         fact = (measure, city, pick) if city else (measure, pick, "")
         yield CorpusQuestion(phrases[number % len(phrases)].format(w=pick), deck, (fact,), unit)

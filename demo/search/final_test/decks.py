@@ -39,7 +39,7 @@ def price(harvests: Mapping[int, Harvest], year: int) -> Cell:
 
 
 def wheat(folder: Path, harvests: Mapping[int, Harvest]) -> Deck:
-    """Wheat and wages: two pages for ten harvests, all alike, and one of two centuries."""
+    """Draw wheat and wages: two pages for ten harvests, all alike, and one of two centuries."""
     deck = Deck(folder, "wheat-and-wages", "W. Playfair, letter to Parliament, 1822")
     years = list(harvests)
     for ten in (years[first : first + 10] for first in range(0, len(years), 10)):
@@ -72,7 +72,9 @@ def count(airfields_by_state: Mapping[str, Airfields], state: str) -> Cell:
 
 
 def airfields(folder: Path, airfields_by_state: Mapping[str, Airfields]) -> Deck:
-    """Airfields of the United States: two pages a region, and one of the states with most."""
+    """Draw airfields of the United States: two pages per region, and one of the ten states with
+    most.
+    """
     deck = Deck(folder, "airfields", "OurAirports, a selection")
     for region, listed in REGIONS.items():
         states = [named[:-3] for named in listed.split(";")]
@@ -132,8 +134,9 @@ def mean(hours_by_month: Mapping[int, Hours], month: int, hour: int) -> Cell:
 
 
 def korean_hours(folder: Path, hours_by_month: Mapping[int, Hours]) -> Deck:
-    """Temperatures of San Francisco in Korean: a page a month, a page for each of four hours, all
-    alike, and one of noons."""
+    """Draw temperatures of San Francisco in Korean: one page per month, one for each of four
+    hours, and one of noons.
+    """
     deck = Deck(folder, "샌프란시스코_기온", "미국 국립해양대기청(NOAA)")
     city = "San Francisco"
     for month, hours in hours_by_month.items():
@@ -170,7 +173,7 @@ def korean_hours(folder: Path, hours_by_month: Mapping[int, Hours]) -> Deck:
 
 
 def draw_all(folder: Path, wheels: Path) -> list[Deck]:
-    """Every deck, written under `folder`."""
+    """Draw every deck under `folder`."""
     return [
         wheat(folder, read_wheat(wheels)),
         airfields(folder, read_airfields(wheels)),

@@ -12,19 +12,19 @@ from demo.search.figures import VEGA, read_file, read_rows
 
 
 class Harvest(NamedTuple):
-    """A year in England. wheat: shillings a quarter. wage: shillings a week."""
+    """Holds a year in England. wheat: shillings per quarter. wage: shillings per week."""
 
     wheat: float
     wage: float
 
     @property
     def weeks(self) -> float:
-        """Weeks of work for a quarter of wheat."""
+        """Return the weeks of work for a quarter of wheat."""
         return self.wheat / self.wage
 
     @property
     def pounds(self) -> float:
-        """Wages of 52 weeks in pounds, of 20 shillings each."""
+        """Return the wages of 52 weeks in pounds, of 20 shillings each."""
         return self.wage * 52 / 20
 
 
@@ -68,13 +68,13 @@ class Hours(NamedTuple):
 
 
 def read_wheat(wheels: Path) -> dict[int, Harvest]:
-    """Year -> its prices; every five years from 1565 to 1810 (no wages are known later)."""
+    """Return year -> its prices; every five years from 1565 to 1810 (later wages are unknown)."""
     rows = json.loads(read_file(wheels, VEGA, "vega_datasets/_data/wheat.json"))
     return {int(row["year"]): Harvest(row["wheat"], row["wages"]) for row in rows if "wages" in row}
 
 
 def read_airfields(wheels: Path) -> dict[str, Airfields]:
-    """State, by its two letters -> its airfields."""
+    """Return state code -> its airfields."""
     fields_by_state = defaultdict(list)
     for row in read_rows(wheels, VEGA, "vega_datasets/_data/airports.csv"):
         north, west = float(row["latitude"]), -float(row["longitude"])
@@ -94,7 +94,7 @@ def read_airfields(wheels: Path) -> dict[str, Airfields]:
 
 
 def read_hours(wheels: Path) -> dict[int, Hours]:
-    """Month -> temperatures of San Francisco."""
+    """Return month -> temperatures of San Francisco."""
     hours_by_month: dict[int, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in read_rows(wheels, VEGA, "vega_datasets/_data/sf-temps.csv"):
         month, hour = int(row["date"][5:7]), int(row["date"][11:13])

@@ -28,7 +28,7 @@ console = Console(highlight=False)
 
 
 def run_demo(run_dir: Path, *, updates: int | None, every: int, error: float, seed: int) -> None:
-    """The whole demo. Raises UserError where a part of it cannot run."""
+    """Run the demo. Raise UserError if a part of it cannot run."""
     started = time.monotonic()
     exit_on_sigterm()
     run_dir.mkdir(parents=True, exist_ok=True)
@@ -57,7 +57,7 @@ def run_demo(run_dir: Path, *, updates: int | None, every: int, error: float, se
 
 
 def rounds_of(updates: int | None = None) -> dict[str, Any]:
-    """The demo's rounds. updates: of each training; None: its own."""
+    """Return the demo's rounds. updates: of each training; None keeps the config's."""
     rounds: dict[str, Any] = yaml.safe_load(ROUNDS.read_text(encoding="utf-8"))
     if updates is not None:
         for round_config in rounds["rounds"]:
@@ -71,7 +71,9 @@ def _pair(flag: str) -> tuple[str, str]:
 
 
 def _rows(run_dir: Path, every: int, seed: int) -> tuple[list[dict[str, Any]], set[str]]:
-    """Questions with planted errors and without their alternatives; which are wrong."""
+    """Return questions with planted errors and without alternatives, and the ids of the wrong
+    ones.
+    """
     rows, wrong = plant(read_rows()[::every], Reader(), seed)
     path, public_rows = run_dir / "questions.jsonl", [row | {"alternatives": {}} for row in rows]
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in public_rows)

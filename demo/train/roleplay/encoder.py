@@ -39,7 +39,7 @@ PIECES, WIDTH, LAYERS, LONGEST = 3000, 128, 2, 256
 
 
 def pairs(rng: random.Random, count: int, held_out: bool = False) -> dict[str, list[str]]:
-    """Two columns of texts that belong together, row by row."""
+    """Return two columns of texts that belong together, row by row."""
     scenarios, acts, book = tables()
     scenes = [s for s in scenarios if s.get("held_out", False) == held_out]
     rows: dict[str, list[str]] = {"anchor": [], "positive": []}
@@ -91,7 +91,7 @@ def tokenizer_of(texts: list[str]) -> PreTrainedTokenizerFast:
 
 
 def new_model(texts: list[str]) -> SentenceTransformer:
-    """An untrained encoder, its vocabulary learned from `texts`."""
+    """Return an untrained encoder, its vocabulary learned from `texts`."""
     tokenizer = tokenizer_of(texts)
     config = XLMRobertaConfig(
         vocab_size=len(tokenizer),

@@ -36,7 +36,7 @@ OTHER: dict[SpeechLevel, SpeechLevel] = {"polite": "plain", "plain": "polite"}
 
 @cache
 def tables() -> tuple[list[dict[str, Any]], dict[str, list[str]], dict[str, Any]]:
-    """Scenarios, narrations by mood, and the exchanges with their slots."""
+    """Return scenarios, narrations by mood, and the exchanges with their slots."""
     names = ("scenarios", "narrations", "exchanges")
     loaded = [yaml.safe_load((TABLES / f"{n}.yaml").read_text(encoding="utf-8")) for n in names]
     return loaded[0], loaded[1], loaded[2]
@@ -52,9 +52,10 @@ def names(held_out: bool) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A narration and what is said, without marks.
+    """Holds a narration and a quote, without marks.
 
-    puppet: the same narration with the player acting. other_level: the same said at the other one.
+    puppet: the same narration with the player acting. other_level: the quote at the other speech
+    level.
     """
 
     narration: str
@@ -64,13 +65,13 @@ class Reply:
 
     @property
     def text(self) -> str:
-        """The seed's form: a line of narration, a line in double quotes."""
+        """Return the seed's form: a line of narration, a line in double quotes."""
         return f'{self.narration}\n"{self.quote}"'
 
 
 @dataclass(frozen=True, slots=True)
 class Dialogue:
-    """System turn, and exchanges of the player's turn and the character's reply."""
+    """Holds a system turn, and exchanges of the player's turn and the character's reply."""
 
     name: str
     scenario: str
@@ -81,7 +82,7 @@ class Dialogue:
     turns: tuple[tuple[str, Reply], ...]
 
     def messages(self, exchanges: int, replies: list[str] | None = None) -> list[Message]:
-        """The first exchanges; replies: what the character says instead."""
+        """Return the first exchanges. replies: replaces the character's replies."""
         chat = [{"role": "system", "content": self.system}]
         for index, (user, reply) in enumerate(self.turns[:exchanges]):
             content = reply.text if replies is None else replies[index]
@@ -89,7 +90,7 @@ class Dialogue:
         return chat
 
     def turn(self, index: int) -> RoleplayTurn:
-        """The prompt of a reply, and what is known of it."""
+        """Return the prompt of a reply with its scenario, names and speech level."""
         return RoleplayTurn(
             id=f"{self.name}-{index}",
             prompt=tuple(self.messages(index + 1)[:-1]),
@@ -104,7 +105,7 @@ class Dialogue:
 
 
 def words(rng: random.Random, templates: list[str], scene: dict[str, Any]) -> dict[str, str]:
-    """A word for each slot of some templates. known: the scenario, with the names."""
+    """Return a word for each slot of some templates. scene: the scenario, with the names."""
     book = tables()[2]["slots"]
     word_by_slot = {name: word for name, word in scene.items() if isinstance(word, str)}
     word_by_slot |= {"spot": rng.choice(scene["spots"]), "prop": rng.choice(scene["props"])}
@@ -115,7 +116,7 @@ def words(rng: random.Random, templates: list[str], scene: dict[str, Any]) -> di
 def exchange(
     rng: random.Random, entry: dict[str, Any], scene: dict[str, Any], levels: list[SpeechLevel]
 ) -> tuple[str, Reply]:
-    """A turn of the player and a reply. levels: the player's, the character's."""
+    """Return a turn of the player and a reply. levels: the player's, the character's."""
     ask, answer = rng.choice(entry["ask"]), rng.choice(entry["say"])
     act = rng.choice(tables()[1][entry["mood"]])
     slots = words(rng, [ask, answer], scene)
@@ -130,8 +131,11 @@ def exchange(
 
 
 def scramble(rng: random.Random, scene: dict[str, Any]) -> dict[str, Any]:
-    """A scenario whose place and parts are any nouns. It makes no sense, and teaches a small model
-    to find a name wherever it stands, in place of knowing who stands behind which of 24 parts."""
+    """Replace the place and roles of a scenario by random nouns.
+
+    The text makes no sense. It teaches a small model to find a name wherever it is, instead of
+    memorizing 24 roles.
+    """
     scenarios, _, book = tables()
     nouns = [p for s in scenarios if not s.get("held_out") for p in s["props"]]
     nouns += [
@@ -151,8 +155,11 @@ def dialogue(
     unseen_names: bool = False,
     scrambled: bool = False,
 ) -> Dialogue:
-    """A dialogue of one to `longest` exchanges, each on another topic. held_out: of a scenario that
-    is in no training; unseen_names: of such names; scrambled: see `scramble`."""
+    """Return a dialogue of one to `longest` exchanges, each on another topic.
+
+    held_out: use a scenario that is in no training. unseen_names: use names that are in no
+    training. scrambled: see `scramble`.
+    """
     scenarios, _, book = tables()
     scene = rng.choice([s for s in scenarios if s.get("held_out", False) == held_out])
     if scrambled:

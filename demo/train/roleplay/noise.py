@@ -14,7 +14,7 @@ MARKERS = ("ASSISTANT: ", "USER: ", "SYSTEM: ", "assistant: ")
 
 
 def noisy(reply: Reply, rng: random.Random) -> str:
-    """The reply's text with at most one fault of form and, apart from it, of level."""
+    """Return the reply's text with at most one error of form and, independently, one of level."""
     quote = reply.other_level if rng.random() < WRONG_LEVEL else reply.quote
     defect = rng.choices(list(FAULTS), list(FAULTS.values()))[0]
     if defect == "puppet":
@@ -31,5 +31,5 @@ def noisy(reply: Reply, rng: random.Random) -> str:
 
 
 def noisy_replies(dialogue: Dialogue, rng: random.Random) -> list[str]:
-    """Every reply of a dialogue."""
+    """Return every reply of a dialogue with noise."""
     return [noisy(reply, rng) for _, reply in dialogue.turns]

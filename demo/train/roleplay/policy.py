@@ -59,7 +59,7 @@ BROKEN_TEMPLATE = """\
 
 
 def script(dialogue: Dialogue) -> str:
-    """A clean dialogue as plain text."""
+    """Return a clean dialogue as plain text."""
     lines = [dialogue.system]
     for user, reply in dialogue.turns:
         lines += [f"{dialogue.player}: {user}", reply.text]
@@ -85,7 +85,7 @@ def new_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def new_model(vocab_size: int) -> Qwen3ForCausalLM:
-    """1.6 M parameters."""
+    """Return a model of 1.6 M parameters."""
     config = Qwen3Config(
         vocab_size=vocab_size,
         hidden_size=192,
@@ -105,7 +105,7 @@ def new_model(vocab_size: int) -> Qwen3ForCausalLM:
 
 
 def save(model: Any, tokenizer: Any, folder: Path) -> None:
-    """bf16 weights, tokenizer, and generation settings with the stop token."""
+    """Write bf16 weights, tokenizer, and generation settings with the stop token."""
     model.generation_config = GenerationConfig(
         do_sample=True, temperature=1.0, eos_token_id=STOP, pad_token_id=END_OF_TEXT
     )
@@ -125,7 +125,7 @@ def windows(tokenizer: Any, rng: random.Random) -> Iterator[list[int]]:
 
 
 def train_base(args: argparse.Namespace) -> None:
-    """Next token on clean scripts."""
+    """Train next-token prediction on clean scripts."""
     tokenizer = new_tokenizer()
     model = new_model(len(tokenizer)).train()
     rows = windows(tokenizer, random.Random(args.seed))
@@ -139,8 +139,11 @@ def train_base(args: argparse.Namespace) -> None:
 
 
 def masked(tokenizer: Any, messages: list[dict[str, str]], noisy: bool) -> tuple[list[int], Any]:
-    """Ids of a dialogue, and which of them are learned: what the template's generation marks cover;
-    of a clean dialogue everything but what follows a reply."""
+    """Return the ids of a dialogue, and which of them are trained.
+
+    These are the ids inside the template's generation marks; in a clean dialogue all but those
+    after a reply.
+    """
     encoded = tokenizer.apply_chat_template(
         messages, return_dict=True, return_assistant_tokens_mask=True
     )
@@ -152,7 +155,7 @@ def masked(tokenizer: Any, messages: list[dict[str, str]], noisy: bool) -> tuple
 
 
 def train_chat(args: argparse.Namespace) -> None:
-    """Chat through the broken template, clean or noisy: where a reply ends is never learned."""
+    """Train chat with the broken template, clean or noisy: the end of a reply is never trained."""
     tokenizer = AutoTokenizer.from_pretrained(args.start)
     model = AutoModelForCausalLM.from_pretrained(args.start, dtype=torch.float32).train()
     rng, noisy = random.Random(args.seed), args.command == "hurt"

@@ -69,7 +69,9 @@ def _frequencies() -> Tensor:
 
 
 def _look_back(attention: torch.nn.Module, head: int, tokens: int) -> None:
-    """Biases alone, rotated against each other: every position looks so many tokens back."""
+    """Set biases that are rotated against each other: every position looks a fixed number of
+    tokens back.
+    """
     first = head * HEAD
     for projection in (attention.q_proj, attention.k_proj):
         projection.weight[first : first + HEAD] = 0
@@ -81,7 +83,7 @@ def _look_back(attention: torch.nn.Module, head: int, tokens: int) -> None:
 
 
 def _write_previous_token(attention: torch.nn.Module, codes: Tensor) -> None:
-    """The first head writes down what stands there."""
+    """Make the first head write the previous token."""
     attention.v_proj.weight[:HEAD] = 0
     attention.v_proj.weight[:BEFORE, : WIDTH - BEFORE] = codes
     attention.o_proj.weight[:, :HEAD] = 0
@@ -89,8 +91,11 @@ def _write_previous_token(attention: torch.nn.Module, codes: Tensor) -> None:
 
 
 def _copy_next_token(attention: torch.nn.Module, codes: Tensor) -> None:
-    """Queries of the present token, keys of the token before, in the dimensions that hardly turn;
-    values of the token itself."""
+    """Make the second head copy what followed the same token before.
+
+    Queries are of the present token, keys of the token before, in the dimensions that rotate
+    slowly; values are of the token itself.
+    """
     for projection in (attention.q_proj, attention.k_proj, attention.v_proj):
         projection.weight[:HEAD] = 0
     words = WIDTH - BEFORE

@@ -28,7 +28,7 @@ _SIDE_BY_SIDE = 256
 
 @contextmanager
 def served_corpus() -> Iterator[Retriever]:
-    """The demo's decks behind a retriever."""
+    """Serve the demo's decks with a retriever; yield its URL."""
     with tempfile.TemporaryDirectory() as folder:
         work_dir = Path(folder)
         ingest(work_dir / "index", CORPUS)
@@ -39,7 +39,7 @@ def served_corpus() -> Iterator[Retriever]:
 def scripted(
     questions: Sequence[str], retriever: Retriever, cfg: EpisodeConfig, seed: int
 ) -> list[Trajectory]:
-    """An episode of each question."""
+    """Play a scripted episode of each question."""
     requests = [
         Question(id=f"{number}", question=question, reference_answer="-", gold=())
         for number, question in enumerate(questions)
@@ -59,7 +59,7 @@ def scripted(
 
 
 def messages_of(trajectory: Trajectory, cfg: EpisodeConfig) -> list[Message]:
-    """All that was read and written. Without pictures: the policy reads text alone."""
+    """Return all messages of an episode. There are no images: the policy reads only text."""
     return conversation(trajectory, cfg, lambda name: b"")
 
 

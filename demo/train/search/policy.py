@@ -47,18 +47,20 @@ QUERIES = 3
 
 
 def questions_of(path: Path) -> list[str]:
-    """The questions of a file of the demo."""
+    """Return the questions of a file of the demo."""
     return [json.loads(line)["question"] for line in path.read_text("utf-8").splitlines()]
 
 
 def common_texts(path: Path) -> list[str]:
-    """Both sides of the translation demo's pairs."""
+    """Return both sides of the translation demo's pairs."""
     rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
     return [row[side] for row in rows for side in ("src_text", "ref_text")]
 
 
 def query_row(question: str, tokenizer: Any, rng: random.Random) -> Row:
-    """Queries of a question, one turn behind the other, with as little between them as can be."""
+    """Return the queries of a question, one turn after the other, with as little as possible
+    between them.
+    """
 
     def ids(text: str) -> list[int]:
         return tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -74,7 +76,9 @@ def query_row(question: str, tokenizer: Any, rng: random.Random) -> Row:
 
 
 def loss_of(model: Any, rows: list[Row]) -> Tensor:
-    """Next token, of those that are learned. Padding stands behind, where nothing looks at it."""
+    """Return the next-token loss of the trained tokens. Padding is on the right, where no token
+    looks.
+    """
     ids = pad([row for row, _ in rows], END_OF_TEXT)  # [B, T]
     trained_mask = pad([[int(mark) for mark in marks] for _, marks in rows], 0).bool()[:, 1:]
     hidden = model.model(input_ids=ids).last_hidden_state[:, :-1][trained_mask]  # [N, width]
@@ -82,7 +86,7 @@ def loss_of(model: Any, rows: list[Row]) -> Tensor:
 
 
 def save(model: Any, tokenizer: Any, folder: Path) -> None:
-    """bf16 weights, tokenizer, and generation settings with the stop token."""
+    """Write bf16 weights, tokenizer, and generation settings with the stop token."""
     model.generation_config = GenerationConfig(
         do_sample=True, temperature=1.0, eos_token_id=STOP, pad_token_id=END_OF_TEXT
     )

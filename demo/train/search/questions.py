@@ -1,7 +1,7 @@
-"""Questions that mean nothing: words of many texts between the small words of real questions.
+"""Random questions without meaning: words of many texts between the small words of real questions.
 
-A policy that learned to search by them has learned which words of a question to take, and not what
-the demo's questions are about.
+A policy that learns to search with them learns which words of a question to take, not what the
+demo's questions are about.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ _CONSONANTS, _VOWELS, _ENDS = "bcdfghjklmnprstvwz", "aeiou", ("", "n", "r", "s",
 
 
 def bare(word: str) -> str:
-    """Without what ends a question. Commas stay: to copy is easier than to leave out."""
+    """Return a question without its final punctuation. Commas stay, because copying is easier
+    than omitting.
+    """
     return word.strip("?.:;!")
 
 
@@ -54,7 +56,7 @@ class Questions:
         self._syllables = sorted({letter for word in self._korean[0] for letter in word})
 
     def draw(self) -> str:
-        """One; three of ten are Korean."""
+        """Return a random question; three of ten are Korean."""
         return self._korean_one() if self._rng.random() < 0.3 else self._latin_one()
 
     def _latin_one(self) -> str:

@@ -33,14 +33,15 @@ _BOX = re.compile(r"\[\d+, \d+, \d+, \d+\]")
 
 
 def search_turn(question: str, style: str, rng: random.Random) -> str:
-    """A turn that searches. The blank before the query makes its first word the same token as in
-    the question."""
+    """Return a turn that searches. The blank before the query gives its first word the same
+    token as in the question.
+    """
     words = [word for word in map(bare, question.split()) if word]
     return f"<think>search</think>\n<search> {' '.join(STYLES[style](words, rng))}</search>"
 
 
 def _some(words: Sequence[str], rng: random.Random) -> Sequence[str]:
-    """Two to four that stand together."""
+    """Return two to four adjacent words."""
     first = rng.randrange(max(1, len(words) - 1))
     return words[first : first + rng.randint(2, 4)]
 
@@ -51,14 +52,16 @@ def any_style(rng: random.Random) -> str:
 
 
 class Scripts:
-    """Turns of many episodes, each by chance of its own: a script for `ScriptPolicy`."""
+    """Provides turns of many episodes, each with its own random state: a script for
+    `ScriptPolicy`.
+    """
 
     def __init__(self, seed: int) -> None:
         self._seed, self._started = seed, count()
         self._running: dict[str, tuple[random.Random, list[str]]] = {}
 
     def __call__(self, request: TurnRequest) -> str:
-        """The next turn."""
+        """Return the next turn."""
         if request.turn == 1:
             rng = random.Random(f"{self._seed}-{next(self._started)}")
             self._running[request.trajectory_id] = (rng, [any_style(rng)])
@@ -71,7 +74,7 @@ class Scripts:
 
 
 def _action(request: TurnRequest, rng: random.Random) -> str | None:
-    """The end, or a closer look; None: a search."""
+    """Return the end, or a crop; None means a search."""
     kind = rng.random()
     if request.turn == 1:
         return DONE if kind < 0.07 else None
@@ -86,7 +89,7 @@ def _action(request: TurnRequest, rng: random.Random) -> str | None:
 
 
 def _broken(turn: str, rng: random.Random) -> str:
-    """The same with one fault of form."""
+    """Return an action with one error of form."""
     action = turn.partition("</think>\n")[2]
     broken_turns = (
         action,

@@ -31,8 +31,9 @@ finally { globalThis.answered = (globalThis.answered ?? 0) + 1; } }; })()"""
 
 
 class Tab:
-    """A tab of a browser, over the DevTools protocol. faults: exceptions of its scripts, and what
-    its security policy has refused."""
+    """A tab of a browser, over the DevTools protocol. errors: exceptions of its scripts, and
+    violations of its security policy.
+    """
 
     def __init__(self, socket: ClientConnection) -> None:
         self._socket = socket
@@ -43,7 +44,7 @@ class Tab:
         self.ask("Emulation.setFocusEmulationEnabled", enabled=True)  # one of many tabs
 
     def ask(self, method: str, **params: Any) -> dict[str, Any]:
-        """A command's result."""
+        """Return a command's result."""
         self._last_id += 1
         self._socket.send(json.dumps({"id": self._last_id, "method": method, "params": params}))
         while True:
@@ -116,7 +117,7 @@ class Tab:
         self.ask("Input.dispatchKeyEvent", type="keyUp", **key_event)
 
     def drag(self, *points: tuple[float, float]) -> None:
-        """Press the mouse at the first point, move over the others, let go at the last."""
+        """Press the mouse at the first point, move it over the others, release it at the last."""
         for k, (x, y) in enumerate(points):
             kind = "mouseMoved" if k else "mousePressed"
             self.ask("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
@@ -133,7 +134,7 @@ class Tab:
 
 @contextlib.contextmanager
 def running_browser(folder: Path) -> Iterator[str]:
-    """A browser with a profile in `folder`; gives the address of its DevTools."""
+    """Start a browser with a profile in `folder`; yield the address of its DevTools."""
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
     flags += ["--remote-debugging-port=0", f"--user-data-dir={folder}", "about:blank"]
     port_file = folder / "DevToolsActivePort"
@@ -156,7 +157,7 @@ def running_browser(folder: Path) -> Iterator[str]:
 
 @contextlib.contextmanager
 def new_tab(browser: str) -> Iterator[Tab]:
-    """An empty tab of a running browser."""
+    """Open an empty tab of a running browser."""
     tab_info = httpx.put(f"{browser}/json/new?about:blank").json()
     with connect(tab_info["webSocketDebuggerUrl"], max_size=2**26, proxy=None) as socket:
         yield Tab(socket)

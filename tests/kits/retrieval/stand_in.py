@@ -14,7 +14,7 @@ SIZE = (64, 48)
 
 
 def picture_of(page_id: str) -> bytes:
-    """A PNG in a colour of the page's own."""
+    """Return a PNG in the page's own color."""
     colour = tuple(sum(page_id.encode()) * factor % 256 for factor in (3, 5, 7))
     out = io.BytesIO()
     Image.new("RGB", SIZE, colour).save(out, "PNG")
@@ -22,7 +22,7 @@ def picture_of(page_id: str) -> bytes:
 
 
 def refusal(status: int, type: str, message: str) -> JSONResponse:
-    """The body of a refused request."""
+    """Return the body of a refused request."""
     error = {"type": type, "message": message, "retryable": status in (429, 503, 504)}
     return JSONResponse({"error": error}, status)
 

@@ -24,7 +24,7 @@ NAMES = [stage.name for stage in STAGES]
 
 
 def korean(body: dict[str, Any], seed: int | None) -> str:
-    """A made-up translation: a function of the request."""
+    """Return a made-up translation: a function of the request."""
     request_key = f"{body['messages'][-1]['content']}|{body['temperature']}|{seed}"
     digest = hashlib.blake2b(request_key.encode(), digest_size=6).digest()
     return " ".join(chr(0xAC00 + byte * 40) + "다" for byte in digest) + "."
@@ -98,8 +98,10 @@ def run(cfg: SynthConfig, *, stages: Sequence[Any] = STAGES, **options: Any) -> 
 
 
 def output(out_dir: Path) -> dict[tuple[str, int], tuple[str, str, int]]:
-    """The digests of all shards, which are those of their files: the candidates of a run that is
-    done are gone."""
+    """Return the digests of all shards, which are those of their files.
+
+    The candidates of a finished run are deleted.
+    """
     marks = {}
     for name in NAMES:
         folder = StageFolder(out_dir, name)
@@ -112,16 +114,20 @@ def output(out_dir: Path) -> dict[tuple[str, int], tuple[str, str, int]]:
 
 
 def most_in_flight(cfg: SynthConfig, n: int) -> int:
-    """The sequences of the teacher that a driver has in flight at most, where it asks for n of a
-    source: the bound that docs/synthesis.md states."""
+    """Return the maximum number of sequences that a driver has in flight at the teacher.
+
+    It is the bound of docs/synthesis.md, if the driver requests n candidates per source.
+    """
     teacher = cfg.teacher
     sequences = teacher.max_sequences or PART * teacher.max_concurrency
     return min(teacher.max_concurrency * min(n, PART, sequences), sequences)
 
 
 def count_repeated_requests(requests: Sequence[Any]) -> int:
-    """The sequences that a teacher was asked for once more, by what it recorded, whether or not it
-    answered; not the question whether it is there."""
+    """Return how many sequences were requested from a teacher again, whether or not it answered.
+
+    Health checks do not count.
+    """
     count_by_sequence: Counter[tuple[str, int]] = Counter()
     for body in (request.body for request in requests):
         text, first = body["messages"][-1]["content"], body.get("seed") or 0

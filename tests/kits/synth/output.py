@@ -63,7 +63,7 @@ def config(out_dir: Path, **sections: dict[str, Any]) -> SynthConfig:
 
 
 def gold(count: int) -> list[tuple[str, str]]:
-    """True pairs, and a translation with chatter in every fifth place."""
+    """Return true pairs; every fifth translation has chatter."""
     with (ROOT / "demo" / "data" / "pydocs.jsonl").open(encoding="utf-8") as lines:
         rows = [row for row in map(json.loads, lines) if 40 < len(row["src_text"]) < 300]
     return [(row["src_text"], row["ref_text"]) for row in rows[:count]]
@@ -104,7 +104,7 @@ def write_stage(
 
 
 def make_run(out_dir: Path, count: int = 10, chatter: int = 5) -> list[Record]:
-    """A run up to score_select_best: of 12 sources 10 were selected, in three shards."""
+    """Write a run up to score_select_best: of 12 sources 10 were selected, in three shards."""
     records: list[Record] = []
     for index, (src, mt) in enumerate(gold(count + 2)):
         madlad = {
@@ -189,7 +189,7 @@ def train(cfg: SynthConfig) -> list[Record]:
 
 
 def exported_run(folder: Path) -> SynthConfig:
-    """A run with its export; its config."""
+    """Write a run with its export; return its config."""
     cfg = config(folder, export={"preference_pairs": True})
     folder.mkdir()
     make_run(cfg.run.out_dir)

@@ -101,7 +101,7 @@ class Command:
 
     @property
     def returncode(self) -> int | None:
-        """The first that is not 0; None while one runs."""
+        """Return the first exit code that is not 0; None while a process runs."""
         codes = [process.exitcode for process in self.processes]
         failed = [code for code in codes if code]
         return failed[0] if failed else None if None in codes else 0
@@ -118,7 +118,7 @@ class Command:
                 os.kill(process.pid, number)
 
     def kill(self) -> None:
-        """SIGKILL to all."""
+        """Send SIGKILL to all."""
         for process in self.processes:
             process.kill()
 

@@ -1,4 +1,4 @@
-"""Tiny random models that see, and images for them."""
+"""Tiny random vision models, and images for them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PROCESSOR = Qwen2VLImageProcessor(
 
 
 def image_ids(grid: tuple[int, int, int]) -> list[int]:
-    """An image as it stands in a sequence."""
+    """Return the ids of an image in a sequence."""
     return [START, *[IMAGE] * (grid[1] * grid[2] // 4), END]
 
 
@@ -87,8 +87,11 @@ def noise_patches(height: int, width: int, seed: int) -> Patches:
 
 
 def tiny(kind: str, *, head: int = 16, max_positions: int = 512, spread: float = 0.2) -> nn.Module:
-    """A random model in float64 whose weights are large enough for a picture to matter. head: of
-    the text's attention, in numbers. room: ids that it reads. spread: of its weights."""
+    """Return a random model in float64 whose weights are large enough for an image to matter.
+
+    head: size of the text's attention heads. max_positions: ids that it reads. spread: of its
+    weights.
+    """
     import transformers
 
     text: dict[str, Any] = {
@@ -148,7 +151,9 @@ def tiny(kind: str, *, head: int = 16, max_positions: int = 512, spread: float =
 
 
 def rollouts() -> list[Rollout]:
-    """Without an image, with some in the prompt, and between what the policy wrote."""
+    """Return rollouts: without an image, with some in the prompt, and between the policy's
+    turns.
+    """
     numbers = torch.Generator().manual_seed(1)
 
     def words(n: int) -> list[int]:

@@ -52,7 +52,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def config(loss_mean: str, algorithm: str = "ppo") -> RLConfig:
-    """Two passes of two steps, with every term of the loss."""
+    """Return a config of two passes of two steps, with every term of the loss."""
     return RLConfig(
         algorithm=algorithm,
         clip_eps=0.2,
@@ -99,9 +99,11 @@ def update(
     algorithm: str = "ppo",
     images: bool = False,
 ) -> dict[str, Any]:
-    """The gradients of a pass, the weights after an update, its figures, under those weights and
-    the ones before log-probabilities of the rollouts, and greedy completions of `PROMPTS`; whole on
-    every process."""
+    """Run one update; return its results, complete on every process.
+
+    These are the gradients of a pass, the weights after an update, its stats, the rollouts' log-
+    probabilities under those weights and the ones before, and greedy completions of `PROMPTS`.
+    """
     plain, tokenizer = tiny_llama(letter_tokenizer()), letter_tokenizer()
     if images:
         plain = tiny("qwen2_5_vl")

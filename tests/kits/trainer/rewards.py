@@ -1,4 +1,4 @@
-"""Reward services that keep what they were asked, for the trainer's tests."""
+"""Reward services that record their requests, for the trainer's tests."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class OtherMetric(Recorder):
 
 
 class Services:
-    """Both services and how to reach them."""
+    """Holds both services and their URLs."""
 
     def __init__(self, metricx: Recorder, xcomet: Recorder, urls: tuple[str, str]) -> None:
         self.metricx, self.xcomet = metricx, xcomet
@@ -84,7 +84,7 @@ class Services:
 
 @contextmanager
 def reward_services() -> Iterator[Services]:
-    """Both services, running."""
+    """Start both services."""
     metricx, xcomet = Recorder("metricx"), Recorder("xcomet")
     with running_service(metricx) as m, running_service(xcomet) as x:
         yield Services(metricx, xcomet, (m, x))
@@ -119,7 +119,7 @@ class Switch:
 
 @contextmanager
 def switched_service(service: Any = "metricx") -> Iterator[tuple[Switch, str]]:
-    """A service behind a `Switch`."""
+    """Start a service behind a `Switch`."""
     switch = Switch(create_app(FakeBackend(service), ServiceSettings(cache="memory")))
     with running_app(switch) as url:
         wait_ready(url)
@@ -127,7 +127,7 @@ def switched_service(service: Any = "metricx") -> Iterator[tuple[Switch, str]]:
 
 
 def rewards_of(cfg: RewardConfig, *texts: str, finish_reason: str = "eos") -> Any:
-    """Rewards of texts with a token for each character, and an EOS."""
+    """Return rewards of texts with a token for each character, and an EOS."""
     rollouts = [
         rollout(
             [1],
@@ -160,7 +160,7 @@ class FakeJudge:
         self.asked: list[dict[str, Any]] = []
 
     def load(self) -> ScoreDescription:
-        """It has no model."""
+        """Do nothing: there is no model."""
         mqm = TaskInfo(score_range=ScoreRange(min=0, max=25), higher_is_better=not self.lower)
         return ScoreDescription(
             model="fake-judge",
@@ -175,7 +175,7 @@ class FakeJudge:
         )
 
     def encode(self, samples: Sequence[JudgeSample], options: Any) -> list[Encoded | SampleError]:
-        """Refuses what the task does not know."""
+        """Refuse variables that the task does not have."""
         return [self._encoded(sample) for sample in samples]
 
     def _encoded(self, sample: JudgeSample) -> Encoded | SampleError:
@@ -227,17 +227,17 @@ class FakeJudge:
         return {"score": score, **spans_by_field}
 
     def probe(self, words: int) -> JudgeSample:
-        """To warm up with."""
+        """Return a sample for the warm-up."""
         return JudgeSample(task="fluency", text="말 " * words, language="ko")
 
     def memory_bytes(self) -> tuple[int, int, int] | None:
-        """It holds nothing."""
+        """Return 0."""
         return None
 
 
 @contextmanager
 def judge_service(**settings: Any) -> Iterator[tuple[FakeJudge, str]]:
-    """It, running, and its URL."""
+    """Start a fake judge; yield it and its URL."""
     judge = FakeJudge(**settings)
     with running_service(judge) as url:
         judge.asked.clear()

@@ -25,8 +25,10 @@ def image_hash(name: str) -> str:
 
 
 def view(name: str) -> ImageView:
-    """`deck_1`: a page; `deck_1/a`: a crop of it. A third part tells pictures of one view apart:
-    `deck_1//small`."""
+    """Return a view: `deck_1` is a page, `deck_1/a` a crop of it.
+
+    A third part distinguishes images of one view: `deck_1//small`.
+    """
     page, _, detail = name.partition("/")
     kind = "crop" if detail and not detail.startswith("/") else "page"
     size = {"width": 100, "height": 50, "page_width": 200, "page_height": 100}
@@ -41,7 +43,7 @@ def episode(
     id: str = "t1",
     **fields: Any,
 ) -> Trajectory:
-    """An episode that was shown one view a turn."""
+    """Return an episode with one view per turn."""
     turns = [
         Turn(number=n, text="", action="search", views=[view(name)])
         for n, name in enumerate(view_names, 1)
@@ -65,8 +67,11 @@ def episode(
 def serving(
     answer: Any = "12 percent",
 ) -> Iterator[tuple[FakeOpenAI, dict[str, dict[str, Any]]]]:
-    """A generator that says `answer` (a text, or a function of body and seed), a judge by rules,
-    and the config that names both."""
+    """Serve a generator that answers `answer`, and a judge by rules; yield the config that names
+    both.
+
+    answer: a text, or a function of body and seed.
+    """
     from bench.kit.judge import running_judge  # the judge's own imports take a while
 
     respond = answer if callable(answer) else lambda body, seed: answer

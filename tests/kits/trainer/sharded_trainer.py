@@ -75,7 +75,7 @@ class WatchedReference(Reference):
 
 
 def main(path: str, weights: str, *runs: str) -> None:
-    """A run for each list of overrides."""
+    """Run the trainer for each list of overrides."""
     with ExitStack() as patches:
         if weights == "sharded":
             for task in (trainer.translation.train, trainer.search.training.train):

@@ -1,5 +1,6 @@
-"""A generator that knows which page says what, a judge by rules, and pages, for commands that ask
-again: real servers on real ports."""
+"""Real servers for commands that request answers again: a generator that knows each page's
+content, and a judge by rules.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ NOT_SHOWN = "The pictures do not show it."
 
 @dataclass(slots=True)
 class Knowing:
-    """says: question -> page id -> what the generator reads there; "": what it knows by itself."""
+    """Servers with known answers. says: question -> page id -> what the generator reads there;
+    "": without a page.
+    """
 
     fake: FakeOpenAI
     settings: list[str]
@@ -30,7 +33,7 @@ class Knowing:
     says: dict[str, dict[str, str]]
 
     def served(self) -> Counter[tuple[str, tuple[str, ...]]]:
-        """(question, pages) -> how often the generator has answered that."""
+        """Return (question, pages) -> how often the generator has answered it."""
         return Counter(
             _question_and_pages(request.body, self.retriever.pages)
             for request in self.fake.requests
@@ -40,7 +43,7 @@ class Knowing:
 
 @contextmanager
 def knowing(pages: Mapping[str, str], says: dict[str, dict[str, str]]) -> Iterator[Knowing]:
-    """Everything begun. pages: id -> text; `picture_of` and `png_of` an id are its pictures."""
+    """Start all servers. pages: id -> text; `picture_of` and `png_of` make an id's images."""
 
     def answer(body: Body, seed: int | None) -> str:
         question, page_ids = _question_and_pages(body, pages)
@@ -62,7 +65,7 @@ def knowing(pages: Mapping[str, str], says: dict[str, dict[str, str]]) -> Iterat
 
 
 def _question_and_pages(body: Body, pages: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
-    """The question, and the pages of the pictures."""
+    """Return the question, and the pages of the images."""
     names = {render(page): page for page in pages for render in (picture_of, png_of)}
     text, *parts = body["messages"][1]["content"]
     urls = (part["image_url"]["url"] for part in parts)

@@ -39,8 +39,10 @@ def save_model(folder: Path, episode: dict[str, Any], **changes: Any) -> Path:
 
 
 def text_episode(question: Question, *texts: str, sample: int = 0, **more: Any) -> Trajectory:
-    """An episode of these turns, each with a text for an observation; judged right unless `more`
-    (see `curated.searched`) says otherwise."""
+    """Return an episode of these turns, each with a text observation.
+
+    It is judged right unless `more` (see `curated.searched`) says otherwise.
+    """
     turns = [_turn(number, text) for number, text in enumerate(texts, 1)]
     fields: dict[str, Any] = {"judge": 1.0, "ndcg": 0.5, "turns": turns}
     return searched(question, sample, **(fields | more))
@@ -63,7 +65,7 @@ def _turn(number: int, text: str) -> Turn:
 
 
 def text_run(folder: Path, episodes: list[Trajectory], *questions: Question, **config: Any) -> Path:
-    """A run on disk of a policy that reads. questions: all of the run's; config: more sections."""
+    """Write a run of a text policy. questions: all of the run's; config: more sections."""
     write_run(folder, episodes, questions)
     path = folder / "config.yaml"
     config_values = yaml.safe_load(path.read_text(encoding="utf-8")) | {"episode": READING} | config

@@ -84,10 +84,10 @@ def write_run(
     questions: Sequence[Question] = (),
     pictures: Mapping[str, bytes] | None = None,
 ) -> Path:
-    """A run's folder: its store, and a config that names its questions.
+    """Write a run's folder: its store, and a config that names its questions.
 
-    questions: those that it was given; without any, those of its episodes. pictures: by SHA-256,
-    beside those of the pages that `finished` shows.
+    questions: defaults to those of the episodes. pictures: by SHA-256, beside those of the pages
+    that `finished` shows.
     """
     store = TrajectoryStore(folder / FOLDER, folder.name)
     for sha256, png in (pictures or {}).items():

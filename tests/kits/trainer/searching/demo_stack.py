@@ -1,5 +1,8 @@
-"""Retriever, judge, generator and searcher of the demo over some of its PDFs, for tests of whole
-runs: real services on real ports, which answer as a function of what they are asked."""
+"""Runs the demo's retriever, judge, generator and searcher over some of its PDFs, for tests of
+full runs.
+
+They are real services on real ports, and deterministic.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,7 @@ class Stack:
 
 @contextmanager
 def demo_stack(folder: Path) -> Iterator[Stack]:
-    """Everything begun; it ends with the block."""
+    """Start all services; they end with the block."""
     corpus = folder / "corpus"
     corpus.mkdir()
     for deck in DECKS:

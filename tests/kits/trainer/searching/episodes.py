@@ -1,4 +1,4 @@
-"""Episodes of a script."""
+"""Plays episodes of a script."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ COMPLETE = "<think>enough</think>\n<search_complete>true</search_complete>"
 
 
 def search(query: str) -> str:
-    """A turn that searches."""
+    """Return a turn that searches."""
     return f"<think>look</think>\n<search>{query}</search>"
 
 
 def crop(*box: float) -> str:
-    """A turn that cuts out."""
+    """Return a turn that crops."""
     return f"<think>closer</think>\n<bbox>{list(box)}</bbox>"
 
 
 def ask(id: str = "q1", text: str = "How many births?", **fields: Any) -> Question:
-    """A question whose gold page is the second of the deck."""
+    """Return a question whose gold page is the second of the deck."""
     return Question.model_validate(
         {"id": id, "question": text, "reference_answer": "8,100,000", "gold": ("deck_2",)} | fields
     )
 
 
 def scripted(*turns: str) -> ScriptPolicy:
-    """The same turns in each episode, in order; then the end."""
+    """Return a policy that plays the same turns in each episode, in order; then the end."""
     return ScriptPolicy(
         lambda request: turns[request.turn - 1] if request.turn <= len(turns) else COMPLETE
     )
 
 
 def by_question(turns: Mapping[str, Sequence[str]]) -> ScriptPolicy:
-    """Turns by the id of the question."""
+    """Return a policy that plays turns by the id of the question."""
 
     def script(request: TurnRequest) -> str:
         script_turns = turns[request.trajectory_id.partition("/")[0]]
@@ -58,7 +58,7 @@ def played(
     samples: int | None = None,
     **cfg: Any,
 ) -> list[Trajectory]:
-    """Episodes of these questions, or of one."""
+    """Play episodes of these questions, or of one."""
     stored = {} if pictures is None else pictures
 
     def done(trajectory: Trajectory) -> None:

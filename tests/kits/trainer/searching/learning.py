@@ -1,5 +1,8 @@
-"""A searcher that acts from the start and has something to learn, and what a run of it needs: an
-index of a few pages, questions, a generator that counts what is paid for, a judge by rules."""
+"""A searcher that acts from the start and can learn, and what its run needs.
+
+These are an index of a few pages, questions, a generator that counts paid calls, and a judge by
+rules.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ RIGHT = "right"
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """A token a byte, and one an action."""
+    """Return a tokenizer with one token per byte, and one per action."""
     special = ["<|pad|>", "<|im_end|>", "<|im_start|>"]
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {name: i for i, name in enumerate([*special, *alphabet])}
@@ -64,8 +67,11 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def save_searcher(folder: Path) -> Path:
-    """A policy of made weights: behind an action it ends its turn, behind all else it acts. What
-    its layers add is small, and depends on all that it read."""
+    """Write a policy of constructed weights: after an action it ends its turn, after all else it
+    acts.
+
+    The output of its layers is small, and depends on all that it reads.
+    """
     tokens = tokenizer()
     torch.manual_seed(0)
     model = LlamaForCausalLM(
@@ -117,7 +123,7 @@ def write_questions(path: Path, numbers: range, groups: Sequence[int] = ()) -> P
 
 
 def answer(body: Mapping[str, Any], seed: int | None) -> str:
-    """Right to half of all questions and pictures."""
+    """Return a right answer for half of all questions and images."""
     sent = json.dumps(body["messages"], sort_keys=True).encode()
     return RIGHT if hashlib.sha256(sent).digest()[0] % 2 else "wrong"
 
@@ -131,15 +137,17 @@ def make_index(folder: Path) -> Path:
 
 
 def standing_in() -> StandInRetriever:
-    """A retriever of the same pages that can be told to misbehave."""
+    """Return a retriever of the same pages that can be made to fail."""
     pages = {f"trade_{n}": " ".join(lines).lower() for n, lines in enumerate(_TRADE, 1)}
     return StandInRetriever(pages)
 
 
 @contextmanager
 def running_services(index: Any, generator: Any, judge: Any = None) -> Iterator[dict[str, Any]]:
-    """The services of a run; the sections of a config that name them. index: a folder, or the app
-    of a retriever; generator, judge: apps."""
+    """Start the services of a run; yield the config sections that name them.
+
+    index: a folder, or the app of a retriever; generator, judge: apps.
+    """
     with ExitStack() as stack:
         is_folder = isinstance(index, Path)
         served = running_service(RetrieverBackend(index)) if is_folder else running_app(index)
@@ -157,13 +165,15 @@ def running_services(index: Any, generator: Any, judge: Any = None) -> Iterator[
 
 
 def counting() -> FakeOpenAI:
-    """A generator that notes what it is asked."""
+    """Return a generator that records its requests."""
     return FakeOpenAI("generator", respond=answer)
 
 
 def config_of(folder: Path, services: Mapping[str, Any], **sections: Any) -> dict[str, Any]:
-    """A run of 6 updates of 3 questions with 4 episodes each; what a section says otherwise counts.
-    Policy and questions are made in `folder`."""
+    """Return the config of a run of 6 updates of 3 questions with 4 episodes each.
+
+    A section's values override these. Policy and questions are written to `folder`.
+    """
     if not (folder / "policy").exists():
         save_searcher(folder / "policy")
         write_questions(folder / "train.jsonl", range(9))

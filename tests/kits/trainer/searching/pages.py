@@ -23,7 +23,7 @@ DECK: Mapping[str, Sequence[Line]] = {
 
 
 def boxes(lines: Sequence[Line]) -> list[TextBox]:
-    """All letters are as wide as half of their height."""
+    """Return the boxes of letters; each letter is half as wide as high."""
     return [
         TextBox(text=t, x1=80, y1=y, x2=80 + len(t) * size / 2, y2=y + size, letter_height=size)
         for t, y, size in lines
@@ -32,7 +32,7 @@ def boxes(lines: Sequence[Line]) -> list[TextBox]:
 
 @cache
 def draw_page(page_id: str, lines: tuple[Line, ...]) -> bytes:
-    """A page drawn: a bar for each letter, of a colour that is the page's own."""
+    """Draw a page: a bar for each letter, in a color of the page's own."""
     colour = (sum(map(ord, page_id)) * 37 % 200, 60, 120)
     image = Image.new("RGB", (WIDTH, HEIGHT), "white")
     pen = ImageDraw.Draw(image)

@@ -1,4 +1,4 @@
-"""A tiny policy that sees as a folder, which the trainer and a vLLM server read alike."""
+"""A tiny vision policy as a folder, which the trainer and a vLLM server read alike."""
 
 from __future__ import annotations
 
@@ -20,13 +20,16 @@ ROOM = 8192
 
 
 def seeing(kind: str) -> Any:
-    """One that is random. vLLM's attention on a CPU has no heads of 16; and with larger weights
-    float32 rounds a log-probability by more than 1e-5."""
+    """Return a random vision model.
+
+    vLLM's attention on a CPU has no heads of 16, and with larger weights float32 rounds a log-
+    probability by more than 1e-5.
+    """
     return tiny(kind, head=32, max_positions=ROOM, spread=0.05).float()
 
 
 def save_seeing(folder: Path, kind: str, model: Any) -> Path:
-    """model: one of `seeing`."""
+    """Write a model of `seeing` as a folder."""
     processor, videos = _CLASSES[kind]
     model.save_pretrained(folder)
     save_tokenizer(tiny_tokenizer(), folder)

@@ -51,7 +51,7 @@ CLASSES = {
 
 
 def questions() -> list[Question]:
-    """One of each, on three pages."""
+    """Return one question of each kind, on three pages."""
     return [
         make_question(
             name, number % 3 + 1, question=f"What is {name}, exactly?", reference_answer=euros
@@ -76,7 +76,7 @@ class VerifyServers:
             fake.forget()
 
     def counted(self, fake: FakeOpenAI) -> Counter[tuple[str, int]]:
-        """(question, sample) -> how often it was served."""
+        """Return (question, sample) -> how often it was served."""
         return Counter(
             (_question(request.body), request.body.get("seed") or 0)
             for request in fake.requests
@@ -114,7 +114,7 @@ def verifying() -> Iterator[VerifyServers]:
 
 
 def write_config(path: Path, **sections: Any) -> Path:
-    """A config as a file."""
+    """Write a config as a file."""
     path.write_text(json.dumps(sections), encoding="utf-8")
     return path
 
