@@ -79,7 +79,7 @@ def _make_metricx(folder: Path) -> None:
 
 
 def _calibrate(model: Any, tokenizer: Any) -> None:
-    """Scores around 12 with a spread of 4: inside the range, not clamped to its ends."""
+    """Move scores to around 12 with a spread of 4: inside the range, not clamped to its ends."""
     import torch
 
     pairs = read_pairs(64)
@@ -106,8 +106,8 @@ def parameters_outside_embeddings(weights: dict[str, Any]) -> int:
 
 
 def _check_size(weights: dict[str, Any]) -> None:
-    found = parameters_outside_embeddings(weights)
-    assert found in _WANTED, f"{found:,} parameters outside the embeddings"
+    num_parameters = parameters_outside_embeddings(weights)
+    assert num_parameters in _WANTED, f"{num_parameters:,} parameters outside the embeddings"
 
 
 if __name__ == "__main__":

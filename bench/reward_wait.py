@@ -1,4 +1,4 @@
-"""How long does a training step wait for rewards, when each service answers in 2 s?
+"""Measure how long a training step waits for rewards when each service answers in 2 s.
 
 The demo policy, 32 prompts x 8 samples x at most 48 tokens, MetricX and xCOMET over HTTP: a fake of
 each, which answers every request 2 s after it came, however many come at once. As the trainer does
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
-from bench.common import ROOT, WORK, Figure, quiet_logs, run
+from bench.common import ROOT, WORK, Measurement, quiet_logs, run
 from bench.kit.servers import running_app, wait_ready
 from scorekit.config import load_config
 from scorekit.server.app import create_app
@@ -33,8 +33,8 @@ ANSWER_S = 2.0
 PARTS = ("rollout_s", "logprob_s", "reward_s", "update_s")
 
 
-def questions(quick: bool) -> Iterator[Figure]:
-    """All figures of this script."""
+def questions(quick: bool) -> Iterator[Measurement]:
+    """Yield all measurements of this script."""
     quiet_logs()
     prompts, samples, tokens, repeats = (4, 2, 16, 1) if quick else (32, 8, 48, 3)
     with _service("metricx") as metricx, _service("xcomet") as xcomet:
@@ -55,33 +55,39 @@ def questions(quick: bool) -> Iterator[Figure]:
                 "misc.caching=false",
             ],
         )
-        found = _measure(cfg, repeats)
-    ours, at_once, in_turn = (_median(found[name]) for name in WAYS)
-    details = {name: found[name] for name in WAYS}
-    yield Figure("step's wait for rewards, one service after the other", in_turn["reward_s"], "s")
-    yield Figure(
+        runs_by_way = _measure(cfg, repeats)
+    overlapped, at_once, in_turn = (_median(runs_by_way[name]) for name in WAYS)
+    details = {name: runs_by_way[name] for name in WAYS}
+    yield Measurement(
+        "step's wait for rewards, one service after the other", in_turn["reward_s"], "s"
+    )
+    yield Measurement(
         "step's wait for rewards, both services after generation", at_once["reward_s"], "s"
     )
-    yield Figure("step's wait for rewards, overlap", ours["reward_s"], "s", details=details)
-    yield Figure(
+    yield Measurement(
+        "step's wait for rewards, overlap", overlapped["reward_s"], "s", details=details
+    )
+    yield Measurement(
         "  share of one service after the other",
-        ours["reward_s"] / in_turn["reward_s"],
+        overlapped["reward_s"] / in_turn["reward_s"],
         "",
         at_most=0.5,
     )
-    yield Figure("  share of both after generation", ours["reward_s"] / at_once["reward_s"], "")
-    for name, parts in zip(WAYS, (ours, at_once, in_turn), strict=True):
-        whole = sum(parts.values())
-        yield Figure(
+    yield Measurement(
+        "  share of both after generation", overlapped["reward_s"] / at_once["reward_s"], ""
+    )
+    for name, parts in zip(WAYS, (overlapped, at_once, in_turn), strict=True):
+        total_s = sum(parts.values())
+        yield Measurement(
             f"  share of the step that waits, {name}",
-            100 * parts["reward_s"] / whole,
+            100 * parts["reward_s"] / total_s,
             "%",
             details=parts,
         )
 
 
 def _measure(cfg: TrainerConfig, repeats: int) -> dict[str, list[dict[str, float]]]:
-    """Seconds of the parts of each step, the ways in turn; a first step each is not counted."""
+    """Return the seconds of each step's parts, the ways in turn; each first step is left out."""
     from trainer.rl.distributed import DistributedContext
     from trainer.rl.policy import prepare_torch
     from trainer.translation.train import open_trainer
@@ -92,31 +98,32 @@ def _measure(cfg: TrainerConfig, repeats: int) -> dict[str, list[dict[str, float
         WORK / "reward_wait/trackers",
     )
     examples = load_examples(str(ROOT / "demo/data/rl_prompts.jsonl"), limit=512)
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in WAYS}
-    with closing(RewardClient(cfg.reward, caching=False)) as rewarder, ExitStack() as held:
-        loop = open_trainer(cfg, rewarder, examples, {}, world, held)
+    runs_by_way: dict[str, list[dict[str, float]]] = {name: [] for name in WAYS}
+    with closing(RewardClient(cfg.reward, caching=False)) as rewarder, ExitStack() as stack:
+        loop = open_trainer(cfg, rewarder, examples, {}, world, stack)
         task: Any = loop.task
         update = 0
         for turn in range(repeats + 1):
             for name, way in WAYS.items():
                 update += 1
-                asked: Any = rewarder if way is None else Afterwards(rewarder, way)
-                task.collector.rewarder = asked
+                reward_client: Any = rewarder if way is None else Afterwards(rewarder, way)
+                task.collector.rewarder = reward_client
                 line = loop.step(update)
                 assert line is not None
                 assert line["reward_coverage"] > 0.5, "a service failed"
                 if turn:
-                    found[name].append({part: line[part] for part in PARTS})
+                    runs_by_way[name].append({part: line[part] for part in PARTS})
     shutil.rmtree(WORK / "reward_wait", ignore_errors=True)
-    return found
+    return runs_by_way
 
 
 Texts = list[tuple[str, str]]
 
 
 class Afterwards:
-    """In a RewardClient's place: keeps the groups of a batch and asks for all of them, as `way` does,
-    once a score is wanted."""
+    """Replaces a RewardClient: collects the groups of a batch and requests all scores, by
+    `way`, when the first score is needed.
+    """
 
     def __init__(
         self, rewarder: RewardClient, way: Callable[[RewardClient, Texts], Scores]
@@ -124,7 +131,7 @@ class Afterwards:
         self.rewarder, self.way = rewarder, way
 
     def batch(self, should_stop: Callable[[], bool]) -> Any:
-        """A batch that only collects. should_stop: never, in a measurement."""
+        """Return a batch that only collects. should_stop: not used in a measurement."""
         return Collected(self)
 
 
@@ -148,14 +155,16 @@ class Part:
     """A group's place in its batch."""
 
     def __init__(self, batch: Collected, start: int, end: int) -> None:
-        self.batch, self.place = batch, slice(start, end)
+        self.batch, self.index_range = batch, slice(start, end)
 
     def result(self) -> Scores:
-        """The group's scores; the first one asks for all."""
+        """Return the group's scores; the first call requests all of them."""
         batch = self.batch
         if batch.scores is None:
             batch.scores = batch.after.way(batch.after.rewarder, batch.texts)
-        return Scores({name: found[self.place] for name, found in batch.scores.results.items()})
+        return Scores(
+            {name: values[self.index_range] for name, values in batch.scores.results.items()}
+        )
 
 
 def _both(rewarder: RewardClient, texts: Texts) -> Scores:
@@ -163,10 +172,10 @@ def _both(rewarder: RewardClient, texts: Texts) -> Scores:
 
 
 def _in_turn(rewarder: RewardClient, texts: Texts) -> Scores:
-    found: dict[ServiceName, Any] = {}
+    results: dict[ServiceName, Any] = {}
     for name in rewarder.needed:
-        found |= rewarder.batch([name]).submit(texts).result().results
-    return Scores(found)
+        results |= rewarder.batch([name]).submit(texts).result().results
+    return Scores(results)
 
 
 WAYS: dict[str, Callable[[RewardClient, Texts], Scores] | None] = {
@@ -178,7 +187,7 @@ WAYS: dict[str, Callable[[RewardClient, Texts], Scores] | None] = {
 
 @contextmanager
 def _service(name: Any) -> Iterator[str]:
-    """A fake service that answers each request for scores ANSWER_S later."""
+    """Serve a fake service that answers each scoring request ANSWER_S later."""
     app = create_app(FakeBackend(name), ServiceSettings(cache="memory"))
 
     async def late(scope: Any, receive: Any, send: Any) -> None:

@@ -3,9 +3,9 @@
     ScorekitError
     ├── UserError           a mistake of the user: one clear line, exit code 2
     ├── ServiceUnreachable  no answer from a service: refused, cut off, or not HTTP
-        │   ├── ResponseLost      cut off after the request was sent: it may have crashed the service
-        │   ├── ServerEnded     the process of a server that we started has ended
-        │   └── IndexChanged    answers come from another page index than before
+    │   ├── ResponseLost    cut off after the request was sent: it may have crashed the service
+    │   ├── ServerEnded     the process of a server that we started has ended
+    │   └── IndexChanged    answers come from another page index than before
     └── ServiceError        carries `type`, `message`, `retryable`, and the HTTP status of a request
         ├── SampleError     one sample failed; its siblings may be fine
         └── RequestError    a whole request was refused

@@ -1,7 +1,7 @@
-"""Draw the packages and their imports for docs/architecture.md, computed from the files.
+"""Draw the packages and their imports in docs/architecture.md, computed from the files.
 
-`python -m tools.import_graph` draws them again. `tests/unit/test_import_graph.py` checks that
-every file belongs to a box and that no boxes import each other in a circle.
+`python -m tools.import_graph` updates the chart. `tests/unit/test_import_graph.py` checks that
+every file belongs to a box and that the imports between boxes have no cycle.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from scorekit.command import run_command
 
 ROOT = Path(__file__).parents[1]
 DOCUMENT = ROOT / "docs/architecture.md"
-BEGIN, END = "<!-- rooms: python -m tools.import_graph -->\n", "<!-- end of rooms -->\n"
+BEGIN = "<!-- import graph: python -m tools.import_graph -->\n"
+END = "<!-- end of import graph -->\n"
 
-#: System -> its rooms -> the modules and packages in them. The longest name that fits a file says
-#: its room. A folder stands here in two rooms where its files stand both under others and over
-#: them: what a run is asked, say, and the command that starts it.
-HOUSE: dict[str, dict[str, str]] = {
+#: System -> box label -> the modules and packages in the box. The longest name that matches a
+#: module decides its box. A package is split between two boxes if some of its modules import
+#: another box that the rest of the package is imported by.
+SYSTEMS: dict[str, dict[str, str]] = {
     "scorekit": {
         "core": "scorekit",
         "text": "scorekit.text",
@@ -36,10 +37,10 @@ HOUSE: dict[str, dict[str, str]] = {
         "settings, metrics": "scorekit.server.http",
         "backend, cache": "scorekit.server scorekit.server.http.answers",
         "queue": "scorekit.server.queue",
-        "windows: parts": "scorekit.server.windows.merge",
+        "windows: merge": "scorekit.server.windows.merge",
         "windows": "scorekit.server.windows",
         "service": "scorekit.server.service scorekit.server.local",
-        "app, http": "scorekit.server.app scorekit.server.fake "
+        "app, HTTP": "scorekit.server.app scorekit.server.fake "
         "scorekit.server.http.body scorekit.server.http.connection scorekit.server.http.middleware "
         "scorekit.server.http.run",
     },
@@ -55,7 +56,7 @@ HOUSE: dict[str, dict[str, str]] = {
         "rl": "trainer.rl",
         "runs": "trainer.runs",
         "checkpoints": "trainer.runs.checkpoints",
-        "verbs": "trainer.runs.cli",
+        "CLI": "trainer.runs.cli",
         "chat": "trainer.chat",
         "sft": "trainer.sft",
         "loop": "trainer.runs.learner trainer.runs.loop trainer.runs.artifacts",
@@ -64,8 +65,8 @@ HOUSE: dict[str, dict[str, str]] = {
     "trainer.translation": {
         "data, prompts, offsets": "trainer.translation",
         "scores": "trainer.translation.rewards",
-        "terms": "trainer.translation.rewards.component trainer.translation.rewards.components "
-        "trainer.translation.rewards.span_penalties",
+        "reward components": "trainer.translation.rewards.component "
+        "trainer.translation.rewards.components trainer.translation.rewards.span_penalties",
         "rewards": "trainer.translation.rewards.compute trainer.translation.rewards.services "
         "trainer.translation.rewards.screening trainer.translation.collect "
         "trainer.translation.dumps",
@@ -81,18 +82,18 @@ HOUSE: dict[str, dict[str, str]] = {
     },
     "trainer.search": {
         "records, data": "trainer.search",
-        "sight": "trainer.search.images",
-        "episode": "trainer.search.rollout",
+        "images": "trainer.search.images",
+        "rollout": "trainer.search.rollout",
         "answer": "trainer.search.answer",
         "reward": "trainer.search.reward",
         "trajectories": "trainer.search.trajectories",
-        "figures": "trainer.search.evaluation.figures trainer.search.evaluation.episode_values "
+        "stats": "trainer.search.evaluation.figures trainer.search.evaluation.episode_values "
         "trainer.search.evaluation",
-        "config, neighbours, rounds": "trainer.search.config trainer.search.training.config "
+        "config, services": "trainer.search.config trainer.search.training.config "
         "trainer.search.data trainer.search.services trainer.search.local_policy "
         "trainer.search.episode_runner trainer.search.training.loading",
         "rows, curation": "trainer.search.curation trainer.search.training.sft_rows",
-        "loop": "trainer.search.rounds",
+        "rounds": "trainer.search.rounds",
         "ask, collect": "trainer.search.verbs trainer.search.ask trainer.search.collect "
         "trainer.search.show",
         "evaluation": "trainer.search.evaluation.evaluate trainer.search.evaluation.run "
@@ -102,15 +103,15 @@ HOUSE: dict[str, dict[str, str]] = {
     },
     "synth": {
         "config, record": "synth",
-        "folder": "synth.storage",
+        "storage": "synth.storage",
         "sources": "synth.sources",
-        "drive: services": "synth.execution.clients synth.execution.services "
+        "execution: services": "synth.execution.clients synth.execution.services "
         "synth.execution.coalescing synth.execution",
-        "what a stage is": "synth.context synth.execution.stage_types synth.storage.stage_start "
+        "stage interface": "synth.context synth.execution.stage_types synth.storage.stage_start "
         "synth.stages.cost synth.stages.settings",
         "stages": "synth.stages synth.storage.manifest synth.export.card",
         "export": "synth.export synth.report.reasons",
-        "drive: processes": "synth.execution.driver synth.execution.processes "
+        "execution: processes": "synth.execution.driver synth.execution.processes "
         "synth.execution.cluster",
         "views, report": "synth.report synth.storage.location synth.storage.repair "
         "synth.storage.totals synth.storage.views",
@@ -118,94 +119,100 @@ HOUSE: dict[str, dict[str, str]] = {
         "synth_parallel",
     },
 }
-Arrows = dict[str, set[str]]
+ImportsByBox = dict[str, set[str]]
 
 
-def modules(root: Path = ROOT) -> dict[str, Path]:
-    """Every module of the house, by its name."""
-    tops = {
+def find_modules(root: Path = ROOT) -> dict[str, Path]:
+    """Return path by name for every module of the systems."""
+    top_packages = {
         name.split(".")[0]
-        for rooms in HOUSE.values()
-        for of in rooms.values()
-        for name in of.split()
+        for boxes in SYSTEMS.values()
+        for names in boxes.values()
+        for name in names.split()
     }
     return {
         ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path
-        for top in sorted(tops)
-        for path in sorted((root / top).rglob("*.py"))
+        for package in sorted(top_packages)
+        for path in sorted((root / package).rglob("*.py"))
     }
 
 
-def room_of(module: str) -> str:
-    """The room of a module, as `system/room`."""
-    fits = [
-        (len(name), f"{system}/{room}")
-        for system, rooms in HOUSE.items()
-        for room, names in rooms.items()
+def box_of(module: str) -> str:
+    """Return the box of a module, as `system/box`."""
+    matches = [
+        (len(name), f"{system}/{box}")
+        for system, boxes in SYSTEMS.items()
+        for box, names in boxes.items()
         for name in names.split()
         if module == name or module.startswith(name + ".")
     ]
-    return max(fits)[1]
+    return max(matches)[1]
 
 
-def imports(path: Path, known: Mapping[str, Path]) -> set[str]:
-    """The modules of the house that a file imports, also under TYPE_CHECKING or in a function."""
-    found = set()
+def imported_modules(path: Path, path_by_module: Mapping[str, Path]) -> set[str]:
+    """Return our modules that a file imports, also under TYPE_CHECKING or in a function."""
+    imported = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            imported |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             names = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= {name if name in known else str(node.module) for name in names}
-    return found & known.keys()
+            imported |= {name if name in path_by_module else str(node.module) for name in names}
+    return imported & path_by_module.keys()
 
 
-def arrows() -> Arrows:
-    """Room -> the rooms that its files import."""
-    known = modules()
-    found: Arrows = {f"{system}/{room}": set() for system, rooms in HOUSE.items() for room in rooms}
-    for module, path in known.items():
-        found[room_of(module)] |= {room_of(name) for name in imports(path, known)}
-    return {room: others - {room} for room, others in found.items()}
+def imports_by_box() -> ImportsByBox:
+    """Return, for each box, the other boxes that its files import."""
+    path_by_module = find_modules()
+    imports: ImportsByBox = {
+        f"{system}/{box}": set() for system, boxes in SYSTEMS.items() for box in boxes
+    }
+    for module, path in path_by_module.items():
+        imports[box_of(module)] |= {box_of(name) for name in imported_modules(path, path_by_module)}
+    return {box: imported - {box} for box, imported in imports.items()}
 
 
-def reduced(found: Arrows) -> Arrows:
-    """Without the arrows that follow from others. Raises CycleError, which names the circle."""
-    below: Arrows = {}
-    for room in TopologicalSorter(found).static_order():
-        below[room] = found[room].union(*(below[other] for other in found[room]))
+def without_indirect(imports: ImportsByBox) -> ImportsByBox:
+    """Remove the imports that follow from other imports.
+
+    Raises CycleError, which names the cycle, if boxes import each other.
+    """
+    reachable: ImportsByBox = {}
+    for box in TopologicalSorter(imports).static_order():
+        reachable[box] = imports[box].union(*(reachable[other] for other in imports[box]))
     return {
-        room: {other for other in others if not any(other in below[via] for via in others)}
-        for room, others in found.items()
+        box: {other for other in imported if not any(other in reachable[via] for via in imported)}
+        for box, imported in imports.items()
     }
 
 
-def picture() -> str:
-    """The rooms as a Mermaid chart, and what stands in those that are no whole folder."""
-    keys = {
-        f"{system}/{room}": f"{system.replace('.', '_')}_{number}"
-        for system, rooms in HOUSE.items()
-        for number, room in enumerate(rooms)
+def mermaid_chart() -> str:
+    """Return the boxes and the imports between them as a Mermaid chart."""
+    ids = {
+        f"{system}/{box}": f"{system.replace('.', '_')}_{number}"
+        for system, boxes in SYSTEMS.items()
+        for number, box in enumerate(boxes)
     }
     lines = ["```mermaid", "flowchart TB"]
-    for system, rooms in HOUSE.items():
+    for system, boxes in SYSTEMS.items():
         lines.append(f'  subgraph {system.replace(".", "_")} ["{system}"]')
-        lines += [f'    {keys[f"{system}/{room}"]}["{room}"]' for room in rooms]
+        lines += [f'    {ids[f"{system}/{box}"]}["{box}"]' for box in boxes]
         lines.append("  end")
-    for room, others in reduced(arrows()).items():
-        lines += [f"  {keys[room]} --> {keys[other]}" for other in sorted(others)]
+    for box, imported in without_indirect(imports_by_box()).items():
+        lines += [f"  {ids[box]} --> {ids[other]}" for other in sorted(imported)]
     return "\n".join([*lines, "```", ""])
 
 
-def drawn(text: str) -> str:
-    """The document with the picture of today."""
-    before, _, rest = text.partition(BEGIN)
-    return before + BEGIN + picture() + END + rest.partition(END)[2]
+def with_current_chart(text: str) -> str:
+    """Return the document's text with the chart computed from the current files."""
+    before, _, after = text.partition(BEGIN)
+    return before + BEGIN + mermaid_chart() + END + after.partition(END)[2]
 
 
 def main() -> int:
-    """Draw the picture into the document."""
-    DOCUMENT.write_text(drawn(DOCUMENT.read_text(encoding="utf-8")), encoding="utf-8")
+    """Update the chart in the document."""
+    text = DOCUMENT.read_text(encoding="utf-8")
+    DOCUMENT.write_text(with_current_chart(text), encoding="utf-8")
     return 0
 
 

@@ -54,12 +54,12 @@ def check(name: str, scorer: Scorer, console: Console) -> bool:
     for row, score in zip(rows, output.sequence_scores, strict=True):
         good = score is not None and abs(score - row[column]) <= TOLERANCE  # type: ignore[operator]
         passed &= good
-        here = "failed" if score is None else f"{score:.5f}"
+        local_score = "failed" if score is None else f"{score:.5f}"
         table.add_row(
             row[0][:30],
             (row[1] or "–")[:30],
             f"{row[column]:.5f}",
-            here,
+            local_score,
             "pass" if good else "FAIL",
         )
     console.print(table)

@@ -17,7 +17,7 @@ from typing import Any
 from bench.chaos.models import models_terminated
 from bench.chaos.redis import random_cancellations, redis_killed_under_load
 from bench.chaos.supervised import Supervised, pair_of_services
-from bench.common import Figure, on_core, quiet_logs, service
+from bench.common import Measurement, on_core, quiet_logs, service
 from bench.kit.load import (
     Answer,
     batches,
@@ -38,12 +38,12 @@ CALL = 64  # samples of one call of the client
 CACHED: int = ServiceSettings.model_fields["cache_memory_items"].default
 
 
-def questions(quick: bool) -> Iterator[Figure]:
-    """All proofs."""
+def questions(quick: bool) -> Iterator[Measurement]:
+    """Yield all measurements."""
     yield from models_terminated(4 if quick else 200)
     yield from services_killed(*((6, 3) if quick else (800, 100)))
-    for module, how in ((FAKE, "sleeps"), ("bench.kit.busy", "burns Python")):
-        yield from queue_full(module, how, refusals=50 if quick else 2000)
+    for module, load in ((FAKE, "sleeps"), ("bench.kit.busy", "burns Python")):
+        yield from queue_full(module, load, refusals=50 if quick else 2000)
     yield from one_poison_sample()
     yield from memory(*((40_000, 10_000) if quick else (1_000_000, 100_000)))
     yield from redis_proofs(quick)
@@ -52,28 +52,30 @@ def questions(quick: bool) -> Iterator[Figure]:
 # -- kills ----------------------------------------------------
 
 
-def services_killed(sigterms: int, kills: int) -> Iterator[Figure]:
+def services_killed(sigterms: int, kills: int) -> Iterator[Measurement]:
     """Two fake services under load behind one client. One after the other gets a signal, the next
     one only when the last one is up again; each is started anew on its port at once."""
-    found = asyncio.run(kill_under_load(sigterms, kills))
-    yield Figure(
+    counts = asyncio.run(kill_under_load(sigterms, kills))
+    yield Measurement(
         f"{sigterms:,} SIGTERMs and {kills} kill -9 under load: answers lost, doubled or wrong",
-        found["lost"] + found["doubled"] + found["wrong"],
+        counts["lost"] + counts["doubled"] + counts["wrong"],
         "",
         at_most=0,
-        details=found,
+        details=counts,
     )
-    yield Figure("  SIGTERMs that did not end with exit code 0", found["bad_exits"], "", at_most=0)
+    yield Measurement(
+        "  SIGTERMs that did not end with exit code 0", counts["bad_exits"], "", at_most=0
+    )
 
 
 async def kill_under_load(sigterms: int, kills: int, callers: int = 16) -> dict[str, Any]:
-    """Counts of what was asked, answered, lost, doubled and wrong, and of exits that were bad."""
+    """Return counts of requested, answered, lost, doubled and wrong samples, and of bad exits."""
     tally = {"asked": 0, "answered": 0, "lost": 0, "doubled": 0, "wrong": 0}
     started = time.monotonic()
     # Slow enough that a signal always meets requests in the model, in the queue and on the wire.
     flags = ("--cache", "memory", "--seconds-per-pair", "0.0001")
     async with pair_of_services(FAKE, *flags) as services:
-        urls = [one.url for one in services]
+        urls = [process.url for process in services]
         async with ScoringClient(urls, max_in_flight=2 * callers, batch_size=16) as client:
             stop = asyncio.Event()
             load = [
@@ -132,12 +134,12 @@ def count(
     """Add the answers of a call, by index of its samples, to the tally."""
     tally["asked"] += len(samples)
     for index, (sample, score) in enumerate(zip(samples, expected_scores(samples), strict=True)):
-        given = answers.pop(index, [])
-        tally["answered"] += len(given)
-        tally["lost"] += not any(result.ok for result in given)
-        tally["doubled"] += max(0, len(given) - 1)
+        results = answers.pop(index, [])
+        tally["answered"] += len(results)
+        tally["lost"] += not any(result.ok for result in results)
+        tally["doubled"] += max(0, len(results) - 1)
         tally["wrong"] += sum(
-            result.id != sample["id"] or (result.ok and result.score != score) for result in given
+            result.id != sample["id"] or (result.ok and result.score != score) for result in results
         )
     tally["wrong"] += len(answers)  # answers to what nobody asked
 
@@ -145,7 +147,7 @@ def count(
 # -- overload and failures ----------------------------------------------------
 
 
-def queue_full(module: str, how: str, refusals: int) -> Iterator[Figure]:
+def queue_full(module: str, load: str, refusals: int) -> Iterator[Measurement]:
     """Sixteen callers of 64 samples share a queue of 256: most are refused, and try again."""
     flags = ("--cache", "memory", "--max-queue-items", "256", "--seconds-per-batch", "0.02")
     with service(module, *flags, core=0) as (_, url), on_core(1):
@@ -155,8 +157,8 @@ def queue_full(module: str, how: str, refusals: int) -> Iterator[Figure]:
         "p99_ms": 1000 * sorted(refused)[len(refused) * 99 // 100],
         "accepted_requests_all_answered_right": accepted,
     }
-    yield Figure(
-        f"queue full, the model {how}: a refusal takes",
+    yield Measurement(
+        f"queue full, the model {load}: a refusal takes",
         1000 * statistics.median(refused),
         "ms",
         at_most=10.0,
@@ -165,9 +167,10 @@ def queue_full(module: str, how: str, refusals: int) -> Iterator[Figure]:
 
 
 async def overload(url: str, refusals: int, callers: int = 16) -> tuple[int, list[float]]:
-    """Number of requests that were accepted and answered right; seconds of each refusal.
+    """Return the number of requests accepted and answered correctly, and the seconds of each
+    refusal.
 
-    Raises where an accepted one was not answered, or a refusal was not a 429.
+    Raises if an accepted request was not answered, or if a refusal was not a 429.
     """
     accepted = 0
     refused: list[float] = []
@@ -190,12 +193,12 @@ async def overload(url: str, refusals: int, callers: int = 16) -> tuple[int, lis
     return accepted, refused
 
 
-def one_poison_sample(count: int = 256) -> Iterator[Figure]:
-    """One sample that makes every batch raise, among others that are good."""
+def one_poison_sample(count: int = 256) -> Iterator[Measurement]:
+    """Measure one sample that makes every batch raise, among others that are good."""
     quiet_logs()
     good, failures, calls = poison(count)
-    most = 2 * math.log2(count) + 1
-    yield Figure(
+    max_calls = 2 * math.log2(count) + 1
+    yield Measurement(
         f"one poison sample among {count}: good results",
         good,
         "",
@@ -203,11 +206,11 @@ def one_poison_sample(count: int = 256) -> Iterator[Figure]:
         at_most=count - 1,
         details={"failures": failures},
     )
-    yield Figure("  further model calls until it was alone", calls - 1, "", at_most=most)
+    yield Measurement("  further model calls until it was alone", calls - 1, "", at_most=max_calls)
 
 
 def poison(count: int) -> tuple[int, list[str], int]:
-    """Number of good and right results, types of the failures, calls of the model."""
+    """Return the number of good results, the error types, and the number of model calls."""
     samples = distinct_samples(count)
     samples[count // 3]["mt"] += " poison"
     backend = FakeBackend(poison="poison")
@@ -223,13 +226,13 @@ def poison(count: int) -> tuple[int, list[str], int]:
 # -- memory ----------------------------------------------------
 
 
-def memory(total: int, step: int) -> Iterator[Figure]:
-    """Distinct samples through one service with its default settings but a cache in memory alone.
+def memory(total: int, step: int) -> Iterator[Measurement]:
+    """Send distinct samples to one service with default settings and an in-memory cache.
 
     That cache fills at first, which counts as growth.
     """
     growth = _resident_series(total, step, "--cache", "memory")
-    yield Figure(
+    yield Measurement(
         f"{total:,} samples: growth of resident memory after the first {step:,}",
         growth["growth_mb"],
         "MB",
@@ -238,7 +241,7 @@ def memory(total: int, step: int) -> Iterator[Figure]:
     )
     if total > CACHED:
         full = growth["series_mb"][-(-CACHED // step) - 1 :]
-        yield Figure("  of it once the cache is full", full[-1] - full[0], "MB")
+        yield Measurement("  of it once the cache is full", full[-1] - full[0], "MB")
 
 
 def _resident_series(total: int, step: int, *flags: str) -> dict[str, Any]:
@@ -264,27 +267,27 @@ def resident_mb(process: int) -> float:
 # -- Redis ----------------------------------------------------
 
 
-def redis_proofs(quick: bool) -> Iterator[Figure]:
-    """The two proofs about Redis, of bench/chaos/redis.py."""
+def redis_proofs(quick: bool) -> Iterator[Measurement]:
+    """Yield the two measurements with Redis, of bench/chaos/redis.py."""
     requests, seconds = (500, 2.0) if quick else (100_000, 10.0)
-    found = asyncio.run(random_cancellations(requests))
-    yield Figure(
+    counts = asyncio.run(random_cancellations(requests))
+    yield Measurement(
         f"{requests:,} requests and as many cache reads with random cancellations, a "
         "delaying proxy before Redis: wrong",
-        found["wrong"] + found["reads_wrong"],
+        counts["wrong"] + counts["reads_wrong"],
         "",
         at_most=0,
-        details=found,
+        details=counts,
     )
-    for what, hang in (("killed", False), ("hung", True)):
-        found = asyncio.run(redis_killed_under_load(seconds, hang=hang))
-        yield Figure(
-            f"Redis {what} under load: failed requests",
-            found["failed"],
+    for failure, hang in (("killed", False), ("hung", True)):
+        counts = asyncio.run(redis_killed_under_load(seconds, hang=hang))
+        yield Measurement(
+            f"Redis {failure} under load: failed requests",
+            counts["failed"],
             "",
             at_most=0,
-            details=found,
+            details=counts,
         )
-        yield Figure(
-            "  p99 added once the breaker is open", found["added_p99_ms"], "ms", at_most=5.0
+        yield Measurement(
+            "  p99 added once the breaker is open", counts["added_p99_ms"], "ms", at_most=5.0
         )

@@ -98,10 +98,10 @@ async def redis_killed_under_load(
 
 
 async def _leaving_clients(url: str, requests: int, rng: random.Random) -> dict[str, Any]:
-    found: Counter[str] = Counter()
+    outcomes: Counter[str] = Counter()
     seen = 0
 
-    async def one(client: httpx.AsyncClient) -> None:
+    async def run_once(client: httpx.AsyncClient) -> None:
         nonlocal seen
         samples = _samples((rng.randrange(seen + 1), seen := seen + 1) for _ in range(4))
         asking = asyncio.create_task(client.post(f"{url}/v1/score", json={"samples": samples}))
@@ -111,22 +111,22 @@ async def _leaving_clients(url: str, requests: int, rng: random.Random) -> dict[
         try:
             response = await asking
         except asyncio.CancelledError:
-            found["cancelled"] += 1
+            outcomes["cancelled"] += 1
         except httpx.HTTPError:
-            found["failed"] += 1
+            outcomes["failed"] += 1
         else:
-            found["answered"] += 1
-            found[_verdict(samples, response)] += 1
+            outcomes["answered"] += 1
+            outcomes[_verdict(samples, response)] += 1
 
     async with httpx.AsyncClient(timeout=60, limits=UNBOUNDED) as client:
-        await _spread(requests, lambda: one(client))
+        await _spread(requests, lambda: run_once(client))
     counts = await _counts(url)
     return {
         "requests": requests,
-        "answered": found["answered"],
-        "cancelled": found["cancelled"],
-        "failed": found["failed"],
-        "wrong": found["wrong"],
+        "answered": outcomes["answered"],
+        "cancelled": outcomes["cancelled"],
+        "failed": outcomes["failed"],
+        "wrong": outcomes["wrong"],
         "samples_from_redis": counts['cache_hits_total{tier="tier"}'],
         "damaged_values": counts["cache_damaged_total"],
         "failed_reads": counts["cache_errors_total"],
@@ -136,34 +136,34 @@ async def _leaving_clients(url: str, requests: int, rng: random.Random) -> dict[
 async def _cancelled_reads(address: str, reads: int, rng: random.Random) -> dict[str, Any]:
     values = {f"{i:016}".encode(): f'{{"score":{i}.5}}'.encode() for i in range(500)}
     keys = list(values)
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     metrics = Metrics()
     tier = open_tier(address, name="chaos", max_bytes=2**20, redis_password=None)
     cache = Cache(0, tier, metrics, None)
 
-    async def one() -> None:
-        asked = rng.sample(keys, 4)
-        call = asyncio.create_task(cache.fetch(asked))
+    async def run_once() -> None:
+        requested_keys = rng.sample(keys, 4)
+        call = asyncio.create_task(cache.fetch(requested_keys))
         if rng.random() < 0.5:
             await asyncio.sleep(rng.uniform(0, 0.008))
             call.cancel()
         try:
             got = await call
         except asyncio.CancelledError:
-            found["cancelled"] += 1
+            counts["cancelled"] += 1
         else:
-            found["found"] += len(got)
-            found["wrong"] += any(values[key] != value for key, value in got.items())
+            counts["found"] += len(got)
+            counts["wrong"] += any(values[key] != value for key, value in got.items())
 
     await cache.store(values)
-    await _spread(reads, one)
+    await _spread(reads, run_once)
     await cache.close()
     damaged = metrics.registry.get_sample_value("scorekit_cache_damaged_total")
     return {
         "reads": reads,
-        "reads_cancelled": found["cancelled"],
-        "reads_wrong": found["wrong"],
-        "values_read": found["found"],
+        "reads_cancelled": counts["cancelled"],
+        "reads_wrong": counts["wrong"],
+        "values_read": counts["found"],
         "reads_damaged_values": damaged,
     }
 
@@ -184,7 +184,7 @@ async def _steady_load(url: str, rate: float) -> AsyncIterator[list[Answer]]:
     answers: list[Answer] = []
     open_requests: set[asyncio.Task[None]] = set()
 
-    async def one(client: httpx.AsyncClient, number: int, due: float) -> None:
+    async def run_once(client: httpx.AsyncClient, number: int, due: float) -> None:
         samples = _samples((16 * number + i,) for i in range(16))
         good = False
         with contextlib.suppress(httpx.HTTPError):
@@ -198,7 +198,7 @@ async def _steady_load(url: str, rate: float) -> AsyncIterator[list[Answer]]:
         for number in range(10**9):
             due = started + number / rate
             await asyncio.sleep(due - time.monotonic())
-            task = asyncio.create_task(one(client, number, due))
+            task = asyncio.create_task(run_once(client, number, due))
             open_requests.add(task)
             task.add_done_callback(open_requests.discard)
 
@@ -231,22 +231,22 @@ async def _wait_for_breaker(url: str) -> None:
 
 
 async def _counts(url: str) -> dict[str, float]:
-    """The service's own figures, without their common prefix."""
+    """Return the service's metrics, without their common prefix."""
     async with httpx.AsyncClient(timeout=60, limits=UNBOUNDED) as client:
         text = (await client.get(f"{url}/metrics")).text
     lines = re.findall(r"^scorekit_(\S+) (\S+)$", text, re.M)
     return {name: float(value) for name, value in lines}
 
 
-async def _spread(count: int, one: Callable[[], Coroutine[Any, Any, None]]) -> None:
+async def _spread(count: int, run_once: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Run `one` so many times, CALLERS at once."""
 
-    async def some(share: int) -> None:
+    async def run_share(share: int) -> None:
         for _ in range(share):
-            await one()
+            await run_once()
 
     shares = [count // CALLERS + (i < count % CALLERS) for i in range(CALLERS)]
-    await asyncio.gather(*map(some, shares))
+    await asyncio.gather(*map(run_share, shares))
 
 
 def _samples(numbers: Any) -> list[dict[str, str]]:
@@ -270,7 +270,7 @@ def _percentile(seconds: list[float], percent: int) -> float:
 
 @contextlib.contextmanager
 def _running_fake(cache: str) -> Iterator[str]:
-    """A fake service with that cache and nothing in memory, ready; gives its URL."""
+    """Start a fake service with that cache and no memory cache; yield its URL."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     flags = ("--port", str(port), "--cache", cache, "--cache-memory-items", "0")

@@ -89,8 +89,8 @@ async def pair_of_services(module: str, *flags: str) -> AsyncIterator[list[Super
     async with contextlib.AsyncExitStack() as stack:
         services = []
         for _ in range(2):
-            one = Supervised(module, *flags)
-            await one.start()
-            stack.push_async_callback(one.end)
-            services.append(one)
+            process = Supervised(module, *flags)
+            await process.start()
+            stack.push_async_callback(process.end)
+            services.append(process)
         yield services

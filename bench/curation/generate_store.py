@@ -40,8 +40,10 @@ _PICTURE = 151655  # the id that stands for a part of a picture
 
 
 def write_store(folder: Path, episodes: int, questions: int) -> Path:
-    """A run of so many episodes, the same each time, `SAMPLES` of each of the first questions; its
-    data has `questions` of them."""
+    """Write a run of many episodes, the same each time; return its folder.
+
+    Each of the first questions has `SAMPLES` episodes; the data has `questions` questions.
+    """
     store = TrajectoryStore(folder / FOLDER, folder.name)
     for deck in range(DECKS):
         for page in range(1, PAGES + 1):
@@ -55,9 +57,9 @@ def write_store(folder: Path, episodes: int, questions: int) -> Path:
         path = store.folder / f"step-{step:06d}.jsonl.gz"
         with path.open("wb") as file:
             for number in range(first, min(first + STEP, episodes)):
-                one = _own(number, step, folder.name)
-                deck, shape = _place(number)
-                head, tail = _around(one)
+                trajectory = _individual_episode(number, step, folder.name)
+                deck, shape = _deck_and_shape(number)
+                head, tail = _head_and_tail(trajectory)
                 file.write(gzip.compress(head, 1, mtime=0))
                 file.write(middles[deck, shape])
                 file.write(gzip.compress(tail, 1, mtime=0))
@@ -65,23 +67,25 @@ def write_store(folder: Path, episodes: int, questions: int) -> Path:
     with data.open("w", encoding="utf-8") as rows:
         for number in range(questions):
             rows.write(json.dumps(question_row(_question(number))) + "\n")
-    told = {
+    config = {
         "task": "search",
         "data": {"train": str(data)},
         "policy": {"path": str(_learner(folder / "learner"))},
         "episode": {"observation": "text"},  # what `distill` renders; it asks no processor
         "misc": {"run_dir": str(folder)},
     }
-    (folder / "config.yaml").write_text(yaml.safe_dump(told), encoding="utf-8")
+    (folder / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
     return folder
 
 
 def _learner(folder: Path) -> Path:
-    """The demo's small searcher, with room for such episodes: only its ids are looked at."""
+    """Copy the demo's small searcher, with more positions: only its ids are used."""
     shutil.copytree(ROOT / "demo/models/search_policy", folder, dirs_exist_ok=True)
     config = folder / "config.json"
-    told = json.loads(config.read_text(encoding="utf-8")) | {"max_position_embeddings": 8192}
-    config.write_text(json.dumps(told), encoding="utf-8")
+    config_values = json.loads(config.read_text(encoding="utf-8")) | {
+        "max_position_embeddings": 8192
+    }
+    config.write_text(json.dumps(config_values), encoding="utf-8")
     return folder
 
 
@@ -97,14 +101,16 @@ def _question(number: int) -> Question:
     )
 
 
-def _place(number: int) -> tuple[int, int]:
-    """(deck, shape) of an episode."""
+def _deck_and_shape(number: int) -> tuple[int, int]:
+    """Return (deck, shape) of an episode."""
     return number // SAMPLES % DECKS, (number * 7919) % 10_007 % SHAPES
 
 
-def _own(number: int, step: int, run: str) -> Trajectory:
-    """An episode with all that is its own. A tenth was not judged; success grows with the number
-    of the question."""
+def _individual_episode(number: int, step: int, run: str) -> Trajectory:
+    """Return an episode with all its individual fields.
+
+    A tenth was not judged; success grows with the number of the question.
+    """
     dice = random.Random(number)
     of_question, sample = divmod(number, SAMPLES)
     question = _question(of_question)
@@ -126,17 +132,17 @@ def _own(number: int, step: int, run: str) -> Trajectory:
     )
 
 
-def _around(one: Trajectory) -> tuple[bytes, bytes]:
+def _head_and_tail(trajectory: Trajectory) -> tuple[bytes, bytes]:
     """Its line in front of the turns, and behind the ids."""
-    line = one.model_dump_json().encode()
+    line = trajectory.model_dump_json().encode()
     head, _, _ = line.partition(b'"turns":')
     _, _, tail = line.partition(b'"answer":')
     return head, b'"answer":' + tail[:-1] + b',"schema_version":%d}\n' % SCHEMA_VERSION
 
 
-def _middle(one: Trajectory) -> bytes:
-    """From the turns to the ids of a line."""
-    line = one.model_dump_json().encode()
+def _middle(trajectory: Trajectory) -> bytes:
+    """Return the JSON of an episode from its turns up to its ids."""
+    line = trajectory.model_dump_json().encode()
     return line[line.index(b'"turns":') : line.index(b'"answer":')]
 
 
@@ -176,8 +182,11 @@ def _episode(deck: int, shape: int) -> Trajectory:
 
 
 def _turn(number: int, deck: int, shape: int, dice: random.Random) -> Turn:
-    """The gold page stands at place 2, 4, 6 or 8 from the third search on; in the last shape never.
-    Shown is the first page that was not shown before."""
+    """Return a turn. The gold page is at rank 2, 4, 6 or 8 from the third search on, in the last
+    shape never.
+
+    The page that is shown is the first one that was not shown before.
+    """
     pages = dice.sample(range(4, PAGES + 1), 10)
     if number >= 3 and shape < SHAPES - 1:
         pages[2 * shape + 1] = 3

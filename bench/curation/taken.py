@@ -12,8 +12,8 @@ from bench.sampling import peak_mib
 from trainer.search.verbs import app
 
 
-def taken(command: str, store: str, flags: Sequence[str]) -> dict[str, Any]:
-    """Seconds of the whole command, and the most memory that this process ever held."""
+def measure_command(command: str, store: str, flags: Sequence[str]) -> dict[str, Any]:
+    """Return the seconds of a full command, and the peak memory of this process."""
     out = f"{store}-{command}"
     wall, cpu = time.perf_counter(), time.process_time()
     done = CliRunner().invoke(app, [command, "--run", store, "--out", out, *flags])

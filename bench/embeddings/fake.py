@@ -45,16 +45,16 @@ class FakeEmbedder:
             if len(words) > self.max_length and not options.truncate:
                 encoded.append(SampleError("overlong", f"more than {self.max_length} tokens"))
                 continue
-            kept = words[: self.max_length]
-            encoded.append(Encoded(max(1, len(kept)), {"tokens": len(kept)}, kept))
+            truncated = words[: self.max_length]
+            encoded.append(Encoded(max(1, len(truncated)), {"tokens": len(truncated)}, truncated))
         return encoded
 
     def forward(self, batch: Sequence[Encoded]) -> list[Outcome]:
-        """Vectors, float32 [D]."""
-        return [{"embedding": vector_of(one.payload, self.dimension)} for one in batch]
+        """Return vectors, float32 [D]."""
+        return [{"embedding": vector_of(item.payload, self.dimension)} for item in batch]
 
     def probe(self, words: int) -> str:
-        """A text of so many words."""
+        """Return a text of so many words."""
         return "w " * words
 
     def memory_bytes(self) -> tuple[int, int, int] | None:
@@ -63,7 +63,9 @@ class FakeEmbedder:
 
 
 def vector_of(words: Sequence[str], dimension: int = 8) -> np.ndarray:
-    """The sum of a vector for each word, of length 1; the same numbers on every processor."""
+    """Return the sum of a vector for each word, normalized; the same numbers on every
+    processor.
+    """
     total = [0.01] * dimension  # an empty text has a vector, too
     for word in words:
         digest = hashlib.blake2b(word.encode(), digest_size=dimension).digest()

@@ -26,13 +26,13 @@ app = FastAPI()
 
 @app.get("/health/ready")
 async def ready() -> dict[str, bool]:
-    """As a service says it."""
+    """Answer the readiness check like a service does."""
     return {"ready": True}
 
 
 @app.post("/v1/score")
 async def score(request: ScoreRequest) -> dict[str, Any]:  # type: ignore[valid-type]
-    """The same answer, made on the spot: no queue, no cache, no limits, no log."""
+    """Return the same answer, made at once: no queue, no cache, no limits, no log."""
     return {
         "model": {"service": "metricx", "id": "bare", "revision": "bare"},
         "results": [

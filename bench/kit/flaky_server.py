@@ -1,4 +1,4 @@
-"""A server on a bad day: stands in front of an ASGI app, and answers some requests in its place."""
+"""An unreliable server: wraps an ASGI app, and answers some requests with failures."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
-#: 429, 500, 503: refused so, as JSON. garbage: 200 with what is no JSON. other: 200 with JSON that
-#: is no answer to this. cut: breaks off in the middle. hang: waits while its mood says so.
+#: 429, 500, 503: an error response with JSON. garbage: 200 without JSON. other: 200 with unrelated
+#: JSON. cut: the body breaks off in the middle. hang: waits as long as `mood` returns "hang".
 Fault = Literal["429", "500", "503", "garbage", "other", "cut", "hang"]
 FAULTS: tuple[Fault, ...] = get_args(Fault)
 
 
-class Moody:
-    """app: what answers where it is well. mood: of a request's path and body, the fault that it
-    meets; None: none. latency_s: every request waits for it first. asked: requests by the fault
-    that they met ("" where they met none); `peak` of them were there at a time.
+class FlakyServer:
+    """An ASGI app that fails as told by `mood`.
+
+    app: answers the requests that do not fail. mood: returns the failure of a request from its
+    path and body, or None. latency_s: delay of every request. request_counts: number of requests
+    by failure ("" without one). peak: most requests that were open at the same time.
     """
 
     def __init__(
@@ -27,48 +29,48 @@ class Moody:
         latency_s: Callable[[str], float] = lambda path: 0.0,
     ) -> None:
         self.app, self.mood, self.latency_s = app, mood, latency_s
-        self.asked: Counter[str] = Counter()
-        self.here = self.peak = 0
+        self.request_counts: Counter[str] = Counter()
+        self.num_open = self.peak = 0
 
     def recover(self) -> None:
-        """From now on well; what hangs is answered."""
+        """Stop all failures, and answer the requests that hang."""
         self.mood = lambda path, body: None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """ASGI."""
+        """Handle an ASGI request."""
         if scope["type"] != "http" or not scope["path"].startswith("/v1/"):
             return await self.app(scope, receive, send)
         body = await _body(receive)
-        asked = scope["path"], body.decode(errors="replace")
-        fault = self.mood(*asked)
-        self.asked[fault or ""] += 1
-        self.here += 1
-        self.peak = max(self.peak, self.here)
+        request = scope["path"], body.decode(errors="replace")
+        failure = self.mood(*request)
+        self.request_counts[failure or ""] += 1
+        self.num_open += 1
+        self.peak = max(self.peak, self.num_open)
         try:
             await asyncio.sleep(self.latency_s(scope["path"]))
-            if fault == "hang":
-                await self._hang(asked, receive)
-            if fault in (None, "hang"):
+            if failure == "hang":
+                await self._hang(request, receive)
+            if failure in (None, "hang"):
                 await self.app(scope, _once(body, receive), send)
             else:
-                await _answer(fault, send)
+                await _answer(failure, send)
         finally:
-            self.here -= 1
+            self.num_open -= 1
 
-    async def _hang(self, asked: tuple[str, str], receive: Any) -> None:
-        gone = asyncio.ensure_future(receive())
-        while self.mood(*asked) == "hang" and not gone.done():
+    async def _hang(self, request: tuple[str, str], receive: Any) -> None:
+        disconnected = asyncio.ensure_future(receive())
+        while self.mood(*request) == "hang" and not disconnected.done():
             await asyncio.sleep(0.005)
-        gone.cancel()
+        disconnected.cancel()
 
 
-async def _answer(fault: Fault | None, send: Any) -> None:
+async def _answer(failure: Fault | None, send: Any) -> None:
     status, length, body = 200, None, b"<html>Service running.</html>"
-    if fault in ("429", "500", "503"):
-        status, body = int(fault), json.dumps({"error": {"message": "told to fail"}}).encode()
-    elif fault == "other":
+    if failure in ("429", "500", "503"):
+        status, body = int(failure), json.dumps({"error": {"message": "told to fail"}}).encode()
+    elif failure == "other":
         body = b'{"status": "ok", "items": []}'
-    elif fault == "cut":
+    elif failure == "cut":
         length = 9999  # uvicorn closes the connection of an answer that is short
     headers = [(b"content-type", b"application/json")]
     headers.append((b"content-length", str(length or len(body)).encode()))
@@ -86,7 +88,7 @@ async def _body(receive: Any) -> bytes:
 
 
 def _once(body: bytes, receive: Any) -> Any:
-    """What the app receives: the body that was read, then whatever comes."""
+    """Return a `receive` for the app: the body that was read already, then the next messages."""
     waiting = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def next_message() -> Any:

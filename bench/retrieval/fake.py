@@ -42,14 +42,14 @@ class FakeRetriever(RetrieverBackend):
         write_index(folder, pages, [Bm25Builder("bigrams")])
 
     def load(self) -> RetrieverDescription:
-        """What no library's version changes."""
-        told = super().load()
+        """Load the index; its answers do not depend on a library's version."""
+        loaded = super().load()
         self._searcher = _WordCounts([page.text for page in self._pages])
-        index = told.index.model_copy(update={"revision": REVISION})
+        index = loaded.index.model_copy(update={"revision": REVISION})
         self.verb.index = IndexRef(id=index.id, revision=REVISION, pages=index.pages)
         self._routes.open(self._pages, REVISION)
         settings = {"bm25": {"korean": "bigrams"}}
-        return replace(told, index=index, revision=REVISION, settings=settings)
+        return replace(loaded, index=index, revision=REVISION, settings=settings)
 
 
 class _WordCounts:
@@ -66,12 +66,12 @@ class _WordCounts:
         return query.lower().split()
 
     def scores(self, queries: Sequence[Any]) -> list[Scores | SampleError]:
-        """Of each query."""
+        """Return the scores of each query."""
         counts = [[sum(w in text for w in query) for text in self._texts] for query in queries]
         return [np.array([n or -np.inf for n in row], dtype=np.float32) for row in counts]
 
 
-def _page(page_id: str, text: str, picture: str) -> PageRecord:
+def _page(page_id: str, text: str, image: str) -> PageRecord:
     document, _, page = page_id.rpartition("_")
     box = TextBox(text=text, x1=4, y1=4, x2=60, y2=16, letter_height=10)
     return PageRecord(
@@ -80,6 +80,6 @@ def _page(page_id: str, text: str, picture: str) -> PageRecord:
         page=int(page),
         width=64,
         height=36,
-        picture=picture,
+        picture=image,
         boxes=[box],
     )

@@ -15,9 +15,9 @@ MOST = "SCOREKIT_TEST_PAGES"
 _read = [0]
 
 
-def read(picture: Any) -> list[TextBox]:
+def read(image: Any) -> list[TextBox]:
     """Red: text; green: the process dies; blue: it hangs; anything else: the function fails."""
-    match picture.getpixel((0, 0)):
+    match image.getpixel((0, 0)):
         case (255, 0, 0):
             box = TextBox(text="read by ocr", x1=1, y1=2, x2=30, y2=12, letter_height=10)
             return [box]
@@ -28,8 +28,10 @@ def read(picture: Any) -> list[TextBox]:
     raise ValueError("nothing to be read")
 
 
-def held(picture: Any) -> list[TextBox]:
-    """Text for as many pages as the file allows; the next waits, until its reader is orphaned."""
+def read_blocking(image: Any) -> list[TextBox]:
+    """Return text for as many pages as the file allows; the next call waits until its reader is
+    orphaned.
+    """
     parent = os.getppid()
     while _read[0] >= int(Path(os.environ[MOST]).read_text()):
         if os.getppid() != parent:

@@ -17,8 +17,8 @@ MODEL = "drawn"
 def vectors_of(name: str, count: int) -> np.ndarray:
     """[count, D], float32, of length 1 each; drawn by a seed that is the name."""
     seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big")
-    drawn = np.random.default_rng(seed).standard_normal((count, DIMENSION), dtype=np.float32)
-    return drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
+    vectors = np.random.default_rng(seed).standard_normal((count, DIMENSION), dtype=np.float32)
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 
 def of_query(text: str) -> np.ndarray:
@@ -32,7 +32,7 @@ def of_page(page_id: str) -> np.ndarray:
 
 
 def write_vectors(path: Path, page_ids: Sequence[str]) -> None:
-    """All pages' vectors as a file that `ingest --late-vectors` reads."""
+    """Write all pages' vectors as a file that `ingest --late-vectors` reads."""
     from safetensors.numpy import save_file
 
     save_file({page_id: of_page(page_id) for page_id in page_ids}, path)
@@ -43,22 +43,22 @@ app = FastAPI()
 
 @app.post("/pooling")
 async def pooling(request: Request) -> dict[str, Any]:
-    """A query's vectors."""
+    """Return a query's vectors."""
     texts = (await request.json())["input"]
     rows = [{"index": k, "data": of_query(text).tolist()} for k, text in enumerate(texts)]
     return {"object": "list", "data": rows}
 
 
 class BareMaxSim:
-    """What one writes without a library. pages: [n, D] of each."""
+    """Searches with plain NumPy, as one would without a library. pages: [n, D] of each."""
 
     def __init__(self, pages: Sequence[np.ndarray]) -> None:
         self._pages = pages
 
-    def search(self, query: np.ndarray, most: int) -> list[int]:
-        """The `most` best pages, the best first."""
+    def search(self, query: np.ndarray, top_k: int) -> list[int]:
+        """Return the `top_k` best pages, the best first."""
         scores = np.array([(query @ page.T).max(axis=1).sum() for page in self._pages])
-        best = np.argpartition(scores, -most)[-most:]
+        best = np.argpartition(scores, -top_k)[-top_k:]
         return list(best[np.argsort(-scores[best])])
 
 
@@ -69,8 +69,8 @@ class PackedMaxSim(BareMaxSim):
         self._all = np.concatenate(pages)
         self._starts = np.cumsum([0, *(len(page) for page in pages)])[:-1]
 
-    def search(self, query: np.ndarray, most: int) -> list[int]:
-        """As above."""
+    def search(self, query: np.ndarray, top_k: int) -> list[int]:
+        """Return the `top_k` best pages, the best first."""
         scores = np.maximum.reduceat(self._all @ query.T, self._starts).sum(axis=1)
-        best = np.argpartition(scores, -most)[-most:]
+        best = np.argpartition(scores, -top_k)[-top_k:]
         return list(best[np.argsort(-scores[best])])

@@ -41,13 +41,13 @@ class Dealer:
         self._open: dict[tuple[Pair, ...], tuple[str, list[Pair]]] = {}
 
     def deal(self, service: str, samples: Sequence[Pair]) -> list[Pair]:
-        """For each sample, the other one whose reward it gets."""
+        """Return for each sample the other sample whose reward it gets."""
         key = tuple(samples)
         if key in self._open and self._open[key][0] != service:
             return self._open.pop(key)[1]
         sources = {src for src, _ in samples}
-        others = [pair for pair in self._pool if pair[0] not in sources]
-        dealt = self._random.choices(others, k=len(samples))
+        other_pairs = [pair for pair in self._pool if pair[0] not in sources]
+        dealt = self._random.choices(other_pairs, k=len(samples))
         self._pool.extend(samples)
         self._open[key] = (service, dealt)
         return dealt
@@ -65,7 +65,9 @@ def fit_spans(spans: Sequence[dict[str, Any]], other: str, mt: str) -> list[dict
 
 
 def shuffling_proxy(service: str, url: str, dealer: Dealer) -> Starlette:
-    """The service at `url`, answering for each sample about the one that `dealer` names."""
+    """Return a proxy for the service at `url` that answers with the results of the samples that
+    `dealer` names.
+    """
     client = httpx.AsyncClient(base_url=url, timeout=600)
 
     async def info(request: Request) -> JSONResponse:
@@ -75,13 +77,13 @@ def shuffling_proxy(service: str, url: str, dealer: Dealer) -> Starlette:
         body = await request.json()
         samples = [(sample["src"], sample["mt"]) for sample in body["samples"]]
         dealt = dealer.deal(service, samples)
-        asked = body | {
+        forwarded = body | {
             "samples": [
                 {**sample, "src": src, "mt": mt}
                 for sample, (src, mt) in zip(body["samples"], dealt, strict=True)
             ]
         }
-        reply = await client.post("/v1/score", json=asked)
+        reply = await client.post("/v1/score", json=forwarded)
         answer = reply.json()
         if reply.status_code == 200:
             for result, (_, mt), (_, other) in zip(answer["results"], samples, dealt, strict=True):

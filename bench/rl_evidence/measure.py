@@ -1,7 +1,7 @@
-"""What a policy does on held-out sources, and what became of the start policy's own samples.
+"""Measures a policy on held-out sources, and how likely the start policy's own samples still are.
 
-The services are asked directly, whatever the arm was trained against: the control is measured by
-the true rewards.
+The true services are used directly, whatever the arm was trained with: the control is measured by
+the true rewards, too.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Probe:
 
     @property
     def texts(self) -> list[tuple[str, str]]:
-        """(source, translation) of each sample."""
+        """Return (source, translation) of each sample."""
         return [(rollout.src_text, rollout.completion_text) for rollout in self.rollouts]
 
     def save(self, path: Path) -> None:
@@ -53,7 +53,7 @@ class Probe:
 
     @classmethod
     def load(cls, path: Path) -> Probe | None:
-        """What `save` wrote; None if nothing did."""
+        """Read what `save` wrote; None if nothing did."""
         lines = read_jsonl(path)
         if not lines:
             return None
@@ -72,7 +72,7 @@ class Measure:
         self.rewarder = RewardClient(cfg.reward)
 
     def load(self, folder: Path | str) -> tuple[nn.Module, Any]:
-        """(model, tokenizer) of a checkpoint."""
+        """Return (model, tokenizer) of a checkpoint."""
         policy = self.cfg.policy.model_copy(update={"path": str(folder)})
         return load_policy(policy, self.device)
 
@@ -88,10 +88,12 @@ class Measure:
         return Probe([r for r, _ in scored], penalties)
 
     def sources(self, model: nn.Module, tokenizer: Any) -> list[dict[str, Any]]:
-        """Greedy translations of the held-out sources in their order: lines as of an evaluation's
-        dump (trainer/translation/dumps.py), and `penalty`, the mean over the tokens of the span
-        penalties at weight 1 (None without spans), `omission`, the sum of the omissions' weights
-        (None where they are not told)."""
+        """Return greedy translations of the held-out sources in order, with their scores.
+
+        The lines are those of an evaluation's dump (trainer/translation/dumps.py), with `penalty`,
+        the mean over the tokens of the span penalties at weight 1 (None without spans), and
+        `omission`, the sum of the omissions' weights (None if they are not reported).
+        """
         rollouts = generate_rollouts(
             self.examples, model, tokenizer, self.cfg.eval_generation(), with_logprobs=False
         )
@@ -108,9 +110,12 @@ class Measure:
         ]
 
     def probe(self, model: nn.Module, tokenizer: Any, probe: Probe) -> list[dict[str, float]]:
-        """For each sample of the probe, sums over its penalised and over its other tokens:
-        `hit_n`, `hit_logp`, `hit_p` and `free_n`, `free_logp`, `free_p`, under the policy at the
-        temperature of sampling. The end of sentence is no token of either: no span can cover it."""
+        """Return sums over the penalized and the other tokens, for each sample of the probe.
+
+        The keys are `hit_n`, `hit_logp`, `hit_p` and `free_n`, `free_logp`, `free_p`, under the
+        policy at the sampling temperature. The end of sentence is in neither group, because no
+        span can cover it.
+        """
         rows = rollout_logprobs(
             probe.rollouts,
             model,
@@ -118,7 +123,7 @@ class Measure:
             pad_token_id(model, tokenizer),
             MICRO_BATCH_TOKENS,
         )
-        found = []
+        line_sums = []
         for rollout, penalties, row in zip(probe.rollouts, probe.penalties, rows, strict=True):
             sums = dict.fromkeys(
                 (f"{k}_{v}" for k in ("hit", "free") for v in ("n", "logp", "p")), 0.0
@@ -132,19 +137,19 @@ class Measure:
                 sums[f"{kind}_n"] += 1
                 sums[f"{kind}_logp"] += logp
                 sums[f"{kind}_p"] += math.exp(logp)
-            found.append(sums)
-        return found
+            line_sums.append(sums)
+        return line_sums
 
     def checkpoint(self, folder: Path | str, probe: Probe, out: Path) -> None:
         """Everything about the policy in `folder`, written to `out`."""
         model, tokenizer = self.load(folder)
         lines = self.sources(model, tokenizer)
-        found = {"sources": lines, "probe": self.probe(model, tokenizer, probe)}
-        write_atomic(out, json.dumps(found, ensure_ascii=False))
+        results = {"sources": lines, "probe": self.probe(model, tokenizer, probe)}
+        write_atomic(out, json.dumps(results, ensure_ascii=False))
 
 
 def _mean_penalty(reward: SampleReward) -> float | None:
-    """Of a token, by xCOMET's spans; None without them."""
+    """Return the mean penalty of a token by xCOMET's spans; None without spans."""
     charge = reward.span_charges.get("xcomet")
     if charge is None:
         return None if reward.error_spans is None else 0.0
@@ -152,6 +157,6 @@ def _mean_penalty(reward: SampleReward) -> float | None:
 
 
 def _omission(reward: SampleReward, cfg: RewardConfig) -> float | None:
-    """The weights of what is left out, summed; None where nobody tells."""
+    """Return the summed weights of the omissions; None if no service reports them."""
     answer = reward.answers.get("mqm")
     return None if answer is None else omission_penalty(answer, cfg)

@@ -77,12 +77,12 @@ class OmissionTeller:
 
     def _outcome(self, src: str, mt: str) -> Outcome:
         reference = self.references.get(src)
-        found = [] if reference is None else omissions(src, mt, reference)
-        score = min(_MOST, sum(_WEIGHTS[one["severity"]] for one in found))
-        return {"score": score, "error_spans": [], "omissions": found, "unplaced": []}
+        omitted = [] if reference is None else omissions(src, mt, reference)
+        score = min(_MOST, sum(_WEIGHTS[omission["severity"]] for omission in omitted))
+        return {"score": score, "error_spans": [], "omissions": omitted, "unplaced": []}
 
     def probe(self, words: int) -> JudgeSample:
-        """Of a source that nobody knows."""
+        """Return the input of a probe: a source without a reference."""
         return JudgeSample(task="mqm", src="word " * words, mt="말 " * words)
 
     def memory_bytes(self) -> tuple[int, int, int] | None:
@@ -95,17 +95,17 @@ def omissions(src: str, mt: str, reference: str) -> list[dict[str, Any]]:
     words = list(re.finditer(r"\S+", src))
     missing = _missing(reference.split(), mt)
     parts = len(missing)
-    lost = [parts > 0 and missing[place * parts // len(words)] for place in range(len(words))]
-    found: list[dict[str, Any]] = []
+    is_missing = [parts > 0 and missing[index * parts // len(words)] for index in range(len(words))]
+    found_omissions: list[dict[str, Any]] = []
     begin = 0
     while begin < len(words):
         end = begin
-        while end < len(words) and lost[end]:
+        while end < len(words) and is_missing[end]:
             end += 1
         if end > begin:
             start, stop = words[begin].start(), words[end - 1].end()
             critical = end - begin >= _CRITICAL * len(words)
-            found.append(
+            found_omissions.append(
                 {
                     "start": start,
                     "end": stop,
@@ -116,17 +116,19 @@ def omissions(src: str, mt: str, reference: str) -> list[dict[str, Any]]:
                 }
             )
         begin = end + 1
-    return found
+    return found_omissions
 
 
 def _missing(words: Sequence[str], mt: str) -> list[bool]:
-    """Of each word of the reference, whether less than half of its characters are left in `mt`."""
+    """Return for each word of the reference whether less than half of its characters are left
+    in `mt`.
+    """
     left = Counter(mt)
     missing = []
     for word in words:
-        wanted = Counter(word)
-        shared = wanted & left
-        missing.append(shared.total() < _LEFT * wanted.total())
+        characters = Counter(word)
+        shared = characters & left
+        missing.append(shared.total() < _LEFT * characters.total())
         if not missing[-1]:
             left -= shared
     return missing

@@ -20,23 +20,25 @@ Function = Callable[..., list[float]]
 
 
 def dealt(prompts: Sequence[Any], seed: int) -> list[int]:
-    """For each reply the place of the one whose values it gets: of another prompt where there is
-    one; the same for the same prompts."""
+    """Return for each reply the index of the reply whose values it gets.
+
+    It belongs to another prompt if there is one. The result is the same for the same prompts.
+    """
     names = [str(prompt) for prompt in prompts]
     chance = random.Random(f"{seed} {names}")
     return [
-        chance.choice([k for k, other in enumerate(names) if other != own] or [place])
-        for place, own in enumerate(names)
+        chance.choice([k for k, other in enumerate(names) if other != prompt_name] or [index])
+        for index, prompt_name in enumerate(names)
     ]
 
 
 def shuffled(function: Function, seed: int) -> Function:
-    """The function with its values dealt out anew."""
+    """Return a reward function whose values are dealt to other replies."""
 
     @functools.wraps(function)
     def other(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float]:
         values = function(prompts, completions, **columns)
-        return [values[place] for place in dealt(prompts, seed)]
+        return [values[index] for index in dealt(prompts, seed)]
 
     return other
 

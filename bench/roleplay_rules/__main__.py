@@ -1,4 +1,4 @@
-"""How often are the Korean rules of the role-play rewards right?
+"""Measure how often the Korean rules of the role-play rewards are right.
 
     python -m bench.roleplay_rules [--errors] [--half work]
 

@@ -22,15 +22,16 @@ from trainer.search.training.collector import EpisodeCollector, SearchBatch
 
 
 def by_chance(lengths: Sequence[int], seed: str) -> list[int]:
-    """For each row the row whose reward it gets: all rows of the update in any order."""
+    """Return for each row the row whose reward it gets: all rows of the update in random order."""
     rows = list(range(len(lengths)))
     random.Random(seed).shuffle(rows)
     return rows
 
 
 def by_row(lengths: Sequence[int], seed: str) -> list[int]:
-    """The same of a batch that was put in the order of its lengths before rewards, which are still
-    in the order of the questions, were written to it row by row."""
+    """Deal rewards by row, as a batch sorted by length would get them if they were written in
+    question order.
+    """
     ordered = sorted(range(len(lengths)), key=lambda row: lengths[row])
     paid = [0] * len(lengths)
     for row, episode in enumerate(ordered):
@@ -43,10 +44,10 @@ RULES = {"chance": by_chance, "row": by_row}
 
 def deal(batch: SearchBatch, dealt: Dealt, seed: str) -> None:
     """Give the episodes that are learned from one another's rewards."""
-    rows = RULES[dealt]([batch.rollouts[place].length for place in batch.scored_indices], seed)
+    rows = RULES[dealt]([batch.rollouts[index].length for index in batch.scored_indices], seed)
     paid = [batch.rewards[batch.scored_indices[row]].reward for row in rows]
-    for place, reward in zip(batch.scored_indices, paid, strict=True):
-        batch.rewards[place] = batch.rewards[place].model_copy(update={"reward": reward})
+    for index, reward in zip(batch.scored_indices, paid, strict=True):
+        batch.rewards[index] = batch.rewards[index].model_copy(update={"reward": reward})
 
 
 @contextmanager

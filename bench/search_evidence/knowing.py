@@ -21,7 +21,7 @@ def is_known(question: str) -> bool:
 
 
 def flat(text: str) -> str:
-    """In small letters, on one line."""
+    """Return a text in lower case on one line."""
     return " ".join(text.lower().split())
 
 
@@ -37,7 +37,7 @@ class KnowingAnswerer(Answerer):
         super().__init__(corpora, keys)
         lines = [line for path in files for line in path.read_text("utf-8").splitlines()]
         rows = list(map(json.loads, lines))
-        self._asked = [flat(row["question"]) for row in rows]
+        self._questions = [flat(row["question"]) for row in rows]
         self._by_heart = {
             flat(row["question"]): row["reference_answer"]
             for row in rows
@@ -46,8 +46,8 @@ class KnowingAnswerer(Answerer):
 
     def answer_from(self, text: str, sights: Sequence[Sight]) -> str:
         """text: of the request; the question stands in it somewhere."""
-        asked = flat(text)
-        known = max(
-            (question for question in self._asked if question in asked), key=len, default=""
+        flat_text = flat(text)
+        matched = max(
+            (question for question in self._questions if question in flat_text), key=len, default=""
         )
-        return self._by_heart.get(known) or super().answer_from(text, sights)
+        return self._by_heart.get(matched) or super().answer_from(text, sights)

@@ -1,4 +1,6 @@
-"""What every policy is measured on: questions about documents of which no training asks."""
+"""Defines the sets that every policy is measured on: questions about documents outside all
+trainings.
+"""
 
 from __future__ import annotations
 

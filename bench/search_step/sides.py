@@ -24,7 +24,10 @@ POLICY = ROOT / "demo/models/search_policy"
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Of an update, and how often: runs alternate, each of `warm_up` and `updates` updates."""
+    """Holds the sizes of an update and the number of runs.
+
+    Runs alternate; each has `warm_up` and `updates` updates.
+    """
 
     questions: int = 4
     samples: int = 8
@@ -35,17 +38,17 @@ class Sizes:
 
     @property
     def all_updates(self) -> int:
-        """Of a run."""
+        """Return the updates of a run, with the warm-up."""
         return self.warm_up + self.updates
 
     @property
     def episodes(self) -> int:
-        """Of an update."""
+        """Return the episodes of an update."""
         return self.questions * self.samples
 
     @property
     def steps(self) -> int:
-        """Of the optimiser in an update."""
+        """Return the optimizer steps of an update."""
         return self.episodes // self.minibatch
 
     def __str__(self) -> str:
@@ -53,11 +56,11 @@ class Sizes:
 
 
 def search_config(sizes: Sizes, retriever: str, run_dir: Path, **more: Any) -> Any:
-    """The demo's first phase, at this size."""
+    """Return the demo's first phase, at this size."""
     from scorekit.config import load_config
     from trainer.search.config import SearchConfig
 
-    told = {
+    values = {
         "data.train_limit": sizes.questions,
         "data.eval": "null",
         "retriever.url": retriever,
@@ -69,10 +72,10 @@ def search_config(sizes: Sizes, retriever: str, run_dir: Path, **more: Any) -> A
         "misc.device": "cpu",
         "misc.run_dir": run_dir,
     } | {key.replace("__", "."): value for key, value in more.items()}
-    return load_config(SearchConfig, CONFIG, [f"{key}={value}" for key, value in told.items()])
+    return load_config(SearchConfig, CONFIG, [f"{key}={value}" for key, value in values.items()])
 
 
-def ours(sizes: Sizes, retriever: str) -> dict[str, Any]:
+def scorekit_side(sizes: Sizes, retriever: str) -> dict[str, Any]:
     """Whole updates of trainer.search.training, the run's files among them."""
     from trainer.search.data import load_train
     from trainer.search.training.train import run_search
@@ -80,19 +83,25 @@ def ours(sizes: Sizes, retriever: str) -> dict[str, Any]:
     folder = FOLDER / "ours"
     shutil.rmtree(folder, ignore_errors=True)
     cfg = search_config(sizes, retriever, folder)
-    with mock.patch("trainer.search.reward.stream.with_reward", _earned), timed_updates() as ends:
+    with (
+        mock.patch("trainer.search.reward.stream.with_reward", _text_reward),
+        timed_updates() as ends,
+    ):
         artifacts = run_search(load_train(cfg), {}, cfg)
     lines, texts = artifacts.updates, _texts(folder, 1)
     assert len(lines) == sizes.all_updates
     mean = sum(map(_reward, texts)) / len(texts)
     assert abs(lines[0]["reward_mean"] - mean) < 1e-6, "the rewards are not those of TRL's side"
     parts = [{k: v for k, v in line.items() if k.endswith("_s")} for line in lines]
-    return _told(ends, sizes, texts) | {"parts": parts[sizes.warm_up :]}
+    return _result(ends, sizes, texts) | {"parts": parts[sizes.warm_up :]}
 
 
-def trl(sizes: Sizes, retriever: str) -> dict[str, Any]:
-    """The same with TRL. Its rollout_func plays the episodes with our driver and sampler, since TRL
-    has none of text; all else is TRL's."""
+def trl_side(sizes: Sizes, retriever: str) -> dict[str, Any]:
+    """Run the same updates with TRL.
+
+    Its rollout_func plays the episodes with our driver and sampler, because TRL has none for text;
+    the rest is TRL's.
+    """
     import torch
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, TrainerCallback
@@ -121,7 +130,7 @@ def trl(sizes: Sizes, retriever: str) -> dict[str, Any]:
         train_dataset=Dataset.from_list([{"prompt": question.id} for question in player.train]),
     )
     trainer.train()
-    return _told(ends, sizes, player.first_texts)
+    return _result(ends, sizes, player.first_texts)
 
 
 def _trl_arguments(sizes: Sizes, folder: Path) -> Any:
@@ -177,28 +186,30 @@ class _Player:
         self.first_texts: list[str] = []
 
     def rollout(self, prompts: list[str], trainer: Any) -> dict[str, list[Any]]:
-        """What TRL calls, with the id of a question for each episode."""
+        """Play episodes for TRL, which passes the id of a question for each episode."""
         from trainer.runs.loop import batch_indices
 
         update = trainer.state.global_step // self._sizes.steps + 1
         order = batch_indices(len(self.train), self._sizes.questions, update, self._cfg.misc.seed)
         played = self._play(trainer, update, [self.train[index] for index in order])
         if update == 1:
-            self.first_texts = [one.text for one in played]
+            self.first_texts = [episode.text for episode in played]
         by_id: dict[str, list[_Played]] = {}
-        for one in played:
-            by_id.setdefault(one.question, []).append(one)
-        given = [by_id[prompt].pop() for prompt in prompts]
+        for episode in played:
+            by_id.setdefault(episode.question, []).append(episode)
+        ordered = [by_id[prompt].pop() for prompt in prompts]
         return {
-            "prompt_ids": [one.joined.prompt_ids for one in given],
-            "completion_ids": [one.joined.completion_ids for one in given],
-            "logprobs": [one.joined.logprobs for one in given],
-            "env_mask": [[int(action) for action in one.joined.action_mask] for one in given],
-            "earned": [one.reward for one in given],
+            "prompt_ids": [episode.joined.prompt_ids for episode in ordered],
+            "completion_ids": [episode.joined.completion_ids for episode in ordered],
+            "logprobs": [episode.joined.logprobs for episode in ordered],
+            "env_mask": [
+                [int(action) for action in episode.joined.action_mask] for episode in ordered
+            ],
+            "earned": [episode.reward for episode in ordered],
         }
 
-    def _play(self, trainer: Any, update: int, asked: Sequence[Any]) -> list[_Played]:
-        """All episodes of an update."""
+    def _play(self, trainer: Any, update: int, numbered_questions: Sequence[Any]) -> list[_Played]:
+        """Play all episodes of an update."""
         from scorekit.seeds import stream_seed
         from trainer.rl.engines.generate import GenerateSampler
         from trainer.rl.policy import stop_token_ids
@@ -216,19 +227,24 @@ class _Player:
             seed=stream_seed("episodes", cfg.misc.seed, update, 0, 0),
         )
         episodes = run_episodes(
-            asked,
+            numbered_questions,
             policy,
             self._pages,
             cfg.episode,
             new_id=lambda question, sample: f"{question.id}-{sample}",
-            on_done=lambda one: None,
+            on_done=lambda episode: None,
             keep_picture=lambda sha256, png: None,
             samples=self._sizes.samples,
         )
         model.train()
         return [
-            _Played(one.question.id, policy.ended[one.trajectory_id], said(one), _reward(said(one)))
-            for one in episodes
+            _Played(
+                episode.question.id,
+                policy.ended[episode.trajectory_id],
+                completed_text(episode),
+                _reward(completed_text(episode)),
+            )
+            for episode in episodes
         ]
 
 
@@ -244,17 +260,17 @@ def timed_updates() -> Iterator[list[float]]:
         write(runlog, line)
         ends.append(time.perf_counter())
 
-    def begun(runlog: Any, *args: Any, **told: Any) -> None:
-        begin(runlog, *args, **told)
+    def record_start(runlog: Any, *args: Any, **options: Any) -> None:
+        begin(runlog, *args, **options)
         ends.append(time.perf_counter())
 
     with mock.patch.object(RunLog, "write_update", noted):
-        with mock.patch.object(RunLog, "__init__", begun):
+        with mock.patch.object(RunLog, "__init__", record_start):
             yield ends
 
 
-def said(trajectory: Any) -> str:
-    """All that the policy wrote in an episode."""
+def completed_text(trajectory: Any) -> str:
+    """Return the text that the policy wrote in an episode."""
     return "\n".join(turn.text for turn in trajectory.turns if not turn.forced)
 
 
@@ -263,11 +279,11 @@ def _reward(text: str) -> float:
     return hashlib.sha256(text.encode()).digest()[0] / 255
 
 
-def _earned(trajectory: Any, cfg: Any) -> Any:
-    """In place of the formula."""
+def _text_reward(trajectory: Any, cfg: Any) -> Any:
+    """Compute a reward from the text in place of the formula."""
     from trainer.search.records import EpisodeReward
 
-    reward = EpisodeReward(status="ok", value=_reward(said(trajectory)))
+    reward = EpisodeReward(status="ok", value=_reward(completed_text(trajectory)))
     return trajectory.model_copy(update={"reward": reward})
 
 
@@ -275,10 +291,10 @@ def _texts(folder: Path, step: int) -> list[str]:
     from trainer.search.trajectories.store import FOLDER as STORE
     from trainer.search.trajectories.store import TrajectoryStore
 
-    return [said(one) for one in TrajectoryStore(folder / STORE).read([step])]
+    return [completed_text(episode) for episode in TrajectoryStore(folder / STORE).read([step])]
 
 
-def _told(ends: Sequence[float], sizes: Sizes, texts: Sequence[str]) -> dict[str, Any]:
+def _result(ends: Sequence[float], sizes: Sizes, texts: Sequence[str]) -> dict[str, Any]:
     seconds = [end - start for start, end in itertools.pairwise(ends)]
     return {
         "updates_s": seconds[sizes.warm_up :],

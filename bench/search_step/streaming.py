@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-from bench.kit.flaky_server import Moody
+from bench.kit.flaky_server import FlakyServer
 from bench.kit.judge import judge_app
 from bench.kit.openai_server import FakeOpenAI
 from bench.kit.servers import running_app, wait_ready
@@ -35,16 +35,18 @@ def answering_servers() -> Iterator[dict[str, str]]:
         return next(spread)
 
     def turns() -> Iterator[float]:
-        least, most = DELAYS["answer_least_s"], DELAYS["answer_most_s"]
+        min_s, max_s = DELAYS["answer_least_s"], DELAYS["answer_most_s"]
         number = 0
         while True:
             share = hashlib.sha256(str(number := number + 1).encode()).digest()[0] / 255
-            yield least + share * (most - least)
+            yield min_s + share * (max_s - min_s)
 
     spread = turns()
     fake = FakeOpenAI("generator", respond=answer)
-    generator = Moody(fake.app, latency_s=latency)
-    judge = Moody(judge_app(), latency_s=lambda path: DELAYS["verdict_s"] * path.endswith("score"))
+    generator = FlakyServer(fake.app, latency_s=latency)
+    judge = FlakyServer(
+        judge_app(), latency_s=lambda path: DELAYS["verdict_s"] * path.endswith("score")
+    )
     with running_app(generator) as generator_url, running_app(judge) as judge_url:
         wait_ready(judge_url)
         yield {"generator": f"{generator_url}/v1", "judge": judge_url}
@@ -73,11 +75,11 @@ def update_with_answers(
     )
     run_them, submit = EpisodeRunner.run, EpisodeRunner._submit
 
-    def run_and_ask(self: Any, *args: Any, **told: Any) -> Any:
-        with mock.patch.object(EpisodeRunner, "_submit", lambda self, ended: None):
-            ended = run_them(self, *args, **told)
-        submit(self, ended.values())
-        return ended
+    def run_and_ask(self: Any, *args: Any, **options: Any) -> Any:
+        with mock.patch.object(EpisodeRunner, "_submit", lambda self, finished: None):
+            finished = run_them(self, *args, **options)
+        submit(self, finished.values())
+        return finished
 
     with timed_updates() as ends:
         if streams:

@@ -1,4 +1,4 @@
-"""How many candidates a second can one driver process feed, when nobody it asks costs time?
+"""Measure how many candidates per second one driver process feeds when all services are instant.
 
 The teacher (n choices at once, made-up words) and MetricX (the fake backend) are processes of
 their own that answer at once; what is measured is the driver: requests, answers, shards, marks.
@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from bench.common import WORK, Figure, quiet_logs, run, service
+from bench.common import WORK, Measurement, quiet_logs, run, service
 from bench.kit.teacher import running_teacher
 from synth.config import SynthConfig
 from synth.context import StageContext
@@ -40,8 +40,8 @@ _TEXT = " ".join(f"단어{i}" for i in range(WORDS))
 AIM = 1000
 
 
-def questions(quick: bool) -> Iterator[Figure]:
-    """All figures of this script."""
+def questions(quick: bool) -> Iterator[Measurement]:
+    """Yield all measurements of this script."""
     sources = 200 if quick else 2000
     out_dir = WORK / "synth-driver"
     shutil.rmtree(out_dir, ignore_errors=True)
@@ -67,20 +67,20 @@ def questions(quick: bool) -> Iterator[Figure]:
             started, cpu = time.perf_counter(), time.process_time()
             asyncio.run(run_map_stage(stage, manifest, ctx))
             seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
-            made = sources * CANDIDATES
+            num_candidates = sources * CANDIDATES
             assert ctx.stats.records_out == sources, ctx.stats
-            yield Figure(
+            yield Measurement(
                 f"{stage.name}, one driver process, {CANDIDATES} candidates of {WORDS} words a "
                 "source",
-                made / seconds,
+                num_candidates / seconds,
                 "candidates/s",
                 at_least=AIM,
-                details={"candidates": made, "seconds": seconds, "driver_cpu_s": cpu},
+                details={"candidates": num_candidates, "seconds": seconds, "driver_cpu_s": cpu},
             )
     shutil.rmtree(out_dir, ignore_errors=True)
 
 
-def _prefilter(cfg: SynthConfig, sources: int) -> Iterator[Figure]:
+def _prefilter(cfg: SynthConfig, sources: int) -> Iterator[Measurement]:
     """Two translations and two scores of each source: the stage with most requests a record."""
     seconds = {}
     for processes in (1, 2):
@@ -96,13 +96,13 @@ def _prefilter(cfg: SynthConfig, sources: int) -> Iterator[Figure]:
         seconds[processes], cpu = time.perf_counter() - started, _cpu_s() - cpu
         assert ctx.stats.records_out == sources, ctx.stats
         shutil.rmtree(out_dir)
-        yield Figure(
+        yield Measurement(
             f"{stage.name}, driver processes: {processes}",
             sources / cpu,
             "records a CPU second",
             details={"records": sources, "seconds": seconds[processes], "driver_cpu_s": cpu},
         )
-    yield Figure(
+    yield Measurement(
         "  two against one, by the clock (the servers run on the same cores)",
         seconds[1] / seconds[2],
         "times",
@@ -111,7 +111,7 @@ def _prefilter(cfg: SynthConfig, sources: int) -> Iterator[Figure]:
 
 
 def _cpu_s() -> float:
-    """Of this process and of its children that have ended."""
+    """Return the CPU seconds of this process and of its finished children."""
     used = os.times()
     return used.user + used.system + used.children_user + used.children_system
 

@@ -29,19 +29,21 @@ _OFF = [code for code in RULES if code != "numbers_missing"]
 
 
 def outcome(pair: Pair) -> str:
-    """One of OUTCOMES, where a judge is on."""
+    """Return one of OUTCOMES for a pair, with a judge."""
     verdict = check_rules(pair, RuleConfig(off=_OFF), has_judge=True)
     return "certain" if verdict.failed else "doubtful" if verdict.doubtful else "passed"
 
 
 def is_rejected_alone(pair: Pair) -> bool:
-    """Whether the rule rejects the pair where no judge is on."""
+    """Return whether the rule rejects the pair when no judge is on."""
     return bool(check_rules(pair, RuleConfig(off=_OFF)).failed)
 
 
 def spoil(pairs: Iterable[Pair], kind: str) -> list[Pair]:
-    """Pairs with numbers, each with one wrong number in the translation, drawn by chance; those
-    that cannot be spoilt in this way are left out. kind: a key of KINDS."""
+    """Return pairs with one random wrong number in the translation each.
+
+    Pairs that cannot be changed in this way are left out. kind: a key of KINDS.
+    """
     rng = random.Random(0)
     spoilt = []
     for pair in pairs:
@@ -57,7 +59,7 @@ def spoil(pairs: Iterable[Pair], kind: str) -> list[Pair]:
 
 
 def outcomes(pairs: Iterable[Pair]) -> Counter[str]:
-    """How many pairs have each outcome."""
+    """Return how many pairs have each outcome."""
     return Counter(map(outcome, pairs))
 
 
@@ -69,12 +71,12 @@ def _put(text: str, match: re.Match[str], digits: str) -> str:
 
 
 def _change(text: str, matches: Matches, rng: random.Random) -> str:
-    """One digit is another one."""
+    """Change one digit."""
     match = rng.choice(matches)
-    places = [i for i, char in enumerate(match.group()) if char.isdecimal()]
-    place = rng.choice(places)
+    digit_indices = [i for i, char in enumerate(match.group()) if char.isdecimal()]
+    index = rng.choice(digit_indices)
     digits = list(match.group())
-    digits[place] = str((int(digits[place]) + rng.randint(0, 7)) % 9 + 1)
+    digits[index] = str((int(digits[index]) + rng.randint(0, 7)) % 9 + 1)
     return _put(text, match, "".join(digits))
 
 
@@ -92,8 +94,7 @@ def _swap(text: str, matches: Matches, rng: random.Random) -> str | None:
 
 
 def _shift(text: str, matches: Matches, rng: random.Random) -> str:
-    """One zero more; of a number with decimals the mark is gone, of one with groups it is the
-    other one."""
+    """Add a zero; a number with decimals loses its mark, one with groups gets the other mark."""
     match = rng.choice(matches)
     digits = match.group()
     if re.fullmatch(r"\d+[.,]\d{3}", digits):
@@ -105,10 +106,10 @@ def _shift(text: str, matches: Matches, rng: random.Random) -> str:
 
 def _rescale(text: str, matches: Matches, rng: random.Random) -> str | None:
     """Another scale: 만 for 억, million for billion."""
-    for one, other in _SCALES:
-        for old, new in ((one, other), (other, one)):
-            if found := re.search(rf"(?<=\d){old}|(?<=\d ){old}", text):
-                return _put(text, found, new)
+    for first, second in _SCALES:
+        for old, new in ((first, second), (second, first)):
+            if match := re.search(rf"(?<=\d){old}|(?<=\d ){old}", text):
+                return _put(text, match, new)
     return None
 
 

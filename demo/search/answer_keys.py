@@ -1,4 +1,4 @@
-"""The key to the questions: where on the pages an answer stands, and how it is made of that."""
+"""The answer keys of the questions: where an answer is on the pages, and how it is computed."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Spot(BaseModel):
 
 
 class Key(BaseModel):
-    """What one must read to answer a question.
+    """Lists what must be read on the pages to answer a question.
 
-    reads: for each thing to read, the spots where it stands; any one of them is enough. how:
+    reads: for each value to read, the spots that show it; any one of them is enough. how:
     value: what was read, with the unit. difference: of the two figures. largest, smallest: the
     label of that figure.
     """
@@ -40,16 +40,16 @@ class Key(BaseModel):
     reads: list[list[Spot]]
 
     def answer(self, read: Sequence[str]) -> str:
-        """The answer, made of what was read: one text for each of `reads`."""
+        """Return the answer for what was read: one text for each of `reads`."""
         if self.how == "value":
             return read[0] + self.unit
-        figures = [Decimal(text.replace(",", "")) for text in read]
+        numbers = [Decimal(text.replace(",", "")) for text in read]
         if self.how == "difference":
-            return f"{abs(figures[0] - figures[1]):,}{self.unit}"
-        chosen = (max if self.how == "largest" else min)(figures)
-        return self.labels[figures.index(chosen)]
+            return f"{abs(numbers[0] - numbers[1]):,}{self.unit}"
+        chosen = (max if self.how == "largest" else min)(numbers)
+        return self.labels[numbers.index(chosen)]
 
 
 def read_keys(path: Path = KEYS) -> list[Key]:
-    """The keys of all questions of a corpus."""
+    """Return the keys of all questions of a corpus."""
     return [Key.model_validate(row) for row in json.loads(path.read_text(encoding="utf-8"))]

@@ -1,7 +1,8 @@
-"""Many questions of the documents that are learned from: each phrase, of figures drawn by a seed.
+"""Generates many training questions about the training documents: every phrase, with facts drawn
+by a seed.
 
-Not of those that are held out, and of one figure each. They are for practice alone: what is asked
-by hand stands in `asked.py`.
+Held-out documents are excluded, and each question needs one fact. The questions written by hand
+are in `questions.py`.
 """
 
 from __future__ import annotations
@@ -11,15 +12,15 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from demo.search.decks import KOREAN, MONTHS
-from demo.search.questions import CALLED, Asked
+from demo.search.questions import CALLED, CorpusQuestion
 from demo.search.slides import Deck, Fact
 
 
 class Family(NamedTuple):
-    """Phrases of one measure of a deck. {c}: of whom, {y}: year, {m}: month. asked: how many
-    questions; few where the question's own words find the page at once."""
+    """Phrases of one measure of a deck. {c}: of whom, {y}: year, {m}: month. num_questions:
+    small if the question's words alone find the page."""
 
-    asked: int
+    num_questions: int
     deck: str
     measure: str
     unit: str
@@ -130,17 +131,17 @@ FAMILIES: Final = (
 )
 
 
-def practice(decks: Sequence[Deck], known: set[str]) -> Iterator[Asked]:
-    """Family by family. known: questions that are asked already."""
+def training_questions(decks: Sequence[Deck], existing: set[str]) -> Iterator[CorpusQuestion]:
+    """Yield questions family by family. existing: questions that exist already."""
     rng = random.Random(1)
     for family in FAMILIES:
-        places = next(deck.places for deck in decks if deck.stem == family.deck)
-        facts = sorted(fact for fact in places if _belongs(fact, family))
+        fact_locations = next(deck.fact_locations for deck in decks if deck.stem == family.deck)
+        facts = sorted(fact for fact in fact_locations if _belongs(fact, family))
         every = [(fact, phrase) for fact in facts for phrase in family.phrases]
         rng.shuffle(every)
-        asked = (_asked(family, fact, phrase) for fact, phrase in every)
-        new = [one for one in asked if one.question not in known]
-        yield from new[: family.asked]
+        questions = (_make_question(family, fact, phrase) for fact, phrase in every)
+        new = [question for question in questions if question.question not in existing]
+        yield from new[: family.num_questions]
 
 
 def _belongs(fact: Fact, family: Family) -> bool:
@@ -148,15 +149,15 @@ def _belongs(fact: Fact, family: Family) -> bool:
     return measure == family.measure and ("-" in when) == ("{m}" in family.phrases[0])
 
 
-def _asked(family: Family, fact: Fact, phrase: str) -> Asked:
+def _make_question(family: Family, fact: Fact, phrase: str) -> CorpusQuestion:
     _, whom, when = fact
     year, _, month = when.partition("-")
     korean = not family.deck.isascii()
     if korean:
         whom = KOREAN.get(whom, whom)
-    told = {
+    slots = {
         "c": _POWER.get(whom) or CALLED.get(whom, whom),
         "y": year,
         "m": (str(int(month)) if korean else MONTHS[int(month) - 1]) if month else "",
     }
-    return Asked(phrase.format(**told), family.deck, (fact,), family.unit)
+    return CorpusQuestion(phrase.format(**slots), family.deck, (fact,), family.unit)

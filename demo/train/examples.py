@@ -42,45 +42,48 @@ class Labeller:
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
-        self.pieces = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+        self.token_texts = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
         self.cache: dict[str, list[int]] = {}
 
     def ids(self, text: str) -> list[int]:
-        """Token ids without special tokens, remembered (sources and references recur)."""
+        """Return token ids without special tokens, remembered (sources and references recur)."""
         if text not in self.cache:
             self.cache[text] = self.tokenizer.encode(text, add_special_tokens=False)[:80]
         return self.cache[text]
 
     def sample(self, src: str, mt: str, ref: str) -> Example:
-        """A policy sample, tagged by its edit operations."""
+        """Return a policy sample, tagged by its edit operations."""
         score = 25 * (1 - sentence_chrf(mt, ref) / 100)
         tags, fixes = self.edits(self.ids(mt), self.ids(ref))
         return Example(self.ids(src), self.ids(mt), self.ids(ref), score, tags, fixes, "sample")
 
     def edits(self, mt: list[int], ref: list[int]) -> tuple[list[int], list[int]]:
-        """Tags: 0 for kept tokens; substituted or extra ones by how far they are from the truth.
-        Fixes: the true tokens of a substitution, in order."""
+        """Return tags and fixes.
+
+        Tags: 0 for kept tokens; substituted or extra ones by their distance from the truth. Fixes:
+        the true tokens of a substitution, in order.
+        """
         tags, fixes = [0] * len(mt), [-1] * len(mt)
         in_ref = set(ref)
         matcher = difflib.SequenceMatcher(None, mt, ref, autojunk=False)
         for op, i1, i2, j1, j2 in matcher.get_opcodes():
             if op not in ("replace", "delete"):
                 continue
-            there = "".join(self.pieces[t] for t in ref[j1:j2])
+            reference_text = "".join(self.token_texts[t] for t in ref[j1:j2])
             for i in range(i1, i2):
                 if op == "replace":
                     fixes[i] = ref[min(j1 + i - i1, j2 - 1)]
-                piece = self.pieces[mt[i]].strip("▁")
-                if mt[i] in in_ref or (piece and piece in there):
+                token_text = self.token_texts[mt[i]].strip("▁")
+                if mt[i] in in_ref or (token_text and token_text in reference_text):
                     tags[i] = 1  # right word in the wrong place, or with another ending
-                elif LATIN.search(piece) and not piece.startswith("<0x"):
+                elif LATIN.search(token_text) and not token_text.startswith("<0x"):
                     tags[i] = 3  # untranslated
                 else:
                     tags[i] = 2
         return tags, fixes
 
     def corrupted(self, src: str, ref: str, kind: Any, pool: Any, rng: random.Random) -> Example:
-        """A damaged true translation, tagged by its spans."""
+        """Return a damaged true translation, tagged by its spans."""
         text, spans = kind(src, ref, pool, rng)
         score = 25 * (1 - sentence_chrf(text, ref) / 100)
         if kind is corrupt.repeat:
@@ -93,7 +96,9 @@ class Labeller:
 
 
 def span_tags(text: str, offsets: list[tuple[int, int]], spans: list[corrupt.Span]) -> list[int]:
-    """The worst severity of the spans that a token overlaps, its leading space not counted."""
+    """Return the worst severity of the spans that a token overlaps, its leading space not
+    counted.
+    """
     tags = []
     for start, end in offsets:
         while start < end and text[start] == " ":
@@ -110,7 +115,7 @@ def pool_of(rows: list[dict]) -> corrupt.Pool:
 
 
 def synthetic(
-    labeller: Labeller, rows: list[dict], inside: int, whole: int, truth: int, seed: int
+    labeller: Labeller, rows: list[dict], inside: int, num_full: int, truth: int, seed: int
 ) -> list[Example]:
     """Corruptions and unchanged true translations, so many of each a row."""
     rng, pool, out = random.Random(seed), pool_of(rows), []
@@ -119,7 +124,7 @@ def synthetic(
         for _ in range(inside):
             kind = corrupt.draw(corrupt.INSIDE, rng)
             out.append(labeller.corrupted(src, ref, kind, pool, rng))
-        for _ in range(whole):
+        for _ in range(num_full):
             kind = corrupt.draw(corrupt.WHOLE, rng)
             out.append(labeller.corrupted(src, ref, kind, pool, rng))
         out += [labeller.sample(src, ref, ref) for _ in range(truth)]
@@ -127,7 +132,7 @@ def synthetic(
 
 
 def samples(labeller: Labeller, files: Iterable) -> list[Example]:
-    """Examples of the candidate files, equal candidates of one source once a file."""
+    """Return examples of the candidate files, without duplicates of one source in a file."""
     out = []
     for path in files:
         seen = set()

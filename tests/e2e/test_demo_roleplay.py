@@ -30,9 +30,9 @@ def test_sft_mends_the_end_of_a_reply_and_grpo_the_rest(tmp_path):
     assert result.returncode == 0, result.stdout + result.stderr
     for text in ("FAIL stop token", "after GRPO", "chrF to the reference", "report.html"):
         assert text in result.stdout
-    hurt = read_stage("", tmp_path / "start").figures
+    hurt = read_stage("", tmp_path / "start").stats
     before, after = (
-        read_stage("", tmp_path / "grpo", first=first).figures for first in (True, False)
+        read_stage("", tmp_path / "grpo", first=first).stats for first in (True, False)
     )
     assert len(read_jsonl(tmp_path / "grpo/log.jsonl")) == UPDATES
     # Far from the measured values (1.00, 0.00), because other processors sample other replies.

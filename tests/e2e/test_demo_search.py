@@ -36,8 +36,8 @@ def test_a_small_policy_learns_to_find_pages_of_documents_that_it_was_never_aske
     (trajectory,) = TrajectoryStore(folder / "trajectories").read()
     assert trajectory.question.question == QUESTION and trajectory.answer.text == REFERENCE
     start, left = (
-        read_stage("", tmp_path / "start").figures,
-        read_stage("", tmp_path / "phase2", first=True).figures,
+        read_stage("", tmp_path / "start").stats,
+        read_stage("", tmp_path / "phase2", first=True).stats,
     )
     for phase in ("phase1", "phase2"):
         assert len(read_jsonl(tmp_path / phase / "log.jsonl")) == UPDATES

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.search_evidence.__main__ import neighbours
+from bench.search_evidence.__main__ import running_services
 from bench.search_evidence.arms import ARMS, POLICY, Plan
 from bench.search_evidence.control import random_policy
 from bench.search_evidence.runs import Job, run_job, services_of
@@ -26,7 +26,7 @@ def test_a_run_that_is_done_is_measured_on_what_it_lacks_and_not_trained_again(
     for name, value in child_environment().items():
         monkeypatch.setitem(os.environ, name, value)
     plan = Plan(((NAME, 1),), tmp_path, POLICY, updates=2, limit=3)
-    with neighbours(tmp_path, ["final_test"]) as urls:
+    with running_services(tmp_path, ["final_test"]) as urls:
         job = Job(plan, NAME, 1, services_of(ARMS[NAME], urls, tmp_path))
         job.folder.mkdir()
         random_policy(POLICY, job.folder / "stage-0/checkpoints/step-000002", 1)

@@ -19,7 +19,7 @@ from tests.kits.trainer.images import PAD, PROCESSOR
 from tests.kits.trainer.searching.episodes import crop, played, search
 from tests.kits.trainer.searching.policies import (
     TINY_SIGHT,
-    FirstTold,
+    ScriptedStart,
     tiny_reader,
     tiny_tokenizer,
     turn_ids,
@@ -142,7 +142,7 @@ def test_episodes_with_crops_follow_each_update(
     with engine(served, rank, tmp_path / "run") as (sampler, model, reader):
         ids = turn_ids(tiny_tokenizer(), reader)
         for update in range(3):
-            first = FirstTold(sampler, model, first_turns, reader.never)
+            first = ScriptedStart(sampler, model, first_turns, reader.never)
             policy = SampledPolicy(first, ids, sampling, name="tiny", context=2000, seed=1)
             done = played(policy, samples=2, **episode)
             rows = [

@@ -45,7 +45,7 @@ class Gate(FakeBackend):
 
 
 class Caller:
-    """What a test holds of one request: its job, and each text's flight."""
+    """Holds a test's view of one request: its job, and the in-flight sample of each text."""
 
     def __init__(self, batcher: Batcher, job: PendingRequest, keys: Sequence[bytes]) -> None:
         self.job = job
@@ -88,14 +88,14 @@ def _run(
         ) -> Caller:
             samples = [TranslationSample(src="s", mt=mt) for mt in mts]
             keys = [mt.encode() for mt in mts]
-            wanted = [
+            pending_items = [
                 PendingItem(i, k, s, size)
                 for i, (k, s) in enumerate(zip(keys, samples, strict=True))
             ]
             job = PendingRequest(len(mts), time.monotonic(), PATIENCE_S)
             options = MetricXOptions(overlong=overlong, max_input_length=limit)
-            asked = ParsedRequest(samples, options, {}, cache=cache, priority=priority)
-            batcher.submit(job, wanted, asked)
+            request = ParsedRequest(samples, options, {}, cache=cache, priority=priority)
+            batcher.submit(job, pending_items, request)
             return Caller(batcher, job, keys)
 
         try:

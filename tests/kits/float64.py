@@ -24,22 +24,24 @@ CLOSE = 1e-9
 
 @contextmanager
 def float64() -> Iterator[None]:
-    """Within it, in every thread, a float64 tensor is not cast to float32.
+    """Within the block, no thread casts a float64 tensor to float32.
 
-    Models cast to float32 what they want exact in half precision (norms, softmax, logits); in a
-    model of float64 the same cast would lose half the digits.
+    Models cast to float32 where half precision is not exact enough (norms, softmax, logits). In a
+    float64 model the same cast would lose half the digits.
     """
     single = Tensor.float
 
     def keeping(function: Callable[..., Any]) -> Callable[..., Any]:
-        def kept(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        def in_float64(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
             if tensor.dtype == torch.float64:
-                args = tuple(torch.float64 if one is torch.float32 else one for one in args)
+                args = tuple(
+                    torch.float64 if argument is torch.float32 else argument for argument in args
+                )
                 if kwargs.get("dtype") is torch.float32:
                     kwargs["dtype"] = torch.float64
             return function(tensor, *args, **kwargs)
 
-        return kept
+        return in_float64
 
     def kept_float(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return tensor if tensor.dtype == torch.float64 else single(tensor, *args, **kwargs)
@@ -53,8 +55,10 @@ def float64() -> Iterator[None]:
 
 
 def doubled(model: M) -> M:
-    """The model with its weights in float64. Its buffers stay: a rotary embedding's frequencies
-    meet positions in float32."""
+    """Return the model with its weights in float64.
+
+    Its buffers stay: a rotary embedding's frequencies are multiplied by positions in float32.
+    """
     for weight in model.parameters():
         weight.data = weight.data.double()
     return model

@@ -28,8 +28,11 @@ class Mortal(FakeBackend):
 
 
 def live_again_and_again() -> None:
-    """Every life is a fork of this process, which has imported all that it needs: a start takes
-    no seconds of a busy machine."""
+    """Restart the service whenever it dies.
+
+    Each start is a fork of this process, which has all imports already, so that it is fast on a
+    busy machine.
+    """
     while (life := os.fork()) != 0:
         _, status = os.waitpid(life, 0)
         if not os.WIFSIGNALED(status):

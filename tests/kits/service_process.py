@@ -61,7 +61,7 @@ def fake_service(
     load_extra: str = "pass",
     then: str = "pass",
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A process of `FAKE`, and its URL; killed when the block ends."""
+    """Start a process of `FAKE`; yield it and its URL, and kill it when the block ends."""
     port = free_port()
     code = FAKE.format(
         loads_when=str(loads_when),
@@ -90,14 +90,14 @@ def post(url: str, i: object, **kwargs: Any) -> httpx.Response:
 
 
 def is_up(url: str) -> bool:
-    """Whether it lives."""
+    """Return whether the process lives."""
     with contextlib.suppress(httpx.HTTPError):
         return httpx.get(f"{url}/health/live").status_code == 200
     return False
 
 
 def connect(url: str) -> socket.socket:
-    """A socket that keeps little of what it is sent."""
+    """Return a socket with a small receive buffer."""
     connection = socket.socket()
     connection.settimeout(PATIENCE_S)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**16)
@@ -106,7 +106,7 @@ def connect(url: str) -> socket.socket:
 
 
 def leave_work_behind(url: str, count: int = 1) -> None:
-    """A client asks for so many long samples, and leaves while the model has some of them."""
+    """Request many long samples, and disconnect while the model has some of them."""
     samples = [{"src": f"{i} and a house on the hill", "mt": "집 " * 40} for i in range(count)]
     body = json.dumps({"samples": samples}).encode()
     with connect(url) as client:

@@ -1,4 +1,4 @@
-"""A child that ignores SIGTERM and has a child of its own; both write down who they are."""
+"""A child that ignores SIGTERM and has a child itself; both write their process ids."""
 
 import os
 import signal

@@ -29,16 +29,17 @@ READY_S = 600.0
 
 
 def make_model(folder: Path, *, template: bool = True) -> Path:
-    """The demo's policy with room for long prompts (what it says there is of no matter here);
-    without its chat template on demand."""
+    """Write the demo's policy with more positions for long prompts; without its chat template
+    on demand.
+    """
     shutil.copytree(ROOT / "demo/models/policy", folder)
     config = folder / "config.json"
-    told = json.loads(config.read_text())
-    config.write_text(json.dumps({**told, "max_position_embeddings": CONTEXT}))
+    config_values = json.loads(config.read_text())
+    config.write_text(json.dumps({**config_values, "max_position_embeddings": CONTEXT}))
     # transformers 5 makes a BPE tokenizer of every Llama one, and this is a unigram model.
     config = folder / "tokenizer_config.json"
-    told = json.loads(config.read_text())
-    config.write_text(json.dumps({**told, "tokenizer_class": "PreTrainedTokenizerFast"}))
+    config_values = json.loads(config.read_text())
+    config.write_text(json.dumps({**config_values, "tokenizer_class": "PreTrainedTokenizerFast"}))
     if not template:
         (folder / "chat_template.jinja").unlink()
     return folder

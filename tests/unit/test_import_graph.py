@@ -1,4 +1,4 @@
-"""The picture of the rooms is that of the files."""
+"""The chart in docs/architecture.md matches the imports of the files."""
 
 from __future__ import annotations
 
@@ -6,29 +6,37 @@ from graphlib import CycleError
 
 import pytest
 
-from tools.import_graph import DOCUMENT, HOUSE, arrows, drawn, modules, reduced, room_of
+from tools.import_graph import (
+    DOCUMENT,
+    SYSTEMS,
+    box_of,
+    find_modules,
+    imports_by_box,
+    with_current_chart,
+    without_indirect,
+)
 
 
-def test_no_rooms_import_each_other_in_a_circle():
-    reduced(arrows())
+def test_imports_between_boxes_have_no_cycle():
+    without_indirect(imports_by_box())
 
 
-def test_the_picture_is_that_of_today():
+def test_chart_is_current():
     text = DOCUMENT.read_text(encoding="utf-8")
-    assert text == drawn(text), "draw it anew: python -m tools.import_graph"
+    assert text == with_current_chart(text), "update it: python -m tools.import_graph"
 
 
-def test_every_name_of_a_room_is_a_module_and_every_room_has_files():
-    module_names = modules()
-    named = [name for rooms in HOUSE.values() for names in rooms.values() for name in names.split()]
-    assert not [name for name in named if name not in module_names]
-    assert {room_of(name) for name in module_names} == arrows().keys()
+def test_every_name_in_a_box_is_a_module_and_every_box_has_files():
+    modules = find_modules()
+    names = [name for boxes in SYSTEMS.values() for box in boxes.values() for name in box.split()]
+    assert not [name for name in names if name not in modules]
+    assert {box_of(module) for module in modules} == imports_by_box().keys()
 
 
-def test_a_circle_is_named_and_what_follows_is_not_drawn():
+def test_a_cycle_raises_and_indirect_imports_are_removed():
     with pytest.raises(CycleError):
-        reduced({"a": {"b"}, "b": {"c"}, "c": {"a"}})
-    assert reduced({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == {
+        without_indirect({"a": {"b"}, "b": {"c"}, "c": {"a"}})
+    assert without_indirect({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == {
         "a": {"b"},
         "b": {"c"},
         "c": set(),

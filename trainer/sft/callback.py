@@ -16,7 +16,7 @@ from trainer.sft.figures import figures_of
 
 
 class SftCallback(TrainerCallback):
-    """Writes the run's log, and decides when a `CheckpointingSftTrainer` evaluates, saves and stops."""
+    """Writes the run's log. Decides when `CheckpointingSftTrainer` evaluates, saves and stops."""
 
     def __init__(
         self,

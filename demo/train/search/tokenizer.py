@@ -46,7 +46,7 @@ def new_tokenizer(texts: Iterable[str], window: int) -> PreTrainedTokenizerFast:
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    made = PreTrainedTokenizerFast(
+    fast_tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
@@ -55,5 +55,5 @@ def new_tokenizer(texts: Iterable[str], window: int) -> PreTrainedTokenizerFast:
         model_input_names=["input_ids", "attention_mask"],
         clean_up_tokenization_spaces=False,
     )
-    made.chat_template = TEMPLATE
-    return made
+    fast_tokenizer.chat_template = TEMPLATE
+    return fast_tokenizer

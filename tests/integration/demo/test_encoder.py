@@ -41,7 +41,7 @@ def test_a_reply_is_nearer_to_its_question_than_other_replies_are(encoder):
 
 
 def test_held_out_pairs_are_told_from_shuffled_ones(encoder):
-    from demo.train.roleplay.encoder import figures
+    from demo.train.roleplay.encoder import compute_stats
 
-    stats = figures(encoder, 100)
+    stats = compute_stats(encoder, 100)
     assert stats["true"] > 0.9 and stats["shuffled"] < 0.15

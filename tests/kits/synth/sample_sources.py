@@ -56,16 +56,16 @@ def counts(folder: StageFolder) -> dict[str, Any]:
 
 
 def tree(out_dir: Path) -> dict[str, str]:
-    """Every file of the stage, by its bytes."""
+    """Return every file of the stage, by its bytes."""
     paths = [p for p in Path(out_dir).rglob("*") if p.is_file() and p.name != "merge.lock"]
     return {str(p.relative_to(out_dir)): digest_file(p) for p in paths}
 
 
-def stored(place: Mapping[str, Any], newlines: str = "real") -> str:
-    """The document that provenance names."""
+def stored(position: Mapping[str, Any], newlines: str = "real") -> str:
+    """Return the document that provenance names."""
     folder = MADLAD / ("data-v1p5/ko" if newlines == "escaped" else "data/ko")
-    lines = gzip.decompress((folder / place["file"]).read_bytes()).splitlines()
-    return json.loads(lines[place["line"] - 1])["text"]
+    lines = gzip.decompress((folder / position["file"]).read_bytes()).splitlines()
+    return json.loads(lines[position["line"] - 1])["text"]
 
 
 def shards(tmp_path: Path, number: int = 4, lang: Literal["en", "ko"] = "ko") -> list[str]:

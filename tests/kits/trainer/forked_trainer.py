@@ -46,7 +46,7 @@ _CONTEXT.set_forkserver_preload(LOADED)
 def _become(
     module: str, arguments: tuple[str, ...], environment: dict[str, str], out: str, errors: str
 ) -> None:
-    """What `python -m` does, in the forked process: never returns."""
+    """Run `python -m` in the forked process. Never returns."""
     for number, path in ((1, out), (2, errors)):
         file = os.open(path, os.O_WRONLY | os.O_APPEND)
         os.dup2(file, number)
@@ -101,13 +101,13 @@ class Command:
 
     @property
     def returncode(self) -> int | None:
-        """The first that is not 0; None while one runs."""
+        """Return the first exit code that is not 0; None while a process runs."""
         codes = [process.exitcode for process in self.processes]
         failed = [code for code in codes if code]
         return failed[0] if failed else None if None in codes else 0
 
     def poll(self) -> int | None:
-        """As `Popen.poll`."""
+        """Return the exit code or None, like `Popen.poll`."""
         return self.returncode
 
     def send_signal(self, number: int, rank: int = 0) -> None:
@@ -118,7 +118,7 @@ class Command:
                 os.kill(process.pid, number)
 
     def kill(self) -> None:
-        """SIGKILL to all."""
+        """Send SIGKILL to all."""
         for process in self.processes:
             process.kill()
 
@@ -147,7 +147,7 @@ class Command:
 def completed(
     module: str, *arguments: str, environment: dict[str, str], ranks: int = 1
 ) -> subprocess.CompletedProcess[str]:
-    """As `subprocess.run` with its output captured."""
+    """Run a command like `subprocess.run` with captured output."""
     command = Command(module, *arguments, environment=environment, ranks=ranks)
     out, errors = command.communicate()
     code = command.returncode

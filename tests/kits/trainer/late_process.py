@@ -1,7 +1,6 @@
-"""Processes of which the last stops within an exchange, after the meeting that all came to:
-the others have to say which.
+"""Processes of which the last stops in an exchange, after the barrier: the others say which.
 
-    torchrun --nproc_per_node 2 -m tests.kits.trainer.late_process
+torchrun --nproc_per_node 2 -m tests.kits.trainer.late_process
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def config(loss_mean: str, algorithm: str = "ppo") -> RLConfig:
-    """Two passes of two steps, with every term of the loss."""
+    """Return a config of two passes of two steps, with every term of the loss."""
     return RLConfig(
         algorithm=algorithm,
         clip_eps=0.2,
@@ -81,9 +81,9 @@ def batch(prompts: int, images: bool) -> tuple[list[Rollout], TokenAdvantages]:
     ]
     if images:
         rollouts = seen_rollouts()
-        lengths = [(0, len(one.completion_token_ids)) for one in rollouts]
-        for one, (_, t) in zip(rollouts, lengths, strict=True):
-            one.old_logprobs, one.ref_logprobs = numbers(t), numbers(t)
+        lengths = [(0, len(row.completion_token_ids)) for row in rollouts]
+        for row, (_, t) in zip(rollouts, lengths, strict=True):
+            row.old_logprobs, row.ref_logprobs = numbers(t), numbers(t)
     mask_BT = action_masks(rollouts)
     tokens_BT = pad_rows([numbers(t) for _, t in lengths])
     rewards_B = torch.tensor(numbers(len(lengths)))
@@ -99,9 +99,11 @@ def update(
     algorithm: str = "ppo",
     images: bool = False,
 ) -> dict[str, Any]:
-    """The gradients of a pass, the weights after an update, its figures, under those weights and
-    the ones before log-probabilities of the rollouts, and greedy completions of `PROMPTS`; whole on
-    every process."""
+    """Run one update; return its results, complete on every process.
+
+    These are the gradients of a pass, the weights after an update, its stats, the rollouts' log-
+    probabilities under those weights and the ones before, and greedy completions of `PROMPTS`.
+    """
     plain, tokenizer = tiny_llama(letter_tokenizer()), letter_tokenizer()
     if images:
         plain = tiny("qwen2_5_vl")
@@ -118,7 +120,9 @@ def update(
     cfg, (rollouts, advantages) = config(loss_mean, algorithm), batch(prompts, images)
     passes = ForwardOptions(model, cfg, world, dtype=dtype)
     accumulate_gradients(rollouts, advantages, range(prompts), passes)
-    gradients = {name: _whole(p.grad) for name, p in plain.named_parameters() if p.requires_grad}
+    gradients = {
+        name: _full_tensor(p.grad) for name, p in plain.named_parameters() if p.requires_grad
+    }
     stats = update_policy(
         rollouts,
         advantages,
@@ -130,15 +134,17 @@ def update(
         dtype=dtype,
         world=world,
     )
-    weights = {name: _whole(p) for name, p in plain.named_parameters()}
-    mine = world.split_items(rollouts)
+    weights = {name: _full_tensor(p) for name, p in plain.named_parameters()}
+    local_rollouts = world.split_items(rollouts)
     with autocast(world.device, dtype):
-        found = [
-            rollout_logprobs([of for _, of in mine], of_model, 1.0, 0, 16, world)
+        logprobs_by_pass = [
+            rollout_logprobs(
+                [rollout for _, rollout in local_rollouts], of_model, 1.0, 0, 16, world
+            )
             for of_model in (model, reference)
         ]
-    places = [place for place, _ in mine]
-    logprobs = world.gather(list(zip(places, *found, strict=True)))
+    indices = [index for index, _ in local_rollouts]
+    logprobs = world.gather(list(zip(indices, *logprobs_by_pass, strict=True)))
     sampler = GenerateSampler(model, tokenizer, world, never=NEVER if images else ())
     greedy = GenerationConfig(
         temperature=0, num_samples_per_prompt=1, max_new_tokens=8, batch_size=1
@@ -146,14 +152,16 @@ def update(
     episodes: list[tuple[list[int], Sequence[Image]]] = [(ids, ()) for ids in PROMPTS[:prompts]]
     if images:
         episodes = [(r.prompt_input_ids + r.completion_token_ids, r.images) for r in rollouts]
-    asked = world.split_items(episodes)
+    local_episodes = world.split_items(episodes)
     sampled = sampler.sample(
-        [ids for _, (ids, _) in asked],
+        [ids for _, (ids, _) in local_episodes],
         greedy,
-        images=[shown for _, (_, shown) in asked],
+        images=[episode_images for _, (_, episode_images) in local_episodes],
         with_logprobs=False,
     )
-    completions = world.gather([(asked[i][0], one[0].token_ids) for i, one in sampled])
+    completions = world.gather(
+        [(local_episodes[i][0], completion[0].token_ids) for i, completion in sampled]
+    )
     return {
         "logprobs": [row for _, *rows in sorted(logprobs) for row in rows],
         "gradients": gradients,
@@ -163,21 +171,21 @@ def update(
     }
 
 
-def _whole(tensor: Any) -> Tensor:
-    whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-    return whole.detach().clone()
+def _full_tensor(tensor: Any) -> Tensor:
+    full = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return full.detach().clone()
 
 
 @float64()
 def main() -> None:
     """Rank 0 writes what `update` gives for each of `CASES`."""
     world, sharded = DistributedContext(torch.device("cpu")), ShardedWorld(torch.device("cpu"))
-    found = {
+    results = {
         name: update(sharded if case.get("shard") and world.size > 1 else world, **case)
         for name, case in CASES.items()
     }
     if world.is_main:
-        torch.save({"processes": world.size, "found": found}, Path(sys.argv[1]))
+        torch.save({"processes": world.size, "found": results}, Path(sys.argv[1]))
 
 
 if __name__ == "__main__":

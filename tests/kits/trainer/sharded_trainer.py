@@ -49,14 +49,14 @@ class ShardedWorld(DistributedContext):
 
     def _as_on_accelerators(self, model: Any, optimizer: Any) -> tuple[nn.Module, Any]:
         left = self.accelerator.state.fsdp_plugin.ignored_modules
-        whole = get_parameters_from_modules(left, model, self.device)
+        full_parameters = get_parameters_from_modules(left, model, self.device)
         for part in model.modules():  # as accelerate does: each layer, then what is left
             if isinstance(part, GradientCheckpointingLayer):
-                fully_shard(part, ignored_params=whole)
-        fully_shard(model, ignored_params=whole)
+                fully_shard(part, ignored_params=full_parameters)
+        fully_shard(model, ignored_params=full_parameters)
         learns = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        told = {name: optimizer.defaults[name] for name in ("lr", "weight_decay")}
-        remade = type(getattr(optimizer, "optimizer", optimizer))(learns, **told)
+        options = {name: optimizer.defaults[name] for name in ("lr", "weight_decay")}
+        remade = type(getattr(optimizer, "optimizer", optimizer))(learns, **options)
         return model, self._prepared(remade)
 
 
@@ -66,16 +66,16 @@ class WatchedReference(Reference):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         if self._adapted is None:
-            self.tell()
+            self.print_share()
 
-    def tell(self) -> None:
+    def print_share(self) -> None:
         parts = [(p.numel(), p.to_local().numel()) for p in self._model.parameters()]
-        whole, held = map(sum, zip(*parts, strict=True))
-        print(f"reference: {held} of {whole} weights here", flush=True)
+        total, local = map(sum, zip(*parts, strict=True))
+        print(f"reference: {local} of {total} weights here", flush=True)
 
 
 def main(path: str, weights: str, *runs: str) -> None:
-    """A run for each list of overrides."""
+    """Run the trainer for each list of overrides."""
     with ExitStack() as patches:
         if weights == "sharded":
             for task in (trainer.translation.train, trainer.search.training.train):
@@ -87,8 +87,8 @@ def main(path: str, weights: str, *runs: str) -> None:
 def _run_each(path: str, runs: tuple[str, ...]) -> None:
     searches = yaml.safe_load(Path(path).read_text(encoding="utf-8")).get("task") == "search"
     for number, overrides in enumerate(runs):
-        of: Any = SearchConfig if searches else TrainerConfig
-        cfg = load_config(of, Path(path), overrides.split(","))
+        config_class: Any = SearchConfig if searches else TrainerConfig
+        cfg = load_config(config_class, Path(path), overrides.split(","))
         misc = cfg.misc.model_copy(update={"run_dir": f"{cfg.misc.run_dir}-{number}"})
         cfg = cfg.model_copy(update={"misc": misc})
         if searches:

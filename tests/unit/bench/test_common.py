@@ -6,7 +6,7 @@ import pytest
 from pydantic_core import to_json
 
 from bench.chaos.endurance import count
-from bench.common import Figure, number
+from bench.common import Measurement, number
 from bench.kit.load import Answer, check, distinct_samples, expected_scores
 from bench.kit.work import WorkLog
 from scorekit.schemas import Scored
@@ -88,11 +88,11 @@ def test_waste_and_arithmetic_are_counted_from_the_batches():
 
 
 def test_an_aim_is_met_missed_or_not_there():
-    assert Figure("q", 1.3, "", at_least=1.25).met is True
-    assert Figure("q", 1.2, "", at_least=1.25).met is False
-    assert Figure("q", 1.1, "", at_least=1.0, at_most=1.0).met is False
-    assert Figure("q", 5.0, "").met is None
-    assert Figure("q", None, "", at_least=1.0, note="no GPU").met is None
+    assert Measurement("q", 1.3, "", at_least=1.25).met is True
+    assert Measurement("q", 1.2, "", at_least=1.25).met is False
+    assert Measurement("q", 1.1, "", at_least=1.0, at_most=1.0).met is False
+    assert Measurement("q", 5.0, "").met is None
+    assert Measurement("q", None, "", at_least=1.0, note="no GPU").met is None
 
 
 @pytest.mark.parametrize(

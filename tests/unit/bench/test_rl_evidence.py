@@ -11,7 +11,7 @@ from bench.rl_evidence.arms import ARMS, ON_OMISSIONS, make_plan
 from bench.rl_evidence.control import Dealer, fit_spans, shuffled
 from bench.rl_evidence.omissions import OmissionTeller, omissions
 from bench.rl_evidence.report import quality_table, reward_table
-from bench.rl_evidence.summary import by_fault, figures, own_change, own_reward, probe_changes
+from bench.rl_evidence.summary import by_fault, compute_stats, own_change, own_reward, probe_changes
 from scorekit.schemas import TranslationSample
 from scorekit.server.fake import FakeBackend, fake_score
 from trainer.translation.rewards.config import RewardConfig
@@ -81,7 +81,7 @@ def test_penalised_tokens_are_told_from_the_others():
 
 
 def test_a_mean_counts_only_what_was_scored_and_says_how_much_that_was():
-    stats = figures([*_lines(4.0, None), _line(metricx_score=8.0, mt="")])
+    stats = compute_stats([*_lines(4.0, None), _line(metricx_score=8.0, mt="")])
     assert stats["metricx_score"] == 6.0
     assert stats["coverage"] == pytest.approx(2 / 3)
     assert stats["empty"] == pytest.approx(1 / 3)
@@ -159,7 +159,7 @@ def test_the_tables_show_what_was_learned_and_what_was_not():
             "standard_error": 0.1,
             "errors": errors,
         }
-        point = {"chrf": 12.0, "bleu": 13.0} | figures([_line()])
+        point = {"chrf": 12.0, "bleu": 13.0} | compute_stats([_line()])
         change = {"before": 11.0, "after": 12.0, "interval": [-0.5, 2.5]}
         return {
             "title": "both",
@@ -173,7 +173,7 @@ def test_the_tables_show_what_was_learned_and_what_was_not():
     yes, no = reward_table([run(5.0), run(4.9)]).splitlines()[2:]
     assert yes.endswith("| +5.0 | yes |")
     assert no.endswith("| +4.9 | no |")
-    assert "| +1.00 [-0.50, +2.50] |" in quality_table([run(5.0)], figures([_line()]))
+    assert "| +1.00 [-0.50, +2.50] |" in quality_table([run(5.0)], compute_stats([_line()]))
 
 
 def test_the_stand_in_tells_what_of_the_reference_is_missing():

@@ -219,7 +219,8 @@ def test_runs_become_tables_and_a_picture(tmp_path):
     for arm in ARMS.values():
         for question_set in SETS:
             write_lines(
-                start_path(tmp_path, arm.began, question_set), [line(q, 0.0) for q in range(12)]
+                start_path(tmp_path, arm.start_name, question_set),
+                [line(q, 0.0) for q in range(12)],
             )
     for name, seeds in {
         "both": (1, 2),

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from bench.filters import DIRECTIONS, is_told, seven, third_languages
+from bench.filters import DIRECTIONS, is_rejected, seven, third_languages
 from scorekit.text.rules import Pair
 from synth.filters import RULES, Code, RuleConfig, abstentions, check_rules
 
@@ -251,9 +251,9 @@ def test_short_copies_and_third_languages_are_told(source, target):
     true = [Pair(row[source], row[target], source, target) for row in seven()]
     thirds = [pair for pair in third_languages(source, target, 500) if len(pair.mt) >= 10]
     assert min(len(copies), len(true), len(thirds)) > 100
-    assert sum(not is_told(pair) for pair in copies) <= len(copies) / 100
-    assert sum(not is_told(pair) for pair in thirds) <= len(thirds) / 50
-    assert sum(is_told(pair) for pair in true) <= len(true) / 100
+    assert sum(not is_rejected(pair) for pair in copies) <= len(copies) / 100
+    assert sum(not is_rejected(pair) for pair in thirds) <= len(thirds) / 50
+    assert sum(is_rejected(pair) for pair in true) <= len(true) / 100
 
 
 def test_a_rule_that_has_no_table_for_a_language_says_so():

@@ -182,7 +182,7 @@ def test_most_spoilt_numbers_are_caught(texts, turned, change):
 @pytest.mark.parametrize("half", HALVES)
 def test_most_of_what_chat_models_add_is_caught(half):
     caught = defaultdict(list)
-    for kind, pair in chatter(half, prose(), each=3):
+    for kind, pair in chatter(half, prose(), num_pairs=3):
         caught[kind].append(bool(check_rules(pair, RuleConfig()).failed))
     assert len(caught) == 8
     shares = {kind: sum(detections) / len(detections) for kind, detections in caught.items()}

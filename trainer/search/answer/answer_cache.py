@@ -186,7 +186,9 @@ class PaidAnswerCache:
 
 
 def judge_of(path: Path, run: str) -> str | None:
-    """Return the first judge of a run (`PaidAnswerCache.first_judge`), or None; only reads the file.
+    """Return the first judge of a run (`PaidAnswerCache.first_judge`), or None.
+
+    Only reads the file.
 
     Raises UserError if the file cannot be read.
     """

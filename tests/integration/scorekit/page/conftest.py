@@ -51,7 +51,7 @@ def tab(browser):
     with new_tab(browser) as tab:
         yield tab
         tab.js("0")  # reads the messages so far
-        assert tab.faults == []
+        assert tab.errors == []
 
 
 @pytest.fixture(scope="package")

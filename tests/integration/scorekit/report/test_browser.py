@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from scorekit.report.page import STYLE
-from tests.kits.browser import BROWSER, ask_page, picture
+from tests.kits.browser import BROWSER, ask_page, screenshot
 from trainer.translation.evaluation.compare import compare_policies
 from trainer.translation.evaluation.report import write_comparison, write_report
 
@@ -66,7 +66,7 @@ def run(tmp_path: Path) -> Path:
 
 def test_the_report_shows_its_figures_and_its_marked_spans(run: Path, tmp_path: Path) -> None:
     page = write_report(run)
-    seen = picture(tmp_path, page, 1280, 2400)
+    seen = screenshot(tmp_path, page, 1280, 2400)
     assert seen.shape == (2400, 1280, 3)
     dark = (seen.max(axis=2) < 100).mean(axis=1)  # share of ink in each row of pixels
     assert 0.002 < dark.mean() < 0.3
@@ -108,7 +108,7 @@ def test_korean_has_glyphs(tmp_path: Path) -> None:
         for index, syllable in enumerate("가힣밥으")
     )
     page.write_text(f"<meta charset=utf-8><style>{STYLE}</style>{boxes}", encoding="utf-8")
-    seen = picture(tmp_path, page, 800, 200) < 128
+    seen = screenshot(tmp_path, page, 800, 200) < 128
     cut = [seen[:, 100 * index : 100 * index + 100, 0] for index in range(4)]
     assert all(box.sum() > 100 for box in cut)
     for index, box in enumerate(cut):

@@ -81,7 +81,7 @@ def test_equal_searches_are_asked_once_and_many_go_in_parts(client, server):
     outcomes = client.search(queries)
     assert all(ids(outcome) == ["deck_1", "deck_2", "한글_5"] for outcome in outcomes)
     sizes = [len(body["queries"]) for body in server.asked]
-    assert sum(sizes) == 40 and max(sizes) == server.most and len(sizes) == 3
+    assert sum(sizes) == 40 and max(sizes) == server.max_samples and len(sizes) == 3
     outcomes[0].clear()  # the caller's own copy
     assert ids(outcomes[40]) == ["deck_1", "deck_2", "한글_5"]
 
@@ -94,7 +94,7 @@ def test_a_request_stays_below_the_most_bytes(client, server):
 
 def test_a_smaller_limit_on_the_way_cuts_requests_in_halves(client, server):
     client.info()
-    server.most = 3
+    server.max_samples = 3
     outcomes = client.search([f"apples {k}" for k in range(8)])
     assert [ids(outcome) for outcome in outcomes] == [["deck_1", "deck_2", "한글_5"]] * 8
     too_long = "x" * 70_000

@@ -247,7 +247,7 @@ def start_held(deck, index, max_pages):
     """Start a run that stops before page `max_pages` + 1 of those that it reads."""
     allowed = index.parent / f"most-{uuid.uuid4().hex}"  # an orphan may still read the last one
     allowed.write_text(f"{max_pages}")
-    args = ["--korean", "bigrams", "--ocr", "bench.retrieval.hooks:held"]
+    args = ["--korean", "bigrams", "--ocr", "bench.retrieval.hooks:read_blocking"]
     return start("ingest", deck, "--index", index, *args, **{MOST: str(allowed)})
 
 

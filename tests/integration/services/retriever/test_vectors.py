@@ -196,11 +196,11 @@ def test_a_pooling_server_that_answers_wrongly_fails_the_query(
     index, pooling, no_second_try, response
 ):
     with running_service(RetrieverBackend(index, "late", Servers(late_url=pooling.url))) as url:
-        pooling.fake.fault = response
+        pooling.fake.error_response = response
         try:
             (failed,) = search(url, ["rice"])
         finally:
-            pooling.fake.fault = None
+            pooling.fake.error_response = None
         assert not failed["ok"] and failed["error"]["type"] == "upstream"
         assert search(url, ["rice"])[0]["ok"]
 
@@ -220,29 +220,31 @@ def test_another_model_behind_the_url_is_refused(index, no_second_try):
 
 
 def test_vectors_that_were_paid_for_are_asked_for_once(built_index, index, pooling):
-    num_images = pooling.fake.pictures
+    num_images = pooling.fake.num_images
     manifest = ingest(
         [built_index.sources], index.parent / "late", [LateBuilder(pooling.url, "col")]
     )
-    assert pooling.fake.pictures == num_images + manifest.pages  # another folder has its own cache
+    assert (
+        pooling.fake.num_images == num_images + manifest.pages
+    )  # another folder has its own cache
     ingest([built_index.sources], index.parent / "late", [LateBuilder(pooling.url, "col")])
-    assert pooling.fake.pictures == num_images + manifest.pages
+    assert pooling.fake.num_images == num_images + manifest.pages
     ingest(
         [built_index.sources], index.parent / "late", [LateBuilder(pooling.url, "col", prompt="?")]
     )
-    assert pooling.fake.pictures == num_images + 2 * manifest.pages
+    assert pooling.fake.num_images == num_images + 2 * manifest.pages
 
 
 def test_a_server_that_stops_midway_costs_only_what_was_not_kept(
     built_index, pooling, tmp_path, no_second_try
 ):
     builder = LateBuilder(pooling.url, "col")
-    pooling.fake.fault = Response(status_code=500)
+    pooling.fake.error_response = Response(status_code=500)
     try:
         with pytest.raises(Exception, match="HTTP 500"):
             ingest([built_index.sources], tmp_path / "index", [builder])
     finally:
-        pooling.fake.fault = None
+        pooling.fake.error_response = None
     assert Index(tmp_path / "index").manifest() is None  # no incomplete index
     assert ingest([built_index.sources], tmp_path / "index", [builder]).pages == 6
 

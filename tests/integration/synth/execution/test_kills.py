@@ -16,8 +16,8 @@ from bench.kit.servers import PATIENCE_S, wait_until
 from tests.kits.synth.driver import (
     STAGES,
     TEXTS,
-    asked_again,
     config,
+    count_repeated_requests,
     most_in_flight,
     records,
     run,
@@ -79,7 +79,7 @@ def test_a_killed_driver_asks_again_for_what_was_in_flight_at_most(
     with driver(cfg, "generate_128") as process:
         finished(process)
     assert len(records(tmp_path, "generate_128")) == len(chosen)
-    assert 0 < asked_again(teacher.requests) <= KILLS * bound
+    assert 0 < count_repeated_requests(teacher.requests) <= KILLS * bound
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_of_two_drivers_one_that_is_killed_costs_what_it_had_in_flight(many, tea
         teacher.well()
         finished(second)
     assert len(records(many.run.out_dir, PREFILTER)) == 160
-    assert 0 < asked_again(teacher.requests) <= bound
+    assert 0 < count_repeated_requests(teacher.requests) <= bound
 
 
 def test_several_processes_that_are_killed_cost_what_one_would(many, teacher):
@@ -117,4 +117,4 @@ def test_several_processes_that_are_killed_cost_what_one_would(many, teacher):
     with driver(many, PREFILTER) as process:
         finished(process)
     assert len(records(many.run.out_dir, PREFILTER)) == 160
-    assert 0 < asked_again(teacher.requests) <= bound
+    assert 0 < count_repeated_requests(teacher.requests) <= bound

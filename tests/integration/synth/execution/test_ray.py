@@ -17,8 +17,8 @@ from synth.storage.stage_start import prepare_stage
 from tests.kits.synth.driver import (
     STAGES,
     TEXTS,
-    asked_again,
     config,
+    count_repeated_requests,
     most_in_flight,
     output,
     write_sources,
@@ -96,7 +96,9 @@ def test_the_shards_of_a_node_that_dies_are_done_by_the_other(
         teacher.well()
         working.join(PATIENCE_S)
     assert (ctx.stats.records_in, ctx.stats.records_out) == (20, 20)
-    assert asked_again(teacher.requests) <= most_in_flight(shared_budget(cfg, 2), 1) == 4
+    assert (
+        count_repeated_requests(teacher.requests) <= most_in_flight(shared_budget(cfg, 2), 1) == 4
+    )
     stage_output = {name: data for name, data in output(tmp_path).items() if stage.name in name}
     assert (
         stage_output == {name: output(undisturbed)[name] for name in stage_output}

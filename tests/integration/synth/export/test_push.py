@@ -113,7 +113,7 @@ def test_what_is_pushed_is_what_comes_back(hub, sharded, tmp_path):
 def test_a_push_that_was_killed_sends_only_what_is_missing(hub, sharded):
     folder = sharded.run.out_dir / "export"
     last = hashlib.sha256((folder / "train-00002-of-00003.parquet").read_bytes()).hexdigest()
-    hub.held.add(last)
+    hub.blocked_uploads.add(last)
     pushing = subprocess.Popen(command(sharded), cwd=ROOT, env=environment(hub))
     try:
         wait_until(lambda: hub.entered.is_set() and len(hub.blobs) == 5)
@@ -121,7 +121,7 @@ def test_a_push_that_was_killed_sends_only_what_is_missing(hub, sharded):
         pushing.kill()
         pushing.wait()
     assert not hub.repos[REPO].files  # no part of it is visible
-    hub.held.clear()
+    hub.blocked_uploads.clear()
     hub.go.set()
     assert push(hub, sharded).returncode == 0
     assert len(hub.repos[REPO].files) == 8 and set(hub.puts.values()) == {1}

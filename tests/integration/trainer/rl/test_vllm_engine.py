@@ -188,7 +188,7 @@ def test_the_same_seed_gives_the_same_and_each_prompt_its_own(policy: Path, tmp_
 def test_a_group_comes_while_another_is_still_generated(policy: Path, tmp_path: Path) -> None:
     stub = VLLMStub(policy)
     with engine(stub, policy, tmp_path) as (sampler, _, cfg):
-        stub.held = {PROMPTS[0][0]}
+        stub.blocked_prompts = {PROMPTS[0][0]}
         groups = sampler.sample(PROMPTS, cfg.generation, seed=1)
         first = [next(groups)[0] for _ in range(3)]
         assert sorted(first) == [1, 2, 3]
@@ -219,7 +219,7 @@ def test_a_server_that_has_lost_the_weights_is_given_them_again(
         sampler.sync_weights(model, 1)
         expected = draw(sampler, cfg)
         groups = sampler.sample(PROMPTS, cfg.generation, seed=1)
-        stub.held = {PROMPTS[2][0]}
+        stub.blocked_prompts = {PROMPTS[2][0]}
         samples = dict([next(groups)]) if under_way else {}
         stub.restart(503)  # for the waiting request, or the one before it
         stub.release.set()
@@ -239,7 +239,7 @@ def test_no_answer_in_time_is_an_error(policy: Path, tmp_path: Path) -> None:
     stub = VLLMStub(policy)
     with engine(stub, policy, tmp_path) as (sampler, _, cfg):
         sampler.cfg = sampler.cfg.model_copy(update={"timeout_s": 0.3})
-        stub.held = {PROMPTS[0][0]}
+        stub.blocked_prompts = {PROMPTS[0][0]}
         with pytest.raises(UserError, match=r"timeout_s = 0\.3"):
             draw(sampler, cfg)
         stub.release.set()

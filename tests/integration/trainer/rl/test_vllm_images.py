@@ -13,7 +13,7 @@ from torch import nn
 
 from bench.kit.servers import running_app
 from scorekit.errors import UserError
-from tests.kits.trainer.images import IMAGE, NEVER, PAD, PROCESSOR, image_ids, picture, tiny
+from tests.kits.trainer.images import IMAGE, NEVER, PAD, PROCESSOR, image_ids, noise_image, tiny
 from tests.kits.trainer.runs import letter_tokenizer
 from tests.kits.vllm_stub import KEY, VLLMStub
 from trainer.rl.config import PolicyConfig, SamplingConfig
@@ -25,7 +25,7 @@ from trainer.rl.policy import load_policy
 from trainer.rl.sampler import Sampler
 
 CPU = torch.device("cpu")
-SHOWN = [[picture(16, 8, 0), picture(8, 8, 1)], [], [picture(8, 16, 2)]]
+SHOWN = [[noise_image(16, 8, 0), noise_image(8, 8, 1)], [], [noise_image(8, 16, 2)]]
 PROMPTS = [
     [5, 6, *image_ids(SHOWN[0][0].grid), 7, *image_ids(SHOWN[0][1].grid), 8],
     [9, 10, 11],
@@ -91,7 +91,7 @@ def test_episodes_go_on_behind_images_as_in_this_process(policy: Path, tmp_path:
             options = {"images": images_by_prompt, "with_logprobs": False}
             completions = dict(sampler.sample(so_far, greedy, **options))
             assert completions == dict(local_sampler.sample(so_far, greedy, **options))
-            new = picture(8, 8, 10 + turn)
+            new = noise_image(8, 8, 10 + turn)
             for i, (completion,) in completions.items():
                 so_far[i] += [*completion.token_ids, *image_ids(new.grid), 14]
                 images_by_prompt[i].append(new)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from bench.kit.flaky_server import FAULTS, Fault, Moody
+from bench.kit.flaky_server import FAULTS, Fault, FlakyServer
 from bench.kit.judge import judge_app
 from bench.kit.openai_server import FakeOpenAI
 from bench.kit.servers import running_app, wait_ready, wait_until
@@ -33,11 +33,11 @@ MARK = "sick"
 
 
 class FlakyServices:
-    """A generator and a judge, each behind a `Moody`."""
+    """A generator and a judge, each behind a `FlakyServer`."""
 
     def __init__(self) -> None:
         fake = FakeOpenAI("generator", respond=_answer)
-        self.generator, self.judge = Moody(fake.app), Moody(judge_app())
+        self.generator, self.judge = FlakyServer(fake.app), FlakyServer(judge_app())
 
     def settings(self, urls: dict[str, str], **more: Any) -> AnsweringConfig:
         generator = {"base_url": f"{urls['generator']}/v1", "model": "generator"}
@@ -131,13 +131,13 @@ def test_a_generator_that_fails_some_fails_only_them(
 ) -> None:
     urls, services = urls_and_services
     services.generator.mood = fail_marked(failure, "completions")
-    services.generator.asked.clear()
+    services.generator.request_counts.clear()
     trajectory_by_id, stats = collect_rewards(
         make_episodes(f"generator {failure}"), services.settings(urls), tmp_path
     )
     check_only_marked_failed(trajectory_by_id, stats)
     assert stats["answers_failed"] == 4
-    assert services.generator.asked[failure] == 4
+    assert services.generator.request_counts[failure] == 4
     for trajectory in trajectory_by_id.values():
         assert trajectory.answer and trajectory.judged
         if trajectory.answer.status == "failed":  # there is nothing to judge
@@ -167,7 +167,7 @@ def test_all_groups_are_asked_at_once(tmp_path: Path) -> None:
     services.generator.mood = lambda path, body: "hang" if path.endswith("completions") else None
 
     def release() -> None:
-        wait_until(lambda: services.generator.here == 8)
+        wait_until(lambda: services.generator.num_open == 8)
         services.generator.recover()
 
     with running_app(services.generator) as generator, running_app(services.judge) as judge:

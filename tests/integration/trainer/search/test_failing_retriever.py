@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.kit.flaky_server import FAULTS, Fault, Moody
+from bench.kit.flaky_server import FAULTS, Fault, FlakyServer
 from bench.kit.servers import running_app
 from scorekit.errors import ScorekitError
 from scorekit.retrieval.client import Retriever
@@ -71,8 +71,8 @@ def stand_in() -> StandInRetriever:
 
 
 @pytest.fixture
-def moody(stand_in: StandInRetriever) -> Iterator[Moody]:
-    moody = Moody(stand_in.app)
+def moody(stand_in: StandInRetriever) -> Iterator[FlakyServer]:
+    moody = FlakyServer(stand_in.app)
     yield moody
     moody.recover()
 
@@ -125,7 +125,7 @@ def test_a_retriever_that_finds_nothing_is_no_failure(
 
 @pytest.mark.parametrize("failure", FAULTS)
 def test_one_that_is_away_for_all_is_a_typed_error_and_keeps_what_was_done(
-    failure: Fault, moody: Moody, tmp_path: Path
+    failure: Fault, moody: FlakyServer, tmp_path: Path
 ) -> None:
     def script(turn_request: TurnRequest) -> str:
         """End the first question's episodes before the retriever fails."""
@@ -137,7 +137,7 @@ def test_one_that_is_away_for_all_is_a_typed_error_and_keeps_what_was_done(
     with running_app(moody) as url, closing(Run(url, tmp_path, deadline_s=3.0)) as run:
         with pytest.raises(ScorekitError):
             run.episodes(ScriptPolicy(script), [question("first"), question("second")])
-        assert moody.asked[failure] >= 1
+        assert moody.request_counts[failure] >= 1
         finished = run.stream.so_far(1)
         assert [trajectory.trajectory_id for trajectory in finished] == ["first-0", "first-1"]
         assert all(

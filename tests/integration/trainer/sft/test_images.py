@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from scorekit.errors import UserError
-from tests.kits.trainer.images import IMAGE, KINDS, PROCESSOR, Picture, image_ids, picture, tiny
+from tests.kits.trainer.images import IMAGE, KINDS, PROCESSOR, Picture, image_ids, noise_image, tiny
 from tests.kits.trainer.runs import letter_tokenizer
 from tests.kits.trainer.sft import save_chat_model, sft_config, write_rows
 from trainer.rl.tokenizer_files import save_tokenizer
@@ -41,9 +41,9 @@ def row_with(folder: Path, name: str, images: list[Picture], text: list[int]) ->
 @pytest.fixture
 def rows(tmp_path: Path) -> list[dict[str, Any]]:
     return [
-        row_with(tmp_path, "a", [picture(16, 24, 1), picture(8, 16, 2)], [20, 21]),
+        row_with(tmp_path, "a", [noise_image(16, 24, 1), noise_image(8, 16, 2)], [20, 21]),
         row_with(tmp_path, "b", [], [22, 23, 24]),
-        row_with(tmp_path, "c", [picture(24, 16, 3)], [25]),
+        row_with(tmp_path, "c", [noise_image(24, 16, 3)], [25]),
     ]
 
 
@@ -97,7 +97,7 @@ def test_rows_with_and_without_images_are_learned_together(
 def test_an_image_of_another_size_than_its_places_is_refused(
     rows: list[dict[str, Any]], tmp_path: Path
 ) -> None:
-    (tmp_path / "a0.png").write_bytes(picture(32, 32, 1).png)
+    (tmp_path / "a0.png").write_bytes(noise_image(32, 32, 1).png)
     row = rows[0] | {"pictures": [tmp_path / name for name in rows[0]["images"]], "where": "row 1"}
     collator = Collator(0, PROCESSOR, IMAGE)
     with pytest.raises(UserError, match="row 1: its images have 18 parts, but"):

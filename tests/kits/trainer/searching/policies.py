@@ -1,4 +1,4 @@
-"""Policies of ids: templates as they are packaged, a tiny tokenizer, samplers that are told."""
+"""Policies of ids: packaged templates, a tiny tokenizer, and scripted samplers."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 \n<>/
 
 
 def template(name: str) -> str:
-    """A chat template as TRL packages it."""
+    """Return a chat template as TRL packages it."""
     return (Path(trl.__file__).parent / "chat_templates" / f"{name}.jinja").read_text()
 
 
 @cache
 def qwen(name: str) -> Any:
-    """Qwen3's tokenizer, which has the tokens of its family's vision models, with a template."""
+    """Return Qwen3's tokenizer, which has the tokens of its vision models, with a template."""
     tokenizer = deepcopy(real_tokenizer("qwen3"))
     tokenizer.chat_template = template(name)
     return tokenizer
@@ -44,14 +44,16 @@ def qwen(name: str) -> Any:
 def turn_ids(
     tokenizer: Any, reader: ImageProcessor | None = None, stop: str = "<|im_end|>", **chat: Any
 ) -> TurnTokenizer:
-    """The ids of conversations under the tokenizer's template."""
+    """Return the ids of conversations under the tokenizer's template."""
     stops = [tokenizer.convert_tokens_to_ids(stop)]
     return TurnTokenizer(tokenizer, ChatConfig(**chat), reader, stops)
 
 
 @cache
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """A token a letter, with the special tokens of `tests.kits.trainer.images.tiny`."""
+    """Return a tokenizer with one token per letter, and the special tokens of
+    `tests.kits.trainer.images.tiny`.
+    """
     vocab = {letter: 3 + i for i, letter in enumerate(_LETTERS)}
     special = ["<|pad|>", "<|im_end|>", "<|im_start|>"]
     seeing = ["<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"]
@@ -68,8 +70,9 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def save_tiny(folder: Path, context: int = 8192) -> Path:
-    """A tiny model that sees, as it would be published. context: ids that it reads. Returns
-    `folder`."""
+    """Write a tiny vision model as it would be published; return `folder`. context: ids that it
+    reads.
+    """
     model: Any = tiny("qwen2_5_vl")
     model.config.text_config.max_position_embeddings = context
     model.save_pretrained(folder)
@@ -79,9 +82,9 @@ def save_tiny(folder: Path, context: int = 8192) -> Path:
 
 
 def tiny_reader(model: Any, processor: Any, **sight: Any) -> ImageProcessor:
-    """Of the tiny model."""
-    told = SightConfig.model_validate(TINY_SIGHT | sight)
-    return ImageProcessor(processor, model.config, told)
+    """Return the image processor of the tiny model."""
+    config = SightConfig.model_validate(TINY_SIGHT | sight)
+    return ImageProcessor(processor, model.config, config)
 
 
 class ToldSampler:
@@ -119,14 +122,16 @@ class ToldSampler:
     def close(self) -> None: ...
 
 
-class FirstTold:
-    """Another sampler, but each episode's first turns are told: pictures come behind them."""
+class ScriptedStart:
+    """Wraps a sampler, but each episode's first turns are scripted: images follow them."""
 
-    def __init__(self, inner: Any, model: Any, told: Sequence[str], never: Sequence[int]) -> None:
+    def __init__(
+        self, inner: Any, model: Any, first_texts: Sequence[str], never: Sequence[int]
+    ) -> None:
         self.inner, self.model, self.never = inner, model, never
         tokenizer = tiny_tokenizer()
-        self.told = [
-            [*tokenizer(text, add_special_tokens=False)["input_ids"], EOS] for text in told
+        self.first_ids = [
+            [*tokenizer(text, add_special_tokens=False)["input_ids"], EOS] for text in first_texts
         ]
 
     def sample(
@@ -137,29 +142,29 @@ class FirstTold:
         images: Sequence[Sequence[Any]] | None = None,
         **options: Any,
     ) -> Iterator[tuple[int, list[SampledCompletion]]]:
-        shown = images or [()] * len(prompts)
+        prompt_images = images or [()] * len(prompts)
         left = []
         for i, prompt in enumerate(prompts):
             turn = list(prompt).count(EOS) // 2 - 1  # behind system and question
-            if turn >= len(self.told):
+            if turn >= len(self.first_ids):
                 left.append(i)
                 continue
             with torch.no_grad():
-                said, _, _ = completion_logprobs(
+                logprobs, _, _ = completion_logprobs(
                     self.model,
                     [prompt],
-                    [self.told[turn]],
+                    [self.first_ids[turn]],
                     1.0,
                     PAD,
-                    images=[shown[i]],
+                    images=[prompt_images[i]],
                     never=self.never,
                 )
-            yield i, [SampledCompletion(self.told[turn], said[0].tolist())]
-        drawn = self.inner.sample(
-            [prompts[i] for i in left], gen_cfg, images=[shown[i] for i in left], **options
+            yield i, [SampledCompletion(self.first_ids[turn], logprobs[0].tolist())]
+        samples = self.inner.sample(
+            [prompts[i] for i in left], gen_cfg, images=[prompt_images[i] for i in left], **options
         )
-        for place, sampled in drawn if left else ():
-            yield left[place], sampled
+        for index, sampled in samples if left else ():
+            yield left[index], sampled
 
     def sync_weights(self, model: Any, update: int) -> None:
         self.inner.sync_weights(model, update)

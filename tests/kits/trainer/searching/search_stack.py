@@ -1,4 +1,4 @@
-"""A run of a few updates whose three neighbours can be told to misbehave."""
+"""Runs a few updates with three services that tests can make fail."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from safetensors.torch import load_file
 
-from bench.kit.flaky_server import Moody
+from bench.kit.flaky_server import FlakyServer
 from bench.kit.judge import judge_app
 from bench.kit.openai_server import FakeOpenAI
 from scorekit.config import load_config
@@ -26,7 +26,7 @@ from trainer.search.trajectories.store import TrajectoryStore
 
 UPDATES = 3
 PATIENT = "answering.generator.deadline_s=120"
-#: The ends of the paths by which they are asked for what they do.
+#: The endings of the request paths of each service.
 ROUTES = {"generator": "completions", "judge": "score", "retriever": "search"}
 #: An answer of one token costs 1.
 PRICED = (
@@ -37,23 +37,23 @@ PRICED = (
 
 
 @dataclass
-class Town:
-    """Three neighbours that can be told to misbehave, and a run that they were well in."""
+class SearchStack:
+    """Holds three services that can be made to fail, and a run without failures."""
 
     config: Path
     stand_in: StandInRetriever
     fake: FakeOpenAI
-    retriever: Moody
-    generator: Moody
-    judge: Moody
-    whole: Path
+    retriever: FlakyServer
+    generator: FlakyServer
+    judge: FlakyServer
+    undisturbed: Path
 
     def recover(self) -> None:
-        """All are well, and have forgotten what they were asked."""
-        for one in (self.retriever, self.generator, self.judge):
-            one.recover()
-            one.asked.clear()
-            one.latency_s = lambda path: 0.0
+        """Stop all failures, and clear the recorded requests."""
+        for server in (self.retriever, self.generator, self.judge):
+            server.recover()
+            server.request_counts.clear()
+            server.latency_s = lambda path: 0.0
         self.stand_in.revision = "r1"
         self.fake.respond = learning.answer
         self.fake.well()
@@ -61,32 +61,36 @@ class Town:
 
 
 @contextmanager
-def running_town(folder: Path) -> Iterator[Town]:
-    """One whose neighbours are well, behind a run that nothing has disturbed."""
+def running_search_stack(folder: Path) -> Iterator[SearchStack]:
+    """Start the services, and play a run without failures."""
     stand_in, fake = learning.standing_in(), learning.counting()
-    retriever, generator, judge = Moody(stand_in.app), Moody(fake.app), Moody(judge_app())
-    with learning.around(retriever, generator, judge) as services:
-        told = learning.config_of(
+    retriever, generator, judge = (
+        FlakyServer(stand_in.app),
+        FlakyServer(fake.app),
+        FlakyServer(judge_app()),
+    )
+    with learning.running_services(retriever, generator, judge) as services:
+        config_values = learning.config_of(
             folder,
             services,
             rl={"num_updates": UPDATES, "warmup_updates": 1},
             eval={"eval_every_n_updates": 0},
             misc={"save_every_n_updates": 0, "keep_checkpoints": UPDATES},
         )
-        told["answering"]["generator"] |= {"max_attempts": 1}
-        told["answering"]["judge"] |= {"deadline_s": 2.0}
-        told["retriever"] |= {"deadline_s": 1.0}
-        config = learning.write_config(folder / "config.yaml", told)
-        town = Town(config, stand_in, fake, retriever, generator, judge, folder / "whole")
-        assert train(town, town.whole, "misc.save_every_n_updates=1").exit_code == 0
-        yield town
-        town.recover()
+        config_values["answering"]["generator"] |= {"max_attempts": 1}
+        config_values["answering"]["judge"] |= {"deadline_s": 2.0}
+        config_values["retriever"] |= {"deadline_s": 1.0}
+        config = learning.write_config(folder / "config.yaml", config_values)
+        stack = SearchStack(config, stand_in, fake, retriever, generator, judge, folder / "whole")
+        assert train(stack, stack.undisturbed, "misc.save_every_n_updates=1").exit_code == 0
+        yield stack
+        stack.recover()
 
 
-def train(town: Town, out: Path, *overrides: str, resume: bool = False) -> Artifacts:
-    """The command, in this process; without evaluations, which others test."""
-    told = [f"misc.run_dir={out}", *overrides]
-    cfg = load_config(SearchConfig, town.config, told)
+def train(stack: SearchStack, out: Path, *overrides: str, resume: bool = False) -> Artifacts:
+    """Run the command in this process, without evaluations, which other tests cover."""
+    settings = [f"misc.run_dir={out}", *overrides]
+    cfg = load_config(SearchConfig, stack.config, settings)
     sets = load_held_out(cfg) if "data.eval" in " ".join(overrides) else {}
     return run_search(load_train(cfg), sets, cfg, resume=resume)
 
@@ -97,12 +101,16 @@ def lines_of(out: Path) -> list[dict[str, Any]]:
 
 
 def stored(out: Path, update: int) -> dict[str, Trajectory]:
-    return {one.trajectory_id: one for one in TrajectoryStore(out / "trajectories").read([update])}
+    return {
+        trajectory.trajectory_id: trajectory
+        for trajectory in TrajectoryStore(out / "trajectories").read([update])
+    }
 
 
-def assert_same_learning(one: Path, two: Path, update: int = UPDATES) -> None:
+def assert_same_learning(first: Path, second: Path, update: int = UPDATES) -> None:
     weights = [
-        load_file(out / f"checkpoints/step-{update:06d}/model.safetensors") for out in (one, two)
+        load_file(out / f"checkpoints/step-{update:06d}/model.safetensors")
+        for out in (first, second)
     ]
     for name, value in weights[0].items():
         assert value.equal(weights[1][name]), name

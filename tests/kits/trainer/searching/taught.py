@@ -84,13 +84,13 @@ def taught(folder: Path, kind: str, **rl: Any) -> Iterator[Taught]:
         else:
             save_seeing(policy, kind, model)
         questions = folder / "questions.jsonl"
-        one: dict[str, Any] = {
+        base_row: dict[str, Any] = {
             "question": QUESTION,
             "reference_answer": "8",
             "file_name": "deck.pdf",
         }
-        asked = [one | {"id": id, "reference_page": 2} for id in ("q0", "q1")]
-        questions.write_text("".join(json.dumps(row) + "\n" for row in asked))
+        question_rows = [base_row | {"id": id, "reference_page": 2} for id in ("q0", "q1")]
+        questions.write_text("".join(json.dumps(row) + "\n" for row in question_rows))
         values = {
             "task": "search",
             "data": {"train": str(questions)},
@@ -158,7 +158,7 @@ def _learn_by_heart(model: nn.Module, rows: list[Rollout], never: Sequence[int])
     """Until what the policy writes of them is all but certain, save which of the scripts it is."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0)
     mask = action_masks(rows)
-    least = len(rows) * 0.7  # nats: half of the episodes have the one script, half the other
+    target_loss = len(rows) * 0.7  # nats: half of the episodes have the one script, half the other
     for _ in range(600):
         logprobs, _, _ = completion_logprobs(
             model,
@@ -170,7 +170,7 @@ def _learn_by_heart(model: nn.Module, rows: list[Rollout], never: Sequence[int])
             never=never,
         )
         loss = -(logprobs * mask).sum()
-        if loss.item() < least + 0.3 * len(rows):
+        if loss.item() < target_loss + 0.3 * len(rows):
             return
         optimizer.zero_grad()
         (loss / mask.sum()).backward()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from demo.search.compare import Stage, show_figures, show_types, verdict
-from tests.kits.trainer.searching.curated import asked, searched
+from demo.search.compare import Stage, show_stats, show_types, verdict
+from tests.kits.trainer.searching.curated import make_question, searched
 
 
 def stage(title, scores, ndcg=0.5, **stats):
     """Return a stage. scores: by question type; None is an answer that was not judged."""
     episodes = [
-        searched(asked(f"{type}{n}", 1, question_type=type), judge=score, ndcg=ndcg)
+        searched(make_question(f"{type}{n}", 1, question_type=type), judge=score, ndcg=ndcg)
         for type, type_scores in scores.items()
         for n, score in enumerate(type_scores)
     ]
@@ -72,7 +72,7 @@ def test_a_mean_of_nothing_is_a_dash():
 def test_a_figure_that_one_stage_lacks_is_a_dash_and_the_others_stay():
     first = stage("first", BEFORE, ndcg_mean=0.25, judge_mean=None, money=None)
     last = stage("last", BEFORE, ndcg_mean=0.5, judge_mean=0.75, money=None)
-    printed = printed_text(show_figures, first, last)
+    printed = printed_text(show_stats, first, last)
     (line,) = [line for line in printed.splitlines() if "0.75" in line]
     assert "–" in line and "0.25" in printed
     assert "money" not in printed  # no stage has it

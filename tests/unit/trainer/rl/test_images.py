@@ -16,7 +16,7 @@ from tests.kits.trainer.images import (
     PAD,
     START,
     TOKENIZER,
-    image,
+    noise_patches,
     rollouts,
     tiny,
 )
@@ -61,7 +61,7 @@ def test_a_padded_batch_gives_what_each_row_gives_alone_and_the_model_itself(kin
     assert action_values([single[2]], [row]) == pytest.approx(
         action_values([expected], [row]), abs=CLOSE
     )
-    other = replace(row, images=[image(4, 4, 99), *row.images[1:]])
+    other = replace(row, images=[noise_patches(4, 4, 99), *row.images[1:]])
     changed = rollout_logprobs([other], model, 1.0, PAD, 1, never=NEVER)
     assert max(abs(a - b) for a, b in zip(changed[0], single[2], strict=True)) > 0.01
 

@@ -71,7 +71,8 @@ class Rewriter:
     ) -> dict[int, str] | None:
         """Return the rewritten thought of each turn.
 
-        Empty if the answer has another form; None without an answer. Raises UserError, BudgetExceeded.
+        Empty if the answer has another form; None without an answer.
+        Raises UserError, BudgetExceeded.
         """
         cfg = self._cfg.rewriter
         text = asked_text(question, thoughts)

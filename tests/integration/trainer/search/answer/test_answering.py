@@ -12,7 +12,7 @@ import pytest
 from bench.kit.judge import running_judge
 from bench.kit.servers import free_port
 from scorekit.errors import UserError
-from tests.kits.trainer.search_answers import PICTURES, answering, episode, picture, serving
+from tests.kits.trainer.search_answers import PICTURES, answering, episode, image_hash, serving
 from trainer.search.answer.config import WITHOUT_PICTURES
 from trainer.search.answer.spending import BudgetExceeded
 
@@ -50,7 +50,7 @@ def test_an_answer_comes_from_the_evidence_and_is_judged(served, fake, tmp_path)
     (done,), totals, stats = finished(served, tmp_path, episode("deck_1", "deck_1/a", "deck_2"))
     answer, judged = done.answer, done.judged
     assert (answer.status, answer.text, answer.model) == ("ok", "12 percent", "generator")
-    assert answer.evidence == [picture("deck_1"), picture("deck_2"), picture("deck_1/a")]
+    assert answer.evidence == [image_hash("deck_1"), image_hash("deck_2"), image_hash("deck_1/a")]
     assert (judged.status, judged.score) == ("ok", 1.0)
     assert judged.model.startswith("rules@") and judged.reason == "correct: numeric match"
     assert done.grounded is None

@@ -17,7 +17,7 @@ from bench.kit.judge import running_judge
 from bench.kit.openai_server import FakeOpenAI
 from bench.kit.servers import running_app
 from scorekit.errors import UserError
-from tests.kits.trainer.search_answers import answering, episode, picture, serving
+from tests.kits.trainer.search_answers import answering, episode, image_hash, serving
 from trainer.search.answer.answer_cache import judge_of
 
 
@@ -84,7 +84,7 @@ def test_whether_the_evidence_supports_the_answer_is_asked_beside(served, judge_
     ]
     image_parts = [p for p in request.body["messages"][1]["content"] if p["type"] == "image_url"]
     sent = [b64decode(part["image_url"]["url"].partition(",")[2]) for part in image_parts]
-    assert sent == [png(picture("d_1")), png(picture("d_1/a"))]
+    assert sent == [png(image_hash("d_1")), png(image_hash("d_1/a"))]
     assert spent["judge"].calls == 2
     tokens = done.judged.charge.completion_tokens + done.grounded.charge.completion_tokens
     assert spent["judge"].completion_tokens == tokens > 0

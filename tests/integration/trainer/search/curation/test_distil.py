@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 from bench.kit.openai_server import FakeOpenAI
 from bench.kit.servers import wait_until
-from tests.kits.trainer.searching.cold import READING, SEEING, save_model, text_run, wrote
-from tests.kits.trainer.searching.curated import asked, decided, kept, write_run
+from tests.kits.trainer.searching.cold import READING, SEEING, save_model, text_episode, text_run
+from tests.kits.trainer.searching.curated import decided, kept_rows, make_question, write_run
 from tests.kits.trainer.searching.episodes import COMPLETE, ask, played, scripted, search
 from tests.kits.trainer.sft import sft_config
 from trainer.runs.run_log import read_jsonl
@@ -64,8 +64,8 @@ def text_rows(tmp_path: Path, model: Path, rows: int = 3) -> Path:
     for n in range(rows):
         turns = [turn.replace("</think>", f" {n}</think>") for turn in (*TURNS, COMPLETE)]
         episodes += [
-            wrote(asked(f"q{n}"), *turns),
-            wrote(asked(f"q{n}"), COMPLETE, judge=0, sample=1),
+            text_episode(make_question(f"q{n}"), *turns),
+            text_episode(make_question(f"q{n}"), COMPLETE, judge=0, sample=1),
         ]
     folder = text_run(tmp_path / "run", episodes)
     out = tmp_path / "distilled"
@@ -116,9 +116,9 @@ def test_a_policy_learns_from_rare_successes_in_other_words(
     with rewriter() as (_, settings):
         result = run("rewrite", "--from", out, "--out", tmp_path / "rewritten", settings=settings)
         assert result.exit_code == 0, result.output
-    rows = kept(tmp_path / "rewritten")
+    rows = kept_rows(tmp_path / "rewritten")
     assert [row["question_id"] for row in rows] == ["q0", "q1"]
-    before = kept(out)[0]
+    before = kept_rows(out)[0]
     for row in rows:
         new = (*TURNS, COMPLETE)
         turns = [turn.replace("<think>", "<think>well, ") for turn in new]
@@ -182,14 +182,14 @@ def test_a_hostile_rewriter_changes_no_row(attack_name: str, tmp_path: Path, mod
         assert result.exit_code == 0, result.output
         drop = [*settings, "rewrite.broken=drop"]
         assert run("rewrite", "--from", out, "--out", tmp_path / "b", settings=drop).exit_code == 0
-    before, after = kept(out), kept(tmp_path / "a")
+    before, after = kept_rows(out), kept_rows(tmp_path / "a")
     assert len(after) == 3 and after[1:] == before[1:] and after[0] != before[0]
     assert [row["reason"] for row in decided(tmp_path / "a").values()] == [
         "rewritten",
         reason,
         reason,
     ]
-    assert [row["id"] for row in kept(tmp_path / "b")] == [before[0]["id"]]
+    assert [row["id"] for row in kept_rows(tmp_path / "b")] == [before[0]["id"]]
     counts = json.loads((tmp_path / "b/manifest.json").read_text())["counts"]["reasons"]
     assert counts == {f"dropped: {reason}": 2, "kept: rewritten": 1}
 
@@ -221,7 +221,7 @@ def test_an_answer_of_another_form_changes_no_row(form: str, tmp_path: Path, mod
         fake.respond = rewriter_with_form(form)
         result = run("rewrite", "--from", out, "--out", tmp_path / "a", settings=settings)
     assert result.exit_code == 0, result.output
-    assert kept(tmp_path / "a") == kept(out)
+    assert kept_rows(tmp_path / "a") == kept_rows(out)
     assert [row["reason"] for row in decided(tmp_path / "a").values()] == ["other structure"]
 
 
@@ -230,7 +230,7 @@ def test_a_row_of_an_earlier_version_whose_thought_has_a_tag_goes(
 ) -> None:
     """Check that the row is dropped for a trained or context thought, and that no call is made."""
     out = text_rows(tmp_path, model, rows=2)
-    first, second = kept(out)
+    first, second = kept_rows(out)
     first["messages"][2]["content"] = first["messages"][2]["content"].replace(
         "</think>", " then &lt;answer&gt; it</think>"
     )
@@ -241,7 +241,7 @@ def test_a_row_of_an_earlier_version_whose_thought_has_a_tag_goes(
         result = run("rewrite", "--from", out, "--out", tmp_path / "a", settings=settings)
         assert result.exit_code == 0, result.output
         assert not fake.requests
-    assert kept(tmp_path / "a") == []
+    assert kept_rows(tmp_path / "a") == []
     reasons = {row["reason"] for row in decided(tmp_path / "a").values()}
     assert reasons == {"a tag in the original's thought"}
 
@@ -259,7 +259,7 @@ def test_a_doubtful_thought_stays_as_it_was_beside_those_that_are_rewritten(
         assert result.exit_code == 0, result.output
         drop = [*settings, "rewrite.broken=drop"]
         assert run("rewrite", "--from", out, "--out", tmp_path / "b", settings=drop).exit_code == 0
-    (row,), (before,) = kept(tmp_path / "a"), kept(out)
+    (row,), (before,) = kept_rows(tmp_path / "a"), kept_rows(out)
     texts = [
         [message["content"] for message in dialogue["messages"] if message["role"] == "assistant"]
         for dialogue in (before, row)
@@ -269,7 +269,7 @@ def test_a_doubtful_thought_stays_as_it_was_beside_those_that_are_rewritten(
     assert not all(same) and any(same)
     (line,) = decided(tmp_path / "a").values()
     assert line["reason"] == "rewritten" and line["doubted"] == {"new content": sum(same)}
-    assert kept(tmp_path / "b") == []
+    assert kept_rows(tmp_path / "b") == []
 
 
 def test_what_was_condemned_since_is_not_rewritten(tmp_path: Path, model: Path) -> None:
@@ -279,7 +279,7 @@ def test_what_was_condemned_since_is_not_rewritten(tmp_path: Path, model: Path) 
     with rewriter() as (_, settings):
         result = run("rewrite", *flags, settings=settings)
         assert result.exit_code == 0, result.output
-    assert [row["question_id"] for row in kept(tmp_path / "a")] == ["q1"]
+    assert [row["question_id"] for row in kept_rows(tmp_path / "a")] == ["q1"]
     assert decided(tmp_path / "a")["run/1-q0-0"]["reason"] == "verified: GT_ERROR"
 
 

@@ -15,7 +15,7 @@ from tests.kits.trainer.images import PROCESSOR, tiny
 from tests.kits.trainer.searching.episodes import played, search
 from tests.kits.trainer.searching.policies import (
     TINY_SIGHT,
-    FirstTold,
+    ScriptedStart,
     tiny_reader,
     tiny_tokenizer,
     turn_ids,
@@ -52,7 +52,7 @@ def test_pictures_go_out_as_shown_and_the_trainer_agrees(
             open_sampler(cfg, served, model, tokenizer, DistributedContext(cpu), **options)
         ) as sampler:
             sampler.sync_weights(model, 0)
-            first = FirstTold(sampler, model, [search("births")], reader.never)
+            first = ScriptedStart(sampler, model, [search("births")], reader.never)
             ids = turn_ids(tokenizer, reader)
             policy = SampledPolicy(first, ids, cfg, name="tiny", context=8192, seed=1)
             done = played(policy, samples=2, max_turns=3, sight=TINY_SIGHT, pictures=image_by_hash)

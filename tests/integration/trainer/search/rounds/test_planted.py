@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 from bench.kit.openai_server import FakeOpenAI
 from scorekit.config import load_config
-from tests.kits.trainer.searching.cold import READING, save_model, text_run, wrote
-from tests.kits.trainer.searching.curated import asked, decided, kept, write_rows
+from tests.kits.trainer.searching.cold import READING, save_model, text_episode, text_run
+from tests.kits.trainer.searching.curated import decided, kept_rows, make_question, write_rows
 from tests.kits.trainer.searching.episodes import COMPLETE, search
 from tests.kits.trainer.searching.finished import page
 from tests.kits.trainer.searching.verifying import SAID, VerifyServers, verifying
@@ -47,7 +47,9 @@ def servers() -> Iterator[VerifyServers]:
 
 def questions() -> list[Question]:
     return [
-        asked(f"{kind}-{n}", 1, question=f"What is {kind}-{n}, exactly?", reference_answer="12")
+        make_question(
+            f"{kind}-{n}", 1, question=f"What is {kind}-{n}, exactly?", reference_answer="12"
+        )
         for kind in KINDS
         for n in range(COUNT)
     ]
@@ -59,7 +61,7 @@ def episodes(question: Question, step: int) -> list[Trajectory]:
     ndcg = 0.0 if "deck_1" not in page_ids else 1 / (1 + page_ids.index("deck_1"))
     texts = [search(f"{question.id} {step} {n}") for n in range(len(page_ids))]
     trajectories = [
-        wrote(
+        text_episode(
             question,
             *(*texts, COMPLETE),
             sample=n,
@@ -112,7 +114,7 @@ def test_what_the_rounds_condemn_reaches_no_row(
     model = save_model(tmp_path / "model", READING)
     data = write_rows(tmp_path / "questions.jsonl", question_rows)
     phase1 = [
-        wrote(question_row, COMPLETE, judge=None, ndcg=0.0, reward=0.0)
+        text_episode(question_row, COMPLETE, judge=None, ndcg=0.0, reward=0.0)
         for question_row in question_rows
     ]
     runs = {"01-phase1": text_run(tmp_path / "runs/01-phase1", phase1, *question_rows)}
@@ -149,7 +151,7 @@ def test_what_the_rounds_condemn_reaches_no_row(
             cfg.rounds[0].then.remove("verify")
         assert run_loop(cfg, tmp_path / "out") is None
     out = tmp_path / "out"
-    rows = kept(out / "03-round2/rewrite")
+    rows = kept_rows(out / "03-round2/rewrite")
     assert {row["question_id"].partition("-")[0] for row in rows} == {"good"}
     assert len({row["question_id"] for row in rows}) == COUNT
     sft_data = load(out / "03-round2/sft.yaml")["data"]
@@ -159,9 +161,9 @@ def test_what_the_rounds_condemn_reaches_no_row(
     assert second["policy"]["path"] == str(out / "02-round1/policy"), "not one of SFT"
     assert second["data"]["train"] == str(out / "02-round1/focus/rows.jsonl")
     assert third["policy"]["path"] == str(out / "03-round2/sft-policy")
-    focus_ids = [row["id"] for row in kept(out / "03-round2/focus")]
+    focus_ids = [row["id"] for row in kept_rows(out / "03-round2/focus")]
     assert third["data"]["train"] == str(out / "03-round2/focus/rows.jsonl")
-    assert focus_ids == [row["id"] for row in kept(out / "02-round1/focus")]
+    assert focus_ids == [row["id"] for row in kept_rows(out / "02-round1/focus")]
     verified = decided(out / "02-round1/verify").values()
     dropped_ids = [row["id"] for row in verified if not row["kept"]]
     assert dropped_ids == [

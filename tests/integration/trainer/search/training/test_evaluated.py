@@ -22,7 +22,9 @@ from trainer.search.training.train import run_search
 def stack(tmp_path_factory):
     """Return (config file, folder of a run of adapters with two held-out sets and a tracker)."""
     folder = tmp_path_factory.mktemp("evaluated")
-    with learning.around(learning.make_index(folder), learning.counting().app) as services:
+    with learning.running_services(
+        learning.make_index(folder), learning.counting().app
+    ) as services:
         hard = learning.write_questions(folder / "hard.jsonl", range(12, 16))
         settings = learning.config_of(
             folder,

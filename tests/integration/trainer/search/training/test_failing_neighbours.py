@@ -17,29 +17,29 @@ from typing import Any
 
 import pytest
 
-from bench.kit.flaky_server import FAULTS, Fault, Moody
+from bench.kit.flaky_server import FAULTS, Fault, FlakyServer
 from tests.kits.trainer.searching import learning
 from tests.kits.trainer.searching.search_stack import (
     PATIENT,
     ROUTES,
     UPDATES,
-    Town,
+    SearchStack,
     assert_same_learning,
     lines_of,
-    running_town,
+    running_search_stack,
     stored,
     train,
 )
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
-    with running_town(tmp_path_factory.mktemp("town")) as town:
-        yield town
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SearchStack]:
+    with running_search_stack(tmp_path_factory.mktemp("town")) as stack:
+        yield stack
 
 
 @pytest.fixture
-def town(running: Town) -> Iterator[Town]:
+def stack(running: SearchStack) -> Iterator[SearchStack]:
     running.recover()
     yield running
     running.recover()
@@ -100,7 +100,7 @@ def assert_covered(out: Path, update: int) -> None:
         assert row["learned"] and row["advantage"] == pytest.approx(expected, abs=1e-5)
 
 
-def test_what_a_generator_fails_to_give_is_left_out(town: Town, tmp_path: Path) -> None:
+def test_what_a_generator_fails_to_give_is_left_out(stack: SearchStack, tmp_path: Path) -> None:
     """Use another failure in each update, for half of the requests."""
     failures = [failure for failure in FAULTS if failure != "hang"]
 
@@ -108,28 +108,28 @@ def test_what_a_generator_fails_to_give_is_left_out(town: Town, tmp_path: Path) 
         sick = path.endswith("completions") and half(path, body)
         return failures[len(lines_of(tmp_path)) % len(failures)] if sick else None
 
-    town.generator.mood = mood
-    artifacts = train(town, tmp_path, f"rl.num_updates={len(failures)}")
+    stack.generator.mood = mood
+    artifacts = train(stack, tmp_path, f"rl.num_updates={len(failures)}")
     assert artifacts.exit_code == 0 and len(artifacts.updates) == len(failures)
     for update, failure in enumerate(failures, 1):
         assert_covered(tmp_path, update)
         failed = [t for t in stored(tmp_path, update).values() if t.answer.status == "failed"]  # type: ignore[union-attr]
         assert len(failed) == artifacts.updates[update - 1]["answers_failed"], failure
     assert sum(line["answers_failed"] for line in artifacts.updates) >= len(failures)
-    assert all(town.generator.asked[failure] for failure in failures)
+    assert all(stack.generator.request_counts[failure] for failure in failures)
 
 
-def test_what_a_judge_fails_to_give_is_left_out(town: Town, tmp_path: Path) -> None:
+def test_what_a_judge_fails_to_give_is_left_out(stack: SearchStack, tmp_path: Path) -> None:
     failures: list[Fault] = ["500", "garbage", "other"]
 
     def mood(path: str, body: str) -> Fault | None:
         sick = path.endswith("score") and half(path, body)
         return failures[len(lines_of(tmp_path)) % len(failures)] if sick else None
 
-    town.judge.mood = mood
+    stack.judge.mood = mood
     # Use other words: the judge has cached the verdicts on the other tests' answers.
-    town.fake.respond = lambda body, seed: f"{learning.answer(body, seed)} {half('', str(body))}"
-    artifacts = train(town, tmp_path)
+    stack.fake.respond = lambda body, seed: f"{learning.answer(body, seed)} {half('', str(body))}"
+    artifacts = train(stack, tmp_path)
     assert artifacts.exit_code == 0 and len(artifacts.updates) == UPDATES
     for update in range(1, UPDATES + 1):
         assert_covered(tmp_path, update)
@@ -138,15 +138,15 @@ def test_what_a_judge_fails_to_give_is_left_out(town: Town, tmp_path: Path) -> N
 
 
 def test_what_comes_too_late_is_left_out_and_reaches_no_other_update(
-    town: Town, tmp_path: Path
+    stack: SearchStack, tmp_path: Path
 ) -> None:
     def mood(path: str, body: str) -> Fault | None:
         """Check that a request that hangs in the second update is answered in the third."""
         hangs = path.endswith("completions") and half(path, body)
         return "hang" if hangs and len(lines_of(tmp_path)) == 1 else None
 
-    town.generator.mood = mood
-    artifacts = train(town, tmp_path, PATIENT, "rollout.deadline_s=1")
+    stack.generator.mood = mood
+    artifacts = train(stack, tmp_path, PATIENT, "rollout.deadline_s=1")
     assert artifacts.exit_code == 0
     for update in range(1, UPDATES + 1):
         assert_covered(tmp_path, update)
@@ -158,7 +158,7 @@ def test_what_comes_too_late_is_left_out_and_reaches_no_other_update(
     [("answering.generator.deadline_s", "answers_failed"), ("rollout.deadline_s", "reward_late")],
 )
 def test_a_generator_that_never_answers_costs_its_deadline(
-    town: Town, tmp_path: Path, deadline: str, stat_key: str
+    stack: SearchStack, tmp_path: Path, deadline: str, stat_key: str
 ) -> None:
     """Let half of an update's questions hang; then all, until a rule ends the run."""
     hung: list[str] = []
@@ -170,38 +170,38 @@ def test_a_generator_that_never_answers_costs_its_deadline(
         hung.append(body)
         return "hang"
 
-    town.generator.mood = mood
+    stack.generator.mood = mood
     overrides = [PATIENT, f"{deadline}=1", "stop.skipped_updates=1"]
-    stopped_run = train(town, tmp_path, *overrides)
+    stopped_run = train(stack, tmp_path, *overrides)
     assert stopped_run.exit_code == 3 and stopped_run.stopped
     for word in ("update 3", "stop.skipped_updates", "no answer", "--resume"):
         assert word in stopped_run.stopped, stopped_run.stopped
     assert_covered(tmp_path, 2)
     assert stopped_run.updates[0][stat_key] == 0 and stopped_run.updates[1][stat_key] > 0
-    town.generator.recover()
-    assert train(town, tmp_path, *overrides, resume=True).exit_code == 0
+    stack.generator.recover()
+    assert train(stack, tmp_path, *overrides, resume=True).exit_code == 0
     assert lines_of(tmp_path)[2]["reward_coverage"] == 1
 
 
-def test_answers_in_any_order_give_the_same_update(town: Town, tmp_path: Path) -> None:
+def test_answers_in_any_order_give_the_same_update(stack: SearchStack, tmp_path: Path) -> None:
     """Check that rewards are joined by id: those of the first episodes come last, and so on."""
-    town.generator.latency_s = lambda path: next(delays)
+    stack.generator.latency_s = lambda path: next(delays)
     delays = iter(0.3 - n % 12 * 0.025 for n in range(10_000))
-    assert train(town, tmp_path).exit_code == 0
-    assert_same_learning(town.whole, tmp_path)
+    assert train(stack, tmp_path).exit_code == 0
+    assert_same_learning(stack.undisturbed, tmp_path)
     rewards = [
         {id: trajectory.reward for id, trajectory in stored(out, 1).items()}
-        for out in (town.whole, tmp_path)
+        for out in (stack.undisturbed, tmp_path)
     ]
     assert rewards[0] == rewards[1]
 
 
 @pytest.mark.parametrize("service_name", ["generator", "judge", "retriever"])
 def test_one_that_is_away_for_all_is_waited_for(
-    town: Town, tmp_path: Path, service_name: str
+    stack: SearchStack, tmp_path: Path, service_name: str
 ) -> None:
     """Check that the update has not started: it uses the same episodes when the service is back."""
-    neighbour: Moody = getattr(town, service_name)
+    neighbour: FlakyServer = getattr(stack, service_name)
     since: list[int] = []
 
     def mood(path: str, body: str) -> Fault | None:
@@ -215,26 +215,26 @@ def test_one_that_is_away_for_all_is_waited_for(
 
     neighbour.mood = mood
     if service_name == "judge":  # the judge has cached its verdicts on others
-        town.fake.respond = lambda body, seed: f"{learning.answer(body, seed)} "
-    artifacts = train(town, tmp_path, "answering.judge.deadline_s=0.5")
+        stack.fake.respond = lambda body, seed: f"{learning.answer(body, seed)} "
+    artifacts = train(stack, tmp_path, "answering.judge.deadline_s=0.5")
     assert artifacts.exit_code == 0 and since
     assert [line["attempts"] for line in artifacts.updates] == [1, 2, 1]
     assert {trajectory.attempt for trajectory in stored(tmp_path, 2).values()} == {1}
-    assert_same_learning(town.whole, tmp_path)
-    bodies = [json.dumps(trajectory.body, sort_keys=True) for trajectory in town.fake.requests]
+    assert_same_learning(stack.undisturbed, tmp_path)
+    bodies = [json.dumps(trajectory.body, sort_keys=True) for trajectory in stack.fake.requests]
     assert len(set(bodies)) == len(bodies)
 
 
-def test_answers_that_were_damaged_are_asked_for_again(town: Town, tmp_path: Path) -> None:
+def test_answers_that_were_damaged_are_asked_for_again(stack: SearchStack, tmp_path: Path) -> None:
     stop = "rl.num_updates=2"
-    assert train(town, tmp_path, "misc.save_every_n_updates=1", stop).exit_code == 0
+    assert train(stack, tmp_path, "misc.save_every_n_updates=1", stop).exit_code == 0
     (checkpoint,) = (tmp_path / "checkpoints").glob("step-000002")
     for path in checkpoint.iterdir():
         path.write_bytes(b"")
     with closing(sqlite3.connect(tmp_path / "answers.sqlite", isolation_level=None)) as db:
         db.execute("UPDATE answers SET value = x'00'")
-    town.fake.forget()
-    artifacts = train(town, tmp_path, resume=True)
-    assert artifacts.exit_code == 0 and town.fake.requests
+    stack.fake.forget()
+    artifacts = train(stack, tmp_path, resume=True)
+    assert artifacts.exit_code == 0 and stack.fake.requests
     assert artifacts.updates[1]["answers/damaged"] > 0
-    assert_same_learning(town.whole, tmp_path)
+    assert_same_learning(stack.undisturbed, tmp_path)

@@ -28,7 +28,7 @@ SIZES = (2, 5, 3)
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("sizes")
-    with learning.around(learning.standing_in().app, learning.counting().app) as services:
+    with learning.running_services(learning.standing_in().app, learning.counting().app) as services:
         settings = learning.config_of(
             folder,
             services,

@@ -39,7 +39,7 @@ class Town:
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
     folder = tmp_path_factory.mktemp("processes")
     stand_in, fake = learning.standing_in(), learning.counting()
-    with learning.around(stand_in.app, fake.app) as services:
+    with learning.running_services(stand_in.app, fake.app) as services:
         settings = learning.config_of(
             folder,
             services,
@@ -52,7 +52,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
 
 @pytest.fixture
 def town(running: Town) -> Town:
-    running.stand_in.revision, running.stand_in.asked = "r1", []
+    running.stand_in.revision, running.stand_in.requests = "r1", []
     running.fake.forget()
     return running
 

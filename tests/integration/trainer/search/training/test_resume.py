@@ -23,7 +23,7 @@ import pytest
 import yaml
 from safetensors.torch import load_file
 
-from bench.kit.flaky_server import Moody
+from bench.kit.flaky_server import FlakyServer
 from bench.kit.openai_server import FakeOpenAI
 from bench.kit.servers import wait_until
 from scorekit.config import load_config
@@ -62,7 +62,7 @@ class Stack:
 
     config: Path
     generator: FakeOpenAI
-    moody: Moody
+    moody: FlakyServer
     full_run: Path
     calls: int = 0
 
@@ -77,8 +77,8 @@ class Stack:
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("resume")
     generator = learning.counting()
-    moody = Moody(generator.app)
-    with learning.around(learning.make_index(folder), moody) as services:
+    moody = FlakyServer(generator.app)
+    with learning.running_services(learning.make_index(folder), moody) as services:
         settings = learning.config_of(folder, services)
         learning.write_questions(folder / "train.jsonl", range(9), GROUPS)
         config = learning.write_config(folder / "config.yaml", settings)
@@ -336,10 +336,10 @@ def test_a_signal_while_rewards_are_waited_for_leaves_the_update_to_the_next_sta
         hangs = count(tmp_path / "log.jsonl") >= 1 and hash(body) % 2
         return "hang" if path.endswith("completions") and hangs else None
 
-    stack.moody.asked.clear()
+    stack.moody.request_counts.clear()
     stack.moody.mood = mood
     process = start(stack.config, tmp_path)
-    wait_for(process, lambda: stack.moody.asked["hang"] > 0)
+    wait_for(process, lambda: stack.moody.request_counts["hang"] > 0)
     process.send_signal(signal.SIGTERM)
     stopped = finish(process)
     assert stopped.returncode == 128 + signal.SIGTERM, stopped.stderr
@@ -348,7 +348,7 @@ def test_a_signal_while_rewards_are_waited_for_leaves_the_update_to_the_next_sta
     assert f"stopped: SIGTERM after update {done}: resume with --resume" in stopped.stderr
     saved = sorted((tmp_path / "checkpoints").iterdir())
     assert saved[-1].name == f"step-{done:06d}" and done < UPDATES
-    num_lost = stack.moody.asked["hang"]
+    num_lost = stack.moody.request_counts["hang"]
     wait_until(lambda: len(stack.generator.requests) == count_answers(tmp_path) + num_lost)
     stack.moody.recover()
     check_finished(stack, tmp_path, num_lost)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.kits.browser import BROWSER, ask_page, picture
+from tests.kits.browser import BROWSER, ask_page, screenshot
 from tests.kits.trainer.searching.episodes import ask, crop, played, scripted, search
 from trainer.search.records import GeneratedAnswer, JudgedAnswer
 from trainer.search.trajectories.shown import KINDS
@@ -58,7 +58,7 @@ def test_nothing_is_wider_than_a_narrow_window(page: Path, tmp_path: Path) -> No
 
 
 def test_pictures_and_boxes_are_drawn(page: Path, tmp_path: Path) -> None:
-    seen = picture(tmp_path, page, 1200, 2400)
+    seen = screenshot(tmp_path, page, 1200, 2400)
     for name, colour in (("written", WRITTEN), ("cut", CUT)):
         rows, columns = np.nonzero((np.abs(seen - colour).max(axis=2) < 12)[300:])
         assert len(rows) > 300, name

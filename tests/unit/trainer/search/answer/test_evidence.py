@@ -5,13 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.kits.trainer.search_answers import episode, picture
+from tests.kits.trainer.search_answers import episode, image_hash
 from trainer.search.answer.evidence import evidence
 
 
 def evidence_names(*names: str, max_images: int = 8, crop_slots: int = 3) -> list[str]:
     images = evidence(episode(*names), max_images, crop_slots)
-    name_by_image = {picture(name): name for name in names}
+    name_by_image = {image_hash(name): name for name in names}
     return [name_by_image[image] for image in images]
 
 

@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 from scorekit.config import load_config
 from scorekit.errors import UserError
 from tests.kits.trainer.searching.curated import (
-    asked,
     decided,
     everything,
-    kept,
+    kept_rows,
+    make_question,
     prompt_of,
     searched,
     write_rows,
@@ -61,7 +61,9 @@ def run(*arguments: str) -> Any:
     ],
 )
 def test_a_mean_on_a_border_is_at_the_edge(tmp_path: Path, mean: float | None, bucket: str) -> None:
-    assert bucket_of(only(tmp_path, searched(asked("q"), ndcg=mean)), BucketConfig()) == bucket
+    assert (
+        bucket_of(only(tmp_path, searched(make_question("q"), ndcg=mean)), BucketConfig()) == bucket
+    )
 
 
 @pytest.mark.parametrize(
@@ -96,7 +98,7 @@ def test_the_bucket_is_that_of_the_exact_mean(unsolved: int, more: int, scores: 
 
 def test_it_is_the_mean_of_those_that_were_scored(tmp_path: Path) -> None:
     """Check that two failed episodes are not zeros, which would change 0.8 to 0.4."""
-    q = asked("q")
+    q = make_question("q")
     episodes = [searched(q, n, ndcg=ndcg) for n, ndcg in enumerate([1.0, None, 0.6, None])]
     prompt = only(tmp_path, *episodes)
     assert prompt.mean("all", "ndcg") == 0.8
@@ -104,7 +106,7 @@ def test_it_is_the_mean_of_those_that_were_scored(tmp_path: Path) -> None:
 
 
 def test_each_measure_is_of_its_own_score(tmp_path: Path) -> None:
-    q = asked("q")
+    q = make_question("q")
     complete = searched(q, 0, judge=1.0, ndcg=0.5, reward=0.25)
     half = searched(q, 1, ndcg=0.0)
     prompt = only(tmp_path, complete, half)
@@ -119,7 +121,7 @@ def test_prompts_of_several_steps_and_runs_are_combined_by_a_rule(
     tmp_path: Path, combine: Any, mean: float, counted: int
 ) -> None:
     """Check that the last step with a score counts: step 3 of the second run has none."""
-    q = asked("q")
+    q = make_question("q")
     first_run = write_run(tmp_path / "a", [searched(q, n, ndcg=n / 2) for n in (0, 1)])
     later = [searched(q, 0, ndcg=v, step=s) for s, v in ((1, 0.5), (2, 1.0), (3, None))]
     second_run = write_run(tmp_path / "b", later)
@@ -138,7 +140,7 @@ def four(folder: Path) -> tuple[Path, list[Question]]:
 
     The first prompt has no episode.
     """
-    questions = [asked(name, 1, deck=f"deck of {name}") for name in ("u", "zero", "a", "b")]
+    questions = [make_question(name, 1, deck=f"deck of {name}") for name in ("u", "zero", "a", "b")]
     scores = {"zero": (0.0, 0.1), "a": (0.3, 0.4), "b": (0.9, 1.0)}
     episodes = [
         searched(source, n, ndcg=ndcg)
@@ -154,7 +156,7 @@ def test_every_row_stands_in_the_folder_with_its_reason_and_its_episodes(tmp_pat
     done = run("--run", str(source), "--out", str(tmp_path / "out"))
     assert done.exit_code == 0, done.output
     assert "kept: 4 of 4 rows" in done.output
-    assert [row["bucket"] for row in kept(tmp_path / "out")] == list(BUCKETS[::-1])
+    assert [row["bucket"] for row in kept_rows(tmp_path / "out")] == list(BUCKETS[::-1])
     rows = decided(tmp_path / "out")
     assert rows["u"] | {"episodes": [], "mean": None, "scored": 0} == rows["u"]
     assert rows["a"]["episodes"] == ["run/1-a-0", "run/1-a-1"]
@@ -181,7 +183,7 @@ def test_the_same_inputs_give_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_the_page_counts_documents_and_escapes_what_it_shows(tmp_path: Path) -> None:
-    q = asked("q", 1, deck="<b>deck", question="<script>alert(1)</script>")
+    q = make_question("q", 1, deck="<b>deck", question="<script>alert(1)</script>")
     source = write_run(tmp_path / "run", [searched(q, ndcg=0.5)])
     assert run("--run", str(source), "--out", str(tmp_path / "out")).exit_code == 0
     page = (tmp_path / "out/report.html").read_text()
@@ -191,7 +193,9 @@ def test_the_page_counts_documents_and_escapes_what_it_shows(tmp_path: Path) -> 
 
 def test_its_rows_are_questions_to_train_on(tmp_path: Path) -> None:
     """Check that rows keep all fields of their questions."""
-    q = asked("q", 2, 3, alternatives={"deck_2": ("deck_9",)}, question_type="chart", max_turns=9)
+    q = make_question(
+        "q", 2, 3, alternatives={"deck_2": ("deck_9",)}, question_type="chart", max_turns=9
+    )
     source = write_run(tmp_path / "run", [searched(q, ndcg=0.5)])
     assert run("--run", str(source), "--out", str(tmp_path / "out")).exit_code == 0
     for name in ("rows.jsonl", "rows.parquet"):

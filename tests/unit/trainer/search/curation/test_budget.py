@@ -10,10 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.kits.trainer.searching.curated import (
-    asked,
     decided,
     everything,
-    kept,
+    kept_rows,
+    make_question,
     prompt_of,
     searched,
     write_run,
@@ -57,7 +57,7 @@ def hits(
 def episodes_of(
     id: str, ranks: list[int | None], judges: list[float | None], ndcg: float = 0.5
 ) -> list[Trajectory]:
-    question = asked(id, 2)
+    question = make_question(id, 2)
     pairs = zip(ranks, judges, strict=True)
     return [hits(question, n, rank, judge, ndcg=ndcg) for n, (rank, judge) in enumerate(pairs)]
 
@@ -114,14 +114,14 @@ def four(tmp_path: Path) -> Path:
         episodes_of("deep", [9, 9], [1.0, 1.0]),
         episodes_of("rare", [1, 1], [1.0, 0.0]),
     )
-    questions = [asked(id, 2) for id in ("mastered", "deep", "rare", "never")]
+    questions = [make_question(id, 2) for id in ("mastered", "deep", "rare", "never")]
     return rewarded(tmp_path, *rows, questions=questions)
 
 
 def test_the_whole_is_told_beside_equal_budgets(four: Path, tmp_path: Path) -> None:
     done = run(tmp_path / "out", "--run", four)
     assert done.exit_code == 0, done.output
-    rows = {row["id"]: (row["n_agent"], row["max_turns"]) for row in kept(tmp_path / "out")}
+    rows = {row["id"]: (row["n_agent"], row["max_turns"]) for row in kept_rows(tmp_path / "out")}
     assert rows == {"deep": (8, 15), "rare": (16, 7), "never": (8, 7)}
     assert decided(tmp_path / "out")["mastered"]["kept"] is False
     manifest = json.loads((tmp_path / "out/manifest.json").read_text())
@@ -144,8 +144,8 @@ def test_its_rules_are_keys(four: Path, tmp_path: Path) -> None:
     }
     flags = [part for key, value in keys.items() for part in ("--set", f"budget.{key}={value}")]
     out = run_budget(tmp_path / "out", "--run", four, *flags, "--set", "buckets.mastered=0.95")
-    assert {(row["n_agent"], row["max_turns"]) for row in kept(out)} == {(5, 3)}
-    assert len(kept(out)) == 4
+    assert {(row["n_agent"], row["max_turns"]) for row in kept_rows(out)} == {(5, 3)}
+    assert len(kept_rows(out)) == 4
     out = run_budget(
         tmp_path / "p", "--run", four, "--set", "budget.success=0.0", "--set", "budget.rare=1"
     )
@@ -166,7 +166,7 @@ def test_it_can_be_of_the_rows_that_another_command_kept(four: Path, tmp_path: P
 
 def test_a_row_without_a_gold_page_is_never_deep(tmp_path: Path) -> None:
     """Check a row whose gold page has no known rank."""
-    question = asked("q")
+    question = make_question("q")
     source = write_run(tmp_path / "run", [hits(question, 0, None, 1.0, ndcg=None)])
     assert (
         decided(run_budget(tmp_path / "out", "--run", source))["q"]["reason"]

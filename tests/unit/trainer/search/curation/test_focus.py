@@ -11,10 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.kits.trainer.searching.curated import (
-    asked,
     decided,
     everything,
-    kept,
+    kept_rows,
+    make_question,
     searched,
     write_run,
 )
@@ -70,7 +70,7 @@ def test_the_funnel_of_the_requirements(tmp_path: Path) -> None:
     without 55 that people found bad: 854. Of 795 that were played 436 with at most 0.3, without
     those of 82 flagged that are among them, 70: 366. Without 14 more: 352.
     """
-    questions = [asked(f"train_{n}") for n in range(6667)]
+    questions = [make_question(f"train_{n}") for n in range(6667)]
     b, a, zero = questions[:2791], questions[2791:4351], questions[4351:4988]
     bands = ((b, 0.9), (a, 0.4), (zero, 0.0))
     phase1 = write_run(
@@ -86,7 +86,7 @@ def test_the_funnel_of_the_requirements(tmp_path: Path) -> None:
     by_hand = excluded(tmp_path / "bad.txt", [source.id for source in zero[100:155]])
     flags = ("--run", phase1, "--run", phase2, "--buckets", sorted_into, "--exclude", by_hand)
     first = run_command("focus", tmp_path / "first", *flags)
-    assert len(kept(first)) == 854
+    assert len(kept_rows(first)) == 854
     assert manifest(first)["counts"]["reasons"] == {
         "kept: hard A": 272,
         "kept: bucket 0": 582,
@@ -106,7 +106,7 @@ def test_the_funnel_of_the_requirements(tmp_path: Path) -> None:
         ["not excluded", 854, 0, 272, 582, 0],
     ]
 
-    rows = [source for source in questions if source.id in {row["id"] for row in kept(first)}]
+    rows = [source for source in questions if source.id in {row["id"] for row in kept_rows(first)}]
     played = rows[:795]
     round1 = write_run(tmp_path / "round1", scores(played, 436, least=0.3, most=0.31), rows)
     flagged = [source.id for source in played[:70] + rows[780:792]]
@@ -114,10 +114,10 @@ def test_the_funnel_of_the_requirements(tmp_path: Path) -> None:
     flags = ("--run", round1, "--set", "focus.take=[last_round]", "--buckets", sorted_into)
     flags += ("--verified", verified(tmp_path / "verified", classes))
     second = run_command("focus", tmp_path / "second", *flags)
-    assert len(kept(second)) == 366
+    assert len(kept_rows(second)) == 366
     assert [entry["rows"] for entry in manifest(second)["funnel"]] == [854, 795, 436, 366]
     assert manifest(second)["counts"]["reasons"]["dropped: verified: GT_ERROR"] == 70
-    generator = excluded(tmp_path / "generator.txt", [row["id"] for row in kept(second)[:14]])
+    generator = excluded(tmp_path / "generator.txt", [row["id"] for row in kept_rows(second)[:14]])
     third = run_command("focus", tmp_path / "third", *flags, "--exclude", generator)
     assert [entry["rows"] for entry in manifest(third)["funnel"]] == [854, 795, 436, 366, 352]
 
@@ -129,17 +129,17 @@ def test_a_mean_on_a_border_is_low_however_many_are_summed(tmp_path: Path) -> No
         "few": [0.1, 0.2, 0.6],
     }
     played = [
-        searched(asked(id), n, reward=v)
+        searched(make_question(id), n, reward=v)
         for id, rewards in groups.items()
         for n, v in enumerate(rewards)
     ]
     run_ = write_run(tmp_path / "run", played)
     out = run_command("focus", tmp_path / "last", "--run", run_, "--set", "focus.take=[last_round]")
-    assert [row["id"] for row in kept(out)] == ["last", "few"]
+    assert [row["id"] for row in kept_rows(out)] == ["last", "few"]
     flags = ("--set", "focus.take=[hard_a]", "--set", "focus.hard_a=0.3")
     flags += ("--set", "buckets.measure=reward")
     out = run_command("focus", tmp_path / "hard", "--run", run_, *flags)
-    assert [row["id"] for row in kept(out)] == ["last", "few"]
+    assert [row["id"] for row in kept_rows(out)] == ["last", "few"]
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ def small(tmp_path: Path) -> tuple[Path, Path]:
 
     By NDCG b is B, a and h are A, z is 0, u has no score.
     """
-    questions = {name: asked(name) for name in "bahzu"}
+    questions = {name: make_question(name) for name in "bahzu"}
     ndcg = {"b": 1.0, "a": 0.5, "h": 0.5, "z": 0.0}
     first = [searched(questions[id], ndcg=v, reward=v) for id, v in ndcg.items()]
     rewards = {"b": 0.1, "a": 0.9, "h": 0.1}
@@ -208,7 +208,7 @@ def test_an_episode_without_a_score_is_never_a_low_one(
     out = run_command(
         "focus", tmp_path / "p", "--run", second_run, "--set", "focus.take=[last_round, unscored]"
     )
-    assert [row["id"] for row in kept(out)] == ["b", "h", "z", "u"]
+    assert [row["id"] for row in kept_rows(out)] == ["b", "h", "z", "u"]
     judged = ("--set", "focus.measure=judge", "--set", "focus.hard_a=1")
     out = run_command("focus", tmp_path / "q", "--run", small[0], *judged)
     assert reasons(out)["a"] == "A: no score"
@@ -226,7 +226,7 @@ def test_of_several_verifications_the_last_that_has_a_row_counts(
     assert reasons(out)["b"] == "mastered", "it was not taken, so nothing had to be left out"
     assert decided(out)["b"]["class"] == "GT_ERROR"
     out = run_command("focus", tmp_path / "p", *flags, "--verified", second)
-    assert [row["id"] for row in kept(out)] == ["a", "z"]
+    assert [row["id"] for row in kept_rows(out)] == ["a", "z"]
     assert set(manifest(out)["inputs"]) == {str(first), str(second)}
 
 
@@ -236,7 +236,7 @@ def test_its_rows_are_those_of_the_data_in_their_order_and_the_same_each_time(
     first_run, _ = small
     for name in ("o", "p"):
         run_command("focus", tmp_path / name, "--run", first_run, "--set", "focus.hard_a=1")
-    assert [(row["id"], row["bucket"]) for row in kept(tmp_path / "o")] == [
+    assert [(row["id"], row["bucket"]) for row in kept_rows(tmp_path / "o")] == [
         ("a", "A"),
         ("h", "A"),
         ("z", "0"),
@@ -251,7 +251,7 @@ def test_what_is_not_what_it_is_taken_for_is_one_line(
 ) -> None:
     first_run, _ = small
     buckets = run_command("buckets", tmp_path / "buckets", "--run", first_run)
-    other = write_run(tmp_path / "other", [searched(asked("x"), ndcg=1.0)])
+    other = write_run(tmp_path / "other", [searched(make_question("x"), ndcg=1.0)])
     foreign = run_command("buckets", tmp_path / "foreign", "--run", other)
     (tmp_path / "ids.txt").write_text("x\ny\n")
     (tmp_path / "picture.txt").write_bytes(b"\xff\xfe")
@@ -285,11 +285,11 @@ def test_rows_of_an_earlier_round_that_the_data_lacks_are_told_of(
 
 
 def test_the_record_drops_rows_and_what_was_kept_may_be_played_again(tmp_path: Path) -> None:
-    questions = [asked(f"q{n}") for n in range(5)]
+    questions = [make_question(f"q{n}") for n in range(5)]
     run1 = write_run(tmp_path / "run", scores(questions, 4, least=0.1, most=0.9), questions)
     flags = ("--run", run1, "--set", "focus.take=[last_round]")
     first = run_command("focus", tmp_path / "first", *flags)
-    assert [row["id"] for row in kept(first)] == ["q0", "q1", "q2", "q3"]
+    assert [row["id"] for row in kept_rows(first)] == ["q0", "q1", "q2", "q3"]
     entries = [
         RecordEntry("q0", "verify", "drop", "GT_ERROR"),
         RecordEntry("q1", "hallucinations", "drop", "own_knowledge"),
@@ -299,19 +299,21 @@ def test_the_record_drops_rows_and_what_was_kept_may_be_played_again(tmp_path: P
     record = ("--record", tmp_path / "record.jsonl")
     second_flags = ("--run", run1, "--set", "focus.take=[all]", "--rows", first)
     second = run_command("focus", tmp_path / "second", *second_flags, *record)
-    assert [row["id"] for row in kept(second)] == ["q2", "q3"], "doubted ones are played"
+    assert [row["id"] for row in kept_rows(second)] == ["q2", "q3"], "doubted ones are played"
     reasons = {id: row["reason"] for id, row in decided(second).items()}
     assert reasons["q0"] == "verified: GT_ERROR"
     assert reasons["q1"] == "hallucinations: own_knowledge"
     budget = run_command("budget", tmp_path / "budget", "--run", run1, "--rows", first, *record)
-    assert [row["id"] for row in kept(budget)] == ["q2", "q3"]
+    assert [row["id"] for row in kept_rows(budget)] == ["q2", "q3"]
     old = verified(tmp_path / "verified", {"q3": "GT_ERROR"})
     third = run_command("focus", tmp_path / "third", *second_flags, *record, "--record", old)
-    assert [row["id"] for row in kept(third)] == ["q2"], "a folder without a record is read, too"
+    assert [row["id"] for row in kept_rows(third)] == ["q2"], (
+        "a folder without a record is read, too"
+    )
 
 
 def test_a_row_that_was_not_verified_again_stays_condemned(tmp_path: Path) -> None:
-    question = asked("q0")
+    question = make_question("q0")
     run1 = write_run(tmp_path / "run", scores([question], 1, least=0.1, most=0.9), [question])
     first = verified(tmp_path / "first", {"q0": "GT_ERROR"})
     later = CurationResult("verify", BucketConfig(), [])
@@ -319,4 +321,4 @@ def test_a_row_that_was_not_verified_again_stays_condemned(tmp_path: Path) -> No
     write_curated(tmp_path / "later", later, "")
     flags = ("--run", run1, "--set", "focus.take=[last_round]", "--verified", first)
     out = run_command("focus", tmp_path / "out", *flags, "--verified", tmp_path / "later")
-    assert kept(out) == []
+    assert kept_rows(out) == []

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from tests.kits.trainer.searching.curated import asked, searched, write_run
+from tests.kits.trainer.searching.curated import make_question, searched, write_run
 from trainer.search.curation.buckets import make_buckets
 from trainer.search.curation.config import CurationConfig
 from trainer.search.curation.dataset import CurationResult
@@ -91,7 +91,7 @@ def test_what_a_command_holds_does_not_grow_with_the_episodes(
     make: Callable[..., CurationResult], tmp_path: Path
 ) -> None:
     """Check 3,900 more episodes, which would need over a megabyte at one line each."""
-    questions = [asked(f"q{number}") for number in range(100)]
+    questions = [make_question(f"q{number}") for number in range(100)]
     few_bytes, many_bytes = (
         used_bytes(tmp_path / f"{samples}", samples, questions, make) for samples in (1, 40)
     )
@@ -119,7 +119,9 @@ def used_bytes(
 
 
 def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = write_run(tmp_path / "run", [searched(asked("q"), n, ndcg=0.5) for n in range(120)])
+    run = write_run(
+        tmp_path / "run", [searched(make_question("q"), n, ndcg=0.5) for n in range(120)]
+    )
     small_disk(monkeypatch, 4)
     done = CliRunner().invoke(app, ["buckets", "--run", str(run), "--out", str(tmp_path / "out")])
     assert done.exit_code == 2

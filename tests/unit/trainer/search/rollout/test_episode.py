@@ -90,7 +90,7 @@ def test_the_searches_of_all_episodes_go_out_together() -> None:
         {"a": [search("births"), search("rainfall")], "b": [search("month"), crop(0, 0, 9, 9)]}
     )
     played(policy, [ask("a"), ask("b")], pages=pages, samples=2)
-    assert pages.asked == [["births"] * 2 + ["month"] * 2, ["rainfall"] * 2]
+    assert pages.requests == [["births"] * 2 + ["month"] * 2, ["rainfall"] * 2]
 
 
 def test_an_invalid_turn_is_told_what_was_wrong_and_costs_a_turn() -> None:

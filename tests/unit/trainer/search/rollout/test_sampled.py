@@ -12,7 +12,7 @@ from tests.kits.trainer.images import PROCESSOR, TOKENIZER, tiny
 from tests.kits.trainer.searching.episodes import COMPLETE, ask, crop, played, search
 from tests.kits.trainer.searching.policies import (
     TINY_SIGHT,
-    FirstTold,
+    ScriptedStart,
     ToldSampler,
     qwen,
     tiny_reader,
@@ -187,7 +187,7 @@ def test_a_model_that_sees_samples_behind_pictures_and_the_trainer_agrees(kind) 
     model: Any = tiny(kind)
     reader = tiny_reader(model, PROCESSOR)
     inner = GenerateSampler(model, TOKENIZER, never=reader.never)
-    sampler = FirstTold(inner, model, [search("births")], reader.never)
+    sampler = ScriptedStart(inner, model, [search("births")], reader.never)
     ids = turn_ids(tiny_tokenizer(), reader)
     gen_cfg = SamplingConfig(max_new_tokens=24, temperature=1.0)
     policy = SampledPolicy(sampler, ids, gen_cfg, name="tiny", context=8192, seed=3)

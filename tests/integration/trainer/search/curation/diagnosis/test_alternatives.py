@@ -19,7 +19,13 @@ from bench.kit.servers import running_app, wait_until
 from scorekit.server.app import create_app
 from scorekit.server.http.settings import ServiceSettings
 from tests.kits.trainer.searching.asked_again import Knowing, flags, knowing
-from tests.kits.trainer.searching.curated import asked, decided, everything, kept, write_rows
+from tests.kits.trainer.searching.curated import (
+    decided,
+    everything,
+    kept_rows,
+    make_question,
+    write_rows,
+)
 from trainer.search.verbs import app
 
 PAGES = {
@@ -32,11 +38,15 @@ PAGES = {
     "pair_2": "income Sweden 30,000",
     "pair_3": "income Sweden and its neighbours 30,000",
 }
-BIRTHS = asked("births", 2, question="How many births?", reference_answer="8,100,000")
-PAIR = asked("pair", 1, 2, deck="pair", question="Both incomes?", reference_answer="A and B")
-KNOWN = asked("known", 1, question="What is known?", reference_answer="649,738 births")
-BROKEN = asked("broken", 1, deck="far", question="What rain?", reference_answer="394 mm in July")
-OPEN = asked("open", question="And this?", reference_answer="8,100,000")
+BIRTHS = make_question("births", 2, question="How many births?", reference_answer="8,100,000")
+PAIR = make_question(
+    "pair", 1, 2, deck="pair", question="Both incomes?", reference_answer="A and B"
+)
+KNOWN = make_question("known", 1, question="What is known?", reference_answer="649,738 births")
+BROKEN = make_question(
+    "broken", 1, deck="far", question="What rain?", reference_answer="394 mm in July"
+)
+OPEN = make_question("open", question="And this?", reference_answer="8,100,000")
 SAYS = {
     BIRTHS.question: {"deck_2": "8,100,000", "twin_1": "8100000", "twin_2": "7,300,000"},
     PAIR.question: {"pair_1": "A", "pair_2": "B", "pair_3": "B"},
@@ -85,7 +95,7 @@ def test_what_answers_in_the_gold_pages_place_is_found(services: Knowing, tmp_pa
     }
     assert rows["births"]["confirmed"] == {"deck_2": ["twin_1"]}
     assert rows["pair"]["confirmed"] == {"pair_2": ["pair_3"]}
-    grown = {row["id"]: row.get("alternatives") for row in kept(tmp_path / "out")}
+    grown = {row["id"]: row.get("alternatives") for row in kept_rows(tmp_path / "out")}
     assert grown["births"] == {"deck_2": ["twin_1"]} and grown["open"] is None
     assert len(grown) == 5  # an unconfirmed row is unchanged
     page = (tmp_path / "out/report.html").read_text(encoding="utf-8")
@@ -111,7 +121,7 @@ def test_a_call_that_fails_leaves_its_row_undecided(services: Knowing, tmp_path:
     services.fake.fail(500, times=None)
     rows, _ = find_alternatives(services, tmp_path)
     assert {rows[name]["reason"] for name in ("births", "pair", "known")} == {"undecided"}
-    assert len(kept(tmp_path / "out")) == 5
+    assert len(kept_rows(tmp_path / "out")) == 5
     services.fake.well()
     rows, _ = find_alternatives(services, tmp_path)  # a failed call is not cached as an answer
     assert rows["births"]["reason"] == "grown"
@@ -142,7 +152,7 @@ def test_embeddings_propose_what_words_do_not(services: Knowing, tmp_path: Path)
 
 
 def test_a_page_that_the_index_lacks_is_one_line(services: Knowing, tmp_path: Path) -> None:
-    rows = write_rows(tmp_path / "other.jsonl", [asked("lost", 9, reference_answer="1")])
+    rows = write_rows(tmp_path / "other.jsonl", [make_question("lost", 9, reference_answer="1")])
     arguments = ["alternatives", *flags(tmp_path / "out", data__train=rows), *services.settings]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 2 and "no page 'deck_9'" in result.stderr

@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 
 from tests.kits.trainer.searching.asked_again import Knowing, flags, knowing
 from tests.kits.trainer.searching.curated import (
-    asked,
     decided,
     everything,
-    kept,
+    kept_rows,
+    make_question,
     searched,
     write_run,
 )
@@ -25,8 +25,8 @@ from trainer.search.verbs import app
 
 DOCS = Path(__file__).parents[6] / "docs/curation.md"
 PAGES = {name: name for name in ("deck_1", "deck_2", "deck_3", "other_1", "other_2")}
-Q = asked("q", 2, question="How much?", reference_answer="12 %")
-TWO = asked("two", 1, 2, question="How much of both?", reference_answer="12 %")
+Q = make_question("q", 2, question="How much?", reference_answer="12 %")
+TWO = make_question("two", 1, 2, question="How much of both?", reference_answer="12 %")
 SAYS: dict[str, dict[str, str]] = {Q.question: {}, TWO.question: {}}
 
 
@@ -173,7 +173,7 @@ def test_what_is_dropped_is_a_setting(services: Knowing, tmp_path: Path) -> None
     assert not find_hallucinations(services, tmp_path, right_episode(Q, "deck_1"), more=more)["q"][
         "kept"
     ]
-    assert kept(tmp_path / "out") == []
+    assert kept_rows(tmp_path / "out") == []
 
 
 def test_the_docs_name_each_kind_in_its_order() -> None:

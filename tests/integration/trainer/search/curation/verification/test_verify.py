@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 
 from demo.processes import child_environment
 from tests.kits.trainer.searching.curated import (
-    asked,
     decided,
     everything,
-    kept,
+    kept_rows,
+    make_question,
     searched,
     write_rows,
     write_run,
@@ -71,7 +71,9 @@ def test_each_row_has_the_class_of_its_answers_and_says_why(servers, tmp_path):
     assert {name: row["class"] for name, row in rows.items()} == CLASSES
     dropped = {name for name, row in rows.items() if not row["kept"]}
     assert dropped == {"gt", "both", "unsure", "differs"}
-    assert [row["id"] for row in kept(tmp_path / "out")] == [n for n in SAID if n not in dropped]
+    assert [row["id"] for row in kept_rows(tmp_path / "out")] == [
+        n for n in SAID if n not in dropped
+    ]
     gt, hostile = rows["gt"], rows["hostile"]
     assert (gt["verifier"], gt["reference"]) == ("15", "12 euros")
     assert gt["verifier_answers"] == gt["generator_answers"] == ["15"] * K
@@ -185,12 +187,12 @@ def test_only_prompts_that_score_low_with_gold_seen_are_verified(servers, tmp_pa
         "unsure": (None, None),
     }
     question_by_id = {question_row.id: question_row for question_row in questions()}
-    question_by_id["unsure"] = asked("unsure", 1, question="What is unsure, exactly?")
+    question_by_id["unsure"] = make_question("unsure", 1, question="What is unsure, exactly?")
     trajectories = [
         searched(question_by_id[name], judge=judge, ndcg=ndcg)
         for name, (judge, ndcg) in episodes.items()
     ]
-    more = [asked("no-gold"), asked("no-page", 9)]
+    more = [make_question("no-gold"), make_question("no-page", 9)]
     played_questions = [question_by_id[name] for name in episodes]
     folder = write_run(tmp_path / "run", trajectories, played_questions)
     low = ["--run", folder, "--set", "verify.prompts=low", "--out", tmp_path / "low"]
@@ -247,7 +249,9 @@ def test_quotes_are_looked_for_in_the_pages_text(servers, tmp_path):
             gold = {"gt": 1, "both": 2, "gen": 2, "unsure": 2, "ok": 3}
             question_by_id = {question_row.id: question_row for question_row in questions()}
             rows = [
-                asked(n, p, question=question_by_id[n].question, reference_answer="12 euros")
+                make_question(
+                    n, p, question=question_by_id[n].question, reference_answer="12 euros"
+                )
                 for n, p in gold.items()
             ]
             write_rows(tmp_path / "q.jsonl", rows)

@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from tests.kits.trainer.searching.curated import asked, decided, everything, searched, write_run
+from tests.kits.trainer.searching.curated import (
+    decided,
+    everything,
+    make_question,
+    searched,
+    write_run,
+)
 from tests.kits.trainer.searching.finished import complete_turn, search_turn, sha256_of
 from trainer.search.curation.diagnosis.answers import flat
 from trainer.search.curation.diagnosis.causes import CAUSES
@@ -17,7 +23,7 @@ from trainer.search.verbs import app
 from trainer.sft.curation_record import CurationRecord, RecordEntry, read_record
 
 DOCS = Path(__file__).parents[6] / "docs/curation.md"
-Q = asked("q", 2, reference_answer="12,570 dollars")
+Q = make_question("q", 2, reference_answer="12,570 dollars")
 INVALID = Turn(number=1, text="?", action="invalid", reason="no_think")
 
 
@@ -83,7 +89,7 @@ def test_a_page_that_carries_the_same_fact_counts_as_seen(tmp_path: Path) -> Non
 
 
 def test_a_question_without_gold_is_not_said_to_be_searched_wrong(tmp_path: Path) -> None:
-    open_question = asked("q")
+    open_question = make_question("q")
     episode = searched(open_question, judge=0.0, shown=("deck_1",))
     assert run(tmp_path, [episode], [open_question])["q"]["reason"] == "no_gold"
 
@@ -152,7 +158,7 @@ def test_what_is_no_reading_of_the_page_does_not_speak_against_the_reference(
 
 def test_half_of_the_evidence_is_no_evidence(tmp_path: Path) -> None:
     """Check that neither generator nor reference is blamed while a gold page is missing."""
-    two = asked("q", 2, 3, reference_answer="12,570 dollars")
+    two = make_question("q", 2, 3, reference_answer="12,570 dollars")
     turns = [deep(1), search_turn(2, "deck_3"), complete_turn(3)]
     episodes = [searched(two, n, judge=0.0, answer="9", turns=turns) for n in range(3)]
     assert run(tmp_path, episodes, [two])["q"]["reason"] == "not_shown"
@@ -176,8 +182,8 @@ def test_a_prompt_has_the_cause_of_most_of_its_failures(tmp_path: Path) -> None:
 
 
 def test_prompts_that_go_well_are_told_and_dropped(tmp_path: Path) -> None:
-    good = asked("good", 1)
-    questions = [Q, good, asked("never", 3)]
+    good = make_question("good", 1)
+    questions = [Q, good, make_question("never", 3)]
     episodes = [wrong(shown=("deck_2",)), searched(good, judge=1.0, ndcg=1.0, shown=("deck_1",))]
     decisions = run(tmp_path, episodes, questions)
     assert [(row["kept"], row["reason"]) for row in decisions.values()] == [

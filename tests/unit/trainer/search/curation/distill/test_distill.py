@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from scorekit.files import temporary_of
-from tests.kits.trainer.searching.cold import READING, save_model, text_run, wrote
-from tests.kits.trainer.searching.curated import asked, decided, everything, kept
+from tests.kits.trainer.searching.cold import READING, save_model, text_episode, text_run
+from tests.kits.trainer.searching.curated import decided, everything, kept_rows, make_question
 from tests.kits.trainer.searching.episodes import COMPLETE, crop, search
 from tests.kits.trainer.searching.finished import page, sha256_of
 from trainer.search.config import SearchConfig
@@ -50,10 +50,10 @@ def distilled(tmp_path: Path, model: Path, episodes: list[Trajectory], *more: An
 
 def group(id: str, right: int, wrong: int, **more: Any) -> list[Trajectory]:
     """Return right and wrong episodes of one question."""
-    question = asked(id)
+    question = make_question(id)
     turns = search("births"), search("rainfall"), COMPLETE
     scores = [1.0] * right + [0.0] * wrong
-    return [wrote(question, *turns, sample=n, judge=s, **more) for n, s in enumerate(scores)]
+    return [text_episode(question, *turns, sample=n, judge=s, **more) for n, s in enumerate(scores)]
 
 
 def reasons(out: Path) -> dict[str, str]:
@@ -63,7 +63,7 @@ def reasons(out: Path) -> dict[str, str]:
 def test_prompts_that_mostly_fail_give_their_right_episodes(tmp_path: Path, model: Path) -> None:
     half = group("half", 2, 2)
     half[1].judged = None  # never scored: neither right nor wrong
-    unseen = [wrote(asked("unscored"), search("a"), COMPLETE, judge=None)]
+    unseen = [text_episode(make_question("unscored"), search("a"), COMPLETE, judge=None)]
     episodes = [*half, *group("never", 0, 3), *group("often", 2, 1), *group("all", 2, 0), *unseen]
     out = distilled(tmp_path, model, episodes)
     assert reasons(out) == {
@@ -78,30 +78,30 @@ def test_prompts_that_mostly_fail_give_their_right_episodes(tmp_path: Path, mode
     }
     assert decided(out)["run/1-half-0"]["rate"] == pytest.approx(1 / 3)
     assert decided(out)["often"]["episodes"] == [f"run/1-often-{n}" for n in range(3)]
-    assert [row["id"] for row in kept(out)] == ["run/1-half-0"]
+    assert [row["id"] for row in kept_rows(out)] == ["run/1-half-0"]
 
 
 def test_of_many_the_best_are_taken_and_the_next_where_one_is_no_row(
     tmp_path: Path, model: Path
 ) -> None:
-    question, end = asked("q"), COMPLETE
+    question, end = make_question("q"), COMPLETE
     short, long = (search("births"), end), (search("births"), crop(1, 2, 3, 4), end)
     two = search("births"), search("rainfall"), end
     special = f"<think>{'births ' * 900}</think>\n<search>rainfall</search>"
     episodes = [
-        wrote(question, *two, sample=0, ndcg=0.5),
-        wrote(question, *long, sample=1, ndcg=0.5),
-        wrote(question, *short, sample=2, ndcg=0.5),
-        wrote(question, *two, sample=3, ndcg=1.0),
-        wrote(question, special, end, sample=4, ndcg=1.0),
-        wrote(question, *short, sample=5, ndcg=None),
-        wrote(question, search("a"), search("a"), end, sample=6, ndcg=1.0),
-        wrote(question, *short, sample=7, ndcg=1.0, end="declined"),
-        *[wrote(question, *two, sample=n, judge=0.9) for n in range(8, 20)],
+        text_episode(question, *two, sample=0, ndcg=0.5),
+        text_episode(question, *long, sample=1, ndcg=0.5),
+        text_episode(question, *short, sample=2, ndcg=0.5),
+        text_episode(question, *two, sample=3, ndcg=1.0),
+        text_episode(question, special, end, sample=4, ndcg=1.0),
+        text_episode(question, *short, sample=5, ndcg=None),
+        text_episode(question, search("a"), search("a"), end, sample=6, ndcg=1.0),
+        text_episode(question, *short, sample=7, ndcg=1.0, end="declined"),
+        *[text_episode(question, *two, sample=n, judge=0.9) for n in range(8, 20)],
     ]
     flags = ["--set", "distill.per_prompt=3", "--set", "distill.duplicates=keep"]
     out = distilled(tmp_path, model, episodes, *flags)
-    assert [row["id"] for row in kept(out)] == ["run/1-q-3", "run/1-q-2", "run/1-q-1"]
+    assert [row["id"] for row in kept_rows(out)] == ["run/1-q-3", "run/1-q-2", "run/1-q-1"]
     reason_by_id = reasons(out)
     assert reason_by_id["run/1-q-0"] == reason_by_id["run/1-q-5"] == "behind the best 3"
     assert reason_by_id["run/1-q-4"] == "more than the 4096 ids that the model reads"
@@ -113,7 +113,7 @@ def test_of_many_the_best_are_taken_and_the_next_where_one_is_no_row(
 
 def test_success_alone_is_a_rule_of_its_own(tmp_path: Path, model: Path) -> None:
     """Check any success rate, at most eight successes, gold evidence and fewest searches first."""
-    question = asked("q")
+    question = make_question("q")
     short_turns, long_turns = (
         (search("births"), COMPLETE),
         (search("births"), search("rainfall"), COMPLETE),
@@ -121,16 +121,16 @@ def test_success_alone_is_a_rule_of_its_own(tmp_path: Path, model: Path) -> None
     cut = search("births"), crop(1, 2, 3, 4), COMPLETE
     episodes = [
         *group("many", 9, 20),
-        wrote(question, *long_turns, sample=0),
-        wrote(question, *cut, sample=1),
-        wrote(question, *short_turns, sample=2),
-        wrote(question, *short_turns, sample=3, ndcg=0.0),
-        wrote(question, *short_turns, sample=4, ndcg=None),
-        wrote(question, *short_turns, sample=5, ndcg=0.9),
+        text_episode(question, *long_turns, sample=0),
+        text_episode(question, *cut, sample=1),
+        text_episode(question, *short_turns, sample=2),
+        text_episode(question, *short_turns, sample=3, ndcg=0.0),
+        text_episode(question, *short_turns, sample=4, ndcg=None),
+        text_episode(question, *short_turns, sample=5, ndcg=0.9),
     ]
     flags = ["--config", SUCCESS_ONLY, "--set", "distill.duplicates=keep"]
     out = distilled(tmp_path, model, episodes, *flags)
-    assert [row["id"][-1] for row in kept(out)] == ["5", "2", "1", "0"]
+    assert [row["id"][-1] for row in kept_rows(out)] == ["5", "2", "1", "0"]
     reason_by_id = reasons(out)
     assert reason_by_id["many"] == "more than 8 of them are right"
     assert (
@@ -140,14 +140,14 @@ def test_success_alone_is_a_rule_of_its_own(tmp_path: Path, model: Path) -> None
 
 
 def test_forced_and_invalid_turns_are_never_targets(tmp_path: Path, model: Path) -> None:
-    question = asked("q")
-    invalid = wrote(question, "garbage", search("births"), COMPLETE, sample=0)
-    forced = wrote(question, search("births"), COMPLETE, sample=1, end="forced")
+    question = make_question("q")
+    invalid = text_episode(question, "garbage", search("births"), COMPLETE, sample=0)
+    forced = text_episode(question, search("births"), COMPLETE, sample=1, end="forced")
     forced.turns[-1].forced = True
-    wrong = [wrote(question, COMPLETE, sample=n, judge=0) for n in (2, 3)]
+    wrong = [text_episode(question, COMPLETE, sample=n, judge=0) for n in (2, 3)]
     episodes = [invalid, forced, *wrong]
     out = distilled(tmp_path, model, episodes, "--set", "distill.ended=any")
-    rows = {row["id"][-1]: row for row in kept(out)}
+    rows = {row["id"][-1]: row for row in kept_rows(out)}
     assert rows["0"]["leave_out"] == [0] and rows["0"]["messages"][2]["weight"] == 0
     assert COMPLETE not in json.dumps(rows["1"]["messages"])
     chats = pyarrow.parquet.read_table(out / "train1.parquet").to_pylist()
@@ -160,28 +160,31 @@ def test_forced_and_invalid_turns_are_never_targets(tmp_path: Path, model: Path)
 
 def test_a_repeated_query_may_be_read_and_not_learned(tmp_path: Path, model: Path) -> None:
     turns = search("births"), search("births"), COMPLETE
-    episodes = [wrote(asked("q"), *turns), wrote(asked("q"), COMPLETE, sample=1, judge=0)]
+    episodes = [
+        text_episode(make_question("q"), *turns),
+        text_episode(make_question("q"), COMPLETE, sample=1, judge=0),
+    ]
     out = distilled(tmp_path, model, episodes, "--set", "distill.repeats=mask")
-    (row,) = kept(out)
+    (row,) = kept_rows(out)
     assert row["leave_out"] == [1]
     assert pyarrow.parquet.read_table(out / "train1.parquet").num_rows == 0
 
 
 def test_only_the_episodes_that_count_are_taken(tmp_path: Path, model: Path) -> None:
-    question, turns = asked("q"), (search("births"), COMPLETE)
-    early = [wrote(question, *turns, step=1, sample=n) for n in range(2)]
-    late = [wrote(question, *turns, step=2, sample=n, judge=1.0 - n) for n in range(2)]
+    question, turns = make_question("q"), (search("births"), COMPLETE)
+    early = [text_episode(question, *turns, step=1, sample=n) for n in range(2)]
+    late = [text_episode(question, *turns, step=2, sample=n, judge=1.0 - n) for n in range(2)]
     out = distilled(tmp_path, model, early + late)
     assert reasons(out) == {"q": "more than 0.5 of them are right"}
     last = ["--set", "distill.combine=last_step"]
     out = distilled(tmp_path / "b", model, early + late, *last)
-    assert [row["id"] for row in kept(out)] == ["run/2-q-0"]
+    assert [row["id"] for row in kept_rows(out)] == ["run/2-q-0"]
     assert reasons(out)["run/1-q-0"] == "of another step or run than those that count"
 
 
 def test_rows_are_what_a_trainer_reads(tmp_path: Path, model: Path) -> None:
     out = distilled(tmp_path, model, group("q", 1, 1))
-    (row,) = kept(out)
+    (row,) = kept_rows(out)
     cfg = SearchConfig.model_validate({"policy": {"path": str(model)}, "episode": READING})
     tokenizer = inspect_policy(cfg).tokenizer
     token_masks = zip(row["input_ids"], row["action_mask"], strict=True)
@@ -221,27 +224,31 @@ def test_a_lucky_answer_is_no_row(tmp_path: Path, model: Path) -> None:
     `hallucinations` accepts an episode whose pages contain the same fact.
     """
     turns = search("births"), COMPLETE  # they display deck_1
-    seen, lucky, half = asked("seen", 1), asked("lucky", 2), asked("half", 1, 2)
-    twin = asked("twin", 2, alternatives={"deck_2": ("deck_1",)})
-    episodes = [wrote(template, *turns) for template in (seen, lucky, half, twin)]
-    unsent = wrote(asked("unsent", 2), search("rain"), *turns)
+    seen, lucky, half = (
+        make_question("seen", 1),
+        make_question("lucky", 2),
+        make_question("half", 1, 2),
+    )
+    twin = make_question("twin", 2, alternatives={"deck_2": ("deck_1",)})
+    episodes = [text_episode(template, *turns) for template in (seen, lucky, half, twin)]
+    unsent = text_episode(make_question("unsent", 2), search("rain"), *turns)
     unsent.turns[0].views = [page("deck_2")]
     unsent.answer = GeneratedAnswer(status="ok", text="said", evidence=[sha256_of("deck_1")])
-    same = wrote(asked("same", 2), *turns)
+    same = text_episode(make_question("same", 2), *turns)
     episodes += [unsent, same]
     episodes += [
-        wrote(template.question, COMPLETE, judge=0, sample=1) for template in list(episodes)
+        text_episode(template.question, COMPLETE, judge=0, sample=1) for template in list(episodes)
     ]
     record = tmp_path / "record.jsonl"
     entry = RecordEntry("same", "hallucinations", "keep", "same_document", "run/1-same-0")
     CurationRecord([entry]).write(record)
     out = distilled(tmp_path, model, episodes, "--record", record)
-    assert [row["question_id"] for row in kept(out)] == ["seen", "twin", "same"]
+    assert [row["question_id"] for row in kept_rows(out)] == ["seen", "twin", "same"]
     reason_by_id = reasons(out)
     for name in ("lucky", "half", "unsent"):
         assert reason_by_id[f"run/1-{name}-0"] == "no evidence shown"
     out = distilled(tmp_path / "b", model, episodes, "--set", "distill.evidence=any")
-    assert len(kept(out)) == 6
+    assert len(kept_rows(out)) == 6
 
 
 def test_what_was_condemned_is_not_learned(tmp_path: Path, model: Path) -> None:
@@ -261,7 +268,7 @@ def test_what_was_condemned_is_not_learned(tmp_path: Path, model: Path) -> None:
     (tmp_path / "bad.txt").write_text("by-hand\tits page is another\n")
     flags = ["--record", tmp_path / "record.jsonl", "--exclude", tmp_path / "bad.txt"]
     out = distilled(tmp_path, model, episodes, *flags)
-    assert [row["question_id"] for row in kept(out)] == ["good", "cleared"]
+    assert [row["question_id"] for row in kept_rows(out)] == ["good", "cleared"]
     reason_by_id = reasons(out)
     assert reason_by_id["wrong"] == "verified: GT_ERROR"
     assert reason_by_id["suspected"] == "diagnosed: reference_suspected"
@@ -271,19 +278,22 @@ def test_what_was_condemned_is_not_learned(tmp_path: Path, model: Path) -> None:
     assert reason_by_id["unanswered"] == "verified: no verdict: the judge did not answer"
     inputs = json.loads((out / "manifest.json").read_text())["inputs"]
     assert set(inputs) == {str(tmp_path / "record.jsonl"), str(tmp_path / "bad.txt")}
-    assert len(kept(distilled(tmp_path / "b", model, episodes))) == len(names)
+    assert len(kept_rows(distilled(tmp_path / "b", model, episodes))) == len(names)
 
 
 def test_what_is_written_twice_is_one_row(tmp_path: Path, model: Path) -> None:
     turns = search("births"), COMPLETE
     other = [turn.replace("think>", "think> ", 1) for turn in turns]  # differs only in spaces
-    same = asked("q"), asked("again", question=asked("q").question)
-    episodes = [wrote(same[0], *turns, sample=0), wrote(same[0], *other, sample=1)]
-    episodes += [wrote(same[0], search("rain"), COMPLETE, sample=2), wrote(same[1], *turns)]
-    episodes += [wrote(same[0], COMPLETE, judge=0, sample=n) for n in (3, 4, 5)]
-    episodes += [wrote(same[1], COMPLETE, judge=0, sample=1)]
+    same = make_question("q"), make_question("again", question=make_question("q").question)
+    episodes = [text_episode(same[0], *turns, sample=0), text_episode(same[0], *other, sample=1)]
+    episodes += [
+        text_episode(same[0], search("rain"), COMPLETE, sample=2),
+        text_episode(same[1], *turns),
+    ]
+    episodes += [text_episode(same[0], COMPLETE, judge=0, sample=n) for n in (3, 4, 5)]
+    episodes += [text_episode(same[1], COMPLETE, judge=0, sample=1)]
     out = distilled(tmp_path, model, episodes)
-    assert [row["id"] for row in kept(out)] == ["run/1-q-0", "run/1-q-2"]
+    assert [row["id"] for row in kept_rows(out)] == ["run/1-q-0", "run/1-q-2"]
     for name in ("run/1-q-1", "run/1-again-0"):
         line = decided(out)[name]
         assert (line["reason"], line["duplicate_of"]) == ("a duplicate", "run/1-q-0")
@@ -297,10 +307,13 @@ def test_a_success_with_a_tag_in_a_thought_is_no_row(tmp_path: Path, model: Path
         "unclosed": "<think>then <BBOX>[1, 2, 3, 4]</BBOX>",
         "none": "<think>then a box</think>\n<search>births</search>",
     }
-    episodes = [wrote(asked(name), text, search("a"), COMPLETE) for name, text in boxes.items()]
-    episodes += [wrote(asked(name), COMPLETE, judge=0, sample=1) for name in boxes]
+    episodes = [
+        text_episode(make_question(name), text, search("a"), COMPLETE)
+        for name, text in boxes.items()
+    ]
+    episodes += [text_episode(make_question(name), COMPLETE, judge=0, sample=1) for name in boxes]
     out = distilled(tmp_path, model, episodes)
-    assert [row["question_id"] for row in kept(out)] == ["none"]
+    assert [row["question_id"] for row in kept_rows(out)] == ["none"]
     for name in ("plain", "entities", "unclosed"):
         assert reasons(out)[f"run/1-{name}-0"] == "a tag in a thought"
 

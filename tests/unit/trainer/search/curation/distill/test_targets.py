@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.kits.trainer.searching.cold import wrote
-from tests.kits.trainer.searching.curated import asked
+from tests.kits.trainer.searching.cold import text_episode
+from tests.kits.trainer.searching.curated import make_question
 from tests.kits.trainer.searching.episodes import COMPLETE, crop, played, scripted, search
 from tests.kits.trainer.searching.finished import page
 from trainer.search.curation.distill.targets import invented, repeated, target_fault
@@ -77,7 +77,7 @@ HARMLESS = [
 
 def accepted(text: str) -> Trajectory:
     """Return an episode of an earlier release, which accepted text after an action."""
-    episode = wrote(asked("q"), text, COMPLETE)
+    episode = text_episode(make_question("q"), text, COMPLETE)
     episode.turns[0].action = "search"
     return episode
 
@@ -110,33 +110,43 @@ def test_every_line_that_episodes_are_told_is_found() -> None:
 def test_a_thought_about_what_was_told_is_none_of_it(thought: str) -> None:
     turn = f"<think>{thought}</think>\n<search>births</search>"
     assert invented(turn) is None
-    assert target_fault(wrote(asked("q"), turn, COMPLETE)) is None
+    assert target_fault(text_episode(make_question("q"), turn, COMPLETE)) is None
 
 
 @pytest.mark.parametrize("repeated_query", ["births in Asia", "Births  in asia", "ｂirths in Asia"])
 def test_a_query_that_comes_again_at_once_is_found(repeated_query: str) -> None:
     both = search("births in Asia"), search(repeated_query)
-    assert repeated(wrote(asked("q"), *both, COMPLETE)) == [1]
+    assert repeated(text_episode(make_question("q"), *both, COMPLETE)) == [1]
     turns = both[0], crop(1, 2, 3, 4), "garbage", both[1], both[1], COMPLETE
-    assert repeated(wrote(asked("q"), *turns)) == [3, 4]
+    assert repeated(text_episode(make_question("q"), *turns)) == [3, 4]
 
 
 def test_a_query_that_comes_again_later_is_none() -> None:
-    assert not repeated(wrote(asked("q"), search("a"), search("b"), search("a"), COMPLETE))
+    assert not repeated(
+        text_episode(make_question("q"), search("a"), search("b"), search("a"), COMPLETE)
+    )
 
 
 def test_words_behind_an_action_are_found() -> None:
     more = search("births") + "\nand now the total"
     assert target_fault(accepted(more)) == "text behind an action"
-    assert target_fault(wrote(asked("q"), more, COMPLETE)) is None  # invalid and not trained
-    assert target_fault(wrote(asked("q"), search("births") + " \n", COMPLETE)) is None
+    assert (
+        target_fault(text_episode(make_question("q"), more, COMPLETE)) is None
+    )  # invalid and not trained
+    assert (
+        target_fault(text_episode(make_question("q"), search("births") + " \n", COMPLETE)) is None
+    )
 
 
 def test_what_is_not_learned_does_not_count() -> None:
     """Check that invalid turns are masked and forced turns omitted."""
     invalid = "<think>User: births</think>"
-    assert target_fault(wrote(asked("q"), invalid, search("births"), COMPLETE)) is None
-    assert target_fault(wrote(asked("q"), "garbage")) == "no valid turn"
-    episode = wrote(asked("q"), search("births"), COMPLETE + "\nUser: more", end="forced")
+    assert (
+        target_fault(text_episode(make_question("q"), invalid, search("births"), COMPLETE)) is None
+    )
+    assert target_fault(text_episode(make_question("q"), "garbage")) == "no valid turn"
+    episode = text_episode(
+        make_question("q"), search("births"), COMPLETE + "\nUser: more", end="forced"
+    )
     episode.turns[-1].forced = True
     assert target_fault(episode) is None
