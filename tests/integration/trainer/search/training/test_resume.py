@@ -243,7 +243,7 @@ def stack_with(stack: Stack, folder: Path, **sections: dict[str, Any]) -> Stack:
     train_here(config, folder / "whole")
     calls = len(stack.generator.requests)
     stack.generator.forget()
-    return replace(stack, config=config, whole=folder / "whole", calls=calls)
+    return replace(stack, config=config, full_run=folder / "whole", calls=calls)
 
 
 @pytest.mark.parametrize(("kills", "seed"), [(2, 1), pytest.param(20, 2, marks=pytest.mark.slow)])
