@@ -60,7 +60,7 @@ def encoded_by_upstream(folder, texts, **options):
 
 
 def embedded(backend, texts, options=None):
-    encoded = backend.encode(texts, options or backend.verb.plain_options(backend.description))
+    encoded = backend.encode(texts, options or backend.verb.default_options(backend.description))
     return np.stack([outcome["embedding"] for outcome in backend.forward(encoded)])
 
 

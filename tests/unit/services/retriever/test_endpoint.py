@@ -18,7 +18,7 @@ def service():
 def stored(service, query, top_k=10):
     backend, _ = service
     encoded = backend.encode([Query(query=query)], SearchOptions(top_k))
-    return backend.verb.write(backend.forward(encoded)[0])
+    return backend.verb.serialize_outcome(backend.forward(encoded)[0])
 
 
 def fits(service, value, top_k=10, exclude=()):
