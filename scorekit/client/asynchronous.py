@@ -47,7 +47,7 @@ class ScoringClient:
     a good answer until the deadline; False: the caller retries them.
 
     A request that may have crashed a server is split until the sample that causes it is alone. That
-    sample then fails with type `model_failure`: exchange.py.
+    sample then fails with type `model_failure`: dispatcher.py.
 
     Raises UserError if a URL is not http, or if the cache file cannot be opened.
     """

@@ -6,7 +6,7 @@ crash one replica after the other. It is sent again while no other suspect is in
 a server that answers. If the connection breaks again, the request is split into `_SPLIT_INTO` parts
 that are sent one by one, and so on. A sample fails after the connection broke `_BREAKS` times, the
 last time with it alone. Samples that only shared a request with it succeed.
-A sample that broke a connection alone is remembered (suspects.py), and sent alone the next time.
+A sample that broke a connection alone is remembered (crash_suspects.py), and sent alone the next time.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ _MAX_QUOTED = 40
 class LabelIssue(NamedTuple):
     """An error of a template in a conversation.
 
-    check: a key of `CHECKS` in boundaries.py.
+    check: a key of `CHECKS` in template_check.py.
     what: the message.
     """
 

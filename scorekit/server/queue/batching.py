@@ -2,7 +2,7 @@
 
 One thread tokenizes. Another owns the model and starts a batch as soon as it is free: samples of
 similar length from all that wait, of any request. A large request waits in its own queue, so that
-others need not wait for all of it (`lanes.py`). If texts may be scored in windows, a third thread
+others need not wait for all of it (`batch_queue.py`). If texts may be scored in windows, a third thread
 splits those. Equal samples in flight are scored once.
 The queue is bounded: a request that does not fit is refused at once, as a whole.
 """

@@ -47,4 +47,4 @@ def test_the_ageing_of_bulk_work_stands_once():
     file_names = [
         path.name for path in QUEUE.glob("*.py") if "bulk_had_last" in path.read_text("utf-8")
     ]
-    assert file_names == ["turns.py"]
+    assert file_names == ["rollout.py"]

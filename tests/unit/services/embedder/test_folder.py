@@ -191,7 +191,7 @@ def test_a_model_of_the_hub_is_named_by_its_id_and_its_commit(folder, tmp_path, 
     model.check()
     description = model.load()
     assert (description.model, description.revision) == ("owner/BGE-ko", commit)
-    assert "not whole in" in refusal("owner/other")
+    assert "incomplete in" in refusal("owner/other")
 
 
 def test_overlong_is_an_error_unless_it_may_be_cut(folder):
