@@ -61,7 +61,7 @@ _MAX_CHARS = 100
 _MADLAD_BY_KEY = {madlad.lower().replace("_", "-"): madlad for madlad in MADLAD_IDS}
 
 
-class Found(NamedTuple):
+class LanguageMatch(NamedTuple):
     """A language, and what its key says of the variant.
 
     said: whether the key itself names a script, region or variant. script: ISO 15924 code of the
@@ -74,7 +74,7 @@ class Found(NamedTuple):
     scripts: tuple[str, ...] | None = None
 
 
-_ADDED: dict[str, Found] = {}
+_ADDED: dict[str, LanguageMatch] = {}
 
 
 def find_language(key: str) -> Language | None:
@@ -89,7 +89,7 @@ def find_language(key: str) -> Language | None:
     return match.language if match else None
 
 
-def look_up(key: str) -> Found | None:
+def look_up(key: str) -> LanguageMatch | None:
     """Return the language of a key, and what the key says of a variant."""
     key = key.strip().lower().replace("_", "-")
     if not key or len(key) > _MAX_CHARS:
@@ -150,16 +150,16 @@ def add_language(
     """
     if not _TAG.fullmatch(code.lower()):
         raise ValueError(f"{code!r} is not a language tag. Use letters, digits and hyphens")
-    match = Found(Language(madlad or code, code, code, name), True, None, scripts)
+    match = LanguageMatch(Language(madlad or code, code, code, name), True, None, scripts)
     _ADDED[code.lower()] = _ADDED[name.lower()] = match
 
 
 @lru_cache(maxsize=4096)
-def _find(key: str) -> Found | None:
+def _find(key: str) -> LanguageMatch | None:
     if key in _MADLAD_BY_KEY and key not in ("iw", "zxx-xx-dtynoise"):
         return _of_tag(langcodes.Language.get(key))
     if key == "zxx-xx-dtynoise":
-        return Found(
+        return LanguageMatch(
             Language(_MADLAD_BY_KEY[key], "zxx", "zxx", "No linguistic content"), False, None
         )
     parsed = _parsed(_OTHER_NAMES.get(key, key)) or _named(key)
@@ -195,7 +195,7 @@ def _named(name: str) -> langcodes.Language | None:
     return candidate if name == language_name(candidate.to_tag()).lower() else None
 
 
-def _of_tag(parsed: langcodes.Language) -> Found:
+def _of_tag(parsed: langcodes.Language) -> LanguageMatch:
     names_variant = bool(parsed.script or parsed.territory or parsed.variants)
     macro_language = str(langcodes.standardize_tag(str(parsed.language), macro=True))
     if macro_language != parsed.language and "-" not in macro_language:  # cmn is zh, pes is fa
@@ -207,7 +207,7 @@ def _of_tag(parsed: langcodes.Language) -> Found:
         iso639_3 = primary
     tag = parsed.to_tag() if names_variant else _usual_tag(primary)
     name = _NAMES.get(primary) or langcodes.Language.get(primary).language_name()
-    return Found(
+    return LanguageMatch(
         Language(_madlad_id(parsed), iso639_3, tag, name), names_variant, _script(parsed.to_tag())
     )
 

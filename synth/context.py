@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from scorekit.errors import ScorekitError, UserError
 from synth.config import SynthConfig
 from synth.stages.cost import Cost, Sizes
-from synth.storage.distributions import DistributionChart, Found
+from synth.storage.distributions import DistributionChart, Distributions
 from synth.storage.stats import StageStats
 from synth.storage.store import Record, StageFolder
 
@@ -116,7 +116,7 @@ class Stage(ABC):
         """Return its cost if every source passes all stages."""
         return Cost(self.name)
 
-    def figures(self, cfg: SynthConfig, records: Iterable[Record]) -> Found:
+    def figures(self, cfg: SynthConfig, records: Iterable[Record]) -> Distributions:
         """Return distributions of its records by name, for stats.json and the report. It reads the
         records once, in little memory."""
         return {}

@@ -69,7 +69,7 @@ def need_passing(cfg: SynthConfig, options: RunOptions, tell: Tell) -> None:
 
     It waits for a service that is down, unless another check fails. Raises UserError with a line
     for each error."""
-    findings = look_at_run(cfg, options, should_wait=True, tell=tell)
+    findings = check_run(cfg, options, should_wait=True, tell=tell)
     if findings.failed:
         # Errors of a stage begin with the path of its folder, which is clear enough.
         first, *other_errors = (error.removeprefix("stages: ") for error in findings.faults)
@@ -79,7 +79,7 @@ def need_passing(cfg: SynthConfig, options: RunOptions, tell: Tell) -> None:
             tell(f"{check.name}: {check.found}")
 
 
-def look_at_run(
+def check_run(
     cfg: SynthConfig,
     options: RunOptions,
     *,

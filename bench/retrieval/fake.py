@@ -16,7 +16,7 @@ from scorekit.retrieval.wire import TextBox
 from services.retriever.backends.bm25 import Bm25Builder
 from services.retriever.backends.ranking import Scores
 from services.retriever.endpoint import IndexRef, RetrieverDescription
-from services.retriever.index.pictures import png_of, sha256
+from services.retriever.index.images import png_of, sha256
 from services.retriever.index.records import PageRecord
 from services.retriever.model import RetrieverBackend
 

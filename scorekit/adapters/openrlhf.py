@@ -32,7 +32,7 @@ from scorekit.adapters.rewards import (
 )
 from scorekit.client.asynchronous import ScoringClient
 from scorekit.command import clean_exit
-from scorekit.config import describe_faults
+from scorekit.config import describe_validation_error
 from scorekit.errors import ScorekitError, UserError
 from scorekit.schemas import Info, JudgeScored, Overlong, Scored
 from scorekit.scorers import raise_for_failures
@@ -135,7 +135,7 @@ class RewardServer:
         try:
             asked = SlimeRequest.model_validate_json(body)
         except ValidationError as error:
-            raise UserError(describe_faults(error, "body")) from None
+            raise UserError(describe_validation_error(error, "body")) from None
         mt = without_end_marks(asked.response, self._end_marks)
         sample = self._samples.sample(fields_of(asked.label), message_text(asked.prompt), mt)
         (good,), info = await self._scored([sample])
@@ -152,7 +152,7 @@ class RewardServer:
         try:
             asked = RewardRequest.model_validate_json(body)
         except ValidationError as error:
-            raise UserError(describe_faults(error, "body")) from None
+            raise UserError(describe_validation_error(error, "body")) from None
         labels = asked.labels or [None] * len(asked.query)
         if not len(asked.query) == len(asked.prompts) == len(labels):
             raise UserError("query, prompts and labels have different lengths")

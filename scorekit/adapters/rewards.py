@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from scorekit.client import SyncScoringClient
-from scorekit.config import describe_faults
+from scorekit.config import describe_validation_error
 from scorekit.errors import UserError
 from scorekit.prompts import FIELDS, load_postprocess, load_template
 from scorekit.schemas import Info, JudgeScored, Overlong, Result, Scored
@@ -88,7 +88,7 @@ def reward_settings(**given: Any) -> RewardSettings:
     try:
         return RewardSettings(**given)
     except ValidationError as error:
-        raise UserError(f"reward settings: {describe_faults(error)}") from None
+        raise UserError(f"reward settings: {describe_validation_error(error)}") from None
 
 
 class Samples:

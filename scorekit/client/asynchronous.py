@@ -23,7 +23,7 @@ from scorekit.client.dispatcher import Call, RequestDispatcher
 from scorekit.client.replicas import ReplicaPool
 from scorekit.client.transport import attempts, parse_response, resolve_api_key
 from scorekit.errors import RequestError, ServiceUnreachable
-from scorekit.net.absence import Absence
+from scorekit.net.outage import OutageLog
 from scorekit.net.retry import Deadline
 from scorekit.schemas import Info, Priority, Result, Scored
 
@@ -121,7 +121,7 @@ class ScoringClient:
         with absence.trying():
             await self._until_ready(deadline, absence)
 
-    async def _until_ready(self, deadline: Deadline, absence: Absence) -> None:
+    async def _until_ready(self, deadline: Deadline, absence: OutageLog) -> None:
         for endpoint in self._endpoints.all:
             while True:
                 try:

@@ -37,8 +37,8 @@ from scorekit.client.transport import (
     request_body,
 )
 from scorekit.errors import RequestError, ResponseLost, ServiceUnreachable
-from scorekit.net.absence import Absence
 from scorekit.net.answers import read_whole
+from scorekit.net.outage import OutageLog
 from scorekit.net.retry import Deadline
 from scorekit.schemas import Failed, Info, Priority, Result, score_result
 
@@ -112,7 +112,7 @@ class RequestDispatcher:
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=max_in_flight),
         )
         self.slots = asyncio.Semaphore(max_in_flight)
-        self.absence = Absence(" and ".join(endpoint.url for endpoint in endpoints.all))
+        self.absence = OutageLog(" and ".join(endpoint.url for endpoint in endpoints.all))
         self._suspect_lock = asyncio.Lock()  # one suspect in flight, so a break is its own
         self.model_changed = False
         self._suspects = CrashSuspects()

@@ -33,7 +33,7 @@ from scorekit.errors import (
     UserError,
 )
 from scorekit.net.fork_safe import ForkSafeClient
-from scorekit.numeric.vectors import vector_fault
+from scorekit.numeric.vectors import vector_error
 
 #: A vector, or the reason why a text has none.
 Embedded = list[float] | SampleError
@@ -313,7 +313,7 @@ class _Client:
             if len(vector) != self._dimension:
                 reason = f"a vector of {len(vector)} numbers, others have {self._dimension}"
                 raise self._bad_answer(reason)
-            if reason := vector_fault(vector):
+            if reason := vector_error(vector):
                 raise self._bad_answer(reason)
         if canary and (reason := canary.find_error(vectors.pop())):
             raise self._bad_answer(reason)

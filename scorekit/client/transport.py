@@ -23,8 +23,8 @@ from scorekit.errors import (
     ServiceUnreachable,
     UserError,
 )
-from scorekit.net.absence import Absence
 from scorekit.net.answers import MOST_BYTES, TOO_MUCH, read_whole
+from scorekit.net.outage import OutageLog
 from scorekit.net.retry import Deadline, exponential_wait, failure_of, retry_after_s, retrying
 from scorekit.schemas import Priority
 
@@ -160,7 +160,7 @@ def reason_of(error: Exception) -> str:
 
 
 def attempts(
-    deadline: Deadline, pause: Callable[[], float], absence: Absence | None = None
+    deadline: Deadline, pause: Callable[[], float], absence: OutageLog | None = None
 ) -> AsyncRetrying:
     """Return the attempts of one request, with jittered pauses of at least `pause()` seconds.
 
@@ -179,7 +179,7 @@ def attempts(
 
 
 def note_retry(
-    server: str, absence: Absence | None, deadline: Deadline
+    server: str, absence: OutageLog | None, deadline: Deadline
 ) -> Callable[[RetryCallState], None]:
     """Return a function that logs a failed attempt and reports a server that stays away.
 
@@ -227,7 +227,7 @@ class RetryingSession:
         end_reason: Callable[[], str | None] = lambda: None,
     ) -> None:
         self._base, self._name, self._end_reason = base, name, end_reason
-        self.absence = Absence(f"the {name} at {base}")
+        self.absence = OutageLog(f"the {name} at {base}")
         self._timeout_s, self._deadline_s = timeout_s, deadline_s
         self._may_help = may_help
         self.slots = asyncio.Semaphore(max_in_flight)

@@ -34,7 +34,7 @@ from scorekit.llm.limits import (
     read_timeout_s,
 )
 from scorekit.llm.wire import ChatPrompt, Choice, Message, Sampling
-from scorekit.net.absence import Absence
+from scorekit.net.outage import OutageLog
 from scorekit.net.retry import Deadline, failure_of
 
 Strategy = Literal["auto", "n_parameter", "per_call"]
@@ -114,7 +114,7 @@ class LLMClient:
         self.model = model
         self.counts = LLMCounts()
         self.away = False
-        self._absence = Absence(f"{model} at {self.base_url}")
+        self._absence = OutageLog(f"{model} at {self.base_url}")
         self._key = api_key
         self._dialect = DIALECTS[dialect]
         strategy = strategy if self._dialect.several else "per_call"

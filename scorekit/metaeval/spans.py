@@ -28,7 +28,7 @@ from scorekit.metaeval.matching import matched, overlap
 
 Array = Any
 
-FIGURES = {
+STATS = {
     "chars_precision": "character precision",
     "chars_recall": "character recall",
     "chars_f1": "character F1",
@@ -65,8 +65,8 @@ class SpanSums:
     groups: dict[tuple[str, str], Array] = field(default_factory=dict)
 
     def figures(self, weights: Array) -> dict[str, Array]:
-        """Return each of FIGURES. weights: (draws, translations)."""
-        return figures_of(weights @ self.sums)
+        """Return each of STATS. weights: (draws, translations)."""
+        return compute_stats(weights @ self.sums)
 
 
 def span_sums(
@@ -85,8 +85,8 @@ def span_sums(
     return result
 
 
-def figures_of(sums: Array) -> dict[str, Array]:
-    """Return each of FIGURES from sums (..., 8); NaN if the divisor is 0."""
+def compute_stats(sums: Array) -> dict[str, Array]:
+    """Return each of STATS from sums (..., 8); NaN if the divisor is 0."""
     common, common_gold, predicted, gold, credit_p, num_predicted, credit_r, num_gold = np.moveaxis(
         sums, -1, 0
     )

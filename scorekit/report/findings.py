@@ -66,7 +66,7 @@ def _without_key(check: Check) -> str:
     return check.found.removeprefix(f"{key}: ")
 
 
-def say_findings(findings: Findings) -> int:
+def print_check_results(findings: Findings) -> int:
     """Print all checks, and the failed ones as errors. Return the exit code."""
     console = Console()
     console.print(check_table(findings))

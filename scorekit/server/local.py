@@ -10,7 +10,7 @@ from scorekit.errors import SampleError
 from scorekit.schemas import Result, TranslationSample, score_result
 from scorekit.scorers import RewardOutput, SampleForScoring, ScoringConfig, reward_output
 from scorekit.server.backend import Encoded, Outcome, ScoringBackend
-from scorekit.server.http.checks import text_fault
+from scorekit.server.http.checks import text_error
 from scorekit.server.queue.batch import default_batch_tokens, make_batches, run_batch
 from scorekit.server.score_endpoint import resolve_options
 from scorekit.server.windows.backend import with_windows
@@ -43,7 +43,7 @@ class LocalScorer:
         outcomes: dict[int, Outcome] = {}
         readable: list[int] = []
         for index, sample in enumerate(checked):
-            fault = text_fault(sample)
+            fault = text_error(sample)
             if fault is None:
                 readable.append(index)
             else:

@@ -27,11 +27,11 @@ from scorekit.schemas import (
     Wire,
     WireAnswer,
 )
+from scorekit.server.cached_values import could_be_answer
 from scorekit.server.description import ModelDescription
 from scorekit.server.endpoint import Answer, Endpoint, Line, ParsedRequest
 from scorekit.server.http.answers import body_parts, line_json
-from scorekit.server.http.checks import text_fault
-from scorekit.server.stored import could_be_answer
+from scorekit.server.http.checks import text_error
 from scorekit.text.windows import REVISION
 
 
@@ -100,7 +100,7 @@ class ScoreEndpoint(Endpoint):
 
     def item_error(self, item: Any, max_chars: int) -> SampleError | None:
         """Return the error of a text that is too long, or that no model should get."""
-        return text_fault(item, max_chars)
+        return text_error(item, max_chars)
 
     def cache_content(self, item: Any) -> Any:
         """Return the texts of the sample."""

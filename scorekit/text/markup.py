@@ -61,7 +61,7 @@ def _without_attributes(tag: str) -> str:
     return name + ("/>" if tag.endswith("/>") else ">") if attributes else tag
 
 
-def normalised(form: Literal["NFC", "NFD", "NFKC", "NFKD"], text: str) -> str:
+def normalized(form: Literal["NFC", "NFD", "NFKC", "NFKD"], text: str) -> str:
     """`unicodedata.normalize`, in time linear in the text.
 
     A run of more than 30 combining marks is broken by U+034F, which is Unicode's own answer

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from pydantic_core import to_json
 
-from scorekit.text.chatmarks import neutral
+from scorekit.text.chat_marks import neutral
 
 #: Put before the rubric's system text.
 RULE = (

@@ -20,7 +20,7 @@ from scorekit.errors import SampleError, UserError
 from scorekit.languages import find_language
 from scorekit.llm import LLMError, Message
 from scorekit.schemas import ScoreRange, TaskInfo
-from scorekit.text.chatmarks import CLOSES, OPENS
+from scorekit.text.chat_marks import CLOSES, OPENS
 from services.judge import quote_matching, votes
 from services.judge.fence import END, RULE, code_of, fenced
 from services.judge.quote_matching import QuotedText, TextRange, folded, locate_quote

@@ -20,9 +20,9 @@ from scorekit.errors import SampleError, UserError
 from scorekit.languages import find_language, language_name
 from scorekit.llm import LLMError, Message, text_part
 from scorekit.schemas import MAX_JUDGED_IMAGES, ScoreRange, TaskInfo
-from scorekit.text.chatmarks import CLOSES, OPENS
+from scorekit.text.chat_marks import CLOSES, OPENS
 from services.judge.fence import END, PICTURES, RULE, code_of, fenced
-from services.judge.pictures import picture_parts
+from services.judge.images import image_parts
 
 BUILT_IN = Path(__file__).parent / "rubrics"
 #: The task without a rubric: services/judge/mqm.py.
@@ -112,7 +112,7 @@ class Rubric(Config):
                 "invalid_input",
                 f"images: got {len(images)}, the rubric requires 1 to {self.images}",
             )
-        return picture_parts(images)
+        return image_parts(images)
 
     def messages(
         self, texts: Mapping[str, str], images: Sequence[dict[str, Any]] = (), retry_note: str = ""

@@ -18,7 +18,7 @@ from scorekit.schemas import Failed, ModelRef, Priority, Wire, WireAnswer, whole
 from scorekit.server.description import ModelDescription
 from scorekit.server.endpoint import Answer, Endpoint, ParsedRequest
 from scorekit.server.http.answers import PART, result_json
-from scorekit.server.http.checks import fault_in
+from scorekit.server.http.checks import find_text_problem
 from services.retriever.backends.ranking import Ranking
 from services.retriever.index.records import PageRecord
 
@@ -163,7 +163,7 @@ class SearchEndpoint(Endpoint):
 
     def item_error(self, item: Query, max_chars: int) -> SampleError | None:
         """Return the error of a query that is too long, blank or invalid; None if it is valid."""
-        reason = fault_in(item.query, max_chars)
+        reason = find_text_problem(item.query, max_chars)
         if reason is None and not item.query.strip():
             reason = "nothing but blanks"
         return SampleError("invalid_input", f"query: {reason}") if reason else None

@@ -13,7 +13,7 @@ from scorekit.errors import RequestError
 from scorekit.retrieval.wire import REVISION_HEADER, Page
 from scorekit.schemas import ErrorResponse
 from services.retriever.endpoint import image_path
-from services.retriever.index.pictures import Format, Wish, part_of, sha256
+from services.retriever.index.images import Format, Wish, part_of, sha256
 from services.retriever.index.reader import IndexPaths
 from services.retriever.index.records import PageRecord
 

@@ -141,6 +141,6 @@ def sentence_layer(metric: Any) -> Any:
     return hparams["sent_layer"] if "sent_layer" in hparams else hparams["layer"]
 
 
-def normalises(metric: Any) -> bool:
+def has_layer_norm(metric: Any) -> bool:
     """Return True if each layer is normalized before the mix."""
     return metric.layerwise_attention is not None and bool(metric.hparams["layer_norm"])

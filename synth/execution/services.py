@@ -20,7 +20,7 @@ from scorekit.schemas import Info
 from synth.config import SynthConfig, answers_place
 from synth.execution.clients import Clients
 from synth.storage.answer_cache import open_answers
-from synth.storage.stats import StageStats, scorer_figures
+from synth.storage.stats import StageStats, scorer_stats
 from synth.storage.store import StageFolder, read_json, to_line
 
 if TYPE_CHECKING:
@@ -232,7 +232,7 @@ async def open_clients(
             check_metricx(cfg, info)
             absences.watch_service("MetricX", metricx, metricx.deadline_s)
             identities["metricx"] = pin_service_info(folder, "metricx", info)
-            before = await asyncio.to_thread(scorer_figures, cfg.metricx.url, {})
+            before = await asyncio.to_thread(scorer_stats, cfg.metricx.url, {})
         if "judge" in uses:
             client = _scoring_client(cfg.filters.llm_judge.url, 16)
             judge = await stack.enter_async_context(client)
@@ -257,4 +257,4 @@ async def open_clients(
             absences.look()
             stats.damaged_answers = answers.damaged
             if metricx is not None:
-                stats.scorer = await asyncio.to_thread(scorer_figures, cfg.metricx.url, before)
+                stats.scorer = await asyncio.to_thread(scorer_stats, cfg.metricx.url, before)

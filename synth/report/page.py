@@ -19,7 +19,7 @@ from scorekit.config import load_config
 from scorekit.errors import UserError
 from scorekit.files import write_atomic
 from scorekit.languages import find_language
-from scorekit.report.page import STYLE, picture
+from scorekit.report.page import STYLE, chart_image
 from scorekit.report.render import visible
 from synth.config import SynthConfig, languages
 from synth.context import Stage
@@ -310,7 +310,7 @@ def _draw(order: Sequence[Stage], stages: Mapping[str, Any]) -> list[str]:
             if spread := _spreads(stages, stage.name).get(chart.spread):
                 spreads[chart.title, chart.axis].append((spread, chart.of))
     charts = [
-        picture(title, axis, partial(_draw_bars, chart_spreads))
+        chart_image(title, axis, partial(_draw_bars, chart_spreads))
         for (title, axis), chart_spreads in spreads.items()
     ]
     return [svg for svg in charts if svg is not None]

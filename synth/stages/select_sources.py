@@ -23,7 +23,7 @@ from synth.execution.stage_types import GlobalStage
 from synth.record import RejectedRecord
 from synth.stages.cost import Cost, Sizes
 from synth.stages.prefilter_score import improvement, improvements
-from synth.storage.distributions import Found
+from synth.storage.distributions import Distributions
 from synth.storage.store import Record, ShardWriter, StageFolder
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class SelectSources(GlobalStage):
             driver_s=(0.00005, 0.0),
         )
 
-    def figures(self, cfg: SynthConfig, records: Iterable[Record]) -> Found:
+    def figures(self, cfg: SynthConfig, records: Iterable[Record]) -> Distributions:
         """Return the distributions of the selected sources."""
         return improvements(records)
 

@@ -75,10 +75,10 @@ class DistributionChart:
 
 
 #: Distributions and counts of a stage's records, by name.
-Found = dict[str, "Distribution | Counter[str]"]
+Distributions = dict[str, "Distribution | Counter[str]"]
 
 
-def as_dicts(distributions: Found) -> dict[str, Any]:
+def as_dicts(distributions: Distributions) -> dict[str, Any]:
     """Return the distributions as they are stored in stats.json."""
     return {
         name: spread.as_dict() if isinstance(spread, Distribution) else dict(sorted(spread.items()))

@@ -174,7 +174,7 @@ def funnel(names: Iterable[str], out_dir: Path, inputs: Path | None = None) -> l
     return started
 
 
-def process_figures(folder: StageFolder) -> dict[str, Any]:
+def process_stats(folder: StageFolder) -> dict[str, Any]:
     """Return the sums over the processes that worked on a stage.
 
     seconds: with at least one process working. records_per_s: over all processes. driver_cpu_s:
@@ -213,7 +213,7 @@ def process_figures(folder: StageFolder) -> dict[str, Any]:
     }
 
 
-def scorer_figures(urls: str | list[str], before: Mapping[str, float]) -> dict[str, float]:
+def scorer_stats(urls: str | list[str], before: Mapping[str, float]) -> dict[str, float]:
     """Return what the scoring services counted since `before` (an earlier result, or {}).
 
     batches, batch_seconds, batch_samples: of all callers. memory_peak_bytes: the largest of one

@@ -106,7 +106,9 @@ def check_template(
             names[number] if number < len(names) else name,
             label(tokenizer, turns, chat, training.template, learned),
         )
-        for number, (name, turns) in enumerate(looked_at(tokenizer, conversations, chat))
+        for number, (name, turns) in enumerate(
+            collect_conversations(tokenizer, conversations, chat)
+        )
     ]
     return findings_of(tokenizer, labelled, training.origin, generation_config, max_length)
 
@@ -193,7 +195,7 @@ def repaired_template(
 
     If none does so for these conversations, return the last candidate.
     """
-    samples = looked_at(tokenizer, conversations, chat)
+    samples = collect_conversations(tokenizer, conversations, chat)
     chosen = MarkedTemplate(template, "none")
     for chosen in candidates(tokenizer, template):
         if not any(
@@ -207,7 +209,7 @@ def repaired_template(
     return chosen
 
 
-def looked_at(
+def collect_conversations(
     tokenizer: Any, conversations: Sequence[Turns], chat: ChatConfig
 ) -> list[tuple[str, Turns]]:
     """Return (name, conversation) of the rows and the probes.
@@ -237,7 +239,7 @@ def unknown_stops(
     template = training_template(tokenizer, conversations, chat, learned=learned).template
     stops = {
         stop
-        for _, turns in looked_at(tokenizer, conversations, chat)
+        for _, turns in collect_conversations(tokenizer, conversations, chat)
         for stop in label(tokenizer, turns, chat, template, learned).stops
     }
     return sorted(stops - set(end_ids(tokenizer, generation_config)))

@@ -14,8 +14,8 @@ from trainer.roleplay.config import RoleplayConfig as Config
 
 def train(cfg: RoleplayConfig, *, resume: bool) -> int:
     """Train the policy; evaluate it before, between and after."""
-    from trainer.roleplay.evaluation.figures import table
     from trainer.roleplay.evaluation.report import write_report
+    from trainer.roleplay.evaluation.stats import table
     from trainer.roleplay.training.run import run_roleplay
     from trainer.runs.cli.tables import comparison_table
 
@@ -32,8 +32,8 @@ def evaluate(cfg: RoleplayConfig, against: str | None, *, overwrite: bool) -> in
     """Answer the held-out turns with the policy and score the replies."""
     if cfg.data.eval is None:
         raise UserError("data.eval: required. Set the turns to answer")
-    from trainer.roleplay.evaluation.figures import table
     from trainer.roleplay.evaluation.run import run_evaluation
+    from trainer.roleplay.evaluation.stats import table
     from trainer.roleplay.rendering import open_tokenizer
     from trainer.roleplay.training.launcher import embedder_of
     from trainer.roleplay.training.preflight import held_out_turns
@@ -59,10 +59,10 @@ def evaluate(cfg: RoleplayConfig, against: str | None, *, overwrite: bool) -> in
 
 def check(cfg: RoleplayConfig) -> int:
     """Check everything that a training run needs, before any weights are loaded."""
-    from scorekit.report.findings import say_findings
+    from scorekit.report.findings import print_check_results
     from trainer.roleplay.training.check import check_run
 
-    return say_findings(check_run(cfg))
+    return print_check_results(check_run(cfg))
 
 
 def report(run_dir: Path) -> int:

@@ -21,7 +21,7 @@ from scorekit.errors import (
     ServiceUnreachable,
     UserError,
 )
-from scorekit.numeric.vectors import cosine, vector_fault
+from scorekit.numeric.vectors import cosine, vector_error
 from trainer.roleplay.calibration.anchors import (
     CANARIES,
     FILE,
@@ -107,7 +107,7 @@ class Similarity:
         if len(vector) != self.calibration.dimension:
             dimension = self.calibration.dimension
             raise self._mismatch_error(f"a vector of {len(vector)} numbers, not {dimension}")
-        if problem := vector_fault(vector):
+        if problem := vector_error(vector):
             raise self._mismatch_error(problem)
 
     def _mismatch_message(self, problem: str) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypedDict, TypeVar
 
 from scorekit.errors import UserError
-from scorekit.text.markup import normalised
+from scorekit.text.markup import normalized
 from trainer.roleplay.turn import SpeechLevel
 
 T = TypeVar("T")
@@ -123,7 +123,7 @@ def parse_level(location: str, text: str) -> SpeechLevel:
 
     Raises UserError, whose message begins with `location`.
     """
-    level = LEVELS.get(normalised("NFC", text).strip().lower())
+    level = LEVELS.get(normalized("NFC", text).strip().lower())
     if level is None:
         raise UserError(f"{location}: {text!r:.40} is unknown. Choose from {', '.join(LEVELS)}")
     return level
@@ -131,7 +131,7 @@ def parse_level(location: str, text: str) -> SpeechLevel:
 
 def extract_facts(system: str) -> StatedFacts:
     """Return the names and the speech level that a system turn states."""
-    text = normalised("NFC", system)
+    text = normalized("NFC", system)
     character = _named(text, _OF_CHARACTER)
     names_of_you = {match["name"] or match["english"] for match in _YOU_ARE.finditer(text)}
     return StatedFacts(

@@ -23,7 +23,7 @@ from trainer.runs.checkpoints.saver import Evaluated, Saver
 from trainer.runs.config import DEFAULT_EVAL_SET, RunConfig
 from trainer.runs.console import Columns, Console
 from trainer.runs.learner import Learner
-from trainer.runs.rollout_stats import advantage_figures, importance_figures, rollout_stats
+from trainer.runs.rollout_stats import advantage_stats, importance_stats, rollout_stats
 from trainer.runs.run_log import PhaseTimer, RunLog, read_jsonl
 from trainer.runs.shutdown import ShutdownHandler
 from trainer.runs.stats import Stats
@@ -283,9 +283,9 @@ class TrainingLoop:
         if batch.scored_indices:
             advantages, stats = self.learn(batch, update, lr)
         # After the update, which may have computed the old log-probabilities
-        line |= rollout_stats(batch.rollouts) | importance_figures(batch.rollouts, cfg.rl)
+        line |= rollout_stats(batch.rollouts) | importance_stats(batch.rollouts, cfg.rl)
         line |= self.task.figures(batch)
-        line |= advantage_figures(advantages) | asdict(stats) | {"skipped": stats.steps == 0}
+        line |= advantage_stats(advantages) | asdict(stats) | {"skipped": stats.steps == 0}
         if stats.steps == 0 and self.world.is_main:
             log.warning("update %d is skipped: %s", update, _skip_reason(batch, stats))
         self.sampler.sync_weights(self.learner.model, update)

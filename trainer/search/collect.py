@@ -26,7 +26,7 @@ from trainer.search.answer.spending import BudgetExceeded
 from trainer.search.config import SearchConfig
 from trainer.search.data import check_gold, hold_against_index, load_questions
 from trainer.search.episode_runner import EpisodeRunner
-from trainer.search.evaluation.figures import figures_of
+from trainer.search.evaluation.stats import compute_stats
 from trainer.search.records import Question, Trajectory
 from trainer.search.services import (
     PolicyAndServices,
@@ -160,7 +160,7 @@ class _Steps:
         return self._end()
 
     def _end(self, stopped: str | None = None, exit_code: int = 0) -> Collected:
-        stats = figures_of(list(self.store.read(tokens=False)))
+        stats = compute_stats(list(self.store.read(tokens=False)))
         if stopped is None and not stats.get("reward_coverage"):
             stopped, exit_code = "no episode has a reward: the page shows the reason of each", 3
         write_atomic(self.runlog.folder / "figures.json", json.dumps(stats, indent=1) + "\n")

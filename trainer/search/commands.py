@@ -18,8 +18,8 @@ def train(cfg: SearchConfig, *, resume: bool) -> int:
     from trainer.search.data import load_held_out, load_train
 
     questions, held_out = load_train(cfg), load_held_out(cfg)
-    from trainer.search.evaluation.figures import table
     from trainer.search.evaluation.report import write_report
+    from trainer.search.evaluation.stats import table
     from trainer.search.training.train import run_search
 
     artifacts = run_search(questions, held_out, cfg, resume=resume)
@@ -49,8 +49,8 @@ def evaluate(cfg: SearchConfig, against: str | None, *, overwrite: bool) -> int:
     if not sets:
         raise UserError("data.eval: not set. Give a file of held-out questions.")
     from trainer.runs.cli.tables import paired_table, report_table
-    from trainer.search.evaluation.figures import table
     from trainer.search.evaluation.run import run_evaluation
+    from trainer.search.evaluation.stats import table
 
     unscored = []
     for result in run_evaluation(cfg, sets, against, overwrite=overwrite):
@@ -75,10 +75,10 @@ def evaluate(cfg: SearchConfig, against: str | None, *, overwrite: bool) -> int:
 
 def check(cfg: SearchConfig) -> int:
     """Check all that a training run needs, before weights are loaded."""
-    from scorekit.report.findings import say_findings
+    from scorekit.report.findings import print_check_results
     from trainer.search.check import check_run
 
-    return say_findings(check_run(cfg))
+    return print_check_results(check_run(cfg))
 
 
 def report(run_dir: Path) -> int:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from trainer.search.answer.estimate import worst_case
 from trainer.search.config import SearchConfig
+from trainer.search.images.image_data import shown_size
 from trainer.search.images.legible import legible_lines
-from trainer.search.images.pictures import shown_size
 from trainer.search.images.views import ShownImage
 from trainer.search.local_policy import PolicyInputs
 from trainer.search.records import ImageView, Question

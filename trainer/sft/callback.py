@@ -12,7 +12,7 @@ from trainer.runs.run_log import RunLog
 from trainer.runs.shutdown import ShutdownHandler
 from trainer.runs.trackers import track
 from trainer.sft.config import SftConfig
-from trainer.sft.figures import figures_of
+from trainer.sft.stats import compute_stats
 
 
 class SftCallback(TrainerCallback):
@@ -56,7 +56,7 @@ class SftCallback(TrainerCallback):
         logs = kwargs["logs"]
         if "loss" not in logs:  # the summary of the run
             return
-        line: dict[str, Any] = {"update": state.global_step, **figures_of(logs)}
+        line: dict[str, Any] = {"update": state.global_step, **compute_stats(logs)}
         line["samples"] = args.per_device_train_batch_size * args.gradient_accumulation_steps
         line["update_s"] = round(time.monotonic() - self.started_at, 3)
         self.log.write_update(line)

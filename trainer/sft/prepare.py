@@ -17,8 +17,8 @@ from trainer.chat.rows import Conversation, conversations
 from trainer.chat.stops import load_generation_config
 from trainer.chat.template_check import (
     Finding,
+    collect_conversations,
     findings_of,
-    looked_at,
     refuse_errors,
     training_template,
 )
@@ -143,7 +143,7 @@ def _labelled(
                 labelled_rows.append(SftRow(row.where, labelled.tokens.ids, _mask(row, labelled)))
                 done(1)
                 yield row.where, labelled
-        for name, turns in looked_at(tokenizer, template_samples, cfg.chat)[
+        for name, turns in collect_conversations(tokenizer, template_samples, cfg.chat)[
             len(template_samples) :
         ]:
             yield name, label(tokenizer, turns, cfg.chat, chosen.template, learned)

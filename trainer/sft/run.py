@@ -42,9 +42,9 @@ from trainer.runs.shutdown import ShutdownHandler
 from trainer.runs.trackers import check_trackers, track, tracking
 from trainer.sft.collate import Collator
 from trainer.sft.config import SftConfig
-from trainer.sft.figures import TABLE
-from trainer.sft.held_out import held_out_figures
+from trainer.sft.held_out import held_out_stats
 from trainer.sft.prepare import SftPart, check_findings, load_held_out, load_train
+from trainer.sft.stats import TABLE
 
 log = logging.getLogger(__name__)
 
@@ -229,7 +229,7 @@ class SftRun:
         if not self.held_out.rows:
             return {}
         cfg = self.cfg
-        stats = held_out_figures(
+        stats = held_out_stats(
             self.trainer.model,
             self.held_out.rows,
             self.collator,

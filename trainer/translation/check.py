@@ -19,9 +19,9 @@ from trainer.rl.policy import (
     load_tokenizer,
     stop_token_ids,
 )
-from trainer.runs.cli.machine import look_at_device, look_at_memory
+from trainer.runs.cli.machine import check_device, check_memory
 from trainer.runs.cli.output_paths import check_output_paths
-from trainer.runs.cli.weights import look_at_model
+from trainer.runs.cli.weights import check_model
 from trainer.runs.config import set_key
 from trainer.translation.config import GenerationConfig, TrainerConfig
 from trainer.translation.data import Example, in_both, load_set, load_train
@@ -50,7 +50,7 @@ def check_run(cfg: TrainerConfig) -> Findings:
     look("config", _config, cfg)
     train = look("data.train", _examples, cfg, None)
     sets = {name: look(set_key(name), _examples, cfg, name) for name in cfg.data.held_out}
-    model = look("policy.path", look_at_model, cfg.policy, cfg.policy.path, "policy.path")
+    model = look("policy.path", check_model, cfg.policy, cfg.policy.path, "policy.path")
     if cfg.policy.reference_path is not None:
         look("policy.reference_path", _reference, cfg.policy, model)
     tokenizer = None if model is None else look("policy.tokenizer", _tokenizer, cfg, model)
@@ -65,9 +65,9 @@ def check_run(cfg: TrainerConfig) -> Findings:
     for name, held_out in sets.items():
         if train and held_out:
             look("overlap", _overlap, set_key(name), train, held_out)
-    device = look("device", look_at_device, cfg.misc)
+    device = look("device", check_device, cfg.misc)
     if model is not None and device is not None:
-        look("memory", look_at_memory, cfg, model, longest, device, findings)
+        look("memory", check_memory, cfg, model, longest, device, findings)
     service_results = [
         look(name, _service, cfg, name)
         for name in services()
@@ -100,7 +100,7 @@ def _examples(cfg: TrainerConfig, set_name: str | None) -> tuple[list[Example], 
 
 
 def _reference(cfg: PolicyConfig, policy: nn.Module | None) -> tuple[None, str]:
-    model, description = look_at_model(cfg, cfg.reference_path, "policy.reference_path")
+    model, description = check_model(cfg, cfg.reference_path, "policy.reference_path")
     if policy is not None and embedding_rows(model) != embedding_rows(policy):
         raise UserError(
             f"policy.reference_path: {cfg.reference_path} has {embedding_rows(model)} embeddings, "

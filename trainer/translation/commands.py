@@ -63,10 +63,10 @@ def evaluate(cfg: TrainerConfig, against: str | None, *, overwrite: bool) -> int
 
 def check(cfg: TrainerConfig) -> int:
     """Check everything that a training run needs, before any weights are loaded."""
-    from scorekit.report.findings import say_findings
+    from scorekit.report.findings import print_check_results
     from trainer.translation.check import check_run
 
-    return say_findings(check_run(cfg))
+    return print_check_results(check_run(cfg))
 
 
 def report(run_dir: Path) -> int:

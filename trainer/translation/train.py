@@ -37,7 +37,7 @@ from trainer.translation.data import Example, in_both
 from trainer.translation.dumps import training_lines
 from trainer.translation.evaluation.evaluate import Report, evaluate_on_dataset, read_reports
 from trainer.translation.evaluation.held_out import HeldOutMetrics
-from trainer.translation.evaluation.stats import reward_figures
+from trainer.translation.evaluation.stats import reward_stats
 from trainer.translation.loading import load_learner
 from trainer.translation.rewards.advantages import rollout_advantages
 from trainer.translation.rewards.components import weighted
@@ -230,7 +230,7 @@ class TranslationTask:
     def figures(self, batch: TranslationBatch) -> Stats:
         """Return stats of the rewards, and of the alignment of tokens."""
         unaligned = sum(rollout.unaligned_tokens for rollout in batch.rollouts)
-        return {"unaligned_tokens": unaligned} | reward_figures(batch.rewards, self.cfg.reward)
+        return {"unaligned_tokens": unaligned} | reward_stats(batch.rewards, self.cfg.reward)
 
     def advantages(
         self, rollouts: list[TranslationRollout], rewards: list[SampleReward]

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from scorekit.errors import SampleError
 
 
-def text_fault(sample: Any, max_chars: int = sys.maxsize) -> SampleError | None:
+def text_error(sample: Any, max_chars: int = sys.maxsize) -> SampleError | None:
     """Why no model should read this sample's texts; None if all is well.
 
     max_chars: most characters (code points) of one text.
@@ -22,14 +22,14 @@ def text_fault(sample: Any, max_chars: int = sys.maxsize) -> SampleError | None:
         names += tuple(sample.model_extra)
     for field in names:
         value = values[field]
-        fault = fault_in(value, max_chars) if value else None
+        fault = find_text_problem(value, max_chars) if value else None
         if fault is not None:
             known = field in type(sample).model_fields  # else its name is a text, too
             return SampleError("invalid_input", f"{field if known else 'a text'}: {fault}")
     return None
 
 
-def fault_in(text: str, max_chars: int) -> str | None:
+def find_text_problem(text: str, max_chars: int) -> str | None:
     """Why no model should read this text, in words; None if all is well."""
     if len(text) > max_chars:
         return f"{len(text):,} characters, at most {max_chars:,}"

@@ -127,9 +127,9 @@ def _try_forward(
             raise RuntimeError(f"{len(outcomes)} outcomes for {len(batch)} samples")
         return [_finish(*pair, check) for pair in zip(batch, outcomes, strict=True)], None
     except BaseException as error:
-        if not is_of_samples(error):
+        if not may_be_sample_error(error):
             raise
-        kind = fault_kind(error)
+        kind = device_error_kind(error)
         if kind == "fatal":
             raise DeviceLost(type(error).__name__) from error
         if len(batch) == 1:
@@ -143,7 +143,7 @@ def _finish(encoded: Encoded, outcome: Outcome, check: Check) -> Outcome:
     return check(outcome) or {**outcome, **encoded.fields}
 
 
-def is_of_samples(error: BaseException) -> bool:
+def may_be_sample_error(error: BaseException) -> bool:
     """Whether some sample may be to blame: any Exception, and a panic of the Rust tokenizers, which
     is none. The rest ends the thread."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
@@ -154,7 +154,7 @@ def has_failed(outcome: Outcome) -> bool:
     return isinstance(outcome, SampleError) and outcome.type == "model_failure"
 
 
-def fault_kind(error: BaseException) -> Literal["memory", "fatal", "other"]:
+def device_error_kind(error: BaseException) -> Literal["memory", "fatal", "other"]:
     """What an exception of `forward` says of the device, by its name and words, so that no torch
     is needed to ask. After a CUDA error every later call of the process fails too."""
     names = {base.__name__ for base in type(error).__mro__}

@@ -15,7 +15,7 @@ from scorekit.server.http.metrics import Metrics
 from scorekit.server.http.settings import ServiceSettings
 from scorekit.server.queue.batch import (
     default_batch_tokens,
-    fault_kind,
+    device_error_kind,
     has_failed,
     padded_tokens,
     run_batch,
@@ -70,7 +70,7 @@ class ModelThread:
         try:
             self._backend.forward(batch)
         except Exception as error:
-            if fault_kind(error) != "memory":
+            if device_error_kind(error) != "memory":
                 raise
             raise UserError(
                 f"--max-batch-tokens {budget}: a batch of {tokens} tokens does not fit the "

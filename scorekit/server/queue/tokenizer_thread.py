@@ -12,7 +12,7 @@ import structlog
 from scorekit.errors import SampleError
 from scorekit.server.backend import Encoded
 from scorekit.server.http.metrics import Metrics
-from scorekit.server.queue.batch import is_of_samples
+from scorekit.server.queue.batch import may_be_sample_error
 from scorekit.server.queue.batch_timing import BatchTimeModel
 from scorekit.server.queue.in_flight import InFlightSample
 from scorekit.server.queue.model_queue import ModelQueue
@@ -94,7 +94,7 @@ class TokenizerThread:
         try:
             return self._encode_all(samples, options)
         except BaseException as error:
-            if not is_of_samples(error):
+            if not may_be_sample_error(error):
                 raise
             if len(samples) == 1:
                 log.error("tokenise_failure", exc_info=True)

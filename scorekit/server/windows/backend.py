@@ -16,7 +16,7 @@ from scorekit.server.backend import Backend, Encoded, Outcome
 from scorekit.server.description import ModelDescription
 from scorekit.server.queue.batch import (
     default_batch_tokens,
-    fault_kind,
+    device_error_kind,
     make_batches,
     padded_tokens,
     release_device_memory,
@@ -106,7 +106,7 @@ class Windowed:
         try:
             return self._inner.forward(batch)
         except Exception as error:
-            if len(batch) == 1 or fault_kind(error) != "memory":
+            if len(batch) == 1 or device_error_kind(error) != "memory":
                 raise
         release_device_memory()
         self._max_tokens = max(1, min(self._max_tokens, padded_tokens(batch) // 2))

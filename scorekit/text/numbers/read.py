@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from scorekit.text.markup import PLACEHOLDER, TAG, URL, normalised
+from scorekit.text.markup import PLACEHOLDER, TAG, URL, normalized
 
 #: n: a plain number. u: a factor within a group (hundred, 十, 백). b: a factor that ends a group
 #: (million, 万, 억). f: a part ("half", "thirds"). r: "of parts", after their number (分之, 분의).
@@ -140,7 +140,7 @@ def prepared(text: str) -> str:
 
     A mixed fraction ("2½", "2 1/2") and tenths ("3할 4푼 9리") become decimals."""
     text = _VULGAR.sub(lambda match: f" {match.group()} ", _RAISED.sub(" ", text))
-    text = _LEFT_OUT.sub(" ", normalised("NFKC", text).replace("\u2044", "/"))
+    text = _LEFT_OUT.sub(" ", normalized("NFKC", text).replace("\u2044", "/"))
     text = _TENTHS.sub(r"0.\1\2\3", _BARE_POINT.sub("0.", text))
     return _AND_A_PART.sub(lambda match: _DECIMALS[match.group(1)], text)
 

@@ -16,8 +16,8 @@ from trainer.rl.policy import autocast
 from trainer.rl.sampler import SampledCompletion, preserve_rng_state
 from trainer.roleplay.config import RoleplayConfig
 from trainer.roleplay.evaluation.diagnostics import copied, repeated, sentence_chrf
-from trainer.roleplay.evaluation.figures import figures_of
 from trainer.roleplay.evaluation.kl import kl_to_start, start_of
+from trainer.roleplay.evaluation.stats import compute_stats
 from trainer.roleplay.rendering import rendered_prompt
 from trainer.roleplay.reward_config import RewardConfig
 from trainer.roleplay.rewards import explain_all, total
@@ -85,7 +85,7 @@ def evaluate_policy(
         {**line, "kl_start": value}
         for line, value in zip(score_lines(turns, replies, cfg.reward), kl_values, strict=True)
     ]
-    return RoleplayReport(figures_of(lines) | {"seconds": time.monotonic() - started}, lines)
+    return RoleplayReport(compute_stats(lines) | {"seconds": time.monotonic() - started}, lines)
 
 
 def prompt_ids(

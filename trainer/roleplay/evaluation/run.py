@@ -27,8 +27,8 @@ from trainer.roleplay.calibration.anchors import FILE, USES, Calibration
 from trainer.roleplay.config import RoleplayConfig
 from trainer.roleplay.data import load_train
 from trainer.roleplay.evaluation.evaluate import evaluate_policy
-from trainer.roleplay.evaluation.figures import table
 from trainer.roleplay.evaluation.report import write_comparison, write_evaluation
+from trainer.roleplay.evaluation.stats import table
 from trainer.roleplay.rendering import open_tokenizer
 from trainer.roleplay.reward_config import RewardConfig
 from trainer.roleplay.rewards import configure, weights_of
@@ -36,7 +36,7 @@ from trainer.roleplay.similarity import OwnServer, Similarity, open_similarity
 from trainer.roleplay.turn import RoleplayTurn
 from trainer.runs.checkpoints.adapters import load_on_base, resolve_base_model
 from trainer.runs.checkpoints.checkpoint import read_state
-from trainer.runs.cli.paired import PairedFigure, compare_lines, comparison_values
+from trainer.runs.cli.paired import PairedStat, compare_lines, comparison_values
 from trainer.runs.run_log import open_run_dir, read_jsonl, write_json, write_jsonl
 
 #: Parts of the scorer that an evaluation records, in words.
@@ -78,7 +78,7 @@ class RoleplayOutcome:
     evaluation: EvaluatedPolicy
     page: Path
     earlier: EvaluatedPolicy | None = None
-    paired: Sequence[PairedFigure] | None = None
+    paired: Sequence[PairedStat] | None = None
     comparison: Path | None = None
 
 

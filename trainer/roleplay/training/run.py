@@ -25,7 +25,7 @@ from trainer.roleplay.calibration.anchors import FILE, read_calibration
 from trainer.roleplay.config import RoleplayConfig
 from trainer.roleplay.data import columns_of
 from trainer.roleplay.evaluation.evaluate import RoleplayReport, evaluate_policy, prompt_ids
-from trainer.roleplay.evaluation.figures import table
+from trainer.roleplay.evaluation.stats import table
 from trainer.roleplay.rendering import open_tokenizer
 from trainer.roleplay.rewards import REWARDS, configure, weights_of
 from trainer.roleplay.similarity import open_similarity
@@ -34,7 +34,7 @@ from trainer.roleplay.training.echo import EchoWatch
 from trainer.roleplay.training.launcher import embedder_of
 from trainer.roleplay.training.options import (
     grpo_arguments,
-    told_options,
+    printed_options,
     updates_per_epoch,
     updates_per_sampling,
 )
@@ -169,7 +169,7 @@ class RoleplayRun:
         bare = cfg.policy.model_copy(update={"lora": LoraConfig(), "gradient_checkpointing": False})
         model, _ = load_policy(bare, self.device)
         stops = self.tokenizer.convert_ids_to_tokens(stop_token_ids(model, self.tokenizer))
-        self.settings = told_options(self.arguments, stops)
+        self.settings = printed_options(self.arguments, stops)
         try:
             self.trainer = RoleplayTrainer(
                 model=model,

@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Column, Table
 from rich.text import Text
 
-from trainer.runs.cli.paired import PairedFigure, as_row
+from trainer.runs.cli.paired import PairedStat, as_row
 from trainer.runs.config import DEFAULT_EVAL_SET
 from trainer.runs.stats import StatSpec, compare
 
@@ -55,7 +55,7 @@ def comparison_table(
     return result
 
 
-def paired_table(paired_stats: Sequence[PairedFigure]) -> Table:
+def paired_table(paired_stats: Sequence[PairedStat]) -> Table:
     """Return two policies side by side, with the interval of the difference."""
     titles = ("sources", "A", "B", "B - A", "95 % interval", "p(worse)")
     columns = (Column(title, justify="right", no_wrap=True) for title in titles)

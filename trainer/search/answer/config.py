@@ -17,7 +17,7 @@ SYSTEM = (
     "question allows, with the answer and nothing else. If the pictures do not show it, say so."
 )
 #: What it is told where there is no picture: `system` would have it say that none shows the answer.
-WITHOUT_PICTURES = (
+WITHOUT_IMAGES = (
     "You answer questions about documents that you cannot see. Answer from what you know, as "
     "briefly as the question allows, with the answer and nothing else. If you do not know, say so."
 )

@@ -9,7 +9,7 @@ from scorekit.errors import UserError
 from trainer.search.answer.answer_judge import max_verdict_usage
 from trainer.search.answer.config import AnsweringConfig, GeneratorConfig
 from trainer.search.answer.evidence import evidence
-from trainer.search.answer.generator import reckoned_words
+from trainer.search.answer.generator import estimated_words
 from trainer.search.answer.pipeline import is_asked
 from trainer.search.answer.spending import cost_of, sum_charges
 from trainer.search.records import ApiUsage, ImageView, Question, Trajectory, Turn
@@ -149,7 +149,7 @@ def _evidence(trajectory: Trajectory, cfg: GeneratorConfig) -> list[str]:
 
 
 def _num_words(trajectory: Trajectory, cfg: GeneratorConfig) -> int:
-    return reckoned_words(cfg.system, trajectory.question.question)
+    return estimated_words(cfg.system, trajectory.question.question)
 
 
 def _scaled(charges: Sequence[ApiUsage], factor: float) -> ApiUsage:

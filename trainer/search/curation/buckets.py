@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Final, Literal
 
 from scorekit.numeric.thresholds import above, below
-from scorekit.report.page import picture
+from scorekit.report.page import chart_image
 from trainer.search.curation.config import BucketConfig, CurationConfig
 from trainer.search.curation.dataset import CurationResult, Decision, question_row, refs
 from trainer.search.curation.pages import Section, curation_page
@@ -78,7 +78,7 @@ def buckets_page(result: CurationResult, prompts: Mapping[str, CuratedPrompt]) -
         for name, bucket_counts in sorted(by_document.items(), key=lambda item: -item[1].total())
     ]
     label = f"mean {cfg.measure}"
-    chart = picture(f"prompts by {label}", label, partial(_bars, means, cfg))
+    chart = chart_image(f"prompts by {label}", label, partial(_bars, means, cfg))
     sections = [
         Section("Buckets", [words], ["bucket", "prompts"], counts, [chart]),
         Section(

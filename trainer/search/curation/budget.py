@@ -15,7 +15,7 @@ from statistics import median_high
 from typing import Any
 
 from scorekit.numeric.thresholds import above, below
-from scorekit.report.page import picture
+from scorekit.report.page import chart_image
 from trainer.search.curation.buckets import bucket_of
 from trainer.search.curation.config import BudgetConfig, CurationConfig
 from trainer.search.curation.dataset import CurationResult, Decision, question_row, refs
@@ -155,7 +155,7 @@ def budget_page(result: CurationResult, prompts: Mapping[str, CuratedPrompt]) ->
         for plan in result.manifest_extra["plans"]
     ]
     head = ["rows that are", "rows", "n_agent", "max_turns", "episodes", "turns at most"]
-    chart = picture("where the turns go", "turns at most", partial(_bars, kinds, turns))
+    chart = chart_image("where the turns go", "turns at most", partial(_bars, kinds, turns))
     sections = [
         Section("Rows", [], head, table, [chart]),
         Section(

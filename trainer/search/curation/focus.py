@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Final
 
 from scorekit.numeric.thresholds import above
-from scorekit.report.page import picture
+from scorekit.report.page import chart_image
 from trainer.search.curation.buckets import BUCKETS, bucket_of
 from trainer.search.curation.config import CurationConfig, FocusConfig
 from trainer.search.curation.dataset import CurationResult, Decision, question_row, refs
@@ -198,8 +198,8 @@ def focus_page(result: CurationResult, prompts: Mapping[str, CuratedPrompt]) -> 
     ]
     label = f"mean {focus_cfg.measure}" + (" in the last round" if key == "last_mean" else "")
     charts = [
-        picture("rows at each stage, by bucket", "rows", partial(_bars, funnel)),
-        picture(f"prompts by {label}", label, partial(_cut, cut, border)),
+        chart_image("rows at each stage, by bucket", "rows", partial(_bars, funnel)),
+        chart_image(f"prompts by {label}", label, partial(_cut, cut, border)),
     ]
     sections = [
         Section("Funnel", [], ["stage", "rows", *BUCKETS], table, charts),

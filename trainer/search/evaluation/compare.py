@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from trainer.runs.cli.paired import RESAMPLES, SEED, PairedFigure, compare_lines
+from trainer.runs.cli.paired import RESAMPLES, SEED, PairedStat, compare_lines
 from trainer.search.evaluation.episode_values import VALUES, values_of
-from trainer.search.evaluation.figures import document_of, table
+from trainer.search.evaluation.stats import document_of, table
 from trainer.search.records import Question, Trajectory
 
 Pair = tuple[Trajectory, Trajectory]
@@ -26,7 +26,7 @@ def compare_episodes(
     second: Sequence[Trajectory],
     resamples: int = RESAMPLES,
     seed: int = SEED,
-) -> dict[str, list[PairedFigure]]:
+) -> dict[str, list[PairedStat]]:
     """Return the stats of all questions under ALL, and some of them by type and document.
 
     Keys of groups are "type table" or "document sales.pdf"; a kind with episode group is left out.

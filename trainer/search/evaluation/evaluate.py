@@ -13,7 +13,7 @@ from trainer.rl.distributed import DistributedContext
 from trainer.runs.config import DEFAULT_EVAL_SET
 from trainer.runs.run_log import JsonlFile, read_jsonl
 from trainer.search.episode_runner import EpisodeRunner
-from trainer.search.evaluation.figures import by_document, by_type, figures_of
+from trainer.search.evaluation.stats import by_document, by_type, compute_stats
 from trainer.search.records import Question, Trajectory
 from trainer.search.rollout.policies import Policy
 
@@ -93,7 +93,7 @@ def evaluate_questions(
     started = time.monotonic()
     finished = episodes.run(policy, world.split_items(questions), step=step, kind=f"{name}-")
     rewarded = list(episodes.collect_rewards(step, finished).values())
-    values: dict[str, Any] = figures_of(rewarded)
+    values: dict[str, Any] = compute_stats(rewarded)
     field_values = {key: values.pop(key) for key in _FIELD_STATS}
     return SearchReport(
         **field_values,

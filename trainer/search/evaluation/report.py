@@ -19,12 +19,12 @@ from scorekit.files import write_atomic
 from scorekit.report.page import STYLE
 from scorekit.report.render import visible
 from trainer.runs.cli.curves import draw_curves
-from trainer.runs.cli.paired import FEWEST, RESAMPLES, PairedFigure, as_row
+from trainer.runs.cli.paired import FEWEST, RESAMPLES, PairedStat, as_row
 from trainer.runs.config import DEFAULT_EVAL_SET
 from trainer.runs.run_log import read_jsonl
 from trainer.runs.stats import StatSpec, compare
 from trainer.search.evaluation.compare import ALL, changed_most, question_key
-from trainer.search.evaluation.figures import curves, table
+from trainer.search.evaluation.stats import curves, table
 from trainer.search.records import SUCCESS, Trajectory
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore
 from trainer.search.trajectories.view import write_episodes, write_view
@@ -175,7 +175,7 @@ def write_evaluation(
 def write_comparison(
     path: Path,
     names: tuple[str, str],
-    groups: Mapping[str, Sequence[PairedFigure]],
+    groups: Mapping[str, Sequence[PairedStat]],
     first: Sequence[Trajectory],
     second: Sequence[Trajectory],
 ) -> Path:

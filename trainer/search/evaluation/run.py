@@ -26,7 +26,7 @@ from scorekit.errors import UserError
 from scorekit.files import remove_folder
 from trainer.rl.distributed import DistributedContext
 from trainer.rl.policy import prepare_torch
-from trainer.runs.cli.paired import PairedFigure, comparison_values
+from trainer.runs.cli.paired import PairedStat, comparison_values
 from trainer.runs.config import DEFAULT_EVAL_SET, set_key
 from trainer.runs.run_log import open_run_dir, write_json, write_jsonl
 from trainer.search.answer.spending import BudgetExceeded
@@ -74,7 +74,7 @@ class SearchOutcome:
     evaluation: EvaluatedSearch
     page: Path
     earlier: EvaluatedSearch | None = None
-    groups: Mapping[str, Sequence[PairedFigure]] | None = None
+    groups: Mapping[str, Sequence[PairedStat]] | None = None
     comparison: Path | None = None
 
 

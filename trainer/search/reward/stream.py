@@ -12,7 +12,7 @@ from scorekit.net.loop_thread import LoopThread
 from trainer.search.records import GeneratedAnswer, JudgedAnswer, Status, Trajectory
 from trainer.search.reward.compute import skip_reward, with_reward
 from trainer.search.reward.config import SearchRewardConfig
-from trainer.search.reward.figures import step_figures
+from trainer.search.reward.stats import step_stats
 
 #: The key of an episode: run, step, trajectory_id, attempt.
 Key = tuple[str, int, str, int]
@@ -151,7 +151,7 @@ class RewardStream:
             or self._without_answer(submitted, "late", f"no answer in {deadline_s:g} s")
             for id, submitted in popped.items()
         }
-        self.figures = step_figures(collected) | {
+        self.figures = step_stats(collected) | {
             "reward_waited_s": round(time.monotonic() - started_at, 3),
             "reward_dropped": dropped,
         }

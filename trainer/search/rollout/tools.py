@@ -11,8 +11,8 @@ from typing import Protocol, TypeAlias
 from scorekit.errors import TEXT_ERROR_TYPES, RequestError, SampleError
 from scorekit.retrieval.wire import IndexInfo, Page, PageHit
 from trainer.search.actions import Crop, Invalid, Search
+from trainer.search.images.image_data import ImageError
 from trainer.search.images.legible import legible_lines
-from trainer.search.images.pictures import PictureError
 from trainer.search.images.views import CropFailure, ShownImage, crop_view, page_view
 from trainer.search.records import ImageView
 from trainer.search.rollout import prompt
@@ -195,7 +195,7 @@ class SearchTools:
     def _try_page(self, page_id: str) -> _Rendered | str:
         try:
             return self._cached_view(page_id)
-        except (RequestError, PictureError) as error:
+        except (RequestError, ImageError) as error:
             return _failure(error)
 
     def _show(self, page_id: str) -> _Rendered:
@@ -212,7 +212,7 @@ class SearchTools:
             if isinstance(crop, CropFailure):
                 return crop
             return _Rendered(crop, self._lines(crop.view))
-        except (RequestError, PictureError) as error:
+        except (RequestError, ImageError) as error:
             return _failure(error)
 
     def _lines(self, view: ImageView) -> tuple[str, ...]:
@@ -221,6 +221,6 @@ class SearchTools:
         return tuple(legible_lines(self._page(view.page_id), view, self._cfg.sight))
 
 
-def _failure(error: RequestError | PictureError) -> str:
+def _failure(error: RequestError | ImageError) -> str:
     kind = error.type if isinstance(error, RequestError) else str(error)
     return f"retriever: {kind}"

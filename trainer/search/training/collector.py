@@ -26,8 +26,8 @@ from trainer.search.episode_runner import EpisodeRunner
 from trainer.search.records import Question, Trajectory
 from trainer.search.reward.stream import WaitAborted
 from trainer.search.rollout.episode import group_names
-from trainer.search.training.figures import without_spread
 from trainer.search.training.loading import SearchLearner
+from trainer.search.training.stats import without_spread
 
 log = logging.getLogger(__name__)
 

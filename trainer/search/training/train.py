@@ -37,15 +37,15 @@ from trainer.search.config import SearchConfig
 from trainer.search.data import check_gold, hold_against_index, in_both
 from trainer.search.episode_runner import EpisodeRunner
 from trainer.search.evaluation.evaluate import SearchReport, evaluate_questions, read_reports
-from trainer.search.evaluation.figures import table
+from trainer.search.evaluation.stats import table
 from trainer.search.local_policy import inspect_policy
 from trainer.search.records import Question, Trajectory
 from trainer.search.reward.stream import WaitAborted
 from trainer.search.services import SearchServices, has_page, open_services
 from trainer.search.training.advantages import episode_advantages
 from trainer.search.training.collector import EpisodeCollector, SearchBatch, blocking_reason
-from trainer.search.training.figures import update_figures
 from trainer.search.training.loading import SearchLearner, load_searcher
+from trainer.search.training.stats import update_stats
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore
 
 log = logging.getLogger(__name__)
@@ -270,7 +270,7 @@ class SearchTask:
     def figures(self, batch: Batch[Rollout, Trajectory]) -> Stats:
         """Return the stats of rewards, groups, search behavior and cost."""
         assert isinstance(batch, SearchBatch)
-        stats = update_figures(batch.final) | batch.waited
+        stats = update_stats(batch.final) | batch.waited
         if self.services.answering is not None:
             stats |= self.services.answering.figures()
         return stats

@@ -16,7 +16,7 @@ from scorekit import __version__
 from scorekit.errors import UserError
 from trainer.search.records import Trajectory, Turn
 from trainer.search.trajectories.exports import NOTHING, called_tool, new_folder
-from trainer.search.trajectories.shown import figures
+from trainer.search.trajectories.layout import mean_stats
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def _results(episodes: Sequence[Trajectory]) -> Any:
                 unscored_samples=row.of - row.known,
                 metrics={"mean": EvalMetric(name="mean", value=row.mean)},
             )
-            for row in figures(episodes)
+            for row in mean_stats(episodes)
             if row.mean is not None and row.name != "turns"
         ],
     )

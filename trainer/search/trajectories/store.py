@@ -21,7 +21,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from scorekit.config import describe_faults
+from scorekit.config import describe_validation_error
 from scorekit.errors import UserError
 from scorekit.files import (
     atomic_writer,
@@ -199,7 +199,7 @@ class TrajectoryStore:
                     number += 1
                     yield self._trajectory(line, step, tokens)
         except ValidationError as error:
-            problem = describe_faults(error, "line")
+            problem = describe_validation_error(error, "line")
             raise UserError(f"{path}, line {number}: {problem}. {_HINT}") from None
         except _UnexpectedLine as error:
             raise UserError(f"{path}, line {number}: {error}. {_HINT}") from None
@@ -293,7 +293,7 @@ def _read_owner(path: Path) -> _Owner:
             f"{path}: no trajectories of a run: {reason}. Name another run directory."
         ) from None
     except ValidationError as error:
-        raise UserError(f"{path}: {describe_faults(error, 'file')}") from None
+        raise UserError(f"{path}: {describe_validation_error(error, 'file')}") from None
     if owner.schema_version != SCHEMA_VERSION:
         raise UserError(
             f"{path}: its trajectories have schema version {owner.schema_version}, but this "

@@ -21,7 +21,7 @@ from scorekit.files import write_atomic
 from scorekit.report.page import STYLE
 from scorekit.report.render import visible
 from trainer.search.records import SUCCESS, Trajectory
-from trainer.search.trajectories.shown import KINDS, ShownEpisode, figures, lay_out
+from trainer.search.trajectories.layout import KINDS, ShownEpisode, lay_out, mean_stats
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore
 
 #: Default max episodes on a page. An image takes about 20 kB.
@@ -90,7 +90,7 @@ def write_episodes(
         kinds=KINDS,
         counts=counts,
         right=SUCCESS,
-        figures=figures(episodes),
+        figures=mean_stats(episodes),
         total=len(laid_out) if total is None else total,
     )
     write_atomic(path, page)

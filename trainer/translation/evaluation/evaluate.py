@@ -24,13 +24,13 @@ from trainer.translation.evaluation.held_out import (
     HeldOutMetrics,
     Scores,
     line_metrics,
-    metric_figures,
+    metric_stats,
     whole_scores,
 )
-from trainer.translation.evaluation.quality import reference_figures, sentence_chrf
+from trainer.translation.evaluation.quality import reference_stats, sentence_chrf
 from trainer.translation.evaluation.stats import (
+    component_stats,
     read_evaluations,
-    term_figures,
     total_rewards,
 )
 from trainer.translation.prompting import Prompt
@@ -143,7 +143,7 @@ def evaluate_on_dataset(
         all_results = sorted(sharing.gather(local_results), key=lambda entry: entry[0])
         rollouts, rewards = [entry[1] for entry in all_results], [entry[2] for entry in all_results]
     values = _stats(examples, rollouts, rewards, reward_cfg)
-    values |= metric_figures(held_out, range(len(examples)))
+    values |= metric_stats(held_out, range(len(examples)))
     field_values = {key: values.pop(key) for key in _FIELD_STATS}
     return Report(
         **field_values,
@@ -191,7 +191,7 @@ def _by_pair(
             [rollouts[i] for i in chosen],
             [rewards[i] for i in chosen],
             cfg,
-        ) | metric_figures(held_out, chosen)
+        ) | metric_stats(held_out, chosen)
     return stats_by_pair
 
 
@@ -211,10 +211,10 @@ def _stats(
     totals = total_rewards(rewards)
     return {
         **{key: value for key, value in rollout_stats(rollouts).items() if key in _ROLLOUT_STATS},
-        **term_figures(rewards, cfg),
+        **component_stats(rewards, cfg),
         "reward_mean": mean_of(totals),
         "reward_coverage": len(totals) / max(1, len(rewards)),
-        **reference_figures(
+        **reference_stats(
             [rollout.pair for rollout in rollouts],
             [rollout.completion_text for rollout in rollouts],
             [example.ref_text for example in examples],

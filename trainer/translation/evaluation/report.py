@@ -19,7 +19,7 @@ from scorekit.files import write_atomic
 from scorekit.report.page import STYLE
 from scorekit.report.render import COLOURS, cut_segments, hint, visible
 from scorekit.schemas import ErrorSpan
-from trainer.runs.cli.paired import FEWEST, RESAMPLES, PairedFigure, as_row
+from trainer.runs.cli.paired import FEWEST, RESAMPLES, PairedStat, as_row
 from trainer.runs.config import DEFAULT_EVAL_SET
 from trainer.runs.run_log import read_jsonl
 from trainer.runs.stats import compare
@@ -131,7 +131,7 @@ def _worst(lines: Sequence[dict[str, Any]]) -> Iterator[tuple[str, Sequence[dict
 def write_comparison(
     path: Path,
     names: tuple[str, str],
-    groups: Mapping[str, Sequence[PairedFigure]],
+    groups: Mapping[str, Sequence[PairedStat]],
     first: Sequence[dict[str, Any]],
     second: Sequence[dict[str, Any]],
 ) -> Path:

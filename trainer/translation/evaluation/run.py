@@ -30,7 +30,7 @@ from trainer.rl.engines.choice import open_sampler, probe_engine
 from trainer.rl.forward import check_head
 from trainer.rl.policy import autocast, prepare_torch, unwrap_peft
 from trainer.runs.checkpoints.adapters import load_on_base, resolve_base_model
-from trainer.runs.cli.paired import PairedFigure, comparison_values
+from trainer.runs.cli.paired import PairedStat, comparison_values
 from trainer.runs.config import DEFAULT_EVAL_SET, set_key
 from trainer.runs.run_log import open_run_dir, read_jsonl, write_json, write_jsonl
 from trainer.translation.config import TrainerConfig
@@ -76,7 +76,7 @@ class SetComparison:
     evaluation: EvaluatedSet
     page: Path
     earlier: EvaluatedSet | None = None
-    groups: Mapping[str, Sequence[PairedFigure]] | None = None
+    groups: Mapping[str, Sequence[PairedStat]] | None = None
     comparison: Path | None = None
 
 

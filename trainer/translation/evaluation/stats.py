@@ -203,7 +203,7 @@ def severity_counts(lines: Sequence[Mapping[str, Any]]) -> list[SeverityCount]:
     return counts
 
 
-def term_figures(rewards: Sequence[SampleReward], cfg: RewardConfig) -> Stats:
+def component_stats(rewards: Sequence[SampleReward], cfg: RewardConfig) -> Stats:
     """Return the stats of every component, and how samples were handled.
 
     `text_errors`: samples that cannot be scored because of their text; `source_errors`: because of
@@ -220,8 +220,8 @@ def term_figures(rewards: Sequence[SampleReward], cfg: RewardConfig) -> Stats:
     return stats
 
 
-def reward_figures(rewards: Sequence[SampleReward], cfg: RewardConfig) -> Stats:
-    """Return `term_figures`, and the sequence and token rewards of scored samples."""
+def reward_stats(rewards: Sequence[SampleReward], cfg: RewardConfig) -> Stats:
+    """Return `component_stats`, and the sequence and token rewards of scored samples."""
     scored = [reward for reward in rewards if reward.r_seq is not None]
     tokens = [
         value
@@ -230,7 +230,7 @@ def reward_figures(rewards: Sequence[SampleReward], cfg: RewardConfig) -> Stats:
         if valid
     ]
     return {
-        **term_figures(rewards, cfg),
+        **component_stats(rewards, cfg),
         **mean_std("r_seq", [reward.r_seq for reward in scored if reward.r_seq is not None]),
         "reward_mean": mean_of(total_rewards(rewards)),
         "reward_coverage": len(scored) / max(1, len(rewards)),

@@ -89,7 +89,7 @@ class TextComponent(RewardComponent):
         return {self.name: reward.values[self.name]} if self.name in reward.values else {}
 
 
-def reading_figures(service: ServiceName, rewards: Sequence[SampleReward]) -> Stats:
+def coverage_stats(service: ServiceName, rewards: Sequence[SampleReward]) -> Stats:
     """Return `{service}_coverage` and `{service}_truncated_frac`.
 
     The share of the requested samples that it scored; and the share of those that the model could
@@ -102,7 +102,7 @@ def reading_figures(service: ServiceName, rewards: Sequence[SampleReward]) -> St
     }
 
 
-def reading_dump(service: ServiceName, reward: SampleReward) -> dict[str, Any]:
+def service_dump(service: ServiceName, reward: SampleReward) -> dict[str, Any]:
     """Return `{service}_score` and `{service}_truncated`."""
     return {
         f"{service}_score": reward.score(service),

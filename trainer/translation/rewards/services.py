@@ -18,7 +18,7 @@ from trainer.runs.config import MachineConfig
 from trainer.translation.rewards.components import higher_is_better, needed, only_paid, services
 from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.in_process import ThreadScorer, load_scorer
-from trainer.translation.rewards.judging import JudgeScorer, body_of, check_answer, task_faults
+from trainer.translation.rewards.judging import JudgeScorer, body_of, check_answer, task_errors
 from trainer.translation.rewards.reward_batch import (
     RewardBatch,
     Scores,
@@ -320,7 +320,7 @@ class RewardClient:
         keys: the names of model and tokenizer to check.
         """
         higher, judge = higher_is_better(name), host(name) == "judge"
-        problems = task_faults(name, described, self.cfg, higher) if judge else []
+        problems = task_errors(name, described, self.cfg, higher) if judge else []
         if not judge and described.higher_is_better != higher:
             problems.append(f"says higher_is_better={described.higher_is_better}")
         for key, field_name in (("model_name", "model"), ("tokenizer_name", "tokenizer")):

@@ -26,8 +26,8 @@ BACK = re.compile(r"(.*) answers again")
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch, caplog):
-    monkeypatch.setattr("scorekit.net.absence.TELL_AFTER_S", 0.0)
-    caplog.set_level(logging.WARNING, "scorekit.net.absence")
+    monkeypatch.setattr("scorekit.net.outage.TELL_AFTER_S", 0.0)
+    caplog.set_level(logging.WARNING, "scorekit.net.outage")
 
 
 def told(caplog, pattern):
@@ -95,7 +95,7 @@ def test_an_llm_that_is_away_is_named_where_its_caller_has_a_deadline(caplog, de
 @pytest.mark.parametrize("statuses", [[503, 503], [503, 400]])
 def test_nobody_is_waited_for_once_a_request_has_given_up(monkeypatch, statuses):
     """The line is due in five seconds, and would be untrue then."""
-    monkeypatch.setattr("scorekit.net.absence.TELL_AFTER_S", 5.0)
+    monkeypatch.setattr("scorekit.net.outage.TELL_AFTER_S", 5.0)
 
     async def chat_in_vain(url):
         async with LLMClient(url, "teacher", backoff_s=(0.02,), max_attempts=2) as llm:
@@ -112,7 +112,7 @@ def test_nobody_is_waited_for_once_a_request_has_given_up(monkeypatch, statuses)
 
 
 def test_a_scoring_client_that_is_refused_after_a_retry_waits_for_nobody(monkeypatch):
-    monkeypatch.setattr("scorekit.net.absence.TELL_AFTER_S", 5.0)
+    monkeypatch.setattr("scorekit.net.outage.TELL_AFTER_S", 5.0)
     asked = []
 
     async def busy_then_gone(scope, receive, send):

@@ -23,7 +23,7 @@ from tests.kits.trainer.runs import byte_level_tokenizer, example, save_policy
 from trainer.runs.stats import compare
 from trainer.translation.config import TrainerConfig
 from trainer.translation.evaluation.report import write_report
-from trainer.translation.evaluation.stats import reward_figures, severity_counts, table
+from trainer.translation.evaluation.stats import reward_stats, severity_counts, table
 from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.train import run_toy_rl
 
@@ -92,7 +92,7 @@ def test_every_word_has_a_weight_and_is_counted(url: str) -> None:
     assert reward.token_rewards == [-1.0, -0.5, -10.0, 0, 0]
     (sure,) = rewards_of(cfg.model_copy(update={"use_confidence": True}), "빨간 집")
     assert sure.token_rewards == [-1.0, -0.125, -10.0, 0, 0]
-    figures = reward_figures([reward], cfg)
+    figures = reward_stats([reward], cfg)
     names = ("MINOR", "MAJOR", "CRITICAL", "UNKNOWN")
     assert [figures[f"spans_{name}_mean"] for name in names] == [1, 0, 1, 1]
     with pytest.raises(UserError, match=r"'NEUTRAL'.*severity_weights\.UNKNOWN"):

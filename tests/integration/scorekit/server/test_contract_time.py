@@ -70,13 +70,13 @@ def test_what_is_large_is_checked_and_hashed_beside_the_event_loop(monkeypatch, 
     from scorekit.server import score_endpoint
 
     checked_in = set()
-    text_fault = score_endpoint.text_fault
+    text_error = score_endpoint.text_error
 
     def noting(*args):
         checked_in.add(threading.get_ident())
-        return text_fault(*args)
+        return text_error(*args)
 
-    monkeypatch.setattr(score_endpoint, "text_fault", noting)
+    monkeypatch.setattr(score_endpoint, "text_error", noting)
     with running_service(FakeBackend()) as url:
         _score(url, PAIR)
         _score(url, {"src": "small", "mt": "m"})

@@ -20,6 +20,7 @@ from scorekit.errors import RequestError, ServiceUnreachable, UserError
 from services.embedder.endpoint import EmbeddingsEndpoint
 from trainer.roleplay import rewards
 from trainer.roleplay.calibration.anchors import CANARIES, FILE, read_calibration
+from trainer.roleplay.cli import app
 from trainer.roleplay.reward_config import RewardConfig
 from trainer.roleplay.rewards import (
     configure,
@@ -28,7 +29,6 @@ from trainer.roleplay.rewards import (
 )
 from trainer.roleplay.similarity import Similarity, open_similarity
 from trainer.roleplay.turn import RoleplayTurn
-from trainer.roleplay.verbs import app
 
 TURNS = [
     RoleplayTurn(

@@ -26,7 +26,7 @@ from trainer.search.answer.pipeline import AnswerPipeline
 from trainer.search.answer.spending import BudgetExceeded
 from trainer.search.records import Trajectory
 from trainer.search.reward.config import SearchRewardConfig
-from trainer.search.reward.figures import group_rewards
+from trainer.search.reward.stats import group_rewards
 from trainer.search.reward.stream import RewardStream
 
 PATIENCE_S = 120.0

@@ -17,7 +17,7 @@ from scorekit.server.fake import fake_score, fake_spans
 from tests.kits.trainer.rewards import Recorder, Services, reward_services, rewards_of
 from tests.kits.trainer.runs import rollout
 from trainer.translation.dumps import completion_line
-from trainer.translation.evaluation.stats import reward_figures
+from trainer.translation.evaluation.stats import reward_stats
 from trainer.translation.rewards.components.metricx import metricx_reward
 from trainer.translation.rewards.compute import compute_rewards
 from trainer.translation.rewards.reward_batch import RewardFailure
@@ -67,7 +67,7 @@ def test_the_reward_is_the_weighted_sum(services: Services) -> None:
     penalty = 0.1 * cfg.severity_weights.model_dump()[severity]
     assert first.token_rewards == pytest.approx([0, 0, penalty, penalty, penalty, 0])
     assert second.token_rewards == [0, 0, 0]
-    figures = reward_figures([first, second], cfg)
+    figures = reward_stats([first, second], cfg)
     assert figures["reward_mean"] == pytest.approx(figures["r_seq_mean"] + 3 * penalty / 6 / 2)
 
 
@@ -90,7 +90,7 @@ def test_a_failed_score_is_dropped_and_never_0(services: Services) -> None:
     rewards = rewards_of(cfg, "열기", "nan", "저장")
     assert [reward.r_seq is None for reward in rewards] == [False, True, False]
     assert "non_finite" in rewards[1].service_error
-    figures = reward_figures(rewards, cfg)
+    figures = reward_stats(rewards, cfg)
     scores = [metricx_of("열기"), metricx_of("저장")]
     assert figures["metricx_score_mean"] == pytest.approx(sum(scores) / 2)
     assert figures["metricx_reward_mean"] == pytest.approx(5 - sum(scores) / 2)
@@ -125,7 +125,7 @@ def test_the_texts_own_fault_has_a_price(services: Services) -> None:
     assert faulty.r_seq == -30.0
     assert faulty.token_rewards == [0.0] * 5
     assert faulty.text_error == "xcomet: overlong"
-    figures = reward_figures([fine, faulty], cfg)
+    figures = reward_stats([fine, faulty], cfg)
     assert figures["text_errors"] == 1
     assert figures["metricx_score_mean"] == pytest.approx(metricx_of("열기"))
     assert figures["reward_coverage"] == 1.0
@@ -134,7 +134,7 @@ def test_the_texts_own_fault_has_a_price(services: Services) -> None:
 def test_tokens_behind_what_xcomet_read_are_not_valid(services: Services) -> None:
     (reward,) = rewards_of(services.config(), "half half")
     assert reward.valid == [True] * 4 + [False] * 6
-    assert reward_figures([reward], services.config())["uncovered_tokens"] == 6
+    assert reward_stats([reward], services.config())["uncovered_tokens"] == 6
 
 
 def test_tokens_behind_what_xcomet_read_may_get_the_sequence_reward(services: Services) -> None:
@@ -142,7 +142,7 @@ def test_tokens_behind_what_xcomet_read_may_get_the_sequence_reward(services: Se
     (excluded,) = rewards_of(services.config(uncovered="exclude"), "half half")
     assert reward.valid == [True] * 10
     assert (reward.r_seq, reward.token_rewards) == (excluded.r_seq, excluded.token_rewards)
-    assert reward_figures([reward], services.config())["uncovered_tokens"] == 6
+    assert reward_stats([reward], services.config())["uncovered_tokens"] == 6
 
 
 def test_a_completion_without_an_end_is_penalised(services: Services) -> None:
@@ -169,7 +169,7 @@ def test_what_a_model_could_not_read_is_logged(
         rewards = rewards_of(cfg, "cut", "b", "nan cut")
     assert [reward.truncated("metricx") for reward in rewards] == [True, False, None]
     assert rewards[0].truncated("xcomet") is None
-    figures = reward_figures(rewards, cfg)
+    figures = reward_stats(rewards, cfg)
     assert figures["metricx_truncated_frac"] == 0.5
     assert figures["xcomet_truncated_frac"] is None
     assert figures["xcomet_coverage"] is None  # never asked: not 0
@@ -210,7 +210,7 @@ def test_an_overlong_text_is_cut_or_skipped_or_has_a_price(
     assert over.r_seq == wanted[overlong]
     assert (fine.overlong, over.overlong) == (None, fate)
     assert over.service_error is None
-    figures = reward_figures([fine, over], cfg)
+    figures = reward_stats([fine, over], cfg)
     for name in ("truncated", "skipped", "penalised"):
         assert figures[f"overlong_{name}"] == (name == fate)
     assert figures["text_errors"] == (overlong != "truncate")
@@ -240,7 +240,7 @@ def test_an_overlong_text_is_scored_whole_in_windows(services: Services) -> None
     charged = [at for at, earned in enumerate(whole[0].token_rewards) if earned < 0]
     assert charged == [at for at, letter in enumerate(text) if letter in "bad"]
     cfg = services.config(overlong="windows", max_input_length=16)
-    figures = reward_figures(whole, cfg)
+    figures = reward_stats(whole, cfg)
     assert figures["reward_coverage"] == figures["metricx_coverage"] == 1.0
     fates = {fate: figures[f"overlong_{fate}"] for fate in ("truncated", "windowed", "skipped")}
     assert fates == {"truncated": 0, "windowed": 1, "skipped": 0}

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Final, Literal
 
 from scorekit.numeric.thresholds import below
-from scorekit.report.page import picture
+from scorekit.report.page import chart_image
 from trainer.search.curation.config import CurationConfig
 from trainer.search.curation.dataset import CurationResult, Decision, question_row
 from trainer.search.curation.diagnosis.causes import (
@@ -187,7 +187,7 @@ def _corner_sections(
                 question, answer = prompt.question, clues[sample.ref].said
                 words = [question.question, question.reference_answer, answer]
                 examples[corner].append([*words, sample.ndcg, sample.judge, sample.ref])
-    chart = picture("episodes", "NDCG", partial(_scatter, points, cfg))
+    chart = chart_image("episodes", "NDCG", partial(_scatter, points, cfg))
     note = (
         f"Episodes that have both. Found: NDCG above {cfg.found:g}. Right: judge from "
         f"{cfg.right:g} on."

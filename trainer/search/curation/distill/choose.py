@@ -12,7 +12,7 @@ from scorekit.numeric.thresholds import above
 from trainer.search.curation.dataset import Decision, refs
 from trainer.search.curation.disk_spool import DiskSpool
 from trainer.search.curation.distill.config import DistillConfig, Rank
-from trainer.search.curation.distill.targets import Fault, repeated, target_fault
+from trainer.search.curation.distill.targets import Fault, repeated, target_error
 from trainer.search.curation.samples import CuratedPrompt, EpisodeSummary, has_evidence
 from trainer.search.records import Trajectory
 from trainer.sft.curation_record import CurationRecord
@@ -48,7 +48,7 @@ class Wrote:
         if sample.judge:
             texts = [turn.text for turn in trajectory.turns if not turn.forced]
             written = Written(
-                fault=target_fault(trajectory),
+                fault=target_error(trajectory),
                 repeats=bool(repeated(trajectory)),
                 length=sum(map(len, texts)),
                 evidence=has_evidence(trajectory),

@@ -31,7 +31,7 @@ from trainer.search.curation.distill.rewriter import (
     Rewriter,
     ThoughtOf,
     asked_text,
-    reckoned_calls,
+    estimated_calls,
 )
 from trainer.search.curation.distill.spool import RowSpool
 from trainer.search.curation.distill.targets import has_tag, thoughts
@@ -341,7 +341,7 @@ def estimated(distilled: Distilled, cfg: RewriteConfig) -> list[str]:
             originals = _thoughts_to_rewrite(row)
             calls = in_groups(originals, cfg.messages_per_call)
             texts += [asked_text(_question(row), call) for call in calls]
-    return reckoned_calls(texts, cfg)
+    return estimated_calls(texts, cfg)
 
 
 def rewritten_rows(

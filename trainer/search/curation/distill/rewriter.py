@@ -11,7 +11,7 @@ from scorekit.llm import LLMError
 from scorekit.llm.wire import Choice, parse_json
 from trainer.search.answer.answer_cache import PaidAnswerCache
 from trainer.search.answer.config import MoneyConfig
-from trainer.search.answer.generator import reckoned_words
+from trainer.search.answer.generator import estimated_words
 from trainer.search.answer.paid_chat import CachedChat, PaidText
 from trainer.search.answer.spending import SpendTracker, cost_of, format_totals
 from trainer.search.curation.distill.config import RewriteConfig
@@ -83,7 +83,7 @@ class Rewriter:
                     {"role": "system", "content": cfg.system},
                     {"role": "user", "content": text},
                 ],
-                words=reckoned_words(cfg.system, text),
+                words=estimated_words(cfg.system, text),
                 schema=SCHEMA,
             )
         except (LLMError, TimeoutError):
@@ -109,13 +109,13 @@ def _read(reply: PaidText, thoughts: Sequence[ThoughtOf]) -> dict[int, str]:
     return {entry["turn"]: entry["thought"] for entry in turns}
 
 
-def reckoned_calls(calls: Sequence[str], cfg: RewriteConfig) -> list[str]:
+def estimated_calls(calls: Sequence[str], cfg: RewriteConfig) -> list[str]:
     """Return lines about the max calls, tokens and cost, without a call.
 
     calls: the texts to send. An answer counts `max_output_tokens`; stored answers cost nothing.
     """
     system = cfg.rewriter.system
-    prompt_tokens = sum(reckoned_words(system, text) for text in calls)
+    prompt_tokens = sum(estimated_words(system, text) for text in calls)
     completion_tokens = len(calls) * cfg.rewriter.max_output_tokens
     money = cost_of(cfg.price, prompt_tokens, completion_tokens)
     charge = ApiUsage(

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import Final, Literal
 
-from scorekit.text.chatmarks import role_token
+from scorekit.text.chat_marks import role_token
 from trainer.search.actions import ANSWER, SPELLING, THINK
 from trainer.search.curation.distill.spelling import plain
 from trainer.search.records import Trajectory
@@ -61,7 +61,7 @@ _SENTENCES: Final = (
 _ENVIRONMENT = re.compile("|".join((*_MARKS, *_SENTENCES)), re.MULTILINE)
 
 
-def target_fault(trajectory: Trajectory) -> Fault | None:
+def target_error(trajectory: Trajectory) -> Fault | None:
     """Return why an episode is not an example, or None.
 
     Invalid and forced turns are not checked, because they get no loss. A tag in a thought counts in

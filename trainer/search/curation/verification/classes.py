@@ -12,7 +12,7 @@ from decimal import Decimal
 from typing import Final, Literal, NamedTuple, get_args
 
 from scorekit.numeric.thresholds import below
-from scorekit.text.markup import normalised
+from scorekit.text.markup import normalized
 
 #: OK: the reference is right, and the generator agrees. GT_ERROR: the reference is wrong.
 #: GEN_ERROR: the generator is wrong. BOTH_WRONG: both are. UNCERTAIN: the verifier is not sure.
@@ -116,4 +116,4 @@ def _parts(text: str) -> tuple[list[Decimal], list[str]]:
 
 
 def _flat(text: str) -> str:
-    return " ".join(normalised("NFKC", text).casefold().split())
+    return " ".join(normalized("NFKC", text).casefold().split())

@@ -18,7 +18,7 @@ from trainer.search.curation.verification.classes import CLASSES
 from trainer.search.curation.verification.compare import Pages
 from trainer.search.curation.verification.config import VerifyConfig
 from trainer.search.curation.verification.human_labels import ID, NOTE, PERSON, csv_text
-from trainer.search.images.pictures import PictureError, read_picture
+from trainer.search.images.image_data import ImageError, read_image
 
 _QUALITY = 80  # of JPEG
 #: The classes in the order in which people should check them.
@@ -122,8 +122,8 @@ def _row_values(
 def _data_url(png: bytes, width: int) -> tuple[str, int, int]:
     """Return a page as a data URL of at most `width`, and its size."""
     try:
-        image = read_picture(png)
-    except PictureError:
+        image = read_image(png)
+    except ImageError:
         return "data:,", 16, 9
     if image.width > width:
         image = image.resize((width, max(1, round(image.height * width / image.width))))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from trainer.runs.stats import Curve, Stats, StatSpec, mean_std
-from trainer.translation.rewards.component import RewardComponent, reading_figures
+from trainer.translation.rewards.component import RewardComponent, coverage_stats
 from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.judging import Judged
 from trainer.translation.rewards.reward_batch import VERDICT
@@ -57,7 +57,7 @@ class JudgeVerdict(RewardComponent):
         if not any(VERDICT in reward.asked for reward in rewards):
             return {}
         scores = [score for r in rewards if (score := r.score(VERDICT)) is not None]
-        return mean_std("judge_score", scores) | reading_figures(VERDICT, rewards)
+        return mean_std("judge_score", scores) | coverage_stats(VERDICT, rewards)
 
     def dump_fields(self, reward: SampleReward) -> dict[str, Any]:
         """Return score and verdict; {} if it was not requested."""

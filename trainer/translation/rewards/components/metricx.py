@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from trainer.runs.stats import Curve, Stats, StatSpec, mean_std
-from trainer.translation.rewards.component import RewardComponent, reading_dump, reading_figures
+from trainer.translation.rewards.component import RewardComponent, coverage_stats, service_dump
 from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.sample_reward import SampleReward
 from trainer.translation.rollouts import TranslationRollout
@@ -68,12 +68,12 @@ class MetricX(RewardComponent):
         return {
             **mean_std("metricx_score", scores),
             **mean_std("metricx_reward", rewards_of_scores),
-            **reading_figures("metricx", rewards),
+            **coverage_stats("metricx", rewards),
         }
 
     def dump_fields(self, reward: SampleReward) -> dict[str, Any]:
         """Return the score, and whether the model read the full text."""
-        return reading_dump("metricx", reward)
+        return service_dump("metricx", reward)
 
 
 def metricx_reward(score: float, offset: float = 5.0) -> float:

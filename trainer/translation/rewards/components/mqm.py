@@ -8,7 +8,7 @@ from typing import Any
 
 from scorekit.schemas import Scored
 from trainer.runs.stats import Curve, Stats, StatSpec, mean_of, mean_std
-from trainer.translation.rewards.component import RewardComponent, reading_figures
+from trainer.translation.rewards.component import RewardComponent, coverage_stats
 from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.credit import severity_weight
 from trainer.translation.rewards.reward_batch import MQM
@@ -85,7 +85,7 @@ class MQMSpans(RewardComponent):
             **mean_std("mqm_score", [answer.score for answer in answers]),
             "mqm_spans_mean": mean_of([len(answer.error_spans or ()) for answer in answers]),
             "mqm_unplaced_mean": mean_of([len(answer.unplaced or ()) for answer in answers]),
-            **reading_figures(MQM, rewards),
+            **coverage_stats(MQM, rewards),
         }
 
     def dump_fields(self, reward: SampleReward) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 from tests.kits.browser import BROWSER, ask_page, picture
 from tests.kits.trainer.searching.episodes import ask, crop, played, scripted, search
 from trainer.search.records import GeneratedAnswer, JudgedAnswer
-from trainer.search.trajectories.shown import KINDS
+from trainer.search.trajectories.layout import KINDS
 from trainer.search.trajectories.view import write_episodes
 
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium on PATH")

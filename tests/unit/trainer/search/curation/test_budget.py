@@ -19,13 +19,13 @@ from tests.kits.trainer.searching.curated import (
     write_run,
 )
 from tests.kits.trainer.searching.finished import complete_turn, search_turn
+from trainer.search.cli import app
 from trainer.search.config_data import SearchData
 from trainer.search.curation.budget import _figures
 from trainer.search.curation.config import BudgetConfig, CurationConfig
 from trainer.search.curation.samples import read_prompts
 from trainer.search.data import load_questions
 from trainer.search.records import Question, Trajectory
-from trainer.search.verbs import app
 
 
 def run(out: Path, *flags: object) -> Any:

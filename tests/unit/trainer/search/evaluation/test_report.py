@@ -12,13 +12,13 @@ from tests.kits.trainer.searching.finished import episode, png_of, question, sha
 from trainer.runs.run_log import append_jsonl, write_jsonl
 from trainer.search.evaluation.compare import ALL, changed_most, compare_episodes
 from trainer.search.evaluation.evaluate import SearchReport, read_reports
-from trainer.search.evaluation.figures import by_document, by_type, figures_of
 from trainer.search.evaluation.report import (
     read_episodes,
     write_comparison,
     write_evaluation,
     write_report,
 )
+from trainer.search.evaluation.stats import by_document, by_type, compute_stats
 from trainer.search.records import EpisodeReward, GeneratedAnswer, JudgedAnswer, Trajectory
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore
 
@@ -47,7 +47,7 @@ def found(number: int, score: float) -> Trajectory:
 
 
 def report_of(episodes: list[Trajectory]) -> SearchReport:
-    values = dict(figures_of(episodes))
+    values = dict(compute_stats(episodes))
     return SearchReport(
         samples=int(values.pop("samples") or 0),
         reward_mean=values.pop("reward_mean"),
@@ -76,7 +76,7 @@ def run(tmp_path):
             line = {"update": update, "set": name, "decides": name == "eval"} | of.figures()
             append_jsonl(tmp_path / "eval.jsonl", line | {"completions": dump})
         if update:
-            line = {"update": update} | figures_of([found(i, 0.5) for i in range(4)])
+            line = {"update": update} | compute_stats([found(i, 0.5) for i in range(4)])
             line |= {"groups": 2, "groups_without_spread": 1, "cost/generator_calls": 4.0 * update}
             append_jsonl(tmp_path / "log.jsonl", line)
     return tmp_path

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from transformers import Qwen2VLImageProcessor
 
 from trainer.search.images.config import SightConfig
-from trainer.search.images.pictures import shown_size
+from trainer.search.images.image_data import shown_size
 
 #: Of whichever back end this transformers has.
 smart_resize = sys.modules[type(Qwen2VLImageProcessor()).__module__].smart_resize

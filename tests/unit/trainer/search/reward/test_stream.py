@@ -15,7 +15,7 @@ from scorekit.errors import UserError
 from tests.kits.trainer.searching.finished import episode, question
 from trainer.search.records import GeneratedAnswer, JudgedAnswer, Trajectory
 from trainer.search.reward.config import SearchRewardConfig
-from trainer.search.reward.figures import group_rewards
+from trainer.search.reward.stats import group_rewards
 from trainer.search.reward.stream import RewardStream
 
 PATIENCE_S = 60.0

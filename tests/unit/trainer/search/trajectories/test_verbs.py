@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.kits.trainer.searching.episodes import played, scripted, search
+from trainer.search.cli import app
 from trainer.search.trajectories.store import TrajectoryStore
-from trainer.search.verbs import app
 
 
 @pytest.fixture

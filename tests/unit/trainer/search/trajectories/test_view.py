@@ -10,7 +10,7 @@ import pytest
 from scorekit.errors import UserError
 from tests.kits.trainer.searching.episodes import ask, crop, played, scripted, search
 from trainer.search.records import EpisodeReward, GeneratedAnswer, JudgedAnswer, Trajectory
-from trainer.search.trajectories.shown import figures, lay_out
+from trainer.search.trajectories.layout import lay_out, mean_stats
 from trainer.search.trajectories.store import TrajectoryStore
 from trainer.search.trajectories.view import write_episodes, write_view
 
@@ -79,7 +79,7 @@ def test_kinds_of_episodes_are_told_apart(episode: Trajectory, pictures: dict) -
 
 
 def test_no_mean_counts_what_was_not_judged(episode: Trajectory) -> None:
-    found = {row.name: row for row in figures([judged(episode, 1.0), judged(episode, None)])}
+    found = {row.name: row for row in mean_stats([judged(episode, 1.0), judged(episode, None)])}
     assert (found["judge"].mean, found["judge"].known, found["judge"].of) == (1.0, 1, 2)
     assert found["grounded"].mean is None
 

@@ -19,7 +19,7 @@ from scorekit.server.app import create_app
 from scorekit.server.http.settings import ServiceSettings
 from tests.kits.trainer.searching.asked_again import Knowing, flags, knowing
 from tests.kits.trainer.searching.curated import asked, decided, everything, kept, write_rows
-from trainer.search.verbs import app
+from trainer.search.cli import app
 
 PAGES = {
     "deck_1": "births in Korea 1990 649,738",

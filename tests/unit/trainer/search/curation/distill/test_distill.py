@@ -16,6 +16,7 @@ from tests.kits.trainer.searching.cold import READING, save_model, text_run, wro
 from tests.kits.trainer.searching.curated import asked, decided, everything, kept
 from tests.kits.trainer.searching.episodes import COMPLETE, crop, search
 from tests.kits.trainer.searching.finished import page, sha256_of
+from trainer.search.cli import app
 from trainer.search.config import SearchConfig
 from trainer.search.curation.config import CurationConfig
 from trainer.search.curation.distill.choose import Wrote
@@ -24,7 +25,6 @@ from trainer.search.curation.distill.spool import row_spool
 from trainer.search.curation.samples import read_prompts
 from trainer.search.local_policy import inspect_policy
 from trainer.search.records import GeneratedAnswer, Trajectory
-from trainer.search.verbs import app
 from trainer.sft.curation_record import CurationRecord, RecordEntry
 
 SUCCESS_ONLY = Path(__file__).parents[6] / "configs/search/distill_success_only.yaml"

@@ -14,9 +14,9 @@ from trainer.search.evaluation.episode_values import VALUES, own_turns
 from trainer.search.images.views import CropFault
 from trainer.search.records import SUCCESS, Question, Trajectory
 from trainer.search.reward.compute import NO_GOLD
-from trainer.search.reward.figures import reward_figures
+from trainer.search.reward.stats import reward_stats
 
-__all__ = ["SUCCESS", "by_document", "by_type", "curves", "figures_of", "table"]
+__all__ = ["SUCCESS", "by_document", "by_type", "curves", "compute_stats", "table"]
 
 #: The reasons of invalid turns: of their form, their box, or a refused query.
 REASONS = (*DETAILS, *get_args(CropFault), "query_refused")
@@ -219,9 +219,9 @@ _MONEY = ("cost/generator_money", "cost/judge_money")
 _CALLS = ("cost/generator_calls", "cost/judge_calls")
 
 
-def figures_of(episodes: Sequence[Trajectory]) -> Stats:
+def compute_stats(episodes: Sequence[Trajectory]) -> Stats:
     """Return the stats of rewarded episodes: means (None without a value), counts, and shares."""
-    stats: Stats = {"samples": len(episodes), **reward_figures(episodes)}
+    stats: Stats = {"samples": len(episodes), **reward_stats(episodes)}
     for key, value_of in VALUES.items():
         stats[key] = mean_of(
             [value for episode in episodes if (value := value_of(episode)) is not None]
@@ -283,5 +283,5 @@ def _by(episodes: Iterable[Trajectory], name_of: Callable[[Trajectory], str]) ->
     return {
         name: {key: figures.get(key) for key in keys}
         for name, group in (groups.items() if len(groups) > 1 else ())
-        for figures in [figures_of(group)]
+        for figures in [compute_stats(group)]
     }

@@ -122,12 +122,12 @@ def _show(console: Console, checked: _Checked, count: int) -> None:
     """Print the first rows, or made-up conversations without rows."""
     from trainer.chat.labels import label
     from trainer.chat.show import print_conversation
-    from trainer.chat.template_check import looked_at, training_template
+    from trainer.chat.template_check import collect_conversations, training_template
 
     settings = (checked.tokenizer, checked.conversations, checked.chat)
     chosen = training_template(*settings, learned=checked.learned).template
     names = [row.where for row in checked.rows]
-    for number, (location, turns) in enumerate(looked_at(*settings)[:count]):
+    for number, (location, turns) in enumerate(collect_conversations(*settings)[:count]):
         labelled = label(checked.tokenizer, turns, checked.chat, chosen, checked.learned)
         name = names[number] if number < len(names) else location
         print_conversation(console, checked.tokenizer, name, labelled.tokens.ids, labelled.mask)

@@ -122,7 +122,7 @@ def collect(
     with _clean_exit():
         from trainer.runs.cli.tables import report_table
         from trainer.search.collect import collect as collect_all
-        from trainer.search.evaluation.figures import table
+        from trainer.search.evaluation.stats import table
         from trainer.search.trajectories.view import write_view
 
         done = collect_all(_config(config, policy, model, set_), resume=resume, limit=limit)
