@@ -43,7 +43,7 @@ class StageContext:
     left_open: by shard, 1 if a process of this call has left records open; the others skip it.
     give_up: reject records without an answer instead of leaving them open.
     advance: called with the number of records done, for a progress bar.
-    tell: called with a line for the user.
+    print_line: called with a line for the user.
     """
 
     cfg: SynthConfig
@@ -93,7 +93,7 @@ class Stage(ABC):
     outputs: ClassVar[tuple[str, ...]] = ()
     has_shards: ClassVar[bool] = True
     shows_rejected: ClassVar[bool] = False
-    drawn: ClassVar[tuple[DistributionChart, ...]] = ()
+    charts: ClassVar[tuple[DistributionChart, ...]] = ()
 
     def __init__(self, after: Stage | None = None) -> None:
         self.after = after
@@ -116,12 +116,12 @@ class Stage(ABC):
         """Return its cost if every source passes all stages."""
         return Cost(self.name)
 
-    def figures(self, cfg: SynthConfig, records: Iterable[Record]) -> Distributions:
+    def distributions(self, cfg: SynthConfig, records: Iterable[Record]) -> Distributions:
         """Return distributions of its records by name, for stats.json and the report. It reads the
         records once, in little memory."""
         return {}
 
-    def faults(self, folder: StageFolder) -> Iterator[str]:
+    def errors(self, folder: StageFolder) -> Iterator[str]:
         """Yield a line for each damaged shard, with the command that repairs it."""
         for index in range(folder.shards() or 0):
             try:

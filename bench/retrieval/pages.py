@@ -68,7 +68,7 @@ def write_index(
         kept = {}
         for builder in builders:
             (state / builder.name).mkdir()
-            kept[builder.name] = builder.build(pages, state / builder.name, index.places)
+            kept[builder.name] = builder.build(pages, state / builder.name, index.paths)
         told = Manifest(
             id=folder.name,
             revision="",

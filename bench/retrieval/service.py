@@ -90,12 +90,12 @@ def by_words(sizes: Sizes) -> Iterator[Figure]:
     folder = WORK / f"retrieval/bm25-{sizes.pages}"
     write_index(folder, pages, [Bm25Builder("morphemes")])
     words = Words("morphemes")
-    page_words = [words.of(page.text) for page in pages]
+    page_words = [words.tokenize(page.text) for page in pages]
     bare = bm25s.BM25(method="lucene")
     bare.index(page_words, show_progress=False)
 
     def theirs(queries: Sequence[str]) -> Any:
-        asked = [words.of(query) for query in queries]
+        asked = [words.tokenize(query) for query in queries]
         return bare.retrieve(asked, k=TOP_K, show_progress=False, n_threads=0)
 
     fresh = Fresh(make_queries(sizes.queries, texts))
@@ -124,7 +124,7 @@ def by_words(sizes: Sizes) -> Iterator[Figure]:
     numbers = {page.page_id: k for k, page in enumerate(pages)}
     shares = []
     for query, hits in zip(asked, found, strict=True):
-        scores = plain.scores(words.of(query))
+        scores = plain.scores(words.tokenize(query))
         scores[scores <= 0] = -np.inf
         shares.append(recall(found_pages(hits, numbers), scores, TOP_K))
     yield Figure(

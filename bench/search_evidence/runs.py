@@ -172,7 +172,7 @@ def measure(
     cfg = load_config(SearchConfig, CONFIG, [*of_arm, *YARDSTICK, *services, *place])
     (questions,) = load_held_out(cfg).values()
     store = TrajectoryStore(folder / FOLDER, f"{out.parent.name}-{out.stem}-{time.time_ns()}")
-    with met(cfg, run=store.run, load_image=store.picture) as around:
+    with met(cfg, run=store.run, load_image=store.read_image) as around:
         episodes = EpisodeRunner(cfg, around.retriever, around.stream, store)
         asked = list(enumerate(questions[: plan.limit]))
         greedy = cfg.model_copy(update={"generation": cfg.eval_generation()})

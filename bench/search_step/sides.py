@@ -222,12 +222,17 @@ class _Player:
             cfg.episode,
             new_id=lambda question, sample: f"{question.id}-{sample}",
             on_done=lambda one: None,
-            keep_picture=lambda sha256, png: None,
+            save_image=lambda sha256, png: None,
             samples=self._sizes.samples,
         )
         model.train()
         return [
-            _Played(one.question.id, policy.ended[one.trajectory_id], said(one), _reward(said(one)))
+            _Played(
+                one.question.id,
+                policy.ended_episodes[one.trajectory_id],
+                said(one),
+                _reward(said(one)),
+            )
             for one in episodes
         ]
 

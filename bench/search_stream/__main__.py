@@ -111,7 +111,7 @@ def _step(
                     stream.submit(found)
             collected = stream.collect(1, wanted, PATIENCE_S)
             taken = time.monotonic() - began
-    assert stream.figures["reward_coverage"] == 1, stream.figures
+    assert stream.stats["reward_coverage"] == 1, stream.stats
     return taken, sum(
         found.reward is not None and found.reward.value == _deserved(id)
         for id, found in collected.items()

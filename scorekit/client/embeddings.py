@@ -92,14 +92,14 @@ class Embeddings:
         timeout_s: float = 600.0,
         deadline_s: float = 900.0,
         max_in_flight: int = 4,
-        ended: Callable[[], str | None] = lambda: None,
+        exit_reason: Callable[[], str | None] = lambda: None,
     ) -> None:
         base = checked_url(url).removesuffix("/v1")
         key = resolve_api_key(api_key)
 
         def make() -> _Client:
             limits = (batch_size, timeout_s, deadline_s, max_in_flight)
-            return _Client(base, model, key, *limits, ended)
+            return _Client(base, model, key, *limits, exit_reason)
 
         self._owned_loop = ForkSafeClient("embeddings client", make, _Client.close)
 

@@ -60,7 +60,7 @@ class Agreement:
         self._pooled = Concordance(human[self.is_present], metric[self.is_present])
         self._pairs = _Pairs(human, metric)
 
-    def figures(self, weights: DrawWeights) -> dict[str, Array]:
+    def stats(self, weights: DrawWeights) -> dict[str, Array]:
         """Return each of STATS, and `epsilon`: (draws,), NaN if it is not defined."""
         accuracy, epsilon = self._pairs.calibrated(weights)
         system_accuracy, system_pearson = self._systems(weights)

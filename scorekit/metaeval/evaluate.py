@@ -198,9 +198,9 @@ def _agreement(
     result: MetricStats, rows: _Rows, matrix: Array, weights: dict[str, agreement.DrawWeights]
 ) -> dict[str, dict[str, Array]]:
     sums = agreement.Agreement(rows.human, matrix)
-    full = sums.figures(agreement.ones("segments", len(rows.segments)))
+    full = sums.stats(agreement.ones("segments", len(rows.segments)))
     result.values |= {name: _number(value[0]) for name, value in full.items()}
-    draws_by_kind = {kind: sums.figures(weights[kind]) for kind in KINDS}
+    draws_by_kind = {kind: sums.stats(weights[kind]) for kind in KINDS}
     result.intervals |= {
         name: {kind: _interval(draws_by_kind[kind][name]) for kind in KINDS} for name in full
     }

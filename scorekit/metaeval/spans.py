@@ -64,7 +64,7 @@ class SpanSums:
     known: Array
     groups: dict[tuple[str, str], Array] = field(default_factory=dict)
 
-    def figures(self, weights: Array) -> dict[str, Array]:
+    def stats(self, weights: Array) -> dict[str, Array]:
         """Return each of STATS. weights: (draws, translations)."""
         return compute_stats(weights @ self.sums)
 

@@ -72,7 +72,7 @@ class FakeBackend:
         self.seconds_per_pair = seconds_per_pair
         self.poison = poison
         self.batches: list[int] = []  # sizes, in order
-        self.verb = ScoreEndpoint(
+        self.endpoint = ScoreEndpoint(
             TranslationSample, MetricXOptions if service == "metricx" else XCometOptions
         )
 

@@ -34,8 +34,10 @@ class LocalScorer:
     ) -> RewardOutput:
         """Score in order; a failed sample has None in its place and its error in the metadata."""
         cfg = cfg or ScoringConfig()
-        verb = self.backend.verb
-        options = resolve_options(verb.options_type.model_validate(cfg.options()), self.description)
+        endpoint = self.backend.endpoint
+        options = resolve_options(
+            endpoint.options_type.model_validate(cfg.options()), self.description
+        )
         checked = [
             TranslationSample.model_construct(src=s.src, mt=s.mt, ref=s.ref or None)
             for s in samples
@@ -59,7 +61,7 @@ class LocalScorer:
             lengths = [(one.length, one.rows) for _, one in waiting]
             for batch in make_batches(lengths, self.max_batch_tokens, cfg.batch_size):
                 in_hand = [waiting[k][1] for k in batch]
-                scored = run_batch(self._windowed.forward, in_hand, verb.outcome_error)
+                scored = run_batch(self._windowed.forward, in_hand, endpoint.outcome_error)
                 outcomes |= dict(zip((waiting[k][0] for k in batch), scored, strict=True))
         return reward_output([_result(outcomes[index]) for index in range(len(samples))])
 

@@ -33,7 +33,7 @@ class EmbedderBackend:
     """
 
     service = "embedder"
-    verb = EmbeddingsEndpoint()
+    endpoint = EmbeddingsEndpoint()
 
     def __init__(
         self,

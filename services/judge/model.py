@@ -64,7 +64,7 @@ class _Judge:
     """Base of both backends: checks samples against their rubrics."""
 
     service = "judge"
-    verb = ScoreEndpoint(JudgeSample, JudgeOptions)
+    endpoint = ScoreEndpoint(JudgeSample, JudgeOptions)
 
     def __init__(self, tasks: Mapping[str, JudgeTask], max_input_length: int) -> None:
         self.tasks = tasks
@@ -148,7 +148,7 @@ class RulesBackend(_Judge):
         if options.votes not in (None, 1):
             raise SampleError("invalid_input", _ONE_ANSWER)
         rubric = self._judged[sample.task]
-        rubric.pictures(sample.images)
+        rubric.image_parts(sample.images)
         raw_texts = (
             sample.model_extra or {}
         )  # tags of languages: a name may not include the variant
@@ -232,7 +232,7 @@ class OpenAIBackend(_Judge):
         )
         if votes > 1 and sampling.temperature == 0:
             raise SampleError("invalid_input", "options.votes: at temperature 0 all answers agree")
-        image_parts = task.pictures(sample.images)
+        image_parts = task.image_parts(sample.images)
         model = options.model or self.model
         if not self._settings.may_name(model):
             raise SampleError("invalid_input", "options.model: not a model that may be named here")
@@ -273,7 +273,7 @@ class OpenAIBackend(_Judge):
         if (known_outcome := question.task.outcome_without_llm(question.texts)) is not None:
             return known_outcome
         client = self._client(question.model)
-        content = repr(question.task.messages(question.texts, question.pictures))
+        content = repr(question.task.messages(question.texts, question.image_parts))
         name = f"judge-{hashlib.blake2b(content.encode(), digest_size=8).hexdigest()}"
         spending = Spending(question.model, self._counters)
         try:

@@ -160,7 +160,7 @@ class MqmTask:
             if text or name != "ref"
         }
 
-    def pictures(self, images: Sequence[str]) -> list[dict[str, Any]]:
+    def image_parts(self, images: Sequence[str]) -> list[dict[str, Any]]:
         """Return an empty list. Raises SampleError if the sample has images."""
         if images:
             raise SampleError("invalid_input", "images: the task mqm takes no images")

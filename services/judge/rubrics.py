@@ -99,7 +99,7 @@ class Rubric(Config):
             for name, kind in self.variables.items()
         }
 
-    def pictures(self, images: Sequence[str]) -> list[dict[str, Any]]:
+    def image_parts(self, images: Sequence[str]) -> list[dict[str, Any]]:
         """Return the sample's images as parts of a message.
 
         Raises SampleError if their number does not fit the rubric."""

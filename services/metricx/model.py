@@ -61,7 +61,7 @@ class MetricXBackend:
     """
 
     service = "metricx"
-    verb = ScoreEndpoint(TranslationSample, MetricXOptions)
+    endpoint = ScoreEndpoint(TranslationSample, MetricXOptions)
 
     def __init__(
         self,

@@ -111,11 +111,11 @@ class SearchEndpoint(Endpoint):
     def __init__(
         self,
         routes: Callable[[FastAPI], None] = lambda app: None,
-        faces: Sequence[Endpoint] = (),
+        compat_endpoints: Sequence[Endpoint] = (),
     ) -> None:
         self._routes = routes
         self.pages: list[bytes] = []  # from `hit_of`; set when the index is loaded
-        self.compat_endpoints = faces
+        self.compat_endpoints = compat_endpoints
 
     def request_type(self, max_items: int) -> type[BaseModel]:
         """Return the request's schema: queries, hits per query, and pages to exclude."""

@@ -22,8 +22,8 @@ AT_ONCE = 4
 _CROP = re.compile(r"(\d{1,6}),(\d{1,6}),(\d{1,6}),(\d{1,6})", re.ASCII)
 _FORMATS: dict[str, Format] = {"png": "png", "jpeg": "jpeg", "webp": "webp"}
 _PARAMETERS = [
-    {"name": name, "in": "query", "required": False, "description": told, "schema": schema}
-    for name, told, schema in (
+    {"name": name, "in": "query", "required": False, "description": description, "schema": schema}
+    for name, description, schema in (
         (
             "crop",
             "x1,y1,x2,y2: whole pixels of the page's picture, origin top left.",
@@ -50,7 +50,7 @@ class PageRoutes:
     """The routes `/v1/pages/...` of one index; 503 until it is opened."""
 
     def __init__(self, paths: IndexPaths) -> None:
-        self._places = paths
+        self._paths = paths
         self._pages: dict[str, PageRecord] | None = None
         self._headers: dict[str, str] = {}
         self._slots = asyncio.Semaphore(AT_ONCE)
@@ -106,7 +106,7 @@ class PageRoutes:
     def _read(self, page: PageRecord, wish: Wish) -> bytes:
         """Return the image's bytes. Raises RequestError if the stored image is damaged."""
         try:
-            png = self._places.picture(page.picture).read_bytes()
+            png = self._paths.image_path(page.picture).read_bytes()
         except OSError:
             png = b""
         if sha256(png) != page.picture:

@@ -51,7 +51,7 @@ class XCometBackend:
     """
 
     service = "xcomet"
-    verb = ScoreEndpoint(TranslationSample, XCometOptions)
+    endpoint = ScoreEndpoint(TranslationSample, XCometOptions)
 
     def __init__(
         self,

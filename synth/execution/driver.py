@@ -63,7 +63,7 @@ async def run_map_stage(stage: MapStage, manifest: dict[str, Any], ctx: StageCon
             folder,
             ctx.stats,
             give_up=ctx.give_up,
-            tell=ctx.print_line,
+            print_line=ctx.print_line,
         ) as clients:
             window = asyncio.Semaphore(clients.window)
             slots = asyncio.Semaphore(SHARDS_AT_ONCE)
@@ -174,21 +174,21 @@ class _Shard:
         self.source.verify_input(self.index)
         started = time.monotonic()
         with (
-            ShardWriter(self.folder.shard(self.index)) as kept,
+            ShardWriter(self.folder.shard(self.index)) as accepted,
             ShardWriter(self.folder.rejected(self.index)) as rejected,
         ):
             async with self._tasks() as results:
                 async for result in results:
-                    self._write(result, kept, rejected)
+                    self._write(result, accepted, rejected)
             if not self.open:
                 rejected_digest = rejected.commit()
-                digest = kept.commit()
+                digest = accepted.commit()
         seconds = round(time.monotonic() - started, 2)
         log.info(
             "shard",
             stage=self.stage.name,
             shard=self.index,
-            kept=kept.records,
+            accepted=accepted.records,
             rejected=rejected.records,
             open=self.open.total(),
             seconds=seconds,
@@ -200,7 +200,7 @@ class _Shard:
         self.folder.set_mark(
             self.index,
             {
-                "records": kept.records,
+                "records": accepted.records,
                 "rejected": dict(sorted(self.codes.items())),
                 "told": dict(sorted(self.note_counts.items())),
                 "input": source_mark["digest"],
@@ -212,7 +212,7 @@ class _Shard:
     def _write(
         self,
         result: KeptRecord | RejectedRecord | DeferredRecord,
-        kept: ShardWriter,
+        accepted: ShardWriter,
         rejected: ShardWriter,
     ) -> None:
         stats = self.ctx.stats
@@ -229,7 +229,7 @@ class _Shard:
                 status=result.status,
             )
         elif isinstance(result, KeptRecord):
-            kept.write(result.record)
+            accepted.write(result.record)
             stats.records_out += 1
             if result.note_code:
                 self.note_counts[result.note_code] += 1

@@ -155,12 +155,12 @@ class OutageReporter:
 
     The clients retry for some minutes, and log the retries only."""
 
-    def __init__(self, tell: Callable[[str], None]) -> None:
-        """tell: called with each line."""
-        self._tell = tell
+    def __init__(self, print_line: Callable[[str], None]) -> None:
+        """print_line: called with each line."""
+        self._print_line = print_line
         self._services: dict[str, tuple[ScoringClient | LLMClient, float]] = {}
         self._since: dict[str, float] = {}
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def watch_service(
         self, name: str, service: ScoringClient | LLMClient, patience_s: float
@@ -171,27 +171,27 @@ class OutageReporter:
     async def watch(self) -> None:
         """Check all services repeatedly."""
         while True:
-            self.look()
+            self.check_outages()
             await asyncio.sleep(_LOOK_S)
 
-    def look(self) -> None:
+    def check_outages(self) -> None:
         """Report services that went down or came back."""
         now = time.monotonic()
         for name, (service, patience_s) in self._services.items():
             if not service.away:
                 self._since.pop(name, None)
-                if name in self._told:
-                    self._told.remove(name)
-                    self._tell(f"{name} answers again")
-            elif now - self._since.setdefault(name, now) >= AWAY_S and name not in self._told:
-                self._told.add(name)
-                self._tell(f"{name} does not answer: it is asked again, for {patience_s:g} s")
+                if name in self._reported:
+                    self._reported.remove(name)
+                    self._print_line(f"{name} answers again")
+            elif now - self._since.setdefault(name, now) >= AWAY_S and name not in self._reported:
+                self._reported.add(name)
+                self._print_line(f"{name} does not answer: it is asked again, for {patience_s:g} s")
 
 
 @contextmanager
-def watching(tell: Callable[[str], None]) -> Iterator[OutageReporter]:
+def watching(print_line: Callable[[str], None]) -> Iterator[OutageReporter]:
     """Watch for outages until the block ends."""
-    absences = OutageReporter(tell)
+    absences = OutageReporter(print_line)
     watch = asyncio.create_task(absences.watch())
     try:
         yield absences
@@ -206,15 +206,15 @@ async def open_clients(
     folder: StageFolder,
     stats: StageStats,
     give_up: bool = False,
-    tell: Callable[[str], None] = lambda line: None,
+    print_line: Callable[[str], None] = lambda line: None,
 ) -> AsyncIterator[Clients]:
     """Connect to the services, and check them against the config and a resumed stage.
 
-    give_up: a missing answer is a permanent failure. tell: called with lines about outages. Raises
+    give_up: a missing answer is a permanent failure. print_line: called with lines about outages. Raises
     UserError."""
     async with AsyncExitStack() as stack:
         teacher = metricx = judge = None
-        absences = stack.enter_context(watching(tell))
+        absences = stack.enter_context(watching(print_line))
         identities = {}
         before: dict[str, float] = {}
         if "teacher" in uses:
@@ -254,7 +254,7 @@ async def open_clients(
                 give_up=give_up,
             )
         finally:
-            absences.look()
+            absences.check_outages()
             stats.damaged_answers = answers.damaged
             if metricx is not None:
                 stats.scorer = await asyncio.to_thread(scorer_stats, cfg.metricx.url, before)

@@ -306,9 +306,9 @@ def _draw(order: Sequence[Stage], stages: Mapping[str, Any]) -> list[str]:
     """Return SVG charts, one for each title with distributions."""
     spreads: dict[tuple[str, str], list[tuple[Mapping[str, Any], str]]] = defaultdict(list)
     for stage in order:
-        for chart in stage.drawn:
+        for chart in stage.charts:
             if spread := _spreads(stages, stage.name).get(chart.spread):
-                spreads[chart.title, chart.axis].append((spread, chart.of))
+                spreads[chart.title, chart.axis].append((spread, chart.kind))
     charts = [
         chart_image(title, axis, partial(_draw_bars, chart_spreads))
         for (title, axis), chart_spreads in spreads.items()

@@ -42,7 +42,7 @@ class FormatFilter(MapStage):
 
     name = "format_filter"
     shows_rejected = True
-    drawn = (
+    charts = (
         DistributionChart(_CHARS, "source_chars", "source", "characters"),
         DistributionChart(_CHARS, "target_chars", "target", "characters"),
         DistributionChart(_TOKENS, "source_tokens", "source", "tokens, nearly"),
@@ -79,7 +79,7 @@ class FormatFilter(MapStage):
             driver_s=(0.006, 0.0),
         )
 
-    def figures(self, cfg: SynthConfig, records: Iterable[Record]) -> Distributions:
+    def distributions(self, cfg: SynthConfig, records: Iterable[Record]) -> Distributions:
         """Return lengths, scores and verdicts of the pairs, and why better candidates were
         rejected."""
         measure = make_measure(cfg.bucketing, cfg.data.tgt_lang)

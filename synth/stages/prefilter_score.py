@@ -40,7 +40,7 @@ class PrefilterScore(MapStage):
     name = "prefilter_score"
     view = "prefilter_candidates.jsonl"
     shows_rejected = True
-    drawn = (
+    charts = (
         improvement("all"),
         DistributionChart(_BOTH, "score_greedy", "greedy", _SCORE),
         DistributionChart(_BOTH, "score_sample", "sample", _SCORE),
@@ -77,7 +77,7 @@ class PrefilterScore(MapStage):
             view_bytes=run.line_bytes(),
         )
 
-    def figures(self, cfg: SynthConfig, records: Iterable[Record]) -> Distributions:
+    def distributions(self, cfg: SynthConfig, records: Iterable[Record]) -> Distributions:
         """Return the distributions of scores and improvement."""
         return improvements(records)
 

@@ -56,7 +56,7 @@ class SampleSources(GlobalStage):
     name = "sample_sources"
     outputs = (_VIEW,)
     runs_alone = False
-    drawn = (
+    charts = (
         DistributionChart("Source length of the pool", "source_tokens", "tokens, nearly", "tokens"),
     )
 
@@ -97,7 +97,7 @@ class SampleSources(GlobalStage):
             driver_s=(0.00012, 0.0),
         )
 
-    def figures(self, cfg: SynthConfig, records: Iterable[Record]) -> Distributions:
+    def distributions(self, cfg: SynthConfig, records: Iterable[Record]) -> Distributions:
         """Return lengths, buckets and types of the pool."""
         chars, tokens = Distribution(), Distribution()
         buckets: Counter[str] = Counter()

@@ -36,7 +36,7 @@ class ScoreSelectBest(MapStage):
     other_names = ("score_128_select_best",)
     view = "final_candidates_topk.jsonl"
     shows_rejected = True
-    drawn = (
+    charts = (
         DistributionChart(_CHART[0], "score_best", "best", _CHART[1]),
         DistributionChart(_CHART[0], "score_worst", "worst", _CHART[1]),
     )
@@ -67,7 +67,7 @@ class ScoreSelectBest(MapStage):
             view_bytes=run.line_bytes(run.text_bytes),
         )
 
-    def figures(self, cfg: SynthConfig, records: Iterable[Record]) -> Distributions:
+    def distributions(self, cfg: SynthConfig, records: Iterable[Record]) -> Distributions:
         """Return the best and worst scores of the sources, and excluded candidates."""
         best, worst, margin = (Distribution(0.01) for _ in range(3))
         out: Counter[str] = Counter()

@@ -70,7 +70,7 @@ class DistributionChart:
 
     title: str
     spread: str
-    of: str
+    kind: str
     axis: str
 
 

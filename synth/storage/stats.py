@@ -65,7 +65,7 @@ class StageStats:
     flushed: float = 0.0
     of_others: bool = False
 
-    def figures(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """Return the stats as they are written."""
         teacher = self.teacher
         counts = dataclasses.asdict(teacher) if dataclasses.is_dataclass(teacher) else teacher  # type: ignore[arg-type]
@@ -101,7 +101,7 @@ class StageStats:
             return
         self.flushed = now
         path = folder.path / f"stats-{self.process}.json"
-        write_atomic(path, to_line(self.figures()))
+        write_atomic(path, to_line(self.as_dict()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,7 +316,7 @@ class Exporter:
         if self._watched is None:
             return
         stage, stats = self._watched
-        totals = stats.figures()
+        totals = stats.as_dict()
         records = CounterMetricFamily(
             "synth_records", "Records by what became of them.", labels=["stage", "outcome"]
         )

@@ -50,6 +50,6 @@ def _distributions(ctx: StageContext, stage: Stage) -> dict[str, Any]:
             return dict(stored["distributions"])
     except (FileNotFoundError, ValueError, KeyError):
         pass
-    distributions = as_dicts(stage.figures(ctx.cfg, folder.records()))
+    distributions = as_dicts(stage.distributions(ctx.cfg, folder.records()))
     write_atomic(path, to_line({"of": digest, "distributions": distributions}))
     return distributions

@@ -142,7 +142,7 @@ def test_episodes_with_crops_follow_each_update(
             policy = SampledPolicy(first, ids, sampling, name="tiny", context=2000, seed=1)
             done = played(policy, samples=2, **episode)
             rows = [
-                policy.ended[one.trajectory_id].rollout(one.trajectory_id, 0, ids.stops)
+                policy.ended_episodes[one.trajectory_id].rollout(one.trajectory_id, 0, ids.stops)
                 for one in done
             ]
             for one, row in zip(done, rows, strict=True):

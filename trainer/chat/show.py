@@ -58,7 +58,7 @@ def print_findings(console: Console, findings: Sequence[Finding]) -> None:
     for finding in findings:
         sign, style = ("ok  ", "green") if finding.ok else ("FAIL", "bold red")
         line = Text.assemble((sign, style), " ", (finding.name, "bold"), ": ")
-        line.append(visible(finding.found))
+        line.append(visible(finding.result))
         console.print(line, soft_wrap=True)
         if not finding.ok:
             console.print(Text(f"     -> {finding.remedy}"), soft_wrap=True)

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from scorekit.errors import UserError
 from trainer.chat.config import ChatConfig
-from trainer.chat.labels import LabeledConversation, Learned, label
+from trainer.chat.labels import LabeledConversation, TrainedTurns, label
 from trainer.chat.markers import MarkedTemplate, candidates, has_markers
 from trainer.chat.probes import probes
 from trainer.chat.render import Turns, own_template, read_template, render
@@ -75,7 +75,7 @@ class Finding:
 
     name: str
     ok: bool
-    found: str
+    result: str
     remedy: str
 
 
@@ -86,7 +86,7 @@ def check_template(
     generation_config: Any = None,
     max_length: int | None = None,
     *,
-    learned: Learned = "all",
+    trained_turns: TrainedTurns = "all",
     names: Sequence[str] = (),
 ) -> list[Finding]:
     """Return a finding for each of `CHECKS`, from the conversations and difficult ones of their
@@ -100,11 +100,11 @@ def check_template(
     names: locations of the conversations.
     Raises UserError if there is no template.
     """
-    training = training_template(tokenizer, conversations, chat, learned=learned)
+    training = training_template(tokenizer, conversations, chat, trained_turns=trained_turns)
     labelled = [
         (
             names[number] if number < len(names) else name,
-            label(tokenizer, turns, chat, training.template, learned),
+            label(tokenizer, turns, chat, training.template, trained_turns),
         )
         for number, (name, turns) in enumerate(
             collect_conversations(tokenizer, conversations, chat)
@@ -122,11 +122,11 @@ def refuse_errors(
     """
     failed = [finding for finding in findings if not finding.ok]
     for failure in failed:
-        log.warning("chat template: %s: %s; %s", failure.name, failure.found, failure.remedy)
+        log.warning("chat template: %s: %s; %s", failure.name, failure.result, failure.remedy)
     if failed and action == "refuse":
         first = failed[0]
         raise UserError(
-            f"the chat template fails its check: {first.name}: {first.found}; {first.remedy} "
+            f"the chat template fails its check: {first.name}: {first.result}; {first.remedy} "
             f"({hint})"
         )
 
@@ -146,8 +146,8 @@ def findings_of(
     stops: set[int] = set()
     longest = count = 0
     for location, conversation in conversations:
-        for error in conversation.faults:
-            errors[error.check].append(f"{location}, {error.what}")
+        for error in conversation.errors:
+            errors[error.check].append(f"{location}, {error.message}")
         stops |= set(conversation.stops)
         length, count = len(conversation.tokens.ids), count + 1
         longest = max(longest, length)
@@ -166,7 +166,11 @@ def findings_of(
 
 
 def training_template(
-    tokenizer: Any, conversations: Sequence[Turns], chat: ChatConfig, *, learned: Learned = "all"
+    tokenizer: Any,
+    conversations: Sequence[Turns],
+    chat: ChatConfig,
+    *,
+    trained_turns: TrainedTurns = "all",
 ) -> MarkedTemplate:
     """Return the template for training: the config's or the tokenizer's own, with markers.
 
@@ -179,7 +183,7 @@ def training_template(
         )
     if has_markers(template):
         return MarkedTemplate(template, "those of the template")
-    return repaired_template(tokenizer, conversations, chat, template, learned=learned)
+    return repaired_template(tokenizer, conversations, chat, template, trained_turns=trained_turns)
 
 
 def repaired_template(
@@ -188,7 +192,7 @@ def repaired_template(
     chat: ChatConfig,
     template: str,
     *,
-    learned: Learned = "all",
+    trained_turns: TrainedTurns = "all",
 ) -> MarkedTemplate:
     """Return the first template with markers that renders the text of `template` and labels the
     replies.
@@ -202,8 +206,8 @@ def repaired_template(
             error.check in _MARKER_CHECKS
             for _, turns in samples
             for error in label(
-                tokenizer, turns, chat, chosen.template, learned, like=template
-            ).faults
+                tokenizer, turns, chat, chosen.template, trained_turns, like=template
+            ).errors
         ):
             break
     return chosen
@@ -233,14 +237,16 @@ def unknown_stops(
     chat: ChatConfig,
     generation_config: Any,
     *,
-    learned: Learned = "all",
+    trained_turns: TrainedTurns = "all",
 ) -> list[int]:
     """Return the ids that end turns in training, but do not end sampling."""
-    template = training_template(tokenizer, conversations, chat, learned=learned).template
+    template = training_template(
+        tokenizer, conversations, chat, trained_turns=trained_turns
+    ).template
     stops = {
         stop
         for _, turns in collect_conversations(tokenizer, conversations, chat)
-        for stop in label(tokenizer, turns, chat, template, learned).stops
+        for stop in label(tokenizer, turns, chat, template, trained_turns).stops
     }
     return sorted(stops - set(end_ids(tokenizer, generation_config)))
 

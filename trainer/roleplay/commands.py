@@ -22,7 +22,7 @@ def train(cfg: RoleplayConfig, *, resume: bool) -> int:
     artifacts = run_roleplay(cfg, resume=resume)
     if artifacts.reports:
         before, after = artifacts.reports[0][1], artifacts.reports[-1][1]
-        Console().print(comparison_table(table(), before.figures, after.figures))
+        Console().print(comparison_table(table(), before.stats, after.stats))
     if artifacts.updates or artifacts.reports:
         typer.echo(f"report: {write_report(artifacts.run_dir)}")
     return artifacts.say_end()
@@ -48,7 +48,7 @@ def evaluate(cfg: RoleplayConfig, against: str | None, *, overwrite: bool) -> in
         against,
         overwrite=overwrite,
     )
-    Console().print(report_table(table(), outcome.evaluation.figures))
+    Console().print(report_table(table(), outcome.evaluation.stats))
     typer.echo(f"report: {outcome.page}")
     if outcome.earlier is not None and outcome.paired is not None:
         typer.echo(f"A: {outcome.earlier.policy}\nB: {outcome.evaluation.policy}")

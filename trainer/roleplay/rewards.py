@@ -215,7 +215,7 @@ def configure(
         raise UserError(
             "special_tokens: expected a list of tokens, not a text. Put it into a list."
         )
-    _setting = _Setting(cfg, similarity, SpecialTokens.of(special_tokens))
+    _setting = _Setting(cfg, similarity, SpecialTokens.from_tokens(special_tokens))
 
 
 def _active_setting() -> _Setting:

@@ -49,7 +49,7 @@ class OwnServer:
     """
 
     url: str
-    ended: Callable[[], str | None]
+    exit_reason: Callable[[], str | None]
 
 
 class Similarity:
@@ -171,7 +171,7 @@ def reach(cfg: RewardConfig, server: OwnServer | None = None) -> Embeddings:
         raise UserError(f"reward.embedding_model: {error}") from None
     if server is None:
         return Embeddings(address, batch_size=cfg.embedding_batch_size)
-    return Embeddings(address, batch_size=cfg.embedding_batch_size, ended=server.ended)
+    return Embeddings(address, batch_size=cfg.embedding_batch_size, exit_reason=server.exit_reason)
 
 
 def _calibration(

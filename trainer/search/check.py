@@ -55,7 +55,7 @@ def check_run(cfg: SearchConfig) -> Findings:
     description.
     """
     findings = Findings()
-    run_check = findings.look
+    run_check = findings.run_check
     sets = {_TRAIN: run_check(_TRAIN, _questions, cfg, None) or []}
     for name in cfg.data.held_out:
         sets[set_key(name)] = run_check(set_key(name), _questions, cfg, name) or []
@@ -94,7 +94,7 @@ def _look_at_policy(
     cfg: SearchConfig, sets: Sets, retriever: Retriever | None, findings: Findings
 ) -> tuple[nn.Module | None, int | None]:
     """Return the model without weights, and the max ids of an episode (None where unknown)."""
-    run_check = findings.look
+    run_check = findings.run_check
     model = run_check("policy.path", check_model, cfg.policy, cfg.policy.path, "policy.path")
     if model is None:
         return None, None

@@ -46,7 +46,7 @@ class Collected:
     """
 
     folder: Path
-    figures: Stats = field(default_factory=dict)
+    stats: Stats = field(default_factory=dict)
     stopped: str | None = None
     exit_code: int = 0
 
@@ -70,7 +70,7 @@ def collect(cfg: SearchConfig, *, resume: bool = False, limit: int | None = None
         run = _name_of(folder) if done is not None else f"{folder.name}-{uuid4().hex[:8]}"
         stores: list[TrajectoryStore] = []  # opened when an earlier run may be replaced
         with open_policy_and_services(
-            cfg, run=run, load_image=lambda name: stores[0].picture(name)
+            cfg, run=run, load_image=lambda name: stores[0].read_image(name)
         ) as services:
             questions = hold_against_index(
                 questions, lambda page: has_page(services.retriever, page), cfg.data
@@ -182,9 +182,9 @@ class _Steps:
                 raise UserError(f"{error}, and continue with --resume") from None
             raise
         self.store.write_step(step, list(final.values()))
-        row: dict[str, Any] = {"update": step, **stream.figures}
+        row: dict[str, Any] = {"update": step, **stream.stats}
         if self.services.answering is not None:
-            row |= self.services.answering.figures()
+            row |= self.services.answering.stats()
         self.runlog.write_update(row)
         self.runlog.sync()
         return any(

@@ -32,7 +32,7 @@ def train(cfg: SearchConfig, *, resume: bool) -> int:
             best = " (the best checkpoint is chosen by it)" if name == cfg.best_by else ""
             typer.echo(f"set: {name}{best}")
         before, after = reports[0][1], reports[-1][1]
-        Console().print(comparison_table(table(), before.figures(), after.figures()))
+        Console().print(comparison_table(table(), before.stats(), after.stats()))
     if artifacts.updates or any(artifacts.sets.values()):
         typer.echo(f"report: {write_report(artifacts.run_dir)}")
     return artifacts.say_end()
@@ -56,9 +56,9 @@ def evaluate(cfg: SearchConfig, against: str | None, *, overwrite: bool) -> int:
     for result in run_evaluation(cfg, sets, against, overwrite=overwrite):
         if len(sets) > 1:
             typer.echo(f"set: {result.name}")
-        Console().print(report_table(table(), result.evaluation.figures))
+        Console().print(report_table(table(), result.evaluation.stats))
         typer.echo(f"report: {result.page}")
-        if not result.evaluation.figures["reward_coverage"]:
+        if not result.evaluation.stats["reward_coverage"]:
             unscored.append(result.name)
         if result.earlier is None or result.groups is None:
             continue

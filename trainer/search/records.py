@@ -234,7 +234,7 @@ class Trajectory(Record):
         return not valid_pages.isdisjoint(page_ids)
 
     @property
-    def pictures(self) -> list[str]:
+    def images(self) -> list[str]:
         """Return the SHA-256 of all its images without duplicates: in views, ids and evidence."""
         in_views = [view.image for turn in self.turns for view in turn.views]
         in_ids = self.tokens.images if self.tokens else []

@@ -22,23 +22,23 @@ class SftCallback(TrainerCallback):
         self,
         cfg: SftConfig,
         runlog: RunLog,
-        leaving: ShutdownHandler,
+        shutdown: ShutdownHandler,
         console: Console,
         accelerator: Any,
     ) -> None:
-        self.cfg, self.log, self.leaving, self.console = cfg, runlog, leaving, console
+        self.cfg, self.log, self.shutdown, self.console = cfg, runlog, shutdown, console
         self.accelerator = accelerator
         self.started_at = 0.0
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Start the clock of an update; from now on there is something to save."""
-        self.leaving.is_deferring = True
+        self.shutdown.is_deferring = True
         self.started_at = time.monotonic()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Decide whether to evaluate, save and stop after an update."""
         update, is_last = state.global_step, state.global_step >= state.max_steps
-        should_stop = bool(self.leaving.signal_number)
+        should_stop = bool(self.shutdown.signal_number)
         eval_interval, save_interval = (
             self.cfg.eval.eval_every_n_updates,
             self.cfg.misc.save_every_n_updates,

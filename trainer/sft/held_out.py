@@ -21,7 +21,7 @@ def as_batch(rows: Sequence[SftRow], collator: Collator) -> dict[str, torch.Tens
                 "input_ids": row.ids,
                 "labels": row.labels,
                 "pictures": row.images,
-                "where": row.where,
+                "where": row.location,
             }
             for row in rows
         ]

@@ -21,7 +21,7 @@ class SftRow:
     images: paths, in the order of their ids.
     """
 
-    where: str
+    location: str
     ids: list[int]
     mask: list[int]
     images: tuple[str, ...] = ()

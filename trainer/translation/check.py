@@ -46,14 +46,14 @@ from trainer.translation.train import check_trainable
 def check_run(cfg: TrainerConfig) -> Findings:
     """Check everything that a run of this config needs, without loading weights."""
     findings = Findings()
-    look = findings.look
-    look("config", _config, cfg)
-    train = look("data.train", _examples, cfg, None)
-    sets = {name: look(set_key(name), _examples, cfg, name) for name in cfg.data.held_out}
-    model = look("policy.path", check_model, cfg.policy, cfg.policy.path, "policy.path")
+    run_check = findings.run_check
+    run_check("config", _config, cfg)
+    train = run_check("data.train", _examples, cfg, None)
+    sets = {name: run_check(set_key(name), _examples, cfg, name) for name in cfg.data.held_out}
+    model = run_check("policy.path", check_model, cfg.policy, cfg.policy.path, "policy.path")
     if cfg.policy.reference_path is not None:
-        look("policy.reference_path", _reference, cfg.policy, model)
-    tokenizer = None if model is None else look("policy.tokenizer", _tokenizer, cfg, model)
+        run_check("policy.reference_path", _reference, cfg.policy, model)
+    tokenizer = None if model is None else run_check("policy.tokenizer", _tokenizer, cfg, model)
     longest = 0
     for key, examples, gen_cfg in (
         ("data.train", train, cfg.generation),
@@ -61,24 +61,24 @@ def check_run(cfg: TrainerConfig) -> Findings:
     ):
         if examples and tokenizer is not None:
             arguments = cfg, key, examples, model, tokenizer, gen_cfg
-            longest = max(longest, look(f"prompts of {key}", _prompts, *arguments) or 0)
+            longest = max(longest, run_check(f"prompts of {key}", _prompts, *arguments) or 0)
     for name, held_out in sets.items():
         if train and held_out:
-            look("overlap", _overlap, set_key(name), train, held_out)
-    device = look("device", check_device, cfg.misc)
+            run_check("overlap", _overlap, set_key(name), train, held_out)
+    device = run_check("device", check_device, cfg.misc)
     if model is not None and device is not None:
-        look("memory", check_memory, cfg, model, longest, device, findings)
+        run_check("memory", check_memory, cfg, model, longest, device, findings)
     service_results = [
-        look(name, _service, cfg, name)
+        run_check(name, _service, cfg, name)
         for name in services()
         if not only_paid(name) or any(t.service == name and t.weight(cfg.reward) for t in TERMS)
     ]
     if all(service_results) and train:
-        look("sources", _sources, cfg, train, sets)
+        run_check("sources", _sources, cfg, train, sets)
     if all(service_results) and cfg.eval.metrics:
-        look("eval.metrics", _metrics, cfg, sets)
+        run_check("eval.metrics", _metrics, cfg, sets)
     if cfg.generation.engine == "vllm":
-        look("vLLM", _vllm, cfg)
+        run_check("vLLM", _vllm, cfg)
     check_output_paths(findings, cfg)
     return findings
 

@@ -49,7 +49,7 @@ def evaluate(cfg: TrainerConfig, against: str | None, *, overwrite: bool) -> int
     for outcome in run_evaluation(cfg, sets, against, overwrite=overwrite):
         if len(sets) > 1:
             typer.echo(f"set: {outcome.name}")
-        Console().print(report_table(outcome.evaluation.figures))
+        Console().print(report_table(outcome.evaluation.stats))
         typer.echo(f"report: {outcome.page}")
         if outcome.earlier is None or outcome.groups is None:
             continue

@@ -72,14 +72,14 @@ def completion_line(rollout: TranslationRollout, reward: SampleReward) -> dict[s
 def training_lines(
     rollouts: list[TranslationRollout],
     rewards: list[SampleReward],
-    kept: list[int],
+    kept_indices: list[int],
     advantages: TokenAdvantages | None,
 ) -> Iterable[dict[str, Any]]:
     """Yield the lines of a training dump.
 
     kept: indices of the samples that `advantages` has rows for.
     """
-    rows = {index: row for row, index in enumerate(kept)} if advantages is not None else {}
+    rows = {index: row for row, index in enumerate(kept_indices)} if advantages is not None else {}
     for index, (rollout, reward) in enumerate(zip(rollouts, rewards, strict=True)):
         values = None
         if advantages is not None and index in rows:

@@ -30,14 +30,14 @@ def columns(cfg: RewardConfig) -> tuple[dict[str, tuple[str, str]], list[str]]:
 
 def evaluation_line(update: int, report: Report, name: str = DEFAULT_EVAL_SET) -> str:
     """Return the console line of an evaluation of a set."""
-    values = report.figures()
+    values = report.stats()
     visible_stats = [stat for stat in table(values) if values.get(stat.key) not in stat.hidden_at]
     return tables.evaluation_line(visible_stats, update, values, name)
 
 
 def comparison_table(before: Report, after: Report) -> Table:
     """Return two reports side by side, with the change."""
-    first, last = before.figures(), after.figures()
+    first, last = before.stats(), after.stats()
     return tables.comparison_table(table(first, last), first, last)
 
 

@@ -41,14 +41,14 @@ class AdmissionController:
 
     def __init__(
         self,
-        verb: Endpoint,
+        endpoint: Endpoint,
         settings: ServiceSettings,
         metrics: Metrics,
         pace: BatchTimeModel,
         pieces: TokenizerQueue,
         on_scored: Callable[[Mapping[bytes, bytes]], None],
     ) -> None:
-        self._verb = verb
+        self._verb = endpoint
         self._max_items = settings.max_queue_items
         self._max_room = settings.max_queue_tokens
         self._metrics = metrics

@@ -66,7 +66,7 @@ class Batcher:
             backend, settings, metrics, self.ready, self._deliver
         )
         self.admission = AdmissionController(  # owner: loop
-            backend.verb, settings, metrics, self._model.pace, self._pieces, on_scored
+            backend.endpoint, settings, metrics, self._model.pace, self._pieces, on_scored
         )
         uncut = getattr(backend, "encode_uncut", None)
         min_stall_s = settings.stall_after or 0.0

@@ -56,8 +56,8 @@ class ModelThread:
         """Run the largest batch there can be, so that the first request finds the model as fast
         as the last, and memory that does not suffice shows now. Called before the threads start.
         Raises UserError then, and where a plain text gets no outcome."""
-        verb = self._backend.verb
-        options = verb.default_options(description)
+        endpoint = self._backend.endpoint
+        options = endpoint.default_options(description)
         budget = self._max_tokens or default_batch_tokens(description.device)
         self._first_budget = budget  # owner: fixed
         self._ready.limit(budget)
@@ -83,10 +83,10 @@ class ModelThread:
             self._backend.forward(batch)
             seconds = time.monotonic() - started
         self.pace.observe(tokens, len(batch), seconds)
-        (outcome,) = run_batch(self._backend.forward, [self._plain], verb.outcome_error)
+        (outcome,) = run_batch(self._backend.forward, [self._plain], endpoint.outcome_error)
         if isinstance(outcome, SampleError):
             raise UserError(
-                f"the model does not {verb.name} a plain text ({outcome}): try another dtype"
+                f"the model does not {endpoint.name} a plain text ({outcome}): try another dtype"
             )
         log.info("warm", batch_tokens=tokens, samples=len(batch), seconds=round(seconds, 3))
 
@@ -101,7 +101,7 @@ class ModelThread:
     def _score(self, batch: list[InFlightSample]) -> None:
         encoded = [_timed(flight, item) for flight in batch if (item := flight.encoded) is not None]
         started = time.monotonic()
-        check = self._backend.verb.outcome_error
+        check = self._backend.endpoint.outcome_error
         outcomes = run_batch(self._forward, encoded, check, self._shrink)
         seconds = time.monotonic() - started
         self._deliver(batch, outcomes, started, seconds)
@@ -129,7 +129,7 @@ class ModelThread:
 
     def _answers(self) -> bool:
         """Whether the model gives an outcome for a plain text."""
-        check = self._backend.verb.outcome_error
+        check = self._backend.endpoint.outcome_error
         (outcome,) = run_batch(self._forward, [self._plain], check)
         return not isinstance(outcome, SampleError)
 

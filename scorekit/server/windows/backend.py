@@ -33,7 +33,7 @@ def with_windows(backend: Backend, max_batch_tokens: int | None) -> Backend:
     """Return the backend, able to score in windows if it scores translations.
 
     max_batch_tokens: padded tokens of a batch; None: the device's default."""
-    endpoint = backend.verb
+    endpoint = backend.endpoint
     if isinstance(endpoint, ScoreEndpoint) and issubclass(endpoint.options_type, ScoreOptions):
         return Windowed(backend, max_batch_tokens)
     return backend
@@ -46,7 +46,7 @@ class Windowed:
         self._inner = backend
         self._max_tokens = max_batch_tokens or 0
         self.service = backend.service
-        self.verb = backend.verb
+        self.endpoint = backend.endpoint
         self.probe = backend.probe
         self.memory_bytes = backend.memory_bytes
         self.workers = int(getattr(backend, "workers", 1))

@@ -39,7 +39,7 @@ class Words:
             self._kiwi = Kiwi(num_workers=1)
             self._kiwi.tokenize("안녕하세요")  # the first call takes seconds
 
-    def of(self, text: str) -> list[str]:
+    def tokenize(self, text: str) -> list[str]:
         """Return all words of a text in order, with repetitions."""
         text = normalized("NFKC", text).lower()
         words = [

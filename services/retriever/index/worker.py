@@ -107,7 +107,7 @@ def _is_done(paths: IndexPaths, key: str, number: int) -> bool:
 
 def _is_intact(paths: IndexPaths, name: str) -> bool:
     try:
-        return sha256(paths.picture(name).read_bytes()) == name
+        return sha256(paths.image_path(name).read_bytes()) == name
     except OSError:
         return False
 
@@ -123,7 +123,7 @@ def _save(
     png = png_of(image)
     name = sha256(png)
     if not _is_intact(paths, name):
-        _write(paths.picture(name), png)
+        _write(paths.image_path(name), png)
     page = PageContent(width=image.width, height=image.height, picture=name, boxes=boxes)
     _write(paths.record(key, number), page.model_dump_json())
 

@@ -241,7 +241,7 @@ def test_a_judge_whose_llm_refuses_the_key_is_found_before_the_start(tmp_path, t
     llm.api_key = "right"
     with llm.running() as upstream, running_judge(upstream=upstream, key="wrong") as url:
         findings = check_run(whole(tmp_path, teacher, metricx, url), RunOptions(named("all")))
-    (fault,) = findings.faults
+    (fault,) = findings.errors
     assert f"judge: filters.llm_judge.url: {url} gives no verdict (upstream: " in fault
     assert "\n" not in fault and "it refuses the API key" in fault
 
@@ -250,7 +250,7 @@ def test_a_run_asks_again_what_is_busy_and_a_check_does_not(tmp_path, teacher, m
     cfg = whole(tmp_path, teacher, metricx)
     options, told = RunOptions(named("all")), []
     teacher.fail(503)
-    assert "HTTP 503" in check_run(cfg, options).faults[0]
+    assert "HTTP 503" in check_run(cfg, options).errors[0]
     teacher.fail(503)
     need_passing(cfg, options, told.append)
     assert len(told) == 2 and told[0].startswith("teacher: ")

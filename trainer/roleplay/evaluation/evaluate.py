@@ -34,13 +34,13 @@ class RoleplayReport:
     examples: a line of the dump for each turn.
     """
 
-    figures: dict[str, Any]
+    stats: dict[str, Any]
     examples: Sequence[dict[str, Any]]
 
     @property
     def rating(self) -> float | None:
         """Return the value by which the best checkpoint is chosen."""
-        return self.figures["reward_mean"]
+        return self.stats["reward_mean"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class SampledReply:
 
     ids: list[int]
     text: str
-    ended: bool
+    is_complete: bool
 
 
 def evaluate_policy(
@@ -143,7 +143,7 @@ def score_lines(
                 },
                 "reasons": {name: list(score.reasons) for name, score in scored.items()},
                 "tokens": len(reply.ids),
-                "finish_reason": "eos" if reply.ended else "length",
+                "finish_reason": "eos" if reply.is_complete else "length",
                 "characters": len(reply.text),
                 "chrf": sentence_chrf(reply.text, turn.reference),
                 "copied_user": copied(reply.text, turn.user_turn),

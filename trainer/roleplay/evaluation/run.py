@@ -62,7 +62,7 @@ class EvaluatedPolicy:
     """
 
     policy: str
-    figures: Mapping[str, Any]
+    stats: Mapping[str, Any]
     lines: Sequence[dict[str, Any]]
 
 
@@ -133,7 +133,7 @@ def run_evaluation(
             report = _evaluate(
                 cfg, turns, tokenizers[target_dir], base, adapters, device, str(policy.path)
             )
-            stats = {"policy": str(policy.path), **scorer, **report.figures}
+            stats = {"policy": str(policy.path), **scorer, **report.stats}
             evaluations.append(EvaluatedPolicy(str(policy.path), stats, report.examples))
             _write(cfg, target_dir, evaluations[-1])
     outcome = RoleplayOutcome(evaluations[0], folder / "evaluation.html")
@@ -209,7 +209,7 @@ def _scorer(reward: RewardConfig, calibration: Calibration) -> dict[str, Any]:
 def _check_scorer(earlier: EvaluatedPolicy, scorer: Mapping[str, Any]) -> None:
     """Raise UserError if an earlier evaluation was scored differently."""
     for key, now in scorer.items():
-        then = earlier.figures.get(key, now)
+        then = earlier.stats.get(key, now)
         if then != now:
             raise UserError(
                 f"--against: {_SCORED[key]} {then}, here {now}. Such scores are not comparable. "
@@ -260,9 +260,9 @@ def _write(cfg: RoleplayConfig, folder: Path, evaluated: EvaluatedPolicy) -> Non
     text = yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True)
     write_jsonl(folder / "evaluation.jsonl", evaluated.lines)
     write_evaluation(
-        folder / "evaluation.html", evaluated.policy, evaluated.figures, evaluated.lines, text
+        folder / "evaluation.html", evaluated.policy, evaluated.stats, evaluated.lines, text
     )
-    write_json(folder / "evaluation.json", evaluated.figures)
+    write_json(folder / "evaluation.json", evaluated.stats)
 
 
 def _compared(folder: Path, outcome: RoleplayOutcome, earlier: EvaluatedPolicy) -> RoleplayOutcome:

@@ -68,7 +68,7 @@ class SpecialTokens:
     texts: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, tokens: Iterable[str]) -> SpecialTokens:
+    def from_tokens(cls, tokens: Iterable[str]) -> SpecialTokens:
         """Return those of a tokenizer's `all_special_tokens` or `added_tokens_decoder`."""
         folded = (_folded(token).strip() for token in tokens)
         return cls(frozenset(text for text in folded if len(text) > 2 and not text.isalnum()))

@@ -35,7 +35,7 @@ def check_run(cfg: RoleplayConfig) -> Findings:
     The embedder is asked, and started if it is a folder.
     """
     findings = Findings()
-    run_check = findings.look
+    run_check = findings.run_check
     train = run_check("data.train", _turns, "data.train", cfg)
     held_out = run_check("data.eval", _turns, "data.eval", cfg) if cfg.data.eval else None
     model = run_check("policy.path", check_model, cfg.policy, cfg.policy.path, "policy.path")
@@ -98,10 +98,10 @@ def _check_template(
     cfg: RoleplayConfig, tokenizer: Any, turns: Sequence[RoleplayTurn], findings: Findings
 ) -> None:
     """Add a line for each failed check of the chat template, or one if all pass."""
-    failures = findings.look("chat template", _template, cfg, tokenizer, turns)
+    failures = findings.run_check("chat template", _template, cfg, tokenizer, turns)
     is_refused = cfg.start.template_check == "refuse"
     for failure in failures or ():
-        message = f"{failure.found}; {failure.remedy}"
+        message = f"{failure.result}; {failure.remedy}"
         findings.checks.append(Check(f"chat template: {failure.name}", message, not is_refused))
 
 

@@ -27,7 +27,7 @@ def columns(table: Sequence[StatSpec]) -> tuple[dict[str, tuple[str, str]], list
 
 
 def evaluation_line(
-    table: Sequence[StatSpec], update: int, figures: Mapping[str, Any], name: str = DEFAULT_EVAL_SET
+    table: Sequence[StatSpec], update: int, stats: Mapping[str, Any], name: str = DEFAULT_EVAL_SET
 ) -> str:
     """Return the console line of an evaluation of a set.
 
@@ -36,9 +36,9 @@ def evaluation_line(
     texts = []
     for stat in table:
         if stat.in_console:
-            coverage = figures.get(stat.coverage, 1.0)
+            coverage = stats.get(stat.coverage, 1.0)
             share = "" if coverage in (None, 1.0) else f" (of {coverage:.0%})"
-            value = figures.get(stat.key)
+            value = stats.get(stat.key)
             text = "-" if value is None else f"{value:.3f}"
             texts.append(f"{stat.key.removesuffix('_mean')} {text}{share}")
     set_label = "" if name == DEFAULT_EVAL_SET else f" ({name})"
@@ -68,9 +68,9 @@ def paired_table(paired_stats: Sequence[PairedStat]) -> Table:
     return result
 
 
-def report_table(table: Sequence[StatSpec], figures: Mapping[str, Any]) -> Table:
+def report_table(table: Sequence[StatSpec], stats: Mapping[str, Any]) -> Table:
     """Return the stats of one report."""
     result = Table("", Column("value", justify="right"))
-    for row in compare(table, figures, {}):
+    for row in compare(table, stats, {}):
         result.add_row(row.title, row.before)
     return result

@@ -27,7 +27,7 @@ class Estimate:
 
     episodes: int
     sampled: int
-    asked: int
+    num_requested: int
     paid: int
     generator: ApiUsage
     judge: ApiUsage
@@ -36,7 +36,7 @@ class Estimate:
     def lines(self) -> list[str]:
         """Return the estimate as lines of text."""
         texts = [
-            f"{self.episodes:,} episodes, from {self.sampled}; of {self.asked} that need the "
+            f"{self.episodes:,} episodes, from {self.sampled}; of {self.num_requested} that need the "
             f"generator {self.paid} were paid for: the others are estimated, or were cached"
         ]
         for name, charge in (("generator", self.generator), ("judge", self.judge)):

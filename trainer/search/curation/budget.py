@@ -138,7 +138,7 @@ def budget_page(result: CurationResult, prompts: Mapping[str, CuratedPrompt]) ->
     turns: Counter[str] = Counter()
     budget_by_reason: dict[str, tuple[int, int]] = {}
     for decision in result.decisions:
-        n_agent, max_turns = int(decision.figures["n_agent"]), int(decision.figures["max_turns"])
+        n_agent, max_turns = int(decision.stats["n_agent"]), int(decision.stats["max_turns"])
         budget_by_reason[decision.reason] = (n_agent, max_turns)
         rows[decision.reason] += 1
         episodes[decision.reason] += n_agent

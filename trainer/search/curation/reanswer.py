@@ -150,7 +150,7 @@ class PlannedCalls:
 
     question: str
     reference: str
-    pictures: int
+    num_images: int
     times: int = 1
 
 
@@ -164,7 +164,7 @@ def estimated_usage(planned: Sequence[PlannedCalls], cfg: AnsweringConfig) -> li
     for item in planned:
         prompt_tokens = (
             estimated_words(generator_cfg.system, item.question)
-            + item.pictures * generator_cfg.tokens_per_image
+            + item.num_images * generator_cfg.tokens_per_image
         )
         usage = ApiUsage(
             calls=item.times,

@@ -38,7 +38,7 @@ def compare_episodes(
     ]:
         raise ValueError("the two evaluations do not have the same questions in the same order")
     lines = [(values_of(a), values_of(b)) for a, b in zip(first, second, strict=True)]
-    group_stats = [figure for figure in table() if figure.by_group]
+    group_stats = [stat for stat in table() if stat.by_group]
     indices_by_group = {ALL: list(range(len(lines)))} | dict(
         _groups([episode.question for episode in first])
     )

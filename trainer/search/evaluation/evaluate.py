@@ -45,7 +45,7 @@ class SearchReport:
     examples: Sequence[dict[str, Any]]
 
     def __getitem__(self, key: str) -> Any:
-        return self.figures()[key]
+        return self.stats()[key]
 
     @property
     def rating(self) -> float | None:
@@ -57,7 +57,7 @@ class SearchReport:
         num_covered = round(self.reward_coverage * self.samples)
         return None if below(num_covered, _MIN_COVERAGE * num_possible) else self.reward_mean
 
-    def figures(self) -> dict[str, Any]:
+    def stats(self) -> dict[str, Any]:
         """Return all stats by key, without the examples.
 
         Groups are lists of rows, because a tracker would log each number of a mapping, and there

@@ -16,7 +16,7 @@ from trainer.search.records import SUCCESS, Question, Trajectory
 from trainer.search.reward.compute import NO_GOLD
 from trainer.search.reward.stats import reward_stats
 
-__all__ = ["SUCCESS", "by_document", "by_type", "curves", "compute_stats", "table"]
+__all__ = ["SUCCESS", "by_document", "by_type", "compute_stats", "curves", "table"]
 
 #: The reasons of invalid turns: of their form, their box, or a refused query.
 REASONS = (*DETAILS, *get_args(CropFault), "query_refused")
@@ -184,7 +184,7 @@ _SERVICES = (
 
 def table() -> tuple[StatSpec, ...]:
     """Return all stats in the order of console, tables, pages and comparisons."""
-    learning = (replace(figure, narrow=figure.key in _NARROW) for figure in OF_LEARNING)
+    learning = (replace(stat, narrow=stat.key in _NARROW) for stat in OF_LEARNING)
     return (*_FRONT, *_BEHAVIOR, *_SERVICES, *learning)
 
 
@@ -281,7 +281,7 @@ def _by(episodes: Iterable[Trajectory], name_of: Callable[[Trajectory], str]) ->
         *(group for f in table() if f.by_group for group in (f.key, f.coverage) if group),
     ]
     return {
-        name: {key: figures.get(key) for key in keys}
+        name: {key: stats.get(key) for key in keys}
         for name, group in (groups.items() if len(groups) > 1 else ())
-        for figures in [compute_stats(group)]
+        for stats in [compute_stats(group)]
     }

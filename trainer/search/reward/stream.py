@@ -76,7 +76,7 @@ class RewardStream:
         self._fatal: Exception | None = None
         self._dropped = 0
         #: Stats of the last collected step, for the run's log.
-        self.figures: dict[str, float] = {}
+        self.stats: dict[str, float] = {}
 
     def check(self) -> None:
         """Raise UserError if generator or judge does not answer or is not as configured."""
@@ -151,7 +151,7 @@ class RewardStream:
             or self._without_answer(submitted, "late", f"no answer in {deadline_s:g} s")
             for id, submitted in popped.items()
         }
-        self.figures = step_stats(collected) | {
+        self.stats = step_stats(collected) | {
             "reward_waited_s": round(time.monotonic() - started_at, 3),
             "reward_dropped": dropped,
         }

@@ -64,13 +64,13 @@ class SampledPolicy:
         self._gen_cfg = gen_cfg.model_copy(update={"num_samples_per_prompt": 1})
         self._world = world if world is not None and world.is_sharded else None
         self._states: dict[str, _State] = {}
-        self.ended: dict[str, EpisodeTokens] = {}
+        self.ended_episodes: dict[str, EpisodeTokens] = {}
         self.begin(seed)
 
     def begin(self, seed: int | None) -> None:
         """Start a batch of episodes with a seed, and forget the finished ones."""
         self._seed, self._calls = seed, count()
-        self.ended = {}
+        self.ended_episodes = {}
 
     def goes_on(self, running: int) -> bool:
         """Return whether any episode runs, on any process if they share the weights."""
@@ -99,7 +99,7 @@ class SampledPolicy:
         state = self._states.pop(trajectory_id, None)
         if state is None:
             return None
-        self.ended[trajectory_id] = state.joined
+        self.ended_episodes[trajectory_id] = state.joined
         return state.joined.record()
 
     def _take(self, request: TurnRequest) -> int:

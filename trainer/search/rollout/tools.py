@@ -59,7 +59,7 @@ class ToolResult:
     action. failed: the reason if a service gave no result."""
 
     text: str = ""
-    shown: list[ShownImage] = field(default_factory=list)
+    images: list[ShownImage] = field(default_factory=list)
     hits: list[PageHit] = field(default_factory=list)
     rank: int | None = None
     reason: str | None = None
@@ -71,7 +71,7 @@ class ToolResult:
 class _Rendered:
     """An image and, in text mode, its lines."""
 
-    shown: ShownImage
+    image: ShownImage
     lines: tuple[str, ...]
 
 
@@ -86,10 +86,10 @@ class SearchTools:
         self,
         pages: PageSource,
         cfg: EpisodeConfig,
-        keep_picture: Callable[[str, bytes], None],
+        save_image: Callable[[str, bytes], None],
     ) -> None:
         self._pages, self._cfg = pages, cfg
-        self._keep_picture = keep_picture
+        self._save_image = save_image
         self._stored: set[str] = set()
         self._cached_view = lru_cache(_CACHE_SIZE)(self._show)
         self._page = lru_cache(_CACHE_SIZE)(pages.page)
@@ -152,7 +152,7 @@ class SearchTools:
                 return
             self._keep(outcome, page)
             num_hits = len(outcome.hits)
-            lines += [prompt.page_line(page.shown.view, hit.rank, num_hits, self._cfg), *page.lines]
+            lines += [prompt.page_line(page.image.view, hit.rank, num_hits, self._cfg), *page.lines]
         if not hits:
             lines = [prompt.nothing_found(len(outcome.hits))]
         outcome.rank = hits[0].rank if hits else None
@@ -171,7 +171,7 @@ class SearchTools:
             self._refuse(outcome, call, view.reason, view.detail)
         else:
             self._keep(outcome, view)
-            lines = [prompt.crop_line(view.shown.view, self._cfg), *view.lines]
+            lines = [prompt.crop_line(view.image.view, self._cfg), *view.lines]
             outcome.text = self._text(lines, call)
 
     def _refuse(self, outcome: ToolResult, call: ToolCall, reason: str, detail: str) -> None:
@@ -184,11 +184,11 @@ class SearchTools:
         return "\n".join(line for line in (*lines, prompt.turns_left(call.left, self._cfg)) if line)
 
     def _keep(self, outcome: ToolResult, rendered: _Rendered) -> None:
-        name = rendered.shown.view.image
+        name = rendered.image.view.image
         if name not in self._stored:
-            self._keep_picture(name, rendered.shown.png)
+            self._save_image(name, rendered.image.png)
             self._stored.add(name)
-        outcome.shown.append(rendered.shown)
+        outcome.images.append(rendered.image)
 
     # -- in the pool ------------------------------------------------------------------------------
 

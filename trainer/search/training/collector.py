@@ -203,7 +203,7 @@ class EpisodeCollector:
             world.set_phase(f"update {update}, log probabilities")
             rollouts = {
                 id: joined.rollout(id, _position(id), searcher.ids.stops)
-                for id, joined in policy.ended.items()
+                for id, joined in policy.ended_episodes.items()
                 if joined.completion_ids
             }
             add_logprobs(list(rollouts.values()), searcher.learner, cfg, world)
@@ -255,7 +255,7 @@ class EpisodeCollector:
         if stream is None:
             return
         for name in ("reward_waited_s", "reward_dropped"):
-            batch.waited[name] = (batch.waited.get(name) or 0) + stream.figures[name]
+            batch.waited[name] = (batch.waited.get(name) or 0) + stream.stats[name]
 
 
 def outage_reason(final: Mapping[str, Trajectory]) -> str | None:

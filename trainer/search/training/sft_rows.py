@@ -70,7 +70,7 @@ def export_sft(
     cfg: SearchConfig,
     *,
     steps: Sequence[int] | None = None,
-    ended: Ended = "complete",
+    end_filter: Ended = "complete",
     min_reward: float | None = None,
 ) -> SftExport:
     """Write the episodes of a run (of these steps) as rows for the model in `policy.path`, into a
@@ -86,12 +86,12 @@ def export_sft(
     with new_folder(target) as folder:
         with gzip.open(folder / ROWS, "wt", encoding="utf-8") as file:
             for trajectory in store.read(steps):
-                reason = _skip_reason(trajectory, ended, min_reward)
-                row = reason or rows.row(trajectory, store.picture)
+                reason = _skip_reason(trajectory, end_filter, min_reward)
+                row = reason or rows.row(trajectory, store.read_image)
                 if isinstance(row, str):
                     export.left_out[row] += 1
                     continue
-                keep_pictures(folder, row, store.picture)
+                keep_pictures(folder, row, store.read_image)
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
                 export.count(row)
         if not export.rows:
@@ -239,9 +239,9 @@ def id_columns(episode: EpisodeTokens) -> dict[str, list[int]]:
     return {"input_ids": episode.ids, "action_mask": mask}
 
 
-def _skip_reason(trajectory: Trajectory, ended: Ended, min_reward: float | None) -> str | None:
+def _skip_reason(trajectory: Trajectory, end_filter: Ended, min_reward: float | None) -> str | None:
     """Return the reason why an episode is not exported; None: it is."""
-    if trajectory.end == "failed" or (ended == "complete" and trajectory.end != "complete"):
+    if trajectory.end == "failed" or (end_filter == "complete" and trajectory.end != "complete"):
         return f"ended as {trajectory.end}"
     if min_reward is None:
         return None

@@ -136,7 +136,7 @@ def _run(
     run = world.gather([_name_of_run(folder, resume)])[0]
     stores: list[TrajectoryStore] = []  # opened when an earlier run may be replaced
     opening = open_services(
-        cfg, run=run, load_image=lambda name: stores[0].picture(name), is_main=world.is_main
+        cfg, run=run, load_image=lambda name: stores[0].read_image(name), is_main=world.is_main
     )
     connections = exit_stack.enter_context(opening)
     train, sets = _indexed_questions(connections, train, sets, cfg, world)
@@ -267,12 +267,12 @@ class SearchTask:
         """See `EpisodeCollector.collect`."""
         return self.collector.collect(sampler, update, clock)
 
-    def figures(self, batch: Batch[Rollout, Trajectory]) -> Stats:
+    def stats(self, batch: Batch[Rollout, Trajectory]) -> Stats:
         """Return the stats of rewards, groups, search behavior and cost."""
         assert isinstance(batch, SearchBatch)
         stats = update_stats(batch.final) | batch.waited
         if self.services.answering is not None:
-            stats |= self.services.answering.figures()
+            stats |= self.services.answering.stats()
         return stats
 
     def advantages(self, rollouts: list[Rollout], rewards: list[Trajectory]) -> TokenAdvantages:
@@ -330,4 +330,4 @@ class SearchTask:
 
     def eval_summary(self, update: int, report: SearchReport, name: str) -> str:
         """Return the console line of an evaluation."""
-        return tables.evaluation_line(table(), update, report.figures(), name)
+        return tables.evaluation_line(table(), update, report.stats(), name)

@@ -43,7 +43,7 @@ def export_inspect(run_dir: Path, target: Path, *, steps: Sequence[int] | None =
     with new_folder(target) as folder:
         for step in store.steps() if steps is None else steps:
             episodes = list(store.read([step]))
-            log = as_log(store.run, step, episodes, store.picture)
+            log = as_log(store.run, step, episodes, store.read_image)
             write_eval_log(log, folder / f"step-{step:06d}.eval", format="eval")
             number += len(episodes)
         if not number:

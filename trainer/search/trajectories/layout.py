@@ -41,7 +41,7 @@ class ShownTurn(NamedTuple):
     """A turn and its images."""
 
     turn: Turn
-    pictures: list[MarkedImage]
+    images: list[MarkedImage]
 
 
 class ShownEpisode(NamedTuple):
@@ -60,15 +60,15 @@ def lay_out(trajectory: Trajectory) -> ShownEpisode:
     for turn in trajectory.turns:
         if last is not None and turn.box is not None:
             last.marks.append(_written(turn, last.view))
-        pictures = [MarkedImage(view) for view in turn.views]
-        for image in pictures:
+        marked_images = [MarkedImage(view) for view in turn.views]
+        for image in marked_images:
             if image.view.kind == "page":
                 pages[image.view.page_id] = image
             elif (page := pages.get(image.view.page_id)) is not None:
                 region = in_frame(image.view.region, page.view, "unit")
                 page.marks.append(BoxMark("cut", region, turn.number))
             last = image
-        turns.append(ShownTurn(turn, pictures))
+        turns.append(ShownTurn(turn, marked_images))
     return ShownEpisode(trajectory, turns, list(_kinds(trajectory)))
 
 

@@ -84,7 +84,7 @@ class TrajectoryStore:
 
     # -- images ----------------------------------------------------
 
-    def keep_picture(self, sha256: str, png: bytes) -> None:
+    def save_image(self, sha256: str, png: bytes) -> None:
         """Store an image under its hash, before a record refers to it.
 
         It can be read at once, and is on disk when `write_step` returns. A stored one is skipped.
@@ -94,7 +94,7 @@ class TrajectoryStore:
             return
         if hashlib.sha256(png).hexdigest() != sha256:
             raise ValueError(f"an image of {len(png)} bytes does not have the hash {sha256}")
-        path = self._picture_path(sha256)
+        path = self._image_path(sha256)
         # A file may be empty after a power cut, so compare its bytes.
         if not path.exists() or path.read_bytes() != png:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -106,9 +106,9 @@ class TrajectoryStore:
             self._stored_hashes.add(sha256)
             self._unsynced.append(path)
 
-    def picture(self, sha256: str) -> bytes:
+    def read_image(self, sha256: str) -> bytes:
         """Return the PNG of a hash. Raises UserError if it is missing or damaged."""
-        path = self._picture_path(sha256)
+        path = self._image_path(sha256)
         try:
             png = path.read_bytes()
         except OSError as error:
@@ -117,7 +117,7 @@ class TrajectoryStore:
             raise UserError(f"{path}: damaged: its content does not have the hash of its name")
         return png
 
-    def sync_pictures(self) -> None:
+    def sync_images(self) -> None:
         """Sync all stored images to disk."""
         with self._lock:
             fresh = list(self._unsynced)
@@ -128,7 +128,7 @@ class TrajectoryStore:
         with self._lock:  # only now: after a failed sync they are synced again
             del self._unsynced[: len(fresh)]
 
-    def _picture_path(self, sha256: str) -> Path:
+    def _image_path(self, sha256: str) -> Path:
         if not _SHA256.fullmatch(
             sha256
         ):  # the value may come from a file, so do not use it as a path unchecked
@@ -145,7 +145,7 @@ class TrajectoryStore:
         is not stored, and a record that could not be read back.
         """
         self._check(step, trajectories)
-        self.sync_pictures()
+        self.sync_images()
         path = self._step_path(step)
         with atomic_writer(path) as file, gzip.GzipFile("", "wb", 3, file, mtime=0) as packed:
             for trajectory in trajectories:
@@ -232,8 +232,8 @@ class TrajectoryStore:
         for trajectory in trajectories:
             if mask_problem := _mask_error(trajectory):
                 raise ValueError(f"{trajectory.trajectory_id}: {mask_problem}")
-            for sha256 in trajectory.pictures:
-                if sha256 not in self._stored_hashes and not self._picture_path(sha256).is_file():
+            for sha256 in trajectory.images:
+                if sha256 not in self._stored_hashes and not self._image_path(sha256).is_file():
                     raise ValueError(f"{trajectory.trajectory_id}: image {sha256} is not stored")
 
     def _step_path(self, step: int) -> Path:

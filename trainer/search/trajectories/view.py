@@ -54,7 +54,7 @@ def write_view(
         raise UserError(f"{store.folder}: no episodes to show")
     title = f"{store.run}, {'step' if len(selected) == 1 else 'steps'} {_listed(selected)}"
     target = path or run_dir / "view.html"
-    write_episodes(target, chosen, store.picture, title=title, total=total)
+    write_episodes(target, chosen, store.read_image, title=title, total=total)
     return target
 
 
@@ -115,7 +115,7 @@ def _classes(episodes: Iterable[ShownEpisode]) -> dict[str, str]:
     names: dict[str, str] = {}
     for episode in episodes:
         sent = episode.trajectory.answer.evidence if episode.trajectory.answer else []
-        views = [p.view.image for turn in episode.turns for p in turn.pictures]
+        views = [p.view.image for turn in episode.turns for p in turn.images]
         for sha256 in (*views, *sent):
             names.setdefault(sha256, f"p{len(names)}")
     return names

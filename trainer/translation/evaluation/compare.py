@@ -87,10 +87,11 @@ def changed_most(
         changes = [
             (judge.sign * (later - earlier), a, b)
             for a, b in line_pairs
-            if (earlier := judge.of(a)) is not None and (later := judge.of(b)) is not None
+            if (earlier := judge.value_of(a)) is not None
+            and (later := judge.value_of(b)) is not None
         ]
         if changes:
-            return _changed_by(judge.who, changes, limit)
+            return _changed_by(judge.label, changes, limit)
     return []
 
 

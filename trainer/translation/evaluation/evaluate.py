@@ -75,7 +75,7 @@ class Report:
     examples: Sequence[dict[str, Any]]
 
     def __getitem__(self, key: str) -> Any:
-        return self.figures()[key]
+        return self.stats()[key]
 
     @property
     def rating(self) -> float | None:
@@ -88,7 +88,7 @@ class Report:
         covered = round(self.reward_coverage * self.samples)
         return None if below(covered, _RATED_FROM * could) else self.reward_mean
 
-    def figures(self) -> dict[str, Any]:
+    def stats(self) -> dict[str, Any]:
         """Return all stats by their keys, those of `values` included; not the examples."""
         field_values = {f.name: getattr(self, f.name) for f in fields(self)}
         del field_values["examples"]

@@ -110,11 +110,11 @@ def _metric_score(name: str, line: Mapping[str, Any]) -> float | None:
     return score
 
 
-def _metric_names(figures: Mapping[str, Any]) -> list[str]:
+def _metric_names(stats: Mapping[str, Any]) -> list[str]:
     ending = "_coverage"
     return [
         key.removeprefix("metric_").removesuffix(ending)
-        for key in figures
+        for key in stats
         if key.startswith("metric_") and key.endswith(ending)
     ]
 
@@ -127,9 +127,9 @@ class ExampleRanker(NamedTuple):
     of: returns the value of a line of a dump of completions, or None.
     """
 
-    who: str
+    label: str
     sign: int
-    of: Callable[[Mapping[str, Any]], float | None]
+    value_of: Callable[[Mapping[str, Any]], float | None]
 
 
 #: Ranks examples that no model has scored.
@@ -212,7 +212,7 @@ def component_stats(rewards: Sequence[SampleReward], cfg: RewardConfig) -> Stats
     """
     stats: Stats = {}
     for term in shown_terms():
-        stats |= term.figures(rewards, cfg)
+        stats |= term.stats(rewards, cfg)
     stats["text_errors"] = sum(r.text_error is not None for r in rewards)
     stats["source_errors"] = sum(r.source_error is not None for r in rewards)
     for handling in ("truncated", "windowed", "skipped", "penalised"):

@@ -49,7 +49,7 @@ class RewardComponent:
         Called for samples that every service with a weight has scored.
         """
 
-    def figures(self, rewards: Sequence[SampleReward], cfg: RewardConfig) -> Stats:
+    def stats(self, rewards: Sequence[SampleReward], cfg: RewardConfig) -> Stats:
         """Return stats for a line of log.jsonl or eval.jsonl."""
         return {}
 
@@ -78,7 +78,7 @@ class TextComponent(RewardComponent):
         """Add weight * value."""
         reward.r_seq = (reward.r_seq or 0.0) + self.weight(cfg) * reward.values[self.name]
 
-    def figures(self, rewards: Sequence[SampleReward], cfg: RewardConfig) -> Stats:
+    def stats(self, rewards: Sequence[SampleReward], cfg: RewardConfig) -> Stats:
         """Return `{name}_mean` and `{name}_std` over all samples; {} without a weight."""
         if not self.weight(cfg):
             return {}
@@ -95,7 +95,7 @@ def coverage_stats(service: ServiceName, rewards: Sequence[SampleReward]) -> Sta
     The share of the requested samples that it scored; and the share of those that the model could
     not read completely.
     """
-    flags = [reward.truncated(service) for reward in rewards if service in reward.asked]
+    flags = [reward.truncated(service) for reward in rewards if service in reward.services]
     return {
         f"{service}_coverage": mean_of([flag is not None for flag in flags]),
         f"{service}_truncated_frac": mean_of([flag for flag in flags if flag is not None]),

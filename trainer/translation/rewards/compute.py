@@ -44,7 +44,7 @@ def _sample_reward(
     weighted_services: Collection[ServiceName],
 ) -> SampleReward:
     tokens = len(rollout.completion_token_ids)
-    reward = SampleReward(None, [0.0] * tokens, [True] * tokens, asked=tuple(results))
+    reward = SampleReward(None, [0.0] * tokens, [True] * tokens, services=tuple(results))
     for term in TERMS:
         term.inspect_text(reward, rollout, cfg)
     _note_results(reward, results, cfg, weighted_services)

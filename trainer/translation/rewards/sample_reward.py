@@ -44,7 +44,7 @@ class SampleReward:
     token_rewards: list[float]
     valid: list[bool]
     uncovered_tokens: int = 0
-    asked: tuple[ServiceName, ...] = ()
+    services: tuple[ServiceName, ...] = ()
     answers: dict[ServiceName, Scored] = field(default_factory=dict)
     values: dict[str, float] = field(default_factory=dict)
     span_charges: dict[ServiceName, SpanPenalties] = field(default_factory=dict)

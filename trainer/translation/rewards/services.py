@@ -104,7 +104,7 @@ class RewardClient:
         should_stop: see AskedBatch.
         """
         batch = RewardBatch(self, self.needed if services is None else tuple(services), should_stop)
-        for name in batch.asked:
+        for name in batch.service_names:
             if name not in self.needed and (reason := self._absence(name)):
                 batch.give_up(name, reason)
         return batch
@@ -118,7 +118,7 @@ class RewardClient:
         groups = [
             batch.submit(texts[start : start + _BATCH]) for start in range(0, len(texts), _BATCH)
         ]
-        scores = Scores({name: [] for name in batch.asked})
+        scores = Scores({name: [] for name in batch.service_names})
         for group in groups:
             for name, results in group.result().results.items():
                 scores.results[name] += results

@@ -117,7 +117,7 @@ def test_a_run_shows_them(url: str, tmp_path: Path) -> None:
     done = run_toy_rl(examples, examples, load_config(TrainerConfig, None, settings))
     (_, before), (_, after) = done.reports
     assert after["spans_UNKNOWN_mean"] is not None and after["spans_UNKNOWN_mean"] > 0
-    rows = {row.title: row.before for row in compare(table(), before.figures(), after.figures())}
+    rows = {row.title: row.before for row in compare(table(), before.stats(), after.stats())}
     assert rows["· other"] == f"{before['spans_UNKNOWN_mean']:.2f}"
     assert [row.severity for row in severity_counts(before.examples)][3:] == ["NEUTRAL"]
     page = write_report(tmp_path / "out").read_text(encoding="utf-8")

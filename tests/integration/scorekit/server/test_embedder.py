@@ -115,13 +115,13 @@ def test_vectors_outlive_the_process_and_damaged_ones_are_misses(tmp_path):
             assert vectors(url, ["kept", "kept too"]) == [vector_of("kept"), vector_of("kept too")]
             seen.append([text for batch in toy.batches for text in batch if "kept" in text])
     assert sorted(seen[0]) == ["kept", "kept too"] and seen[1] == []
-    verb, told = ToyEmbedder.verb, ToyEmbedder().load()
-    good = verb.serialize_outcome({"tokens": 1, "embedding": vector_of("kept")})
-    assert verb.is_valid_cached(good, "kept", None, told)
+    endpoint, told = ToyEmbedder.endpoint, ToyEmbedder().load()
+    good = endpoint.serialize_outcome({"tokens": 1, "embedding": vector_of("kept")})
+    assert endpoint.is_valid_cached(good, "kept", None, told)
     nan, long = good[:-4] + b"\0\0\xc0\x7f", good[:-4] + b"\0\0\0\x41"  # 8.0: not of length 1
     zeros = good[:4] + bytes(4 * LENGTH)
     for damaged in (b"", good[:-4], good + b"1234", nan, long, zeros):
-        assert not verb.is_valid_cached(damaged, "kept", None, told)
+        assert not endpoint.is_valid_cached(damaged, "kept", None, told)
 
 
 @pytest.mark.parametrize(

@@ -60,13 +60,15 @@ def encoded_by_upstream(folder, texts, **how):
 
 
 def embedded(backend, texts, options=None):
-    encoded = backend.encode(texts, options or backend.verb.plain_options(backend.told))
+    encoded = backend.encode(
+        texts, options or backend.endpoint.default_options(backend.description)
+    )
     return np.stack([outcome["embedding"] for outcome in backend.forward(encoded)])
 
 
 def loaded(folder, **how):
     backend = EmbedderBackend(str(folder), device="cpu", threads=1, **how)
-    backend.told = backend.load()
+    backend.description = backend.load()
     return backend
 
 
@@ -82,7 +84,7 @@ def test_vectors_are_upstreams_whatever_the_batch(folders, form):
     for k, place in enumerate(shuffled):
         assert np.abs(whole[k] - want[place]).max() < CLOSE
     assert np.abs(alone - want).max() < CLOSE
-    assert backend.told.dimension == want.shape[1]
+    assert backend.description.dimension == want.shape[1]
 
 
 def test_the_demos_encoder_is_read_as_upstream_reads_it():
@@ -104,7 +106,7 @@ def test_a_plain_folder_is_pooled_as_it_is_said(tmp_path):
         want = model.encode(TEXTS, normalize_embeddings=True)
         backend = loaded(folder, pooling=pooling)
         assert np.abs(embedded(backend, TEXTS) - want).max() < CLOSE
-        assert backend.told.pooling == pooling
+        assert backend.description.pooling == pooling
 
 
 def test_a_prompt_stands_before_each_text(folders):

@@ -94,7 +94,7 @@ def late_scores(folder, query):
     asked = text_vectors(query).astype(np.float64)
     found = {}
     for page in pages_of(folder):
-        png = Index(folder).places.picture(page.picture).read_bytes()
+        png = Index(folder).paths.image_path(page.picture).read_bytes()
         found[page.page_id] = float((asked @ picture_vectors(png).T).max(1).sum())
     return found
 
@@ -264,7 +264,7 @@ def file_index(made, folder, path):
 @pytest.mark.parametrize("kind", ["npz", "safetensors"])
 def test_vectors_from_a_file(made, pooling, tmp_path, kind):
     pages = pages_of(made.index)
-    png = Index(made.index).places.picture
+    png = Index(made.index).paths.image_path
     vectors = {p.page_id: picture_vectors(png(p.picture).read_bytes()) for p in pages}
     path = tmp_path / f"vectors.{kind}"
     if kind == "npz":

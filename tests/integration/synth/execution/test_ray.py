@@ -132,7 +132,7 @@ def test_a_node_of_the_cluster_asks_the_services_before_the_run(
     assert not findings.failed
     assert {"ray", "teacher", "metricx"} <= {check.name for check in findings.checks}
     cfg.teacher.model = "another"
-    (fault,) = check_run(cfg, options).faults
+    (fault,) = check_run(cfg, options).errors
     assert fault.startswith("teacher: ") and "does not serve a model named 'another'" in fault
 
 

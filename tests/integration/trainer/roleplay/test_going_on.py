@@ -46,7 +46,7 @@ def same(one, other):
     return all((one[name] == other[name]).all() for name in one)
 
 
-def figures(run_dir, name):
+def stats(run_dir, name):
     """Lines without what a clock says."""
     return [
         {k: v for k, v in line.items() if not k.endswith("_s") and k != "seconds"}
@@ -56,8 +56,8 @@ def figures(run_dir, name):
 
 def assert_as_whole(run_dir, whole):
     assert same(weights(run_dir), weights(whole))
-    assert figures(run_dir, "log.jsonl") == figures(whole, "log.jsonl")
-    assert figures(run_dir, "eval.jsonl") == figures(whole, "eval.jsonl")
+    assert stats(run_dir, "log.jsonl") == stats(whole, "log.jsonl")
+    assert stats(run_dir, "eval.jsonl") == stats(whole, "eval.jsonl")
     dumps = [read_jsonl(d / "completions/train-000004.jsonl") for d in (run_dir, whole)]
     assert dumps[0] == dumps[1]
 

@@ -153,7 +153,7 @@ def test_check_finds_faults_before_weights_load(place, tmp_path, monkeypatch):
             misc__trackers=["nobody"],
         )
     )
-    faults = {fault.name: fault.found for fault in found.failed}
+    faults = {fault.name: fault.result for fault in found.failed}
     assert any(name.startswith("chat template") for name in faults)
     assert "did you mean use_vllm" in faults["grpo"]
     assert "no such folder" in faults["rewards"]

@@ -60,7 +60,7 @@ class Other(FakeEmbedder):
 class Zeros(FakeEmbedder):
     """Zeros for every text but the canaries."""
 
-    verb = Unchecked()
+    endpoint = Unchecked()
 
     def forward(self, batch):
         known = [text.split() for text in CANARIES]

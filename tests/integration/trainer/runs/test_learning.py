@@ -151,11 +151,11 @@ def test_the_same_seed_gives_the_same_run(tmp_path: Path, letter_urls: tuple[str
     other = toy(tmp_path / "3", letter_urls, "rl.num_updates=3", "misc.seed=4")
     timing = {"rollout_s", "logprob_s", "reward_s", "update_s"}
 
-    def figures(run: Artifacts) -> list[dict[str, Any]]:
+    def stats(run: Artifacts) -> list[dict[str, Any]]:
         return [{k: v for k, v in line.items() if k not in timing} for line in run.updates]
 
-    assert figures(first) == figures(second)
-    assert figures(first) != figures(other)
+    assert stats(first) == stats(second)
+    assert stats(first) != stats(other)
 
 
 def test_a_prompt_that_does_not_fit_is_told_before_anything_is_replaced(

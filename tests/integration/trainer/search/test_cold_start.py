@@ -32,7 +32,7 @@ def save_run(folder: Path, episode: dict[str, Any]) -> Path:
     done = played(scripted(*TURNS), rows, pictures=pictures, **episode)
     store = TrajectoryStore(folder / "trajectories", "r")
     for name, png in pictures.items():
-        store.keep_picture(name, png)
+        store.save_image(name, png)
     for one, value in zip(done, (1.0, 1.0, 0.0, 1.0), strict=True):
         one.reward = EpisodeReward(status="ok", value=value)
     store.write_step(3, done)

@@ -101,7 +101,7 @@ def collected(
         for found in episodes:
             stream.submit(found)
         wanted = {found.trajectory_id: found.group for found in episodes}
-        return stream.collect(1, wanted, deadline_s), stream.figures
+        return stream.collect(1, wanted, deadline_s), stream.stats
 
 
 def assert_only_the_sick_failed(found: dict[str, Trajectory], figures: dict[str, float]) -> None:
@@ -189,7 +189,7 @@ def test_one_that_is_too_slow_is_late_and_no_zero(urls_and_neighbours: Any, tmp_
             stream.submit(found)
         wait_until(lambda: sum(_is_judged(found) for found in stream.so_far(1)) == 4)
         late = stream.collect(1, wanted, 0.01)
-        assert (stream.figures["reward_coverage"], stream.figures["reward_late"]) == (0.5, 4)
+        assert (stream.stats["reward_coverage"], stream.stats["reward_late"]) == (0.5, 4)
         for trajectory in late.values():
             is_late = SICK in trajectory.question.question
             assert trajectory.reward and (trajectory.reward.status == "late") == is_late
@@ -201,7 +201,7 @@ def test_one_that_is_too_slow_is_late_and_no_zero(urls_and_neighbours: Any, tmp_
         wait_until(lambda: sum(_is_judged(found) for found in stream.so_far(2)) == 4)
         neighbours.generator.recover()
         on_time = stream.collect(2, wanted, PATIENCE_S)
-        assert stream.figures["reward_coverage"] == 1
+        assert stream.stats["reward_coverage"] == 1
         assert {id: found.reward.value for id, found in on_time.items() if found.reward} == {
             f"t{n}": float(n % 2 == 0) for n in range(8)
         }
@@ -274,7 +274,7 @@ def test_a_spent_cap_ends_the_run_and_no_answer_is_paid_for_twice(
                     kept = stream.so_far(1, PATIENCE_S)
                     done = [one for one in kept if one.reward and one.reward.status == "ok"]
                     assert 0 < len(done) == len(fake.requests) < len(wanted)
-        assert stream.figures["reward_coverage"] == 1
+        assert stream.stats["reward_coverage"] == 1
     assert len(fake.requests) == len(wanted)
 
 

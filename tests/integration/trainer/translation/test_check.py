@@ -53,7 +53,7 @@ def check(settings: list[str], *overrides: str) -> Findings:
 
 
 def found(findings: Findings, name: str) -> str:
-    (said,) = [check.found for check in findings.checks if check.name == name]
+    (said,) = [check.result for check in findings.checks if check.name == name]
     return said
 
 

@@ -104,7 +104,7 @@ def test_a_checkpoint_of_adapters_is_evaluated_as_it_is(
     first, last = read_jsonl(run / "eval.jsonl")
     assert not (checkpoint / "config.json").exists()
     assert translations(found) == [row["mt"] for row in read_jsonl(run / last["completions"])]
-    assert found.evaluation.figures["reward_mean"] == pytest.approx(last["reward_mean"])
+    assert found.evaluation.stats["reward_mean"] == pytest.approx(last["reward_mean"])
     assert found.evaluation.policy == str(checkpoint)
     assert found.earlier is not None and found.earlier.policy == base
     before = [row["mt"] for row in read_jsonl(run / first["completions"])]
@@ -124,7 +124,7 @@ def test_adapters_on_another_base_than_they_learned_on_are_refused(
             evaluated(config, tmp_path / "out", f"policy.path={copy}")
     (copy / "state.json").unlink()  # as another tool's adapters are: peft's own note is taken
     found = evaluated(config, tmp_path / "out", f"policy.path={copy}")
-    assert found.evaluation.figures["samples"] == 7
+    assert found.evaluation.stats["samples"] == 7
 
 
 @pytest.mark.parametrize("adapters", [True, False])

@@ -87,7 +87,7 @@ def trained(
 def said(place: tuple[list[str], str], folder: Path, *overrides: str) -> str:
     """What `check` says of the metrics."""
     cfg = config(place, folder, *overrides)
-    (found,) = [c.found for c in check_run(cfg).checks if c.name == "eval.metrics"]
+    (found,) = [c.result for c in check_run(cfg).checks if c.name == "eval.metrics"]
     return found
 
 
@@ -132,7 +132,7 @@ def test_metrics_stand_beside_the_reward_and_leave_it_as_it_was(
     page = write_report(tmp_path / "run").read_text()
     assert "reads (never a reward)" in page and "held-out blind" in page
     assert "comes after update 1 (0%)" in page
-    assert "other" in evaluated[0].evaluation.figures["metric_reads_model"]
+    assert "other" in evaluated[0].evaluation.stats["metric_reads_model"]
     assert "reads (never a reward)" in evaluated[0].page.read_text()
 
 

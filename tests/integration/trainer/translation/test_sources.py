@@ -172,7 +172,7 @@ def test_a_run_may_refuse_them(settings: list[str], tmp_path: Path) -> None:
 def test_check_tells_them_too(settings: list[str]) -> None:
     def found(*overrides: str) -> tuple[str, bool]:
         cfg = load_config(TrainerConfig, None, [*settings, *overrides])
-        ((said, ok),) = [(c.found, c.ok) for c in check_run(cfg).checks if c.name == "sources"]
+        ((said, ok),) = [(c.result, c.ok) for c in check_run(cfg).checks if c.name == "sources"]
         return said, ok
 
     assert found() == ("2 cannot be scored", True)

@@ -87,7 +87,7 @@ def write_run(
     """
     store = TrajectoryStore(folder / FOLDER, folder.name)
     for sha256, png in (pictures or {}).items():
-        store.keep_picture(sha256, png)
+        store.save_image(sha256, png)
     for step in sorted({one.step for one in trajectories}):
         of_step = [
             one.model_copy(update={"run": folder.name}) for one in trajectories if one.step == step
@@ -96,7 +96,7 @@ def write_run(
             for turn in one.turns:
                 for view in turn.views:
                     if view.image not in (pictures or {}):
-                        store.keep_picture(view.image, png_of(view.page_id))
+                        store.save_image(view.image, png_of(view.page_id))
         store.write_step(step, of_step)
     given = list(questions) or list(
         {one.question.id: one.question for one in trajectories}.values()

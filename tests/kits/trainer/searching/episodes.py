@@ -71,7 +71,7 @@ def played(
         EpisodeConfig.model_validate(cfg),
         new_id=lambda question, sample: f"{question.id}/{sample}",
         on_done=done,
-        keep_picture=kept.__setitem__,
+        save_image=kept.__setitem__,
         samples=samples,
         run="r",
         step=3,

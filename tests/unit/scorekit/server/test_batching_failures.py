@@ -23,7 +23,7 @@ def _encode(backend, *mts):
 def test_a_poison_sample_fails_alone():
     backend = FakeBackend(poison="poison")
     samples, encoded = _encode(backend, *(f"mt {i}" for i in range(40)), "poison", "mt 41")
-    outcomes = run_batch(backend.forward, encoded, backend.verb.outcome_error)
+    outcomes = run_batch(backend.forward, encoded, backend.endpoint.outcome_error)
     for sample, outcome in zip(samples, outcomes, strict=True):
         if sample.mt == "poison":
             assert isinstance(outcome, SampleError) and outcome.type == "model_failure"
@@ -34,7 +34,7 @@ def test_a_poison_sample_fails_alone():
 def test_a_score_that_is_not_finite_is_a_typed_failure():
     backend = FakeBackend()
     _, encoded = _encode(backend, "fine", "nan")
-    good, bad = run_batch(backend.forward, encoded, backend.verb.outcome_error)
+    good, bad = run_batch(backend.forward, encoded, backend.endpoint.outcome_error)
     assert math.isfinite(good["score"])
     assert bad.type == "non_finite"
 
@@ -46,7 +46,7 @@ def test_a_backend_that_answers_too_few_fails_its_samples():
 
     backend = Short()
     _, encoded = _encode(backend, "a", "b")
-    outcomes = run_batch(backend.forward, encoded, backend.verb.outcome_error)
+    outcomes = run_batch(backend.forward, encoded, backend.endpoint.outcome_error)
     assert [o.type for o in outcomes] == ["model_failure"] * 2
 
 
@@ -95,7 +95,7 @@ def test_a_dead_thread_fails_its_waiters_and_says_so(broken):
             with pytest.raises(RequestError, match="the model thread ended"):
                 await waiting.answers()
         await _until(lambda: batcher.dead)
-        assert batcher.fault() == "the model thread ended"
+        assert batcher.unhealthy_reason() == "the model thread ended"
         with pytest.raises(RequestError, match="the model thread ended"):
             submit("b")
 
@@ -141,7 +141,7 @@ def test_a_failed_batch_frees_its_memory_before_it_is_halved():
     seen = []
     backend = Hungry()
     _, encoded = _encode(backend, *"abcdefgh")
-    outcomes = run_batch(backend.forward, encoded, backend.verb.outcome_error)
+    outcomes = run_batch(backend.forward, encoded, backend.endpoint.outcome_error)
     assert all("score" in outcome for outcome in outcomes)
     assert set(alive) == {0}
 
@@ -243,7 +243,7 @@ def test_a_sick_model_whose_device_is_lost_takes_no_more():
     async def test(batcher, submit):
         backend.armed = True
         await submit("a").answers()
-        await _until(lambda: batcher.fault() == "the model fails")
+        await _until(lambda: batcher.unhealthy_reason() == "the model fails")
         backend.lost = True
         await _until(lambda: batcher.dead)
         with pytest.raises(RequestError, match="the model thread ended"):
@@ -264,12 +264,12 @@ def test_a_tokeniser_that_hangs_is_not_ready_and_takes_no_more(monkeypatch):
 
     async def test(batcher, submit):
         stuck = submit("hangs")
-        await _until(lambda: batcher.fault() == "the tokeniser hangs")
+        await _until(lambda: batcher.unhealthy_reason() == "the tokeniser hangs")
         with pytest.raises(RequestError, match="the tokeniser hangs"):
             submit("b")
         go.set()
         await stuck.job.done
-        assert batcher.fault() is None
+        assert batcher.unhealthy_reason() is None
 
     _run(test, Stuck())
 
@@ -287,12 +287,12 @@ def test_a_model_that_fails_every_text_is_not_ready_until_it_answers_again():
 
     async def test(batcher, submit):
         await submit("poison").answers()
-        assert batcher.fault() is None  # the text was at fault
+        assert batcher.unhealthy_reason() is None  # the text was at fault
         backend.sick = True
         await submit("a").answers()
-        await _until(lambda: batcher.fault() == "the model fails")
+        await _until(lambda: batcher.unhealthy_reason() == "the model fails")
         backend.sick = False
-        await _until(lambda: batcher.fault() is None)  # asked without a request
+        await _until(lambda: batcher.unhealthy_reason() is None)  # asked without a request
 
     _run(test, backend)
 
@@ -302,12 +302,12 @@ def test_a_model_that_hangs_is_not_ready_and_takes_no_more():
 
     async def test(batcher, submit):
         stuck = submit("hangs")
-        await _until(lambda: batcher.fault() == "the model hangs in a batch")
+        await _until(lambda: batcher.unhealthy_reason() == "the model hangs in a batch")
         with pytest.raises(RequestError, match="hangs"):
             submit("b")
         backend.open(1)
         await stuck.job.done
-        await _until(lambda: batcher.fault() is None)
+        await _until(lambda: batcher.unhealthy_reason() is None)
 
     _run(test, backend, stall_after=0.05)
 
@@ -325,7 +325,7 @@ def test_a_panic_of_the_tokenizer_fails_its_text_and_not_the_process():
     async def test(batcher, submit):
         good, bad = await submit("a", "panic").answers()
         assert "score" in good and bad.type == "model_failure"
-        assert batcher.fault() is None
+        assert batcher.unhealthy_reason() is None
 
     _run(test, Panicking())
 

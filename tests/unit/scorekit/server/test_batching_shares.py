@@ -32,7 +32,7 @@ def alone(mt, backend=None):
     windowed.load()
     options = MetricXOptions(overlong="windows", max_input_length=LIMIT)
     encoded = windowed.encode([TranslationSample(src="s", mt=mt)], options)
-    return run_batch(windowed.forward, encoded, windowed.verb.outcome_error)[0]
+    return run_batch(windowed.forward, encoded, windowed.endpoint.outcome_error)[0]
 
 
 def in_windows(submit, mt, **options):
@@ -356,12 +356,12 @@ def test_it_is_said_when_a_small_request_waits_for_long_and_until_it_waits_half_
         for flight in (*large.flights, *bulk.flights):  # these may wait
             flight.enqueued_at -= 1000.0
         word = submit("word")
-        assert batcher.fault() is None
+        assert batcher.unhealthy_reason() is None
         waits = word.flights[0]
 
         def fault_after(seconds):
             waits.enqueued_at = time.monotonic() - seconds
-            return batcher.fault()
+            return batcher.unhealthy_reason()
 
         assert fault_after(250.0) is None
         assert fault_after(301.0) == "a small request has waited 301 s for the model"
@@ -374,6 +374,6 @@ def test_it_is_said_when_a_small_request_waits_for_long_and_until_it_waits_half_
             assert batcher.admission.longest_wait(line, time.monotonic()) >= least
         backend.open(1000)
         await word.job.done
-        assert batcher.fault() is None
+        assert batcher.unhealthy_reason() is None
 
     _run(test, backend, max_batch_tokens=BUDGET, timeout_s=600.0)

@@ -16,22 +16,22 @@ from services.embedder.endpoint import EmbeddingsResponse
 
 TOLD = FakeEmbedder(dimension=1024 // 16).load()
 MODEL = ModelRef(service="embedder", id="m", revision="0")
-verb = FakeEmbedder.verb
+endpoint = FakeEmbedder.endpoint
 
 
 def asked(**fields):
-    return verb.request_type(2048).model_validate_json(json.dumps(fields))
+    return endpoint.request_type(2048).model_validate_json(json.dumps(fields))
 
 
 def stored(count, dimension):
     numbers = np.random.default_rng(1).standard_normal((count, dimension)).astype(np.float32)
-    return numbers, [verb.serialize_outcome({"tokens": 3, "embedding": row}) for row in numbers]
+    return numbers, [endpoint.serialize_outcome({"tokens": 3, "embedding": row}) for row in numbers]
 
 
 @pytest.mark.parametrize("form", ["float", "base64"])
 def test_many_vectors_are_written_in_parts_as_they_are_read(form):
     numbers, answers = stored(2048, 1024)
-    parts = verb.render_response(asked(input="a", encoding_format=form), answers, set(), MODEL)
+    parts = endpoint.render_response(asked(input="a", encoding_format=form), answers, set(), MODEL)
     sizes, whole = [], bytearray()
     for part in parts:
         sizes.append(len(part))
@@ -48,7 +48,7 @@ def test_many_vectors_are_written_in_parts_as_they_are_read(form):
 
 def test_the_answer_is_as_its_type_says():
     _, answers = stored(2, 4)
-    body = b"".join(verb.render_response(asked(input=["a", "b"]), answers, set(), MODEL))
+    body = b"".join(endpoint.render_response(asked(input=["a", "b"]), answers, set(), MODEL))
     assert EmbeddingsResponse.model_validate_json(body).model_dump_json().encode() == body
 
 
@@ -64,17 +64,17 @@ def test_a_request_fails_by_what_will_not_pass(types, kind, named):
     good = stored(1, 4)[1][0]
     answers = [good if type is None else SampleError(type, "x") for type in types]
     with pytest.raises(RequestError) as refused:
-        verb.render_response(asked(input="a"), answers, set(), MODEL)
+        endpoint.render_response(asked(input="a"), answers, set(), MODEL)
     assert refused.value.type == kind
     parts = refused.value.message.split("; ")
     assert [part[: len(n)] for part, n in zip(parts, named, strict=True)] == named
     with pytest.raises(RequestError, match=r"input\.1: timeout: not embedded in time"):
-        verb.render_response(asked(input="a"), [good, None], set(), MODEL)
+        endpoint.render_response(asked(input="a"), [good, None], set(), MODEL)
 
 
 def test_what_the_answer_depends_on_is_in_its_key():
     keys = {
-        json.dumps(verb.parse_request(asked(input="a", **fields), TOLD).key)
+        json.dumps(endpoint.parse_request(asked(input="a", **fields), TOLD).key)
         for fields in (
             {},
             {"encoding_format": "base64"},
@@ -87,7 +87,7 @@ def test_what_the_answer_depends_on_is_in_its_key():
 
 
 def test_the_texts_of_a_request_are_2048_at_most():
-    types = verb.request_type(10_000)
+    types = endpoint.request_type(10_000)
     assert len(types(input=["a"] * 2048).input) == 2048
     with pytest.raises(ValueError, match="at most 2048"):
         types(input=["a"] * 2049)

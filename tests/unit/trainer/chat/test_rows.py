@@ -25,8 +25,8 @@ def test_a_dialogue_is_one_row_or_one_a_turn(tmp_path: Path) -> None:
     (whole,) = read_conversations(path)
     assert whole == (f"{path} line 1", ROW["messages"], "all")
     each = read_conversations(path, "each")
-    assert [(len(c.turns), c.learned) for c in each] == [(3, "last"), (5, "last")]
-    assert [c.learned for c in read_conversations(path, "last")] == ["last"]
+    assert [(len(c.turns), c.trained_turns) for c in each] == [(3, "last"), (5, "last")]
+    assert [c.trained_turns for c in read_conversations(path, "last")] == ["last"]
 
 
 @pytest.mark.parametrize("prompt", ["prompt", "prompt_messages"])

@@ -52,7 +52,7 @@ def shown(
     return [line.split() for line in lines if "training" not in line and line.strip()]
 
 
-def figures(words: list[str]) -> set[float]:
+def stats(words: list[str]) -> set[float]:
     return {float(word) for word in words if word[:1].isdigit()}
 
 
@@ -63,7 +63,7 @@ def test_a_wide_terminal_shows_every_figure_on_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     titles, values = shown(capsys, monkeypatch, 400)
-    assert figures(values) >= EVERY
+    assert stats(values) >= EVERY
     assert "approx_kl" in titles and "A_norm" in titles and "minor" in titles
 
 
@@ -72,10 +72,10 @@ def test_a_narrow_one_shows_a_few_unless_all_are_asked_for(
 ) -> None:
     titles, values = shown(capsys, monkeypatch, 100)
     assert titles[:4] == ["update", "r_seq", "cover", "metricx"] and "A_norm" not in titles
-    assert values[:2] == ["7", "-"] and not figures(values) >= EVERY
+    assert values[:2] == ["7", "-"] and not stats(values) >= EVERY
     lines = shown(capsys, monkeypatch, 100, verbose=True)
     assert len(lines) > 2 and len(lines) % 2 == 0  # titles once, then values, in as many lines
-    assert figures([word for line in lines for word in line]) >= EVERY
+    assert stats([word for line in lines for word in line]) >= EVERY
 
 
 @pytest.mark.parametrize("width", [60, 80, 120, 200])

@@ -113,7 +113,7 @@ class Evaluated:
         samples = {"samples": told.pop("samples", 8)}
         self.values = samples | {f"metric_{name}_{key}": value for key, value in told.items()}
 
-    def figures(self) -> dict[str, Any]:
+    def stats(self) -> dict[str, Any]:
         return self.values
 
 

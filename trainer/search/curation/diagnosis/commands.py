@@ -99,7 +99,7 @@ def alternatives(
             return
         confirmed = confirm_all(questions, answering, retriever, cfg, out)
         result = make_alternatives(
-            prompts, read, cfg, confirmed.proposals, confirmed.results, confirmed.told
+            prompts, read, cfg, confirmed.proposals, confirmed.results, confirmed.manifest_extra
         )
         write(
             out,

@@ -30,7 +30,7 @@ class AllConfirmed:
 
     proposals: Mapping[str, Sequence[Proposal]]
     results: Mapping[str, Confirmed]
-    told: Mapping[str, Any]
+    manifest_extra: Mapping[str, Any]
 
 
 def confirm_all(
@@ -92,7 +92,7 @@ def kinds_of(
     stores = [TrajectoryStore(run / FOLDER) for run in runs]
 
     async def load_image(order: int, sha256: str) -> bytes:
-        return await asyncio.to_thread(stores[order].picture, sha256)
+        return await asyncio.to_thread(stores[order].read_image, sha256)
 
     def job(name: str, suspect: Suspect) -> Callable[[AnswerSampler], Awaitable[Kind]]:
         return lambda asking: kind_of(

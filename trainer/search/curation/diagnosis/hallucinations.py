@@ -54,7 +54,7 @@ class Suspect:
     evidence: tuple[str, ...]
     near: tuple[str, ...]
     partial: bool
-    said: str
+    answer: str
 
 
 def suspect_of(
@@ -83,7 +83,7 @@ def suspect_of(
         evidence=tuple(answer.evidence),
         near=tuple(image for image in answer.evidence if image in images),
         partial=any(covered),
-        said=answer.text,
+        answer=answer.text,
     )
 
 
@@ -201,7 +201,7 @@ def hallucinations_page(
     kinds: Mapping[str, Kind],
 ) -> str:
     """Return report.html: right answers without evidence, their kinds, and examples."""
-    right = sum(int(item.figures["right"]) for item in result.decisions)
+    right = sum(int(item.stats["right"]) for item in result.decisions)
     all_suspects = sum(map(len, suspects.values()))
     words = (
         f"{right} episodes were judged right; {all_suspects} of them were not shown all gold "
@@ -216,7 +216,7 @@ def hallucinations_page(
     sections = [Section("Right without gold evidence", [words], _HEAD, counts)]
     for name, meaning in KINDS.items():
         rows: list[list[Any]] = [
-            [content.question, content.reference_answer, item.said, item.ref]
+            [content.question, content.reference_answer, item.answer, item.ref]
             for question, group in suspects.items()
             for item in group
             if kinds[item.ref] == name

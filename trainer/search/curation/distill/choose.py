@@ -12,7 +12,7 @@ from scorekit.numeric.thresholds import above
 from trainer.search.curation.dataset import Decision, refs
 from trainer.search.curation.disk_spool import DiskSpool
 from trainer.search.curation.distill.config import DistillConfig, Rank
-from trainer.search.curation.distill.targets import Fault, repeated, target_error
+from trainer.search.curation.distill.targets import RejectionReason, repeated, target_error
 from trainer.search.curation.samples import CuratedPrompt, EpisodeSummary, has_evidence
 from trainer.search.records import Trajectory
 from trainer.sft.curation_record import CurationRecord
@@ -27,7 +27,7 @@ class Written:
     the turns, equal for duplicates.
     """
 
-    fault: Fault | None
+    rejection: RejectionReason | None
     repeats: bool
     length: int
     evidence: bool
@@ -41,20 +41,20 @@ class Wrote:
     `visit` gets every episode.
     """
 
-    of: DiskSpool[Written] = field(default_factory=lambda: DiskSpool(Written))
+    spool: DiskSpool[Written] = field(default_factory=lambda: DiskSpool(Written))
 
     def visit(self, trajectory: Trajectory, sample: EpisodeSummary) -> None:
         """Add an episode."""
         if sample.judge:
             texts = [turn.text for turn in trajectory.turns if not turn.forced]
             written = Written(
-                fault=target_error(trajectory),
+                rejection=target_error(trajectory),
                 repeats=bool(repeated(trajectory)),
                 length=sum(map(len, texts)),
                 evidence=has_evidence(trajectory),
                 digest=_digest([trajectory.question.question, *texts]),
             )
-            self.of.append(written, sample.ref)
+            self.spool.append(written, sample.ref)
 
 
 def _digest(texts: Sequence[str]) -> str:
@@ -183,7 +183,7 @@ def _no_row(
         return "an invalid turn"
     if cfg.repeats == "drop" and written.repeats:
         return "a query repeated"
-    return written.fault
+    return written.rejection
 
 
 def _no_evidence(

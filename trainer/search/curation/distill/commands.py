@@ -57,7 +57,7 @@ def distill(
 
         decided = read_known(prompts, None, verified or (), exclude or (), record or ())
         with row_spool() as spool:
-            curated = make_distilled(prompts, texts.of, read, cfg, spool, decided)
+            curated = make_distilled(prompts, texts.spool, read, cfg, spool, decided)
             rows = distilled_rows(curated, spool, read)
             write(out, curated, distill_page, prompts, lambda folder: write_sft_rows(folder, rows))
             _print_longest(curated.manifest_extra["longest_row"])

@@ -77,7 +77,7 @@ class Distilled:
                     raise UserError(f"{self.rows_file}, line {number}: not a row of `distill`")
                 yield row
 
-    def picture(self, sha256: str) -> bytes:
+    def read_image(self, sha256: str) -> bytes:
         """Return the PNG of a hash. Raises UserError."""
         path = self.folder / "images" / f"{sha256}.png"
         try:
@@ -108,8 +108,8 @@ class _RowOutcome:
     """
 
     row: dict[str, Any] | None
-    why: str
-    asked: int = 0
+    reason: str
+    num_requests: int = 0
     changed: Sequence[tuple[str, str]] = ()
     doubted: Mapping[str, int] = field(default_factory=dict)
 
@@ -131,20 +131,20 @@ def make_rewritten(
     def add_outcome(row: Mapping[str, Any], outcome: _RowOutcome) -> None:
         stats = {
             "question_id": row["question_id"],
-            "thoughts": outcome.asked,
+            "thoughts": outcome.num_requests,
             "changed": len(outcome.changed),
             "doubted": dict(outcome.doubted),
         }
         is_kept = outcome.row is not None
-        curated.decisions.append(Decision(row["id"], is_kept, outcome.why, stats, [row["id"]]))
+        curated.decisions.append(Decision(row["id"], is_kept, outcome.reason, stats, [row["id"]]))
         if outcome.row is not None:
             spool.put(outcome.row)
-        if outcome.why == REWRITTEN:
+        if outcome.reason == REWRITTEN:
             examples.extend(outcome.changed[: _SHOWN - len(examples)])
         doubted.update(outcome.doubted)
 
     asyncio.run(_rewrite_all(distilled, cfg.rewrite, answers, out, add_outcome))
-    longest = spool.longest(decision.row_id for decision in curated.decisions if decision.kept)
+    longest = spool.longest(decision.row_id for decision in curated.decisions if decision.is_kept)
     curated.manifest_extra = {
         "longest_row": longest,
         "learner": distilled.manifest["learner"],
@@ -308,7 +308,7 @@ def _read_messages(
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
         texts = [part["text"] for part in parts if part["type"] == "text"]
         images_of_message = [
-            _image(distilled.picture(Path(next(images)).stem))
+            _image(distilled.read_image(Path(next(images)).stem))
             for part in parts
             if part["type"] == "image"
         ]
@@ -349,8 +349,8 @@ def rewritten_rows(
 ) -> Iterator[tuple[dict[str, Any], Callable[[str], bytes]]]:
     """Yield the kept rows in order, each with the image loader."""
     for decision in curated.decisions:
-        if decision.kept:
-            yield spool.get(decision.row_id), distilled.picture
+        if decision.is_kept:
+            yield spool.get(decision.row_id), distilled.read_image
 
 
 def rewrite_page(curated: CurationResult, prompts: Mapping[str, Any]) -> str:

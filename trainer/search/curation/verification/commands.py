@@ -106,7 +106,7 @@ def _ask(
     def text(page_id: str) -> str:
         return "\n".join(box.text for box in pages.page(page_id).boxes)
 
-    chosen = [one.question for one in prompts if skip_reasons[one.question.id] is None]
+    chosen = [prompt.question for prompt in prompts if skip_reasons[prompt.question.id] is None]
     done = ask_all(
         answering,
         kept_answers(cfg, out),

@@ -62,7 +62,7 @@ class Verified:
     answers: tuple[str | None, ...] = ()
     compared: Compared | None = None
     opinion: Opinion | None = None
-    why: str = ""
+    reason: str = ""
     judge: str = ""
 
 
@@ -118,7 +118,7 @@ async def _verified(
     except RequestError as error:
         if error.type != "not_found":
             raise
-        return Verified(why="a gold page is not in the index", judge=judge)
+        return Verified(reason="a gold page is not in the index", judge=judge)
     png_by_hash = {image_hash(png): png for png in pngs}
     text_of = dict(zip(map(image_hash, reversed(pngs)), reversed(layers), strict=True))
     verifier, generator = Verifier(asking.chats[VERIFIER]), asking.generator
@@ -171,7 +171,7 @@ def _valid(opinions: Sequence[Opinion | None], cfg: VerifyConfig) -> list[Opinio
 
 
 def _without(verified: Verified, reason: str) -> Verified:
-    return Verified(verified.opinions, verified.answers, why=reason, judge=verified.judge)
+    return Verified(verified.opinions, verified.answers, reason=reason, judge=verified.judge)
 
 
 async def _opinions(calls: Sequence[Awaitable[Opinion | None]]) -> list[Opinion | None] | None:

@@ -60,7 +60,7 @@ class Guards(RewardComponent):
         if reward.r_seq is not None:
             reward.r_seq -= guard_penalty(_guard_values(reward), cfg.guards)
 
-    def figures(self, rewards: Sequence[SampleReward], cfg: RewardConfig) -> Stats:
+    def stats(self, rewards: Sequence[SampleReward], cfg: RewardConfig) -> Stats:
         """Return the mean value of each guard over all samples, also those without a score.
 
         None for a guard that is off.

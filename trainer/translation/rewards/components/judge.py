@@ -52,16 +52,16 @@ class JudgeVerdict(RewardComponent):
         if reward.r_seq is not None and score is not None:
             reward.r_seq += cfg.w_judge * score
 
-    def figures(self, rewards: Sequence[SampleReward], cfg: RewardConfig) -> Stats:
+    def stats(self, rewards: Sequence[SampleReward], cfg: RewardConfig) -> Stats:
         """Return stats of the judged samples; {} if none was requested."""
-        if not any(VERDICT in reward.asked for reward in rewards):
+        if not any(VERDICT in reward.services for reward in rewards):
             return {}
         scores = [score for r in rewards if (score := r.score(VERDICT)) is not None]
         return mean_std("judge_score", scores) | coverage_stats(VERDICT, rewards)
 
     def dump_fields(self, reward: SampleReward) -> dict[str, Any]:
         """Return score and verdict; {} if it was not requested."""
-        if VERDICT not in reward.asked:
+        if VERDICT not in reward.services:
             return {}
         answer = reward.answers.get(VERDICT)
         verdict = answer.verdict.model_dump() if isinstance(answer, Judged) else None

@@ -61,7 +61,7 @@ class MetricX(RewardComponent):
         if reward.r_seq is not None and score is not None:
             reward.r_seq += cfg.w_metricx * metricx_reward(score, cfg.metricx_offset)
 
-    def figures(self, rewards: Sequence[SampleReward], cfg: RewardConfig) -> Stats:
+    def stats(self, rewards: Sequence[SampleReward], cfg: RewardConfig) -> Stats:
         """Return stats of the scored samples."""
         scores = [score for r in rewards if (score := r.score("metricx")) is not None]
         rewards_of_scores = [metricx_reward(score, cfg.metricx_offset) for score in scores]

@@ -49,7 +49,7 @@ class XCOMETSentence(RewardComponent):
         if reward.r_seq is not None and score is not None:
             reward.r_seq += cfg.w_xcomet_seq * cfg.xcomet_seq_scale * score
 
-    def figures(self, rewards: Sequence[SampleReward], cfg: RewardConfig) -> Stats:
+    def stats(self, rewards: Sequence[SampleReward], cfg: RewardConfig) -> Stats:
         """Return stats of the scored samples."""
         scores = [score for r in rewards if (score := r.score("xcomet")) is not None]
         return mean_std("xcomet_score", scores) | coverage_stats("xcomet", rewards)

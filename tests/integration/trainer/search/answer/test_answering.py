@@ -38,7 +38,7 @@ def finished(served, folder, *trajectories, keep=None, **sections):
         try:
             await made.check()
             done = [made.finish(t, keep or PICTURES.__getitem__) for t in trajectories]
-            return await asyncio.gather(*done), made.totals, made.figures()
+            return await asyncio.gather(*done), made.totals, made.stats()
         finally:
             await made.close()
 

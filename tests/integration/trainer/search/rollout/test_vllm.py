@@ -60,7 +60,7 @@ def test_pictures_go_out_as_shown_and_the_trainer_agrees(
     for one in done:
         assert one.tokens is not None and len(one.tokens.images) == 1
         assert [turn.action for turn in one.turns][:1] == ["search"] and len(one.turns) > 2
-        rollout = policy.ended[one.trajectory_id].rollout(one.trajectory_id, 0, ids.stops)
+        rollout = policy.ended_episodes[one.trajectory_id].rollout(one.trajectory_id, 0, ids.stops)
         assert [seen.png for seen in rollout.images] == [pictures[one.tokens.images[0]]]
         (ours,) = rollout_logprobs([rollout], model, 1.0, 0, 10**5, never=reader.never)
         pairs = zip(ours, rollout.old_logprobs or [], rollout.actions, strict=True)

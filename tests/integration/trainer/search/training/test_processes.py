@@ -90,7 +90,7 @@ def test_two_processes_play_the_questions_of_one_and_pay_once(town: Town, tmp_pa
         assert line["groups"] == 4 and line["reward_coverage"] == 1 and line["steps"] > 0
         store = TrajectoryStore(tmp_path / "trajectories")
         for one in found:
-            assert all(store.picture(image) for image in one.pictures)
+            assert all(store.read_image(image) for image in one.images)
     asked = [json.dumps(one.body, sort_keys=True) for one in town.fake.requests]
     ours = lines_of(tmp_path)[-1]["cost/generator_calls"]
     theirs = lines_of(tmp_path / "one")[-1]["cost/generator_calls"]

@@ -27,7 +27,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = played(scripted(*turns), questions, pictures=pictures)
     found[0] = found[0].model_copy(
         update={
-            "answer": GeneratedAnswer(status="ok", text="7" * 300, evidence=found[0].pictures),
+            "answer": GeneratedAnswer(status="ok", text="7" * 300, evidence=found[0].images),
             "judged": JudgedAnswer(status="ok", score=0.0, reason="another number"),
         }
     )

@@ -164,7 +164,7 @@ def paid(*shown: str, **charge: float) -> Trajectory:
 def test_an_estimate_without_a_paid_episode_is_reckoned_from_the_config():
     sample = [episode("d_1", "d_2"), episode(), episode("d_1", end="declined")]
     found = estimate(sample, 3000, CONFIG)
-    assert (found.sampled, found.asked, found.paid) == (3, 1, 0)
+    assert (found.sampled, found.num_requested, found.paid) == (3, 1, 0)
     assert found.generator.calls == found.judge.calls == 1000
     assert 2_000_000 < found.generator.prompt_tokens < 2_300_000
     assert found.generator.completion_tokens == 1000 * 100
@@ -177,7 +177,7 @@ def test_an_estimate_takes_what_was_paid_for_as_the_measure_of_the_rest():
         update={"answer": GeneratedAnswer(status="ok", text="12", charge=ApiUsage(cached=True))}
     )
     found = estimate([known, cached, episode()], 3000, CONFIG)
-    assert (found.sampled, found.asked, found.paid) == (3, 2, 1)
+    assert (found.sampled, found.num_requested, found.paid) == (3, 2, 1)
     assert found.generator.prompt_tokens == 1000 * (words + 600 + words + 300)
     assert found.generator.completion_tokens == 1000 * (3 + 3)
     spent = found.generator.prompt_tokens / 1e6 + found.generator.completion_tokens / 1e5

@@ -65,7 +65,7 @@ def run(tmp_path):
     """A run of two updates, with evaluations before, between and after of two sets."""
     store = TrajectoryStore(tmp_path / FOLDER, "run-a")
     for name in ("deck_1", "deck_2"):
-        store.keep_picture(sha256_of(name), png_of(name))
+        store.save_image(sha256_of(name), png_of(name))
     for update in (0, 1, 2):
         for name in ("eval", "hard"):
             of = report_of([found(i, min(1.0, (i + 4 * update) / 12)) for i in range(12)])
@@ -73,7 +73,7 @@ def run(tmp_path):
             dump = f"completions/eval{of_set}-{update:06d}.jsonl"
             (tmp_path / "completions").mkdir(exist_ok=True)
             write_jsonl(tmp_path / dump, of.examples)
-            line = {"update": update, "set": name, "decides": name == "eval"} | of.figures()
+            line = {"update": update, "set": name, "decides": name == "eval"} | of.stats()
             append_jsonl(tmp_path / "eval.jsonl", line | {"completions": dump})
         if update:
             line = {"update": update} | compute_stats([found(i, 0.5) for i in range(4)])
@@ -101,7 +101,7 @@ def test_what_a_report_wrote_is_read_back(run):
     assert list(sets) == ["eval", "hard"]
     assert [update for update, _ in sets["hard"]] == [0, 1, 2]
     first, last = sets["eval"][0][1], sets["eval"][-1][1]
-    assert first.figures() == report_of([found(i, i / 12) for i in range(12)]).figures()
+    assert first.stats() == report_of([found(i, i / 12) for i in range(12)]).stats()
     assert list(first.by_document) == ["a.pdf", "b.pdf"] and last["judge_mean"] > 0.9
     assert last.rating == last.reward_mean
     assert first.episodes[3] == found(3, 3 / 12).model_copy(update={"tokens": None})
@@ -147,7 +147,7 @@ def test_two_policies_are_compared_by_question_type_and_document(tmp_path):
 def test_the_page_of_an_evaluation_shows_worst_and_lucky_episodes(tmp_path):
     lucky = found(1, 1.0).model_copy(update={"turns": []})
     of = [found(0, 0.0), lucky, found(2, 1.0)]
-    figures = report_of(of).figures()
+    figures = report_of(of).stats()
     path = write_evaluation(tmp_path / "e.html", "policy", figures, of, "task: search")
     page = path.read_text(encoding="utf-8")
     assert "Right without evidence" in page and "Worst by the reward" in page

@@ -158,8 +158,8 @@ def test_a_late_answer_reaches_no_other_step(streams: Any) -> None:
     assert late.answer and late.judged and late.reward
     assert (late.answer.status, late.judged.status, late.reward.value) == ("late", "late", None)
     assert late.ndcg == pytest.approx(0.631, abs=1e-3)
-    assert stream.figures["reward_late"] == 2
-    assert stream.figures["reward_dropped"] == 0
+    assert stream.stats["reward_late"] == 2
+    assert stream.stats["reward_dropped"] == 0
 
     again = group(4, step=2)  # the same ids, in the next step
     for found in again:
@@ -167,11 +167,11 @@ def test_a_late_answer_reaches_no_other_step(streams: Any) -> None:
     held.let_go("t2.0", "t3.0")  # of both steps
     collected = stream.collect(2, wanted(again), PATIENCE_S)
     assert values(collected) == {"t0": 0, "t1": 0.001, "t2": 0.002, "t3": 0.003}
-    assert stream.figures["reward_coverage"] == 1
-    dropped = stream.figures["reward_dropped"]
+    assert stream.stats["reward_coverage"] == 1
+    dropped = stream.stats["reward_dropped"]
     wait_until(lambda: dropped + stream._dropped == 2)
     stream.collect(3, {}, PATIENCE_S)
-    assert dropped + stream.figures["reward_dropped"] == 2
+    assert dropped + stream.stats["reward_dropped"] == 2
 
 
 def test_of_a_step_done_again_the_latest_attempt_counts(streams: Any) -> None:
@@ -226,7 +226,7 @@ def test_what_failed_leaves_its_group_and_is_counted(streams: Any) -> None:
         "g0": {"t0": 0, "t2": 0.002, "t3": 0.003},
         "g1": {"t7": 0.007},
     }
-    told = stream.figures
+    told = stream.stats
     assert (told["reward_coverage"], told["reward_failed"], told["reward_late"]) == (0.5, 4, 0)
     assert (told["groups"], told["groups_smaller"], told["groups_lost"]) == (2, 2, 1)
     assert (told["answers_failed"], told["judgements_failed"]) == (1, 3)
@@ -241,9 +241,9 @@ def test_a_step_without_a_single_reward_has_no_mean(streams: Any) -> None:
     stream = streams(Broken({"t0": {"judged": JudgedAnswer(status="failed")}}))
     stream.submit(episode("t0"))
     stream.collect(1, {"t0": "q1"}, PATIENCE_S)
-    assert stream.figures["reward_coverage"] == 0
-    assert "reward_mean" not in stream.figures
-    assert "judge_mean" not in stream.figures
+    assert stream.stats["reward_coverage"] == 0
+    assert "reward_mean" not in stream.stats
+    assert "judge_mean" not in stream.stats
     assert stream.collect(5, {}, PATIENCE_S) == {}
 
 
@@ -263,7 +263,7 @@ def test_nobody_is_asked_for_what_is_known_without(
     collected = stream.collect(1, wanted(episodes), PATIENCE_S)
     assert sorted(held.began) == asked
     assert all(found.reward and found.reward.status == "ok" for found in collected.values())
-    assert stream.figures["no_evidence"] == 0
+    assert stream.stats["no_evidence"] == 0
 
 
 def test_without_a_weight_on_the_judge_there_is_nobody_to_ask(streams: Any) -> None:

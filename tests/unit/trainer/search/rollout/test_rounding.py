@@ -59,7 +59,7 @@ def episodes(reader: Any) -> list[Rollout]:
     shown = [[view.kind for turn in one.turns for view in turn.views] for one in done[::2]]
     assert shown == [["page", "crop"], ["page", "page"], [], ["page"]]
     return [
-        policy.ended[one.trajectory_id].rollout(one.trajectory_id, i // 2, ids.stops)
+        policy.ended_episodes[one.trajectory_id].rollout(one.trajectory_id, i // 2, ids.stops)
         for i, one in enumerate(done)
     ]
 

@@ -103,7 +103,7 @@ def stored(
         one.reward = EpisodeReward(status="failed" if value is None else "ok", value=value)
     store = TrajectoryStore(folder / "trajectories", "r")
     for name, png in pictures.items():
-        store.keep_picture(name, png)
+        store.save_image(name, png)
     store.write_step(3, done)
     return done
 
@@ -239,7 +239,7 @@ def test_a_forced_end_is_never_learned(ended: Ended, tmp_path: Path) -> None:
             export_sft(tmp_path, tmp_path / "rows", cfg)
         assert not (tmp_path / "rows").exists()
         return
-    export_sft(tmp_path, tmp_path / "rows", cfg, ended="any")
+    export_sft(tmp_path, tmp_path / "rows", cfg, end_filter="any")
     (row,) = learned(tmp_path / "rows", model, tmp_path / "sft").rows
     assert row.ids == done.tokens.prompt_ids + done.tokens.completion_ids
     assert "no turns left" not in load_tokenizer(cfg.policy).decode(row.ids)

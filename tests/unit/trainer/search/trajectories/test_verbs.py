@@ -21,7 +21,7 @@ def run(tmp_path: Path) -> Path:
     (episode,) = played(scripted(search("Births in Europe")), pictures=pictures)
     store = TrajectoryStore(tmp_path / "run/trajectories", "r")
     for name, png in pictures.items():
-        store.keep_picture(name, png)
+        store.save_image(name, png)
     for step in (3, 4):
         told = {"step": step, "trajectory_id": f"{step}-0"}
         store.write_step(step, [episode.model_copy(update=told)])

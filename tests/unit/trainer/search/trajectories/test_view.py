@@ -19,7 +19,7 @@ HOSTILE = "<script>alert(1)</script>\x1b[31m\u202e <b>&amp;"
 
 def judged(trajectory: Trajectory, score: float | None) -> Trajectory:
     status = "failed" if score is None else "ok"
-    answer = GeneratedAnswer(status="ok", text="8,100,000", evidence=trajectory.pictures)
+    answer = GeneratedAnswer(status="ok", text="8,100,000", evidence=trajectory.images)
     verdict = JudgedAnswer(status=status, score=score, reason="why")
     reward = EpisodeReward(status=status, value=score, parts={"format": 1.0})
     return trajectory.model_copy(update={"answer": answer, "judged": verdict, "reward": reward})
@@ -42,14 +42,14 @@ def episode(pictures: dict[str, bytes]) -> Trajectory:
 def kept(folder: Path, *episodes: Trajectory, pictures: dict[str, bytes]) -> Path:
     store = TrajectoryStore(folder / "trajectories", "r")
     for name, png in pictures.items():
-        store.keep_picture(name, png)
+        store.save_image(name, png)
     for step in sorted({one.step for one in episodes}):
         store.write_step(step, [one for one in episodes if one.step == step])
     return folder
 
 
 def test_a_box_lies_on_the_picture_that_it_was_written_for(episode: Trajectory) -> None:
-    page, first, second, _ = (shown.pictures for shown in lay_out(episode).turns)
+    page, first, second, _ = (shown.images for shown in lay_out(episode).turns)
     written = {(mark.kind, mark.turn) for mark in page[0].marks}
     assert written == {("written", 2), ("cut", 2), ("cut", 3)}
     assert {(mark.kind, mark.turn) for mark in first[0].marks} == {("written", 3)}
@@ -105,11 +105,11 @@ def test_a_picture_that_is_lost_is_said_on_the_page(
     episode: Trajectory, pictures: dict, tmp_path: Path
 ) -> None:
     run = kept(tmp_path, episode, pictures=pictures)
-    lost = next((run / "trajectories/images").rglob(f"{episode.pictures[0]}.png"))
+    lost = next((run / "trajectories/images").rglob(f"{episode.images[0]}.png"))
     lost.write_bytes(b"half")
     page = write_view(run).read_text("utf-8")
     assert page.count("picture not there") == 1
-    assert page.count("url(data:image/webp") == len(episode.pictures) - 1
+    assert page.count("url(data:image/webp") == len(episode.images) - 1
 
 
 def test_a_long_run_shows_some_of_each_step(

@@ -320,5 +320,5 @@ def test_memory_does_not_grow_with_what_episodes_say(tmp_path: Path, model: Path
         made = make_distilled(prompts, wrote_.of, read, cfg, spool)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert sum(one.kept for one in made.decisions) == 4
+    assert sum(one.is_kept for one in made.decisions) == 4
     assert peak < 60 * 210_000 / 3
