@@ -69,7 +69,7 @@ class LanguageMatch(NamedTuple):
     that was added, by their names in scorekit/text/writing_scripts.py."""
 
     language: Language
-    said: bool
+    names_variant: bool
     script: str | None
     scripts: tuple[str, ...] | None = None
 
@@ -107,7 +107,7 @@ def language_name(key: str) -> str:
     if match is None:
         return key
     name, tag = match.language.name, match.language.tag
-    if not match.said:
+    if not match.names_variant:
         return name
     parsed = langcodes.Language.get(tag)
     primary = str(parsed.language)

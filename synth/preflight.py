@@ -225,8 +225,8 @@ def _ask_all(
     parsed_cfg = cfg if isinstance(cfg, SynthConfig) else SynthConfig.model_validate(cfg)
 
     async def ask() -> list[Any]:
-        with watching(print_line) as absences:
-            checks = (_SERVICE_CHECKS[name](parsed_cfg, should_wait, absences) for name in names)
+        with watching(print_line) as outages:
+            checks = (_SERVICE_CHECKS[name](parsed_cfg, should_wait, outages) for name in names)
             return await asyncio.gather(*checks, return_exceptions=True)
 
     names = [name for name in _SERVICE_CHECKS if name in uses]
@@ -234,7 +234,7 @@ def _ask_all(
 
 
 async def _teacher(
-    cfg: SynthConfig, should_wait: bool, absences: OutageReporter
+    cfg: SynthConfig, should_wait: bool, outages: OutageReporter
 ) -> tuple[dict[str, Info], str]:
     """Check the teacher.
 
@@ -244,7 +244,7 @@ async def _teacher(
 
     teacher_cfg, generation = cfg.teacher, cfg.teacher.generation
     async with open_teacher(cfg, should_wait=should_wait) as teacher:
-        absences.watch_service(
+        outages.watch_service(
             "the teacher", teacher, teacher_cfg.wait_for_server_s if should_wait else 0.0
         )
         context_length = await teacher.check()
@@ -263,14 +263,14 @@ async def _teacher(
 
 
 async def _metricx(
-    cfg: SynthConfig, should_wait: bool, absences: OutageReporter
+    cfg: SynthConfig, should_wait: bool, outages: OutageReporter
 ) -> tuple[dict[str, Info], str]:
     """Check every MetricX. Raises UserError if one is down, unexpected, or differs from the
     others."""
     infos: dict[str, Info] = {}
     for url in _urls(cfg.metricx.url):
         async with ScoringClient(url) as client:
-            absences.watch_service(f"MetricX at {url}", client, READY_S)
+            outages.watch_service(f"MetricX at {url}", client, READY_S)
             infos[url] = await service_info(client, METRICX_URL, should_wait=should_wait)
         check_metricx(cfg, infos[url])
     check_agreement(METRICX_URL, infos)
@@ -278,7 +278,7 @@ async def _metricx(
 
 
 async def _judge(
-    cfg: SynthConfig, should_wait: bool, absences: OutageReporter
+    cfg: SynthConfig, should_wait: bool, outages: OutageReporter
 ) -> tuple[dict[str, Info], str]:
     """Check every judge.
 
@@ -288,7 +288,7 @@ async def _judge(
     seconds = cfg.teacher.request_timeout_s
     for url in _urls(cfg.filters.llm_judge.url):
         async with ScoringClient(url, timeout_s=seconds, deadline_s=seconds) as client:
-            absences.watch_service(f"the judge at {url}", client, READY_S)
+            outages.watch_service(f"the judge at {url}", client, READY_S)
             infos[url] = await service_info(client, JUDGE_URL, should_wait=should_wait)
             check_service(JUDGE_URL, url, infos[url], "judge")
             check_judge(cfg, infos[url])

@@ -112,7 +112,7 @@ class RequestDispatcher:
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=max_in_flight),
         )
         self.slots = asyncio.Semaphore(max_in_flight)
-        self.absence = OutageLog(" and ".join(endpoint.url for endpoint in endpoints.all))
+        self.outage_log = OutageLog(" and ".join(endpoint.url for endpoint in endpoints.all))
         self._suspect_lock = asyncio.Lock()  # one suspect in flight, so a break is its own
         self.model_changed = False
         self._suspects = CrashSuspects()
@@ -120,7 +120,7 @@ class RequestDispatcher:
 
     async def close(self) -> None:
         """Close the connections."""
-        self.absence.close()
+        self.outage_log.close()
         await self._http.aclose()
 
     async def get(self, endpoint: Replica, path: str, deadline: Deadline) -> Any:
@@ -223,7 +223,7 @@ class RequestDispatcher:
         missing = dict(samples)
         failed: dict[int, Result] = {}
         try:
-            async for attempt in attempts(request.deadline, self._endpoints.pause, self.absence):
+            async for attempt in attempts(request.deadline, self._endpoints.pause, self.outage_log):
                 with attempt:
                     async with self._endpoints.pick() as endpoint:
                         if ready:
@@ -237,7 +237,7 @@ class RequestDispatcher:
                                 yield index, result
                         if missing:
                             raise self._transient_error(endpoint, failed, request.deadline)
-                        self.absence.answered()
+                        self.outage_log.answered()
         except (ServiceUnreachable, RequestError) as error:
             is_lost = isinstance(error, ResponseLost)
             if is_lost or not is_retryable(error) or missing.keys() - failed.keys():

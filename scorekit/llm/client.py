@@ -114,7 +114,7 @@ class LLMClient:
         self.model = model
         self.counts = LLMCounts()
         self.away = False
-        self._absence = OutageLog(f"{model} at {self.base_url}")
+        self._outage_log = OutageLog(f"{model} at {self.base_url}")
         self._key = api_key
         self._dialect = DIALECTS[dialect]
         strategy = strategy if self._dialect.several else "per_call"
@@ -133,7 +133,7 @@ class LLMClient:
 
     async def close(self) -> None:
         """Close the connections."""
-        self._absence.close()
+        self._outage_log.close()
         await self._server.close()
 
     async def check(self) -> int | None:
@@ -276,7 +276,7 @@ class LLMClient:
             return choices
 
     async def _attempts(self, call: _Call, part: range) -> dict[int, Choice]:
-        with self._absence.trying():
+        with self._outage_log.trying():
             return await self._send_with_retries(call, part)
 
     async def _send_with_retries(self, call: _Call, part: range) -> dict[int, Choice]:
@@ -289,7 +289,7 @@ class LLMClient:
                 "request %s: %s; attempt %d, again in %.1f s", part_id, error_text, attempts, pause
             )
             if call.deadline is not None and self.away:
-                self._absence.failed(call.deadline)
+                self._outage_log.failed(call.deadline)
 
         def may_help(error: BaseException) -> bool:
             return _is_retryable(error) and not call.failed
@@ -309,7 +309,7 @@ class LLMClient:
                         self.away = error.server_is_away
                         raise
                     self.away = False
-                    self._absence.answered()
+                    self._outage_log.answered()
                     return choices
         except LLMError as error:
             log.warning(

@@ -220,9 +220,9 @@ def _spans(
         [rows.translations[number] for number in with_spans],
         [metric_spans[number] or [] for number in with_spans],
     )
-    if not sums.known.any():
+    if not sums.has_human_spans.any():
         return
-    result.span_rows = int(sums.known.sum())
+    result.span_rows = int(sums.has_human_spans.sum())
     all_rows = np.zeros((len(metric_spans), sums.sums.shape[1]))
     all_rows[with_spans] = sums.sums
     for name, value in spans.compute_stats(all_rows.sum(0)).items():

@@ -61,7 +61,7 @@ class SpanSums:
     that severity or length: the metric's spans for precision, human spans for recall."""
 
     sums: Array
-    known: Array
+    has_human_spans: Array
     groups: dict[tuple[str, str], Array] = field(default_factory=dict)
 
     def stats(self, weights: Array) -> dict[str, Array]:
@@ -75,7 +75,7 @@ def span_sums(
     """Return the sums. predicted: the metric's spans of each translation."""
     result = SpanSums(np.zeros((len(translations), 8)), np.zeros(len(translations), bool))
     for number, rating, weight in each_rating(list(translations)):
-        result.known[number] = True
+        result.has_human_spans[number] = True
         assert rating.spans is not None
         if predicted[number] or rating.spans:
             total, groups = _compare(predicted[number], rating.spans)

@@ -217,7 +217,7 @@ class _Client:
         try:
             async with self._server.slots:
                 deadline = self._server.deadline()
-                with self._server.absence.watched(deadline):
+                with self._server.outage_log.watched(deadline):
                     return await self._search_with_retries(searches, top_k, deadline)
         except RequestError as error:
             if error.type != "too_large":
@@ -245,7 +245,7 @@ class _Client:
                         raise RequestError(
                             "unavailable", f"{self._base}: searches had transient errors"
                         )
-                    self._server.absence.answered()
+                    self._server.outage_log.answered()
         except (ServiceUnreachable, RequestError) as error:
             if not is_retryable(error) or any(
                 search not in outcome_by_search for search in missing

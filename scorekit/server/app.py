@@ -266,7 +266,7 @@ def _add_other_routes(app: FastAPI, service: ScoringService) -> None:
         responses={503: {"model": ErrorResponse}},
     )
     async def info() -> BaseModel:
-        """What the model is, what it can take, and which code runs it."""
+        """The model, its limits, and the version of the code."""
         if not service.loaded:
             raise RequestError("unavailable", "the model is loading", retry_after=5.0)
         return _info(service)

@@ -73,14 +73,14 @@ class Endpoint(ABC):
         """Return the model of a request with at most so many items in `field`."""
 
     @abstractmethod
-    def parse_request(self, request: Any, told: ModelDescription) -> ParsedRequest:
+    def parse_request(self, request: Any, description: ModelDescription) -> ParsedRequest:
         """Parse a request. told: the description that the backend's `load` returned, here and
         below.
 
         Raises UserError if the model does not support an option."""
 
     @abstractmethod
-    def default_options(self, told: ModelDescription) -> Any:
+    def default_options(self, description: ModelDescription) -> Any:
         """Return the default options, for warming up and for health checks."""
 
     @abstractmethod
@@ -107,7 +107,7 @@ class Endpoint(ABC):
 
     @abstractmethod
     def is_valid_cached(
-        self, value: bytes, item: Any, options: Any, told: ModelDescription
+        self, value: bytes, item: Any, options: Any, description: ModelDescription
     ) -> bool:
         """Return True if this service could have stored that value for this item.
 
@@ -130,5 +130,5 @@ class Endpoint(ABC):
         """Add further routes of the model besides the endpoint."""
 
     @abstractmethod
-    def info(self, common: dict[str, Any], told: ModelDescription) -> BaseModel:
+    def info(self, common: dict[str, Any], description: ModelDescription) -> BaseModel:
         """Return the answer to `GET /v1/info`. common: its fields that every endpoint has."""

@@ -1,4 +1,4 @@
-"""A backend in the caller's own process, behind the same protocol as a remote service."""
+"""A scorer that runs a backend in the caller's process, with the protocol of a remote scorer."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from scorekit.server.windows.backend import with_windows
 
 
 class LocalScorer:
-    """Scores with a backend in this process: encode, sort by length, cut, forward.
+    """Scores with a backend in this process: encode, make batches by length, forward.
 
-    max_batch_tokens: most tokens of one batch, padding included; default: by the device.
+    max_batch_tokens: max tokens of a batch, including padding; default: depends on the device.
     """
 
     def __init__(self, backend: ScoringBackend, *, max_batch_tokens: int | None = None) -> None:
@@ -32,7 +32,8 @@ class LocalScorer:
     def score_batch(
         self, samples: Sequence[SampleForScoring], cfg: ScoringConfig | None = None
     ) -> RewardOutput:
-        """Score in order; a failed sample has None in its place and its error in the metadata."""
+        """Score samples in order; a failed sample has the score None and its error in the
+        metadata."""
         cfg = cfg or ScoringConfig()
         endpoint = self.backend.endpoint
         options = resolve_options(
@@ -45,20 +46,20 @@ class LocalScorer:
         outcomes: dict[int, Outcome] = {}
         readable: list[int] = []
         for index, sample in enumerate(checked):
-            fault = text_error(sample)
-            if fault is None:
+            error = text_error(sample)
+            if error is None:
                 readable.append(index)
             else:
-                outcomes[index] = fault
+                outcomes[index] = error
         with self._lock:
             encoded = self._windowed.encode([checked[i] for i in readable], options)
             waiting: list[tuple[int, Encoded]] = []
-            for index, one in zip(readable, encoded, strict=True):
-                if isinstance(one, SampleError):
-                    outcomes[index] = one
+            for index, item in zip(readable, encoded, strict=True):
+                if isinstance(item, SampleError):
+                    outcomes[index] = item
                 else:
-                    waiting.append((index, one))
-            lengths = [(one.length, one.rows) for _, one in waiting]
+                    waiting.append((index, item))
+            lengths = [(item.length, item.rows) for _, item in waiting]
             for batch in make_batches(lengths, self.max_batch_tokens, cfg.batch_size):
                 in_hand = [waiting[k][1] for k in batch]
                 scored = run_batch(self._windowed.forward, in_hand, endpoint.outcome_error)

@@ -69,8 +69,8 @@ _LABELLED = re.compile(
 #: A clause that ends in a colon, and the excuses in a source.
 _CLAUSE = re.compile(rf"{_EDGE}[^:：\n]{{1,120}}[:：](?=\s*\S)")
 _LEADS = tuple(
-    re.compile(said, re.I)
-    for said in (
+    re.compile(pattern, re.I)
+    for pattern in (
         _TRANSLATION,
         rf"\b(?:in|into|auf|ins) (?:{_LANGUAGES})|(?:{_LANGUAGES})(?:로| (?:version|fassung|text))"
         rf"|[用成为為](?:{_LANGUAGES})",
@@ -220,7 +220,8 @@ _UNABLE = (
     r"(?:к сожалению,? )?я не (?:могу|смогу)[^.\n]{0,20}?(?:помочь|перевести|ответить|выполнить)",
 )
 _REGRETS, _DECLINES = (
-    re.compile(rf"{_EDGE}{_OPENER}{_EDGE}(?:{'|'.join(some)})", re.I) for some in (_SORRY, _UNABLE)
+    re.compile(rf"{_EDGE}{_OPENER}{_EDGE}(?:{'|'.join(phrases)})", re.I)
+    for phrases in (_SORRY, _UNABLE)
 )
 #: Excuses in a source: regret; or that something cannot be.
 _REGRET = re.compile(

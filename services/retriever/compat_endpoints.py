@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, FailFast, Field, RootModel, mod
 from pydantic_core import to_json
 
 from scorekit.errors import TEXT_ERROR_TYPES, RequestError, SampleError
-from scorekit.schemas import ModelRef, Wire, WireAnswer, whole
+from scorekit.schemas import ModelRef, Wire, WireAnswer, as_integer
 from scorekit.server.description import ModelDescription
 from scorekit.server.endpoint import Answer, ParsedRequest
 from services.retriever.endpoint import MOST_HITS, Query, SearchEndpoint, hits_of, parsed_request
@@ -60,7 +60,7 @@ class SearchR1Endpoint(SearchEndpoint):
                 default_factory=list, max_length=max_items
             )
             query: str | None = Field(None, description="In place of queries of one.")
-            topk: Annotated[int | None, BeforeValidator(whole)] = Field(
+            topk: Annotated[int | None, BeforeValidator(as_integer)] = Field(
                 None, ge=1, le=MOST_HITS, description="null: 3."
             )
             return_scores: bool = False

@@ -14,7 +14,7 @@ from pydantic_core import from_json, to_json
 
 from scorekit.errors import RequestError, SampleError
 from scorekit.retrieval.wire import IndexInfo, PageHit
-from scorekit.schemas import Failed, ModelRef, Priority, Wire, WireAnswer, whole
+from scorekit.schemas import Failed, ModelRef, Priority, Wire, WireAnswer, as_integer
 from scorekit.server.description import ModelDescription
 from scorekit.server.endpoint import Answer, Endpoint, ParsedRequest
 from scorekit.server.http.answers import PART, result_json
@@ -40,7 +40,7 @@ class FoundPages(WireAnswer):
 
 
 class IndexRef(WireAnswer):
-    """Which index answered."""
+    """The index that answered."""
 
     id: str
     revision: str
@@ -69,7 +69,7 @@ class RetrieverInfo(IndexInfo):
 
 
 class Query(Wire):
-    """What is looked for. exclude: ids of pages that are no hits of it; an unknown one is none."""
+    """A search query. exclude: ids of pages that must not be hits; unknown ids are ignored."""
 
     id: str | None = Field(None, description="The caller's name for the query; echoed.")
     query: str = Field(min_length=1, description="What is looked for, in words.")
@@ -122,7 +122,7 @@ class SearchEndpoint(Endpoint):
 
         class SearchRequest(Wire):
             queries: Annotated[list[Query], FailFast()] = Field(min_length=1, max_length=max_items)
-            top_k: Annotated[int, BeforeValidator(whole)] = Field(
+            top_k: Annotated[int, BeforeValidator(as_integer)] = Field(
                 10, ge=1, le=MOST_HITS, description="Most hits of a query."
             )
             exclude: list[str] = Field(

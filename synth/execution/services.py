@@ -191,10 +191,10 @@ class OutageReporter:
 @contextmanager
 def watching(print_line: Callable[[str], None]) -> Iterator[OutageReporter]:
     """Watch for outages until the block ends."""
-    absences = OutageReporter(print_line)
-    watch = asyncio.create_task(absences.watch())
+    outages = OutageReporter(print_line)
+    watch = asyncio.create_task(outages.watch())
     try:
-        yield absences
+        yield outages
     finally:
         watch.cancel()
 
@@ -210,17 +210,18 @@ async def open_clients(
 ) -> AsyncIterator[Clients]:
     """Connect to the services, and check them against the config and a resumed stage.
 
-    give_up: a missing answer is a permanent failure. print_line: called with lines about outages. Raises
-    UserError."""
+    give_up: a missing answer is a permanent failure. print_line: called with lines about outages.
+
+    Raises UserError."""
     async with AsyncExitStack() as stack:
         teacher = metricx = judge = None
-        absences = stack.enter_context(watching(print_line))
+        outages = stack.enter_context(watching(print_line))
         identities = {}
         before: dict[str, float] = {}
         if "teacher" in uses:
             teacher = await stack.enter_async_context(open_teacher(cfg))
             stats.teacher = teacher.counts  # the client keeps updating them
-            absences.watch_service("the teacher", teacher, cfg.teacher.wait_for_server_s)
+            outages.watch_service("the teacher", teacher, cfg.teacher.wait_for_server_s)
             await teacher.check()
         if "metricx" in uses:
             metricx_cfg = cfg.metricx
@@ -230,7 +231,7 @@ async def open_clients(
             metricx = await stack.enter_async_context(client)
             info = await service_info(metricx, METRICX_URL)
             check_metricx(cfg, info)
-            absences.watch_service("MetricX", metricx, metricx.deadline_s)
+            outages.watch_service("MetricX", metricx, metricx.deadline_s)
             identities["metricx"] = pin_service_info(folder, "metricx", info)
             before = await asyncio.to_thread(scorer_stats, cfg.metricx.url, {})
         if "judge" in uses:
@@ -238,7 +239,7 @@ async def open_clients(
             judge = await stack.enter_async_context(client)
             info = await service_info(judge, JUDGE_URL)
             check_judge(cfg, info)
-            absences.watch_service("the judge", judge, judge.deadline_s)
+            outages.watch_service("the judge", judge, judge.deadline_s)
             identities["judge"] = pin_service_info(folder, "judge", info)
         answers = open_answers(answers_place(cfg))
         stack.push_async_callback(answers.close)
@@ -254,7 +255,7 @@ async def open_clients(
                 give_up=give_up,
             )
         finally:
-            absences.check_outages()
+            outages.check_outages()
             stats.damaged_answers = answers.damaged
             if metricx is not None:
                 stats.scorer = await asyncio.to_thread(scorer_stats, cfg.metricx.url, before)

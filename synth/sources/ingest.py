@@ -35,7 +35,7 @@ class _Source(NamedTuple):
     text: str
     start: int
     end: int
-    place: int
+    segment_index: int
     segments: int
     document: Document
 
@@ -202,7 +202,7 @@ class Ingest:
             "file": file.name,
             "line": document.line,
             "span": [source.start, source.end],
-            "segment_index": source.place,
+            "segment_index": source.segment_index,
             "segments": source.segments,
             "url": document.url,
         }

@@ -90,7 +90,7 @@ class Similarity:
         vector_by_text: dict[str, Sequence[float] | None] = dict.fromkeys(texts)
         if not embeddable:
             return vector_by_text
-        vectors = self.embedder.embed(embeddable, Canary(CANARIES[0], self._fault_of_canary))
+        vectors = self.embedder.embed(embeddable, Canary(CANARIES[0], self._check_canary))
         for text, vector in zip(embeddable, vectors, strict=True):
             if not isinstance(vector, SampleError):
                 self._check(vector)
@@ -99,8 +99,8 @@ class Similarity:
                 raise vector
         return vector_by_text
 
-    def _fault_of_canary(self, vector: Sequence[float]) -> str:
-        problem = self.calibration.fault_of_canary(CANARIES[0], vector)
+    def _check_canary(self, vector: Sequence[float]) -> str:
+        problem = self.calibration.canary_mismatch(CANARIES[0], vector)
         return problem and self._mismatch_message(problem)
 
     def _check(self, vector: Sequence[float]) -> None:
@@ -199,11 +199,11 @@ def _calibration(
 def _check_server(embedder: Embedder, calibration: Calibration) -> None:
     """Raise ServiceUnreachable if another model answers."""
     similarity = Similarity(embedder, calibration)
-    if problem := calibration.fault_of_model(embedder.info()):
+    if problem := calibration.model_mismatch(embedder.info()):
         raise similarity._mismatch_error(problem)
     for text, vector in zip(CANARIES, embedder.embed(CANARIES), strict=True):
         if isinstance(vector, SampleError):
             raise vector
         similarity._check(vector)
-        if problem := calibration.fault_of_canary(text, vector):
+        if problem := calibration.canary_mismatch(text, vector):
             raise similarity._mismatch_error(problem)

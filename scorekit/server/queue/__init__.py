@@ -1,4 +1,4 @@
-"""From a request to the model and back: admission, tokenising, batches, the model's threads.
+"""The queue between requests and the model: admission, tokenizing, batches, the model's threads.
 
 Who may touch an attribute stands behind it (`# owner: ...`), or once for a class (`Owner: ...`):
 `loop`, the thread of the event loop; `tokeniser` and `model`, the threads of these names (of the

@@ -67,8 +67,8 @@ class WaitingLine:
             if batch:
                 for flight in batch:
                     flight.is_dispatched = True
-                    if flight.whole is not None:
-                        flight.whole.is_dispatched = True
+                    if flight.parent is not None:
+                        flight.parent.is_dispatched = True
                 return batch
             if not self._plan:
                 self._cut(max_tokens)
@@ -105,7 +105,7 @@ class WaitingLine:
 
 def _waits(flight: InFlightSample) -> bool:
     # A taken sample was moved to the other queue and is in the model already.
-    return not flight.is_dispatched and not (flight.whole or flight).is_abandoned
+    return not flight.is_dispatched and not (flight.parent or flight).is_abandoned
 
 
 class SharedLines:
@@ -188,13 +188,13 @@ class PriorityBatchQueue:
     def put(self, flights: Iterable[InFlightSample]) -> None:
         """Add tokenized samples, each to the queue of its priority and request, once."""
         for flight in flights:
-            sample = flight.whole or flight
+            sample = flight.parent or flight
             queue_key = (
                 sample.priority,
                 sample.line,
             )  # read once: the event loop may change it meanwhile
-            if flight.lane != queue_key:
-                flight.lane = queue_key
+            if flight.queue_key != queue_key:
+                flight.queue_key = queue_key
                 priority, line = queue_key
                 self._queues[priority].put(flight, line)
 

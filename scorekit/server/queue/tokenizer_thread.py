@@ -53,18 +53,18 @@ class TokenizerThread:
         self._ready = ready  # owner: any
         self._in_flight = in_flight  # owner: any
         self._refuse = refuse  # owner: any
-        self._timing = BatchTimeModel(stall_after_s)  # owner: tokeniser
+        self._timing = BatchTimeModel(stall_after_s)  # owner: tokenizer
 
     def run(self) -> None:
         """Run until the queue is stopped."""
         while (task := self._tasks.take()) is not None:
-            self._tokenise(task)
+            self._tokenize(task)
 
     def is_stalled(self) -> bool:
         """Return True if a call takes longer than any text would; any thread may call it."""
         return self._timing.is_stalled()
 
-    def _tokenise(self, task: TokenizeTask) -> None:
+    def _tokenize(self, task: TokenizeTask) -> None:
         raised = [flight for flight in task.flights if flight.encoded is not None]
         waiting = [(flight, flight.sample) for flight in task.flights if flight.encoded is None]
         waiting = [

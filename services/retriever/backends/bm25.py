@@ -55,8 +55,8 @@ class Bm25Builder:
                 "vectors of the images (--backend late)"
             )
         model = bm25s.BM25(k1=self._k1, b=self._b, method="lucene")
-        tokenised = bm25s.tokenization.Tokenized([[ids[w] for w in text] for text in texts], ids)
-        model.index(tokenised, show_progress=False)
+        tokenized = bm25s.tokenization.Tokenized([[ids[w] for w in text] for text in texts], ids)
+        model.index(tokenized, show_progress=False)
         model.save(folder, show_progress=False)
         return {"korean": self._korean, "k1": self._k1, "b": self._b} | _word_versions(words)
 

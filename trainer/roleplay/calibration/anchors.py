@@ -114,7 +114,7 @@ class Calibration(Config):
         """Write the calibration as JSON."""
         write_atomic(path, self.model_dump_json(indent=1) + "\n")
 
-    def fault_of_model(self, answering: EmbeddingModel) -> str:
+    def model_mismatch(self, answering: EmbeddingModel) -> str:
         """Return how the answering model differs from this calibration's; "" if it is the same.
 
         Names are reported, not compared: a server may use any name for its model.
@@ -125,7 +125,7 @@ class Calibration(Config):
                 return f"{field} {actual}, not {expected}"
         return ""
 
-    def fault_of_canary(self, text: str, vector: Sequence[float]) -> str:
+    def canary_mismatch(self, text: str, vector: Sequence[float]) -> str:
         """Return how a canary's vector differs from the stored one; "" without a stored one."""
         stored = self.canaries.get(text)
         if stored is None:

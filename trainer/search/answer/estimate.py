@@ -36,8 +36,8 @@ class Estimate:
     def lines(self) -> list[str]:
         """Return the estimate as lines of text."""
         texts = [
-            f"{self.episodes:,} episodes, from {self.sampled}; of {self.num_requested} that need the "
-            f"generator {self.paid} were paid for: the others are estimated, or were cached"
+            f"{self.episodes:,} episodes, from {self.sampled}; of {self.num_requested} that need "
+            f"the generator {self.paid} were paid for: the others are estimated, or were cached"
         ]
         for name, charge in (("generator", self.generator), ("judge", self.judge)):
             tokens = f"{charge.prompt_tokens:,} + {charge.completion_tokens:,} tokens"

@@ -83,8 +83,8 @@ def _results(episodes: Sequence[Trajectory]) -> Any:
             EvalScore(
                 name=row.name,
                 scorer=row.name,
-                scored_samples=row.known,
-                unscored_samples=row.of - row.known,
+                scored_samples=row.num_known,
+                unscored_samples=row.total - row.num_known,
                 metrics={"mean": EvalMetric(name="mean", value=row.mean)},
             )
             for row in mean_stats(episodes)

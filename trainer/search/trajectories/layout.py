@@ -102,12 +102,12 @@ def _kinds(trajectory: Trajectory) -> Iterator[str]:
 
 
 class MeanStat(NamedTuple):
-    """A mean and its coverage: `known` of `of` episodes have a value."""
+    """A mean and its coverage: `num_known` of `total` episodes have a value."""
 
     name: str
     mean: float | None
-    known: int
-    of: int
+    num_known: int
+    total: int
 
 
 def mean_stats(episodes: Sequence[Trajectory]) -> list[MeanStat]:

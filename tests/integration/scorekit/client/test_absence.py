@@ -101,7 +101,7 @@ def test_nobody_is_waited_for_once_a_request_has_given_up(monkeypatch, statuses)
         async with LLMClient(url, "teacher", backoff_s=(0.02,), max_attempts=2) as llm:
             with pytest.raises((LLMError, UserError)):
                 await llm.chat(MESSAGES, Sampling(max_tokens=1), request_id="r", deadline_s=600)
-            assert llm._absence._timer is None
+            assert llm._outage_log._timer is None
 
     fake = FakeOpenAI()
     with fake.running() as url:
@@ -127,7 +127,7 @@ def test_a_scoring_client_that_is_refused_after_a_retry_waits_for_nobody(monkeyp
         async with ScoringClient(url) as client:
             with pytest.raises(ServiceUnreachable):
                 await client.score([{"src": "x", "mt": "y"}])
-            assert client._exchange.absence._timer is None
+            assert client._exchange.outage_log._timer is None
 
     with running_app(busy_then_gone) as url:
         asyncio.run(ask(url))

@@ -10,7 +10,7 @@ import pytest
 
 QUEUE = Path(__file__).parents[4] / "scorekit/server/queue"
 #: A thread or several, a lock, or why none is needed; then what else a reader needs.
-OWNER = re.compile(r"owner: (loop|tokeniser|model|lock|fixed|any)\b", re.I)
+OWNER = re.compile(r"owner: (loop|tokenizer|model|lock|fixed|any)\b", re.I)
 
 
 def _definitions(cls: ast.ClassDef) -> dict[str, ast.stmt]:
@@ -45,4 +45,4 @@ def test_each_attribute_of_the_queue_names_its_owner(path):
 
 def test_the_ageing_of_bulk_work_stands_once():
     told = [path.name for path in QUEUE.glob("*.py") if "bulk_had_last" in path.read_text("utf-8")]
-    assert told == ["turns.py"]
+    assert told == ["priority.py"]

@@ -51,7 +51,7 @@ class Letters:
     def embed(self, texts, canary=None):
         self.asked.append([*texts, *([canary.text] if canary else [])])
         answered = canary and self.odd.get(canary.text, self.vector(canary.text))
-        if canary and (fault := canary.fault(answered)):
+        if canary and (fault := canary.check(answered)):
             raise ServiceUnreachable("letters", fault, retryable=False)
         return [self.odd.get(text) or self.vector(text) for text in texts]
 

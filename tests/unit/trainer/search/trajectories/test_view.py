@@ -80,7 +80,7 @@ def test_kinds_of_episodes_are_told_apart(episode: Trajectory, pictures: dict) -
 
 def test_no_mean_counts_what_was_not_judged(episode: Trajectory) -> None:
     found = {row.name: row for row in mean_stats([judged(episode, 1.0), judged(episode, None)])}
-    assert (found["judge"].mean, found["judge"].known, found["judge"].of) == (1.0, 1, 2)
+    assert (found["judge"].mean, found["judge"].num_known, found["judge"].total) == (1.0, 1, 2)
     assert found["grounded"].mean is None
 
 
