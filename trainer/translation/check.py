@@ -28,7 +28,7 @@ from trainer.translation.data import Example, in_both, load_set, load_train
 from trainer.translation.evaluation.held_out import HeldOutMetrics
 from trainer.translation.prompting import fitting_prompts
 from trainer.translation.rewards.components import (
-    TERMS,
+    COMPONENTS,
     higher_is_better,
     only_paid,
     services,
@@ -71,7 +71,8 @@ def check_run(cfg: TrainerConfig) -> Findings:
     service_results = [
         run_check(name, _service, cfg, name)
         for name in services()
-        if not only_paid(name) or any(t.service == name and t.weight(cfg.reward) for t in TERMS)
+        if not only_paid(name)
+        or any(t.service == name and t.weight(cfg.reward) for t in COMPONENTS)
     ]
     if all(service_results) and train:
         run_check("sources", _sources, cfg, train, sets)
@@ -85,8 +86,10 @@ def check_run(cfg: TrainerConfig) -> Findings:
 
 def _config(cfg: TrainerConfig) -> tuple[None, str]:
     check_trainable(cfg)
-    terms = weighted(cfg.reward)
-    return None, ", ".join(f"{term.name} {term.weight(cfg.reward):g}" for term in terms)
+    components = weighted(cfg.reward)
+    return None, ", ".join(
+        f"{component.name} {component.weight(cfg.reward):g}" for component in components
+    )
 
 
 def _examples(cfg: TrainerConfig, set_name: str | None) -> tuple[list[Example], str]:

@@ -140,8 +140,8 @@ def in_both(key: str, train: Sequence[Example], held_out: Sequence[Example]) -> 
         return ""
     return (
         f"{key}: {len(shared_examples)} of {len(held_out)} rows are also in data.train (the same "
-        f"source and languages; first {shared_examples[0].location or shared_examples[0].id}). Their "
-        "stats measure memorization, too"
+        f"source and languages; first {shared_examples[0].location or shared_examples[0].id}). "
+        "Their stats measure memorization, too"
     )
 
 

@@ -50,7 +50,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from trainer.rl.advantage import TokenAdvantages
-from trainer.translation.rewards.components import shown_terms
+from trainer.translation.rewards.components import displayed_components
 from trainer.translation.rewards.sample_reward import SampleReward
 from trainer.translation.rollouts import TranslationRollout
 
@@ -64,7 +64,11 @@ def completion_line(rollout: TranslationRollout, reward: SampleReward) -> dict[s
         "mt": rollout.completion_text,
         "tokens": len(rollout.completion_token_ids),
         "finish_reason": rollout.finish_reason,
-        **{key: value for term in shown_terms() for key, value in term.dump_fields(reward).items()},
+        **{
+            key: value
+            for component in displayed_components()
+            for key, value in component.dump_fields(reward).items()
+        },
         "error": reward.error,
     }
 

@@ -11,7 +11,7 @@ from trainer.runs.cli import tables
 from trainer.runs.config import DEFAULT_EVAL_SET
 from trainer.translation.evaluation.evaluate import Report
 from trainer.translation.evaluation.stats import table
-from trainer.translation.rewards.components import needed, shown_terms
+from trainer.translation.rewards.components import displayed_components, needed
 from trainer.translation.rewards.config import RewardConfig
 
 
@@ -21,9 +21,11 @@ def columns(cfg: RewardConfig) -> tuple[dict[str, tuple[str, str]], list[str]]:
     needed_services = needed(cfg)
     hidden_keys = {
         stat.key
-        for term in shown_terms()
-        if term.optional and not term.weight(cfg) and term.service not in needed_services
-        for stat in term.table
+        for component in displayed_components()
+        if component.optional
+        and not component.weight(cfg)
+        and component.service not in needed_services
+        for stat in component.table
     }
     return tables.columns([stat for stat in table() if stat.key not in hidden_keys])
 

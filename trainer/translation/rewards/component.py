@@ -1,6 +1,6 @@
 """The base class of reward components.
 
-Each component is a file of the folder `terms`, and a line of its `__init__`.
+Each component has a file in the folder `components`, and an entry in its `__init__`.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ class RewardComponent:
     service: ServiceName | None = None
     #: The direction of that service's score that its formula assumes.
     higher_is_better = True
-    #: Whether it has no cost and no column without a weight: then its service, which may charge for
-    #: each request, is not asked.
+    #: If True, a component without a weight has no column, and its service, which may charge for
+    #: each request, is not requested.
     optional = False
     #: Its stats, in the order of display, and its charts.
     table: tuple[StatSpec, ...] = ()
     curves: tuple[Curve, ...] = ()
 
     def weight(self, cfg: RewardConfig) -> float:
-        """Return the weight; 0: it is no part of the reward, and its service is not asked for
-        it."""
+        """Return the weight; 0: it is not a part of the reward, and its service is not requested
+        for it."""
         return cfg.terms.get(self.name, 0.0)
 
     def inspect_text(
@@ -44,7 +44,7 @@ class RewardComponent:
     def add_reward(
         self, reward: SampleReward, rollout: TranslationRollout, cfg: RewardConfig
     ) -> None:
-        """Add to `reward.r_seq` (a number by now) or `reward.token_rewards`.
+        """Add to `reward.r_seq` (not None here) or `reward.token_rewards`.
 
         Called for samples that every service with a weight has scored.
         """

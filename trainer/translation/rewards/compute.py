@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 from scorekit.errors import TEXT_ERROR_TYPES
 from scorekit.schemas import Failed, Scored
-from trainer.translation.rewards.components import TERMS, needed
+from trainer.translation.rewards.components import COMPONENTS, needed
 from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.reward_batch import BAD_SOURCE, Scores, ServiceName, is_truncated
 from trainer.translation.rewards.sample_reward import SampleReward
@@ -45,8 +45,8 @@ def _sample_reward(
 ) -> SampleReward:
     tokens = len(rollout.completion_token_ids)
     reward = SampleReward(None, [0.0] * tokens, [True] * tokens, services=tuple(results))
-    for term in TERMS:
-        term.inspect_text(reward, rollout, cfg)
+    for component in COMPONENTS:
+        component.inspect_text(reward, rollout, cfg)
     _note_results(reward, results, cfg, weighted_services)
     if reward.source_error is not None or reward.overlong == "skipped":
         return reward
@@ -57,9 +57,9 @@ def _sample_reward(
     if reward.service_error is not None:
         return reward
     reward.r_seq = 0.0
-    for term in TERMS:
-        if term.weight(cfg):
-            term.add_reward(reward, rollout, cfg)
+    for component in COMPONENTS:
+        if component.weight(cfg):
+            component.add_reward(reward, rollout, cfg)
     settle_spans(reward, cfg)
     return reward
 

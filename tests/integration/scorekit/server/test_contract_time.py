@@ -163,7 +163,7 @@ def test_a_bug_is_500_with_the_id_under_which_the_log_has_it(monkeypatch):
     def broken(*args):
         raise KeyError("a bug")
 
-    monkeypatch.setattr(service.ScoringService, "_wanted", broken)
+    monkeypatch.setattr(service.ScoringService, "_items_with_keys", broken)
     with running_service(FakeBackend()) as url:
         headers = {"X-Request-Id": "the-id"}
         response = httpx.post(f"{url}/v1/score", json={"samples": [PAIR]}, headers=headers)

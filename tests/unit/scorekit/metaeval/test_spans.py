@@ -72,7 +72,7 @@ def test_nothing_marked_is_no_precision_and_nothing_to_find_no_recall():
     assert clean["mpp_precision"] == 0 and np.isnan(clean["mpp_recall"])
     assert np.isnan(clean["mpp_f1"])
     only_scored = JudgedTranslation("A", "1", "s", "m", ratings=[Rating(-1.0, None)])
-    assert not span_sums([only_scored], [[]]).known.any()
+    assert not span_sums([only_scored], [[]]).has_human_spans.any()
 
 
 def test_groups_hold_the_metrics_spans_in_precision_and_peoples_in_recall():

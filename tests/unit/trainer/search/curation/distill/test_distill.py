@@ -317,7 +317,7 @@ def test_memory_does_not_grow_with_what_episodes_say(tmp_path: Path, model: Path
     tracemalloc.start()
     prompts, read = read_prompts([folder], cfg, wrote_.visit)
     with row_spool() as spool:
-        made = make_distilled(prompts, wrote_.of, read, cfg, spool)
+        made = make_distilled(prompts, wrote_.spool, read, cfg, spool)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert sum(one.is_kept for one in made.decisions) == 4
