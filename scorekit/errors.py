@@ -3,7 +3,7 @@
     ScorekitError
     ├── UserError           a mistake of the user: one clear line, exit code 2
     ├── ServiceUnreachable  no answer from a service: refused, cut off, or not HTTP
-        │   ├── AnswerLost      cut off after the request was sent: it may have crashed the service
+        │   ├── ResponseLost    cut off after the request was sent: it may have crashed the service
         │   ├── ServerEnded     the process of a server that we started has ended
         │   └── IndexChanged    answers come from another page index than before
     └── ServiceError        carries `type`, `message`, `retryable`, and the HTTP status of a request

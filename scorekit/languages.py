@@ -62,11 +62,11 @@ _MADLAD_BY_KEY = {madlad.lower().replace("_", "-"): madlad for madlad in MADLAD_
 
 
 class LanguageMatch(NamedTuple):
-    """A language, and what its key says of the variant.
+    """A language, and the variant that its key names.
 
-    said: whether the key itself names a script, region or variant. script: ISO 15924 code of the
-    script that the tag names or implies, None if CLDR knows none. scripts: scripts of a language
-    that was added, by their names in scorekit/text/writing_scripts.py."""
+    names_variant: whether the key itself names a script, region or variant. script: ISO 15924 code
+    of the script that the tag names or implies, None if CLDR knows none. scripts: scripts of a
+    language that was added, by their names in scorekit/text/writing_scripts.py."""
 
     language: Language
     names_variant: bool
@@ -90,7 +90,7 @@ def find_language(key: str) -> Language | None:
 
 
 def look_up(key: str) -> LanguageMatch | None:
-    """Return the language of a key, and what the key says of a variant."""
+    """Return the language of a key, and the variant that the key names."""
     key = key.strip().lower().replace("_", "-")
     if not key or len(key) > _MAX_CHARS:
         return None

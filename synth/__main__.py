@@ -212,7 +212,7 @@ def push(
 
 @app.command()
 def repair(config: ConfigFile, set_: Overrides = None) -> None:
-    """Look through all shards for damage, and mend the file of kept answers."""
+    """Check all shards for damage, and repair the file of cached answers."""
     with _clean_exit():
         from synth.storage.repair import repair as repair_run
 

@@ -37,7 +37,7 @@ class StageIncomplete(ScorekitError):
 class StageContext:
     """One call of the command.
 
-    inputs: folder with the previous stage's output if out_dir has none (a dry run).
+    fallback_dir: folder with the previous stage's output if out_dir has none (a dry run).
     limit: largest number of input records, over all shards.
     share: take every free shard, not only this process's own, and wait for other processes.
     left_open: by shard, 1 if a process of this call has left records open; the others skip it.
@@ -83,7 +83,7 @@ class Stage(ABC):
     name: in commands, in `stages/NAME/` and in every table. other_names: aliases in commands. view:
     file in the run's folder with the accepted records; None: no view. outputs: other files in the
     run's folder. has_shards: its records are in shards, which `show` prints. shows_rejected: it
-    rejects translations by their text, and the report shows examples. drawn: charts of the report
+    rejects translations by their text, and the report shows examples. charts: charts of the report
     with its distributions. after: the previous stage; None for the first.
     """
 

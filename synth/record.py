@@ -18,7 +18,7 @@ from synth.storage.store import Record
 
 @dataclass(slots=True)
 class KeptRecord:
-    """An accepted record. told: the code of a note about it, or empty."""
+    """An accepted record. note_code: the code of a note about it, or empty."""
 
     record: Record
     note_code: str = ""

@@ -347,7 +347,7 @@ class RequestDispatcher:
     async def _open(
         self, endpoint: Replica, method: str, path: str, body: bytes | None
     ) -> httpx.Response:
-        """Return an answer whose head has arrived. Raises AnswerLost if the connection broke
+        """Return an answer whose head has arrived. Raises ResponseLost if the connection broke
         before."""
         request = self._http.build_request(
             method, endpoint.url + path, content=body, headers=_JSON if body is not None else {}

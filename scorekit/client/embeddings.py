@@ -77,9 +77,9 @@ class Embeddings:
     server. api_key: default from SCOREKIT_API_KEY. batch_size: texts of one request, reduced if the
     server takes fewer (TEI: 32). timeout_s: seconds for one request. deadline_s: seconds for one
     request with its retries (no connection, 424, 429, 5xx) and the pauses between them.
-    max_in_flight: concurrent requests. ended: called if nothing answers; returns why the server
-    will not come back, if the caller started its process and it has ended; then ServerEnded is
-    raised at once. Raises UserError if the URL is not http.
+    max_in_flight: concurrent requests. exit_reason: called if nothing answers; returns why the
+    server will not come back, if the caller started its process and it has ended; then ServerEnded
+    is raised at once. Raises UserError if the URL is not http.
     """
 
     def __init__(

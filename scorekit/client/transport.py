@@ -165,7 +165,7 @@ def attempts(
     """Return the attempts of one request, with jittered pauses of at least `pause()` seconds.
 
     If the next attempt could only start after the deadline, the last error is raised at once. So is
-    AnswerLost: that request must not be sent again unchanged."""
+    ResponseLost: that request must not be sent again unchanged."""
 
     def may_help(error: BaseException) -> bool:
         return is_retryable(error) and not isinstance(error, ResponseLost)

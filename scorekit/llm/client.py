@@ -76,13 +76,13 @@ class LLMClient:
 
     base_url: as for the OpenAI SDK, with /v1; the attribute has no user name and password. api_key:
     the server's; OPENAI_API_KEY is never read. request_timeout_s: the longest time for an answer of
-    a provider. For vLLM it is the minimum: large requests get more (`llm.pacing.read_timeout_s`).
+    a provider. For vLLM it is the minimum: large requests get more (`llm.limits.read_timeout_s`).
     max_concurrency: requests in flight. max_sequences: sequences in flight (n=128 counts 128);
     default 32 * max_concurrency. A request that waits for its retry keeps its slot, so that a
     failing server gets fewer requests. max_attempts, backoff_s, wait_for_server_s:
-    `llm.pacing.Patience`. strategy: `n_parameter` requests up to 32 choices at once, `per_call`
+    `llm.limits.RetryPolicy`. strategy: `n_parameter` requests up to 32 choices at once, `per_call`
     one, `auto` 32 and then the missing ones one by one; after three incomplete answers in a row
-    `auto` requests one at a time for a minute (`llm.pacing.SeveralChoices`). dialect: the API that
+    `auto` requests one at a time for a minute (`llm.limits.SeveralChoices`). dialect: the API that
     the server understands (`llm.dialects`). `away`: whether the last attempt found no server, or
     got no answer in time.
 

@@ -130,10 +130,10 @@ def _json(file: RowFile, lower_is_better: bool) -> Judgements:
     for number, row in file.rows((), None):
         try:
             translation = _translation(row, "src", "mt")
-            rating, no_faults = _rating(row, translation.mt, lower_is_better)
+            rating, num_ignored = _rating(row, translation.mt, lower_is_better)
         except ValueError as error:
             raise UserError(f"{file.path}, line {number}: {error}") from None
-        blameless += no_faults
+        blameless += num_ignored
         if rating.spans is not None:
             listed = len(rating.spans)
             rating.spans = [span for span in rating.spans if span.end > span.start]

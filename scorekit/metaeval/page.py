@@ -54,7 +54,7 @@ def write_page(
         spans=spans.STATS,
         with_spans=with_spans,
         cell=cell,
-        pictures=[Markup(chart) for chart in _pictures(result, with_spans)],
+        pictures=[Markup(chart) for chart in _charts(result, with_spans)],
         groups={by: _grouped(with_spans, by) for by in ("severity", "length", "translation")},
         examples=[
             (metric.name, _examples(translations, metric)) for metric in scores if metric.has_spans
@@ -63,7 +63,7 @@ def write_page(
     write_atomic(path, text)
 
 
-def _pictures(result: MetaEvaluation, with_spans: Sequence[MetricStats]) -> list[str]:
+def _charts(result: MetaEvaluation, with_spans: Sequence[MetricStats]) -> list[str]:
     charts = [
         chart_image(title, "with 95 % over segments", partial(_bars, result.metrics, name))
         for name, title in agreement.STATS.items()

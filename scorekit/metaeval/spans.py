@@ -56,7 +56,7 @@ BINS = (*(length_bin(high) for high in _LENGTHS), length_bin(_LENGTHS[-1] + 1))
 
 @dataclass
 class SpanSums:
-    """Sums for span statistics. sums: (translations, 8), weighted over raters. known:
+    """Sums for span statistics. sums: (translations, 8), weighted over raters. has_human_spans:
     (translations,), whether there are human spans. groups: (kind, name) -> sums of the spans of
     that severity or length: the metric's spans for precision, human spans for recall."""
 

@@ -288,7 +288,7 @@ def _add_other_routes(app: FastAPI, service: ScoringService) -> None:
     @app.head("/metrics", include_in_schema=False)
     @app.get("/metrics", response_class=Response)
     async def metrics() -> Response:
-        """Figures in Prometheus' text format."""
+        """Metrics in Prometheus' text format."""
         return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
 

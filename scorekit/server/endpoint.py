@@ -46,13 +46,15 @@ class ParsedRequest:
 class Endpoint(ABC):
     """An endpoint: the form of its requests, and how outcomes are checked, cached and answered.
 
-    path, about: of the route, and its text in the OpenAPI document. name, done: the verb for what
-    the model does with an item, and its participle: `score`, `scored`. field, items: the field of a
-    request with its items, and the plural word for them. streams: whether `path`/stream exists too,
-    with one line per item (`lines`). method: POST, or GET with the request as query string. faces:
-    other forms of the same endpoint, compatible with other servers: their `read` returns items and
-    options of this one, their `answer` gets its bytes. page: the page of scorekit/server/page at
-    `/`; None: none. response_type, info_type: models of its answer and of `GET /v1/info`.
+    path, about: of the route, and its text in the OpenAPI document. name, done_label: what
+    the model does with an item, as a verb and as a participle: `score`, `scored`. field, items: the
+    field of a request with its items, and the plural word for them. streams: whether `path`/stream
+    exists too, with one line per item (`lines`). method: POST, or GET with the request as query
+    string.
+    compat_endpoints: other forms of the same endpoint, compatible with other servers: their
+    `parse_request` returns items and options of this one, their `render_response` gets its bytes.
+    page: the page of scorekit/server/page at `/`; None: none. response_type, info_type: models of
+    its answer and of `GET /v1/info`.
     """
 
     path: ClassVar[str]
@@ -74,7 +76,7 @@ class Endpoint(ABC):
 
     @abstractmethod
     def parse_request(self, request: Any, description: ModelDescription) -> ParsedRequest:
-        """Parse a request. told: the description that the backend's `load` returned, here and
+        """Parse a request. description: what the backend's `load` returned, here and
         below.
 
         Raises UserError if the model does not support an option."""

@@ -61,7 +61,7 @@ _LABEL = re.compile(
     r"|[*_]{0,2}[）)\]】>][*_]{0,2}\s)",
     re.I,
 )
-_LABELLED = re.compile(
+_LABELED = re.compile(
     rf"(?:{_WORD}|{_TRANSLATING}|language|언어|语言|sprache|repl(?:y|ies)|return)[^\n]{{0,40}}"
     r"(?:[:：=→)）\]】>*–—-]|\n)",
     re.I,
@@ -132,7 +132,7 @@ def meta_phrase(src: str, mt: str) -> str | None:
     clause = _CLAUSE.match(mt)
     leads = [clause if clause and phrase.search(clause.group()) else None for phrase in _LEADS]
     for match, excuse in (
-        (_LABEL.match(mt), _LABELLED),
+        (_LABEL.match(mt), _LABELED),
         *zip(leads, _LEAD_EXCUSES, strict=True),
         (_ASIDES.match(mt), _OF_MODELS),
     ):

@@ -29,7 +29,7 @@ class RetrievedPage(WireAnswer):
 
 
 class ScoredPage(WireAnswer):
-    """The same, where scores are asked for."""
+    """A page with its score, for requests with `return_scores`."""
 
     document: RetrievedPage
     score: float

@@ -80,7 +80,7 @@ class PageRoutes:
             openapi_extra={"parameters": _PARAMETERS},
         )
         async def image(request: Request, page_id: str) -> Response:
-            """Its picture, or a part of it."""
+            """The image of a page, or a part of it."""
             record = self._page(page_id)
             wish = _wish(request, record)
             tag = _tag(record.picture, wish)

@@ -24,7 +24,7 @@ from synth.execution.clients import Clients
 from synth.execution.services import open_clients
 from synth.execution.stage_types import MapStage
 from synth.record import DeferredRecord, KeptRecord, RejectedRecord, TemporaryFailure
-from synth.storage.locks import LOOK_AGAIN_S, WorkClaims, hold_locks, release
+from synth.storage.locks import RETRY_S, WorkClaims, hold_locks, release
 from synth.storage.stage_start import check_begun, own_shards
 from synth.storage.store import Record, ShardWriter, StageFolder, read_records
 
@@ -130,7 +130,7 @@ async def _mine(
                 ctx.print_line(
                     f"{name}: waits for {claims.waits_for()}, which is at the last shards"
                 )
-            await asyncio.sleep(LOOK_AGAIN_S)
+            await asyncio.sleep(RETRY_S)
 
 
 def _is_done(folder: StageFolder, index: int, ctx: StageContext) -> bool:

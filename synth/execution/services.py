@@ -31,7 +31,7 @@ METRICX_URL, JUDGE_URL = "metricx.url", "filters.llm_judge.url"
 #: Seconds to wait for a scoring service that is loading.
 READY_S = 60.0
 #: Seconds without an answer before an outage is reported; seconds between two checks.
-AWAY_S, _LOOK_S = 5.0, 0.5
+AWAY_S, _CHECK_S = 5.0, 0.5
 #: Fields that identify a service. Answers of different services must not be mixed.
 _IDENTITY = ("model", "revision", "tokenizer", "dtype", "max_input_length")
 
@@ -172,7 +172,7 @@ class OutageReporter:
         """Check all services repeatedly."""
         while True:
             self.check_outages()
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_CHECK_S)
 
     def check_outages(self) -> None:
         """Report services that went down or came back."""

@@ -31,7 +31,7 @@ from synth.stages.table import ORDER
 from synth.storage.stats import StageCounts, duration, funnel
 from synth.storage.store import StageFolder, read_json
 
-BARS = 40  # of a picture
+BARS = 40  # of a chart
 _LINES = 10  # of files, that could not be read
 
 

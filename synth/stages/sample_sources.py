@@ -31,7 +31,7 @@ from synth.sources.sampling import TYPES, BottomK, plan_quotas
 from synth.sources.screen import SCREENED, is_screened, screen, screen_settings
 from synth.stages.cost import Cost, Sizes
 from synth.storage.distributions import Distribution, DistributionChart, Distributions, stratum
-from synth.storage.locks import LOOK_AGAIN_S, WorkClaims, hold_locks, release
+from synth.storage.locks import RETRY_S, WorkClaims, hold_locks, release
 from synth.storage.stage_start import check_begun, own_shards
 from synth.storage.store import Record, ShardWriter, StageFolder, to_line
 
@@ -199,7 +199,7 @@ class _Sampling:
                     if not is_announced:
                         is_announced = True
                         self.ctx.print_line(f"{self.folder.name}: waits for {claims.waits_for()}")
-                    time.sleep(LOOK_AGAIN_S)
+                    time.sleep(RETRY_S)
                 continue
             index, lock = claimed
             try:

@@ -44,7 +44,7 @@ class StageStats:
 
     open: records without a service's answer, by code. answers_kept: cached answers that were used.
     damaged_answers: broken cached answers, requested again. teacher: the client's live counts, or a
-    copy. scorer: MetricX's own stats, see `scorer_figures`. of_others: True if these are sums over
+    copy. scorer: MetricX's own stats, see `scorer_stats`. of_others: True if these are sums over
     processes that write their own stats.
     """
 
@@ -85,7 +85,7 @@ class StageStats:
         }
 
     def add_up(self, stats_list: list[dict[str, Any]]) -> None:
-        """Set the sums of other processes' `figures`, each with its `rejected`."""
+        """Set the sums of other processes' `as_dict`, each with its `rejected`."""
         self.records_in = sum(process_stats["records_in"] for process_stats in stats_list)
         self.records_out = sum(process_stats["records_out"] for process_stats in stats_list)
         self.rejected = Counter(_sum(process_stats["rejected"] for process_stats in stats_list))

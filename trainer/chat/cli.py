@@ -128,9 +128,9 @@ def _show(console: Console, checked: _Checked, count: int) -> None:
     chosen = training_template(*settings, trained_turns=checked.trained_turns).template
     names = [row.location for row in checked.rows]
     for number, (location, turns) in enumerate(collect_conversations(*settings)[:count]):
-        labelled = label(checked.tokenizer, turns, checked.chat, chosen, checked.trained_turns)
+        labeled = label(checked.tokenizer, turns, checked.chat, chosen, checked.trained_turns)
         name = names[number] if number < len(names) else location
-        print_conversation(console, checked.tokenizer, name, labelled.tokens.ids, labelled.mask)
+        print_conversation(console, checked.tokenizer, name, labeled.tokens.ids, labeled.mask)
 
 
 def _fixed(console: Console, checked: _Checked, folder: Path, to: Path) -> _Checked:

@@ -28,7 +28,7 @@ class LabelIssue(NamedTuple):
     """An error of a template in a conversation.
 
     check: a key of `CHECKS` in boundaries.py.
-    what: the message.
+    message: the text of the error.
     """
 
     check: str
@@ -214,16 +214,16 @@ def _other_turn_errors(
         name = f"turn {index + 1} ({turn['role']})"
         for part in filter(None, (part.strip() for part in _texts(turn))):
             start = text.find(part, position, end)
-            is_labelled = start < 0 and any(
+            is_labeled = start < 0 and any(
                 part in text[begin:end_of_span] for begin, end_of_span in rendered.spans
             )
             if start >= 0:
                 position = start + len(part)
-                is_labelled = any(
+                is_labeled = any(
                     begin < position and start < end_of_span
                     for begin, end_of_span in rendered.spans
                 )
-            if is_labelled:
+            if is_labeled:
                 yield LabelIssue("other turns", f"{name}: {_head(part)} is labelled")
             elif start < 0:
                 yield LabelIssue("messages", f"{name}: {_head(part)} is not in the text")

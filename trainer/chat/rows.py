@@ -22,9 +22,9 @@ _REPLIES = ("completion", "reference")
 class Conversation(NamedTuple):
     """A conversation of a file.
 
-    where: its file and line.
+    location: its file and line.
     turns: messages; the last one is the assistant's.
-    learned: the turns to train on.
+    trained_turns: the turns to train on.
     """
 
     location: str

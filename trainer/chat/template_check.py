@@ -69,7 +69,7 @@ _MARKER_CHECKS = {"template", "markers", "labelled text", "stop token", "other t
 class Finding:
     """The result of a check.
 
-    found: what is right or wrong.
+    result: what is right or wrong.
     remedy: "" if nothing is wrong.
     """
 
@@ -96,12 +96,12 @@ def check_template(
     has none; it is compared with the tokenizer's own.
     generation_config: the model's; None: sampling ends at the tokenizer's eos_token.
     max_length: in tokens; None: any.
-    learned: the turns of a conversation to train on.
+    trained_turns: the turns of a conversation to train on.
     names: locations of the conversations.
     Raises UserError if there is no template.
     """
     training = training_template(tokenizer, conversations, chat, trained_turns=trained_turns)
-    labelled = [
+    labeled = [
         (
             names[number] if number < len(names) else name,
             label(tokenizer, turns, chat, training.template, trained_turns),
@@ -110,7 +110,7 @@ def check_template(
             collect_conversations(tokenizer, conversations, chat)
         )
     ]
-    return findings_of(tokenizer, labelled, training.origin, generation_config, max_length)
+    return findings_of(tokenizer, labeled, training.origin, generation_config, max_length)
 
 
 def refuse_errors(
@@ -174,7 +174,7 @@ def training_template(
 ) -> MarkedTemplate:
     """Return the template for training: the config's or the tokenizer's own, with markers.
 
-    If it has none, `mended` adds them. Raises UserError if there is no template.
+    If it has none, `repaired_template` adds them. Raises UserError if there is no template.
     """
     template = read_template(chat.template) if chat.template else own_template(tokenizer)
     if template is None:

@@ -30,7 +30,7 @@ class ProcessStalled(ScorekitError):
 class MonitoredBarrier:
     """Barriers of one process.
 
-    place: the phase of this process, for error messages of the others.
+    phase: the phase of this process, for error messages of the others.
     """
 
     _number = 0  # of this process's last barrier

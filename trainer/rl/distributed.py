@@ -244,7 +244,7 @@ class DistributedContext:
                 part.reshard()
 
     def load_optimizer(self, model: nn.Module, optimizer: Any, state: dict[str, Any]) -> None:
-        """Load an optimizer state that `whole_states` returned."""
+        """Load an optimizer state that `full_state_dicts` returned."""
         if not self.is_sharded:
             optimizer.load_state_dict(state)
             return

@@ -25,7 +25,7 @@ def train(cfg: RoleplayConfig, *, resume: bool) -> int:
         Console().print(comparison_table(table(), before.stats, after.stats))
     if artifacts.updates or artifacts.reports:
         typer.echo(f"report: {write_report(artifacts.run_dir)}")
-    return artifacts.say_end()
+    return artifacts.print_summary()
 
 
 def evaluate(cfg: RoleplayConfig, against: str | None, *, overwrite: bool) -> int:

@@ -82,7 +82,7 @@ def has_letter(text: str) -> bool:
 class ParsedReply:
     """A completion, parsed once for all reward functions.
 
-    given: as it was sampled.
+    raw_text: as it was sampled.
     corner_quotes: whether 「」 and 『』 are quotation marks of speech.
     """
 

@@ -45,7 +45,7 @@ _REACH_S = 10.0
 class OwnServer:
     """An embedding server that was started for the run.
 
-    ended: returns why it will not answer any more; None while its process runs.
+    exit_reason: returns why its process has ended; None while it runs.
     """
 
     url: str

@@ -39,7 +39,7 @@ W = TypeVar("W")
 class Batch(Generic[R, W]):
     """The rollouts of an update with their rewards, in the same order.
 
-    kept: indices of those that have a reward.
+    scored_indices: indices of those that have a reward.
     attempts: how often rewards were requested from the services.
     """
 
@@ -87,8 +87,8 @@ class TrainingTask(Protocol):
     """A task of the training loop.
 
     columns: of the console, and those to print if the terminal is too narrow for all.
-    fault: the reason why the last batch has no rewards, or an evaluation failed, in one line; None:
-    it has, or the run is to end.
+    stop_reason: the reason why the last batch has no rewards, or an evaluation failed, in one line;
+    None: it has, or the run is to end.
     """
 
     @property
@@ -117,7 +117,7 @@ class TrainingTask(Protocol):
     def evaluate(self, sampler: Sampler, name: str) -> Evaluation | None:
         """Evaluate the policy on a set; every process has to call it.
 
-        None: it failed (see `fault`) or was interrupted; the run then ends with what it has.
+        None: it failed (see `stop_reason`) or was interrupted; the run then ends with what it has.
         """
 
     def read_reports(self, folder: Path) -> Mapping[str, Reports]:

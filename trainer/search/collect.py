@@ -41,7 +41,7 @@ from trainer.search.trajectories.store import FOLDER, TrajectoryStore
 class Collected:
     """The outcome of a collecting run.
 
-    folder: run directory. figures: stats of all its episodes. stopped: the reason why it ended
+    folder: run directory. stats: stats of all its episodes. stopped: the reason why it ended
     before its last step; None: it did not. exit_code: exit code of the command.
     """
 

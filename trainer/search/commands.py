@@ -35,7 +35,7 @@ def train(cfg: SearchConfig, *, resume: bool) -> int:
         Console().print(comparison_table(table(), before.stats(), after.stats()))
     if artifacts.updates or any(artifacts.sets.values()):
         typer.echo(f"report: {write_report(artifacts.run_dir)}")
-    return artifacts.say_end()
+    return artifacts.print_summary()
 
 
 def evaluate(cfg: SearchConfig, against: str | None, *, overwrite: bool) -> int:

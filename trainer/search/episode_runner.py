@@ -40,7 +40,8 @@ class EpisodeRunner:
     None: this one alone. tolerates_outage: if the retriever is unavailable, its episodes end as
     failed, without a reward, and nothing is raised. An error that ends the run may occur on one
     process only: it is raised on all of them when their episodes have ended. should_stop: whether
-    to stop waiting for rewards and for the retriever; then `Hurried` is raised on all processes.
+    to stop waiting for rewards and for the retriever; then `WaitAborted` is raised on all
+    processes.
     """
 
     def __init__(

@@ -35,7 +35,7 @@ def max_episode_tokens(
     episode_cfg = cfg.episode
     turns = most_turns(cfg, questions)
     if policy_inputs.reader is not None:
-        image, basis = _picture(cfg), "the largest picture"
+        image, basis = _image_size(cfg), "the largest picture"
         observation = len(ids.observation(Message("user", _page_header(image.view, cfg), (image,))))
     elif pages is not None and (texts := _page_texts(cfg, questions, pages)):
         observation = max(len(ids.observation(Message("user", text))) for text in texts)
@@ -54,7 +54,7 @@ def max_episode_tokens(
     return min(total, policy_inputs.context), message
 
 
-def _picture(cfg: SearchConfig) -> ShownImage:
+def _image_size(cfg: SearchConfig) -> ShownImage:
     """Return an image of the max area. Its form does not matter for the count of ids."""
     sight = cfg.episode.sight
     squares = sight.max_pixels // sight.factor**2

@@ -16,7 +16,8 @@ from trainer.sft.stats import compute_stats
 
 
 class SftCallback(TrainerCallback):
-    """Writes the run's log, and decides when a `SealedSftTrainer` evaluates, saves and stops."""
+    """Writes the run's log, and decides when a `CheckpointingSftTrainer` evaluates, saves and
+    stops."""
 
     def __init__(
         self,

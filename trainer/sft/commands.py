@@ -25,7 +25,7 @@ def train(cfg: SftConfig, *, resume: bool) -> int:
         before, after = artifacts.reports[0][1], artifacts.reports[-1][1]
         Console().print(comparison_table(TABLE, before, after))
     typer.echo(f"report: {write_report(artifacts.run_dir)}")
-    return artifacts.say_end()
+    return artifacts.print_summary()
 
 
 def evaluate(cfg: SftConfig, against: str | None, *, overwrite: bool) -> int:

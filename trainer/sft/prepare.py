@@ -97,7 +97,7 @@ def _load(
         part = SftPart()
         rows = rows_of_ids(raw, config.get_text_config().vocab_size - 1, folder)
     else:
-        part, rows = _labelled(cfg, tokenizer, conversations(raw, cfg.data.turns))
+        part, rows = _label_rows(cfg, tokenizer, conversations(raw, cfg.data.turns))
     part.left_out += dropped
     for row in rows:
         if not cfg.sft.assistant_only_loss:
@@ -127,24 +127,22 @@ def _without_dropped(
     return allowed, left_out
 
 
-def _labelled(
+def _label_rows(
     cfg: SftConfig, tokenizer: Any, rows: Sequence[Conversation]
 ) -> tuple[SftPart, list[SftRow]]:
     """Return the rows labeled with the template of training, and the findings of its check."""
     trained_turns = rows[0].trained_turns
     template_samples = [row.turns for row in rows[:_TEMPLATE_SAMPLES]]
     chosen = training_template(tokenizer, template_samples, cfg.chat, trained_turns=trained_turns)
-    labelled_rows: list[SftRow] = []
+    labeled_rows: list[SftRow] = []
 
     def label_all() -> Iterator[tuple[str, LabeledConversation]]:
         with progress_bar(len(rows)) if len(rows) >= _PROGRESS_FROM else nullcontext(int) as done:
             for row in rows:
-                labelled = label(tokenizer, row.turns, cfg.chat, chosen.template, trained_turns)
-                labelled_rows.append(
-                    SftRow(row.location, labelled.tokens.ids, _mask(row, labelled))
-                )
+                labeled = label(tokenizer, row.turns, cfg.chat, chosen.template, trained_turns)
+                labeled_rows.append(SftRow(row.location, labeled.tokens.ids, _mask(row, labeled)))
                 done(1)
-                yield row.location, labelled
+                yield row.location, labeled
         for name, turns in collect_conversations(tokenizer, template_samples, cfg.chat)[
             len(template_samples) :
         ]:
@@ -157,16 +155,16 @@ def _labelled(
         findings=[finding for finding in findings if finding.name not in hidden_checks],
         template=chosen.template,
     )
-    return part, labelled_rows
+    return part, labeled_rows
 
 
-def _mask(row: Conversation, labelled: LabeledConversation) -> list[int]:
+def _mask(row: Conversation, labeled: LabeledConversation) -> list[int]:
     """Return the labels, without the turns of weight 0."""
     weights = [turn.get("weight", 1) for turn in row.turns if turn["role"] == "assistant"]
     if row.trained_turns == "last":
         weights = weights[-1:]
     excluded = {number for number, weight in enumerate(weights) if not weight}
-    return [int(owner >= 0 and owner not in excluded) for owner in labelled.tokens.owners]
+    return [int(owner >= 0 and owner not in excluded) for owner in labeled.tokens.owners]
 
 
 def _add_row(cfg: SftConfig, part: SftPart, row: SftRow) -> None:

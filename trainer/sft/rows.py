@@ -16,7 +16,7 @@ from trainer.runs.readers import read_rows, shortened
 class SftRow:
     """A row for training.
 
-    where: its file and line.
+    location: its file and line.
     ids, mask: [L]; mask is 1 if a token is trained on.
     images: paths, in the order of their ids.
     """

@@ -40,7 +40,7 @@ _OWN_OPTIONS = OURS | {
 class CheckpointingSftTrainer(TrlCheckpointMixin, SFTTrainer):
     """SFTTrainer for a run directory.
 
-    look: evaluates the policy after an update.
+    evaluate_update: evaluates the policy after an update.
     """
 
     def __init__(

@@ -32,7 +32,7 @@ def train(cfg: TrainerConfig, *, resume: bool) -> int:
             typer.echo(f"set: {name}{best}")
         Console().print(comparison_table(reports[0][1], reports[-1][1]))
     typer.echo(f"report: {write_report(artifacts.run_dir)}")
-    return artifacts.say_end()
+    return artifacts.print_summary()
 
 
 def evaluate(cfg: TrainerConfig, against: str | None, *, overwrite: bool) -> int:

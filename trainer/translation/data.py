@@ -32,7 +32,7 @@ class Example:
     src_lang, tgt_lang: English names ("Korean"); the codes are tags such as "ko-KR".
     ref_text: a reference translation if there is one; used in reports and by `w_chrf` only, never
     sent to a service.
-    where: its row ("train.jsonl line 7"), for messages.
+    location: its row ("train.jsonl line 7"), for messages.
     """
 
     id: str

@@ -1,7 +1,7 @@
 """Lines of log.jsonl and eval.jsonl, and of the dumps of completions.
 
 **log.jsonl.** `update` (from 1), `skipped` (true: no step was made, because no sample was scored or
-no optimizer step was possible), `lr`, the stats of evaluation/figures.py (rollout, reward,
+no optimizer step was possible), `lr`, the stats of evaluation/stats.py (rollout, reward,
 advantage) and of `TrainStats` (policy_loss, approx_kl, clip_frac, kl_ref, grad_norm, ...), and
 seconds: `rollout_s` (sampling), `logprob_s` (the trainer's own forward passes over the rollouts,
 while rewards are computed), `reward_s` (the remaining waiting time after that, in all `attempts`:
@@ -81,7 +81,7 @@ def training_lines(
 ) -> Iterable[dict[str, Any]]:
     """Yield the lines of a training dump.
 
-    kept: indices of the samples that `advantages` has rows for.
+    kept_indices: indices of the samples that `advantages` has rows for.
     """
     rows = {index: row for row, index in enumerate(kept_indices)} if advantages is not None else {}
     for index, (rollout, reward) in enumerate(zip(rollouts, rewards, strict=True)):

@@ -32,7 +32,7 @@ class WaitingLine:
     A whole window is split into batches at a time, so that sorting costs little per sample. Batches
     are in the order of their oldest sample, so that no sample waits forever behind longer ones.
 
-    Owner: lock of the caller (`Ready`).
+    Owner: lock of the caller (`ModelQueue`).
     """
 
     def __init__(self) -> None:
@@ -115,7 +115,7 @@ class SharedLines:
     own queue. The small ones' queue has every other batch, and the large ones take turns in the
     rest: so no request waits for all of a large one, however many of them there are.
 
-    Owner: lock of the caller (`Ready`).
+    Owner: lock of the caller (`ModelQueue`).
     """
 
     def __init__(self) -> None:
@@ -171,7 +171,7 @@ class SharedLines:
 class PriorityBatchQueue:
     """Queues by priority, which take turns. max_tokens: most padded tokens of a batch.
 
-    Owner: lock of the caller (`Ready`).
+    Owner: lock of the caller (`ModelQueue`).
     """
 
     def __init__(self, max_tokens: int, bulk_patience_s: float) -> None:

@@ -231,7 +231,7 @@ def _ways_of_two(
     return [frozenset({value}) for value in _of_two_units(text, first, second)]
 
 
-# -- said ------------------------------------------------------------------------------------------
+# -- stated ----------------------------------------------------------------------------------------
 
 
 def stated_values(text: str, table: Table, numbers: Sequence[Number]) -> set[Fraction]:

@@ -35,7 +35,7 @@ def metricx():
 @pytest.fixture
 def no_pictures(monkeypatch):
     """Of a test that does not look at the page: they take most of its time."""
-    monkeypatch.setattr("scorekit.metaeval.page._pictures", lambda *_: [])
+    monkeypatch.setattr("scorekit.metaeval.page._charts", lambda *_: [])
 
 
 @pytest.fixture

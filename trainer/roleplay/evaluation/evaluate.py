@@ -30,7 +30,7 @@ _SEED = 0  # of replies that are sampled
 class RoleplayReport:
     """An evaluation.
 
-    figures: means (evaluation/figures.py), by their keys.
+    stats: means (evaluation/stats.py), by their keys.
     examples: a line of the dump for each turn.
     """
 

@@ -57,7 +57,7 @@ class EvaluatedPolicy:
     """An evaluation of a policy.
 
     policy: its path.
-    figures: means, and what scored them (`_scorer`).
+    stats: means, and what scored them (`_scorer`).
     lines: of its dump.
     """
 

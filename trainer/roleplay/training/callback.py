@@ -81,7 +81,7 @@ class RunCallback(TrainerCallback):
             return
         assert self.trainer is not None
         self.last = state.global_step
-        line: dict[str, Any] = {"update": self.last, **self._figures(logs)}
+        line: dict[str, Any] = {"update": self.last, **self._stats(logs)}
         every = self.cfg.misc.dump_every_n_updates
         if self.trainer.sampled and every and self.last % every == 0:
             self.log.write_completions(self.last, self.trainer.completions())
@@ -91,7 +91,7 @@ class RunCallback(TrainerCallback):
         self.console.update(line)
         self.echo.add_update(self.last, line)
 
-    def _figures(self, logs: dict[str, Any]) -> Stats:
+    def _stats(self, logs: dict[str, Any]) -> Stats:
         """Return TRL's stats under our names; values that are not finite are None."""
         assert self.trainer is not None
         stats: Stats = {}

@@ -31,7 +31,7 @@ class RoleplayTrainer(TrlCheckpointMixin, GRPOTrainer):
     checkpoints: their folder.
     keep: number of checkpoints to keep.
     state_of: returns the state of a checkpoint, without its files.
-    look: evaluates the policy after an update.
+    evaluate_update: evaluates the policy after an update.
     epochs_done: full passes over the training turns before this process.
     """
 
@@ -76,7 +76,7 @@ class RoleplayTrainer(TrlCheckpointMixin, GRPOTrainer):
                 torch.randperm(sampler.num_samples, generator=sampler.generator)
         return sampler
 
-    # -- figures -----------------------------------------------------------------------------------
+    # -- stats -------------------------------------------------------------------------------------
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
         started, reward_s_before = time.monotonic(), self.seconds["reward_s"]

@@ -114,7 +114,7 @@ def comparison_values(
 
 
 class StatRow(NamedTuple):
-    """A `PairedFigure` as text."""
+    """A `PairedStat` as text."""
 
     title: str
     sources: str
@@ -153,7 +153,7 @@ def compare_lines(
     resamples: int = RESAMPLES,
     seed: int = SEED,
 ) -> list[PairedStat]:
-    """Return the stats of `table` that lines of a dump have (`of_line`), for sources with both
+    """Return the stats of `table` that lines of a dump have (`value_of_row`), for sources with both
     values.
 
     first, second: lines of the same sources in the same order.

@@ -186,7 +186,8 @@ class PaidAnswerCache:
 
 
 def judge_of(path: Path, run: str) -> str | None:
-    """Return the first judge of a run (`PaidAnswers.first_judge`), or None; only reads the file.
+    """Return the first judge of a run (`PaidAnswerCache.first_judge`), or None. It only reads the
+    file.
 
     Raises UserError if the file cannot be read.
     """

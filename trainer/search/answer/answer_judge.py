@@ -106,12 +106,12 @@ class AnswerJudge:
         await self._client.close()
 
     async def correctness(self, question: str, answer: str, reference: str) -> JudgedAnswer:
-        """Judge how far an answer agrees with the reference. Raises UserError, MoneySpent."""
+        """Judge how far an answer agrees with the reference. Raises UserError, BudgetExceeded."""
         texts = {"query": question, "answer": answer, "reference": reference}
         return await self._judged({"task": "answer_correctness", **texts})
 
     async def grounded(self, question: str, answer: str, pngs: Sequence[bytes]) -> JudgedAnswer:
-        """Judge how far images support an answer. Raises UserError, MoneySpent."""
+        """Judge how far images support an answer. Raises UserError, BudgetExceeded."""
         images = [b64encode(png).decode() for png in pngs]
         texts = {"query": question, "answer": answer}
         return await self._judged({"task": "answer_grounded", **texts, "images": images})

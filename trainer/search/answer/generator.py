@@ -20,7 +20,7 @@ def estimated_words(system: str, question: str) -> int:
 
 
 class Generator:
-    """The model that answers from the evidence (`PaidChat`). Use it in one event loop.
+    """The model that answers from the evidence (`CachedChat`). Use it in one event loop.
 
     The key of a cached answer has the question, the images (SHA-256, in order), the model's name
     and the settings. Raises UserError for a config without a model.
@@ -53,7 +53,7 @@ class Generator:
         sample: number of the answer, if several to the same question are needed; each has its own
         request and cache entry. Without an answer before the deadline the status is failed, with
         the type of an `LLMError` and no usage. Raises UserError for what the operator must fix,
-        MoneySpent.
+        BudgetExceeded.
         """
         started_at = time.monotonic()
         fields: dict[str, Any] = {"model": self.cfg.model, "evidence": list(pngs)}

@@ -1,7 +1,7 @@
 """Limit the concurrent requests and tokens of a paid server.
 
-A run has one limiter, on rank 0, which makes the paid calls for all ranks. `PaidAnswers` refuses a
-second process of the same run, so no limit and no cap applies twice.
+A run has one limiter, on rank 0, which makes the paid calls for all ranks. `PaidAnswerCache`
+refuses a second process of the same run, so no limit and no cap applies twice.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ class CachedChat:
         depends_on: all that the answer depends on (JSON values). messages: builds the request if
         one is needed. words: max tokens of its texts; num_images: number of its images. schema:
         JSON schema of the text; it is not checked here. Raises LLMError or TimeoutError without an
-        answer in time, of which nothing is stored; UserError, MoneySpent.
+        answer in time, of which nothing is stored; UserError, BudgetExceeded.
         """
         key = paid_key(self.name, depends_on)
         charge = ApiUsage(cached=True)

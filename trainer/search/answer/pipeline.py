@@ -101,7 +101,7 @@ class AnswerPipeline:
         load_image: SHA-256 -> PNG of the episode's images. An episode that was given up or failed
         gets no answer, and its verdict has no score. One without evidence scores 0 without a call,
         unless the config asks for one. Without a reference the answer is not judged. A failure
-        becomes a status: without an answer there is no verdict and no score. Raises MoneySpent,
+        becomes a status: without an answer there is no verdict and no score. Raises BudgetExceeded,
         UserError.
         """
         _, _, generator, judging = await self._opened()

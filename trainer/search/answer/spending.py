@@ -84,7 +84,7 @@ class SpendTracker:
         """Reserve money below the cap for a call of at most these tokens, until it is counted.
 
         If other calls have reserved the money, wait for their end: most cost less than reserved.
-        Raises MoneySpent if no call is pending.
+        Raises BudgetExceeded if no call is pending.
         """
         max_cost = cost_of(self._prices[server], prompt, completion) or 0.0
         async with self._freed:

@@ -53,7 +53,7 @@ def make_budget(
     result = CurationResult("budget", budget_cfg, read, inputs or {})
     episodes = turns = 0
     for prompt in prompts:
-        stats = _figures(prompt, budget_cfg)
+        stats = _stats(prompt, budget_cfg)
         dropped_by = record.dropped(prompt.question.id) if record else None
         is_mastered = bucket_of(prompt, cfg.buckets) == "B"
         is_dropped = is_mastered or dropped_by is not None
@@ -104,7 +104,7 @@ def _equal(name: str, rows: int, budget_cfg: BudgetConfig) -> BudgetPlan:
     )
 
 
-def _figures(prompt: CuratedPrompt, budget_cfg: BudgetConfig) -> dict[str, Any]:
+def _stats(prompt: CuratedPrompt, budget_cfg: BudgetConfig) -> dict[str, Any]:
     """Return the values of a decision.
 
     scored, succeeded: of the episodes that count. searched, found: of all episodes, those that

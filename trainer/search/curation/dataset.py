@@ -39,7 +39,7 @@ _AT_ONCE = 200  # max rows in memory and in a row group of Parquet
 @dataclass(frozen=True, slots=True)
 class Decision:
     """The decision about a row. reason: one of the command's fixed texts, by which rows are
-    counted. figures: the values behind it. episodes: run/trajectory of its episodes."""
+    counted. stats: the values behind it. episodes: run/trajectory of its episodes."""
 
     row_id: str
     is_kept: bool
@@ -58,8 +58,8 @@ class CurationResult:
     """The result of a command before it is written.
 
     command: its name. settings: its config section. runs: the runs that were read. inputs: other
-    files, name -> digest. told: further keys of the manifest. record: earlier decisions, if the
-    command adds to them. rows: kept rows. decisions: of all rows.
+    files, name -> digest. manifest_extra: further keys of the manifest. record: earlier decisions,
+    if the command adds to them. rows: kept rows. decisions: of all rows.
     """
 
     command: str

@@ -24,7 +24,7 @@ _EPISODES = 6  # max ids for a row
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A section of a page. head: titles of the table. pictures: charts (SVG); None: no data."""
+    """A section of a page. head: titles of the table. images: charts (SVG); None: no data."""
 
     title: str
     words: Sequence[str] = ()

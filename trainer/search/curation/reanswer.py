@@ -1,6 +1,6 @@
 """Get new answers and verdicts for stored episodes from generator and judge.
 
-Answers are stored as in a run (`PaidAnswers`), so a killed command pays for nothing twice, and
+Answers are stored as in a run (`PaidAnswerCache`), so a killed command pays for nothing twice, and
 equal inputs give equal bytes. A failed verdict is None.
 """
 
@@ -95,7 +95,7 @@ def ask_all(
     """Run all jobs concurrently and return their results in order.
 
     answers_path: file of answers. name: key of the usage in it: a command and its folder. Raises
-    UserError if a service is unavailable, MoneySpent; paid answers stay stored.
+    UserError if a service is unavailable, BudgetExceeded; paid answers stay stored.
     """
     return asyncio.run(_ask_all(cfg, answers_path, name, jobs, other_models)) if jobs else []
 

@@ -72,7 +72,7 @@ def changed_most(
 ) -> list[tuple[str, list[Pair]]]:
     """Return (title, pairs of episodes): the greatest gains, the greatest losses, the first pairs.
 
-    They are by reward, or by NDCG if no question has two rewards. shown: max pairs of each.
+    They are by reward, or by NDCG if no question has two rewards. max_pairs: max pairs of each.
     """
     all_pairs = list(zip(first, second, strict=True))
     kinds: list[tuple[str, list[Pair]]] = []

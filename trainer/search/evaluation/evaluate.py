@@ -30,7 +30,7 @@ class SearchReport:
     """The stats of an evaluation, with one episode of each question. None: no value to average.
 
     reward_mean: over the episodes with a reward (reward_coverage). values: the other stats
-    (evaluation/figures.py) by key; `report[key]` returns them too. by_document, by_type: some stats
+    (evaluation/stats.py) by key; `report[key]` returns them too. by_document, by_type: some stats
     of each document and of each type of question; {} for a single one. examples: the episodes
     (`records.Trajectory`) as JSON, without their ids.
     """
@@ -88,7 +88,7 @@ def evaluate_questions(
 
     name: of the set; step: of the run; both are in the ids of the episodes. The processes of the
     world share the questions, and each gets the full report. Raises what `Episodes` raises:
-    MoneySpent, ServiceUnreachable.
+    BudgetExceeded, ServiceUnreachable.
     """
     started = time.monotonic()
     finished = episodes.run(policy, world.split_items(questions), step=step, kind=f"{name}-")

@@ -58,7 +58,7 @@ _SCORED = {
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedSearch:
-    """An evaluation. policy: path or URL. figures: of `SearchReport`, and the keys of `_SCORED`."""
+    """An evaluation. policy: path or URL. stats: of `SearchReport`, and the keys of `_SCORED`."""
 
     policy: str
     stats: Mapping[str, Any]

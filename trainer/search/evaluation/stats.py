@@ -11,7 +11,7 @@ from trainer.runs.rollout_stats import LEARNING_CURVES, OF_LEARNING
 from trainer.runs.stats import Curve, Stats, StatSpec, mean_of
 from trainer.search.actions import DETAILS
 from trainer.search.evaluation.episode_values import VALUES, own_turns
-from trainer.search.images.views import CropFault
+from trainer.search.images.views import CropErrorReason
 from trainer.search.records import SUCCESS, Question, Trajectory
 from trainer.search.reward.compute import NO_GOLD
 from trainer.search.reward.stats import reward_stats
@@ -19,7 +19,7 @@ from trainer.search.reward.stats import reward_stats
 __all__ = ["SUCCESS", "by_document", "by_type", "compute_stats", "curves", "table"]
 
 #: The reasons of invalid turns: of their form, their box, or a refused query.
-REASONS = (*DETAILS, *get_args(CropFault), "query_refused")
+REASONS = (*DETAILS, *get_args(CropErrorReason), "query_refused")
 #: Stats of the loop that a narrow console has.
 _NARROW = ("policy_loss", "rollout_s", "reward_s", "update_s")
 _SECONDS = ("rollout_s", "logprob_s", "reward_s", "update_s")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image as PILImage
 
 #: The reasons why a crop fails.
-CropFault = Literal["no_picture", "box_order", "box_outside", "box_small", "box_narrow"]
+CropErrorReason = Literal["no_picture", "box_order", "box_outside", "box_small", "box_narrow"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class ShownImage:
 class CropFailure:
     """A failed crop. detail: the message to the policy."""
 
-    reason: CropFault
+    reason: CropErrorReason
     detail: str
 
 

@@ -21,7 +21,8 @@ TICK_S = 0.5
 
 
 class AnswersEpisodes(Protocol):
-    """Generator and judge of a run (`trainer.search.answer.Answering`), in one event loop."""
+    """Generator and judge of a run (`AnswerPipeline` (trainer/search/answer)), in one event
+    loop."""
 
     async def check(self) -> None:
         """Raise UserError if a service does not answer or is not as configured."""
@@ -120,8 +121,8 @@ class RewardStream:
         (`EpisodeReward.status`), but do not count in their group. One without an answer at the
         deadline is late: its calls continue to their own deadline, because they are paid for and
         the answer is stored, but here the result is dropped and counted. should_stop: is checked
-        while waiting. Raises Hurried if it is true, ValueError for an id that was not submitted or
-        has another group, and what `AnswersEpisodes.finish` raised (the money is spent); then
+        while waiting. Raises WaitAborted if it is true, ValueError for an id that was not submitted
+        or has another group, and what `AnswersEpisodes.finish` raised (the money is spent); then
         `so_far` returns the available results.
         """
         started_at = time.monotonic()

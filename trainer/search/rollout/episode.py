@@ -50,7 +50,7 @@ def run_episodes(
 
     samples: episodes of a question without an `n_agent`; None: one of each question.
     new_id: (question, number of the sample) -> an id that is unique in its run.
-    on_done: is called with each trajectory when it ends. keep_picture: is called once with the
+    on_done: is called with each trajectory when it ends. save_image: is called once with the
     SHA-256 and the PNG of each image before a trajectory refers to it. tools: tools of these pages,
     if several calls share them. groups: the group name of each question; None: its id, with a
     number if the question occurs more than once. on_turn: is called with a trajectory after each of

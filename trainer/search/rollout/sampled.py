@@ -43,8 +43,8 @@ class SampledPolicy:
     gen_cfg: sampling settings; max_new_tokens is for one turn. context: max ids that the model
     reads. world: of a run whose processes share the weights, so all of them make the same calls.
     with_logprobs: keep the sampler's log-probabilities for training. seed: of all samples until
-    `begin`; None: the random state continues. ended: the ids of the batch's finished episodes, by
-    trajectory id.
+    `begin`; None: the random state continues. ended_episodes: the ids of the batch's finished
+    episodes, by trajectory id.
     """
 
     def __init__(
@@ -95,7 +95,8 @@ class SampledPolicy:
         return [turn for turn in turns if turn is not None]
 
     def finish(self, trajectory_id: str) -> TokenRecord | None:
-        """Return the ids of an episode; its rollout is in `ended` until the next `begin`."""
+        """Return the ids of an episode; its rollout is in `ended_episodes` until the next
+        `begin`."""
         state = self._states.pop(trajectory_id, None)
         if state is None:
             return None

@@ -55,7 +55,7 @@ class ToolCall:
 
 @dataclass(slots=True)
 class ToolResult:
-    """The observation of an action. shown: its images. reason, detail: of an invalid or refused
+    """The observation of an action. images: its images. reason, detail: of an invalid or refused
     action. failed: the reason if a service gave no result."""
 
     text: str = ""
@@ -79,7 +79,7 @@ _Got: TypeAlias = "_Rendered | CropFailure | str"  # a str: the failure
 
 
 class SearchTools:
-    """The tools of one retriever. keep_picture: is called with the hash and the PNG of each image
+    """The tools of one retriever. save_image: is called with the hash and the PNG of each image
     before a record refers to it. Rendered pages are cached between calls."""
 
     def __init__(

@@ -76,7 +76,7 @@ def export_sft(
     """Write the episodes of a run (of these steps) as rows for the model in `policy.path`, into a
     folder that is new or empty: `rows.jsonl.gz` and their images.
 
-    cfg: of the run, with the settings of the model to train (policy, chat). ended: `any` also
+    cfg: of the run, with the settings of the model to train (policy, chat). end_filter: `any` also
     exports episodes that were forced, given up, or out of context, without the forced turn; failed
     ones never. min_reward: of an episode; None: any, also without a reward. Raises UserError.
     """
@@ -91,7 +91,7 @@ def export_sft(
                 if isinstance(row, str):
                     export.left_out[row] += 1
                     continue
-                keep_pictures(folder, row, store.read_image)
+                save_images(folder, row, store.read_image)
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
                 export.count(row)
         if not export.rows:
@@ -251,7 +251,7 @@ def _skip_reason(trajectory: Trajectory, end_filter: Ended, min_reward: float | 
     return f"a reward below {min_reward:g}" if below(reward, min_reward) else None
 
 
-def keep_pictures(folder: Path, row: Mapping[str, Any], load_image: Callable[[str], bytes]) -> None:
+def save_images(folder: Path, row: Mapping[str, Any], load_image: Callable[[str], bytes]) -> None:
     """Write the images of a row into the folder, each once. load_image: SHA-256 -> PNG."""
     for name in row.get("images", ()):
         path = folder / name

@@ -305,7 +305,7 @@ class SearchTask:
     def evaluate(self, sampler: Sampler, name: str) -> SearchReport | None:
         """Evaluate the policy on the questions of a set.
 
-        None if the user must fix something first (`fault`), or if the run is stopping.
+        None if the user must fix something first (`stop_reason`), or if the run is stopping.
         """
         policy = self.searcher.policy(
             sampler, self.cfg.eval_generation(), self.world, seed=_SEED, with_logprobs=False

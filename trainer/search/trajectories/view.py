@@ -29,7 +29,7 @@ MAX_EPISODES = 200
 _WIDEST = 480  # pixels of an image on the page
 _QUALITY = 70
 
-Pictures = Callable[[str], bytes]
+LoadImage = Callable[[str], bytes]
 
 
 def write_view(
@@ -61,7 +61,7 @@ def write_view(
 def write_episodes(
     path: Path,
     episodes: Sequence[Trajectory],
-    load_image: Pictures,
+    load_image: LoadImage,
     *,
     title: str,
     total: int | None = None,
@@ -121,7 +121,7 @@ def _classes(episodes: Iterable[ShownEpisode]) -> dict[str, str]:
     return names
 
 
-def _style_sheet(classes: Mapping[str, str], load_image: Pictures) -> tuple[str, set[str]]:
+def _style_sheet(classes: Mapping[str, str], load_image: LoadImage) -> tuple[str, set[str]]:
     """Return a rule for each image, and the hashes of missing images."""
     rules, missing = [], set()
     for sha256, name in classes.items():

@@ -56,7 +56,7 @@ class Report:
     reward_mean: sequence reward and mean token reward together, over the samples that have them
     (reward_coverage).
     source_errors: samples that could have none.
-    values: the other stats (evaluation/figures.py), by their keys, which `report[key]` gives too:
+    values: the other stats (evaluation/stats.py), by their keys, which `report[key]` gives too:
     those of the reward's components, completion_length_mean (tokens, EOS included), truncated_frac
     (truncated by max_new_tokens), chrf and bleu (sacrebleu, 0..100, over the examples with a
     reference; never part of a reward; BLEU only if all examples are of one language pair, see
@@ -116,7 +116,7 @@ def evaluate_on_dataset(
     world: the processes that share the examples, each of which gets the full report. If the weights
     are sharded, each process translates everything, because all have to make the same passes.
     metrics: held-out metrics, which are not part of the reward. Only they get references.
-    Raises what `generate_rollouts` and `Rewarder.score` raise.
+    Raises what `generate_rollouts` and `RewardClient.score` raise.
     """
     started = time.monotonic()
     sharing = None if world is None or world.is_sharded else world

@@ -54,7 +54,7 @@ class EvaluatedSet:
     """An evaluation of a policy on a set.
 
     policy: its path.
-    figures: those of `Report`, and `scored_by`: the model of each service.
+    stats: those of `Report`, and `scored_by`: the model of each service.
     lines: of its dump.
     """
 

@@ -122,9 +122,9 @@ def _metric_names(stats: Mapping[str, Any]) -> list[str]:
 class ExampleRanker(NamedTuple):
     """A score that ranks examples.
 
-    who: its name.
+    label: its name.
     sign: 1 if higher is better, else -1.
-    of: returns the value of a line of a dump of completions, or None.
+    value_of: returns the value of a line of a dump of completions, or None.
     """
 
     label: str

@@ -83,7 +83,7 @@ def _note_results(
             elif result.windows and reward.overlong is None:
                 reward.overlong = "windowed"
         elif name not in weighted_services:
-            reward.shown_error = f"{name}: {result.error.type}: {result.error.message}"
+            reward.unweighted_error = f"{name}: {result.error.type}: {result.error.message}"
         elif result.error.type == BAD_SOURCE:
             reward.source_error = f"{name}: {result.error.type}: {result.error.message}"
         elif result.error.type in TEXT_ERROR_TYPES:

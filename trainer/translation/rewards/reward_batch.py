@@ -51,8 +51,8 @@ class RewardServices(Protocol):
     """The services that a batch uses.
 
     needed: those with a weight.
-    fails_run: whether a missing score of one of them ends the run.
-    attribute: replaces text errors in `results` by source errors.
+    is_failure_fatal: whether a missing score of one of them ends the run.
+    blame_source: replaces text errors in `results` by source errors.
     """
 
     @property
@@ -67,7 +67,7 @@ class RewardServices(Protocol):
 
     def deadline_s(self, name: ServiceName) -> float: ...
 
-    def tell_truncated(self, name: ServiceName, results: Sequence[Scored | Failed]) -> None: ...
+    def report_truncated(self, name: ServiceName, results: Sequence[Scored | Failed]) -> None: ...
 
     def blame_source(
         self,
@@ -194,7 +194,7 @@ class SampleGroup:
         services = self.batch.services
         scores = Scores({name: self.batch.results(name, self) for name in self.batch.service_names})
         for name, results in scores.results.items():
-            services.tell_truncated(name, results)
+            services.report_truncated(name, results)
             if name not in services.needed:
                 continue
             services.blame_source(name, self.samples, results)

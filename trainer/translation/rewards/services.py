@@ -101,7 +101,7 @@ class RewardClient:
         """Return a batch whose groups go to `services` (default: the needed ones).
 
         A service without a weight that does not answer is skipped at once.
-        should_stop: see AskedBatch.
+        should_stop: see RewardBatch.
         """
         batch = RewardBatch(self, self.needed if services is None else tuple(services), should_stop)
         for name in batch.service_names:
@@ -181,7 +181,7 @@ class RewardClient:
         limit = self.cfg.max_input_length
         return min([*service_limits, *([limit] if limit else [])], default=None)
 
-    def tell_truncated(self, name: ServiceName, results: Sequence[Scored | Failed]) -> None:
+    def report_truncated(self, name: ServiceName, results: Sequence[Scored | Failed]) -> None:
         """Log a warning once if a model does not read much of what it scores."""
         flags = [is_truncated(result) for result in results if isinstance(result, Scored)]
         if name not in self._warned_truncated and sum(flags) > _MAX_TRUNCATED * len(flags):

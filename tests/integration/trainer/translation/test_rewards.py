@@ -111,7 +111,7 @@ def test_a_service_without_weight_that_fails_costs_no_reward(
     (reward,) = compute_rewards([rollout([1], [5], "열기")], scores, cfg)
     assert reward.r_seq == pytest.approx(5 - metricx_of("열기"))
     assert reward.text_error is reward.service_error is reward.overlong is None
-    assert reward.shown_error is not None and reward.shown_error.startswith("xcomet: ")
+    assert reward.unweighted_error is not None and reward.unweighted_error.startswith("xcomet: ")
 
 
 def test_on_failure_fail_ends_the_run(services: Services) -> None:

@@ -40,13 +40,13 @@ BECAME: Final[Mapping[Became, str]] = {
     "grown": "at least one page was confirmed, and stands under `alternatives` now",
 }
 _ROWS = 200  # max rows of a table
-Pictures = Callable[[str], Awaitable[bytes]]
+LoadImage = Callable[[str], Awaitable[bytes]]
 
 
 @dataclass(slots=True)
 class Confirmed:
-    """The result of a question. pages: gold page -> confirmed pages. said: the first answer from
-    each of them. refused, failed: numbers of pairs of gold page and page."""
+    """The result of a question. pages: gold page -> confirmed pages. answer_by_pair: the first
+    answer from each of them. refused, failed: numbers of pairs of gold page and page."""
 
     outcome: Became
     pages: dict[str, list[str]] = field(default_factory=dict)
@@ -59,7 +59,7 @@ async def confirm(
     asking: AnswerSampler,
     question: Question,
     proposals: Sequence[Proposal],
-    load_image: Pictures,
+    load_image: LoadImage,
     cfg: AlternativesConfig,
 ) -> Confirmed:
     """Test each proposed page in the place of each gold page.
@@ -130,7 +130,7 @@ def make_alternatives(
 ) -> CurationResult:
     """Return all rows with the confirmed pages in `alternatives`; none is dropped.
 
-    proposals, results: by question id. told: index and generator, for the manifest.
+    proposals, results: by question id. manifest_extra: index and generator, for the manifest.
     """
     curated = CurationResult("alternatives", cfg.alternatives, read, manifest_extra=manifest_extra)
     for prompt in prompts:

@@ -61,8 +61,9 @@ _UNSPECIFIC: Final = ("right", "unscored")
 class EpisodeEvidence:
     """The data of an episode that its summary does not have.
 
-    said: the answer. asked_from: key of the images of the request. whole: whether each gold page,
-    or an alternative, was visible. hit: whether a missing one was among the hits of a search.
+    answer: the answer. asked_from: key of the images of the request. has_all_gold: whether each
+    gold page, or an alternative, was visible. hit: whether a missing one was among the hits of a
+    search.
     document: whether a page of a gold page's document was visible.
     """
 

@@ -26,7 +26,7 @@ from trainer.search.trajectories.store import FOLDER, TrajectoryStore
 
 @dataclass(frozen=True, slots=True)
 class AllConfirmed:
-    """The results by question id. told: the index, generator and embedder."""
+    """The results by question id. manifest_extra: the index, generator and embedder."""
 
     proposals: Mapping[str, Sequence[Proposal]]
     results: Mapping[str, Confirmed]
@@ -85,7 +85,7 @@ def kinds_of(
     cfg: CurationConfig,
     out: Path,
 ) -> dict[str, Kind]:
-    """Return the kind of each suspect by its `Sample.ref`, with the images of its run.
+    """Return the kind of each suspect by its `EpisodeSummary.ref`, with the images of its run.
 
     Raises UserError, also for a missing image.
     """

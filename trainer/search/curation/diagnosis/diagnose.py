@@ -55,8 +55,8 @@ def make_diagnosis(
 ) -> CurationResult:
     """Return all prompts; those with a low score, or without one, have a cause.
 
-    clues: of every episode, by its `Sample.ref`. record: earlier decisions: a reference that
-    `verify` confirmed is not suspected again.
+    clues: of every episode, by its `EpisodeSummary.ref`. record: earlier decisions: a reference
+    that `verify` confirmed is not suspected again.
     """
     result = CurationResult("diagnose", cfg.diagnose, read, record=record or CurationRecord())
     for prompt in prompts:

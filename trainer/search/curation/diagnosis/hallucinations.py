@@ -38,7 +38,7 @@ KINDS: Final[Mapping[Kind, str]] = {
 NONE = "none"
 _ROWS = 40  # max rows of a table
 #: (order of the run, SHA-256) -> PNG.
-Pictures = Callable[[int, str], Awaitable[bytes]]
+LoadImage = Callable[[int, str], Awaitable[bytes]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Suspect:
     """An episode that was judged right without all gold pages or alternatives to them.
 
     order: index of its run. evidence: SHA-256 of the generator's images. near: those of a gold
-    page's document. partial: whether some gold page was visible. said: the answer.
+    page's document. partial: whether some gold page was visible. answer: the answer.
     """
 
     ref: str
@@ -91,7 +91,7 @@ async def kind_of(
     asking: AnswerSampler,
     question: Question,
     suspect: Suspect,
-    load_image: Pictures,
+    load_image: LoadImage,
     cfg: HallucinationsConfig,
 ) -> Kind:
     """Return the source of a suspect's answer. Equal requests are paid for once."""
@@ -154,8 +154,8 @@ def make_hallucinations(
 ) -> CurationResult:
     """Return all prompts with the most frequent kind of their suspects.
 
-    Prompts of the kinds in `drop` are dropped. suspects: by question id. kinds: by `Sample.ref`.
-    record: earlier decisions.
+    Prompts of the kinds in `drop` are dropped. suspects: by question id. kinds: by
+    `EpisodeSummary.ref`. record: earlier decisions.
     """
     section = cfg.hallucinations
     result = CurationResult("hallucinations", section, read, record=record or CurationRecord())

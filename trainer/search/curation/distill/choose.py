@@ -22,7 +22,7 @@ from trainer.sft.curation_record import CurationRecord
 class Written:
     """Data about the text of an episode.
 
-    fault: why it is not an example. repeats: whether a query repeats the one before. length: in
+    rejection: why it is not an example. repeats: whether a query repeats the one before. length: in
     letters. evidence: whether the answer rests on pages with the facts. digest: of the question and
     the turns, equal for duplicates.
     """
@@ -36,7 +36,7 @@ class Written:
 
 @dataclass(slots=True)
 class Wrote:
-    """Data about the texts of all episodes with a judge's score above 0, by `Sample.ref`.
+    """Data about the texts of all episodes with a judge's score above 0, by `EpisodeSummary.ref`.
 
     `visit` gets every episode.
     """

@@ -120,7 +120,7 @@ def make_rewritten(
     """Put the rows with rewritten thoughts into the spool and return a decision for each.
 
     answers: file of paid answers. Raises UserError if the rewriter is unavailable, the model to
-    train has changed, or an image is missing; MoneySpent. Paid answers stay stored.
+    train has changed, or an image is missing; BudgetExceeded. Paid answers stay stored.
     """
     curated = CurationResult(
         "rewrite", cfg.rewrite, (), {"rows.jsonl": digest_of(distilled.rows_file)}

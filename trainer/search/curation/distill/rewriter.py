@@ -43,7 +43,7 @@ class ThoughtOf:
 
 
 class Rewriter:
-    """The client of the rewriting model (`PaidChat`). Use it in one event loop.
+    """The client of the rewriting model (`CachedChat`). Use it in one event loop.
 
     Raises UserError for a config without a model.
     """
@@ -71,7 +71,8 @@ class Rewriter:
     ) -> dict[int, str] | None:
         """Return the rewritten thought of each turn.
 
-        Empty if the answer has another form; None without an answer. Raises UserError, MoneySpent.
+        Empty if the answer has another form; None without an answer. Raises UserError,
+        BudgetExceeded.
         """
         cfg = self._cfg.rewriter
         text = asked_text(question, thoughts)

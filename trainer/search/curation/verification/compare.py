@@ -55,7 +55,7 @@ class Verified:
     """The result of a row.
 
     opinions: of the verifier; answers: of the generator; None: invalid. compared: None without a
-    verdict; then `why` has the reason. opinion: the verifier's, if it is sure. judge: its model.
+    verdict; then `reason` has the reason. opinion: the verifier's, if it is sure. judge: its model.
     """
 
     opinions: tuple[Opinion | None, ...] = ()

@@ -51,7 +51,7 @@ def make_verified(
         stats = {
             "class": truth,
             "by": None if truth is None else "person" if person else "verifier",
-            **_figures(prompt, verified, verifier_class),
+            **_stats(prompt, verified, verifier_class),
             "note": person.note if person else "",
         }
         curated.decisions.append(Decision(row_id, is_kept, reason, stats, refs(prompt)))
@@ -70,7 +70,7 @@ def _no_class(result: Verified | str) -> str:
     return f"not verified: {result}" if isinstance(result, str) else f"no verdict: {result.reason}"
 
 
-def _figures(
+def _stats(
     prompt: CuratedPrompt, verified: Verified | None, verifier_class: TruthClass | None
 ) -> dict[str, Any]:
     """Return the values behind a class: all answers and their agreements."""

@@ -69,7 +69,7 @@ class Verifier:
         """Return the opinion with number `sample`; each has its own request and cache entry.
 
         None for an invalid answer: truncated, filtered, or not of the schema. pngs: SHA-256 -> PNG.
-        Raises LLMError or TimeoutError without an answer in time, UserError, MoneySpent.
+        Raises LLMError or TimeoutError without an answer in time, UserError, BudgetExceeded.
         """
         cfg = self._chat.cfg
         names = {"model", "api", "system", "effort", "temperature", "max_output_tokens"}
