@@ -1,12 +1,11 @@
-"""Send a client's samples to a service: over its URLs, with retries, split if a request is too
-large, and alone if they may have crashed a server.
+"""Send a client's samples to the replicas of a service, with retries and splits.
 
-A request under which the connection broke is suspect: it may have crashed the server, and must not
-crash one replica after the other. It is sent again while no other suspect is in flight, and only to
-a server that answers. If the connection breaks again, the request is split into `_SPLIT_INTO` parts
-that are sent one by one, and so on. A sample fails after the connection broke `_BREAKS` times, the
-last time with it alone. Samples that only shared a request with it succeed.
-A sample that broke a connection alone is remembered (suspects.py), and sent alone the next time.
+A request during which the connection broke is suspect: it may have crashed the server, and must not
+crash all replicas in turn. It is sent again while no other suspect is in flight, and only to a
+server that answers. If the connection breaks again, the request is split into `_SPLIT_INTO` parts
+that are sent one by one, and so on. A sample fails after `_BREAKS` broken connections, if it was
+alone in the last request. Other samples of its requests succeed. A sample that broke a connection
+alone is remembered (crash_suspects.py), and sent alone the next time.
 """
 
 from __future__ import annotations
@@ -347,8 +346,7 @@ class RequestDispatcher:
     async def _open(
         self, endpoint: Replica, method: str, path: str, body: bytes | None
     ) -> httpx.Response:
-        """Return an answer whose head has arrived. Raises ResponseLost if the connection broke
-        before."""
+        """Return an answer after its head. Raises ResponseLost if the connection broke before."""
         request = self._http.build_request(
             method, endpoint.url + path, content=body, headers=_JSON if body is not None else {}
         )

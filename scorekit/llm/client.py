@@ -62,8 +62,7 @@ class LLMCounts:
 
 @dataclass(slots=True)
 class _Call:
-    """State that the requests of one call of `chat` share. failed: one of them failed for good, so
-    waiting ones are not sent."""
+    """Shared state of the requests of a `chat` call. failed: one failed; do not send others."""
 
     prompt: ChatPrompt
     keep: Callable[[list[Choice]], Awaitable[None]] | None
@@ -137,8 +136,7 @@ class LLMClient:
         await self._server.close()
 
     async def check(self) -> int | None:
-        """Return the model's context length in tokens, or None if the server does not state it
-        (vLLM does).
+        """Return the model's context length in tokens, or None if the server does not state it.
 
         Raises UserError with a hint if the server cannot be reached, refuses the key or lacks the
         model. A server that is away is waited for up to `wait_for_server_s`.
@@ -227,9 +225,8 @@ class LLMClient:
             raise LLMError("incomplete", message, request_id=call.prompt.request_id)
         if was_sent:  # a request for one choice shows whether n was the cause
             choices |= await self._request(call, missing.pop(0)) or {}
-            self._note_incomplete(
-                call.prompt.part_id(part), len(part), len(part) - len(missing) - 1
-            )
+            num_received = len(part) - len(missing) - 1
+            self._note_incomplete(call.prompt.part_id(part), len(part), num_received)
         return choices | await self._request_parts(call, missing)
 
     async def _request_parts(self, call: _Call, parts: Iterable[range]) -> dict[int, Choice]:
@@ -297,9 +294,7 @@ class LLMClient:
         try:
             async for attempt in RetryPolicy(*self._patience).tries(may_help, log_retry):
                 with attempt:
-                    if (
-                        last_error is not None and call.failed
-                    ):  # another request failed during the pause
+                    if last_error is not None and call.failed:  # another one failed in the pause
                         raise last_error
                     attempts += 1
                     try:
@@ -332,9 +327,8 @@ class LLMClient:
         try:
             body = self._dialect.body(prompt, self.model, part)
         except ValueError:
-            raise LLMError(
-                "refused", "not Unicode text (a lone surrogate?)", request_id=part_id
-            ) from None
+            message = "not Unicode text (a lone surrogate?)"
+            raise LLMError("refused", message, request_id=part_id) from None
         answer = await self._server.ask(
             self._dialect.path,
             body,
@@ -350,11 +344,8 @@ class LLMClient:
         """Return the read timeout (between two chunks) and the total timeout, in seconds."""
         read_s = total_s = self._request_timeout_s
         if self._dialect.grows:
-            tokens, num_sequences = (
-                call.prompt.sampling.max_tokens,
-                self._in_flight.sequences_in_flight,
-            )
-            read_s = read_timeout_s(read_s, tokens, num_sequences)
+            max_tokens = call.prompt.sampling.max_tokens
+            read_s = read_timeout_s(read_s, max_tokens, self._in_flight.sequences_in_flight)
             total_s = 2 * read_s
         max_s = math.inf if call.deadline is None else call.deadline.seconds / 2
         return min(read_s, max_s), min(total_s, max_s)

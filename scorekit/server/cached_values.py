@@ -62,9 +62,8 @@ def could_be_answer(value: bytes, sample: Any, options: Any, scores: ScoreRange)
     min_score = -math.inf if scores.min is None else scores.min
     max_score = math.inf if scores.max is None else scores.max
     returned = answer.model_dump(exclude=set(_SERVICE_FIELDS), exclude_unset=True)
-    if (
-        returned != fields or not min_score <= answer.score <= max_score
-    ):  # a name that is not ours, at any depth
+    # A name that is not ours, at any depth.
+    if returned != fields or not min_score <= answer.score <= max_score:
         return False
     if isinstance(answer, JudgeScored):
         return True

@@ -149,9 +149,8 @@ class RulesBackend(_Judge):
             raise SampleError("invalid_input", _ONE_ANSWER)
         rubric = self._judged[sample.task]
         rubric.image_parts(sample.images)
-        raw_texts = (
-            sample.model_extra or {}
-        )  # tags of languages: a name may not include the variant
+        # Tags of languages: a name may not include the variant.
+        raw_texts = sample.model_extra or {}
         texts |= {
             name: raw_texts[name] for name, kind in rubric.variables.items() if kind == "language"
         }

@@ -123,9 +123,8 @@ async def _mine(
         if claimed is not None:
             yield claimed
         elif claims.left:
-            if (
-                not is_announced and ctx.left_open is None
-            ):  # otherwise it waits for a process of the same call
+            # Otherwise it waits for a process of the same call.
+            if not is_announced and ctx.left_open is None:
                 is_announced = True
                 ctx.print_line(
                     f"{name}: waits for {claims.waits_for()}, which is at the last shards"

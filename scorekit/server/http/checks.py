@@ -24,9 +24,8 @@ def text_error(sample: Any, max_chars: int = sys.maxsize) -> SampleError | None:
         value = values[field]
         problem = find_text_problem(value, max_chars) if value else None
         if problem is not None:
-            is_own_field = (
-                field in type(sample).model_fields
-            )  # the name of another field may be any text
+            # The name of another field may be any text.
+            is_own_field = field in type(sample).model_fields
             return SampleError("invalid_input", f"{field if is_own_field else 'a text'}: {problem}")
     return None
 

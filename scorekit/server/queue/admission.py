@@ -109,9 +109,8 @@ class AdmissionController:
         """Note that a request no longer waits; samples without a waiting request are dropped."""
         for flight in job.flights:
             flight.waiters = [waiter for waiter in flight.waiters if waiter[0] is not job]
-            is_dispatched = (
-                flight.is_dispatched and not flight.windows
-            )  # windows in the queue can be dropped
+            # Windows in the queue can be dropped.
+            is_dispatched = flight.is_dispatched and not flight.windows
             if not flight.waiters and not is_dispatched and not flight.is_abandoned:
                 flight.is_abandoned = True
                 flight.sample = None

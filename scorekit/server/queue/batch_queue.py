@@ -189,10 +189,11 @@ class PriorityBatchQueue:
         """Add tokenized samples, each to the queue of its priority and request, once."""
         for flight in flights:
             sample = flight.parent or flight
+            # Read once: the event loop may change it meanwhile.
             queue_key = (
                 sample.priority,
                 sample.line,
-            )  # read once: the event loop may change it meanwhile
+            )
             if flight.queue_key != queue_key:
                 flight.queue_key = queue_key
                 priority, line = queue_key

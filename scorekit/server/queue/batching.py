@@ -59,13 +59,9 @@ class Batcher:
         on_scored: Callable[[Mapping[bytes, bytes]], None],
     ) -> None:
         bulk_wait_s = settings.bulk_patience_s
-        self._tokenizer_queue = TokenizerQueue(
-            bulk_wait_s
-        )  # owner: any; from admission to the tokeniser
-        self._window_queue = TokenizerQueue(
-            bulk_wait_s
-        )  # owner: any; from the tokeniser to the cutter
-        self.ready = ModelQueue(0, bulk_wait_s)  # owner: any; from the tokeniser to the model
+        self._tokenizer_queue = TokenizerQueue(bulk_wait_s)  # owner: any
+        self._window_queue = TokenizerQueue(bulk_wait_s)  # owner: any; texts to split into windows
+        self.ready = ModelQueue(0, bulk_wait_s)  # owner: any; tokenized samples
         self._model = ModelThread(  # owner: model
             backend, settings, metrics, self.ready, self._deliver
         )
@@ -80,9 +76,7 @@ class Batcher:
         uncut = getattr(backend, "encode_uncut", None)
         min_stall_s = settings.stall_after or 0.0
 
-        def tokenizer_thread(
-            encode: Encode, stall_s: float, tasks: TokenizerQueue
-        ) -> TokenizerThread:
+        def new_thread(encode: Encode, stall_s: float, tasks: TokenizerQueue) -> TokenizerThread:
             return TokenizerThread(
                 encode,
                 metrics,
@@ -95,12 +89,11 @@ class Batcher:
             )
 
         self._tokenizer_threads = [  # owner: fixed; the second one splits texts into windows
-            tokenizer_thread(uncut or backend.encode, TOKENISE_STALL_S, self._tokenizer_queue)
+            new_thread(uncut or backend.encode, TOKENISE_STALL_S, self._tokenizer_queue)
         ]
         if uncut is not None:
-            self._tokenizer_threads.append(
-                tokenizer_thread(backend.encode, CUT_STALL_S, self._window_queue)
-            )
+            cutter = new_thread(backend.encode, CUT_STALL_S, self._window_queue)
+            self._tokenizer_threads.append(cutter)
         thread_targets = [("tokenise", thread.run) for thread in self._tokenizer_threads]
         self._workers = workers_of(backend)  # owner: fixed
         thread_targets += [("model", self._model.run)] * self._workers

@@ -146,9 +146,8 @@ class _Cutter:
 
         Parts that fit are joined up to the limit, and read with as many neighbor parts as fit."""
         nothing = tuple(0 for _ in self._texts)
-        (overhead,) = self._sizes(
-            [(nothing, nothing)]
-        )  # tokens that the model reads besides the texts
+        # Tokens that the model reads besides the texts.
+        (overhead,) = self._sizes([(nothing, nothing)])
         borders, sizes = refine(self._texts, common_boundaries(self._texts), self._sizes)
         max_tokens = self._options.max_input_length - (overhead or 0)
         lengths = [max_tokens + 1 if size is None else size - (overhead or 0) for size in sizes]

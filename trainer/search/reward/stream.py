@@ -143,9 +143,8 @@ class RewardStream:
                 raise WaitAborted
             popped = {key[2]: self._pending.pop(key) for key in keys}
             for key in [key for key in self._pending if key[1] == step]:  # earlier attempts
-                self._dropped += (
-                    self._pending.pop(key).final is not None
-                )  # an unfinished one counts when it ends
+                # An unfinished one counts when it ends.
+                self._dropped += self._pending.pop(key).final is not None
             dropped, self._dropped = self._dropped, 0
         collected = {
             id: submitted.final

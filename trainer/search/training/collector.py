@@ -268,9 +268,8 @@ def outage_reason(final: Mapping[str, Trajectory]) -> str | None:
     failed = failures(final)
     if 2 * len(failed) < len(final) or not failed:
         return None
-    is_retriever_out = all(
-        trajectory.end == "failed" for trajectory in failed
-    )  # else generator or judge is unavailable
+    # Else generator or judge is unavailable.
+    is_retriever_out = all(trajectory.end == "failed" for trajectory in failed)
     failed_ids = {trajectory.trajectory_id for trajectory in failed}
     for trajectory in final.values():
         searched = any(turn.action == "search" for turn in trajectory.turns)

@@ -162,20 +162,30 @@ def _run(
     if checkpoint is not None:
         saver.load_rest(checkpoint, learner.model, learner.optimizer)
     shutdown = ShutdownHandler(quiet=not world.is_main)
-    episodes = EpisodeRunner(
-        cfg,
-        connections.retriever,
-        connections.stream,
-        stores[0],
-        world,
-        tolerates_outage=True,
-        should_stop=lambda: bool(shutdown.signal_number),
-    )
+    episodes = _new_runner(cfg, connections, stores[0], world, shutdown)
     task = SearchTask(cfg, connections, episodes, searcher, world, shutdown)
     cfg = _counted(cfg, learner.train)
     return TrainingLoop(
         cfg, task, learner, sampler, world, saver, runlog, shutdown, checkpoint, done
     ).run()
+
+
+def _new_runner(
+    cfg: SearchConfig,
+    connections: SearchServices,
+    store: TrajectoryStore,
+    world: DistributedContext,
+    shutdown: ShutdownHandler,
+) -> EpisodeRunner:
+    return EpisodeRunner(
+        cfg,
+        connections.retriever,
+        connections.stream,
+        store,
+        world,
+        tolerates_outage=True,
+        should_stop=lambda: bool(shutdown.signal_number),
+    )
 
 
 def _start_log(

@@ -129,9 +129,8 @@ class TrajectoryStore:
             del self._unsynced[: len(fresh)]
 
     def _image_path(self, sha256: str) -> Path:
-        if not _SHA256.fullmatch(
-            sha256
-        ):  # the value may come from a file, so do not use it as a path unchecked
+        # The value may come from a file, so do not use it as a path unchecked.
+        if not _SHA256.fullmatch(sha256):
             raise UserError(f"{self.folder}: {sha256[:80]!r} is not the SHA-256 of an image")
         return self.folder / "images" / sha256[:2] / f"{sha256}.png"
 

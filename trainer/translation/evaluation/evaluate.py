@@ -235,8 +235,7 @@ def read_reports(folder: Path) -> dict[str, list[tuple[int, Report]]]:
         line.pop("stopped", None)
         field_values = {f.name: line.pop(f.name, None) for f in fields(Report)}
         field_values |= {"values": line, "examples": JsonlFile(folder / dump)}
-        field_values["source_errors"] = (
-            field_values["source_errors"] or 0
-        )  # None of a run of an earlier release
+        # None of a run of an earlier release.
+        field_values["source_errors"] = field_values["source_errors"] or 0
         sets.setdefault(name, []).append((update, Report(**field_values)))
     return sets

@@ -51,9 +51,8 @@ def settle_spans(reward: SampleReward, cfg: RewardConfig) -> None:
     """
     if not reward.span_penalties:
         return
-    combine = (
-        sum if cfg.span_sources_combine == "sum" else min
-    )  # the larger penalty is the lower one
+    # The larger penalty is the lower one.
+    combine = sum if cfg.span_sources_combine == "sum" else min
     penalties, covered = zip(*reward.span_penalties.values(), strict=True)
     for token, token_penalties in enumerate(zip(*penalties, strict=True)):
         reward.token_rewards[token] += combine(token_penalties)
