@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from trainer.search.answer.estimate import worst_case
 from trainer.search.config import SearchConfig
-from trainer.search.images.image_data import shown_size
+from trainer.search.images.image_data import displayed_size
 from trainer.search.images.legible import legible_lines
 from trainer.search.images.views import ShownImage
 from trainer.search.local_policy import PolicyInputs
@@ -79,7 +79,7 @@ def _page_texts(cfg: SearchConfig, questions: Sequence[Question], pages: PageSou
     texts = []
     for page_id in page_ids[::step][:_LOOKED_AT]:
         page = pages.page(page_id)
-        width, height = shown_size(page.width, page.height, cfg.episode.sight)
+        width, height = displayed_size(page.width, page.height, cfg.episode.sight)
         view = ImageView(
             kind="page",
             page_id=page_id,

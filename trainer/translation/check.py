@@ -30,7 +30,7 @@ from trainer.translation.prompting import fitting_prompts
 from trainer.translation.rewards.components import (
     COMPONENTS,
     higher_is_better,
-    only_paid,
+    is_requested_by_weight,
     services,
     weighted,
 )
@@ -71,7 +71,7 @@ def check_run(cfg: TrainerConfig) -> Findings:
     service_results = [
         run_check(name, _service, cfg, name)
         for name in services()
-        if not only_paid(name)
+        if not is_requested_by_weight(name)
         or any(t.service == name and t.weight(cfg.reward) for t in COMPONENTS)
     ]
     if all(service_results) and train:

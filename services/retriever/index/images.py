@@ -24,7 +24,7 @@ class UnreadableImage(Exception):
     """Raised if a file is not a usable image; the message is the reason."""
 
 
-class Wish(NamedTuple):
+class ImageRequest(NamedTuple):
     """The requested part and format of an image.
 
     crop: x1, y1, x2, y2 in its pixels; None: the full image. max_pixels: scale down to at most this
@@ -97,7 +97,7 @@ def fitted(width: int, height: int, max_pixels: int | None) -> tuple[int, int]:
     return max(1, int(width * factor)), max(1, int(height * factor))
 
 
-def part_of(png: bytes, request: Wish) -> bytes:
+def part_of(png: bytes, request: ImageRequest) -> bytes:
     """Return the requested part of a stored image as an encoded file."""
     from PIL import Image
 

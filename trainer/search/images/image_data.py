@@ -49,7 +49,7 @@ def image_hash(png: bytes) -> str:
     return hashlib.sha256(png).hexdigest()
 
 
-def shown_size(width: int, height: int, sight: SightConfig) -> tuple[int, int]:
+def displayed_size(width: int, height: int, sight: SightConfig) -> tuple[int, int]:
     """Return width and height of an image for the policy.
 
     They are multiples of the factor, with an area within the limits and nearly the same aspect, as

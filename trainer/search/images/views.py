@@ -14,9 +14,9 @@ from scorekit.numeric.thresholds import above
 from trainer.search.images.config import SightConfig
 from trainer.search.images.image_data import (
     ImageError,
+    displayed_size,
     image_hash,
     read_image,
-    shown_size,
     write_png,
 )
 from trainer.search.records import BoxConvention, ImageView, Region
@@ -137,7 +137,7 @@ def _resized_view(
     from PIL import Image
 
     left, top, right, bottom = region
-    size = shown_size(int(right - left), int(bottom - top), sight)
+    size = displayed_size(int(right - left), int(bottom - top), sight)
     png = write_png(full_image.resize(size, Image.Resampling.BICUBIC, box=region))
     view = ImageView(
         kind=kind,

@@ -15,7 +15,12 @@ from scorekit.errors import RequestError, ScorekitError, ServiceUnreachable, Use
 from scorekit.schemas import Failed, Info, Scored
 from scorekit.scorers import RewardOutput, SampleForScoring, ScoringConfig
 from trainer.runs.config import MachineConfig
-from trainer.translation.rewards.components import higher_is_better, needed, only_paid, services
+from trainer.translation.rewards.components import (
+    higher_is_better,
+    is_requested_by_weight,
+    needed,
+    services,
+)
 from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.in_process import ThreadScorer, load_scorer
 from trainer.translation.rewards.judging import JudgeScorer, body_of, check_answer, task_errors
@@ -72,7 +77,7 @@ class RewardClient:
         )
         self.needed = tuple(name for name in needed(cfg) if only in (None, name))
         self._urls = {name: urls for name in services() if (urls := self._configured_urls(name))}
-        unpaid = {name for name in self._urls if not only_paid(name)}
+        unpaid = {name for name in self._urls if not is_requested_by_weight(name)}
         offered = {*self.needed, *(unpaid if offer_unneeded else ())}
         #: Services of an evaluation: the needed ones, and those that have a URL.
         self.available = tuple(name for name in services() if name in offered)

@@ -105,7 +105,7 @@ async def confirm(
     return result
 
 
-def asked_at_most(questions: Sequence[Question], cfg: AlternativesConfig) -> list[PlannedCalls]:
+def max_requests(questions: Sequence[Question], cfg: AlternativesConfig) -> list[PlannedCalls]:
     """Return the max planned calls, with as many pages as may be proposed."""
     max_pages = cfg.most * (2 if cfg.embeddings_url is not None else 1)
     planned = []

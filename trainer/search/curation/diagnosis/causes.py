@@ -74,7 +74,7 @@ class EpisodeEvidence:
     document: bool
 
 
-def clue_of(trajectory: Trajectory) -> EpisodeEvidence:
+def episode_evidence(trajectory: Trajectory) -> EpisodeEvidence:
     """Return the clue of an episode."""
     question, page_ids, answer = trajectory.question, set(trajectory.shown_pages), trajectory.answer
     facts = [{gold, *question.alternatives.get(gold, ())} for gold in question.gold]

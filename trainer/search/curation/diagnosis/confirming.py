@@ -25,7 +25,7 @@ from trainer.search.trajectories.store import FOLDER, TrajectoryStore
 
 
 @dataclass(frozen=True, slots=True)
-class AllConfirmed:
+class ConfirmedResults:
     """The results by question id. manifest_extra: the index, generator and embedder."""
 
     proposals: Mapping[str, Sequence[Proposal]]
@@ -39,7 +39,7 @@ def confirm_all(
     pages: RetrieverConfig,
     cfg: CurationConfig,
     out: Path,
-) -> AllConfirmed:
+) -> ConfirmedResults:
     """Propose pages for each question and confirm them. Raises UserError, ServiceUnreachable."""
     alternatives_cfg = cfg.alternatives
     retriever = Retriever(pages.url, timeout_s=pages.timeout_s, deadline_s=pages.deadline_s)
@@ -59,7 +59,7 @@ def confirm_all(
         results = ask_all(answering, kept_answers(cfg, out), f"alternatives {out.name}", jobs)
     extra = {"index": index.revision, "generator": answering.generator.model, "embedder": model}
     by_id = {question.id: result for question, result in zip(questions, results, strict=True)}
-    return AllConfirmed(proposals, by_id, extra)
+    return ConfirmedResults(proposals, by_id, extra)
 
 
 @contextmanager

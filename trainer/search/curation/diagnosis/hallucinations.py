@@ -120,7 +120,7 @@ async def kind_of(
     return "luck"
 
 
-def asked_at_most(
+def max_requests(
     suspects: Mapping[str, Sequence[Suspect]],
     questions: Mapping[str, Question],
     cfg: HallucinationsConfig,

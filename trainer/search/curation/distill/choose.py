@@ -19,7 +19,7 @@ from trainer.sft.curation_record import CurationRecord
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class EpisodeText:
     """Data about the text of an episode.
 
     rejection: why it is not an example. repeats: whether a query repeats the one before. length: in
@@ -35,19 +35,19 @@ class Written:
 
 
 @dataclass(slots=True)
-class Wrote:
+class EpisodeTextStore:
     """Data about the texts of all episodes with a judge's score above 0, by `EpisodeSummary.ref`.
 
     `visit` gets every episode.
     """
 
-    spool: DiskSpool[Written] = field(default_factory=lambda: DiskSpool(Written))
+    spool: DiskSpool[EpisodeText] = field(default_factory=lambda: DiskSpool(EpisodeText))
 
     def visit(self, trajectory: Trajectory, sample: EpisodeSummary) -> None:
         """Add an episode."""
         if sample.judge:
             texts = [turn.text for turn in trajectory.turns if not turn.forced]
-            written = Written(
+            written = EpisodeText(
                 rejection=target_error(trajectory),
                 repeats=bool(repeated(trajectory)),
                 length=sum(map(len, texts)),
@@ -76,7 +76,7 @@ class PromptChoice:
 
 def choose(
     prompt: CuratedPrompt,
-    written_by_ref: DiskSpool[Written],
+    written_by_ref: DiskSpool[EpisodeText],
     cfg: DistillConfig,
     record: CurationRecord,
 ) -> PromptChoice:
@@ -164,7 +164,7 @@ def _not_taken(
 
 
 def _no_row(
-    sample: EpisodeSummary, counts: bool, written: Written | None, cfg: DistillConfig
+    sample: EpisodeSummary, counts: bool, written: EpisodeText | None, cfg: DistillConfig
 ) -> str | None:
     """Return why an episode is not eligible by its own values, or None."""
     if sample.judge is None:
@@ -189,7 +189,7 @@ def _no_row(
 def _no_evidence(
     prompt: CuratedPrompt,
     sample: EpisodeSummary,
-    written: Written | None,
+    written: EpisodeText | None,
     cfg: DistillConfig,
     record: CurationRecord,
 ) -> str | None:
@@ -202,7 +202,7 @@ def _no_evidence(
     return "no evidence shown"
 
 
-def _key(sample: EpisodeSummary, written: Written, order: list[Rank]) -> tuple[float, ...]:
+def _key(sample: EpisodeSummary, written: EpisodeText, order: list[Rank]) -> tuple[float, ...]:
     """Return the sort key: the best first, missing values last."""
     values: dict[Rank, float] = {
         "judge": math.inf if sample.judge is None else -sample.judge,

@@ -39,9 +39,9 @@ def distill(
     overwrite: Overwrite = False,
 ) -> None:
     """Turn the rare right episodes of prompts that mostly fail into rows for `trainer sft`."""
-    from trainer.search.curation.distill.choose import Wrote
+    from trainer.search.curation.distill.choose import EpisodeTextStore
 
-    texts, read_paths = Wrote(), [*(record or ()), *(verified or ())]
+    texts, read_paths = EpisodeTextStore(), [*(record or ()), *(verified or ())]
     with curating(run, out, config, set_, overwrite, visit=texts.visit, read_paths=read_paths) as (
         cfg,
         prompts,

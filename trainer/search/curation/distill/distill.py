@@ -14,7 +14,7 @@ from trainer.search.config import SearchConfig
 from trainer.search.curation.config import CurationConfig
 from trainer.search.curation.dataset import CurationResult
 from trainer.search.curation.disk_spool import DiskSpool
-from trainer.search.curation.distill.choose import PromptChoice, Written, choose, decided
+from trainer.search.curation.distill.choose import EpisodeText, PromptChoice, choose, decided
 from trainer.search.curation.distill.spool import RowSpool
 from trainer.search.curation.distill.targets import repeated
 from trainer.search.curation.pages import Section, curation_page
@@ -30,7 +30,7 @@ NOTHING_KNOWN = PriorDecisions()
 
 def make_distilled(
     prompts: Sequence[CuratedPrompt],
-    written: DiskSpool[Written],
+    written: DiskSpool[EpisodeText],
     read: Sequence[CuratedRun],
     cfg: CurationConfig,
     spool: RowSpool,

@@ -28,10 +28,10 @@ from trainer.search.curation.distill.guarantees import (
     with_thought,
 )
 from trainer.search.curation.distill.rewriter import (
+    OriginalThought,
     Rewriter,
-    ThoughtOf,
-    asked_text,
     estimated_calls,
+    thoughts_prompt,
 )
 from trainer.search.curation.distill.spool import RowSpool
 from trainer.search.curation.distill.targets import has_tag, thoughts
@@ -230,7 +230,7 @@ def _removed(row: Mapping[str, Any], distilled: Distilled) -> str | None:
 
 
 def _without_doubtful(
-    originals: Sequence[ThoughtOf], new: Mapping[int, str], cfg: RewriteConfig
+    originals: Sequence[OriginalThought], new: Mapping[int, str], cfg: RewriteConfig
 ) -> tuple[dict[int, str], dict[str, int]]:
     """Return (turn -> new thought, or the original for an invalid one; reason -> count)."""
     trusted, doubted = dict(new), Counter[str]()
@@ -244,7 +244,7 @@ def _without_doubtful(
     return trusted, dict(doubted)
 
 
-def _thoughts_to_rewrite(row: Mapping[str, Any]) -> list[ThoughtOf]:
+def _thoughts_to_rewrite(row: Mapping[str, Any]) -> list[OriginalThought]:
     """Return the thoughts that are not empty of all turns with loss."""
     replies = [n for n, message in enumerate(row["messages"]) if message["role"] == "assistant"]
     indices = [n for turn, n in enumerate(replies) if turn not in row.get("leave_out", ())]
@@ -253,7 +253,9 @@ def _thoughts_to_rewrite(row: Mapping[str, Any]) -> list[ThoughtOf]:
         text = row["messages"][n]["content"]
         action = text.rpartition("</think>")[2].strip()
         items += [
-            ThoughtOf(n, action, thought.strip()) for thought in thoughts(text) if thought.strip()
+            OriginalThought(n, action, thought.strip())
+            for thought in thoughts(text)
+            if thought.strip()
         ]
     return items
 
@@ -264,7 +266,9 @@ def _question(row: Mapping[str, Any]) -> str:
 
 
 def _with_thoughts(
-    messages: Sequence[Mapping[str, Any]], originals: Sequence[ThoughtOf], new: Mapping[int, str]
+    messages: Sequence[Mapping[str, Any]],
+    originals: Sequence[OriginalThought],
+    new: Mapping[int, str],
 ) -> tuple[list[dict[str, Any]], list[tuple[str, str]]]:
     """Return the messages with new thoughts, with unchanged blanks, and the changed pairs."""
     new_messages, changed = [dict(message) for message in messages], []
@@ -340,7 +344,7 @@ def estimated(distilled: Distilled, cfg: RewriteConfig) -> list[str]:
         if _removed(row, distilled) is None:
             originals = _thoughts_to_rewrite(row)
             calls = in_groups(originals, cfg.messages_per_call)
-            texts += [asked_text(_question(row), call) for call in calls]
+            texts += [thoughts_prompt(_question(row), call) for call in calls]
     return estimated_calls(texts, cfg)
 
 

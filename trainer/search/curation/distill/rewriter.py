@@ -33,7 +33,7 @@ SCHEMA: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class ThoughtOf:
+class OriginalThought:
     """The thought of a turn. turn: index of its message in the conversation. action: its text, for
     context."""
 
@@ -67,7 +67,7 @@ class Rewriter:
         return format_totals({NAME: self._money.totals[NAME]})
 
     async def rewritten(
-        self, question: str, thoughts: Sequence[ThoughtOf]
+        self, question: str, thoughts: Sequence[OriginalThought]
     ) -> dict[int, str] | None:
         """Return the rewritten thought of each turn.
 
@@ -75,7 +75,7 @@ class Rewriter:
         BudgetExceeded.
         """
         cfg = self._cfg.rewriter
-        text = asked_text(question, thoughts)
+        text = thoughts_prompt(question, thoughts)
         names = {"model", "api", "system", "effort", "temperature", "max_output_tokens"}
         try:
             reply, _ = await self._chat.ask(
@@ -92,13 +92,13 @@ class Rewriter:
         return _read(reply, thoughts)
 
 
-def asked_text(question: str, thoughts: Sequence[ThoughtOf]) -> str:
+def thoughts_prompt(question: str, thoughts: Sequence[OriginalThought]) -> str:
     """Return the user message of a call."""
     turns = [{"turn": t.turn, "action": t.action, "thought": t.thought} for t in thoughts]
     return json.dumps({"question": question, "turns": turns}, ensure_ascii=False)
 
 
-def _read(reply: PaidText, thoughts: Sequence[ThoughtOf]) -> dict[int, str]:
+def _read(reply: PaidText, thoughts: Sequence[OriginalThought]) -> dict[int, str]:
     """Return the thoughts of an answer; empty for an invalid one."""
     try:
         answer = parse_json(Choice(0, reply.text or "", "stop", None), SCHEMA)

@@ -75,7 +75,7 @@ def needed(cfg: RewardConfig) -> tuple[ServiceName, ...]:
     return tuple(name for name in services() if name in weighted_services)
 
 
-def only_paid(service: ServiceName) -> bool:
+def is_requested_by_weight(service: ServiceName) -> bool:
     """Return True if a service is requested only with a weight: all its components are optional."""
     return all(component.optional for component in COMPONENTS if component.service == service)
 

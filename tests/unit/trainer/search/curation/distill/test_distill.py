@@ -19,7 +19,7 @@ from tests.kits.trainer.searching.finished import page, sha256_of
 from trainer.search.cli import app
 from trainer.search.config import SearchConfig
 from trainer.search.curation.config import CurationConfig
-from trainer.search.curation.distill.choose import Wrote
+from trainer.search.curation.distill.choose import EpisodeTextStore
 from trainer.search.curation.distill.distill import make_distilled
 from trainer.search.curation.distill.spool import row_spool
 from trainer.search.curation.samples import read_prompts
@@ -313,7 +313,7 @@ def test_memory_does_not_grow_with_what_episodes_say(tmp_path: Path, model: Path
     folder = text_run(tmp_path / "run", episodes)
     del episodes
     cfg = CurationConfig.model_validate({"distill": {"model": str(model), "duplicates": "keep"}})
-    wrote_ = Wrote()
+    wrote_ = EpisodeTextStore()
     tracemalloc.start()
     prompts, read = read_prompts([folder], cfg, wrote_.visit)
     with row_spool() as spool:
