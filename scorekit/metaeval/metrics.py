@@ -58,7 +58,7 @@ class MetricScores:
 
 
 def parse_metric(text: str) -> MetricSource:
-    """NAME=URL, NAME=URL#task or NAME=FILE. Raises UserError."""
+    """Parse NAME=URL, NAME=URL#task or NAME=FILE. Raises UserError."""
     name, equals, target = text.partition("=")
     if not (name.strip() and equals and target.strip()):
         raise UserError(f"--metric {text}: write NAME=URL, NAME=URL#task or NAME=FILE")

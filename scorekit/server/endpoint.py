@@ -1,6 +1,6 @@
 """An endpoint that a backend names: its requests, outcomes and answers.
 
-Scoring is one (`scoring.py`). All endpoints share the rest: batches across callers, single flight,
+Scoring is one (`score_endpoint.py`). All endpoints share the rest: batches across callers, single flight,
 cache tiers, limits, keys, typed errors, statistics, the drain.
 """
 

@@ -82,7 +82,7 @@ class SearchR1Endpoint(SearchEndpoint):
     def render_response(
         self, request: Any, answers: Sequence[Answer | None], cached: Set[int], model: ModelRef
     ) -> Iterator[bytes]:
-        """Raises RequestError where a query has failed."""
+        """Yield the body. Raises RequestError if a query has failed."""
         results = [[self._written(hit, request.return_scores) for hit in h] for h in _all(answers)]
         return iter([to_json({"result": results})])
 
@@ -127,7 +127,7 @@ class VragEndpoint(SearchEndpoint):
     def render_response(
         self, request: Any, answers: Sequence[Answer | None], cached: Set[int], model: ModelRef
     ) -> Iterator[bytes]:
-        """Raises RequestError where a query has failed."""
+        """Yield the body. Raises RequestError if a query has failed."""
         results = [
             [{"idx": k, "image_file": hit["image"]} for k, hit in enumerate(hits)]
             for hits in _all(answers)

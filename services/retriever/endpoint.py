@@ -247,7 +247,7 @@ class SearchEndpoint(Endpoint):
 
     @property
     def index(self) -> IndexRef:
-        """The index named in responses; set when the index is loaded."""
+        """Return the index named in responses. It is set when the index is loaded."""
         return self._index
 
     @index.setter

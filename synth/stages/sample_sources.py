@@ -61,7 +61,7 @@ class SampleSources(GlobalStage):
     )
 
     def settings(self, cfg: SynthConfig) -> dict[str, Any]:
-        """The part of the config that the sample depends on."""
+        """Return the part of the config that the sample depends on."""
         data = cfg.data.model_dump(
             mode="json",
             exclude={

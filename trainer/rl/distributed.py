@@ -123,8 +123,8 @@ class DistributedContext:
             return shared, shared_optimizer
         if unsharded := self._unsharded_parts(model):
             self.accelerator.state.fsdp_plugin.ignored_modules = unsharded
-        # In place, and the model within peft's wrapper: FSDP2 takes the first module that is called
-        # for the outermost one, and that is the one that generates.
+        # Prepare the model inside peft's wrapper, in place: FSDP2 treats the first module that is
+        # called as the outermost one, and that is the one that generates.
         _, shared_optimizer = self.accelerator.prepare(unwrap_peft(model), optimizer)
         return model, shared_optimizer
 

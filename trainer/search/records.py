@@ -14,7 +14,7 @@ from scorekit.retrieval.wire import PageHit
 SUCCESS = 0.5
 #: x1, y1, x2, y2; origin top left.
 Region = tuple[float, float, float, float]
-#: How a policy writes a box: in pixels of the last image, or in 0-1000 or 0-1 of its sides.
+#: Units of a policy's boxes: pixels of the last image, or 0-1000 or 0-1 of its sides.
 BoxConvention = Literal["pixel", "thousand", "unit"]
 ActionName = Literal["search", "crop", "complete", "invalid"]
 #: complete: the policy ended the search. forced: no turn was left. declined: the policy wrote a

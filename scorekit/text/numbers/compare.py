@@ -41,7 +41,7 @@ _MAY_BE_BELOW = re.compile(
     re.IGNORECASE,
 )
 _SENTENCE_END = re.compile(r"[.!?。！？]\s")
-#: From here on a number has three digits.
+#: The smallest number of three digits.
 _LONG = Fraction(100)
 _DIGITS = re.compile(r"\d+(?:[.,]\d+)*")
 #: "1.234" is above a thousand in German, and between 1 and 2 in English.

@@ -268,7 +268,7 @@ def outage_reason(final: Mapping[str, Trajectory]) -> str | None:
     failed = failures(final)
     if 2 * len(failed) < len(final) or not failed:
         return None
-    # Else generator or judge is unavailable.
+    # Otherwise the generator or the judge is unavailable.
     is_retriever_out = all(trajectory.end == "failed" for trajectory in failed)
     failed_ids = {trajectory.trajectory_id for trajectory in failed}
     for trajectory in final.values():

@@ -235,7 +235,7 @@ def read_reports(folder: Path) -> dict[str, list[tuple[int, Report]]]:
         line.pop("stopped", None)
         field_values = {f.name: line.pop(f.name, None) for f in fields(Report)}
         field_values |= {"values": line, "examples": JsonlFile(folder / dump)}
-        # None of a run of an earlier release.
+        # It is None in runs of an earlier release.
         field_values["source_errors"] = field_values["source_errors"] or 0
         sets.setdefault(name, []).append((update, Report(**field_values)))
     return sets

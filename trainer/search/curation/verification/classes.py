@@ -39,7 +39,7 @@ class Compared(NamedTuple):
 
 
 def class_of(compared: Compared, outvoted: Literal["OK", "UNCERTAIN"]) -> TruthClass:
-    """The class of a row.
+    """Return the class of a row.
 
     Two answers that agree in any form are equal; if two of the three pairs agree, all three are
     equal. outvoted: the class if the verifier contradicts a reference with which the generator

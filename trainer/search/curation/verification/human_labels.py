@@ -128,7 +128,7 @@ def _rows(data: bytes, path: Path) -> Iterator[list[str]]:
 
 
 def kappa(pairs: Sequence[tuple[T, T]]) -> float | None:
-    """Cohen's kappa of two raters (Cohen 1960): (p_o - p_e) / (1 - p_e).
+    """Return Cohen's kappa of two raters (Cohen 1960): (p_o - p_e) / (1 - p_e).
 
     p_o: the share of agreements; p_e: the expected share by chance. None without pairs, and if both
     raters use only the same single class (p_e is 1).

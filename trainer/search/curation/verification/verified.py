@@ -31,7 +31,7 @@ def make_verified(
     people: Mapping[str, HumanLabel],
     record: CurationRecord | None = None,
 ) -> CurationResult:
-    """All rows of the data; those of a class in `drop` are dropped.
+    """Return all rows of the data, without those of a class in `drop`.
 
     results: row id -> its result, or the reason why it was skipped. people: overrule the verifier.
     A row without a verdict is kept. record: earlier decisions.
