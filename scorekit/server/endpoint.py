@@ -1,7 +1,7 @@
 """An endpoint that a backend names: its requests, outcomes and answers.
 
-Scoring is one (`score_endpoint.py`). All endpoints share the rest: batches across callers, single flight,
-cache tiers, limits, keys, typed errors, statistics, the drain.
+`score_endpoint.py` has the endpoint of scoring. All endpoints share the rest: batches across
+callers, single flight, cache tiers, limits, keys, typed errors, statistics, the drain.
 """
 
 from __future__ import annotations

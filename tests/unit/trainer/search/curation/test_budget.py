@@ -21,7 +21,7 @@ from tests.kits.trainer.searching.curated import (
 from tests.kits.trainer.searching.finished import complete_turn, search_turn
 from trainer.search.cli import app
 from trainer.search.config_data import SearchData
-from trainer.search.curation.budget import _figures
+from trainer.search.curation.budget import _stats
 from trainer.search.curation.config import BudgetConfig, CurationConfig
 from trainer.search.curation.samples import read_prompts
 from trainer.search.data import load_questions
@@ -96,7 +96,7 @@ def test_a_row_gets_what_its_episodes_showed(
 def test_as_many_successes_as_are_rare_are_rare(right: int, rare: bool) -> None:
     """0.29 * 100 is 28.999999999999996 as floats."""
     judges = [1.0] * right + [0.0] * (100 - right)
-    found = _figures(prompt_of(judge=judges), BudgetConfig(rare=0.29))
+    found = _stats(prompt_of(judge=judges), BudgetConfig(rare=0.29))
     assert (found["succeeded"], found["rare"]) == (right, rare)
 
 
