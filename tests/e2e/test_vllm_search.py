@@ -154,7 +154,7 @@ def test_episodes_with_crops_follow_each_update(
             stale = apart(rows, model, reader.never)
             print(f"update {update}: {found:.1e} apart; with the weights of another {stale:.1e}")
             assert found <= GAP and stale > 1000 * GAP
-            sampler.sync(model, update + 1)
+            sampler.sync_weights(model, update + 1)
 
 
 @LEARNS

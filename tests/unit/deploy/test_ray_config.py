@@ -102,7 +102,7 @@ def test_a_replica_whose_model_hangs_is_unhealthy(replica):
             body = {"samples": [{"src": "a", "mt": "b"}]}
             asked = asyncio.create_task(http.post("/v1/score", json=body))
             async with asyncio.timeout(180):
-                while service.unready() is None:
+                while service.unavailable_reason() is None:
                     await asyncio.sleep(0.01)
             with pytest.raises(RuntimeError, match="the model hangs in a batch"):
                 await one.check_health()

@@ -32,7 +32,7 @@ def test_a_prediction_is_never_negative_and_old_batches_are_forgotten():
     pace = learned(lambda n: 1e-3 * n, [1000, 900, 1100])
     assert pace.predict(1) > 0
     for tokens in (1000, 500, 100) * 100:
-        pace.learn(tokens, 1, 1e-4 * tokens)
+        pace.observe(tokens, 1, 1e-4 * tokens)
     assert pace.predict(1000) == pytest.approx(0.1, rel=0.05)
 
 

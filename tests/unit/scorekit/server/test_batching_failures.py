@@ -94,7 +94,7 @@ def test_a_dead_thread_fails_its_waiters_and_says_so(broken):
         else:  # it was in nobody's hands: another replica may be asked
             with pytest.raises(RequestError, match="the model thread ended"):
                 await waiting.answers()
-        await _until(lambda: batcher.dead)
+        await _until(lambda: batcher.is_dead)
         assert batcher.unhealthy_reason() == "the model thread ended"
         with pytest.raises(RequestError, match="the model thread ended"):
             submit("b")
@@ -114,7 +114,7 @@ def test_nobody_hangs_when_the_log_cannot_be_written(monkeypatch):
         monkeypatch.setattr("scorekit.server.queue.batching.log", Full())
         (answer,) = await submit("poison").answers()
         assert answer.type == "model_failure"
-        await _until(lambda: batcher.dead)
+        await _until(lambda: batcher.is_dead)
         with pytest.raises(RequestError):
             submit("b")
 
@@ -198,7 +198,7 @@ def test_a_lost_device_ends_the_thread_and_every_waiter_is_told():
     async def test(batcher, submit):
         answers = await submit("last", "b").answers()
         assert [a.type for a in answers] == ["model_failure"] * 2
-        await _until(lambda: batcher.dead)
+        await _until(lambda: batcher.is_dead)
 
     _run(test, Lost())
 
@@ -245,7 +245,7 @@ def test_a_sick_model_whose_device_is_lost_takes_no_more():
         await submit("a").answers()
         await _until(lambda: batcher.unhealthy_reason() == "the model fails")
         backend.lost = True
-        await _until(lambda: batcher.dead)
+        await _until(lambda: batcher.is_dead)
         with pytest.raises(RequestError, match="the model thread ended"):
             submit("b")
 

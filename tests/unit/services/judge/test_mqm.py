@@ -120,10 +120,10 @@ def test_a_translation_without_errors_has_none(task):
 @pytest.mark.parametrize(("src", "score"), [(f"\n {SRC} ", 10.0), ("", 0.0), (" ", 0.0)])
 def test_of_an_empty_translation_everything_is_missing_and_nobody_is_asked(task, src, score):
     texts = task.prepare(PAIR | {"mt": " ", "src": src})
-    told = task.unasked(texts)
+    told = task.outcome_without_llm(texts)
     assert (told["score"], told["error_spans"], told["unplaced"]) == (score, [], [])
     assert stretches(told["omissions"]) == [(SRC, "CRITICAL")] * bool(score)
-    assert task.unasked(task.prepare(PAIR)) is None
+    assert task.outcome_without_llm(task.prepare(PAIR)) is None
 
 
 def test_a_long_quote_without_a_place_is_cut(task):
