@@ -216,7 +216,10 @@ def test_answers_that_agree_show_what_one_of_them_shows(errors, k):
 
 
 def covers(error, of, i):
-    return error.of == of and isinstance(error.at, TextRange) and error.at.start <= i < error.at.end
+    location = error.location
+    return (
+        error.field == of and isinstance(location, TextRange) and location.start <= i < location.end
+    )
 
 
 def json_bytes(value):
