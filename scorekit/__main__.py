@@ -10,10 +10,10 @@ from typing import Annotated
 
 import typer
 
-from scorekit.client.files.scorecommand import score
+from scorekit.client.files.score_command import score
 from scorekit.command import clean_exit
 from scorekit.errors import UserError
-from scorekit.metaeval.verb import meta_eval
+from scorekit.metaeval.command import meta_eval
 
 #: Models that the services load by default, by the environment variable that overrides them.
 DEFAULT_MODELS = {

@@ -76,7 +76,9 @@ def refuse_password(value: str, label: str, instead: str) -> None:
         )
 
 
-def describe_faults(error: ValidationError, label: str = "config", limit: int = 10) -> str:
+def describe_validation_error(
+    error: ValidationError, label: str = "config", limit: int = 10
+) -> str:
     """Return the errors of a validation as `a.b: problem`, without the input's own text.
 
     label: the name of what was checked, for an error that belongs to no single field.
@@ -96,7 +98,7 @@ def describe_errors(errors: Sequence[ErrorDetails], label: str, limit: int) -> s
 
 
 def _with_nearest(config_type: type[BaseModel], validation_error: ValidationError) -> str:
-    """Return `describe_faults` with a suggestion for each unknown key."""
+    """Return `describe_validation_error` with a suggestion for each unknown key."""
     errors = validation_error.errors(include_input=False, include_url=False, include_context=False)
     valid_keys = list(_paths(config_type))
     for error in errors:

@@ -61,20 +61,20 @@ _MAX_CHARS = 100
 _MADLAD_BY_KEY = {madlad.lower().replace("_", "-"): madlad for madlad in MADLAD_IDS}
 
 
-class Found(NamedTuple):
-    """A language, and what its key says of the variant.
+class LanguageMatch(NamedTuple):
+    """A language, and the variant that its key names.
 
-    said: whether the key itself names a script, region or variant. script: ISO 15924 code of the
-    script that the tag names or implies, None if CLDR knows none. scripts: scripts of a language
-    that was added, by their names in scorekit/text/writing_scripts.py."""
+    names_variant: whether the key itself names a script, region or variant. script: ISO 15924 code
+    of the script that the tag names or implies, None if CLDR knows none. scripts: scripts of a
+    language that was added, by their names in scorekit/text/writing_scripts.py."""
 
     language: Language
-    said: bool
+    names_variant: bool
     script: str | None
     scripts: tuple[str, ...] | None = None
 
 
-_ADDED: dict[str, Found] = {}
+_ADDED: dict[str, LanguageMatch] = {}
 
 
 def find_language(key: str) -> Language | None:
@@ -89,8 +89,8 @@ def find_language(key: str) -> Language | None:
     return match.language if match else None
 
 
-def look_up(key: str) -> Found | None:
-    """Return the language of a key, and what the key says of a variant."""
+def look_up(key: str) -> LanguageMatch | None:
+    """Return the language of a key, and the variant that the key names."""
     key = key.strip().lower().replace("_", "-")
     if not key or len(key) > _MAX_CHARS:
         return None
@@ -107,7 +107,7 @@ def language_name(key: str) -> str:
     if match is None:
         return key
     name, tag = match.language.name, match.language.tag
-    if not match.said:
+    if not match.names_variant:
         return name
     parsed = langcodes.Language.get(tag)
     primary = str(parsed.language)
@@ -150,16 +150,16 @@ def add_language(
     """
     if not _TAG.fullmatch(code.lower()):
         raise ValueError(f"{code!r} is not a language tag. Use letters, digits and hyphens")
-    match = Found(Language(madlad or code, code, code, name), True, None, scripts)
+    match = LanguageMatch(Language(madlad or code, code, code, name), True, None, scripts)
     _ADDED[code.lower()] = _ADDED[name.lower()] = match
 
 
 @lru_cache(maxsize=4096)
-def _find(key: str) -> Found | None:
+def _find(key: str) -> LanguageMatch | None:
     if key in _MADLAD_BY_KEY and key not in ("iw", "zxx-xx-dtynoise"):
         return _of_tag(langcodes.Language.get(key))
     if key == "zxx-xx-dtynoise":
-        return Found(
+        return LanguageMatch(
             Language(_MADLAD_BY_KEY[key], "zxx", "zxx", "No linguistic content"), False, None
         )
     parsed = _parsed(_OTHER_NAMES.get(key, key)) or _named(key)
@@ -195,7 +195,7 @@ def _named(name: str) -> langcodes.Language | None:
     return candidate if name == language_name(candidate.to_tag()).lower() else None
 
 
-def _of_tag(parsed: langcodes.Language) -> Found:
+def _of_tag(parsed: langcodes.Language) -> LanguageMatch:
     names_variant = bool(parsed.script or parsed.territory or parsed.variants)
     macro_language = str(langcodes.standardize_tag(str(parsed.language), macro=True))
     if macro_language != parsed.language and "-" not in macro_language:  # cmn is zh, pes is fa
@@ -207,7 +207,7 @@ def _of_tag(parsed: langcodes.Language) -> Found:
         iso639_3 = primary
     tag = parsed.to_tag() if names_variant else _usual_tag(primary)
     name = _NAMES.get(primary) or langcodes.Language.get(primary).language_name()
-    return Found(
+    return LanguageMatch(
         Language(_madlad_id(parsed), iso639_3, tag, name), names_variant, _script(parsed.to_tag())
     )
 

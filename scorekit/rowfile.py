@@ -7,7 +7,7 @@ A TSV is read as follows, here and by the page of a service (scorekit/server/pag
 - A cell is quoted if it begins with a quote and the next quote that is not doubled is at its end.
   The quotes are removed, "" is one quote, and the cell may contain tabs and line ends. csv.writer
   and pandas write this form.
-- Every other cell is text as it is: `"Hi," he said`, a single quote, one that is never closed.
+- Every other cell is unchanged text: `"Hi," he said`, a single quote, one that is never closed.
 - A line without a tab and without text is skipped.
 
 A quoted cell that spans lines is ambiguous if each of the lines is a complete row: that is an

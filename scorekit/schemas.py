@@ -53,14 +53,14 @@ def _capitals(value: Any) -> Any:
     return value.strip().upper() if isinstance(value, str) else value
 
 
-def whole(value: Any) -> Any:
+def as_integer(value: Any) -> Any:
     """Return a float that is an integer as int: JSON has no integers, and some callers write
     512.0."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 #: A code, a tag or an English name.
-Language = Annotated[str | None, BeforeValidator(lambda given: None if given == "" else given)]
+Language = Annotated[str | None, BeforeValidator(lambda value: None if value == "" else value)]
 
 
 class TranslationSample(Wire):
@@ -107,9 +107,9 @@ class ScoreOptions(Options):
         "flag the result as truncated, fail that sample with type `overlong`, or score it in "
         "windows of sentences (the answer tells them; upstream has no such number).",
     )
-    max_input_length: Annotated[Annotated[int, Field(ge=16)] | None, BeforeValidator(whole)] = (
-        Field(None, description="Limit in tokens, up to the model's own; null: the model's own.")
-    )
+    max_input_length: Annotated[
+        Annotated[int, Field(ge=16)] | None, BeforeValidator(as_integer)
+    ] = Field(None, description="Limit in tokens, up to the model's own; null: the model's own.")
 
 
 class MetricXOptions(ScoreOptions):
@@ -145,12 +145,12 @@ class JudgeOptions(Options):
         description="Name of the model at the upstream server; null: the service's own.",
     )
     temperature: float | None = Field(None, ge=0, le=2, description="null: the rubric's.")
-    max_tokens: Annotated[Annotated[int, Field(ge=1, le=32768)] | None, BeforeValidator(whole)] = (
-        Field(None, description="Most tokens of an answer; null: the rubric's.")
-    )
-    votes: Annotated[Annotated[int, Field(ge=1, le=MAX_VOTES)] | None, BeforeValidator(whole)] = (
-        Field(None, description="mqm: answers, of which more than half decide; null: the service's")
-    )
+    max_tokens: Annotated[
+        Annotated[int, Field(ge=1, le=32768)] | None, BeforeValidator(as_integer)
+    ] = Field(None, description="Most tokens of an answer; null: the rubric's.")
+    votes: Annotated[
+        Annotated[int, Field(ge=1, le=MAX_VOTES)] | None, BeforeValidator(as_integer)
+    ] = Field(None, description="mqm: answers, of which more than half decide; null: the service's")
 
 
 class ErrorSpan(WireAnswer):
@@ -198,7 +198,7 @@ class Window(WireAnswer):
 
 
 class WireError(WireAnswer):
-    """Why a sample or a request failed."""
+    """The error of a sample or a request."""
 
     type: str
     message: str
@@ -206,7 +206,7 @@ class WireError(WireAnswer):
 
 
 class Truncated(WireAnswer):
-    """Which fields the model could not read to the end."""
+    """The fields that the model could not read completely."""
 
     src: bool
     mt: bool
@@ -214,7 +214,7 @@ class Truncated(WireAnswer):
 
 
 class JudgeUsage(WireAnswer):
-    """What the judge's model read and wrote for a sample, all its answers together."""
+    """The tokens that the judge's model read and wrote for a sample, in all its answers."""
 
     prompt_tokens: int = Field(ge=0, le=2**50)
     completion_tokens: int = Field(ge=0, le=2**50)
@@ -262,7 +262,7 @@ class Scored(WireAnswer):
 
 
 class Verdict(WireAnswer):
-    """What a judge says of a sample."""
+    """A judge's verdict on a sample."""
 
     model_config = ConfigDict(serialize_by_alias=True)
 
@@ -329,7 +329,7 @@ score_result = TypeAdapter[Result](JudgeResult)
 
 
 class ModelRef(WireAnswer):
-    """Which model answered."""
+    """The model that answered."""
 
     service: str
     id: str
@@ -365,7 +365,7 @@ class ScoreRange(WireAnswer):
 
 
 class TaskInfo(WireAnswer):
-    """What a judge's score means for one of its tasks."""
+    """The meaning of a judge's score for one of its tasks."""
 
     score_range: ScoreRange
     higher_is_better: bool

@@ -63,7 +63,7 @@ class ScoringConfig(Config):
     cache: bool = Field(True, description="Use the service's score cache.")
 
     def options(self) -> dict[str, Any]:
-        """The `options` of a request."""
+        """Return the `options` of a request."""
         return self.model_dump(include={"overlong", "max_input_length", "cache"})
 
 

@@ -120,14 +120,14 @@ def check(
     teacher is asked for one token, a judge for one verdict."""
     with _clean_exit():
         cfg = load_config(SynthConfig, config, set_)
-        from scorekit.report.findings import say_findings
-        from synth.preflight import look_at_run
+        from scorekit.report.findings import print_check_results
+        from synth.preflight import check_run
         from synth.run import RunOptions
         from synth.stages.table import named
 
         options = RunOptions(named(stage), overwrite=overwrite, engine=engine)
         _check(options, stage)
-        raise typer.Exit(say_findings(look_at_run(cfg, options)))
+        raise typer.Exit(print_check_results(check_run(cfg, options)))
 
 
 @app.command()
@@ -212,7 +212,7 @@ def push(
 
 @app.command()
 def repair(config: ConfigFile, set_: Overrides = None) -> None:
-    """Look through all shards for damage, and mend the file of kept answers."""
+    """Check all shards for damage, and repair the file of cached answers."""
     with _clean_exit():
         from synth.storage.repair import repair as repair_run
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from scorekit.errors import ScorekitError, UserError
 from synth.config import SynthConfig
 from synth.stages.cost import Cost, Sizes
-from synth.storage.distributions import DistributionChart, Found
+from synth.storage.distributions import DistributionChart, Distributions
 from synth.storage.stats import StageStats
 from synth.storage.store import Record, StageFolder
 
@@ -37,13 +37,13 @@ class StageIncomplete(ScorekitError):
 class StageContext:
     """One call of the command.
 
-    inputs: folder with the previous stage's output if out_dir has none (a dry run).
+    fallback_dir: folder with the previous stage's output if out_dir has none (a dry run).
     limit: largest number of input records, over all shards.
     share: take every free shard, not only this process's own, and wait for other processes.
     left_open: by shard, 1 if a process of this call has left records open; the others skip it.
     give_up: reject records without an answer instead of leaving them open.
     advance: called with the number of records done, for a progress bar.
-    tell: called with a line for the user.
+    print_line: called with a line for the user.
     """
 
     cfg: SynthConfig
@@ -83,7 +83,7 @@ class Stage(ABC):
     name: in commands, in `stages/NAME/` and in every table. other_names: aliases in commands. view:
     file in the run's folder with the accepted records; None: no view. outputs: other files in the
     run's folder. has_shards: its records are in shards, which `show` prints. shows_rejected: it
-    rejects translations by their text, and the report shows examples. drawn: charts of the report
+    rejects translations by their text, and the report shows examples. charts: charts of the report
     with its distributions. after: the previous stage; None for the first.
     """
 
@@ -93,7 +93,7 @@ class Stage(ABC):
     outputs: ClassVar[tuple[str, ...]] = ()
     has_shards: ClassVar[bool] = True
     shows_rejected: ClassVar[bool] = False
-    drawn: ClassVar[tuple[DistributionChart, ...]] = ()
+    charts: ClassVar[tuple[DistributionChart, ...]] = ()
 
     def __init__(self, after: Stage | None = None) -> None:
         self.after = after
@@ -116,12 +116,12 @@ class Stage(ABC):
         """Return its cost if every source passes all stages."""
         return Cost(self.name)
 
-    def figures(self, cfg: SynthConfig, records: Iterable[Record]) -> Found:
+    def distributions(self, cfg: SynthConfig, records: Iterable[Record]) -> Distributions:
         """Return distributions of its records by name, for stats.json and the report. It reads the
         records once, in little memory."""
         return {}
 
-    def faults(self, folder: StageFolder) -> Iterator[str]:
+    def errors(self, folder: StageFolder) -> Iterator[str]:
         """Yield a line for each damaged shard, with the command that repairs it."""
         for index in range(folder.shards() or 0):
             try:

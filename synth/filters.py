@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 from pydantic import Field
 
 from scorekit.config import Config
-from scorekit.text import chatmarks, checks, meta_text, rules
+from scorekit.text import chat_marks, checks, meta_text, rules
 from scorekit.text.markup import placeholder_difference
 from scorekit.text.numbers import compare_numbers, expected_numbers
 from scorekit.text.rules import SYNTHESIS, Pair, Thresholds
@@ -248,7 +248,7 @@ def _truncated(pair: Pair, cfg: RuleConfig) -> str | None:
 
 
 def _role_token(pair: Pair, cfg: RuleConfig) -> str | None:
-    return chatmarks.role_token(pair.src, pair.mt)
+    return chat_marks.role_token(pair.src, pair.mt)
 
 
 def _meta_phrase(pair: Pair, cfg: RuleConfig) -> str | None:

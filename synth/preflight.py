@@ -46,7 +46,7 @@ from synth.storage.answer_cache import open_answers
 from synth.storage.location import check_claim
 from synth.storage.store import StageFolder, digest_of
 
-Tell = Callable[[str], None]
+PrintLine = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,27 +64,27 @@ class _PendingRun:
         return frozenset().union(*(stage.uses(self.cfg) for stage in maps))
 
 
-def need_passing(cfg: SynthConfig, options: RunOptions, tell: Tell) -> None:
+def need_passing(cfg: SynthConfig, options: RunOptions, print_line: PrintLine) -> None:
     """Check what a run needs, and report the results.
 
     It waits for a service that is down, unless another check fails. Raises UserError with a line
     for each error."""
-    findings = look_at_run(cfg, options, should_wait=True, tell=tell)
+    findings = check_run(cfg, options, should_wait=True, print_line=print_line)
     if findings.failed:
         # Errors of a stage begin with the path of its folder, which is clear enough.
-        first, *other_errors = (error.removeprefix("stages: ") for error in findings.faults)
+        first, *other_errors = (error.removeprefix("stages: ") for error in findings.errors)
         raise UserError(first, [f"error: {error}" for error in other_errors])
     for check in findings.checks:
         if check.name in _SERVICE_CHECKS:
-            tell(f"{check.name}: {check.found}")
+            print_line(f"{check.name}: {check.result}")
 
 
-def look_at_run(
+def check_run(
     cfg: SynthConfig,
     options: RunOptions,
     *,
     should_wait: bool = False,
-    tell: Tell = lambda line: None,
+    print_line: PrintLine = lambda line: None,
 ) -> Findings:
     """Check everything that a run needs; nothing is written. should_wait: wait for services."""
     findings = Findings()
@@ -92,14 +92,14 @@ def look_at_run(
     for name, pair_cfg in pair_configs(cfg).items():
         _look_at_files(findings, f"{name}: " if name else "", pair_cfg, options, runs)
     if options.engine == "ray":
-        findings.look("ray", _ray, cfg)
+        findings.run_check("ray", _ray, cfg)
     uses = frozenset().union(*(run.uses for run in runs))
     if uses:
-        findings.look("run.answers", _answers, cfg)
+        findings.run_check("run.answers", _answers, cfg)
     if uses and not (should_wait and findings.failed):
         first = next(run.cfg for run in runs if run.uses)
         resumed = [folder for run in runs for folder in run.resumed]
-        _look_at_services(findings, first, uses, resumed, options, should_wait, tell)
+        _look_at_services(findings, first, uses, resumed, options, should_wait, print_line)
     return findings
 
 
@@ -109,7 +109,7 @@ def _look_at_files(
     """Check a pair's files, and append its pending stages to `runs`.
 
     pair: prefix of the checks' names, or empty."""
-    check = findings.look
+    check = findings.run_check
     has_prompt = check(f"{pair}teacher.prompt", _prompt, cfg)
     has_place = check(f"{pair}run.out_dir", _out_dir, cfg, options)
     if not (has_prompt and has_place):  # the stages would repeat the same error
@@ -186,7 +186,7 @@ def _look_at_services(
     resumed: Iterable[StageFolder],
     options: RunOptions,
     should_wait: bool,
-    tell: Tell,
+    print_line: PrintLine,
 ) -> None:
     """Check all services concurrently; with Ray, from a node, because the driver calls no
     service."""
@@ -198,9 +198,9 @@ def _look_at_services(
             return
         answers = on_a_node(_ask_all, cfg.model_dump(mode="json"), uses, should_wait)
     else:
-        answers = _ask_all(cfg, uses, should_wait, tell)
+        answers = _ask_all(cfg, uses, should_wait, print_line)
     for name, answer in answers.items():
-        findings.look(name, _check_answer, answer, name, resumed)
+        findings.run_check(name, _check_answer, answer, name, resumed)
 
 
 def _check_answer(
@@ -219,14 +219,14 @@ def _ask_all(
     cfg: SynthConfig | dict[str, Any],
     uses: frozenset[str],
     should_wait: bool,
-    tell: Tell = lambda line: None,
+    print_line: PrintLine = lambda line: None,
 ) -> dict[str, tuple[dict[str, Info], str] | Exception]:
     """Return each service's info and a message, or the error."""
     parsed_cfg = cfg if isinstance(cfg, SynthConfig) else SynthConfig.model_validate(cfg)
 
     async def ask() -> list[Any]:
-        with watching(tell) as absences:
-            checks = (_SERVICE_CHECKS[name](parsed_cfg, should_wait, absences) for name in names)
+        with watching(print_line) as outages:
+            checks = (_SERVICE_CHECKS[name](parsed_cfg, should_wait, outages) for name in names)
             return await asyncio.gather(*checks, return_exceptions=True)
 
     names = [name for name in _SERVICE_CHECKS if name in uses]
@@ -234,7 +234,7 @@ def _ask_all(
 
 
 async def _teacher(
-    cfg: SynthConfig, should_wait: bool, absences: OutageReporter
+    cfg: SynthConfig, should_wait: bool, outages: OutageReporter
 ) -> tuple[dict[str, Info], str]:
     """Check the teacher.
 
@@ -244,7 +244,7 @@ async def _teacher(
 
     teacher_cfg, generation = cfg.teacher, cfg.teacher.generation
     async with open_teacher(cfg, should_wait=should_wait) as teacher:
-        absences.watch_service(
+        outages.watch_service(
             "the teacher", teacher, teacher_cfg.wait_for_server_s if should_wait else 0.0
         )
         context_length = await teacher.check()
@@ -263,14 +263,14 @@ async def _teacher(
 
 
 async def _metricx(
-    cfg: SynthConfig, should_wait: bool, absences: OutageReporter
+    cfg: SynthConfig, should_wait: bool, outages: OutageReporter
 ) -> tuple[dict[str, Info], str]:
     """Check every MetricX. Raises UserError if one is down, unexpected, or differs from the
     others."""
     infos: dict[str, Info] = {}
     for url in _urls(cfg.metricx.url):
         async with ScoringClient(url) as client:
-            absences.watch_service(f"MetricX at {url}", client, READY_S)
+            outages.watch_service(f"MetricX at {url}", client, READY_S)
             infos[url] = await service_info(client, METRICX_URL, should_wait=should_wait)
         check_metricx(cfg, infos[url])
     check_agreement(METRICX_URL, infos)
@@ -278,7 +278,7 @@ async def _metricx(
 
 
 async def _judge(
-    cfg: SynthConfig, should_wait: bool, absences: OutageReporter
+    cfg: SynthConfig, should_wait: bool, outages: OutageReporter
 ) -> tuple[dict[str, Info], str]:
     """Check every judge.
 
@@ -288,7 +288,7 @@ async def _judge(
     seconds = cfg.teacher.request_timeout_s
     for url in _urls(cfg.filters.llm_judge.url):
         async with ScoringClient(url, timeout_s=seconds, deadline_s=seconds) as client:
-            absences.watch_service(f"the judge at {url}", client, READY_S)
+            outages.watch_service(f"the judge at {url}", client, READY_S)
             infos[url] = await service_info(client, JUDGE_URL, should_wait=should_wait)
             check_service(JUDGE_URL, url, infos[url], "judge")
             check_judge(cfg, infos[url])

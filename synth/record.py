@@ -12,13 +12,13 @@ from typing import Any
 
 from scorekit.errors import ScorekitError
 from scorekit.seeds import stream_seed
-from scorekit.text.markup import normalised
+from scorekit.text.markup import normalized
 from synth.storage.store import Record
 
 
 @dataclass(slots=True)
 class KeptRecord:
-    """An accepted record. told: the code of a note about it, or empty."""
+    """An accepted record. note_code: the code of a note about it, or empty."""
 
     record: Record
     note_code: str = ""
@@ -53,7 +53,7 @@ class DeferredRecord:
 
 def source_id(text: str) -> str:
     """Return the id of a source: 128 bits in hex over its normalized text."""
-    normal = " ".join(normalised("NFC", text).split())
+    normal = " ".join(normalized("NFC", text).split())
     return hashlib.blake2b(normal.encode(), digest_size=16).hexdigest()
 
 

@@ -78,7 +78,7 @@ SYSTEMS: dict[str, dict[str, str]] = {
         "data, rewards": "trainer.roleplay",
         "evaluation": "trainer.roleplay.evaluation",
         "training, check": "trainer.roleplay.training trainer.roleplay.commands "
-        "trainer.roleplay.__main__ trainer.roleplay.verbs trainer.roleplay.calibration.command",
+        "trainer.roleplay.__main__ trainer.roleplay.cli trainer.roleplay.calibration.command",
     },
     "trainer.search": {
         "records, data": "trainer.search",
@@ -87,14 +87,14 @@ SYSTEMS: dict[str, dict[str, str]] = {
         "answer": "trainer.search.answer",
         "reward": "trainer.search.reward",
         "trajectories": "trainer.search.trajectories",
-        "stats": "trainer.search.evaluation.figures trainer.search.evaluation.episode_values "
+        "stats": "trainer.search.evaluation.stats trainer.search.evaluation.episode_values "
         "trainer.search.evaluation",
         "config, services": "trainer.search.config trainer.search.training.config "
         "trainer.search.data trainer.search.services trainer.search.local_policy "
         "trainer.search.episode_runner trainer.search.training.loading",
         "rows, curation": "trainer.search.curation trainer.search.training.sft_rows",
         "rounds": "trainer.search.rounds",
-        "ask, collect": "trainer.search.verbs trainer.search.ask trainer.search.collect "
+        "ask, collect": "trainer.search.cli trainer.search.ask trainer.search.collect "
         "trainer.search.show",
         "evaluation": "trainer.search.evaluation.evaluate trainer.search.evaluation.run "
         "trainer.search.evaluation.candidates",

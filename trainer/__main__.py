@@ -14,11 +14,11 @@ import typer
 
 from scorekit.command import clean_exit
 from scorekit.config import check_config, read_config
-from trainer.chat import verbs as chat
-from trainer.roleplay.verbs import app as roleplay
+from trainer.chat import cli as chat
+from trainer.roleplay.cli import app as roleplay
 from trainer.runs.messages import show_messages
-from trainer.search.verbs import app as search
-from trainer.sft import verbs as finetuning
+from trainer.search.cli import app as search
+from trainer.sft import cli as finetuning
 from trainer.tasks import Commands, commands_of, commands_of_run
 
 app = typer.Typer(

@@ -47,7 +47,7 @@ def write_store(folder: Path, episodes: int, questions: int) -> Path:
     store = TrajectoryStore(folder / FOLDER, folder.name)
     for deck in range(DECKS):
         for page in range(1, PAGES + 1):
-            store.keep_picture(_sha256(f"deck-{deck}_{page}"), _png(f"deck-{deck}_{page}"))
+            store.save_image(_sha256(f"deck-{deck}_{page}"), _png(f"deck-{deck}_{page}"))
     middles = {
         (deck, shape): gzip.compress(_middle(_episode(deck, shape)), 3, mtime=0)
         for deck in range(DECKS)

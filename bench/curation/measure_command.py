@@ -9,7 +9,7 @@ from typing import Any
 from typer.testing import CliRunner
 
 from bench.sampling import peak_mib
-from trainer.search.verbs import app
+from trainer.search.cli import app
 
 
 def measure_command(command: str, store: str, flags: Sequence[str]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ class FakeEmbedder:
     """Words are tokens; a text may have `max_length` of them."""
 
     service = "embedder"
-    verb = EmbeddingsEndpoint()
+    endpoint = EmbeddingsEndpoint()
 
     def __init__(self, dimension: int = 8, max_length: int = 64) -> None:
         self.dimension, self.max_length = dimension, max_length

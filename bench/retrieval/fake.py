@@ -16,7 +16,7 @@ from scorekit.retrieval.wire import TextBox
 from services.retriever.backends.bm25 import Bm25Builder
 from services.retriever.backends.ranking import Scores
 from services.retriever.endpoint import IndexRef, RetrieverDescription
-from services.retriever.index.pictures import png_of, sha256
+from services.retriever.index.images import png_of, sha256
 from services.retriever.index.records import PageRecord
 from services.retriever.model import RetrieverBackend
 
@@ -35,7 +35,7 @@ class FakeRetriever(RetrieverBackend):
         folder = Path(self._home.name) / "fake"
         super().__init__(folder)
         png = png_of(Image.new("RGB", (64, 36), "white"))
-        path = self._index.places.picture(sha256(png))
+        path = self._index.paths.image_path(sha256(png))
         path.parent.mkdir(parents=True)
         path.write_bytes(png)
         pages = [_page(page_id, text, sha256(png)) for page_id, text in TEXTS.items()]
@@ -46,7 +46,7 @@ class FakeRetriever(RetrieverBackend):
         loaded = super().load()
         self._searcher = _WordCounts([page.text for page in self._pages])
         index = loaded.index.model_copy(update={"revision": REVISION})
-        self.verb.index = IndexRef(id=index.id, revision=REVISION, pages=index.pages)
+        self.endpoint.index = IndexRef(id=index.id, revision=REVISION, pages=index.pages)
         self._routes.open(self._pages, REVISION)
         settings = {"bm25": {"korean": "bigrams"}}
         return replace(loaded, index=index, revision=REVISION, settings=settings)

@@ -68,7 +68,7 @@ def write_index(
         built_backends = {}
         for builder in builders:
             (state / builder.name).mkdir()
-            built_backends[builder.name] = builder.build(pages, state / builder.name, index.places)
+            built_backends[builder.name] = builder.build(pages, state / builder.name, index.paths)
         manifest = Manifest(
             id=folder.name,
             revision="",

@@ -84,7 +84,7 @@ class Measure:
         scores = self.rewarder.score([rollout.scored_text for rollout in rollouts])
         rewards = compute_rewards(rollouts, scores, self.cfg.reward)
         scored = [(r, s) for r, s in zip(rollouts, rewards, strict=True) if s.r_seq is not None]
-        penalties = [s.span_charges["xcomet"].penalties for _, s in scored]
+        penalties = [s.span_penalties["xcomet"].penalties for _, s in scored]
         return Probe([r for r, _ in scored], penalties)
 
     def sources(self, model: nn.Module, tokenizer: Any) -> list[dict[str, Any]]:
@@ -150,7 +150,7 @@ class Measure:
 
 def _mean_penalty(reward: SampleReward) -> float | None:
     """Return the mean penalty of a token by xCOMET's spans; None without spans."""
-    charge = reward.span_charges.get("xcomet")
+    charge = reward.span_penalties.get("xcomet")
     if charge is None:
         return None if reward.error_spans is None else 0.0
     return sum(charge.penalties) / len(charge.penalties) if charge.penalties else 0.0

@@ -36,7 +36,7 @@ class OmissionTeller:
 
     def __init__(self, references: Mapping[str, str]) -> None:
         self.references = dict(references)
-        self.verb = ScoreEndpoint(JudgeSample, JudgeOptions)
+        self.endpoint = ScoreEndpoint(JudgeSample, JudgeOptions)
 
     def load(self) -> ScoreDescription:
         """Nothing to load."""

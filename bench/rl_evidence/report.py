@@ -19,7 +19,7 @@ from bench.kit.evidence import (
     write_between,
 )
 from bench.rl_evidence.arms import ARMS, ON_OMISSIONS
-from scorekit.report.page import picture
+from scorekit.report.page import chart_image
 
 BEGIN = "<!-- written by `python -m bench.rl_evidence --report` -->"
 END = "<!-- end of what is written -->"
@@ -311,7 +311,7 @@ def write_images(results: dict[str, Any]) -> list[tuple[str, str]]:
     PICTURES.mkdir(parents=True, exist_ok=True)
     names = []
     for name, title, value in curves:
-        svg = picture(title, "update", partial(_curves, runs, value))
+        svg = chart_image(title, "update", partial(_curves, runs, value))
         if svg is not None:
             (PICTURES / f"{name}.svg").write_text(svg, encoding="utf-8")
             names.append((name, title))

@@ -15,7 +15,7 @@ from trainer.runs.cli.paired import bootstrap_differences, paired_standard_error
 from trainer.runs.run_log import read_jsonl
 from trainer.runs.stats import mean_of
 from trainer.translation.evaluation.compare import compare_policies
-from trainer.translation.evaluation.quality import reference_figures
+from trainer.translation.evaluation.quality import reference_stats
 
 Line = Mapping[str, Any]
 
@@ -135,7 +135,7 @@ def compute_stats(lines: Sequence[Line]) -> dict[str, Any]:
     translations that are not empty.
     """
     texts = [line["mt"] for line in lines]
-    quality = reference_figures([line["pair"] for line in lines], texts, [x["ref"] for x in lines])
+    quality = reference_stats([line["pair"] for line in lines], texts, [x["ref"] for x in lines])
     spans = [line["error_spans"] for line in lines if line["error_spans"] is not None]
     scored = [line["metricx_score"] is not None and line["penalty"] is not None for line in lines]
     return {

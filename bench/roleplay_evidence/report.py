@@ -20,7 +20,7 @@ from bench.kit.evidence import (
     write_between,
 )
 from bench.roleplay_evidence.arms import ALL, ARMS, UNSEEN_NAMES
-from scorekit.report.page import picture
+from scorekit.report.page import chart_image
 
 PICTURE = PICTURES / "roleplay.svg"
 BEGIN = "<!-- written by `python -m bench.roleplay_evidence --report` -->"
@@ -39,7 +39,7 @@ def show(results: dict[str, Any]) -> None:
 def write_page(results: dict[str, Any]) -> None:
     """Put tables and picture into docs/evidence.md."""
     body = tables(results)
-    svg = picture(TITLE, "update", partial(_curves, results["runs"]))
+    svg = chart_image(TITLE, "update", partial(_curves, results["runs"]))
     if svg is not None:
         PICTURE.write_text(svg, encoding="utf-8")
         body += f"\n\n![{TITLE}](evidence/{PICTURE.name})"

@@ -217,7 +217,7 @@ def _driver(
             cfg,
             new_id=lambda question, sample: f"{question.id}/{sample}",
             on_done=finished.append,
-            keep_picture=lambda name, png: stored.add(name),
+            save_image=lambda name, png: stored.add(name),
         )
 
     gc.collect()

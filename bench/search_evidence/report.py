@@ -21,7 +21,7 @@ from bench.kit.evidence import (
 )
 from bench.search_evidence.arms import CONTROL
 from bench.search_evidence.sets import SETS
-from scorekit.report.page import picture
+from scorekit.report.page import chart_image
 
 PICTURE = PICTURES / "search.svg"
 BEGIN = "<!-- written by `python -m bench.search_evidence --report` -->"
@@ -81,7 +81,7 @@ def write_page(results: Results) -> None:
 
 def picture_of(results: Results) -> str | None:
     """Return the training curves as SVG."""
-    return picture(TITLE, "update", partial(_curves, results["arms"]))
+    return chart_image(TITLE, "update", partial(_curves, results["arms"]))
 
 
 def tables(results: Results) -> str:

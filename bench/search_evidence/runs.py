@@ -181,7 +181,7 @@ def measure(
     cfg = load_config(SearchConfig, CONFIG, [*of_arm, *YARDSTICK, *services, *run_settings])
     (questions,) = load_held_out(cfg).values()
     store = TrajectoryStore(folder / FOLDER, f"{out.parent.name}-{out.stem}-{time.time_ns()}")
-    with met(cfg, run=store.run, load_image=store.picture) as services_open:
+    with met(cfg, run=store.run, load_image=store.read_image) as services_open:
         episodes = EpisodeRunner(cfg, services_open.retriever, services_open.stream, store)
         numbered_questions = list(enumerate(questions[: plan.limit]))
         greedy = cfg.model_copy(update={"generation": cfg.eval_generation()})

@@ -12,7 +12,7 @@ import numpy as np
 
 from bench.search_evidence.arms import ARMS, Plan
 from bench.search_evidence.runs import measured_path, start_path
-from trainer.runs.cli.paired import RESAMPLES, SEED, paired_figure
+from trainer.runs.cli.paired import RESAMPLES, SEED, paired_stat
 from trainer.runs.run_log import read_jsonl
 from trainer.runs.stats import mean_of
 
@@ -109,7 +109,7 @@ def changes(
                 if line[key] is not None:
                     sums_N2S[index_by_question[line["question"]], policy] += (line[key], 1)
         both = sums_N2S[(sums_N2S[:, :, 1] > 0).all(axis=1)]
-        pair_stats = paired_figure(
+        pair_stats = paired_stat(
             key, key, both, len(questions) - len(both), _mean, higher, RESAMPLES, SEED
         )
         changes_by_key[key] = {

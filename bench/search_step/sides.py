@@ -233,14 +233,14 @@ class _Player:
             cfg.episode,
             new_id=lambda question, sample: f"{question.id}-{sample}",
             on_done=lambda episode: None,
-            keep_picture=lambda sha256, png: None,
+            save_image=lambda sha256, png: None,
             samples=self._sizes.samples,
         )
         model.train()
         return [
             _Played(
                 episode.question.id,
-                policy.ended[episode.trajectory_id],
+                policy.ended_episodes[episode.trajectory_id],
                 completed_text(episode),
                 _reward(completed_text(episode)),
             )

@@ -114,7 +114,7 @@ def _step(
                     stream.submit(episode)
             collected = stream.collect(1, pending, PATIENCE_S)
             seconds = time.monotonic() - started
-    assert stream.figures["reward_coverage"] == 1, stream.figures
+    assert stream.stats["reward_coverage"] == 1, stream.stats
     return seconds, sum(
         episode.reward is not None and episode.reward.value == _deserved(id)
         for id, episode in collected.items()

@@ -38,7 +38,7 @@ from synth.report.estimate import plan
 from synth.stages.generate_128 import Generate128
 from synth.stages.prefilter_score import PrefilterScore
 from synth.stages.table import BY_NAME
-from synth.storage.stats import process_figures
+from synth.storage.stats import process_stats
 from synth.storage.store import StageFolder
 
 SOURCES, QUICK = 20_000, 1000
@@ -66,7 +66,7 @@ def questions(quick: bool, sources: int | None = None) -> Iterator[Measurement]:
         config = write_config(folder, sources, teacher, metricx, judge)
         looked = _run(config)
     out_dir = folder / "run"
-    stats_by_stage = {name: process_figures(StageFolder(out_dir, name)) for name in BY_NAME}
+    stats_by_stage = {name: process_stats(StageFolder(out_dir, name)) for name in BY_NAME}
     yield from _memory(looked, stats_by_stage, sources)
     yield from _hours(stats_by_stage, sources, looked[-1][0] - looked[0][0])
     yield from _disk(out_dir, sources)

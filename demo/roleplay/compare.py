@@ -15,7 +15,7 @@ from rich.text import Text
 
 from demo.run import paired_interval
 from scorekit.report.render import visible
-from trainer.roleplay.evaluation.figures import table
+from trainer.roleplay.evaluation.stats import table
 from trainer.runs.run_log import read_jsonl
 from trainer.runs.stats import mean_of
 

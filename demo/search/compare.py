@@ -17,7 +17,7 @@ from rich.table import Table
 from demo.run import paired_interval
 from trainer.runs.run_log import read_jsonl
 from trainer.runs.stats import mean_of
-from trainer.search.evaluation.figures import table
+from trainer.search.evaluation.stats import table
 from trainer.search.records import Trajectory
 from trainer.search.show import end_panel, question_panel, turn_panel
 

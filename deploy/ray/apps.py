@@ -21,7 +21,7 @@ from ray import serve
 from ray.serve import Application
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from scorekit.config import describe_faults
+from scorekit.config import describe_validation_error
 from scorekit.errors import UserError
 
 #: Service -> its settings class, and the module with `make_backend`.
@@ -84,7 +84,7 @@ def make_settings(service: str, args: dict[str, Any]) -> Any:
         # As reachable as the proxy: without keys it takes `no_auth: true`.
         settings = settings_type(host="0.0.0.0", **args)
     except ValidationError as error:
-        raise UserError(f"{service}: args: {describe_faults(error)}") from None
+        raise UserError(f"{service}: args: {describe_validation_error(error)}") from None
     if "cache" not in settings.model_fields_set:
         # The default is a file, which only one process can use.
         settings = settings.model_copy(update={"cache": "memory"})

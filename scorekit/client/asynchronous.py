@@ -23,7 +23,7 @@ from scorekit.client.dispatcher import Call, RequestDispatcher
 from scorekit.client.replicas import ReplicaPool
 from scorekit.client.transport import attempts, parse_response, resolve_api_key
 from scorekit.errors import RequestError, ServiceUnreachable
-from scorekit.net.absence import Absence
+from scorekit.net.outage import OutageLog
 from scorekit.net.retry import Deadline
 from scorekit.schemas import Info, Priority, Result, Scored
 
@@ -106,33 +106,33 @@ class ScoringClient:
         """Return `/v1/info`, requested with retries and then cached. Raises as `score`."""
         if self._info is None or self._exchange.model_changed:
             deadline = Deadline(self.deadline_s)
-            absence = self._exchange.absence
-            with absence.trying():
-                async for attempt in attempts(deadline, self._endpoints.pause, absence):
+            outage_log = self._exchange.outage_log
+            with outage_log.trying():
+                async for attempt in attempts(deadline, self._endpoints.pause, outage_log):
                     with attempt:
                         await self._ask_info(deadline)
-                        absence.answered()
+                        outage_log.answered()
         assert self._info is not None
         return self._info
 
     async def wait_ready(self, timeout_s: float = 600.0) -> None:
         """Return when every URL is ready. Raises ServiceUnreachable after `timeout_s`."""
-        deadline, absence = Deadline(timeout_s), self._exchange.absence
-        with absence.trying():
-            await self._until_ready(deadline, absence)
+        deadline, outage_log = Deadline(timeout_s), self._exchange.outage_log
+        with outage_log.trying():
+            await self._until_ready(deadline, outage_log)
 
-    async def _until_ready(self, deadline: Deadline, absence: Absence) -> None:
+    async def _until_ready(self, deadline: Deadline, outage_log: OutageLog) -> None:
         for endpoint in self._endpoints.all:
             while True:
                 try:
                     await self._exchange.get(endpoint, "/health/ready", deadline)
-                    absence.answered()
+                    outage_log.answered()
                     break
                 except (ServiceUnreachable, RequestError) as error:
                     if deadline.remaining_s() <= _POLL_S:
                         reason = getattr(error, "reason", error)
                         raise ServiceUnreachable(endpoint.url, f"not ready: {reason}") from None
-                    absence.failed(deadline)
+                    outage_log.failed(deadline)
                 await asyncio.sleep(_POLL_S)
 
     async def score(
@@ -210,7 +210,7 @@ class ScoringClient:
         call = Call(info, dict(options or {}), priority, distinct)
         for part in split_batches(list(enumerate(distinct.bodies)), info, self.batch_size):
             async with self._exchange.slots:
-                with self._exchange.absence.trying():
+                with self._exchange.outage_log.trying():
                     async for distinct_index, result in self._exchange.answers(
                         part, call, stream=True
                     ):
@@ -228,7 +228,7 @@ class ScoringClient:
         request."""
         answers: list[tuple[int, Result]] = []
         async with self._exchange.slots:  # waiting here does not count against the deadline
-            with self._exchange.absence.trying():
+            with self._exchange.outage_log.trying():
                 async for pair in self._exchange.answers(part, call, stream=at_once):
                     answers.append(pair)
                     if at_once:

@@ -1,12 +1,11 @@
-"""Send a client's samples to a service: over its URLs, with retries, split if a request is too
-large, and alone if they may have crashed a server.
+"""Send a client's samples to the replicas of a service, with retries and splits.
 
-A request under which the connection broke is suspect: it may have crashed the server, and must not
-crash one replica after the other. It is sent again while no other suspect is in flight, and only to
-a server that answers. If the connection breaks again, the request is split into `_SPLIT_INTO` parts
-that are sent one by one, and so on. A sample fails after the connection broke `_BREAKS` times, the
-last time with it alone. Samples that only shared a request with it succeed.
-A sample that broke a connection alone is remembered (crash_suspects.py), and sent alone the next time.
+A request during which the connection broke is suspect: it may have crashed the server, and must not
+crash all replicas in turn. It is sent again while no other suspect is in flight, and only to a
+server that answers. If the connection breaks again, the request is split into `_SPLIT_INTO` parts
+that are sent one by one, and so on. A sample fails after `_BREAKS` broken connections, if it was
+alone in the last request. Other samples of its requests succeed. A sample that broke a connection
+alone is remembered (crash_suspects.py), and sent alone the next time.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ from scorekit.client.transport import (
     request_body,
 )
 from scorekit.errors import RequestError, ResponseLost, ServiceUnreachable
-from scorekit.net.absence import Absence
 from scorekit.net.answers import read_whole
+from scorekit.net.outage import OutageLog
 from scorekit.net.retry import Deadline
 from scorekit.schemas import Failed, Info, Priority, Result, score_result
 
@@ -112,7 +111,7 @@ class RequestDispatcher:
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=max_in_flight),
         )
         self.slots = asyncio.Semaphore(max_in_flight)
-        self.absence = Absence(" and ".join(endpoint.url for endpoint in endpoints.all))
+        self.outage_log = OutageLog(" and ".join(endpoint.url for endpoint in endpoints.all))
         self._suspect_lock = asyncio.Lock()  # one suspect in flight, so a break is its own
         self.model_changed = False
         self._suspects = CrashSuspects()
@@ -120,7 +119,7 @@ class RequestDispatcher:
 
     async def close(self) -> None:
         """Close the connections."""
-        self.absence.close()
+        self.outage_log.close()
         await self._http.aclose()
 
     async def get(self, endpoint: Replica, path: str, deadline: Deadline) -> Any:
@@ -223,7 +222,7 @@ class RequestDispatcher:
         missing = dict(samples)
         failed: dict[int, Result] = {}
         try:
-            async for attempt in attempts(request.deadline, self._endpoints.pause, self.absence):
+            async for attempt in attempts(request.deadline, self._endpoints.pause, self.outage_log):
                 with attempt:
                     async with self._endpoints.pick() as endpoint:
                         if ready:
@@ -237,7 +236,7 @@ class RequestDispatcher:
                                 yield index, result
                         if missing:
                             raise self._transient_error(endpoint, failed, request.deadline)
-                        self.absence.answered()
+                        self.outage_log.answered()
         except (ServiceUnreachable, RequestError) as error:
             is_lost = isinstance(error, ResponseLost)
             if is_lost or not is_retryable(error) or missing.keys() - failed.keys():
@@ -347,8 +346,7 @@ class RequestDispatcher:
     async def _open(
         self, endpoint: Replica, method: str, path: str, body: bytes | None
     ) -> httpx.Response:
-        """Return an answer whose head has arrived. Raises ResponseLost if the connection broke
-        before."""
+        """Return an answer after its head. Raises ResponseLost if the connection broke before."""
         request = self._http.build_request(
             method, endpoint.url + path, content=body, headers=_JSON if body is not None else {}
         )

@@ -16,9 +16,9 @@ from scorekit.net.retry import retry_after_s
 
 #: Statuses that a text, or the number of texts, may cause.
 _TEXT_STATUSES = frozenset({400, 413, 422})
-#: How scorekit's embedder names a text that it refuses.
+#: The form in which scorekit's embedder names a refused text.
 _NAMED_TEXT = re.compile(r"\binput\.(\d{1,9}): (invalid_input|overlong): ")
-#: How other servers name a text that is too long.
+#: Words of other servers' errors about a text that is too long.
 _TOO_LONG = re.compile(r"token|too long|context length|context_length|max(imum)?[ _]length")
 
 

@@ -33,7 +33,7 @@ from scorekit.errors import (
     UserError,
 )
 from scorekit.net.fork_safe import ForkSafeClient
-from scorekit.numeric.vectors import vector_fault
+from scorekit.numeric.vectors import vector_error
 
 #: A vector, or the reason why a text has none.
 Embedded = list[float] | SampleError
@@ -77,9 +77,9 @@ class Embeddings:
     server. api_key: default from SCOREKIT_API_KEY. batch_size: texts of one request, reduced if the
     server takes fewer (TEI: 32). timeout_s: seconds for one request. deadline_s: seconds for one
     request with its retries (no connection, 424, 429, 5xx) and the pauses between them.
-    max_in_flight: concurrent requests. ended: called if nothing answers; returns why the server
-    will not come back, if the caller started its process and it has ended; then ServerEnded is
-    raised at once. Raises UserError if the URL is not http.
+    max_in_flight: concurrent requests. exit_reason: called if nothing answers; returns why the
+    server will not come back, if the caller started its process and it has ended; then ServerEnded
+    is raised at once. Raises UserError if the URL is not http.
     """
 
     def __init__(
@@ -92,14 +92,14 @@ class Embeddings:
         timeout_s: float = 600.0,
         deadline_s: float = 900.0,
         max_in_flight: int = 4,
-        ended: Callable[[], str | None] = lambda: None,
+        exit_reason: Callable[[], str | None] = lambda: None,
     ) -> None:
         base = checked_url(url).removesuffix("/v1")
         key = resolve_api_key(api_key)
 
         def make() -> _Client:
             limits = (batch_size, timeout_s, deadline_s, max_in_flight)
-            return _Client(base, model, key, *limits, ended)
+            return _Client(base, model, key, *limits, exit_reason)
 
         self._owned_loop = ForkSafeClient("embeddings client", make, _Client.close)
 
@@ -313,7 +313,7 @@ class _Client:
             if len(vector) != self._dimension:
                 reason = f"a vector of {len(vector)} numbers, others have {self._dimension}"
                 raise self._bad_answer(reason)
-            if reason := vector_fault(vector):
+            if reason := vector_error(vector):
                 raise self._bad_answer(reason)
         if canary and (reason := canary.find_error(vectors.pop())):
             raise self._bad_answer(reason)

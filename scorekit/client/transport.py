@@ -23,8 +23,8 @@ from scorekit.errors import (
     ServiceUnreachable,
     UserError,
 )
-from scorekit.net.absence import Absence
 from scorekit.net.answers import MOST_BYTES, TOO_MUCH, read_whole
+from scorekit.net.outage import OutageLog
 from scorekit.net.retry import Deadline, exponential_wait, failure_of, retry_after_s, retrying
 from scorekit.schemas import Priority
 
@@ -160,7 +160,7 @@ def reason_of(error: Exception) -> str:
 
 
 def attempts(
-    deadline: Deadline, pause: Callable[[], float], absence: Absence | None = None
+    deadline: Deadline, pause: Callable[[], float], outage_log: OutageLog | None = None
 ) -> AsyncRetrying:
     """Return the attempts of one request, with jittered pauses of at least `pause()` seconds.
 
@@ -174,12 +174,12 @@ def attempts(
         may_help,
         wait=lambda state: max(pause(), exponential_wait(state)),
         stop=deadline.is_too_near,
-        note=note_retry("scoring service", absence, deadline),
+        note=note_retry("scoring service", outage_log, deadline),
     )
 
 
 def note_retry(
-    server: str, absence: Absence | None, deadline: Deadline
+    server: str, outage_log: OutageLog | None, deadline: Deadline
 ) -> Callable[[RetryCallState], None]:
     """Return a function that logs a failed attempt and reports a server that stays away.
 
@@ -197,8 +197,8 @@ def note_retry(
             state.attempt_number,
             state.upcoming_sleep,
         )
-        if absence is not None:
-            absence.failed(deadline)
+        if outage_log is not None:
+            outage_log.failed(deadline)
 
     return note
 
@@ -227,7 +227,7 @@ class RetryingSession:
         end_reason: Callable[[], str | None] = lambda: None,
     ) -> None:
         self._base, self._name, self._end_reason = base, name, end_reason
-        self.absence = Absence(f"the {name} at {base}")
+        self.outage_log = OutageLog(f"the {name} at {base}")
         self._timeout_s, self._deadline_s = timeout_s, deadline_s
         self._may_help = may_help
         self.slots = asyncio.Semaphore(max_in_flight)
@@ -239,7 +239,7 @@ class RetryingSession:
 
     async def close(self) -> None:
         """Close the connections."""
-        self.absence.close()
+        self.outage_log.close()
         await self._http.aclose()
 
     def deadline(self) -> Deadline:
@@ -252,7 +252,7 @@ class RetryingSession:
             self._may_help,
             wait=lambda state: max(_retry_after(state), exponential_wait(state)),
             stop=deadline.is_too_near,
-            note=note_retry(self._name, self.absence, deadline),
+            note=note_retry(self._name, self.outage_log, deadline),
         )
 
     async def request(
@@ -268,11 +268,11 @@ class RetryingSession:
         read: raises the typed error of a refusal."""
         async with self.slots:
             deadline = self.deadline()
-            with self.absence.watched(deadline):
+            with self.outage_log.watched(deadline):
                 async for attempt in self.tries(deadline):
                     with attempt:
                         answer = read(await self.once(method, path, deadline, body))
-                        self.absence.answered()
+                        self.outage_log.answered()
                         return answer
         raise AssertionError("a try ends with an answer or an error")
 

@@ -34,7 +34,7 @@ from scorekit.llm.limits import (
     read_timeout_s,
 )
 from scorekit.llm.wire import ChatPrompt, Choice, Message, Sampling
-from scorekit.net.absence import Absence
+from scorekit.net.outage import OutageLog
 from scorekit.net.retry import Deadline, failure_of
 
 Strategy = Literal["auto", "n_parameter", "per_call"]
@@ -62,8 +62,7 @@ class LLMCounts:
 
 @dataclass(slots=True)
 class _Call:
-    """State that the requests of one call of `chat` share. failed: one of them failed for good, so
-    waiting ones are not sent."""
+    """Shared state of the requests of a `chat` call. failed: one failed; do not send others."""
 
     prompt: ChatPrompt
     keep: Callable[[list[Choice]], Awaitable[None]] | None
@@ -76,13 +75,13 @@ class LLMClient:
 
     base_url: as for the OpenAI SDK, with /v1; the attribute has no user name and password. api_key:
     the server's; OPENAI_API_KEY is never read. request_timeout_s: the longest time for an answer of
-    a provider. For vLLM it is the minimum: large requests get more (`llm.pacing.read_timeout_s`).
+    a provider. For vLLM it is the minimum: large requests get more (`llm.limits.read_timeout_s`).
     max_concurrency: requests in flight. max_sequences: sequences in flight (n=128 counts 128);
     default 32 * max_concurrency. A request that waits for its retry keeps its slot, so that a
     failing server gets fewer requests. max_attempts, backoff_s, wait_for_server_s:
-    `llm.pacing.Patience`. strategy: `n_parameter` requests up to 32 choices at once, `per_call`
+    `llm.limits.RetryPolicy`. strategy: `n_parameter` requests up to 32 choices at once, `per_call`
     one, `auto` 32 and then the missing ones one by one; after three incomplete answers in a row
-    `auto` requests one at a time for a minute (`llm.pacing.SeveralChoices`). dialect: the API that
+    `auto` requests one at a time for a minute (`llm.limits.SeveralChoices`). dialect: the API that
     the server understands (`llm.dialects`). `away`: whether the last attempt found no server, or
     got no answer in time.
 
@@ -114,7 +113,7 @@ class LLMClient:
         self.model = model
         self.counts = LLMCounts()
         self.away = False
-        self._absence = Absence(f"{model} at {self.base_url}")
+        self._outage_log = OutageLog(f"{model} at {self.base_url}")
         self._key = api_key
         self._dialect = DIALECTS[dialect]
         strategy = strategy if self._dialect.several else "per_call"
@@ -133,12 +132,11 @@ class LLMClient:
 
     async def close(self) -> None:
         """Close the connections."""
-        self._absence.close()
+        self._outage_log.close()
         await self._server.close()
 
     async def check(self) -> int | None:
-        """Return the model's context length in tokens, or None if the server does not state it
-        (vLLM does).
+        """Return the model's context length in tokens, or None if the server does not state it.
 
         Raises UserError with a hint if the server cannot be reached, refuses the key or lacks the
         model. A server that is away is waited for up to `wait_for_server_s`.
@@ -227,9 +225,8 @@ class LLMClient:
             raise LLMError("incomplete", message, request_id=call.prompt.request_id)
         if was_sent:  # a request for one choice shows whether n was the cause
             choices |= await self._request(call, missing.pop(0)) or {}
-            self._note_incomplete(
-                call.prompt.part_id(part), len(part), len(part) - len(missing) - 1
-            )
+            num_received = len(part) - len(missing) - 1
+            self._note_incomplete(call.prompt.part_id(part), len(part), num_received)
         return choices | await self._request_parts(call, missing)
 
     async def _request_parts(self, call: _Call, parts: Iterable[range]) -> dict[int, Choice]:
@@ -276,7 +273,7 @@ class LLMClient:
             return choices
 
     async def _attempts(self, call: _Call, part: range) -> dict[int, Choice]:
-        with self._absence.trying():
+        with self._outage_log.trying():
             return await self._send_with_retries(call, part)
 
     async def _send_with_retries(self, call: _Call, part: range) -> dict[int, Choice]:
@@ -289,7 +286,7 @@ class LLMClient:
                 "request %s: %s; attempt %d, again in %.1f s", part_id, error_text, attempts, pause
             )
             if call.deadline is not None and self.away:
-                self._absence.failed(call.deadline)
+                self._outage_log.failed(call.deadline)
 
         def may_help(error: BaseException) -> bool:
             return _is_retryable(error) and not call.failed
@@ -297,9 +294,7 @@ class LLMClient:
         try:
             async for attempt in RetryPolicy(*self._patience).tries(may_help, log_retry):
                 with attempt:
-                    if (
-                        last_error is not None and call.failed
-                    ):  # another request failed during the pause
+                    if last_error is not None and call.failed:  # another one failed in the pause
                         raise last_error
                     attempts += 1
                     try:
@@ -309,7 +304,7 @@ class LLMClient:
                         self.away = error.server_is_away
                         raise
                     self.away = False
-                    self._absence.answered()
+                    self._outage_log.answered()
                     return choices
         except LLMError as error:
             log.warning(
@@ -332,9 +327,8 @@ class LLMClient:
         try:
             body = self._dialect.body(prompt, self.model, part)
         except ValueError:
-            raise LLMError(
-                "refused", "not Unicode text (a lone surrogate?)", request_id=part_id
-            ) from None
+            message = "not Unicode text (a lone surrogate?)"
+            raise LLMError("refused", message, request_id=part_id) from None
         answer = await self._server.ask(
             self._dialect.path,
             body,
@@ -350,11 +344,8 @@ class LLMClient:
         """Return the read timeout (between two chunks) and the total timeout, in seconds."""
         read_s = total_s = self._request_timeout_s
         if self._dialect.grows:
-            tokens, num_sequences = (
-                call.prompt.sampling.max_tokens,
-                self._in_flight.sequences_in_flight,
-            )
-            read_s = read_timeout_s(read_s, tokens, num_sequences)
+            max_tokens = call.prompt.sampling.max_tokens
+            read_s = read_timeout_s(read_s, max_tokens, self._in_flight.sequences_in_flight)
             total_s = 2 * read_s
         max_s = math.inf if call.deadline is None else call.deadline.seconds / 2
         return min(read_s, max_s), min(total_s, max_s)

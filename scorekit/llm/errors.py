@@ -58,7 +58,7 @@ _MISTAKES = {
 }
 #: Part of the name of a Gemini quota that resets the next day; others reset each minute.
 _DAILY = "PerDay"
-#: What the operator has to fix, in words that anybody may read.
+#: Mistakes that the operator has to fix. These messages contain no secrets.
 MISTAKES = {
     "redirect": "it redirects",
     "key": "it refuses the API key",

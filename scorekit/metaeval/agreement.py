@@ -18,7 +18,7 @@ from scorekit.metaeval.concordance import Concordance
 Array = Any
 
 #: Statistic -> its title. `epsilon` is reported beside `acc_eq`.
-FIGURES = {
+STATS = {
     "kendall": "Kendall, all rows",
     "kendall_item": "Kendall, by segment",
     "acc_eq": "pairwise accuracy, ties calibrated",
@@ -60,8 +60,8 @@ class Agreement:
         self._pooled = Concordance(human[self.is_present], metric[self.is_present])
         self._pairs = _Pairs(human, metric)
 
-    def figures(self, weights: DrawWeights) -> dict[str, Array]:
-        """Return each of FIGURES, and `epsilon`: (draws,), NaN if it is not defined."""
+    def stats(self, weights: DrawWeights) -> dict[str, Array]:
+        """Return each of STATS, and `epsilon`: (draws,), NaN if it is not defined."""
         accuracy, epsilon = self._pairs.calibrated(weights)
         system_accuracy, system_pearson = self._systems(weights)
         return {

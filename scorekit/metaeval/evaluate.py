@@ -20,7 +20,7 @@ CONSTANT, LENGTH, EVERYTHING = "constant", "length only", "all marked"
 
 
 @dataclass
-class MetricFigures:
+class MetricStats:
     """The statistics of one metric.
 
     values, intervals: statistic -> number, and kind of bootstrap -> (low, high); None if it is not
@@ -53,7 +53,7 @@ class MetaEvaluation:
     systems: int
     draws: int
     human: dict[str, float | None]
-    metrics: list[MetricFigures]
+    metrics: list[MetricStats]
     notes: list[str]
 
 
@@ -91,11 +91,11 @@ def evaluate(
         kind: agreement.resamples(kind, len(getattr(rows, kind)), draws, seed + k)
         for k, kind in enumerate(KINDS)
     }
-    results: list[MetricFigures] = []
+    results: list[MetricStats] = []
     draws_by_metric: dict[str, dict[str, dict[str, Array]]] = {}
     baseline_metrics = baselines(translations)
     for metric in (*baseline_metrics, *metrics):
-        result = MetricFigures(
+        result = MetricStats(
             name=metric.name,
             model=metric.model,
             is_baseline=metric in baseline_metrics,
@@ -195,12 +195,12 @@ class _Rows:
 
 
 def _agreement(
-    result: MetricFigures, rows: _Rows, matrix: Array, weights: dict[str, agreement.DrawWeights]
+    result: MetricStats, rows: _Rows, matrix: Array, weights: dict[str, agreement.DrawWeights]
 ) -> dict[str, dict[str, Array]]:
     sums = agreement.Agreement(rows.human, matrix)
-    full = sums.figures(agreement.ones("segments", len(rows.segments)))
+    full = sums.stats(agreement.ones("segments", len(rows.segments)))
     result.values |= {name: _number(value[0]) for name, value in full.items()}
-    draws_by_kind = {kind: sums.figures(weights[kind]) for kind in KINDS}
+    draws_by_kind = {kind: sums.stats(weights[kind]) for kind in KINDS}
     result.intervals |= {
         name: {kind: _interval(draws_by_kind[kind][name]) for kind in KINDS} for name in full
     }
@@ -208,7 +208,7 @@ def _agreement(
 
 
 def _spans(
-    result: MetricFigures,
+    result: MetricStats,
     rows: _Rows,
     metric_spans: Sequence[list[Span] | None],
     weights: dict[str, agreement.DrawWeights],
@@ -220,26 +220,26 @@ def _spans(
         [rows.translations[number] for number in with_spans],
         [metric_spans[number] or [] for number in with_spans],
     )
-    if not sums.known.any():
+    if not sums.has_human_spans.any():
         return
-    result.span_rows = int(sums.known.sum())
+    result.span_rows = int(sums.has_human_spans.sum())
     all_rows = np.zeros((len(metric_spans), sums.sums.shape[1]))
     all_rows[with_spans] = sums.sums
-    for name, value in spans.figures_of(all_rows.sum(0)).items():
+    for name, value in spans.compute_stats(all_rows.sum(0)).items():
         result.values[name] = _number(value)
     for kind in KINDS:
-        values_by_name = spans.figures_of(weights[kind].values @ rows.summed(kind, all_rows))
+        values_by_name = spans.compute_stats(weights[kind].values @ rows.summed(kind, all_rows))
         for name, values in values_by_name.items():
             result.intervals.setdefault(name, {})[kind] = _interval(values)
     order = [("severity", name) for name in sorted({n for k, n in sums.groups if k == "severity"})]
     order += [("length", name) for name in spans.BINS if ("length", name) in sums.groups]
     for kind, name in order:
         group = sums.groups[kind, name]
-        stats = {k: _number(v) for k, v in spans.figures_of(group).items() if "f1" not in k}
+        stats = {k: _number(v) for k, v in spans.compute_stats(group).items() if "f1" not in k}
         result.groups.append(_group(kind, name, group, stats))
     for name, chosen in rows_by_length(rows.translations):
         total = all_rows[chosen].sum(0)
-        stats = {k: _number(v) for k, v in spans.figures_of(total).items()}
+        stats = {k: _number(v) for k, v in spans.compute_stats(total).items()}
         result.groups.append(_group("translation", name, total, stats))
 
 
@@ -261,9 +261,9 @@ def rows_by_length(translations: Sequence[JudgedTranslation]) -> list[tuple[str,
 
 def _everything(
     rows: _Rows, weights: dict[str, agreement.DrawWeights], num_translations: int
-) -> MetricFigures:
+) -> MetricStats:
     """Return the baseline of spans: each translation is one error from end to end."""
-    result = MetricFigures(
+    result = MetricStats(
         EVERYTHING,
         "one span over each translation",
         True,
@@ -284,7 +284,7 @@ def _beyond(
     draws_by_kind: dict[str, dict[str, Array]], baseline_draws: dict[str, dict[str, Array]]
 ) -> list[str]:
     names = []
-    for name in agreement.FIGURES:
+    for name in agreement.STATS:
         low = [_interval(draws_by_kind[kind][name] - baseline_draws[kind][name]) for kind in KINDS]
         if all(interval is not None and interval[0] > 0 for interval in low):
             names.append(name)

@@ -81,7 +81,7 @@ class Judgements:
 def weight(severity: str, category: str) -> float:
     """Return the penalty of an error. Raises ValueError for an unknown severity."""
     normalized = category.lower().replace("_", "-").replace(" ", "-")
-    if is_no_fault(category):
+    if is_ignored_category(category):
         return 0.0
     if "non-translation" in normalized:
         return NON_TRANSLATION
@@ -93,7 +93,7 @@ def weight(severity: str, category: str) -> float:
     return WEIGHTS[severity]
 
 
-def is_no_fault(category: str) -> bool:
+def is_ignored_category(category: str) -> bool:
     """Return True for a category that does not count against the translation.
 
     It is an error of the source or a creative reinterpretation. Marot gives both no weight
@@ -130,10 +130,10 @@ def _json(file: RowFile, lower_is_better: bool) -> Judgements:
     for number, row in file.rows((), None):
         try:
             translation = _translation(row, "src", "mt")
-            rating, no_faults = _rating(row, translation.mt, lower_is_better)
+            rating, num_ignored = _rating(row, translation.mt, lower_is_better)
         except ValueError as error:
             raise UserError(f"{file.path}, line {number}: {error}") from None
-        blameless += no_faults
+        blameless += num_ignored
         if rating.spans is not None:
             listed = len(rating.spans)
             rating.spans = [span for span in rating.spans if span.end > span.start]
@@ -200,7 +200,7 @@ def _rating(row: Mapping[str, Any], mt: str, lower_is_better: bool) -> tuple[Rat
     for raw_span in listed:
         span, category = checked_span(raw_span, len(mt)), str(raw_span.get("category") or "")
         penalty += weight(span.severity, category)
-        spans += [] if is_no_fault(category) else [span]
+        spans += [] if is_ignored_category(category) else [span]
     return Rating(-penalty if score is None else score, spans), len(listed) - len(spans)
 
 
@@ -244,7 +244,7 @@ def _published(file: RowFile) -> Judgements:
             translation.ratings.append(rating)
         if error is None:
             continue
-        if is_no_fault(row["category"]):
+        if is_ignored_category(row["category"]):
             counts["source"] += 1
             continue
         rating.score -= penalty

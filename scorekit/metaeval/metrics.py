@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from scorekit.client.asynchronous import ScoringClient
-from scorekit.client.files.samplefile import Fields, JudgeFields, SampleFile
-from scorekit.client.files.scorefile import ScoreJob, Tally, first_info
+from scorekit.client.files.sample_file import JudgeColumns, SampleFile, TranslationColumns
+from scorekit.client.files.score_file import ResultCounts, ScoreJob, first_info
 from scorekit.errors import UserError
 from scorekit.files import write_atomic
 from scorekit.metaeval.judgements import JudgedTranslation, Span, checked_span
@@ -58,7 +58,7 @@ class MetricScores:
 
 
 def parse_metric(text: str) -> MetricSource:
-    """NAME=URL, NAME=URL#task or NAME=FILE. Raises UserError."""
+    """Parse NAME=URL, NAME=URL#task or NAME=FILE. Raises UserError."""
     name, equals, target = text.partition("=")
     if not (name.strip() and equals and target.strip()):
         raise UserError(f"--metric {text}: write NAME=URL, NAME=URL#task or NAME=FILE")
@@ -154,19 +154,19 @@ def _job(
         lines.append(json.dumps(sample, ensure_ascii=False) + "\n")
     path = out.with_name(f"{source.name}.samples.jsonl")
     write_atomic(path, "".join(lines))
-    fields = Fields() if source.task is None else JudgeFields(source.task, {}, {})
+    fields = TranslationColumns() if source.task is None else JudgeColumns(source.task, {}, {})
     samples = SampleFile(path, None, fields)
     remedy = "name another OUT, or delete that file"
     return ScoreJob(samples=samples, out=out, options=options, remedy=remedy)
 
 
-async def _score(source: MetricSource, job: ScoreJob, settings: Mapping[str, Any]) -> Tally:
+async def _score(source: MetricSource, job: ScoreJob, settings: Mapping[str, Any]) -> ResultCounts:
     contents = job.check()
     async with ScoringClient(source.target, pin_model=True, **settings) as client:
         info = await first_info(client, 1)
         with ExitStack() as stack:
 
-            def on_start(tally: Tally) -> Callable[[int], None]:
+            def on_start(tally: ResultCounts) -> Callable[[int], None]:
                 done = tally.done - tally.retryable
                 return stack.enter_context(progress_bar(contents.samples, done))
 

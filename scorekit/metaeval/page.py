@@ -15,11 +15,11 @@ from markupsafe import Markup
 
 from scorekit.files import write_atomic
 from scorekit.metaeval import agreement, spans
-from scorekit.metaeval.evaluate import MetaEvaluation, MetricFigures
+from scorekit.metaeval.evaluate import MetaEvaluation, MetricStats
 from scorekit.metaeval.judgements import JudgedTranslation, Span
 from scorekit.metaeval.metrics import MetricScores
 from scorekit.metaeval.table import cell, head, notes
-from scorekit.report.page import STYLE, picture
+from scorekit.report.page import STYLE, chart_image
 from scorekit.report.render import as_html, visible
 from scorekit.schemas import ErrorSpan
 
@@ -50,11 +50,11 @@ def write_page(
         head=head(result),
         notes=notes(result),
         metrics=result.metrics,
-        agreement=agreement.FIGURES,
-        spans=spans.FIGURES,
+        agreement=agreement.STATS,
+        spans=spans.STATS,
         with_spans=with_spans,
         cell=cell,
-        pictures=[Markup(chart) for chart in _pictures(result, with_spans)],
+        pictures=[Markup(chart) for chart in _charts(result, with_spans)],
         groups={by: _grouped(with_spans, by) for by in ("severity", "length", "translation")},
         examples=[
             (metric.name, _examples(translations, metric)) for metric in scores if metric.has_spans
@@ -63,17 +63,17 @@ def write_page(
     write_atomic(path, text)
 
 
-def _pictures(result: MetaEvaluation, with_spans: Sequence[MetricFigures]) -> list[str]:
+def _charts(result: MetaEvaluation, with_spans: Sequence[MetricStats]) -> list[str]:
     charts = [
-        picture(title, "with 95 % over segments", partial(_bars, result.metrics, name))
-        for name, title in agreement.FIGURES.items()
+        chart_image(title, "with 95 % over segments", partial(_bars, result.metrics, name))
+        for name, title in agreement.STATS.items()
     ]
     charts += [
-        picture(spans.FIGURES[name], "with 95 % over segments", partial(_bars, with_spans, name))
+        chart_image(spans.STATS[name], "with 95 % over segments", partial(_bars, with_spans, name))
         for name in ("chars_f1", "mpp_f1")
     ]
     charts += [
-        picture(
+        chart_image(
             f"{visible(metric.name)} by system",
             "people's mean score",
             partial(_systems, result, metric),
@@ -85,7 +85,7 @@ def _pictures(result: MetaEvaluation, with_spans: Sequence[MetricFigures]) -> li
     return [chart for chart in charts if chart is not None]
 
 
-def _bars(metrics: Sequence[MetricFigures], name: str, axes: Any) -> int:
+def _bars(metrics: Sequence[MetricStats], name: str, axes: Any) -> int:
     """Draw one statistic of each metric; baselines are gray."""
     defined = [metric for metric in reversed(metrics) if metric.values.get(name) is not None]
     for position, metric in enumerate(defined):
@@ -100,7 +100,7 @@ def _bars(metrics: Sequence[MetricFigures], name: str, axes: Any) -> int:
     return 1 if defined else 0
 
 
-def _systems(result: MetaEvaluation, metric: MetricFigures, axes: Any) -> int:
+def _systems(result: MetaEvaluation, metric: MetricStats, axes: Any) -> int:
     """Draw one point per system."""
     for system, human in result.human.items():
         axes.plot(human, metric.system_scores[system], "o", color="#4a76b8", markersize=4)
@@ -118,7 +118,7 @@ def _short(name: str) -> str:
     return name if len(name) <= _NAME else name[: _NAME - 1] + "…"
 
 
-def _grouped(metrics: Sequence[MetricFigures], by: str) -> list[tuple[str, list[tuple[str, Any]]]]:
+def _grouped(metrics: Sequence[MetricStats], by: str) -> list[tuple[str, list[tuple[str, Any]]]]:
     """Return (name of the group, [(metric, its statistics)])."""
     names = list(
         dict.fromkeys(

@@ -28,7 +28,7 @@ from scorekit.metaeval.matching import matched, overlap
 
 Array = Any
 
-FIGURES = {
+STATS = {
     "chars_precision": "character precision",
     "chars_recall": "character recall",
     "chars_f1": "character F1",
@@ -56,17 +56,17 @@ BINS = (*(length_bin(high) for high in _LENGTHS), length_bin(_LENGTHS[-1] + 1))
 
 @dataclass
 class SpanSums:
-    """Sums for span statistics. sums: (translations, 8), weighted over raters. known:
+    """Sums for span statistics. sums: (translations, 8), weighted over raters. has_human_spans:
     (translations,), whether there are human spans. groups: (kind, name) -> sums of the spans of
     that severity or length: the metric's spans for precision, human spans for recall."""
 
     sums: Array
-    known: Array
+    has_human_spans: Array
     groups: dict[tuple[str, str], Array] = field(default_factory=dict)
 
-    def figures(self, weights: Array) -> dict[str, Array]:
-        """Return each of FIGURES. weights: (draws, translations)."""
-        return figures_of(weights @ self.sums)
+    def stats(self, weights: Array) -> dict[str, Array]:
+        """Return each of STATS. weights: (draws, translations)."""
+        return compute_stats(weights @ self.sums)
 
 
 def span_sums(
@@ -75,7 +75,7 @@ def span_sums(
     """Return the sums. predicted: the metric's spans of each translation."""
     result = SpanSums(np.zeros((len(translations), 8)), np.zeros(len(translations), bool))
     for number, rating, weight in each_rating(list(translations)):
-        result.known[number] = True
+        result.has_human_spans[number] = True
         assert rating.spans is not None
         if predicted[number] or rating.spans:
             total, groups = _compare(predicted[number], rating.spans)
@@ -85,8 +85,8 @@ def span_sums(
     return result
 
 
-def figures_of(sums: Array) -> dict[str, Array]:
-    """Return each of FIGURES from sums (..., 8); NaN if the divisor is 0."""
+def compute_stats(sums: Array) -> dict[str, Array]:
+    """Return each of STATS from sums (..., 8); NaN if the divisor is 0."""
     common, common_gold, predicted, gold, credit_p, num_predicted, credit_r, num_gold = np.moveaxis(
         sums, -1, 0
     )

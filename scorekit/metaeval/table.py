@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scorekit.metaeval import agreement, spans
-from scorekit.metaeval.evaluate import MetaEvaluation, MetricFigures
+from scorekit.metaeval.evaluate import MetaEvaluation, MetricStats
 
 #: Short enough for the first column of a terminal.
 _SHORT = {
@@ -35,7 +35,7 @@ def print_tables(result: MetaEvaluation) -> None:
     console = Console()
     console.print(Text(head(result)))
     num_columns = max(1, (console.width - _FIRST) // _EACH)
-    for title, names in (("agreement", agreement.FIGURES), ("spans", spans.FIGURES)):
+    for title, names in (("agreement", agreement.STATS), ("spans", spans.STATS)):
         metrics = [
             metric for metric in result.metrics if any(name in metric.values for name in names)
         ]
@@ -85,7 +85,7 @@ def notes(result: MetaEvaluation) -> list[str]:
     return lines + result.notes
 
 
-def cell(metric: MetricFigures, name: str, separator: str) -> str:
+def cell(metric: MetricStats, name: str, separator: str) -> str:
     """Return a statistic with its intervals; – if it is not defined."""
     if name not in metric.values:
         return ""

@@ -11,7 +11,7 @@ MIN_LENGTH = 1e-12
 MAX_LENGTH = 1e100
 
 
-def vector_fault(vector: Sequence[float]) -> str:
+def vector_error(vector: Sequence[float]) -> str:
     """Return why these numbers cannot be the vector of a text, or "" if they can.
 
     A server that answers zeros is as broken as one that answers NaN: each cosine would be 0.
@@ -28,7 +28,7 @@ def cosine(first: Sequence[float], second: Sequence[float]) -> float:
     """Return the cosine of two vectors, in [-1, 1].
 
     Raises ValueError for a vector of zeros, or with a number that is not finite."""
-    if error := vector_fault(first) or vector_fault(second):
+    if error := vector_error(first) or vector_error(second):
         raise ValueError(f"no cosine: {error}")
     length = math.sqrt(math.fsum(a * a for a in first) * math.fsum(b * b for b in second))
     dot = math.fsum(a * b for a, b in zip(first, second, strict=True))

@@ -23,7 +23,7 @@ class Check:
     it."""
 
     name: str
-    found: str
+    result: str
     ok: bool
 
 
@@ -41,11 +41,11 @@ class Findings:
         return [check for check in self.checks if not check.ok]
 
     @property
-    def faults(self) -> list[str]:
+    def errors(self) -> list[str]:
         """Return a line for each failed check, which begins with its name."""
         return [f"{check.name}: {_without_key(check)}" for check in self.failed]
 
-    def look(self, name: str, work: Callable[..., tuple[T, str]], *arguments: Any) -> T | None:
+    def run_check(self, name: str, work: Callable[..., tuple[T, str]], *arguments: Any) -> T | None:
         """Run `work`, which returns a value and a description, and note the result as a check.
 
         Returns the value, or None if it raised an error, which is noted as the check's failure."""
@@ -63,16 +63,16 @@ class Findings:
 def _without_key(check: Check) -> str:
     """Return a check's result without its config key, which an error repeats."""
     key = check.name.rpartition(": ")[2]
-    return check.found.removeprefix(f"{key}: ")
+    return check.result.removeprefix(f"{key}: ")
 
 
-def say_findings(findings: Findings) -> int:
+def print_check_results(findings: Findings) -> int:
     """Print all checks, and the failed ones as errors. Return the exit code."""
     console = Console()
     console.print(check_table(findings))
     if findings.memory:
         console.print(memory_table(findings))
-    for error_line in findings.faults:
+    for error_line in findings.errors:
         print_line(f"error: {error_line}")
     return 2 if findings.failed else 0
 
@@ -82,7 +82,7 @@ def check_table(findings: Findings) -> Table:
     table = Table("", "check", Column("found", overflow="fold"))
     for check in findings.checks:
         mark = Text("ok", "green") if check.ok else Text("failed", "red")
-        table.add_row(mark, check.name, Text(visible(check.found)))
+        table.add_row(mark, check.name, Text(visible(check.result)))
     return table
 
 

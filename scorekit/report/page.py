@@ -26,7 +26,7 @@ STYLE = """\
   .pair dd { margin: 0 0 .1rem 4.6rem; overflow-wrap: anywhere; }"""
 
 
-def picture(title: str, label: str, fill: Callable[[Any], int]) -> str | None:
+def chart_image(title: str, label: str, fill: Callable[[Any], int]) -> str | None:
     """Return a chart as SVG, the same bytes for the same data, or None if there is nothing to draw.
 
     label: of the x axis. fill: draws on matplotlib axes, and returns the number of series.

@@ -37,10 +37,10 @@ from scorekit.net.fork_safe import ForkSafeClient
 from scorekit.net.retry import Deadline
 from scorekit.retrieval.image_cache import PageImageCache
 from scorekit.retrieval.searches import (
-    Found,
     Search,
     SearchAnswer,
     SearchLimits,
+    SearchOutcome,
     body_of,
     find_search_error,
     in_requests,
@@ -96,7 +96,7 @@ class Retriever:
         queries: Sequence[str],
         top_k: int = 10,
         exclude: Sequence[Sequence[str]] | None = None,
-    ) -> list[Found]:
+    ) -> list[SearchOutcome]:
         """Return the hits of each query, in order; an empty list if there are none.
 
         Equal searches are sent once, in as few requests as the service allows.
@@ -188,8 +188,8 @@ class _Client:
 
     # -- searches ---------------------------------------------------------------------------------
 
-    async def search(self, searches: list[Search], top_k: int) -> list[Found]:
-        outcome_by_search: dict[Search, Found | None] = {
+    async def search(self, searches: list[Search], top_k: int) -> list[SearchOutcome]:
+        outcome_by_search: dict[Search, SearchOutcome | None] = {
             search: find_search_error(search) for search in searches
         }
         sendable = [search for search, error in outcome_by_search.items() if error is None]
@@ -212,12 +212,12 @@ class _Client:
         assert self._limits is not None
         return self._limits
 
-    async def _answers(self, searches: list[Search], top_k: int) -> list[Found]:
+    async def _answers(self, searches: list[Search], top_k: int) -> list[SearchOutcome]:
         """Return the outcomes of one request; split it if a proxy has a smaller limit."""
         try:
             async with self._server.slots:
                 deadline = self._server.deadline()
-                with self._server.absence.watched(deadline):
+                with self._server.outage_log.watched(deadline):
                     return await self._search_with_retries(searches, top_k, deadline)
         except RequestError as error:
             if error.type != "too_large":
@@ -230,9 +230,9 @@ class _Client:
 
     async def _search_with_retries(
         self, searches: list[Search], top_k: int, deadline: Deadline
-    ) -> list[Found]:
+    ) -> list[SearchOutcome]:
         """Return the outcomes, with transient errors retried until the deadline."""
-        outcome_by_search: dict[Search, Found] = {}
+        outcome_by_search: dict[Search, SearchOutcome] = {}
         missing = searches
         try:
             async for attempt in self._server.tries(deadline):
@@ -245,7 +245,7 @@ class _Client:
                         raise RequestError(
                             "unavailable", f"{self._base}: searches had transient errors"
                         )
-                    self._server.absence.answered()
+                    self._server.outage_log.answered()
         except (ServiceUnreachable, RequestError) as error:
             if not is_retryable(error) or any(
                 search not in outcome_by_search for search in missing
@@ -255,7 +255,7 @@ class _Client:
 
     async def _search_once(
         self, searches: list[Search], top_k: int, deadline: Deadline
-    ) -> dict[Search, Found]:
+    ) -> dict[Search, SearchOutcome]:
         body = to_json(
             {
                 "queries": [body_of(search) for search in searches],

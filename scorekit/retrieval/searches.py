@@ -13,7 +13,7 @@ from scorekit.retrieval.wire import PageHit
 from scorekit.schemas import WireAnswer, WireError
 
 #: The hits of a search, best first, or the error of one that failed.
-Found = list[PageHit] | SampleError
+SearchOutcome = list[PageHit] | SampleError
 #: A query, and the ids of pages to leave out.
 Search = tuple[str, tuple[str, ...]]
 
@@ -83,7 +83,7 @@ def find_search_error(search: Search) -> SampleError | None:
     return None
 
 
-def outcome_of(result: SearchResult, top_k: int) -> Found:
+def outcome_of(result: SearchResult, top_k: int) -> SearchOutcome:
     """Return the hits or the error. Raises ValueError for a result that has neither."""
     if result.ok and result.hits is not None and len(result.hits) <= top_k:
         return result.hits
@@ -93,6 +93,6 @@ def outcome_of(result: SearchResult, top_k: int) -> Found:
     return SampleError(error.type, error.message, retryable=error.retryable)
 
 
-def is_transient(outcome: Found) -> bool:
+def is_transient(outcome: SearchOutcome) -> bool:
     """Return True if the same search may succeed when it is retried."""
     return isinstance(outcome, SampleError) and outcome.retryable

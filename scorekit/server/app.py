@@ -59,7 +59,7 @@ def create_app(
         redoc_url=None,
     )
     app.state.service = service
-    page = backend.verb.page if settings.page else None
+    page = backend.endpoint.page if settings.page else None
     keys = load_api_keys(settings, secrets)
     hosts = AllowedHosts(settings)
     app.add_middleware(
@@ -67,12 +67,12 @@ def create_app(
     )
     app.add_exception_handler(RequestError, _answer_request_error)
     app.add_exception_handler(HTTPException, _answer_http_error)
-    endpoints = (backend.verb, *backend.verb.compat_endpoints)
+    endpoints = (backend.endpoint, *backend.endpoint.compat_endpoints)
     shapes = [RequestSchema(e, e.request_type(settings.max_samples)) for e in endpoints]
     for shape in shapes:
         _add_verb_routes(app, service, shape)
     _add_other_routes(app, service)
-    backend.verb.add_routes(app)
+    backend.endpoint.add_routes(app)
     if page is not None:
         add_page(app, page, backend.service)
     _describe_requests(app, shapes)
@@ -105,7 +105,7 @@ def _add_verb_routes(app: FastAPI, service: ScoringService, shape: RequestSchema
     refusals: dict[int | str, dict[str, Any]] = {
         status: {"model": ErrorResponse} for status in statuses
     }
-    endpoint = shape.verb
+    endpoint = shape.endpoint
     router = APIRouter(route_class=DirectRoute)
     router.add_api_route(
         endpoint.path,
@@ -137,7 +137,7 @@ def _answering(service: ScoringService, shape: RequestSchema) -> RouteHandler:
             finally:
                 watch.end()
                 service.close_job(job)
-            parts = shape.verb.render_response(parsed, job.answers, job.cached, service.model)
+            parts = shape.endpoint.render_response(parsed, job.answers, job.cached, service.model)
             num_bytes = sum(len(answer) for answer in job.answers if isinstance(answer, bytes))
             if len(job.answers) <= MANY and num_bytes <= LARGE:
                 body = b"".join(parts)
@@ -149,7 +149,7 @@ def _answering(service: ScoringService, shape: RequestSchema) -> RouteHandler:
 
 def _streaming(service: ScoringService, shape: RequestSchema) -> RouteHandler:
     async def ask_stream(request: Request) -> Response:
-        """The same request; one result a line, in order of completion.
+        """Score the samples; one result per line, in order of completion.
 
         A stream without its last line has failed: ask again for the missing indexes.
         """
@@ -163,7 +163,7 @@ def _streaming(service: ScoringService, shape: RequestSchema) -> RouteHandler:
                 first = await anext(indexes)
             finally:
                 watch.end()  # from here on the response itself notices a disconnect
-            lines = _lines(shape.verb.lines(parsed), job, first, indexes)
+            lines = _lines(shape.endpoint.lines(parsed), job, first, indexes)
             return _Parts(lines, exit_stack.pop_all(), "application/x-ndjson", _times(job))
 
     return ask_stream
@@ -174,11 +174,11 @@ async def _open_job(
 ) -> tuple[Any, PendingRequest]:
     service.refuse_if_unavailable()  # before the body is read
     share = exit_stack.enter_context(service.budget.share())
-    if shape.verb.method == "GET":
+    if shape.endpoint.method == "GET":
         parsed = read_query(request, shape)
     else:
         parsed = await read_request(request, shape, service.settings, share)
-    job = await service.open(parsed, share.size, shape.verb)
+    job = await service.open(parsed, share.size, shape.endpoint)
     if (key := request.scope.get("key_id")) is not None:
         service.metrics.key_samples.labels(key).inc(len(job.answers))
     return parsed, job
@@ -262,11 +262,11 @@ def _add_other_routes(app: FastAPI, service: ScoringService) -> None:
     @app.head("/v1/info", include_in_schema=False)
     @app.get(
         "/v1/info",
-        response_model=service.verb.info_type,
+        response_model=service.endpoint.info_type,
         responses={503: {"model": ErrorResponse}},
     )
     async def info() -> BaseModel:
-        """What the model is, what it can take, and which code runs it."""
+        """The model, its limits, and the version of the code."""
         if not service.loaded:
             raise RequestError("unavailable", "the model is loading", retry_after=5.0)
         return _info(service)
@@ -288,7 +288,7 @@ def _add_other_routes(app: FastAPI, service: ScoringService) -> None:
     @app.head("/metrics", include_in_schema=False)
     @app.get("/metrics", response_class=Response)
     async def metrics() -> Response:
-        """Figures in Prometheus' text format."""
+        """Metrics in Prometheus' text format."""
         return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
 
@@ -296,7 +296,7 @@ def _info(service: ScoringService) -> BaseModel:
     description = service.description
     memory = service.backend.memory_bytes()
     scorekit_version: dict[str, str | None] = {"scorekit": scorekit.__version__}
-    return service.verb.info(
+    return service.endpoint.info(
         {
             "service": service.backend.service,
             "model": description.model,
@@ -355,10 +355,10 @@ def _describe_requests(app: FastAPI, shapes: Sequence[RequestSchema]) -> None:
 
 
 def _describe_request(document: dict[str, Any], shape: RequestSchema) -> None:
-    name, path = shape.request_type.__name__, shape.verb.path
+    name, path = shape.request_type.__name__, shape.endpoint.path
     schema = shape.request_type.model_json_schema(ref_template="#/components/schemas/{model}")
     definitions = schema.pop("$defs", {})
-    if shape.verb.method == "GET":
+    if shape.endpoint.method == "GET":
         document["paths"][path]["get"]["parameters"] = [
             {"name": field, "in": "query", "required": True, "schema": field_schema}
             for field, field_schema in schema["properties"].items()

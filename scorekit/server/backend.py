@@ -48,7 +48,7 @@ class Backend(Protocol):
     service: str
 
     @property
-    def verb(self) -> Endpoint:
+    def endpoint(self) -> Endpoint:
         """Return the endpoint that it serves."""
         ...
 
@@ -80,7 +80,7 @@ class ScoringBackend(Backend, Protocol):
     """A model that scores translations."""
 
     @property
-    def verb(self) -> ScoreEndpoint:
+    def endpoint(self) -> ScoreEndpoint:
         """Return the endpoint: its samples and options."""
         ...
 

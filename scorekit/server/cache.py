@@ -256,7 +256,7 @@ class CircuitBreaker:
                 limit.reschedule(0.0)
 
     def succeeded(self) -> None:
-        """Close: the probe succeeded."""
+        """Close the breaker, because the probe succeeded."""
         self.state = "closed"
         self._metrics.cache_breaker_open.set(0)
         log.info("cache_available")

@@ -1,7 +1,7 @@
-"""Where scores outlive the process: a SQLite file or a Redis/Valkey server, as bytes by key.
+"""Cache tiers that outlive the process: a SQLite file or a Redis/Valkey server, bytes by key.
 
-What may go wrong here (a dead server, a full disk, a locked file) is raised as it comes;
-`cache.py` sets the limits of time and turns every failure into a miss.
+Errors (a dead server, a full disk, a locked file) are raised unchanged. `cache.py` sets the
+timeouts and treats every error as a miss.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ log = structlog.get_logger()
 
 
 class CacheTier(Protocol):
-    """Bytes by key. May raise anything; may lose anything.
+    """Stores bytes by key. A call may raise any error, and any value may be lost.
 
-    timeout_s: seconds after which the caller gives up on one `get` or `set`.
-    A call may be cancelled at any moment; the next one must not get its reply.
+    timeout_s: the caller cancels a `get` or `set` after so many seconds.
+    A call may be cancelled at any time; the next call must not receive its reply.
     """
 
     timeout_s: float
@@ -43,22 +43,22 @@ class CacheTier(Protocol):
 
 
 class SQLiteTier:
-    """A SQLite file with one thread that writes and one that reads: no read waits for a write.
+    """A SQLite file with one writer thread and one reader thread: no read waits for a write.
 
-    Over `max_bytes` each write drops twice as many of the oldest values as it brings. The
+    Above `max_bytes` each write deletes twice as many of the oldest values as it adds. The
     write-ahead log is bounded.
     """
 
-    #: A page that is not in memory costs milliseconds on a slow disk, and a batch reads many.
+    #: A page that is not in memory costs milliseconds on a slow disk, and a batch reads many pages.
     timeout_s = 0.5
-    _LOOKUP = 500  # keys a SELECT; SQLite allows 999 variables at least
-    _BUSY_S = 0.1  # for which another process may hold the file
+    _LOOKUP = 500  # keys per SELECT; SQLite allows at least 999 variables
+    _BUSY_S = 0.1  # max wait for a lock of another process
 
     def __init__(self, path: Path, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._path = path
-        self._write_file = ScoreDatabase(path, self._connect, self._tell_damage)
-        self._read_file = ScoreDatabase(path, self._connect, self._tell_damage)
+        self._write_file = ScoreDatabase(path, self._connect, self._log_damage)
+        self._read_file = ScoreDatabase(path, self._connect, self._log_damage)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._write_file.open()
@@ -71,7 +71,7 @@ class SQLiteTier:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="sqlite-write")
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="sqlite-read")
 
-    def _tell_damage(self, aside: Path) -> None:
+    def _log_damage(self, aside: Path) -> None:
         log.warning("cache_file_damaged", path=f"{self._path}", moved_to=f"{aside}")
 
     def _connect(self, path: Path) -> sqlite3.Connection:
@@ -89,15 +89,15 @@ class SQLiteTier:
         return db
 
     async def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Values in the order of the keys."""
+        """Return the values in the order of the keys."""
         return await asyncio.get_running_loop().run_in_executor(self._reader, self._get, keys)
 
     async def set(self, values: Mapping[bytes, bytes]) -> None:
-        """Write all in one transaction."""
+        """Write all values in one transaction."""
         await asyncio.get_running_loop().run_in_executor(self._writer, self._set, values)
 
     async def close(self) -> None:
-        """Close the file; what has not begun to be written is not written."""
+        """Close the file; writes that have not started are dropped."""
         await asyncio.to_thread(self._end)
 
     def _end(self) -> None:
@@ -112,18 +112,20 @@ class SQLiteTier:
         self._write_file.run(lambda db: self._insert(db, values))
 
     def _select(self, db: sqlite3.Connection, keys: Sequence[bytes]) -> list[bytes | None]:
-        found: dict[bytes, bytes] = {}
+        value_by_key: dict[bytes, bytes] = {}
         for start in range(0, len(keys), self._LOOKUP):
             part = keys[start : start + self._LOOKUP]
             marks = ",".join("?" * len(part))
-            found.update(db.execute(f"SELECT key, value FROM scores WHERE key IN ({marks})", part))
-        return [found.get(key) for key in keys]
+            value_by_key.update(
+                db.execute(f"SELECT key, value FROM scores WHERE key IN ({marks})", part)
+            )
+        return [value_by_key.get(key) for key in keys]
 
     def _insert(self, db: sqlite3.Connection, values: Mapping[bytes, bytes]) -> None:
         with db:
             db.executemany("INSERT OR REPLACE INTO scores VALUES (?, ?)", values.items())
             if _used_bytes(db) > self._max_bytes:
-                # A few rows a write, not many at once: a large file would be held for seconds.
+                # Delete a few rows per write: many at once would lock a large file for seconds.
                 db.execute(
                     "DELETE FROM scores WHERE rowid IN "
                     "(SELECT rowid FROM scores ORDER BY rowid LIMIT ?)",
@@ -143,13 +145,13 @@ class RedisTier:
     """A Redis or Valkey server; give it `maxmemory` and `maxmemory-policy allkeys-lru`.
 
     redis-py closes the connection of a call that is cancelled or times out between its command
-    and the reply; `tests/integration/scorekit/server/test_redis.py` holds it to that.
+    and the reply; `tests/integration/scorekit/server/test_redis.py` checks that.
     """
 
-    #: A local server answers in a fraction of a millisecond; longer than this, scoring is cheaper.
+    #: A local server answers in a fraction of a millisecond; above this limit scoring is cheaper.
     timeout_s = 0.1
-    #: A new revision of a model leaves its predecessor's scores behind, and a server without
-    #: `maxmemory` would keep them for ever. The spread keeps one job's scores from leaving at once.
+    #: Scores of an old model revision are never read again, and a server without `maxmemory` would
+    #: keep them forever. The random part keeps the scores of one job from expiring at once.
     _KEEP_S = 30 * 24 * 3600
     _SPREAD_S = 3 * 24 * 3600
 
@@ -161,8 +163,8 @@ class RedisTier:
         secret = {"password": password.get_secret_value()} if password else {}
         try:
             _refuse_password(url)
-            # The client's own retries and time-outs stall a request for seconds when the server
-            # is gone. Our caller's time-out spans the whole round trip, connecting included.
+            # The client's retries and timeouts would stall a request for seconds if the server is
+            # down. The caller's timeout covers the full round trip, including the connection.
             self._redis: Any = redis.Redis.from_url(
                 url,
                 protocol=2,
@@ -176,14 +178,14 @@ class RedisTier:
         self._policy_check: asyncio.Task[None] | None = None
 
     async def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """One MGET."""
+        """Return the values with one MGET."""
         if self._policy_check is None:
             self._policy_check = asyncio.create_task(self._check_policy())
         values: list[bytes | None] = await self._redis.execute_command("MGET", *map(_name, keys))
         return values
 
     async def set(self, values: Mapping[bytes, bytes]) -> None:
-        """SETs in one round trip."""
+        """Write all values in one round trip."""
         pipeline = self._redis.pipeline(transaction=False)
         for key, value in values.items():
             seconds = self._KEEP_S + random.randrange(self._SPREAD_S)
@@ -197,15 +199,15 @@ class RedisTier:
         await self._redis.aclose()
 
     async def _check_policy(self) -> None:
-        """Say once that a full server will refuse new scores. A server that does not tell is
-        left in peace."""
+        """Warn once if a full server will refuse new scores. Errors are ignored, for example if the
+        server does not support the command."""
         with contextlib.suppress(Exception):
             async with asyncio.timeout(self.timeout_s):
-                told = await self._redis.info("memory")
-            if told["maxmemory"] and told["maxmemory_policy"] == "noeviction":
+                memory = await self._redis.info("memory")
+            if memory["maxmemory"] and memory["maxmemory_policy"] == "noeviction":
                 log.warning(
                     "redis_will_refuse_when_full",
-                    maxmemory=told["maxmemory"],
+                    maxmemory=memory["maxmemory"],
                     advice="set maxmemory-policy to allkeys-lru",
                 )
 
@@ -223,15 +225,17 @@ def _refuse_password(url: str) -> None:
         )
 
 
-def _file_in(rest: str) -> Path:
-    """What follows `sqlite://`. Raises UserError where it begins with a folder that is not there:
-    others read three slashes as a path in the current folder, and here it would be the root."""
-    path = Path(rest)
+def _file_in(path_text: str) -> Path:
+    """Return the path after `sqlite://`.
+
+    Raises UserError if its first folder does not exist: other programs read three slashes as a path
+    in the current folder, but here it is a path from the root."""
+    path = Path(path_text)
     if path.is_absolute() and not (len(path.parts) > 2 and Path(*path.parts[:2]).is_dir()):
         relative = path.relative_to(path.anchor)
         raise UserError(
-            f"--cache sqlite://{rest}: this is {path}, under the root, where no such folder is; "
-            f"in the current folder it is sqlite://{relative}"
+            f"--cache sqlite://{path_text}: this is {path}, under the root, where no such folder "
+            f"is; in the current folder it is sqlite://{relative}"
         )
     return path
 
@@ -239,13 +243,15 @@ def _file_in(rest: str) -> Path:
 def open_tier(
     target: str, *, name: str, max_bytes: int, redis_password: SecretStr | None
 ) -> CacheTier | None:
-    """The second tier that `--cache` names; `name` is the file name of the default one."""
-    scheme, _, rest = target.partition("://")
+    """Return the second tier that `--cache` selects. name: file name of the default SQLite file."""
+    scheme, _, path_text = target.partition("://")
     match scheme:
         case "memory":
             return None
         case "sqlite":
-            path = _file_in(rest) if rest else user_cache_path("scorekit") / f"{name}.sqlite"
+            path = (
+                _file_in(path_text) if path_text else user_cache_path("scorekit") / f"{name}.sqlite"
+            )
             return SQLiteTier(path, max_bytes)
         case "redis" | "rediss" | "unix":
             return RedisTier(target, redis_password)

@@ -1,7 +1,7 @@
 """An endpoint that a backend names: its requests, outcomes and answers.
 
-Scoring is one (`scoring.py`). All endpoints share the rest: batches across callers, single flight,
-cache tiers, limits, keys, typed errors, statistics, the drain.
+`score_endpoint.py` has the endpoint of scoring. All endpoints share the rest: batches across
+callers, single flight, cache tiers, limits, keys, typed errors, statistics, the drain.
 """
 
 from __future__ import annotations
@@ -46,13 +46,15 @@ class ParsedRequest:
 class Endpoint(ABC):
     """An endpoint: the form of its requests, and how outcomes are checked, cached and answered.
 
-    path, about: of the route, and its text in the OpenAPI document. name, done: the verb for what
-    the model does with an item, and its participle: `score`, `scored`. field, items: the field of a
-    request with its items, and the plural word for them. streams: whether `path`/stream exists too,
-    with one line per item (`lines`). method: POST, or GET with the request as query string. faces:
-    other forms of the same endpoint, compatible with other servers: their `read` returns items and
-    options of this one, their `answer` gets its bytes. page: the page of scorekit/server/page at
-    `/`; None: none. response_type, info_type: models of its answer and of `GET /v1/info`.
+    path, about: of the route, and its text in the OpenAPI document. name, done_label: what
+    the model does with an item, as a verb and as a participle: `score`, `scored`. field, items: the
+    field of a request with its items, and the plural word for them. streams: whether `path`/stream
+    exists too, with one line per item (`lines`). method: POST, or GET with the request as query
+    string.
+    compat_endpoints: other forms of the same endpoint, compatible with other servers: their
+    `parse_request` returns items and options of this one, their `render_response` gets its bytes.
+    page: the page of scorekit/server/page at `/`; None: none. response_type, info_type: models of
+    its answer and of `GET /v1/info`.
     """
 
     path: ClassVar[str]
@@ -73,14 +75,14 @@ class Endpoint(ABC):
         """Return the model of a request with at most so many items in `field`."""
 
     @abstractmethod
-    def parse_request(self, request: Any, told: ModelDescription) -> ParsedRequest:
-        """Parse a request. told: the description that the backend's `load` returned, here and
+    def parse_request(self, request: Any, description: ModelDescription) -> ParsedRequest:
+        """Parse a request. description: what the backend's `load` returned, here and
         below.
 
         Raises UserError if the model does not support an option."""
 
     @abstractmethod
-    def default_options(self, told: ModelDescription) -> Any:
+    def default_options(self, description: ModelDescription) -> Any:
         """Return the default options, for warming up and for health checks."""
 
     @abstractmethod
@@ -107,7 +109,7 @@ class Endpoint(ABC):
 
     @abstractmethod
     def is_valid_cached(
-        self, value: bytes, item: Any, options: Any, told: ModelDescription
+        self, value: bytes, item: Any, options: Any, description: ModelDescription
     ) -> bool:
         """Return True if this service could have stored that value for this item.
 
@@ -130,5 +132,5 @@ class Endpoint(ABC):
         """Add further routes of the model besides the endpoint."""
 
     @abstractmethod
-    def info(self, common: dict[str, Any], told: ModelDescription) -> BaseModel:
+    def info(self, common: dict[str, Any], description: ModelDescription) -> BaseModel:
         """Return the answer to `GET /v1/info`. common: its fields that every endpoint has."""

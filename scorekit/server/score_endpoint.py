@@ -27,11 +27,11 @@ from scorekit.schemas import (
     Wire,
     WireAnswer,
 )
+from scorekit.server.cached_values import could_be_answer
 from scorekit.server.description import ModelDescription
 from scorekit.server.endpoint import Answer, Endpoint, Line, ParsedRequest
 from scorekit.server.http.answers import body_parts, line_json
-from scorekit.server.http.checks import text_fault
-from scorekit.server.stored import could_be_answer
+from scorekit.server.http.checks import text_error
 from scorekit.text.windows import REVISION
 
 
@@ -71,13 +71,13 @@ class ScoreEndpoint(Endpoint):
         """Return the request model: samples, options, priority and a timeout."""
         return score_request(self.sample_type, self.options_type, max_items)
 
-    def parse_request(self, request: Any, told: ModelDescription) -> ParsedRequest:
+    def parse_request(self, request: Any, description: ModelDescription) -> ParsedRequest:
         """Parse a request. Raises UserError if its length limit exceeds the model's.
 
         An empty reference becomes None, unless an option makes it a text: a backend reads "" as
         one.
         """
-        options = resolve_options(request.options, told)
+        options = resolve_options(request.options, description)
         is_text = getattr(options, "empty_ref", "none") == "text"
         if issubclass(self.sample_type, TranslationSample) and not is_text:
             for sample in request.samples:  # in place, as the options
@@ -94,13 +94,13 @@ class ScoreEndpoint(Endpoint):
             request.timeout_s,
         )
 
-    def default_options(self, told: ModelDescription) -> Any:
+    def default_options(self, description: ModelDescription) -> Any:
         """Return the default options."""
-        return resolve_options(self.options_type(), told)
+        return resolve_options(self.options_type(), description)
 
     def item_error(self, item: Any, max_chars: int) -> SampleError | None:
         """Return the error of a text that is too long, or that no model should get."""
-        return text_fault(item, max_chars)
+        return text_error(item, max_chars)
 
     def cache_content(self, item: Any) -> Any:
         """Return the texts of the sample."""
@@ -114,12 +114,14 @@ class ScoreEndpoint(Endpoint):
         return SampleError("non_finite", f"the model's score is {score}")
 
     def is_valid_cached(
-        self, value: bytes, item: Any, options: Any, told: ModelDescription
+        self, value: bytes, item: Any, options: Any, description: ModelDescription
     ) -> bool:
         """Check types, fields, the range of the score, and spans that lie in `mt`."""
-        assert isinstance(told, ScoreDescription)
-        task = (told.tasks or {}).get(getattr(item, "task", ""))
-        return could_be_answer(value, item, options, task.score_range if task else told.score_range)
+        assert isinstance(description, ScoreDescription)
+        task = (description.tasks or {}).get(getattr(item, "task", ""))
+        return could_be_answer(
+            value, item, options, task.score_range if task else description.score_range
+        )
 
     def render_response(
         self, request: Any, answers: Sequence[Answer | None], cached: Set[int], model: ModelRef
@@ -133,15 +135,15 @@ class ScoreEndpoint(Endpoint):
         ids = [sample.id for sample in request.samples]
         return lambda index, answer, cached: line_json(index, ids[index], answer, cached)
 
-    def info(self, common: dict[str, Any], told: ModelDescription) -> Info:
+    def info(self, common: dict[str, Any], description: ModelDescription) -> Info:
         """Return the common fields with the range of the score, its direction and its inputs."""
-        assert isinstance(told, ScoreDescription)
+        assert isinstance(description, ScoreDescription)
         return Info(
             **common,
-            score_range=told.score_range,
-            higher_is_better=told.higher_is_better,
-            inputs=told.inputs,
-            tasks=told.tasks,
+            score_range=description.score_range,
+            higher_is_better=description.higher_is_better,
+            inputs=description.inputs,
+            tasks=description.tasks,
         )
 
 
@@ -171,11 +173,11 @@ def score_response(sample_type: type[Wire]) -> type[WireAnswer]:
     return JudgeResponse if issubclass(sample_type, JudgeSample) else ScoreResponse
 
 
-def resolve_options(options: Any, told: ModelDescription) -> Any:
+def resolve_options(options: Any, description: ModelDescription) -> Any:
     """Return options with the defaults of the model. Raises UserError over its limit."""
     if not isinstance(options, ScoreOptions):  # only these have a length limit
         return options
-    model_limit = told.max_input_length
+    model_limit = description.max_input_length
     max_length = options.max_input_length
     if max_length is not None and max_length > model_limit:
         raise UserError(f"options.max_input_length: {max_length}, the model reads {model_limit}")

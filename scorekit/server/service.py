@@ -42,10 +42,10 @@ class ScoringService:
 
     def __init__(self, backend: Backend, settings: ServiceSettings, secrets: Secrets) -> None:
         self.backend = backend = with_windows(backend, settings.max_batch_tokens)
-        self.verb = backend.verb
+        self.endpoint = backend.endpoint
         self.settings = settings
         self.metrics = Metrics()
-        self.metrics.begin_at_zero(self.verb.path)
+        self.metrics.begin_at_zero(self.endpoint.path)
         for collector in collectors_of(backend):
             self.metrics.registry.register(collector)
         tier = open_tier(
@@ -110,17 +110,19 @@ class ScoringService:
         if self.draining or not self.loaded:
             raise RequestError("unavailable", self.unavailable_reason() or "", retry_after=5.0)
 
-    async def open(self, request: Any, size: int, verb: Endpoint | None = None) -> PendingRequest:
+    async def open(
+        self, request: Any, size: int, endpoint: Endpoint | None = None
+    ) -> PendingRequest:
         """Answer from the cache and put the other samples in flight. Close the job when done with
         it.
 
-        size: bytes of the request. verb: the endpoint of the request; None: the service's own, else
-        one of its `faces`.
+        size: bytes of the request. endpoint: the endpoint of the request; None: the service's own,
+        else one of its `compat_endpoints`.
 
         Raises RequestError if the request as a whole is refused.
         """
         self.refuse_if_unavailable()
-        parsed = self._read(request, verb or self.verb)
+        parsed = self._read(request, endpoint or self.endpoint)
         timeout_s = parsed.timeout_s or self.settings.timeout_s
         job = PendingRequest(len(parsed.items), time.monotonic(), timeout_s)
         if len(parsed.items) > MANY or size > LARGE:
@@ -195,7 +197,7 @@ class ScoringService:
                 yield index
 
     def _too_late(self, job: PendingRequest) -> RequestError:
-        message = f"nothing was {self.verb.done_label} within {job.timeout_s:g} s"
+        message = f"nothing was {self.endpoint.done_label} within {job.timeout_s:g} s"
         return RequestError("timeout", message)
 
     async def _take_cached(
@@ -209,7 +211,7 @@ class ScoringService:
             samples = {item.key: item.sample for item in missing}
 
             def fits(key: bytes, value: bytes) -> bool:
-                return self.verb.is_valid_cached(value, samples[key], options, self.description)
+                return self.endpoint.is_valid_cached(value, samples[key], options, self.description)
 
             cached = await self.cache.fetch(list(samples), fits)
             missing = self._answer_from(cached, job, missing)
@@ -230,9 +232,9 @@ class ScoringService:
                 job.cached.add(item.index)
         return [item for item in pending if item.key not in cached]
 
-    def _read(self, request: Any, verb: Endpoint) -> ParsedRequest:
+    def _read(self, request: Any, endpoint: Endpoint) -> ParsedRequest:
         try:
-            return verb.parse_request(request, self.description)
+            return endpoint.parse_request(request, self.description)
         except UserError as error:
             raise RequestError("invalid_request", str(error)) from None
 
@@ -240,7 +242,7 @@ class ScoringService:
         self, parsed: ParsedRequest
     ) -> tuple[list[PendingItem], list[tuple[int, SampleError]]]:
         """Return the items with their keys, and the errors of invalid items by index."""
-        find_error, content_of = self.verb.item_error, self.verb.cache_content
+        find_error, content_of = self.endpoint.item_error, self.endpoint.cache_content
         max_chars = self.settings.max_field_chars
         prefix = self._key_prefix + to_json(parsed.key)
         start = hashlib.blake2b(prefix, digest_size=16)

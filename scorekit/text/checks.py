@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from scorekit.languages import Language, find_language
-from scorekit.text.markup import TAG, mask, normalised
+from scorekit.text.markup import TAG, mask, normalized
 from scorekit.text.writing_scripts import LETTERS, scripts_of
 
 # -- scripts ---------------------------------------------------------------------------------------
@@ -381,7 +381,7 @@ def truncation_sign(src: str, mt: str) -> str | None:
 
     Korean, Thai and captions often end without a mark where English has one: weak evidence alone.
     """
-    translation, source = normalised("NFKC", mt), normalised("NFKC", src)
+    translation, source = normalized("NFKC", mt), normalized("NFKC", src)
     if source.count("```") % 2 == 0 and translation.count("```") % 2:
         return "```"
     for opening, closing in _PAIRS:

@@ -61,7 +61,7 @@ _LABEL = re.compile(
     r"|[*_]{0,2}[）)\]】>][*_]{0,2}\s)",
     re.I,
 )
-_LABELLED = re.compile(
+_LABELED = re.compile(
     rf"(?:{_WORD}|{_TRANSLATING}|language|언어|语言|sprache|repl(?:y|ies)|return)[^\n]{{0,40}}"
     r"(?:[:：=→)）\]】>*–—-]|\n)",
     re.I,
@@ -69,8 +69,8 @@ _LABELLED = re.compile(
 #: A clause that ends in a colon, and the excuses in a source.
 _CLAUSE = re.compile(rf"{_EDGE}[^:：\n]{{1,120}}[:：](?=\s*\S)")
 _LEADS = tuple(
-    re.compile(said, re.I)
-    for said in (
+    re.compile(pattern, re.I)
+    for pattern in (
         _TRANSLATION,
         rf"\b(?:in|into|auf|ins) (?:{_LANGUAGES})|(?:{_LANGUAGES})(?:로| (?:version|fassung|text))"
         rf"|[用成为為](?:{_LANGUAGES})",
@@ -132,7 +132,7 @@ def meta_phrase(src: str, mt: str) -> str | None:
     clause = _CLAUSE.match(mt)
     leads = [clause if clause and phrase.search(clause.group()) else None for phrase in _LEADS]
     for match, excuse in (
-        (_LABEL.match(mt), _LABELLED),
+        (_LABEL.match(mt), _LABELED),
         *zip(leads, _LEAD_EXCUSES, strict=True),
         (_ASIDES.match(mt), _OF_MODELS),
     ):
@@ -220,7 +220,8 @@ _UNABLE = (
     r"(?:к сожалению,? )?я не (?:могу|смогу)[^.\n]{0,20}?(?:помочь|перевести|ответить|выполнить)",
 )
 _REGRETS, _DECLINES = (
-    re.compile(rf"{_EDGE}{_OPENER}{_EDGE}(?:{'|'.join(some)})", re.I) for some in (_SORRY, _UNABLE)
+    re.compile(rf"{_EDGE}{_OPENER}{_EDGE}(?:{'|'.join(phrases)})", re.I)
+    for phrases in (_SORRY, _UNABLE)
 )
 #: Excuses in a source: regret; or that something cannot be.
 _REGRET = re.compile(

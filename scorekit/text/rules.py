@@ -31,7 +31,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thresholds:
-    """From which value on a rule is broken; a missing threshold is never broken. Shares are of 1.
+    """The thresholds of the rules; a rule without its threshold always passes. Shares are of 1.
 
     least_chars: translations with fewer characters are skipped by the rules about copies, scripts
     and languages.

@@ -13,7 +13,7 @@ from itertools import pairwise
 from scorekit.text.alignment import align
 from scorekit.text.cuts import cut_near
 
-#: Version of alignment, cuts, `pack` and `surround`: raise it when any text may be split, or any
+#: Version of alignment, cuts, `pack` and `add_context`: raise it when any text may be split, or any
 #: window read, differently. Part of the cache's key.
 REVISION = 3
 

@@ -17,7 +17,7 @@ from scorekit.schemas import ModelRef, Wire, WireAnswer
 from scorekit.server.description import ModelDescription
 from scorekit.server.endpoint import Answer, Endpoint, ParsedRequest
 from scorekit.server.http.answers import PART
-from scorekit.server.http.checks import fault_in
+from scorekit.server.http.checks import find_text_problem
 
 #: Largest number of texts in a request, as in OpenAI's API.
 MAX_INPUTS = 2048
@@ -159,7 +159,7 @@ class EmbeddingsEndpoint(Endpoint):
 
     def item_error(self, item: str, max_chars: int) -> SampleError | None:
         """Return the error of a text that is too long or invalid; None if it is valid."""
-        reason = fault_in(item, max_chars)
+        reason = find_text_problem(item, max_chars)
         return SampleError("invalid_input", reason) if reason else None
 
     def cache_content(self, item: str) -> str:

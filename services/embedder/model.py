@@ -33,7 +33,7 @@ class EmbedderBackend:
     """
 
     service = "embedder"
-    verb = EmbeddingsEndpoint()
+    endpoint = EmbeddingsEndpoint()
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class EmbedderBackend:
         self._threads = threads
         self._device: torch.device | None = None
         self._model: Any
-        self._tokeniser: BoundedTokenizer
+        self._tokenizer: BoundedTokenizer
 
     def check(self) -> None:
         """Raise UserError if the settings cannot work. Loads nothing."""
@@ -81,7 +81,7 @@ class EmbedderBackend:
             )
         self._limit = self._max_tokens(folder)
         self._pad = tokenizer.pad_token_id or 0
-        self._tokeniser = BoundedTokenizer(tokenizer.backend_tokenizer)
+        self._tokenizer = BoundedTokenizer(tokenizer.backend_tokenizer)
         self._prefix_ids, self._suffix_ids = _added_ids(tokenizer.backend_tokenizer, folder)
         plain = self.encode([self.probe(1)], EmbedOptions(True, ""))[0]
         assert isinstance(plain, Encoded)
@@ -107,7 +107,7 @@ class EmbedderBackend:
         max_tokens = self._limit - len(self._prefix_ids) - len(self._suffix_ids)
         texts = [options.prompt + text for text in samples] if options.prompt else samples
         encoded: list[Encoded | SampleError] = []
-        for tokenized in self._tokeniser.read(texts, max_tokens):
+        for tokenized in self._tokenizer.read(texts, max_tokens):
             if isinstance(tokenized, Exception):
                 raise tokenized
             if tokenized.is_cut and not options.truncate:

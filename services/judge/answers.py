@@ -113,7 +113,7 @@ def judge_answer(texts: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _match(answer: str, reference: str) -> str | None:
-    answer_text, reference_text = normalised(answer), normalised(reference)
+    answer_text, reference_text = normalized(answer), normalized(reference)
     if reference_text and answer_text == reference_text:
         return "exact match"
     answer_quantity, reference_quantity = quantity(answer), quantity(reference)
@@ -127,9 +127,9 @@ def _match(answer: str, reference: str) -> str | None:
     return "numeric match" if len(units) <= 1 else None
 
 
-def normalised(text: str) -> str:
+def normalized(text: str) -> str:
     """Return the form of a text that is compared for an exact match."""
-    text = markup.normalised("NFKC", text).casefold().translate(_DASHES)
+    text = markup.normalized("NFKC", text).casefold().translate(_DASHES)
     text = _LOOSE_MARKS.sub(_mark_replacement, _NOT_WORDS.sub(" ", text))
     text = _COPULA.sub("", text.strip())
     return _SPACES.sub("", " ".join(_ARTICLES.sub(" ", text).split()))
@@ -150,7 +150,7 @@ def quantity(text: str) -> Quantity | None:
     """Return the quantity that a text consists of; None if it is anything else."""
     if len(text) > _MAX_QUANTITY_CHARS:
         return None
-    text = markup.normalised("NFKC", text).casefold().translate(_DASHES)
+    text = markup.normalized("NFKC", text).casefold().translate(_DASHES)
     text = text.strip().rstrip(".。!")
     text = _COPULA.sub("", text.strip()).strip("\"'` ")
     sign = "-" if text.startswith("-") else ""

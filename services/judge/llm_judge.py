@@ -58,7 +58,7 @@ class JudgeTask(Protocol):
         """Return the sample's texts. Raises SampleError if they do not fit the task."""
         ...
 
-    def pictures(self, images: Sequence[str]) -> list[dict[str, Any]]:
+    def image_parts(self, images: Sequence[str]) -> list[dict[str, Any]]:
         """Return the sample's images as parts of a message. Raises SampleError."""
         ...
 
@@ -86,7 +86,7 @@ class JudgeRequest(NamedTuple):
 
     task: JudgeTask
     texts: dict[str, str]
-    pictures: list[dict[str, Any]]
+    image_parts: list[dict[str, Any]]
     model: str
     sampling: Sampling
     votes: int = 1
@@ -99,7 +99,7 @@ class _NoVerdict(Exception):
 
     def __init__(self, error: LLMError) -> None:
         super().__init__(error)
-        self.why = error.message
+        self.reason = error.message
         self.is_cut = error.type == "length"
 
 
@@ -114,7 +114,7 @@ async def ask(
 
     Raises SampleError, which callers see. It contains neither the upstream's address nor its
     answer; both are in the log, under the id that the message names."""
-    task, texts, images = question.task, question.texts, question.pictures
+    task, texts, images = question.task, question.texts, question.image_parts
     try:
         try:
             messages = task.messages(texts, images)
@@ -126,7 +126,7 @@ async def ask(
             retry_id = f"{request_id}-again"
             return await _once(client, question, sampling, messages, retry_id, spending)
     except _NoVerdict as no_verdict:
-        log.warning("no_verdict", upstream_request=request_id, reason=no_verdict.why[:300])
+        log.warning("no_verdict", upstream_request=request_id, reason=no_verdict.reason[:300])
         raise _no_verdict(no_verdict, sampling.max_tokens, request_id) from None
     except (LLMError, UserError) as error:
         log.warning(

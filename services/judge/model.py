@@ -24,7 +24,7 @@ from scorekit.llm import LLMClient, Sampling
 from scorekit.schemas import JudgeOptions, JudgeSample, ScoreRange
 from scorekit.server.backend import Encoded, Outcome, installed_versions
 from scorekit.server.score_endpoint import ScoreDescription, ScoreEndpoint
-from scorekit.text import chatmarks, checks, markup, meta_text, variants, writing_scripts
+from scorekit.text import chat_marks, checks, markup, meta_text, variants, writing_scripts
 from scorekit.text import letter_groups as groups
 from scorekit.text import rules as shared_rules
 from services.judge import answers, rules
@@ -64,7 +64,7 @@ class _Judge:
     """Base of both backends: checks samples against their rubrics."""
 
     service = "judge"
-    verb = ScoreEndpoint(JudgeSample, JudgeOptions)
+    endpoint = ScoreEndpoint(JudgeSample, JudgeOptions)
 
     def __init__(self, tasks: Mapping[str, JudgeTask], max_input_length: int) -> None:
         self.tasks = tasks
@@ -123,7 +123,7 @@ class RulesBackend(_Judge):
             checks.language_id("안녕하세요", ["ko", "en"])
         except ImportError:
             raise UserError('the judge needs `pip install -e ".[judge]"` in the checkout') from None
-        texts = (shared_rules, checks, chatmarks, meta_text, markup, writing_scripts, variants)
+        texts = (shared_rules, checks, chat_marks, meta_text, markup, writing_scripts, variants)
         modules = (rules, answers, groups, *texts, languages)
         code = [*(Path(str(module.__file__)) for module in modules), variants.TABLE, groups.TABLE]
         return self._describe(
@@ -148,10 +148,9 @@ class RulesBackend(_Judge):
         if options.votes not in (None, 1):
             raise SampleError("invalid_input", _ONE_ANSWER)
         rubric = self._judged[sample.task]
-        rubric.pictures(sample.images)
-        raw_texts = (
-            sample.model_extra or {}
-        )  # tags of languages: a name may not include the variant
+        rubric.image_parts(sample.images)
+        # Tags of languages: a name may not include the variant.
+        raw_texts = sample.model_extra or {}
         texts |= {
             name: raw_texts[name] for name, kind in rubric.variables.items() if kind == "language"
         }
@@ -232,7 +231,7 @@ class OpenAIBackend(_Judge):
         )
         if votes > 1 and sampling.temperature == 0:
             raise SampleError("invalid_input", "options.votes: at temperature 0 all answers agree")
-        image_parts = task.pictures(sample.images)
+        image_parts = task.image_parts(sample.images)
         model = options.model or self.model
         if not self._settings.may_name(model):
             raise SampleError("invalid_input", "options.model: not a model that may be named here")
@@ -273,7 +272,7 @@ class OpenAIBackend(_Judge):
         if (known_outcome := question.task.outcome_without_llm(question.texts)) is not None:
             return known_outcome
         client = self._client(question.model)
-        content = repr(question.task.messages(question.texts, question.pictures))
+        content = repr(question.task.messages(question.texts, question.image_parts))
         name = f"judge-{hashlib.blake2b(content.encode(), digest_size=8).hexdigest()}"
         spending = Spending(question.model, self._counters)
         try:

@@ -20,7 +20,7 @@ from scorekit.errors import SampleError, UserError
 from scorekit.languages import find_language
 from scorekit.llm import LLMError, Message
 from scorekit.schemas import ScoreRange, TaskInfo
-from scorekit.text.chatmarks import CLOSES, OPENS
+from scorekit.text.chat_marks import CLOSES, OPENS
 from services.judge import quote_matching, votes
 from services.judge.fence import END, RULE, code_of, fenced
 from services.judge.quote_matching import QuotedText, TextRange, folded, locate_quote
@@ -160,7 +160,7 @@ class MqmTask:
             if text or name != "ref"
         }
 
-    def pictures(self, images: Sequence[str]) -> list[dict[str, Any]]:
+    def image_parts(self, images: Sequence[str]) -> list[dict[str, Any]]:
         """Return an empty list. Raises SampleError if the sample has images."""
         if images:
             raise SampleError("invalid_input", "images: the task mqm takes no images")

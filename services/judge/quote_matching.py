@@ -17,7 +17,7 @@ from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
-from scorekit.text.markup import normalised
+from scorekit.text.markup import normalized
 
 Reason = Literal["absent", "ambiguous"]
 
@@ -201,5 +201,5 @@ def _fold(letter: str) -> str:
     Source: canonical caseless matching, Unicode standard, section 3.13."""
     if len(letter) > _MAX_MARKS:
         return letter
-    plain = normalised("NFD", letter.translate(_SAME))
-    return "".join(normalised("NFD", plain.casefold()).split())
+    plain = normalized("NFD", letter.translate(_SAME))
+    return "".join(normalized("NFD", plain.casefold()).split())

@@ -20,9 +20,9 @@ from scorekit.errors import SampleError, UserError
 from scorekit.languages import find_language, language_name
 from scorekit.llm import LLMError, Message, text_part
 from scorekit.schemas import MAX_JUDGED_IMAGES, ScoreRange, TaskInfo
-from scorekit.text.chatmarks import CLOSES, OPENS
-from services.judge.fence import END, PICTURES, RULE, code_of, fenced
-from services.judge.pictures import picture_parts
+from scorekit.text.chat_marks import CLOSES, OPENS
+from services.judge.fence import END, IMAGES, RULE, code_of, fenced
+from services.judge.images import image_parts
 
 BUILT_IN = Path(__file__).parent / "rubrics"
 #: The task without a rubric: services/judge/mqm.py.
@@ -82,7 +82,7 @@ class Rubric(Config):
     @cached_property
     def digest(self) -> str:
         """Return 128 bits in hex over everything that shapes a verdict, with the fence's texts."""
-        content = [self.model_dump(by_alias=True), RULE, PICTURES, END, MAX_NOTES]
+        content = [self.model_dump(by_alias=True), RULE, IMAGES, END, MAX_NOTES]
         content += [OPENS.pattern, CLOSES.pattern]
         return hashlib.blake2b(to_json(content), digest_size=16).hexdigest()
 
@@ -99,7 +99,7 @@ class Rubric(Config):
             for name, kind in self.variables.items()
         }
 
-    def pictures(self, images: Sequence[str]) -> list[dict[str, Any]]:
+    def image_parts(self, images: Sequence[str]) -> list[dict[str, Any]]:
         """Return the sample's images as parts of a message.
 
         Raises SampleError if their number does not fit the rubric."""
@@ -112,7 +112,7 @@ class Rubric(Config):
                 "invalid_input",
                 f"images: got {len(images)}, the rubric requires 1 to {self.images}",
             )
-        return picture_parts(images)
+        return image_parts(images)
 
     def messages(
         self, texts: Mapping[str, str], images: Sequence[dict[str, Any]] = (), retry_note: str = ""
@@ -125,7 +125,7 @@ class Rubric(Config):
             name: fenced(name, value, code) if self.variables[name] == "text" else value
             for name, value in texts.items()
         }
-        rule = RULE.format(code=code) + (f" {PICTURES}" if images else "")
+        rule = RULE.format(code=code) + (f" {IMAGES}" if images else "")
         system = f"{rule}\n\n{self.system.strip()}"
         user_text = self._template.render(values).strip()
         content: Any = f"{user_text}\n\n{END}{retry_note}"

@@ -11,7 +11,7 @@ from typing import Any
 
 from scorekit.errors import SampleError
 from scorekit.languages import find_language, language_name
-from scorekit.text import chatmarks, checks, meta_text, rules
+from scorekit.text import chat_marks, checks, meta_text, rules
 from scorekit.text.rules import JUDGE, Pair
 
 
@@ -85,7 +85,7 @@ _RULES: dict[str, Callable[[Pair], str | None]] = {
     "refusal": _on_texts(meta_text.refusal),
     "added_note": _on_texts(meta_text.added_note),
     "added_quotes": _on_texts(checks.added_quotes),
-    "role_token": _on_texts(chatmarks.role_token),
+    "role_token": _on_texts(chat_marks.role_token),
     "marker": _on_texts(checks.marker),
     "copied": _copied,
     "wrong_script": _wrong_script,

@@ -32,7 +32,8 @@ MAX_QUOTE = 2000
 class FoundError(NamedTuple):
     """An error in one answer.
 
-    of: the text that the quote comes from. at: the position, or the reason for having none."""
+    field: the text that the quote comes from. location: the position, or the reason for having
+    none."""
 
     quote: str
     field: Literal["src", "mt"]

@@ -61,7 +61,7 @@ class MetricXBackend:
     """
 
     service = "metricx"
-    verb = ScoreEndpoint(TranslationSample, MetricXOptions)
+    endpoint = ScoreEndpoint(TranslationSample, MetricXOptions)
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class MetricXBackend:
         self._threads = threads
         self._device: torch.device | None = None
         self._model: MT5ForRegression
-        self._tokeniser: BoundedTokenizer
+        self._tokenizer: BoundedTokenizer
 
     def check(self) -> None:
         """Raise UserError if the settings cannot work. Loads nothing."""
@@ -105,7 +105,7 @@ class MetricXBackend:
         check_folder(folder)
         tokenizer_name, tokenizer_folder = self._find_tokenizer(folder)
         tokenizer = load_tokenizer(tokenizer_folder, tokenizer_name)
-        self._tokeniser = BoundedTokenizer(tokenizer, closing=1)
+        self._tokenizer = BoundedTokenizer(tokenizer, closing=1)
         self._model = load_regression(folder, getattr(torch, self._dtype_name), self._device)
         ids, rows = tokenizer.get_vocab_size(), self._model.shared.num_embeddings
         if ids > rows:  # an id without a row crashes the process on a GPU
@@ -133,7 +133,7 @@ class MetricXBackend:
         """Tokenize, drop the end-of-sentence id and cut at the limit, as upstream does."""
         max_tokens = min(options.max_input_length or MAX_INPUT_LENGTH, MAX_INPUT_LENGTH) - 1
         refuses = options.overlong == "error"
-        tokenized_texts = self._tokeniser.read(
+        tokenized_texts = self._tokenizer.read(
             [format_input(s) for s in samples], max_tokens, count=refuses
         )
         encoded: list[Encoded | SampleError] = []

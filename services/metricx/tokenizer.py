@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scorekit.errors import UserError
-from scorekit.server.unigram import read_pieces, t5_tokenizer
+from scorekit.server.unigram import read_unigram_file, t5_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer
@@ -36,7 +36,7 @@ def _load(folder: Path) -> Tokenizer:
     special = _special_tokens(settings)
     file, stored = folder / "spiece.model", folder / "tokenizer.json"
     if file.is_file():
-        tokenizer = t5_tokenizer(read_pieces(file), settings["extra_ids"], special)
+        tokenizer = t5_tokenizer(read_unigram_file(file), settings["extra_ids"], special)
         if stored.is_file() and _vocabulary(stored) != tokenizer.get_vocab():
             raise ValueError(
                 "spiece.model, with extra_ids of tokenizer_config.json, and tokenizer.json have "

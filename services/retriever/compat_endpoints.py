@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, FailFast, Field, RootModel, mod
 from pydantic_core import to_json
 
 from scorekit.errors import TEXT_ERROR_TYPES, RequestError, SampleError
-from scorekit.schemas import ModelRef, Wire, WireAnswer, whole
+from scorekit.schemas import ModelRef, Wire, WireAnswer, as_integer
 from scorekit.server.description import ModelDescription
 from scorekit.server.endpoint import Answer, ParsedRequest
 from services.retriever.endpoint import MOST_HITS, Query, SearchEndpoint, hits_of, parsed_request
@@ -29,7 +29,7 @@ class RetrievedPage(WireAnswer):
 
 
 class ScoredPage(WireAnswer):
-    """The same, where scores are asked for."""
+    """A page with its score, for requests with `return_scores`."""
 
     document: RetrievedPage
     score: float
@@ -60,7 +60,7 @@ class SearchR1Endpoint(SearchEndpoint):
                 default_factory=list, max_length=max_items
             )
             query: str | None = Field(None, description="In place of queries of one.")
-            topk: Annotated[int | None, BeforeValidator(whole)] = Field(
+            topk: Annotated[int | None, BeforeValidator(as_integer)] = Field(
                 None, ge=1, le=MOST_HITS, description="null: 3."
             )
             return_scores: bool = False
@@ -82,7 +82,7 @@ class SearchR1Endpoint(SearchEndpoint):
     def render_response(
         self, request: Any, answers: Sequence[Answer | None], cached: Set[int], model: ModelRef
     ) -> Iterator[bytes]:
-        """Raises RequestError where a query has failed."""
+        """Yield the body. Raises RequestError if a query has failed."""
         results = [[self._written(hit, request.return_scores) for hit in h] for h in _all(answers)]
         return iter([to_json({"result": results})])
 
@@ -127,7 +127,7 @@ class VragEndpoint(SearchEndpoint):
     def render_response(
         self, request: Any, answers: Sequence[Answer | None], cached: Set[int], model: ModelRef
     ) -> Iterator[bytes]:
-        """Raises RequestError where a query has failed."""
+        """Yield the body. Raises RequestError if a query has failed."""
         results = [
             [{"idx": k, "image_file": hit["image"]} for k, hit in enumerate(hits)]
             for hits in _all(answers)

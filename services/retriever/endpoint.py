@@ -14,11 +14,11 @@ from pydantic_core import from_json, to_json
 
 from scorekit.errors import RequestError, SampleError
 from scorekit.retrieval.wire import IndexInfo, PageHit
-from scorekit.schemas import Failed, ModelRef, Priority, Wire, WireAnswer, whole
+from scorekit.schemas import Failed, ModelRef, Priority, Wire, WireAnswer, as_integer
 from scorekit.server.description import ModelDescription
 from scorekit.server.endpoint import Answer, Endpoint, ParsedRequest
 from scorekit.server.http.answers import PART, result_json
-from scorekit.server.http.checks import fault_in
+from scorekit.server.http.checks import find_text_problem
 from services.retriever.backends.ranking import Ranking
 from services.retriever.index.records import PageRecord
 
@@ -40,7 +40,7 @@ class FoundPages(WireAnswer):
 
 
 class IndexRef(WireAnswer):
-    """Which index answered."""
+    """The index that answered."""
 
     id: str
     revision: str
@@ -69,7 +69,7 @@ class RetrieverInfo(IndexInfo):
 
 
 class Query(Wire):
-    """What is looked for. exclude: ids of pages that are no hits of it; an unknown one is none."""
+    """A search query. exclude: ids of pages that must not be hits; unknown ids are ignored."""
 
     id: str | None = Field(None, description="The caller's name for the query; echoed.")
     query: str = Field(min_length=1, description="What is looked for, in words.")
@@ -111,18 +111,18 @@ class SearchEndpoint(Endpoint):
     def __init__(
         self,
         routes: Callable[[FastAPI], None] = lambda app: None,
-        faces: Sequence[Endpoint] = (),
+        compat_endpoints: Sequence[Endpoint] = (),
     ) -> None:
         self._routes = routes
         self.pages: list[bytes] = []  # from `hit_of`; set when the index is loaded
-        self.compat_endpoints = faces
+        self.compat_endpoints = compat_endpoints
 
     def request_type(self, max_items: int) -> type[BaseModel]:
         """Return the request's schema: queries, hits per query, and pages to exclude."""
 
         class SearchRequest(Wire):
             queries: Annotated[list[Query], FailFast()] = Field(min_length=1, max_length=max_items)
-            top_k: Annotated[int, BeforeValidator(whole)] = Field(
+            top_k: Annotated[int, BeforeValidator(as_integer)] = Field(
                 10, ge=1, le=MOST_HITS, description="Most hits of a query."
             )
             exclude: list[str] = Field(
@@ -163,7 +163,7 @@ class SearchEndpoint(Endpoint):
 
     def item_error(self, item: Query, max_chars: int) -> SampleError | None:
         """Return the error of a query that is too long, blank or invalid; None if it is valid."""
-        reason = fault_in(item.query, max_chars)
+        reason = find_text_problem(item.query, max_chars)
         if reason is None and not item.query.strip():
             reason = "nothing but blanks"
         return SampleError("invalid_input", f"query: {reason}") if reason else None
@@ -247,7 +247,7 @@ class SearchEndpoint(Endpoint):
 
     @property
     def index(self) -> IndexRef:
-        """The index named in responses; set when the index is loaded."""
+        """Return the index named in responses. It is set when the index is loaded."""
         return self._index
 
     @index.setter

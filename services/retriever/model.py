@@ -59,9 +59,9 @@ class RetrieverBackend:
         self._max_query_chars = max_query_chars
         self._pages: list[PageRecord] = []
         self._searcher: Searcher
-        self._routes = PageRoutes(self._index.places)
-        faces = (SearchR1Endpoint(self._text_of), VragEndpoint())
-        self.verb = SearchEndpoint(self._routes.add, faces)
+        self._routes = PageRoutes(self._index.paths)
+        compat_endpoints = (SearchR1Endpoint(self._text_of), VragEndpoint())
+        self.endpoint = SearchEndpoint(self._routes.add, compat_endpoints)
 
     def check(self) -> None:
         """Raise UserError if there is no index."""
@@ -74,7 +74,7 @@ class RetrieverBackend:
             self._backend, folder, manifest.backends, self._servers
         )
         self._searcher.check()
-        self.verb.pages = [hit_of(page) for page in self._pages]
+        self.endpoint.pages = [hit_of(page) for page in self._pages]
         self._numbers = {page.page_id: k for k, page in enumerate(self._pages)}
         used_settings = {
             part: settings
@@ -91,7 +91,7 @@ class RetrieverBackend:
             documents=manifest.documents,
             backend=name,
         )
-        self.verb.index = IndexRef(id=info.id, revision=info.revision, pages=info.pages)
+        self.endpoint.index = IndexRef(id=info.id, revision=info.revision, pages=info.pages)
         return RetrieverDescription(
             model=manifest.id,
             revision=revision,

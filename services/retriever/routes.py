@@ -13,7 +13,7 @@ from scorekit.errors import RequestError
 from scorekit.retrieval.wire import REVISION_HEADER, Page
 from scorekit.schemas import ErrorResponse
 from services.retriever.endpoint import image_path
-from services.retriever.index.pictures import Format, Wish, part_of, sha256
+from services.retriever.index.images import Format, ImageRequest, part_of, sha256
 from services.retriever.index.reader import IndexPaths
 from services.retriever.index.records import PageRecord
 
@@ -22,8 +22,8 @@ AT_ONCE = 4
 _CROP = re.compile(r"(\d{1,6}),(\d{1,6}),(\d{1,6}),(\d{1,6})", re.ASCII)
 _FORMATS: dict[str, Format] = {"png": "png", "jpeg": "jpeg", "webp": "webp"}
 _PARAMETERS = [
-    {"name": name, "in": "query", "required": False, "description": told, "schema": schema}
-    for name, told, schema in (
+    {"name": name, "in": "query", "required": False, "description": description, "schema": schema}
+    for name, description, schema in (
         (
             "crop",
             "x1,y1,x2,y2: whole pixels of the page's picture, origin top left.",
@@ -50,7 +50,7 @@ class PageRoutes:
     """The routes `/v1/pages/...` of one index; 503 until it is opened."""
 
     def __init__(self, paths: IndexPaths) -> None:
-        self._places = paths
+        self._paths = paths
         self._pages: dict[str, PageRecord] | None = None
         self._headers: dict[str, str] = {}
         self._slots = asyncio.Semaphore(AT_ONCE)
@@ -80,16 +80,16 @@ class PageRoutes:
             openapi_extra={"parameters": _PARAMETERS},
         )
         async def image(request: Request, page_id: str) -> Response:
-            """Its picture, or a part of it."""
+            """The image of a page, or a part of it."""
             record = self._page(page_id)
-            wish = _wish(request, record)
-            tag = _tag(record.picture, wish)
+            image_request = _image_request(request, record)
+            tag = _tag(record.picture, image_request)
             headers = self._headers | {"ETag": tag, "Cache-Control": "private, no-cache"}
             if _matches(request.headers.get("if-none-match", ""), tag):
                 return Response(status_code=304, headers=headers)
-            body = await self._body(record, wish)
+            body = await self._body(record, image_request)
             headers["X-Content-Type-Options"] = "nosniff"
-            return Response(body, media_type=f"image/{wish.format}", headers=headers)
+            return Response(body, media_type=f"image/{image_request.format}", headers=headers)
 
     def _page(self, page_id: str) -> PageRecord:
         if self._pages is None:
@@ -99,22 +99,22 @@ class PageRoutes:
             raise RequestError("not_found", "no page of that id in the index")
         return record
 
-    async def _body(self, page: PageRecord, wish: Wish) -> bytes:
+    async def _body(self, page: PageRecord, image_request: ImageRequest) -> bytes:
         async with self._slots:
-            return await asyncio.to_thread(self._read, page, wish)
+            return await asyncio.to_thread(self._read, page, image_request)
 
-    def _read(self, page: PageRecord, wish: Wish) -> bytes:
+    def _read(self, page: PageRecord, image_request: ImageRequest) -> bytes:
         """Return the image's bytes. Raises RequestError if the stored image is damaged."""
         try:
-            png = self._places.picture(page.picture).read_bytes()
+            png = self._paths.image_path(page.picture).read_bytes()
         except OSError:
             png = b""
         if sha256(png) != page.picture:
             raise RequestError("unavailable", "the image is missing from the index, or damaged")
-        return png if wish == Wish() else part_of(png, wish)
+        return png if image_request == ImageRequest() else part_of(png, image_request)
 
 
-def _wish(request: Request, page: PageRecord) -> Wish:
+def _image_request(request: Request, page: PageRecord) -> ImageRequest:
     """Parse the query string. Raises RequestError that does not echo the input."""
     parameters = request.query_params
     if unknown := set(parameters) - {"crop", "max_pixels", "format"}:
@@ -129,7 +129,9 @@ def _wish(request: Request, page: PageRecord) -> Wish:
     max_pixels = parameters.get("max_pixels")
     if max_pixels is not None and not re.fullmatch(r"[1-9][0-9]{0,9}", max_pixels):
         raise _invalid_request("max_pixels: a whole number from 1 on")
-    return Wish(_crop(parameters.get("crop"), page), int(max_pixels) if max_pixels else None, kind)
+    return ImageRequest(
+        _crop(parameters.get("crop"), page), int(max_pixels) if max_pixels else None, kind
+    )
 
 
 def _crop(text: str | None, page: PageRecord) -> tuple[int, int, int, int] | None:
@@ -150,11 +152,11 @@ def _invalid_request(message: str) -> RequestError:
     return RequestError("invalid_request", message)
 
 
-def _tag(name: str, wish: Wish) -> str:
+def _tag(name: str, image_request: ImageRequest) -> str:
     """Return a strong ETag of the image and the requested part."""
-    if wish == Wish():
+    if image_request == ImageRequest():
         return f'"{name}"'
-    return f'"{sha256(repr((name, *wish)).encode())}"'
+    return f'"{sha256(repr((name, *image_request)).encode())}"'
 
 
 def _matches(header: str, tag: str) -> bool:

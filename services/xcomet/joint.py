@@ -26,7 +26,7 @@ from scorekit.errors import SampleError, UserError
 from scorekit.schemas import ScoreRange, Wanted, XCometOptions
 from scorekit.server.backend import Encoded, Outcome
 from services.xcomet.comet_model import CometBase, TokenizedFields, input_fields
-from services.xcomet.layer_capture import LayerCapture, normalises
+from services.xcomet.layer_capture import LayerCapture, has_layer_norm
 from services.xcomet.spans import (
     SEVERITIES,
     RawSpan,
@@ -84,7 +84,7 @@ class Unified(CometBase):
         self.taps = LayerCapture(
             self.transformer,
             word_layer=metric.hparams["word_layer"] if self.marks_errors else None,
-            layer_norm=normalises(metric),
+            layer_norm=has_layer_norm(metric),
         )
 
     def _read_labels(self, metric: Any) -> bool:

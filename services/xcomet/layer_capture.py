@@ -40,7 +40,7 @@ class _Taps:
     def _keep(self, index: int, hidden: torch.Tensor) -> None:
         raise NotImplementedError
 
-    def _normalise(self, part: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+    def _normalize(self, part: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         """Return a normalized part [R, P, H] of `hidden`, as LayerwiseAttention's `_layer_norm`."""
         assert self._mask is not None
         mask = self._mask.float()[:, :, None]
@@ -79,7 +79,7 @@ class LayerCapture(_Taps):
         # Copy, because a view would keep the full layer in memory.
         first = hidden[:, 0].float().clone()
         if self._layer_norm:
-            first = self._normalise(first[:, None], hidden.float())[:, 0]
+            first = self._normalize(first[:, None], hidden.float())[:, 0]
         self._states.append(first)
 
 
@@ -119,7 +119,7 @@ class PooledTaps(_Taps):
             return
         layer = hidden.float()
         if self._layer_norm:
-            layer = self._normalise(layer, layer)
+            layer = self._normalize(layer, layer)
         self._sum = share * layer if self._sum is None else self._sum + share * layer
 
 
@@ -141,6 +141,6 @@ def sentence_layer(metric: Any) -> Any:
     return hparams["sent_layer"] if "sent_layer" in hparams else hparams["layer"]
 
 
-def normalises(metric: Any) -> bool:
+def has_layer_norm(metric: Any) -> bool:
     """Return True if each layer is normalized before the mix."""
     return metric.layerwise_attention is not None and bool(metric.hparams["layer_norm"])

@@ -51,7 +51,7 @@ class XCometBackend:
     """
 
     service = "xcomet"
-    verb = ScoreEndpoint(TranslationSample, XCometOptions)
+    endpoint = ScoreEndpoint(TranslationSample, XCometOptions)
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class XCometBackend:
         dtype = getattr(torch, self._dtype_name)
         metric = load_metric(checkpoint, self._device, dtype, self._implementation)
         self.comet = _CLASSES[checkpoint.kind](metric, self._device)
-        self._tokeniser = BoundedTokenizer(self.comet.tokenizer.backend_tokenizer)
+        self._tokenizer = BoundedTokenizer(self.comet.tokenizer.backend_tokenizer)
         return self._describe(checkpoint)
 
     def encode(
@@ -104,7 +104,7 @@ class XCometBackend:
         limit = min(options.max_input_length or self.comet.limit, self.comet.limit)
         texts = [self.comet.texts(sample) for sample in samples]
         # Upstream first cuts each text alone, to limit - 2 with its own <s> and </s>.
-        tokenized = self._tokeniser.read(
+        tokenized = self._tokenizer.read(
             [
                 text
                 for sample_texts in texts

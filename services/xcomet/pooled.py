@@ -17,7 +17,7 @@ from scorekit.errors import SampleError, UserError
 from scorekit.schemas import ScoreRange, Wanted, XCometOptions
 from scorekit.server.backend import Encoded, Outcome
 from services.xcomet.comet_model import CometBase, TokenizedFields, input_fields
-from services.xcomet.layer_capture import PooledTaps, normalises
+from services.xcomet.layer_capture import PooledTaps, has_layer_norm
 
 if TYPE_CHECKING:
     import torch
@@ -35,7 +35,9 @@ class Regression(CometBase):
         pool = metric.hparams["pool"]
         if pool not in _POOLS:
             raise UserError(f"pool is {pool!r} in the checkpoint; served are {', '.join(_POOLS)}")
-        self.taps = PooledTaps(self.transformer, self.mix, pool=pool, layer_norm=normalises(metric))
+        self.taps = PooledTaps(
+            self.transformer, self.mix, pool=pool, layer_norm=has_layer_norm(metric)
+        )
 
     def assemble(
         self, parts: TokenizedFields, limit: int, options: XCometOptions

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scorekit.errors import UserError
-from scorekit.server.unigram import deberta_tokenizer, read_pieces, xlm_roberta_tokenizer
+from scorekit.server.unigram import deberta_tokenizer, read_unigram_file, xlm_roberta_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -76,6 +76,6 @@ def _of_pieces(source: str, deberta: bool, local: bool) -> Tokenizer:
         raise OSError(f"{source} has no tokenizer")
     make = deberta_tokenizer if deberta else xlm_roberta_tokenizer
     try:
-        return make(read_pieces(file))
+        return make(read_unigram_file(file))
     except ValueError as error:
         raise UserError(f"{file}: {error}") from None

@@ -14,7 +14,7 @@ from scorekit.client import ScoringClient
 from scorekit.errors import ScorekitError, ServiceUnreachable, is_transient
 from scorekit.languages import language_name
 from scorekit.prompts import TEACHER_SYSTEM, fill, load_template
-from scorekit.text.chatmarks import neutral, restored
+from scorekit.text.chat_marks import neutral, restored
 from synth.config import SynthConfig, languages
 from synth.execution.coalescing import CoalescingScorer
 from synth.record import SourceFailed, TemporaryFailure

@@ -24,7 +24,7 @@ from synth.execution.clients import Clients
 from synth.execution.services import open_clients
 from synth.execution.stage_types import MapStage
 from synth.record import DeferredRecord, KeptRecord, RejectedRecord, TemporaryFailure
-from synth.storage.locks import LOOK_AGAIN_S, WorkClaims, hold_locks, release
+from synth.storage.locks import RETRY_S, WorkClaims, hold_locks, release
 from synth.storage.stage_start import check_begun, own_shards
 from synth.storage.store import Record, ShardWriter, StageFolder, read_records
 
@@ -63,7 +63,7 @@ async def run_map_stage(stage: MapStage, manifest: dict[str, Any], ctx: StageCon
             folder,
             ctx.stats,
             give_up=ctx.give_up,
-            tell=ctx.print_line,
+            print_line=ctx.print_line,
         ) as clients:
             window = asyncio.Semaphore(clients.window)
             slots = asyncio.Semaphore(SHARDS_AT_ONCE)
@@ -123,14 +123,13 @@ async def _mine(
         if claimed is not None:
             yield claimed
         elif claims.left:
-            if (
-                not is_announced and ctx.left_open is None
-            ):  # otherwise it waits for a process of the same call
+            # Otherwise it waits for a process of the same call.
+            if not is_announced and ctx.left_open is None:
                 is_announced = True
                 ctx.print_line(
                     f"{name}: waits for {claims.waits_for()}, which is at the last shards"
                 )
-            await asyncio.sleep(LOOK_AGAIN_S)
+            await asyncio.sleep(RETRY_S)
 
 
 def _is_done(folder: StageFolder, index: int, ctx: StageContext) -> bool:
@@ -174,21 +173,21 @@ class _Shard:
         self.source.verify_input(self.index)
         started = time.monotonic()
         with (
-            ShardWriter(self.folder.shard(self.index)) as kept,
+            ShardWriter(self.folder.shard(self.index)) as accepted,
             ShardWriter(self.folder.rejected(self.index)) as rejected,
         ):
             async with self._tasks() as results:
                 async for result in results:
-                    self._write(result, kept, rejected)
+                    self._write(result, accepted, rejected)
             if not self.open:
                 rejected_digest = rejected.commit()
-                digest = kept.commit()
+                digest = accepted.commit()
         seconds = round(time.monotonic() - started, 2)
         log.info(
             "shard",
             stage=self.stage.name,
             shard=self.index,
-            kept=kept.records,
+            accepted=accepted.records,
             rejected=rejected.records,
             open=self.open.total(),
             seconds=seconds,
@@ -200,7 +199,7 @@ class _Shard:
         self.folder.set_mark(
             self.index,
             {
-                "records": kept.records,
+                "records": accepted.records,
                 "rejected": dict(sorted(self.codes.items())),
                 "told": dict(sorted(self.note_counts.items())),
                 "input": source_mark["digest"],
@@ -212,7 +211,7 @@ class _Shard:
     def _write(
         self,
         result: KeptRecord | RejectedRecord | DeferredRecord,
-        kept: ShardWriter,
+        accepted: ShardWriter,
         rejected: ShardWriter,
     ) -> None:
         stats = self.ctx.stats
@@ -229,7 +228,7 @@ class _Shard:
                 status=result.status,
             )
         elif isinstance(result, KeptRecord):
-            kept.write(result.record)
+            accepted.write(result.record)
             stats.records_out += 1
             if result.note_code:
                 self.note_counts[result.note_code] += 1

@@ -41,8 +41,8 @@ def run_map_stage_on_processes(
     """
     folder, source = ctx.folder(stage.name), ctx.input_of(stage)
     shards = source.shards() or 0
-    own = range(shards) if ctx.share else own_shards(shards, ctx)
-    todo = sum(folder.mark(index) is None for index in own)
+    own_shard_numbers = range(shards) if ctx.share else own_shards(shards, ctx)
+    todo = sum(folder.mark(index) is None for index in own_shard_numbers)
     count = min(processes, todo, ctx.cfg.teacher.max_concurrency)
     if count < 2:
         run_async(run_map_stage(stage, manifest, ctx))
@@ -174,7 +174,7 @@ def _work(
         **context_fields,
         left_open=left_open,
         advance=reporter.advance,
-        print_line=reporter.tell,
+        print_line=reporter.print_line,
     )
     reporter.stats = ctx.stats
     log_to(ctx.out_dir / "logs.txt", ctx.cfg.run.log_level)
@@ -209,13 +209,13 @@ class _Reporter:
         if time.monotonic() - self._reported_at > _REPORT_S:
             self.report("figures")
 
-    def tell(self, line: str) -> None:
+    def print_line(self, line: str) -> None:
         """Send a line for the user, as `StageContext.print_line`."""
         self._pipe.send(("line", line))
 
     def report(self, kind: str) -> None:
         """Send the records done since the last report, and all stats."""
-        totals = {**self.stats.figures(), "rejected": dict(self.stats.rejected)}
+        totals = {**self.stats.as_dict(), "rejected": dict(self.stats.rejected)}
         self._pipe.send((kind, (self._done, totals)))
         self._done, self._reported_at = 0, time.monotonic()
 

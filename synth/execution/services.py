@@ -20,7 +20,7 @@ from scorekit.schemas import Info
 from synth.config import SynthConfig, answers_place
 from synth.execution.clients import Clients
 from synth.storage.answer_cache import open_answers
-from synth.storage.stats import StageStats, scorer_figures
+from synth.storage.stats import StageStats, scorer_stats
 from synth.storage.store import StageFolder, read_json, to_line
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ METRICX_URL, JUDGE_URL = "metricx.url", "filters.llm_judge.url"
 #: Seconds to wait for a scoring service that is loading.
 READY_S = 60.0
 #: Seconds without an answer before an outage is reported; seconds between two checks.
-AWAY_S, _LOOK_S = 5.0, 0.5
+AWAY_S, _CHECK_S = 5.0, 0.5
 #: Fields that identify a service. Answers of different services must not be mixed.
 _IDENTITY = ("model", "revision", "tokenizer", "dtype", "max_input_length")
 
@@ -155,12 +155,12 @@ class OutageReporter:
 
     The clients retry for some minutes, and log the retries only."""
 
-    def __init__(self, tell: Callable[[str], None]) -> None:
-        """tell: called with each line."""
-        self._tell = tell
+    def __init__(self, print_line: Callable[[str], None]) -> None:
+        """print_line: called with each line."""
+        self._print_line = print_line
         self._services: dict[str, tuple[ScoringClient | LLMClient, float]] = {}
         self._since: dict[str, float] = {}
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def watch_service(
         self, name: str, service: ScoringClient | LLMClient, patience_s: float
@@ -171,30 +171,30 @@ class OutageReporter:
     async def watch(self) -> None:
         """Check all services repeatedly."""
         while True:
-            self.look()
-            await asyncio.sleep(_LOOK_S)
+            self.check_outages()
+            await asyncio.sleep(_CHECK_S)
 
-    def look(self) -> None:
+    def check_outages(self) -> None:
         """Report services that went down or came back."""
         now = time.monotonic()
         for name, (service, patience_s) in self._services.items():
             if not service.away:
                 self._since.pop(name, None)
-                if name in self._told:
-                    self._told.remove(name)
-                    self._tell(f"{name} answers again")
-            elif now - self._since.setdefault(name, now) >= AWAY_S and name not in self._told:
-                self._told.add(name)
-                self._tell(f"{name} does not answer: it is asked again, for {patience_s:g} s")
+                if name in self._reported:
+                    self._reported.remove(name)
+                    self._print_line(f"{name} answers again")
+            elif now - self._since.setdefault(name, now) >= AWAY_S and name not in self._reported:
+                self._reported.add(name)
+                self._print_line(f"{name} does not answer: it is asked again, for {patience_s:g} s")
 
 
 @contextmanager
-def watching(tell: Callable[[str], None]) -> Iterator[OutageReporter]:
+def watching(print_line: Callable[[str], None]) -> Iterator[OutageReporter]:
     """Watch for outages until the block ends."""
-    absences = OutageReporter(tell)
-    watch = asyncio.create_task(absences.watch())
+    outages = OutageReporter(print_line)
+    watch = asyncio.create_task(outages.watch())
     try:
-        yield absences
+        yield outages
     finally:
         watch.cancel()
 
@@ -206,21 +206,22 @@ async def open_clients(
     folder: StageFolder,
     stats: StageStats,
     give_up: bool = False,
-    tell: Callable[[str], None] = lambda line: None,
+    print_line: Callable[[str], None] = lambda line: None,
 ) -> AsyncIterator[Clients]:
     """Connect to the services, and check them against the config and a resumed stage.
 
-    give_up: a missing answer is a permanent failure. tell: called with lines about outages. Raises
-    UserError."""
+    give_up: a missing answer is a permanent failure. print_line: called with lines about outages.
+
+    Raises UserError."""
     async with AsyncExitStack() as stack:
         teacher = metricx = judge = None
-        absences = stack.enter_context(watching(tell))
+        outages = stack.enter_context(watching(print_line))
         identities = {}
         before: dict[str, float] = {}
         if "teacher" in uses:
             teacher = await stack.enter_async_context(open_teacher(cfg))
             stats.teacher = teacher.counts  # the client keeps updating them
-            absences.watch_service("the teacher", teacher, cfg.teacher.wait_for_server_s)
+            outages.watch_service("the teacher", teacher, cfg.teacher.wait_for_server_s)
             await teacher.check()
         if "metricx" in uses:
             metricx_cfg = cfg.metricx
@@ -230,15 +231,15 @@ async def open_clients(
             metricx = await stack.enter_async_context(client)
             info = await service_info(metricx, METRICX_URL)
             check_metricx(cfg, info)
-            absences.watch_service("MetricX", metricx, metricx.deadline_s)
+            outages.watch_service("MetricX", metricx, metricx.deadline_s)
             identities["metricx"] = pin_service_info(folder, "metricx", info)
-            before = await asyncio.to_thread(scorer_figures, cfg.metricx.url, {})
+            before = await asyncio.to_thread(scorer_stats, cfg.metricx.url, {})
         if "judge" in uses:
             client = _scoring_client(cfg.filters.llm_judge.url, 16)
             judge = await stack.enter_async_context(client)
             info = await service_info(judge, JUDGE_URL)
             check_judge(cfg, info)
-            absences.watch_service("the judge", judge, judge.deadline_s)
+            outages.watch_service("the judge", judge, judge.deadline_s)
             identities["judge"] = pin_service_info(folder, "judge", info)
         answers = open_answers(answers_place(cfg))
         stack.push_async_callback(answers.close)
@@ -254,7 +255,7 @@ async def open_clients(
                 give_up=give_up,
             )
         finally:
-            absences.look()
+            outages.check_outages()
             stats.damaged_answers = answers.damaged
             if metricx is not None:
-                stats.scorer = await asyncio.to_thread(scorer_figures, cfg.metricx.url, before)
+                stats.scorer = await asyncio.to_thread(scorer_stats, cfg.metricx.url, before)

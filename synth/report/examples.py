@@ -48,9 +48,9 @@ class Smallest:
 
 @dataclass(slots=True)
 class Examples:
-    """Examples. kept: {"title", "records"}; rejected: see `_beside`; rescued: see `_rescue`."""
+    """Examples. accepted: {"title", "records"}; rejected: see `_beside`; rescued: see `_rescue`."""
 
-    kept: list[dict[str, Any]]
+    accepted: list[dict[str, Any]]
     rejected: list[dict[str, Any]]
     rescued: list[dict[str, Any]]
 

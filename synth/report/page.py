@@ -19,7 +19,7 @@ from scorekit.config import load_config
 from scorekit.errors import UserError
 from scorekit.files import write_atomic
 from scorekit.languages import find_language
-from scorekit.report.page import STYLE, picture
+from scorekit.report.page import STYLE, chart_image
 from scorekit.report.render import visible
 from synth.config import SynthConfig, languages
 from synth.context import Stage
@@ -31,7 +31,7 @@ from synth.stages.table import ORDER
 from synth.storage.stats import StageCounts, duration, funnel
 from synth.storage.store import StageFolder, read_json
 
-BARS = 40  # of a picture
+BARS = 40  # of a chart
 _LINES = 10  # of files, that could not be read
 
 
@@ -306,11 +306,11 @@ def _draw(order: Sequence[Stage], stages: Mapping[str, Any]) -> list[str]:
     """Return SVG charts, one for each title with distributions."""
     spreads: dict[tuple[str, str], list[tuple[Mapping[str, Any], str]]] = defaultdict(list)
     for stage in order:
-        for chart in stage.drawn:
+        for chart in stage.charts:
             if spread := _spreads(stages, stage.name).get(chart.spread):
-                spreads[chart.title, chart.axis].append((spread, chart.of))
+                spreads[chart.title, chart.axis].append((spread, chart.kind))
     charts = [
-        picture(title, axis, partial(_draw_bars, chart_spreads))
+        chart_image(title, axis, partial(_draw_bars, chart_spreads))
         for (title, axis), chart_spreads in spreads.items()
     ]
     return [svg for svg in charts if svg is not None]

@@ -9,7 +9,7 @@ from typing import Any
 
 from synth.context import Stage
 from synth.stages.table import ORDER
-from synth.storage.stats import process_figures
+from synth.storage.stats import process_stats
 from synth.storage.store import StageFolder
 
 #: Approximate published rate of Qwen3-235B in FP8 on eight H100: docs/synthesis.md.
@@ -62,7 +62,7 @@ def _rates_of(out_dir: Path, stages: Sequence[Stage]) -> Rates:
     for stage in stages:
         folder = StageFolder(out_dir, stage.name)
         if folder.done():
-            stage_stats = process_figures(folder)
+            stage_stats = process_stats(folder)
             num_calls = sum(
                 stage_stats[service].get(count_key, 0)
                 for service, count_key in (

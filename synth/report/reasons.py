@@ -58,12 +58,12 @@ REASONS: dict[str, str] = {
     "numbers_missing": "Numbers of the source are in no form in the translation, or in another "
     "order.",
     "placeholders": "Placeholders or tags of the source are missing, or there are more of them.",
-    # Of sources that go on
+    # Notes on sources that are accepted
     "identical_candidates": "All candidates of the source are one text: where most are, a server "
     "ignores seed or temperature.",
     "no_improvement": "The sampled translation scored no better than the greedy one: "
     "prefilter.min_improvement leaves such sources out.",
-    # What a rule was not sure of
+    # Doubts of a rule
     "doubt_passed:*": "A rule was not sure, and the judge passed it: {0}",
     "doubt_refused:*": "A rule was not sure, and the judge refused it: {0}",
     "doubt_unjudged:*": "A rule was not sure, no judge read it, and it went on: {0}",

@@ -16,7 +16,7 @@ from synth.context import Stage
 from synth.report.estimate import PARTS, RunEstimate, plan, size_text
 from synth.report.rates import UNKNOWN, Rates, measured_rates
 from synth.stages.table import ORDER
-from synth.storage.stats import StageCounts, duration, funnel, process_figures
+from synth.storage.stats import StageCounts, duration, funnel, process_stats
 from synth.storage.store import StageFolder
 
 
@@ -141,7 +141,7 @@ def status(out_dir: Path, stages: Sequence[Stage] = ORDER) -> RenderableType:
         if stage_counts is None:
             table.add_row(stage.name, "–", "", "", "", "", "", style="dim")
             continue
-        rate = process_figures(StageFolder(out_dir, stage.name))["records_per_s"]
+        rate = process_stats(StageFolder(out_dir, stage.name))["records_per_s"]
         before = counts.get(stage.after.name) if stage.after else None
         left = _time_left(stage_counts, before, rate)
         table.add_row(

@@ -19,7 +19,7 @@ from typing import Any
 
 from scorekit.errors import UserError
 from scorekit.rowfile import RowFile
-from scorekit.text.markup import normalised
+from scorekit.text.markup import normalized
 
 _NO_SPACES = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
 _UNIT = re.compile(rf"[{_NO_SPACES}]|[^\W_{_NO_SPACES}]+")
@@ -80,7 +80,7 @@ class EvaluationTexts:
 
 def _units(text: str) -> tuple[list[str], int]:
     """Return words and characters of scripts without spaces; 1 if most are such characters."""
-    units: list[str] = _UNIT.findall(_UNSEEN.sub("", normalised("NFKC", text)).casefold())
+    units: list[str] = _UNIT.findall(_UNSEEN.sub("", normalized("NFKC", text)).casefold())
     characters = sum(len(unit) == 1 and _CHARACTER.match(unit) is not None for unit in units)
     return units, int(2 * characters > len(units))
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import structlog
 
 from scorekit.languages import find_language
-from scorekit.text.markup import normalised
+from scorekit.text.markup import normalized
 from synth.config import SynthConfig
 from synth.record import source_id
 from synth.sources.madlad import Document, SourceFile, peek_newlines, read_documents
@@ -35,7 +35,7 @@ class _Source(NamedTuple):
     text: str
     start: int
     end: int
-    place: int
+    segment_index: int
     segments: int
     document: Document
 
@@ -164,7 +164,7 @@ class Ingest:
 
         The length is that of the normalized text, so equal ids have equal lengths and buckets."""
         source_list = list(sources)
-        texts = [" ".join(normalised("NFC", source.text).split()) for source in source_list]
+        texts = [" ".join(normalized("NFC", source.text).split()) for source in source_list]
         for source, text, length in zip(source_list, texts, self._measure(texts), strict=True):
             yield source, source_id(text), length
 
@@ -202,7 +202,7 @@ class Ingest:
             "file": file.name,
             "line": document.line,
             "span": [source.start, source.end],
-            "segment_index": source.place,
+            "segment_index": source.segment_index,
             "segments": source.segments,
             "url": document.url,
         }

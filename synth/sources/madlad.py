@@ -237,8 +237,8 @@ def peek_newlines(documents: Iterator[Document]) -> tuple[str, Iterator[Document
     """Return how a file writes line ends, judged by its first documents, and all its documents."""
     head = list(islice(documents, _NEWLINE_SAMPLE))
 
-    def whole() -> Iterator[Document]:
+    def all_documents() -> Iterator[Document]:
         yield from head
         yield from documents
 
-    return find_newlines(head), whole()
+    return find_newlines(head), all_documents()

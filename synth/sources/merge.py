@@ -48,7 +48,7 @@ def choose(parts: list[Part], cutoffs: list[int], buckets: int) -> tuple[np.ndar
     return rows[first], int(len(rows) - first.sum())
 
 
-def why_nothing(parts: list[PartCounts]) -> str:
+def no_source_reason(parts: list[PartCounts]) -> str:
     """Return the error message if no source remains."""
     documents = sum(part.documents for part in parts)
     if not documents:

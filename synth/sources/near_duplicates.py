@@ -18,7 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scorekit.text.markup import normalised
+from scorekit.text.markup import normalized
 
 if TYPE_CHECKING:
     import numpy as np
@@ -105,7 +105,7 @@ def signatures(texts: Sequence[str]) -> np.ndarray:
     import numpy as np
 
     factors, terms = _permutations()
-    plain = [" ".join(normalised("NFKC", text).casefold().split()) for text in texts]
+    plain = [" ".join(normalized("NFKC", text).casefold().split()) for text in texts]
     padded = "".join(text + "\0" * _GRAM for text in plain)
     codes = np.frombuffer(padded.encode("utf-32-le"), dtype="<u4").astype(np.uint64)
     grams = np.zeros(max(0, len(codes) - _GRAM + 1), dtype=np.uint64)

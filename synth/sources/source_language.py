@@ -64,7 +64,7 @@ class SourceLanguage:
             if not flags[i]:
                 undecided.append(i)
         if self._odds is not None and undecided:
-            margins = self._odds.of([texts[i] for i in undecided])
+            margins = self._odds.margins([texts[i] for i in undecided])
             for i, margin in zip(undecided, margins, strict=True):
                 flags[i] = margin > self._margin
         return [flags[i] or self._is_other_variant(text) for i, text in enumerate(texts)]
@@ -114,7 +114,7 @@ class _Odds:
         for state, outputs in model.tk_output.items():
             self._gain[state] = features[list(outputs)].sum(axis=0)
 
-    def of(self, texts: Sequence[str]) -> list[float]:
+    def margins(self, texts: Sequence[str]) -> list[float]:
         """Return the log odds of the best other language against the source language."""
         import numpy as np
 

@@ -104,7 +104,7 @@ class Export(GlobalStage):
                     f"with `run --stage {self.name} --repair {index}`"
                 )
 
-    def faults(self, folder: StageFolder) -> Iterator[str]:
+    def errors(self, folder: StageFolder) -> Iterator[str]:
         """Yield the error of the first changed file."""
         try:
             self.verify(folder)

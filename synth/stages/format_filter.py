@@ -20,7 +20,7 @@ from synth.record import KeptRecord, RejectedRecord
 from synth.sources.decontaminate import digests, evaluation_texts
 from synth.sources.measure import make_measure
 from synth.stages.cost import PACKED_ALIKE, Cost, Sizes
-from synth.storage.distributions import Distribution, DistributionChart, Found, stratum
+from synth.storage.distributions import Distribution, DistributionChart, Distributions, stratum
 from synth.storage.store import Record
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class FormatFilter(MapStage):
 
     name = "format_filter"
     shows_rejected = True
-    drawn = (
+    charts = (
         DistributionChart(_CHARS, "source_chars", "source", "characters"),
         DistributionChart(_CHARS, "target_chars", "target", "characters"),
         DistributionChart(_TOKENS, "source_tokens", "source", "tokens, nearly"),
@@ -79,7 +79,7 @@ class FormatFilter(MapStage):
             driver_s=(0.006, 0.0),
         )
 
-    def figures(self, cfg: SynthConfig, records: Iterable[Record]) -> Found:
+    def distributions(self, cfg: SynthConfig, records: Iterable[Record]) -> Distributions:
         """Return lengths, scores and verdicts of the pairs, and why better candidates were
         rejected."""
         measure = make_measure(cfg.bucketing, cfg.data.tgt_lang)

@@ -16,7 +16,7 @@ from synth.execution.stage_types import MapStage
 from synth.record import KeptRecord, RejectedRecord, SourceFailed, teacher_seed
 from synth.stages.cost import Cost, Sizes
 from synth.stages.settings import metricx_settings, teacher_settings
-from synth.storage.distributions import Distribution, DistributionChart, Found, stratum
+from synth.storage.distributions import Distribution, DistributionChart, Distributions, stratum
 from synth.storage.store import Record
 
 #: Largest share of a text in loops, beyond the source's, before it counts as broken.
@@ -40,7 +40,7 @@ class PrefilterScore(MapStage):
     name = "prefilter_score"
     view = "prefilter_candidates.jsonl"
     shows_rejected = True
-    drawn = (
+    charts = (
         improvement("all"),
         DistributionChart(_BOTH, "score_greedy", "greedy", _SCORE),
         DistributionChart(_BOTH, "score_sample", "sample", _SCORE),
@@ -77,7 +77,7 @@ class PrefilterScore(MapStage):
             view_bytes=run.line_bytes(),
         )
 
-    def figures(self, cfg: SynthConfig, records: Iterable[Record]) -> Found:
+    def distributions(self, cfg: SynthConfig, records: Iterable[Record]) -> Distributions:
         """Return the distributions of scores and improvement."""
         return improvements(records)
 
@@ -114,7 +114,7 @@ class PrefilterScore(MapStage):
         return KeptRecord({**record, "prefilter": scores})
 
 
-def improvements(records: Iterable[Record]) -> Found:
+def improvements(records: Iterable[Record]) -> Distributions:
     """Return the distributions of both scores and of their differences."""
     names = ("improvement", "score_greedy", "score_sample")
     spreads = {name: Distribution(0.01) for name in names}

@@ -24,14 +24,14 @@ from synth.execution.stage_types import GlobalStage
 from synth.record import RejectedRecord
 from synth.sources.ingest import Ingest
 from synth.sources.madlad import REVISION, SourceFile, madlad_id, source_files
-from synth.sources.merge import choose, first_broken, offer_part, unread, why_nothing
+from synth.sources.merge import choose, first_broken, no_source_reason, offer_part, unread
 from synth.sources.parquet import SourcesParquet
 from synth.sources.parts import Part, PartCounts, PartReaders
 from synth.sources.sampling import TYPES, BottomK, plan_quotas
 from synth.sources.screen import SCREENED, is_screened, screen, screen_settings
 from synth.stages.cost import Cost, Sizes
-from synth.storage.distributions import Distribution, DistributionChart, Found, stratum
-from synth.storage.locks import LOOK_AGAIN_S, WorkClaims, hold_locks, release
+from synth.storage.distributions import Distribution, DistributionChart, Distributions, stratum
+from synth.storage.locks import RETRY_S, WorkClaims, hold_locks, release
 from synth.storage.stage_start import check_begun, own_shards
 from synth.storage.store import Record, ShardWriter, StageFolder, to_line
 
@@ -56,12 +56,12 @@ class SampleSources(GlobalStage):
     name = "sample_sources"
     outputs = (_VIEW,)
     runs_alone = False
-    drawn = (
+    charts = (
         DistributionChart("Source length of the pool", "source_tokens", "tokens, nearly", "tokens"),
     )
 
     def settings(self, cfg: SynthConfig) -> dict[str, Any]:
-        """The part of the config that the sample depends on."""
+        """Return the part of the config that the sample depends on."""
         data = cfg.data.model_dump(
             mode="json",
             exclude={
@@ -97,7 +97,7 @@ class SampleSources(GlobalStage):
             driver_s=(0.00012, 0.0),
         )
 
-    def figures(self, cfg: SynthConfig, records: Iterable[Record]) -> Found:
+    def distributions(self, cfg: SynthConfig, records: Iterable[Record]) -> Distributions:
         """Return lengths, buckets and types of the pool."""
         chars, tokens = Distribution(), Distribution()
         buckets: Counter[str] = Counter()
@@ -199,7 +199,7 @@ class _Sampling:
                     if not is_announced:
                         is_announced = True
                         self.ctx.print_line(f"{self.folder.name}: waits for {claims.waits_for()}")
-                    time.sleep(LOOK_AGAIN_S)
+                    time.sleep(RETRY_S)
                 continue
             index, lock = claimed
             try:
@@ -234,7 +234,7 @@ class _Sampling:
         chosen, doubles = choose(self.parts, cutoffs, len(self.quotas) // len(TYPES))
         if not len(chosen):
             self._read_again()
-            raise UserError(why_nothing(counts_list))
+            raise UserError(no_source_reason(counts_list))
         self._check_readable(counts_list)
         sampled = self._write(chosen)
         self._note(counts_list, sampled, doubles)

@@ -17,7 +17,7 @@ from synth.stages.cost import Cost, Sizes
 from synth.stages.generate_128 import distinct_texts
 from synth.stages.prefilter_score import broken_output
 from synth.stages.settings import metricx_settings
-from synth.storage.distributions import Distribution, DistributionChart, Found, stratum
+from synth.storage.distributions import Distribution, DistributionChart, Distributions, stratum
 from synth.storage.locks import hold_locks
 from synth.storage.store import Record
 
@@ -36,7 +36,7 @@ class ScoreSelectBest(MapStage):
     other_names = ("score_128_select_best",)
     view = "final_candidates_topk.jsonl"
     shows_rejected = True
-    drawn = (
+    charts = (
         DistributionChart(_CHART[0], "score_best", "best", _CHART[1]),
         DistributionChart(_CHART[0], "score_worst", "worst", _CHART[1]),
     )
@@ -67,7 +67,7 @@ class ScoreSelectBest(MapStage):
             view_bytes=run.line_bytes(run.text_bytes),
         )
 
-    def figures(self, cfg: SynthConfig, records: Iterable[Record]) -> Found:
+    def distributions(self, cfg: SynthConfig, records: Iterable[Record]) -> Distributions:
         """Return the best and worst scores of the sources, and excluded candidates."""
         best, worst, margin = (Distribution(0.01) for _ in range(3))
         out: Counter[str] = Counter()

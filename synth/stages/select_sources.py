@@ -23,7 +23,7 @@ from synth.execution.stage_types import GlobalStage
 from synth.record import RejectedRecord
 from synth.stages.cost import Cost, Sizes
 from synth.stages.prefilter_score import improvement, improvements
-from synth.storage.distributions import Found
+from synth.storage.distributions import Distributions
 from synth.storage.store import Record, ShardWriter, StageFolder
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class SelectSources(GlobalStage):
     """
 
     name = "select_sources"
-    drawn = (improvement("selected"),)
+    charts = (improvement("selected"),)
 
     def settings(self, cfg: SynthConfig) -> dict[str, Any]:
         """Return the settings that the selection depends on."""
@@ -66,7 +66,7 @@ class SelectSources(GlobalStage):
             driver_s=(0.00005, 0.0),
         )
 
-    def figures(self, cfg: SynthConfig, records: Iterable[Record]) -> Found:
+    def distributions(self, cfg: SynthConfig, records: Iterable[Record]) -> Distributions:
         """Return the distributions of the selected sources."""
         return improvements(records)
 
@@ -258,20 +258,20 @@ class _Best:
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self._held = [_no_rows()]
+        self._batches = [_no_rows()]
         self._size = 0
 
     def offer(self, rows: np.ndarray) -> None:
-        self._held.append(rows)
+        self._batches.append(rows)
         self._size += len(rows)
         if self._size > 2 * self.count + _CHUNK:
-            self._held = [self.rows()]
-            self._size = len(self._held[0])
+            self._batches = [self.rows()]
+            self._size = len(self._batches[0])
 
     def rows(self) -> np.ndarray:
         import numpy as np
 
-        candidates = np.concatenate(self._held)
+        candidates = np.concatenate(self._batches)
         return candidates[_order(candidates)[: self.count]]
 
 

@@ -65,20 +65,20 @@ class Distribution:
 class DistributionChart:
     """A distribution in a chart of the report; those with one title share a chart.
 
-    of: its label in the chart. axis: the label of its values.
+    kind: its label in the chart. axis: the label of its values.
     """
 
     title: str
     spread: str
-    of: str
+    kind: str
     axis: str
 
 
 #: Distributions and counts of a stage's records, by name.
-Found = dict[str, "Distribution | Counter[str]"]
+Distributions = dict[str, "Distribution | Counter[str]"]
 
 
-def as_dicts(distributions: Found) -> dict[str, Any]:
+def as_dicts(distributions: Distributions) -> dict[str, Any]:
     """Return the distributions as they are stored in stats.json."""
     return {
         name: spread.as_dict() if isinstance(spread, Distribution) else dict(sorted(spread.items()))

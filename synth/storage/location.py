@@ -95,7 +95,7 @@ def _has_content(path: Path) -> bool:
 class Mount(NamedTuple):
     """A line of /proc/self/mountinfo."""
 
-    place: Path
+    path: Path
     kind: str
     options: frozenset[str]
 
@@ -124,9 +124,9 @@ def mount_of(path: Path, mounts: Path = _MOUNTS) -> Mount | None:
     except OSError:
         return None
     path = path.absolute()
-    matches = [mount for mount in map(_mount, lines) if mount and path.is_relative_to(mount.place)]
+    matches = [mount for mount in map(_mount, lines) if mount and path.is_relative_to(mount.path)]
     # of equal mount points the later one is on top
-    return max(reversed(matches), key=lambda mount: len(mount.place.parts), default=None)
+    return max(reversed(matches), key=lambda mount: len(mount.path.parts), default=None)
 
 
 def _mount(line: str) -> Mount | None:

@@ -18,7 +18,7 @@ from typing import IO
 from scorekit.errors import UserError
 
 #: Seconds between two checks of other processes' locks.
-LOOK_AGAIN_S = 0.5
+RETRY_S = 0.5
 
 
 def try_lock(path: Path, *, shared: bool = False) -> IO[str] | None:
@@ -55,7 +55,7 @@ def holder(path: Path) -> str:
 
 def release(path: Path, file: IO[str]) -> None:
     """Release a lock that is not needed again, and remove its file."""
-    path.unlink(missing_ok=True)  # before the release: nobody can lock a file without a name
+    path.unlink(missing_ok=True)  # before the release: no process can lock a file without a name
     file.close()
 
 
@@ -73,7 +73,7 @@ def hold_locks(
                 if not is_announced:
                     wait(f"{path.stem}: waits for {holder(path)}")
                 is_announced = True
-                time.sleep(LOOK_AGAIN_S)
+                time.sleep(RETRY_S)
             if file is None:
                 raise UserError(
                     f"{path.stem}: {holder(path)} is working there, so this process cannot "

@@ -47,4 +47,4 @@ def _errors(stage: Stage, folder: StageFolder) -> Iterator[str]:
     except UserError as error:
         yield str(error)
         return
-    yield from stage.faults(folder)
+    yield from stage.errors(folder)

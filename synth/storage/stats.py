@@ -44,7 +44,7 @@ class StageStats:
 
     open: records without a service's answer, by code. answers_kept: cached answers that were used.
     damaged_answers: broken cached answers, requested again. teacher: the client's live counts, or a
-    copy. scorer: MetricX's own stats, see `scorer_figures`. of_others: True if these are sums over
+    copy. scorer: MetricX's own stats, see `scorer_stats`. of_others: True if these are sums over
     processes that write their own stats.
     """
 
@@ -65,7 +65,7 @@ class StageStats:
     flushed: float = 0.0
     of_others: bool = False
 
-    def figures(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """Return the stats as they are written."""
         teacher = self.teacher
         counts = dataclasses.asdict(teacher) if dataclasses.is_dataclass(teacher) else teacher  # type: ignore[arg-type]
@@ -85,7 +85,7 @@ class StageStats:
         }
 
     def add_up(self, stats_list: list[dict[str, Any]]) -> None:
-        """Set the sums of other processes' `figures`, each with its `rejected`."""
+        """Set the sums of other processes' `as_dict`, each with its `rejected`."""
         self.records_in = sum(process_stats["records_in"] for process_stats in stats_list)
         self.records_out = sum(process_stats["records_out"] for process_stats in stats_list)
         self.rejected = Counter(_sum(process_stats["rejected"] for process_stats in stats_list))
@@ -101,7 +101,7 @@ class StageStats:
             return
         self.flushed = now
         path = folder.path / f"stats-{self.process}.json"
-        write_atomic(path, to_line(self.figures()))
+        write_atomic(path, to_line(self.as_dict()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,7 @@ def funnel(names: Iterable[str], out_dir: Path, inputs: Path | None = None) -> l
     return started
 
 
-def process_figures(folder: StageFolder) -> dict[str, Any]:
+def process_stats(folder: StageFolder) -> dict[str, Any]:
     """Return the sums over the processes that worked on a stage.
 
     seconds: with at least one process working. records_per_s: over all processes. driver_cpu_s:
@@ -213,7 +213,7 @@ def process_figures(folder: StageFolder) -> dict[str, Any]:
     }
 
 
-def scorer_figures(urls: str | list[str], before: Mapping[str, float]) -> dict[str, float]:
+def scorer_stats(urls: str | list[str], before: Mapping[str, float]) -> dict[str, float]:
     """Return what the scoring services counted since `before` (an earlier result, or {}).
 
     batches, batch_seconds, batch_samples: of all callers. memory_peak_bytes: the largest of one
@@ -316,7 +316,7 @@ class Exporter:
         if self._watched is None:
             return
         stage, stats = self._watched
-        totals = stats.figures()
+        totals = stats.as_dict()
         records = CounterMetricFamily(
             "synth_records", "Records by what became of them.", labels=["stage", "outcome"]
         )

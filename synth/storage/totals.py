@@ -10,7 +10,7 @@ from scorekit.files import write_atomic
 from synth.context import Stage, StageContext
 from synth.stages.table import BY_NAME
 from synth.storage.distributions import as_dicts
-from synth.storage.stats import funnel, process_figures, unreadable
+from synth.storage.stats import funnel, process_stats, unreadable
 from synth.storage.store import digest_of, to_line
 
 
@@ -29,7 +29,7 @@ def write_stats(ctx: StageContext, stage: str) -> dict[str, Any]:
             "unreadable": unreadable(folder),
             "shards": counts.shards,
             "shards_done": counts.done,
-            **process_figures(folder),
+            **process_stats(folder),
             "distributions": _distributions(ctx, BY_NAME[counts.stage]) if folder.done() else {},
         }
     stats = {"written": datetime.now(UTC).isoformat(timespec="seconds"), "stages": stages}
@@ -50,6 +50,6 @@ def _distributions(ctx: StageContext, stage: Stage) -> dict[str, Any]:
             return dict(stored["distributions"])
     except (FileNotFoundError, ValueError, KeyError):
         pass
-    distributions = as_dicts(stage.figures(ctx.cfg, folder.records()))
+    distributions = as_dicts(stage.distributions(ctx.cfg, folder.records()))
     write_atomic(path, to_line({"of": digest, "distributions": distributions}))
     return distributions

@@ -146,7 +146,7 @@ def test_episodes_with_crops_follow_each_update(
             policy = SampledPolicy(first, ids, sampling, name="tiny", context=2000, seed=1)
             done = played(policy, samples=2, **episode)
             rows = [
-                policy.ended[trajectory.trajectory_id].rollout(
+                policy.ended_episodes[trajectory.trajectory_id].rollout(
                     trajectory.trajectory_id, 0, ids.stops
                 )
                 for trajectory in done
@@ -160,7 +160,7 @@ def test_episodes_with_crops_follow_each_update(
             stale = max_difference(rows, model, reader.never)
             print(f"update {update}: {current:.1e} apart; with the weights of another {stale:.1e}")
             assert current <= GAP and stale > 1000 * GAP
-            sampler.sync(model, update + 1)
+            sampler.sync_weights(model, update + 1)
 
 
 @LEARNS

@@ -134,7 +134,7 @@ def test_greedy_and_sampled_outputs_follow_a_large_update(engine: Any, cfg: Trai
         assert samples[0] == samples[1]
         outputs.append(completions)
         change(model)
-        sampler.sync(model, update + 1)
+        sampler.sync_weights(model, update + 1)
     assert sum(outputs[0][i] != outputs[1][i] for i in outputs[0]) >= 16
 
 
@@ -146,7 +146,7 @@ def test_nothing_that_was_computed_with_old_weights_is_used_again(
     long = [[5 + i % 1000 for i in range(600)]]  # the prefix cache has blocks of 128 here
     assert gap(sampler, model, long, cfg) < SMALL
     change(model)
-    sampler.sync(model, 1)
+    sampler.sync_weights(model, 1)
     assert gap(sampler, model, long, cfg) < SMALL
 
 

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from scorekit.server.unigram import deberta_tokenizer, read_pieces, xlm_roberta_tokenizer
+from scorekit.server.unigram import deberta_tokenizer, read_unigram_file, xlm_roberta_tokenizer
 from services.metricx.tokenizer import load_tokenizer
 
 GOLDEN = Path(__file__).parent
 SPIECE = GOLDEN / "metricx_tiny" / "spiece.model"
 MAKERS = {
     "t5": lambda: load_tokenizer(GOLDEN / "metricx_tiny", "golden"),
-    "xlm_roberta": lambda: xlm_roberta_tokenizer(read_pieces(SPIECE)),
-    "deberta": lambda: deberta_tokenizer(read_pieces(SPIECE)),
+    "xlm_roberta": lambda: xlm_roberta_tokenizer(read_unigram_file(SPIECE)),
+    "deberta": lambda: deberta_tokenizer(read_unigram_file(SPIECE)),
 }
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from scorekit.errors import UserError
 from scorekit.files import write_atomic
 from trainer.chat.config import ChatConfig
-from trainer.chat.labels import Learned
+from trainer.chat.labels import TrainedTurns
 from trainer.chat.markers import MarkedTemplate
 from trainer.chat.render import Turns, own_template, read_template
 from trainer.chat.template_check import repaired_template
@@ -22,7 +22,7 @@ def fixed_template(
     conversations: Sequence[Turns],
     chat: ChatConfig,
     *,
-    learned: Learned = "all",
+    trained_turns: TrainedTurns = "all",
 ) -> tuple[MarkedTemplate, str]:
     """Return a template with markers that renders the same text, and its diff.
 
@@ -33,7 +33,7 @@ def fixed_template(
     base = own_template(tokenizer) or configured
     if base is None:
         raise UserError("there is no chat template to repair. Name one with --template")
-    repaired = repaired_template(tokenizer, conversations, chat, base, learned=learned)
+    repaired = repaired_template(tokenizer, conversations, chat, base, trained_turns=trained_turns)
     before = (configured or base).splitlines()
     lines = unified_diff(
         before, repaired.template.splitlines(), "before", "after", lineterm="", n=1

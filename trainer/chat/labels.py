@@ -19,7 +19,7 @@ from trainer.chat.render import (
 )
 
 #: The assistant's turns of a conversation to train on.
-Learned = Literal["all", "last"]
+TrainedTurns = Literal["all", "last"]
 #: Characters of a text in an error message.
 _MAX_QUOTED = 40
 
@@ -28,11 +28,11 @@ class LabelIssue(NamedTuple):
     """An error of a template in a conversation.
 
     check: a key of `CHECKS` in template_check.py.
-    what: the message.
+    message: the text of the error.
     """
 
     check: str
-    what: str
+    message: str
 
 
 class LabeledConversation(NamedTuple):
@@ -45,7 +45,7 @@ class LabeledConversation(NamedTuple):
     rendered: Rendered
     tokens: Tokens
     stops: tuple[int, ...]
-    faults: tuple[LabelIssue, ...]
+    errors: tuple[LabelIssue, ...]
 
     @property
     def mask(self) -> list[int]:
@@ -75,7 +75,7 @@ def label(
     turns: Turns,
     chat: ChatConfig,
     template: str,
-    learned: Learned = "all",
+    trained_turns: TrainedTurns = "all",
     *,
     like: str | None = None,
 ) -> LabeledConversation:
@@ -88,15 +88,15 @@ def label(
         rendered = render_spans(tokenizer, turns, chat, template=template)
         text_in_use = render(tokenizer, turns, chat, template=like)
     except UserError as error:
-        fault = LabelIssue("template", str(error))
-        return LabeledConversation(Rendered("", ()), Tokens([], []), (), (fault,))
+        issue = LabelIssue("template", str(error))
+        return LabeledConversation(Rendered("", ()), Tokens([], []), (), (issue,))
     indices = [index for index, turn in enumerate(turns) if turn["role"] == "assistant"]
     num_spans = len(rendered.spans)
-    if learned == "last":
+    if trained_turns == "last":
         indices, rendered = indices[-1:], rendered._replace(spans=rendered.spans[-1:])
-    faults = []
+    errors = []
     if rendered.text != text_in_use:
-        faults.append(
+        errors.append(
             LabelIssue("same text", f"in training {_differing(rendered.text, text_in_use)}")
         )
     replies = []
@@ -107,15 +107,15 @@ def label(
         ]
     else:
         message = f"{len(indices)} turns of the assistant, {num_spans} marked"
-        faults.append(LabelIssue("markers", message))
+        errors.append(LabelIssue("markers", message))
     tokens = tokenize(tokenizer, rendered)
     stops = [_stop(tokenizer, tokens, reply.number) for reply in replies]
     for reply, stop in zip(replies, stops, strict=True):
-        faults += _span_errors(tokenizer, rendered, tokens, reply, stop, turns[reply.turn_index])
+        errors += _span_errors(tokenizer, rendered, tokens, reply, stop, turns[reply.turn_index])
     begin_by_turn = {reply.turn_index: reply.span[0] for reply in replies}
     for index in indices:
         prompt, differences = _prompt(tokenizer, turns[:index], chat, rendered.text, tokens, like)
-        faults += [
+        errors += [
             LabelIssue("generation prompt", f"turn {index + 1}: {message}")
             for message in differences
         ]
@@ -123,10 +123,10 @@ def label(
             trained := rendered.text[begin_by_turn.get(index, len(prompt)) : len(prompt)]
         ):
             message = f"turn {index + 1}: the prompt's {_tail(trained)} is labelled, too"
-            faults.append(LabelIssue("labelled text", message))
-    faults += _other_turn_errors(turns, rendered, replies)
+            errors.append(LabelIssue("labelled text", message))
+    errors += _other_turn_errors(turns, rendered, replies)
     return LabeledConversation(
-        rendered, tokens, tuple(s for s in stops if s is not None), tuple(faults)
+        rendered, tokens, tuple(s for s in stops if s is not None), tuple(errors)
     )
 
 
@@ -214,16 +214,16 @@ def _other_turn_errors(
         name = f"turn {index + 1} ({turn['role']})"
         for part in filter(None, (part.strip() for part in _texts(turn))):
             start = text.find(part, position, end)
-            is_labelled = start < 0 and any(
+            is_labeled = start < 0 and any(
                 part in text[begin:end_of_span] for begin, end_of_span in rendered.spans
             )
             if start >= 0:
                 position = start + len(part)
-                is_labelled = any(
+                is_labeled = any(
                     begin < position and start < end_of_span
                     for begin, end_of_span in rendered.spans
                 )
-            if is_labelled:
+            if is_labeled:
                 yield LabelIssue("other turns", f"{name}: {_head(part)} is labelled")
             elif start < 0:
                 yield LabelIssue("messages", f"{name}: {_head(part)} is not in the text")

@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any, Literal, NamedTuple
 
 from scorekit.errors import UserError
-from trainer.chat.labels import Learned
+from trainer.chat.labels import TrainedTurns
 from trainer.runs.readers import clean_cell, read_rows, shortened
 
 #: The assistant's turns to train on. all: every turn; last: only the last one; each: every turn in
@@ -22,14 +22,14 @@ _REPLIES = ("completion", "reference")
 class Conversation(NamedTuple):
     """A conversation of a file.
 
-    where: its file and line.
+    location: its file and line.
     turns: messages; the last one is the assistant's.
-    learned: the turns to train on.
+    trained_turns: the turns to train on.
     """
 
-    where: str
+    location: str
     turns: list[dict[str, Any]]
-    learned: Learned
+    trained_turns: TrainedTurns
 
 
 def read_conversations(
@@ -64,10 +64,10 @@ def conversations(rows: Iterable[tuple[str, Any]], which: Which) -> list[Convers
     if errors:
         message = f"{len(errors)} rows are no conversations:"
         raise UserError(message, shortened(errors))
-    if len({conversation.learned for conversation in results}) > 1:
-        other = next(c for c in results if c.learned != results[0].learned)
+    if len({conversation.trained_turns for conversation in results}) > 1:
+        other = next(c for c in results if c.trained_turns != results[0].trained_turns)
         raise UserError(
-            f"{other.where}: some rows have `messages` and others a prompt. Train on the last "
+            f"{other.location}: some rows have `messages` and others a prompt. Train on the last "
             "turn of each (turns: last), or use two files"
         )
     return results
@@ -101,13 +101,13 @@ def conversations_of(row: Any, location: str, which: Which) -> Iterable[Conversa
     return [Conversation(location, turns, "last")]
 
 
-def _checked(messages: Any, where: str, column: str) -> list[dict[str, Any]]:
+def _checked(messages: Any, row_location: str, column: str) -> list[dict[str, Any]]:
     """Return messages for a template, without null values (empty cells of a table)."""
     if not isinstance(messages, list) or not messages:
-        raise UserError(f"{where}: {column}: expected a list of messages")
+        raise UserError(f"{row_location}: {column}: expected a list of messages")
     turns = []
     for number, message in enumerate(messages, 1):
-        location = f"{where}: {column}, turn {number}"
+        location = f"{row_location}: {column}, turn {number}"
         if not isinstance(message, Mapping) or message.get("role") not in _ROLES:
             raise UserError(
                 f"{location}: expected an object with `role` set to one of {', '.join(_ROLES)}"

@@ -13,7 +13,7 @@ from scorekit.report.render import visible
 from trainer.chat.template_check import Finding
 
 #: Styles of labeled text, of the token that ends it, and of other text.
-LABELLED, STOP, REST = "black on green", "bold white on dark_green", "dim"
+LABELED, STOP, REST = "black on green", "bold white on dark_green", "dim"
 
 
 def color_text(
@@ -27,17 +27,17 @@ def color_text(
     """
     text = Text()
     position = 0
-    for is_labelled, run in groupby(mask):
+    for is_labeled, run in groupby(mask):
         count = len(list(run))
         run_ids = list(ids[position : position + count])
         position += count
         decoded = tokenizer.decode(run_ids, clean_up_tokenization_spaces=False)
-        if not is_labelled:
+        if not is_labeled:
             text.append(_visible_lines(decoded), REST)
             continue
         stop = tokenizer.decode(run_ids[-1:]) if run_ids[-1] in _ends(tokenizer) else ""
         text.append("⟦" if brackets else "")
-        text.append(_visible_lines(decoded.removesuffix(stop) if stop else decoded), LABELLED)
+        text.append(_visible_lines(decoded.removesuffix(stop) if stop else decoded), LABELED)
         text.append(_visible_lines(stop), STOP)
         text.append("⟧" if brackets else "")
     return text
@@ -58,7 +58,7 @@ def print_findings(console: Console, findings: Sequence[Finding]) -> None:
     for finding in findings:
         sign, style = ("ok  ", "green") if finding.ok else ("FAIL", "bold red")
         line = Text.assemble((sign, style), " ", (finding.name, "bold"), ": ")
-        line.append(visible(finding.found))
+        line.append(visible(finding.result))
         console.print(line, soft_wrap=True)
         if not finding.ok:
             console.print(Text(f"     -> {finding.remedy}"), soft_wrap=True)

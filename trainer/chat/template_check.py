@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from scorekit.errors import UserError
 from trainer.chat.config import ChatConfig
-from trainer.chat.labels import LabeledConversation, Learned, label
+from trainer.chat.labels import LabeledConversation, TrainedTurns, label
 from trainer.chat.markers import MarkedTemplate, candidates, has_markers
 from trainer.chat.probes import probes
 from trainer.chat.render import Turns, own_template, read_template, render
@@ -69,13 +69,13 @@ _MARKER_CHECKS = {"template", "markers", "labelled text", "stop token", "other t
 class Finding:
     """The result of a check.
 
-    found: what is right or wrong.
+    result: what is right or wrong.
     remedy: "" if nothing is wrong.
     """
 
     name: str
     ok: bool
-    found: str
+    result: str
     remedy: str
 
 
@@ -86,7 +86,7 @@ def check_template(
     generation_config: Any = None,
     max_length: int | None = None,
     *,
-    learned: Learned = "all",
+    trained_turns: TrainedTurns = "all",
     names: Sequence[str] = (),
 ) -> list[Finding]:
     """Return a finding for each of `CHECKS`, from the conversations and difficult ones of their
@@ -96,19 +96,21 @@ def check_template(
     has none; it is compared with the tokenizer's own.
     generation_config: the model's; None: sampling ends at the tokenizer's eos_token.
     max_length: in tokens; None: any.
-    learned: the turns of a conversation to train on.
+    trained_turns: the turns of a conversation to train on.
     names: locations of the conversations.
     Raises UserError if there is no template.
     """
-    training = training_template(tokenizer, conversations, chat, learned=learned)
-    labelled = [
+    training = training_template(tokenizer, conversations, chat, trained_turns=trained_turns)
+    labeled = [
         (
             names[number] if number < len(names) else name,
-            label(tokenizer, turns, chat, training.template, learned),
+            label(tokenizer, turns, chat, training.template, trained_turns),
         )
-        for number, (name, turns) in enumerate(looked_at(tokenizer, conversations, chat))
+        for number, (name, turns) in enumerate(
+            collect_conversations(tokenizer, conversations, chat)
+        )
     ]
-    return findings_of(tokenizer, labelled, training.origin, generation_config, max_length)
+    return findings_of(tokenizer, labeled, training.origin, generation_config, max_length)
 
 
 def refuse_errors(
@@ -120,11 +122,11 @@ def refuse_errors(
     """
     failed = [finding for finding in findings if not finding.ok]
     for failure in failed:
-        log.warning("chat template: %s: %s; %s", failure.name, failure.found, failure.remedy)
+        log.warning("chat template: %s: %s; %s", failure.name, failure.result, failure.remedy)
     if failed and action == "refuse":
         first = failed[0]
         raise UserError(
-            f"the chat template fails its check: {first.name}: {first.found}; {first.remedy} "
+            f"the chat template fails its check: {first.name}: {first.result}; {first.remedy} "
             f"({hint})"
         )
 
@@ -144,8 +146,8 @@ def findings_of(
     stops: set[int] = set()
     longest = count = 0
     for location, conversation in conversations:
-        for error in conversation.faults:
-            errors[error.check].append(f"{location}, {error.what}")
+        for error in conversation.errors:
+            errors[error.check].append(f"{location}, {error.message}")
         stops |= set(conversation.stops)
         length, count = len(conversation.tokens.ids), count + 1
         longest = max(longest, length)
@@ -164,11 +166,15 @@ def findings_of(
 
 
 def training_template(
-    tokenizer: Any, conversations: Sequence[Turns], chat: ChatConfig, *, learned: Learned = "all"
+    tokenizer: Any,
+    conversations: Sequence[Turns],
+    chat: ChatConfig,
+    *,
+    trained_turns: TrainedTurns = "all",
 ) -> MarkedTemplate:
     """Return the template for training: the config's or the tokenizer's own, with markers.
 
-    If it has none, `mended` adds them. Raises UserError if there is no template.
+    If it has none, `repaired_template` adds them. Raises UserError if there is no template.
     """
     template = read_template(chat.template) if chat.template else own_template(tokenizer)
     if template is None:
@@ -177,7 +183,7 @@ def training_template(
         )
     if has_markers(template):
         return MarkedTemplate(template, "those of the template")
-    return repaired_template(tokenizer, conversations, chat, template, learned=learned)
+    return repaired_template(tokenizer, conversations, chat, template, trained_turns=trained_turns)
 
 
 def repaired_template(
@@ -186,28 +192,28 @@ def repaired_template(
     chat: ChatConfig,
     template: str,
     *,
-    learned: Learned = "all",
+    trained_turns: TrainedTurns = "all",
 ) -> MarkedTemplate:
     """Return the first template with markers that renders the text of `template` and labels the
     replies.
 
     If none does so for these conversations, return the last candidate.
     """
-    samples = looked_at(tokenizer, conversations, chat)
+    samples = collect_conversations(tokenizer, conversations, chat)
     chosen = MarkedTemplate(template, "none")
     for chosen in candidates(tokenizer, template):
         if not any(
             error.check in _MARKER_CHECKS
             for _, turns in samples
             for error in label(
-                tokenizer, turns, chat, chosen.template, learned, like=template
-            ).faults
+                tokenizer, turns, chat, chosen.template, trained_turns, like=template
+            ).errors
         ):
             break
     return chosen
 
 
-def looked_at(
+def collect_conversations(
     tokenizer: Any, conversations: Sequence[Turns], chat: ChatConfig
 ) -> list[tuple[str, Turns]]:
     """Return (name, conversation) of the rows and the probes.
@@ -231,14 +237,16 @@ def unknown_stops(
     chat: ChatConfig,
     generation_config: Any,
     *,
-    learned: Learned = "all",
+    trained_turns: TrainedTurns = "all",
 ) -> list[int]:
     """Return the ids that end turns in training, but do not end sampling."""
-    template = training_template(tokenizer, conversations, chat, learned=learned).template
+    template = training_template(
+        tokenizer, conversations, chat, trained_turns=trained_turns
+    ).template
     stops = {
         stop
-        for _, turns in looked_at(tokenizer, conversations, chat)
-        for stop in label(tokenizer, turns, chat, template, learned).stops
+        for _, turns in collect_conversations(tokenizer, conversations, chat)
+        for stop in label(tokenizer, turns, chat, template, trained_turns).stops
     }
     return sorted(stops - set(end_ids(tokenizer, generation_config)))
 

@@ -30,7 +30,7 @@ class ProcessStalled(ScorekitError):
 class MonitoredBarrier:
     """Barriers of one process.
 
-    place: the phase of this process, for error messages of the others.
+    phase: the phase of this process, for error messages of the others.
     """
 
     _number = 0  # of this process's last barrier
@@ -42,18 +42,18 @@ class MonitoredBarrier:
 
         self.rank, self.size, self.patience_s = rank, size, patience_s
         self._store = PrefixStore("scorekit", _get_default_store())
-        self._place = ""
+        self._phase = ""
         self.phase = "the start"
 
     @property
     def phase(self) -> str:
         """Return the phase of this process."""
-        return self._place
+        return self._phase
 
     @phase.setter
-    def phase(self, place: str) -> None:
-        self._place = place
-        self._store.set(f"place {self.rank}", place)
+    def phase(self, phase: str) -> None:
+        self._phase = phase
+        self._store.set(f"place {self.rank}", phase)
 
     def announce_exit(self) -> None:
         """Announce that this process ends, so that no process waits for it."""

@@ -123,8 +123,8 @@ class DistributedContext:
             return shared, shared_optimizer
         if unsharded := self._unsharded_parts(model):
             self.accelerator.state.fsdp_plugin.ignored_modules = unsharded
-        # In place, and the model within peft's wrapper: FSDP2 takes the first module that is called
-        # for the outermost one, and that is the one that generates.
+        # Prepare the model inside peft's wrapper, in place: FSDP2 treats the first module that is
+        # called as the outermost one, and that is the one that generates.
         _, shared_optimizer = self.accelerator.prepare(unwrap_peft(model), optimizer)
         return model, shared_optimizer
 
@@ -244,7 +244,7 @@ class DistributedContext:
                 part.reshard()
 
     def load_optimizer(self, model: nn.Module, optimizer: Any, state: dict[str, Any]) -> None:
-        """Load an optimizer state that `whole_states` returned."""
+        """Load an optimizer state that `full_state_dicts` returned."""
         if not self.is_sharded:
             optimizer.load_state_dict(state)
             return

@@ -17,7 +17,7 @@ from torch import Tensor
 
 #: |log-ratio| is clamped to this before exp(), so that a single token cannot overflow a batch.
 MAX_LOG_RATIO = 20.0
-#: Largest importance weight of the KL term, for batches that are passed over more than once.
+#: Largest importance weight of the KL term, for batches that are used for several updates.
 MAX_KL_WEIGHT = 10.0
 
 KLEstimator = Literal["k1", "k2", "k3"]

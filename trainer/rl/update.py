@@ -35,6 +35,7 @@ class TrainStats:
     clip_frac: share of tokens whose ratio left the clip range.
     kl_ref: mean of new - ref.
     kl_ref_k3: an estimate of it that is never negative. Both are over
+        the tokens of
         `TokenAdvantages.kl_token_mask`.
     entropy: None without an entropy bonus.
     grad_norm: mean before clipping.

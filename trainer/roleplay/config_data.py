@@ -9,8 +9,8 @@ from pydantic import Field, field_validator
 from scorekit.config import Config
 
 #: Fields of a turn, besides its prompt, that a column can have.
-TOLD = ("player_name", "character_name", "speech_level", "scenario", "dialogue", "place")
-FIELDS = ("id", "prompt", "prompt_messages", "reference", *TOLD)
+STATED_FIELDS = ("player_name", "character_name", "speech_level", "scenario", "dialogue", "place")
+FIELDS = ("id", "prompt", "prompt_messages", "reference", *STATED_FIELDS)
 
 
 class RoleplayData(Config):

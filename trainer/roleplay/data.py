@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any
 
 from scorekit.errors import UserError
-from trainer.roleplay.config_data import FIELDS, TOLD, RoleplayData
+from trainer.roleplay.config_data import FIELDS, STATED_FIELDS, RoleplayData
 from trainer.roleplay.messages import WrongMessages, read_messages
 from trainer.roleplay.stated_facts import extract_facts, parse_level
 from trainer.roleplay.turn import Message, RoleplayTurn
@@ -109,13 +109,13 @@ def in_both(train: Sequence[RoleplayTurn], held_out: Sequence[RoleplayTurn]) -> 
     )
 
 
-def told_of(
+def read_stated_facts(
     row: Any, location: str, data: RoleplayData, prompt: Sequence[Message]
 ) -> dict[str, Any]:
     """Return the other fields of a turn: from columns, else from the system turn. Raises
     UserError."""
     fields: dict[str, Any] = {}
-    for field in TOLD:
+    for field in STATED_FIELDS:
         column = data.columns.get(field, field)
         fields[field] = _read_field(field, cell(row, column), location, column)
     system = prompt[0]["content"] if prompt[0]["role"] == "system" else ""
@@ -138,7 +138,7 @@ def _turn(row: Any, location: str, data: RoleplayData) -> RoleplayTurn:
         id=id_cell(cell(row, names["id"]), location, names["id"]) or "",
         prompt=prompt,
         reference=reference if reference and reference.strip() else None,
-        **told_of(row, location, data, prompt),
+        **read_stated_facts(row, location, data, prompt),
     )
 
 

@@ -119,7 +119,7 @@ def turns_of(dialogue: Dialogue, context: int | None) -> Iterator[RoleplayTurn |
             )
 
 
-def fault_of(turn: RoleplayTurn, limits: Limits) -> Dropped | None:
+def find_overlong(turn: RoleplayTurn, limits: Limits) -> Dropped | None:
     """Return why a turn is too long; None if it is not."""
     position = (turn.dialogue or "", turn.place or 0)
     max_prompt, count = limits.max_prompt_length, limits.prompt_tokens
@@ -151,7 +151,7 @@ def prepare(
                 dropped.append(Dropped(dialogue.id, turn.place or 0, "duplicate"))
                 continue
             seen.add(digest)
-            dropped_turn = fault_of(turn, limits)
+            dropped_turn = find_overlong(turn, limits)
             if dropped_turn is None:
                 accepted.append((turn, dialogue))
             else:

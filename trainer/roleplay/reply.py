@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from scorekit.text.markup import UNSEEN, normalised
+from scorekit.text.markup import UNSEEN, normalized
 
 LineKind = Literal["narration", "quote", "other"]
 
@@ -55,7 +55,7 @@ def readable(text: str) -> str:
     Every end of a line (CRLF, U+2028) becomes "\\n".
     """
     text = _SURROGATE.sub("\ufffd", text[: MAX_CHARACTERS + 1])
-    text = _CONTROL.sub(" ", UNSEEN.sub("", normalised("NFC", text)))
+    text = _CONTROL.sub(" ", UNSEEN.sub("", normalized("NFC", text)))
     return "\n".join(text.splitlines())
 
 
@@ -82,7 +82,7 @@ def has_letter(text: str) -> bool:
 class ParsedReply:
     """A completion, parsed once for all reward functions.
 
-    given: as it was sampled.
+    raw_text: as it was sampled.
     corner_quotes: whether 「」 and 『』 are quotation marks of speech.
     """
 

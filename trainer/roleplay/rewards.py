@@ -158,11 +158,11 @@ class Reward:
 
 #: Functions and weights in one table, so that their order cannot differ.
 REWARDS: tuple[Reward, ...] = (
-    Reward(reward_format, 0.28, "format", form.FIGURES),
-    Reward(reward_role_split, 0.18, "role split", roles.FIGURES),
-    Reward(reward_grounded_to_user, 0.14, "grounded to the user", grounding.GROUNDED_FIGURES),
-    Reward(reward_character_consistency, 0.16, "character", character.FIGURES),
-    Reward(reward_reference_alignment, 0.24, "reference", grounding.REFERENCE_FIGURES),
+    Reward(reward_format, 0.28, "format", form.STATS),
+    Reward(reward_role_split, 0.18, "role split", roles.STATS),
+    Reward(reward_grounded_to_user, 0.14, "grounded to the user", grounding.GROUNDED_STATS),
+    Reward(reward_character_consistency, 0.16, "character", character.STATS),
+    Reward(reward_reference_alignment, 0.24, "reference", grounding.REFERENCE_STATS),
 )
 
 
@@ -215,7 +215,7 @@ def configure(
         raise UserError(
             "special_tokens: expected a list of tokens, not a text. Put it into a list."
         )
-    _setting = _Setting(cfg, similarity, SpecialTokens.of(special_tokens))
+    _setting = _Setting(cfg, similarity, SpecialTokens.from_tokens(special_tokens))
 
 
 def _active_setting() -> _Setting:

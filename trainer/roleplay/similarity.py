@@ -21,7 +21,7 @@ from scorekit.errors import (
     ServiceUnreachable,
     UserError,
 )
-from scorekit.numeric.vectors import cosine, vector_fault
+from scorekit.numeric.vectors import cosine, vector_error
 from trainer.roleplay.calibration.anchors import (
     CANARIES,
     FILE,
@@ -45,11 +45,11 @@ _REACH_S = 10.0
 class OwnServer:
     """An embedding server that was started for the run.
 
-    ended: returns why it will not answer any more; None while its process runs.
+    exit_reason: returns why its process has ended; None while it runs.
     """
 
     url: str
-    ended: Callable[[], str | None]
+    exit_reason: Callable[[], str | None]
 
 
 class Similarity:
@@ -90,7 +90,7 @@ class Similarity:
         vector_by_text: dict[str, Sequence[float] | None] = dict.fromkeys(texts)
         if not embeddable:
             return vector_by_text
-        vectors = self.embedder.embed(embeddable, Canary(CANARIES[0], self._fault_of_canary))
+        vectors = self.embedder.embed(embeddable, Canary(CANARIES[0], self._check_canary))
         for text, vector in zip(embeddable, vectors, strict=True):
             if not isinstance(vector, SampleError):
                 self._check(vector)
@@ -99,15 +99,15 @@ class Similarity:
                 raise vector
         return vector_by_text
 
-    def _fault_of_canary(self, vector: Sequence[float]) -> str:
-        problem = self.calibration.fault_of_canary(CANARIES[0], vector)
+    def _check_canary(self, vector: Sequence[float]) -> str:
+        problem = self.calibration.canary_mismatch(CANARIES[0], vector)
         return problem and self._mismatch_message(problem)
 
     def _check(self, vector: Sequence[float]) -> None:
         if len(vector) != self.calibration.dimension:
             dimension = self.calibration.dimension
             raise self._mismatch_error(f"a vector of {len(vector)} numbers, not {dimension}")
-        if problem := vector_fault(vector):
+        if problem := vector_error(vector):
             raise self._mismatch_error(problem)
 
     def _mismatch_message(self, problem: str) -> str:
@@ -171,7 +171,7 @@ def reach(cfg: RewardConfig, server: OwnServer | None = None) -> Embeddings:
         raise UserError(f"reward.embedding_model: {error}") from None
     if server is None:
         return Embeddings(address, batch_size=cfg.embedding_batch_size)
-    return Embeddings(address, batch_size=cfg.embedding_batch_size, ended=server.ended)
+    return Embeddings(address, batch_size=cfg.embedding_batch_size, exit_reason=server.exit_reason)
 
 
 def _calibration(
@@ -199,11 +199,11 @@ def _calibration(
 def _check_server(embedder: Embedder, calibration: Calibration) -> None:
     """Raise ServiceUnreachable if another model answers."""
     similarity = Similarity(embedder, calibration)
-    if problem := calibration.fault_of_model(embedder.info()):
+    if problem := calibration.model_mismatch(embedder.info()):
         raise similarity._mismatch_error(problem)
     for text, vector in zip(CANARIES, embedder.embed(CANARIES), strict=True):
         if isinstance(vector, SampleError):
             raise vector
         similarity._check(vector)
-        if problem := calibration.fault_of_canary(text, vector):
+        if problem := calibration.canary_mismatch(text, vector):
             raise similarity._mismatch_error(problem)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypedDict, TypeVar
 
 from scorekit.errors import UserError
-from scorekit.text.markup import normalised
+from scorekit.text.markup import normalized
 from trainer.roleplay.turn import SpeechLevel
 
 T = TypeVar("T")
@@ -49,7 +49,7 @@ _CHARACTER = "(?:주인공|캐릭터|등장인물|배역|character|char)"
 _OF = " ?(?:정의|설정|정보|소개|프로필|profile|sheet)?"
 
 
-class _Ways(NamedTuple):
+class _FactPatterns(NamedTuple):
     """Patterns of lines with a name.
 
     label: with the word for name.
@@ -67,14 +67,14 @@ class _Ways(NamedTuple):
 
 
 #: A bare `User:` is no name: it is a line of an example.
-_OF_PLAYER = _Ways(
+_OF_PLAYER = _FactPatterns(
     re.compile(f"{_USER}의?{_WORD}{_NAME}", re.I),
     re.compile(f"{_USER}{_OF}", re.I),
     re.compile(f"{_PLAYER} ?[:：=] ?{_NAME}", re.I),
     re.compile(rf"{_PLAYER} ?[(（] ?(?P<name>[^\s(){{}}（）:：,]{{1,20}}) ?[)）]", re.I),
     re.compile(f"(?:{_USER}|상대)[은는] ", re.I),
 )
-_OF_CHARACTER = _Ways(
+_OF_CHARACTER = _FactPatterns(
     re.compile(f"{_CHARACTER}의?{_WORD}{_NAME}", re.I),
     re.compile(f"{_CHARACTER}{_OF}", re.I),
     re.compile(f"{_CHARACTER} ?[:：=] ?{_NAME}", re.I),
@@ -123,7 +123,7 @@ def parse_level(location: str, text: str) -> SpeechLevel:
 
     Raises UserError, whose message begins with `location`.
     """
-    level = LEVELS.get(normalised("NFC", text).strip().lower())
+    level = LEVELS.get(normalized("NFC", text).strip().lower())
     if level is None:
         raise UserError(f"{location}: {text!r:.40} is unknown. Choose from {', '.join(LEVELS)}")
     return level
@@ -131,7 +131,7 @@ def parse_level(location: str, text: str) -> SpeechLevel:
 
 def extract_facts(system: str) -> StatedFacts:
     """Return the names and the speech level that a system turn states."""
-    text = normalised("NFC", system)
+    text = normalized("NFC", system)
     character = _named(text, _OF_CHARACTER)
     names_of_you = {match["name"] or match["english"] for match in _YOU_ARE.finditer(text)}
     return StatedFacts(
@@ -143,7 +143,7 @@ def extract_facts(system: str) -> StatedFacts:
     )
 
 
-def _named(text: str, ways: _Ways) -> str | None:
+def _named(text: str, ways: _FactPatterns) -> str | None:
     """Return the name of the first pattern that matches; None if it matches two names."""
     lines = [" ".join(line.split()) for line in text.splitlines()]
     bare = [_NUMBER.sub("", line.strip(_MARKS), count=1).strip(_MARKS) for line in lines]
@@ -170,7 +170,7 @@ def _under_heading(lines: Sequence[str], bare: Sequence[str], heading: re.Patter
     return names
 
 
-def _in_sentences(text: str, ways: _Ways) -> set[str]:
+def _in_sentences(text: str, ways: _FactPatterns) -> set[str]:
     """Return names at the end of sentences such as `당신은 상인 승은입니다`.
 
     The text has to use the name elsewhere, too: a trade that comes once is no name.
@@ -188,8 +188,8 @@ def _in_sentences(text: str, ways: _Ways) -> set[str]:
 def _stated(text: str) -> set[SpeechLevel]:
     """Return labeled styles, or else all levels in the text that are not negated."""
     text = _SPACES.sub(" ", text)
-    labelled = {level for match in _STYLE.finditer(text) for level in _levels(match["style"])}
-    return labelled or _levels(text)
+    labeled = {level for match in _STYLE.finditer(text) for level in _levels(match["style"])}
+    return labeled or _levels(text)
 
 
 def _levels(text: str) -> set[SpeechLevel]:

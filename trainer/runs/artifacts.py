@@ -42,7 +42,7 @@ class Artifacts:
     is_main: bool = True
     exit_code: int = 0
 
-    def say_end(self) -> int:
+    def print_summary(self) -> int:
         """Print the policy's folder and the reason of an early end; return the command's exit
         code."""
         typer.echo(f"policy: {self.checkpoint or 'unchanged: no update was done'}")

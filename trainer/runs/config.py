@@ -164,7 +164,7 @@ class KeptConfig(Protocol):
 
 
 class RunConfig(KeptConfig, Protocol):
-    """The config of a task that uses `Loop`.
+    """The config of a task that uses `TrainingLoop`.
 
     best_by: the evaluation set that the best checkpoint is chosen by.
     """

@@ -67,18 +67,18 @@ class Console:
         """Print the log line of a finished update."""
         if not self._headed:
             for titles in self._lines:
-                self.say(" ".join(_cell(title, self._columns[title][1]) for title in titles))
+                self.print_line(" ".join(_cell(title, self._columns[title][1]) for title in titles))
             self._headed = True
         for titles in self._lines:
             cells = (self._columns[title] for title in titles)
-            self.say(" ".join(_cell(line.get(key), form) for key, form in cells))
+            self.print_line(" ".join(_cell(line.get(key), form) for key, form in cells))
         seconds = sum(
             line.get(key, 0.0) for key in ("rollout_s", "logprob_s", "reward_s", "update_s")
         )
         rate = f"{seconds:.1f} s/update, {line['samples'] / max(seconds, 1e-9):.0f} samples/s"
         self._progress.update(self._task, advance=1, rate=rate)
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """Print a line above the bar."""
         self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
 

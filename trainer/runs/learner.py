@@ -25,7 +25,7 @@ class Learner:
     reference: None without a KL.
     train, sets: the prompts to train on, and those of each evaluation set, in the task's format.
     origin: the inputs of the run; resuming needs the same.
-    never: ids that are never sampled.
+    banned_token_ids: ids that are never sampled.
     """
 
     model: nn.Module

@@ -23,7 +23,7 @@ from trainer.runs.checkpoints.saver import Evaluated, Saver
 from trainer.runs.config import DEFAULT_EVAL_SET, RunConfig
 from trainer.runs.console import Columns, Console
 from trainer.runs.learner import Learner
-from trainer.runs.rollout_stats import advantage_figures, importance_figures, rollout_stats
+from trainer.runs.rollout_stats import advantage_stats, importance_stats, rollout_stats
 from trainer.runs.run_log import PhaseTimer, RunLog, read_jsonl
 from trainer.runs.shutdown import ShutdownHandler
 from trainer.runs.stats import Stats
@@ -39,7 +39,7 @@ W = TypeVar("W")
 class Batch(Generic[R, W]):
     """The rollouts of an update with their rewards, in the same order.
 
-    kept: indices of those that have a reward.
+    scored_indices: indices of those that have a reward.
     attempts: how often rewards were requested from the services.
     """
 
@@ -80,15 +80,15 @@ class Evaluation(Evaluated, Protocol):
 
     examples: Sequence[dict[str, Any]]
 
-    def figures(self) -> dict[str, Any]: ...
+    def stats(self) -> dict[str, Any]: ...
 
 
 class TrainingTask(Protocol):
     """A task of the training loop.
 
     columns: of the console, and those to print if the terminal is too narrow for all.
-    fault: the reason why the last batch has no rewards, or an evaluation failed, in one line; None:
-    it has, or the run is to end.
+    stop_reason: the reason why the last batch has no rewards, or an evaluation failed, in one line;
+    None: it has, or the run is to end.
     """
 
     @property
@@ -103,7 +103,7 @@ class TrainingTask(Protocol):
         None: it has no rewards, and the update has not started.
         """
 
-    def figures(self, batch: Batch[Any, Any]) -> Stats:
+    def stats(self, batch: Batch[Any, Any]) -> Stats:
         """Return its stats, besides those of ids and log-probabilities."""
 
     def advantages(self, rollouts: list[Any], rewards: list[Any]) -> TokenAdvantages:
@@ -117,7 +117,7 @@ class TrainingTask(Protocol):
     def evaluate(self, sampler: Sampler, name: str) -> Evaluation | None:
         """Evaluate the policy on a set; every process has to call it.
 
-        None: it failed (see `fault`) or was interrupted; the run then ends with what it has.
+        None: it failed (see `stop_reason`) or was interrupted; the run then ends with what it has.
         """
 
     def read_reports(self, folder: Path) -> Mapping[str, Reports]:
@@ -139,13 +139,13 @@ class TrainingLoop:
         world: DistributedContext,
         saver: Saver,
         runlog: RunLog,
-        leaving: ShutdownHandler,
+        shutdown: ShutdownHandler,
         checkpoint: Path | None,
         done: int | None,
     ) -> None:
         """done: updates of the checkpoint that is resumed; None: a new run."""
         self.cfg, self.task, self.learner, self.sampler = cfg, task, learner, sampler
-        self.world, self.saver, self.log, self.leaving = world, saver, runlog, leaving
+        self.world, self.saver, self.log, self.shutdown = world, saver, runlog, shutdown
         self.checkpoint, self.done, self.saved = checkpoint, done, done
         self.updates = read_jsonl(runlog.folder / "log.jsonl")
         saved_reports = task.read_reports(runlog.folder)
@@ -163,7 +163,7 @@ class TrainingLoop:
         columns, narrow_titles = self.task.columns
         signal_number = 0
         with (
-            self.leaving,
+            self.shutdown,
             tracking(self.world.accelerator, config, self.done),
             Console(
                 columns, narrow_titles, rl.num_updates, start, quiet=quiet, verbose=verbose
@@ -171,7 +171,7 @@ class TrainingLoop:
         ):
             for update in range(start, rl.num_updates + 1):
                 if update > start:
-                    self.leaving.is_deferring = True
+                    self.shutdown.is_deferring = True
                     line = self.step(update)
                     if line is None:  # No rewards were collected: stop after the previous update.
                         signal_number, _ = self.sync_decision(last=False)
@@ -188,7 +188,7 @@ class TrainingLoop:
                         signal_number, last = self.sync_decision(last=True)
                         break
                     self.reports[name].append((update, report))
-                    console.say(self.task.eval_summary(update, report, name))
+                    console.print_line(self.task.eval_summary(update, report, name))
                     signal_number, last = self.sync_decision(
                         last=last or self.stops.reason is not None
                     )
@@ -209,7 +209,7 @@ class TrainingLoop:
 
         The signal is one that any process received.
         """
-        states = self.world.gather([(self.leaving.signal_number, last)])
+        states = self.world.gather([(self.shutdown.signal_number, last)])
         return max(signal_number for signal_number, _ in states), states[0][1]
 
     @property
@@ -283,9 +283,9 @@ class TrainingLoop:
         if batch.scored_indices:
             advantages, stats = self.learn(batch, update, lr)
         # After the update, which may have computed the old log-probabilities
-        line |= rollout_stats(batch.rollouts) | importance_figures(batch.rollouts, cfg.rl)
-        line |= self.task.figures(batch)
-        line |= advantage_figures(advantages) | asdict(stats) | {"skipped": stats.steps == 0}
+        line |= rollout_stats(batch.rollouts) | importance_stats(batch.rollouts, cfg.rl)
+        line |= self.task.stats(batch)
+        line |= advantage_stats(advantages) | asdict(stats) | {"skipped": stats.steps == 0}
         if stats.steps == 0 and self.world.is_main:
             log.warning("update %d is skipped: %s", update, _skip_reason(batch, stats))
         self.sampler.sync_weights(self.learner.model, update)
@@ -332,9 +332,9 @@ class TrainingLoop:
         header = {"update": update, "set": name, "decides": is_deciding}
         if is_deciding and (reason := self.stops.evaluated(update, report)):
             header["stopped"] = reason
-        report.examples = self.log.write_evaluation(header | report.figures(), report.examples)
+        report.examples = self.log.write_evaluation(header | report.stats(), report.examples)
         track_prefix = "eval" if name == DEFAULT_EVAL_SET else f"eval/{name}"
-        track(self.world.accelerator, track_prefix, report.figures(), update)
+        track(self.world.accelerator, track_prefix, report.stats(), update)
         return report
 
 

@@ -72,7 +72,7 @@ def rollout_stats(rollouts: Sequence[Rollout]) -> Stats:
     }
 
 
-def importance_figures(rollouts: Sequence[Rollout], cfg: RLConfig) -> Stats:
+def importance_stats(rollouts: Sequence[Rollout], cfg: RLConfig) -> Stats:
     """Return the gap |log pi - log pi_sampler| of sampled tokens, and the importance weights.
 
     None if both log-probabilities are the same, or the update has computed none.
@@ -98,7 +98,7 @@ def importance_figures(rollouts: Sequence[Rollout], cfg: RLConfig) -> Stats:
     }
 
 
-def advantage_figures(advantages: TokenAdvantages | None) -> Stats:
+def advantage_stats(advantages: TokenAdvantages | None) -> Stats:
     """Return A_raw and A_norm over the trained tokens; None without any."""
     if advantages is None:
         return mean_std("A_raw", []) | mean_std("A_norm", [])

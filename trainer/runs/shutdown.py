@@ -30,8 +30,8 @@ class ShutdownHandler:
     """Defers SIGTERM and SIGINT until the current update has been saved.
 
     A second signal, or one before there is something to save, ends the run at once (`Interrupted`).
-    asked: number of the signal; 0: none.
-    patient: whether there is something to save.
+    signal_number: number of the signal; 0: none.
+    is_deferring: whether there is something to save.
     quiet: print nothing, in a process that is not the main one.
     Outside the main thread, where Python handles no signals, nothing is changed.
     """

@@ -25,11 +25,11 @@ class StatSpec:
     hidden_at: values that leave it out of a table if all of a row are among them.
     column, form: its title and format among the columns of the console; "" if it has none.
     narrow: whether it is printed if the terminal is too narrow for all.
-    said: whether it is printed for an evaluation in the console, with its `coverage` (a key) if
-    that is less than 1.
+    in_console: whether it is printed for an evaluation in the console, with its `coverage` (a key)
+    if that is less than 1.
     by_group: whether it is in the table by groups of sources (language pairs).
-    of_line: its value for one line of a dump of completions; an evaluation reports the mean. Such a
-    stat is compared between two policies, source by source.
+    value_of_row: its value for one line of a dump of completions; an evaluation reports the mean.
+    Such a stat is compared between two policies, source by source.
     ranks: the name of the judge, if examples are ranked by it; "" if none are.
     """
 

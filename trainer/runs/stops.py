@@ -115,7 +115,7 @@ class StopRules:
     def _watched_evaluation(self, report: Any) -> _Watched | None:
         """Return what `held_out_falls` needs of an evaluation; None if something is missing."""
         assert isinstance(self.cfg, HeldOutStopConfig)
-        stats = report.figures()
+        stats = report.stats()
         mean_keys = [k for k in stats if k.startswith("metric_") and k.endswith("_mean")]
         first = mean_keys[0].removeprefix("metric_").removesuffix("_mean") if mean_keys else None
         name = self.cfg.held_out_metric or first

@@ -48,7 +48,7 @@ def ask(
     stores: list[TrajectoryStore] = []
     run = f"{folder.name}-{uuid4().hex[:8]}"
     with open_policy_and_services(
-        cfg, run=run, load_image=lambda name: stores[0].picture(name)
+        cfg, run=run, load_image=lambda name: stores[0].read_image(name)
     ) as services:
         for page in question.gold:
             if not has_page(services.retriever, page):
@@ -64,7 +64,7 @@ def ask(
             new_id=lambda *_: "1-0-0",
             on_done=services.stream.submit,
             on_turn=on_turn,
-            keep_picture=stores[0].keep_picture,
+            save_image=stores[0].save_image,
             run=run,
             step=1,
         )

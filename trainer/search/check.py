@@ -18,9 +18,9 @@ from scorekit.retrieval.client import Retriever
 from scorekit.retrieval.wire import IndexInfo
 from trainer.rl.engines.vllm import probe_server
 from trainer.rl.policy import check_tokenizer, stop_token_ids, unwrap_peft
-from trainer.runs.cli.machine import look_at_device, look_at_memory
+from trainer.runs.cli.machine import check_device, check_memory
 from trainer.runs.cli.output_paths import check_output_paths
-from trainer.runs.cli.weights import look_at_model
+from trainer.runs.cli.weights import check_model
 from trainer.runs.config import set_key
 from trainer.search.answer.answer_cache import judge_of
 from trainer.search.answer.answer_judge import check_judge, judge_name
@@ -55,7 +55,7 @@ def check_run(cfg: SearchConfig) -> Findings:
     description.
     """
     findings = Findings()
-    run_check = findings.look
+    run_check = findings.run_check
     sets = {_TRAIN: run_check(_TRAIN, _questions, cfg, None) or []}
     for name in cfg.data.held_out:
         sets[set_key(name)] = run_check(set_key(name), _questions, cfg, name) or []
@@ -79,11 +79,11 @@ def check_run(cfg: SearchConfig) -> Findings:
     if sets[_TRAIN]:
         run_check("updates", _updates, cfg, sets[_TRAIN])
         run_check("money", max_cost, cfg, sets)
-    device = run_check("device", look_at_device, cfg.misc)
+    device = run_check("device", check_device, cfg.misc)
     if model is not None and device is not None and max_tokens is not None:
         # An episode's ids include what is sampled after them.
         prompt_tokens = max(1, max_tokens - cfg.generation.max_new_tokens)
-        run_check("memory", look_at_memory, cfg, model, prompt_tokens, device, findings)
+        run_check("memory", check_memory, cfg, model, prompt_tokens, device, findings)
     if cfg.generation.engine == "vllm":
         run_check("vLLM", _vllm, cfg)
     check_output_paths(findings, cfg)
@@ -94,8 +94,8 @@ def _look_at_policy(
     cfg: SearchConfig, sets: Sets, retriever: Retriever | None, findings: Findings
 ) -> tuple[nn.Module | None, int | None]:
     """Return the model without weights, and the max ids of an episode (None where unknown)."""
-    run_check = findings.look
-    model = run_check("policy.path", look_at_model, cfg.policy, cfg.policy.path, "policy.path")
+    run_check = findings.run_check
+    model = run_check("policy.path", check_model, cfg.policy, cfg.policy.path, "policy.path")
     if model is None:
         return None, None
     policy_inputs = run_check("policy.tokenizer", _reads, cfg, model)

@@ -26,7 +26,7 @@ from trainer.search.answer.spending import BudgetExceeded
 from trainer.search.config import SearchConfig
 from trainer.search.data import check_gold, hold_against_index, load_questions
 from trainer.search.episode_runner import EpisodeRunner
-from trainer.search.evaluation.figures import figures_of
+from trainer.search.evaluation.stats import compute_stats
 from trainer.search.records import Question, Trajectory
 from trainer.search.services import (
     PolicyAndServices,
@@ -41,12 +41,12 @@ from trainer.search.trajectories.store import FOLDER, TrajectoryStore
 class Collected:
     """The outcome of a collecting run.
 
-    folder: run directory. figures: stats of all its episodes. stopped: the reason why it ended
+    folder: run directory. stats: stats of all its episodes. stopped: the reason why it ended
     before its last step; None: it did not. exit_code: exit code of the command.
     """
 
     folder: Path
-    figures: Stats = field(default_factory=dict)
+    stats: Stats = field(default_factory=dict)
     stopped: str | None = None
     exit_code: int = 0
 
@@ -70,7 +70,7 @@ def collect(cfg: SearchConfig, *, resume: bool = False, limit: int | None = None
         run = _name_of(folder) if done is not None else f"{folder.name}-{uuid4().hex[:8]}"
         stores: list[TrajectoryStore] = []  # opened when an earlier run may be replaced
         with open_policy_and_services(
-            cfg, run=run, load_image=lambda name: stores[0].picture(name)
+            cfg, run=run, load_image=lambda name: stores[0].read_image(name)
         ) as services:
             questions = hold_against_index(
                 questions, lambda page: has_page(services.retriever, page), cfg.data
@@ -160,7 +160,7 @@ class _Steps:
         return self._end()
 
     def _end(self, stopped: str | None = None, exit_code: int = 0) -> Collected:
-        stats = figures_of(list(self.store.read(tokens=False)))
+        stats = compute_stats(list(self.store.read(tokens=False)))
         if stopped is None and not stats.get("reward_coverage"):
             stopped, exit_code = "no episode has a reward: the page shows the reason of each", 3
         write_atomic(self.runlog.folder / "figures.json", json.dumps(stats, indent=1) + "\n")
@@ -182,9 +182,9 @@ class _Steps:
                 raise UserError(f"{error}, and continue with --resume") from None
             raise
         self.store.write_step(step, list(final.values()))
-        row: dict[str, Any] = {"update": step, **stream.figures}
+        row: dict[str, Any] = {"update": step, **stream.stats}
         if self.services.answering is not None:
-            row |= self.services.answering.figures()
+            row |= self.services.answering.stats()
         self.runlog.write_update(row)
         self.runlog.sync()
         return any(

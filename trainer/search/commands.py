@@ -18,8 +18,8 @@ def train(cfg: SearchConfig, *, resume: bool) -> int:
     from trainer.search.data import load_held_out, load_train
 
     questions, held_out = load_train(cfg), load_held_out(cfg)
-    from trainer.search.evaluation.figures import table
     from trainer.search.evaluation.report import write_report
+    from trainer.search.evaluation.stats import table
     from trainer.search.training.train import run_search
 
     artifacts = run_search(questions, held_out, cfg, resume=resume)
@@ -32,10 +32,10 @@ def train(cfg: SearchConfig, *, resume: bool) -> int:
             best = " (the best checkpoint is chosen by it)" if name == cfg.best_by else ""
             typer.echo(f"set: {name}{best}")
         before, after = reports[0][1], reports[-1][1]
-        Console().print(comparison_table(table(), before.figures(), after.figures()))
+        Console().print(comparison_table(table(), before.stats(), after.stats()))
     if artifacts.updates or any(artifacts.sets.values()):
         typer.echo(f"report: {write_report(artifacts.run_dir)}")
-    return artifacts.say_end()
+    return artifacts.print_summary()
 
 
 def evaluate(cfg: SearchConfig, against: str | None, *, overwrite: bool) -> int:
@@ -49,16 +49,16 @@ def evaluate(cfg: SearchConfig, against: str | None, *, overwrite: bool) -> int:
     if not sets:
         raise UserError("data.eval: not set. Give a file of held-out questions.")
     from trainer.runs.cli.tables import paired_table, report_table
-    from trainer.search.evaluation.figures import table
     from trainer.search.evaluation.run import run_evaluation
+    from trainer.search.evaluation.stats import table
 
     unscored = []
     for result in run_evaluation(cfg, sets, against, overwrite=overwrite):
         if len(sets) > 1:
             typer.echo(f"set: {result.name}")
-        Console().print(report_table(table(), result.evaluation.figures))
+        Console().print(report_table(table(), result.evaluation.stats))
         typer.echo(f"report: {result.page}")
-        if not result.evaluation.figures["reward_coverage"]:
+        if not result.evaluation.stats["reward_coverage"]:
             unscored.append(result.name)
         if result.earlier is None or result.groups is None:
             continue
@@ -75,10 +75,10 @@ def evaluate(cfg: SearchConfig, against: str | None, *, overwrite: bool) -> int:
 
 def check(cfg: SearchConfig) -> int:
     """Check all that a training run needs, before weights are loaded."""
-    from scorekit.report.findings import say_findings
+    from scorekit.report.findings import print_check_results
     from trainer.search.check import check_run
 
-    return say_findings(check_run(cfg))
+    return print_check_results(check_run(cfg))
 
 
 def report(run_dir: Path) -> int:

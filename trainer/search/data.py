@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from scorekit.errors import UserError
-from scorekit.text.markup import normalised
+from scorekit.text.markup import normalized
 from trainer.runs.readers import cell, clean_cell, id_cell, read_rows, row_ids, shortened
 from trainer.search.config import SearchConfig
 from trainer.search.config_data import COLUMNS, SearchData
@@ -75,7 +75,7 @@ def gold_pages(file_name: str, pages: Sequence[int]) -> tuple[str, ...]:
     An id is the file's name without folders and `.pdf`, then `_` and the page number. It is in NFC,
     as in an index.
     """
-    name = normalised("NFC", PurePosixPath(file_name.replace("\\", "/")).name)
+    name = normalized("NFC", PurePosixPath(file_name.replace("\\", "/")).name)
     stem = name[:-4] if name.lower().endswith(".pdf") else name
     return tuple(dict.fromkeys(f"{stem}_{page}" for page in pages))
 
@@ -267,7 +267,7 @@ def _alternatives(value: Any, gold: Sequence[str], position: str) -> dict[str, t
         raise UserError(f"{position}: alternatives: expected an object of gold page -> page ids")
     alternatives: dict[str, tuple[str, ...]] = {}
     for page, page_ids in value.items():
-        name = normalised("NFC", page)
+        name = normalized("NFC", page)
         if name not in gold:
             gold_names = ", ".join(gold) or "none"
             raise UserError(
@@ -281,7 +281,7 @@ def _alternatives(value: Any, gold: Sequence[str], position: str) -> dict[str, t
             raise UserError(
                 f"{position}: alternatives: expected a list of page ids for {name!r:.60}"
             )
-        composed = dict.fromkeys(normalised("NFC", page_id) for page_id in page_ids)
+        composed = dict.fromkeys(normalized("NFC", page_id) for page_id in page_ids)
         alternatives[name] = tuple(page_id for page_id in composed if page_id not in gold)
     return {name: page_ids for name, page_ids in alternatives.items() if page_ids}
 

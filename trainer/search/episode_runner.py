@@ -40,7 +40,8 @@ class EpisodeRunner:
     None: this one alone. tolerates_outage: if the retriever is unavailable, its episodes end as
     failed, without a reward, and nothing is raised. An error that ends the run may occur on one
     process only: it is raised on all of them when their episodes have ended. should_stop: whether
-    to stop waiting for rewards and for the retriever; then `Hurried` is raised on all processes.
+    to stop waiting for rewards and for the retriever; then `WaitAborted` is raised on all
+    processes.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class EpisodeRunner:
             _OutageTolerantRetriever(retriever, should_stop) if tolerates_outage else None
         )
         self._retriever: PageSource = self._outages or retriever
-        self._tools = SearchTools(self._retriever, cfg.episode, store.keep_picture)
+        self._tools = SearchTools(self._retriever, cfg.episode, store.save_image)
 
     def run(
         self,
@@ -99,7 +100,7 @@ class EpisodeRunner:
             # ASCII only: the id is a request header. A question's id may have other characters.
             new_id=lambda question, i: f"{kind}{step}-{index_by_question[id(question)]}-{i}",
             on_done=submit_ended,
-            keep_picture=self.store.keep_picture,
+            save_image=self.store.save_image,
             tools=self._tools,
             groups=None if groups is None else [groups[index] for index, _ in indexed_questions],
             samples=samples,
@@ -178,7 +179,7 @@ class EpisodeRunner:
         if self.world is None or self.world.size == 1:
             return {trajectory.trajectory_id: trajectory for _, _, trajectory in local_episodes}
         if not self.world.is_main:
-            self.store.sync_pictures()
+            self.store.sync_images()
         all_episodes = sorted(self.world.gather(list(local_episodes)), key=lambda entry: entry[:2])
         local_ids = {trajectory.trajectory_id for _, _, trajectory in local_episodes}
         self._submit(

@@ -31,8 +31,8 @@ class PolicyInputs:
     """The inputs that a policy reads, and its limits.
 
     tokenizer: with the run's chat template. reader: processor of images; None if the policy gets
-    none. never: ids that must not be sampled. context: max ids that it reads. stops: ids at which
-    its turns end, from its files.
+    none. banned_token_ids: ids that must not be sampled. context: max ids that it reads. stops: ids
+    at which its turns end, from its files.
     """
 
     tokenizer: Any

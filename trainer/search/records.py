@@ -14,7 +14,7 @@ from scorekit.retrieval.wire import PageHit
 SUCCESS = 0.5
 #: x1, y1, x2, y2; origin top left.
 Region = tuple[float, float, float, float]
-#: How a policy writes a box: in pixels of the last image, or in 0-1000 or 0-1 of its sides.
+#: Units of a policy's boxes: pixels of the last image, or 0-1000 or 0-1 of its sides.
 BoxConvention = Literal["pixel", "thousand", "unit"]
 ActionName = Literal["search", "crop", "complete", "invalid"]
 #: complete: the policy ended the search. forced: no turn was left. declined: the policy wrote a
@@ -234,7 +234,7 @@ class Trajectory(Record):
         return not valid_pages.isdisjoint(page_ids)
 
     @property
-    def pictures(self) -> list[str]:
+    def images(self) -> list[str]:
         """Return the SHA-256 of all its images without duplicates: in views, ids and evidence."""
         in_views = [view.image for turn in self.turns for view in turn.views]
         in_ids = self.tokens.images if self.tokens else []

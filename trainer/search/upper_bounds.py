@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from trainer.search.answer.estimate import worst_case
 from trainer.search.config import SearchConfig
+from trainer.search.images.image_data import displayed_size
 from trainer.search.images.legible import legible_lines
-from trainer.search.images.pictures import shown_size
 from trainer.search.images.views import ShownImage
 from trainer.search.local_policy import PolicyInputs
 from trainer.search.records import ImageView, Question
@@ -35,7 +35,7 @@ def max_episode_tokens(
     episode_cfg = cfg.episode
     turns = most_turns(cfg, questions)
     if policy_inputs.reader is not None:
-        image, basis = _picture(cfg), "the largest picture"
+        image, basis = _image_size(cfg), "the largest picture"
         observation = len(ids.observation(Message("user", _page_header(image.view, cfg), (image,))))
     elif pages is not None and (texts := _page_texts(cfg, questions, pages)):
         observation = max(len(ids.observation(Message("user", text))) for text in texts)
@@ -54,7 +54,7 @@ def max_episode_tokens(
     return min(total, policy_inputs.context), message
 
 
-def _picture(cfg: SearchConfig) -> ShownImage:
+def _image_size(cfg: SearchConfig) -> ShownImage:
     """Return an image of the max area. Its form does not matter for the count of ids."""
     sight = cfg.episode.sight
     squares = sight.max_pixels // sight.factor**2
@@ -79,7 +79,7 @@ def _page_texts(cfg: SearchConfig, questions: Sequence[Question], pages: PageSou
     texts = []
     for page_id in page_ids[::step][:_LOOKED_AT]:
         page = pages.page(page_id)
-        width, height = shown_size(page.width, page.height, cfg.episode.sight)
+        width, height = displayed_size(page.width, page.height, cfg.episode.sight)
         view = ImageView(
             kind="page",
             page_id=page_id,

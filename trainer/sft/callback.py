@@ -12,33 +12,34 @@ from trainer.runs.run_log import RunLog
 from trainer.runs.shutdown import ShutdownHandler
 from trainer.runs.trackers import track
 from trainer.sft.config import SftConfig
-from trainer.sft.figures import figures_of
+from trainer.sft.stats import compute_stats
 
 
 class SftCallback(TrainerCallback):
-    """Writes the run's log. Decides when `CheckpointingSftTrainer` evaluates, saves and stops."""
+    """Writes the run's log. Decides when `CheckpointingSftTrainer` evaluates, saves and
+    stops."""
 
     def __init__(
         self,
         cfg: SftConfig,
         runlog: RunLog,
-        leaving: ShutdownHandler,
+        shutdown: ShutdownHandler,
         console: Console,
         accelerator: Any,
     ) -> None:
-        self.cfg, self.log, self.leaving, self.console = cfg, runlog, leaving, console
+        self.cfg, self.log, self.shutdown, self.console = cfg, runlog, shutdown, console
         self.accelerator = accelerator
         self.started_at = 0.0
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Start the clock of an update; from now on there is something to save."""
-        self.leaving.is_deferring = True
+        self.shutdown.is_deferring = True
         self.started_at = time.monotonic()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Decide whether to evaluate, save and stop after an update."""
         update, is_last = state.global_step, state.global_step >= state.max_steps
-        should_stop = bool(self.leaving.signal_number)
+        should_stop = bool(self.shutdown.signal_number)
         eval_interval, save_interval = (
             self.cfg.eval.eval_every_n_updates,
             self.cfg.misc.save_every_n_updates,
@@ -56,7 +57,7 @@ class SftCallback(TrainerCallback):
         logs = kwargs["logs"]
         if "loss" not in logs:  # the summary of the run
             return
-        line: dict[str, Any] = {"update": state.global_step, **figures_of(logs)}
+        line: dict[str, Any] = {"update": state.global_step, **compute_stats(logs)}
         line["samples"] = args.per_device_train_batch_size * args.gradient_accumulation_steps
         line["update_s"] = round(time.monotonic() - self.started_at, 3)
         self.log.write_update(line)

@@ -14,9 +14,9 @@ from trainer.sft.config import SftConfig as Config
 
 def train(cfg: SftConfig, *, resume: bool) -> int:
     """Train on the rows, and measure the loss on held-out ones before, between and after."""
-    from trainer.sft.figures import TABLE
     from trainer.sft.report import write_report
     from trainer.sft.run import run_sft
+    from trainer.sft.stats import TABLE
 
     artifacts = run_sft(cfg, resume=resume)
     if artifacts.reports:
@@ -25,7 +25,7 @@ def train(cfg: SftConfig, *, resume: bool) -> int:
         before, after = artifacts.reports[0][1], artifacts.reports[-1][1]
         Console().print(comparison_table(TABLE, before, after))
     typer.echo(f"report: {write_report(artifacts.run_dir)}")
-    return artifacts.say_end()
+    return artifacts.print_summary()
 
 
 def evaluate(cfg: SftConfig, against: str | None, *, overwrite: bool) -> int:

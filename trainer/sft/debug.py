@@ -23,7 +23,7 @@ def print_label_masks(console: Console, tokenizer: Any, part: SftPart) -> None:
     Each row has a table with the first and last tokens of each turn.
     """
     for row in part.rows[:_ROWS]:
-        print_conversation(console, tokenizer, row.where, row.ids, row.mask)
+        print_conversation(console, tokenizer, row.location, row.ids, row.mask)
         console.print(_ends(tokenizer, row))
     counts = part.counts
     summary = (

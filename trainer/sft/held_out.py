@@ -21,7 +21,7 @@ def as_batch(rows: Sequence[SftRow], collator: Collator) -> dict[str, torch.Tens
                 "input_ids": row.ids,
                 "labels": row.labels,
                 "pictures": row.images,
-                "where": row.where,
+                "where": row.location,
             }
             for row in rows
         ]
@@ -29,7 +29,7 @@ def as_batch(rows: Sequence[SftRow], collator: Collator) -> dict[str, torch.Tens
 
 
 @torch.no_grad()
-def held_out_figures(
+def held_out_stats(
     model: Any, rows: Sequence[SftRow], collator: Collator, batch_size: int, dtype: str
 ) -> Stats:
     """Return loss and token accuracy on rows.

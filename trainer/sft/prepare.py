@@ -17,8 +17,8 @@ from trainer.chat.rows import Conversation, conversations
 from trainer.chat.stops import load_generation_config
 from trainer.chat.template_check import (
     Finding,
+    collect_conversations,
     findings_of,
-    looked_at,
     refuse_errors,
     training_template,
 )
@@ -97,11 +97,11 @@ def _load(
         part = SftPart()
         rows = rows_of_ids(raw, config.get_text_config().vocab_size - 1, folder)
     else:
-        part, rows = _labelled(cfg, tokenizer, conversations(raw, cfg.data.turns))
+        part, rows = _label_rows(cfg, tokenizer, conversations(raw, cfg.data.turns))
     part.left_out += dropped
     for row in rows:
         if not cfg.sft.assistant_only_loss:
-            row = SftRow(row.where, row.ids, [1] * len(row.ids), row.images)
+            row = SftRow(row.location, row.ids, [1] * len(row.ids), row.images)
         _add_row(cfg, part, row)
     _log_left_out(cfg, part, key, len(rows) + dropped.total())
     return part
@@ -127,26 +127,26 @@ def _without_dropped(
     return allowed, left_out
 
 
-def _labelled(
+def _label_rows(
     cfg: SftConfig, tokenizer: Any, rows: Sequence[Conversation]
 ) -> tuple[SftPart, list[SftRow]]:
     """Return the rows labeled with the template of training, and the findings of its check."""
-    learned = rows[0].learned
+    trained_turns = rows[0].trained_turns
     template_samples = [row.turns for row in rows[:_TEMPLATE_SAMPLES]]
-    chosen = training_template(tokenizer, template_samples, cfg.chat, learned=learned)
-    labelled_rows: list[SftRow] = []
+    chosen = training_template(tokenizer, template_samples, cfg.chat, trained_turns=trained_turns)
+    labeled_rows: list[SftRow] = []
 
     def label_all() -> Iterator[tuple[str, LabeledConversation]]:
         with progress_bar(len(rows)) if len(rows) >= _PROGRESS_FROM else nullcontext(int) as done:
             for row in rows:
-                labelled = label(tokenizer, row.turns, cfg.chat, chosen.template, learned)
-                labelled_rows.append(SftRow(row.where, labelled.tokens.ids, _mask(row, labelled)))
+                labeled = label(tokenizer, row.turns, cfg.chat, chosen.template, trained_turns)
+                labeled_rows.append(SftRow(row.location, labeled.tokens.ids, _mask(row, labeled)))
                 done(1)
-                yield row.where, labelled
-        for name, turns in looked_at(tokenizer, template_samples, cfg.chat)[
+                yield row.location, labeled
+        for name, turns in collect_conversations(tokenizer, template_samples, cfg.chat)[
             len(template_samples) :
         ]:
-            yield name, label(tokenizer, turns, cfg.chat, chosen.template, learned)
+            yield name, label(tokenizer, turns, cfg.chat, chosen.template, trained_turns)
 
     settings = load_generation_config(str(cfg.policy.path), cfg.policy.revision)
     findings = findings_of(tokenizer, label_all(), chosen.origin, settings)
@@ -155,16 +155,16 @@ def _labelled(
         findings=[finding for finding in findings if finding.name not in hidden_checks],
         template=chosen.template,
     )
-    return part, labelled_rows
+    return part, labeled_rows
 
 
-def _mask(row: Conversation, labelled: LabeledConversation) -> list[int]:
+def _mask(row: Conversation, labeled: LabeledConversation) -> list[int]:
     """Return the labels, without the turns of weight 0."""
     weights = [turn.get("weight", 1) for turn in row.turns if turn["role"] == "assistant"]
-    if row.learned == "last":
+    if row.trained_turns == "last":
         weights = weights[-1:]
     excluded = {number for number, weight in enumerate(weights) if not weight}
-    return [int(owner >= 0 and owner not in excluded) for owner in labelled.tokens.owners]
+    return [int(owner >= 0 and owner not in excluded) for owner in labeled.tokens.owners]
 
 
 def _add_row(cfg: SftConfig, part: SftPart, row: SftRow) -> None:
@@ -176,7 +176,7 @@ def _add_row(cfg: SftConfig, part: SftPart, row: SftRow) -> None:
         part.rows.append(row)
     elif cfg.data.overlong == "refuse":
         raise UserError(
-            f"{row.where}: {len(row.ids)} tokens are more than data.max_length {limit}. Shorten "
+            f"{row.location}: {len(row.ids)} tokens are more than data.max_length {limit}. Shorten "
             "it, raise the limit, or set data.overlong"
         )
     elif cfg.data.overlong == "leave_out":

@@ -15,7 +15,7 @@ from trainer.runs.cli.curves import draw_curves
 from trainer.runs.config import DEFAULT_EVAL_SET
 from trainer.runs.run_log import read_jsonl
 from trainer.runs.stats import compare
-from trainer.sft.figures import CURVES, TABLE
+from trainer.sft.stats import CURVES, TABLE
 
 
 def write_report(run_dir: Path) -> Path:

@@ -16,12 +16,12 @@ from trainer.runs.readers import read_rows, shortened
 class SftRow:
     """A row for training.
 
-    where: its file and line.
+    location: its file and line.
     ids, mask: [L]; mask is 1 if a token is trained on.
     images: paths, in the order of their ids.
     """
 
-    where: str
+    location: str
     ids: list[int]
     mask: list[int]
     images: tuple[str, ...] = ()

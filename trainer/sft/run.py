@@ -42,9 +42,9 @@ from trainer.runs.shutdown import ShutdownHandler
 from trainer.runs.trackers import check_trackers, track, tracking
 from trainer.sft.collate import Collator
 from trainer.sft.config import SftConfig
-from trainer.sft.figures import TABLE
-from trainer.sft.held_out import held_out_figures
+from trainer.sft.held_out import held_out_stats
 from trainer.sft.prepare import SftPart, check_findings, load_held_out, load_train
+from trainer.sft.stats import TABLE
 
 log = logging.getLogger(__name__)
 
@@ -164,7 +164,7 @@ class SftRun:
         if checkpoint is not None:
             lines = read_jsonl(Path(cfg.misc.run_dir) / "eval.jsonl")
             self.reports = [(line["update"], line) for line in lines if line["update"] <= self.done]
-        self.leaving = ShutdownHandler()
+        self.shutdown = ShutdownHandler()
 
     def load(self) -> None:
         """Load the policy, and create TRL's trainer."""
@@ -185,7 +185,7 @@ class SftRun:
             train_dataset=dataset_of(self.train.rows, with_images=self.processor is not None),
             processing_class=self.tokenizer,
             data_collator=None if cfg.sft.packing else self.collator,
-            look=self.look,
+            evaluate_update=self.evaluate_update,
         )
         self.trainer.keep_in(folder_of(cfg), cfg.misc.keep_checkpoints, self.state)
         for callback in (PrinterCallback, ProgressCallback):
@@ -209,27 +209,27 @@ class SftRun:
         )
         resumed_update = self.done if self.checkpoint else None
         with (
-            self.leaving,
+            self.shutdown,
             tracking(self.accelerator, cfg.model_dump(mode="json"), resumed_update),
             Console(
                 columns, narrow_titles, self.total, self.done, verbose=cfg.misc.verbose
             ) as self.console,
         ):
             self.trainer.add_callback(
-                SftCallback(cfg, runlog, self.leaving, self.console, self.accelerator)
+                SftCallback(cfg, runlog, self.shutdown, self.console, self.accelerator)
             )
             if self.checkpoint is None:
-                self.look(0)
+                self.evaluate_update(0)
             checkpoint = str(self.checkpoint) if self.checkpoint else None
             self.trainer.train(resume_from_checkpoint=checkpoint)
         return self.finish()
 
-    def look(self, update: int) -> dict[str, Any]:
+    def evaluate_update(self, update: int) -> dict[str, Any]:
         """Evaluate and log; {} without held-out rows."""
         if not self.held_out.rows:
             return {}
         cfg = self.cfg
-        stats = held_out_figures(
+        stats = held_out_stats(
             self.trainer.model,
             self.held_out.rows,
             self.collator,
@@ -239,7 +239,7 @@ class SftRun:
         line = {"update": update, "set": DEFAULT_EVAL_SET, **stats}
         append_jsonl(self.log.folder / "eval.jsonl", line)
         track(self.accelerator, "eval", stats, update)
-        self.console.say(tables.evaluation_line(TABLE, update, stats))
+        self.console.print_line(tables.evaluation_line(TABLE, update, stats))
         best = min(
             (report["loss"] for eval_update, report in self.reports if eval_update > 0),
             default=math.inf,
@@ -266,7 +266,7 @@ class SftRun:
 
     def finish(self) -> Artifacts:
         """Return the artifacts of a finished or stopped run."""
-        update, signal_number = self.trainer.state.global_step, self.leaving.signal_number
+        update, signal_number = self.trainer.state.global_step, self.shutdown.signal_number
         if not signal_number or update >= self.trainer.state.max_steps:
             return self.artifacts(None, 0)
         stop_reason = (

@@ -40,11 +40,13 @@ _OWN_OPTIONS = OURS | {
 class CheckpointingSftTrainer(TrlCheckpointMixin, SFTTrainer):
     """SFTTrainer for a run directory.
 
-    look: evaluates the policy after an update.
+    evaluate_update: evaluates the policy after an update.
     """
 
-    def __init__(self, *args: Any, look: Callable[[int], dict[str, Any]], **kwargs: Any) -> None:
-        self._look = look
+    def __init__(
+        self, *args: Any, evaluate_update: Callable[[int], dict[str, Any]], **kwargs: Any
+    ) -> None:
+        self._evaluate_update = evaluate_update
         super().__init__(*args, **kwargs)
         network: Any = self.model
         learn_in_float32(network)
@@ -52,7 +54,7 @@ class CheckpointingSftTrainer(TrlCheckpointMixin, SFTTrainer):
     def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
         """Evaluate with equal weight for every labeled token."""
         self.control.should_evaluate = False
-        return self._look(self.state.global_step)
+        return self._evaluate_update(self.state.global_step)
 
 
 def sft_arguments(cfg: SftConfig, device: torch.device) -> Any:
@@ -87,7 +89,7 @@ def dataset_of(rows: Sequence[SftRow], *, with_images: bool) -> Any:
     }
     if with_images:
         columns["pictures"] = [list(row.images) for row in rows]
-        columns["where"] = [row.where for row in rows]
+        columns["where"] = [row.location for row in rows]
     return Dataset.from_dict(columns)
 
 

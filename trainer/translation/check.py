@@ -19,18 +19,18 @@ from trainer.rl.policy import (
     load_tokenizer,
     stop_token_ids,
 )
-from trainer.runs.cli.machine import look_at_device, look_at_memory
+from trainer.runs.cli.machine import check_device, check_memory
 from trainer.runs.cli.output_paths import check_output_paths
-from trainer.runs.cli.weights import look_at_model
+from trainer.runs.cli.weights import check_model
 from trainer.runs.config import set_key
 from trainer.translation.config import GenerationConfig, TrainerConfig
 from trainer.translation.data import Example, in_both, load_set, load_train
 from trainer.translation.evaluation.held_out import HeldOutMetrics
 from trainer.translation.prompting import fitting_prompts
 from trainer.translation.rewards.components import (
-    TERMS,
+    COMPONENTS,
     higher_is_better,
-    only_paid,
+    is_requested_by_weight,
     services,
     weighted,
 )
@@ -46,14 +46,14 @@ from trainer.translation.train import check_trainable
 def check_run(cfg: TrainerConfig) -> Findings:
     """Check everything that a run of this config needs, without loading weights."""
     findings = Findings()
-    look = findings.look
-    look("config", _config, cfg)
-    train = look("data.train", _examples, cfg, None)
-    sets = {name: look(set_key(name), _examples, cfg, name) for name in cfg.data.held_out}
-    model = look("policy.path", look_at_model, cfg.policy, cfg.policy.path, "policy.path")
+    run_check = findings.run_check
+    run_check("config", _config, cfg)
+    train = run_check("data.train", _examples, cfg, None)
+    sets = {name: run_check(set_key(name), _examples, cfg, name) for name in cfg.data.held_out}
+    model = run_check("policy.path", check_model, cfg.policy, cfg.policy.path, "policy.path")
     if cfg.policy.reference_path is not None:
-        look("policy.reference_path", _reference, cfg.policy, model)
-    tokenizer = None if model is None else look("policy.tokenizer", _tokenizer, cfg, model)
+        run_check("policy.reference_path", _reference, cfg.policy, model)
+    tokenizer = None if model is None else run_check("policy.tokenizer", _tokenizer, cfg, model)
     longest = 0
     for key, examples, gen_cfg in (
         ("data.train", train, cfg.generation),
@@ -61,32 +61,35 @@ def check_run(cfg: TrainerConfig) -> Findings:
     ):
         if examples and tokenizer is not None:
             arguments = cfg, key, examples, model, tokenizer, gen_cfg
-            longest = max(longest, look(f"prompts of {key}", _prompts, *arguments) or 0)
+            longest = max(longest, run_check(f"prompts of {key}", _prompts, *arguments) or 0)
     for name, held_out in sets.items():
         if train and held_out:
-            look("overlap", _overlap, set_key(name), train, held_out)
-    device = look("device", look_at_device, cfg.misc)
+            run_check("overlap", _overlap, set_key(name), train, held_out)
+    device = run_check("device", check_device, cfg.misc)
     if model is not None and device is not None:
-        look("memory", look_at_memory, cfg, model, longest, device, findings)
+        run_check("memory", check_memory, cfg, model, longest, device, findings)
     service_results = [
-        look(name, _service, cfg, name)
+        run_check(name, _service, cfg, name)
         for name in services()
-        if not only_paid(name) or any(t.service == name and t.weight(cfg.reward) for t in TERMS)
+        if not is_requested_by_weight(name)
+        or any(t.service == name and t.weight(cfg.reward) for t in COMPONENTS)
     ]
     if all(service_results) and train:
-        look("sources", _sources, cfg, train, sets)
+        run_check("sources", _sources, cfg, train, sets)
     if all(service_results) and cfg.eval.metrics:
-        look("eval.metrics", _metrics, cfg, sets)
+        run_check("eval.metrics", _metrics, cfg, sets)
     if cfg.generation.engine == "vllm":
-        look("vLLM", _vllm, cfg)
+        run_check("vLLM", _vllm, cfg)
     check_output_paths(findings, cfg)
     return findings
 
 
 def _config(cfg: TrainerConfig) -> tuple[None, str]:
     check_trainable(cfg)
-    terms = weighted(cfg.reward)
-    return None, ", ".join(f"{term.name} {term.weight(cfg.reward):g}" for term in terms)
+    components = weighted(cfg.reward)
+    return None, ", ".join(
+        f"{component.name} {component.weight(cfg.reward):g}" for component in components
+    )
 
 
 def _examples(cfg: TrainerConfig, set_name: str | None) -> tuple[list[Example], str]:
@@ -100,7 +103,7 @@ def _examples(cfg: TrainerConfig, set_name: str | None) -> tuple[list[Example], 
 
 
 def _reference(cfg: PolicyConfig, policy: nn.Module | None) -> tuple[None, str]:
-    model, description = look_at_model(cfg, cfg.reference_path, "policy.reference_path")
+    model, description = check_model(cfg, cfg.reference_path, "policy.reference_path")
     if policy is not None and embedding_rows(model) != embedding_rows(policy):
         raise UserError(
             f"policy.reference_path: {cfg.reference_path} has {embedding_rows(model)} embeddings, "

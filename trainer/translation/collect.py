@@ -36,12 +36,12 @@ class Collector:
         world: DistributedContext,
         rewarder: RewardClient,
         learner: Learner,
-        leaving: ShutdownHandler,
+        shutdown: ShutdownHandler,
     ) -> None:
         self.cfg, self.world, self.rewarder = cfg, world, rewarder
-        self.learner, self.leaving = learner, leaving
+        self.learner, self.shutdown = learner, shutdown
         #: The reason why the last batch has no rewards, in one line; None: it has, or the run ends.
-        self.fault: str | None = None
+        self.stop_reason: str | None = None
         #: Number of attempts to get rewards for it.
         self.attempts = 0
 
@@ -59,7 +59,7 @@ class Collector:
         remaining waiting time after that.
         """
         batch, groups, pending = self._sample(sampler, update, clock)
-        self.attempts, self.fault = 1, None
+        self.attempts, self.stop_reason = 1, None
         while True:
             self.world.set_phase(f"update {update}, rewards")
             scored: Scored = [
@@ -76,7 +76,7 @@ class Collector:
                 scored_indices = [i for i, reward in enumerate(rewards) if reward.r_seq is not None]
                 return Batch(rollouts, rewards, scored_indices, self.attempts)
             should_stop = was_interrupted or any(
-                self.world.gather([bool(self.leaving.signal_number)])
+                self.world.gather([bool(self.shutdown.signal_number)])
             )
             if should_stop or not self._should_retry(update, reason or ""):
                 return None
@@ -88,7 +88,7 @@ class Collector:
         """Return whether to request the scores again; record or log the reason."""
         limit = self.cfg.stop.skipped_updates
         if self.attempts == limit:
-            self.fault = (
+            self.stop_reason = (
                 f"update {update} has no rewards: no sample was scored in {limit} attempts in a "
                 f"row (stop.skipped_updates), {reason}. Repair the services, then resume with "
                 "--resume; the prompts of this update remain unused"
@@ -107,7 +107,7 @@ class Collector:
         return True
 
     def _batch(self) -> RewardBatch:
-        return self.rewarder.batch(should_stop=lambda: bool(self.leaving.signal_number))
+        return self.rewarder.batch(should_stop=lambda: bool(self.shutdown.signal_number))
 
     def _sample(
         self, sampler: Sampler, update: int, clock: PhaseTimer

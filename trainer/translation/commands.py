@@ -32,7 +32,7 @@ def train(cfg: TrainerConfig, *, resume: bool) -> int:
             typer.echo(f"set: {name}{best}")
         Console().print(comparison_table(reports[0][1], reports[-1][1]))
     typer.echo(f"report: {write_report(artifacts.run_dir)}")
-    return artifacts.say_end()
+    return artifacts.print_summary()
 
 
 def evaluate(cfg: TrainerConfig, against: str | None, *, overwrite: bool) -> int:
@@ -49,7 +49,7 @@ def evaluate(cfg: TrainerConfig, against: str | None, *, overwrite: bool) -> int
     for outcome in run_evaluation(cfg, sets, against, overwrite=overwrite):
         if len(sets) > 1:
             typer.echo(f"set: {outcome.name}")
-        Console().print(report_table(outcome.evaluation.figures))
+        Console().print(report_table(outcome.evaluation.stats))
         typer.echo(f"report: {outcome.page}")
         if outcome.earlier is None or outcome.groups is None:
             continue
@@ -63,10 +63,10 @@ def evaluate(cfg: TrainerConfig, against: str | None, *, overwrite: bool) -> int
 
 def check(cfg: TrainerConfig) -> int:
     """Check everything that a training run needs, before any weights are loaded."""
-    from scorekit.report.findings import say_findings
+    from scorekit.report.findings import print_check_results
     from trainer.translation.check import check_run
 
-    return say_findings(check_run(cfg))
+    return print_check_results(check_run(cfg))
 
 
 def report(run_dir: Path) -> int:

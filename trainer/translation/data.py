@@ -32,7 +32,7 @@ class Example:
     src_lang, tgt_lang: English names ("Korean"); the codes are tags such as "ko-KR".
     ref_text: a reference translation if there is one; used in reports and by `w_chrf` only, never
     sent to a service.
-    where: its row ("train.jsonl line 7"), for messages.
+    location: its row ("train.jsonl line 7"), for messages.
     """
 
     id: str
@@ -42,7 +42,7 @@ class Example:
     src_lang_code: str
     tgt_lang_code: str
     ref_text: str | None = None
-    where: str = dataclasses.field(default="", compare=False)
+    location: str = dataclasses.field(default="", compare=False)
 
 
 def load_examples(
@@ -140,8 +140,8 @@ def in_both(key: str, train: Sequence[Example], held_out: Sequence[Example]) -> 
         return ""
     return (
         f"{key}: {len(shared_examples)} of {len(held_out)} rows are also in data.train (the same "
-        f"source and languages; first {shared_examples[0].where or shared_examples[0].id}). Their "
-        "stats measure memorization, too"
+        f"source and languages; first {shared_examples[0].location or shared_examples[0].id}). "
+        "Their stats measure memorization, too"
     )
 
 
@@ -160,25 +160,25 @@ def format_translation_prompt(example: Example, template: str = "translategemma"
 
 
 def _example(
-    row: Any, where: str, columns: Mapping[str, str], defaults: Mapping[str, str | None]
+    row: Any, location: str, columns: Mapping[str, str], defaults: Mapping[str, str | None]
 ) -> Example:
     if not isinstance(row, dict):
         kind = "an array" if isinstance(row, list) else type(row).__name__
-        raise UserError(f"{where}: expected an object of fields on each line, not {kind}")
+        raise UserError(f"{location}: expected an object of fields on each line, not {kind}")
     values = {}
     for field in (*REQUIRED, *OPTIONAL):
         column = columns.get(field, field)
         if field != "id":
-            values[field] = text_cell(cell(row, column), where, column) or defaults.get(field)
+            values[field] = text_cell(cell(row, column), location, column) or defaults.get(field)
     if not values["src_text"] and isinstance(row.get("translation"), dict):
-        values |= _translation(row["translation"], values, where)
+        values |= _translation(row["translation"], values, location)
     column = columns.get("id", "id")
-    values["id"] = id_cell(cell(row, column), where, column) or _hash(values)
+    values["id"] = id_cell(cell(row, column), location, column) or _hash(values)
     for field in REQUIRED:
         if not (values[field] or "").strip():
             column = columns.get(field, field)
             columns_hint = "" if column in row else f" (the row has {', '.join(map(str, row))})"
-            raise UserError(f"{where}: {column}: missing or empty{columns_hint}")
+            raise UserError(f"{location}: {column}: missing or empty{columns_hint}")
     for side in ("src", "tgt"):
         name = values[f"{side}_lang"] or ""
         language = find_language(name)
@@ -188,7 +188,7 @@ def _example(
             values[f"{side}_lang"] = language.name
             code = name if "-" in name else code
         values[f"{side}_lang_code"] = values[f"{side}_lang_code"] or code
-    return Example(**values, where=where)  # type: ignore[arg-type]
+    return Example(**values, location=location)  # type: ignore[arg-type]
 
 
 def _same_language(key: str, language: Language) -> bool:

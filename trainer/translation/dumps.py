@@ -1,7 +1,7 @@
 """Lines of log.jsonl and eval.jsonl, and of the dumps of completions.
 
 **log.jsonl.** `update` (from 1), `skipped` (true: no step was made, because no sample was scored or
-no optimizer step was possible), `lr`, the stats of evaluation/figures.py (rollout, reward,
+no optimizer step was possible), `lr`, the stats of evaluation/stats.py (rollout, reward,
 advantage) and of `TrainStats` (policy_loss, approx_kl, clip_frac, kl_ref, grad_norm, ...), and
 seconds: `rollout_s` (sampling), `logprob_s` (the trainer's own forward passes over the rollouts,
 while rewards are computed), `reward_s` (the remaining waiting time after that, in all `attempts`:
@@ -50,7 +50,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from trainer.rl.advantage import TokenAdvantages
-from trainer.translation.rewards.components import shown_terms
+from trainer.translation.rewards.components import displayed_components
 from trainer.translation.rewards.sample_reward import SampleReward
 from trainer.translation.rollouts import TranslationRollout
 
@@ -64,7 +64,11 @@ def completion_line(rollout: TranslationRollout, reward: SampleReward) -> dict[s
         "mt": rollout.completion_text,
         "tokens": len(rollout.completion_token_ids),
         "finish_reason": rollout.finish_reason,
-        **{key: value for term in shown_terms() for key, value in term.dump_fields(reward).items()},
+        **{
+            key: value
+            for component in displayed_components()
+            for key, value in component.dump_fields(reward).items()
+        },
         "error": reward.error,
     }
 
@@ -72,14 +76,14 @@ def completion_line(rollout: TranslationRollout, reward: SampleReward) -> dict[s
 def training_lines(
     rollouts: list[TranslationRollout],
     rewards: list[SampleReward],
-    kept: list[int],
+    kept_indices: list[int],
     advantages: TokenAdvantages | None,
 ) -> Iterable[dict[str, Any]]:
     """Yield the lines of a training dump.
 
-    kept: indices of the samples that `advantages` has rows for.
+    kept_indices: indices of the samples that `advantages` has rows for.
     """
-    rows = {index: row for row, index in enumerate(kept)} if advantages is not None else {}
+    rows = {index: row for row, index in enumerate(kept_indices)} if advantages is not None else {}
     for index, (rollout, reward) in enumerate(zip(rollouts, rewards, strict=True)):
         values = None
         if advantages is not None and index in rows:

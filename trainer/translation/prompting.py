@@ -101,7 +101,7 @@ def fitting_prompts(
         try:
             prompts += check_prompts([example], model, tokenizer, gen_cfg)
         except OverlongPrompt as error:
-            errors.append(f"{example.where}: {error}" if example.where else str(error))
+            errors.append(f"{example.location}: {error}" if example.location else str(error))
     if not errors:
         return prompts, ""
     message = f"{key}: {len(errors)} of {len(examples)} prompts are too long; {errors[0]}"

@@ -11,7 +11,7 @@ from trainer.runs.cli import tables
 from trainer.runs.config import DEFAULT_EVAL_SET
 from trainer.translation.evaluation.evaluate import Report
 from trainer.translation.evaluation.stats import table
-from trainer.translation.rewards.components import needed, shown_terms
+from trainer.translation.rewards.components import displayed_components, needed
 from trainer.translation.rewards.config import RewardConfig
 
 
@@ -21,23 +21,25 @@ def columns(cfg: RewardConfig) -> tuple[dict[str, tuple[str, str]], list[str]]:
     needed_services = needed(cfg)
     hidden_keys = {
         stat.key
-        for term in shown_terms()
-        if term.optional and not term.weight(cfg) and term.service not in needed_services
-        for stat in term.table
+        for component in displayed_components()
+        if component.optional
+        and not component.weight(cfg)
+        and component.service not in needed_services
+        for stat in component.table
     }
     return tables.columns([stat for stat in table() if stat.key not in hidden_keys])
 
 
 def evaluation_line(update: int, report: Report, name: str = DEFAULT_EVAL_SET) -> str:
     """Return the console line of an evaluation of a set."""
-    values = report.figures()
+    values = report.stats()
     visible_stats = [stat for stat in table(values) if values.get(stat.key) not in stat.hidden_at]
     return tables.evaluation_line(visible_stats, update, values, name)
 
 
 def comparison_table(before: Report, after: Report) -> Table:
     """Return two reports side by side, with the change."""
-    first, last = before.figures(), after.figures()
+    first, last = before.stats(), after.stats()
     return tables.comparison_table(table(first, last), first, last)
 
 

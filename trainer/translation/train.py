@@ -37,7 +37,7 @@ from trainer.translation.data import Example, in_both
 from trainer.translation.dumps import training_lines
 from trainer.translation.evaluation.evaluate import Report, evaluate_on_dataset, read_reports
 from trainer.translation.evaluation.held_out import HeldOutMetrics
-from trainer.translation.evaluation.stats import reward_figures
+from trainer.translation.evaluation.stats import reward_stats
 from trainer.translation.loading import load_learner
 from trainer.translation.rewards.advantages import rollout_advantages
 from trainer.translation.rewards.components import weighted
@@ -191,10 +191,10 @@ def open_trainer(
     world.wait()  # no process reads the folder while it is created
     if checkpoint is not None:
         saver.load_rest(checkpoint, learner.model, learner.optimizer)
-    leaving = ShutdownHandler(quiet=not world.is_main)
-    task = TranslationTask(cfg, rewarder, learner, world, leaving)
+    shutdown = ShutdownHandler(quiet=not world.is_main)
+    task = TranslationTask(cfg, rewarder, learner, world, shutdown)
     return TrainingLoop(
-        cfg, task, learner, sampler, world, saver, runlog, leaving, checkpoint, done
+        cfg, task, learner, sampler, world, saver, runlog, shutdown, checkpoint, done
     )
 
 
@@ -207,11 +207,11 @@ class TranslationTask:
         rewarder: RewardClient,
         learner: Learner,
         world: DistributedContext,
-        leaving: ShutdownHandler,
+        shutdown: ShutdownHandler,
     ) -> None:
         self.cfg, self.rewarder, self.learner, self.world = cfg, rewarder, learner, world
         self.metrics = HeldOutMetrics(cfg.eval.metrics, rewarder)
-        self.collector = Collector(cfg, world, rewarder, learner, leaving)
+        self.collector = Collector(cfg, world, rewarder, learner, shutdown)
 
     @property
     def columns(self) -> tuple[Columns, Sequence[str]]:
@@ -221,16 +221,16 @@ class TranslationTask:
     @property
     def stop_reason(self) -> str | None:
         """Return the reason why the last batch has no rewards."""
-        return self.collector.fault
+        return self.collector.stop_reason
 
     def collect(self, sampler: Sampler, update: int, clock: PhaseTimer) -> TranslationBatch | None:
         """Return the batch of an update, see `Collector.collect`."""
         return self.collector.collect(sampler, update, clock)
 
-    def figures(self, batch: TranslationBatch) -> Stats:
+    def stats(self, batch: TranslationBatch) -> Stats:
         """Return stats of the rewards, and of the alignment of tokens."""
         unaligned = sum(rollout.unaligned_tokens for rollout in batch.rollouts)
-        return {"unaligned_tokens": unaligned} | reward_figures(batch.rewards, self.cfg.reward)
+        return {"unaligned_tokens": unaligned} | reward_stats(batch.rewards, self.cfg.reward)
 
     def advantages(
         self, rollouts: list[TranslationRollout], rewards: list[SampleReward]

@@ -53,7 +53,7 @@ def scripted(
             cfg,
             new_id=lambda question, sample: question.id,
             on_done=lambda trajectory: None,
-            keep_picture=lambda name, png: None,
+            save_image=lambda name, png: None,
         )
     return done
 

@@ -34,7 +34,7 @@ _VALUE = re.compile(
 class RequestSchema:
     """The form of an endpoint's requests."""
 
-    verb: Endpoint
+    endpoint: Endpoint
     request_type: type[BaseModel]
 
 
@@ -52,7 +52,7 @@ async def read_request(
             parsed = await asyncio.to_thread(_parse_large, body, shape, settings.max_samples)
     else:
         parsed = _parse(body, shape)
-    share.count(getattr(parsed, shape.verb.field))
+    share.count(getattr(parsed, shape.endpoint.field))
     return parsed
 
 
@@ -92,7 +92,7 @@ def _parse_large(body: bytearray, shape: RequestSchema, max_samples: int) -> Bas
 
 
 def _parse(body: bytearray, shape: RequestSchema) -> BaseModel:
-    request_type, field = shape.request_type, shape.verb.field
+    request_type, field = shape.request_type, shape.endpoint.field
     try:
         return request_type.model_validate_json(body)
     except ValidationError as error:
@@ -103,7 +103,7 @@ def _parse(body: bytearray, shape: RequestSchema) -> BaseModel:
     )
     if too_long is not None:
         max_items = too_long["ctx"]["max_length"]
-        items = shape.verb.items
+        items = shape.endpoint.items
         raise RequestError("too_large", f"{field}: more than {max_items} {items} in a request")
     item_errors = [
         detail for detail in errors if detail["loc"][:1] == (field,) and len(detail["loc"]) > 1

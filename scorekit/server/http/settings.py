@@ -136,7 +136,7 @@ class ServiceSettings(BaseSettings):
 
     @property
     def allowed_hosts(self) -> tuple[str, ...]:
-        """The names in `allow_host`."""
+        """Return the names in `allow_host`."""
         return _names_in(self.allow_host)
 
     @field_validator("allow_host")

@@ -41,45 +41,45 @@ class AdmissionController:
 
     def __init__(
         self,
-        verb: Endpoint,
+        endpoint: Endpoint,
         settings: ServiceSettings,
         metrics: Metrics,
-        pace: BatchTimeModel,
-        pieces: TokenizerQueue,
+        timing: BatchTimeModel,
+        tokenizer_queue: TokenizerQueue,
         on_scored: Callable[[Mapping[bytes, bytes]], None],
     ) -> None:
-        self._verb = verb
+        self._endpoint = endpoint
         self._max_items = settings.max_queue_items
-        self._max_room = settings.max_queue_tokens
+        self._max_tokens = settings.max_queue_tokens
         self._metrics = metrics
-        self._timing = pace
-        self._pieces = pieces
+        self._timing = timing
+        self._tokenizer_queue = tokenizer_queue
         self._on_scored = on_scored
         self.max_length = self.large = 0
         self.in_items = False
         self.flights: dict[bytes, InFlightSample] = {}
-        self.room = 0  # tokens in use, of the queue's limit
+        self.tokens_in_use = 0  # tokens in use, of the queue's limit
 
     def submit(
-        self, job: PendingRequest, wanted: Sequence[PendingItem], asked: ParsedRequest
+        self, job: PendingRequest, items: Sequence[PendingItem], request: ParsedRequest
     ) -> None:
         """Put items of a request in flight; equal keys share one in-flight sample.
 
-        wanted: the items, of `asked`, that are not cached.
+        items: the items of the request that are not cached. request: the parsed request.
 
         Raises RequestError: `too_large` if the new ones could never fit, `overloaded` if they do
         not fit now. Then nothing was put in flight.
         """
-        flights, options, priority = self.flights, asked.options, asked.priority
+        flights, options, priority = self.flights, request.options, request.priority
         in_windows = getattr(options, "overlong", None) == "windows"  # reads texts completely
         now = time.monotonic()
-        sizes = [item.size // BYTES_A_TOKEN + 1 for item in wanted]
+        sizes = [item.size // BYTES_A_TOKEN + 1 for item in items]
         if not in_windows:
             sizes = [min(size, self.max_length) for size in sizes]
         line = job if (len(sizes) if self.in_items else sum(sizes)) > self.large else None
         new_flights: dict[bytes, InFlightSample] = {}
         total_cost = 0
-        for item, cost in zip(wanted, sizes, strict=True):
+        for item, cost in zip(items, sizes, strict=True):
             if item.key not in flights and item.key not in new_flights:
                 total_cost += cost
                 new_flights[item.key] = InFlightSample(
@@ -87,20 +87,20 @@ class AdmissionController:
                 )
         self._admit(len(new_flights), total_cost)
         flights.update(new_flights)
-        self.room += total_cost
-        for item in wanted:
+        self.tokens_in_use += total_cost
+        for item in items:
             flight = flights[item.key]
             if not flight.waiters or flight.waiters[-1][0] is not job:
                 job.flights.append(flight)
             flight.waiters.append((job, item.index))
-            flight.should_cache |= asked.cache
+            flight.should_cache |= request.cache
             from_bulk = flight.priority == "bulk" and priority == "interactive"
             from_line = flight.priority == priority and flight.line is not None and line is None
             if from_bulk or from_line:
                 flight.priority, flight.line, flight.enqueued_at = priority, line, now
                 self._send(job, [flight], options, priority)  # batched with this request's samples
-        job.pending_count += len(wanted)
-        self._metrics.joined.inc(len(wanted) - len(new_flights))
+        job.pending_count += len(items)
+        self._metrics.joined.inc(len(items) - len(new_flights))
         self._gauge()
         if new_flights:
             self._send(job, list(new_flights.values()), options, priority)
@@ -109,9 +109,8 @@ class AdmissionController:
         """Note that a request no longer waits; samples without a waiting request are dropped."""
         for flight in job.flights:
             flight.waiters = [waiter for waiter in flight.waiters if waiter[0] is not job]
-            is_dispatched = (
-                flight.is_dispatched and not flight.windows
-            )  # windows in the queue can be dropped
+            # Windows in the queue can be dropped.
+            is_dispatched = flight.is_dispatched and not flight.windows
             if not flight.waiters and not is_dispatched and not flight.is_abandoned:
                 flight.is_abandoned = True
                 flight.sample = None
@@ -131,14 +130,14 @@ class AdmissionController:
         started, seconds: of their batch."""
         good: dict[bytes, bytes] = {}
         for sample, outcome in zip(flights, outcomes, strict=True):
-            flight = sample.whole or sample
+            flight = sample.parent or sample
             if seconds:
                 for job, _ in flight.waiters:
                     job.note_batch(flights, started, seconds)
-            complete = sample_outcome(sample, outcome) if sample.whole else outcome
+            complete = sample_outcome(sample, outcome) if sample.parent else outcome
             if complete is None:
                 continue
-            answer = answer_of(complete, self._verb.serialize_outcome)
+            answer = answer_of(complete, self._endpoint.serialize_outcome)
             if flight.should_cache and isinstance(answer, bytes):
                 good[flight.key] = answer
             self._forget(flight)
@@ -178,10 +177,13 @@ class AdmissionController:
         if items > self._max_items:
             message = f"{items} samples, the queue holds {self._max_items}"
             raise RequestError("too_large", message)
-        if cost > self._max_room:
-            message = f"about {cost} tokens in a request, the queue holds {self._max_room}"
+        if cost > self._max_tokens:
+            message = f"about {cost} tokens in a request, the queue holds {self._max_tokens}"
             raise RequestError("too_large", message)
-        if len(self.flights) + items > self._max_items or self.room + cost > self._max_room:
+        if (
+            len(self.flights) + items > self._max_items
+            or self.tokens_in_use + cost > self._max_tokens
+        ):
             raise RequestError("overloaded", "the queue is full", retry_after=self._retry_after())
 
     def _retry_after(self) -> float:
@@ -192,17 +194,17 @@ class AdmissionController:
     def _send(
         self, job: PendingRequest, flights: list[InFlightSample], options: Any, priority: Priority
     ) -> None:
-        self._pieces.put(split_tasks(job, flights, options), priority)
+        self._tokenizer_queue.put(split_tasks(job, flights, options), priority)
 
     def _forget(self, flight: InFlightSample) -> None:
         # A dropped sample may have a successor under the same key.
         if self.flights.get(flight.key) is flight:
             del self.flights[flight.key]
-            self.room -= flight.token_cost
+            self.tokens_in_use -= flight.token_cost
 
     def _gauge(self) -> None:
         self._metrics.queue_items.set(len(self.flights))
-        self._metrics.queue_tokens.set(self.room)
+        self._metrics.queue_tokens.set(self.tokens_in_use)
 
 
 def _kind_of(flight: InFlightSample) -> str:

@@ -32,7 +32,7 @@ class WaitingLine:
     A whole window is split into batches at a time, so that sorting costs little per sample. Batches
     are in the order of their oldest sample, so that no sample waits forever behind longer ones.
 
-    Owner: lock of the caller (`Ready`).
+    Owner: lock of the caller (`ModelQueue`).
     """
 
     def __init__(self) -> None:
@@ -67,8 +67,8 @@ class WaitingLine:
             if batch:
                 for flight in batch:
                     flight.is_dispatched = True
-                    if flight.whole is not None:
-                        flight.whole.is_dispatched = True
+                    if flight.parent is not None:
+                        flight.parent.is_dispatched = True
                 return batch
             if not self._plan:
                 self._cut(max_tokens)
@@ -105,7 +105,7 @@ class WaitingLine:
 
 def _waits(flight: InFlightSample) -> bool:
     # A taken sample was moved to the other queue and is in the model already.
-    return not flight.is_dispatched and not (flight.whole or flight).is_abandoned
+    return not flight.is_dispatched and not (flight.parent or flight).is_abandoned
 
 
 class SharedLines:
@@ -115,7 +115,7 @@ class SharedLines:
     own queue. The small ones' queue has every other batch, and the large ones take turns in the
     rest: so no request waits for all of a large one, however many of them there are.
 
-    Owner: lock of the caller (`Ready`).
+    Owner: lock of the caller (`ModelQueue`).
     """
 
     def __init__(self) -> None:
@@ -171,7 +171,7 @@ class SharedLines:
 class PriorityBatchQueue:
     """Queues by priority, which take turns. max_tokens: most padded tokens of a batch.
 
-    Owner: lock of the caller (`Ready`).
+    Owner: lock of the caller (`ModelQueue`).
     """
 
     def __init__(self, max_tokens: int, bulk_patience_s: float) -> None:
@@ -188,13 +188,14 @@ class PriorityBatchQueue:
     def put(self, flights: Iterable[InFlightSample]) -> None:
         """Add tokenized samples, each to the queue of its priority and request, once."""
         for flight in flights:
-            sample = flight.whole or flight
+            sample = flight.parent or flight
+            # Read once: the event loop may change it meanwhile.
             queue_key = (
                 sample.priority,
                 sample.line,
-            )  # read once: the event loop may change it meanwhile
-            if flight.lane != queue_key:
-                flight.lane = queue_key
+            )
+            if flight.queue_key != queue_key:
+                flight.queue_key = queue_key
                 priority, line = queue_key
                 self._queues[priority].put(flight, line)
 

@@ -2,7 +2,8 @@
 
 One thread tokenizes. Another owns the model and starts a batch as soon as it is free: samples of
 similar length from all that wait, of any request. A large request waits in its own queue, so that
-others need not wait for all of it (`batch_queue.py`). If texts may be scored in windows, a third thread
+others need not wait for all of it (`batch_queue.py`). If texts may be scored in windows, a third
+thread
 splits those. Equal samples in flight are scored once.
 The queue is bounded: a request that does not fit is refused at once, as a whole.
 """
@@ -59,36 +60,42 @@ class Batcher:
         on_scored: Callable[[Mapping[bytes, bytes]], None],
     ) -> None:
         bulk_wait_s = settings.bulk_patience_s
-        self._pieces = TokenizerQueue(bulk_wait_s)  # owner: any; from admission to the tokeniser
-        self._to_cut = TokenizerQueue(bulk_wait_s)  # owner: any; from the tokeniser to the cutter
-        self.ready = ModelQueue(0, bulk_wait_s)  # owner: any; from the tokeniser to the model
+        self._tokenizer_queue = TokenizerQueue(bulk_wait_s)  # owner: any
+        self._window_queue = TokenizerQueue(bulk_wait_s)  # owner: any; texts to split into windows
+        self.ready = ModelQueue(0, bulk_wait_s)  # owner: any; tokenized samples
         self._model = ModelThread(  # owner: model
             backend, settings, metrics, self.ready, self._deliver
         )
         self.admission = AdmissionController(  # owner: loop
-            backend.verb, settings, metrics, self._model.pace, self._pieces, on_scored
+            backend.endpoint,
+            settings,
+            metrics,
+            self._model.timing,
+            self._tokenizer_queue,
+            on_scored,
         )
         uncut = getattr(backend, "encode_uncut", None)
         min_stall_s = settings.stall_after or 0.0
 
-        def tokeniser(encode: Encode, stall_s: float, tasks: TokenizerQueue) -> TokenizerThread:
+        def new_thread(encode: Encode, stall_s: float, tasks: TokenizerQueue) -> TokenizerThread:
             return TokenizerThread(
                 encode,
                 metrics,
                 max(stall_s, min_stall_s),
                 tasks,
-                self._to_cut,
+                self._window_queue,
                 self.ready,
                 lambda: self.in_flight,
                 self._deliver,
             )
 
-        self._tokenisers = [  # owner: fixed; the second one splits texts into windows
-            tokeniser(uncut or backend.encode, TOKENISE_STALL_S, self._pieces)
+        self._tokenizer_threads = [  # owner: fixed; the second one splits texts into windows
+            new_thread(uncut or backend.encode, TOKENISE_STALL_S, self._tokenizer_queue)
         ]
         if uncut is not None:
-            self._tokenisers.append(tokeniser(backend.encode, CUT_STALL_S, self._to_cut))
-        thread_targets = [("tokenise", thread.run) for thread in self._tokenisers]
+            cutter = new_thread(backend.encode, CUT_STALL_S, self._window_queue)
+            self._tokenizer_threads.append(cutter)
+        thread_targets = [("tokenise", thread.run) for thread in self._tokenizer_threads]
         self._workers = workers_of(backend)  # owner: fixed
         thread_targets += [("model", self._model.run)] * self._workers
         self._most_wait_s = settings.unready_after or settings.timeout_s / 2  # owner: fixed
@@ -99,7 +106,7 @@ class Batcher:
             threading.Thread(target=self._guarded, args=(target,), name=name, daemon=True)
             for name, target in thread_targets
         ]
-        self._dead = False  # owner: tokeniser and model, which only ever set it; the loop reads it
+        self._dead = False  # owner: tokenizer and model, which only ever set it; the loop reads it
 
     def warm_up(self, description: ModelDescription) -> None:
         """Run the largest possible batch, before `start`.
@@ -118,8 +125,8 @@ class Batcher:
 
     def stop(self, wait_s: float = 0.0) -> None:
         """Finish the current batches, then end the threads. wait_s: seconds to wait for them."""
-        self._pieces.stop()
-        self._to_cut.stop()
+        self._tokenizer_queue.stop()
+        self._window_queue.stop()
         self.ready.stop()
         until = time.monotonic() + wait_s
         for thread in self._threads:
@@ -143,9 +150,9 @@ class Batcher:
         return len(self.admission.flights)
 
     def submit(
-        self, job: PendingRequest, wanted: Sequence[PendingItem], asked: ParsedRequest
+        self, job: PendingRequest, items: Sequence[PendingItem], request: ParsedRequest
     ) -> None:
-        """Put items of a request in flight. wanted: the items, of `asked`, that are not cached.
+        """Put items of a request in flight. items: the items of `request` that are not cached.
 
         Raises RequestError, with nothing put in flight: `unavailable` if nothing would be answered,
         `too_large`, `overloaded`.
@@ -153,7 +160,7 @@ class Batcher:
         reason = self._find_standstill()
         if reason is not None:
             raise RequestError("unavailable", reason, retry_after=10.0)
-        self.admission.submit(job, wanted, asked)
+        self.admission.submit(job, items, request)
 
     def release(self, job: PendingRequest) -> None:
         """Note that a request no longer waits; samples without a waiting request are dropped."""
@@ -163,11 +170,11 @@ class Batcher:
         """Return why a sample put in flight now would not be answered; None if it would."""
         if self._dead or not all(thread.is_alive() for thread in self._threads):
             return "the model thread ended"
-        if self._model.pace.is_stalled():
+        if self._model.timing.is_stalled():
             return "the model hangs in a batch"
         return (
             "the tokeniser hangs"
-            if any(tokeniser.is_stalled() for tokeniser in self._tokenisers)
+            if any(tokenizer_thread.is_stalled() for tokenizer_thread in self._tokenizer_threads)
             else None
         )
 

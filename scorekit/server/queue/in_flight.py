@@ -19,7 +19,7 @@ from scorekit.server.windows.merge import WindowedSample, merge_outcomes
 log = structlog.get_logger()
 
 #: The queue that a sample waits in: its priority, and the large request that has its own queue.
-Lane = tuple[Priority, "PendingRequest | None"]
+QueueKey = tuple[Priority, "PendingRequest | None"]
 
 
 class PendingRequest:
@@ -124,20 +124,21 @@ class PendingItem:
 class InFlightSample:
     """One in-flight sample, and the requests that wait for it.
 
-    sample: None once it is tokenized or dropped. room: its tokens in the queue's limit. size: bytes
-    of its texts. born: monotonic seconds of its start, or of its rise to a higher priority. line:
-    the large request whose own queue it waits in; None: the queue of all small ones. store: whether
-    a request wants the answer cached. waiters: requests, and the index in each. lane: the queue it
-    was put into last; after a rise it is in two queues, and skipped in one once it is taken. taken:
-    the model has it, or has started its windows. gone: no request waits for it any more.
+    sample: None once it is tokenized or dropped. token_cost: its tokens in the queue's limit.
+    size: bytes of its texts. enqueued_at: monotonic seconds when it was created or its priority was
+    raised. line: the large request whose own queue it waits in; None: the queue of all small
+    requests. should_cache: a request wants the answer cached. waiters: requests, and the index in
+    each. queue_key: the queue it was put into last. After its priority was raised it is in two
+    queues; once one of them has dispatched it, the other skips it. is_dispatched: the model has it,
+    or has started its windows. is_abandoned: no request waits for it any more.
 
-    A sample in windows has an in-flight sample for each window, which waits by itself: so the
-    windows let others pass, and some are batched with others' samples. whole: of a window, its
-    sample, whose priority, line and `gone` it shares. windows: of a sample, its windows. outcome:
-    of a window, once it is scored.
+    A sample that is scored in windows has an in-flight sample for each window. Each waits by
+    itself, so other samples can run between the windows, and windows of several samples can be
+    batched together. parent: the sample of a window, whose priority, line and `is_abandoned` apply
+    to the window, too. windows: the windows of a sample. outcome: the result of a scored window.
 
-    A thread that does not own a field may read it late: a sample that is dropped now is tokenized
-    or scored in vain, at most once, and one that rises now is batched with bulk.
+    A thread that does not own a field may read an old value: then a sample that was just dropped
+    is tokenized or scored once in vain, or one with a raised priority is batched with bulk.
     """
 
     key: bytes  # owner: fixed
@@ -149,12 +150,12 @@ class InFlightSample:
     line: PendingRequest | None = None  # owner: loop
     should_cache: bool = False  # owner: loop
     waiters: list[tuple[PendingRequest, int]] = field(default_factory=list)  # owner: loop
-    encoded: Encoded | None = None  # owner: tokeniser, under the lock of Ready
-    lane: Lane | None = None  # owner: lock of Ready
-    is_dispatched: bool = False  # owner: lock of Ready
+    encoded: Encoded | None = None  # owner: tokenizer, under the lock of the model queue
+    queue_key: QueueKey | None = None  # owner: lock of the model queue
+    is_dispatched: bool = False  # owner: lock of the model queue
     is_abandoned: bool = False  # owner: loop
-    whole: InFlightSample | None = None  # owner: fixed
-    windows: Sequence[InFlightSample] = ()  # owner: tokeniser, under the lock of Ready
+    parent: InFlightSample | None = None  # owner: fixed
+    windows: Sequence[InFlightSample] = ()  # owner: tokenizer, under the lock of the model queue
     outcome: Outcome | None = None  # owner: loop
 
 
@@ -166,7 +167,7 @@ def window_flights(flight: InFlightSample) -> list[InFlightSample]:
         return []
     return [
         InFlightSample(
-            b"", None, flight.priority, 0, flight.enqueued_at, encoded=encoded, whole=flight
+            b"", None, flight.priority, 0, flight.enqueued_at, encoded=encoded, parent=flight
         )
         for encoded in payload.windows
     ]
@@ -180,14 +181,14 @@ def sample_outcome(window: InFlightSample, outcome: Outcome) -> Outcome | None:
 
     Called on the event loop.
     """
-    whole = window.whole
-    if whole is None or whole.is_abandoned:
+    parent = window.parent
+    if parent is None or parent.is_abandoned:
         return None
     window.outcome = outcome
-    outcomes = [window_flight.outcome for window_flight in whole.windows]
+    outcomes = [window_flight.outcome for window_flight in parent.windows]
     if not isinstance(outcome, SampleError) and None in outcomes:
         return None
-    whole.is_abandoned = True  # the other windows need not be scored
-    assert whole.encoded is not None
-    merged = merge_outcomes(whole.encoded.payload, outcomes)
-    return merged if isinstance(merged, SampleError) else {**merged, **whole.encoded.fields}
+    parent.is_abandoned = True  # the other windows need not be scored
+    assert parent.encoded is not None
+    merged = merge_outcomes(parent.encoded.payload, outcomes)
+    return merged if isinstance(merged, SampleError) else {**merged, **parent.encoded.fields}

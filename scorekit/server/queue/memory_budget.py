@@ -26,20 +26,20 @@ _RETRY_AFTER_S = 2.0
 
 
 class MemoryBudget:
-    """At most `most` bytes. Raises UserError if the largest body would never fit.
+    """Limits the bytes in use to `max_bytes`. Raises UserError if the largest body would never fit.
 
     Owner: loop.
     """
 
-    def __init__(self, most: int, max_body_bytes: int) -> None:
-        self.most = most
-        self.most_of_large = most * 3 // 4
-        if max_body_bytes > self.most_of_large:
+    def __init__(self, max_bytes: int, max_body_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.max_large_bytes = max_bytes * 3 // 4
+        if max_body_bytes > self.max_large_bytes:
             raise UserError(
-                f"--max-inflight-bytes {most}: a body may have {max_body_bytes} bytes "
+                f"--max-inflight-bytes {max_bytes}: a body may have {max_body_bytes} bytes "
                 "(--max-body-bytes), which must be three quarters of it at most"
             )
-        self.held = 0
+        self.reserved = 0
         self.parsing = asyncio.Lock()  # large bodies are parsed one at a time
         self.receiving: set[MemoryReservation] = set()
 
@@ -47,9 +47,9 @@ class MemoryBudget:
         """Return a reservation for one request; the caller closes it."""
         return MemoryReservation(self)
 
-    def make_room(self, size: int, limit: int, asker: MemoryReservation) -> bool:
+    def has_capacity(self, size: int, limit: int, asker: MemoryReservation) -> bool:
         """Return True if `size` more bytes fit below `limit`, after slow senders are cancelled."""
-        if self.held + size <= limit:
+        if self.reserved + size <= limit:
             return True
         now = time.monotonic()
         slow_senders = [
@@ -59,7 +59,7 @@ class MemoryBudget:
         ]
         for share in sorted(slow_senders, key=lambda share: share.moved):
             share.cancel()
-            if self.held + size <= limit:
+            if self.reserved + size <= limit:
                 return True
         return False
 
@@ -87,17 +87,17 @@ class MemoryReservation:
         """Reserve more bytes. Raises RequestError: `overloaded`, or `too_large` if they never
         fit."""
         budget = self.budget
-        limit = budget.most_of_large if self.size + size > _LARGE else budget.most
+        limit = budget.max_large_bytes if self.size + size > _LARGE else budget.max_bytes
         if self.size + size > limit:
             raise RequestError(
                 "too_large",
                 f"more than {limit} bytes, samples counted as {SAMPLE_BYTES} bytes and their texts",
             )
-        if not budget.make_room(size, limit, self):
+        if not budget.has_capacity(size, limit, self):
             message = "too many bytes are in flight"
             raise RequestError("overloaded", message, retry_after=_RETRY_AFTER_S)
         self.size += size
-        budget.held += size
+        budget.reserved += size
         self._stretch += size
         if self._stretch >= _STRETCH:
             self._stretch = 0
@@ -134,5 +134,5 @@ class MemoryReservation:
 
     def close(self) -> None:
         """Release all bytes; a second call does nothing."""
-        self.budget.held -= self.size
+        self.budget.reserved -= self.size
         self.size = 0

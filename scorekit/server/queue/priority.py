@@ -9,7 +9,7 @@ class PriorityScheduler:
     """`interactive` is served before `bulk`, but bulk work older than `patience_s` gets every other
     turn, so that steady interactive load never starves it.
 
-    Owner: lock of the queue that it is part of (`Pieces`, `Ready`).
+    Owner: lock of the queue that uses it (`TokenizerQueue`, `ModelQueue`).
     """
 
     def __init__(self, patience_s: float) -> None:

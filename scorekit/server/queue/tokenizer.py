@@ -38,7 +38,7 @@ class TokenizedText:
     covered: number of characters from the start whose ids are all read.
     total: ids of the complete text. If `is_cut` it may be too small: counting stopped early.
 
-    Owner: tokeniser.
+    Owner: tokenizer.
     """
 
     ids: list[int]
@@ -58,7 +58,7 @@ class BoundedTokenizer:
 
     closing: number of ids that it adds after every text, which are dropped; None: it adds none.
 
-    Owner: tokeniser.
+    Owner: tokenizer.
     """
 
     def __init__(self, tokenizer: Any, closing: int | None = None) -> None:

@@ -22,7 +22,7 @@ PIECE, PIECE_BYTES = 256, 256 * 1024
 
 @dataclass(slots=True, eq=False)
 class TokenizeTask:
-    """In-flight samples of one request that are tokenized together. born: monotonic seconds.
+    """In-flight samples of one request that are tokenized together. created_at: monotonic seconds.
 
     Owner: fixed.
     """
@@ -30,7 +30,7 @@ class TokenizeTask:
     job: PendingRequest
     flights: Sequence[InFlightSample]
     options: Any
-    born: float = field(default_factory=time.monotonic)
+    created_at: float = field(default_factory=time.monotonic)
 
 
 def split_tasks(
@@ -70,7 +70,7 @@ class TokenizerQueue:
         with self._changed:
             while not self._stopped:
                 bulk = min(
-                    (tasks[0].born for tasks in self._waiting["bulk"].values()), default=None
+                    (tasks[0].created_at for tasks in self._waiting["bulk"].values()), default=None
                 )
                 for priority in self._turns.next_priorities(bulk, time.monotonic()):
                     if requests := self._waiting[priority]:

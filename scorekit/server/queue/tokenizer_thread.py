@@ -12,7 +12,7 @@ import structlog
 from scorekit.errors import SampleError
 from scorekit.server.backend import Encoded
 from scorekit.server.http.metrics import Metrics
-from scorekit.server.queue.batch import is_of_samples
+from scorekit.server.queue.batch import may_be_sample_error
 from scorekit.server.queue.batch_timing import BatchTimeModel
 from scorekit.server.queue.in_flight import InFlightSample
 from scorekit.server.queue.model_queue import ModelQueue
@@ -53,18 +53,18 @@ class TokenizerThread:
         self._ready = ready  # owner: any
         self._in_flight = in_flight  # owner: any
         self._refuse = refuse  # owner: any
-        self._timing = BatchTimeModel(stall_after_s)  # owner: tokeniser
+        self._timing = BatchTimeModel(stall_after_s)  # owner: tokenizer
 
     def run(self) -> None:
         """Run until the queue is stopped."""
         while (task := self._tasks.take()) is not None:
-            self._tokenise(task)
+            self._tokenize(task)
 
     def is_stalled(self) -> bool:
         """Return True if a call takes longer than any text would; any thread may call it."""
         return self._timing.is_stalled()
 
-    def _tokenise(self, task: TokenizeTask) -> None:
+    def _tokenize(self, task: TokenizeTask) -> None:
         raised = [flight for flight in task.flights if flight.encoded is not None]
         waiting = [(flight, flight.sample) for flight in task.flights if flight.encoded is None]
         waiting = [
@@ -94,7 +94,7 @@ class TokenizerThread:
         try:
             return self._encode_all(samples, options)
         except BaseException as error:
-            if not is_of_samples(error):
+            if not may_be_sample_error(error):
                 raise
             if len(samples) == 1:
                 log.error("tokenise_failure", exc_info=True)

@@ -16,7 +16,7 @@ from scorekit.server.backend import Backend, Encoded, Outcome
 from scorekit.server.description import ModelDescription
 from scorekit.server.queue.batch import (
     default_batch_tokens,
-    fault_kind,
+    device_error_kind,
     make_batches,
     padded_tokens,
     release_device_memory,
@@ -33,7 +33,7 @@ def with_windows(backend: Backend, max_batch_tokens: int | None) -> Backend:
     """Return the backend, able to score in windows if it scores translations.
 
     max_batch_tokens: padded tokens of a batch; None: the device's default."""
-    endpoint = backend.verb
+    endpoint = backend.endpoint
     if isinstance(endpoint, ScoreEndpoint) and issubclass(endpoint.options_type, ScoreOptions):
         return Windowed(backend, max_batch_tokens)
     return backend
@@ -46,7 +46,7 @@ class Windowed:
         self._inner = backend
         self._max_tokens = max_batch_tokens or 0
         self.service = backend.service
-        self.verb = backend.verb
+        self.endpoint = backend.endpoint
         self.probe = backend.probe
         self.memory_bytes = backend.memory_bytes
         self.workers = int(getattr(backend, "workers", 1))
@@ -106,7 +106,7 @@ class Windowed:
         try:
             return self._inner.forward(batch)
         except Exception as error:
-            if len(batch) == 1 or fault_kind(error) != "memory":
+            if len(batch) == 1 or device_error_kind(error) != "memory":
                 raise
         release_device_memory()
         self._max_tokens = max(1, min(self._max_tokens, padded_tokens(batch) // 2))
@@ -146,9 +146,8 @@ class _Cutter:
 
         Parts that fit are joined up to the limit, and read with as many neighbor parts as fit."""
         nothing = tuple(0 for _ in self._texts)
-        (overhead,) = self._sizes(
-            [(nothing, nothing)]
-        )  # tokens that the model reads besides the texts
+        # Tokens that the model reads besides the texts.
+        (overhead,) = self._sizes([(nothing, nothing)])
         borders, sizes = refine(self._texts, common_boundaries(self._texts), self._sizes)
         max_tokens = self._options.max_input_length - (overhead or 0)
         lengths = [max_tokens + 1 if size is None else size - (overhead or 0) for size in sizes]

@@ -44,8 +44,8 @@ _UNITS = (
         100,
     ),
 )
-#: What joins the numbers of two units ("7시간 30분", "zehn Stunden und 30 Minuten"), what follows
-#: the second, and how many of the smaller unit make the larger.
+#: The text between the numbers of two units ("7시간 30분", "zehn Stunden und 30 Minuten"), the text
+#: after the second, and how many of the smaller unit make the larger.
 _TWO_UNITS = tuple(
     (
         re.compile(rf"(?:e[nrms]?(?= ))?[ -]?(?:{unit})\.?(?:,? (?:and|und))?[ -]?", re.IGNORECASE),
@@ -61,7 +61,7 @@ _PARTS_OF_AN_HOUR = {15: _QUARTER, 30: _HALF, 45: 3 * _QUARTER, 90: 3 * _HALF}
 _PARTS_OF_A_YEAR = {3: _QUARTER, 6: _HALF, 9: 3 * _QUARTER, 18: 3 * _HALF, 30: 5 * _HALF}
 
 
-# -- asked for -------------------------------------------------------------------------------------
+# -- required --------------------------------------------------------------------------------------
 
 
 def required_forms(text: str, table: Table, numbers: Sequence[Number]) -> dict[str, NumberForms]:
@@ -231,7 +231,7 @@ def _ways_of_two(
     return [frozenset({value}) for value in _of_two_units(text, first, second)]
 
 
-# -- said ------------------------------------------------------------------------------------------
+# -- stated ----------------------------------------------------------------------------------------
 
 
 def stated_values(text: str, table: Table, numbers: Sequence[Number]) -> set[Fraction]:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from scorekit.text.markup import PLACEHOLDER, TAG, URL, normalised
+from scorekit.text.markup import PLACEHOLDER, TAG, URL, normalized
 
 #: n: a plain number. u: a factor within a group (hundred, 十, 백). b: a factor that ends a group
 #: (million, 万, 억). f: a part ("half", "thirds"). r: "of parts", after their number (分之, 분의).
@@ -20,22 +20,22 @@ Word = tuple[str, Fraction]
 class Table(NamedTuple):
     """The number words of one language. Patterns are matched against `prepared` text."""
 
-    #: Whether digits go on after a scale ("1억 2천만", "3亿5000万").
+    #: True if a number can have digits after a scale ("1억 2천만", "3亿5000万").
     mixed: bool
     #: The mark before decimals; the other one of "." and "," groups digits by three.
     decimal: str
     #: Number words, folded, and a pattern that finds them (whole, not within other words).
     words: Mapping[str, Word]
     word: re.Pattern[str]
-    #: What may stand between two atoms of one number.
+    #: Text that may be between two atoms of one number.
     gap: re.Pattern[str]
-    #: Where a word begins that may mean something else than its number (from 11 on).
+    #: Start of a number word (from 11 on) that may have another meaning.
     unsure: re.Pattern[str]
-    #: Words that say a number without being one ("March", "dozen"), folded.
+    #: Words that imply a number ("March", "dozen"), folded.
     hints: Mapping[str, Sequence[Fraction]]
     hint: re.Pattern[str]
-    #: What stands after a number: tenths ("할"), the hour, a year, a decade, a century, a month,
-    #: minutes or months.
+    #: Text after a number: tenths ("할"), the hour, a year, a decade, a century, a month, minutes
+    #: or months.
     tenths: re.Pattern[str]
     clock: re.Pattern[str]
     year: re.Pattern[str]
@@ -44,13 +44,13 @@ class Table(NamedTuple):
     month: re.Pattern[str]
     minutes: re.Pattern[str]
     months: re.Pattern[str]
-    #: "and a half" that stands apart from its number, after a counter.
+    #: "and a half" after a counter, separated from its number.
     half: re.Pattern[str]
-    #: What stands after a number, or before it, that a translator may say with another number or
-    #: with none: days, ordinals, and units that he converts.
+    #: Text after or before a number that a translator may replace with another number or with none:
+    #: days, ordinals, and units that are converted.
     loose: re.Pattern[str]
     loose_before: re.Pattern[str] = re.compile(r"(?!)")
-    #: What stands after a day and a month that look like a decimal ("31.12.", "6.25 전쟁").
+    #: Text after a day and a month that look like a decimal ("31.12.", "6.25 전쟁").
     after_date: re.Pattern[str] = re.compile(r"(?!)")
 
 
@@ -94,7 +94,7 @@ class Atom(NamedTuple):
     value: Fraction
     start: int
     end: int
-    #: Of digits: the same read with the other decimal mark, and as numbers of their own.
+    #: For digits: their value with the other decimal mark, and their parts as separate numbers.
     other: Fraction | None = None
     parts: tuple[Fraction, ...] = ()
     digits: bool = False
@@ -140,7 +140,7 @@ def prepared(text: str) -> str:
 
     A mixed fraction ("2½", "2 1/2") and tenths ("3할 4푼 9리") become decimals."""
     text = _VULGAR.sub(lambda match: f" {match.group()} ", _RAISED.sub(" ", text))
-    text = _LEFT_OUT.sub(" ", normalised("NFKC", text).replace("\u2044", "/"))
+    text = _LEFT_OUT.sub(" ", normalized("NFKC", text).replace("\u2044", "/"))
     text = _TENTHS.sub(r"0.\1\2\3", _BARE_POINT.sub("0.", text))
     return _AND_A_PART.sub(lambda match: _DECIMALS[match.group(1)], text)
 

@@ -45,7 +45,7 @@ class Bm25Builder:
         words = Words(self._korean)
         texts = []
         for page in pages:
-            texts.append(words.of(page.text))
+            texts.append(words.tokenize(page.text))
             step(1)
         # Sorted, so that the same pages give the same files.
         ids = {word: k for k, word in enumerate(sorted({w for text in texts for w in text}))}
@@ -55,8 +55,8 @@ class Bm25Builder:
                 "vectors of the images (--backend late)"
             )
         model = bm25s.BM25(k1=self._k1, b=self._b, method="lucene")
-        tokenised = bm25s.tokenization.Tokenized([[ids[w] for w in text] for text in texts], ids)
-        model.index(tokenised, show_progress=False)
+        tokenized = bm25s.tokenization.Tokenized([[ids[w] for w in text] for text in texts], ids)
+        model.index(tokenized, show_progress=False)
         model.save(folder, show_progress=False)
         return {"korean": self._korean, "k1": self._k1, "b": self._b} | _word_versions(words)
 
@@ -84,7 +84,7 @@ class Bm25Searcher:
 
     def read(self, query: str) -> Any:
         """Return the ids of the query's words that are in the index."""
-        return self._model.get_tokens_ids(self._words.of(query))
+        return self._model.get_tokens_ids(self._words.tokenize(query))
 
     def scores(self, queries: Sequence[Any]) -> list[Scores | SampleError]:
         """Return the scores of each query; -inf for a page with none of its words."""
@@ -101,5 +101,5 @@ def _word_versions(words: Words) -> dict[str, str | None]:
 
     words: a digest of the probe's words."""
     libraries = ["bm25s", *(["kiwipiepy"] if words.korean == "morphemes" else [])]
-    probe_words = "\0".join(words.of(PROBE)).encode()
+    probe_words = "\0".join(words.tokenize(PROBE)).encode()
     return installed_versions(*libraries) | {"words": hashlib.sha256(probe_words).hexdigest()[:16]}

@@ -72,8 +72,8 @@ class LateBuilder:
             missing = [
                 image for image, page_vectors in vectors_by_image.items() if page_vectors is None
             ]
-            pngs = [paths.picture(image).read_bytes() for image in missing]
-            for image, image_vectors in zip(missing, self._client.pictures(pngs), strict=True):
+            pngs = [paths.image_path(image).read_bytes() for image in missing]
+            for image, image_vectors in zip(missing, self._client.image_vectors(pngs), strict=True):
                 vectors_by_image[image] = image_vectors
                 cache.put(image, image_vectors)
             vectors += [

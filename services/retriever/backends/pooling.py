@@ -68,7 +68,7 @@ class Pooling:
             raise self._bad_response(f"{len(vectors)} answers for {len(texts)} texts")
         return vectors
 
-    def pictures(self, pngs: Sequence[bytes]) -> list[Vectors]:
+    def image_vectors(self, pngs: Sequence[bytes]) -> list[Vectors]:
         """Return vectors [tokens, D] of each image. Raises ServiceUnreachable, RequestError."""
         bodies = [self._body(messages=[self._message(png)]) for png in pngs]
         answers = self._client.run(lambda http: self._all(http, bodies))

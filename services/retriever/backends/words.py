@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from operator import itemgetter
 from typing import Any, Literal
 
-from scorekit.text.markup import normalised
+from scorekit.text.markup import normalized
 
 Korean = Literal["morphemes", "bigrams"]
 
@@ -39,9 +39,9 @@ class Words:
             self._kiwi = Kiwi(num_workers=1)
             self._kiwi.tokenize("안녕하세요")  # the first call takes seconds
 
-    def of(self, text: str) -> list[str]:
+    def tokenize(self, text: str) -> list[str]:
         """Return all words of a text in order, with repetitions."""
-        text = normalised("NFKC", text).lower()
+        text = normalized("NFKC", text).lower()
         words = [
             (run.start(), word) for run in _RUN.finditer(text) for word in self._words_of_run(run)
         ]

@@ -70,7 +70,7 @@ def ingest(
     with state.writing():
         count = min(len(files), workers or usable_cpus())
         with bar(len(files)) as step:
-            read = _read_all(files, rules, state.places, timeout_s, count, step)
+            read = _read_all(files, rules, state.paths, timeout_s, count, step)
         pages = []
         for source, (contents, errors) in zip(files, read, strict=True):
             skipped += errors
@@ -87,7 +87,7 @@ def ingest(
                 with bar(len(pages)) as step:
                     backend_folder = folder / builder.name
                     backend_settings[builder.name] = builder.build(
-                        pages, backend_folder, state.places, step
+                        pages, backend_folder, state.paths, step
                     )
             manifest = Manifest(
                 id=index.absolute().name,

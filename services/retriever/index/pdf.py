@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scorekit.retrieval.wire import TextBox
-from scorekit.text.markup import normalised
-from services.retriever.index.pictures import fitted
+from scorekit.text.markup import normalized
+from services.retriever.index.images import fitted
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -190,4 +190,4 @@ def _text(codes: list[int]) -> str:
     raw = "".join("-" if code in (2, 0xFFFE) else chr(code) for code in codes)
     raw = raw.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     printable = (c if unicodedata.category(c) not in ("Cc", "Cn", "Cs") else " " for c in raw)
-    return " ".join(normalised("NFC", "".join(printable)).split())
+    return " ".join(normalized("NFC", "".join(printable)).split())

@@ -44,13 +44,13 @@ class ReadingRules(NamedTuple):
 class IndexPaths(NamedTuple):
     """The folders that pages are written to."""
 
-    pictures: Path
+    images_dir: Path
     done: Path
     vectors: Path
 
-    def picture(self, name: str) -> Path:
+    def image_path(self, name: str) -> Path:
         """Return the file of an image."""
-        return self.pictures / name[:2] / f"{name}.png"
+        return self.images_dir / name[:2] / f"{name}.png"
 
     def record(self, key: str, page: int) -> Path:
         """Return the file of a page's record."""
@@ -79,7 +79,7 @@ class PageReader:
     """
 
     def __init__(self, rules: ReadingRules, paths: IndexPaths, timeout_s: float) -> None:
-        self._rules, self._places, self._timeout_s = rules, paths, timeout_s
+        self._rules, self._paths, self._timeout_s = rules, paths, timeout_s
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection
         self._closed = False
@@ -98,7 +98,7 @@ class PageReader:
             state.errors[None] = f"it crashed its reader {MOST_DEATHS} times. The rest is skipped"
         pages = {}
         for number in range(1, state.pages + 1):
-            record = self._places.record(state.key, number)
+            record = self._paths.record(state.key, number)
             if number not in state.errors and record.exists():
                 content = PageContent.model_validate_json(record.read_bytes())
                 pages[source.page or number] = content
@@ -145,7 +145,7 @@ class PageReader:
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             )
             child_pipe.close()
-            self._pipe.send((self._rules, self._places))
+            self._pipe.send((self._rules, self._paths))
             kind, content = self._next(_START_S)
             if kind == "died":
                 raise RuntimeError(f"a reading process does not start: {content}")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from scorekit.errors import UserError
-from scorekit.text.markup import normalised
+from scorekit.text.markup import normalized
 from services.retriever.index.records import Skipped
 
 PDF_SUFFIXES = frozenset({".pdf"})
@@ -65,7 +65,7 @@ def find_sources(paths: Iterable[Path]) -> tuple[list[Source], list[Skipped]]:
 
 def _source(file: Path, is_image: bool) -> Source | None:
     # macOS writes Korean names in their decomposed form, and data files in the composed one.
-    stem = normalised("NFC", file.stem)
+    stem = normalized("NFC", file.stem)
     plain = all(unicodedata.category(c)[0] != "C" for c in stem)
     if not plain or not stem.strip() or len(stem) > _MAX_NAME or "\\" in stem:
         return None

@@ -36,7 +36,7 @@ class Index:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.places = IndexPaths(folder / "pictures", folder / "done", folder / "vectors")
+        self.paths = IndexPaths(folder / "pictures", folder / "done", folder / "vectors")
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -121,7 +121,7 @@ class Index:
     def _clear(self) -> None:
         """Remove the remains of killed runs, and old states. The current state may be in use."""
         remove_temporaries(self.folder)
-        for directory in self.places:
+        for directory in self.paths:
             remove_temporaries(directory, deep=True)
         manifest = self.manifest()
         states = self.folder / "states"

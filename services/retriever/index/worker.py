@@ -11,8 +11,8 @@ from typing import Any
 
 from scorekit.files import write_atomic
 from scorekit.retrieval.wire import TextBox
+from services.retriever.index.images import UnreadableImage, png_of, read_image, sha256
 from services.retriever.index.pdf import PdfError, PdfFile
-from services.retriever.index.pictures import UnreadablePicture, png_of, read_picture, sha256
 from services.retriever.index.reader import IndexPaths, Ocr, ReadingRules, ocr_of
 from services.retriever.index.records import PageContent
 from services.retriever.index.sources import Source
@@ -44,7 +44,7 @@ def serve(pipe: Connection) -> None:
             return
         except _Unwritable as error:
             pipe.send(("unwritable", error.args))
-        except (PdfError, UnreadablePicture) as error:
+        except (PdfError, UnreadableImage) as error:
             pipe.send(("failed", str(error)))
         except OSError as error:
             pipe.send(("failed", error.strerror or type(error).__name__))
@@ -67,7 +67,7 @@ def _read_file(
     if source.page is not None:
         pipe.send(("opened", (key, 1)))
         if not _is_done(paths, key, 1):
-            _save(read_picture(content, rules.max_pixels), [], paths, key, 1, ocr)
+            _save(read_image(content, rules.max_pixels), [], paths, key, 1, ocr)
         pipe.send(("page", (1, None)))
         return
     pdf = PdfFile(content)
@@ -107,7 +107,7 @@ def _is_done(paths: IndexPaths, key: str, number: int) -> bool:
 
 def _is_intact(paths: IndexPaths, name: str) -> bool:
     try:
-        return sha256(paths.picture(name).read_bytes()) == name
+        return sha256(paths.image_path(name).read_bytes()) == name
     except OSError:
         return False
 
@@ -123,7 +123,7 @@ def _save(
     png = png_of(image)
     name = sha256(png)
     if not _is_intact(paths, name):
-        _write(paths.picture(name), png)
+        _write(paths.image_path(name), png)
     page = PageContent(width=image.width, height=image.height, picture=name, boxes=boxes)
     _write(paths.record(key, number), page.model_dump_json())
 

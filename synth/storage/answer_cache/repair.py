@@ -9,7 +9,7 @@ from pathlib import Path
 
 from synth.storage.answer_cache.base import unpack
 from synth.storage.answer_cache.salvage import rows
-from synth.storage.answer_cache.sqlite_file import beside, lock_of, opened
+from synth.storage.answer_cache.sqlite_file import lock_of, opened, sibling_files
 from synth.storage.locks import hold_locks
 
 
@@ -29,14 +29,14 @@ def repair_database(path: Path) -> tuple[int, int | None]:
             db.close()
             return num_answers, None
         fresh = path.with_name(path.name + ".mended")
-        for leftover in (fresh, *beside(fresh)):
+        for leftover in (fresh, *sibling_files(fresh)):
             leftover.unlink(missing_ok=True)
         num_answers, num_unreadable = _salvage(path, fresh)
         old = path.with_name(path.name + ".damaged")
-        for leftover in (old, *beside(old)):
+        for leftover in (old, *sibling_files(old)):
             leftover.unlink(missing_ok=True)
         os.link(path, old)  # a file of that name exists at every moment
-        for log_file, name in zip(beside(path), beside(old), strict=True):
+        for log_file, name in zip(sibling_files(path), sibling_files(old), strict=True):
             if log_file.exists():
                 log_file.rename(name)
         os.replace(fresh, path)
@@ -45,7 +45,7 @@ def repair_database(path: Path) -> tuple[int, int | None]:
 
 def _is_intact(path: Path) -> bool:
     """Return True if SQLite and the checksums of all values find no damage."""
-    log_file = beside(path)[0]
+    log_file = sibling_files(path)[0]
     if log_file.exists() and log_file.stat().st_size:
         return False  # it may be damaged, and SQLite would silently ignore its end
     try:

@@ -133,6 +133,6 @@ def lock_of(path: Path) -> Path:
     return path.with_name(path.name + ".lock")
 
 
-def beside(path: Path) -> list[Path]:
+def sibling_files(path: Path) -> list[Path]:
     """Return the WAL and shared-memory files of a database."""
     return [path.with_name(path.name + end) for end in ("-wal", "-shm")]

@@ -35,7 +35,7 @@ def metricx():
 @pytest.fixture
 def no_charts(monkeypatch):
     """Draw no charts in a test that does not check the page: they take most of its time."""
-    monkeypatch.setattr("scorekit.metaeval.page._pictures", lambda *_: [])
+    monkeypatch.setattr("scorekit.metaeval.page._charts", lambda *_: [])
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from bench.kit.servers import free_port, running_service
 from scorekit.errors import UserError
 from scorekit.server.fake import FakeBackend
 from synth.__main__ import app
-from synth.preflight import look_at_run, need_passing
+from synth.preflight import check_run, need_passing
 from synth.run import RunOptions
 from synth.stages.table import BY_NAME, named
 from synth.storage.store import StageFolder
@@ -211,7 +211,7 @@ def test_only_what_the_coming_stages_need_is_asked(tmp_path, teacher, metricx):
 
     def checked_services(**options):
         stages = named(options.pop("stage", "all"))
-        names = [c.name for c in look_at_run(cfg, RunOptions(stages, **options)).checks]
+        names = [c.name for c in check_run(cfg, RunOptions(stages, **options)).checks]
         return [name for name in names if name in ("teacher", "metricx", "judge")]
 
     assert checked_services() == ["teacher", "metricx"]
@@ -234,7 +234,7 @@ def test_the_teacher_is_asked_for_one_token_and_the_judge_for_one_verdict(tmp_pa
     ):
         cfg = full_config(tmp_path, teacher, metricx, url)
         before = len(metricx.batches)
-        assert not look_at_run(cfg, RunOptions(named("all"))).failed
+        assert not check_run(cfg, RunOptions(named("all"))).failed
     (teacher_request,) = teacher.requests
     assert teacher_request.body["max_tokens"] == 1 and teacher_request.body["n"] == 1
     assert [message["role"] for message in teacher_request.body["messages"]] == ["system", "user"]
@@ -245,10 +245,8 @@ def test_a_judge_whose_llm_refuses_the_key_is_found_before_the_start(tmp_path, t
     llm = saying(PASS)
     llm.api_key = "right"
     with llm.running() as upstream, running_judge(upstream=upstream, key="wrong") as url:
-        findings = look_at_run(
-            full_config(tmp_path, teacher, metricx, url), RunOptions(named("all"))
-        )
-    (message,) = findings.faults
+        findings = check_run(full_config(tmp_path, teacher, metricx, url), RunOptions(named("all")))
+    (message,) = findings.errors
     assert f"judge: filters.llm_judge.url: {url} gives no verdict (upstream: " in message
     assert "\n" not in message and "it refuses the API key" in message
 
@@ -257,7 +255,7 @@ def test_a_run_asks_again_what_is_busy_and_a_check_does_not(tmp_path, teacher, m
     cfg = full_config(tmp_path, teacher, metricx)
     options, lines = RunOptions(named("all")), []
     teacher.fail(503)
-    assert "HTTP 503" in look_at_run(cfg, options).faults[0]
+    assert "HTTP 503" in check_run(cfg, options).errors[0]
     teacher.fail(503)
     need_passing(cfg, options, lines.append)
     assert len(lines) == 2 and lines[0].startswith("teacher: ")

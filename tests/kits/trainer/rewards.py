@@ -156,7 +156,7 @@ class FakeJudge:
 
     def __init__(self, *, lower: bool = True, has_mqm: bool = True) -> None:
         self.lower, self.has_mqm = lower, has_mqm
-        self.verb = ScoreEndpoint(JudgeSample, JudgeOptions)
+        self.endpoint = ScoreEndpoint(JudgeSample, JudgeOptions)
         self.asked: list[dict[str, Any]] = []
 
     def load(self) -> ScoreDescription:

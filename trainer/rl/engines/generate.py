@@ -52,7 +52,7 @@ class GenerateSampler:
         """Yield completions as `Sampler.sample` says.
 
         Prompts are batched by length, short ones first. A process with fewer batches than another
-        samples completions that nobody uses.
+        samples completions that are not used.
         """
         if seed is not None:
             torch.manual_seed(seed)

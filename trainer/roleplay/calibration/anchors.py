@@ -10,10 +10,10 @@ from typing import Literal, Protocol, runtime_checkable
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from scorekit.client.embeddings import Canary, EmbeddingModel
-from scorekit.config import Config, describe_faults
+from scorekit.config import Config, describe_validation_error
 from scorekit.errors import SampleError, UserError
 from scorekit.files import write_atomic
-from scorekit.numeric.vectors import cosine, vector_fault
+from scorekit.numeric.vectors import cosine, vector_error
 
 Use = Literal["grounded", "reference"]
 USES: tuple[Use, ...] = ("grounded", "reference")
@@ -102,7 +102,7 @@ class Calibration(Config):
     @classmethod
     def _vectors(cls, canaries: dict[str, list[float]]) -> dict[str, list[float]]:
         for text, vector in canaries.items():
-            if problem := vector_fault(vector):
+            if problem := vector_error(vector):
                 raise ValueError(f"{problem}, of {text!r}. Calibrate again with a correct server")
         return canaries
 
@@ -114,7 +114,7 @@ class Calibration(Config):
         """Write the calibration as JSON."""
         write_atomic(path, self.model_dump_json(indent=1) + "\n")
 
-    def fault_of_model(self, answering: EmbeddingModel) -> str:
+    def model_mismatch(self, answering: EmbeddingModel) -> str:
         """Return how the answering model differs from this calibration's; "" if it is the same.
 
         Names are reported, not compared: a server may use any name for its model.
@@ -125,14 +125,14 @@ class Calibration(Config):
                 return f"{field} {actual}, not {expected}"
         return ""
 
-    def fault_of_canary(self, text: str, vector: Sequence[float]) -> str:
+    def canary_mismatch(self, text: str, vector: Sequence[float]) -> str:
         """Return how a canary's vector differs from the stored one; "" without a stored one."""
         stored = self.canaries.get(text)
         if stored is None:
             return ""
         if len(stored) != len(vector):
             return f"vectors of {len(vector)} numbers, not {len(stored)}"
-        if problem := vector_fault(vector):
+        if problem := vector_error(vector):
             return problem
         similarity = cosine(stored, vector)
         return (
@@ -154,4 +154,4 @@ def read_calibration(path: Path) -> Calibration:
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     except ValidationError as error:
-        raise UserError(f"{path}: not a calibration: {describe_faults(error)}") from None
+        raise UserError(f"{path}: not a calibration: {describe_validation_error(error)}") from None

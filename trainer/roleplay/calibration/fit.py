@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 
 from scorekit.errors import SampleError, UserError
-from scorekit.numeric.vectors import vector_fault
+from scorekit.numeric.vectors import vector_error
 from scorekit.seeds import stream_seed
 from trainer.roleplay.calibration.anchors import CANARIES, Anchors, Calibration, Embedder
 from trainer.roleplay.reply import can_be_embedded
@@ -133,7 +133,7 @@ def _vectors(embedder: Embedder, texts: Sequence[str]) -> dict[str, np.ndarray]:
     """Return the vectors of texts that the server accepts. Raises UserError for invalid vectors."""
     answers = embedder.embed(texts)
     for vector in answers:
-        if not isinstance(vector, SampleError) and (problem := vector_fault(vector)):
+        if not isinstance(vector, SampleError) and (problem := vector_error(vector)):
             raise UserError(f"reward.embedding_model: {problem}. See the server's log.")
     vectors = {
         text: np.asarray(vector, dtype=np.float64)

@@ -10,7 +10,7 @@ from jinja2 import Environment, PackageLoader, select_autoescape
 from markupsafe import Markup
 
 from scorekit.files import write_atomic
-from scorekit.report.page import STYLE, picture
+from scorekit.report.page import STYLE, chart_image
 from scorekit.report.render import visible
 from trainer.roleplay.calibration.anchors import USES, Anchors, Calibration
 
@@ -32,7 +32,7 @@ def write_page(path: Path, calibration: Calibration, data: str) -> None:
     )
     environment.filters["visible"] = visible
     charts = [
-        picture(use, "cosine", partial(_draw, anchors))
+        chart_image(use, "cosine", partial(_draw, anchors))
         for use in USES
         if (anchors := calibration.anchors(use)).false_cosines
     ]

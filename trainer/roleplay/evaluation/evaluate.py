@@ -16,8 +16,8 @@ from trainer.rl.policy import autocast
 from trainer.rl.sampler import SampledCompletion, preserve_rng_state
 from trainer.roleplay.config import RoleplayConfig
 from trainer.roleplay.evaluation.diagnostics import copied, repeated, sentence_chrf
-from trainer.roleplay.evaluation.figures import figures_of
 from trainer.roleplay.evaluation.kl import kl_to_start, start_of
+from trainer.roleplay.evaluation.stats import compute_stats
 from trainer.roleplay.rendering import rendered_prompt
 from trainer.roleplay.reward_config import RewardConfig
 from trainer.roleplay.rewards import explain_all, total
@@ -30,17 +30,17 @@ _SEED = 0  # of replies that are sampled
 class RoleplayReport:
     """An evaluation.
 
-    figures: means (evaluation/figures.py), by their keys.
+    stats: means (evaluation/stats.py), by their keys.
     examples: a line of the dump for each turn.
     """
 
-    figures: dict[str, Any]
+    stats: dict[str, Any]
     examples: Sequence[dict[str, Any]]
 
     @property
     def rating(self) -> float | None:
         """Return the value by which the best checkpoint is chosen."""
-        return self.figures["reward_mean"]
+        return self.stats["reward_mean"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class SampledReply:
 
     ids: list[int]
     text: str
-    ended: bool
+    is_complete: bool
 
 
 def evaluate_policy(
@@ -85,7 +85,7 @@ def evaluate_policy(
         {**line, "kl_start": value}
         for line, value in zip(score_lines(turns, replies, cfg.reward), kl_values, strict=True)
     ]
-    return RoleplayReport(figures_of(lines) | {"seconds": time.monotonic() - started}, lines)
+    return RoleplayReport(compute_stats(lines) | {"seconds": time.monotonic() - started}, lines)
 
 
 def prompt_ids(
@@ -143,7 +143,7 @@ def score_lines(
                 },
                 "reasons": {name: list(score.reasons) for name, score in scored.items()},
                 "tokens": len(reply.ids),
-                "finish_reason": "eos" if reply.ended else "length",
+                "finish_reason": "eos" if reply.is_complete else "length",
                 "characters": len(reply.text),
                 "chrf": sentence_chrf(reply.text, turn.reference),
                 "copied_user": copied(reply.text, turn.user_turn),

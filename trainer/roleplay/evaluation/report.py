@@ -17,9 +17,9 @@ from scorekit.files import write_atomic
 from scorekit.report.page import STYLE
 from scorekit.report.render import visible
 from trainer.roleplay.evaluation.diagnostics import STRETCH
-from trainer.roleplay.evaluation.figures import curves, table
+from trainer.roleplay.evaluation.stats import curves, table
 from trainer.runs.cli.curves import draw_curves
-from trainer.runs.cli.paired import FEWEST, RESAMPLES, PairedFigure, as_row
+from trainer.runs.cli.paired import FEWEST, RESAMPLES, PairedStat, as_row
 from trainer.runs.config import DEFAULT_EVAL_SET
 from trainer.runs.run_log import read_jsonl
 from trainer.runs.stats import compare
@@ -80,7 +80,7 @@ def write_evaluation(
 def write_comparison(
     path: Path,
     names: tuple[str, str],
-    stats: Sequence[PairedFigure],
+    stats: Sequence[PairedStat],
     first: Sequence[Line],
     second: Sequence[Line],
 ) -> Path:

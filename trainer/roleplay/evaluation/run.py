@@ -27,8 +27,8 @@ from trainer.roleplay.calibration.anchors import FILE, USES, Calibration
 from trainer.roleplay.config import RoleplayConfig
 from trainer.roleplay.data import load_train
 from trainer.roleplay.evaluation.evaluate import evaluate_policy
-from trainer.roleplay.evaluation.figures import table
 from trainer.roleplay.evaluation.report import write_comparison, write_evaluation
+from trainer.roleplay.evaluation.stats import table
 from trainer.roleplay.rendering import open_tokenizer
 from trainer.roleplay.reward_config import RewardConfig
 from trainer.roleplay.rewards import configure, weights_of
@@ -36,7 +36,7 @@ from trainer.roleplay.similarity import OwnServer, Similarity, open_similarity
 from trainer.roleplay.turn import RoleplayTurn
 from trainer.runs.checkpoints.adapters import load_on_base, resolve_base_model
 from trainer.runs.checkpoints.checkpoint import read_state
-from trainer.runs.cli.paired import PairedFigure, compare_lines, comparison_values
+from trainer.runs.cli.paired import PairedStat, compare_lines, comparison_values
 from trainer.runs.run_log import open_run_dir, read_jsonl, write_json, write_jsonl
 
 #: Parts of the scorer that an evaluation records, in words.
@@ -57,12 +57,12 @@ class EvaluatedPolicy:
     """An evaluation of a policy.
 
     policy: its path.
-    figures: means, and what scored them (`_scorer`).
+    stats: means, and what scored them (`_scorer`).
     lines: of its dump.
     """
 
     policy: str
-    figures: Mapping[str, Any]
+    stats: Mapping[str, Any]
     lines: Sequence[dict[str, Any]]
 
 
@@ -78,7 +78,7 @@ class RoleplayOutcome:
     evaluation: EvaluatedPolicy
     page: Path
     earlier: EvaluatedPolicy | None = None
-    paired: Sequence[PairedFigure] | None = None
+    paired: Sequence[PairedStat] | None = None
     comparison: Path | None = None
 
 
@@ -133,7 +133,7 @@ def run_evaluation(
             report = _evaluate(
                 cfg, turns, tokenizers[target_dir], base, adapters, device, str(policy.path)
             )
-            stats = {"policy": str(policy.path), **scorer, **report.figures}
+            stats = {"policy": str(policy.path), **scorer, **report.stats}
             evaluations.append(EvaluatedPolicy(str(policy.path), stats, report.examples))
             _write(cfg, target_dir, evaluations[-1])
     outcome = RoleplayOutcome(evaluations[0], folder / "evaluation.html")
@@ -209,7 +209,7 @@ def _scorer(reward: RewardConfig, calibration: Calibration) -> dict[str, Any]:
 def _check_scorer(earlier: EvaluatedPolicy, scorer: Mapping[str, Any]) -> None:
     """Raise UserError if an earlier evaluation was scored differently."""
     for key, now in scorer.items():
-        then = earlier.figures.get(key, now)
+        then = earlier.stats.get(key, now)
         if then != now:
             raise UserError(
                 f"--against: {_SCORED[key]} {then}, here {now}. Such scores are not comparable. "
@@ -260,9 +260,9 @@ def _write(cfg: RoleplayConfig, folder: Path, evaluated: EvaluatedPolicy) -> Non
     text = yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True)
     write_jsonl(folder / "evaluation.jsonl", evaluated.lines)
     write_evaluation(
-        folder / "evaluation.html", evaluated.policy, evaluated.figures, evaluated.lines, text
+        folder / "evaluation.html", evaluated.policy, evaluated.stats, evaluated.lines, text
     )
-    write_json(folder / "evaluation.json", evaluated.figures)
+    write_json(folder / "evaluation.json", evaluated.stats)
 
 
 def _compared(folder: Path, outcome: RoleplayOutcome, earlier: EvaluatedPolicy) -> RoleplayOutcome:

@@ -30,7 +30,7 @@ _NO_FACT = re.compile(
     r".*(?:면|거든|도록|게|러|려고|[어아여래]도|라도|더라도|[어아여]야|든|든지|수록|다시피|듯|듯이|"
     r"[는ᆫ은ᆯ을]지|[ᆯ을]까|느라|느라고)"
 )
-#: Those of all endings that end the scope of a topic (유나는 웃었지만 민수가).
+#: Endings that end the scope of a topic (유나는 웃었지만 민수가).
 _ENDS_TOPIC = forms("고 지만 는데 ᆫ데 은데 으나 나")
 _QUOTED = ("다고", "라고", "냐고", "자고", "다며", "라며")
 _NOUNS = ("NNG", "NNP", "NNB", "NP", "XSN", "NR", "SL", "SH", "SW", "ETN", "MM")

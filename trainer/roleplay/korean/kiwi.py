@@ -59,9 +59,8 @@ def _kiwi() -> Any:
     from kiwipiepy import Kiwi
 
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", DeprecationWarning
-        )  # about an earlier meaning of num_workers=0
+        # About an earlier meaning of num_workers=0.
+        warnings.simplefilter("ignore", DeprecationWarning)
         return Kiwi(num_workers=0)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from scorekit.text.markup import normalised
+from scorekit.text.markup import normalized
 
 _SURNAMES = (
     "김이박최정강조윤장임한오서신권황안송류전홍유고문양손배백허남심노하곽성차주우구민진지엄채원천방공"
@@ -39,7 +39,7 @@ def aliases(name: str) -> tuple[str, ...]:
     They are the full name, the name without spaces, and the given name alone if the name has three
     syllables and begins with a surname (서유나: 유나).
     """
-    full_name = " ".join(normalised("NFC", name).split())
+    full_name = " ".join(normalized("NFC", name).split())
     joined = full_name.replace(" ", "")
     names = [full_name, joined]
     if _FULL_NAME.fullmatch(joined):

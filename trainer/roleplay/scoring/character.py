@@ -9,7 +9,7 @@ from trainer.roleplay.scoring.types import ReplyContext, ReplyScore
 from trainer.runs.stats import StatSpec
 
 #: The components of this reward.
-FIGURES = (
+STATS = (
     StatSpec(key="character/name", title="character named", better="higher"),
     StatSpec(key="character/speech", title="sentences at the level", better="higher"),
     StatSpec(key="character/no_quote", title="nothing said aloud", better="lower"),

@@ -8,7 +8,7 @@ from trainer.roleplay.scoring.types import ReplyContext, ReplyScore
 from trainer.runs.stats import StatSpec
 
 #: The components of this reward.
-FIGURES = (
+STATS = (
     StatSpec(key="format/two_lines", title="two lines", better="higher"),
     StatSpec(key="format/narration", title="a line of narration", better="higher"),
     StatSpec(key="format/quote", title="a line that is a quotation", better="higher"),

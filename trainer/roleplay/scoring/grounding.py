@@ -6,14 +6,14 @@ from __future__ import annotations
 import re
 
 from scorekit.numeric.thresholds import above, below
-from scorekit.text.markup import normalised
+from scorekit.text.markup import normalized
 from trainer.roleplay.korean.questions import asks
 from trainer.roleplay.reply import readable
 from trainer.roleplay.scoring.types import ReplyContext, ReplyScore
 from trainer.runs.stats import StatSpec
 
 #: The components of the two rewards.
-GROUNDED_FIGURES = (
+GROUNDED_STATS = (
     StatSpec(key="grounded/cosine", title="cosine to the user turn"),
     StatSpec(key="grounded/similarity", title="similarity to the user turn", better="higher"),
     StatSpec(key="grounded/question_missed", title="questions missed", better="lower"),
@@ -28,7 +28,7 @@ GROUNDED_FIGURES = (
     ),
     StatSpec(key="grounded/not_embedded", title="replies not embedded", better="lower"),
 )
-REFERENCE_FIGURES = (
+REFERENCE_STATS = (
     StatSpec(key="reference/cosine", title="cosine to the reference"),
     StatSpec(key="reference/similarity", title="similarity to the reference", better="higher"),
     StatSpec(key="reference/missing", title="rows without reference", better="lower"),
@@ -84,7 +84,7 @@ def _answers(context: ReplyContext, reply: str) -> bool:
 
 
 def _words(text: str) -> list[str]:
-    return _WORD.findall(normalised("NFC", readable(text)).casefold())
+    return _WORD.findall(normalized("NFC", readable(text)).casefold())
 
 
 def _trigrams(parts: list[str]) -> set[tuple[str, ...]]:

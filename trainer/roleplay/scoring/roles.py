@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from scorekit.text.markup import normalised
+from scorekit.text.markup import normalized
 from trainer.roleplay.korean.acting import acts, has_particle
 from trainer.roleplay.korean.names import aliases
 from trainer.roleplay.reply import has_letter
@@ -16,7 +16,7 @@ from trainer.roleplay.scoring.types import ReplyContext, ReplyScore
 from trainer.runs.stats import StatSpec
 
 #: The components of this reward.
-FIGURES = (
+STATS = (
     StatSpec(key="role_split/markers", title="kinds of role markers", better="lower"),
     StatSpec(key="role_split/acts_for_player", title="acts for the player", better="lower"),
 )
@@ -68,7 +68,7 @@ class SpecialTokens:
     texts: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, tokens: Iterable[str]) -> SpecialTokens:
+    def from_tokens(cls, tokens: Iterable[str]) -> SpecialTokens:
         """Return those of a tokenizer's `all_special_tokens` or `added_tokens_decoder`."""
         folded = (_folded(token).strip() for token in tokens)
         return cls(frozenset(text for text in folded if len(text) > 2 and not text.isalnum()))
@@ -92,7 +92,7 @@ def _kinds(text: str, special: Collection[str]) -> tuple[str, ...]:
 
 def _folded(text: str) -> str:
     """Return the text without case, and with ordinary letters for wide ones (ＵＳＥＲ：)."""
-    return normalised("NFKC", text).casefold()
+    return normalized("NFKC", text).casefold()
 
 
 def speaks_for(context: ReplyContext) -> bool:

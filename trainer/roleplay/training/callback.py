@@ -23,7 +23,7 @@ _NAMES = {
     "reward": "reward_mean",
     "completions/mean_length": "completion_length_mean",
     "completions/clipped_ratio": "clipped_ratio",
-    **{figure.key: figure.key for reward in REWARDS for figure in reward.components},
+    **{stat.key: stat.key for reward in REWARDS for stat in reward.components},
 }
 
 
@@ -34,7 +34,7 @@ class RunCallback(TrainerCallback):
         self,
         cfg: RoleplayConfig,
         runlog: RunLog,
-        leaving: ShutdownHandler,
+        shutdown: ShutdownHandler,
         console: Console,
         span: int,
         begin: Callable[[], None],
@@ -44,7 +44,7 @@ class RunCallback(TrainerCallback):
         begin: called first.
         echo: warns if the policy learns to repeat the user.
         """
-        self.cfg, self.log, self.leaving, self.console = cfg, runlog, leaving, console
+        self.cfg, self.log, self.shutdown, self.console = cfg, runlog, shutdown, console
         self.span, self.begin, self.echo = span, begin, echo
         self.accelerator: Any = None  # has the trackers; set after the trainer's own is created
         self.trainer: RoleplayTrainer | None = None  # set later: it is created with its callbacks
@@ -56,14 +56,14 @@ class RunCallback(TrainerCallback):
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Note that there is something to save from now on."""
-        self.leaving.is_deferring = True
+        self.shutdown.is_deferring = True
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Decide whether to evaluate, save and stop after an update."""
         assert self.trainer is not None
         self.trainer.note_end()
         update, is_last = state.global_step, state.global_step >= state.max_steps
-        should_stop = self.leaving.signal_number != 0 and update % self.span == 0
+        should_stop = self.shutdown.signal_number != 0 and update % self.span == 0
         eval_interval = self.cfg.eval.eval_every_n_updates
         control.should_evaluate = not should_stop and (
             is_last or (eval_interval > 0 and update % eval_interval == 0)
@@ -81,7 +81,7 @@ class RunCallback(TrainerCallback):
             return
         assert self.trainer is not None
         self.last = state.global_step
-        line: dict[str, Any] = {"update": self.last, **self._figures(logs)}
+        line: dict[str, Any] = {"update": self.last, **self._stats(logs)}
         every = self.cfg.misc.dump_every_n_updates
         if self.trainer.sampled and every and self.last % every == 0:
             self.log.write_completions(self.last, self.trainer.completions())
@@ -91,7 +91,7 @@ class RunCallback(TrainerCallback):
         self.console.update(line)
         self.echo.add_update(self.last, line)
 
-    def _figures(self, logs: dict[str, Any]) -> Stats:
+    def _stats(self, logs: dict[str, Any]) -> Stats:
         """Return TRL's stats under our names; values that are not finite are None."""
         assert self.trainer is not None
         stats: Stats = {}

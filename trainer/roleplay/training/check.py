@@ -21,11 +21,11 @@ from trainer.roleplay.rewards import configure, weights_of
 from trainer.roleplay.similarity import open_similarity
 from trainer.roleplay.training import preflight
 from trainer.roleplay.training.launcher import embedder_of
-from trainer.roleplay.training.options import grpo_arguments, told_options, updates_per_epoch
+from trainer.roleplay.training.options import grpo_arguments, printed_options, updates_per_epoch
 from trainer.roleplay.turn import RoleplayTurn
-from trainer.runs.cli.machine import look_at_device
+from trainer.runs.cli.machine import check_device
 from trainer.runs.cli.output_paths import check_output_paths
-from trainer.runs.cli.weights import look_at_model
+from trainer.runs.cli.weights import check_model
 from trainer.runs.on_trl import check_alone, one_device
 
 
@@ -35,10 +35,10 @@ def check_run(cfg: RoleplayConfig) -> Findings:
     The embedder is asked, and started if it is a folder.
     """
     findings = Findings()
-    run_check = findings.look
+    run_check = findings.run_check
     train = run_check("data.train", _turns, "data.train", cfg)
     held_out = run_check("data.eval", _turns, "data.eval", cfg) if cfg.data.eval else None
-    model = run_check("policy.path", look_at_model, cfg.policy, cfg.policy.path, "policy.path")
+    model = run_check("policy.path", check_model, cfg.policy, cfg.policy.path, "policy.path")
     tokenizer = None if model is None else run_check("policy.tokenizer", _tokenizer, cfg, model)
     if tokenizer is not None:
         for key, turns in (("data.train", train), ("data.eval", held_out)):
@@ -90,7 +90,7 @@ def _overlap(train: Sequence[RoleplayTurn], held_out: Sequence[RoleplayTurn]) ->
 
 def _device(cfg: RoleplayConfig) -> tuple[torch.device, str]:
     check_alone("role-play")
-    device, description = look_at_device(cfg.misc)
+    device, description = check_device(cfg.misc)
     return one_device(device, "role-play"), description
 
 
@@ -98,10 +98,10 @@ def _check_template(
     cfg: RoleplayConfig, tokenizer: Any, turns: Sequence[RoleplayTurn], findings: Findings
 ) -> None:
     """Add a line for each failed check of the chat template, or one if all pass."""
-    failures = findings.look("chat template", _template, cfg, tokenizer, turns)
+    failures = findings.run_check("chat template", _template, cfg, tokenizer, turns)
     is_refused = cfg.start.template_check == "refuse"
     for failure in failures or ():
-        message = f"{failure.found}; {failure.remedy}"
+        message = f"{failure.result}; {failure.remedy}"
         findings.checks.append(Check(f"chat template: {failure.name}", message, not is_refused))
 
 
@@ -122,7 +122,9 @@ def _grpo(
 ) -> tuple[None, str]:
     arguments = grpo_arguments(cfg, device, weights_of(cfg.reward), len(turns))
     stops = tokenizer.convert_ids_to_tokens(stop_token_ids(model, tokenizer))
-    settings = ", ".join(f"{key} {value}" for key, value in told_options(arguments, stops).items())
+    settings = ", ".join(
+        f"{key} {value}" for key, value in printed_options(arguments, stops).items()
+    )
     prompts = arguments.generation_batch_size // arguments.num_generations
     epoch = updates_per_epoch(arguments, len(turns))
     return None, f"{prompts} prompts a sampling, {epoch} updates an epoch; {settings}"

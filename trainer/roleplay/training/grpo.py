@@ -31,7 +31,7 @@ class RoleplayTrainer(TrlCheckpointMixin, GRPOTrainer):
     checkpoints: their folder.
     keep: number of checkpoints to keep.
     state_of: returns the state of a checkpoint, without its files.
-    look: evaluates the policy after an update.
+    evaluate_update: evaluates the policy after an update.
     epochs_done: full passes over the training turns before this process.
     """
 
@@ -41,12 +41,12 @@ class RoleplayTrainer(TrlCheckpointMixin, GRPOTrainer):
         checkpoints: Path,
         keep: int,
         state_of: Callable[[int], CheckpointState],
-        look: Callable[[int], dict[str, Any]],
+        evaluate_update: Callable[[int], dict[str, Any]],
         epochs_done: int,
         **kwargs: Any,
     ) -> None:
         self.keep_in(checkpoints, keep, state_of)
-        self._look, self._epochs_done = look, epochs_done
+        self._evaluate_update, self._epochs_done = evaluate_update, epochs_done
         #: Seconds of sampling and of rewards since the last line of the log.
         self.seconds = {"rollout_s": 0.0, "reward_s": 0.0}
         #: Whether completions were sampled since then.
@@ -76,7 +76,7 @@ class RoleplayTrainer(TrlCheckpointMixin, GRPOTrainer):
                 torch.randperm(sampler.num_samples, generator=sampler.generator)
         return sampler
 
-    # -- figures -----------------------------------------------------------------------------------
+    # -- stats -------------------------------------------------------------------------------------
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
         started, reward_s_before = time.monotonic(), self.seconds["reward_s"]
@@ -143,7 +143,7 @@ class RoleplayTrainer(TrlCheckpointMixin, GRPOTrainer):
     def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
         """Run our evaluation instead of TRL's, which samples groups as in training."""
         self.control.should_evaluate = False
-        return self._look(self.state.global_step)
+        return self._evaluate_update(self.state.global_step)
 
     def note_end(self) -> None:
         """Record the state at the end of an update."""

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from scorekit.client import SyncScoringClient
 from scorekit.errors import ServiceUnreachable, UserError
-from scorekit.net.absence import TELL_AFTER_S, clock_time
+from scorekit.net.outage import TELL_AFTER_S, clock_time
 from scorekit.net.retry import Deadline
 from scorekit.processes import end_with_parent
 from trainer.roleplay.reward_config import RewardConfig
@@ -50,7 +50,7 @@ def embedder_of(cfg: RewardConfig, log: Path) -> Iterator[OwnServer | None]:
     process = _start(Path(model), log)
     try:
         url = _wait_ready(process, model, log)
-        yield OwnServer(url, lambda: _why_ended(process, log))
+        yield OwnServer(url, lambda: _exit_reason(process, log))
     finally:
         _end(process)
 
@@ -89,7 +89,7 @@ def _wait_ready(process: subprocess.Popen[bytes], model: str, log: Path) -> str:
     raise UserError(f"reward.embedding_model: {model}: its embedder {state}; {_end_of(log)}")
 
 
-def _why_ended(process: subprocess.Popen[bytes], log: Path) -> str | None:
+def _exit_reason(process: subprocess.Popen[bytes], log: Path) -> str | None:
     """Return why the embedder will not answer any more; None while it runs."""
     with contextlib.suppress(subprocess.TimeoutExpired):  # it closes its port before it ends
         return f"exit code {process.wait(_ENDS_S)}; {_end_of(log)}"

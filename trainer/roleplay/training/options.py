@@ -59,7 +59,7 @@ def updates_per_epoch(arguments: Any, turns: int) -> int:
     return int(passes // arguments.gradient_accumulation_steps)
 
 
-def told_options(arguments: Any, stops: Sequence[str]) -> dict[str, Any]:
+def printed_options(arguments: Any, stops: Sequence[str]) -> dict[str, Any]:
     """Return the sampling and training settings that a run prints.
 
     stops: tokens that end a reply.

@@ -99,7 +99,7 @@ def chat_findings(
     folder = model_folder(str(cfg.policy.path), cfg.policy.revision)
     if (Path(folder) / "generation_config.json").is_file():
         settings = GenerationConfig.from_pretrained(folder)
-    return check_template(tokenizer, conversations, cfg.chat, settings, learned="last")
+    return check_template(tokenizer, conversations, cfg.chat, settings, trained_turns="last")
 
 
 def check_chat(cfg: RoleplayConfig, tokenizer: Any, turns: Sequence[RoleplayTurn]) -> None:
@@ -146,7 +146,7 @@ def sampled_ratio(
         replies = sample_replies(
             prompt_ids(chosen, tokenizer, cfg), model, tokenizer, cfg, evaluation=False
         )
-    ratio = sum(not reply.ended for reply in replies) / len(replies)
+    ratio = sum(not reply.is_complete for reply in replies) / len(replies)
     if ratio == 1.0:
         log.warning(
             "all of %d sampled replies are truncated by grpo.max_completion_length %d "

@@ -25,7 +25,7 @@ from trainer.roleplay.calibration.anchors import FILE, read_calibration
 from trainer.roleplay.config import RoleplayConfig
 from trainer.roleplay.data import columns_of
 from trainer.roleplay.evaluation.evaluate import RoleplayReport, evaluate_policy, prompt_ids
-from trainer.roleplay.evaluation.figures import table
+from trainer.roleplay.evaluation.stats import table
 from trainer.roleplay.rendering import open_tokenizer
 from trainer.roleplay.rewards import REWARDS, configure, weights_of
 from trainer.roleplay.similarity import open_similarity
@@ -34,7 +34,7 @@ from trainer.roleplay.training.echo import EchoWatch
 from trainer.roleplay.training.launcher import embedder_of
 from trainer.roleplay.training.options import (
     grpo_arguments,
-    told_options,
+    printed_options,
     updates_per_epoch,
     updates_per_sampling,
 )
@@ -118,7 +118,7 @@ class RoleplayRun:
         self.reports = read_reports(folder, self.done) if checkpoint else []
         lines = read_jsonl(folder / "log.jsonl") if checkpoint else []
         self.echo = EchoWatch(
-            [report.figures for _, report in self.reports],
+            [report.stats for _, report in self.reports],
             [line for line in lines if line["update"] <= self.done],
         )
         self.origin = weight_origin(cfg.policy)
@@ -132,7 +132,7 @@ class RoleplayRun:
         if checkpoint is not None:
             check_origin(self.origin, read_state(checkpoint))
         self.calibration: Path | None = None
-        self.leaving = ShutdownHandler()
+        self.shutdown = ShutdownHandler()
 
     def is_done(self, update: int) -> bool:
         """Return whether nothing is left to do after an update."""
@@ -169,7 +169,7 @@ class RoleplayRun:
         bare = cfg.policy.model_copy(update={"lora": LoraConfig(), "gradient_checkpointing": False})
         model, _ = load_policy(bare, self.device)
         stops = self.tokenizer.convert_ids_to_tokens(stop_token_ids(model, self.tokenizer))
-        self.settings = told_options(self.arguments, stops)
+        self.settings = printed_options(self.arguments, stops)
         try:
             self.trainer = RoleplayTrainer(
                 model=model,
@@ -181,7 +181,7 @@ class RoleplayRun:
                 checkpoints=Path(cfg.misc.run_dir) / "checkpoints",
                 keep=cfg.misc.keep_checkpoints,
                 state_of=self.state,
-                look=self.evaluate_update,
+                evaluate_update=self.evaluate_update,
                 epochs_done=self.done // self.epoch,
             )
         except (ImportError, ConnectionError) as error:  # vLLM, or another of TRL's helpers
@@ -204,16 +204,18 @@ class RoleplayRun:
         resumed_update = self.done if self.checkpoint else None
         failure: ScorekitError | None = None
         with (
-            self.leaving,
+            self.shutdown,
             tracking(self.accelerator, cfg.model_dump(mode="json"), resumed_update),
             Console(
                 columns, narrow_titles, self.total, self.done, verbose=cfg.misc.verbose
             ) as self.console,
         ):
-            self.console.say(", ".join(f"{key} {value}" for key, value in self.settings.items()))
+            self.console.print_line(
+                ", ".join(f"{key} {value}" for key, value in self.settings.items())
+            )
             span = updates_per_sampling(self.arguments)
             callback = RunCallback(
-                cfg, runlog, self.leaving, self.console, span, self.begin, self.echo
+                cfg, runlog, self.shutdown, self.console, span, self.begin, self.echo
             )
             callback.trainer, callback.accelerator = self.trainer, self.accelerator
             callback.last = self.done
@@ -246,7 +248,9 @@ class RoleplayRun:
                 self.train, self.trainer.policy, self.tokenizer, self.cfg, self.device
             )
             if ratio is not None:
-                self.console.say(f"sampled before the first update: clipped_ratio {ratio:.2f}")
+                self.console.print_line(
+                    f"sampled before the first update: clipped_ratio {ratio:.2f}"
+                )
         eval_interval = self.cfg.eval.eval_every_n_updates
         is_due = self.done in (0, self.total) or (
             eval_interval > 0 and self.done % eval_interval == 0
@@ -266,11 +270,11 @@ class RoleplayRun:
             self.device,
             kl=self.cfg.eval.kl,
         )
-        line = {"update": update, "set": DEFAULT_EVAL_SET, "decides": True} | report.figures
+        line = {"update": update, "set": DEFAULT_EVAL_SET, "decides": True} | report.stats
         report.examples = self.log.write_evaluation(line, report.examples)
-        track(self.accelerator, "eval", report.figures, update)
-        self.console.say(tables.evaluation_line(table(), update, report.figures))
-        self.echo.add_evaluation(update, report.figures)
+        track(self.accelerator, "eval", report.stats, update)
+        self.console.print_line(tables.evaluation_line(table(), update, report.stats))
+        self.echo.add_evaluation(update, report.stats)
         is_new_best = is_best(
             report.rating,
             [
@@ -281,11 +285,11 @@ class RoleplayRun:
         )
         self.reports.append((update, report))
         save_interval = self.cfg.misc.save_every_n_updates
-        if update and ((save_interval and is_new_best) or self.leaving.signal_number):
+        if update and ((save_interval and is_new_best) or self.shutdown.signal_number):
             self.trainer.control.should_save = True
-        if self.leaving.signal_number:
+        if self.shutdown.signal_number:
             self.trainer.control.should_training_stop = True
-        return {f"eval_{key}": value for key, value in report.figures.items()}
+        return {f"eval_{key}": value for key, value in report.stats.items()}
 
     def folder_of(self, update: int) -> Path:
         """Return the folder of a checkpoint."""
@@ -309,7 +313,7 @@ class RoleplayRun:
 
     def finish(self, failure: ScorekitError | None) -> Artifacts:
         """Return the artifacts of a finished or stopped run."""
-        update, signal_number = self.trainer.state.global_step, self.leaving.signal_number
+        update, signal_number = self.trainer.state.global_step, self.shutdown.signal_number
         saved_state = (
             f"update {update}" if self.trainer.saved or self.checkpoint else "no update yet"
         )

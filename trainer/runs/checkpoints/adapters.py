@@ -64,7 +64,7 @@ def resolve_base_model(cfg: PolicyConfig) -> tuple[PolicyConfig, Path | None]:
 def load_on_base(
     base: PolicyConfig, adapters: Path | None, device: torch.device
 ) -> tuple[nn.Module, Any]:
-    """Return (model, tokenizer) of a result of `on_its_base`, in eval mode.
+    """Return (model, tokenizer) of a result of `resolve_base_model`, in eval mode.
 
     Raises UserError as `load_policy`, and if the adapters do not fit.
     """

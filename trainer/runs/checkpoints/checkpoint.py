@@ -132,7 +132,7 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted((path for path in folder.glob("step-*") if path.is_dir()), reverse=True)
 
 
-def fault_of(folder: Path, *, read: bool = True) -> str | None:
+def damage_reason(folder: Path, *, read: bool = True) -> str | None:
     """Return the reason why a checkpoint is incomplete; None if it is complete.
 
     read: compare the contents with the digests.
@@ -155,7 +155,7 @@ def fault_of(folder: Path, *, read: bool = True) -> str | None:
 def newest_checkpoint(folder: Path) -> Path | None:
     """Return the newest complete checkpoint; log a warning for each incomplete one."""
     for path in checkpoints(folder):
-        reason = fault_of(path)
+        reason = damage_reason(path)
         if reason is None:
             return path
         log.warning("%s is skipped: %s", path, reason)
@@ -173,7 +173,7 @@ def best_checkpoint(folder: Path) -> Path | None:
 def _rated(folder: Path) -> Iterator[tuple[float, Path]]:
     rated_by = None
     for path in checkpoints(folder):
-        if fault_of(path, read=False) is None:
+        if damage_reason(path, read=False) is None:
             state = read_state(path)
             if state.reward is not None and rated_by in (None, state.rated_by):
                 rated_by = state.rated_by
@@ -182,7 +182,7 @@ def _rated(folder: Path) -> Iterator[tuple[float, Path]]:
 
 def prune_checkpoints(folder: Path, keep: int) -> None:
     """Remove all but the newest `keep` complete checkpoints and the best; incomplete ones, too."""
-    complete = [path for path in checkpoints(folder) if fault_of(path, read=False) is None]
+    complete = [path for path in checkpoints(folder) if damage_reason(path, read=False) is None]
     retained = {*complete[:keep], best_checkpoint(folder)}
     for path in checkpoints(folder):
         if path not in retained:

@@ -15,7 +15,7 @@ from trainer.runs.checkpoints.checkpoint import (
     CheckpointState,
     best_checkpoint,
     cannot_load,
-    fault_of,
+    damage_reason,
     newest_checkpoint,
     read_state,
     save_processors,
@@ -49,7 +49,7 @@ def _choose(folder: Path, best: bool) -> Path:
         raise UserError(
             f"{folder}: no {description}. Train a policy first, or name the folder of its run"
         )
-    reason = fault_of(checkpoint)
+    reason = damage_reason(checkpoint)
     if reason is not None:
         raise UserError(f"{checkpoint}: {reason}. Export another (--last)")
     return checkpoint

@@ -7,7 +7,7 @@ from functools import partial
 from itertools import cycle
 from typing import Any
 
-from scorekit.report.page import picture
+from scorekit.report.page import chart_image
 from trainer.runs.config import DEFAULT_EVAL_SET
 from trainer.runs.stats import Curve
 
@@ -22,7 +22,7 @@ def draw_curves(curves: Sequence[Curve], updates: Lines, evals: Mapping[str, Lin
     evals: lines of eval.jsonl by the names of their sets.
     """
     charts = (
-        picture(curve.title, "update", partial(_draw_curve, updates, evals, curve))
+        chart_image(curve.title, "update", partial(_draw_curve, updates, evals, curve))
         for curve in curves
     )
     return [chart for chart in charts if chart is not None]

@@ -12,14 +12,14 @@ from trainer.runs.config import DeviceConfig, RunConfig
 from trainer.runs.memory import GIB, estimate_memory, free_memory
 
 
-def look_at_device(misc: DeviceConfig) -> tuple[torch.device, str]:
+def check_device(misc: DeviceConfig) -> tuple[torch.device, str]:
     """Return the device, and its name. Raises UserError if it does not exist."""
     device = prepare_torch(misc.device, misc.threads)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "no GPU"
     return device, f"{device} ({name}), {misc.dtype}"
 
 
-def look_at_memory(
+def check_memory(
     cfg: RunConfig, model: nn.Module, longest: int, device: torch.device, findings: Findings
 ) -> tuple[None, str]:
     """Compare the run's memory with the device's; the parts go to `findings.memory`.

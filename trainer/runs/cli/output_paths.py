@@ -15,8 +15,8 @@ from trainer.runs.trackers import check_trackers
 
 def check_output_paths(findings: Findings, cfg: Any) -> None:
     """Check trackers and folder of a run; cfg: of any task."""
-    findings.look("misc.trackers", _trackers, cfg)
-    findings.look("misc.run_dir", _run_dir, cfg)
+    findings.run_check("misc.trackers", _trackers, cfg)
+    findings.run_check("misc.run_dir", _run_dir, cfg)
 
 
 def _trackers(cfg: Any) -> tuple[None, str]:

@@ -57,7 +57,7 @@ def paired_standard_error(differences: Sequence[float]) -> PairedMean:
 
 
 @dataclass(frozen=True, slots=True)
-class PairedFigure:
+class PairedStat:
     """One stat of two policies.
 
     sources: those for which both have it.
@@ -95,7 +95,7 @@ class PairedFigure:
 def comparison_values(
     policies: tuple[str, str],
     counted: Mapping[str, Any],
-    paired: Sequence[PairedFigure] | Mapping[str, Sequence[PairedFigure]],
+    paired: Sequence[PairedStat] | Mapping[str, Sequence[PairedStat]],
 ) -> dict[str, Any]:
     """Return the contents of comparison.json.
 
@@ -103,7 +103,7 @@ def comparison_values(
     paired: stats, or those of each group by name.
     """
 
-    def describe(stats: Sequence[PairedFigure]) -> list[dict[str, Any]]:
+    def describe(stats: Sequence[PairedStat]) -> list[dict[str, Any]]:
         return [asdict(stat) | {"verdict": stat.verdict} for stat in stats]
 
     values = {"first": policies[0], "second": policies[1], **counted}
@@ -113,8 +113,8 @@ def comparison_values(
     return values | {"figures": describe(paired)}
 
 
-class FigureRow(NamedTuple):
-    """A `PairedFigure` as text."""
+class StatRow(NamedTuple):
+    """A `PairedStat` as text."""
 
     title: str
     sources: str
@@ -126,7 +126,7 @@ class FigureRow(NamedTuple):
     verdict: str
 
 
-def as_row(stat: PairedFigure) -> FigureRow:
+def as_row(stat: PairedStat) -> StatRow:
     """Return its numbers as text; if some sources are left out, `sources` has their number."""
 
     def show(value: float | None, form: str = ".3f") -> str:
@@ -134,7 +134,7 @@ def as_row(stat: PairedFigure) -> FigureRow:
 
     interval = "–" if stat.low is None else f"{stat.low:+.3f} to {stat.high:+.3f}"
     left_out = f" (-{stat.left_out})" if stat.left_out else ""
-    return FigureRow(
+    return StatRow(
         stat.title,
         f"{stat.sources}{left_out}",
         show(stat.first),
@@ -152,8 +152,8 @@ def compare_lines(
     second: Sequence[Line],
     resamples: int = RESAMPLES,
     seed: int = SEED,
-) -> list[PairedFigure]:
-    """Return the stats of `table` that lines of a dump have (`of_line`), for sources with both
+) -> list[PairedStat]:
+    """Return the stats of `table` that lines of a dump have (`value_of_row`), for sources with both
     values.
 
     first, second: lines of the same sources in the same order.
@@ -173,7 +173,7 @@ def compare_lines(
         left_out = len(values) - len(both)
         higher = None if stat.better is None else stat.better == "higher"
         paired_stats.append(
-            paired_figure(stat.title, stat.key, pairs_N2S, left_out, mean, higher, resamples, seed)
+            paired_stat(stat.title, stat.key, pairs_N2S, left_out, mean, higher, resamples, seed)
         )
     return paired_stats
 
@@ -182,7 +182,7 @@ def _mean(sums: Any, count: int) -> float:
     return float(sums[0] / count)
 
 
-def paired_figure(
+def paired_stat(
     title: str,
     key: str,
     stats_N2S: Any,
@@ -191,7 +191,7 @@ def paired_figure(
     higher: bool | None,
     resamples: int,
     seed: int,
-) -> PairedFigure:
+) -> PairedStat:
     """Return the paired stat of two policies.
 
     stats_N2S: statistics of each source for either policy; `score` maps their sums to the stat.
@@ -199,7 +199,7 @@ def paired_figure(
     count = len(stats_N2S)
     if not count:
         unknown = dict.fromkeys(("first", "second", "difference", "low", "high", "worse"))
-        return PairedFigure(title, key, 0, left_out, **unknown, higher_is_better=higher)
+        return PairedStat(title, key, 0, left_out, **unknown, higher_is_better=higher)
     first, second = (score(sums) for sums in stats_N2S.sum(axis=0))
     low = high = worse = None
     if count >= FEWEST:
@@ -208,7 +208,7 @@ def paired_figure(
         if higher is not None:
             wrong = changes < 0 if higher else changes > 0
             worse = float(np.mean(wrong) + np.mean(changes == 0) / 2)
-    return PairedFigure(
+    return PairedStat(
         title, key, count, left_out, first, second, second - first, low, high, worse, higher
     )
 

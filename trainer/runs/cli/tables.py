@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Column, Table
 from rich.text import Text
 
-from trainer.runs.cli.paired import PairedFigure, as_row
+from trainer.runs.cli.paired import PairedStat, as_row
 from trainer.runs.config import DEFAULT_EVAL_SET
 from trainer.runs.stats import StatSpec, compare
 
@@ -27,7 +27,7 @@ def columns(table: Sequence[StatSpec]) -> tuple[dict[str, tuple[str, str]], list
 
 
 def evaluation_line(
-    table: Sequence[StatSpec], update: int, figures: Mapping[str, Any], name: str = DEFAULT_EVAL_SET
+    table: Sequence[StatSpec], update: int, stats: Mapping[str, Any], name: str = DEFAULT_EVAL_SET
 ) -> str:
     """Return the console line of an evaluation of a set.
 
@@ -36,9 +36,9 @@ def evaluation_line(
     texts = []
     for stat in table:
         if stat.in_console:
-            coverage = figures.get(stat.coverage, 1.0)
+            coverage = stats.get(stat.coverage, 1.0)
             share = "" if coverage in (None, 1.0) else f" (of {coverage:.0%})"
-            value = figures.get(stat.key)
+            value = stats.get(stat.key)
             text = "-" if value is None else f"{value:.3f}"
             texts.append(f"{stat.key.removesuffix('_mean')} {text}{share}")
     set_label = "" if name == DEFAULT_EVAL_SET else f" ({name})"
@@ -55,7 +55,7 @@ def comparison_table(
     return result
 
 
-def paired_table(paired_stats: Sequence[PairedFigure]) -> Table:
+def paired_table(paired_stats: Sequence[PairedStat]) -> Table:
     """Return two policies side by side, with the interval of the difference."""
     titles = ("sources", "A", "B", "B - A", "95 % interval", "p(worse)")
     columns = (Column(title, justify="right", no_wrap=True) for title in titles)
@@ -68,9 +68,9 @@ def paired_table(paired_stats: Sequence[PairedFigure]) -> Table:
     return result
 
 
-def report_table(table: Sequence[StatSpec], figures: Mapping[str, Any]) -> Table:
+def report_table(table: Sequence[StatSpec], stats: Mapping[str, Any]) -> Table:
     """Return the stats of one report."""
     result = Table("", Column("value", justify="right"))
-    for row in compare(table, figures, {}):
+    for row in compare(table, stats, {}):
         result.add_row(row.title, row.before)
     return result

@@ -20,7 +20,7 @@ from trainer.rl.weight_files import count_weights
 from trainer.runs.checkpoints.checkpoint import model_folder
 
 
-def look_at_model(cfg: PolicyConfig, path: str | None, key: str) -> tuple[nn.Module, str]:
+def check_model(cfg: PolicyConfig, path: str | None, key: str) -> tuple[nn.Module, str]:
     """Return the model without its weights, on the meta device, and a description of its size.
 
     Raises UserError if its files have fewer weights.

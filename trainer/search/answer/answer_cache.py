@@ -58,9 +58,8 @@ def spent_in(path: Path) -> ApiUsage:
             calls, prompt, completion = db.execute(query).fetchone()
     except sqlite3.DatabaseError as error:
         message = str(error)
-        if (
-            "no such table" in message or "unable to open" in message
-        ):  # another process creates it now
+        # Another process creates it now.
+        if "no such table" in message or "unable to open" in message:
             return ApiUsage()
         raise UserError(f"{path}: damaged, or not a file of paid answers: {message}") from None
     return ApiUsage(calls=calls or 0, prompt_tokens=prompt or 0, completion_tokens=completion or 0)
@@ -172,9 +171,8 @@ class PaidAnswerCache:
         loop = asyncio.get_running_loop()
         written = loop.run_in_executor(self._thread, lambda: work(self._db))
         try:
-            return await asyncio.shield(
-                written
-            )  # a paid answer is written even if the caller is cancelled
+            # A paid answer is written even if the caller is cancelled.
+            return await asyncio.shield(written)
         except sqlite3.Error as error:
             raise self._file_error(error) from None
 

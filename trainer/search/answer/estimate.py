@@ -9,7 +9,7 @@ from scorekit.errors import UserError
 from trainer.search.answer.answer_judge import max_verdict_usage
 from trainer.search.answer.config import AnsweringConfig, GeneratorConfig
 from trainer.search.answer.evidence import evidence
-from trainer.search.answer.generator import reckoned_words
+from trainer.search.answer.generator import estimated_words
 from trainer.search.answer.pipeline import is_asked
 from trainer.search.answer.spending import cost_of, sum_charges
 from trainer.search.records import ApiUsage, ImageView, Question, Trajectory, Turn
@@ -19,15 +19,16 @@ from trainer.search.records import ApiUsage, ImageView, Question, Trajectory, Tu
 class Estimate:
     """The estimated usage of `episodes` episodes.
 
-    sampled: number of episodes in the sample; asked: those that need the generator; paid: those of
-    them with paid calls, whose tokens the server counted. The others are estimated, from the paid
-    ones if there are some. generator, judge: max usage of all episodes: without equal requests and
-    without cached answers. cap_episodes: how many the cap pays for; None without a cap or a price.
+    sampled: number of episodes in the sample; num_requested: those that need the generator; paid:
+    those of them with paid calls, whose tokens the server counted. The others are estimated, from
+    the paid ones if there are some. generator, judge: max usage of all episodes: without equal
+    requests and without cached answers. cap_episodes: how many the cap pays for; None without a cap
+    or a price.
     """
 
     episodes: int
     sampled: int
-    asked: int
+    num_requested: int
     paid: int
     generator: ApiUsage
     judge: ApiUsage
@@ -36,8 +37,8 @@ class Estimate:
     def lines(self) -> list[str]:
         """Return the estimate as lines of text."""
         texts = [
-            f"{self.episodes:,} episodes, from {self.sampled}; of {self.asked} that need the "
-            f"generator {self.paid} were paid for: the others are estimated, or were cached"
+            f"{self.episodes:,} episodes, from {self.sampled}; of {self.num_requested} that need "
+            f"the generator {self.paid} were paid for: the others are estimated, or were cached"
         ]
         for name, charge in (("generator", self.generator), ("judge", self.judge)):
             tokens = f"{charge.prompt_tokens:,} + {charge.completion_tokens:,} tokens"
@@ -149,7 +150,7 @@ def _evidence(trajectory: Trajectory, cfg: GeneratorConfig) -> list[str]:
 
 
 def _num_words(trajectory: Trajectory, cfg: GeneratorConfig) -> int:
-    return reckoned_words(cfg.system, trajectory.question.question)
+    return estimated_words(cfg.system, trajectory.question.question)
 
 
 def _scaled(charges: Sequence[ApiUsage], factor: float) -> ApiUsage:

@@ -8,13 +8,13 @@ from typing import Any
 
 from scorekit.llm import LLMError, Message, image_part, text_part
 from trainer.search.answer.answer_cache import PaidAnswerCache
-from trainer.search.answer.config import WITHOUT_PICTURES, GeneratorConfig
-from trainer.search.answer.paid_chat import CachedChat, why_unanswered
+from trainer.search.answer.config import WITHOUT_IMAGES, GeneratorConfig
+from trainer.search.answer.paid_chat import CachedChat, unanswered_reason
 from trainer.search.answer.spending import SpendTracker
 from trainer.search.records import GeneratedAnswer
 
 
-def reckoned_words(system: str, question: str) -> int:
+def estimated_words(system: str, question: str) -> int:
     """Return the max tokens of instructions and a question, with the marks of a chat."""
     return len((system + question).encode()) // 3 + 64
 
@@ -58,17 +58,17 @@ class Generator:
         started_at = time.monotonic()
         fields: dict[str, Any] = {"model": self.cfg.model, "evidence": list(pngs)}
         depends_on: list[Any] = [question, list(pngs), self._settings()]
-        system = self.cfg.system if pngs else WITHOUT_PICTURES
+        system = self.cfg.system if pngs else WITHOUT_IMAGES
         try:
             reply, charge = await self._chat.ask(
                 [*depends_on, sample] if sample else depends_on,
                 lambda: _messages(system, question, pngs),
-                words=reckoned_words(system, question),
+                words=estimated_words(system, question),
                 num_images=len(pngs),
                 seed=sample or None,
             )
         except (LLMError, TimeoutError) as error:
-            waited, reason = time.monotonic() - started_at, why_unanswered(error)
+            waited, reason = time.monotonic() - started_at, unanswered_reason(error)
             return GeneratedAnswer(status="failed", error=reason, latency_s=waited, **fields)
         return GeneratedAnswer(
             status="failed" if reply.text is None else "ok",
@@ -81,7 +81,7 @@ class Generator:
 
     def _settings(self) -> dict[str, Any]:
         names = {"model", "api", "system", "effort", "temperature", "max_output_tokens"}
-        return self.cfg.model_dump(include=names) | {"without": WITHOUT_PICTURES}
+        return self.cfg.model_dump(include=names) | {"without": WITHOUT_IMAGES}
 
 
 def _messages(system: str, question: str, pngs: Mapping[str, bytes]) -> Sequence[Message]:

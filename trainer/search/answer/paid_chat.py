@@ -171,7 +171,7 @@ def _parse_reply(choice: Choice, latency_s: float) -> PaidText:
     return PaidText(text=None if error else text, error=error, latency_s=latency_s)
 
 
-def why_unanswered(error: LLMError | TimeoutError) -> str:
+def unanswered_reason(error: LLMError | TimeoutError) -> str:
     """Return a reason without the server's text, which may quote the request."""
     if isinstance(error, TimeoutError):
         return "timeout: no answer by the deadline"

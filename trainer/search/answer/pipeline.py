@@ -79,7 +79,7 @@ class AnswerPipeline:
         """Return the judge's model and revision, as the service reported them."""
         return "" if self._parts is None else self._parts[3].model
 
-    def figures(self) -> dict[str, float]:
+    def stats(self) -> dict[str, float]:
         """Return stats for the log: usage of the run, outcomes of this process's episodes."""
         stats = {f"answers/{name}": float(count) for name, count in sorted(self._counts.items())}
         for server, charge in self.spent.items():

@@ -60,7 +60,7 @@ class SingleFlight(Generic[T]):
             started.set()
             del self._calls[key]
             if not finished.cancelled():
-                finished.exception()  # mark as retrieved: perhaps nobody waits any more
+                finished.exception()  # mark the error as retrieved, even without a waiting caller
 
         task.add_done_callback(forget)
         return pending

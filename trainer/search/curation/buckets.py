@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Final, Literal
 
 from scorekit.numeric.thresholds import above, below
-from scorekit.report.page import picture
+from scorekit.report.page import chart_image
 from trainer.search.curation.config import BucketConfig, CurationConfig
 from trainer.search.curation.dataset import CurationResult, Decision, question_row, refs
 from trainer.search.curation.pages import Section, curation_page
@@ -59,11 +59,11 @@ def buckets_page(result: CurationResult, prompts: Mapping[str, CuratedPrompt]) -
     """Return report.html: counts, the histogram of the means, and a table of documents."""
     cfg = result.settings
     assert isinstance(cfg, BucketConfig)
-    num_by_bucket = Counter(str(decision.figures["bucket"]) for decision in result.decisions)
+    num_by_bucket = Counter(str(decision.stats["bucket"]) for decision in result.decisions)
     means = [
-        decision.figures["mean"]
+        decision.stats["mean"]
         for decision in result.decisions
-        if decision.figures["mean"] is not None
+        if decision.stats["mean"] is not None
     ]
     words = (
         f"Mean {cfg.measure} of a prompt's episodes ({_COMBINED[cfg.combine]}). B: above "
@@ -72,13 +72,13 @@ def buckets_page(result: CurationResult, prompts: Mapping[str, CuratedPrompt]) -
     counts = [[name, num_by_bucket[name]] for name in BUCKETS]
     by_document: dict[str, Counter[str]] = defaultdict(Counter)
     for decision in result.decisions:
-        by_document[str(decision.figures["document"])][str(decision.figures["bucket"])] += 1
+        by_document[str(decision.stats["document"])][str(decision.stats["bucket"])] += 1
     documents = [
         [name or "–", bucket_counts.total(), *(bucket_counts[bucket] for bucket in BUCKETS)]
         for name, bucket_counts in sorted(by_document.items(), key=lambda item: -item[1].total())
     ]
     label = f"mean {cfg.measure}"
-    chart = picture(f"prompts by {label}", label, partial(_bars, means, cfg))
+    chart = chart_image(f"prompts by {label}", label, partial(_bars, means, cfg))
     sections = [
         Section("Buckets", [words], ["bucket", "prompts"], counts, [chart]),
         Section(

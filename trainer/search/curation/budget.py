@@ -15,7 +15,7 @@ from statistics import median_high
 from typing import Any
 
 from scorekit.numeric.thresholds import above, below
-from scorekit.report.page import picture
+from scorekit.report.page import chart_image
 from trainer.search.curation.buckets import bucket_of
 from trainer.search.curation.config import BudgetConfig, CurationConfig
 from trainer.search.curation.dataset import CurationResult, Decision, question_row, refs
@@ -53,7 +53,7 @@ def make_budget(
     result = CurationResult("budget", budget_cfg, read, inputs or {})
     episodes = turns = 0
     for prompt in prompts:
-        stats = _figures(prompt, budget_cfg)
+        stats = _stats(prompt, budget_cfg)
         dropped_by = record.dropped(prompt.question.id) if record else None
         is_mastered = bucket_of(prompt, cfg.buckets) == "B"
         is_dropped = is_mastered or dropped_by is not None
@@ -104,7 +104,7 @@ def _equal(name: str, rows: int, budget_cfg: BudgetConfig) -> BudgetPlan:
     )
 
 
-def _figures(prompt: CuratedPrompt, budget_cfg: BudgetConfig) -> dict[str, Any]:
+def _stats(prompt: CuratedPrompt, budget_cfg: BudgetConfig) -> dict[str, Any]:
     """Return the values of a decision.
 
     scored, succeeded: of the episodes that count. searched, found: of all episodes, those that
@@ -138,7 +138,7 @@ def budget_page(result: CurationResult, prompts: Mapping[str, CuratedPrompt]) ->
     turns: Counter[str] = Counter()
     budget_by_reason: dict[str, tuple[int, int]] = {}
     for decision in result.decisions:
-        n_agent, max_turns = int(decision.figures["n_agent"]), int(decision.figures["max_turns"])
+        n_agent, max_turns = int(decision.stats["n_agent"]), int(decision.stats["max_turns"])
         budget_by_reason[decision.reason] = (n_agent, max_turns)
         rows[decision.reason] += 1
         episodes[decision.reason] += n_agent
@@ -155,7 +155,7 @@ def budget_page(result: CurationResult, prompts: Mapping[str, CuratedPrompt]) ->
         for plan in result.manifest_extra["plans"]
     ]
     head = ["rows that are", "rows", "n_agent", "max_turns", "episodes", "turns at most"]
-    chart = picture("where the turns go", "turns at most", partial(_bars, kinds, turns))
+    chart = chart_image("where the turns go", "turns at most", partial(_bars, kinds, turns))
     sections = [
         Section("Rows", [], head, table, [chart]),
         Section(

@@ -39,18 +39,18 @@ _AT_ONCE = 200  # max rows in memory and in a row group of Parquet
 @dataclass(frozen=True, slots=True)
 class Decision:
     """The decision about a row. reason: one of the command's fixed texts, by which rows are
-    counted. figures: the values behind it. episodes: run/trajectory of its episodes."""
+    counted. stats: the values behind it. episodes: run/trajectory of its episodes."""
 
     row_id: str
-    kept: bool
+    is_kept: bool
     reason: str
-    figures: Mapping[str, Any] = field(default_factory=dict)
+    stats: Mapping[str, Any] = field(default_factory=dict)
     episodes: Sequence[str] = ()
 
     def line(self) -> dict[str, Any]:
         """Return the row of decisions.jsonl."""
-        head = {"id": self.row_id, "kept": self.kept, "reason": self.reason}
-        return {**head, **self.figures, "episodes": list(self.episodes)}
+        head = {"id": self.row_id, "kept": self.is_kept, "reason": self.reason}
+        return {**head, **self.stats, "episodes": list(self.episodes)}
 
 
 @dataclass(slots=True)
@@ -58,8 +58,8 @@ class CurationResult:
     """The result of a command before it is written.
 
     command: its name. settings: its config section. runs: the runs that were read. inputs: other
-    files, name -> digest. told: further keys of the manifest. record: earlier decisions, if the
-    command adds to them. rows: kept rows. decisions: of all rows.
+    files, name -> digest. manifest_extra: further keys of the manifest. record: earlier decisions,
+    if the command adds to them. rows: kept rows. decisions: of all rows.
     """
 
     command: str
@@ -73,8 +73,8 @@ class CurationResult:
 
     def manifest(self) -> dict[str, Any]:
         """Return the content of manifest.json."""
-        reasons = Counter((decision.kept, decision.reason) for decision in self.decisions)
-        kept = sum(count for (is_kept, _), count in reasons.items() if is_kept)
+        reasons = Counter((decision.is_kept, decision.reason) for decision in self.decisions)
+        num_kept = sum(count for (is_kept, _), count in reasons.items() if is_kept)
         return {
             "schema_version": SCHEMA_VERSION,
             "command": self.command,
@@ -91,8 +91,8 @@ class CurationResult:
             "inputs": dict(self.inputs),
             "counts": {
                 "rows": reasons.total(),
-                "kept": kept,
-                "dropped": reasons.total() - kept,
+                "kept": num_kept,
+                "dropped": reasons.total() - num_kept,
                 "reasons": {
                     ("kept: " if is_kept else "dropped: ") + reason: count
                     for (is_kept, reason), count in sorted(reasons.items())

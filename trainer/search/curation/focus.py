@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Final
 
 from scorekit.numeric.thresholds import above
-from scorekit.report.page import picture
+from scorekit.report.page import chart_image
 from trainer.search.curation.buckets import BUCKETS, bucket_of
 from trainer.search.curation.config import CurationConfig, FocusConfig
 from trainer.search.curation.dataset import CurationResult, Decision, question_row, refs
@@ -182,7 +182,7 @@ def focus_page(result: CurationResult, prompts: Mapping[str, CuratedPrompt]) -> 
         "unscored": "no episode has a score",
         "all": "every row that was given (--rows)",
     }
-    num_kept = Counter(decision.reason for decision in result.decisions if decision.kept)
+    num_kept = Counter(decision.reason for decision in result.decisions if decision.is_kept)
     rules = [
         [
             f"{TAKEN[rule]}: {words[rule]}",
@@ -193,13 +193,11 @@ def focus_page(result: CurationResult, prompts: Mapping[str, CuratedPrompt]) -> 
     ]
     key = "last_mean" if "last_round" in focus_cfg.take else "mean"
     border = focus_cfg.last_round if "last_round" in focus_cfg.take else focus_cfg.hard_a
-    cut = [
-        decision.figures[key] for decision in result.decisions if decision.figures[key] is not None
-    ]
+    cut = [decision.stats[key] for decision in result.decisions if decision.stats[key] is not None]
     label = f"mean {focus_cfg.measure}" + (" in the last round" if key == "last_mean" else "")
     charts = [
-        picture("rows at each stage, by bucket", "rows", partial(_bars, funnel)),
-        picture(f"prompts by {label}", label, partial(_cut, cut, border)),
+        chart_image("rows at each stage, by bucket", "rows", partial(_bars, funnel)),
+        chart_image(f"prompts by {label}", label, partial(_cut, cut, border)),
     ]
     sections = [
         Section("Funnel", [], ["stage", "rows", *BUCKETS], table, charts),

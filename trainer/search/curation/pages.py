@@ -24,13 +24,13 @@ _EPISODES = 6  # max ids for a row
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A section of a page. head: titles of the table. pictures: charts (SVG); None: no data."""
+    """A section of a page. head: titles of the table. images: charts (SVG); None: no data."""
 
     title: str
     words: Sequence[str] = ()
     head: Sequence[str] = ()
     rows: Sequence[Sequence[Any]] = ()
-    pictures: Sequence[str | None] = ()
+    images: Sequence[str | None] = ()
 
 
 def curation_page(
@@ -52,7 +52,7 @@ def curation_page(
         title=title,
         manifest=manifest,
         sections=[
-            (section, [Markup(chart) for chart in section.pictures if chart is not None])
+            (section, [Markup(chart) for chart in section.images if chart is not None])
             for section in sections
         ],
         examples=_examples(result.decisions, prompts),
@@ -83,7 +83,7 @@ def _examples(
     counts: Counter[tuple[bool, str]] = Counter()
     examples: dict[tuple[bool, str], list[dict[str, Any]]] = defaultdict(list)
     for decision in decisions:
-        key = (not decision.kept, decision.reason)
+        key = (not decision.is_kept, decision.reason)
         counts[key] += 1
         if counts[key] <= _EXAMPLES:
             examples[key].append(_example(decision, prompts))
@@ -94,7 +94,7 @@ def _examples(
 
 
 def _example(decision: Decision, prompts: Mapping[str, CuratedPrompt]) -> dict[str, Any]:
-    prompt = prompts.get(str(decision.figures.get("question_id", decision.row_id)))
+    prompt = prompts.get(str(decision.stats.get("question_id", decision.row_id)))
     question = prompt.question if prompt else None
     more = len(decision.episodes) - _EPISODES
     return {
@@ -103,7 +103,7 @@ def _example(decision: Decision, prompts: Mapping[str, CuratedPrompt]) -> dict[s
         "reference": question.reference_answer if question else "",
         "gold": ", ".join(question.gold) if question else "",
         "figures": [
-            (name, as_cell(value)) for name, value in decision.figures.items() if value != ""
+            (name, as_cell(value)) for name, value in decision.stats.items() if value != ""
         ],
         "episodes": ", ".join(decision.episodes[:_EPISODES])
         + (f" and {more} more" if more > 0 else ""),

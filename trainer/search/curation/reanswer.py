@@ -20,7 +20,7 @@ from scorekit.errors import UserError
 from trainer.search.answer.answer_cache import PaidAnswerCache
 from trainer.search.answer.answer_judge import AnswerJudge, max_verdict_usage
 from trainer.search.answer.config import AnsweringConfig, ChatModelConfig, PriceConfig
-from trainer.search.answer.generator import Generator, reckoned_words
+from trainer.search.answer.generator import Generator, estimated_words
 from trainer.search.answer.paid_chat import CachedChat
 from trainer.search.answer.spending import SpendTracker, cost_of, format_totals, sum_charges
 from trainer.search.config import RetrieverConfig, SearchConfig
@@ -150,7 +150,7 @@ class PlannedCalls:
 
     question: str
     reference: str
-    pictures: int
+    num_images: int
     times: int = 1
 
 
@@ -163,8 +163,8 @@ def estimated_usage(planned: Sequence[PlannedCalls], cfg: AnsweringConfig) -> li
     generator, judge = ApiUsage(), ApiUsage()
     for item in planned:
         prompt_tokens = (
-            reckoned_words(generator_cfg.system, item.question)
-            + item.pictures * generator_cfg.tokens_per_image
+            estimated_words(generator_cfg.system, item.question)
+            + item.num_images * generator_cfg.tokens_per_image
         )
         usage = ApiUsage(
             calls=item.times,

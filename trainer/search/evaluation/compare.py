@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from trainer.runs.cli.paired import RESAMPLES, SEED, PairedFigure, compare_lines
+from trainer.runs.cli.paired import RESAMPLES, SEED, PairedStat, compare_lines
 from trainer.search.evaluation.episode_values import VALUES, values_of
-from trainer.search.evaluation.figures import document_of, table
+from trainer.search.evaluation.stats import document_of, table
 from trainer.search.records import Question, Trajectory
 
 Pair = tuple[Trajectory, Trajectory]
@@ -26,7 +26,7 @@ def compare_episodes(
     second: Sequence[Trajectory],
     resamples: int = RESAMPLES,
     seed: int = SEED,
-) -> dict[str, list[PairedFigure]]:
+) -> dict[str, list[PairedStat]]:
     """Return the stats of all questions under ALL, and some of them by type and document.
 
     Keys of groups are "type table" or "document sales.pdf"; a kind with episode group is left out.
@@ -38,7 +38,7 @@ def compare_episodes(
     ]:
         raise ValueError("the two evaluations do not have the same questions in the same order")
     lines = [(values_of(a), values_of(b)) for a, b in zip(first, second, strict=True)]
-    group_stats = [figure for figure in table() if figure.by_group]
+    group_stats = [stat for stat in table() if stat.by_group]
     indices_by_group = {ALL: list(range(len(lines)))} | dict(
         _groups([episode.question for episode in first])
     )
@@ -72,7 +72,7 @@ def changed_most(
 ) -> list[tuple[str, list[Pair]]]:
     """Return (title, pairs of episodes): the greatest gains, the greatest losses, the first pairs.
 
-    They are by reward, or by NDCG if no question has two rewards. shown: max pairs of each.
+    They are by reward, or by NDCG if no question has two rewards. max_pairs: max pairs of each.
     """
     all_pairs = list(zip(first, second, strict=True))
     kinds: list[tuple[str, list[Pair]]] = []

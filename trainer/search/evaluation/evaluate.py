@@ -13,7 +13,7 @@ from trainer.rl.distributed import DistributedContext
 from trainer.runs.config import DEFAULT_EVAL_SET
 from trainer.runs.run_log import JsonlFile, read_jsonl
 from trainer.search.episode_runner import EpisodeRunner
-from trainer.search.evaluation.figures import by_document, by_type, figures_of
+from trainer.search.evaluation.stats import by_document, by_type, compute_stats
 from trainer.search.records import Question, Trajectory
 from trainer.search.rollout.policies import Policy
 
@@ -30,7 +30,7 @@ class SearchReport:
     """The stats of an evaluation, with one episode of each question. None: no value to average.
 
     reward_mean: over the episodes with a reward (reward_coverage). values: the other stats
-    (evaluation/figures.py) by key; `report[key]` returns them too. by_document, by_type: some stats
+    (evaluation/stats.py) by key; `report[key]` returns them too. by_document, by_type: some stats
     of each document and of each type of question; {} for a single one. examples: the episodes
     (`records.Trajectory`) as JSON, without their ids.
     """
@@ -45,7 +45,7 @@ class SearchReport:
     examples: Sequence[dict[str, Any]]
 
     def __getitem__(self, key: str) -> Any:
-        return self.figures()[key]
+        return self.stats()[key]
 
     @property
     def rating(self) -> float | None:
@@ -57,7 +57,7 @@ class SearchReport:
         num_covered = round(self.reward_coverage * self.samples)
         return None if below(num_covered, _MIN_COVERAGE * num_possible) else self.reward_mean
 
-    def figures(self) -> dict[str, Any]:
+    def stats(self) -> dict[str, Any]:
         """Return all stats by key, without the examples.
 
         Groups are lists of rows, because a tracker would log each number of a mapping, and there
@@ -93,7 +93,7 @@ def evaluate_questions(
     started = time.monotonic()
     finished = episodes.run(policy, world.split_items(questions), step=step, kind=f"{name}-")
     rewarded = list(episodes.collect_rewards(step, finished).values())
-    values: dict[str, Any] = figures_of(rewarded)
+    values: dict[str, Any] = compute_stats(rewarded)
     field_values = {key: values.pop(key) for key in _FIELD_STATS}
     return SearchReport(
         **field_values,

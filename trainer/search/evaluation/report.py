@@ -19,12 +19,12 @@ from scorekit.files import write_atomic
 from scorekit.report.page import STYLE
 from scorekit.report.render import visible
 from trainer.runs.cli.curves import draw_curves
-from trainer.runs.cli.paired import FEWEST, RESAMPLES, PairedFigure, as_row
+from trainer.runs.cli.paired import FEWEST, RESAMPLES, PairedStat, as_row
 from trainer.runs.config import DEFAULT_EVAL_SET
 from trainer.runs.run_log import read_jsonl
 from trainer.runs.stats import StatSpec, compare
 from trainer.search.evaluation.compare import ALL, changed_most, question_key
-from trainer.search.evaluation.figures import curves, table
+from trainer.search.evaluation.stats import curves, table
 from trainer.search.records import SUCCESS, Trajectory
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore
 from trainer.search.trajectories.view import write_episodes, write_view
@@ -96,9 +96,9 @@ def _of_set(folder: Path, name: str, evals: list[dict[str, Any]]) -> dict[str, A
 
 def _each(evals: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the template values of the table of all evaluations of a set."""
-    stats = [_always(figure) for figure in table() if figure.key in _TABLE_STATS]
+    stats = [_always(stat) for stat in table() if stat.key in _TABLE_STATS]
     rows = [(line["update"], [row.before for row in compare(stats, line, {})]) for line in evals]
-    return {"titles": [figure.title for figure in stats], "rows": rows}
+    return {"titles": [stat.title for stat in stats], "rows": rows}
 
 
 def _spent(updates: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -128,14 +128,16 @@ def _episodes_page(path: Path, run: Path, episodes: Sequence[Trajectory], title:
         return None
     store = TrajectoryStore(run / FOLDER)
     subset = episodes[:_MAX_EPISODES]
-    write_episodes(path, subset, store.picture, title=f"{store.run}: {title}", total=len(episodes))
+    write_episodes(
+        path, subset, store.read_image, title=f"{store.run}: {title}", total=len(episodes)
+    )
     return path.name
 
 
 def write_evaluation(
     path: Path,
     policy: str,
-    figures: Mapping[str, Any],
+    stats: Mapping[str, Any],
     episodes: Sequence[Trajectory],
     config: str = "",
 ) -> Path:
@@ -162,10 +164,10 @@ def write_evaluation(
         path,
         "evaluation",
         policy=policy,
-        figures=figures,
-        rows=compare(table(), figures, {}),
-        types=group_table(figures, figures, "type"),
-        documents=group_table(figures, figures, "document"),
+        figures=stats,
+        rows=compare(table(), stats, {}),
+        types=group_table(stats, stats, "type"),
+        documents=group_table(stats, stats, "document"),
         examples=[(title, group[:_EXAMPLES]) for title, group in kinds if group],
         page="evaluation/view.html",
         config=config,
@@ -175,7 +177,7 @@ def write_evaluation(
 def write_comparison(
     path: Path,
     names: tuple[str, str],
-    groups: Mapping[str, Sequence[PairedFigure]],
+    groups: Mapping[str, Sequence[PairedStat]],
     first: Sequence[Trajectory],
     second: Sequence[Trajectory],
 ) -> Path:
@@ -185,7 +187,7 @@ def write_comparison(
         "comparison",
         first=names[0],
         second=names[1],
-        groups=[(name, [as_row(figure) for figure in group]) for name, group in groups.items()],
+        groups=[(name, [as_row(stat) for stat in group]) for name, group in groups.items()],
         whole=ALL,
         resamples=RESAMPLES,
         fewest=FEWEST,
@@ -205,8 +207,8 @@ def group_table(
     )
     if not old:
         return None
-    group_stats = [_always(figure) for figure in table() if figure.by_group]
-    visible_stats = [figure for figure in group_stats if _is_present(figure.key, old, new)]
+    group_stats = [_always(stat) for stat in table() if stat.by_group]
+    visible_stats = [stat for stat in group_stats if _is_present(stat.key, old, new)]
     order = sorted(old, key=lambda name: -old[name]["samples"])
     rows = [
         {
@@ -216,13 +218,13 @@ def group_table(
         }
         for name in order[:_MAX_GROUPS]
     ]
-    titles = [figure.title for figure in visible_stats]
+    titles = [stat.title for stat in visible_stats]
     return {"kind": kind, "titles": titles, "rows": rows, "left": len(order) - len(rows)}
 
 
-def _always(figure: StatSpec) -> StatSpec:
+def _always(stat: StatSpec) -> StatSpec:
     """Return a stat whose column also shows missing values."""
-    return replace(figure, hidden_at=())
+    return replace(stat, hidden_at=())
 
 
 def _is_present(key: str, *groups: Mapping[str, Mapping[str, Any]]) -> bool:

@@ -26,7 +26,7 @@ from scorekit.errors import UserError
 from scorekit.files import remove_folder
 from trainer.rl.distributed import DistributedContext
 from trainer.rl.policy import prepare_torch
-from trainer.runs.cli.paired import PairedFigure, comparison_values
+from trainer.runs.cli.paired import PairedStat, comparison_values
 from trainer.runs.config import DEFAULT_EVAL_SET, set_key
 from trainer.runs.run_log import open_run_dir, write_json, write_jsonl
 from trainer.search.answer.spending import BudgetExceeded
@@ -58,10 +58,10 @@ _SCORED = {
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedSearch:
-    """An evaluation. policy: path or URL. figures: of `SearchReport`, and the keys of `_SCORED`."""
+    """An evaluation. policy: path or URL. stats: of `SearchReport`, and the keys of `_SCORED`."""
 
     policy: str
-    figures: Mapping[str, Any]
+    stats: Mapping[str, Any]
     episodes: Sequence[Trajectory]
 
 
@@ -74,7 +74,7 @@ class SearchOutcome:
     evaluation: EvaluatedSearch
     page: Path
     earlier: EvaluatedSearch | None = None
-    groups: Mapping[str, Sequence[PairedFigure]] | None = None
+    groups: Mapping[str, Sequence[PairedStat]] | None = None
     comparison: Path | None = None
 
 
@@ -127,7 +127,7 @@ def _evaluate(
     stores: list[TrajectoryStore] = []  # the last one is in use
     evaluations: list[dict[str, EvaluatedSearch]] = []
     with open_services(
-        cfg, run=run, load_image=lambda name: stores[-1].picture(name), is_main=world.is_main
+        cfg, run=run, load_image=lambda name: stores[-1].read_image(name), is_main=world.is_main
     ) as search_services:
         sets = {name: _indexed(search_services, questions, cfg) for name, questions in sets.items()}
         for candidate in candidates:
@@ -147,7 +147,7 @@ def _evaluate(
             reports = _reports(candidate, sets, begin, world)
             evaluations.append({})
             for name, report in reports.items() if world.is_main else ():
-                stats = {"policy": candidate.name, "set": name, **settings, **report.figures()}
+                stats = {"policy": candidate.name, "set": name, **settings, **report.stats()}
                 evaluations[-1][name] = EvaluatedSearch(candidate.name, stats, report.episodes)
             if world.is_main:
                 _write(candidate, evaluations[-1], stores[-1])
@@ -306,8 +306,8 @@ def _write(
         )
         write_jsonl(folder / _file(name, "jsonl"), lines)
         page = folder / _file(name, "html")
-        write_evaluation(page, candidate.name, evaluated.figures, evaluated.episodes, text)
-        write_json(folder / _file(name, "json"), evaluated.figures)
+        write_evaluation(page, candidate.name, evaluated.stats, evaluated.episodes, text)
+        write_json(folder / _file(name, "json"), evaluated.stats)
 
 
 def _compared(folder: Path, outcome: SearchOutcome, earlier: EvaluatedSearch) -> SearchOutcome:

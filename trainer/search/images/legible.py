@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from scorekit.retrieval.wire import Page, TextBox
-from scorekit.text.chatmarks import neutral
+from scorekit.text.chat_marks import neutral
 from trainer.search.images.config import SightConfig
-from trainer.search.images.pictures import PictureError
+from trainer.search.images.image_data import ImageError
 from trainer.search.images.views import in_frame
 from trainer.search.records import BoxConvention, ImageView, Region
 
@@ -20,13 +20,11 @@ def legible_lines(page: Page, view: ImageView, sight: SightConfig) -> list[str]:
     """Return the lines of a view in reading order: a box in the view's frame and its text.
 
     Lines too small to read have a box without text; adjacent ones share a box. Lines beyond
-    `max_lines` are only counted, but boxes of small lines are always listed. Raises PictureError if
+    `max_lines` are only counted, but boxes of small lines are always listed. Raises ImageError if
     the page of the index has another size than that of the view.
     """
     if (page.width, page.height) != (view.page_width, view.page_height):
-        raise PictureError(
-            f"the picture of page {view.page_id} differs in size from its text layer"
-        )
+        raise ImageError(f"the picture of page {view.page_id} differs in size from its text layer")
     zoom = view.height / (view.region[3] - view.region[1])
     seen = [(box, text) for box in page.boxes if (text := _text_within(box, view.region))]
     lines, max_left = [], sight.max_lines or len(seen)

@@ -1,6 +1,6 @@
 """Count the ids of an image for a policy, and compute its patches.
 
-Images are resized already (trainer/search/images/pictures.py), so the policy's processor, a vLLM
+Images are resized already (trainer/search/images/image_data.py), so the policy's processor, a vLLM
 server and the store have the same pixels. A processor that would resize them again is refused.
 """
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from scorekit.errors import UserError
 from trainer.search.images.config import SightConfig
-from trainer.search.images.pictures import PictureError, read_picture
+from trainer.search.images.image_data import ImageError, read_image
 from trainer.search.images.views import ShownImage
 
 
@@ -76,10 +76,10 @@ class ImageProcessor:
         return ProcessedImage(image.png, self._grid(image), self)
 
     def patches(self, seen: ProcessedImage) -> Tensor:
-        """Return the patches of an image. Raises PictureError if the processor resized it."""
-        encoded = self._processor(images=[read_picture(seen.png)], return_tensors="pt")
+        """Return the patches of an image. Raises ImageError if the processor resized it."""
+        encoded = self._processor(images=[read_image(seen.png)], return_tensors="pt")
         if tuple(encoded["image_grid_thw"][0].tolist()) != seen.grid:
-            raise PictureError("the policy's processor has resized an image")
+            raise ImageError("the policy's processor has resized an image")
         patches: Tensor = encoded["pixel_values"]
         return patches
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Literal
 
 from scorekit.numeric.thresholds import above
 from trainer.search.images.config import SightConfig
-from trainer.search.images.pictures import (
-    PictureError,
-    picture_hash,
-    read_picture,
-    shown_size,
+from trainer.search.images.image_data import (
+    ImageError,
+    displayed_size,
+    image_hash,
+    read_image,
     write_png,
 )
 from trainer.search.records import BoxConvention, ImageView, Region
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image as PILImage
 
 #: The reasons why a crop fails.
-CropFault = Literal["no_picture", "box_order", "box_outside", "box_small", "box_narrow"]
+CropErrorReason = Literal["no_picture", "box_order", "box_outside", "box_small", "box_narrow"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +40,13 @@ class ShownImage:
 class CropFailure:
     """A failed crop. detail: the message to the policy."""
 
-    reason: CropFault
+    reason: CropErrorReason
     detail: str
 
 
 def page_view(page_id: str, image: bytes, sight: SightConfig) -> ShownImage:
-    """Return the view of a full page. image: its file, of any format. Raises PictureError."""
-    full_image = read_picture(image)
+    """Return the view of a full page. image: its file, of any format. Raises ImageError."""
+    full_image = read_image(image)
     width, height = full_image.size
     return _resized_view(
         "page", page_id, full_image, (0.0, 0.0, float(width), float(height)), sight
@@ -59,14 +59,14 @@ def crop_view(
     """Return the crop of a box in a view, enlarged within the limits.
 
     box: in the view's frame, by `sight.box_convention`. image: the image file of the view's page.
-    Raises PictureError if its size differs from that in the view.
+    Raises ImageError if its size differs from that in the view.
     """
     region = crop_region(view, box, sight)
     if isinstance(region, CropFailure):
         return region
-    full_image = read_picture(image)
+    full_image = read_image(image)
     if full_image.size != (view.page_width, view.page_height):
-        raise PictureError(f"the image of page {view.page_id} has changed its size")
+        raise ImageError(f"the image of page {view.page_id} has changed its size")
     return _resized_view("crop", view.page_id, full_image, region, sight)
 
 
@@ -137,7 +137,7 @@ def _resized_view(
     from PIL import Image
 
     left, top, right, bottom = region
-    size = shown_size(int(right - left), int(bottom - top), sight)
+    size = displayed_size(int(right - left), int(bottom - top), sight)
     png = write_png(full_image.resize(size, Image.Resampling.BICUBIC, box=region))
     view = ImageView(
         kind=kind,
@@ -147,6 +147,6 @@ def _resized_view(
         region=region,
         page_width=full_image.width,
         page_height=full_image.height,
-        image=picture_hash(png),
+        image=image_hash(png),
     )
     return ShownImage(view, png)

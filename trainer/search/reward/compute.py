@@ -5,7 +5,7 @@ from __future__ import annotations
 from trainer.search.records import EpisodeReward, GeneratedAnswer, JudgedAnswer, Trajectory
 from trainer.search.reward.config import SearchRewardConfig
 from trainer.search.reward.ndcg import ndcg
-from trainer.search.reward.wellformed import format_fault
+from trainer.search.reward.wellformed import format_error
 
 NO_GOLD = "the question names no gold page"
 
@@ -48,7 +48,7 @@ def _skip_reason(trajectory: Trajectory, cfg: SearchRewardConfig) -> str | None:
         return "the search was given up"
     if not cfg.weights["judge"]:
         return "the judge has no weight"
-    if cfg.gate and (error := format_fault(trajectory)):
+    if cfg.gate and (error := format_error(trajectory)):
         return f"not well-formed: {error}"
     if _is_forced(trajectory) and cfg.forced_completion == "zero":
         return "its end was forced"
@@ -62,13 +62,13 @@ def _reward(
 ) -> EpisodeReward:
     if trajectory.end in (None, "failed"):
         return EpisodeReward(status="failed", error=trajectory.end_detail or "it has no end")
-    format_error, judged = format_fault(trajectory), trajectory.judged
-    parts = {"format": 0.0 if format_error else 1.0}
+    form_reason, judged = format_error(trajectory), trajectory.judged
+    parts = {"format": 0.0 if form_reason else 1.0}
     if ndcg_value is not None:
         parts["ndcg"] = ndcg_value
     if judged is not None and judged.score is not None:
         parts["judge"] = judged.score
-    gated, forced = bool(cfg.gate and format_error), _is_forced(trajectory)
+    gated, forced = bool(cfg.gate and form_reason), _is_forced(trajectory)
     if gated or (forced and cfg.forced_completion == "zero"):
         return EpisodeReward(status="ok", value=0.0, parts=parts, gated=gated)
     weights = {part: weight for part, weight in cfg.weights.items() if weight}

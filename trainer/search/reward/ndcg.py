@@ -8,8 +8,8 @@ from typing import Literal
 
 from trainer.search.records import Question
 
-#: What counts as a hit: the gold page; any page of its document; the gold page or a page with the
-#: same fact (`Question.alternatives`).
+#: Pages that count as a hit: the gold page; any page of its document; the gold page or a page with
+#: the same fact (`Question.alternatives`).
 GoldUnit = Literal["page", "document", "alternatives"]
 
 

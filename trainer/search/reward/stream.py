@@ -12,7 +12,7 @@ from scorekit.net.loop_thread import LoopThread
 from trainer.search.records import GeneratedAnswer, JudgedAnswer, Status, Trajectory
 from trainer.search.reward.compute import skip_reward, with_reward
 from trainer.search.reward.config import SearchRewardConfig
-from trainer.search.reward.figures import step_figures
+from trainer.search.reward.stats import step_stats
 
 #: The key of an episode: run, step, trajectory_id, attempt.
 Key = tuple[str, int, str, int]
@@ -21,7 +21,8 @@ TICK_S = 0.5
 
 
 class AnswersEpisodes(Protocol):
-    """Generator and judge of a run (`trainer.search.answer.Answering`), in one event loop."""
+    """Generator and judge of a run (`AnswerPipeline` (trainer/search/answer)), in one event
+    loop."""
 
     async def check(self) -> None:
         """Raise UserError if a service does not answer or is not as configured."""
@@ -76,7 +77,7 @@ class RewardStream:
         self._fatal: Exception | None = None
         self._dropped = 0
         #: Stats of the last collected step, for the run's log.
-        self.figures: dict[str, float] = {}
+        self.stats: dict[str, float] = {}
 
     def check(self) -> None:
         """Raise UserError if generator or judge does not answer or is not as configured."""
@@ -120,8 +121,8 @@ class RewardStream:
         (`EpisodeReward.status`), but do not count in their group. One without an answer at the
         deadline is late: its calls continue to their own deadline, because they are paid for and
         the answer is stored, but here the result is dropped and counted. should_stop: is checked
-        while waiting. Raises Hurried if it is true, ValueError for an id that was not submitted or
-        has another group, and what `AnswersEpisodes.finish` raised (the money is spent); then
+        while waiting. Raises WaitAborted if it is true, ValueError for an id that was not submitted
+        or has another group, and what `AnswersEpisodes.finish` raised (the money is spent); then
         `so_far` returns the available results.
         """
         started_at = time.monotonic()
@@ -142,16 +143,15 @@ class RewardStream:
                 raise WaitAborted
             popped = {key[2]: self._pending.pop(key) for key in keys}
             for key in [key for key in self._pending if key[1] == step]:  # earlier attempts
-                self._dropped += (
-                    self._pending.pop(key).final is not None
-                )  # an unfinished one counts when it ends
+                # An unfinished one counts when it ends.
+                self._dropped += self._pending.pop(key).final is not None
             dropped, self._dropped = self._dropped, 0
         collected = {
             id: submitted.final
             or self._without_answer(submitted, "late", f"no answer in {deadline_s:g} s")
             for id, submitted in popped.items()
         }
-        self.figures = step_figures(collected) | {
+        self.stats = step_stats(collected) | {
             "reward_waited_s": round(time.monotonic() - started_at, 3),
             "reward_dropped": dropped,
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from trainer.search.records import Trajectory
 
 
-def format_fault(trajectory: Trajectory) -> str | None:
+def format_error(trajectory: Trajectory) -> str | None:
     """Return the first format error of an episode as `turn N: reason`, or None.
 
     Every turn that the policy wrote counts: an invalid action (a wrong form, or a box outside the

@@ -37,7 +37,7 @@ def run_episodes(
     *,
     new_id: Callable[[Question, int], str],
     on_done: Callable[[Trajectory], None],
-    keep_picture: Callable[[str, bytes], None],
+    save_image: Callable[[str, bytes], None],
     on_turn: Callable[[Trajectory], None] | None = None,
     tools: SearchTools | None = None,
     groups: Sequence[str] | None = None,
@@ -50,7 +50,7 @@ def run_episodes(
 
     samples: episodes of a question without an `n_agent`; None: one of each question.
     new_id: (question, number of the sample) -> an id that is unique in its run.
-    on_done: is called with each trajectory when it ends. keep_picture: is called once with the
+    on_done: is called with each trajectory when it ends. save_image: is called once with the
     SHA-256 and the PNG of each image before a trajectory refers to it. tools: tools of these pages,
     if several calls share them. groups: the group name of each question; None: its id, with a
     number if the question occurs more than once. on_turn: is called with a trajectory after each of
@@ -78,7 +78,7 @@ def run_episodes(
     ]
     running = list(started)
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="pages") as pool:
-        with_tools = tools or SearchTools(pages, cfg, keep_picture)
+        with_tools = tools or SearchTools(pages, cfg, save_image)
         while policy.goes_on(len(running)):
             acting = _policy_turns(running, policy, on_done)
             _tool_turns(acting, with_tools, pool, policy, on_done)
@@ -164,11 +164,11 @@ class _Episode:
             turn.action, turn.reason, turn.detail = "invalid", outcome.reason, outcome.detail
         turn.hits, turn.rank, turn.tool_s = outcome.hits, outcome.rank, seconds
         turn.observation = outcome.text
-        turn.views = [item.view for item in outcome.shown]
+        turn.views = [item.view for item in outcome.images]
         new = [view.page_id for view in turn.views if view.kind == "page"]
         turn.golden = any(page in gold for page in new) if new and gold else None
         self.view = turn.views[-1] if turn.views else self.view
-        self.messages.append(observed(outcome.text, outcome.shown, self.cfg))
+        self.messages.append(observed(outcome.text, outcome.images, self.cfg))
         if outcome.failed is not None:
             self.end("failed", outcome.failed)
         elif self.turns_left <= 0:

@@ -48,9 +48,8 @@ class TurnTokenizer:
     ) -> None:
         self.tokenizer, self._chat, self.reader = tokenizer, chat, reader
         self.stops = list(stops)
-        self._cached_ids = lru_cache(512)(
-            self._text_ids
-        )  # a group has equal texts at the same time
+        # A group has equal texts at the same time.
+        self._cached_ids = lru_cache(512)(self._text_ids)
         self.prefill = self._check()
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from scorekit.text.chatmarks import neutral
+from scorekit.text.chat_marks import neutral
 from trainer.search.actions import BBOX, COMPLETE, SEARCH, SPELLING
 from trainer.search.images.config import SightConfig
 from trainer.search.images.views import ShownImage

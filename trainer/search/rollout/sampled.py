@@ -43,8 +43,8 @@ class SampledPolicy:
     gen_cfg: sampling settings; max_new_tokens is for one turn. context: max ids that the model
     reads. world: of a run whose processes share the weights, so all of them make the same calls.
     with_logprobs: keep the sampler's log-probabilities for training. seed: of all samples until
-    `begin`; None: the random state continues. ended: the ids of the batch's finished episodes, by
-    trajectory id.
+    `begin`; None: the random state continues. ended_episodes: the ids of the batch's finished
+    episodes, by trajectory id.
     """
 
     def __init__(
@@ -64,13 +64,13 @@ class SampledPolicy:
         self._gen_cfg = gen_cfg.model_copy(update={"num_samples_per_prompt": 1})
         self._world = world if world is not None and world.is_sharded else None
         self._states: dict[str, _State] = {}
-        self.ended: dict[str, EpisodeTokens] = {}
+        self.ended_episodes: dict[str, EpisodeTokens] = {}
         self.begin(seed)
 
     def begin(self, seed: int | None) -> None:
         """Start a batch of episodes with a seed, and forget the finished ones."""
         self._seed, self._calls = seed, count()
-        self.ended = {}
+        self.ended_episodes = {}
 
     def goes_on(self, running: int) -> bool:
         """Return whether any episode runs, on any process if they share the weights."""
@@ -95,11 +95,12 @@ class SampledPolicy:
         return [turn for turn in turns if turn is not None]
 
     def finish(self, trajectory_id: str) -> TokenRecord | None:
-        """Return the ids of an episode; its rollout is in `ended` until the next `begin`."""
+        """Return the ids of an episode; its rollout is in `ended_episodes` until the next
+        `begin`."""
         state = self._states.pop(trajectory_id, None)
         if state is None:
             return None
-        self.ended[trajectory_id] = state.joined
+        self.ended_episodes[trajectory_id] = state.joined
         return state.joined.record()
 
     def _take(self, request: TurnRequest) -> int:

@@ -11,8 +11,8 @@ from typing import Protocol, TypeAlias
 from scorekit.errors import TEXT_ERROR_TYPES, RequestError, SampleError
 from scorekit.retrieval.wire import IndexInfo, Page, PageHit
 from trainer.search.actions import Crop, Invalid, Search
+from trainer.search.images.image_data import ImageError
 from trainer.search.images.legible import legible_lines
-from trainer.search.images.pictures import PictureError
 from trainer.search.images.views import CropFailure, ShownImage, crop_view, page_view
 from trainer.search.records import ImageView
 from trainer.search.rollout import prompt
@@ -55,11 +55,11 @@ class ToolCall:
 
 @dataclass(slots=True)
 class ToolResult:
-    """The observation of an action. shown: its images. reason, detail: of an invalid or refused
+    """The observation of an action. images: its images. reason, detail: of an invalid or refused
     action. failed: the reason if a service gave no result."""
 
     text: str = ""
-    shown: list[ShownImage] = field(default_factory=list)
+    images: list[ShownImage] = field(default_factory=list)
     hits: list[PageHit] = field(default_factory=list)
     rank: int | None = None
     reason: str | None = None
@@ -71,7 +71,7 @@ class ToolResult:
 class _Rendered:
     """An image and, in text mode, its lines."""
 
-    shown: ShownImage
+    image: ShownImage
     lines: tuple[str, ...]
 
 
@@ -79,17 +79,17 @@ _Got: TypeAlias = "_Rendered | CropFailure | str"  # a str: the failure
 
 
 class SearchTools:
-    """The tools of one retriever. keep_picture: is called with the hash and the PNG of each image
+    """The tools of one retriever. save_image: is called with the hash and the PNG of each image
     before a record refers to it. Rendered pages are cached between calls."""
 
     def __init__(
         self,
         pages: PageSource,
         cfg: EpisodeConfig,
-        keep_picture: Callable[[str, bytes], None],
+        save_image: Callable[[str, bytes], None],
     ) -> None:
         self._pages, self._cfg = pages, cfg
-        self._keep_picture = keep_picture
+        self._save_image = save_image
         self._stored: set[str] = set()
         self._cached_view = lru_cache(_CACHE_SIZE)(self._show)
         self._page = lru_cache(_CACHE_SIZE)(pages.page)
@@ -152,7 +152,7 @@ class SearchTools:
                 return
             self._keep(outcome, page)
             num_hits = len(outcome.hits)
-            lines += [prompt.page_line(page.shown.view, hit.rank, num_hits, self._cfg), *page.lines]
+            lines += [prompt.page_line(page.image.view, hit.rank, num_hits, self._cfg), *page.lines]
         if not hits:
             lines = [prompt.nothing_found(len(outcome.hits))]
         outcome.rank = hits[0].rank if hits else None
@@ -171,7 +171,7 @@ class SearchTools:
             self._refuse(outcome, call, view.reason, view.detail)
         else:
             self._keep(outcome, view)
-            lines = [prompt.crop_line(view.shown.view, self._cfg), *view.lines]
+            lines = [prompt.crop_line(view.image.view, self._cfg), *view.lines]
             outcome.text = self._text(lines, call)
 
     def _refuse(self, outcome: ToolResult, call: ToolCall, reason: str, detail: str) -> None:
@@ -184,18 +184,18 @@ class SearchTools:
         return "\n".join(line for line in (*lines, prompt.turns_left(call.left, self._cfg)) if line)
 
     def _keep(self, outcome: ToolResult, rendered: _Rendered) -> None:
-        name = rendered.shown.view.image
+        name = rendered.image.view.image
         if name not in self._stored:
-            self._keep_picture(name, rendered.shown.png)
+            self._save_image(name, rendered.image.png)
             self._stored.add(name)
-        outcome.shown.append(rendered.shown)
+        outcome.images.append(rendered.image)
 
     # -- in the pool ------------------------------------------------------------------------------
 
     def _try_page(self, page_id: str) -> _Rendered | str:
         try:
             return self._cached_view(page_id)
-        except (RequestError, PictureError) as error:
+        except (RequestError, ImageError) as error:
             return _failure(error)
 
     def _show(self, page_id: str) -> _Rendered:
@@ -212,7 +212,7 @@ class SearchTools:
             if isinstance(crop, CropFailure):
                 return crop
             return _Rendered(crop, self._lines(crop.view))
-        except (RequestError, PictureError) as error:
+        except (RequestError, ImageError) as error:
             return _failure(error)
 
     def _lines(self, view: ImageView) -> tuple[str, ...]:
@@ -221,6 +221,6 @@ class SearchTools:
         return tuple(legible_lines(self._page(view.page_id), view, self._cfg.sight))
 
 
-def _failure(error: RequestError | PictureError) -> str:
+def _failure(error: RequestError | ImageError) -> str:
     kind = error.type if isinstance(error, RequestError) else str(error)
     return f"retriever: {kind}"

@@ -15,14 +15,14 @@ from jinja2 import Environment, PackageLoader, select_autoescape
 from markupsafe import Markup
 
 from scorekit.files import write_atomic
-from scorekit.report.page import STYLE, picture
+from scorekit.report.page import STYLE, chart_image
 from scorekit.report.render import visible
 from trainer.search.curation.pages import as_cell
 from trainer.search.rounds.plan import LoopPlan
 from trainer.search.rounds.summary import (
     SHOWN,
     RoundSummary,
-    figures_shown,
+    displayed_stats,
     rounds_table,
     summarize_round,
 )
@@ -76,12 +76,12 @@ def _charts(rounds: Sequence[RoundSummary]) -> list[str]:
     """Return charts of the held-out stats and of the rows that each round kept."""
     sets = dict.fromkeys(name for summary in rounds for name in summary.held_out)
     charts = [
-        picture(f"{title} ({name})", "round", partial(_curve, rounds, compared, name, key))
+        chart_image(f"{title} ({name})", "round", partial(_curve, rounds, compared, name, key))
         for name in sets
-        for key, title, compared in figures_shown(rounds)
+        for key, title, compared in displayed_stats(rounds)
         if key != "turns_mean"
     ]
-    charts.append(picture("rows kept, by command", "rows", partial(_funnel, rounds)))
+    charts.append(chart_image("rows kept, by command", "rows", partial(_funnel, rounds)))
     return [chart for chart in charts if chart is not None]
 
 

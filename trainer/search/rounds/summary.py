@@ -110,7 +110,9 @@ def reward_words(reward: SearchRewardConfig) -> str:
     return ", ".join([" + ".join(parts), *more])
 
 
-def figures_shown(rounds: Sequence[RoundSummary]) -> Iterator[tuple[str, str, list[RoundSummary]]]:
+def displayed_stats(
+    rounds: Sequence[RoundSummary],
+) -> Iterator[tuple[str, str, list[RoundSummary]]]:
     """Yield (key, title, comparable rounds) of each stat; each reward formula is one."""
     rewards = list(dict.fromkeys(summary.reward for summary in rounds))
     for key, title in SHOWN.items():
@@ -137,7 +139,7 @@ def rounds_table(
         ["updates", *(str(summary.updates) for summary in rounds)],
         ["episodes", *(str(summary.episodes) for summary in rounds)],
     ]
-    for key, title, compared in figures_shown(rounds):
+    for key, title, compared in displayed_stats(rounds):
         values = [tuple(_value(summary, key, index) for index in (0, 1)) for summary in rounds]
         values = [
             pair if summary in compared else (None, None)

@@ -26,8 +26,8 @@ from trainer.search.episode_runner import EpisodeRunner
 from trainer.search.records import Question, Trajectory
 from trainer.search.reward.stream import WaitAborted
 from trainer.search.rollout.episode import group_names
-from trainer.search.training.figures import without_spread
 from trainer.search.training.loading import SearchLearner
+from trainer.search.training.stats import without_spread
 
 log = logging.getLogger(__name__)
 
@@ -203,7 +203,7 @@ class EpisodeCollector:
             world.set_phase(f"update {update}, log probabilities")
             rollouts = {
                 id: joined.rollout(id, _position(id), searcher.ids.stops)
-                for id, joined in policy.ended.items()
+                for id, joined in policy.ended_episodes.items()
                 if joined.completion_ids
             }
             add_logprobs(list(rollouts.values()), searcher.learner, cfg, world)
@@ -255,7 +255,7 @@ class EpisodeCollector:
         if stream is None:
             return
         for name in ("reward_waited_s", "reward_dropped"):
-            batch.waited[name] = (batch.waited.get(name) or 0) + stream.figures[name]
+            batch.waited[name] = (batch.waited.get(name) or 0) + stream.stats[name]
 
 
 def outage_reason(final: Mapping[str, Trajectory]) -> str | None:
@@ -268,9 +268,8 @@ def outage_reason(final: Mapping[str, Trajectory]) -> str | None:
     failed = failures(final)
     if 2 * len(failed) < len(final) or not failed:
         return None
-    is_retriever_out = all(
-        trajectory.end == "failed" for trajectory in failed
-    )  # else generator or judge is unavailable
+    # Otherwise the generator or the judge is unavailable.
+    is_retriever_out = all(trajectory.end == "failed" for trajectory in failed)
     failed_ids = {trajectory.trajectory_id for trajectory in failed}
     for trajectory in final.values():
         searched = any(turn.action == "search" for turn in trajectory.turns)

@@ -70,13 +70,13 @@ def export_sft(
     cfg: SearchConfig,
     *,
     steps: Sequence[int] | None = None,
-    ended: Ended = "complete",
+    end_filter: Ended = "complete",
     min_reward: float | None = None,
 ) -> SftExport:
     """Write the episodes of a run (of these steps) as rows for the model in `policy.path`, into a
     folder that is new or empty: `rows.jsonl.gz` and their images.
 
-    cfg: of the run, with the settings of the model to train (policy, chat). ended: `any` also
+    cfg: of the run, with the settings of the model to train (policy, chat). end_filter: `any` also
     exports episodes that were forced, given up, or out of context, without the forced turn; failed
     ones never. min_reward: of an episode; None: any, also without a reward. Raises UserError.
     """
@@ -86,12 +86,12 @@ def export_sft(
     with new_folder(target) as folder:
         with gzip.open(folder / ROWS, "wt", encoding="utf-8") as file:
             for trajectory in store.read(steps):
-                reason = _skip_reason(trajectory, ended, min_reward)
-                row = reason or rows.row(trajectory, store.picture)
+                reason = _skip_reason(trajectory, end_filter, min_reward)
+                row = reason or rows.row(trajectory, store.read_image)
                 if isinstance(row, str):
                     export.left_out[row] += 1
                     continue
-                keep_pictures(folder, row, store.picture)
+                save_images(folder, row, store.read_image)
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
                 export.count(row)
         if not export.rows:
@@ -239,9 +239,9 @@ def id_columns(episode: EpisodeTokens) -> dict[str, list[int]]:
     return {"input_ids": episode.ids, "action_mask": mask}
 
 
-def _skip_reason(trajectory: Trajectory, ended: Ended, min_reward: float | None) -> str | None:
+def _skip_reason(trajectory: Trajectory, end_filter: Ended, min_reward: float | None) -> str | None:
     """Return the reason why an episode is not exported; None: it is."""
-    if trajectory.end == "failed" or (ended == "complete" and trajectory.end != "complete"):
+    if trajectory.end == "failed" or (end_filter == "complete" and trajectory.end != "complete"):
         return f"ended as {trajectory.end}"
     if min_reward is None:
         return None
@@ -251,7 +251,7 @@ def _skip_reason(trajectory: Trajectory, ended: Ended, min_reward: float | None)
     return f"a reward below {min_reward:g}" if below(reward, min_reward) else None
 
 
-def keep_pictures(folder: Path, row: Mapping[str, Any], load_image: Callable[[str], bytes]) -> None:
+def save_images(folder: Path, row: Mapping[str, Any], load_image: Callable[[str], bytes]) -> None:
     """Write the images of a row into the folder, each once. load_image: SHA-256 -> PNG."""
     for name in row.get("images", ()):
         path = folder / name

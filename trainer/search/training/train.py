@@ -37,15 +37,15 @@ from trainer.search.config import SearchConfig
 from trainer.search.data import check_gold, hold_against_index, in_both
 from trainer.search.episode_runner import EpisodeRunner
 from trainer.search.evaluation.evaluate import SearchReport, evaluate_questions, read_reports
-from trainer.search.evaluation.figures import table
+from trainer.search.evaluation.stats import table
 from trainer.search.local_policy import inspect_policy
 from trainer.search.records import Question, Trajectory
 from trainer.search.reward.stream import WaitAborted
 from trainer.search.services import SearchServices, has_page, open_services
 from trainer.search.training.advantages import episode_advantages
 from trainer.search.training.collector import EpisodeCollector, SearchBatch, blocking_reason
-from trainer.search.training.figures import update_figures
 from trainer.search.training.loading import SearchLearner, load_searcher
+from trainer.search.training.stats import update_stats
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore
 
 log = logging.getLogger(__name__)
@@ -136,7 +136,7 @@ def _run(
     run = world.gather([_name_of_run(folder, resume)])[0]
     stores: list[TrajectoryStore] = []  # opened when an earlier run may be replaced
     opening = open_services(
-        cfg, run=run, load_image=lambda name: stores[0].picture(name), is_main=world.is_main
+        cfg, run=run, load_image=lambda name: stores[0].read_image(name), is_main=world.is_main
     )
     connections = exit_stack.enter_context(opening)
     train, sets = _indexed_questions(connections, train, sets, cfg, world)
@@ -162,20 +162,30 @@ def _run(
     if checkpoint is not None:
         saver.load_rest(checkpoint, learner.model, learner.optimizer)
     shutdown = ShutdownHandler(quiet=not world.is_main)
-    episodes = EpisodeRunner(
-        cfg,
-        connections.retriever,
-        connections.stream,
-        stores[0],
-        world,
-        tolerates_outage=True,
-        should_stop=lambda: bool(shutdown.signal_number),
-    )
+    episodes = _new_runner(cfg, connections, stores[0], world, shutdown)
     task = SearchTask(cfg, connections, episodes, searcher, world, shutdown)
     cfg = _counted(cfg, learner.train)
     return TrainingLoop(
         cfg, task, learner, sampler, world, saver, runlog, shutdown, checkpoint, done
     ).run()
+
+
+def _new_runner(
+    cfg: SearchConfig,
+    connections: SearchServices,
+    store: TrajectoryStore,
+    world: DistributedContext,
+    shutdown: ShutdownHandler,
+) -> EpisodeRunner:
+    return EpisodeRunner(
+        cfg,
+        connections.retriever,
+        connections.stream,
+        store,
+        world,
+        tolerates_outage=True,
+        should_stop=lambda: bool(shutdown.signal_number),
+    )
 
 
 def _start_log(
@@ -267,12 +277,12 @@ class SearchTask:
         """See `EpisodeCollector.collect`."""
         return self.collector.collect(sampler, update, clock)
 
-    def figures(self, batch: Batch[Rollout, Trajectory]) -> Stats:
+    def stats(self, batch: Batch[Rollout, Trajectory]) -> Stats:
         """Return the stats of rewards, groups, search behavior and cost."""
         assert isinstance(batch, SearchBatch)
-        stats = update_figures(batch.final) | batch.waited
+        stats = update_stats(batch.final) | batch.waited
         if self.services.answering is not None:
-            stats |= self.services.answering.figures()
+            stats |= self.services.answering.stats()
         return stats
 
     def advantages(self, rollouts: list[Rollout], rewards: list[Trajectory]) -> TokenAdvantages:
@@ -305,7 +315,7 @@ class SearchTask:
     def evaluate(self, sampler: Sampler, name: str) -> SearchReport | None:
         """Evaluate the policy on the questions of a set.
 
-        None if the user must fix something first (`fault`), or if the run is stopping.
+        None if the user must fix something first (`stop_reason`), or if the run is stopping.
         """
         policy = self.searcher.policy(
             sampler, self.cfg.eval_generation(), self.world, seed=_SEED, with_logprobs=False
@@ -330,4 +340,4 @@ class SearchTask:
 
     def eval_summary(self, update: int, report: SearchReport, name: str) -> str:
         """Return the console line of an evaluation."""
-        return tables.evaluation_line(table(), update, report.figures(), name)
+        return tables.evaluation_line(table(), update, report.stats(), name)

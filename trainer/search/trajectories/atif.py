@@ -53,9 +53,9 @@ def _write(store: TrajectoryStore, steps: Sequence[int] | None, folder: Path) ->
     written: set[str] = set()
     number = 0
     for number, trajectory in enumerate(store.read(steps), 1):
-        for sha256 in trajectory.pictures:
+        for sha256 in trajectory.images:
             if sha256 not in written:
-                (folder / _image_path(sha256)).write_bytes(store.picture(sha256))
+                (folder / _image_path(sha256)).write_bytes(store.read_image(sha256))
                 written.add(sha256)
         name = f"{trajectory.step:06d}-{quote(trajectory.trajectory_id, safe='')}"
         if len(name) > _LONGEST:

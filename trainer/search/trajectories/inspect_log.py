@@ -16,7 +16,7 @@ from scorekit import __version__
 from scorekit.errors import UserError
 from trainer.search.records import Trajectory, Turn
 from trainer.search.trajectories.exports import NOTHING, called_tool, new_folder
-from trainer.search.trajectories.shown import figures
+from trainer.search.trajectories.layout import mean_stats
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from inspect_ai.scorer import Score
 
 _TASK = "search"
-Pictures = Callable[[str], bytes]
+LoadImage = Callable[[str], bytes]
 
 
 def export_inspect(run_dir: Path, target: Path, *, steps: Sequence[int] | None = None) -> int:
@@ -43,7 +43,7 @@ def export_inspect(run_dir: Path, target: Path, *, steps: Sequence[int] | None =
     with new_folder(target) as folder:
         for step in store.steps() if steps is None else steps:
             episodes = list(store.read([step]))
-            log = as_log(store.run, step, episodes, store.picture)
+            log = as_log(store.run, step, episodes, store.read_image)
             write_eval_log(log, folder / f"step-{step:06d}.eval", format="eval")
             number += len(episodes)
         if not number:
@@ -51,7 +51,7 @@ def export_inspect(run_dir: Path, target: Path, *, steps: Sequence[int] | None =
     return number
 
 
-def as_log(run: str, step: int, episodes: Sequence[Trajectory], load_image: Pictures) -> EvalLog:
+def as_log(run: str, step: int, episodes: Sequence[Trajectory], load_image: LoadImage) -> EvalLog:
     """Return the episodes of a step as one log. load_image: SHA-256 -> PNG."""
     from inspect_ai.log import EvalConfig, EvalDataset, EvalLog, EvalSpec
 
@@ -83,17 +83,17 @@ def _results(episodes: Sequence[Trajectory]) -> Any:
             EvalScore(
                 name=row.name,
                 scorer=row.name,
-                scored_samples=row.known,
-                unscored_samples=row.of - row.known,
+                scored_samples=row.num_known,
+                unscored_samples=row.total - row.num_known,
                 metrics={"mean": EvalMetric(name="mean", value=row.mean)},
             )
-            for row in figures(episodes)
+            for row in mean_stats(episodes)
             if row.mean is not None and row.name != "turns"
         ],
     )
 
 
-def _sample(episode: Trajectory, load_image: Pictures) -> EvalSample:
+def _sample(episode: Trajectory, load_image: LoadImage) -> EvalSample:
     """Return an episode as an Inspect sample: the sample is the question, the epoch the episode."""
     from inspect_ai.log import EvalSample
     from inspect_ai.model import ModelOutput
@@ -130,7 +130,7 @@ def _scores(episode: Trajectory) -> dict[str, Score]:
     return scores
 
 
-def _messages(episode: Trajectory, load_image: Pictures) -> Iterator[ChatMessage]:
+def _messages(episode: Trajectory, load_image: LoadImage) -> Iterator[ChatMessage]:
     """Yield the question, then each turn and its observation."""
     from inspect_ai.model import ChatMessageAssistant, ChatMessageTool, ChatMessageUser
     from inspect_ai.tool import ToolCall
@@ -153,7 +153,7 @@ def _messages(episode: Trajectory, load_image: Pictures) -> Iterator[ChatMessage
                 yield ChatMessageTool(content=content, tool_call_id=call.id, function=call.function)
 
 
-def _content(turn: Turn, load_image: Pictures) -> list[Content]:
+def _content(turn: Turn, load_image: LoadImage) -> list[Content]:
     from inspect_ai.model import ContentImage, ContentText
 
     content: list[Content] = [ContentText(text=turn.observation)] if turn.observation else []

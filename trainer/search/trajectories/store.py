@@ -21,7 +21,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from scorekit.config import describe_faults
+from scorekit.config import describe_validation_error
 from scorekit.errors import UserError
 from scorekit.files import (
     atomic_writer,
@@ -84,7 +84,7 @@ class TrajectoryStore:
 
     # -- images ----------------------------------------------------
 
-    def keep_picture(self, sha256: str, png: bytes) -> None:
+    def save_image(self, sha256: str, png: bytes) -> None:
         """Store an image under its hash, before a record refers to it.
 
         It can be read at once, and is on disk when `write_step` returns. A stored one is skipped.
@@ -94,7 +94,7 @@ class TrajectoryStore:
             return
         if hashlib.sha256(png).hexdigest() != sha256:
             raise ValueError(f"an image of {len(png)} bytes does not have the hash {sha256}")
-        path = self._picture_path(sha256)
+        path = self._image_path(sha256)
         # A file may be empty after a power cut, so compare its bytes.
         if not path.exists() or path.read_bytes() != png:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -106,9 +106,9 @@ class TrajectoryStore:
             self._stored_hashes.add(sha256)
             self._unsynced.append(path)
 
-    def picture(self, sha256: str) -> bytes:
+    def read_image(self, sha256: str) -> bytes:
         """Return the PNG of a hash. Raises UserError if it is missing or damaged."""
-        path = self._picture_path(sha256)
+        path = self._image_path(sha256)
         try:
             png = path.read_bytes()
         except OSError as error:
@@ -117,7 +117,7 @@ class TrajectoryStore:
             raise UserError(f"{path}: damaged: its content does not have the hash of its name")
         return png
 
-    def sync_pictures(self) -> None:
+    def sync_images(self) -> None:
         """Sync all stored images to disk."""
         with self._lock:
             fresh = list(self._unsynced)
@@ -128,10 +128,9 @@ class TrajectoryStore:
         with self._lock:  # only now: after a failed sync they are synced again
             del self._unsynced[: len(fresh)]
 
-    def _picture_path(self, sha256: str) -> Path:
-        if not _SHA256.fullmatch(
-            sha256
-        ):  # the value may come from a file, so do not use it as a path unchecked
+    def _image_path(self, sha256: str) -> Path:
+        # The value may come from a file, so do not use it as a path unchecked.
+        if not _SHA256.fullmatch(sha256):
             raise UserError(f"{self.folder}: {sha256[:80]!r} is not the SHA-256 of an image")
         return self.folder / "images" / sha256[:2] / f"{sha256}.png"
 
@@ -145,7 +144,7 @@ class TrajectoryStore:
         is not stored, and a record that could not be read back.
         """
         self._check(step, trajectories)
-        self.sync_pictures()
+        self.sync_images()
         path = self._step_path(step)
         with atomic_writer(path) as file, gzip.GzipFile("", "wb", 3, file, mtime=0) as packed:
             for trajectory in trajectories:
@@ -199,7 +198,7 @@ class TrajectoryStore:
                     number += 1
                     yield self._trajectory(line, step, tokens)
         except ValidationError as error:
-            problem = describe_faults(error, "line")
+            problem = describe_validation_error(error, "line")
             raise UserError(f"{path}, line {number}: {problem}. {_HINT}") from None
         except _UnexpectedLine as error:
             raise UserError(f"{path}, line {number}: {error}. {_HINT}") from None
@@ -232,8 +231,8 @@ class TrajectoryStore:
         for trajectory in trajectories:
             if mask_problem := _mask_error(trajectory):
                 raise ValueError(f"{trajectory.trajectory_id}: {mask_problem}")
-            for sha256 in trajectory.pictures:
-                if sha256 not in self._stored_hashes and not self._picture_path(sha256).is_file():
+            for sha256 in trajectory.images:
+                if sha256 not in self._stored_hashes and not self._image_path(sha256).is_file():
                     raise ValueError(f"{trajectory.trajectory_id}: image {sha256} is not stored")
 
     def _step_path(self, step: int) -> Path:
@@ -293,7 +292,7 @@ def _read_owner(path: Path) -> _Owner:
             f"{path}: no trajectories of a run: {reason}. Name another run directory."
         ) from None
     except ValidationError as error:
-        raise UserError(f"{path}: {describe_faults(error, 'file')}") from None
+        raise UserError(f"{path}: {describe_validation_error(error, 'file')}") from None
     if owner.schema_version != SCHEMA_VERSION:
         raise UserError(
             f"{path}: its trajectories have schema version {owner.schema_version}, but this "

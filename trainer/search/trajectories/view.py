@@ -21,7 +21,7 @@ from scorekit.files import write_atomic
 from scorekit.report.page import STYLE
 from scorekit.report.render import visible
 from trainer.search.records import SUCCESS, Trajectory
-from trainer.search.trajectories.shown import KINDS, ShownEpisode, figures, lay_out
+from trainer.search.trajectories.layout import KINDS, ShownEpisode, lay_out, mean_stats
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore
 
 #: Default max episodes on a page. An image takes about 20 kB.
@@ -29,7 +29,7 @@ MAX_EPISODES = 200
 _WIDEST = 480  # pixels of an image on the page
 _QUALITY = 70
 
-Pictures = Callable[[str], bytes]
+LoadImage = Callable[[str], bytes]
 
 
 def write_view(
@@ -54,14 +54,14 @@ def write_view(
         raise UserError(f"{store.folder}: no episodes to show")
     title = f"{store.run}, {'step' if len(selected) == 1 else 'steps'} {_listed(selected)}"
     target = path or run_dir / "view.html"
-    write_episodes(target, chosen, store.picture, title=title, total=total)
+    write_episodes(target, chosen, store.read_image, title=title, total=total)
     return target
 
 
 def write_episodes(
     path: Path,
     episodes: Sequence[Trajectory],
-    load_image: Pictures,
+    load_image: LoadImage,
     *,
     title: str,
     total: int | None = None,
@@ -90,7 +90,7 @@ def write_episodes(
         kinds=KINDS,
         counts=counts,
         right=SUCCESS,
-        figures=figures(episodes),
+        figures=mean_stats(episodes),
         total=len(laid_out) if total is None else total,
     )
     write_atomic(path, page)
@@ -115,13 +115,13 @@ def _classes(episodes: Iterable[ShownEpisode]) -> dict[str, str]:
     names: dict[str, str] = {}
     for episode in episodes:
         sent = episode.trajectory.answer.evidence if episode.trajectory.answer else []
-        views = [p.view.image for turn in episode.turns for p in turn.pictures]
+        views = [p.view.image for turn in episode.turns for p in turn.images]
         for sha256 in (*views, *sent):
             names.setdefault(sha256, f"p{len(names)}")
     return names
 
 
-def _style_sheet(classes: Mapping[str, str], load_image: Pictures) -> tuple[str, set[str]]:
+def _style_sheet(classes: Mapping[str, str], load_image: LoadImage) -> tuple[str, set[str]]:
     """Return a rule for each image, and the hashes of missing images."""
     rules, missing = [], set()
     for sha256, name in classes.items():

@@ -16,9 +16,9 @@ from trainer.runs.cli.paired import (
     RESAMPLES,
     SEED,
     Line,
-    PairedFigure,
+    PairedStat,
     compare_lines,
-    paired_figure,
+    paired_stat,
 )
 from trainer.translation.evaluation.quality import corpus_metrics
 from trainer.translation.evaluation.stats import CHRF, metrics_of, ranking, table
@@ -26,7 +26,7 @@ from trainer.translation.evaluation.stats import CHRF, metrics_of, ranking, tabl
 
 def compare_policies(
     first: Sequence[Line], second: Sequence[Line], resamples: int = RESAMPLES, seed: int = SEED
-) -> dict[str, list[PairedFigure]]:
+) -> dict[str, list[PairedStat]]:
     """Return the stats of all sources under "all", and of each language pair if there are several.
 
     first, second: the lines of two evaluation dumps (trainer/translation/dumps.py), of the same
@@ -48,7 +48,7 @@ def compare_policies(
 
 def _compare(
     first: Sequence[Line], second: Sequence[Line], resamples: int, seed: int
-) -> list[PairedFigure]:
+) -> list[PairedStat]:
     paired_stats = compare_lines(
         table(metrics_of(first), metrics_of(second)), first, second, resamples, seed
     )
@@ -66,9 +66,7 @@ def _compare(
         score = partial(_corpus_score, metric=metric)
         title = {"chrf": "chrF", "bleu": "BLEU"}[name]
         left_out = len(first) - len(both_lines)
-        paired_stats.append(
-            paired_figure(title, name, stats, left_out, score, True, resamples, seed)
-        )
+        paired_stats.append(paired_stat(title, name, stats, left_out, score, True, resamples, seed))
     return paired_stats
 
 
@@ -89,10 +87,11 @@ def changed_most(
         changes = [
             (judge.sign * (later - earlier), a, b)
             for a, b in line_pairs
-            if (earlier := judge.of(a)) is not None and (later := judge.of(b)) is not None
+            if (earlier := judge.value_of(a)) is not None
+            and (later := judge.value_of(b)) is not None
         ]
         if changes:
-            return _changed_by(judge.who, changes, limit)
+            return _changed_by(judge.label, changes, limit)
     return []
 
 

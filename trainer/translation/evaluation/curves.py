@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from scorekit.report.page import picture
+from scorekit.report.page import chart_image
 from trainer.runs.cli.curves import Lines, draw_curves
 from trainer.runs.run_log import read_jsonl
 from trainer.translation.evaluation.stats import curves
@@ -20,7 +20,7 @@ def draw_run(folder: Path, updates: Lines, evals: Mapping[str, Lines]) -> list[s
 
     evals: lines of eval.jsonl by the names of their sets.
     """
-    histogram = picture(
+    histogram = chart_image(
         "advantages (normalized, share of tokens)",
         "advantage",
         partial(_draw_histogram, _sampled_advantages(folder)),

@@ -24,13 +24,13 @@ from trainer.translation.evaluation.held_out import (
     HeldOutMetrics,
     Scores,
     line_metrics,
-    metric_figures,
+    metric_stats,
     whole_scores,
 )
-from trainer.translation.evaluation.quality import reference_figures, sentence_chrf
+from trainer.translation.evaluation.quality import reference_stats, sentence_chrf
 from trainer.translation.evaluation.stats import (
+    component_stats,
     read_evaluations,
-    term_figures,
     total_rewards,
 )
 from trainer.translation.prompting import Prompt
@@ -56,7 +56,7 @@ class Report:
     reward_mean: sequence reward and mean token reward together, over the samples that have them
     (reward_coverage).
     source_errors: samples that could have none.
-    values: the other stats (evaluation/figures.py), by their keys, which `report[key]` gives too:
+    values: the other stats (evaluation/stats.py), by their keys, which `report[key]` gives too:
     those of the reward's components, completion_length_mean (tokens, EOS included), truncated_frac
     (truncated by max_new_tokens), chrf and bleu (sacrebleu, 0..100, over the examples with a
     reference; never part of a reward; BLEU only if all examples are of one language pair, see
@@ -75,7 +75,7 @@ class Report:
     examples: Sequence[dict[str, Any]]
 
     def __getitem__(self, key: str) -> Any:
-        return self.figures()[key]
+        return self.stats()[key]
 
     @property
     def rating(self) -> float | None:
@@ -88,7 +88,7 @@ class Report:
         covered = round(self.reward_coverage * self.samples)
         return None if below(covered, _RATED_FROM * could) else self.reward_mean
 
-    def figures(self) -> dict[str, Any]:
+    def stats(self) -> dict[str, Any]:
         """Return all stats by their keys, those of `values` included; not the examples."""
         field_values = {f.name: getattr(self, f.name) for f in fields(self)}
         del field_values["examples"]
@@ -143,7 +143,7 @@ def evaluate_on_dataset(
         all_results = sorted(sharing.gather(local_results), key=lambda entry: entry[0])
         rollouts, rewards = [entry[1] for entry in all_results], [entry[2] for entry in all_results]
     values = _stats(examples, rollouts, rewards, reward_cfg)
-    values |= metric_figures(held_out, range(len(examples)))
+    values |= metric_stats(held_out, range(len(examples)))
     field_values = {key: values.pop(key) for key in _FIELD_STATS}
     return Report(
         **field_values,
@@ -191,7 +191,7 @@ def _by_pair(
             [rollouts[i] for i in chosen],
             [rewards[i] for i in chosen],
             cfg,
-        ) | metric_figures(held_out, chosen)
+        ) | metric_stats(held_out, chosen)
     return stats_by_pair
 
 
@@ -211,10 +211,10 @@ def _stats(
     totals = total_rewards(rewards)
     return {
         **{key: value for key, value in rollout_stats(rollouts).items() if key in _ROLLOUT_STATS},
-        **term_figures(rewards, cfg),
+        **component_stats(rewards, cfg),
         "reward_mean": mean_of(totals),
         "reward_coverage": len(totals) / max(1, len(rewards)),
-        **reference_figures(
+        **reference_stats(
             [rollout.pair for rollout in rollouts],
             [rollout.completion_text for rollout in rollouts],
             [example.ref_text for example in examples],
@@ -235,8 +235,7 @@ def read_reports(folder: Path) -> dict[str, list[tuple[int, Report]]]:
         line.pop("stopped", None)
         field_values = {f.name: line.pop(f.name, None) for f in fields(Report)}
         field_values |= {"values": line, "examples": JsonlFile(folder / dump)}
-        field_values["source_errors"] = (
-            field_values["source_errors"] or 0
-        )  # None of a run of an earlier release
+        # It is None in runs of an earlier release.
+        field_values["source_errors"] = field_values["source_errors"] or 0
         sets.setdefault(name, []).append((update, Report(**field_values)))
     return sets

@@ -161,7 +161,7 @@ def _open(urls: Sequence[str], timeout_s: float) -> RemoteScorer:
     return RemoteScorer(urls, timeout_s=timeout_s, deadline_s=timeout_s)
 
 
-def metric_figures(scores: Scores, indices: Iterable[int]) -> dict[str, Any]:
+def metric_stats(scores: Scores, indices: Iterable[int]) -> dict[str, Any]:
     """Return the stats of samples with these indices.
 
     They are `metric_NAME_mean`, `metric_NAME_coverage`, and, if known, `metric_NAME_better` and

@@ -34,7 +34,7 @@ def corpus_metrics(pairs: Sequence[str]) -> dict[str, Any]:
     return metrics
 
 
-def reference_figures(
+def reference_stats(
     pairs: Sequence[str], translations: Sequence[str], references: Sequence[str | None]
 ) -> dict[str, Any]:
     """Return `chrf`, `bleu` (0..100) and `bleu_tokenize` over translations with a reference.

@@ -19,7 +19,7 @@ from scorekit.files import write_atomic
 from scorekit.report.page import STYLE
 from scorekit.report.render import COLOURS, cut_segments, hint, visible
 from scorekit.schemas import ErrorSpan
-from trainer.runs.cli.paired import FEWEST, RESAMPLES, PairedFigure, as_row
+from trainer.runs.cli.paired import FEWEST, RESAMPLES, PairedStat, as_row
 from trainer.runs.config import DEFAULT_EVAL_SET
 from trainer.runs.run_log import read_jsonl
 from trainer.runs.stats import compare
@@ -120,18 +120,18 @@ def write_evaluation(
 def _worst(lines: Sequence[dict[str, Any]]) -> Iterator[tuple[str, Sequence[dict[str, Any]]]]:
     """Yield (title, lines) by the first stat that ranks examples and that some of them have."""
     for judge in ranking():
-        values = [(judge.of(line), line) for line in lines]
+        values = [(judge.value_of(line), line) for line in lines]
         scored = [(judge.sign * value, line) for value, line in values if value is not None]
         if scored:
             scored.sort(key=lambda pair: pair[0])
-            yield f"Worst by {judge.who}", [line for _, line in scored[:_MAX_EXAMPLES]]
+            yield f"Worst by {judge.label}", [line for _, line in scored[:_MAX_EXAMPLES]]
             return
 
 
 def write_comparison(
     path: Path,
     names: tuple[str, str],
-    groups: Mapping[str, Sequence[PairedFigure]],
+    groups: Mapping[str, Sequence[PairedStat]],
     first: Sequence[dict[str, Any]],
     second: Sequence[dict[str, Any]],
 ) -> Path:
@@ -142,8 +142,8 @@ def write_comparison(
         first=names[0],
         second=names[1],
         groups=[
-            {"name": name, "rows": [as_row(stat) for stat in figures]}
-            for name, figures in groups.items()
+            {"name": name, "rows": [as_row(stat) for stat in stats]}
+            for name, stats in groups.items()
         ],
         resamples=RESAMPLES,
         fewest=FEWEST,
@@ -229,10 +229,10 @@ def _segments(line: dict[str, Any]) -> list[dict[str, str]]:
 def _scores(line: Mapping[str, Any]) -> str:
     """Return the scores that rank a translation, and its chrF if it has one."""
     texts = [
-        f"{judge.who} {'–' if (value := judge.of(line)) is None else format(value, '.3f')}"
+        f"{judge.label} {'–' if (value := judge.value_of(line)) is None else format(value, '.3f')}"
         for judge in ranking()
     ]
-    chrf = CHRF.of(line)
+    chrf = CHRF.value_of(line)
     return " · ".join([*texts, *([] if chrf is None else [f"chrF {chrf:.0f}"])])
 
 

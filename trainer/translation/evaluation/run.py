@@ -30,7 +30,7 @@ from trainer.rl.engines.choice import open_sampler, probe_engine
 from trainer.rl.forward import check_head
 from trainer.rl.policy import autocast, prepare_torch, unwrap_peft
 from trainer.runs.checkpoints.adapters import load_on_base, resolve_base_model
-from trainer.runs.cli.paired import PairedFigure, comparison_values
+from trainer.runs.cli.paired import PairedStat, comparison_values
 from trainer.runs.config import DEFAULT_EVAL_SET, set_key
 from trainer.runs.run_log import open_run_dir, read_jsonl, write_json, write_jsonl
 from trainer.translation.config import TrainerConfig
@@ -54,12 +54,12 @@ class EvaluatedSet:
     """An evaluation of a policy on a set.
 
     policy: its path.
-    figures: those of `Report`, and `scored_by`: the model of each service.
+    stats: those of `Report`, and `scored_by`: the model of each service.
     lines: of its dump.
     """
 
     policy: str
-    figures: Mapping[str, Any]
+    stats: Mapping[str, Any]
     lines: Sequence[dict[str, Any]]
 
 
@@ -76,7 +76,7 @@ class SetComparison:
     evaluation: EvaluatedSet
     page: Path
     earlier: EvaluatedSet | None = None
-    groups: Mapping[str, Sequence[PairedFigure]] | None = None
+    groups: Mapping[str, Sequence[PairedStat]] | None = None
     comparison: Path | None = None
 
 
@@ -246,7 +246,7 @@ def _evaluate(
                 "policy": candidate.path,
                 "set": name,
                 "scored_by": _scorers(rewarder) | metrics.models,
-                **report.figures(),
+                **report.stats(),
                 "severities": [row._asdict() for row in severity_counts(report.examples)],
             }
             evaluations[name] = EvaluatedSet(candidate.path, stats, report.examples)
@@ -269,11 +269,11 @@ def _write(
         write_evaluation(
             folder / _file(name, "html"),
             candidate.path,
-            evaluation.figures,
+            evaluation.stats,
             evaluation.lines,
             text,
         )
-        write_json(folder / _file(name, "json"), evaluation.figures)
+        write_json(folder / _file(name, "json"), evaluation.stats)
 
 
 def _earlier(against: str, sets: Sets) -> dict[str, EvaluatedSet]:
@@ -314,7 +314,7 @@ def _scorers(rewarder: RewardClient) -> dict[str, str]:
 
 def _check_scorers(earlier: EvaluatedSet, now: Mapping[str, str]) -> None:
     """Raise UserError if another model scored: its scores cannot be compared with these."""
-    for service, model in (earlier.figures.get("scored_by") or {}).items():
+    for service, model in (earlier.stats.get("scored_by") or {}).items():
         if now.get(service, model) != model:
             raise UserError(
                 f"--against: scored by the {service} model {model!r}, but the service runs "
@@ -328,7 +328,7 @@ def _compare(folder: Path, outcome: SetComparison, earlier: EvaluatedSet) -> Set
     Raises UserError if a service runs another model meanwhile.
     """
     name, now = outcome.name, outcome.evaluation
-    _check_scorers(earlier, now.figures["scored_by"])
+    _check_scorers(earlier, now.stats["scored_by"])
     groups = compare_policies(earlier.lines, now.lines)
     counted = {"set": name, "sources": len(earlier.lines)}
     values = comparison_values((earlier.policy, now.policy), counted, groups)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from trainer.runs.rollout_stats import LEARNING_CURVES, OF_COMPLETIONS, OF_LEARNING
 from trainer.runs.run_log import read_jsonl
 from trainer.runs.stats import Curve, Stats, StatSpec, mean_of, mean_std
-from trainer.translation.rewards.components import shown_terms
+from trainer.translation.rewards.components import displayed_components
 from trainer.translation.rewards.components.xcomet_spans import SEVERITIES
 from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.sample_reward import SampleReward
@@ -69,7 +69,7 @@ def table(*evaluations: Mapping[str, Any]) -> tuple[StatSpec, ...]:
     evaluations: stats of evaluations, or lines of their dumps. They define the held-out metrics
     (`eval.metrics`), and whether chrF was a reward.
     """
-    component_stats = (stat for term in shown_terms() for stat in term.table)
+    component_stats = (stat for component in displayed_components() for stat in component.table)
     is_paid = any(values.get("chrf_reward_mean") is not None for values in evaluations)
     chrf = replace(_CHRF, title=f"{_CHRF.title}{A_REWARD if is_paid else NO_REWARD}")
     return (*_FRONT, *component_stats, *held_out_table(*evaluations), chrf, *_BACK)
@@ -110,11 +110,11 @@ def _metric_score(name: str, line: Mapping[str, Any]) -> float | None:
     return score
 
 
-def _metric_names(figures: Mapping[str, Any]) -> list[str]:
+def _metric_names(stats: Mapping[str, Any]) -> list[str]:
     ending = "_coverage"
     return [
         key.removeprefix("metric_").removesuffix(ending)
-        for key in figures
+        for key in stats
         if key.startswith("metric_") and key.endswith(ending)
     ]
 
@@ -122,14 +122,14 @@ def _metric_names(figures: Mapping[str, Any]) -> list[str]:
 class ExampleRanker(NamedTuple):
     """A score that ranks examples.
 
-    who: its name.
+    label: its name.
     sign: 1 if higher is better, else -1.
-    of: returns the value of a line of a dump of completions, or None.
+    value_of: returns the value of a line of a dump of completions, or None.
     """
 
-    who: str
+    label: str
     sign: int
-    of: Callable[[Mapping[str, Any]], float | None]
+    value_of: Callable[[Mapping[str, Any]], float | None]
 
 
 #: Ranks examples that no model has scored.
@@ -154,7 +154,7 @@ def curves(*evaluations: Mapping[str, Any]) -> tuple[Curve, ...]:
         Curve(title=f"held-out {stat.title}", held_out=stat.key)
         for stat in held_out_table(*evaluations)
     ]
-    component_curves = (curve for term in shown_terms() for curve in term.curves)
+    component_curves = (curve for component in displayed_components() for curve in component.curves)
     coverage = tuple(stat.key for stat in table() if stat.key.endswith("_coverage"))
     return (
         *component_curves,
@@ -203,7 +203,7 @@ def severity_counts(lines: Sequence[Mapping[str, Any]]) -> list[SeverityCount]:
     return counts
 
 
-def term_figures(rewards: Sequence[SampleReward], cfg: RewardConfig) -> Stats:
+def component_stats(rewards: Sequence[SampleReward], cfg: RewardConfig) -> Stats:
     """Return the stats of every component, and how samples were handled.
 
     `text_errors`: samples that cannot be scored because of their text; `source_errors`: because of
@@ -211,8 +211,8 @@ def term_figures(rewards: Sequence[SampleReward], cfg: RewardConfig) -> Stats:
     handled (skipped and penalized ones are text errors, too).
     """
     stats: Stats = {}
-    for term in shown_terms():
-        stats |= term.figures(rewards, cfg)
+    for component in displayed_components():
+        stats |= component.stats(rewards, cfg)
     stats["text_errors"] = sum(r.text_error is not None for r in rewards)
     stats["source_errors"] = sum(r.source_error is not None for r in rewards)
     for handling in ("truncated", "windowed", "skipped", "penalised"):
@@ -220,8 +220,8 @@ def term_figures(rewards: Sequence[SampleReward], cfg: RewardConfig) -> Stats:
     return stats
 
 
-def reward_figures(rewards: Sequence[SampleReward], cfg: RewardConfig) -> Stats:
-    """Return `term_figures`, and the sequence and token rewards of scored samples."""
+def reward_stats(rewards: Sequence[SampleReward], cfg: RewardConfig) -> Stats:
+    """Return `component_stats`, and the sequence and token rewards of scored samples."""
     scored = [reward for reward in rewards if reward.r_seq is not None]
     tokens = [
         value
@@ -230,7 +230,7 @@ def reward_figures(rewards: Sequence[SampleReward], cfg: RewardConfig) -> Stats:
         if valid
     ]
     return {
-        **term_figures(rewards, cfg),
+        **component_stats(rewards, cfg),
         **mean_std("r_seq", [reward.r_seq for reward in scored if reward.r_seq is not None]),
         "reward_mean": mean_of(total_rewards(rewards)),
         "reward_coverage": len(scored) / max(1, len(rewards)),

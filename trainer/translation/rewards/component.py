@@ -1,6 +1,6 @@
 """The base class of reward components.
 
-Each component is a file of the folder `terms`, and a line of its `__init__`.
+Each component has a file in the folder `components`, and an entry in its `__init__`.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ class RewardComponent:
     service: ServiceName | None = None
     #: The direction of that service's score that its formula assumes.
     higher_is_better = True
-    #: Whether it has no cost and no column without a weight: then its service, which may charge for
-    #: each request, is not asked.
+    #: If True, a component without a weight has no column, and its service, which may charge for
+    #: each request, is not requested.
     optional = False
     #: Its stats, in the order of display, and its charts.
     table: tuple[StatSpec, ...] = ()
     curves: tuple[Curve, ...] = ()
 
     def weight(self, cfg: RewardConfig) -> float:
-        """Return the weight; 0: it is no part of the reward, and its service is not asked for
-        it."""
+        """Return the weight; 0: it is not a part of the reward, and its service is not requested
+        for it."""
         return cfg.terms.get(self.name, 0.0)
 
     def inspect_text(
@@ -44,12 +44,12 @@ class RewardComponent:
     def add_reward(
         self, reward: SampleReward, rollout: TranslationRollout, cfg: RewardConfig
     ) -> None:
-        """Add to `reward.r_seq` (a number by now) or `reward.token_rewards`.
+        """Add to `reward.r_seq` (not None here) or `reward.token_rewards`.
 
         Called for samples that every service with a weight has scored.
         """
 
-    def figures(self, rewards: Sequence[SampleReward], cfg: RewardConfig) -> Stats:
+    def stats(self, rewards: Sequence[SampleReward], cfg: RewardConfig) -> Stats:
         """Return stats for a line of log.jsonl or eval.jsonl."""
         return {}
 
@@ -78,7 +78,7 @@ class TextComponent(RewardComponent):
         """Add weight * value."""
         reward.r_seq = (reward.r_seq or 0.0) + self.weight(cfg) * reward.values[self.name]
 
-    def figures(self, rewards: Sequence[SampleReward], cfg: RewardConfig) -> Stats:
+    def stats(self, rewards: Sequence[SampleReward], cfg: RewardConfig) -> Stats:
         """Return `{name}_mean` and `{name}_std` over all samples; {} without a weight."""
         if not self.weight(cfg):
             return {}
@@ -89,20 +89,20 @@ class TextComponent(RewardComponent):
         return {self.name: reward.values[self.name]} if self.name in reward.values else {}
 
 
-def reading_figures(service: ServiceName, rewards: Sequence[SampleReward]) -> Stats:
+def coverage_stats(service: ServiceName, rewards: Sequence[SampleReward]) -> Stats:
     """Return `{service}_coverage` and `{service}_truncated_frac`.
 
     The share of the requested samples that it scored; and the share of those that the model could
     not read completely.
     """
-    flags = [reward.truncated(service) for reward in rewards if service in reward.asked]
+    flags = [reward.truncated(service) for reward in rewards if service in reward.services]
     return {
         f"{service}_coverage": mean_of([flag is not None for flag in flags]),
         f"{service}_truncated_frac": mean_of([flag for flag in flags if flag is not None]),
     }
 
 
-def reading_dump(service: ServiceName, reward: SampleReward) -> dict[str, Any]:
+def service_dump(service: ServiceName, reward: SampleReward) -> dict[str, Any]:
     """Return `{service}_score` and `{service}_truncated`."""
     return {
         f"{service}_score": reward.score(service),

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 from scorekit.errors import TEXT_ERROR_TYPES
 from scorekit.schemas import Failed, Scored
-from trainer.translation.rewards.components import TERMS, needed
+from trainer.translation.rewards.components import COMPONENTS, needed
 from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.reward_batch import BAD_SOURCE, Scores, ServiceName, is_truncated
 from trainer.translation.rewards.sample_reward import SampleReward
@@ -44,9 +44,9 @@ def _sample_reward(
     weighted_services: Collection[ServiceName],
 ) -> SampleReward:
     tokens = len(rollout.completion_token_ids)
-    reward = SampleReward(None, [0.0] * tokens, [True] * tokens, asked=tuple(results))
-    for term in TERMS:
-        term.inspect_text(reward, rollout, cfg)
+    reward = SampleReward(None, [0.0] * tokens, [True] * tokens, services=tuple(results))
+    for component in COMPONENTS:
+        component.inspect_text(reward, rollout, cfg)
     _note_results(reward, results, cfg, weighted_services)
     if reward.source_error is not None or reward.overlong == "skipped":
         return reward
@@ -57,9 +57,9 @@ def _sample_reward(
     if reward.service_error is not None:
         return reward
     reward.r_seq = 0.0
-    for term in TERMS:
-        if term.weight(cfg):
-            term.add_reward(reward, rollout, cfg)
+    for component in COMPONENTS:
+        if component.weight(cfg):
+            component.add_reward(reward, rollout, cfg)
     settle_spans(reward, cfg)
     return reward
 
@@ -83,7 +83,7 @@ def _note_results(
             elif result.windows and reward.overlong is None:
                 reward.overlong = "windowed"
         elif name not in weighted_services:
-            reward.shown_error = f"{name}: {result.error.type}: {result.error.message}"
+            reward.unweighted_error = f"{name}: {result.error.type}: {result.error.message}"
         elif result.error.type == BAD_SOURCE:
             reward.source_error = f"{name}: {result.error.type}: {result.error.message}"
         elif result.error.type in TEXT_ERROR_TYPES:

@@ -48,7 +48,7 @@ _OTHER_LANGUAGES = (
 Guard = Callable[[str, str, str, str], float]
 
 
-def guard_faults(
+def guard_values(
     src: str, mt: str, src_lang: str, tgt_lang: str, cfg: GuardConfig
 ) -> dict[str, float]:
     """Return guard -> value of the translation, for each guard with a weight, or all if
@@ -94,7 +94,7 @@ def _unknown(guard: str, language: str, owner: str) -> str:
     )
 
 
-def language_fault(src: str, mt: str, src_lang: str, tgt_lang: str) -> float:
+def language_violation(src: str, mt: str, src_lang: str, tgt_lang: str) -> float:
     """Return 1 - probability of the target language, among the source's and some common ones.
 
     It is scaled down for texts of fewer than 40 letters. Code, links and the source's names are
@@ -108,7 +108,7 @@ def language_fault(src: str, mt: str, src_lang: str, tgt_lang: str) -> float:
     return (1.0 - probability) * min(1.0, letters / THRESHOLDS.language_letters)
 
 
-def script_fault(src: str, mt: str, src_lang: str, tgt_lang: str) -> float:
+def script_violation(src: str, mt: str, src_lang: str, tgt_lang: str) -> float:
     """Return the share of letters outside the target's scripts.
 
     Code, links and the source's names are left out.
@@ -117,13 +117,13 @@ def script_fault(src: str, mt: str, src_lang: str, tgt_lang: str) -> float:
     return 0.0 if share is None else 1.0 - share
 
 
-def copy_fault(src: str, mt: str, src_lang: str, tgt_lang: str) -> float:
+def copy_violation(src: str, mt: str, src_lang: str, tgt_lang: str) -> float:
     """Return the share of the translation that is copied source, without code, links and
     numbers."""
     return copied_share(src, mt)
 
 
-def length_fault(src: str, mt: str, src_lang: str, tgt_lang: str) -> float:
+def length_violation(src: str, mt: str, src_lang: str, tgt_lang: str) -> float:
     """Return how far the length ratio in UTF-8 bytes is outside the usual band.
 
     0 inside, 1 at twice its upper or half its lower end and beyond, on the scale of log2 between.
@@ -137,16 +137,16 @@ def length_fault(src: str, mt: str, src_lang: str, tgt_lang: str) -> float:
     return min(1.0, math.log2(ratio / max_ratio if ratio > max_ratio else min_ratio / ratio))
 
 
-def repetition_fault(src: str, mt: str, src_lang: str, tgt_lang: str) -> float:
+def repetition_violation(src: str, mt: str, src_lang: str, tgt_lang: str) -> float:
     """Return how much more of the translation is in loops than of the source."""
     return repetition(src, mt)
 
 
 #: In the order of the log's columns.
 GUARDS: dict[str, Guard] = {
-    "language": language_fault,
-    "script": script_fault,
-    "copy": copy_fault,
-    "length": length_fault,
-    "repetition": repetition_fault,
+    "language": language_violation,
+    "script": script_violation,
+    "copy": copy_violation,
+    "length": length_violation,
+    "repetition": repetition_violation,
 }

@@ -88,7 +88,7 @@ def _as_scored(result: Result, sample: SampleForScoring) -> Scored | Failed:
     )
 
 
-def task_faults(name: ServiceName, info: Info, cfg: RewardConfig, higher: bool) -> list[str]:
+def task_errors(name: ServiceName, info: Info, cfg: RewardConfig, higher: bool) -> list[str]:
     """Return what `/v1/info` of a judge lacks for a task.
 
     higher: the expected direction.

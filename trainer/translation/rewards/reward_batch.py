@@ -51,8 +51,8 @@ class RewardServices(Protocol):
     """The services that a batch uses.
 
     needed: those with a weight.
-    fails_run: whether a missing score of one of them ends the run.
-    attribute: replaces text errors in `results` by source errors.
+    is_failure_fatal: whether a missing score of one of them ends the run.
+    blame_source: replaces text errors in `results` by source errors.
     """
 
     @property
@@ -67,7 +67,7 @@ class RewardServices(Protocol):
 
     def deadline_s(self, name: ServiceName) -> float: ...
 
-    def tell_truncated(self, name: ServiceName, results: Sequence[Scored | Failed]) -> None: ...
+    def report_truncated(self, name: ServiceName, results: Sequence[Scored | Failed]) -> None: ...
 
     def blame_source(
         self,
@@ -88,25 +88,25 @@ class RewardBatch:
     def __init__(
         self,
         services: RewardServices,
-        asked: tuple[ServiceName, ...],
+        service_names: tuple[ServiceName, ...],
         should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
         """should_stop: returns whether the run should end. Then a service that takes long is
         skipped, and `was_stopped` says that the scores may be missing for that reason."""
-        self.services, self.asked, self.should_stop = services, asked, should_stop
+        self.services, self.service_names, self.should_stop = services, service_names, should_stop
         self.was_stopped = False
         self._started = time.monotonic()
         # The client's thread (`_note`) owns the next two. Waiting threads only read them, and may
         # see an answer a moment late.
-        self._answered = dict.fromkeys(asked, self._started)  # time of the last answer
-        self._silent_s = dict.fromkeys(asked, 0.0)  # from then to the last failure
+        self._answered = dict.fromkeys(service_names, self._started)  # time of the last answer
+        self._silent_s = dict.fromkeys(service_names, 0.0)  # from then to the last failure
         self._skipped_services: dict[ServiceName, str] = {}
 
     def submit(self, texts: Sequence[Text]) -> SampleGroup:
         """Request the scores of texts. Requests never have a reference."""
         samples = [_sample(*text) for text in texts]
         group = SampleGroup(self, samples, time.monotonic())
-        for name in self.asked:
+        for name in self.service_names:
             if name not in self._skipped_services:
                 future = group.futures[name] = self.services.ask(name, samples)
                 future.add_done_callback(partial(self._note, name))
@@ -192,9 +192,9 @@ class SampleGroup:
         permanently (a wrong key, a wrong option).
         """
         services = self.batch.services
-        scores = Scores({name: self.batch.results(name, self) for name in self.batch.asked})
+        scores = Scores({name: self.batch.results(name, self) for name in self.batch.service_names})
         for name, results in scores.results.items():
-            services.tell_truncated(name, results)
+            services.report_truncated(name, results)
             if name not in services.needed:
                 continue
             services.blame_source(name, self.samples, results)

@@ -28,15 +28,15 @@ class SampleReward:
     valid: tokens to train on; False after the part that the span model could read, if
     `reward.uncovered` excludes them.
     uncovered_tokens: number of tokens after that part, excluded or not.
-    asked: services that were asked for this sample.
+    services: services that were requested for this sample.
     answers: of those that scored it.
     values: what components computed from the text itself, by their names, before any weight.
-    span_charges: the span penalties of each service, and how far it read.
+    span_penalties: the span penalties of each service, and how far it read.
     text_error: why the text cannot be scored.
     source_error: why no translation of its source can be scored.
     service_error: why a service gave no score.
-    shown_error: why a service without a weight gave none, which has no effect.
-    may_pass: whether the service may score the same sample later.
+    unweighted_error: why a service without a weight gave none, which has no effect.
+    is_transient: whether the service may score the same sample later.
     overlong: how a text over a model's limit was handled (`reward.overlong`).
     """
 
@@ -44,14 +44,14 @@ class SampleReward:
     token_rewards: list[float]
     valid: list[bool]
     uncovered_tokens: int = 0
-    asked: tuple[ServiceName, ...] = ()
+    services: tuple[ServiceName, ...] = ()
     answers: dict[ServiceName, Scored] = field(default_factory=dict)
     values: dict[str, float] = field(default_factory=dict)
-    span_charges: dict[ServiceName, SpanPenalties] = field(default_factory=dict)
+    span_penalties: dict[ServiceName, SpanPenalties] = field(default_factory=dict)
     text_error: str | None = None
     source_error: str | None = None
     service_error: str | None = None
-    shown_error: str | None = None
+    unweighted_error: str | None = None
     is_transient: bool = False
     overlong: Literal["truncated", "windowed", "skipped", "penalised"] | None = None
 
@@ -80,4 +80,4 @@ class SampleReward:
     @property
     def error(self) -> str | None:
         """Return why it has no score, or not all; None: it has."""
-        return self.source_error or self.text_error or self.service_error or self.shown_error
+        return self.source_error or self.text_error or self.service_error or self.unweighted_error

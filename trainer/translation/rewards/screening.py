@@ -75,7 +75,7 @@ def check_sources(
     rows = [example for example in examples if example.src_text in errors]
     if not rows:
         return errors
-    row_names = [f"{row.where or row.id} ({errors[row.src_text]})" for row in rows[:_MAX_NAMED]]
+    row_names = [f"{row.location or row.id} ({errors[row.src_text]})" for row in rows[:_MAX_NAMED]]
     if len(rows) > _MAX_NAMED:
         row_names.append(f"and {len(rows) - _MAX_NAMED} more")
     message = (

@@ -15,10 +15,15 @@ from scorekit.errors import RequestError, ScorekitError, ServiceUnreachable, Use
 from scorekit.schemas import Failed, Info, Scored
 from scorekit.scorers import RewardOutput, SampleForScoring, ScoringConfig
 from trainer.runs.config import MachineConfig
-from trainer.translation.rewards.components import higher_is_better, needed, only_paid, services
+from trainer.translation.rewards.components import (
+    higher_is_better,
+    is_requested_by_weight,
+    needed,
+    services,
+)
 from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.in_process import ThreadScorer, load_scorer
-from trainer.translation.rewards.judging import JudgeScorer, body_of, check_answer, task_faults
+from trainer.translation.rewards.judging import JudgeScorer, body_of, check_answer, task_errors
 from trainer.translation.rewards.reward_batch import (
     RewardBatch,
     Scores,
@@ -72,7 +77,7 @@ class RewardClient:
         )
         self.needed = tuple(name for name in needed(cfg) if only in (None, name))
         self._urls = {name: urls for name in services() if (urls := self._configured_urls(name))}
-        unpaid = {name for name in self._urls if not only_paid(name)}
+        unpaid = {name for name in self._urls if not is_requested_by_weight(name)}
         offered = {*self.needed, *(unpaid if offer_unneeded else ())}
         #: Services of an evaluation: the needed ones, and those that have a URL.
         self.available = tuple(name for name in services() if name in offered)
@@ -104,7 +109,7 @@ class RewardClient:
         should_stop: see RewardBatch.
         """
         batch = RewardBatch(self, self.needed if services is None else tuple(services), should_stop)
-        for name in batch.asked:
+        for name in batch.service_names:
             if name not in self.needed and (reason := self._absence(name)):
                 batch.give_up(name, reason)
         return batch
@@ -118,7 +123,7 @@ class RewardClient:
         groups = [
             batch.submit(texts[start : start + _BATCH]) for start in range(0, len(texts), _BATCH)
         ]
-        scores = Scores({name: [] for name in batch.asked})
+        scores = Scores({name: [] for name in batch.service_names})
         for group in groups:
             for name, results in group.result().results.items():
                 scores.results[name] += results
@@ -181,7 +186,7 @@ class RewardClient:
         limit = self.cfg.max_input_length
         return min([*service_limits, *([limit] if limit else [])], default=None)
 
-    def tell_truncated(self, name: ServiceName, results: Sequence[Scored | Failed]) -> None:
+    def report_truncated(self, name: ServiceName, results: Sequence[Scored | Failed]) -> None:
         """Log a warning once if a model does not read much of what it scores."""
         flags = [is_truncated(result) for result in results if isinstance(result, Scored)]
         if name not in self._warned_truncated and sum(flags) > _MAX_TRUNCATED * len(flags):
@@ -320,7 +325,7 @@ class RewardClient:
         keys: the names of model and tokenizer to check.
         """
         higher, judge = higher_is_better(name), host(name) == "judge"
-        problems = task_faults(name, described, self.cfg, higher) if judge else []
+        problems = task_errors(name, described, self.cfg, higher) if judge else []
         if not judge and described.higher_is_better != higher:
             problems.append(f"says higher_is_better={described.higher_is_better}")
         for key, field_name in (("model_name", "model"), ("tokenizer_name", "tokenizer")):

@@ -38,7 +38,7 @@ def add_span_penalties(
         combine=cfg.span_combine,
         use_confidence=cfg.use_confidence,
     )
-    reward.span_charges[service] = SpanPenalties(
+    reward.span_penalties[service] = SpanPenalties(
         [weight * penalty for penalty in penalties],
         covered_tokens(text, offsets, answer.mt_covered),
     )
@@ -49,12 +49,11 @@ def settle_spans(reward: SampleReward, cfg: RewardConfig) -> None:
 
     Records the tokens that one of the services has not read.
     """
-    if not reward.span_charges:
+    if not reward.span_penalties:
         return
-    combine = (
-        sum if cfg.span_sources_combine == "sum" else min
-    )  # the larger penalty is the lower one
-    penalties, covered = zip(*reward.span_charges.values(), strict=True)
+    # The larger penalty is the lower one.
+    combine = sum if cfg.span_sources_combine == "sum" else min
+    penalties, covered = zip(*reward.span_penalties.values(), strict=True)
     for token, token_penalties in enumerate(zip(*penalties, strict=True)):
         reward.token_rewards[token] += combine(token_penalties)
     read = [all(flags) for flags in zip(*covered, strict=True)]

@@ -24,7 +24,7 @@ from tests.kits.trainer.runs import byte_level_tokenizer, example, save_policy
 from trainer.runs.stats import compare
 from trainer.translation.config import TrainerConfig
 from trainer.translation.evaluation.report import write_report
-from trainer.translation.evaluation.stats import reward_figures, severity_counts, table
+from trainer.translation.evaluation.stats import reward_stats, severity_counts, table
 from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.train import run_toy_rl
 
@@ -93,7 +93,7 @@ def test_every_word_has_a_weight_and_is_counted(url: str) -> None:
     assert reward.token_rewards == [-1.0, -0.5, -10.0, 0, 0]
     (sure,) = rewards_of(cfg.model_copy(update={"use_confidence": True}), "빨간 집")
     assert sure.token_rewards == [-1.0, -0.125, -10.0, 0, 0]
-    stats = reward_figures([reward], cfg)
+    stats = reward_stats([reward], cfg)
     names = ("MINOR", "MAJOR", "CRITICAL", "UNKNOWN")
     assert [stats[f"spans_{name}_mean"] for name in names] == [1, 0, 1, 1]
     with pytest.raises(UserError, match=r"'NEUTRAL'.*severity_weights\.UNKNOWN"):
@@ -118,7 +118,7 @@ def test_a_run_shows_them(url: str, tmp_path: Path) -> None:
     artifacts = run_toy_rl(examples, examples, load_config(TrainerConfig, None, settings))
     (_, before), (_, after) = artifacts.reports
     assert after["spans_UNKNOWN_mean"] is not None and after["spans_UNKNOWN_mean"] > 0
-    rows = {row.title: row.before for row in compare(table(), before.figures(), after.figures())}
+    rows = {row.title: row.before for row in compare(table(), before.stats(), after.stats())}
     assert rows["· other"] == f"{before['spans_UNKNOWN_mean']:.2f}"
     assert [row.severity for row in severity_counts(before.examples)][3:] == ["NEUTRAL"]
     page = write_report(tmp_path / "out").read_text(encoding="utf-8")

@@ -16,10 +16,10 @@ from bench.kit.servers import running_service, wait_until
 from scorekit.server import cache as cache_module
 from scorekit.server.cache import Cache, CacheEnvelope
 from scorekit.server.cache_tiers import SQLiteTier
+from scorekit.server.cached_values import read_value
 from scorekit.server.fake import FakeBackend
 from scorekit.server.http.metrics import Metrics
 from scorekit.server.http.settings import Secrets
-from scorekit.server.stored import read_value
 
 SAMPLES = [{"src": f"s{i}", "mt": f"번역 {i}"} for i in range(40)]
 

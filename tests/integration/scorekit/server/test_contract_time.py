@@ -74,13 +74,13 @@ def test_what_is_large_is_checked_and_hashed_beside_the_event_loop(monkeypatch, 
     from scorekit.server import score_endpoint
 
     checked_in = set()
-    text_fault = score_endpoint.text_fault
+    text_error = score_endpoint.text_error
 
     def noting(*args):
         checked_in.add(threading.get_ident())
-        return text_fault(*args)
+        return text_error(*args)
 
-    monkeypatch.setattr(score_endpoint, "text_fault", noting)
+    monkeypatch.setattr(score_endpoint, "text_error", noting)
     with running_service(FakeBackend()) as url:
         _score(url, PAIR)
         _score(url, {"src": "small", "mt": "m"})
@@ -167,7 +167,7 @@ def test_a_bug_is_500_with_the_id_under_which_the_log_has_it(monkeypatch):
     def broken(*args):
         raise KeyError("a bug")
 
-    monkeypatch.setattr(service.ScoringService, "_wanted", broken)
+    monkeypatch.setattr(service.ScoringService, "_items_with_keys", broken)
     with running_service(FakeBackend()) as url:
         headers = {"X-Request-Id": "the-id"}
         response = httpx.post(f"{url}/v1/score", json={"samples": [PAIR]}, headers=headers)

@@ -115,7 +115,7 @@ def test_vectors_outlive_the_process_and_damaged_ones_are_misses(tmp_path):
             assert vectors(url, ["kept", "kept too"]) == [vector_of("kept"), vector_of("kept too")]
             seen.append([text for batch in toy.batches for text in batch if "kept" in text])
     assert sorted(seen[0]) == ["kept", "kept too"] and seen[1] == []
-    endpoint, description = ToyEmbedder.verb, ToyEmbedder().load()
+    endpoint, description = ToyEmbedder.endpoint, ToyEmbedder().load()
     good = endpoint.serialize_outcome({"tokens": 1, "embedding": vector_of("kept")})
     assert endpoint.is_valid_cached(good, "kept", None, description)
     nan, long = good[:-4] + b"\0\0\xc0\x7f", good[:-4] + b"\0\0\0\x41"  # 8.0: a length other than 1

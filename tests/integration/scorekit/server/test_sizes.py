@@ -39,7 +39,7 @@ def test_bytes_are_bounded_for_all_together():
     assert error_info.value.type == "too_large"  # it would never fit
     first.close()
     first.close()
-    assert budget.held == 4 * MIB
+    assert budget.reserved == 4 * MIB
     third.count([None] * 100)
     assert third.size == MIB + 100 * SAMPLE_BYTES
 
@@ -83,8 +83,8 @@ def test_half_sent_bodies_hold_no_more_than_is_allowed_and_starve_nobody():
             for sender in senders:
                 with contextlib.suppress(ConnectionError):  # refused before all was sent
                     sender.sendall(HALF_SENT)
-            wait_until(lambda: budget.held > MIB, 30)
-            assert budget.held <= 2 * MIB
+            wait_until(lambda: budget.reserved > MIB, 30)
+            assert budget.reserved <= 2 * MIB
             filler = " " * 900_000
             wait_until(
                 lambda: (
@@ -95,17 +95,17 @@ def test_half_sent_bodies_hold_no_more_than_is_allowed_and_starve_nobody():
                 30,
             )
             assert httpx.post(f"{url}/v1/score", json=PAIR).is_success
-        wait_until(lambda: budget.held == 0, 30)
+        wait_until(lambda: budget.reserved == 0, 30)
 
 
 def test_who_comes_slowly_is_told_to_come_again():
     with service(max_inflight_bytes=2 * MIB, max_body_bytes=MIB) as (url, budget):
         with connections(url, 1) as (sender,):
             sender.sendall(HALF_SENT)
-            wait_until(lambda: budget.held >= 700_000, 30)
+            wait_until(lambda: budget.reserved >= 700_000, 30)
             slow = next(iter(budget.receiving))
             slow.moved -= 10
-            budget.most = 100_000  # no capacity remains
+            budget.max_bytes = 100_000  # no capacity remains
             assert httpx.post(f"{url}/v1/score", json=PAIR).is_success
             answer = sender.recv(65536)
         assert b" 429 " in answer.split(b"\r\n")[0] and b"retry-after: " in answer.lower()
@@ -122,8 +122,8 @@ def test_what_was_answered_refused_or_left_holds_nothing():
             pass  # the answer is not read
         with connections(url, 1) as (sender,):
             sender.sendall(HALF_SENT)
-            wait_until(lambda: budget.held > 0, 30)
-        wait_until(lambda: budget.held == 0, 30)
+            wait_until(lambda: budget.reserved > 0, 30)
+        wait_until(lambda: budget.reserved == 0, 30)
 
 
 @pytest.mark.parametrize("junk", [b"[],", b"{},", b"0,", b'"",', b'{"a":[]},'])
@@ -143,7 +143,7 @@ def test_a_body_that_is_no_json_is_looked_at_once(body):
     with service() as (url, budget):
         answer = httpx.post(f"{url}/v1/score", content=body, headers=JSON, timeout=60)
         assert answer.status_code in (413, 422)
-        wait_until(lambda: budget.held == 0, 30)
+        wait_until(lambda: budget.reserved == 0, 30)
 
 
 def test_a_large_body_may_have_as_many_samples_as_any():
@@ -156,7 +156,7 @@ def test_a_large_body_may_have_as_many_samples_as_any():
         results = answer.json()["results"]
         assert [r["id"] for r in results] == [s["id"] for s in samples]
         assert all(r["ok"] for r in results)
-        wait_until(lambda: budget.held == 0, 30)
+        wait_until(lambda: budget.reserved == 0, 30)
 
 
 def test_equal_samples_give_a_long_answer_in_parts():
@@ -182,7 +182,7 @@ def test_an_answer_that_nobody_reads_is_given_up(monkeypatch):
     with service("xcomet") as (url, budget), connections(url, 1) as (deaf,):
         deaf.sendall(head + body)
         assert deaf.recv(12) == b"HTTP/1.1 200"
-        wait_until(lambda: budget.held == 0, 60)  # the connection was closed
+        wait_until(lambda: budget.reserved == 0, 60)  # the connection was closed
         received = 0
         with contextlib.suppress(ConnectionResetError):
             while data := deaf.recv(2**20):

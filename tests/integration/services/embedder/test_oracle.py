@@ -60,7 +60,9 @@ def encoded_by_upstream(folder, texts, **options):
 
 
 def embedded(backend, texts, options=None):
-    encoded = backend.encode(texts, options or backend.verb.default_options(backend.description))
+    encoded = backend.encode(
+        texts, options or backend.endpoint.default_options(backend.description)
+    )
     return np.stack([outcome["embedding"] for outcome in backend.forward(encoded)])
 
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 from bench.kit.judge import judge, running_judge
 from bench.kit.openai_server import FakeOpenAI
-from services.judge import pictures
+from services.judge import images
 
 VERDICT = {"score": 0.75, "reason_code": "partial", "notes": "half of it"}
 
@@ -134,7 +134,7 @@ def test_what_is_no_picture_fails_its_sample_and_asks_nobody(served, images, wor
 
 
 def test_a_picture_of_too_many_bytes_is_refused(served, monkeypatch):
-    monkeypatch.setattr(pictures, "MAX_BYTES", 60)
+    monkeypatch.setattr(images, "MAX_BYTES", 60)
     (result,) = judge(served[1], sample(make_image(colour=8)))
     assert "larger than 60 bytes" in result["error"]["message"]
 

@@ -94,7 +94,7 @@ def late_scores(folder, query):
     query_vectors = text_vectors(query).astype(np.float64)
     score_by_page = {}
     for page in pages_of(folder):
-        png = Index(folder).places.picture(page.picture).read_bytes()
+        png = Index(folder).paths.image_path(page.picture).read_bytes()
         score_by_page[page.page_id] = float((query_vectors @ picture_vectors(png).T).max(1).sum())
     return score_by_page
 
@@ -271,7 +271,7 @@ def file_index(built_index, folder, path):
 @pytest.mark.parametrize("kind", ["npz", "safetensors"])
 def test_vectors_from_a_file(built_index, pooling, tmp_path, kind):
     pages = pages_of(built_index.index)
-    png = Index(built_index.index).places.picture
+    png = Index(built_index.index).paths.image_path
     vectors = {p.page_id: picture_vectors(png(p.picture).read_bytes()) for p in pages}
     path = tmp_path / f"vectors.{kind}"
     if kind == "npz":

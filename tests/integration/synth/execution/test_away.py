@@ -38,7 +38,7 @@ def test_metricx_that_stays_away_is_told_once_when_it_goes_and_when_it_is_back(
     tmp_path, teacher, undisturbed, monkeypatch, processes
 ):
     monkeypatch.setattr("synth.execution.services.AWAY_S", 0.1)
-    monkeypatch.setattr("synth.execution.services._LOOK_S", 0.01)
+    monkeypatch.setattr("synth.execution.services._CHECK_S", 0.01)
     lines = []
     app = create_app(FakeBackend("metricx"), ServiceSettings(cache="memory"))
     with running_app(UnavailableApp(app, lambda: not lines)) as url:

@@ -17,7 +17,7 @@ from scorekit.errors import UserError
 from synth.context import StageContext, StageIncomplete
 from synth.execution.processes import run_map_stage_on_processes
 from synth.storage.stage_start import prepare_stage
-from synth.storage.stats import process_figures
+from synth.storage.stats import process_stats
 from tests.kits.synth.driver import STAGES, config, is_paid, output, run, write_sources
 
 STAGE = STAGES[0]
@@ -59,7 +59,7 @@ def test_two_processes_make_the_same_bytes_within_one_budget(
     assert teacher.peak_requests <= cfg.teacher.max_concurrency
     assert seen[0] == (0, 160) and sum(done for done, _ in seen) == 160
     assert (ctx.stats.records_in, ctx.stats.records_out) == (160, 160)
-    stats = process_figures(ctx.folder(STAGE.name))
+    stats = process_stats(ctx.folder(STAGE.name))
     assert stats["processes"] == 2 and stats["teacher"]["requests"] == 320
     assert stats["teacher"] == ctx.stats.teacher
 

@@ -11,7 +11,7 @@ from scorekit.errors import ServiceUnreachable, UserError
 from synth.context import StageContext
 from synth.execution.cluster import run_map_stage_on_ray, shared_budget
 from synth.execution.stage_types import MapStage
-from synth.preflight import look_at_run
+from synth.preflight import check_run
 from synth.run import RunOptions
 from synth.storage.stage_start import prepare_stage
 from tests.kits.synth.driver import (
@@ -133,11 +133,11 @@ def test_a_node_of_the_cluster_asks_the_services_before_the_run(
     write_sources(tmp_path, TEXTS)
     cfg = config(tmp_path, teacher, metricx)
     options = RunOptions((STAGES[0].name,), engine="ray")
-    findings = look_at_run(cfg, options)
+    findings = check_run(cfg, options)
     assert not findings.failed
     assert {"ray", "teacher", "metricx"} <= {check.name for check in findings.checks}
     cfg.teacher.model = "another"
-    (message,) = look_at_run(cfg, options).faults
+    (message,) = check_run(cfg, options).errors
     assert message.startswith("teacher: ") and "does not serve a model named 'another'" in message
 
 

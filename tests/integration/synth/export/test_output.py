@@ -21,7 +21,7 @@ from synth.report.page import write_report
 from synth.report.rates import Rates
 from synth.report.tables import estimate, status
 from synth.storage.distributions import Distribution
-from synth.storage.stats import Exporter, StageStats, scorer_figures
+from synth.storage.stats import Exporter, StageStats, scorer_stats
 from synth.storage.store import StageFolder, read_records
 from synth.storage.totals import write_stats
 from synth.storage.views import write_views
@@ -207,15 +207,15 @@ def test_figures_are_written_now_and_then_and_go_with_their_stage(done):
 def test_the_scorer_tells_of_its_batches_and_memory():
     with running_service(FakeBackend("metricx")) as url:
         for sample in ({"src": "one", "mt": "하나"}, {"src": "two", "mt": "둘"}):
-            before = scorer_figures(url, {})
+            before = scorer_stats(url, {})
             httpx.post(f"{url}/v1/score", json={"samples": [sample]}).raise_for_status()
         assert before["batches"] >= 1
-        after = scorer_figures([url], before)
-        anew = scorer_figures(url, dict.fromkeys(before, 1e9))  # the service was restarted
+        after = scorer_stats([url], before)
+        anew = scorer_stats(url, dict.fromkeys(before, 1e9))  # the service was restarted
     assert after["batches"] == 1 and after["batch_samples"] == 1
     assert anew["batches"] == before["batches"] + 1
     assert after["memory_peak_bytes"] > 1e6
-    assert scorer_figures("http://127.0.0.1:9", {}) == {}
+    assert scorer_stats("http://127.0.0.1:9", {}) == {}
 
 
 def test_prometheus_sees_the_stage_at_work_on_loopback_only():

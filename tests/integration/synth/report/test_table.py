@@ -29,7 +29,7 @@ class CountWords(MapStage):
     name = "count_words"
     view = "counted.jsonl"
     shows_rejected = True
-    drawn = (DistributionChart("Words of a toy", "words", "source", "words"),)
+    charts = (DistributionChart("Words of a toy", "words", "source", "words"),)
 
     def settings(self, cfg):
         return {}
@@ -46,7 +46,7 @@ class CountWords(MapStage):
     def cost(self, run):
         return Cost(self.name, records=run.chosen, disk_bytes=12_000_000, driver_s=(3600.0, 0.0))
 
-    def figures(self, cfg, records):
+    def distributions(self, cfg, records):
         words = Distribution()
         for record in records:
             words.add(record["words"])

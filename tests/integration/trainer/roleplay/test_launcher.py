@@ -27,7 +27,7 @@ def test_a_folder_is_served_until_the_run_is_over(tmp_path):
     folder = make_folder(tmp_path / "model", seed=0, max_length=32, pooling="cls")
     log = tmp_path / "run/embedder.log"
     with embedder_of(RewardConfig(embedding_model=str(folder)), log) as server:
-        assert server is not None and server.ended() is None
+        assert server is not None and server.exit_reason() is None
         with Embeddings(server.url) as client:
             assert client.info().pooling == "cls"
             assert len(client.embed(["안녕"])[0]) == client.info().dimension

@@ -18,7 +18,7 @@ from trainer.roleplay.scoring import grounding
 from trainer.roleplay.training import run as training
 from trainer.roleplay.training.check import check_run
 from trainer.roleplay.training.run import run_roleplay
-from trainer.runs.checkpoints.checkpoint import fault_of
+from trainer.runs.checkpoints.checkpoint import damage_reason
 from trainer.runs.run_log import read_jsonl
 
 
@@ -58,7 +58,7 @@ def test_the_requirements_command_trains_in_4_bits(run_files, tmp_path, capsys):
         assert evals[-1][name] is not None
     assert evals[0]["kl_start"] == 0  # adapters start as zero
     checkpoint = run_dir / "checkpoints/step-000002"
-    assert fault_of(checkpoint) is None
+    assert damage_reason(checkpoint) is None
     assert (checkpoint / "adapter_model.safetensors").is_file()
     assert not (checkpoint / "training_args.bin").exists()  # a pickle
     lines = read_jsonl(run_dir / "completions/train-000002.jsonl")
@@ -153,7 +153,7 @@ def test_check_finds_faults_before_weights_load(run_files, tmp_path, monkeypatch
             misc__trackers=["nobody"],
         )
     )
-    message_by_check = {check.name: check.found for check in findings.failed}
+    message_by_check = {check.name: check.result for check in findings.failed}
     assert any(name.startswith("chat template") for name in message_by_check)
     assert "did you mean use_vllm" in message_by_check["grpo"]
     assert "no such folder" in message_by_check["rewards"]

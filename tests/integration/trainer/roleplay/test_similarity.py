@@ -19,6 +19,7 @@ from scorekit.errors import RequestError, ServiceUnreachable, UserError
 from services.embedder.endpoint import EmbeddingsEndpoint
 from trainer.roleplay import rewards
 from trainer.roleplay.calibration.anchors import CANARIES, FILE, read_calibration
+from trainer.roleplay.cli import app
 from trainer.roleplay.reward_config import RewardConfig
 from trainer.roleplay.rewards import (
     configure,
@@ -27,7 +28,6 @@ from trainer.roleplay.rewards import (
 )
 from trainer.roleplay.similarity import Similarity, open_similarity
 from trainer.roleplay.turn import RoleplayTurn
-from trainer.roleplay.verbs import app
 
 TURNS = [
     RoleplayTurn(
@@ -61,7 +61,7 @@ class OtherVectors(FakeEmbedder):
 class ZeroVectors(FakeEmbedder):
     """A model that returns zeros for every text but the canaries."""
 
-    verb = UncheckedEndpoint()
+    endpoint = UncheckedEndpoint()
 
     def forward(self, batch):
         canaries = [text.split() for text in CANARIES]

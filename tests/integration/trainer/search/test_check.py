@@ -85,7 +85,7 @@ def check(settings: list[str], *overrides: str) -> Findings:
 
 
 def message_of(findings: Findings, name: str) -> str:
-    (message,) = [check.found for check in findings.checks if check.name == name]
+    (message,) = [check.result for check in findings.checks if check.name == name]
     return message
 
 
@@ -173,7 +173,7 @@ def test_pages_that_the_index_lacks_are_a_fault_or_left_out(
     train = write_row_file(tmp_path / "t.jsonl", row(1, "a", 1), row(2, "a", 2), row(3, "c", 9))
     findings = check(settings, f"data.train={train}")
     assert [failed.name for failed in findings.failed] == ["gold pages of data.train"]
-    assert "q3: the index has no page 'c_9'" in findings.failed[0].found
+    assert "q3: the index has no page 'c_9'" in findings.failed[0].result
     leave = check(settings, f"data.train={train}", "data.missing_gold=leave_out")
     assert not leave.failed
     message = message_of(leave, "gold pages of data.train")

@@ -13,12 +13,12 @@ from tests.kits.trainer.searching.cold import READING, SEEING, save_model
 from tests.kits.trainer.searching.episodes import ask, played, scripted, search
 from tests.kits.trainer.sft import sft_config
 from trainer.runs.run_log import read_jsonl
+from trainer.search.cli import app
 from trainer.search.config import SearchConfig
 from trainer.search.local_policy import local_policy
 from trainer.search.records import EpisodeReward
 from trainer.search.training.sft_rows import ROWS
 from trainer.search.trajectories.store import TrajectoryStore
-from trainer.search.verbs import app
 from trainer.sft.run import run_sft
 
 TURNS = search("births"), search("rainfall")
@@ -32,7 +32,7 @@ def save_run(folder: Path, episode: dict[str, Any]) -> Path:
     done = played(scripted(*TURNS), rows, pictures=image_by_hash, **episode)
     store = TrajectoryStore(folder / "trajectories", "r")
     for name, png in image_by_hash.items():
-        store.keep_picture(name, png)
+        store.save_image(name, png)
     for trajectory, value in zip(done, (1.0, 1.0, 0.0, 1.0), strict=True):
         trajectory.reward = EpisodeReward(status="ok", value=value)
     store.write_step(3, done)

@@ -70,8 +70,8 @@ def test_collect_stores_every_episode_with_its_reward(stack, run):
     for episode in episodes:
         assert episode.end == "complete" and episode.reward is not None
         assert with_reward(episode, cfg.reward) == episode
-        for name in episode.pictures:
-            assert store.picture(name).startswith(b"\x89PNG")
+        for name in episode.images:
+            assert store.read_image(name).startswith(b"\x89PNG")
     assert {0.0, 1.0} < {e.reward.value for e in episodes}  # some find all, some nothing
     lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     assert [line["update"] for line in lines] == [1, 2, 3]

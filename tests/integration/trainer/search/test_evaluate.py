@@ -65,7 +65,7 @@ def test_an_evaluation_is_written_by_set_with_its_pictures(evaluated):
     store = TrajectoryStore(folder / "evaluation/trajectories")
     assert store.steps() == [1, 2]
     for trajectory in store.read():
-        assert all(store.picture(name).startswith(b"\x89PNG") for name in trajectory.pictures)
+        assert all(store.read_image(name).startswith(b"\x89PNG") for name in trajectory.images)
     page = (folder / "evaluation.html").read_text(encoding="utf-8")
     assert episodes[0].question.question in page and 'href="evaluation/view.html"' in page
     assert (folder / "evaluation/view.html").is_file() and (folder / "answers.sqlite").is_file()

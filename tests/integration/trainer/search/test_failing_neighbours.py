@@ -25,7 +25,7 @@ from trainer.search.answer.pipeline import AnswerPipeline
 from trainer.search.answer.spending import BudgetExceeded
 from trainer.search.records import Trajectory
 from trainer.search.reward.config import SearchRewardConfig
-from trainer.search.reward.figures import group_rewards
+from trainer.search.reward.stats import group_rewards
 from trainer.search.reward.stream import RewardStream
 
 PATIENCE_S = 120.0
@@ -101,7 +101,7 @@ def collect_rewards(
         for trajectory in episodes:
             stream.submit(trajectory)
         group_by_id = {trajectory.trajectory_id: trajectory.group for trajectory in episodes}
-        return stream.collect(1, group_by_id, deadline_s), stream.figures
+        return stream.collect(1, group_by_id, deadline_s), stream.stats
 
 
 def check_only_marked_failed(
@@ -195,7 +195,7 @@ def test_one_that_is_too_slow_is_late_and_no_zero(urls_and_services: Any, tmp_pa
             stream.submit(submitted)
         wait_until(lambda: sum(_is_judged(submitted) for submitted in stream.so_far(1)) == 4)
         late = stream.collect(1, group_by_id, 0.01)
-        assert (stream.figures["reward_coverage"], stream.figures["reward_late"]) == (0.5, 4)
+        assert (stream.stats["reward_coverage"], stream.stats["reward_late"]) == (0.5, 4)
         for trajectory in late.values():
             is_late = MARK in trajectory.question.question
             assert trajectory.reward and (trajectory.reward.status == "late") == is_late
@@ -207,7 +207,7 @@ def test_one_that_is_too_slow_is_late_and_no_zero(urls_and_services: Any, tmp_pa
         wait_until(lambda: sum(_is_judged(submitted) for submitted in stream.so_far(2)) == 4)
         services.generator.recover()
         on_time = stream.collect(2, group_by_id, PATIENCE_S)
-        assert stream.figures["reward_coverage"] == 1
+        assert stream.stats["reward_coverage"] == 1
         assert {
             id: submitted.reward.value for id, submitted in on_time.items() if submitted.reward
         } == {f"t{n}": float(n % 2 == 0) for n in range(8)}
@@ -284,7 +284,7 @@ def test_a_spent_cap_ends_the_run_and_no_answer_is_paid_for_twice(
                         if scored.reward and scored.reward.status == "ok"
                     ]
                     assert 0 < len(done) == len(fake.requests) < len(group_by_id)
-        assert stream.figures["reward_coverage"] == 1
+        assert stream.stats["reward_coverage"] == 1
     assert len(fake.requests) == len(group_by_id)
 
 

@@ -38,7 +38,7 @@ class Run:
         self.retriever = Retriever(url, timeout_s=deadline_s, deadline_s=deadline_s)
         self.store = TrajectoryStore(folder / "trajectories", "run-a")
         rewards = SearchRewardConfig(preset="phase1", w_judge=0, w_ndcg=0.9, w_format=0.1)
-        self.stream = RewardStream(rewards, None, self.store.picture)
+        self.stream = RewardStream(rewards, None, self.store.read_image)
 
     def episodes(self, policy: ScriptPolicy, questions: list[Question]) -> list[Trajectory]:
         return run_episodes(
@@ -48,7 +48,7 @@ class Run:
             EpisodeConfig(),
             new_id=lambda question, sample: f"{question.id}-{sample}",
             on_done=self.stream.submit,
-            keep_picture=self.store.keep_picture,
+            save_image=self.store.save_image,
             samples=2,
             run="run-a",
             step=1,
@@ -95,7 +95,7 @@ def test_one_search_that_fails_fails_its_episodes_alone(
         policy = search_policy(well="births", sick="births sick")
         done = run.episodes(policy, [question("well"), question("sick")])
         rewarded = run.collect_rewards(done)
-        assert (run.stream.figures["reward_coverage"], run.stream.figures["reward_failed"]) == (
+        assert (run.stream.stats["reward_coverage"], run.stream.stats["reward_failed"]) == (
             0.5,
             2,
         )
@@ -117,7 +117,7 @@ def test_a_retriever_that_finds_nothing_is_no_failure(
 ) -> None:
     with running_app(stand_in.app) as url, closing(Run(url, tmp_path)) as run:
         rewarded = run.collect_rewards(run.episodes(search_policy(q="zebra"), [question("q")]))
-        assert run.stream.figures["reward_coverage"] == 1
+        assert run.stream.stats["reward_coverage"] == 1
     assert {trajectory.reward.value for trajectory in rewarded.values() if trajectory.reward} == {
         0.1
     }
@@ -171,5 +171,5 @@ def test_one_that_is_stopped_and_started_again_is_waited_for(
         with closing(Run(url, tmp_path)) as run:
             rewarded = run.collect_rewards(run.episodes(ScriptPolicy(script), [question("q")]))
             over.set()
-            assert run.stream.figures["reward_coverage"] == 1
+            assert run.stream.stats["reward_coverage"] == 1
     assert all(trajectory.shown_pages == ["deck_1", "deck_2"] for trajectory in rewarded.values())

@@ -53,7 +53,7 @@ def check(settings: list[str], *overrides: str) -> Findings:
 
 
 def message_of(findings: Findings, name: str) -> str:
-    (message,) = [check.found for check in findings.checks if check.name == name]
+    (message,) = [check.result for check in findings.checks if check.name == name]
     return message
 
 

@@ -88,7 +88,7 @@ def test_the_reward_stands_beside_its_coverage() -> None:
     assert 0 < len(scored) < 8  # the service fails on `nan`
     assert report.reward_mean == pytest.approx(sum(5 - score for score in scored) / len(scored))
     assert report.reward_coverage == report["metricx_coverage"] == len(scored) / 8
-    rows = {row.title: row.before for row in compare(table(), report.figures(), {})}
+    rows = {row.title: row.before for row in compare(table(), report.stats(), {})}
     assert rows["reward coverage"] == f"{len(scored) / 8:.3f}"
 
 

@@ -105,7 +105,7 @@ def test_a_checkpoint_of_adapters_is_evaluated_as_it_is(
     first, last = read_jsonl(run / "eval.jsonl")
     assert not (checkpoint / "config.json").exists()
     assert translations(comparison) == [row["mt"] for row in read_jsonl(run / last["completions"])]
-    assert comparison.evaluation.figures["reward_mean"] == pytest.approx(last["reward_mean"])
+    assert comparison.evaluation.stats["reward_mean"] == pytest.approx(last["reward_mean"])
     assert comparison.evaluation.policy == str(checkpoint)
     assert comparison.earlier is not None and comparison.earlier.policy == base
     before = [row["mt"] for row in read_jsonl(run / first["completions"])]
@@ -125,7 +125,7 @@ def test_adapters_on_another_base_than_they_learned_on_are_refused(
             evaluated(config, tmp_path / "out", f"policy.path={copy}")
     (copy / "state.json").unlink()  # like adapters of another tool: peft's own file names the base
     comparison = evaluated(config, tmp_path / "out", f"policy.path={copy}")
-    assert comparison.evaluation.figures["samples"] == 7
+    assert comparison.evaluation.stats["samples"] == 7
 
 
 @pytest.mark.parametrize("adapters", [True, False])

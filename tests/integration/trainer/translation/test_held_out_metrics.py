@@ -89,7 +89,7 @@ def trained(
 def check_message(run_settings: tuple[list[str], str], folder: Path, *overrides: str) -> str:
     """Return the message of `check` about the metrics."""
     cfg = config(run_settings, folder, *overrides)
-    (message,) = [c.found for c in check_run(cfg).checks if c.name == "eval.metrics"]
+    (message,) = [c.result for c in check_run(cfg).checks if c.name == "eval.metrics"]
     return message
 
 
@@ -135,7 +135,7 @@ def test_metrics_stand_beside_the_reward_and_leave_it_as_it_was(
     page = write_report(tmp_path / "run").read_text()
     assert "reads (never a reward)" in page and "held-out blind" in page
     assert "comes after update 1 (0%)" in page
-    assert "other" in evaluated[0].evaluation.figures["metric_reads_model"]
+    assert "other" in evaluated[0].evaluation.stats["metric_reads_model"]
     assert "reads (never a reward)" in evaluated[0].page.read_text()
 
 

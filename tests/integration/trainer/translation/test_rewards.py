@@ -17,7 +17,7 @@ from scorekit.server.fake import fake_score, fake_spans
 from tests.kits.trainer.rewards import Recorder, Services, reward_services, rewards_of
 from tests.kits.trainer.runs import rollout
 from trainer.translation.dumps import completion_line
-from trainer.translation.evaluation.stats import reward_figures
+from trainer.translation.evaluation.stats import reward_stats
 from trainer.translation.rewards.components.metricx import metricx_reward
 from trainer.translation.rewards.compute import compute_rewards
 from trainer.translation.rewards.reward_batch import RewardFailure
@@ -67,7 +67,7 @@ def test_the_reward_is_the_weighted_sum(services: Services) -> None:
     penalty = 0.1 * cfg.severity_weights.model_dump()[severity]
     assert first.token_rewards == pytest.approx([0, 0, penalty, penalty, penalty, 0])
     assert second.token_rewards == [0, 0, 0]
-    stats = reward_figures([first, second], cfg)
+    stats = reward_stats([first, second], cfg)
     assert stats["reward_mean"] == pytest.approx(stats["r_seq_mean"] + 3 * penalty / 6 / 2)
 
 
@@ -90,7 +90,7 @@ def test_a_failed_score_is_dropped_and_never_0(services: Services) -> None:
     rewards = rewards_of(cfg, "열기", "nan", "저장")
     assert [reward.r_seq is None for reward in rewards] == [False, True, False]
     assert "non_finite" in rewards[1].service_error
-    stats = reward_figures(rewards, cfg)
+    stats = reward_stats(rewards, cfg)
     scores = [metricx_of("열기"), metricx_of("저장")]
     assert stats["metricx_score_mean"] == pytest.approx(sum(scores) / 2)
     assert stats["metricx_reward_mean"] == pytest.approx(5 - sum(scores) / 2)
@@ -111,7 +111,7 @@ def test_a_service_without_weight_that_fails_costs_no_reward(
     (reward,) = compute_rewards([rollout([1], [5], "열기")], scores, cfg)
     assert reward.r_seq == pytest.approx(5 - metricx_of("열기"))
     assert reward.text_error is reward.service_error is reward.overlong is None
-    assert reward.shown_error is not None and reward.shown_error.startswith("xcomet: ")
+    assert reward.unweighted_error is not None and reward.unweighted_error.startswith("xcomet: ")
 
 
 def test_on_failure_fail_ends_the_run(services: Services) -> None:
@@ -125,7 +125,7 @@ def test_the_texts_own_fault_has_a_price(services: Services) -> None:
     assert faulty.r_seq == -30.0
     assert faulty.token_rewards == [0.0] * 5
     assert faulty.text_error == "xcomet: overlong"
-    stats = reward_figures([fine, faulty], cfg)
+    stats = reward_stats([fine, faulty], cfg)
     assert stats["text_errors"] == 1
     assert stats["metricx_score_mean"] == pytest.approx(metricx_of("열기"))
     assert stats["reward_coverage"] == 1.0
@@ -134,7 +134,7 @@ def test_the_texts_own_fault_has_a_price(services: Services) -> None:
 def test_tokens_behind_what_xcomet_read_are_not_valid(services: Services) -> None:
     (reward,) = rewards_of(services.config(), "half half")
     assert reward.valid == [True] * 4 + [False] * 6
-    assert reward_figures([reward], services.config())["uncovered_tokens"] == 6
+    assert reward_stats([reward], services.config())["uncovered_tokens"] == 6
 
 
 def test_tokens_behind_what_xcomet_read_may_get_the_sequence_reward(services: Services) -> None:
@@ -142,7 +142,7 @@ def test_tokens_behind_what_xcomet_read_may_get_the_sequence_reward(services: Se
     (excluded,) = rewards_of(services.config(uncovered="exclude"), "half half")
     assert reward.valid == [True] * 10
     assert (reward.r_seq, reward.token_rewards) == (excluded.r_seq, excluded.token_rewards)
-    assert reward_figures([reward], services.config())["uncovered_tokens"] == 6
+    assert reward_stats([reward], services.config())["uncovered_tokens"] == 6
 
 
 def test_a_completion_without_an_end_is_penalised(services: Services) -> None:
@@ -169,7 +169,7 @@ def test_what_a_model_could_not_read_is_logged(
         rewards = rewards_of(cfg, "cut", "b", "nan cut")
     assert [reward.truncated("metricx") for reward in rewards] == [True, False, None]
     assert rewards[0].truncated("xcomet") is None
-    stats = reward_figures(rewards, cfg)
+    stats = reward_stats(rewards, cfg)
     assert stats["metricx_truncated_frac"] == 0.5
     assert stats["xcomet_truncated_frac"] is None
     assert stats["xcomet_coverage"] is None  # never requested: not 0
@@ -214,7 +214,7 @@ def test_an_overlong_text_is_cut_or_skipped_or_has_a_price(
     assert over.r_seq == expected_rewards[overlong]
     assert (fine.overlong, over.overlong) == (None, fate)
     assert over.service_error is None
-    stats = reward_figures([fine, over], cfg)
+    stats = reward_stats([fine, over], cfg)
     for name in ("truncated", "skipped", "penalised"):
         assert stats[f"overlong_{name}"] == (name == fate)
     assert stats["text_errors"] == (overlong != "truncate")
@@ -246,7 +246,7 @@ def test_an_overlong_text_is_scored_whole_in_windows(services: Services) -> None
     ]
     assert charged == [index for index, letter in enumerate(text) if letter in "bad"]
     cfg = services.config(overlong="windows", max_input_length=16)
-    stats = reward_figures(windowed, cfg)
+    stats = reward_stats(windowed, cfg)
     assert stats["reward_coverage"] == stats["metricx_coverage"] == 1.0
     fates = {fate: stats[f"overlong_{fate}"] for fate in ("truncated", "windowed", "skipped")}
     assert fates == {"truncated": 0, "windowed": 1, "skipped": 0}

@@ -17,7 +17,7 @@ from tests.kits.trainer.runs import byte_level_tokenizer, rollout, save_policy, 
 from trainer.translation.check import check_run
 from trainer.translation.config import TrainerConfig
 from trainer.translation.data import load_examples
-from trainer.translation.evaluation.stats import reward_figures
+from trainer.translation.evaluation.stats import reward_stats
 from trainer.translation.rewards.compute import compute_rewards
 from trainer.translation.rewards.sample_reward import SampleReward
 from trainer.translation.rewards.screening import bad_sources
@@ -70,7 +70,7 @@ def test_a_fault_of_the_source_is_not_charged_to_the_policy(services: Services) 
     assert fine.r_seq is not None and fine.r_seq > -20.1 and fine.source_error is None
     assert own_nul.r_seq == own_length.r_seq == -20
     assert own_length.overlong == "penalised"
-    stats = reward_figures([nul, overlong, fine, own_nul, own_length], services.config())
+    stats = reward_stats([nul, overlong, fine, own_nul, own_length], services.config())
     assert (stats["source_errors"], stats["text_errors"]) == (2, 2)
     assert stats["reward_coverage"] == 3 / 5
 
@@ -174,7 +174,7 @@ def test_a_run_may_refuse_them(settings: list[str], tmp_path: Path) -> None:
 def test_check_tells_them_too(settings: list[str]) -> None:
     def check_sources(*overrides: str) -> tuple[str, bool]:
         cfg = load_config(TrainerConfig, None, [*settings, *overrides])
-        ((message, ok),) = [(c.found, c.ok) for c in check_run(cfg).checks if c.name == "sources"]
+        ((message, ok),) = [(c.result, c.ok) for c in check_run(cfg).checks if c.name == "sources"]
         return message, ok
 
     assert check_sources() == ("2 cannot be scored", True)

@@ -18,7 +18,7 @@ from trainer.runs.stats import Curve, StatSpec
 from trainer.translation.config import TrainerConfig
 from trainer.translation.evaluation.stats import table
 from trainer.translation.rewards.component import TextComponent
-from trainer.translation.rewards.components import TERMS, needed, weighted
+from trainer.translation.rewards.components import COMPONENTS, needed, weighted
 from trainer.translation.rewards.compute import compute_rewards
 from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.reward_batch import Scores
@@ -50,9 +50,9 @@ class Brevity(TextComponent):
 
 @pytest.fixture
 def brevity() -> Iterator[None]:
-    TERMS.append(Brevity())
+    COMPONENTS.append(Brevity())
     yield
-    TERMS.pop()
+    COMPONENTS.pop()
 
 
 def test_the_value_times_the_weight_is_added(brevity: None) -> None:
@@ -154,5 +154,5 @@ def test_no_two_figures_have_one_key() -> None:
 
 def test_every_term_is_described(brevity: None) -> None:
     cfg = load_config(TrainerConfig, None, ["reward.terms={brevity: 1}"]).reward
-    for term in TERMS:
+    for term in COMPONENTS:
         assert term.name and term.__doc__ and isinstance(term.weight(cfg), float)

@@ -91,7 +91,7 @@ def write_run(
     """
     store = TrajectoryStore(folder / FOLDER, folder.name)
     for sha256, png in (pictures or {}).items():
-        store.keep_picture(sha256, png)
+        store.save_image(sha256, png)
     for step in sorted({trajectory.step for trajectory in trajectories}):
         of_step = [
             trajectory.model_copy(update={"run": folder.name})
@@ -102,7 +102,7 @@ def write_run(
             for turn in trajectory.turns:
                 for view in turn.views:
                     if view.image not in (pictures or {}):
-                        store.keep_picture(view.image, png_of(view.page_id))
+                        store.save_image(view.image, png_of(view.page_id))
         store.write_step(step, of_step)
     all_questions = list(questions) or list(
         {trajectory.question.id: trajectory.question for trajectory in trajectories}.values()

@@ -73,7 +73,7 @@ def played(
         EpisodeConfig.model_validate(cfg),
         new_id=lambda question, sample: f"{question.id}/{sample}",
         on_done=done,
-        keep_picture=stored.__setitem__,
+        save_image=stored.__setitem__,
         samples=samples,
         run="r",
         step=3,

@@ -150,7 +150,7 @@ def _scripted(ids: Any, pages: Any, episode: dict[str, Any]) -> list[Rollout]:
         )
         (done,) = played(policy, [ask(text=QUESTION)], pages=pages, **episode)
         assert done.end == "complete"
-        rows.append(policy.ended[done.trajectory_id].rollout("", 0, ids.stops))
+        rows.append(policy.ended_episodes[done.trajectory_id].rollout("", 0, ids.stops))
     return rows
 
 

@@ -14,7 +14,7 @@ from scorekit.metaeval.agreement import Agreement, DrawWeights, ones, resamples
 
 
 def _stats(human, metric):
-    stats = Agreement(np.array(human, float), np.array(metric, float)).figures(
+    stats = Agreement(np.array(human, float), np.array(metric, float)).stats(
         ones("segments", len(human))
     )
     return {name: float(value[0]) for name, value in stats.items()}
@@ -122,7 +122,7 @@ def test_a_weight_counts_as_the_row_or_column_again(by):
     human, metric = rng.integers(0, 4, (7, 5)) / 1.0, rng.normal(size=(7, 5))
     axis = 0 if by == "segments" else 1
     counts = resamples(by, human.shape[axis], 5, seed=1).values
-    stats = Agreement(human, metric).figures(DrawWeights(by, counts))
+    stats = Agreement(human, metric).stats(DrawWeights(by, counts))
     for draw, count in enumerate(counts.astype(int)):
         h, m = (np.repeat(x, count, axis) for x in (human, metric))
         expected = _stats(h, m)

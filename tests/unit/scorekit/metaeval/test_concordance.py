@@ -35,8 +35,8 @@ def test_twenty_thousand_segments_need_little_memory_and_agree_with_scipy():
     metric = rng.normal(size=human.shape).round(2) + human / 5
     tracemalloc.start()
     sums = Agreement(human, metric)
-    (tau,) = sums.figures(ones("segments", 20_000))["kendall"]
-    taus = sums.figures(resamples("segments", 20_000, 10, seed=0))["kendall"]
+    (tau,) = sums.stats(ones("segments", 20_000))["kendall"]
+    taus = sums.stats(resamples("segments", 20_000, 10, seed=0))["kendall"]
     _, max_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert tau == pytest.approx(kendalltau(human.ravel(), metric.ravel()).statistic, abs=1e-12)

@@ -10,7 +10,7 @@ from scipy.optimize import linear_sum_assignment
 
 from scorekit.metaeval.judgements import JudgedTranslation, Rating, Span
 from scorekit.metaeval.matching import matched, overlap
-from scorekit.metaeval.spans import BINS, figures_of, length_bin, span_sums
+from scorekit.metaeval.spans import BINS, compute_stats, length_bin, span_sums
 
 
 def _span(start, end, severity="MINOR"):
@@ -26,7 +26,8 @@ def _sums(metric_spans, *people):
 
 def _stats(metric_spans, *people):
     return {
-        name: float(v) for name, v in figures_of(_sums(metric_spans, *people).sums.sum(0)).items()
+        name: float(v)
+        for name, v in compute_stats(_sums(metric_spans, *people).sums.sum(0)).items()
     }
 
 
@@ -66,7 +67,7 @@ def test_a_translation_of_two_raters_weighs_as_one_of_one():
         JudgedTranslation("A", str(k), "s", "m" * 9, ratings=r)
         for k, r in enumerate((two_ratings, one_rating))
     ]
-    stats = figures_of(span_sums(rows, [[_span(0, 1)], [_span(0, 4)]]).sums.sum(0))
+    stats = compute_stats(span_sums(rows, [[_span(0, 1)], [_span(0, 4)]]).sums.sum(0))
     assert stats["chars_recall"] == 5 / 8 and stats["mpp_recall"] == (1 / 4 + 1) / 2
 
 
@@ -77,7 +78,7 @@ def test_nothing_marked_is_no_precision_and_nothing_to_find_no_recall():
     assert clean["mpp_precision"] == 0 and np.isnan(clean["mpp_recall"])
     assert np.isnan(clean["mpp_f1"])
     only_scored = JudgedTranslation("A", "1", "s", "m", ratings=[Rating(-1.0, None)])
-    assert not span_sums([only_scored], [[]]).known.any()
+    assert not span_sums([only_scored], [[]]).has_human_spans.any()
 
 
 def test_groups_hold_the_metrics_spans_in_precision_and_peoples_in_recall():
@@ -86,11 +87,11 @@ def test_groups_hold_the_metrics_spans_in_precision_and_peoples_in_recall():
         [_span(0, 8, "MAJOR"), _span(50, 52)],
     )
     groups = _sums(metric_spans, gold).groups
-    major, minor = (figures_of(groups["severity", name]) for name in ("MAJOR", "MINOR"))
+    major, minor = (compute_stats(groups["severity", name]) for name in ("MAJOR", "MINOR"))
     assert (major["chars_precision"], major["chars_recall"]) == (1, 0.5)
     assert (major["mpp_precision"], major["mpp_recall"]) == (1, 0.5)
     assert minor["chars_precision"] == minor["chars_recall"] == minor["mpp_recall"] == 0
-    assert figures_of(groups["length", "1-5"])["mpp_recall"] == 0
+    assert compute_stats(groups["length", "1-5"])["mpp_recall"] == 0
     assert groups["length", "16-40"][5] == 1 and groups["length", "6-15"][7] == 1
 
 

@@ -7,17 +7,17 @@ import logging
 
 import pytest
 
-from scorekit.net.absence import Absence
+from scorekit.net.outage import OutageLog
 from scorekit.net.retry import Deadline
 
 
 @pytest.mark.parametrize("num_waiting", [0, 1])
 def test_nobody_is_said_to_wait_once_every_request_has_given_up(monkeypatch, caplog, num_waiting):
-    monkeypatch.setattr("scorekit.net.absence.TELL_AFTER_S", 0.0)
-    caplog.set_level(logging.WARNING, "scorekit.net.absence")
+    monkeypatch.setattr("scorekit.net.outage.TELL_AFTER_S", 0.0)
+    caplog.set_level(logging.WARNING, "scorekit.net.outage")
 
     async def give_up() -> None:
-        absence, deadline = Absence("the server"), Deadline(600)
+        absence, deadline = OutageLog("the server"), Deadline(600)
         tries = [absence.trying() for _ in range(num_waiting)]
         for request in tries:
             request.__enter__()

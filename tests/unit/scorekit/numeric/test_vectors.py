@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from scorekit.numeric.vectors import cosine, vector_fault
+from scorekit.numeric.vectors import cosine, vector_error
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from scorekit.numeric.vectors import cosine, vector_fault
     ],
 )
 def test_a_vector_has_a_direction(vector, reason):
-    assert vector_fault(vector) == reason
+    assert vector_error(vector) == reason
 
 
 def test_cosines_stay_in_their_range_and_zeros_have_none():

@@ -138,7 +138,7 @@ def test_the_queue_is_bounded_by_tokens_too_and_gives_their_room_back():
         backend.open(2)
         await first.job.done
         batcher.release(submit("c", "d").job)
-        assert batcher.admission.room == 0
+        assert batcher.admission.tokens_in_use == 0
         backend.open(2)
         await submit("e", "f").job.done
 
@@ -150,12 +150,12 @@ def test_a_document_in_windows_takes_all_its_tokens_of_the_room():
 
     async def test(batcher, submit):
         cut = submit("cut", size=40_000)
-        assert batcher.admission.room == 512
+        assert batcher.admission.tokens_in_use == 512
         await cut.job.done
         windowed = submit("whole", size=40_000, overlong="windows")
-        assert batcher.admission.room == 10_001
+        assert batcher.admission.tokens_in_use == 10_001
         await windowed.job.done
-        assert batcher.admission.room == 0
+        assert batcher.admission.tokens_in_use == 0
         with pytest.raises(RequestError) as hopeless:
             submit("longer", size=80_000, overlong="windows")
         assert hopeless.value.type == "too_large"
@@ -223,7 +223,7 @@ def test_every_waiter_gets_exactly_one_answer_its_own(requests, batch_s, patienc
                     assert answer["score"] == fake_score(TranslationSample(src="s", mt=mt), 25.0)
         assert len(answered) == len(set(answered))
         await _until(lambda: batcher.in_flight == 0)
-        assert batcher.admission.room == 0
+        assert batcher.admission.tokens_in_use == 0
 
     _run(test, backend, max_batch_tokens=40, bulk_patience_s=patience_s)
 

@@ -23,7 +23,7 @@ def _encode(backend, *mts):
 def test_a_poison_sample_fails_alone():
     backend = FakeBackend(poison="poison")
     samples, encoded = _encode(backend, *(f"mt {i}" for i in range(40)), "poison", "mt 41")
-    outcomes = run_batch(backend.forward, encoded, backend.verb.outcome_error)
+    outcomes = run_batch(backend.forward, encoded, backend.endpoint.outcome_error)
     for sample, outcome in zip(samples, outcomes, strict=True):
         if sample.mt == "poison":
             assert isinstance(outcome, SampleError) and outcome.type == "model_failure"
@@ -34,7 +34,7 @@ def test_a_poison_sample_fails_alone():
 def test_a_score_that_is_not_finite_is_a_typed_failure():
     backend = FakeBackend()
     _, encoded = _encode(backend, "fine", "nan")
-    good, bad = run_batch(backend.forward, encoded, backend.verb.outcome_error)
+    good, bad = run_batch(backend.forward, encoded, backend.endpoint.outcome_error)
     assert math.isfinite(good["score"])
     assert bad.type == "non_finite"
 
@@ -46,7 +46,7 @@ def test_a_backend_that_answers_too_few_fails_its_samples():
 
     backend = Short()
     _, encoded = _encode(backend, "a", "b")
-    outcomes = run_batch(backend.forward, encoded, backend.verb.outcome_error)
+    outcomes = run_batch(backend.forward, encoded, backend.endpoint.outcome_error)
     assert [o.type for o in outcomes] == ["model_failure"] * 2
 
 
@@ -141,7 +141,7 @@ def test_a_failed_batch_frees_its_memory_before_it_is_halved():
     seen = []
     backend = Hungry()
     _, encoded = _encode(backend, *"abcdefgh")
-    outcomes = run_batch(backend.forward, encoded, backend.verb.outcome_error)
+    outcomes = run_batch(backend.forward, encoded, backend.endpoint.outcome_error)
     assert all("score" in outcome for outcome in outcomes)
     assert set(alive) == {0}
 

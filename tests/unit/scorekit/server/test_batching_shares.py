@@ -32,7 +32,7 @@ def alone(mt, backend=None):
     windowed.load()
     options = MetricXOptions(overlong="windows", max_input_length=LIMIT)
     encoded = windowed.encode([TranslationSample(src="s", mt=mt)], options)
-    return run_batch(windowed.forward, encoded, windowed.verb.outcome_error)[0]
+    return run_batch(windowed.forward, encoded, windowed.endpoint.outcome_error)[0]
 
 
 def in_windows(submit, mt, **options):
@@ -160,7 +160,7 @@ def test_windows_that_nobody_waits_for_any_more_are_not_scored():
         huge = in_windows(submit, HUGE)
         await in_the_model(huge)
         batcher.release(huge.job)
-        assert batcher.in_flight == 0 and batcher.admission.room == 0
+        assert batcher.in_flight == 0 and batcher.admission.tokens_in_use == 0
         repeated = in_windows(submit, HUGE)  # a new request is answered
         await waiting(repeated)
         batcher.release(repeated.job)
@@ -255,7 +255,7 @@ def test_windows_of_bulk_are_lifted_by_who_waits_for_them():
         now = in_windows(submit, HUGE)
         other_bulk = submit(*(f"{k}" for k in range(500)), size=40, priority="bulk")
         await waiting(other_bulk)
-        await _until(lambda: bulk.flights[0].windows[-1].lane[0] == "interactive")
+        await _until(lambda: bulk.flights[0].windows[-1].queue_key[0] == "interactive")
         backend.open(1000)
         assert await now.answers() == await bulk.answers() == [alone(HUGE)]
         assert not other_bulk.job.done.done() or len(backend.texts) > 20
@@ -341,7 +341,7 @@ def test_whoever_comes_and_goes_each_sample_in_windows_has_its_own_outcome(reque
                 else:
                     assert answer == alone(text)
         await _until(lambda: batcher.in_flight == 0)
-        assert batcher.admission.room == 0
+        assert batcher.admission.tokens_in_use == 0
 
     _run(test, backend, max_batch_tokens=BUDGET, bulk_patience_s=patience_s)
 

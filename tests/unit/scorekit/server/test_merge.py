@@ -11,7 +11,7 @@ from scorekit.errors import UserError
 from scorekit.hub import looks_local
 from scorekit.schemas import TranslationSample
 from scorekit.server.device import prepare_device
-from scorekit.server.http.checks import text_fault
+from scorekit.server.http.checks import text_error
 from scorekit.server.http.settings import (
     Secrets,
     ServiceSettings,
@@ -113,7 +113,7 @@ def test_a_key_file_may_come_from_any_editor(tmp_path):
     ],
 )
 def test_a_text_that_no_model_should_read_is_named(texts, reason):
-    error = text_fault(TranslationSample(**{"src": "a", "mt": "b"} | texts), 20)
+    error = text_error(TranslationSample(**{"src": "a", "mt": "b"} | texts), 20)
     assert (error and error.message) == reason
     assert error is None or error.type == "invalid_input"
 

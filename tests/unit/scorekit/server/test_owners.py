@@ -10,7 +10,7 @@ import pytest
 
 QUEUE = Path(__file__).parents[4] / "scorekit/server/queue"
 #: One or several threads, a lock, or the reason why none is needed; then further remarks.
-OWNER = re.compile(r"owner: (loop|tokeniser|model|lock|fixed|any)\b", re.I)
+OWNER = re.compile(r"owner: (loop|tokenizer|model|lock|fixed|any)\b", re.I)
 
 
 def _definitions(cls: ast.ClassDef) -> dict[str, ast.stmt]:
@@ -47,4 +47,4 @@ def test_the_ageing_of_bulk_work_stands_once():
     file_names = [
         path.name for path in QUEUE.glob("*.py") if "bulk_had_last" in path.read_text("utf-8")
     ]
-    assert file_names == ["rollout.py"]
+    assert file_names == ["priority.py"]

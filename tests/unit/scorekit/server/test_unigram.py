@@ -10,7 +10,7 @@ import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scorekit.server.unigram import deberta_tokenizer, read_pieces, xlm_roberta_tokenizer
+from scorekit.server.unigram import deberta_tokenizer, read_unigram_file, xlm_roberta_tokenizer
 
 SPIECE = Path(__file__).parents[3] / "golden" / "metricx_tiny" / "spiece.model"
 
@@ -35,7 +35,7 @@ def test_pieces_are_those_that_sentencepiece_reads(tmp_path, settings):
     settings = {"unk_id": 3, "pad_id": 0, **settings}
     file = trained(tmp_path / "m", user_defined_symbols=["<sep>"], **settings)
     reference = sentencepiece.SentencePieceProcessor(model_file=str(file))
-    vocabulary = read_pieces(file)
+    vocabulary = read_unigram_file(file)
     assert vocabulary.unk_id == reference.unk_id() == 3
     ids = range(reference.get_piece_size())
     assert vocabulary.scores == [(reference.id_to_piece(k), reference.get_score(k)) for k in ids]
@@ -44,20 +44,20 @@ def test_pieces_are_those_that_sentencepiece_reads(tmp_path, settings):
 
 
 def test_a_model_without_a_normaliser_has_no_map(tmp_path):
-    vocabulary = read_pieces(trained(tmp_path / "m", normalization_rule_name="identity"))
+    vocabulary = read_unigram_file(trained(tmp_path / "m", normalization_rule_name="identity"))
     assert vocabulary.charsmap == b""
     assert "½" in xlm_roberta_tokenizer(vocabulary).normalizer.normalize_str("½")
 
 
 def test_pieces_of_the_user_s_own_are_found_as_they_are_written(tmp_path):
-    vocabulary = read_pieces(trained(tmp_path / "m", user_defined_symbols=["<sep>"]))
+    vocabulary = read_unigram_file(trained(tmp_path / "m", user_defined_symbols=["<sep>"]))
     for tokenizer in (xlm_roberta_tokenizer(vocabulary), deberta_tokenizer(vocabulary)):
         assert "<sep>" in tokenizer.encode("the<sep>house").tokens
 
 
 def test_a_model_of_another_kind_is_refused(tmp_path):
     with pytest.raises(ValueError, match="not of the unigram kind"):
-        read_pieces(trained(tmp_path / "m", model_type="bpe"))
+        read_unigram_file(trained(tmp_path / "m", model_type="bpe"))
 
 
 MODEL_BYTES = SPIECE.read_bytes()
@@ -74,4 +74,4 @@ def test_damaged_bytes_are_a_value_error_or_a_model(tmp_path_factory, data):
     file = tmp_path_factory.getbasetemp() / "damaged"
     file.write_bytes(damaged)
     with pytest.raises(ValueError):
-        read_pieces(file)
+        read_unigram_file(file)

@@ -30,7 +30,7 @@ def _score(samples, limit=16, backend=None, budget=64, **options):
     options = XCometOptions(max_input_length=limit, **options)
     encoded = windowed.encode(samples, options)
     good = [result for result in encoded if isinstance(result, Encoded)]
-    scored = iter(run_batch(windowed.forward, good, windowed.verb.outcome_error))
+    scored = iter(run_batch(windowed.forward, good, windowed.endpoint.outcome_error))
     return [result if isinstance(result, SampleError) else next(scored) for result in encoded]
 
 
@@ -241,8 +241,8 @@ def test_a_score_of_windows_that_were_cut_in_another_way_is_not_taken_from_the_c
     def key(revision, overlong):
         monkeypatch.setattr("scorekit.server.score_endpoint.REVISION", revision)
         body = {"samples": [{"src": "a", "mt": "b"}], "options": {"overlong": overlong}}
-        return backend.verb.parse_request(
-            backend.verb.request_type(1).model_validate(body), description
+        return backend.endpoint.parse_request(
+            backend.endpoint.request_type(1).model_validate(body), description
         ).key
 
     assert key(1, "windows") != key(2, "windows")

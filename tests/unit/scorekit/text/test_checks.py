@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from scorekit.languages import MADLAD_IDS
 from scorekit.text import checks
-from scorekit.text.chatmarks import role_token
+from scorekit.text.chat_marks import role_token
 from scorekit.text.checks import (
     copied_share,
     language_id,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scorekit.text.chatmarks import role_token
+from scorekit.text.chat_marks import role_token
 from scorekit.text.checks import added_quotes, marker, repetition
 from scorekit.text.meta_text import added_note, meta_phrase, refusal
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scorekit.adapters.rewards import template_pattern
 from scorekit.prompts import TEMPLATES
 from scorekit.text import checks, markup, numbers
-from scorekit.text.chatmarks import neutral, restored
+from scorekit.text.chat_marks import neutral, restored
 from scorekit.text.rules import Pair
 from tests.kits.hostile_texts import (
     LONG,
@@ -249,12 +249,12 @@ def test_loops_are_found_across_the_border_of_pieces():
 
 @given(st.text(), st.sampled_from(["NFC", "NFKC"]))
 def test_texts_are_normalised_as_ever(text, form):
-    assert markup.normalised(form, text) == unicodedata.normalize(form, text)
+    assert markup.normalized(form, text) == unicodedata.normalize(form, text)
 
 
 def test_a_hundred_marks_on_a_letter_are_kept():
     text = "a" + "\u0301\u0316" * 100
-    normalized = markup.normalised("NFC", text).replace("\u034f", "")
+    normalized = markup.normalized("NFC", text).replace("\u034f", "")
     assert unicodedata.normalize("NFC", normalized) == unicodedata.normalize("NFC", text)
 
 

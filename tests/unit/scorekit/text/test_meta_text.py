@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scorekit.text.chatmarks import CLOSES, OPENS, neutral, restored, role_token
+from scorekit.text.chat_marks import CLOSES, OPENS, neutral, restored, role_token
 from scorekit.text.checks import added_quotes
 from scorekit.text.meta_text import added_note, meta_phrase, refusal
 

@@ -16,7 +16,7 @@ from services.embedder.endpoint import EmbeddingsResponse
 
 DESCRIPTION = FakeEmbedder(dimension=1024 // 16).load()
 MODEL = ModelRef(service="embedder", id="m", revision="0")
-ENDPOINT = FakeEmbedder.verb
+ENDPOINT = FakeEmbedder.endpoint
 
 
 def parse_fields(**fields):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.judge.answers import judge_answer, normalised, quantity
+from services.judge.answers import judge_answer, normalized, quantity
 
 
 def score(answer: str, reference: str) -> float:
@@ -92,6 +92,6 @@ def test_what_differs_is_wrong(answer, reference):
 
 def test_no_text_takes_long_or_fails():
     for text in ("9" * 100_000, "1," * 50_000, "- " * 50_000, "조" * 50_000, "1조" * 40, "$", "-"):
-        normalised(text)
+        normalized(text)
         quantity(text)
         assert score(text, "1") in (0.0, 1.0)

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from scorekit.llm import Choice, LLMError, parse_json
-from scorekit.text.chatmarks import CLOSES, OPENS
+from scorekit.text.chat_marks import CLOSES, OPENS
 from services.judge.fence import defused
 from services.judge.rubrics import load_rubrics
 

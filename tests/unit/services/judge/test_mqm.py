@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from bench.kit.judge import ATTACKS, obeys
 from scorekit.errors import SampleError, UserError
 from scorekit.schemas import JudgeSample, ScoreRange
-from scorekit.server.stored import could_be_answer
+from scorekit.server.cached_values import could_be_answer
 from services.judge.fence import END
 from services.judge.model import OpenAIBackend
 from services.judge.mqm import MqmTask

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from scorekit.errors import SampleError
-from services.judge.pictures import picture_parts
+from services.judge.images import image_parts
 
 
 def _intact_image(kind: str) -> bytes:
@@ -27,7 +27,7 @@ HEADS = [b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", b"\xff\xd8\xff\xe0", b"RIFF\x10\0\0\0
 @given(st.sampled_from(HEADS), st.binary(max_size=200))
 def test_bytes_of_any_kind_fail_as_a_sample_does(head, tail):
     with contextlib.suppress(SampleError):
-        picture_parts([b64encode(head + tail).decode()])
+        image_parts([b64encode(head + tail).decode()])
 
 
 @given(
@@ -37,10 +37,10 @@ def test_damaged_pictures_do_too(data, position, byte, end):
     damaged = bytearray(data)
     damaged[position % len(data)] = byte
     with contextlib.suppress(SampleError):
-        picture_parts([b64encode(bytes(damaged[: max(1, end)])).decode()])
+        image_parts([b64encode(bytes(damaged[: max(1, end)])).decode()])
 
 
 @given(st.text(max_size=50))
 def test_texts_do_too(text):
     with contextlib.suppress(SampleError):
-        picture_parts([text])
+        image_parts([text])

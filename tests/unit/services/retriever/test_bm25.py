@@ -21,8 +21,8 @@ def built_index(tmp_path):
 def test_an_index_of_other_words_is_refused(built_index, monkeypatch):
     folder, settings = built_index
     Bm25Searcher(folder, settings)
-    before = words.Words.of
-    monkeypatch.setattr(words.Words, "of", lambda self, text: before(self, text)[1:])
+    before = words.Words.tokenize
+    monkeypatch.setattr(words.Words, "tokenize", lambda self, text: before(self, text)[1:])
     with pytest.raises(UserError, match="made with another version of words: ingest it again"):
         Bm25Searcher(folder, settings)
 

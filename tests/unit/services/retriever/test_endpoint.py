@@ -18,13 +18,13 @@ def service():
 def stored(service, query, top_k=10):
     backend, _ = service
     encoded = backend.encode([Query(query=query)], SearchOptions(top_k))
-    return backend.verb.serialize_outcome(backend.forward(encoded)[0])
+    return backend.endpoint.serialize_outcome(backend.forward(encoded)[0])
 
 
 def fits(service, value, top_k=10, exclude=()):
     backend, description = service
     query = Query(query="of", exclude=list(exclude))
-    return backend.verb.is_valid_cached(value, query, SearchOptions(top_k), description)
+    return backend.endpoint.is_valid_cached(value, query, SearchOptions(top_k), description)
 
 
 def test_what_the_service_has_written_fits(service):

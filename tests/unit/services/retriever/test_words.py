@@ -27,11 +27,14 @@ def morphemes():
     ],
 )
 def test_words_without_a_model(text, words):
-    assert Words("bigrams").of(text) == words
+    assert Words("bigrams").tokenize(text) == words
 
 
 def test_particles_and_endings_are_no_words(morphemes):
-    first, second = morphemes.of("서울의 인구가 줄었다"), morphemes.of("인구는 서울에서 줄어든다")
+    first, second = (
+        morphemes.tokenize("서울의 인구가 줄었다"),
+        morphemes.tokenize("인구는 서울에서 줄어든다"),
+    )
     assert {"서울", "인구", "줄"} <= set(first) and {"서울", "인구"} <= set(second)
     assert not {"의", "가", "는", "에서"} & {*first, *second}
-    assert morphemes.of("GDP가 2.5% 늘었다")[:2] == ["gdp", "2.5"]
+    assert morphemes.tokenize("GDP가 2.5% 늘었다")[:2] == ["gdp", "2.5"]

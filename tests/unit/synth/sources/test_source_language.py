@@ -104,13 +104,13 @@ def test_many_texts_at_once_get_the_identifiers_own_numbers():
     texts = [*TEXTS.values(), "", "ß", TEXTS["de"] * 20, "\ud800 broken"]
     model = whole_identifier()
     index_of = model.nb_classes.index
-    for text, margin in zip(texts, odds.of(texts), strict=True):
+    for text, margin in zip(texts, odds.margins(texts), strict=True):
         seen = text[:480].encode("utf-8", "surrogatepass")[:480]
         scores = model.nb_classprobs(model.instance2fv(seen, datatype="uint32"))
         best = max(scores[index_of("en")], scores[index_of("fr")])
         assert margin == pytest.approx(best - scores[index_of("de")], rel=1e-4, abs=1e-2)
-        assert odds.of([text]) == [margin]
-    assert odds.of([]) == []
+        assert odds.margins([text]) == [margin]
+    assert odds.margins([]) == []
 
 
 def ingest(**segmentation):

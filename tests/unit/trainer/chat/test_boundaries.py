@@ -48,7 +48,7 @@ def broken(old: str, new: str, template: str) -> str:
 @pytest.mark.parametrize("name", [name for name in ENDS if name != "qwen3"])
 def test_real_templates_are_right_with_markers_put_in(name: str) -> None:
     assert failed(chat_tokenizer(name)) == set()
-    assert failed(chat_tokenizer(name), learned="last") == set()
+    assert failed(chat_tokenizer(name), trained_turns="last") == set()
 
 
 #: Functions that break a real template, given its text and the token that ends its turns. They
@@ -105,7 +105,7 @@ def test_each_real_template_is_found_broken(name: str, breakage: str, tmp_path: 
     tokenizer = byte_tokenizer(model_template, ENDS[name])
     thinking = False if name == "qwen3" else None
     chat = ChatConfig(template=str(tmp_path / "training.jinja"), enable_thinking=thinking)
-    assert failed_check in failed(tokenizer, chat=chat, learned="last")
+    assert failed_check in failed(tokenizer, chat=chat, trained_turns="last")
 
 
 @pytest.mark.parametrize("name", ["gemma3", "llama3", "qwen3_instruct_2507"])
@@ -135,7 +135,7 @@ def test_a_stop_token_outside_the_markers_is_found() -> None:
     tokenizer = byte_tokenizer(broken(stop, moved, text))
     findings = {f.name: f for f in check_template(tokenizer, [DIALOGUE], CHAT)}
     assert not findings["stop token"].ok
-    assert "'<|im_end|>" in findings["stop token"].found
+    assert "'<|im_end|>" in findings["stop token"].result
     assert "--fix" in findings["stop token"].remedy
 
 
@@ -151,7 +151,7 @@ def test_a_stop_token_that_the_next_turn_brings_is_found() -> None:
         "{% for message in messages %}", "{% for message in messages %}" + end_of_turn, text
     )
     assert failed(byte_tokenizer(text)) == {"markers", "generation prompt"}
-    assert failed(byte_tokenizer(text), learned="last") == {"markers", "generation prompt"}
+    assert failed(byte_tokenizer(text), trained_turns="last") == {"markers", "generation prompt"}
 
 
 def test_markers_around_every_turn_are_found() -> None:
@@ -184,7 +184,7 @@ def test_a_template_that_refuses_system_turns_is_told_where_a_row_has_one() -> N
     tokenizer = byte_tokenizer(refuse + CHATML)
     assert failed(tokenizer, []) == set() == failed(tokenizer, [DIALOGUE[1:]])
     findings = {f.name: f for f in check_template(tokenizer, [DIALOGUE], CHAT)}
-    assert "no system" in findings["template"].found
+    assert "no system" in findings["template"].result
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_a_training_template_that_drifts_by_a_line_end_is_found(tmp_path: Path) 
     chat = ChatConfig(template=str(drifted))
     findings = {f.name: f for f in check_template(byte_tokenizer(CHATML), [DIALOGUE], chat)}
     assert not findings["same text"].ok
-    assert "<|im_end|>\\n\\n" in findings["same text"].found
+    assert "<|im_end|>\\n\\n" in findings["same text"].result
     assert "generation prompt" in {name for name, finding in findings.items() if not finding.ok}
 
 
@@ -240,14 +240,14 @@ def test_conversations_that_are_cut_lose_their_stop_token() -> None:
 @pytest.mark.parametrize("thinking", [None, True])
 def test_qwen3_puts_an_empty_block_of_thoughts_into_the_reply(thinking: bool | None) -> None:
     chat = ChatConfig(enable_thinking=thinking)
-    wrong = failed(chat_tokenizer("qwen3"), [DIALOGUE], chat, learned="last")
+    wrong = failed(chat_tokenizer("qwen3"), [DIALOGUE], chat, trained_turns="last")
     assert wrong == {"labelled text"}
 
 
 def test_qwen3_without_thinking_is_right_one_turn_a_row() -> None:
     """Check that the thinking block is part of the prompt, but is omitted in earlier turns."""
     chat, tokenizer = ChatConfig(enable_thinking=False), chat_tokenizer("qwen3")
-    assert failed(tokenizer, [DIALOGUE], chat, learned="last") == set()
+    assert failed(tokenizer, [DIALOGUE], chat, trained_turns="last") == set()
     assert {"markers", "generation prompt"} >= failed(tokenizer, [DIALOGUE], chat) != set()
 
 
@@ -257,20 +257,21 @@ def test_qwen3_with_thoughts_in_the_rows_is_right() -> None:
         row[0],
         {"role": "assistant", "content": "그냥요", "reasoning_content": "생각"},
     ]
-    assert failed(chat_tokenizer("qwen3"), [row, separate_reasoning], learned="last") == {
+    assert failed(chat_tokenizer("qwen3"), [row, separate_reasoning], trained_turns="last") == {
         "labelled text"
     }
     findings = {
-        f.name: f for f in check_template(chat_tokenizer("qwen3"), [row], CHAT, learned="last")
+        f.name: f
+        for f in check_template(chat_tokenizer("qwen3"), [row], CHAT, trained_turns="last")
     }
-    assert "probe" in findings["labelled text"].found  # not the row, but a probe without thoughts
+    assert "probe" in findings["labelled text"].result  # not the row, but a probe without thoughts
 
 
 def test_the_real_tokenizer_of_qwen3_keeps_the_bytes_of_the_last_character() -> None:
     tokenizer = real_tokenizer("qwen3")
     rows = [turns("안녕", text) for text in ("뷁", "쌰 👩‍👩‍👧‍👦", "끝 뷁쌰", " \t뷁")]
     chat = ChatConfig(enable_thinking=False)
-    assert failed(tokenizer, rows, chat, learned="last") == set()
+    assert failed(tokenizer, rows, chat, trained_turns="last") == set()
 
 
 def test_a_prompt_that_melts_with_its_reply_is_found() -> None:
@@ -282,7 +283,7 @@ def test_a_prompt_that_melts_with_its_reply_is_found() -> None:
     rows = [turns("안녕", "쌰")]
     assert {"generation prompt", "labelled text"} <= failed(tokenizer, rows)
     findings = {f.name: f for f in check_template(tokenizer, rows, CHAT)}
-    assert "has other tokens when a reply follows" in findings["generation prompt"].found
+    assert "has other tokens when a reply follows" in findings["generation prompt"].result
 
 
 def test_a_model_without_a_template_is_refused() -> None:

@@ -25,8 +25,11 @@ def test_a_dialogue_is_one_row_or_one_a_turn(tmp_path: Path) -> None:
     (conversation,) = read_conversations(path)
     assert conversation == (f"{path} line 1", ROW["messages"], "all")
     turn_conversations = read_conversations(path, "each")
-    assert [(len(c.turns), c.learned) for c in turn_conversations] == [(3, "last"), (5, "last")]
-    assert [c.learned for c in read_conversations(path, "last")] == ["last"]
+    assert [(len(c.turns), c.trained_turns) for c in turn_conversations] == [
+        (3, "last"),
+        (5, "last"),
+    ]
+    assert [c.trained_turns for c in read_conversations(path, "last")] == ["last"]
 
 
 @pytest.mark.parametrize("prompt", ["prompt", "prompt_messages"])

@@ -16,7 +16,7 @@ from trainer.rl.advantage import pad_rows, token_advantages
 from trainer.rl.config import PolicyConfig, RLConfig
 from trainer.rl.policy import load_policy
 from trainer.rl.update import update_policy
-from trainer.runs.cli.weights import look_at_model
+from trainer.runs.cli.weights import check_model
 
 CPU = torch.device("cpu")
 TEXT_ONLY = r"model\.language_model\..*\.(q|v)_proj"
@@ -111,7 +111,7 @@ def test_a_pattern_of_whole_names_is_taken(kind: str, saved: dict[str, Path]) ->
     reloaded_model, _ = load_policy(policy_config(saved[kind], TEXT_ONLY), CPU)
     for name, weight in weights(model).items():
         assert torch.equal(weight, weights(reloaded_model)[name])
-    inspected, summary = look_at_model(policy_config(saved[kind]), str(saved[kind]), "policy.path")
+    inspected, summary = check_model(policy_config(saved[kind]), str(saved[kind]), "policy.path")
     assert "in adapters trained" in summary and type(inspected).__name__.startswith("Peft")
 
 
@@ -127,7 +127,7 @@ def test_names_of_a_text_model_are_looked_at_before_its_weights(
 @KINDS
 def test_what_stays_frozen_is_counted_apart(kind: str, saved: dict[str, Path]) -> None:
     """Check a policy loaded as in a run: the optimizer's memory depends on the trained weights."""
-    inspected, summary = look_at_model(
+    inspected, summary = check_model(
         policy_config(saved[kind], r=0), str(saved[kind]), "policy.path"
     )
     loaded, _ = load_policy(policy_config(saved[kind], r=0), CPU)

@@ -9,8 +9,8 @@ from tests.kits.trainer.roleplay import write_policy
 from trainer.rl.config import LoraConfig, PolicyConfig
 from trainer.rl.policy import load_policy
 from trainer.roleplay.evaluation.diagnostics import copied, distinct, repeated, sentence_chrf
-from trainer.roleplay.evaluation.figures import figures_of, table
 from trainer.roleplay.evaluation.kl import kl_to_start, start_of
+from trainer.roleplay.evaluation.stats import compute_stats, table
 
 CPU = torch.device("cpu")
 
@@ -95,7 +95,7 @@ def line(**changes):
 
 def test_means_are_over_those_that_have_a_value_and_every_shown_figure_has_a_line():
     other = line(chrf=None, components={}, finish_reason="length", completion="나")
-    stats = figures_of([line(), other])
+    stats = compute_stats([line(), other])
     assert stats["chrf"] == 20.0 and stats["copied_reference"] is None
     assert (stats["clipped_ratio"], stats["distinct"], stats["format/quote"]) == (0.5, 1.0, 1.0)
     for stat in table():

@@ -25,7 +25,7 @@ from trainer.runs.checkpoints.checkpoint import (
     CheckpointState,
     best_checkpoint,
     checkpoints,
-    fault_of,
+    damage_reason,
     load_checkpoint,
     load_optimizer_state,
     newest_checkpoint,
@@ -36,7 +36,7 @@ from trainer.runs.checkpoints.checkpoint import (
     set_random_state,
 )
 from trainer.runs.checkpoints.export import export_policy
-from trainer.runs.cli.weights import look_at_model
+from trainer.runs.cli.weights import check_model
 from trainer.runs.loop import batch_indices
 
 TOKENIZER = letter_tokenizer()
@@ -99,7 +99,7 @@ def test_a_full_disk_is_told_whichever_library_writes_and_leaves_the_old_checkpo
     with pytest.raises(OSError) as caught, full_disk((folder / name).stat().st_size - 1):
         save(tmp_path, model, optimizer, 1)
     assert (caught.value.errno, caught.value.filename) == (errno.EFBIG, str(folder))
-    assert list(tmp_path.iterdir()) == [folder] and fault_of(folder) is None
+    assert list(tmp_path.iterdir()) == [folder] and damage_reason(folder) is None
 
 
 def test_adapters_are_a_checkpoint_of_their_own(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_a_checkpoint_that_fails_leaves_the_old_one(
         patch.setattr(torch, "save", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
         with pytest.raises(OSError, match="disk full"):
             save(tmp_path, model, optimizer, 1, reward=2.0)
-    assert read_state(folder).reward == 1.0 and fault_of(folder) is None
+    assert read_state(folder).reward == 1.0 and damage_reason(folder) is None
     assert newest_checkpoint(tmp_path) == folder
     save(tmp_path, model, optimizer, 2)
     assert len(list(tmp_path.iterdir())) == 2
@@ -249,7 +249,7 @@ def test_bad_policies_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"policy.tokenizer: \./gone: no such folder"):
         load_tokenizer(PolicyConfig(path=str(tmp_path), tokenizer="./gone"))
     with pytest.raises(UserError, match=r"policy.path: .*/gone: no such folder"):
-        look_at_model(PolicyConfig(), str(tmp_path / "gone"), "policy.path")
+        check_model(PolicyConfig(), str(tmp_path / "gone"), "policy.path")
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"policy.path: cannot load"):
         load_policy(PolicyConfig(path=str(tmp_path / "empty")), cpu)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.kits.trainer.runs import rollout
 from trainer.rl.config import RLConfig
-from trainer.runs.rollout_stats import importance_figures, rollout_stats
+from trainer.runs.rollout_stats import importance_stats, rollout_stats
 
 
 def test_the_samplers_gap_and_the_weights_that_correct_for_it() -> None:
@@ -16,7 +16,7 @@ def test_the_samplers_gap_and_the_weights_that_correct_for_it() -> None:
         rollout([1], [2, 3], old_logprobs=[-1.0, -2.0], sampler_logprobs=[-1.5, -2.0]),
         rollout([1], [2], old_logprobs=[-1.0], sampler_logprobs=[-4.0]),
     ]
-    stats = importance_figures(rollouts, RLConfig(importance_cap=2.0))
+    stats = importance_stats(rollouts, RLConfig(importance_cap=2.0))
     assert stats["sampler_gap_mean"] == pytest.approx(3.5 / 3)
     assert stats["sampler_gap_max"] == pytest.approx(3.0)
     assert stats["importance_weight_mean"] == pytest.approx((math.exp(0.5) + 1 + 2) / 3)
@@ -36,7 +36,7 @@ def test_gspos_weights_are_one_a_sequence_and_what_the_policy_did_not_write_coun
         ),
         rollout([1], [2], sampler_logprobs=[-1.0]),  # not trained
     ]
-    stats = importance_figures(rollouts, RLConfig(algorithm="gspo", importance_cap=2.0))
+    stats = importance_stats(rollouts, RLConfig(algorithm="gspo", importance_cap=2.0))
     assert stats["sampler_gap_mean"] == pytest.approx(0.5)
     assert stats["sampler_gap_max"] == pytest.approx(1.0)
     assert stats["importance_weight_mean"] == pytest.approx(math.exp(0.5))
@@ -47,5 +47,5 @@ def test_gspos_weights_are_one_a_sequence_and_what_the_policy_did_not_write_coun
 
 
 def test_without_a_correction_there_are_none() -> None:
-    stats = importance_figures([rollout([1], [2], old_logprobs=[-1.0])], RLConfig())
+    stats = importance_stats([rollout([1], [2], old_logprobs=[-1.0])], RLConfig())
     assert set(stats.values()) == {None}

@@ -118,7 +118,7 @@ class Evaluated:
         samples = {"samples": fields.pop("samples", 8)}
         self.values = samples | {f"metric_{name}_{key}": value for key, value in fields.items()}
 
-    def figures(self) -> dict[str, Any]:
+    def stats(self) -> dict[str, Any]:
         return self.values
 
 

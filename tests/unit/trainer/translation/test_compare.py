@@ -17,7 +17,7 @@ from trainer.runs.cli.paired import (
     percentile_interval,
 )
 from trainer.translation.evaluation.compare import changed_most, compare_policies
-from trainer.translation.evaluation.quality import reference_figures
+from trainer.translation.evaluation.quality import reference_stats
 
 KO, DE = "en-US>ko-KR", "en-US>de-DE"
 
@@ -141,10 +141,10 @@ def test_chrf_and_bleu_are_those_of_the_corpus() -> None:
 
 def test_bleu_counts_as_the_target_language_needs_and_never_over_two() -> None:
     texts, references = ["파일을 여는 집", "the red house is big"], ["파일을 열기", "the red house"]
-    both = reference_figures([KO, DE], texts, references)
+    both = reference_stats([KO, DE], texts, references)
     assert both["bleu"] is None and both["bleu_tokenize"] is None and both["chrf"] > 0
     for index, (pair, tokenize) in enumerate([(KO, "char"), (DE, "13a")]):
-        alone = reference_figures([pair], texts[index:][:1], references[index:][:1])
+        alone = reference_stats([pair], texts[index:][:1], references[index:][:1])
         assert alone["bleu_tokenize"] == tokenize
         expected = sacrebleu.corpus_bleu([texts[index]], [[references[index]]], tokenize=tokenize)
         assert alone["bleu"] == pytest.approx(expected.score)

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from scorekit.errors import UserError
 from scorekit.text.checks import length_band, length_ratio
 from tests.kits.trainer.runs import rollout
-from trainer.translation.evaluation.stats import reward_figures
+from trainer.translation.evaluation.stats import reward_stats
 from trainer.translation.rewards.components import weighted
 from trainer.translation.rewards.compute import compute_rewards
 from trainer.translation.rewards.config import GuardConfig, RewardConfig
-from trainer.translation.rewards.guards import GUARDS, check_guards, guard_faults, length_fault
+from trainer.translation.rewards.guards import GUARDS, check_guards, guard_values, length_violation
 from trainer.translation.rewards.reward_batch import Scores
 
 SRC = "Please save all of your changes before you close the window, or they will be lost."
@@ -27,7 +27,7 @@ LOGGED_GUARDS = GuardConfig(shown=True)
 
 
 def guard_values(mt: str, src: str = SRC, pair: str = "en-US>ko-KR") -> dict[str, float]:
-    return guard_faults(src, mt, *pair.split(">"), LOGGED_GUARDS)
+    return guard_values(src, mt, *pair.split(">"), LOGGED_GUARDS)
 
 
 def test_a_good_translation_has_no_fault() -> None:
@@ -74,30 +74,30 @@ def test_the_length_fault_is_0_in_the_band_and_1_at_twice_or_half_of_it() -> Non
     min_ratio, max_ratio = length_band(SRC, "en", "ko")
     size = len(SRC)
     inside, double_size, half = (int(size * r) for r in (max_ratio, 2 * max_ratio, min_ratio / 2))
-    assert length_fault(SRC, "a" * inside, "en", "ko") == 0
-    assert length_fault(SRC, "a" * (double_size + 1), "en", "ko") == 1
-    assert length_fault(SRC, "a" * half, "en", "ko") == 1
-    assert 0.4 < length_fault(SRC, "a" * int(size * max_ratio * 1.414), "en", "ko") < 0.6
-    assert length_fault("", "", "en", "ko") == 0
-    assert length_fault("", "가", "en", "ko") == 1
+    assert length_violation(SRC, "a" * inside, "en", "ko") == 0
+    assert length_violation(SRC, "a" * (double_size + 1), "en", "ko") == 1
+    assert length_violation(SRC, "a" * half, "en", "ko") == 1
+    assert 0.4 < length_violation(SRC, "a" * int(size * max_ratio * 1.414), "en", "ko") < 0.6
+    assert length_violation("", "", "en", "ko") == 0
+    assert length_violation("", "가", "en", "ko") == 1
 
 
 @given(st.integers(0, 2000), st.integers(0, 2000))
 def test_the_length_fault_grows_outside_the_band(first: int, second: int) -> None:
     middle = sum(length_band(SRC, "en", "ko")) / 2
     texts = ["a" * first, "a" * second]
-    near, far = sorted(length_fault(SRC, text, "en", "ko") for text in texts)
+    near, far = sorted(length_violation(SRC, text, "en", "ko") for text in texts)
     ratios = [length_ratio(SRC, text) for text in texts]
     if (ratios[0] > middle) == (ratios[1] > middle):
         outer = max(texts, key=len) if ratios[0] > middle else min(texts, key=len)
-        assert length_fault(SRC, outer, "en", "ko") == far
+        assert length_violation(SRC, outer, "en", "ko") == far
     assert 0 <= near <= far <= 1
 
 
 @given(st.text(max_size=80), st.text(max_size=80), st.sampled_from(["ko", "de", "ja", "xx"]))
 @example("\ud800", "\ud800\x00", "ko")
 def test_every_fault_is_between_0_and_1(src: str, mt: str, tgt_lang: str) -> None:
-    values = guard_faults(src, mt, "en", tgt_lang, LOGGED_GUARDS)
+    values = guard_values(src, mt, "en", tgt_lang, LOGGED_GUARDS)
     assert values.keys() == GUARDS.keys()
     assert all(0 <= guard_value <= 1 for guard_value in values.values())
 
@@ -120,7 +120,7 @@ def reward_of(mt: str, **guards: Any) -> Any:
     cfg = RewardConfig(w_metricx=0, w_xcomet_span=0, guards=GuardConfig(**guards))
     sampled = rollout([1], [5, 6], mt, src_text=SRC, pair="en-US>ko-KR")
     (reward,) = compute_rewards([sampled], Scores(), cfg)
-    return reward, reward_figures([reward], cfg)
+    return reward, reward_stats([reward], cfg)
 
 
 def test_guards_are_off_by_default() -> None:

@@ -9,7 +9,7 @@ import pytest
 from trainer.translation.evaluation.held_out import (
     MetricModel,
     line_metrics,
-    metric_figures,
+    metric_stats,
     whole_scores,
 )
 
@@ -33,7 +33,7 @@ def test_scores_of_several_processes_come_to_their_places(down: int) -> None:
 
 def test_means_are_of_what_was_scored_and_say_how_much_that_is() -> None:
     scores = {"kiwi": ([1.0, None, 0.0, 5.0], LOWER), "down": ([None] * 4, None)}
-    assert metric_figures(scores, [0, 1, 2]) == {
+    assert metric_stats(scores, [0, 1, 2]) == {
         "metric_kiwi_mean": 0.5,
         "metric_kiwi_coverage": pytest.approx(2 / 3),
         "metric_kiwi_better": "lower",

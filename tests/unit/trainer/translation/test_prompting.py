@@ -157,7 +157,7 @@ def test_a_prompt_that_does_not_fit_is_named() -> None:
 
 def test_prompts_that_do_not_fit_are_left_out_and_counted() -> None:
     model = tiny_llama(TOKENIZER, max_position_embeddings=13)
-    named = replace(example("a" * 99, "3"), where="train.jsonl line 9")
+    named = replace(example("a" * 99, "3"), location="train.jsonl line 9")
     prompts, warning = fitting_prompts(
         "data.train", [named, *EXAMPLES], model, TOKENIZER, SETTINGS, refuse=False
     )

@@ -40,17 +40,17 @@ BECAME: Final[Mapping[Became, str]] = {
     "grown": "at least one page was confirmed, and stands under `alternatives` now",
 }
 _ROWS = 200  # max rows of a table
-Pictures = Callable[[str], Awaitable[bytes]]
+LoadImage = Callable[[str], Awaitable[bytes]]
 
 
 @dataclass(slots=True)
 class Confirmed:
-    """The result of a question. pages: gold page -> confirmed pages. said: the first answer from
-    each of them. refused, failed: numbers of pairs of gold page and page."""
+    """The result of a question. pages: gold page -> confirmed pages. answer_by_pair: the first
+    answer from each of them. refused, failed: numbers of pairs of gold page and page."""
 
-    became: Became
+    outcome: Became
     pages: dict[str, list[str]] = field(default_factory=dict)
-    said: dict[tuple[str, str], str] = field(default_factory=dict)
+    answer_by_pair: dict[tuple[str, str], str] = field(default_factory=dict)
     refused: int = 0
     failed: int = 0
 
@@ -59,7 +59,7 @@ async def confirm(
     asking: AnswerSampler,
     question: Question,
     proposals: Sequence[Proposal],
-    load_image: Pictures,
+    load_image: LoadImage,
     cfg: AlternativesConfig,
 ) -> Confirmed:
     """Test each proposed page in the place of each gold page.
@@ -85,7 +85,7 @@ async def confirm(
         if cfg.control:
             share_without = (await tried(other_golds)).share(cfg.right)
             if share_without is None or share_without > 0:
-                result.became = "undecided" if share_without is None else "known_without"
+                result.outcome = "undecided" if share_without is None else "known_without"
                 continue
         page_sets = [
             [proposal.page_id if p == gold else p for p in question.gold] for proposal in proposals
@@ -97,15 +97,15 @@ async def confirm(
             result.refused += share is not None and share < cfg.share
             if share is not None and share >= cfg.share:
                 result.pages.setdefault(gold, []).append(proposal.page_id)
-                result.said[gold, proposal.page_id] = answer.answers[0] or ""
+                result.answer_by_pair[gold, proposal.page_id] = answer.answers[0] or ""
     if result.pages:
-        result.became = "grown"
+        result.outcome = "grown"
     elif result.failed:
-        result.became = "undecided"
+        result.outcome = "undecided"
     return result
 
 
-def asked_at_most(questions: Sequence[Question], cfg: AlternativesConfig) -> list[PlannedCalls]:
+def max_requests(questions: Sequence[Question], cfg: AlternativesConfig) -> list[PlannedCalls]:
     """Return the max planned calls, with as many pages as may be proposed."""
     max_pages = cfg.most * (2 if cfg.embeddings_url is not None else 1)
     planned = []
@@ -126,13 +126,13 @@ def make_alternatives(
     cfg: CurationConfig,
     proposals: Mapping[str, Sequence[Proposal]],
     results: Mapping[str, Confirmed],
-    told: Mapping[str, Any],
+    manifest_extra: Mapping[str, Any],
 ) -> CurationResult:
     """Return all rows with the confirmed pages in `alternatives`; none is dropped.
 
-    proposals, results: by question id. told: index and generator, for the manifest.
+    proposals, results: by question id. manifest_extra: index and generator, for the manifest.
     """
-    curated = CurationResult("alternatives", cfg.alternatives, read, manifest_extra=told)
+    curated = CurationResult("alternatives", cfg.alternatives, read, manifest_extra=manifest_extra)
     for prompt in prompts:
         question = prompt.question
         result, proposed = results[question.id], proposals.get(question.id, ())
@@ -151,7 +151,7 @@ def make_alternatives(
             "document": question.file_name,
             "question_type": question.question_type,
         }
-        curated.decisions.append(Decision(question.id, True, result.became, stats, refs(prompt)))
+        curated.decisions.append(Decision(question.id, True, result.outcome, stats, refs(prompt)))
         curated.rows.append(
             question_row(
                 question, alternatives={g: pages for g, pages in extended.items() if pages}
@@ -178,9 +178,9 @@ def alternatives_page(
             (" and ".join(decision.by), decision.page_id in pages)
             for decision in proposal_by_page.values()
         )
-        for (gold, page), said in result.said.items():
+        for (gold, page), answer in result.answer_by_pair.items():
             decision, question = proposal_by_page[page], prompts[name].question
-            texts = [question.question, question.reference_answer, said, gold, page]
+            texts = [question.question, question.reference_answer, answer, gold, page]
             rows.append([*texts, decision.overlap, decision.cosine])
     sources = [[name, by[name, True] + by[name, False], by[name, True]] for name in _names(by)]
     head = ["question", "reference", "answer", "gold page", "the same on", "overlap", "cosine"]

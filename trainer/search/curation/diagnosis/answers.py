@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from scorekit.text.markup import normalised
+from scorekit.text.markup import normalized
 
 _PARTS = re.compile(r"(?:(?<!\w)[-+\N{MINUS SIGN}])?\d+(?:[.,]\d+)*|[^\W\d_]+")
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
@@ -12,7 +12,7 @@ _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 
 def parts_of(text: str) -> list[str]:
     """Return the words and numbers of a text (NFKC, casefolded, without thousands commas)."""
-    folded = normalised("NFKC", text).casefold().replace("\N{MINUS SIGN}", "-")
+    folded = normalized("NFKC", text).casefold().replace("\N{MINUS SIGN}", "-")
     return _PARTS.findall(_THOUSANDS.sub("", folded))
 
 

@@ -61,19 +61,20 @@ _UNSPECIFIC: Final = ("right", "unscored")
 class EpisodeEvidence:
     """The data of an episode that its summary does not have.
 
-    said: the answer. asked_from: key of the images of the request. whole: whether each gold page,
-    or an alternative, was visible. hit: whether a missing one was among the hits of a search.
+    answer: the answer. asked_from: key of the images of the request. has_all_gold: whether each
+    gold page, or an alternative, was visible. hit: whether a missing one was among the hits of a
+    search.
     document: whether a page of a gold page's document was visible.
     """
 
-    said: str | None
+    answer: str | None
     asked_from: str
-    whole: bool
+    has_all_gold: bool
     hit: bool
     document: bool
 
 
-def clue_of(trajectory: Trajectory) -> EpisodeEvidence:
+def episode_evidence(trajectory: Trajectory) -> EpisodeEvidence:
     """Return the clue of an episode."""
     question, page_ids, answer = trajectory.question, set(trajectory.shown_pages), trajectory.answer
     facts = [{gold, *question.alternatives.get(gold, ())} for gold in question.gold]
@@ -82,9 +83,9 @@ def clue_of(trajectory: Trajectory) -> EpisodeEvidence:
     documents = {gold.rpartition("_")[0] for gold in question.gold}
     images = ",".join(answer.evidence) if answer is not None else ""
     return EpisodeEvidence(
-        said=answer.text if answer is not None else None,
+        answer=answer.text if answer is not None else None,
         asked_from=images or trajectory.trajectory_id,
-        whole=bool(page_ids) and not missing,
+        has_all_gold=bool(page_ids) and not missing,
         hit=not missing.isdisjoint(hits),
         document=any(page.rpartition("_")[0] in documents for page in page_ids),
     )
@@ -116,7 +117,7 @@ def suspicion(
     is_confirmed: `verify` found the reference right, so agreement does not count against it.
     """
     answers = [
-        (sample, flat(text)) for sample in samples if (text := clues[sample.ref].said) is not None
+        (sample, flat(text)) for sample in samples if (text := clues[sample.ref].answer) is not None
     ]
     right = {
         text for sample, text in answers if sample.judge is not None and sample.judge >= cfg.right
@@ -126,15 +127,15 @@ def suspicion(
     answer_by_images = {
         clues[sample.ref].asked_from: text
         for sample, text in answers
-        if clues[sample.ref].whole and sample.judge is not None
+        if clues[sample.ref].has_all_gold and sample.judge is not None
     }
     seen = list(answer_by_images.values())
     agreed = None
     if len(seen) >= cfg.agree_least and not is_confirmed:
         text, count = max(Counter(seen).items(), key=lambda item: (item[1], item[0]))
         agreed = text if count / len(seen) >= cfg.agree_share else None
-    unread = {text for sample, text in answers if not clues[sample.ref].whole}
-    reproduced = any(clues[sample.ref].whole and text in right for sample, text in answers)
+    unread = {text for sample, text in answers if not clues[sample.ref].has_all_gold}
+    reproduced = any(clues[sample.ref].has_all_gold and text in right for sample, text in answers)
     if agreed is None or agreed in unread or reproduced or not _is_reading(agreed, question):
         agreed = None
     return Suspicion(frozenset(right - {""}), agreed)
@@ -171,17 +172,17 @@ def cause_of(
         return "gave_up"
     if sample.value(cfg.measure) is None:
         return "unscored"
-    if sample.judge >= cfg.right if sample.judge is not None else clue.whole:
+    if sample.judge >= cfg.right if sample.judge is not None else clue.has_all_gold:
         return "right"
     if not carriers(question):
         return "no_gold"
-    if clue.whole:
+    if clue.has_all_gold:
         return _answer_cause(clue, suspects)
     return _search_cause(sample, clue, cfg)
 
 
 def _answer_cause(clue: EpisodeEvidence, suspects: Suspicion) -> Cause:
-    answer = flat(clue.said or "")
+    answer = flat(clue.answer or "")
     if answer in suspects.right:
         return "judge_suspected"
     return "reference_suspected" if answer and answer == suspects.agreed else "generator_failed"

@@ -42,13 +42,13 @@ def diagnose(
     overwrite: Overwrite = False,
 ) -> None:
     """Find out why prompts score low: a wrong search, answer or judgement, or an early end."""
-    from trainer.search.curation.diagnosis.causes import EpisodeEvidence, clue_of
+    from trainer.search.curation.diagnosis.causes import EpisodeEvidence, episode_evidence
     from trainer.search.curation.disk_spool import DiskSpool
 
     clues, read_paths = DiskSpool(EpisodeEvidence), list(record or [])
 
     def visit(trajectory: Trajectory, sample: EpisodeSummary) -> None:
-        clues.append(clue_of(trajectory), sample.ref)
+        clues.append(episode_evidence(trajectory), sample.ref)
 
     with curating(run, out, config, set_, overwrite, visit=visit, read_paths=read_paths) as (
         cfg,
@@ -85,8 +85,8 @@ def alternatives(
     with curating(runs, out, config, set_, overwrite, estimate=estimate) as (cfg, prompts, read):
         from trainer.search.curation.diagnosis.alternatives import (
             alternatives_page,
-            asked_at_most,
             make_alternatives,
+            max_requests,
         )
         from trainer.search.curation.diagnosis.confirming import confirm_all
         from trainer.search.curation.reanswer import estimated_usage, servers
@@ -94,12 +94,12 @@ def alternatives(
         answering, retriever = servers(runs, cfg)
         questions = [prompt.question for prompt in prompts]
         if estimate:
-            planned = asked_at_most(questions, cfg.alternatives)
+            planned = max_requests(questions, cfg.alternatives)
             typer.echo("\n".join(estimated_usage(planned, answering)))
             return
         confirmed = confirm_all(questions, answering, retriever, cfg, out)
         result = make_alternatives(
-            prompts, read, cfg, confirmed.proposals, confirmed.results, confirmed.told
+            prompts, read, cfg, confirmed.proposals, confirmed.results, confirmed.manifest_extra
         )
         write(
             out,
@@ -127,9 +127,9 @@ def hallucinations(
     with configured(out, config, set_, overwrite, estimate=estimate, read_paths=read_paths) as cfg:
         from trainer.search.curation.diagnosis.confirming import kinds_of
         from trainer.search.curation.diagnosis.hallucinations import (
-            asked_at_most,
             hallucinations_page,
             make_hallucinations,
+            max_requests,
             suspect_of,
         )
         from trainer.search.curation.prior_decisions import read_known
@@ -147,7 +147,7 @@ def hallucinations(
         decided = read_known(prompts, records=read_paths)
         questions = {prompt.question.id: prompt.question for prompt in prompts}
         if estimate:
-            planned = asked_at_most(suspects, questions, cfg.hallucinations)
+            planned = max_requests(suspects, questions, cfg.hallucinations)
             typer.echo("\n".join(estimated_usage(planned, answering)))
             return
         kinds = kinds_of(questions, suspects, run, answering, cfg, out)

@@ -11,7 +11,7 @@ from trainer.config_base import may_change
 from trainer.search.curation.measures import Combine, Measure
 from trainer.search.records import SUCCESS
 
-#: Where a right answer without its gold evidence comes from (`hallucinations`).
+#: Sources of a right answer without its gold evidence (`hallucinations`).
 Kind = Literal[
     "no_search", "undecided", "own_knowledge", "partial", "same_document", "same_data", "luck"
 ]

@@ -25,12 +25,12 @@ from trainer.search.trajectories.store import FOLDER, TrajectoryStore
 
 
 @dataclass(frozen=True, slots=True)
-class AllConfirmed:
-    """The results by question id. told: the index, generator and embedder."""
+class ConfirmedResults:
+    """The results by question id. manifest_extra: the index, generator and embedder."""
 
     proposals: Mapping[str, Sequence[Proposal]]
     results: Mapping[str, Confirmed]
-    told: Mapping[str, Any]
+    manifest_extra: Mapping[str, Any]
 
 
 def confirm_all(
@@ -39,7 +39,7 @@ def confirm_all(
     pages: RetrieverConfig,
     cfg: CurationConfig,
     out: Path,
-) -> AllConfirmed:
+) -> ConfirmedResults:
     """Propose pages for each question and confirm them. Raises UserError, ServiceUnreachable."""
     alternatives_cfg = cfg.alternatives
     retriever = Retriever(pages.url, timeout_s=pages.timeout_s, deadline_s=pages.deadline_s)
@@ -59,7 +59,7 @@ def confirm_all(
         results = ask_all(answering, kept_answers(cfg, out), f"alternatives {out.name}", jobs)
     extra = {"index": index.revision, "generator": answering.generator.model, "embedder": model}
     by_id = {question.id: result for question, result in zip(questions, results, strict=True)}
-    return AllConfirmed(proposals, by_id, extra)
+    return ConfirmedResults(proposals, by_id, extra)
 
 
 @contextmanager
@@ -85,14 +85,14 @@ def kinds_of(
     cfg: CurationConfig,
     out: Path,
 ) -> dict[str, Kind]:
-    """Return the kind of each suspect by its `Sample.ref`, with the images of its run.
+    """Return the kind of each suspect by its `EpisodeSummary.ref`, with the images of its run.
 
     Raises UserError, also for a missing image.
     """
     stores = [TrajectoryStore(run / FOLDER) for run in runs]
 
     async def load_image(order: int, sha256: str) -> bytes:
-        return await asyncio.to_thread(stores[order].picture, sha256)
+        return await asyncio.to_thread(stores[order].read_image, sha256)
 
     def job(name: str, suspect: Suspect) -> Callable[[AnswerSampler], Awaitable[Kind]]:
         return lambda asking: kind_of(

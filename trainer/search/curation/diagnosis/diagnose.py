@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Final, Literal
 
 from scorekit.numeric.thresholds import below
-from scorekit.report.page import picture
+from scorekit.report.page import chart_image
 from trainer.search.curation.config import CurationConfig
 from trainer.search.curation.dataset import CurationResult, Decision, question_row
 from trainer.search.curation.diagnosis.causes import (
@@ -55,8 +55,8 @@ def make_diagnosis(
 ) -> CurationResult:
     """Return all prompts; those with a low score, or without one, have a cause.
 
-    clues: of every episode, by its `Sample.ref`. record: earlier decisions: a reference that
-    `verify` confirmed is not suspected again.
+    clues: of every episode, by its `EpisodeSummary.ref`. record: earlier decisions: a reference
+    that `verify` confirmed is not suspected again.
     """
     result = CurationResult("diagnose", cfg.diagnose, read, record=record or CurationRecord())
     for prompt in prompts:
@@ -64,7 +64,7 @@ def make_diagnosis(
         is_confirmed = verified is not None and verified.verdict == "keep"
         decision = _decide(prompt, clues, cfg.diagnose, is_confirmed)
         result.decisions.append(decision)
-        if decision.kept:
+        if decision.is_kept:
             result.rows.append(question_row(prompt.question, cause=decision.reason))
     result.manifest_extra = {
         "causes": _summed(result.decisions, "causes"),
@@ -118,7 +118,7 @@ def _summed(decisions: Iterable[Decision], name: str) -> dict[str, int]:
     """Return the counts of episodes over all prompts."""
     total: Counter[str] = Counter()
     for decision in decisions:
-        total.update(decision.figures[name])
+        total.update(decision.stats[name])
     return {key: total[key] for key in (CAUSES if name == "causes" else CORNERS) if total[key]}
 
 
@@ -134,9 +134,9 @@ def diagnosis_page(
     low: Counter[str] = Counter()
     by_document: dict[str, Counter[str]] = defaultdict(Counter)
     for decision in result.decisions:
-        if decision.kept:
+        if decision.is_kept:
             low[decision.reason] += 1
-            by_document[str(decision.figures["document"])][decision.reason] += 1
+            by_document[str(decision.stats["document"])][decision.reason] += 1
     words = (
         f"{low.total()} of {len(result.decisions)} prompts have a mean {cfg.measure} below "
         f"{cfg.low:g}, or none. An episode has the first cause of these that applies; a prompt "
@@ -184,10 +184,10 @@ def _corner_sections(
             prompt_ids[corner].add(id)
             points[sample.ndcg, sample.judge] += 1
             if len(examples[corner]) < cfg.examples:
-                question, answer = prompt.question, clues[sample.ref].said
+                question, answer = prompt.question, clues[sample.ref].answer
                 words = [question.question, question.reference_answer, answer]
                 examples[corner].append([*words, sample.ndcg, sample.judge, sample.ref])
-    chart = picture("episodes", "NDCG", partial(_scatter, points, cfg))
+    chart = chart_image("episodes", "NDCG", partial(_scatter, points, cfg))
     note = (
         f"Episodes that have both. Found: NDCG above {cfg.found:g}. Right: judge from "
         f"{cfg.right:g} on."
@@ -200,7 +200,7 @@ def _corner_sections(
     head = ["question", "reference", "answer", "NDCG", "judge", "episode"]
     for name, meaning in CORNERS.items():
         sections.append(Section(f"{name}: {meaning}", [], head, examples[name]))
-    return [section for section in sections if section.rows or section.pictures]
+    return [section for section in sections if section.rows or section.images]
 
 
 def _scatter(points: Mapping[tuple[Any, Any], int], cfg: DiagnoseConfig, axes: Any) -> int:

@@ -38,7 +38,7 @@ KINDS: Final[Mapping[Kind, str]] = {
 NONE = "none"
 _ROWS = 40  # max rows of a table
 #: (order of the run, SHA-256) -> PNG.
-Pictures = Callable[[int, str], Awaitable[bytes]]
+LoadImage = Callable[[int, str], Awaitable[bytes]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Suspect:
     """An episode that was judged right without all gold pages or alternatives to them.
 
     order: index of its run. evidence: SHA-256 of the generator's images. near: those of a gold
-    page's document. partial: whether some gold page was visible. said: the answer.
+    page's document. partial: whether some gold page was visible. answer: the answer.
     """
 
     ref: str
@@ -54,7 +54,7 @@ class Suspect:
     evidence: tuple[str, ...]
     near: tuple[str, ...]
     partial: bool
-    said: str
+    answer: str
 
 
 def suspect_of(
@@ -83,7 +83,7 @@ def suspect_of(
         evidence=tuple(answer.evidence),
         near=tuple(image for image in answer.evidence if image in images),
         partial=any(covered),
-        said=answer.text,
+        answer=answer.text,
     )
 
 
@@ -91,7 +91,7 @@ async def kind_of(
     asking: AnswerSampler,
     question: Question,
     suspect: Suspect,
-    load_image: Pictures,
+    load_image: LoadImage,
     cfg: HallucinationsConfig,
 ) -> Kind:
     """Return the source of a suspect's answer. Equal requests are paid for once."""
@@ -120,7 +120,7 @@ async def kind_of(
     return "luck"
 
 
-def asked_at_most(
+def max_requests(
     suspects: Mapping[str, Sequence[Suspect]],
     questions: Mapping[str, Question],
     cfg: HallucinationsConfig,
@@ -154,8 +154,8 @@ def make_hallucinations(
 ) -> CurationResult:
     """Return all prompts with the most frequent kind of their suspects.
 
-    Prompts of the kinds in `drop` are dropped. suspects: by question id. kinds: by `Sample.ref`.
-    record: earlier decisions.
+    Prompts of the kinds in `drop` are dropped. suspects: by question id. kinds: by
+    `EpisodeSummary.ref`. record: earlier decisions.
     """
     section = cfg.hallucinations
     result = CurationResult("hallucinations", section, read, record=record or CurationRecord())
@@ -201,7 +201,7 @@ def hallucinations_page(
     kinds: Mapping[str, Kind],
 ) -> str:
     """Return report.html: right answers without evidence, their kinds, and examples."""
-    right = sum(int(item.figures["right"]) for item in result.decisions)
+    right = sum(int(item.stats["right"]) for item in result.decisions)
     all_suspects = sum(map(len, suspects.values()))
     words = (
         f"{right} episodes were judged right; {all_suspects} of them were not shown all gold "
@@ -216,7 +216,7 @@ def hallucinations_page(
     sections = [Section("Right without gold evidence", [words], _HEAD, counts)]
     for name, meaning in KINDS.items():
         rows: list[list[Any]] = [
-            [content.question, content.reference_answer, item.said, item.ref]
+            [content.question, content.reference_answer, item.answer, item.ref]
             for question, group in suspects.items()
             for item in group
             if kinds[item.ref] == name

@@ -12,22 +12,22 @@ from scorekit.numeric.thresholds import above
 from trainer.search.curation.dataset import Decision, refs
 from trainer.search.curation.disk_spool import DiskSpool
 from trainer.search.curation.distill.config import DistillConfig, Rank
-from trainer.search.curation.distill.targets import Fault, repeated, target_fault
+from trainer.search.curation.distill.targets import RejectionReason, repeated, target_error
 from trainer.search.curation.samples import CuratedPrompt, EpisodeSummary, has_evidence
 from trainer.search.records import Trajectory
 from trainer.sft.curation_record import CurationRecord
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class EpisodeText:
     """Data about the text of an episode.
 
-    fault: why it is not an example. repeats: whether a query repeats the one before. length: in
+    rejection: why it is not an example. repeats: whether a query repeats the one before. length: in
     letters. evidence: whether the answer rests on pages with the facts. digest: of the question and
     the turns, equal for duplicates.
     """
 
-    fault: Fault | None
+    rejection: RejectionReason | None
     repeats: bool
     length: int
     evidence: bool
@@ -35,26 +35,26 @@ class Written:
 
 
 @dataclass(slots=True)
-class Wrote:
-    """Data about the texts of all episodes with a judge's score above 0, by `Sample.ref`.
+class EpisodeTextStore:
+    """Data about the texts of all episodes with a judge's score above 0, by `EpisodeSummary.ref`.
 
     `visit` gets every episode.
     """
 
-    of: DiskSpool[Written] = field(default_factory=lambda: DiskSpool(Written))
+    spool: DiskSpool[EpisodeText] = field(default_factory=lambda: DiskSpool(EpisodeText))
 
     def visit(self, trajectory: Trajectory, sample: EpisodeSummary) -> None:
         """Add an episode."""
         if sample.judge:
             texts = [turn.text for turn in trajectory.turns if not turn.forced]
-            written = Written(
-                fault=target_fault(trajectory),
+            written = EpisodeText(
+                rejection=target_error(trajectory),
                 repeats=bool(repeated(trajectory)),
                 length=sum(map(len, texts)),
                 evidence=has_evidence(trajectory),
                 digest=_digest([trajectory.question.question, *texts]),
             )
-            self.of.append(written, sample.ref)
+            self.spool.append(written, sample.ref)
 
 
 def _digest(texts: Sequence[str]) -> str:
@@ -76,7 +76,7 @@ class PromptChoice:
 
 def choose(
     prompt: CuratedPrompt,
-    written_by_ref: DiskSpool[Written],
+    written_by_ref: DiskSpool[EpisodeText],
     cfg: DistillConfig,
     record: CurationRecord,
 ) -> PromptChoice:
@@ -164,7 +164,7 @@ def _not_taken(
 
 
 def _no_row(
-    sample: EpisodeSummary, counts: bool, written: Written | None, cfg: DistillConfig
+    sample: EpisodeSummary, counts: bool, written: EpisodeText | None, cfg: DistillConfig
 ) -> str | None:
     """Return why an episode is not eligible by its own values, or None."""
     if sample.judge is None:
@@ -183,13 +183,13 @@ def _no_row(
         return "an invalid turn"
     if cfg.repeats == "drop" and written.repeats:
         return "a query repeated"
-    return written.fault
+    return written.rejection
 
 
 def _no_evidence(
     prompt: CuratedPrompt,
     sample: EpisodeSummary,
-    written: Written | None,
+    written: EpisodeText | None,
     cfg: DistillConfig,
     record: CurationRecord,
 ) -> str | None:
@@ -202,7 +202,7 @@ def _no_evidence(
     return "no evidence shown"
 
 
-def _key(sample: EpisodeSummary, written: Written, order: list[Rank]) -> tuple[float, ...]:
+def _key(sample: EpisodeSummary, written: EpisodeText, order: list[Rank]) -> tuple[float, ...]:
     """Return the sort key: the best first, missing values last."""
     values: dict[Rank, float] = {
         "judge": math.inf if sample.judge is None else -sample.judge,

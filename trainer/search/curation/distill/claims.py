@@ -8,11 +8,11 @@ from typing import Final
 
 from trainer.search.curation.distill.spelling import plain
 
-_PICTURE = (
+_IMAGE_WORD = (
     "(?:image|picture|photo|photograph|screenshot|figure|chart|graph|diagram|slide|table|map"
     "|crop)s?"
 )
-_PAGE = rf"(?:{_PICTURE}|(?:page|document|screen|title|caption|legend|panel|plot|view)s?)"
+_PAGE = rf"(?:{_IMAGE_WORD}|(?:page|document|screen|title|caption|legend|panel|plot|view)s?)"
 _SHOWS = (
     "(?:shows?|showed|showing|displays?|displayed|depicts?|reveals?|says|states?|indicates?"
     "|contains?|lists?|illustrates?|presents?|reads|mentions?|gives|confirms?)"
@@ -32,7 +32,7 @@ CLAIMS: Final[Mapping[str, re.Pattern[str]]] = {
         r"|\b(?:as|is|are|was|were) (?:\w+ )?(?:seen|observed)\b",
         "the image shows": rf"\b{_PAGE}(?: \w+){{0,3}}? {_SHOWS}\b",
         "it shows": rf"\b(?:it|this|that|which|here)(?: \w+)? {_SHOWS}\b",
-        "in the image": rf"\b(?:in|on|from|within|by)\s+{_DET}(?:\w+\s+){{0,4}}?{_PICTURE}\b",
+        "in the image": rf"\b(?:in|on|from|within|by)\s+{_DET}(?:\w+\s+){{0,4}}?{_IMAGE_WORD}\b",
         "visible": r"\b(?:visibl[ey]|legibl[ey]|displayed|depicted|pictured|illustrated|shown)\b",
         "looking at": r"\b(?:looking|look) at (?:the|this|that|these)\b",
         "보인다": r"(?<![가-힣])(?:돋|엿|들여다)?보(?:인(?!자)|이(?![스콧사])|입니|임|여|였|일\s)",

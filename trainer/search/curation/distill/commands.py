@@ -39,9 +39,9 @@ def distill(
     overwrite: Overwrite = False,
 ) -> None:
     """Turn the rare right episodes of prompts that mostly fail into rows for `trainer sft`."""
-    from trainer.search.curation.distill.choose import Wrote
+    from trainer.search.curation.distill.choose import EpisodeTextStore
 
-    texts, read_paths = Wrote(), [*(record or ()), *(verified or ())]
+    texts, read_paths = EpisodeTextStore(), [*(record or ()), *(verified or ())]
     with curating(run, out, config, set_, overwrite, visit=texts.visit, read_paths=read_paths) as (
         cfg,
         prompts,
@@ -57,7 +57,7 @@ def distill(
 
         decided = read_known(prompts, None, verified or (), exclude or (), record or ())
         with row_spool() as spool:
-            curated = make_distilled(prompts, texts.of, read, cfg, spool, decided)
+            curated = make_distilled(prompts, texts.spool, read, cfg, spool, decided)
             rows = distilled_rows(curated, spool, read)
             write(out, curated, distill_page, prompts, lambda folder: write_sft_rows(folder, rows))
             _print_longest(curated.manifest_extra["longest_row"])

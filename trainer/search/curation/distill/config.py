@@ -12,8 +12,8 @@ from trainer.config_base import may_change
 from trainer.search.answer.config import ChatModelConfig, PriceConfig
 from trainer.search.curation.measures import Combine
 
-#: What a prompt's right episodes are ordered by, one behind the other: the judge's score and NDCG
-#: from the highest down; searches, crops, turns and length (letters written) from the lowest up.
+#: Sort keys of a prompt's right episodes: the judge's score and NDCG in descending order; searches,
+#: crops, turns and length (letters written) in ascending order.
 Rank = Literal["judge", "ndcg", "searches", "crops", "turns", "length"]
 
 REWRITE = """\

@@ -14,7 +14,7 @@ from trainer.search.config import SearchConfig
 from trainer.search.curation.config import CurationConfig
 from trainer.search.curation.dataset import CurationResult
 from trainer.search.curation.disk_spool import DiskSpool
-from trainer.search.curation.distill.choose import PromptChoice, Written, choose, decided
+from trainer.search.curation.distill.choose import EpisodeText, PromptChoice, choose, decided
 from trainer.search.curation.distill.spool import RowSpool
 from trainer.search.curation.distill.targets import repeated
 from trainer.search.curation.pages import Section, curation_page
@@ -30,7 +30,7 @@ NOTHING_KNOWN = PriorDecisions()
 
 def make_distilled(
     prompts: Sequence[CuratedPrompt],
-    written: DiskSpool[Written],
+    written: DiskSpool[EpisodeText],
     read: Sequence[CuratedRun],
     cfg: CurationConfig,
     spool: RowSpool,
@@ -71,7 +71,7 @@ def make_distilled(
             curated.decisions.append(
                 decided(sample, prompt, choice.rate, is_chosen, reason, **extra)
             )
-    longest = spool.longest(one.row_id for one in curated.decisions if one.kept)
+    longest = spool.longest(decision.row_id for decision in curated.decisions if decision.is_kept)
     curated.manifest_extra = {
         "longest_row": longest,
         "learner": {name: _rendering(run_cfg) for name, run_cfg in configs.items()},
@@ -143,7 +143,7 @@ def _fill(
         for trajectory in store.read(sorted(steps[run.name])):
             ref = f"{run.name}/{trajectory.trajectory_id}"
             if (rate := rates.get(ref)) is not None:
-                row = rows.row(trajectory, store.picture, mask(trajectory))
+                row = rows.row(trajectory, store.read_image, mask(trajectory))
                 if isinstance(row, str):
                     reasons.append(row, ref)
                 else:
@@ -171,20 +171,20 @@ def distilled_rows(
     """Yield the kept rows in order, each with the image loader of its run."""
     stores = {run.name: TrajectoryStore(run.folder / FOLDER) for run in read}
     for decision in curated.decisions:
-        if decision.kept:
+        if decision.is_kept:
             row = spool.get(decision.row_id)
-            yield row, stores[row["run"]].picture
+            yield row, stores[row["run"]].read_image
 
 
 def distill_page(curated: CurationResult, prompts: Mapping[str, CuratedPrompt]) -> str:
     """Return report.html: the chosen prompts and the outcomes of their episodes."""
     by_prompt = Counter(
-        str(decision.figures["question_id"]) for decision in curated.decisions if decision.kept
+        str(decision.stats["question_id"]) for decision in curated.decisions if decision.is_kept
     )
     chosen = {
-        str(decision.figures["question_id"])
+        str(decision.stats["question_id"])
         for decision in curated.decisions
-        if "judge" in decision.figures
+        if "judge" in decision.stats
     }
     counts = [
         ["prompts of the data", len(prompts)],
@@ -193,10 +193,10 @@ def distill_page(curated: CurationResult, prompts: Mapping[str, CuratedPrompt]) 
         ["rows", by_prompt.total()],
     ]
     rates = Counter(
-        f"{decision.figures['rate']:.2f}"
+        f"{decision.stats['rate']:.2f}"
         for decision in curated.decisions
-        if decision.figures["rate"] is not None
-        and (decision.kept or "judge" not in decision.figures)
+        if decision.stats["rate"] is not None
+        and (decision.is_kept or "judge" not in decision.stats)
     )
     sections = [
         Section("From prompts to rows", [], ["", "count"], counts),

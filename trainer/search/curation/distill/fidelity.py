@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final, Literal
 
-from scorekit.text.markup import normalised
+from scorekit.text.markup import normalized
 from scorekit.text.writing_scripts import SCRIPTS
 
 #: How a rewritten thought departs from its original.
@@ -133,7 +133,7 @@ def _claims_no_more(old: str, new: str) -> bool:
 
 def _flat(text: str) -> str:
     """Return a casefolded text with one spelling for each form of a word."""
-    flat = normalised("NFKC", text).casefold().replace("’", "'").replace("−", "-")
+    flat = normalized("NFKC", text).casefold().replace("’", "'").replace("−", "-")
     flat = " ".join(flat.split())
     flat = _FIRST.sub("", flat)
     flat = re.sub(r"\bcan'?t\b|\bcannot\b", "can not", flat)

@@ -28,10 +28,10 @@ from trainer.search.curation.distill.guarantees import (
     with_thought,
 )
 from trainer.search.curation.distill.rewriter import (
+    OriginalThought,
     Rewriter,
-    ThoughtOf,
-    asked_text,
-    reckoned_calls,
+    estimated_calls,
+    thoughts_prompt,
 )
 from trainer.search.curation.distill.spool import RowSpool
 from trainer.search.curation.distill.targets import has_tag, thoughts
@@ -77,7 +77,7 @@ class Distilled:
                     raise UserError(f"{self.rows_file}, line {number}: not a row of `distill`")
                 yield row
 
-    def picture(self, sha256: str) -> bytes:
+    def read_image(self, sha256: str) -> bytes:
         """Return the PNG of a hash. Raises UserError."""
         path = self.folder / "images" / f"{sha256}.png"
         try:
@@ -108,8 +108,8 @@ class _RowOutcome:
     """
 
     row: dict[str, Any] | None
-    why: str
-    asked: int = 0
+    reason: str
+    num_requests: int = 0
     changed: Sequence[tuple[str, str]] = ()
     doubted: Mapping[str, int] = field(default_factory=dict)
 
@@ -131,20 +131,20 @@ def make_rewritten(
     def add_outcome(row: Mapping[str, Any], outcome: _RowOutcome) -> None:
         stats = {
             "question_id": row["question_id"],
-            "thoughts": outcome.asked,
+            "thoughts": outcome.num_requests,
             "changed": len(outcome.changed),
             "doubted": dict(outcome.doubted),
         }
         is_kept = outcome.row is not None
-        curated.decisions.append(Decision(row["id"], is_kept, outcome.why, stats, [row["id"]]))
+        curated.decisions.append(Decision(row["id"], is_kept, outcome.reason, stats, [row["id"]]))
         if outcome.row is not None:
             spool.put(outcome.row)
-        if outcome.why == REWRITTEN:
+        if outcome.reason == REWRITTEN:
             examples.extend(outcome.changed[: _SHOWN - len(examples)])
         doubted.update(outcome.doubted)
 
     asyncio.run(_rewrite_all(distilled, cfg.rewrite, answers, out, add_outcome))
-    longest = spool.longest(decision.row_id for decision in curated.decisions if decision.kept)
+    longest = spool.longest(decision.row_id for decision in curated.decisions if decision.is_kept)
     curated.manifest_extra = {
         "longest_row": longest,
         "learner": distilled.manifest["learner"],
@@ -230,7 +230,7 @@ def _removed(row: Mapping[str, Any], distilled: Distilled) -> str | None:
 
 
 def _without_doubtful(
-    originals: Sequence[ThoughtOf], new: Mapping[int, str], cfg: RewriteConfig
+    originals: Sequence[OriginalThought], new: Mapping[int, str], cfg: RewriteConfig
 ) -> tuple[dict[int, str], dict[str, int]]:
     """Return (turn -> new thought, or the original for an invalid one; reason -> count)."""
     trusted, doubted = dict(new), Counter[str]()
@@ -244,7 +244,7 @@ def _without_doubtful(
     return trusted, dict(doubted)
 
 
-def _thoughts_to_rewrite(row: Mapping[str, Any]) -> list[ThoughtOf]:
+def _thoughts_to_rewrite(row: Mapping[str, Any]) -> list[OriginalThought]:
     """Return the thoughts that are not empty of all turns with loss."""
     replies = [n for n, message in enumerate(row["messages"]) if message["role"] == "assistant"]
     indices = [n for turn, n in enumerate(replies) if turn not in row.get("leave_out", ())]
@@ -253,7 +253,9 @@ def _thoughts_to_rewrite(row: Mapping[str, Any]) -> list[ThoughtOf]:
         text = row["messages"][n]["content"]
         action = text.rpartition("</think>")[2].strip()
         items += [
-            ThoughtOf(n, action, thought.strip()) for thought in thoughts(text) if thought.strip()
+            OriginalThought(n, action, thought.strip())
+            for thought in thoughts(text)
+            if thought.strip()
         ]
     return items
 
@@ -264,7 +266,9 @@ def _question(row: Mapping[str, Any]) -> str:
 
 
 def _with_thoughts(
-    messages: Sequence[Mapping[str, Any]], originals: Sequence[ThoughtOf], new: Mapping[int, str]
+    messages: Sequence[Mapping[str, Any]],
+    originals: Sequence[OriginalThought],
+    new: Mapping[int, str],
 ) -> tuple[list[dict[str, Any]], list[tuple[str, str]]]:
     """Return the messages with new thoughts, with unchanged blanks, and the changed pairs."""
     new_messages, changed = [dict(message) for message in messages], []
@@ -308,7 +312,7 @@ def _read_messages(
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
         texts = [part["text"] for part in parts if part["type"] == "text"]
         images_of_message = [
-            _image(distilled.picture(Path(next(images)).stem))
+            _image(distilled.read_image(Path(next(images)).stem))
             for part in parts
             if part["type"] == "image"
         ]
@@ -340,8 +344,8 @@ def estimated(distilled: Distilled, cfg: RewriteConfig) -> list[str]:
         if _removed(row, distilled) is None:
             originals = _thoughts_to_rewrite(row)
             calls = in_groups(originals, cfg.messages_per_call)
-            texts += [asked_text(_question(row), call) for call in calls]
-    return reckoned_calls(texts, cfg)
+            texts += [thoughts_prompt(_question(row), call) for call in calls]
+    return estimated_calls(texts, cfg)
 
 
 def rewritten_rows(
@@ -349,8 +353,8 @@ def rewritten_rows(
 ) -> Iterator[tuple[dict[str, Any], Callable[[str], bytes]]]:
     """Yield the kept rows in order, each with the image loader."""
     for decision in curated.decisions:
-        if decision.kept:
-            yield spool.get(decision.row_id), distilled.picture
+        if decision.is_kept:
+            yield spool.get(decision.row_id), distilled.read_image
 
 
 def rewrite_page(curated: CurationResult, prompts: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from scorekit.llm import LLMError
 from scorekit.llm.wire import Choice, parse_json
 from trainer.search.answer.answer_cache import PaidAnswerCache
 from trainer.search.answer.config import MoneyConfig
-from trainer.search.answer.generator import reckoned_words
+from trainer.search.answer.generator import estimated_words
 from trainer.search.answer.paid_chat import CachedChat, PaidText
 from trainer.search.answer.spending import SpendTracker, cost_of, format_totals
 from trainer.search.curation.distill.config import RewriteConfig
@@ -33,7 +33,7 @@ SCHEMA: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class ThoughtOf:
+class OriginalThought:
     """The thought of a turn. turn: index of its message in the conversation. action: its text, for
     context."""
 
@@ -67,7 +67,7 @@ class Rewriter:
         return format_totals({NAME: self._money.totals[NAME]})
 
     async def rewritten(
-        self, question: str, thoughts: Sequence[ThoughtOf]
+        self, question: str, thoughts: Sequence[OriginalThought]
     ) -> dict[int, str] | None:
         """Return the rewritten thought of each turn.
 
@@ -75,7 +75,7 @@ class Rewriter:
         Raises UserError, BudgetExceeded.
         """
         cfg = self._cfg.rewriter
-        text = asked_text(question, thoughts)
+        text = thoughts_prompt(question, thoughts)
         names = {"model", "api", "system", "effort", "temperature", "max_output_tokens"}
         try:
             reply, _ = await self._chat.ask(
@@ -84,7 +84,7 @@ class Rewriter:
                     {"role": "system", "content": cfg.system},
                     {"role": "user", "content": text},
                 ],
-                words=reckoned_words(cfg.system, text),
+                words=estimated_words(cfg.system, text),
                 schema=SCHEMA,
             )
         except (LLMError, TimeoutError):
@@ -92,13 +92,13 @@ class Rewriter:
         return _read(reply, thoughts)
 
 
-def asked_text(question: str, thoughts: Sequence[ThoughtOf]) -> str:
+def thoughts_prompt(question: str, thoughts: Sequence[OriginalThought]) -> str:
     """Return the user message of a call."""
     turns = [{"turn": t.turn, "action": t.action, "thought": t.thought} for t in thoughts]
     return json.dumps({"question": question, "turns": turns}, ensure_ascii=False)
 
 
-def _read(reply: PaidText, thoughts: Sequence[ThoughtOf]) -> dict[int, str]:
+def _read(reply: PaidText, thoughts: Sequence[OriginalThought]) -> dict[int, str]:
     """Return the thoughts of an answer; empty for an invalid one."""
     try:
         answer = parse_json(Choice(0, reply.text or "", "stop", None), SCHEMA)
@@ -110,13 +110,13 @@ def _read(reply: PaidText, thoughts: Sequence[ThoughtOf]) -> dict[int, str]:
     return {entry["turn"]: entry["thought"] for entry in turns}
 
 
-def reckoned_calls(calls: Sequence[str], cfg: RewriteConfig) -> list[str]:
+def estimated_calls(calls: Sequence[str], cfg: RewriteConfig) -> list[str]:
     """Return lines about the max calls, tokens and cost, without a call.
 
     calls: the texts to send. An answer counts `max_output_tokens`; stored answers cost nothing.
     """
     system = cfg.rewriter.system
-    prompt_tokens = sum(reckoned_words(system, text) for text in calls)
+    prompt_tokens = sum(estimated_words(system, text) for text in calls)
     completion_tokens = len(calls) * cfg.rewriter.max_output_tokens
     money = cost_of(cfg.price, prompt_tokens, completion_tokens)
     charge = ApiUsage(

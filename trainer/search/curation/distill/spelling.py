@@ -8,7 +8,7 @@ import unicodedata
 from typing import Final
 from urllib.parse import unquote
 
-from scorekit.text.markup import normalised
+from scorekit.text.markup import normalized
 
 _ROUNDS = 4  # &amp;lt;
 _ESCAPE = re.compile(
@@ -55,11 +55,11 @@ def plain(text: str) -> str:
         if decoded == text:
             break
         text = decoded
-    letters = normalised("NFKD", text).casefold().translate(_LATIN)
+    letters = normalized("NFKD", text).casefold().translate(_LATIN)
     visible = (
         c for c in letters if unicodedata.category(c) not in ("Cf", "Mn", "Cc") or c in "\n\t\r"
     )
-    return normalised("NFC", _UNSEEN.sub("", "".join(visible)))
+    return normalized("NFC", _UNSEEN.sub("", "".join(visible)))
 
 
 def _read(escape: re.Match[str]) -> str:

@@ -19,7 +19,7 @@ from tempfile import TemporaryFile
 from typing import IO, Any
 
 from trainer.search.curation.disk_spool import DiskSpool, disk_full_as_user_error
-from trainer.search.training.sft_rows import keep_pictures
+from trainer.search.training.sft_rows import save_images
 
 _AT_ONCE = 200  # rows in a row group of Parquet
 _FORMAT = "v1"
@@ -92,7 +92,7 @@ def write_sft_rows(
         table = open_files.enter_context(_parquet(folder / "rows.parquet", pa.schema(columns)))
         chats = open_files.enter_context(_parquet(folder / "train1.parquet", train1))
         for number, (row, load_image) in enumerate(rows):
-            keep_pictures(folder, row, load_image)
+            save_images(folder, row, load_image)
             lines.write(json.dumps(row, ensure_ascii=False) + "\n")
             table({**row, "messages": json.dumps(row["messages"], ensure_ascii=False)})
             if not row.get("leave_out"):

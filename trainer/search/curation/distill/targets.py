@@ -9,13 +9,13 @@ import re
 from collections.abc import Iterator
 from typing import Final, Literal
 
-from scorekit.text.chatmarks import role_token
+from scorekit.text.chat_marks import role_token
 from trainer.search.actions import ANSWER, SPELLING, THINK
 from trainer.search.curation.distill.spelling import plain
 from trainer.search.records import Trajectory
 
 #: The reasons why an episode is not an example.
-Fault = Literal[
+RejectionReason = Literal[
     "no valid turn", "an invented observation", "text behind an action", "a tag in a thought"
 ]
 _OPEN, _CLOSE = f"<{THINK}>", f"</{THINK}>"
@@ -61,7 +61,7 @@ _SENTENCES: Final = (
 _ENVIRONMENT = re.compile("|".join((*_MARKS, *_SENTENCES)), re.MULTILINE)
 
 
-def target_fault(trajectory: Trajectory) -> Fault | None:
+def target_error(trajectory: Trajectory) -> RejectionReason | None:
     """Return why an episode is not an example, or None.
 
     Invalid and forced turns are not checked, because they get no loss. A tag in a thought counts in

@@ -12,7 +12,7 @@ from decimal import Decimal
 from typing import Final, Literal, NamedTuple, get_args
 
 from scorekit.numeric.thresholds import below
-from scorekit.text.markup import normalised
+from scorekit.text.markup import normalized
 
 #: OK: the reference is right, and the generator agrees. GT_ERROR: the reference is wrong.
 #: GEN_ERROR: the generator is wrong. BOTH_WRONG: both are. UNCERTAIN: the verifier is not sure.
@@ -39,7 +39,7 @@ class Compared(NamedTuple):
 
 
 def class_of(compared: Compared, outvoted: Literal["OK", "UNCERTAIN"]) -> TruthClass:
-    """The class of a row.
+    """Return the class of a row.
 
     Two answers that agree in any form are equal; if two of the three pairs agree, all three are
     equal. outvoted: the class if the verifier contradicts a reference with which the generator
@@ -116,4 +116,4 @@ def _parts(text: str) -> tuple[list[Decimal], list[str]]:
 
 
 def _flat(text: str) -> str:
-    return " ".join(normalised("NFKC", text).casefold().split())
+    return " ".join(normalized("NFKC", text).casefold().split())

@@ -73,13 +73,15 @@ def _estimate(
     answering: AnsweringConfig,
     record: CurationRecord,
 ) -> None:
-    from trainer.search.curation.verification.compare import reckoned, why_not
+    from trainer.search.curation.verification.compare import estimate_lines, skip_reason
 
     max_images = answering.generator.max_images
     chosen = [
-        prompt.question for prompt in prompts if why_not(prompt, cfg, max_images, record) is None
+        prompt.question
+        for prompt in prompts
+        if skip_reason(prompt, cfg, max_images, record) is None
     ]
-    for line in reckoned(chosen, cfg.verify, answering):
+    for line in estimate_lines(chosen, cfg.verify, answering):
         typer.echo(line)
 
 
@@ -93,18 +95,18 @@ def _ask(
 ) -> dict[str, Verified | str]:
     """Return the result of each row by id, or the reason why it was skipped."""
     from trainer.search.curation.reanswer import ask_all, kept_answers
-    from trainer.search.curation.verification.compare import job, why_not
+    from trainer.search.curation.verification.compare import job, skip_reason
     from trainer.search.curation.verification.verifier import VERIFIER
 
     max_images = answering.generator.max_images
     skip_reasons = {
-        prompt.question.id: why_not(prompt, cfg, max_images, record) for prompt in prompts
+        prompt.question.id: skip_reason(prompt, cfg, max_images, record) for prompt in prompts
     }
 
     def text(page_id: str) -> str:
         return "\n".join(box.text for box in pages.page(page_id).boxes)
 
-    chosen = [one.question for one in prompts if skip_reasons[one.question.id] is None]
+    chosen = [prompt.question for prompt in prompts if skip_reasons[prompt.question.id] is None]
     done = ask_all(
         answering,
         kept_answers(cfg, out),

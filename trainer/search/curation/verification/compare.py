@@ -16,7 +16,7 @@ from scorekit.llm import LLMError
 from scorekit.numeric.thresholds import above, below
 from trainer.search.answer.answer_judge import max_verdict_usage
 from trainer.search.answer.config import AnsweringConfig, ChatModelConfig
-from trainer.search.answer.generator import reckoned_words
+from trainer.search.answer.generator import estimated_words
 from trainer.search.answer.spending import cost_of, format_totals, sum_charges
 from trainer.search.curation.config import CurationConfig
 from trainer.search.curation.distill.choose import succeeds_rarely
@@ -38,7 +38,7 @@ from trainer.search.curation.verification.verifier import (
     Verifier,
     verifier_words,
 )
-from trainer.search.images.pictures import picture_hash
+from trainer.search.images.image_data import image_hash
 from trainer.search.records import SUCCESS, ApiUsage, Question
 from trainer.sft.curation_record import CurationRecord
 
@@ -55,18 +55,18 @@ class Verified:
     """The result of a row.
 
     opinions: of the verifier; answers: of the generator; None: invalid. compared: None without a
-    verdict; then `why` has the reason. opinion: the verifier's, if it is sure. judge: its model.
+    verdict; then `reason` has the reason. opinion: the verifier's, if it is sure. judge: its model.
     """
 
     opinions: tuple[Opinion | None, ...] = ()
     answers: tuple[str | None, ...] = ()
     compared: Compared | None = None
     opinion: Opinion | None = None
-    why: str = ""
+    reason: str = ""
     judge: str = ""
 
 
-def why_not(
+def skip_reason(
     prompt: CuratedPrompt, cfg: CurationConfig, max_images: int, record: CurationRecord
 ) -> str | None:
     """Return why a prompt is not verified, or None. record: earlier decisions."""
@@ -118,9 +118,9 @@ async def _verified(
     except RequestError as error:
         if error.type != "not_found":
             raise
-        return Verified(why="a gold page is not in the index", judge=judge)
-    png_by_hash = {picture_hash(png): png for png in pngs}
-    text_of = dict(zip(map(picture_hash, reversed(pngs)), reversed(layers), strict=True))
+        return Verified(reason="a gold page is not in the index", judge=judge)
+    png_by_hash = {image_hash(png): png for png in pngs}
+    text_of = dict(zip(map(image_hash, reversed(pngs)), reversed(layers), strict=True))
     verifier, generator = Verifier(asking.chats[VERIFIER]), asking.generator
     text = question.question
     opinion_calls = [
@@ -171,7 +171,7 @@ def _valid(opinions: Sequence[Opinion | None], cfg: VerifyConfig) -> list[Opinio
 
 
 def _without(verified: Verified, reason: str) -> Verified:
-    return Verified(verified.opinions, verified.answers, why=reason, judge=verified.judge)
+    return Verified(verified.opinions, verified.answers, reason=reason, judge=verified.judge)
 
 
 async def _opinions(calls: Sequence[Awaitable[Opinion | None]]) -> list[Opinion | None] | None:
@@ -257,7 +257,7 @@ async def _grouped(
     return groups
 
 
-def reckoned(
+def estimate_lines(
     questions: Sequence[Question], cfg: VerifyConfig, answering: AnsweringConfig
 ) -> list[str]:
     """Return lines about the max calls, tokens and cost, without a call."""
@@ -270,7 +270,7 @@ def reckoned(
         judged = max_verdict_usage((question.question, reference, reference), 0, answering.judge)
         words = {
             VERIFIER: verifier_words(verifier, question.question),
-            "generator": reckoned_words(generator.system, question.question),
+            "generator": estimated_words(generator.system, question.question),
         }
         for name, model, count in (
             (VERIFIER, verifier, num_opinions),

@@ -12,7 +12,7 @@ from trainer.search.answer.config import ChatModelConfig, PriceConfig
 from trainer.search.curation.measures import Combine, Measure
 from trainer.search.curation.verification.classes import CLASSES, TruthClass
 
-#: What the verifier is told. Its own words are part of the key under which answers are kept.
+#: The verifier's instructions. They are part of the key of cached answers.
 VERIFIER_SYSTEM = (
     "You check the answers to questions about documents, and are a careful reader. You are shown "
     "whole pages. Answer the question yourself, from the pages alone, as briefly as it allows. "

@@ -67,7 +67,7 @@ def read_people(path: Path, ids: Collection[str]) -> tuple[dict[str, HumanLabel]
             f"--decisions {path}: no column {missing[0]!r}, or several. Use worksheet.csv and "
             f"write your classes into its column {PERSON!r}."
         )
-    id_by_cell = {_as_written(one): one for one in ids}
+    id_by_cell = {_as_written(row_id): row_id for row_id in ids}
     labels: dict[str, HumanLabel] = {}
     errors = []
     for number, row in enumerate(rows, 2):
@@ -76,9 +76,9 @@ def read_people(path: Path, ids: Collection[str]) -> tuple[dict[str, HumanLabel]
         if not truth:
             continue
         row_id = id_by_cell.get(cells.get(ID, ""))
-        fault = _row_error(row_id, cells.get(ID, ""), truth, labels)
-        if fault:
-            errors.append(f"row {number}: {visible(fault)}")
+        row_error = _row_error(row_id, cells.get(ID, ""), truth, labels)
+        if row_error:
+            errors.append(f"row {number}: {visible(row_error)}")
         elif row_id is not None:
             labels[row_id] = HumanLabel(_class(truth), cells.get(NOTE, "").strip())
     if errors:
@@ -128,7 +128,7 @@ def _rows(data: bytes, path: Path) -> Iterator[list[str]]:
 
 
 def kappa(pairs: Sequence[tuple[T, T]]) -> float | None:
-    """Cohen's kappa of two raters (Cohen 1960): (p_o - p_e) / (1 - p_e).
+    """Return Cohen's kappa of two raters (Cohen 1960): (p_o - p_e) / (1 - p_e).
 
     p_o: the share of agreements; p_e: the expected share by chance. None without pairs, and if both
     raters use only the same single class (p_e is 1).

@@ -11,7 +11,7 @@ from trainer.search.curation.diagnosis.answers import parts_of
 
 #: The result for a quote. no text layer: the quote cannot be checked.
 QuoteCheck = Literal["on the page", "not on the page", "no text layer"]
-_WORDS: Final = 0.8  # share of a quote's words that the page has, in whatever order
+_WORDS: Final = 0.8  # share of a quote's words that the page has, in any order
 _JOINED: Final = 8  # letters of a quote that may be written with other blanks
 _OMISSION = re.compile(r"\.\.\.+|…|\[…\]")
 

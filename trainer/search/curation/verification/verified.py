@@ -31,7 +31,7 @@ def make_verified(
     people: Mapping[str, HumanLabel],
     record: CurationRecord | None = None,
 ) -> CurationResult:
-    """All rows of the data; those of a class in `drop` are dropped.
+    """Return all rows of the data, without those of a class in `drop`.
 
     results: row id -> its result, or the reason why it was skipped. people: overrule the verifier.
     A row without a verdict is kept. record: earlier decisions.
@@ -51,15 +51,13 @@ def make_verified(
         stats = {
             "class": truth,
             "by": None if truth is None else "person" if person else "verifier",
-            **_figures(prompt, verified, verifier_class),
+            **_stats(prompt, verified, verifier_class),
             "note": person.note if person else "",
         }
         curated.decisions.append(Decision(row_id, is_kept, reason, stats, refs(prompt)))
         if is_kept:
             curated.rows.append(question_row(prompt.question))
-    quotes = Counter(
-        check for decision in curated.decisions for check in decision.figures["quotes"]
-    )
+    quotes = Counter(check for decision in curated.decisions for check in decision.stats["quotes"])
     curated.manifest_extra = {
         "verifier": cfg.verifier.model,
         "quotes": dict(sorted(quotes.items())),
@@ -69,10 +67,10 @@ def make_verified(
 
 
 def _no_class(result: Verified | str) -> str:
-    return f"not verified: {result}" if isinstance(result, str) else f"no verdict: {result.why}"
+    return f"not verified: {result}" if isinstance(result, str) else f"no verdict: {result.reason}"
 
 
-def _figures(
+def _stats(
     prompt: CuratedPrompt, verified: Verified | None, verifier_class: TruthClass | None
 ) -> dict[str, Any]:
     """Return the values behind a class: all answers and their agreements."""
@@ -134,8 +132,8 @@ def verified_page(curated: CurationResult, prompts: Mapping[str, CuratedPrompt])
     """Return report.html: classes, agreements, documents, and decisions of people."""
     cfg = curated.settings
     assert isinstance(cfg, VerifyConfig)
-    classed = [decision for decision in curated.decisions if decision.figures["class"]]
-    counts_by_class = Counter(str(decision.figures["class"]) for decision in classed)
+    classed = [decision for decision in curated.decisions if decision.stats["class"]]
+    counts_by_class = Counter(str(decision.stats["class"]) for decision in classed)
     counts = [
         [name, counts_by_class[name], "dropped" if name in cfg.drop else "kept"] for name in CLASSES
     ]
@@ -164,11 +162,11 @@ _HEAD = ("verifier", "with reference", "generator with reference", "with verifie
 def _agreements(decisions: Iterable[Decision]) -> list[list[Any]]:
     counts_by_key = Counter(
         (
-            *(decision.figures[name] or "–" for name in _NAMES),
-            str(decision.figures["verifier_class"]),
+            *(decision.stats[name] or "–" for name in _NAMES),
+            str(decision.stats["verifier_class"]),
         )
         for decision in decisions
-        if decision.figures["verifier_class"]
+        if decision.stats["verifier_class"]
     )
     return [
         [*key, count]
@@ -189,8 +187,8 @@ def _documents(curated: CurationResult, prompts: Mapping[str, CuratedPrompt]) ->
     rows: Counter[str] = Counter()
     dropped: Counter[str] = Counter()
     for decision in curated.decisions:
-        if decision.figures["class"]:
+        if decision.stats["class"]:
             name = prompts[decision.row_id].question.file_name or "–"
             rows[name] += 1
-            dropped[name] += not decision.kept
+            dropped[name] += not decision.is_kept
     return [[name, count, dropped[name]] for name, count in rows.most_common(60)]

@@ -11,7 +11,7 @@ from scorekit.client.transport import checked_url
 from scorekit.errors import UserError
 from scorekit.llm import Choice, LLMError, Message, image_part, parse_json, text_part
 from trainer.search.answer.config import ChatModelConfig
-from trainer.search.answer.generator import reckoned_words
+from trainer.search.answer.generator import estimated_words
 from trainer.search.answer.paid_chat import CachedChat
 from trainer.search.curation.verification.config import VerifierConfig
 from trainer.search.curation.verification.quotes import QuoteCheck
@@ -86,7 +86,7 @@ class Verifier:
 
 def verifier_words(cfg: ChatModelConfig, question: str) -> int:
     """Return the max tokens of instructions, question and schema."""
-    return reckoned_words(cfg.system + str(SCHEMA), question)
+    return estimated_words(cfg.system + str(SCHEMA), question)
 
 
 def _messages(system: str, question: str, pngs: Mapping[str, bytes]) -> Sequence[Message]:

@@ -18,7 +18,7 @@ from trainer.search.curation.verification.classes import CLASSES
 from trainer.search.curation.verification.compare import Pages
 from trainer.search.curation.verification.config import VerifyConfig
 from trainer.search.curation.verification.human_labels import ID, NOTE, PERSON, csv_text
-from trainer.search.images.pictures import PictureError, read_picture
+from trainer.search.images.image_data import ImageError, read_image
 
 _QUALITY = 80  # of JPEG
 #: The classes in the order in which people should check them.
@@ -38,9 +38,9 @@ def worksheets(
     decided = [
         decision
         for decision in result.decisions
-        if decision.figures["verifier_answers"] or decision.figures["by"] == "person"
+        if decision.stats["verifier_answers"] or decision.stats["by"] == "person"
     ]
-    decided.sort(key=lambda decision: _ORDER.index(decision.figures["class"] or "UNCERTAIN"))
+    decided.sort(key=lambda decision: _ORDER.index(decision.stats["class"] or "UNCERTAIN"))
     first_decisions = decided[: cfg.worksheet_rows]
     return {
         "worksheet.csv": csv_text(
@@ -59,13 +59,13 @@ _HEAD = (
 
 
 def _csv_row(decision: Decision, prompt: CuratedPrompt) -> list[str]:
-    stats = decision.figures
+    stats = decision.stats
     return [
         decision.row_id,
         stats["class"] if stats["by"] == "person" else "",
         stats["note"],
         stats["verifier_class"] or decision.reason,
-        "yes" if decision.kept else "no",
+        "yes" if decision.is_kept else "no",
         prompt.question.question,
         stats["reference"],
         stats["verifier"] or "",
@@ -110,9 +110,9 @@ def _row_values(
 ) -> dict[str, Any]:
     question = prompt.question
     return {
-        **decision.figures,
+        **decision.stats,
         "id": decision.row_id,
-        "kept": decision.kept,
+        "kept": decision.is_kept,
         "reason": decision.reason,
         "question": question.question,
         "pages": [(page, names[page]) for page in question.gold],
@@ -122,8 +122,8 @@ def _row_values(
 def _data_url(png: bytes, width: int) -> tuple[str, int, int]:
     """Return a page as a data URL of at most `width`, and its size."""
     try:
-        image = read_picture(png)
-    except PictureError:
+        image = read_image(png)
+    except ImageError:
         return "data:,", 16, 9
     if image.width > width:
         image = image.resize((width, max(1, round(image.height * width / image.width))))

@@ -1,5 +1,5 @@
-"""The reward's components. To add one: a file here with a subclass of `Term`, and its line in
-TERMS."""
+"""The reward's components. To add one, add a file with a subclass of `RewardComponent` here, and
+list it in COMPONENTS."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from trainer.translation.rewards.components.xcomet_spans import XCOMETSpans
 from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.reward_batch import ServiceName, host
 
-#: In the order in which they are added up.
-TERMS: list[RewardComponent] = [
+#: All components, in the order of summation.
+COMPONENTS: list[RewardComponent] = [
     NoEOS(),
     Guards(),
     MetricX(),
@@ -32,26 +32,32 @@ TERMS: list[RewardComponent] = [
 ]
 
 
-def shown_terms() -> list[RewardComponent]:
+def displayed_components() -> list[RewardComponent]:
     """Return components in the order of tables and pages: those of models, then those of the
     text."""
-    return sorted(TERMS, key=lambda term: term.service is None)
+    return sorted(COMPONENTS, key=lambda component: component.service is None)
 
 
 def weighted(cfg: RewardConfig) -> list[RewardComponent]:
     """Return the components with a weight. Raises UserError for an unknown name in
     `reward.terms`."""
-    further = [term.name for term in TERMS if type(term).weight is RewardComponent.weight]
+    names_without_key = [
+        component.name
+        for component in COMPONENTS
+        if type(component).weight is RewardComponent.weight
+    ]
     for name in cfg.terms:
-        if name not in further:
-            valid_names = ", ".join(further) or "none: all components have separate keys"
+        if name not in names_without_key:
+            valid_names = ", ".join(names_without_key) or "none: all components have separate keys"
             raise UserError(f"reward.terms: {name!r} is unknown. Choose from: {valid_names}")
-    return [term for term in TERMS if term.weight(cfg)]
+    return [component for component in COMPONENTS if component.weight(cfg)]
 
 
 def services() -> Iterator[ServiceName]:
     """Yield the services of all components, each once."""
-    yield from dict.fromkeys(term.service for term in TERMS if term.service is not None)
+    yield from dict.fromkeys(
+        component.service for component in COMPONENTS if component.service is not None
+    )
 
 
 def needed(cfg: RewardConfig) -> tuple[ServiceName, ...]:
@@ -60,20 +66,22 @@ def needed(cfg: RewardConfig) -> tuple[ServiceName, ...]:
     Raises UserError for a name in `reward.urls` that is no service, or that has a separate key.
     """
     hosts = dict.fromkeys(map(host, services()))
-    further = [name for name in hosts if cfg.urls_key(name) == f"reward.urls.{name}"]
+    names_without_key = [name for name in hosts if cfg.urls_key(name) == f"reward.urls.{name}"]
     for name in cfg.urls:
-        if name not in further:
-            valid_names = ", ".join(further) or "none: all services have separate keys"
+        if name not in names_without_key:
+            valid_names = ", ".join(names_without_key) or "none: all services have separate keys"
             raise UserError(f"reward.urls: {name!r} is unknown. Choose from: {valid_names}")
-    weighted_services = {term.service for term in weighted(cfg)}
+    weighted_services = {component.service for component in weighted(cfg)}
     return tuple(name for name in services() if name in weighted_services)
 
 
-def only_paid(service: ServiceName) -> bool:
-    """Return whether a service is only asked for the reward: all its components are optional."""
-    return all(term.optional for term in TERMS if term.service == service)
+def is_requested_by_weight(service: ServiceName) -> bool:
+    """Return True if a service is requested only with a weight: all its components are optional."""
+    return all(component.optional for component in COMPONENTS if component.service == service)
 
 
 def higher_is_better(service: ServiceName) -> bool:
     """Return the direction of a service's score that the formulas assume."""
-    return next(term.higher_is_better for term in TERMS if term.service == service)
+    return next(
+        component.higher_is_better for component in COMPONENTS if component.service == service
+    )

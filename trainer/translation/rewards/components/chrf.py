@@ -54,7 +54,7 @@ def check_references(examples: Sequence[Example], cfg: RewardConfig, key: str) -
 
     key: config key of the rows.
     """
-    rows = [row.where or row.id for row in examples if not row.ref_text] if cfg.w_chrf else []
+    rows = [row.location or row.id for row in examples if not row.ref_text] if cfg.w_chrf else []
     if rows:
         row_names = ", ".join([*rows[:_MAX_NAMED], *(["..."] if len(rows) > _MAX_NAMED else [])])
         raise UserError(

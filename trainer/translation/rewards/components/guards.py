@@ -9,7 +9,7 @@ from typing import Any
 from trainer.runs.stats import Curve, Stats, StatSpec, mean_of
 from trainer.translation.rewards.component import RewardComponent
 from trainer.translation.rewards.config import RewardConfig
-from trainer.translation.rewards.guards import GUARDS, guard_faults, guard_penalty, guard_weight
+from trainer.translation.rewards.guards import GUARDS, guard_penalty, guard_values, guard_weight
 from trainer.translation.rewards.sample_reward import SampleReward
 from trainer.translation.rollouts import TranslationRollout
 
@@ -48,7 +48,7 @@ class Guards(RewardComponent):
     ) -> None:
         """Record the value of each active guard, 0 to 1."""
         src_lang, _, tgt_lang = rollout.pair.partition(">")
-        values = guard_faults(
+        values = guard_values(
             rollout.src_text, rollout.completion_text, src_lang, tgt_lang, cfg.guards
         )
         reward.values |= {f"guard_{name}": value for name, value in values.items()}
@@ -60,7 +60,7 @@ class Guards(RewardComponent):
         if reward.r_seq is not None:
             reward.r_seq -= guard_penalty(_guard_values(reward), cfg.guards)
 
-    def figures(self, rewards: Sequence[SampleReward], cfg: RewardConfig) -> Stats:
+    def stats(self, rewards: Sequence[SampleReward], cfg: RewardConfig) -> Stats:
         """Return the mean value of each guard over all samples, also those without a score.
 
         None for a guard that is off.

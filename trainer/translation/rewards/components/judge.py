@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from trainer.runs.stats import Curve, Stats, StatSpec, mean_std
-from trainer.translation.rewards.component import RewardComponent, reading_figures
+from trainer.translation.rewards.component import RewardComponent, coverage_stats
 from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.judging import Judged
 from trainer.translation.rewards.reward_batch import VERDICT
@@ -52,16 +52,16 @@ class JudgeVerdict(RewardComponent):
         if reward.r_seq is not None and score is not None:
             reward.r_seq += cfg.w_judge * score
 
-    def figures(self, rewards: Sequence[SampleReward], cfg: RewardConfig) -> Stats:
+    def stats(self, rewards: Sequence[SampleReward], cfg: RewardConfig) -> Stats:
         """Return stats of the judged samples; {} if none was requested."""
-        if not any(VERDICT in reward.asked for reward in rewards):
+        if not any(VERDICT in reward.services for reward in rewards):
             return {}
         scores = [score for r in rewards if (score := r.score(VERDICT)) is not None]
-        return mean_std("judge_score", scores) | reading_figures(VERDICT, rewards)
+        return mean_std("judge_score", scores) | coverage_stats(VERDICT, rewards)
 
     def dump_fields(self, reward: SampleReward) -> dict[str, Any]:
         """Return score and verdict; {} if it was not requested."""
-        if VERDICT not in reward.asked:
+        if VERDICT not in reward.services:
             return {}
         answer = reward.answers.get(VERDICT)
         verdict = answer.verdict.model_dump() if isinstance(answer, Judged) else None

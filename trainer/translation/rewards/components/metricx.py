@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from trainer.runs.stats import Curve, Stats, StatSpec, mean_std
-from trainer.translation.rewards.component import RewardComponent, reading_dump, reading_figures
+from trainer.translation.rewards.component import RewardComponent, coverage_stats, service_dump
 from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.sample_reward import SampleReward
 from trainer.translation.rollouts import TranslationRollout
@@ -61,19 +61,19 @@ class MetricX(RewardComponent):
         if reward.r_seq is not None and score is not None:
             reward.r_seq += cfg.w_metricx * metricx_reward(score, cfg.metricx_offset)
 
-    def figures(self, rewards: Sequence[SampleReward], cfg: RewardConfig) -> Stats:
+    def stats(self, rewards: Sequence[SampleReward], cfg: RewardConfig) -> Stats:
         """Return stats of the scored samples."""
         scores = [score for r in rewards if (score := r.score("metricx")) is not None]
         rewards_of_scores = [metricx_reward(score, cfg.metricx_offset) for score in scores]
         return {
             **mean_std("metricx_score", scores),
             **mean_std("metricx_reward", rewards_of_scores),
-            **reading_figures("metricx", rewards),
+            **coverage_stats("metricx", rewards),
         }
 
     def dump_fields(self, reward: SampleReward) -> dict[str, Any]:
         """Return the score, and whether the model read the full text."""
-        return reading_dump("metricx", reward)
+        return service_dump("metricx", reward)
 
 
 def metricx_reward(score: float, offset: float = 5.0) -> float:

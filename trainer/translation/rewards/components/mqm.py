@@ -8,7 +8,7 @@ from typing import Any
 
 from scorekit.schemas import Scored
 from trainer.runs.stats import Curve, Stats, StatSpec, mean_of, mean_std
-from trainer.translation.rewards.component import RewardComponent, reading_figures
+from trainer.translation.rewards.component import RewardComponent, coverage_stats
 from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.credit import severity_weight
 from trainer.translation.rewards.reward_batch import MQM
@@ -76,21 +76,21 @@ class MQMSpans(RewardComponent):
         """Record the token penalties, and which tokens the model has read."""
         add_span_penalties(reward, rollout, cfg, MQM, cfg.w_mqm_span)
 
-    def figures(self, rewards: Sequence[SampleReward], cfg: RewardConfig) -> Stats:
+    def stats(self, rewards: Sequence[SampleReward], cfg: RewardConfig) -> Stats:
         """Return stats of the scored samples; {} if none was requested."""
-        if not any(MQM in reward.asked for reward in rewards):
+        if not any(MQM in reward.services for reward in rewards):
             return {}
         answers = [reward.answers[MQM] for reward in rewards if MQM in reward.answers]
         return {
             **mean_std("mqm_score", [answer.score for answer in answers]),
             "mqm_spans_mean": mean_of([len(answer.error_spans or ()) for answer in answers]),
             "mqm_unplaced_mean": mean_of([len(answer.unplaced or ()) for answer in answers]),
-            **reading_figures(MQM, rewards),
+            **coverage_stats(MQM, rewards),
         }
 
     def dump_fields(self, reward: SampleReward) -> dict[str, Any]:
         """Return score, spans and errors without a position; {} if it was not requested."""
-        if MQM not in reward.asked:
+        if MQM not in reward.services:
             return {}
         return {
             "mqm_score": reward.score(MQM),
@@ -147,9 +147,9 @@ class Omissions(RewardComponent):
             penalty = omission_penalty(reward.answers[MQM], cfg)
             reward.token_rewards[-1] += cfg.w_omission * penalty
 
-    def figures(self, rewards: Sequence[SampleReward], cfg: RewardConfig) -> Stats:
+    def stats(self, rewards: Sequence[SampleReward], cfg: RewardConfig) -> Stats:
         """Return stats of the scored samples, before the weight; {} if none was requested."""
-        if not any(MQM in reward.asked for reward in rewards):
+        if not any(MQM in reward.services for reward in rewards):
             return {}
         answers = [reward.answers[MQM] for reward in rewards if MQM in reward.answers]
         return {
@@ -159,7 +159,7 @@ class Omissions(RewardComponent):
 
     def dump_fields(self, reward: SampleReward) -> dict[str, Any]:
         """Return the omitted parts of the source; {} if it was not requested."""
-        return {"omissions": _plain(reward, "omissions")} if MQM in reward.asked else {}
+        return {"omissions": _plain(reward, "omissions")} if MQM in reward.services else {}
 
 
 def omission_penalty(answer: Scored, cfg: RewardConfig) -> float:

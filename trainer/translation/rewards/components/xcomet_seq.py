@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from trainer.runs.stats import Curve, Stats, StatSpec, mean_std
-from trainer.translation.rewards.component import RewardComponent, reading_dump, reading_figures
+from trainer.translation.rewards.component import RewardComponent, coverage_stats, service_dump
 from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.sample_reward import SampleReward
 from trainer.translation.rollouts import TranslationRollout
@@ -49,11 +49,11 @@ class XCOMETSentence(RewardComponent):
         if reward.r_seq is not None and score is not None:
             reward.r_seq += cfg.w_xcomet_seq * cfg.xcomet_seq_scale * score
 
-    def figures(self, rewards: Sequence[SampleReward], cfg: RewardConfig) -> Stats:
+    def stats(self, rewards: Sequence[SampleReward], cfg: RewardConfig) -> Stats:
         """Return stats of the scored samples."""
         scores = [score for r in rewards if (score := r.score("xcomet")) is not None]
-        return mean_std("xcomet_score", scores) | reading_figures("xcomet", rewards)
+        return mean_std("xcomet_score", scores) | coverage_stats("xcomet", rewards)
 
     def dump_fields(self, reward: SampleReward) -> dict[str, Any]:
         """Return the score, and whether the model read the full text."""
-        return reading_dump("xcomet", reward)
+        return service_dump("xcomet", reward)

@@ -95,7 +95,7 @@ class XCOMETSpans(RewardComponent):
         """Record the token penalties, and which tokens the model has read."""
         add_span_penalties(reward, rollout, cfg, "xcomet", cfg.w_xcomet_span)
 
-    def figures(self, rewards: Sequence[SampleReward], cfg: RewardConfig) -> Stats:
+    def stats(self, rewards: Sequence[SampleReward], cfg: RewardConfig) -> Stats:
         """Return the numbers of spans of a segment, by severity."""
         spans = [r.error_spans for r in rewards if r.error_spans is not None]
         severities = [[_severity(span) for span in sample_spans] for sample_spans in spans]

@@ -13,7 +13,7 @@ from bench.kit.judge import running_judge
 from bench.kit.servers import free_port
 from scorekit.errors import UserError
 from tests.kits.trainer.search_answers import PICTURES, answering, episode, image_hash, serving
-from trainer.search.answer.config import WITHOUT_PICTURES
+from trainer.search.answer.config import WITHOUT_IMAGES
 from trainer.search.answer.spending import BudgetExceeded
 
 
@@ -39,7 +39,7 @@ def finished(served, folder, *trajectories, keep=None, **sections):
         try:
             await pipeline.check()
             done = [pipeline.finish(t, keep or PICTURES.__getitem__) for t in trajectories]
-            return await asyncio.gather(*done), pipeline.totals, pipeline.figures()
+            return await asyncio.gather(*done), pipeline.totals, pipeline.stats()
         finally:
             await pipeline.close()
 
@@ -158,7 +158,7 @@ def test_no_evidence_is_judged_0_without_a_call_or_asked_without_pictures(served
     assert not fake.requests and totals.calls == 0 and stats["answers/no_evidence"] == 1
     (done,), _, _ = finished(served, tmp_path, episode(), judge={"no_evidence": "ask"})
     assert (done.answer.status, done.answer.evidence) == ("ok", [])
-    assert fake.requests[0].body["messages"][0]["content"] == WITHOUT_PICTURES
+    assert fake.requests[0].body["messages"][0]["content"] == WITHOUT_IMAGES
     assert done.judged.status == "ok"
 
 

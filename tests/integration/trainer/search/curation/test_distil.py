@@ -21,10 +21,10 @@ from tests.kits.trainer.searching.curated import decided, kept_rows, make_questi
 from tests.kits.trainer.searching.episodes import COMPLETE, ask, played, scripted, search
 from tests.kits.trainer.sft import sft_config
 from trainer.runs.run_log import read_jsonl
+from trainer.search.cli import app
 from trainer.search.config import SearchConfig
 from trainer.search.local_policy import inspect_policy
 from trainer.search.records import JudgedAnswer
-from trainer.search.verbs import app
 from trainer.sft.curation_record import CurationRecord, RecordEntry
 from trainer.sft.run import run_sft
 

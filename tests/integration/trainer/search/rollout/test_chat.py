@@ -13,7 +13,7 @@ from bench.kit.openai_server import FakeOpenAI
 from scorekit.errors import UserError
 from scorekit.llm import LLMClient, Sampling
 from tests.kits.trainer.searching.episodes import COMPLETE, ask, played, search
-from trainer.search.images.pictures import picture_hash
+from trainer.search.images.image_data import image_hash
 from trainer.search.records import Trajectory
 from trainer.search.rollout.policies import ChatPolicy
 
@@ -62,7 +62,7 @@ def test_it_is_sent_the_whole_conversation_with_its_pictures() -> None:
     assert second[2]["content"] == search("births 1990")
     image, text = second[3]["content"]
     png = b64decode(image["image_url"]["url"].removeprefix("data:image/png;base64,"))
-    assert picture_hash(png) == done[0].turns[0].views[0].image in image_by_hash
+    assert image_hash(png) == done[0].turns[0].views[0].image in image_by_hash
     assert text["text"].startswith("Page deck_1, rank 1 of 3")
 
 

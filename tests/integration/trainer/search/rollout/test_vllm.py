@@ -63,7 +63,7 @@ def test_pictures_go_out_as_shown_and_the_trainer_agrees(
         assert [turn.action for turn in trajectory.turns][:1] == ["search"] and len(
             trajectory.turns
         ) > 2
-        rollout = policy.ended[trajectory.trajectory_id].rollout(
+        rollout = policy.ended_episodes[trajectory.trajectory_id].rollout(
             trajectory.trajectory_id, 0, ids.stops
         )
         assert [seen.png for seen in rollout.images] == [image_by_hash[trajectory.tokens.images[0]]]

@@ -22,11 +22,11 @@ from tests.kits.trainer.searching.curated import decided, kept_rows, make_questi
 from tests.kits.trainer.searching.episodes import COMPLETE, search
 from tests.kits.trainer.searching.finished import page
 from tests.kits.trainer.searching.verifying import SAID, VerifyServers, verifying
+from trainer.search.cli import app
 from trainer.search.records import Question, Trajectory
 from trainer.search.rounds.config import RoundsConfig
 from trainer.search.rounds.loop import run_loop
 from trainer.search.rounds.steps import StepRecord, Steps
-from trainer.search.verbs import app
 
 ROOT = Path(__file__).parents[5]
 COUNT = 30

@@ -109,7 +109,7 @@ def test_a_checkpoint_of_adapters_is_evaluated_as_the_run_did_and_beside_its_sta
             assert [trajectory.turns[0].text for trajectory in report.episodes] == [
                 trajectory.turns[0].text for trajectory in now.episodes
             ]
-            assert now.figures["reward_mean"] == report.reward_mean
+            assert now.stats["reward_mean"] == report.reward_mean
 
 
 def test_questions_that_are_too_long_are_in_no_epoch_and_no_evaluation(stack, tmp_path, caplog):
@@ -131,7 +131,7 @@ def test_questions_that_are_too_long_are_in_no_epoch_and_no_evaluation(stack, tm
     assert [line["samples"] for line in read_jsonl(out / "eval.jsonl")] == [6, 6]
     cfg = load_config(SearchConfig, config, [*overrides, f"misc.run_dir={tmp_path / 'after'}"])
     (outcome,) = run_evaluation(cfg, load_held_out(cfg), None)
-    assert outcome.evaluation.figures["samples"] == 6
+    assert outcome.evaluation.stats["samples"] == 6
     assert caplog.text.count("data.eval: 6 of 12 questions are too long") == 2
     caplog.clear()
     cfg = load_config(SearchConfig, config, [*overrides, f"misc.run_dir={out}"])

@@ -134,7 +134,7 @@ def test_a_group_of_one_is_refused_before_anything_is_loaded(config: Path, tmp_p
 def test_check_tells_of_them_and_of_the_most_they_cost(config: Path, tmp_path: Path) -> None:
     findings = check_run(load_config(SearchConfig, config, [f"misc.run_dir={tmp_path}"]))
     assert not findings.failed, findings.failed
-    message_by_check = {check.name: check.found for check in findings.checks}
+    message_by_check = {check.name: check.result for check in findings.checks}
     assert message_by_check["updates"].startswith(
         "2 of 4 questions x 2 to 5 episodes (9 questions have an n_agent of their own), "
         "2 to 5 steps each"

@@ -97,7 +97,7 @@ def test_two_processes_play_the_questions_of_one_and_pay_once(town: Town, tmp_pa
         assert line["groups"] == 4 and line["reward_coverage"] == 1 and line["steps"] > 0
         store = TrajectoryStore(tmp_path / "trajectories")
         for trajectory in trajectories:
-            assert all(store.picture(image) for image in trajectory.pictures)
+            assert all(store.read_image(image) for image in trajectory.images)
     bodies = [json.dumps(trajectory.body, sort_keys=True) for trajectory in town.fake.requests]
     two_processes = lines_of(tmp_path)[-1]["cost/generator_calls"]
     one_process = lines_of(tmp_path / "one")[-1]["cost/generator_calls"]

@@ -10,7 +10,7 @@ import pytest
 from tests.kits.browser import BROWSER, ask_page, screenshot
 from tests.kits.trainer.searching.episodes import ask, crop, played, scripted, search
 from trainer.search.records import GeneratedAnswer, JudgedAnswer
-from trainer.search.trajectories.shown import KINDS
+from trainer.search.trajectories.layout import KINDS
 from trainer.search.trajectories.view import write_episodes
 
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium on PATH")
@@ -27,9 +27,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     trajectories = played(scripted(*turns), questions, pictures=image_by_hash)
     trajectories[0] = trajectories[0].model_copy(
         update={
-            "answer": GeneratedAnswer(
-                status="ok", text="7" * 300, evidence=trajectories[0].pictures
-            ),
+            "answer": GeneratedAnswer(status="ok", text="7" * 300, evidence=trajectories[0].images),
             "judged": JudgedAnswer(status="ok", score=0.0, reason="another number"),
         }
     )

@@ -166,7 +166,7 @@ def paid(*pages: str, **charge: float) -> Trajectory:
 def test_an_estimate_without_a_paid_episode_is_reckoned_from_the_config():
     sample = [episode("d_1", "d_2"), episode(), episode("d_1", end="declined")]
     estimated = estimate(sample, 3000, CONFIG)
-    assert (estimated.sampled, estimated.asked, estimated.paid) == (3, 1, 0)
+    assert (estimated.sampled, estimated.num_requested, estimated.paid) == (3, 1, 0)
     assert estimated.generator.calls == estimated.judge.calls == 1000
     assert 2_000_000 < estimated.generator.prompt_tokens < 2_300_000
     assert estimated.generator.completion_tokens == 1000 * 100
@@ -179,7 +179,7 @@ def test_an_estimate_takes_what_was_paid_for_as_the_measure_of_the_rest():
         update={"answer": GeneratedAnswer(status="ok", text="12", charge=ApiUsage(cached=True))}
     )
     estimated = estimate([paid_episode, cached, episode()], 3000, CONFIG)
-    assert (estimated.sampled, estimated.asked, estimated.paid) == (3, 2, 1)
+    assert (estimated.sampled, estimated.num_requested, estimated.paid) == (3, 2, 1)
     assert estimated.generator.prompt_tokens == 1000 * (words + 600 + words + 300)
     assert estimated.generator.completion_tokens == 1000 * (3 + 3)
     spent = estimated.generator.prompt_tokens / 1e6 + estimated.generator.completion_tokens / 1e5

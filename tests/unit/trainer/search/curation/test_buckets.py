@@ -26,11 +26,11 @@ from tests.kits.trainer.searching.curated import (
     write_rows,
     write_run,
 )
+from trainer.search.cli import app
 from trainer.search.curation.buckets import BUCKETS, bucket_of, make_buckets
 from trainer.search.curation.config import BucketConfig, CurationConfig
 from trainer.search.curation.samples import CuratedPrompt, read_prompts
 from trainer.search.records import Question, Trajectory
-from trainer.search.verbs import app
 
 
 def read(*runs: Path, **data: Any) -> list[CuratedPrompt]:

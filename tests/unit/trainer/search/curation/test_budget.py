@@ -19,13 +19,13 @@ from tests.kits.trainer.searching.curated import (
     write_run,
 )
 from tests.kits.trainer.searching.finished import complete_turn, search_turn
+from trainer.search.cli import app
 from trainer.search.config_data import SearchData
-from trainer.search.curation.budget import _figures
+from trainer.search.curation.budget import _stats
 from trainer.search.curation.config import BudgetConfig, CurationConfig
 from trainer.search.curation.samples import read_prompts
 from trainer.search.data import load_questions
 from trainer.search.records import Question, Trajectory
-from trainer.search.verbs import app
 
 
 def run(out: Path, *flags: object) -> Any:
@@ -102,7 +102,7 @@ def test_a_row_gets_what_its_episodes_showed(
 def test_as_many_successes_as_are_rare_are_rare(right: int, rare: bool) -> None:
     """Check float rounding: 0.29 * 100 is 28.999999999999996."""
     judges = [1.0] * right + [0.0] * (100 - right)
-    stats = _figures(prompt_of(judge=judges), BudgetConfig(rare=0.29))
+    stats = _stats(prompt_of(judge=judges), BudgetConfig(rare=0.29))
     assert (stats["succeeded"], stats["rare"]) == (right, rare)
 
 

@@ -18,10 +18,10 @@ from tests.kits.trainer.searching.curated import (
     searched,
     write_run,
 )
+from trainer.search.cli import app
 from trainer.search.curation.config import BucketConfig
 from trainer.search.curation.dataset import CurationResult, Decision, write_curated
 from trainer.search.records import Question, Trajectory
-from trainer.search.verbs import app
 from trainer.sft.curation_record import CurationRecord, RecordEntry
 
 

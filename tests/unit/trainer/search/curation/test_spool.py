@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.kits.trainer.searching.curated import make_question, searched, write_run
+from trainer.search.cli import app
 from trainer.search.curation.buckets import make_buckets
 from trainer.search.curation.config import CurationConfig
 from trainer.search.curation.dataset import CurationResult
@@ -22,7 +23,6 @@ from trainer.search.curation.focus import make_focus
 from trainer.search.curation.prior_decisions import PriorDecisions
 from trainer.search.curation.samples import read_prompts
 from trainer.search.records import Question
-from trainer.search.verbs import app
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,13 +12,13 @@ from tests.kits.trainer.searching.finished import episode, png_of, question, sha
 from trainer.runs.run_log import append_jsonl, write_jsonl
 from trainer.search.evaluation.compare import ALL, changed_most, compare_episodes
 from trainer.search.evaluation.evaluate import SearchReport, read_reports
-from trainer.search.evaluation.figures import by_document, by_type, figures_of
 from trainer.search.evaluation.report import (
     read_episodes,
     write_comparison,
     write_evaluation,
     write_report,
 )
+from trainer.search.evaluation.stats import by_document, by_type, compute_stats
 from trainer.search.records import EpisodeReward, GeneratedAnswer, JudgedAnswer, Trajectory
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore
 
@@ -47,7 +47,7 @@ def scored_episode(number: int, score: float) -> Trajectory:
 
 
 def report_of(episodes: list[Trajectory]) -> SearchReport:
-    values = dict(figures_of(episodes))
+    values = dict(compute_stats(episodes))
     return SearchReport(
         samples=int(values.pop("samples") or 0),
         reward_mean=values.pop("reward_mean"),
@@ -65,7 +65,7 @@ def run(tmp_path):
     """Return a run of two updates with three evaluations of two sets."""
     store = TrajectoryStore(tmp_path / FOLDER, "run-a")
     for name in ("deck_1", "deck_2"):
-        store.keep_picture(sha256_of(name), png_of(name))
+        store.save_image(sha256_of(name), png_of(name))
     for update in (0, 1, 2):
         for name in ("eval", "hard"):
             report = report_of(
@@ -75,10 +75,10 @@ def run(tmp_path):
             dump = f"completions/eval{of_set}-{update:06d}.jsonl"
             (tmp_path / "completions").mkdir(exist_ok=True)
             write_jsonl(tmp_path / dump, report.examples)
-            line = {"update": update, "set": name, "decides": name == "eval"} | report.figures()
+            line = {"update": update, "set": name, "decides": name == "eval"} | report.stats()
             append_jsonl(tmp_path / "eval.jsonl", line | {"completions": dump})
         if update:
-            line = {"update": update} | figures_of([scored_episode(i, 0.5) for i in range(4)])
+            line = {"update": update} | compute_stats([scored_episode(i, 0.5) for i in range(4)])
             line |= {"groups": 2, "groups_without_spread": 1, "cost/generator_calls": 4.0 * update}
             append_jsonl(tmp_path / "log.jsonl", line)
     return tmp_path
@@ -103,7 +103,7 @@ def test_what_a_report_wrote_is_read_back(run):
     assert list(sets) == ["eval", "hard"]
     assert [update for update, _ in sets["hard"]] == [0, 1, 2]
     first, last = sets["eval"][0][1], sets["eval"][-1][1]
-    assert first.figures() == report_of([scored_episode(i, i / 12) for i in range(12)]).figures()
+    assert first.stats() == report_of([scored_episode(i, i / 12) for i in range(12)]).stats()
     assert list(first.by_document) == ["a.pdf", "b.pdf"] and last["judge_mean"] > 0.9
     assert last.rating == last.reward_mean
     assert first.episodes[3] == scored_episode(3, 3 / 12).model_copy(update={"tokens": None})
@@ -153,7 +153,7 @@ def test_two_policies_are_compared_by_question_type_and_document(tmp_path):
 def test_the_page_of_an_evaluation_shows_worst_and_lucky_episodes(tmp_path):
     lucky = scored_episode(1, 1.0).model_copy(update={"turns": []})
     episodes = [scored_episode(0, 0.0), lucky, scored_episode(2, 1.0)]
-    stats = report_of(episodes).figures()
+    stats = report_of(episodes).stats()
     path = write_evaluation(tmp_path / "e.html", "policy", stats, episodes, "task: search")
     page = path.read_text(encoding="utf-8")
     assert "Right without evidence" in page and "Worst by the reward" in page

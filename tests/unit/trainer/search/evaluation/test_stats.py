@@ -7,12 +7,12 @@ import pytest
 from tests.kits.trainer.searching.finished import episode, question
 from trainer.runs.cli.paired import compare_lines
 from trainer.search.evaluation.episode_values import VALUES, values_of
-from trainer.search.evaluation.figures import (
+from trainer.search.evaluation.stats import (
     REASONS,
     by_document,
     by_type,
+    compute_stats,
     curves,
-    figures_of,
     table,
 )
 from trainer.search.records import (
@@ -45,7 +45,7 @@ def judged(id: str, score: float | None, ndcg: float = 0.5, **more: object) -> T
 
 
 def test_means_stand_over_what_has_a_value_and_say_of_how_many():
-    stats = figures_of([judged("a", 1.0), judged("b", 0.0), judged("c", None), judged("d", 0.5)])
+    stats = compute_stats([judged("a", 1.0), judged("b", 0.0), judged("c", None), judged("d", 0.5)])
     assert stats["samples"] == 4
     assert (stats["judge_mean"], stats["judge_coverage"]) == (0.5, 0.75)
     assert (stats["reward_mean"], stats["reward_coverage"]) == (pytest.approx(0.5), 0.75)
@@ -60,7 +60,7 @@ def test_a_right_answer_without_a_page_that_has_the_fact_is_counted():
     other = question(alternatives={"deck_2": ("deck_7",)})
     founded = judged("b", 1.0, shown=("deck_7",), question=other)
     wrong = judged("c", 0.0, shown=("deck_7",))
-    stats = figures_of([lucky, founded, wrong, judged("d", 1.0), judged("e", None, shown=())])
+    stats = compute_stats([lucky, founded, wrong, judged("d", 1.0), judged("e", None, shown=())])
     assert stats["success_share"] == 0.75
     assert stats["success_without_evidence_share"] == 0.25
     assert stats["gold_seen_share"] == 0.2
@@ -71,7 +71,7 @@ def test_how_an_episode_went_is_counted_over_the_turns_of_the_policy():
     box = Turn(number=2, text="?", tokens=5, action="invalid", reason="box_small")
     forced = episode("a", shown=("deck_1",), end="forced")
     forced.turns = [invalid, box, *forced.turns]
-    stats = figures_of([forced, episode("b", shown=("deck_1", "deck_2"), end="declined")])
+    stats = compute_stats([forced, episode("b", shown=("deck_1", "deck_2"), end="declined")])
     assert (stats["turns_mean"], stats["searches_mean"], stats["crops_mean"]) == (2.5, 1.5, 0)
     assert (stats["invalid_mean"], stats["invalid_share"]) == (1.0, pytest.approx(2 / 5))
     assert {r: stats[f"invalid_{r}"] for r in REASONS if stats[f"invalid_{r}"]} == {
@@ -87,14 +87,14 @@ def test_who_failed_is_told_apart():
     failed = {"end": "failed", "answer": None, "judged": None, "reward": None}
     away = judged("a", None, **failed, end_detail="retriever: timeout")
     mute = judged("b", None, **failed, end_detail="policy: unreachable")
-    stats = figures_of([away, mute, judged("c", None), judged("d", 1.0)])
+    stats = compute_stats([away, mute, judged("c", None), judged("d", 1.0)])
     assert [stats[f"{service}_failed"] for service in ("search", "policy", "answers")] == [1, 1, 1]
     assert stats["failed_share"] == 0.5
 
 
 def test_an_answer_that_was_known_costs_nothing():
     cached = GeneratedAnswer(status="ok", text="x", charge=ApiUsage(cached=True))
-    stats = figures_of([judged("a", 1.0, answer=cached), judged("b", 1.0)])
+    stats = compute_stats([judged("a", 1.0, answer=cached), judged("b", 1.0)])
     assert (stats["answers_known"], stats["generator_calls"], stats["money"]) == (1, 1, 1.5)
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from scorekit.retrieval.wire import Page, TextBox
 from trainer.search.images.config import SightConfig
+from trainer.search.images.image_data import ImageError
 from trainer.search.images.legible import legible_lines
-from trainer.search.images.pictures import PictureError
 from trainer.search.images.views import crop_region, in_frame
 from trainer.search.records import ImageView
 
@@ -102,5 +102,5 @@ def test_text_of_a_page_is_no_special_token_and_has_no_lines_of_its_own() -> Non
 
 
 def test_a_text_layer_of_another_size_is_an_error() -> None:
-    with pytest.raises(PictureError):
+    with pytest.raises(ImageError):
         legible_lines(PAGE.model_copy(update={"width": 640}), FULL_VIEW, SIGHT)

@@ -17,7 +17,7 @@ from tests.kits.trainer.images import PROCESSOR, tiny
 from tests.kits.trainer.searching.pages import PagesHere
 from tests.kits.trainer.searching.policies import TINY_SIGHT
 from trainer.search.images.config import SightConfig
-from trainer.search.images.pictures import PictureError, read_picture
+from trainer.search.images.image_data import ImageError, read_image
 from trainer.search.images.processor import ImageProcessor, ProcessedImage, load_reader
 from trainer.search.images.views import page_view
 
@@ -48,7 +48,7 @@ def test_a_folders_own_processor_leaves_pictures_as_they_are(tmp_path: Path) -> 
     page = page_view("deck_1", PagesHere().image("deck_1"), sight)
     seen = reader.read(page)
     assert seen.grid == (1, page.view.height // 4, page.view.width // 4)
-    expected = PROCESSOR(images=[read_picture(PagesHere().image("deck_1"))], return_tensors="pt")
+    expected = PROCESSOR(images=[read_image(PagesHere().image("deck_1"))], return_tensors="pt")
     # resized by us or by the processor: the same pixels and patches
     assert torch.allclose(seen.patches, expected["pixel_values"], atol=1e-6)
     assert reader.ids(page) * 4 == len(seen.patches)
@@ -56,7 +56,7 @@ def test_a_folders_own_processor_leaves_pictures_as_they_are(tmp_path: Path) -> 
 
 def test_a_picture_of_another_size_is_no_frame() -> None:
     reader = ImageProcessor(PROCESSOR, VISION_CONFIG, SightConfig.model_validate(TINY_SIGHT))
-    with pytest.raises(PictureError, match="resized"):
+    with pytest.raises(ImageError, match="resized"):
         _ = ProcessedImage(PagesHere().image("deck_1"), (1, 90, 160), reader).patches
 
 

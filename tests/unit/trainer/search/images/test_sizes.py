@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from transformers import Qwen2VLImageProcessor
 
 from trainer.search.images.config import SightConfig
-from trainer.search.images.pictures import shown_size
+from trainer.search.images.image_data import displayed_size
 
 #: Of the backend in the installed transformers.
 smart_resize = sys.modules[type(Qwen2VLImageProcessor()).__module__].smart_resize
@@ -26,7 +26,7 @@ def test_sizes_are_those_of_qwens_processor_which_leaves_them_so(
     for _ in range(2000):
         width = dice.randint(28, 4096)
         height = dice.randint(max(28, -(-width // 50)), min(4096, width * 50))
-        size = shown_size(width, height, sight)
+        size = displayed_size(width, height, sight)
         assert smart_resize(height, width, factor, min_pixels, max_pixels) == size[::-1]
         assert smart_resize(size[1], size[0], factor, min_pixels, max_pixels) == size[::-1]
         assert size[0] * size[1] <= max_pixels
@@ -34,8 +34,8 @@ def test_sizes_are_those_of_qwens_processor_which_leaves_them_so(
 
 def test_a_model_of_any_size_keeps_the_aspect() -> None:
     sight = SightConfig(factor=1)
-    assert shown_size(800, 450, sight) == (800, 450)
-    width, height = shown_size(1280, 720, sight)
+    assert displayed_size(800, 450, sight) == (800, 450)
+    width, height = displayed_size(1280, 720, sight)
     assert 0.99 * 401_408 < width * height <= 401_408
     assert width / height == pytest.approx(16 / 9, rel=0.01)
 

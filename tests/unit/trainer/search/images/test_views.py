@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from trainer.search.images.config import SightConfig
-from trainer.search.images.pictures import PictureError, picture_hash, read_picture
+from trainer.search.images.image_data import ImageError, image_hash, read_image
 from trainer.search.images.views import (
     CropFailure,
     ShownImage,
@@ -42,7 +42,7 @@ def as_bytes(image: Image.Image, form: str = "PNG") -> bytes:
 
 def middle(png: bytes) -> tuple[float, float]:
     """Return the position of an image's center on the gradient, as fractions of the page."""
-    image = read_picture(png)
+    image = read_image(png)
     red, green, _ = image.getpixel((image.width // 2, image.height // 2))
     return red / 255, green / 255
 
@@ -67,7 +67,7 @@ def test_a_page_shown_again_is_the_frame_again() -> None:
     page = page_view("deck_1", gradient(), BARE)
     repeated = page_view("deck_1", gradient(), BARE)
     assert repeated.view == page.view and repeated.png == page.png
-    assert picture_hash(page.png) == page.view.image
+    assert image_hash(page.png) == page.view.image
 
 
 @pytest.mark.parametrize(
@@ -168,11 +168,11 @@ def test_every_region_lies_in_the_page_and_holds_its_box(across, down, conventio
 def test_pictures_of_all_kinds_are_read(mode) -> None:
     image = Image.new("RGB", (64, 48), (200, 0, 0)).convert("L" if mode == "I;16" else mode)
     data = as_bytes(image.convert(mode), "TIFF" if mode == "CMYK" else "PNG")
-    assert read_picture(data).mode == "RGB" and read_picture(data).size == (64, 48)
+    assert read_image(data).mode == "RGB" and read_image(data).size == (64, 48)
 
 
 def test_what_is_transparent_is_white() -> None:
-    assert read_picture(as_bytes(Image.new("RGBA", (8, 8), (0, 0, 0, 0)))).getpixel((0, 0)) == (
+    assert read_image(as_bytes(Image.new("RGBA", (8, 8), (0, 0, 0, 0)))).getpixel((0, 0)) == (
         255,
         255,
         255,
@@ -182,10 +182,10 @@ def test_what_is_transparent_is_white() -> None:
 def test_a_picture_that_is_none_has_an_error_of_its_own() -> None:
     png = gradient()
     for data in (b"", b"<html>", png[: len(png) // 2]):
-        with pytest.raises(PictureError):
+        with pytest.raises(ImageError):
             page_view("deck_1", data, BARE)
     view = page_view("deck_1", png, BARE).view
-    with pytest.raises(PictureError, match="changed its size"):
+    with pytest.raises(ImageError, match="changed its size"):
         crop_view(view, (100, 100, 400, 300), gradient(640, 360), BARE)
-    with pytest.raises(PictureError, match="too long"):
+    with pytest.raises(ImageError, match="too long"):
         page_view("deck_1", gradient(2000, 30), BARE)

@@ -13,7 +13,7 @@ from tests.kits.trainer.searching.finished import complete_turn, episode, questi
 from trainer.search.records import EpisodeReward, GeneratedAnswer, JudgedAnswer, Trajectory, Turn
 from trainer.search.reward.compute import skip_reward, with_reward
 from trainer.search.reward.config import SearchRewardConfig
-from trainer.search.reward.wellformed import format_fault
+from trainer.search.reward.wellformed import format_error
 
 SECOND = 0.6309297535714575  # NDCG of a gold page that is displayed second
 
@@ -83,17 +83,17 @@ def test_every_turn_is_checked_the_first_included() -> None:
     for index in range(3):
         turns = [search_turn(1, "deck_1"), search_turn(2, "deck_2"), complete_turn(3)]
         turns[index] = invalid(index + 1)
-        assert format_fault(episode(turns=turns)) == f"turn {index + 1}: no_think"
-    assert format_fault(episode()) is None
-    assert format_fault(episode(turns=[])) == "no turn"
+        assert format_error(episode(turns=turns)) == f"turn {index + 1}: no_think"
+    assert format_error(episode()) is None
+    assert format_error(episode(turns=[])) == "no turn"
     behind = [complete_turn(1), search_turn(2, "deck_2")]
-    assert format_fault(episode(turns=behind)) == "turn 1: the episode went on behind its end"
+    assert format_error(episode(turns=behind)) == "turn 1: the episode went on behind its end"
 
 
 @pytest.mark.parametrize("end", ["forced", "context"])
 def test_an_end_that_was_not_chosen_is_no_fault_of_form(end: str) -> None:
     sample = judged(end=end)
-    assert format_fault(sample) is None
+    assert format_error(sample) is None
     assert not reward(sample, cfg("unified")).gated
 
 

@@ -10,7 +10,7 @@ from tests.kits.trainer.searching.episodes import ask, crop, played, scripted, s
 from trainer.search.records import Trajectory
 from trainer.search.reward.compute import with_reward
 from trainer.search.reward.config import SearchRewardConfig
-from trainer.search.reward.wellformed import format_fault
+from trainer.search.reward.wellformed import format_error
 
 PHASE1 = SearchRewardConfig(preset="phase1", w_judge=0, w_ndcg=0.9, w_format=0.1)
 #: The reward for the deck's second page, which these searches display second.
@@ -29,7 +29,7 @@ def value(trajectory: Trajectory) -> float | None:
 
 def test_a_well_formed_episode_earns_by_the_order_of_its_pages() -> None:
     sample = only(search("births"), search("births"))
-    assert format_fault(sample) is None
+    assert format_error(sample) is None
     assert value(sample) == pytest.approx(EXPECTED_REWARD, abs=1e-4)
 
 
@@ -45,27 +45,27 @@ def test_a_well_formed_episode_earns_by_the_order_of_its_pages() -> None:
 def test_a_wrong_first_turn_earns_nothing(wrong: str, reason: str) -> None:
     """Check the first turn, which the original's checker did not see."""
     sample = only(wrong, search("births"), search("births"))
-    assert format_fault(sample) == f"turn 1: {reason}"
+    assert format_error(sample) == f"turn 1: {reason}"
     assert sample.reward and sample.reward.gated and value(sample) == 0
     assert sample.ndcg == pytest.approx(0.6309, abs=1e-4)
 
 
 def test_a_box_outside_the_picture_is_a_fault_of_form() -> None:
     sample = only(search("births"), crop(-5, 0, 100, 100))
-    assert format_fault(sample) == "turn 2: box_outside"
+    assert format_error(sample) == "turn 2: box_outside"
     assert value(sample) == 0
 
 
 def test_a_forced_end_is_no_fault_of_form() -> None:
     """Check forced episodes, which the original's checker always failed."""
     sample = only(*[search("births")] * 3, max_turns=2)
-    assert (sample.end, format_fault(sample)) == ("forced", None)
+    assert (sample.end, format_error(sample)) == ("forced", None)
     assert value(sample) == pytest.approx(EXPECTED_REWARD, abs=1e-4)
 
 
 def test_who_gives_up_earns_what_it_was_shown() -> None:
     sample = only(search("births"), "<think>no</think><search_complete>false</search_complete>")
-    assert (sample.end, format_fault(sample), value(sample)) == (
+    assert (sample.end, format_error(sample), value(sample)) == (
         "declined",
         None,
         pytest.approx(0.1),

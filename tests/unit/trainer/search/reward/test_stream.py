@@ -15,7 +15,7 @@ from scorekit.errors import UserError
 from tests.kits.trainer.searching.finished import episode, question
 from trainer.search.records import GeneratedAnswer, JudgedAnswer, Trajectory
 from trainer.search.reward.config import SearchRewardConfig
-from trainer.search.reward.figures import group_rewards
+from trainer.search.reward.stats import group_rewards
 from trainer.search.reward.stream import RewardStream
 
 PATIENCE_S = 60.0
@@ -164,8 +164,8 @@ def test_a_late_answer_reaches_no_other_step(streams: Any) -> None:
     assert late.answer and late.judged and late.reward
     assert (late.answer.status, late.judged.status, late.reward.value) == ("late", "late", None)
     assert late.ndcg == pytest.approx(0.631, abs=1e-3)
-    assert stream.figures["reward_late"] == 2
-    assert stream.figures["reward_dropped"] == 0
+    assert stream.stats["reward_late"] == 2
+    assert stream.stats["reward_dropped"] == 0
 
     next_step = group(4, step=2)  # the same ids, in the next step
     for sample in next_step:
@@ -173,11 +173,11 @@ def test_a_late_answer_reaches_no_other_step(streams: Any) -> None:
     pipeline.release("t2.0", "t3.0")  # of both steps
     collected = stream.collect(2, group_by_id(next_step), PATIENCE_S)
     assert values(collected) == {"t0": 0, "t1": 0.001, "t2": 0.002, "t3": 0.003}
-    assert stream.figures["reward_coverage"] == 1
-    dropped = stream.figures["reward_dropped"]
+    assert stream.stats["reward_coverage"] == 1
+    dropped = stream.stats["reward_dropped"]
     wait_until(lambda: dropped + stream._dropped == 2)
     stream.collect(3, {}, PATIENCE_S)
-    assert dropped + stream.figures["reward_dropped"] == 2
+    assert dropped + stream.stats["reward_dropped"] == 2
 
 
 def test_of_a_step_done_again_the_latest_attempt_counts(streams: Any) -> None:
@@ -232,7 +232,7 @@ def test_what_failed_leaves_its_group_and_is_counted(streams: Any) -> None:
         "g0": {"t0": 0, "t2": 0.002, "t3": 0.003},
         "g1": {"t7": 0.007},
     }
-    stats = stream.figures
+    stats = stream.stats
     assert (stats["reward_coverage"], stats["reward_failed"], stats["reward_late"]) == (0.5, 4, 0)
     assert (stats["groups"], stats["groups_smaller"], stats["groups_lost"]) == (2, 2, 1)
     assert (stats["answers_failed"], stats["judgements_failed"]) == (1, 3)
@@ -247,9 +247,9 @@ def test_a_step_without_a_single_reward_has_no_mean(streams: Any) -> None:
     stream = streams(Broken({"t0": {"judged": JudgedAnswer(status="failed")}}))
     stream.submit(episode("t0"))
     stream.collect(1, {"t0": "q1"}, PATIENCE_S)
-    assert stream.figures["reward_coverage"] == 0
-    assert "reward_mean" not in stream.figures
-    assert "judge_mean" not in stream.figures
+    assert stream.stats["reward_coverage"] == 0
+    assert "reward_mean" not in stream.stats
+    assert "judge_mean" not in stream.stats
     assert stream.collect(5, {}, PATIENCE_S) == {}
 
 
@@ -270,7 +270,7 @@ def test_nobody_is_asked_for_what_is_known_without(
     collected = stream.collect(1, group_by_id(episodes), PATIENCE_S)
     assert sorted(pipeline.started) == expected_calls
     assert all(sample.reward and sample.reward.status == "ok" for sample in collected.values())
-    assert stream.figures["no_evidence"] == 0
+    assert stream.stats["no_evidence"] == 0
 
 
 def test_without_a_weight_on_the_judge_there_is_nobody_to_ask(streams: Any) -> None:

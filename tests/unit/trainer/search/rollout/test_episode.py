@@ -17,7 +17,7 @@ from tests.kits.trainer.searching.episodes import (
     search,
 )
 from tests.kits.trainer.searching.pages import PagesHere
-from trainer.search.images.pictures import picture_hash, read_picture
+from trainer.search.images.image_data import image_hash, read_image
 from trainer.search.records import Trajectory
 from trainer.search.rollout.policies import ScriptPolicy, TurnRequest
 
@@ -44,8 +44,8 @@ def test_an_episode_goes_from_its_question_to_its_end() -> None:
     assert cut.views[0].kind == "crop" and done.shown_pages == ["deck_1"]
     for turn in done.turns[:2]:
         png = images[turn.views[0].image]
-        assert picture_hash(png) == turn.views[0].image
-        assert read_picture(png).size == (turn.views[0].width, turn.views[0].height)
+        assert image_hash(png) == turn.views[0].image
+        assert read_image(png).size == (turn.views[0].width, turn.views[0].height)
     assert (done.run, done.step, done.group, done.policy) == ("r", 3, "q1", "script")
     assert done.index_revision == "r1"
 

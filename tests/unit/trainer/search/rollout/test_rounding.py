@@ -61,7 +61,9 @@ def episodes(reader: Any) -> list[Rollout]:
     ]
     assert view_kinds == [["page", "crop"], ["page", "page"], [], ["page"]]
     return [
-        policy.ended[episode.trajectory_id].rollout(episode.trajectory_id, i // 2, ids.stops)
+        policy.ended_episodes[episode.trajectory_id].rollout(
+            episode.trajectory_id, i // 2, ids.stops
+        )
         for i, episode in enumerate(done)
     ]
 

@@ -62,7 +62,7 @@ def test_an_episode_of_ids_is_that_of_its_texts() -> None:
     assert sum(turn.tokens or 0 for turn in done.turns) == len(written)
     full_text = tokenizer.decode(done.tokens.prompt_ids + done.tokens.completion_ids)
     assert "Births in Korea" in full_text and full_text.endswith(COMPLETE + "<|im_end|>")
-    assert policy.ended["q1/0"].ids == done.tokens.prompt_ids + done.tokens.completion_ids
+    assert policy.ended_episodes["q1/0"].ids == done.tokens.prompt_ids + done.tokens.completion_ids
 
 
 def test_fine_tuning_reads_the_same_text() -> None:
@@ -198,7 +198,7 @@ def test_a_model_that_sees_samples_behind_pictures_and_the_trainer_agrees(kind) 
             view.image for turn in episode.turns for view in turn.views
         ]
         assert episode.tokens.images and len(episode.turns) > 2
-        joined = policy.ended[episode.trajectory_id]
+        joined = policy.ended_episodes[episode.trajectory_id]
         rollout = joined.rollout(episode.trajectory_id, 0, ids.stops)
         assert rollout.old_logprobs is not None
         (trainer_logprobs,) = rollout_logprobs([rollout], model, 1.0, 0, 10**5, never=reader.never)
@@ -225,7 +225,7 @@ def test_the_tiny_model_counts_what_it_is_shown() -> None:
     views = [view for turn in done.turns for view in turn.views]
     ids = sum(view.width * view.height // 64 for view in views)
     assert done.tokens.completion_ids.count(reader.image_id) == ids
-    joined = policy.ended["q1/0"]
+    joined = policy.ended_episodes["q1/0"]
     assert [seen.patches.shape[0] for seen in joined.images] == [
         seen.grid[1] * seen.grid[2] for seen in joined.images
     ]
@@ -240,7 +240,7 @@ def test_an_episode_without_a_picture_has_none_and_no_ids_of_one() -> None:
     (done,) = played(policy, sight=TINY_SIGHT)
     assert done.tokens is not None and not done.shown_pages and done.tokens.images == []
     assert not set(done.tokens.prompt_ids + done.tokens.completion_ids) & set(reader.never)
-    assert policy.ended["q1/0"].rollout("q1/0", 0, ids.stops).images == []
+    assert policy.ended_episodes["q1/0"].rollout("q1/0", 0, ids.stops).images == []
 
 
 def test_sizes_that_the_policy_would_change_are_refused() -> None:

@@ -103,7 +103,7 @@ def stored(
         episode.reward = EpisodeReward(status="failed" if value is None else "ok", value=value)
     store = TrajectoryStore(folder / "trajectories", "r")
     for name, png in images.items():
-        store.keep_picture(name, png)
+        store.save_image(name, png)
     store.write_step(3, done)
     return done
 
@@ -242,7 +242,7 @@ def test_a_forced_end_is_never_learned(end_filter: Ended, tmp_path: Path) -> Non
             export_sft(tmp_path, tmp_path / "rows", cfg)
         assert not (tmp_path / "rows").exists()
         return
-    export_sft(tmp_path, tmp_path / "rows", cfg, ended="any")
+    export_sft(tmp_path, tmp_path / "rows", cfg, end_filter="any")
     (row,) = read_rows(tmp_path / "rows", model, tmp_path / "sft").rows
     assert row.ids == done.tokens.prompt_ids + done.tokens.completion_ids
     assert "no turns left" not in load_tokenizer(cfg.policy).decode(row.ids)

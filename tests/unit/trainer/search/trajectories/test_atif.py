@@ -42,13 +42,13 @@ def episode(images: dict[str, bytes]) -> Trajectory:
         completion_ids=[10, 11, 90, 12, 91, 92, 13, 14],
         action_mask=mask,
         mask_digest=mask_digest(mask),
-        images=played_episode.pictures,
+        images=played_episode.images,
     )
     return played_episode.model_copy(
         update={
             "tokens": ids,
             "answer": GeneratedAnswer(
-                status="ok", text="8,100,000", evidence=played_episode.pictures
+                status="ok", text="8,100,000", evidence=played_episode.images
             ),
             "judged": JudgedAnswer(status="ok", score=1.0),
             "reward": EpisodeReward(status="ok", value=0.9, parts={"judge": 1.0, "ndcg": 0.5}),
@@ -125,7 +125,7 @@ def test_a_folder_of_episodes_holds_their_pictures(
 ) -> None:
     store = TrajectoryStore(tmp_path / "run/trajectories", "r")
     for name, png in images.items():
-        store.keep_picture(name, png)
+        store.save_image(name, png)
     long = episode.model_copy(update={"trajectory_id": "../긴" * 60})
     store.write_step(3, [episode, long])
     target = tmp_path / "atif"
@@ -140,7 +140,7 @@ def test_a_folder_of_episodes_holds_their_pictures(
                     if part["type"] == "image":
                         png = (target / part["source"]["path"]).read_bytes()
                         assert hashlib.sha256(png).hexdigest() in images
-    assert len(list((target / "images").iterdir())) == len(episode.pictures)
+    assert len(list((target / "images").iterdir())) == len(episode.images)
     with pytest.raises(UserError, match="not empty"):
         export_atif(tmp_path / "run", target)
 
@@ -150,7 +150,7 @@ def test_an_export_that_fails_leaves_nothing(
 ) -> None:
     store = TrajectoryStore(tmp_path / "trajectories", "r")
     for name, png in images.items():
-        store.keep_picture(name, png)
+        store.save_image(name, png)
     store.write_step(3, [episode])
     next((tmp_path / "trajectories/images").rglob("*.png")).unlink()
     with pytest.raises(UserError, match=r"\.png"):

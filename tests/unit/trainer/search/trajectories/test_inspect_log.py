@@ -24,7 +24,7 @@ def run(tmp_path: Path) -> Path:
     good, failed = played(scripted(*turns), [ask()], pictures=images, samples=2)
     good = good.model_copy(
         update={
-            "answer": GeneratedAnswer(status="ok", text="810만", evidence=good.pictures),
+            "answer": GeneratedAnswer(status="ok", text="810만", evidence=good.images),
             "judged": JudgedAnswer(status="ok", score=1.0, reason="the same"),
             "reward": EpisodeReward(status="ok", value=0.9, parts={"judge": 1.0}),
         }
@@ -32,7 +32,7 @@ def run(tmp_path: Path) -> Path:
     verdict = {"judged": JudgedAnswer(status="failed", reason="timeout")}
     store = TrajectoryStore(tmp_path / "trajectories", "r")
     for name, png in images.items():
-        store.keep_picture(name, png)
+        store.save_image(name, png)
     store.write_step(3, [good, failed.model_copy(update=verdict)])
     return tmp_path
 

@@ -30,7 +30,7 @@ PAGES = ("deck_1", "deck_2")
 def opened(tmp_path: Path, run: str = "run-a") -> TrajectoryStore:
     store = TrajectoryStore(tmp_path / "trajectories", run)
     for name in PAGES:
-        store.keep_picture(sha256_of(name), png_of(name))
+        store.save_image(sha256_of(name), png_of(name))
     return store
 
 
@@ -67,7 +67,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert read.steps() == [1, 12]
     assert list(read.read()) == [*first, episode("t3", step=12)]
     assert list(read.read([12])) == [episode("t3", step=12)]
-    assert read.picture(sha256_of("deck_1")) == png_of("deck_1")
+    assert read.read_image(sha256_of("deck_1")) == png_of("deck_1")
 
 
 @pytest.mark.parametrize("compact", [True, False])
@@ -219,16 +219,16 @@ def test_a_folder_without_trajectories_or_of_another_schema_is_told(tmp_path: Pa
 def test_a_picture_is_its_hash(tmp_path: Path) -> None:
     store = opened(tmp_path)
     with pytest.raises(ValueError, match="does not have the hash"):
-        store.keep_picture(sha256_of("deck_3"), png_of("deck_4"))
+        store.save_image(sha256_of("deck_3"), png_of("deck_4"))
     with pytest.raises(UserError, match="No such file"):
-        store.picture(sha256_of("deck_3"))
+        store.read_image(sha256_of("deck_3"))
     for wrong in ("../../etc/passwd", "A" * 64, "ab" * 31):
         with pytest.raises(UserError, match="is not the SHA-256"):
-            store.picture(wrong)
+            store.read_image(wrong)
     path = next((tmp_path / "trajectories/images").rglob("*.png"))
     path.write_bytes(b"half")
     with pytest.raises(UserError, match="damaged: its content"):
-        store.picture(path.stem)
+        store.read_image(path.stem)
 
 
 def test_an_empty_picture_of_a_power_cut_is_written_again(tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_an_empty_picture_of_a_power_cut_is_written_again(tmp_path: Path) -> Non
     opened(tmp_path)
     path = tmp_path / "trajectories/images" / sha[:2] / f"{sha}.png"
     path.write_bytes(b"")
-    assert opened(tmp_path).picture(sha) == png_of("deck_1")
+    assert opened(tmp_path).read_image(sha) == png_of("deck_1")
 
 
 def test_pictures_reach_the_disk_before_the_step_that_refers_to_them(
@@ -324,7 +324,7 @@ def test_a_picture_that_a_killed_process_was_writing_goes(
     store = TrajectoryStore(tmp_path / "trajectories", "run-a")
     with monkeypatch.context() as killed:
         killed.setattr(os, "replace", lambda *_: None)
-        store.keep_picture(sha256_of("deck_1"), png_of("deck_1"))
+        store.save_image(sha256_of("deck_1"), png_of("deck_1"))
     assert [path.suffix for path in store.folder.rglob("*") if path.is_file()].count(".tmp") == 1
     opened(tmp_path).cut(0)
     assert not list(store.folder.rglob("*.tmp"))

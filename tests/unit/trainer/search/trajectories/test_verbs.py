@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.kits.trainer.searching.episodes import played, scripted, search
+from trainer.search.cli import app
 from trainer.search.trajectories.store import TrajectoryStore
-from trainer.search.verbs import app
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def run(tmp_path: Path) -> Path:
     (episode,) = played(scripted(search("Births in Europe")), pictures=images)
     store = TrajectoryStore(tmp_path / "run/trajectories", "r")
     for name, png in images.items():
-        store.keep_picture(name, png)
+        store.save_image(name, png)
     for step in (3, 4):
         changes = {"step": step, "trajectory_id": f"{step}-0"}
         store.write_step(step, [episode.model_copy(update=changes)])

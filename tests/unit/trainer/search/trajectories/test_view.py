@@ -10,7 +10,7 @@ import pytest
 from scorekit.errors import UserError
 from tests.kits.trainer.searching.episodes import ask, crop, played, scripted, search
 from trainer.search.records import EpisodeReward, GeneratedAnswer, JudgedAnswer, Trajectory
-from trainer.search.trajectories.shown import figures, lay_out
+from trainer.search.trajectories.layout import lay_out, mean_stats
 from trainer.search.trajectories.store import TrajectoryStore
 from trainer.search.trajectories.view import write_episodes, write_view
 
@@ -19,7 +19,7 @@ HOSTILE = "<script>alert(1)</script>\x1b[31m\u202e <b>&amp;"
 
 def judged(trajectory: Trajectory, score: float | None) -> Trajectory:
     status = "failed" if score is None else "ok"
-    answer = GeneratedAnswer(status="ok", text="8,100,000", evidence=trajectory.pictures)
+    answer = GeneratedAnswer(status="ok", text="8,100,000", evidence=trajectory.images)
     verdict = JudgedAnswer(status=status, score=score, reason="why")
     reward = EpisodeReward(status=status, value=score, parts={"format": 1.0})
     return trajectory.model_copy(update={"answer": answer, "judged": verdict, "reward": reward})
@@ -42,14 +42,14 @@ def episode(images: dict[str, bytes]) -> Trajectory:
 def store_run(folder: Path, *episodes: Trajectory, images: dict[str, bytes]) -> Path:
     store = TrajectoryStore(folder / "trajectories", "r")
     for name, png in images.items():
-        store.keep_picture(name, png)
+        store.save_image(name, png)
     for step in sorted({episode.step for episode in episodes}):
         store.write_step(step, [episode for episode in episodes if episode.step == step])
     return folder
 
 
 def test_a_box_lies_on_the_picture_that_it_was_written_for(episode: Trajectory) -> None:
-    page, first, second, _ = (turn.pictures for turn in lay_out(episode).turns)
+    page, first, second, _ = (turn.images for turn in lay_out(episode).turns)
     written = {(mark.kind, mark.turn) for mark in page[0].marks}
     assert written == {("written", 2), ("cut", 2), ("cut", 3)}
     assert {(mark.kind, mark.turn) for mark in first[0].marks} == {("written", 3)}
@@ -79,8 +79,14 @@ def test_kinds_of_episodes_are_told_apart(episode: Trajectory, images: dict) -> 
 
 
 def test_no_mean_counts_what_was_not_judged(episode: Trajectory) -> None:
-    row_by_name = {row.name: row for row in figures([judged(episode, 1.0), judged(episode, None)])}
-    assert (row_by_name["judge"].mean, row_by_name["judge"].known, row_by_name["judge"].of) == (
+    row_by_name = {
+        row.name: row for row in mean_stats([judged(episode, 1.0), judged(episode, None)])
+    }
+    assert (
+        row_by_name["judge"].mean,
+        row_by_name["judge"].num_known,
+        row_by_name["judge"].total,
+    ) == (
         1.0,
         1,
         2,
@@ -109,11 +115,11 @@ def test_a_picture_that_is_lost_is_said_on_the_page(
     episode: Trajectory, images: dict, tmp_path: Path
 ) -> None:
     run = store_run(tmp_path, episode, images=images)
-    image_path = next((run / "trajectories/images").rglob(f"{episode.pictures[0]}.png"))
+    image_path = next((run / "trajectories/images").rglob(f"{episode.images[0]}.png"))
     image_path.write_bytes(b"half")
     page = write_view(run).read_text("utf-8")
     assert page.count("picture not there") == 1
-    assert page.count("url(data:image/webp") == len(episode.pictures) - 1
+    assert page.count("url(data:image/webp") == len(episode.images) - 1
 
 
 def test_a_long_run_shows_some_of_each_step(

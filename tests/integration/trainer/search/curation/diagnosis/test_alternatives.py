@@ -26,7 +26,7 @@ from tests.kits.trainer.searching.curated import (
     make_question,
     write_rows,
 )
-from trainer.search.verbs import app
+from trainer.search.cli import app
 
 PAGES = {
     "deck_1": "births in Korea 1990 649,738",

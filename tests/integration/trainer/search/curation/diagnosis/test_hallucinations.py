@@ -19,9 +19,9 @@ from tests.kits.trainer.searching.curated import (
     write_run,
 )
 from tests.kits.trainer.searching.finished import sha256_of
+from trainer.search.cli import app
 from trainer.search.curation.diagnosis.hallucinations import KINDS
 from trainer.search.records import GeneratedAnswer, JudgedAnswer, Question, Trajectory
-from trainer.search.verbs import app
 
 DOCS = Path(__file__).parents[6] / "docs/curation.md"
 PAGES = {name: name for name in ("deck_1", "deck_2", "deck_3", "other_1", "other_2")}

@@ -16,10 +16,10 @@ from tests.kits.trainer.searching.curated import (
     write_run,
 )
 from tests.kits.trainer.searching.finished import complete_turn, search_turn, sha256_of
+from trainer.search.cli import app
 from trainer.search.curation.diagnosis.answers import flat
 from trainer.search.curation.diagnosis.causes import CAUSES
 from trainer.search.records import GeneratedAnswer, Question, Trajectory, Turn
-from trainer.search.verbs import app
 from trainer.sft.curation_record import CurationRecord, RecordEntry, read_record
 
 DOCS = Path(__file__).parents[6] / "docs/curation.md"

@@ -16,15 +16,15 @@ from tests.kits.trainer.searching.cold import READING, save_model, text_episode,
 from tests.kits.trainer.searching.curated import decided, everything, kept_rows, make_question
 from tests.kits.trainer.searching.episodes import COMPLETE, crop, search
 from tests.kits.trainer.searching.finished import page, sha256_of
+from trainer.search.cli import app
 from trainer.search.config import SearchConfig
 from trainer.search.curation.config import CurationConfig
-from trainer.search.curation.distill.choose import Wrote
+from trainer.search.curation.distill.choose import EpisodeTextStore
 from trainer.search.curation.distill.distill import make_distilled
 from trainer.search.curation.distill.spool import row_spool
 from trainer.search.curation.samples import read_prompts
 from trainer.search.local_policy import inspect_policy
 from trainer.search.records import GeneratedAnswer, Trajectory
-from trainer.search.verbs import app
 from trainer.sft.curation_record import CurationRecord, RecordEntry
 
 SUCCESS_ONLY = Path(__file__).parents[6] / "configs/search/distill_success_only.yaml"
@@ -336,12 +336,12 @@ def test_memory_does_not_grow_with_what_episodes_say(tmp_path: Path, model: Path
     folder = text_run(tmp_path / "run", episodes)
     del episodes
     cfg = CurationConfig.model_validate({"distill": {"model": str(model), "duplicates": "keep"}})
-    writer = Wrote()
+    writer = EpisodeTextStore()
     tracemalloc.start()
     prompts, read = read_prompts([folder], cfg, writer.visit)
     with row_spool() as spool:
-        result = make_distilled(prompts, writer.of, read, cfg, spool)
+        result = make_distilled(prompts, writer.spool, read, cfg, spool)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert sum(sample.kept for sample in result.decisions) == 4
+    assert sum(sample.is_kept for sample in result.decisions) == 4
     assert peak < 60 * 210_000 / 3

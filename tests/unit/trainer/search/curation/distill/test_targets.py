@@ -8,7 +8,7 @@ from tests.kits.trainer.searching.cold import text_episode
 from tests.kits.trainer.searching.curated import make_question
 from tests.kits.trainer.searching.episodes import COMPLETE, crop, played, scripted, search
 from tests.kits.trainer.searching.finished import page
-from trainer.search.curation.distill.targets import invented, repeated, target_fault
+from trainer.search.curation.distill.targets import invented, repeated, target_error
 from trainer.search.records import Trajectory
 from trainer.search.rollout.config import EpisodeConfig
 from trainer.search.rollout.prompt import (
@@ -92,7 +92,7 @@ def test_what_the_environment_says_is_found_wherever_a_turn_says_it(phrase: str)
         f"<think>{phrase}</think>\n<search>births</search>",
         f"<think>births</think>\n<search>births</search>\n{phrase}",
     ):
-        assert target_fault(accepted(text)) == "an invented observation"
+        assert target_error(accepted(text)) == "an invented observation"
 
 
 def test_every_line_that_episodes_are_told_is_found() -> None:
@@ -110,7 +110,7 @@ def test_every_line_that_episodes_are_told_is_found() -> None:
 def test_a_thought_about_what_was_told_is_none_of_it(thought: str) -> None:
     turn = f"<think>{thought}</think>\n<search>births</search>"
     assert invented(turn) is None
-    assert target_fault(text_episode(make_question("q"), turn, COMPLETE)) is None
+    assert target_error(text_episode(make_question("q"), turn, COMPLETE)) is None
 
 
 @pytest.mark.parametrize("repeated_query", ["births in Asia", "Births  in asia", "ｂirths in Asia"])
@@ -129,12 +129,12 @@ def test_a_query_that_comes_again_later_is_none() -> None:
 
 def test_words_behind_an_action_are_found() -> None:
     more = search("births") + "\nand now the total"
-    assert target_fault(accepted(more)) == "text behind an action"
+    assert target_error(accepted(more)) == "text behind an action"
     assert (
-        target_fault(text_episode(make_question("q"), more, COMPLETE)) is None
+        target_error(text_episode(make_question("q"), more, COMPLETE)) is None
     )  # invalid and not trained
     assert (
-        target_fault(text_episode(make_question("q"), search("births") + " \n", COMPLETE)) is None
+        target_error(text_episode(make_question("q"), search("births") + " \n", COMPLETE)) is None
     )
 
 
@@ -142,11 +142,11 @@ def test_what_is_not_learned_does_not_count() -> None:
     """Check that invalid turns are masked and forced turns omitted."""
     invalid = "<think>User: births</think>"
     assert (
-        target_fault(text_episode(make_question("q"), invalid, search("births"), COMPLETE)) is None
+        target_error(text_episode(make_question("q"), invalid, search("births"), COMPLETE)) is None
     )
-    assert target_fault(text_episode(make_question("q"), "garbage")) == "no valid turn"
+    assert target_error(text_episode(make_question("q"), "garbage")) == "no valid turn"
     episode = text_episode(
         make_question("q"), search("births"), COMPLETE + "\nUser: more", end="forced"
     )
     episode.turns[-1].forced = True
-    assert target_fault(episode) is None
+    assert target_error(episode) is None

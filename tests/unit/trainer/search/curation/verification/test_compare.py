@@ -6,7 +6,7 @@ import pytest
 
 from tests.kits.trainer.searching.curated import prompt_of
 from trainer.search.curation.config import CurationConfig
-from trainer.search.curation.verification.compare import why_not
+from trainer.search.curation.verification.compare import skip_reason
 from trainer.search.curation.verification.config import VerifyConfig
 from trainer.sft.curation_record import CurationRecord
 
@@ -24,4 +24,4 @@ from trainer.sft.curation_record import CurationRecord
 def test_a_mean_on_a_border_is_verified_however_many_are_summed(judge, ndcg, reason):
     min_ndcg = 0.5 if ndcg[0] == 0.5 else 0.1
     cfg = CurationConfig(verify=VerifyConfig(max_score=0.3, min_ndcg=min_ndcg))
-    assert why_not(prompt_of(judge=judge, ndcg=ndcg), cfg, 5, CurationRecord()) == reason
+    assert skip_reason(prompt_of(judge=judge, ndcg=ndcg), cfg, 5, CurationRecord()) == reason

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from trainer.runs.stats import Stats
-from trainer.search.evaluation.figures import figures_of
+from trainer.search.evaluation.stats import compute_stats
 from trainer.search.records import Trajectory
-from trainer.search.reward.figures import group_rewards, step_figures
+from trainer.search.reward.stats import group_rewards, step_stats
 
 
-def update_figures(final: Mapping[str, Trajectory]) -> Stats:
-    """Return the stats of an update: `step_figures`, `figures_of`, groups without spread."""
-    stats = {**step_figures(final), **figures_of(list(final.values()))}
+def update_stats(final: Mapping[str, Trajectory]) -> Stats:
+    """Return the stats of an update: `step_stats`, `compute_stats`, groups without spread."""
+    stats = {**step_stats(final), **compute_stats(list(final.values()))}
     return stats | {"groups_without_spread": len(without_spread(final))}
 
 

@@ -183,7 +183,7 @@ def _counters(model: str | None, lengths: tuple[int | None, ...], thinking: bool
 
 def _prepared(inputs: Sequence[Path], column: str, data: Any, limits: Any) -> Any:
     """Return all accepted turns with the fields of their rows, and all dropped ones."""
-    from trainer.roleplay.data import told_of
+    from trainer.roleplay.data import read_stated_facts
     from trainer.roleplay.messages import WrongMessages
     from trainer.roleplay.prepare import prepare, read_dialogue
     from trainer.runs.readers import read_rows, shortened
@@ -210,7 +210,7 @@ def _prepared(inputs: Sequence[Path], column: str, data: Any, limits: Any) -> An
     accepted, dropped = prepare(dialogues, limits)
     turns = []
     for turn, dialogue in accepted:
-        fields = told_of(dialogue.row, location_by_id[dialogue.id], data, turn.prompt)
+        fields = read_stated_facts(dialogue.row, location_by_id[dialogue.id], data, turn.prompt)
         fields |= {"dialogue": turn.dialogue, "place": turn.place}
         turns.append(dataclasses.replace(turn, **fields))
     return turns, dropped

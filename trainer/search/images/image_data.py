@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 _COMPRESSION = 1
 
 
-class PictureError(ScorekitError):
+class ImageError(ScorekitError):
     """An image cannot be read, or does not match its description in the index."""
 
 
-def read_picture(data: bytes) -> PILImage:
-    """Decode an image to RGB, on white where it is transparent. Raises PictureError."""
+def read_image(data: bytes) -> PILImage:
+    """Decode an image to RGB, on white where it is transparent. Raises ImageError."""
     from PIL import Image
 
     try:
@@ -32,7 +32,7 @@ def read_picture(data: bytes) -> PILImage:
             return image.convert("RGB")
         rgba = image.convert("RGBA")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise PictureError(f"the image cannot be read: {type(error).__name__}") from None
+        raise ImageError(f"the image cannot be read: {type(error).__name__}") from None
     white = Image.new("RGBA", rgba.size, "white")
     return Image.alpha_composite(white, rgba).convert("RGB")
 
@@ -44,20 +44,20 @@ def write_png(image: PILImage) -> bytes:
     return buffer.getvalue()
 
 
-def picture_hash(png: bytes) -> str:
+def image_hash(png: bytes) -> str:
     """Return the SHA-256 of a PNG, by which trajectories refer to it."""
     return hashlib.sha256(png).hexdigest()
 
 
-def shown_size(width: int, height: int, sight: SightConfig) -> tuple[int, int]:
+def displayed_size(width: int, height: int, sight: SightConfig) -> tuple[int, int]:
     """Return width and height of an image for the policy.
 
     They are multiples of the factor, with an area within the limits and nearly the same aspect, as
     from Qwen2-VL's processor (`smart_resize`), which then does not resize the image. Raises
-    PictureError above the max aspect, where its own limits do not hold.
+    ImageError above the max aspect, where its own limits do not hold.
     """
     if above(max(width, height), sight.max_aspect * min(width, height)):
-        raise PictureError(
+        raise ImageError(
             f"an image of {width} x {height} is too long: sight.max_aspect is {sight.max_aspect:g}"
         )
     factor = sight.factor

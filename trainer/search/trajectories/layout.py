@@ -30,7 +30,7 @@ class BoxMark(NamedTuple):
 
 
 @dataclass
-class ShownPicture:
+class MarkedImage:
     """An image of a turn. marks: the boxes of later turns on it."""
 
     view: ImageView
@@ -41,7 +41,7 @@ class ShownTurn(NamedTuple):
     """A turn and its images."""
 
     turn: Turn
-    pictures: list[ShownPicture]
+    images: list[MarkedImage]
 
 
 class ShownEpisode(NamedTuple):
@@ -55,20 +55,20 @@ class ShownEpisode(NamedTuple):
 def lay_out(trajectory: Trajectory) -> ShownEpisode:
     """Add each box to the image that the policy saw before it, and each crop to its page."""
     turns: list[ShownTurn] = []
-    last: ShownPicture | None = None
-    pages: dict[str, ShownPicture] = {}
+    last: MarkedImage | None = None
+    pages: dict[str, MarkedImage] = {}
     for turn in trajectory.turns:
         if last is not None and turn.box is not None:
             last.marks.append(_written(turn, last.view))
-        pictures = [ShownPicture(view) for view in turn.views]
-        for image in pictures:
+        marked_images = [MarkedImage(view) for view in turn.views]
+        for image in marked_images:
             if image.view.kind == "page":
                 pages[image.view.page_id] = image
             elif (page := pages.get(image.view.page_id)) is not None:
                 region = in_frame(image.view.region, page.view, "unit")
                 page.marks.append(BoxMark("cut", region, turn.number))
             last = image
-        turns.append(ShownTurn(turn, pictures))
+        turns.append(ShownTurn(turn, marked_images))
     return ShownEpisode(trajectory, turns, list(_kinds(trajectory)))
 
 
@@ -101,16 +101,16 @@ def _kinds(trajectory: Trajectory) -> Iterator[str]:
         yield "unscored"
 
 
-class MeanFigure(NamedTuple):
-    """A mean and its coverage: `known` of `of` episodes have a value."""
+class MeanStat(NamedTuple):
+    """A mean and its coverage: `num_known` of `total` episodes have a value."""
 
     name: str
     mean: float | None
-    known: int
-    of: int
+    num_known: int
+    total: int
 
 
-def figures(episodes: Sequence[Trajectory]) -> list[MeanFigure]:
+def mean_stats(episodes: Sequence[Trajectory]) -> list[MeanStat]:
     """Return the means over the episodes."""
     values: dict[str, list[float | None]] = {
         "reward": [t.reward.value if t.reward else None for t in episodes],
@@ -123,5 +123,5 @@ def figures(episodes: Sequence[Trajectory]) -> list[MeanFigure]:
     for name, column in values.items():
         present = [value for value in column if value is not None]
         mean = sum(present) / len(present) if present else None
-        means.append(MeanFigure(name, mean, len(present), len(column)))
+        means.append(MeanStat(name, mean, len(present), len(column)))
     return means

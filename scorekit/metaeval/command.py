@@ -105,7 +105,7 @@ def meta_eval(
         scores = [scores_by_name[source.name] for source in sources]
         result = evaluate(translations, scores, draws=draws, seed=seed)
         result.notes[:0] = judged.notes
-        _write_figures(out / "figures.json", result, judgements)
+        _write_stats(out / "figures.json", result, judgements)
         write_page(out / "report.html", result, translations, scores, judgements.name)
         print_tables(result)
         typer.echo(f"{out / 'report.html'}\n{out / 'figures.json'}")
@@ -164,7 +164,7 @@ def _chosen(
     return selected
 
 
-def _write_figures(path: Path, result: MetaEvaluation, judgements: Path) -> None:
+def _write_stats(path: Path, result: MetaEvaluation, judgements: Path) -> None:
     from dataclasses import asdict
 
     from scorekit.files import write_atomic

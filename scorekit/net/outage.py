@@ -22,7 +22,7 @@ def clock_time(seconds: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(time.time() + seconds))
 
 
-class Absence:
+class OutageLog:
     """Logs outages of one server, as a client sees it: one warning per outage.
 
     Use it in one event loop.

@@ -33,9 +33,9 @@ class _Checked:
     max_length: int | None
 
     @property
-    def learned(self) -> Any:
+    def trained_turns(self) -> Any:
         if self.rows:
-            return self.rows[0].learned
+            return self.rows[0].trained_turns
         return "all" if self.turns == "all" else "last"
 
     @property
@@ -51,8 +51,8 @@ class _Checked:
             self.chat,
             self.generation_config,
             self.max_length,
-            learned=self.learned,
-            names=[row.where for row in self.rows],
+            trained_turns=self.trained_turns,
+            names=[row.location for row in self.rows],
         )
 
 
@@ -122,15 +122,15 @@ def _show(console: Console, checked: _Checked, count: int) -> None:
     """Print the first rows, or made-up conversations without rows."""
     from trainer.chat.labels import label
     from trainer.chat.show import print_conversation
-    from trainer.chat.template_check import looked_at, training_template
+    from trainer.chat.template_check import collect_conversations, training_template
 
     settings = (checked.tokenizer, checked.conversations, checked.chat)
-    chosen = training_template(*settings, learned=checked.learned).template
-    names = [row.where for row in checked.rows]
-    for number, (location, turns) in enumerate(looked_at(*settings)[:count]):
-        labelled = label(checked.tokenizer, turns, checked.chat, chosen, checked.learned)
+    chosen = training_template(*settings, trained_turns=checked.trained_turns).template
+    names = [row.location for row in checked.rows]
+    for number, (location, turns) in enumerate(collect_conversations(*settings)[:count]):
+        labeled = label(checked.tokenizer, turns, checked.chat, chosen, checked.trained_turns)
         name = names[number] if number < len(names) else location
-        print_conversation(console, checked.tokenizer, name, labelled.tokens.ids, labelled.mask)
+        print_conversation(console, checked.tokenizer, name, labeled.tokens.ids, labeled.mask)
 
 
 def _fixed(console: Console, checked: _Checked, folder: Path, to: Path) -> _Checked:
@@ -143,7 +143,9 @@ def _fixed(console: Console, checked: _Checked, folder: Path, to: Path) -> _Chec
     from trainer.chat.template_check import unknown_stops
 
     tokenizer, rows = checked.tokenizer, checked.conversations
-    repaired, diff = fixed_template(tokenizer, rows, checked.chat, learned=checked.learned)
+    repaired, diff = fixed_template(
+        tokenizer, rows, checked.chat, trained_turns=checked.trained_turns
+    )
     write_beside(to, repaired.template)
     print_diff(console, diff)
     console.print(
@@ -151,7 +153,11 @@ def _fixed(console: Console, checked: _Checked, folder: Path, to: Path) -> _Chec
     )
     checked = replace(checked, chat=checked.chat.model_copy(update={"template": str(to)}))
     missing = unknown_stops(
-        tokenizer, rows, checked.chat, checked.generation_config, learned=checked.learned
+        tokenizer,
+        rows,
+        checked.chat,
+        checked.generation_config,
+        trained_turns=checked.trained_turns,
     )
     if missing:
         ends = [*end_ids(tokenizer, checked.generation_config), *missing]

@@ -26,8 +26,8 @@ from typing import Any, BinaryIO, NamedTuple
 from pydantic_core import from_json
 
 from scorekit.client.asynchronous import ScoringClient
-from scorekit.client.files.early import EarlyResults
-from scorekit.client.files.samplefile import Contents, JudgeFields, Line, SampleFile
+from scorekit.client.files.early_results import EarlyResults
+from scorekit.client.files.sample_file import Contents, JudgeColumns, Line, SampleFile
 from scorekit.errors import RequestError, ServiceUnreachable, UserError, is_transient
 from scorekit.files import replace_file, write_atomic
 from scorekit.schemas import Info, JudgeScored, Priority, Result
@@ -47,7 +47,7 @@ _OPTIONAL_FIELDS = frozenset(
 
 
 @dataclass(slots=True)
-class Tally:
+class ResultCounts:
     """Counts of the results in an output so far.
 
     retryable: results that another run retries. judged: results with a verdict, of which `passed`
@@ -128,8 +128,8 @@ class ScoreJob:
         client: ScoringClient,
         info: Info,
         contents: Contents,
-        on_start: Callable[[Tally], Callable[[int], None]],
-    ) -> Tally:
+        on_start: Callable[[ResultCounts], Callable[[int], None]],
+    ) -> ResultCounts:
         """Score what is missing of the checked `contents`, and retry transient errors of an earlier
         run.
 
@@ -141,7 +141,7 @@ class ScoreJob:
         self._check_service(info)
         early = EarlyResults(self.out and _with_suffix(self.out, "early"))
         if self.out is None:
-            tally = Tally()
+            tally = ResultCounts()
             try:
                 await self._score_missing(client, sys.stdout.buffer, early, tally, on_start(tally))
             except BrokenPipeError:
@@ -154,7 +154,7 @@ class ScoreJob:
                 description = self._job_description(contents.digest, info)
                 if self.overwrite:  # at the first result: the service may still refuse the options
                     early.when_first(partial(self._start_output, out, self.out, description))
-                    tally = Tally()
+                    tally = ResultCounts()
                 else:
                     tally = self._resume(out, self.out, description, early)
                 advance = on_start(tally)
@@ -170,7 +170,7 @@ class ScoreJob:
         return tally
 
     def _check_service(self, info: Info) -> None:
-        is_judge = isinstance(self.samples.fields, JudgeFields)
+        is_judge = isinstance(self.samples.fields, JudgeColumns)
         if is_judge != (info.service == "judge"):
             hint = "no judge: leave out" if is_judge else "a judge: name its rubric by"
             raise UserError(f"the service is {hint} --task")
@@ -187,7 +187,7 @@ class ScoreJob:
 
     def _resume(
         self, out: BinaryIO, path: Path, description: dict[str, Any], early: EarlyResults
-    ) -> Tally:
+    ) -> ResultCounts:
         """Cut a torn line, load the early results, and return the counts of the output."""
         meta = _with_suffix(path, "meta.json")
         out.seek(0)
@@ -196,7 +196,7 @@ class ScoreJob:
                 early.load(after=0)
             else:
                 self._start_output(out, path, description)
-            return Tally(early=len(early))
+            return ResultCounts(early=len(early))
         earlier = _read_meta(meta)
         if earlier is None:
             raise UserError(
@@ -207,7 +207,7 @@ class ScoreJob:
             raise UserError(
                 f"{path} was made from something else ({', '.join(changed)}): {self.remedy}"
             )
-        tally = Tally()
+        tally = ResultCounts()
         for _, result in _results(out, path):
             tally.add(result)
         early.load(after=0 if tally.retryable else tally.last_line)
@@ -228,7 +228,7 @@ class ScoreJob:
         out: BinaryIO,
         new_out: BinaryIO,
         early: EarlyResults,
-        tally: Tally,
+        tally: ResultCounts,
         advance: Callable[[int], None],
     ) -> None:
         """Copy `out` to `new_out`, which an earlier run may have started, and retry errors."""
@@ -253,7 +253,7 @@ class ScoreJob:
         client: ScoringClient,
         out: BinaryIO,
         early: EarlyResults,
-        tally: Tally,
+        tally: ResultCounts,
         advance: Callable[[int], None],
     ) -> None:
         items = map(_Item, self.samples.lines(after=tally.last_line))
@@ -265,7 +265,7 @@ class ScoreJob:
         items: Iterator[_Item],
         out: BinaryIO,
         early: EarlyResults,
-        tally: Tally,
+        tally: ResultCounts,
         advance: Callable[[int], None],
     ) -> None:
         """Write results in order. `max_in_flight` requests, twice as many batches at once."""
@@ -342,7 +342,7 @@ def _record(line: Line, result: Result) -> dict[str, Any]:
     return record
 
 
-def _append(out: BinaryIO, batch: list[_Item], early: EarlyResults, tally: Tally) -> None:
+def _append(out: BinaryIO, batch: list[_Item], early: EarlyResults, tally: ResultCounts) -> None:
     output_lines = []
     for item in batch:
         if not item.is_pending:
@@ -366,7 +366,7 @@ def _results(file: BinaryIO, path: Path) -> Iterator[tuple[bytes, dict[str, Any]
             break
         try:
             result = from_json(raw)
-            Tally().add(result)
+            ResultCounts().add(result)
         except (ValueError, KeyError, TypeError, AttributeError):
             raise UserError(f"{path}: line {number} is not a result. Use --overwrite") from None
         complete_bytes += len(raw)

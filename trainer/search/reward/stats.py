@@ -24,13 +24,13 @@ def group_rewards(collected: Mapping[str, Trajectory]) -> dict[str, dict[str, fl
     return dict(groups)
 
 
-def step_figures(collected: Mapping[str, Trajectory]) -> dict[str, float]:
+def step_stats(collected: Mapping[str, Trajectory]) -> dict[str, float]:
     """Return the stats of episodes and groups.
 
     Groups: how many were sampled, miss an episode, or are too small for a comparison.
     """
     sampled, groups = Counter(t.group for t in collected.values()), group_rewards(collected)
-    return reward_figures(list(collected.values())) | {
+    return reward_stats(list(collected.values())) | {
         "groups": len(groups),
         "groups_smaller": sum(len(rewards) < sampled[group] for group, rewards in groups.items()),
         # A group sampled with one episode never has a comparison.
@@ -40,7 +40,7 @@ def step_figures(collected: Mapping[str, Trajectory]) -> dict[str, float]:
     }
 
 
-def reward_figures(episodes: Sequence[Trajectory]) -> dict[str, float]:
+def reward_stats(episodes: Sequence[Trajectory]) -> dict[str, float]:
     """Return means and coverages of the reward and its components, and counts of failures."""
     rewards = [t.reward for t in episodes if t.reward is not None]
     statuses = Counter(reward.status for reward in rewards)

@@ -163,7 +163,7 @@ def curves() -> tuple[Curve, ...]:
     )
 
 
-def figures_of(lines: Sequence[Mapping[str, Any]]) -> Stats:
+def compute_stats(lines: Sequence[Mapping[str, Any]]) -> Stats:
     """Return the means over the lines of an evaluation's dump that have a value."""
     stats: Stats = {
         "samples": len(lines),

@@ -11,15 +11,15 @@ from trainer.runs.rollout_stats import LEARNING_CURVES, OF_LEARNING
 from trainer.runs.stats import Curve, Stats, StatSpec, mean_of
 from trainer.search.actions import DETAILS
 from trainer.search.evaluation.episode_values import VALUES, own_turns
-from trainer.search.images.views import CropFault
+from trainer.search.images.views import CropErrorReason
 from trainer.search.records import SUCCESS, Question, Trajectory
 from trainer.search.reward.compute import NO_GOLD
-from trainer.search.reward.figures import reward_figures
+from trainer.search.reward.stats import reward_stats
 
-__all__ = ["SUCCESS", "by_document", "by_type", "curves", "figures_of", "table"]
+__all__ = ["SUCCESS", "by_document", "by_type", "compute_stats", "curves", "table"]
 
 #: The reasons of invalid turns: of their form, their box, or a refused query.
-REASONS = (*DETAILS, *get_args(CropFault), "query_refused")
+REASONS = (*DETAILS, *get_args(CropErrorReason), "query_refused")
 #: Stats of the loop that a narrow console has.
 _NARROW = ("policy_loss", "rollout_s", "reward_s", "update_s")
 _SECONDS = ("rollout_s", "logprob_s", "reward_s", "update_s")
@@ -184,7 +184,7 @@ _SERVICES = (
 
 def table() -> tuple[StatSpec, ...]:
     """Return all stats in the order of console, tables, pages and comparisons."""
-    learning = (replace(figure, narrow=figure.key in _NARROW) for figure in OF_LEARNING)
+    learning = (replace(stat, narrow=stat.key in _NARROW) for stat in OF_LEARNING)
     return (*_FRONT, *_BEHAVIOR, *_SERVICES, *learning)
 
 
@@ -219,9 +219,9 @@ _MONEY = ("cost/generator_money", "cost/judge_money")
 _CALLS = ("cost/generator_calls", "cost/judge_calls")
 
 
-def figures_of(episodes: Sequence[Trajectory]) -> Stats:
+def compute_stats(episodes: Sequence[Trajectory]) -> Stats:
     """Return the stats of rewarded episodes: means (None without a value), counts, and shares."""
-    stats: Stats = {"samples": len(episodes), **reward_figures(episodes)}
+    stats: Stats = {"samples": len(episodes), **reward_stats(episodes)}
     for key, value_of in VALUES.items():
         stats[key] = mean_of(
             [value for episode in episodes if (value := value_of(episode)) is not None]
@@ -281,7 +281,7 @@ def _by(episodes: Iterable[Trajectory], name_of: Callable[[Trajectory], str]) ->
         *(group for f in table() if f.by_group for group in (f.key, f.coverage) if group),
     ]
     return {
-        name: {key: figures.get(key) for key in keys}
+        name: {key: stats.get(key) for key in keys}
         for name, group in (groups.items() if len(groups) > 1 else ())
-        for figures in [figures_of(group)]
+        for stats in [compute_stats(group)]
     }

@@ -122,11 +122,11 @@ def collect(
     with _clean_exit():
         from trainer.runs.cli.tables import report_table
         from trainer.search.collect import collect as collect_all
-        from trainer.search.evaluation.figures import table
+        from trainer.search.evaluation.stats import table
         from trainer.search.trajectories.view import write_view
 
         done = collect_all(_config(config, policy, model, set_), resume=resume, limit=limit)
-        Console().print(report_table(table(), done.figures))
+        Console().print(report_table(table(), done.stats))
         typer.echo(f"trajectories: {done.folder / 'trajectories'}")
         typer.echo(f"page: {write_view(done.folder)}")
         if done.stopped:
@@ -214,7 +214,7 @@ def export(
             overrides = [*(model_overrides if model is not None else []), *(set_ or [])]
             cfg = _config(run_dir / "config.yaml", None, None, overrides)
             result = export_sft(
-                run_dir, target, cfg, steps=step, ended=ended, min_reward=least_reward
+                run_dir, target, cfg, steps=step, end_filter=ended, min_reward=least_reward
             )
             typer.echo("\n".join([f"episodes: {result.rows} in {target / ROWS}", *result.lines()]))
             return

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from scorekit.client.files.samplefile import Contents, Fields, JudgeFields, SampleFile
-from scorekit.client.files.scorefile import ScoreJob, Tally, first_info
+from scorekit.client.files.sample_file import Contents, JudgeColumns, SampleFile, TranslationColumns
+from scorekit.client.files.score_file import ResultCounts, ScoreJob, first_info
 from scorekit.command import clean_exit
 from scorekit.errors import UserError
 from scorekit.rowfile import Format
@@ -128,7 +128,9 @@ def score(
         "votes": votes,
     }
     with clean_exit():
-        fields: Fields | JudgeFields = Fields(src_field, mt_field, ref_field, id_field)
+        fields: TranslationColumns | JudgeColumns = TranslationColumns(
+            src_field, mt_field, ref_field, id_field
+        )
         if task is not None:
             fields = _judge_fields(task, variable or (), fixed or (), id_field)
         elif variable or fixed:
@@ -147,13 +149,13 @@ def score(
 
 def _judge_fields(
     task: str, variables: Sequence[str], constants: Sequence[str], id: str
-) -> JudgeFields:
+) -> JudgeColumns:
     named = dict(_pair(variable, default=variable) for variable in variables)
     fixed = dict(_pair(constant, default=None) for constant in constants)
     duplicates = named.keys() & fixed.keys()
     if duplicates:
         raise UserError(f"--variable and --set both name {sorted(duplicates)[0]!r}")
-    return JudgeFields(task, named, fixed, id)
+    return JudgeColumns(task, named, fixed, id)
 
 
 def _pair(text: str, default: str | None) -> tuple[str, str]:
@@ -169,9 +171,9 @@ def _run(job: ScoreJob, urls: list[str], **settings: Any) -> None:
     from scorekit.client.asynchronous import ScoringClient
     from scorekit.report.progress import progress_bar
 
-    tally: Tally | None = None
+    tally: ResultCounts | None = None
 
-    async def work(contents: Contents) -> tuple[Info, Tally, int, float]:
+    async def work(contents: Contents) -> tuple[Info, ResultCounts, int, float]:
         nonlocal tally
         async with ScoringClient(
             urls, max_in_flight=job.max_in_flight, pin_model=True, **settings
@@ -180,7 +182,7 @@ def _run(job: ScoreJob, urls: list[str], **settings: Any) -> None:
             with ExitStack() as stack:
                 started, num_done_before = time.monotonic(), 0
 
-                def on_start(counts: Tally) -> Callable[[int], None]:
+                def on_start(counts: ResultCounts) -> Callable[[int], None]:
                     nonlocal tally, num_done_before
                     tally, num_done_before = counts, counts.done - counts.retryable
                     return stack.enter_context(progress_bar(contents.samples, num_done_before))
@@ -201,7 +203,7 @@ def _run(job: ScoreJob, urls: list[str], **settings: Any) -> None:
         raise typer.Exit(130) from None
     info, totals, num_scored, seconds = result
     fields = job.samples.fields
-    task = fields.task if isinstance(fields, JudgeFields) else None
+    task = fields.task if isinstance(fields, JudgeColumns) else None
     _print_summary(info, totals, num_scored, seconds, task=task, to_stderr=job.out is None)
     if totals.retryable:
         hint = "" if job.out is None else "; the same command retries them"
@@ -216,7 +218,13 @@ def _run(job: ScoreJob, urls: list[str], **settings: Any) -> None:
 
 
 def _print_summary(
-    info: Info, tally: Tally, num_scored: int, seconds: float, *, task: str | None, to_stderr: bool
+    info: Info,
+    tally: ResultCounts,
+    num_scored: int,
+    seconds: float,
+    *,
+    task: str | None,
+    to_stderr: bool,
 ) -> None:
     from rich.console import Console
     from rich.table import Table

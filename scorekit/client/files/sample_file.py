@@ -14,7 +14,7 @@ from scorekit.rowfile import Format, RowFile
 
 
 @dataclass(frozen=True)
-class Fields:
+class TranslationColumns:
     """The names of the columns of a file of translations."""
 
     src: str = "src"
@@ -43,7 +43,7 @@ class Fields:
 
 
 @dataclass(frozen=True)
-class JudgeFields:
+class JudgeColumns:
     """The columns of a file for a judge.
 
     task: the rubric's name.
@@ -96,12 +96,15 @@ class SampleFile:
     """A file of samples. path, format: as for RowFile."""
 
     def __init__(
-        self, path: Path, format: Format | None = None, fields: Fields | JudgeFields | None = None
+        self,
+        path: Path,
+        format: Format | None = None,
+        fields: TranslationColumns | JudgeColumns | None = None,
     ) -> None:
         """Raise UserError if neither `format` nor the ending names a format."""
         self.file = RowFile(path, format, remedy="say --format")
         self.path = self.file.path
-        self.fields = fields or Fields()
+        self.fields = fields or TranslationColumns()
 
     def check(self) -> Contents:
         """Read the whole file. Raises UserError that names the first invalid line."""

@@ -1,7 +1,7 @@
-"""What a value of the second cache tier must be to stand in an answer.
+"""Checks of the values in the second cache tier, before they are used in an answer.
 
-Without a secret, whoever can write there can write anything. A score that is merely wrong cannot
-be told; but nothing that no model of this service could have answered goes out.
+Without a secret, other programs can write any value there. A wrong score cannot be detected, but a
+value that no model of this service can produce is never returned.
 """
 
 from __future__ import annotations
@@ -15,24 +15,30 @@ from pydantic_core import from_json, to_json
 
 from scorekit.schemas import ErrorSpan, JudgeSample, JudgeScored, Scored, ScoreRange, Window
 
-#: Many times the largest answer: a hundred spans that quote a long text.
+#: Far above the largest answer, which has a hundred spans that quote a long text.
 MAX_VALUE_BYTES = 2**20
-#: What our services say of a span.
+#: Severities of spans from our services.
 _SEVERITIES = frozenset({"MINOR", "MAJOR", "CRITICAL"})
-_OF_THE_SERVICE = {"id": None, "ok": True, "cached": False}  # what it adds to each answer
+_SERVICE_FIELDS = {
+    "id": None,
+    "ok": True,
+    "cached": False,
+}  # fields that the service adds to each answer
 
 
 def read_value(value: bytes) -> dict[str, Any] | None:
-    """The fields of a stored result; None unless it is a JSON object with a finite score, written
-    as we write it (it is spliced into answers as it is: no second value of a name, no line end),
-    and has none of the fields that the service adds."""
+    """Return the fields of a cached result, or None if it is invalid.
+
+    A valid result is a JSON object with a finite score and without the fields that the service
+    adds. It must be serialized exactly as we do it, because answers contain it unchanged: without
+    duplicate names or line ends."""
     if len(value) > MAX_VALUE_BYTES or not value.startswith(b"{"):
         return None
     try:
         fields: dict[str, Any] = from_json(value, allow_inf_nan=False)
         score: Any = fields.get("score")
-        good = type(score) in (int, float) and math.isfinite(score)
-        if not good or _OF_THE_SERVICE.keys() & fields.keys() or to_json(fields) != value:
+        is_finite = type(score) in (int, float) and math.isfinite(score)
+        if not is_finite or _SERVICE_FIELDS.keys() & fields.keys() or to_json(fields) != value:
             return None
     except (ValueError, OverflowError):
         return None
@@ -40,26 +46,28 @@ def read_value(value: bytes) -> dict[str, Any] | None:
 
 
 def could_be_answer(value: bytes, sample: Any, options: Any, scores: ScoreRange) -> bool:
-    """Whether a service could have given this value for this sample: types, fields, the range of
-    the score, and spans that lie in `mt`."""
+    """Return True if a service could have given this value for this sample.
+
+    Checks types, fields, the range of the score, and that all spans are inside the texts."""
     fields = read_value(value)
     if fields is None:
         return False
     judge = isinstance(sample, JudgeSample)
-    # A verdict's score ends at 1: a task whose does not has spans.
+    # A verdict has a score of at most 1. A task with another range has spans.
     answer_type = JudgeScored if judge and scores.max == 1.0 else Scored
     try:
-        answer = answer_type.model_validate(fields | _OF_THE_SERVICE)
+        answer = answer_type.model_validate(fields | _SERVICE_FIELDS)
     except ValidationError:
         return False
-    low = -math.inf if scores.min is None else scores.min
-    high = math.inf if scores.max is None else scores.max
-    told = answer.model_dump(exclude=set(_OF_THE_SERVICE), exclude_unset=True)
-    if told != fields or not low <= answer.score <= high:  # a name that is not ours, at any depth
+    min_score = -math.inf if scores.min is None else scores.min
+    max_score = math.inf if scores.max is None else scores.max
+    returned = answer.model_dump(exclude=set(_SERVICE_FIELDS), exclude_unset=True)
+    # A name that is not ours, at any depth.
+    if returned != fields or not min_score <= answer.score <= max_score:
         return False
     if isinstance(answer, JudgeScored):
         return True
-    # A judge's texts are the rubric's: those of `mqm` are these.
+    # The texts of a judge's sample depend on the rubric; `mqm` has src and mt, too.
     texts = (sample.model_extra or {}) if judge else sample.__dict__
     src, mt = texts.get("src"), texts.get("mt")
     exact = getattr(options, "span_offsets", "exact") == "exact"
@@ -84,7 +92,9 @@ def _is_part(window: Window, src: str, mt: str) -> bool:
 
 
 def _lie_in(mt: str, spans: Sequence[ErrorSpan], exact: bool) -> bool:
-    """Whether spans are whole and within a text; exact ones are ordered, disjoint and quote it."""
+    """Return True if all spans are complete and inside the text.
+
+    Exact spans must also be ordered, disjoint, and quote the text."""
     end = 0
     for span in spans:
         if span.severity not in _SEVERITIES or span.text is None:

@@ -1,14 +1,14 @@
-"""The marks of a chat: special tokens of chat templates, headings of instruction data, speakers.
+"""Find marks of a chat: special tokens of chat templates, headings of instruction data, speakers.
 
-A server reads what is shaped like its model's special tokens as one, even inside a message. So a
-text of foreign origin is made `neutral` before it goes into a message.
+If a message contains text in the form of a special token of the model, a server parses it as that
+token. So untrusted text must pass `neutral` before it is put into a message.
 """
 
 from __future__ import annotations
 
 import re
 
-#: Names in angle brackets that stay as they are: HTML's. `<s>`, which also ends a turn, does not.
+#: Names in angle brackets that stay unchanged: HTML's, except `<s>`, which is also a special token.
 _HTML = (
     "a|abbr|b|big|blockquote|body|br|button|caption|center|code|dd|del|details|div|dl|dt|em|font|"
     "footer|form|h[1-6]|head|header|hr|html|i|iframe|img|input|ins|kbd|label|li|link|main|mark|"
@@ -16,8 +16,7 @@ _HTML = (
     "summary|sup|svg|table|tbody|td|textarea|tfoot|th|thead|title|tr|tt|u|ul|var|video"
 )
 _BARS = "|｜¦│"
-#: The first character of what is shaped like a special token of a chat template, which a server
-#: reads as one even inside a message.
+#: The first character of text in the form of a special token.
 OPENS = re.compile(
     rf"[<\[](?=[{_BARS}])"  # <|im_end|>, <｜User｜>, [|endofturn|]
     r"|<(?=\[[^\[\]<>\n]{1,64}\]>)"  # <[end▁of▁sentence]>
@@ -26,29 +25,32 @@ OPENS = re.compile(
     r"|\[(?=/?[a-z]?[A-Z][A-Z0-9_]{1,63}\])"  # [/INST], [gMASK]
     r"|\](?=~!?\w{1,16}[\[\]])|\[(?=\w{1,16}~\[)"  # ]~b], [e~[
 )
-#: The last character of those that end in a bar. One character can be both: "|]~b[".
+#: The last character of tokens that end in a bar. A character can be both: "|]~b[".
 CLOSES = re.compile(rf"(?<=[{_BARS}])[>\]]")  # <|im_end|>, <turn|>
 
 
 def neutral(text: str) -> str:
-    """The text with a space inside whatever is shaped like a special token of a chat template, so
-    that no tokenizer takes it for one. HTML's tags, and nearly every text, stay as they are."""
+    """Return the text with a space inside everything that looks like a special token of a chat
+    template, so that no tokenizer parses it as one.
+
+    HTML tags, and nearly every text, stay unchanged."""
     return CLOSES.sub(r" \g<0>", OPENS.sub(r"\g<0> ", text))
 
 
 def restored(src: str, text: str) -> str:
-    """A text made of `neutral(src)`, such as its translation, with the source's own tokens as the
-    source writes them."""
+    """Undo `neutral` in a text made from `neutral(src)`, such as its translation.
+
+    Only special tokens that the source has are restored."""
     opened = {src[m.start() : m.start() + 3] for m in OPENS.finditer(src)}
     closed = {src[m.start() - 1 : m.end()] for m in CLOSES.finditer(src)}
     if not opened | closed:
         return text
-    for spaced in (_CLOSED, _OPENED, _OPENED):  # twice: "< < SYS>>" opens from the inside
+    for spaced in (_CLOSED, _OPENED, _OPENED):  # twice: "< < SYS>>" is restored from the inside
         text = spaced.sub(lambda m: m[1] if m[1] + m[2] in opened | closed else m[0], text)
     return text
 
 
-#: The spaces that `neutral` puts in, with what stands around them.
+#: The spaces that `neutral` inserts, with the characters around them.
 _OPENED = re.compile(r"([<\[\]]) (?=(\S{1,2}))")
 _CLOSED = re.compile(rf"([{_BARS}]) (?=([>\]]))")
 
@@ -64,7 +66,7 @@ _HEADING = re.compile(
     r"|anweisung|übersetzung)\b",
     re.I,
 )
-#: Who speaks in a chat, and what a source says that may be translated so.
+#: Names of speakers in a chat, and words of a source that may be translated as such a name.
 _SPEAKERS = {
     "assistant": "assistant|어시스턴트|助手|アシスタント|assistent",
     "user": "user|사용자|用户|用戶|ユーザー?|benutzer",
@@ -96,9 +98,11 @@ _IN_MID_LINE = {
 
 
 def role_token(src: str, mt: str) -> str | None:
-    """The first mark of a chat that the source does not have: <|im_start|>, "### Response",
-    "assistant:"; None without one. A speaker is excused where the source has a word for it."""
-    excused = {found.casefold() for found in _TOKEN.findall(src)}
+    """Return the first mark of a chat that the source does not have, or None.
+
+    Marks are special tokens (<|im_start|>), headings ("### Response") and speakers ("assistant:").
+    A speaker is allowed if the source has a word for it."""
+    excused = {match.casefold() for match in _TOKEN.findall(src)}
     for token in _TOKEN.finditer(mt):
         if token.group().casefold() not in excused:
             return token.group()
@@ -106,6 +110,6 @@ def role_token(src: str, mt: str) -> str | None:
         return heading.group()
     for spoken in (_AT_LINE_START, _IN_MID_LINE):
         for role, pattern in spoken.items():
-            if (found := pattern.search(mt)) and not _IN_SOURCE[role].search(src):
-                return found.group().strip()
+            if (match := pattern.search(mt)) and not _IN_SOURCE[role].search(src):
+                return match.group().strip()
     return None

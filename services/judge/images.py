@@ -17,7 +17,7 @@ MEDIA_TYPES = {"PNG": "image/png", "JPEG": "image/jpeg", "WEBP": "image/webp"}
 MAX_BYTES, MAX_PIXELS = 8 * 2**20, 32_000_000
 
 
-def picture_parts(images: Sequence[str]) -> list[dict[str, Any]]:
+def image_parts(images: Sequence[str]) -> list[dict[str, Any]]:
     """Return the images (base64) as parts of a message.
 
     Raises SampleError for an image that is not base64, too large, or not PNG, JPEG or WebP. Only

@@ -46,7 +46,7 @@ _NAMES = {"mean_token_accuracy": "token_accuracy", "num_tokens": "tokens_seen"}
 _LEFT_OUT = ("epoch", "runtime", "samples_per_second", "steps_per_second", "step_time")
 
 
-def figures_of(logs: Mapping[str, Any]) -> Stats:
+def compute_stats(logs: Mapping[str, Any]) -> Stats:
     """Return TRL's stats under our names; values that are not finite are None."""
     stats: Stats = {}
     for key, value in logs.items():

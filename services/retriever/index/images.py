@@ -20,11 +20,11 @@ _MAX_DECODE_FACTOR = 8
 _TOO_LARGE = "its header declares too many pixels, or none"
 
 
-class UnreadablePicture(Exception):
+class UnreadableImage(Exception):
     """Raised if a file is not a usable image; the message is the reason."""
 
 
-class Wish(NamedTuple):
+class ImageRequest(NamedTuple):
     """The requested part and format of an image.
 
     crop: x1, y1, x2, y2 in its pixels; None: the full image. max_pixels: scale down to at most this
@@ -47,10 +47,10 @@ def png_of(image: Image) -> bytes:
     return out.getvalue()
 
 
-def read_picture(content: bytes, max_pixels: int) -> Image:
+def read_image(content: bytes, max_pixels: int) -> Image:
     """Return an image file as RGB, rotated by its EXIF, with white for transparency.
 
-    It is scaled down to at most max_pixels. Raises UnreadablePicture."""
+    It is scaled down to at most max_pixels. Raises UnreadableImage."""
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
@@ -58,7 +58,7 @@ def read_picture(content: bytes, max_pixels: int) -> Image:
             width, height = opened.size
             # Check before decoding: a small file can declare any number of pixels.
             if width * height > _MAX_DECODE_FACTOR * max_pixels or not width or not height:
-                raise UnreadablePicture(_TOO_LARGE)
+                raise UnreadableImage(_TOO_LARGE)
             rotated = ImageOps.exif_transpose(opened) or opened
             if rotated.mode.startswith("I"):  # 16 bits: Pillow would cut them off at 255
                 rotated = Image.fromarray((np.asarray(rotated) >> 8).astype(np.uint8))
@@ -69,11 +69,11 @@ def read_picture(content: bytes, max_pixels: int) -> Image:
             else:
                 image = rotated.convert("RGB")
     except UnidentifiedImageError:
-        raise UnreadablePicture("not a PNG, JPEG or WebP image") from None
+        raise UnreadableImage("not a PNG, JPEG or WebP image") from None
     except Image.DecompressionBombError:
-        raise UnreadablePicture(_TOO_LARGE) from None
+        raise UnreadableImage(_TOO_LARGE) from None
     except (OSError, ValueError, SyntaxError, EOFError) as error:
-        raise UnreadablePicture(f"cannot be decoded ({type(error).__name__})") from None
+        raise UnreadableImage(f"cannot be decoded ({type(error).__name__})") from None
     return smaller(image, max_pixels)
 
 
@@ -97,7 +97,7 @@ def fitted(width: int, height: int, max_pixels: int | None) -> tuple[int, int]:
     return max(1, int(width * factor)), max(1, int(height * factor))
 
 
-def part_of(png: bytes, request: Wish) -> bytes:
+def part_of(png: bytes, request: ImageRequest) -> bytes:
     """Return the requested part of a stored image as an encoded file."""
     from PIL import Image
 
