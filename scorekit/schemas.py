@@ -198,7 +198,7 @@ class Window(WireAnswer):
 
 
 class WireError(WireAnswer):
-    """The error of a sample or a request."""
+    """Why a sample or a request failed."""
 
     type: str
     message: str
@@ -206,7 +206,7 @@ class WireError(WireAnswer):
 
 
 class Truncated(WireAnswer):
-    """The fields that the model could not read completely."""
+    """Which fields the model could not read to the end."""
 
     src: bool
     mt: bool
@@ -214,7 +214,7 @@ class Truncated(WireAnswer):
 
 
 class JudgeUsage(WireAnswer):
-    """The tokens that the judge's model read and wrote for a sample, in all its answers."""
+    """What the judge's model read and wrote for a sample, all its answers together."""
 
     prompt_tokens: int = Field(ge=0, le=2**50)
     completion_tokens: int = Field(ge=0, le=2**50)
@@ -262,7 +262,7 @@ class Scored(WireAnswer):
 
 
 class Verdict(WireAnswer):
-    """A judge's verdict on a sample."""
+    """What a judge says of a sample."""
 
     model_config = ConfigDict(serialize_by_alias=True)
 
@@ -329,7 +329,7 @@ score_result = TypeAdapter[Result](JudgeResult)
 
 
 class ModelRef(WireAnswer):
-    """The model that answered."""
+    """Which model answered."""
 
     service: str
     id: str
@@ -365,7 +365,7 @@ class ScoreRange(WireAnswer):
 
 
 class TaskInfo(WireAnswer):
-    """The meaning of a judge's score for one of its tasks."""
+    """What a judge's score means for one of its tasks."""
 
     score_range: ScoreRange
     higher_is_better: bool

@@ -219,7 +219,7 @@ class _Player:
         model = trainer.accelerator.unwrap_model(trainer.model)
         tokenizer, cfg = self.reads.tokenizer, self._cfg
         policy = SampledPolicy(
-            GenerateSampler(model, tokenizer, never=self.reads.banned_token_ids),
+            GenerateSampler(model, tokenizer, banned_token_ids=self.reads.banned_token_ids),
             self.reads.ids(cfg, stop_token_ids(model, tokenizer)),
             cfg.generation,
             name="trl",

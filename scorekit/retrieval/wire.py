@@ -11,8 +11,8 @@ REVISION_HEADER = "x-index-revision"
 
 
 class PageHit(WireAnswer):
-    """A page that a query matched. rank: 1 is the best. score: higher is better, within its back
-    end only. width, height: of its image in pixels. image: path of the image on the same service.
+    """A page that a query has found. rank: 1 is the best. score: higher is better, of its back end
+    alone. width, height: of its picture in pixels. image: path of the picture on the same service.
     """
 
     page_id: str
@@ -26,9 +26,8 @@ class PageHit(WireAnswer):
 
 
 class TextBox(WireAnswer):
-    """A line of a page's text layer, in pixels of its image, origin top left.
-
-    letter_height: of its letters (the font's size on the page), in the same pixels."""
+    """A line of a page's text layer, in pixels of its picture, origin top left. letter_height: of
+    its letters (the font's size on the page), in the same pixels."""
 
     text: str
     x1: float

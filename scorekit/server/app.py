@@ -266,7 +266,7 @@ def _add_other_routes(app: FastAPI, service: ScoringService) -> None:
         responses={503: {"model": ErrorResponse}},
     )
     async def info() -> BaseModel:
-        """The model, its limits, and the version of the code."""
+        """What the model is, what it can take, and which code runs it."""
         if not service.loaded:
             raise RequestError("unavailable", "the model is loading", retry_after=5.0)
         return _info(service)
@@ -288,7 +288,7 @@ def _add_other_routes(app: FastAPI, service: ScoringService) -> None:
     @app.head("/metrics", include_in_schema=False)
     @app.get("/metrics", response_class=Response)
     async def metrics() -> Response:
-        """Metrics in Prometheus' text format."""
+        """Figures in Prometheus' text format."""
         return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
 

@@ -143,11 +143,11 @@ class EmbeddingsEndpoint(Endpoint):
         """Parse a request. Raises UserError for a wrong model, dimension or prompt name."""
         assert isinstance(description, EmbedderDescription)
         if request.model and _last_part(request.model) != _last_part(description.model):
-            raise UserError(f"model: this service has {description.model}")
+            raise UserError(f"model: another one is asked for; here is {description.model}")
         if request.dimensions not in (None, description.dimension):
             raise UserError(
-                f"dimensions: {request.dimensions}; vectors here have {description.dimension}, "
-                "and are not cut"
+                f"dimensions: {request.dimensions}; vectors of this model have "
+                f"{description.dimension}, and are not cut"
             )
         options = EmbedOptions(request.truncate, _prompt(request.prompt_name, description))
         return ParsedRequest(request.input, options, list(options))
@@ -228,7 +228,7 @@ def _as_texts(value: Any) -> Any:
     if isinstance(value, list) and value:
         first_item = value[0][0] if isinstance(value[0], list) and value[0] else value[0]
         if isinstance(first_item, int):
-            raise ValueError("token ids are not supported. Send the texts")
+            raise ValueError("token ids are not taken: send the texts themselves")
     return value
 
 

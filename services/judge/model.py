@@ -87,9 +87,7 @@ class _Judge:
         task = self.tasks.get(sample.task)
         if task is None:
             available = ", ".join(self.tasks)
-            raise SampleError(
-                "invalid_input", f"task {sample.task[:64]!r}: expected one of {available}"
-            )
+            raise SampleError("invalid_input", f"task {sample.task[:64]!r}: there are {available}")
         texts = task.prepare(sample.model_extra or {})
         tokens = _tokens(texts)
         if tokens > self.max_input_length:
@@ -143,7 +141,7 @@ class RulesBackend(_Judge):
                 f"options.model {options.model!r}: the backend `rules` has no models",
             )
         if sample.task == MQM or sample.task in self.tasks.keys() - self._judged.keys():
-            raise SampleError("invalid_input", f"task {sample.task!r} requires --backend openai")
+            raise SampleError("invalid_input", f"task {sample.task!r} needs --backend openai")
         _, texts = self._texts(sample)
         if options.votes not in (None, 1):
             raise SampleError("invalid_input", _ONE_ANSWER)

@@ -90,7 +90,7 @@ class Rubric(Config):
         """Return the sample's texts, with languages by name. Raises SampleError if they do not
         fit."""
         if missing := sorted(self.variables.keys() - texts.keys()):
-            raise SampleError("invalid_input", f"{missing[0]}: required by the rubric")
+            raise SampleError("invalid_input", f"{missing[0]}: the rubric wants it")
         if texts.keys() - self.variables.keys():
             available = ", ".join(self.variables)
             raise SampleError("invalid_input", f"unknown text. The rubric has {available}")
@@ -106,7 +106,7 @@ class Rubric(Config):
         if not images and not self.images:
             return []
         if not self.images:
-            raise SampleError("invalid_input", "images: the rubric takes no images")
+            raise SampleError("invalid_input", "images: the rubric wants no pictures")
         if not 1 <= len(images) <= self.images:
             raise SampleError(
                 "invalid_input",

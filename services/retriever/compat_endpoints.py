@@ -29,7 +29,7 @@ class RetrievedPage(WireAnswer):
 
 
 class ScoredPage(WireAnswer):
-    """A page with its score, for requests with `return_scores`."""
+    """The same, where scores are asked for."""
 
     document: RetrievedPage
     score: float

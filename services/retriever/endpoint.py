@@ -40,7 +40,7 @@ class FoundPages(WireAnswer):
 
 
 class IndexRef(WireAnswer):
-    """The index that answered."""
+    """Which index answered."""
 
     id: str
     revision: str
@@ -69,7 +69,7 @@ class RetrieverInfo(IndexInfo):
 
 
 class Query(Wire):
-    """A search query. exclude: ids of pages that must not be hits; unknown ids are ignored."""
+    """What is looked for. exclude: ids of pages that are no hits of it; an unknown one is none."""
 
     id: str | None = Field(None, description="The caller's name for the query; echoed.")
     query: str = Field(min_length=1, description="What is looked for, in words.")

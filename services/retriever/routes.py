@@ -80,7 +80,7 @@ class PageRoutes:
             openapi_extra={"parameters": _PARAMETERS},
         )
         async def image(request: Request, page_id: str) -> Response:
-            """The image of a page, or a part of it."""
+            """Its picture, or a part of it."""
             record = self._page(page_id)
             image_request = _image_request(request, record)
             tag = _tag(record.picture, image_request)

@@ -208,9 +208,7 @@ class Clients:
         return self._failing[service] >= FAILURES_IN_A_ROW
 
     async def score(self, src: str, mts: Sequence[str]) -> list[Score]:
-        """Return the MetricX score of each translation, without a reference.
-
-        Raises TemporaryFailure."""
+        """Return each translation's MetricX score, no reference. Raises TemporaryFailure."""
         assert self._metricx is not None
         identity = self._identities.get("metricx")
         keys = _keys(["metricx", identity, src], mts)
@@ -233,8 +231,7 @@ class Clients:
     async def judge(self, src: str, candidate: str, doubt: str = "") -> dict[str, Any]:
         """Return the judge's verdict {"pass", "reason_code", "notes"}, or {"error": type, ...}.
 
-        doubt: see `judge_request`.
-        Raises TemporaryFailure, unless the fail policy is permissive."""
+        doubt: see `judge_request`. Raises TemporaryFailure unless the policy is permissive."""
         assert self._judge is not None
         sample, options = judge_request(self.cfg, self.languages, src, candidate, doubt)
         key = digest_of(["judge", self._identities.get("judge"), options, sample])

@@ -96,7 +96,11 @@ def engine(served: tuple[str, Taught], rank: int, run_dir: Path) -> Iterator[tup
     policy = PolicyConfig.model_validate({"path": str(folder), "lora": {"r": rank}})
     model, tokenizer = load_policy(policy, CPU)
     reader = tiny_reader(model, PROCESSOR)
-    options: dict[str, Any] = {"adapters": rank > 0, "run_dir": run_dir, "never": reader.never}
+    options: dict[str, Any] = {
+        "adapters": rank > 0,
+        "run_dir": run_dir,
+        "banned_token_ids": reader.banned_token_ids,
+    }
     sampler = open_sampler(cfg, name, model, tokenizer, DistributedContext(CPU), **options)
     try:
         sampler.sync_weights(model, 0)
@@ -114,9 +118,11 @@ def change(model: nn.Module) -> None:
                 weight.add_(torch.randn_like(weight) * max(0.1 * weight.std(), 0.02))
 
 
-def max_difference(rows: list[Rollout], model: nn.Module, never: list[int]) -> float:
+def max_difference(rows: list[Rollout], model: nn.Module, banned_token_ids: list[int]) -> float:
     """Return the largest |log pi trainer - log pi server| of a token that the policy wrote."""
-    trainer_logprobs = rollout_logprobs(rows, model, 1.0, PAD, 10**5, never=never)
+    trainer_logprobs = rollout_logprobs(
+        rows, model, 1.0, PAD, 10**5, banned_token_ids=banned_token_ids
+    )
     return max(
         abs(trainer_logprob - server_logprob)
         for row, values in zip(rows, trainer_logprobs, strict=True)
@@ -142,7 +148,7 @@ def test_episodes_with_crops_follow_each_update(
     with engine(served, rank, tmp_path / "run") as (sampler, model, reader):
         ids = turn_ids(tiny_tokenizer(), reader)
         for update in range(3):
-            first = ScriptedStart(sampler, model, first_turns, reader.never)
+            first = ScriptedStart(sampler, model, first_turns, reader.banned_token_ids)
             policy = SampledPolicy(first, ids, sampling, name="tiny", context=2000, seed=1)
             done = played(policy, samples=2, **episode)
             rows = [
@@ -155,9 +161,9 @@ def test_episodes_with_crops_follow_each_update(
                 kinds = [view.kind for turn in trajectory.turns for view in turn.views]
                 assert kinds[:2] == ["page", "crop"] and len(trajectory.turns) > 2
                 assert len(row.images) >= 2
-            current = max_difference(rows, model, reader.never)
+            current = max_difference(rows, model, reader.banned_token_ids)
             change(model)
-            stale = max_difference(rows, model, reader.never)
+            stale = max_difference(rows, model, reader.banned_token_ids)
             print(f"update {update}: {current:.1e} apart; with the weights of another {stale:.1e}")
             assert current <= GAP and stale > 1000 * GAP
             sampler.sync_weights(model, update + 1)

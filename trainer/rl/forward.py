@@ -36,7 +36,7 @@ def completion_logprobs(
     pad_id: int,
     *,
     images: Sequence[Sequence[Image]] | None = None,
-    never: Sequence[int] = (),
+    banned_token_ids: Sequence[int] = (),
     with_entropy: bool = False,
     chunk_entries: int = CHUNK_ENTRIES,
 ) -> tuple[Tensor, Tensor | None, Tensor]:
@@ -45,7 +45,7 @@ def completion_logprobs(
     Log-probabilities are [B, T] (0 after a completion's end), entropies [B, T] or None, the mask of
     existing tokens [B, T].
     images: images of each sequence, in the order of its ids.
-    never: ids that cannot be sampled.
+    banned_token_ids: ids that cannot be sampled.
     Sequences are padded on the right only, so that texts need no attention mask (the model is
     causal), and samples of similar length waste nothing. The head is computed only at the positions
     that predict a completion token; in chunks, which are recomputed for the gradient, so that no
@@ -67,10 +67,10 @@ def completion_logprobs(
     ids_N = torch.tensor([token_id for completion in completions for token_id in completion])
     vision_inputs = {} if images is None else image_inputs(model, input_ids, attended, images)
     ids_N, predicts, mask = ids_N.to(device), predicts.to(device), mask.to(device)
-    barred = torch.tensor(never, device=device, dtype=torch.long)
+    barred = torch.tensor(banned_token_ids, device=device, dtype=torch.long)
 
     def logprobs_of(logits_NV: Tensor, ids: Tensor) -> Tensor:  # [n, 1], with entropy [n, 2]
-        if never:  # finite, because the entropy would have 0 times infinity
+        if banned_token_ids:  # finite, because the entropy would have 0 times infinity
             logits_NV = logits_NV.float().index_fill(-1, barred, BARRED)
         logprobs, entropy = token_logprobs(logits_NV, ids, temperature, with_entropy=with_entropy)
         return torch.stack([logprobs] if entropy is None else [logprobs, entropy], dim=-1)

@@ -97,11 +97,11 @@ def rollout_logprobs(
     micro_batch_tokens: int,
     world: DistributedContext | None = None,
     *,
-    never: Sequence[int] = (),
+    banned_token_ids: Sequence[int] = (),
 ) -> list[list[float]]:
     """Return the log-probability of each completion token under `model`, by forward passes.
 
-    never: ids that are never sampled.
+    banned_token_ids: ids that are never sampled.
     world: the processes that do this in parallel, each with its own rollouts; None: this process
     only.
     """
@@ -122,7 +122,7 @@ def rollout_logprobs(
             temperature,
             pad_id,
             images=[rollouts[index].images for index in batch],
-            never=never,
+            banned_token_ids=banned_token_ids,
         )
         for index, row in zip(batch, logprobs_BT.tolist(), strict=True):
             rows[index] = row[: len(rollouts[index].completion_token_ids)]

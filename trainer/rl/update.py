@@ -62,7 +62,7 @@ class ForwardOptions:
     differ from 1).
     temperature: the sampler's.
     dtype: of the arithmetic.
-    never: ids that are never sampled.
+    banned_token_ids: ids that are never sampled.
     """
 
     model: nn.Module
@@ -71,7 +71,7 @@ class ForwardOptions:
     temperature: float = 1.0
     pad_id: int = 0
     dtype: str = "float32"
-    never: Sequence[int] = ()
+    banned_token_ids: Sequence[int] = ()
 
     @property
     def weights(self) -> LossWeights:
@@ -100,7 +100,7 @@ def update_policy(
     dtype: str = "float32",
     seed: int = 0,
     world: DistributedContext | None = None,
-    never: Sequence[int] = (),
+    banned_token_ids: Sequence[int] = (),
 ) -> TrainStats:
     """Pass over the batch `ppo_epochs` times, each in `minibatches` optimizer steps.
 
@@ -113,7 +113,9 @@ def update_policy(
     if bool((advantages.kl_token_mask & ~action_masks(rollouts)).any()):
         raise ValueError("advantages reach beyond the action mask")
     world = world or DistributedContext(next(policy_model.parameters()).device)
-    passes = ForwardOptions(policy_model, ppo_cfg, world, temperature, pad_id, dtype, never)
+    passes = ForwardOptions(
+        policy_model, ppo_cfg, world, temperature, pad_id, dtype, banned_token_ids
+    )
     recomputes_logprobs = ppo_cfg.makes_own_logprobs
     epochs = 1 if ppo_cfg.algorithm == "reinforce" else ppo_cfg.ppo_epochs
     shuffle = torch.Generator().manual_seed(seed)
@@ -228,7 +230,7 @@ def recompute_old_logprobs(
                     passes.temperature,
                     passes.pad_id,
                     images=[rollout.images for rollout in batch_rollouts],
-                    never=passes.never,
+                    banned_token_ids=passes.banned_token_ids,
                 )
             for row, rollout, values in zip(
                 rows, batch_rollouts, logprobs_BT.tolist(), strict=True
@@ -278,7 +280,7 @@ def _micro_batch_loss(
             passes.temperature,
             passes.pad_id,
             images=[rollout.images for rollout in chosen],
-            never=passes.never,
+            banned_token_ids=passes.banned_token_ids,
             with_entropy=cfg.entropy_coef > 0,
         )
     length = mask.shape[1]

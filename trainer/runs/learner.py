@@ -84,7 +84,7 @@ def add_logprobs(
             learner.pad_id,
             cfg.rl.micro_batch_tokens,
             world,
-            never=learner.banned_token_ids,
+            banned_token_ids=learner.banned_token_ids,
         )
 
     if learner.reference is not None:

@@ -318,7 +318,7 @@ class TrainingLoop:
             dtype=self.cfg.misc.dtype,
             seed=stream_seed("minibatches", self.cfg.misc.seed, update),
             world=self.world,
-            never=learner.banned_token_ids,
+            banned_token_ids=learner.banned_token_ids,
         )
         return advantages, stats
 

@@ -61,7 +61,7 @@ def inspect_policy(cfg: SearchConfig) -> PolicyInputs:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(f"policy.path: {path}: its config cannot be read: {reason[:200]}") from None
     reader = load_reader(path, model_config, cfg.episode.sight, cfg.policy.revision)
-    banned_token_ids = reader.never if reader is not None else ()
+    banned_token_ids = reader.banned_token_ids if reader is not None else ()
     if cfg.episode.observation == "text":
         reader = None
     settings = load_generation_config(path, cfg.policy.revision)
@@ -86,7 +86,7 @@ def local_policy(cfg: SearchConfig) -> SampledPolicy:
     if note := ids.serving_note():
         log.warning("%s", note)
     return SampledPolicy(
-        GenerateSampler(model, tokenizer, never=policy_inputs.banned_token_ids),
+        GenerateSampler(model, tokenizer, banned_token_ids=policy_inputs.banned_token_ids),
         ids,
         cfg.generation,
         name=str(cfg.policy.path),

@@ -145,7 +145,7 @@ def update(
         ]
     indices = [index for index, _ in local_rollouts]
     logprobs = world.gather(list(zip(indices, *logprobs_by_pass, strict=True)))
-    sampler = GenerateSampler(model, tokenizer, world, never=NEVER if images else ())
+    sampler = GenerateSampler(model, tokenizer, world, banned_token_ids=NEVER if images else ())
     greedy = GenerationConfig(
         temperature=0, num_samples_per_prompt=1, max_new_tokens=8, batch_size=1
     )

@@ -38,17 +38,17 @@ def open_sampler(
     adapters: bool,
     run_dir: str | Path,
     role: str = "train",
-    never: Sequence[int] = (),
+    banned_token_ids: Sequence[int] = (),
 ) -> Sampler:
     """Return the sampler of a config. The caller closes it.
 
     served: the result of `probe_engine`.
     adapters: whether adapters are trained, and not the whole model.
     role: a run_dir may have one sampler of each role at a time.
-    never: ids that must not be sampled.
+    banned_token_ids: ids that must not be sampled.
     """
     if served is None:
-        return GenerateSampler(model, tokenizer, world, never=never)
+        return GenerateSampler(model, tokenizer, world, banned_token_ids=banned_token_ids)
     stops = stop_token_ids(unwrap_distributed(model), tokenizer)
     return VLLMSampler(
         cfg.vllm,
@@ -58,6 +58,6 @@ def open_sampler(
         adapters=adapters,
         run_dir=run_dir,
         role=role,
-        never=never,
+        banned_token_ids=banned_token_ids,
         image_id=getattr(unwrap_peft(model).config, "image_token_id", None),
     )

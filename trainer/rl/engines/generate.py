@@ -28,16 +28,16 @@ class GenerateSampler:
         tokenizer: Any,
         world: DistributedContext | None = None,
         *,
-        never: Sequence[int] = (),
+        banned_token_ids: Sequence[int] = (),
     ) -> None:
         """world: if its processes share the weights, all of them make the same number of steps.
-        never: ids that must not be sampled.
+        banned_token_ids: ids that must not be sampled.
         """
         self.model = model
         self.world = world if world is not None and world.is_sharded else None
         self.stops = stop_token_ids(unwrap_distributed(model), tokenizer)
         self.pad_id = pad_token_id(unwrap_distributed(model), tokenizer)
-        self.never = list(never)
+        self.banned_token_ids = list(banned_token_ids)
 
     @torch.no_grad()
     def sample(
@@ -107,7 +107,7 @@ class GenerateSampler:
             eos_token_id=self.stops,
             pad_token_id=self.pad_id,
             use_cache=True,
-            suppress_tokens=self.never or None,
+            suppress_tokens=self.banned_token_ids or None,
             **sampling,
         )
         model = unwrap_peft(self.model)  # peft's generate leaves our settings in it

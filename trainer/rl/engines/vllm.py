@@ -108,18 +108,22 @@ class VLLMSampler:
         adapters: bool,
         run_dir: str | Path,
         role: str = "train",
-        never: Sequence[int] = (),
+        banned_token_ids: Sequence[int] = (),
         image_id: int | None = None,
     ) -> None:
         """model_name: the result of `probe_server`.
         stops: ids that end a completion.
         adapters: whether adapters are trained, and not the whole model.
         role: a run_dir may have one sampler of each role at a time.
-        never: ids that must not be sampled.
+        banned_token_ids: ids that must not be sampled.
         image_id: the id that stands for a part of an image, if the model reads images.
         """
         self.cfg, self.model_name, self.stops, self.world = cfg, model_name, stops, world
-        self.by_adapters, self.never, self.image_id = adapters, never, image_id
+        self.by_adapters, self.banned_token_ids, self.image_id = (
+            adapters,
+            banned_token_ids,
+            image_id,
+        )
         folder = self.cfg.sync_dir or Path(run_dir) / "sync"
         # Named by this run_dir: another run may have the same server and sync_dir.
         owner_key = f"{role} {Path(run_dir).resolve()}"
@@ -163,7 +167,7 @@ class VLLMSampler:
                 salt=self.weights.version,
                 seed=stream_seed("prompt", base, i),
                 stops=self.stops,
-                never=self.never,
+                banned_token_ids=self.banned_token_ids,
                 image_id=self.image_id,
                 with_logprobs=with_logprobs,
             )
@@ -306,7 +310,7 @@ class VLLMSampler:
         completion_ids = [sample.token_ids for sample in samples]
         with torch.no_grad():
             trainer_logprobs, _, mask = completion_logprobs(
-                model, [prompt] * 4, completion_ids, 1.0, 0, never=self.never
+                model, [prompt] * 4, completion_ids, 1.0, 0, banned_token_ids=self.banned_token_ids
             )
         server_logprobs = torch.tensor(
             [value for sample in samples for value in sample.logprobs or ()]

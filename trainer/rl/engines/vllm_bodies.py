@@ -47,14 +47,14 @@ def request(
     salt: str,
     seed: int,
     stops: Sequence[int],
-    never: Sequence[int],
+    banned_token_ids: Sequence[int],
     image_id: int | None,
     with_logprobs: bool,
 ) -> Request:
     """Return a request with every field that settings of the server or model could fill.
 
     salt: separates the prefix cache.
-    never: ids that must not be sampled.
+    banned_token_ids: ids that must not be sampled.
     image_id: the id that stands for a part of an image.
     """
     sampling = {
@@ -72,8 +72,8 @@ def request(
         "stop_token_ids": list(stops),
         "logprobs": 0 if with_logprobs else None,  # of the chosen token alone
     }
-    if never:
-        sampling["logit_bias"] = {str(token_id): _BARRED for token_id in never}
+    if banned_token_ids:
+        sampling["logit_bias"] = {str(token_id): _BARRED for token_id in banned_token_ids}
     common_fields = {"model": model, "cache_salt": salt, "return_token_ids": True}
     if not images:
         body = {**common_fields, **sampling, "prompt": list(ids)}

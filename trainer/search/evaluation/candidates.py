@@ -99,7 +99,7 @@ def opened(candidate: SearchCandidate, world: DistributedContext) -> Iterator[Po
             adapters=cfg.policy.lora.r > 0,
             run_dir=cfg.misc.run_dir,
             role="evaluate",
-            never=policy_inputs.banned_token_ids,
+            banned_token_ids=policy_inputs.banned_token_ids,
         )
         exit_stack.enter_context(closing(sampler))
         exit_stack.enter_context(autocast(world.device, cfg.misc.dtype))

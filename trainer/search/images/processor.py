@@ -46,7 +46,7 @@ class ImageProcessor:
             smallest, largest = (processor.size[key] for key in ("shortest_edge", "longest_edge"))
             self.image_id = int(config.image_token_id)
             names = ("image", "video", "vision_start", "vision_end")
-            self.never = [int(getattr(config, f"{name}_token_id")) for name in names]
+            self.banned_token_ids = [int(getattr(config, f"{name}_token_id")) for name in names]
         except (AttributeError, KeyError, TypeError):
             raise UserError(
                 f"policy.path: a {config.model_type} reads images differently from Qwen2-VL, "

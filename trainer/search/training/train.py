@@ -154,7 +154,7 @@ def _run(
         world,
         adapters=adapters,
         run_dir=cfg.misc.run_dir,
-        never=learner.banned_token_ids,
+        banned_token_ids=learner.banned_token_ids,
     )
     exit_stack.enter_context(closing(sampler))
     runlog = _start_log(cfg, run, connections, world, message_log, resume, done)

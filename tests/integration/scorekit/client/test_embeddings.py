@@ -55,7 +55,7 @@ def test_a_text_that_cannot_be_embedded_fails_alone(embeddings):
 
 def test_another_model_than_is_named_is_no_fault_of_the_texts(toy):
     with running_service(toy) as url, Embeddings(url, model="other") as client:
-        with pytest.raises(RequestError, match="model: this service has"):
+        with pytest.raises(RequestError, match="model: another one is asked for"):
             client.embed(["a", "b"])
 
 

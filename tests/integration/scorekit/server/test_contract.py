@@ -305,8 +305,8 @@ def test_a_full_queue_is_429_with_retry_after_and_accepted_work_is_answered():
             "retryable": True,
         }
         assert int(refused.headers["retry-after"]) >= 1
-        never = _score(url, *[{"src": str(i), "mt": "x"} for i in range(11)], status=413)
-        assert "the queue holds 10" in never["error"]["message"]
+        refused = _score(url, *[{"src": str(i), "mt": "x"} for i in range(11)], status=413)
+        assert "the queue holds 10" in refused["error"]["message"]
         backend.go.set()
         thread.join()
         assert all(r["ok"] for r in answers[0]["results"])

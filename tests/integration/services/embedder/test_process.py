@@ -49,7 +49,7 @@ def test_openais_client_gets_upstreams_vectors_from_the_process(tmp_path):
             for bad, message in (
                 ("", "at least 1 character"),
                 ("word " * 99, "overlong"),
-                ([1, 2], "token ids are not supported"),
+                ([1, 2], "token ids are not taken"),
                 (["a"] * 2049, "more than 2048 texts"),
                 ("a\0b", "NUL character"),
             ):

@@ -77,7 +77,7 @@ def test_rules_call_themselves_rules_and_need_no_llm(rules_url):
     ("sample", "words"),
     [
         (GOOD | {"task": "poetry"}, "expected one of"),
-        ({k: v for k, v in GOOD.items() if k != "candidate"}, "candidate: required by the rubric"),
+        ({k: v for k, v in GOOD.items() if k != "candidate"}, "candidate: the rubric wants it"),
         (GOOD | {"extra": "x"}, "unknown text. The rubric has"),
         (GOOD | {"source_lang": "Elbonian"}, "source_lang"),
         (GOOD | {"candidate": "a\0b"}, "NUL"),

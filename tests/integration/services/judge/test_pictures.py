@@ -142,7 +142,7 @@ def test_a_picture_of_too_many_bytes_is_refused(served, monkeypatch):
 def test_texts_alone_take_no_pictures_and_lists_are_bounded(served):
     texts = {"task": "answer_correctness", "query": "q", "answer": "a", "reference": "r"}
     (result,) = judge(served[1], texts | {"images": [make_image()]})
-    assert "takes no images" in result["error"]["message"]
+    assert "wants no pictures" in result["error"]["message"]
     for wrong in ([""] * 33, "AAAA", [1]):
         response = httpx.post(
             f"{served[1]}/v1/score", json={"samples": [sample() | {"images": wrong}]}

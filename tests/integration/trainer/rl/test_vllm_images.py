@@ -71,7 +71,7 @@ def engine(
                 DistributedContext(CPU),
                 adapters=False,
                 run_dir=run_dir,
-                never=NEVER,
+                banned_token_ids=NEVER,
             )
         ) as sampler:
             sampler.sync_weights(model, 0)
@@ -81,7 +81,7 @@ def engine(
 def test_episodes_go_on_behind_images_as_in_this_process(policy: Path, tmp_path: Path) -> None:
     stub = VLLMStub(policy, routes=("dev", "images"), processor=PROCESSOR)
     with engine(stub, policy, tmp_path) as (sampler, model, cfg):
-        local_sampler = GenerateSampler(model, letter_tokenizer(), never=NEVER)
+        local_sampler = GenerateSampler(model, letter_tokenizer(), banned_token_ids=NEVER)
         greedy = cfg.model_copy(update={"temperature": 0.0, "num_samples_per_prompt": 1})
         so_far, images_by_prompt = (
             [list(prompt) for prompt in PROMPTS],
@@ -105,7 +105,7 @@ def test_episodes_go_on_behind_images_as_in_this_process(policy: Path, tmp_path:
                 0.8,
                 PAD,
                 images=[images_by_prompt[i] for i, _ in pairs],
-                never=NEVER,
+                banned_token_ids=NEVER,
             )
     logprobs = torch.tensor([value for _, sample in pairs for value in sample.logprobs or ()])
     torch.testing.assert_close(logprobs, expected[mask], atol=1e-4, rtol=1e-4)

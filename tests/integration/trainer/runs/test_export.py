@@ -115,8 +115,8 @@ def test_what_cannot_be_exported_is_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="policy is not what the run started with"):
         export_policy(run_dir, tmp_path / "new", dtype="float32")
     with pytest.raises(UserError, match="no checkpoint with an evaluation"):
-        never = train(tmp_path, "misc.overwrite=true", held_out=False)
-        export_policy(never, tmp_path / "new", best=True, dtype="float32")
+        without_evaluation = train(tmp_path, "misc.overwrite=true", held_out=False)
+        export_policy(without_evaluation, tmp_path / "new", best=True, dtype="float32")
     assert not (tmp_path / "new").exists()
     assert not list(tmp_path.glob(".*.tmp"))
 

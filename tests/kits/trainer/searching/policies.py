@@ -126,9 +126,9 @@ class ScriptedStart:
     """Wraps a sampler, but each episode's first turns are scripted: images follow them."""
 
     def __init__(
-        self, inner: Any, model: Any, first_texts: Sequence[str], never: Sequence[int]
+        self, inner: Any, model: Any, first_texts: Sequence[str], banned_token_ids: Sequence[int]
     ) -> None:
-        self.inner, self.model, self.never = inner, model, never
+        self.inner, self.model, self.banned_token_ids = inner, model, banned_token_ids
         tokenizer = tiny_tokenizer()
         self.first_ids = [
             [*tokenizer(text, add_special_tokens=False)["input_ids"], EOS] for text in first_texts
@@ -157,7 +157,7 @@ class ScriptedStart:
                     1.0,
                     PAD,
                     images=[prompt_images[i]],
-                    never=self.never,
+                    banned_token_ids=self.banned_token_ids,
                 )
             yield i, [SampledCompletion(self.first_ids[turn], logprobs[0].tolist())]
         samples = self.inner.sample(

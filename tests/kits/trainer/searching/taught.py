@@ -76,7 +76,7 @@ def taught(folder: Path, kind: str, **rl: Any) -> Iterator[Taught]:
         ids = turn_ids(tiny_tokenizer(), reader)
         with closing(Retriever(url)) as pages:
             rows = _scripted(ids, pages, episode)
-        _learn_by_heart(model, rows, [] if reader is None else reader.never)
+        _learn_by_heart(model, rows, [] if reader is None else reader.banned_token_ids)
         policy = folder / "policy"
         if text:
             model.save_pretrained(policy)
@@ -154,7 +154,7 @@ def _scripted(ids: Any, pages: Any, episode: dict[str, Any]) -> list[Rollout]:
     return rows
 
 
-def _learn_by_heart(model: nn.Module, rows: list[Rollout], never: Sequence[int]) -> None:
+def _learn_by_heart(model: nn.Module, rows: list[Rollout], banned_token_ids: Sequence[int]) -> None:
     """Until what the policy writes of them is all but certain, save which of the scripts it is."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0)
     mask = action_masks(rows)
@@ -167,7 +167,7 @@ def _learn_by_heart(model: nn.Module, rows: list[Rollout], never: Sequence[int])
             1.0,
             0,
             images=[row.images for row in rows] if any(row.images for row in rows) else None,
-            never=never,
+            banned_token_ids=banned_token_ids,
         )
         loss = -(logprobs * mask).sum()
         if loss.item() < target_loss + 0.3 * len(rows):

@@ -169,11 +169,11 @@ def test_a_batch_that_does_not_fit_is_split_and_later_ones_are_smaller():
 
 
 def test_a_batch_that_can_never_fit_is_told_before_any_work_is_taken():
-    async def never(batcher, submit):
+    async def submit_unstarted(batcher, submit):
         raise AssertionError("it started")
 
     with pytest.raises(UserError, match=r"--max-batch-tokens 2000: a batch of .* does not fit"):
-        _run(never, Small(), max_batch_tokens=2000)
+        _run(submit_unstarted, Small(), max_batch_tokens=2000)
 
 
 def test_a_model_without_a_finite_score_for_a_plain_text_takes_no_work():
@@ -181,11 +181,11 @@ def test_a_model_without_a_finite_score_for_a_plain_text_takes_no_work():
         def _outcome(self, sample):
             return {"score": math.nan}
 
-    async def never(batcher, submit):
+    async def submit_unstarted(batcher, submit):
         raise AssertionError("it started")
 
     with pytest.raises(UserError, match=r"does not score a plain text \(non_finite: "):
-        _run(never, Broken())
+        _run(submit_unstarted, Broken())
 
 
 def test_a_lost_device_ends_the_thread_and_every_waiter_is_told():

@@ -59,7 +59,7 @@ def test_an_update_moves_what_reads_text_alone(kind: str, r: int, saved: dict[st
         policy_model=model,
         temperature=1.0,
         pad_id=PAD,
-        never=NEVER,
+        banned_token_ids=NEVER,
     )
     moved = {
         name for name, weight in weights(model).items() if not torch.equal(weight, before[name])

@@ -41,8 +41,12 @@ def action_values(rows: list[list[float]], samples: list[Rollout]) -> list[float
 @float64()
 def test_a_padded_batch_gives_what_each_row_gives_alone_and_the_model_itself(kind: str) -> None:
     model, rows = tiny(kind), rollouts()
-    batched = action_values(rollout_logprobs(rows, model, 1.0, PAD, 4096, never=NEVER), rows)
-    single = [rollout_logprobs([row], model, 1.0, PAD, 1, never=NEVER)[0] for row in rows]
+    batched = action_values(
+        rollout_logprobs(rows, model, 1.0, PAD, 4096, banned_token_ids=NEVER), rows
+    )
+    single = [
+        rollout_logprobs([row], model, 1.0, PAD, 1, banned_token_ids=NEVER)[0] for row in rows
+    ]
     # Rotary angles are float32.
     assert batched == pytest.approx(action_values(single, rows), abs=1e-6)
     row = rows[2]
@@ -62,7 +66,7 @@ def test_a_padded_batch_gives_what_each_row_gives_alone_and_the_model_itself(kin
         action_values([expected], [row]), abs=CLOSE
     )
     other = replace(row, images=[noise_patches(4, 4, 99), *row.images[1:]])
-    changed = rollout_logprobs([other], model, 1.0, PAD, 1, never=NEVER)
+    changed = rollout_logprobs([other], model, 1.0, PAD, 1, banned_token_ids=NEVER)
     assert max(abs(a - b) for a, b in zip(changed[0], single[2], strict=True)) > 0.01
 
 
@@ -70,7 +74,7 @@ def test_a_padded_batch_gives_what_each_row_gives_alone_and_the_model_itself(kin
 @float64()
 def test_sampling_goes_on_behind_images_and_the_trainer_agrees(kind: str) -> None:
     model, rows = tiny(kind), rollouts()
-    sampler = GenerateSampler(model, TOKENIZER, never=NEVER)
+    sampler = GenerateSampler(model, TOKENIZER, banned_token_ids=NEVER)
     cfg = SamplingConfig(max_new_tokens=6, temperature=2.0, num_samples_per_prompt=2)
     so_far = [row.prompt_input_ids + row.completion_token_ids for row in rows]
     images = [row.images for row in rows]
@@ -78,7 +82,13 @@ def test_sampling_goes_on_behind_images_and_the_trainer_agrees(kind: str) -> Non
         for sample in samples:
             assert not set(sample.token_ids) & set(NEVER)
             trainer_logprobs, _, _ = completion_logprobs(
-                model, [so_far[i]], [sample.token_ids], 2.0, PAD, images=[images[i]], never=NEVER
+                model,
+                [so_far[i]],
+                [sample.token_ids],
+                2.0,
+                PAD,
+                images=[images[i]],
+                banned_token_ids=NEVER,
             )
             assert sample.logprobs == pytest.approx(trainer_logprobs[0].tolist(), abs=1e-6)
 
@@ -101,7 +111,7 @@ def test_an_update_clips_nothing_before_its_first_step_and_moves_what_reads() ->
         policy_model=model,
         temperature=1.0,
         pad_id=PAD,
-        never=NEVER,
+        banned_token_ids=NEVER,
     )
     assert stats.clip_frac == 0 and abs(stats.approx_kl or 0) < CLOSE
     assert stats.grad_norm and stats.entropy

@@ -26,12 +26,12 @@ JAPANESE = "ウィンドウを閉じる前に変更をすべて保存しない�
 LOGGED_GUARDS = GuardConfig(shown=True)
 
 
-def guard_values(mt: str, src: str = SRC, pair: str = "en-US>ko-KR") -> dict[str, float]:
+def reward_guard_values(mt: str, src: str = SRC, pair: str = "en-US>ko-KR") -> dict[str, float]:
     return guard_values(src, mt, *pair.split(">"), LOGGED_GUARDS)
 
 
 def test_a_good_translation_has_no_fault() -> None:
-    assert guard_values(MT) == pytest.approx(dict.fromkeys(GUARDS, 0.0), abs=1e-3)
+    assert reward_guard_values(MT) == pytest.approx(dict.fromkeys(GUARDS, 0.0), abs=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_a_good_translation_has_no_fault() -> None:
     ],
 )
 def test_each_guard_finds_its_own_fault_and_no_other(mt: str, expected_guards: set[str]) -> None:
-    values = guard_values(mt)
+    values = reward_guard_values(mt)
     assert {name for name, guard_value in values.items() if guard_value > 0.9} == expected_guards
     assert all(values[name] < 0.1 for name in values.keys() - expected_guards)
 
@@ -52,21 +52,21 @@ def test_each_guard_finds_its_own_fault_and_no_other(mt: str, expected_guards: s
 def test_the_fault_of_a_language_is_1_minus_its_probability() -> None:
     """Check a text that is likelier in a third language, too."""
     german = "Bitte speichern Sie alle Änderungen, bevor Sie das Fenster schließen."
-    assert guard_values(german, pair="en>de")["language"] < 0.01
-    assert guard_values(german, pair="en>fr")["language"] > 0.99
-    assert guard_values(german, pair="en>ko")["language"] > 0.99
+    assert reward_guard_values(german, pair="en>de")["language"] < 0.01
+    assert reward_guard_values(german, pair="en>fr")["language"] > 0.99
+    assert reward_guard_values(german, pair="en>ko")["language"] > 0.99
 
 
 def test_the_identifier_is_believed_in_proportion_to_a_short_text() -> None:
-    assert guard_values("save the file", pair="en>de")["language"] <= 11 / 40
-    assert guard_values("save the file " * 4, pair="en>de")["language"] > 0.9
+    assert reward_guard_values("save the file", pair="en>de")["language"] <= 11 / 40
+    assert reward_guard_values("save the file " * 4, pair="en>de")["language"] > 0.9
 
 
 def test_names_code_links_and_numbers_are_no_fault() -> None:
     src = "Run `pip install torch` as described at https://example.org/long/path in 2024, PyTorch."
     mt = "2024년 https://example.org/long/path 설명대로 PyTorch: `pip install torch` 실행"
-    assert guard_values(mt, src) == dict.fromkeys(GUARDS, 0.0)
-    bare = guard_values("`pip install torch` https://example.org/long/path 2024", src)
+    assert reward_guard_values(mt, src) == dict.fromkeys(GUARDS, 0.0)
+    bare = reward_guard_values("`pip install torch` https://example.org/long/path 2024", src)
     assert (bare["language"], bare["script"], bare["copy"]) == (0, 0, 0)
 
 
@@ -105,7 +105,7 @@ def test_every_fault_is_between_0_and_1(src: str, mt: str, tgt_lang: str) -> Non
 def test_true_translations_have_few_faults() -> None:
     path = Path(__file__).parents[4] / "demo/data/heldout.jsonl"
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    values_by_row = [guard_values(row["ref_text"], row["src_text"]) for row in rows]
+    values_by_row = [reward_guard_values(row["ref_text"], row["src_text"]) for row in rows]
     means = {
         name: sum(row_values[name] for row_values in values_by_row) / len(values_by_row)
         for name in GUARDS

@@ -141,7 +141,7 @@ def test_wrong_use_fails_in_one_line_and_nobody_is_asked(url, upstream, sample, 
 def test_rules_cannot_find_errors():
     with running_judge() as url:
         (result,) = judge(url, PAIR)
-        assert result["error"]["message"] == "task 'mqm' requires --backend openai"
+        assert result["error"]["message"] == "task 'mqm' needs --backend openai"
         (result,) = judge(url, GOOD, votes=2)
         assert result["error"]["type"] == "invalid_input"
         assert "mqm" not in httpx.get(f"{url}/v1/info").json()["tasks"]

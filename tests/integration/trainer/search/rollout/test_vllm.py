@@ -47,12 +47,16 @@ def test_pictures_go_out_as_shown_and_the_trainer_agrees(
         served = probe_engine(cfg, adapters=False, images=True)
         model, tokenizer = load_policy(PolicyConfig(path=str(folder)), cpu)
         reader = tiny_reader(model, PROCESSOR)
-        options: dict[str, Any] = {"adapters": False, "run_dir": tmp_path, "never": reader.never}
+        options: dict[str, Any] = {
+            "adapters": False,
+            "run_dir": tmp_path,
+            "banned_token_ids": reader.banned_token_ids,
+        }
         with closing(
             open_sampler(cfg, served, model, tokenizer, DistributedContext(cpu), **options)
         ) as sampler:
             sampler.sync_weights(model, 0)
-            first = ScriptedStart(sampler, model, [search("births")], reader.never)
+            first = ScriptedStart(sampler, model, [search("births")], reader.banned_token_ids)
             ids = turn_ids(tokenizer, reader)
             policy = SampledPolicy(first, ids, cfg, name="tiny", context=8192, seed=1)
             done = played(policy, samples=2, max_turns=3, sight=TINY_SIGHT, pictures=image_by_hash)
@@ -67,7 +71,9 @@ def test_pictures_go_out_as_shown_and_the_trainer_agrees(
             trajectory.trajectory_id, 0, ids.stops
         )
         assert [seen.png for seen in rollout.images] == [image_by_hash[trajectory.tokens.images[0]]]
-        (trainer_logprobs,) = rollout_logprobs([rollout], model, 1.0, 0, 10**5, never=reader.never)
+        (trainer_logprobs,) = rollout_logprobs(
+            [rollout], model, 1.0, 0, 10**5, banned_token_ids=reader.banned_token_ids
+        )
         pairs = zip(trainer_logprobs, rollout.old_logprobs or [], rollout.actions, strict=True)
         for trainer_logprob, server_logprob, action in pairs:
             assert not action or trainer_logprob == pytest.approx(server_logprob, abs=1e-3)

@@ -96,8 +96,8 @@ def test_the_cap_ends_all_who_wait_and_a_cancelled_call_keeps_no_room():
                 await until.wait()
                 tracker.count("generator", used, 0)
 
-        never, now = asyncio.Event(), asyncio.Event()
-        hanging = asyncio.create_task(call(0, never))
+        unset_event, now = asyncio.Event(), asyncio.Event()
+        hanging = asyncio.create_task(call(0, unset_event))
         await asyncio.sleep(0)
         hanging.cancel()
         await asyncio.gather(hanging, return_exceptions=True)

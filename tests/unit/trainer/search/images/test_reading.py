@@ -36,7 +36,7 @@ def test_a_page_is_480_ids_for_a_7b_qwen() -> None:
     reader = ImageProcessor(processor, VISION_CONFIG, SightConfig())
     page = page_view("deck_1", PagesHere().image("deck_1"), SightConfig())
     assert (page.view.width, page.view.height, reader.ids(page)) == (840, 448, 480)
-    assert reader.never == [1, 2, 3, 4]
+    assert reader.banned_token_ids == [1, 2, 3, 4]
 
 
 def test_a_folders_own_processor_leaves_pictures_as_they_are(tmp_path: Path) -> None:

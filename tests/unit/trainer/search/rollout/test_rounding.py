@@ -96,10 +96,12 @@ def test_several_minibatches_with_pictures_begin_at_a_ratio_of_1(
     )
     minibatch_options = {"minibatches": 3, "ppo_epochs": 2, "micro_batch_tokens": MICRO_BATCH}
     cfg = RLConfig.model_validate({"algorithm": "gspo", "kl_coef": 0.0, **minibatch_options})
-    alone = rollout_logprobs(rows, model, 1.0, PAD, 1, never=reader.never)
+    alone = rollout_logprobs(rows, model, 1.0, PAD, 1, banned_token_ids=reader.banned_token_ids)
     for row, values in zip(rows, alone, strict=True):
         row.old_logprobs = values
-    passes = ForwardOptions(model, cfg, DistributedContext(CPU), pad_id=PAD, never=reader.never)
+    passes = ForwardOptions(
+        model, cfg, DistributedContext(CPU), pad_id=PAD, banned_token_ids=reader.banned_token_ids
+    )
     foreign = accumulate_gradients(rows, advantages, range(len(rows)), passes)
     assert foreign["clip_frac"] > 0
 
@@ -118,7 +120,7 @@ def test_several_minibatches_with_pictures_begin_at_a_ratio_of_1(
         policy_model=model,
         temperature=1.0,
         pad_id=PAD,
-        never=reader.never,
+        banned_token_ids=reader.banned_token_ids,
     )
     assert stats.steps == len(steps) == 6
     assert steps[0]["clip_frac"] == 0 and steps[0]["approx_kl"] == 0

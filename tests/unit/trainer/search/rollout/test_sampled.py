@@ -186,8 +186,8 @@ def test_processes_that_share_the_weights_take_the_same_steps() -> None:
 def test_a_model_that_sees_samples_behind_pictures_and_the_trainer_agrees(kind) -> None:
     model: Any = tiny(kind)
     reader = tiny_reader(model, PROCESSOR)
-    inner = GenerateSampler(model, TOKENIZER, never=reader.never)
-    sampler = ScriptedStart(inner, model, [search("births")], reader.never)
+    inner = GenerateSampler(model, TOKENIZER, banned_token_ids=reader.banned_token_ids)
+    sampler = ScriptedStart(inner, model, [search("births")], reader.banned_token_ids)
     ids = turn_ids(tiny_tokenizer(), reader)
     gen_cfg = SamplingConfig(max_new_tokens=24, temperature=1.0)
     policy = SampledPolicy(sampler, ids, gen_cfg, name="tiny", context=8192, seed=3)
@@ -201,7 +201,9 @@ def test_a_model_that_sees_samples_behind_pictures_and_the_trainer_agrees(kind) 
         joined = policy.ended_episodes[episode.trajectory_id]
         rollout = joined.rollout(episode.trajectory_id, 0, ids.stops)
         assert rollout.old_logprobs is not None
-        (trainer_logprobs,) = rollout_logprobs([rollout], model, 1.0, 0, 10**5, never=reader.never)
+        (trainer_logprobs,) = rollout_logprobs(
+            [rollout], model, 1.0, 0, 10**5, banned_token_ids=reader.banned_token_ids
+        )
         pairs = zip(trainer_logprobs, rollout.old_logprobs, rollout.actions, strict=True)
         for trainer_logprob, sampler_logprob, action in pairs:
             assert (
@@ -239,7 +241,9 @@ def test_an_episode_without_a_picture_has_none_and_no_ids_of_one() -> None:
     policy = SampledPolicy(sampler, ids, CFG, name="t", context=8192)
     (done,) = played(policy, sight=TINY_SIGHT)
     assert done.tokens is not None and not done.shown_pages and done.tokens.images == []
-    assert not set(done.tokens.prompt_ids + done.tokens.completion_ids) & set(reader.never)
+    assert not set(done.tokens.prompt_ids + done.tokens.completion_ids) & set(
+        reader.banned_token_ids
+    )
     assert policy.ended_episodes["q1/0"].rollout("q1/0", 0, ids.stops).images == []
 
 
