@@ -24,7 +24,7 @@ from scorekit.config import load_config
 from scorekit.server.app import create_app
 from scorekit.server.fake import FakeBackend
 from scorekit.server.http.settings import ServiceSettings
-from trainer.translation.config import TrainerConfig
+from trainer.translation.config import TranslationConfig
 from trainer.translation.data import load_examples
 from trainer.translation.rewards.reward_batch import Scores, ServiceName
 from trainer.translation.rewards.services import RewardClient
@@ -39,7 +39,7 @@ def questions(quick: bool) -> Iterator[Measurement]:
     prompts, samples, tokens, repeats = (4, 2, 16, 1) if quick else (32, 8, 48, 3)
     with _service("metricx") as metricx, _service("xcomet") as xcomet:
         cfg = load_config(
-            TrainerConfig,
+            TranslationConfig,
             None,
             [
                 f"policy.path={ROOT / 'demo/models/policy'}",
@@ -86,7 +86,7 @@ def questions(quick: bool) -> Iterator[Measurement]:
         )
 
 
-def _measure(cfg: TrainerConfig, repeats: int) -> dict[str, list[dict[str, float]]]:
+def _measure(cfg: TranslationConfig, repeats: int) -> dict[str, list[dict[str, float]]]:
     """Return the seconds of each step's parts, the ways in turn; each first step is left out."""
     from trainer.rl.distributed import DistributedContext
     from trainer.rl.policy import prepare_torch

@@ -125,7 +125,7 @@ def scorekit_side(sizes: Sizes) -> dict[str, Any]:
 
     from scorekit.config import load_config
     from trainer.rl.distributed import DistributedContext
-    from trainer.translation.config import TrainerConfig
+    from trainer.translation.config import TranslationConfig
     from trainer.translation.data import load_examples
     from trainer.translation.rewards.services import RewardClient
     from trainer.translation.train import open_trainer
@@ -150,7 +150,9 @@ def scorekit_side(sizes: Sizes) -> dict[str, Any]:
         "misc.device": "cpu",
         "misc.run_dir": FOLDER,
     }
-    cfg = load_config(TrainerConfig, None, [f"{key}={value}" for key, value in settings.items()])
+    cfg = load_config(
+        TranslationConfig, None, [f"{key}={value}" for key, value in settings.items()]
+    )
     examples = load_examples(str(PROMPTS), limit=sizes.prompts * cfg.rl.num_updates)
     world = DistributedContext(torch.device("cpu"))
     trainer = open_trainer(cfg, RewardClient(cfg.reward), examples, {}, world, ExitStack())

@@ -59,9 +59,9 @@ def same_log() -> Iterator[None]:
     """A command that a test runs in this process logs to its own folder; the next test does not."""
     yield
     structlog.configure(**_LOG)
-    ours = logging.getLogger("scorekit")
-    ours.handlers = []
-    ours.setLevel(logging.NOTSET)
+    scorekit_logger = logging.getLogger("scorekit")
+    scorekit_logger.handlers = []
+    scorekit_logger.setLevel(logging.NOTSET)
 
 
 @pytest.fixture

@@ -133,7 +133,7 @@ async def _leaving_clients(url: str, requests: int, rng: random.Random) -> dict[
     }
 
 
-async def _cancelled_reads(address: str, reads: int, rng: random.Random) -> dict[str, Any]:
+async def _cancelled_reads(address: str, num_reads: int, rng: random.Random) -> dict[str, Any]:
     values = {f"{i:016}".encode(): f'{{"score":{i}.5}}'.encode() for i in range(500)}
     keys = list(values)
     counts: Counter[str] = Counter()
@@ -156,11 +156,11 @@ async def _cancelled_reads(address: str, reads: int, rng: random.Random) -> dict
             counts["wrong"] += any(values[key] != value for key, value in got.items())
 
     await cache.store(values)
-    await _spread(reads, run_once)
+    await _spread(num_reads, run_once)
     await cache.close()
     damaged = metrics.registry.get_sample_value("scorekit_cache_damaged_total")
     return {
-        "reads": reads,
+        "reads": num_reads,
         "reads_cancelled": counts["cancelled"],
         "reads_wrong": counts["wrong"],
         "values_read": counts["found"],

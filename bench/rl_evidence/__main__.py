@@ -35,7 +35,7 @@ class Bench:
     def __init__(self, plan: Plan, urls: dict[str, str]) -> None:
         from bench.rl_evidence.measure import Measure, Probe
         from scorekit.config import load_config
-        from trainer.translation.config import TrainerConfig
+        from trainer.translation.config import TranslationConfig
         from trainer.translation.data import load_examples
 
         self.plan, self.urls = plan, urls
@@ -45,7 +45,7 @@ class Bench:
         reward_settings = ["reward.w_xcomet_span=1", "reward.guards.shown=true"]
         if plan.omissions:
             reward_settings += [f"reward.urls={{judge: {urls['judge']}}}", "reward.w_omission=1"]
-        cfg = load_config(TrainerConfig, CONFIG, [*plan.settings, *true_urls, *reward_settings])
+        cfg = load_config(TranslationConfig, CONFIG, [*plan.settings, *true_urls, *reward_settings])
         self.measure = Measure(cfg, load_examples(HELD_OUT, limit=plan.limit))
         path = plan.folder / "probe.jsonl"
         probe = Probe.load(path)

@@ -19,7 +19,7 @@ from scorekit.files import write_atomic
 from trainer.rl.policy import load_policy, pad_token_id
 from trainer.rl.rollout import rollout_logprobs
 from trainer.runs.run_log import read_jsonl, write_jsonl
-from trainer.translation.config import TrainerConfig
+from trainer.translation.config import TranslationConfig
 from trainer.translation.data import Example
 from trainer.translation.dumps import completion_line
 from trainer.translation.rewards.components.mqm import omission_penalty
@@ -64,7 +64,7 @@ class Probe:
 class Measure:
     """Held-out sources, the true services, and how a policy is asked."""
 
-    def __init__(self, cfg: TrainerConfig, examples: list[Example]) -> None:
+    def __init__(self, cfg: TranslationConfig, examples: list[Example]) -> None:
         """cfg: both services have a weight of 1; its policy is the start policy."""
         torch.set_num_threads(1)
         self.cfg, self.examples = cfg, examples

@@ -123,7 +123,7 @@ def trl_side(sizes: Sizes, retriever: str) -> dict[str, Any]:
     trainer = GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(POLICY, dtype=torch.float32),
         args=_trl_arguments(sizes, folder),
-        processing_class=player.reads.tokenizer,
+        processing_class=player.policy_inputs.tokenizer,
         callbacks=[Clock()],
         reward_funcs=lambda completions, earned, **_: earned,
         rollout_func=player.rollout,
@@ -182,7 +182,7 @@ class _Player:
         from trainer.search.local_policy import inspect_policy
 
         self._cfg, self._sizes, self._pages = cfg, sizes, Retriever(retriever)
-        self.train, self.reads = load_train(cfg), inspect_policy(cfg)
+        self.train, self.policy_inputs = load_train(cfg), inspect_policy(cfg)
         self.first_texts: list[str] = []
 
     def rollout(self, prompts: list[str], trainer: Any) -> dict[str, list[Any]]:
@@ -217,13 +217,13 @@ class _Player:
         from trainer.search.rollout.sampled import SampledPolicy
 
         model = trainer.accelerator.unwrap_model(trainer.model)
-        tokenizer, cfg = self.reads.tokenizer, self._cfg
+        tokenizer, cfg = self.policy_inputs.tokenizer, self._cfg
         policy = SampledPolicy(
-            GenerateSampler(model, tokenizer, banned_token_ids=self.reads.banned_token_ids),
-            self.reads.ids(cfg, stop_token_ids(model, tokenizer)),
+            GenerateSampler(model, tokenizer, banned_token_ids=self.policy_inputs.banned_token_ids),
+            self.policy_inputs.ids(cfg, stop_token_ids(model, tokenizer)),
             cfg.generation,
             name="trl",
-            context=self.reads.context,
+            context=self.policy_inputs.context,
             seed=stream_seed("episodes", cfg.misc.seed, update, 0, 0),
         )
         episodes = run_episodes(

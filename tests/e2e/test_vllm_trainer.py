@@ -21,10 +21,10 @@ from trainer.rl.engines.generate import GenerateSampler
 from trainer.rl.engines.vllm import VLLMSampler, probe_server
 from trainer.rl.forward import completion_logprobs
 from trainer.rl.policy import load_policy, stop_token_ids
-from trainer.translation.config import TrainerConfig
+from trainer.translation.config import TranslationConfig
 from trainer.translation.data import Example, load_examples
 from trainer.translation.prompting import check_prompts
-from trainer.translation.train import run_toy_rl
+from trainer.translation.train import train_translation
 
 pytestmark = pytest.mark.vllm
 
@@ -54,13 +54,13 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
 @pytest.fixture
 def cfg(
     served: tuple[str, Path], rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> TrainerConfig:
+) -> TranslationConfig:
     """Return the config of a run on that server, which gets the policy's own weights first."""
     url, model = served
     monkeypatch.setenv("VLLM_API_KEY", KEY)
     reload_request = {"method": "reload_weights", "kwargs": {"weights_path": str(model)}}
     httpx.post(f"{url}/collective_rpc", json=reload_request, timeout=60).raise_for_status()
-    return TrainerConfig.model_validate(
+    return TranslationConfig.model_validate(
         {
             "policy": {"path": str(model), "lora": {"r": rank, "alpha": 16.0}},
             "generation": {
@@ -82,7 +82,7 @@ def examples(count: int) -> list[Example]:
 
 
 @pytest.fixture
-def engine(cfg: TrainerConfig) -> Iterator[tuple[VLLMSampler, nn.Module, Any]]:
+def engine(cfg: TranslationConfig) -> Iterator[tuple[VLLMSampler, nn.Module, Any]]:
     """Yield (sampler with the model's weights, model, tokenizer)."""
     model, tokenizer = load_policy(cfg.policy, CPU)
     stops = stop_token_ids(model, tokenizer)
@@ -118,7 +118,9 @@ def gap(sampler: VLLMSampler, model: nn.Module, prompts: list[list[int]], cfg: A
 
 
 @LEARNS
-def test_greedy_and_sampled_outputs_follow_a_large_update(engine: Any, cfg: TrainerConfig) -> None:
+def test_greedy_and_sampled_outputs_follow_a_large_update(
+    engine: Any, cfg: TranslationConfig
+) -> None:
     sampler, model, tokenizer = engine
     greedy = cfg.eval_generation()
     prompts = [p.ids.tolist() for p in check_prompts(examples(32), model, tokenizer, greedy)]
@@ -140,7 +142,7 @@ def test_greedy_and_sampled_outputs_follow_a_large_update(engine: Any, cfg: Trai
 
 @LEARNS
 def test_nothing_that_was_computed_with_old_weights_is_used_again(
-    engine: Any, cfg: TrainerConfig
+    engine: Any, cfg: TranslationConfig
 ) -> None:
     sampler, model, _ = engine
     long = [[5 + i % 1000 for i in range(600)]]  # the prefix cache has blocks of 128 here
@@ -151,11 +153,11 @@ def test_nothing_that_was_computed_with_old_weights_is_used_again(
 
 
 @LEARNS
-def test_five_updates_learn_and_the_server_keeps_up(cfg: TrainerConfig) -> None:
+def test_five_updates_learn_and_the_server_keeps_up(cfg: TranslationConfig) -> None:
     with running_service(FakeBackend("metricx")) as url:
         reward = cfg.reward.model_copy(update={"metricx_urls": [url]})
         cfg = cfg.model_copy(update={"reward": reward})
-        artifacts = run_toy_rl(examples(40), examples(16), cfg)
+        artifacts = train_translation(examples(40), examples(16), cfg)
     lines = [
         json.loads(line) for line in (artifacts.run_dir / "log.jsonl").read_text().splitlines()
     ]

@@ -1,4 +1,4 @@
-"""What the documents name exists."""
+"""Check that what the documents name exists."""
 
 from __future__ import annotations
 

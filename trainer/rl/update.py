@@ -105,7 +105,7 @@ def update_policy(
     """Pass over the batch `ppo_epochs` times, each in `minibatches` optimizer steps.
 
     rollouts, advantages: the full batch, on every process; each does its share of the passes. seed:
-    of the shuffle into minibatches. For the others see `Passes`. Learning rates are the
+    of the shuffle into minibatches. For the others see `ForwardOptions`. Learning rates are the
     optimizer's. GSPO sets the `old_logprobs` of its rollouts.
     Raises ValueError if tokens that the policy did not sample would be trained on, RuntimeError if
     GSPO clips before its first step.
@@ -113,9 +113,8 @@ def update_policy(
     if bool((advantages.kl_token_mask & ~action_masks(rollouts)).any()):
         raise ValueError("advantages reach beyond the action mask")
     world = world or DistributedContext(next(policy_model.parameters()).device)
-    passes = ForwardOptions(
-        policy_model, ppo_cfg, world, temperature, pad_id, dtype, banned_token_ids
-    )
+    model_options = (temperature, pad_id, dtype, banned_token_ids)
+    passes = ForwardOptions(policy_model, ppo_cfg, world, *model_options)
     recomputes_logprobs = ppo_cfg.makes_own_logprobs
     epochs = 1 if ppo_cfg.algorithm == "reinforce" else ppo_cfg.ppo_epochs
     shuffle = torch.Generator().manual_seed(seed)

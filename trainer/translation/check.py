@@ -23,7 +23,7 @@ from trainer.runs.cli.machine import check_device, check_memory
 from trainer.runs.cli.output_paths import check_output_paths
 from trainer.runs.cli.weights import check_model
 from trainer.runs.config import set_key
-from trainer.translation.config import GenerationConfig, TrainerConfig
+from trainer.translation.config import GenerationConfig, TranslationConfig
 from trainer.translation.data import Example, in_both, load_set, load_train
 from trainer.translation.evaluation.held_out import HeldOutMetrics
 from trainer.translation.prompting import fitting_prompts
@@ -43,7 +43,7 @@ from trainer.translation.rewards.services import RewardClient
 from trainer.translation.train import check_trainable
 
 
-def check_run(cfg: TrainerConfig) -> Findings:
+def check_run(cfg: TranslationConfig) -> Findings:
     """Check everything that a run of this config needs, without loading weights."""
     findings = Findings()
     run_check = findings.run_check
@@ -84,7 +84,7 @@ def check_run(cfg: TrainerConfig) -> Findings:
     return findings
 
 
-def _config(cfg: TrainerConfig) -> tuple[None, str]:
+def _config(cfg: TranslationConfig) -> tuple[None, str]:
     check_trainable(cfg)
     components = weighted(cfg.reward)
     return None, ", ".join(
@@ -92,7 +92,7 @@ def _config(cfg: TrainerConfig) -> tuple[None, str]:
     )
 
 
-def _examples(cfg: TrainerConfig, set_name: str | None) -> tuple[list[Example], str]:
+def _examples(cfg: TranslationConfig, set_name: str | None) -> tuple[list[Example], str]:
     examples = load_train(cfg) if set_name is None else load_set(cfg, set_name)
     pairs = Counter((e.src_lang_code, e.tgt_lang_code) for e in examples)
     if set_name is None:
@@ -112,7 +112,7 @@ def _reference(cfg: PolicyConfig, policy: nn.Module | None) -> tuple[None, str]:
     return None, description
 
 
-def _tokenizer(cfg: TrainerConfig, model: nn.Module) -> tuple[Any, str]:
+def _tokenizer(cfg: TranslationConfig, model: nn.Module) -> tuple[Any, str]:
     tokenizer = load_tokenizer(cfg.policy)
     check_tokenizer(cfg.policy, tokenizer, model)
     chat = "with" if getattr(tokenizer, "chat_template", None) else "no"
@@ -121,7 +121,7 @@ def _tokenizer(cfg: TrainerConfig, model: nn.Module) -> tuple[Any, str]:
 
 
 def _prompts(
-    cfg: TrainerConfig,
+    cfg: TranslationConfig,
     key: str,
     examples: Sequence[Example],
     model: nn.Module,
@@ -149,7 +149,7 @@ def _overlap(key: str, train: Sequence[Example], held_out: Sequence[Example]) ->
 
 
 def _sources(
-    cfg: TrainerConfig, train: Sequence[Example], sets: Mapping[str, Sequence[Example] | None]
+    cfg: TranslationConfig, train: Sequence[Example], sets: Mapping[str, Sequence[Example] | None]
 ) -> tuple[None, str]:
     refuse, num_bad = cfg.data.bad_sources == "refuse", 0
     with closing(RewardClient(cfg.reward, offer_unneeded=False, misc=cfg.misc)) as rewarder:
@@ -159,13 +159,15 @@ def _sources(
     return None, f"{num_bad} cannot be scored" if num_bad else "all can be scored"
 
 
-def _metrics(cfg: TrainerConfig, sets: Mapping[str, Sequence[Example] | None]) -> tuple[None, str]:
+def _metrics(
+    cfg: TranslationConfig, sets: Mapping[str, Sequence[Example] | None]
+) -> tuple[None, str]:
     with closing(RewardClient(cfg.reward, offer_unneeded=False, misc=cfg.misc)) as rewarder:
         named = {name: held_out or [] for name, held_out in sets.items()}
         return None, "; ".join(HeldOutMetrics(cfg.eval.metrics, rewarder).check(named))
 
 
-def _service(cfg: TrainerConfig, name: ServiceName) -> tuple[bool, str]:
+def _service(cfg: TranslationConfig, name: ServiceName) -> tuple[bool, str]:
     """Check a single service, so that an error of one does not hide those of the others."""
     single_service = RewardClient(cfg.reward, offer_unneeded=False, only=name, misc=cfg.misc)
     with closing(single_service) as rewarder:
@@ -180,6 +182,6 @@ def _service(cfg: TrainerConfig, name: ServiceName) -> tuple[bool, str]:
         return True, "; ".join(descriptions) or "scores in this process"
 
 
-def _vllm(cfg: TrainerConfig) -> tuple[None, str]:
+def _vllm(cfg: TranslationConfig) -> tuple[None, str]:
     server = cfg.generation.vllm
     return None, f"{server.url}: serves {probe_server(server, adapters=cfg.policy.lora.r > 0)}"

@@ -14,7 +14,7 @@ from trainer.runs.learner import Learner, add_logprobs
 from trainer.runs.loop import Batch, batch_indices
 from trainer.runs.run_log import PhaseTimer
 from trainer.runs.shutdown import ShutdownHandler
-from trainer.translation.config import TrainerConfig
+from trainer.translation.config import TranslationConfig
 from trainer.translation.rewards.compute import compute_rewards
 from trainer.translation.rewards.reward_batch import RewardBatch, SampleGroup
 from trainer.translation.rewards.sample_reward import SampleReward
@@ -32,7 +32,7 @@ class Collector:
 
     def __init__(
         self,
-        cfg: TrainerConfig,
+        cfg: TranslationConfig,
         world: DistributedContext,
         rewarder: RewardClient,
         learner: Learner,

@@ -8,20 +8,20 @@ import typer
 from rich.console import Console
 
 from scorekit.errors import UserError
-from trainer.translation.config import TrainerConfig
-from trainer.translation.config import TrainerConfig as Config
+from trainer.translation.config import TranslationConfig
+from trainer.translation.config import TranslationConfig as Config
 
 
-def train(cfg: TrainerConfig, *, resume: bool) -> int:
+def train(cfg: TranslationConfig, *, resume: bool) -> int:
     """Train the policy; evaluate it before, between and after."""
     from trainer.translation.data import load_held_out, load_train
 
     examples, held_out = load_train(cfg), load_held_out(cfg)
     from trainer.translation.evaluation.report import write_report
     from trainer.translation.tables import comparison_table
-    from trainer.translation.train import run_toy_rl
+    from trainer.translation.train import train_translation
 
-    artifacts = run_toy_rl(examples, held_out, cfg, resume=resume)
+    artifacts = train_translation(examples, held_out, cfg, resume=resume)
     if not artifacts.is_main:
         return 0  # torchrun ends all processes with the first that fails; the main one still prints
     for name, reports in artifacts.sets.items():
@@ -35,7 +35,7 @@ def train(cfg: TrainerConfig, *, resume: bool) -> int:
     return artifacts.print_summary()
 
 
-def evaluate(cfg: TrainerConfig, against: str | None, *, overwrite: bool) -> int:
+def evaluate(cfg: TranslationConfig, against: str | None, *, overwrite: bool) -> int:
     """Translate the held-out examples with the policy and score them."""
     from trainer.translation.data import load_held_out
 
@@ -61,7 +61,7 @@ def evaluate(cfg: TrainerConfig, against: str | None, *, overwrite: bool) -> int
     return 0
 
 
-def check(cfg: TrainerConfig) -> int:
+def check(cfg: TranslationConfig) -> int:
     """Check everything that a training run needs, before any weights are loaded."""
     from scorekit.report.findings import print_check_results
     from trainer.translation.check import check_run

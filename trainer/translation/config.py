@@ -64,7 +64,7 @@ class MiscConfig(runs.MiscConfig):
     caching: bool = may_change(True, description="Let the services answer from their score caches.")
 
 
-class TrainerConfig(Config):
+class TranslationConfig(Config):
     """The config of a translation run."""
 
     task: Literal["translation"] = Field("translation", description="The task.")
@@ -82,7 +82,7 @@ class TrainerConfig(Config):
     misc: MiscConfig = Field(default_factory=MiscConfig, description="The rest.")
 
     @model_validator(mode="after")
-    def _best_by_is_a_set(self) -> TrainerConfig:
+    def _best_by_is_a_set(self) -> TranslationConfig:
         sets = list(self.data.held_out)
         if self.eval.best_by is not None and self.eval.best_by not in sets:
             valid_names = ", ".join(sets) or "none"
@@ -92,7 +92,7 @@ class TrainerConfig(Config):
         return self
 
     @model_validator(mode="after")
-    def _watched_is_a_metric(self) -> TrainerConfig:
+    def _watched_is_a_metric(self) -> TranslationConfig:
         names = list(self.eval.metrics)
         watched = self.stop.held_out_metric or next(iter(names), None)
         if self.stop.watches and watched not in names:
@@ -135,3 +135,7 @@ class TrainerConfig(Config):
                 "num_samples_per_prompt": 1,
             }
         )
+
+
+#: The name in version 0.2.
+TrainerConfig = TranslationConfig

@@ -17,7 +17,7 @@ from scorekit.languages import Language, find_language
 from scorekit.prompts import fill, load_template
 from scorekit.prompts import postprocess_translation as postprocess_translation
 from trainer.runs.readers import cell, id_cell, read_rows, text_cell
-from trainer.translation.config import TrainerConfig
+from trainer.translation.config import TranslationConfig
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ def load_examples(
     return examples
 
 
-def load_train(cfg: TrainerConfig) -> list[Example]:
+def load_train(cfg: TranslationConfig) -> list[Example]:
     """Return the examples to train on. Raises UserError."""
     data = cfg.data
     if data.train is None:
@@ -105,12 +105,12 @@ def load_train(cfg: TrainerConfig) -> list[Example]:
     )
 
 
-def load_held_out(cfg: TrainerConfig) -> dict[str, list[Example]]:
+def load_held_out(cfg: TranslationConfig) -> dict[str, list[Example]]:
     """Return the examples to evaluate on, by the names of their sets. Raises UserError."""
     return {name: load_set(cfg, name) for name in cfg.data.held_out}
 
 
-def load_set(cfg: TrainerConfig, name: str) -> list[Example]:
+def load_set(cfg: TranslationConfig, name: str) -> list[Example]:
     """Return the examples of one set. Raises UserError."""
     eval_set = cfg.data.held_out[name]
     return load_examples(

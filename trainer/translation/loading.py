@@ -10,7 +10,7 @@ from trainer.rl.distributed import DistributedContext
 from trainer.runs.checkpoints.resume import Origin, prompt_origin
 from trainer.runs.config import set_key
 from trainer.runs.learner import Learner, load_weights
-from trainer.translation.config import TrainerConfig
+from trainer.translation.config import TranslationConfig
 from trainer.translation.data import Example
 from trainer.translation.prompting import Prompt, fitting_prompts
 
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 def load_learner(
-    cfg: TrainerConfig,
+    cfg: TranslationConfig,
     train: Sequence[Example],
     sets: Mapping[str, Sequence[Example]],
     infos: Mapping[str, Info],
@@ -45,7 +45,7 @@ def service_origin(infos: Mapping[str, Info]) -> Origin:
 
 def _make_prompts(
     learner: Learner,
-    cfg: TrainerConfig,
+    cfg: TranslationConfig,
     train: Sequence[Example],
     sets: Mapping[str, Sequence[Example]],
     world: DistributedContext,

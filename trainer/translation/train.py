@@ -32,7 +32,7 @@ from trainer.runs.shutdown import ShutdownHandler
 from trainer.runs.stats import Stats
 from trainer.runs.trackers import check_trackers
 from trainer.translation.collect import Collector
-from trainer.translation.config import TrainerConfig
+from trainer.translation.config import TranslationConfig
 from trainer.translation.data import Example, in_both
 from trainer.translation.dumps import training_lines
 from trainer.translation.evaluation.evaluate import Report, evaluate_on_dataset, read_reports
@@ -54,10 +54,10 @@ TranslationBatch = Batch[TranslationRollout, SampleReward]
 log = logging.getLogger(__name__)
 
 
-def run_toy_rl(
+def train_translation(
     train_examples: Sequence[Example],
     eval_examples: Sequence[Example] | Mapping[str, Sequence[Example]],
-    cfg: TrainerConfig,
+    cfg: TranslationConfig,
     *,
     resume: bool = False,
 ) -> Artifacts:
@@ -83,16 +83,20 @@ def run_toy_rl(
         return _run(train_examples, eval_examples, cfg, world, run_messages, exit_stack, resume)
 
 
+#: The name that the requirements of the trainer give.
+run_toy_rl = train_translation
+
+
 def _run(
     train_examples: Sequence[Example],
     eval_examples: Sequence[Example] | Mapping[str, Sequence[Example]],
-    cfg: TrainerConfig,
+    cfg: TranslationConfig,
     world: DistributedContext,
     run_messages: Messages,
     exit_stack: ExitStack,
     resume: bool,
 ) -> Artifacts:
-    """Run `run_toy_rl` with these processes; `exit_stack` closes everything at the end."""
+    """Run `train_translation` with these processes; `exit_stack` closes everything at the end."""
     pairs = ((example.src_lang_code, example.tgt_lang_code) for example in train_examples)
     check_guards(pairs, cfg.reward.guards)
     checkpoint = checkpoint_to_resume(cfg) if resume else None
@@ -138,7 +142,7 @@ def _run(
     return trainer.run()
 
 
-def check_trainable(cfg: TrainerConfig) -> None:
+def check_trainable(cfg: TranslationConfig) -> None:
     """Raise UserError if nothing could be trained, or with wrong results."""
     check_untruncated(cfg.generation, cfg.corrects_importance)
     if not weighted(cfg.reward):
@@ -152,7 +156,7 @@ def check_trainable(cfg: TrainerConfig) -> None:
 
 
 def open_trainer(
-    cfg: TrainerConfig,
+    cfg: TranslationConfig,
     rewarder: RewardClient,
     train: Sequence[Example],
     sets: Mapping[str, Sequence[Example]],
@@ -203,7 +207,7 @@ class TranslationTask:
 
     def __init__(
         self,
-        cfg: TrainerConfig,
+        cfg: TranslationConfig,
         rewarder: RewardClient,
         learner: Learner,
         world: DistributedContext,

@@ -30,7 +30,7 @@ from trainer.rl.distributed import DistributedContext
 from trainer.rl.policy import Reference
 from trainer.search.config import SearchConfig
 from trainer.search.data import load_train
-from trainer.translation.config import TrainerConfig
+from trainer.translation.config import TranslationConfig
 from trainer.translation.data import load_examples
 
 
@@ -87,7 +87,7 @@ def main(path: str, weights: str, *runs: str) -> None:
 def _run_each(path: str, runs: tuple[str, ...]) -> None:
     searches = yaml.safe_load(Path(path).read_text(encoding="utf-8")).get("task") == "search"
     for number, overrides in enumerate(runs):
-        config_class: Any = SearchConfig if searches else TrainerConfig
+        config_class: Any = SearchConfig if searches else TranslationConfig
         cfg = load_config(config_class, Path(path), overrides.split(","))
         misc = cfg.misc.model_copy(update={"run_dir": f"{cfg.misc.run_dir}-{number}"})
         cfg = cfg.model_copy(update={"misc": misc})
@@ -95,7 +95,7 @@ def _run_each(path: str, runs: tuple[str, ...]) -> None:
             trainer.search.training.train.run_search(load_train(cfg), {}, cfg)
             continue
         train, held_out = (load_examples(str(source)) for source in (cfg.data.train, cfg.data.eval))
-        trainer.translation.train.run_toy_rl(train, held_out, cfg)
+        trainer.translation.train.train_translation(train, held_out, cfg)
 
 
 if __name__ == "__main__":

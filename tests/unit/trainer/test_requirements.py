@@ -115,3 +115,12 @@ def test_ppo_and_reinforce_update_without_nan(algorithm: str) -> None:
     assert all(value is not None and math.isfinite(value) for value in values)
     assert all(p.isfinite().all() for p in model.parameters())
     assert any((p != b).any() for p, b in zip(model.parameters(), before, strict=True))
+
+
+def test_required_and_earlier_names_remain() -> None:
+    from scorekit.errors import AnswerLost, ResponseLost
+    from trainer.translation.config import TrainerConfig, TranslationConfig
+    from trainer.translation.train import run_toy_rl, train_translation
+
+    assert run_toy_rl is train_translation
+    assert (TrainerConfig, AnswerLost) == (TranslationConfig, ResponseLost)

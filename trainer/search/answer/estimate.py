@@ -181,7 +181,7 @@ def _of_judge(trajectory: Trajectory, cfg: AnsweringConfig) -> ApiUsage:
         num_images = len(_evidence(trajectory, cfg.generator))
         charges.append((trajectory.grounded, max_verdict_usage(texts[:2], num_images, cfg.judge)))
     usages = [
-        judged.charge if judged is not None and judged.charge.calls else reckoned
-        for judged, reckoned in charges
+        judged.charge if judged is not None and judged.charge.calls else estimated
+        for judged, estimated in charges
     ]
     return sum_charges({str(number): charge for number, charge in enumerate(usages)})

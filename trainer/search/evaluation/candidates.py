@@ -34,7 +34,7 @@ class SearchCandidate:
     cfg: SearchConfig
     folder: Path
     adapters: Path | None = None
-    reads: PolicyInputs | None = None
+    policy_inputs: PolicyInputs | None = None
     served: str | None = None
 
 
@@ -81,7 +81,7 @@ def _renamed(cfg: SearchConfig, named: str) -> SearchConfig:
 @contextmanager
 def opened(candidate: SearchCandidate, world: DistributedContext) -> Iterator[Policy]:
     """Open the policy of a candidate. Raises UserError."""
-    cfg, policy_inputs = candidate.cfg, candidate.reads
+    cfg, policy_inputs = candidate.cfg, candidate.policy_inputs
     if policy_inputs is None:
         with open_policy(cfg) as policy:
             yield policy

@@ -188,7 +188,7 @@ def _fitting(candidate: SearchCandidate, sets: Sets, world: DistributedContext) 
     An episode that cannot start would get the score of an empty search. A server refuses overlong
     questions itself.
     """
-    policy_inputs, cfg = candidate.reads, candidate.cfg
+    policy_inputs, cfg = candidate.policy_inputs, candidate.cfg
     if policy_inputs is None:
         return sets
     ids, accepted = policy_inputs.ids(cfg, policy_inputs.stops), {}
@@ -295,7 +295,7 @@ def _write(
         store.write_step(step, evaluated.episodes)
     write_view(folder / EPISODES)
     resolved = candidate.cfg.model_dump(mode="json")
-    if candidate.reads is not None:
+    if candidate.policy_inputs is not None:
         resolved["policy"]["path"] = candidate.name
     text = yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True)
     for name, evaluated in evaluations.items():

@@ -33,7 +33,7 @@ from trainer.runs.checkpoints.adapters import load_on_base, resolve_base_model
 from trainer.runs.cli.paired import PairedStat, comparison_values
 from trainer.runs.config import DEFAULT_EVAL_SET, set_key
 from trainer.runs.run_log import open_run_dir, read_jsonl, write_json, write_jsonl
-from trainer.translation.config import TrainerConfig
+from trainer.translation.config import TranslationConfig
 from trainer.translation.data import Example
 from trainer.translation.evaluation.compare import compare_policies
 from trainer.translation.evaluation.evaluate import evaluate_on_dataset
@@ -96,7 +96,7 @@ class EvaluatedModel:
 
 
 def run_evaluation(
-    cfg: TrainerConfig, sets: Sets, against: str | None = None, *, overwrite: bool = False
+    cfg: TranslationConfig, sets: Sets, against: str | None = None, *, overwrite: bool = False
 ) -> list[SetComparison]:
     """Evaluate the policy on sets of examples by name, and compare it with another policy.
 
@@ -158,7 +158,7 @@ def _file(name: str, ending: str, kind: str = "evaluation") -> str:
     return f"{kind}.{ending}" if name == DEFAULT_EVAL_SET else f"{kind}-{name}.{ending}"
 
 
-def _check_folder(cfg: TrainerConfig, sets: Sets, compares: bool, overwrite: bool) -> None:
+def _check_folder(cfg: TranslationConfig, sets: Sets, compares: bool, overwrite: bool) -> None:
     """Raise UserError if run_dir is not writable, or an evaluation would be replaced."""
     folder = open_run_dir(cfg.misc)
     folders = [folder, folder / "against"] if compares else [folder]
@@ -172,7 +172,7 @@ def _check_folder(cfg: TrainerConfig, sets: Sets, compares: bool, overwrite: boo
         )
 
 
-def _candidate(cfg: TrainerConfig, policy: PolicyConfig, folder: Path) -> EvaluatedModel:
+def _candidate(cfg: TranslationConfig, policy: PolicyConfig, folder: Path) -> EvaluatedModel:
     """Return the candidate.
 
     Raises UserError if its base is missing, or the vLLM server is unavailable or unsuitable.
@@ -183,7 +183,7 @@ def _candidate(cfg: TrainerConfig, policy: PolicyConfig, folder: Path) -> Evalua
 
 
 def _open_services(
-    cfg: TrainerConfig, sets: Sets, earlier: Mapping[str, EvaluatedSet]
+    cfg: TranslationConfig, sets: Sets, earlier: Mapping[str, EvaluatedSet]
 ) -> RewardClient:
     """Return the opened services.
 
@@ -203,7 +203,7 @@ def _open_services(
 
 
 def _evaluate(
-    cfg: TrainerConfig,
+    cfg: TranslationConfig,
     candidate: EvaluatedModel,
     sets: Sets,
     rewarder: RewardClient,
@@ -254,7 +254,7 @@ def _evaluate(
 
 
 def _write(
-    cfg: TrainerConfig, candidate: EvaluatedModel, evaluations: Mapping[str, EvaluatedSet]
+    cfg: TranslationConfig, candidate: EvaluatedModel, evaluations: Mapping[str, EvaluatedSet]
 ) -> None:
     """Write the files of each set, and remove earlier comparisons."""
     folder = candidate.folder

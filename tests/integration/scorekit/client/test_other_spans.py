@@ -22,11 +22,11 @@ from scorekit.server.fake import FakeBackend
 from tests.kits.trainer.rewards import rewards_of
 from tests.kits.trainer.runs import byte_level_tokenizer, example, save_policy
 from trainer.runs.stats import compare
-from trainer.translation.config import TrainerConfig
+from trainer.translation.config import TranslationConfig
 from trainer.translation.evaluation.report import write_report
 from trainer.translation.evaluation.stats import reward_stats, severity_counts, table
 from trainer.translation.rewards.config import RewardConfig
-from trainer.translation.train import run_toy_rl
+from trainer.translation.train import train_translation
 
 SPANS = [
     {"start": 0, "end": 1, "severity": "minor"},
@@ -115,7 +115,9 @@ def test_a_run_shows_them(url: str, tmp_path: Path) -> None:
         f"misc.run_dir={tmp_path}/out",
     ]
     examples = [example("Open it.", "a"), example("Save it.", "b")]
-    artifacts = run_toy_rl(examples, examples, load_config(TrainerConfig, None, settings))
+    artifacts = train_translation(
+        examples, examples, load_config(TranslationConfig, None, settings)
+    )
     (_, before), (_, after) = artifacts.reports
     assert after["spans_UNKNOWN_mean"] is not None and after["spans_UNKNOWN_mean"] > 0
     rows = {row.title: row.before for row in compare(table(), before.stats(), after.stats())}

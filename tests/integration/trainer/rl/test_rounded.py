@@ -15,8 +15,8 @@ from scorekit.config import load_config
 from scorekit.server.fake import FakeBackend
 from tests.kits.trainer.runs import byte_level_tokenizer, example, save_policy
 from trainer.rl.rollout import rollout_logprobs
-from trainer.translation.config import TrainerConfig
-from trainer.translation.train import run_toy_rl
+from trainer.translation.config import TranslationConfig
+from trainer.translation.train import train_translation
 
 
 @pytest.fixture
@@ -43,9 +43,9 @@ def first_update(tmp_path: Path) -> Iterator[Callable[..., dict[str, Any]]]:
         def run(*overrides: str) -> dict[str, Any]:
             folder = tempfile.mkdtemp(dir=tmp_path)
             cfg = load_config(
-                TrainerConfig, None, [*settings, *overrides, f"misc.run_dir={folder}/run"]
+                TranslationConfig, None, [*settings, *overrides, f"misc.run_dir={folder}/run"]
             )
-            return run_toy_rl(examples, [], cfg).updates[0]
+            return train_translation(examples, [], cfg).updates[0]
 
         yield run
 

@@ -23,8 +23,8 @@ from trainer.rl.engines.vllm import VLLMSampler, probe_server
 from trainer.rl.forward import completion_logprobs
 from trainer.rl.policy import load_policy, stop_token_ids
 from trainer.rl.sampler import SampledCompletion
-from trainer.translation.config import TrainerConfig
-from trainer.translation.train import run_toy_rl
+from trainer.translation.config import TranslationConfig
+from trainer.translation.train import train_translation
 
 CPU = torch.device("cpu")
 TOKENIZER = letter_tokenizer()
@@ -43,8 +43,8 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_API_KEY", KEY)
 
 
-def config(url: str, policy: Path, run_dir: Path, rank: int = 0, **vllm: Any) -> TrainerConfig:
-    return TrainerConfig.model_validate(
+def config(url: str, policy: Path, run_dir: Path, rank: int = 0, **vllm: Any) -> TranslationConfig:
+    return TranslationConfig.model_validate(
         {
             "policy": {"path": str(policy), "lora": {"r": rank}},
             "generation": {
@@ -60,7 +60,7 @@ def config(url: str, policy: Path, run_dir: Path, rank: int = 0, **vllm: Any) ->
 
 
 def open_vllm_sampler(
-    cfg: TrainerConfig, name: str, stops: list[int], world: DistributedContext
+    cfg: TranslationConfig, name: str, stops: list[int], world: DistributedContext
 ) -> VLLMSampler:
     return VLLMSampler(
         cfg.generation.vllm,
@@ -75,7 +75,7 @@ def open_vllm_sampler(
 @contextmanager
 def engine(
     stub: VLLMStub, policy: Path, run_dir: Path, rank: int = 0, **vllm: Any
-) -> Iterator[tuple[VLLMSampler, nn.Module, TrainerConfig]]:
+) -> Iterator[tuple[VLLMSampler, nn.Module, TranslationConfig]]:
     """Yield the sampler on the stub server, with the model's weights."""
     with running_app(stub.app) as url:
         cfg = config(url, policy, run_dir, rank, **vllm)
@@ -89,7 +89,7 @@ def engine(
 
 
 def draw(
-    sampler: VLLMSampler, cfg: TrainerConfig, **options: Any
+    sampler: VLLMSampler, cfg: TranslationConfig, **options: Any
 ) -> dict[int, list[SampledCompletion]]:
     return dict(sampler.sample(PROMPTS, cfg.generation, **{"seed": 1} | options))
 
@@ -103,7 +103,7 @@ def change(model: nn.Module, by: float = 1.0) -> None:
                 parameter.add_(torch.randn_like(parameter) * by)
 
 
-def check_follows(sampler: VLLMSampler, model: nn.Module, cfg: TrainerConfig) -> None:
+def check_follows(sampler: VLLMSampler, model: nn.Module, cfg: TranslationConfig) -> None:
     """Check that the greedy completions and the samples' log-probabilities are the model's."""
     greedy = cfg.eval_generation()
     expected_samples = GenerateSampler(model, TOKENIZER).sample(
@@ -269,7 +269,7 @@ def test_a_server_that_cannot_sample_for_a_run_is_told_before_weights_load(
         cfg = config(url, tmp_path / "no-such-policy", tmp_path, rank, **vllm)
         cfg = cfg.model_copy(update={"reward": cfg.reward.model_copy(update=ONLY_EOS)})
         with pytest.raises(UserError, match=message):
-            run_toy_rl([example("ab")], [], cfg)
+            train_translation([example("ab")], [], cfg)
 
 
 ONLY_EOS = {"w_metricx": 0.0, "w_xcomet_span": 0.0, "no_eos_penalty": 1.0}
@@ -298,7 +298,7 @@ def test_a_whole_run_samples_and_evaluates_on_the_server(
         settings = cfg.model_dump(exclude_unset=True)
         settings["reward"] = {"metricx_urls": [metricx], "w_xcomet_span": 0.0}
         settings["rl"] = {"num_updates": 2, "batch_size": 4, "lr": 0.01}
-        artifacts = run_toy_rl(train, train[:2], TrainerConfig.model_validate(settings))
+        artifacts = train_translation(train, train[:2], TranslationConfig.model_validate(settings))
     lines = [
         json.loads(line) for line in (artifacts.run_dir / "log.jsonl").read_text().splitlines()
     ]

@@ -22,8 +22,8 @@ from trainer.__main__ import app
 from trainer.rl.policy import load_policy, stop_token_ids
 from trainer.runs.checkpoints.checkpoint import checkpoints, load_checkpoint
 from trainer.runs.checkpoints.export import export_policy
-from trainer.translation.config import TrainerConfig
-from trainer.translation.train import run_toy_rl
+from trainer.translation.config import TranslationConfig
+from trainer.translation.train import train_translation
 
 NO_SERVICE = ["reward.w_metricx=0", "reward.w_xcomet_span=0", "reward.no_eos_penalty=5"]
 
@@ -46,9 +46,9 @@ def train(folder: Path, *overrides: str, held_out: bool = True) -> Path:
         "misc.save_every_n_updates=1",
         *overrides,
     ]
-    cfg = load_config(TrainerConfig, None, settings)
+    cfg = load_config(TranslationConfig, None, settings)
     examples = [example(f"Open {n}.", str(n)) for n in range(6)]
-    return run_toy_rl(examples[:4], examples[4:] if held_out else [], cfg).run_dir
+    return train_translation(examples[:4], examples[4:] if held_out else [], cfg).run_dir
 
 
 def greedy(model: Any, tokenizer: Any) -> list[list[int]]:
@@ -67,7 +67,7 @@ def greedy(model: Any, tokenizer: Any) -> list[list[int]]:
 @float64()
 def test_an_export_writes_what_the_trained_policy_writes(tmp_path: Path, rank: int) -> None:
     run_dir = train(tmp_path, f"policy.lora.r={rank}")
-    cfg = load_config(TrainerConfig, run_dir / "config.yaml")
+    cfg = load_config(TranslationConfig, run_dir / "config.yaml")
     trained, tokenizer = load_policy(cfg.policy, torch.device("cpu"))
     before = greedy(doubled(trained), tokenizer)
     load_checkpoint(checkpoints(run_dir / "checkpoints")[0], trained)

@@ -21,8 +21,8 @@ from tests.kits.trainer.runs import (
     letter_tokenizer,
     tiny_llama,
 )
-from trainer.translation.config import TrainerConfig
-from trainer.translation.train import Artifacts, run_toy_rl
+from trainer.translation.config import TranslationConfig
+from trainer.translation.train import Artifacts, train_translation
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -84,10 +84,10 @@ def toy(folder: Path, urls: Sequence[str], *overrides: str) -> Artifacts:
         "misc.seed": 3,
     }
     cfg = load_config(
-        TrainerConfig, None, [*(f"{key}={value}" for key, value in base.items()), *overrides]
+        TranslationConfig, None, [*(f"{key}={value}" for key, value in base.items()), *overrides]
     )
     torch.seed()  # what came before is no part of a run
-    return run_toy_rl(examples[:16], examples[16:], cfg)
+    return train_translation(examples[:16], examples[16:], cfg)
 
 
 @pytest.fixture(scope="module")

@@ -22,9 +22,9 @@ from scorekit.errors import UserError
 from scorekit.server.fake import FakeBackend
 from tests.kits.trainer.forked_trainer import Command
 from tests.kits.trainer.runs import byte_level_tokenizer, save_policy, write_examples
-from trainer.translation.config import TrainerConfig
+from trainer.translation.config import TranslationConfig
 from trainer.translation.data import load_examples
-from trainer.translation.train import Artifacts, run_toy_rl
+from trainer.translation.train import Artifacts, train_translation
 
 ROOT = Path(__file__).parents[4]
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
@@ -70,9 +70,9 @@ def full_run(config: Path) -> Path:
 
 def train_here(config: Path, out: Path, *overrides: str, resume: bool = False) -> Artifacts:
     """Run the command in this process."""
-    cfg = load_config(TrainerConfig, config, [f"misc.run_dir={out}", *overrides])
+    cfg = load_config(TranslationConfig, config, [f"misc.run_dir={out}", *overrides])
     train, held_out = (load_examples(str(path)) for path in (cfg.data.train, cfg.data.eval))
-    return run_toy_rl(train, held_out, cfg, resume=resume)
+    return train_translation(train, held_out, cfg, resume=resume)
 
 
 def start(config: Path, out: Path, *arguments: str) -> Command:

@@ -24,7 +24,7 @@ from tests.kits.trainer.runs import (
     save_policy,
     write_examples,
 )
-from trainer.translation.config import TrainerConfig
+from trainer.translation.config import TranslationConfig
 
 ROOT = Path(__file__).parents[4]
 ENVIRONMENT = {k: v for k, v in os.environ.items() if k not in ("METRICX_URL", "XCOMET_URL")} | {
@@ -112,7 +112,7 @@ def test_generate_reward_advantage_update_evaluate_in_one_command(
     assert f"{line['approx_kl']:.2e}" in result.stderr
     assert "<svg" in (out / "report.html").read_text(encoding="utf-8")
     assert "Traceback" not in result.stderr
-    resolved = load_config(TrainerConfig, out / "config.yaml")
+    resolved = load_config(TranslationConfig, out / "config.yaml")
     assert resolved.rl.batch_size == 8
 
     checkpoint = out / "checkpoints/step-000001"

@@ -14,8 +14,8 @@ from scorekit.server.fake import FakeBackend
 from tests.kits.trainer.runs import byte_level_tokenizer, example, save_policy
 from trainer.runs.run_log import read_jsonl
 from trainer.runs.trackers import check_trackers, track, tracking
-from trainer.translation.config import TrainerConfig
-from trainer.translation.train import run_toy_rl
+from trainer.translation.config import TranslationConfig
+from trainer.translation.train import train_translation
 
 
 def events(folder: Path):
@@ -28,10 +28,10 @@ def events(folder: Path):
 
 
 @pytest.fixture
-def cfg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainerConfig:
+def cfg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TranslationConfig:
     monkeypatch.delenv("XCOMET_URL", raising=False)
     policy = save_policy(tmp_path / "policy", byte_level_tokenizer())
-    return TrainerConfig.model_validate(
+    return TranslationConfig.model_validate(
         {
             "policy": {"path": str(policy)},
             "generation": {
@@ -50,13 +50,13 @@ def cfg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainerConfig:
     )
 
 
-def test_tensorboard_has_the_numbers_of_the_log(cfg: TrainerConfig) -> None:
+def test_tensorboard_has_the_numbers_of_the_log(cfg: TranslationConfig) -> None:
     """Check the stats of updates, those of evaluations under eval/, and the config as
     hyperparameters."""
     with running_service(FakeBackend("metricx")) as url:
         cfg.reward.metricx_urls = [url]
         examples = [example(f"Save {n}.", str(n), "저장") for n in range(3)]
-        artifacts = run_toy_rl(examples, examples[:1], cfg)
+        artifacts = train_translation(examples, examples[:1], cfg)
     folder = artifacts.run_dir / "trackers/scorekit"
     event_data = events(folder)
     for line in read_jsonl(artifacts.run_dir / "log.jsonl"):
@@ -108,11 +108,11 @@ def test_a_run_that_goes_on_replaces_what_was_told_of_later_updates(tmp_path: Pa
     ],
 )
 def test_a_tracker_that_is_not_there_is_told_before_weights_load(
-    cfg: TrainerConfig, name: str, message: str
+    cfg: TranslationConfig, name: str, message: str
 ) -> None:
     cfg.misc.trackers, cfg.policy.path = [name], "gone"
     with pytest.raises(UserError, match=f"misc.trackers: {message}"):
-        run_toy_rl([example("Save.")], [], cfg)
+        train_translation([example("Save.")], [], cfg)
 
 
 def test_no_tracker_needs_nothing() -> None:

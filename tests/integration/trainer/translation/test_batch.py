@@ -15,11 +15,11 @@ from scorekit.scorers import RewardOutput, SampleForScoring
 from scorekit.server.fake import FakeBackend
 from tests.kits.trainer.rewards import Recorder, switched_service
 from tests.kits.trainer.runs import byte_level_tokenizer, example, save_policy
-from trainer.translation.config import TrainerConfig
+from trainer.translation.config import TranslationConfig
 from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.reward_batch import RewardFailure, SampleGroup
 from trainer.translation.rewards.services import RewardClient
-from trainer.translation.train import Artifacts, run_toy_rl
+from trainer.translation.train import Artifacts, train_translation
 
 
 def only_metricx(url: str, **changes: Any) -> RewardConfig:
@@ -190,7 +190,7 @@ def small_run(
     if not (folder / "policy").exists():
         save_policy(folder / "policy", byte_level_tokenizer())
     cfg = load_config(
-        TrainerConfig,
+        TranslationConfig,
         None,
         [
             f"policy.path={folder / 'policy'}",
@@ -210,7 +210,7 @@ def small_run(
         ],
     )
     examples = [example(f"Open {n}.", str(n)) for n in range(8)]
-    return run_toy_rl(examples, [], cfg, resume=resume)
+    return train_translation(examples, [], cfg, resume=resume)
 
 
 def without_seconds(run: Artifacts) -> list[dict[str, Any]]:

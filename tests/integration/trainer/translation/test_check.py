@@ -20,9 +20,9 @@ from tests.kits.trainer.runs import byte_level_tokenizer, save_policy, tiny_llam
 from trainer.__main__ import app
 from trainer.runs.memory import activation_bytes, estimate_memory
 from trainer.translation.check import check_run
-from trainer.translation.config import TrainerConfig
+from trainer.translation.config import TranslationConfig
 from trainer.translation.data import load_examples
-from trainer.translation.train import run_toy_rl
+from trainer.translation.train import train_translation
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def settings(tmp_path: Path, urls: tuple[str, str]) -> list[str]:
 
 
 def check(settings: list[str], *overrides: str) -> Findings:
-    return check_run(load_config(TrainerConfig, None, [*settings, *overrides]))
+    return check_run(load_config(TranslationConfig, None, [*settings, *overrides]))
 
 
 def message_of(findings: Findings, name: str) -> str:
@@ -134,8 +134,8 @@ def test_weights_are_looked_at_but_never_loaded(settings: list[str], tmp_path: P
 
 def test_a_run_that_stands_there_can_be_gone_on_with(settings: list[str], tmp_path: Path) -> None:
     short = ["rl.num_updates=1", "rl.batch_size=2"]
-    cfg = load_config(TrainerConfig, None, [*settings, *short])
-    run_toy_rl(load_examples(tmp_path / "train.jsonl"), [], cfg)
+    cfg = load_config(TranslationConfig, None, [*settings, *short])
+    train_translation(load_examples(tmp_path / "train.jsonl"), [], cfg)
     findings = check(settings, *short)
     assert not findings.failed
     assert "has a run of 1 updates. Resume it with --resume" in message_of(findings, "misc.run_dir")
@@ -145,10 +145,10 @@ def test_a_run_that_stands_there_can_be_gone_on_with(settings: list[str], tmp_pa
 def test_the_memory_estimate_counts_what_is_held() -> None:
     model = tiny_llama(byte_level_tokenizer())
     weights = sum(p.numel() for p in model.parameters())
-    rows = dict(estimate_memory(TrainerConfig(), model, 8))
+    rows = dict(estimate_memory(TranslationConfig(), model, 8))
     assert rows["policy, weights"] == rows["reference, weights"] == 4 * weights
     assert rows["optimizer"] == 8 * weights and rows["gradients"] == 4 * weights
-    alone = load_config(TrainerConfig, None, ["rl.kl_coef=0"])
+    alone = load_config(TranslationConfig, None, ["rl.kl_coef=0"])
     assert "reference, weights" not in dict(estimate_memory(alone, model, 8))
 
 
@@ -175,7 +175,7 @@ def test_activations_are_what_torch_keeps_within_a_quarter() -> None:
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         output = model.model(input_ids=ids, use_cache=False)
     measured = sum(storage.nbytes() for storage in storage_by_pointer.values())
-    cfg = load_config(TrainerConfig, None, ["rl.micro_batch_tokens=256"])
+    cfg = load_config(TranslationConfig, None, ["rl.micro_batch_tokens=256"])
     head = 256 * model.config.vocab_size * 16
     estimate = activation_bytes(cfg, model.config, 8) - head
     assert output is not None and 0.75 < measured / estimate < 1.25

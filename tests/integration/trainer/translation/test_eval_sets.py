@@ -21,11 +21,11 @@ from trainer.runs.checkpoints.checkpoint import best_checkpoint, read_state
 from trainer.runs.checkpoints.export import export_policy
 from trainer.runs.run_log import read_jsonl
 from trainer.translation.check import check_run
-from trainer.translation.config import TrainerConfig
+from trainer.translation.config import TranslationConfig
 from trainer.translation.data import load_held_out, load_train
 from trainer.translation.evaluation.report import write_report
 from trainer.translation.evaluation.run import run_evaluation
-from trainer.translation.train import Artifacts, run_toy_rl
+from trainer.translation.train import Artifacts, train_translation
 
 
 @pytest.fixture(scope="module")
@@ -71,8 +71,8 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def trained(config: Path, *overrides: str, resume: bool = False) -> Artifacts:
-    cfg = load_config(TrainerConfig, config, list(overrides))
-    return run_toy_rl(load_train(cfg), load_held_out(cfg), cfg, resume=resume)
+    cfg = load_config(TranslationConfig, config, list(overrides))
+    return train_translation(load_train(cfg), load_held_out(cfg), cfg, resume=resume)
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +160,7 @@ def test_a_resumed_run_goes_on_with_all_sets(config: Path, run: Artifacts, tmp_p
 
 
 def test_an_evaluation_writes_files_for_each_set(config: Path, tmp_path: Path) -> None:
-    cfg = load_config(TrainerConfig, config, [f"misc.run_dir={tmp_path / 'a'}"])
+    cfg = load_config(TranslationConfig, config, [f"misc.run_dir={tmp_path / 'a'}"])
     comparisons = run_evaluation(cfg, load_held_out(cfg))
     assert [comparison.name for comparison in comparisons] == ["eval", "news", "de.menus"]
     names = {path.name for path in (tmp_path / "a").iterdir()}
@@ -182,7 +182,7 @@ def test_an_evaluation_writes_files_for_each_set(config: Path, tmp_path: Path) -
 
 def test_check_looks_at_every_set(config: Path, tmp_path: Path) -> None:
     overrides = [f"misc.run_dir={tmp_path}", "data.eval_sets.news=gone.jsonl"]
-    findings = check_run(load_config(TrainerConfig, config, overrides))
+    findings = check_run(load_config(TranslationConfig, config, overrides))
     check_by_name = {check.name: check for check in findings.checks}
     assert check_by_name["data.eval"].ok and check_by_name["data.eval_sets.de.menus"].ok
     assert [check.name for check in findings.failed] == ["data.eval_sets.news"]
@@ -203,5 +203,5 @@ def test_a_mistake_in_the_sets_is_one_line(
     config: Path, overrides: list[str], message: str
 ) -> None:
     with pytest.raises(UserError) as error:
-        load_config(TrainerConfig, config, overrides)
+        load_config(TranslationConfig, config, overrides)
     assert message in str(error.value)

@@ -24,7 +24,7 @@ from tests.kits.trainer.runs import (
 from trainer.runs.config import DEFAULT_EVAL_SET
 from trainer.runs.run_log import read_jsonl
 from trainer.runs.stats import compare
-from trainer.translation.config import GenerationConfig, TrainerConfig
+from trainer.translation.config import GenerationConfig, TranslationConfig
 from trainer.translation.data import Example
 from trainer.translation.evaluation.evaluate import _stats, evaluate_on_dataset
 from trainer.translation.evaluation.run import run_evaluation
@@ -117,8 +117,8 @@ def services() -> Iterator[dict[str, list[str]]]:
         yield {"metricx_urls": [metricx], "xcomet_urls": [xcomet]}
 
 
-def config(policy: Path, folder: Path, services: dict[str, list[str]]) -> TrainerConfig:
-    return TrainerConfig.model_validate(
+def config(policy: Path, folder: Path, services: dict[str, list[str]]) -> TranslationConfig:
+    return TranslationConfig.model_validate(
         {
             "policy": {"path": str(policy)},
             "generation": {"prompt_template": "source", "max_new_tokens": 6},

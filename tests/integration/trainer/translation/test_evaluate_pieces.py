@@ -18,12 +18,12 @@ from tests.kits.trainer.runs import (
 )
 from trainer.runs.checkpoints.checkpoint import checkpoints, read_state
 from trainer.runs.run_log import read_jsonl
-from trainer.translation.config import GenerationConfig, TrainerConfig
+from trainer.translation.config import GenerationConfig, TranslationConfig
 from trainer.translation.evaluation.evaluate import Report, evaluate_on_dataset
 from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.services import RewardClient
 from trainer.translation.tables import evaluation_line
-from trainer.translation.train import run_toy_rl
+from trainer.translation.train import train_translation
 
 pytestmark = pytest.mark.usefixtures("no_second_try")
 
@@ -93,7 +93,7 @@ def test_a_mean_over_the_easy_part_makes_no_checkpoint_the_best(
     """Check the rating of the second update, where one source of 17 has no score: it has none."""
     sources = [f"Save {n}." for n in range(17)]
     with switched_service("xcomet") as (switch, url):
-        cfg = TrainerConfig.model_validate(
+        cfg = TranslationConfig.model_validate(
             {
                 "policy": {"path": str(save_policy(tmp_path / "policy", byte_level_tokenizer()))},
                 "generation": {
@@ -115,7 +115,9 @@ def test_a_mean_over_the_easy_part_makes_no_checkpoint_the_best(
         )
         log = tmp_path / "run/log.jsonl"
         switch.down = lambda body: "Save 16." in body and len(read_jsonl(log)) == 2
-        run = run_toy_rl([example("Open."), example("Close.")], list(map(example, sources)), cfg)
+        run = train_translation(
+            [example("Open."), example("Close.")], list(map(example, sources)), cfg
+        )
     ratings = [(u, r.reward_coverage, r.rating == r.reward_mean) for u, r in run.reports]
     assert ratings == [(0, 1.0, True), (1, 1.0, True), (2, 16 / 17, False), (3, 1.0, True)]
     reports = dict(run.reports)

@@ -23,10 +23,10 @@ from tests.kits.trainer.runs import byte_level_tokenizer, save_policy, write_exa
 from tests.kits.vllm_stub import KEY, VLLMStub
 from trainer.runs.config import DEFAULT_EVAL_SET
 from trainer.runs.run_log import read_jsonl
-from trainer.translation.config import TrainerConfig
+from trainer.translation.config import TranslationConfig
 from trainer.translation.data import load_examples
 from trainer.translation.evaluation.run import SetComparison, run_evaluation
-from trainer.translation.train import run_toy_rl
+from trainer.translation.train import train_translation
 
 ROOT = Path(__file__).parents[4]
 
@@ -64,14 +64,14 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def checkpoint(config: Path) -> Path:
     """Return a checkpoint of adapters after an update that changes translations."""
-    cfg = load_config(TrainerConfig, config)
+    cfg = load_config(TranslationConfig, config)
     examples = load_examples(str(cfg.data.eval))
-    return run_toy_rl(examples, examples, cfg).checkpoint
+    return train_translation(examples, examples, cfg).checkpoint
 
 
 def evaluated(config: Path, out: Path, *overrides: str, **options: Any) -> SetComparison:
     """Run the command in this process."""
-    cfg = load_config(TrainerConfig, config, [f"misc.run_dir={out}", *overrides])
+    cfg = load_config(TranslationConfig, config, [f"misc.run_dir={out}", *overrides])
     (outcome,) = run_evaluation(
         cfg, {DEFAULT_EVAL_SET: load_examples(str(cfg.data.eval))}, **options
     )

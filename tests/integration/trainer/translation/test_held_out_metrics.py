@@ -21,14 +21,14 @@ from tests.kits.trainer.rewards import FakeJudge, OtherMetric, switched_service
 from tests.kits.trainer.runs import byte_level_tokenizer, save_policy, write_examples
 from trainer.runs.run_log import read_jsonl
 from trainer.translation.check import check_run
-from trainer.translation.config import TrainerConfig
+from trainer.translation.config import TranslationConfig
 from trainer.translation.data import load_held_out, load_train
 from trainer.translation.evaluation.held_out import HeldOutMetrics
 from trainer.translation.evaluation.report import write_report
 from trainer.translation.evaluation.run import run_evaluation
 from trainer.translation.rewards.services import RewardClient
 from trainer.translation.tables import evaluation_line
-from trainer.translation.train import Artifacts, run_toy_rl
+from trainer.translation.train import Artifacts, train_translation
 
 
 class FallingScorer(OtherMetric):
@@ -73,9 +73,9 @@ def run_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[lis
         )
 
 
-def config(run_settings: tuple[list[str], str], folder: Path, *overrides: str) -> TrainerConfig:
+def config(run_settings: tuple[list[str], str], folder: Path, *overrides: str) -> TranslationConfig:
     return load_config(
-        TrainerConfig, None, [*run_settings[0], f"misc.run_dir={folder}", *overrides]
+        TranslationConfig, None, [*run_settings[0], f"misc.run_dir={folder}", *overrides]
     )
 
 
@@ -83,7 +83,7 @@ def trained(
     run_settings: tuple[list[str], str], folder: Path, *overrides: str, resume: bool = False
 ) -> Artifacts:
     cfg = config(run_settings, folder, *overrides)
-    return run_toy_rl(load_train(cfg), load_held_out(cfg), cfg, resume=resume)
+    return train_translation(load_train(cfg), load_held_out(cfg), cfg, resume=resume)
 
 
 def check_message(run_settings: tuple[list[str], str], folder: Path, *overrides: str) -> str:
@@ -100,9 +100,12 @@ def test_metrics_stand_beside_the_reward_and_leave_it_as_it_was(
 
     One has references, one has none, one is down, and one fails in an evaluation."""
     alone = trained(run_settings, tmp_path / "alone")
-    reads, blind = OtherMetric("required"), OtherMetric("ignored", model="blind", higher=False)
+    reference_metric, blind = (
+        OtherMetric("required"),
+        OtherMetric("ignored", model="blind", higher=False),
+    )
     with (
-        running_service(reads) as a,
+        running_service(reference_metric) as a,
         running_service(blind) as b,
         switched_service("xcomet") as (switch, c),
     ):
@@ -128,7 +131,7 @@ def test_metrics_stand_beside_the_reward_and_leave_it_as_it_was(
     dumped = read_jsonl(tmp_path / "run" / evals[0]["completions"])
     scores = [line["metrics"]["reads"]["score"] for line in dumped]
     assert sum(scores) / len(scores) == pytest.approx(evals[0]["metric_reads_mean"])
-    assert {sample.ref for sample in reads.samples if sample.mt} >= {"저장"}
+    assert {sample.ref for sample in reference_metric.samples if sample.mt} >= {"저장"}
     assert all(sample.ref is None for sample in blind.samples)
     eval_line = evaluation_line(0, artifacts.reports[0][1])
     assert "metric_reads 0." in eval_line and "metric_away - (of 0%)" in eval_line
@@ -291,6 +294,6 @@ def test_missing_references_and_unknown_metrics_are_told_before_anything_loads(
             )
     for wrong in ("stop.held_out_falls=2", "stop.held_out_metric=m"):
         with pytest.raises(UserError, match=r"no metric of eval\.metrics"):
-            load_config(TrainerConfig, None, [*run_settings[0], wrong])
+            load_config(TranslationConfig, None, [*run_settings[0], wrong])
     away = f"eval.metrics.m=http://127.0.0.1:{free_port()}"
     assert "does not answer" in check_message(run_settings, tmp_path, away)

@@ -15,14 +15,14 @@ from scorekit.errors import SampleError, UserError
 from tests.kits.trainer.rewards import Recorder, Services
 from tests.kits.trainer.runs import byte_level_tokenizer, rollout, save_policy, write_examples
 from trainer.translation.check import check_run
-from trainer.translation.config import TrainerConfig
+from trainer.translation.config import TranslationConfig
 from trainer.translation.data import load_examples
 from trainer.translation.evaluation.stats import reward_stats
 from trainer.translation.rewards.compute import compute_rewards
 from trainer.translation.rewards.sample_reward import SampleReward
 from trainer.translation.rewards.screening import bad_sources
 from trainer.translation.rewards.services import RewardClient
-from trainer.translation.train import run_toy_rl
+from trainer.translation.train import train_translation
 
 NUL, LONG, FINE = "Open \0 it.", "word " * 40, "Open it."
 
@@ -144,9 +144,9 @@ def settings(tmp_path: Path, services: Services) -> list[str]:
 
 
 def run(settings: list[str], *overrides: str) -> Any:
-    cfg = load_config(TrainerConfig, None, [*settings, *overrides])
+    cfg = load_config(TranslationConfig, None, [*settings, *overrides])
     train, held_out = (load_examples(path) for path in (cfg.data.train, cfg.data.eval) if path)
-    return run_toy_rl(train, held_out, cfg)
+    return train_translation(train, held_out, cfg)
 
 
 def test_a_run_leaves_them_out_and_says_which(
@@ -173,7 +173,7 @@ def test_a_run_may_refuse_them(settings: list[str], tmp_path: Path) -> None:
 
 def test_check_tells_them_too(settings: list[str]) -> None:
     def check_sources(*overrides: str) -> tuple[str, bool]:
-        cfg = load_config(TrainerConfig, None, [*settings, *overrides])
+        cfg = load_config(TranslationConfig, None, [*settings, *overrides])
         ((message, ok),) = [(c.result, c.ok) for c in check_run(cfg).checks if c.name == "sources"]
         return message, ok
 

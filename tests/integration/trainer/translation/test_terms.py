@@ -15,7 +15,7 @@ from tests.kits.trainer.rewards import reward_services
 from tests.kits.trainer.runs import byte_level_tokenizer, example, rollout, save_policy
 from trainer.__main__ import app
 from trainer.runs.stats import Curve, StatSpec
-from trainer.translation.config import TrainerConfig
+from trainer.translation.config import TranslationConfig
 from trainer.translation.evaluation.stats import table
 from trainer.translation.rewards.component import TextComponent
 from trainer.translation.rewards.components import COMPONENTS, needed, weighted
@@ -153,6 +153,6 @@ def test_no_two_figures_have_one_key() -> None:
 
 
 def test_every_term_is_described(brevity: None) -> None:
-    cfg = load_config(TrainerConfig, None, ["reward.terms={brevity: 1}"]).reward
+    cfg = load_config(TranslationConfig, None, ["reward.terms={brevity: 1}"]).reward
     for term in COMPONENTS:
         assert term.name and term.__doc__ and isinstance(term.weight(cfg), float)

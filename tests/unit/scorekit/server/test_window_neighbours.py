@@ -142,14 +142,14 @@ def test_neighbours_never_push_a_window_over_the_limit():
                         results[k] = SampleError("overlong", str(size))
             return results
 
-    for count, cores, reads in (
+    for count, cores, num_reads in (
         (9, [4, 5], [5, 5]),  # six would fit by their sum, but are too many together
         (12, [3, 3, 3, 3], [4, 4, 4, 4]),  # windows of six are too many, too: they are split in two
     ):
         backend = Sticky()
         outcome = _score(_numbered(count), limit=40, backend=backend)
         assert outcome["length"] <= 40 and not any(outcome["truncated"].values())
-        assert [len(_numbers(read.src)) for read in backend.seen] == reads
+        assert [len(_numbers(read.src)) for read in backend.seen] == num_reads
         sizes = [
             len(_numbers(_numbered(count).mt[w["mt_start"] : w["mt_end"]]))
             for w in outcome["windows"]

@@ -12,16 +12,16 @@ from scorekit.errors import UserError
 from scorekit.files import temporary_of
 from tests.kits.trainer.runs import example
 from trainer.runs.run_log import RunLog, append_jsonl, check_run_dir, read_jsonl
-from trainer.translation.config import MiscConfig, TrainerConfig
-from trainer.translation.train import run_toy_rl
+from trainer.translation.config import MiscConfig, TranslationConfig
+from trainer.translation.train import train_translation
 
 
-def replacing(folder: Path, **changes: Any) -> TrainerConfig:
-    return TrainerConfig(misc=MiscConfig(run_dir=str(folder), overwrite=True), **changes)
+def replacing(folder: Path, **changes: Any) -> TranslationConfig:
+    return TranslationConfig(misc=MiscConfig(run_dir=str(folder), overwrite=True), **changes)
 
 
 def test_an_earlier_run_is_not_replaced_unasked(tmp_path: Path) -> None:
-    cfg = TrainerConfig(misc=MiscConfig(run_dir=str(tmp_path)))
+    cfg = TranslationConfig(misc=MiscConfig(run_dir=str(tmp_path)))
     (tmp_path / "report.html").write_text("kept")
     RunLog(cfg).write_update({"update": 1})
     with pytest.raises(UserError, match="has a run"):
@@ -33,7 +33,7 @@ def test_an_earlier_run_is_not_replaced_unasked(tmp_path: Path) -> None:
 
 
 def test_a_run_that_goes_on_keeps_what_is_behind_its_checkpoint(tmp_path: Path) -> None:
-    cfg = TrainerConfig(misc=MiscConfig(run_dir=str(tmp_path)))
+    cfg = TranslationConfig(misc=MiscConfig(run_dir=str(tmp_path)))
     log = RunLog(cfg)
     for update in range(4):
         log.write_evaluation({"update": update}, [{"mt": "a"}])
@@ -88,7 +88,7 @@ def test_a_config_that_no_run_wrote_makes_a_folder_no_run(tmp_path: Path, config
     with pytest.raises(UserError, match="It is no run"):
         check_run_dir(replacing(tmp_path))
     with pytest.raises(UserError, match="It is no run"):
-        run_toy_rl([example("a")], [], replacing(tmp_path), resume=True)
+        train_translation([example("a")], [], replacing(tmp_path), resume=True)
     assert (tmp_path / "checkpoints/thesis.txt").exists()
 
 
@@ -102,7 +102,7 @@ def test_a_folder_of_something_else_is_never_touched(tmp_path: Path, name: str) 
         (path / "model").write_text("theirs")
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(UserError, match=f"has a run or other files \\({name}"):
-        RunLog(TrainerConfig(misc=MiscConfig(run_dir=str(tmp_path))))
+        RunLog(TranslationConfig(misc=MiscConfig(run_dir=str(tmp_path))))
     with pytest.raises(UserError, match="It is no run"):
         RunLog(replacing(tmp_path))
     assert sorted(tmp_path.rglob("*")) == before
@@ -117,7 +117,7 @@ def test_a_folder_of_something_else_is_never_touched(tmp_path: Path, name: str) 
     ],
 )
 def test_a_run_does_not_remove_what_it_is_made_of(tmp_path: Path, changes: Any) -> None:
-    log = RunLog(TrainerConfig(misc=MiscConfig(run_dir=str(tmp_path))))
+    log = RunLog(TranslationConfig(misc=MiscConfig(run_dir=str(tmp_path))))
     log.write_update({"update": 1})
     log.write_completions(1, [])
     (tmp_path / "checkpoints").mkdir()
@@ -130,11 +130,11 @@ def test_a_run_does_not_remove_what_it_is_made_of(tmp_path: Path, changes: Any) 
 
 def test_a_run_dir_that_cannot_be_written_to_is_told_first(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    cfg = TrainerConfig(misc=MiscConfig(run_dir=str(tmp_path / "file" / "run")))
+    cfg = TranslationConfig(misc=MiscConfig(run_dir=str(tmp_path / "file" / "run")))
     with pytest.raises(UserError, match=r"misc.run_dir: .*file/run: Not a directory"):
-        run_toy_rl([example("a")], [], cfg)
+        train_translation([example("a")], [], cfg)
     with pytest.raises(UserError, match="no examples"):
-        run_toy_rl([], [], cfg)
+        train_translation([], [], cfg)
 
 
 def test_a_run_says_which_services_it_had(tmp_path: Path) -> None:
