@@ -37,8 +37,14 @@ BENCHES = {
 }
 
 
+#: `bench` compares our COMET with unbabel-comet's, in the oracle's environment.
+MARKS = {"bench": pytest.mark.oracle}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("module", BENCHES)
+@pytest.mark.parametrize(
+    "module", [pytest.param(name, marks=MARKS.get(name, ())) for name in BENCHES]
+)
 def test_a_benchmark_runs_in_small(module):
     started_at = time.time()
     result = subprocess.run(
