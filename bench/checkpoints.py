@@ -1,4 +1,4 @@
-"""Checkpoints of a size that is worth measuring, with random weights in the true architectures.
+"""Makes checkpoints with random weights, the real architectures and a realistic size.
 
 Each is made once, deterministically, under runs/bench, and has about 25 million parameters outside
 its embeddings. Tokenizers are the demo's.
@@ -24,12 +24,12 @@ _WANTED = range(24_000_000, 26_000_001)
 
 
 def xcomet() -> Path:
-    """Folder of an `xcomet_metric` checkpoint with an XLM-R-XL encoder."""
+    """Return the folder of an `xcomet_metric` checkpoint with an XLM-R-XL encoder."""
     return _made_once("xcomet-25m", _make_xcomet)
 
 
 def metricx() -> Path:
-    """Folder of an mT5 regression checkpoint."""
+    """Return the folder of an mT5 regression checkpoint."""
     return _made_once("metricx-25m", _make_metricx)
 
 
@@ -100,7 +100,10 @@ def _calibrate(model: Any, tokenizer: Any) -> None:
 
 
 def parameters_outside_embeddings(weights: dict[str, Any]) -> int:
-    """Parameters that cost arithmetic for each token: no embedding table, no output matrix."""
+    """Count the parameters that cost arithmetic for each token.
+
+    Embedding tables and the output matrix do not count.
+    """
     tables = ("embed", "shared.", "lm_head.")
     return sum(t.numel() for name, t in weights.items() if not any(part in name for part in tables))
 

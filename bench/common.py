@@ -77,7 +77,7 @@ class Measurement:
 
 
 def number(value: float) -> str:
-    """Readable digits: 12,345 / 12.3 / 1.23 / 0.123 / 1.2e-06."""
+    """Return the number with few digits: 12,345 / 12.3 / 1.23 / 0.123 / 1.2e-06."""
     size = abs(value)
     if value == int(value) and size < 1e15:
         return f"{int(value):,}"

@@ -38,7 +38,7 @@ MOST = 1.0  # per cent of a set that a rule may reject
 
 
 class Texts(NamedTuple):
-    """Pairs of texts: (name, languages, files, their fields)."""
+    """Pairs of texts with a name, the languages, the files, and the names of their fields."""
 
     name: str
     languages: tuple[str, str]
@@ -126,7 +126,7 @@ def _chatter(half: str) -> Iterator[Measurement]:
 
 
 def prose() -> dict[str, list[tuple[str, str]]]:
-    """Target language -> true pairs of prose, of which chatter is made."""
+    """Return target language -> true pairs of prose, which the chatter is added to."""
     korean, german, chinese = PROSE
     return {
         "ko": korean.pairs(turned=True),
@@ -173,7 +173,7 @@ def _named_lengths() -> Iterator[tuple[str, int, int]]:
 
 
 def pair_texts(pair: Pair) -> tuple[str, str, str, str]:
-    """Source, translation, and their languages."""
+    """Return source, translation, and their languages."""
     return pair.src, pair.mt, pair.source_lang, pair.target_lang
 
 
@@ -196,7 +196,7 @@ def true_pairs(source: str, target: str, max_pairs: int) -> list[Pair]:
 
 
 def third_languages(source: str, target: str, max_pairs: int) -> list[Pair]:
-    """Translations into each language that is neither of the two."""
+    """Return pairs with translations into each language that is neither of the two."""
     return [
         Pair(row[source], text, source, target)
         for row in seven()[:max_pairs]

@@ -78,7 +78,7 @@ def in_one_call(
 
 
 def xcomet_in_calls(size: Size, device: str, pairs: Pairs, repeats: int) -> Iterator[Measurement]:
-    """Calls of 8 pairs, four callers at once over HTTP, against `predict` on the same 8 each."""
+    """Measure calls of 8 pairs, 4 callers over HTTP, against `predict` on the same 8 pairs each."""
     calls = [pairs[start : start + CALL] for start in range(0, len(pairs), CALL)]
     predict = upstream_predict(size, device)
     predict(calls[0])
@@ -126,7 +126,7 @@ def one_at_a_time(size: Size, device: str) -> Predict:
 
 
 def upstream_predict(size: Size, device: str) -> Predict:
-    """unbabel-comet's `predict` with its defaults, in a process of its own environment."""
+    """Return unbabel-comet's `predict` with its defaults. It runs in its own environment."""
     return Upstream("--random", size, DTYPE, device)
 
 

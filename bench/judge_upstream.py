@@ -1,4 +1,4 @@
-"""Does the judge keep its upstream full, when a tenth of the answers is slow?
+"""Measure whether the judge uses all slots of its LLM server when a tenth of the answers is slow.
 
 A fake LLM server answers in 0.2 s, every tenth sample in 3 s, however many it is asked at once.
 Bulk: one caller with all samples. The least that is possible: their seconds over the requests that

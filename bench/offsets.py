@@ -82,7 +82,10 @@ def _cpu_seconds(work: Callable[[], None]) -> float:
 
 
 def _completions(tokenizer: Any, text: str, count: int) -> list[list[int]]:
-    """Each starts elsewhere in the text, and has a rare character after every 200."""
+    """Return completions of the text with a rare character after every 200 characters.
+
+    Each completion starts at another position of the text.
+    """
     completions = []
     for n in range(count):
         start = n * 997 % (len(text) - 2200)

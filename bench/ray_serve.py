@@ -84,7 +84,7 @@ def ceiling(url: str, repeats: int, singles: int) -> Iterator[Measurement]:
 
 
 def ask(url: str, requests: int, pairs: int) -> float:
-    """Return the seconds of that many requests; every answer is checked."""
+    """Return the seconds of that many requests, and check every answer."""
     root, _, prefix = url.removeprefix("http://").partition("/")
     path = f"POST /{prefix}/v1/score" if prefix else "POST /v1/score"
     parts = batches(distinct_samples(requests * pairs), pairs)
@@ -151,7 +151,7 @@ def deploy(name: str, replicas: int, **args: Any) -> None:
 
 
 def delete(name: str) -> None:
-    """Its replicas are gone."""
+    """Delete the application and its replicas."""
     from ray import serve
 
     serve.delete(name)

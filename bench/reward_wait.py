@@ -121,8 +121,9 @@ Texts = list[tuple[str, str]]
 
 
 class Afterwards:
-    """Replaces a RewardClient: collects the groups of a batch and requests all scores, by
-    `way`, when the first score is needed.
+    """Replaces a RewardClient. It collects the groups of a batch.
+
+    When the first score is needed, `way` requests all scores.
     """
 
     def __init__(
@@ -136,7 +137,7 @@ class Afterwards:
 
 
 class Collected:
-    """A batch whose groups wait for its end."""
+    """A batch that requests no scores before all its groups are submitted."""
 
     was_stopped = False
 
@@ -152,13 +153,13 @@ class Collected:
 
 
 class Part:
-    """A group's place in its batch."""
+    """The position of a group in its batch."""
 
     def __init__(self, batch: Collected, start: int, end: int) -> None:
         self.batch, self.index_range = batch, slice(start, end)
 
     def result(self) -> Scores:
-        """Return the group's scores; the first call requests all of them."""
+        """Return the group's scores. The first call requests all of them."""
         batch = self.batch
         if batch.scores is None:
             batch.scores = batch.after.way(batch.after.rewarder, batch.texts)

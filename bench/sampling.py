@@ -117,7 +117,7 @@ def _run_stage(copies: int, pool: int) -> dict[str, Any]:
 
 
 def peak_mib() -> float:
-    """Most memory that this process ever held."""
+    """Return the peak memory of this process so far."""
     status = Path("/proc/self/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) / 1024
 

@@ -118,9 +118,12 @@ def xcomet_in_one_call(folder: Path, pairs: Pairs, repeats: int) -> Iterator[Mea
 def _share_of_the_machine(
     work: WorkLog, rate: float, seconds: float, repeats: int
 ) -> Iterator[Measurement]:
-    """FLOPs of the encoder (its linear layers and attention) a second, of the rate that torch.mm
-    reaches alone with the same shapes on as many rows as a batch holds tokens: the better of a
-    measurement before the runs and one after them."""
+    """Compare the encoder's FLOPs per second with the rate of torch.mm alone.
+
+    The FLOPs are those of the encoder's linear layers and attention. torch.mm multiplies the same
+    shapes, with as many rows as a batch has tokens. Its rate is the better one of a measurement
+    before the runs and one after them.
+    """
     shape = checkpoints.XCOMET
     runs = repeats + 1  # the one for the scores was watched, too
     real = work.flops(padded=False, **shape) / runs
@@ -141,8 +144,10 @@ def _share_of_the_machine(
 
 
 def xcomet_in_calls(folder: Path, pairs: Pairs, repeats: int) -> Iterator[Measurement]:
-    """Calls of 8 pairs, four callers at once over HTTP, against `predict` on the same 8 pairs
-    each (one after another: it is not thread-safe)."""
+    """Measure calls of 8 pairs, 4 callers over HTTP, against `predict` on the same 8 pairs each.
+
+    `predict` gets one call after another, because it is not thread-safe.
+    """
     predict = _upstream(folder)
     calls = [pairs[start : start + CALL] for start in range(0, len(pairs), CALL)]
     predict(calls[0])

@@ -86,7 +86,7 @@ def main() -> None:
 
 
 def seconds(split: Split, lang: str, lines: list[str], size: int) -> float:
-    """CPU seconds for a million characters of one line of `size` characters."""
+    """Return the CPU seconds per million characters of one line of `size` characters."""
     line = " ".join(lines) + " "
     text = (line * (size // len(line) + 1))[:size]
     started = time.process_time()

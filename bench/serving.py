@@ -63,7 +63,10 @@ def questions(quick: bool) -> Iterator[Measurement]:
 
 
 def http_against_in_process(sizes: Sizes) -> Measurement:
-    """Requests of 64 over HTTP against LocalScorer with the same backend, of 10 ms a 64 pairs."""
+    """Measure requests of 64 pairs over HTTP against LocalScorer.
+
+    Both have the same backend, which takes 10 ms for 64 pairs.
+    """
     samples = distinct_samples(sizes.http_pairs)
     pairs = [SampleForScoring(s["src"], s["mt"]) for s in samples]
     scorer = LocalScorer(FakeBackend(seconds_per_pair=SECONDS_PER_PAIR))
@@ -146,7 +149,7 @@ def cpu_seconds(process: int) -> float:
 
 
 def single_pairs(sizes: Sizes) -> Iterator[Measurement]:
-    """Requests of one distinct pair, one at a time, in turn with a bare FastAPI route."""
+    """Measure requests of one distinct pair, one at a time, in turn with a bare FastAPI route."""
     with ExitStack() as stack:
         _, scorekit_url = stack.enter_context(service(FAKE, "--cache", "memory", core=SERVER))
         _, bare = stack.enter_context(service("bench.kit.bare", core=SERVER))
@@ -156,11 +159,12 @@ def single_pairs(sizes: Sizes) -> Iterator[Measurement]:
 
 
 def beside_a_busy_model(sizes: Sizes, module: str, load: str) -> Iterator[Measurement]:
-    """Requests of one cached pair while bulk work keeps the model thread in batches of 20 ms.
+    """Measure requests of one cached pair while bulk work keeps the model thread busy.
 
-    Cached, since another pair would wait for the batch in hand, which is no cost of the service.
-    Beside a model that burns Python, the bare route has such a thread as well. Neither process is
-    bound to a core: on one core the scheduler alone would decide who gets the interpreter.
+    The bulk batches take 20 ms each. The pair is cached because another one would wait for the
+    current batch, which is not a cost of the service. If the model burns CPU in Python, the bare
+    route has such a thread, too. No process is bound to a core: on one core only the scheduler
+    would decide who gets the interpreter.
     """
     burn = ("--burn",) if module != FAKE else ()
     with ExitStack() as stack:
@@ -177,7 +181,7 @@ Latencies = list[tuple[list[float], list[float]]]
 
 
 def _alternate(scorekit_url: str, bare: str, sizes: Sizes, *, distinct: bool) -> Latencies:
-    """Milliseconds of each request of the two, run by run."""
+    """Return the milliseconds of each request of both sides, for each run."""
     runs: Latencies = []
     for turn in range(sizes.repeats + 1):  # the first one warms up, and fills the cache
         count = sizes.single_requests if turn else KNOWN
@@ -197,7 +201,7 @@ def _alternate(scorekit_url: str, bare: str, sizes: Sizes, *, distinct: bool) ->
 
 
 def _added(title: str, runs: Latencies) -> Iterator[Measurement]:
-    """Our p50 and p99 beside the bare route's: medians over the runs."""
+    """Compare our p50 and p99 with those of the bare route: medians over the runs."""
     for name, quantile in (("p50", 50), ("p99", 99)):
         scorekit_ms, bare_ms = ([_percentile(run[k], quantile) for run in runs] for k in (0, 1))
         details = {
@@ -224,8 +228,11 @@ def _percentile(values: list[float], percent: int) -> float:
 
 
 def duplicates(rollouts: int, callers: int = 8, candidates: int = 128) -> Iterator[Measurement]:
-    """Concurrent callers with 128 candidates each, rollout after rollout; half of all samples are
-    duplicates, within a caller's list, of another caller's, or of an earlier rollout's."""
+    """Measure concurrent callers with 128 candidates each, rollout after rollout.
+
+    Half of all samples are duplicates: of the same caller's list, of another caller's, or of an
+    earlier rollout's.
+    """
     chance = random.Random(1)
     backend = FakeBackend(seconds_per_batch=0.002)
     half = callers * candidates // 2

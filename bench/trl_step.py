@@ -82,7 +82,7 @@ def questions(quick: bool) -> Iterator[Measurement]:
 
 
 class TextScorer:
-    """A reward that costs nothing: a number made of the text's length."""
+    """A reward that costs nothing: a number computed from the text's length."""
 
     def score_batch(
         self, samples: Sequence[SampleForScoring], cfg: ScoringConfig | None = None
@@ -115,12 +115,12 @@ def _score(text: str) -> float:
 
 
 def _full_length(model: Any, tokens: int) -> None:
-    """No completion of this model ends early."""
+    """Make every completion of this model as long as possible."""
     model.generate = functools.partial(model.generate, min_new_tokens=tokens)
 
 
 def scorekit_side(sizes: Sizes) -> dict[str, Any]:
-    """Whole updates of trainer.translation.train, the run's files among them."""
+    """Run full updates of trainer.translation.train, including the files of the run."""
     import torch
 
     from scorekit.config import load_config

@@ -126,7 +126,7 @@ class Sampler:
             logits = self._forward(ids, attended, cache)  # [B, V]
 
     def _forward(self, ids: Tensor, attended: Tensor, cache: Any) -> Tensor:
-        """Logits after the last id of each row. [B, S], [B, P + t] -> [B, V]."""
+        """Return the logits after the last id of each row. [B, S], [B, P + t] -> [B, V]."""
         positions = (attended.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
         out = self._model(
             input_ids=ids,
@@ -193,7 +193,10 @@ def draw(logits: Tensor, rows: Sequence[_Row]) -> list[int]:
 
 
 def _nucleus(probs: Tensor, top_p: Tensor) -> Tensor:
-    """Zero all but the likeliest tokens that reach top_p together. [B, V], [B, 1] -> [B, V]."""
+    """Keep the most likely tokens that reach top_p together, and set the others to 0.
+
+    Shapes: [B, V], [B, 1] -> [B, V].
+    """
     ranked, order = probs.sort(dim=-1, descending=True, stable=True)
     out = ranked.cumsum(-1) - ranked >= top_p
     return torch.zeros_like(probs).scatter(-1, order, ranked.masked_fill(out, 0.0))

@@ -1,11 +1,11 @@
 """`python -m demo.llm_server`: the demo's policy as an OpenAI-compatible chat server.
 
-It stands for vLLM where there is none: /v1/models and /v1/chat/completions with n, seed (choice i
-has seed + i, whatever else is sampled beside it), temperature 0 as greedy, top_p, max_tokens, stop,
-finish_reason and token counts; errors in vLLM's words. Other machines reach it only where --host
-says so and there is a key. The policy knows nothing
-but English user-interface strings to be put into Korean: its chat template takes the last user
-turn's text as the source and drops a system turn.
+It replaces vLLM where there is none. It has /v1/models and /v1/chat/completions with n, seed,
+temperature 0 as greedy, top_p, max_tokens, stop, finish_reason and token counts. Choice i has seed
++ i, whatever else is sampled in the same batch. Errors have vLLM's texts. Other machines reach it
+only if --host allows it and there is a key. The policy can only translate English user-interface
+strings to Korean: its chat template takes the text of the last user turn as the source and drops a
+system turn.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def new_app() -> FastAPI:
 
 
 def check_key(request: Request, api_key: str | None) -> None:
-    """Raises Refused where the request does not have it. None lets everyone in."""
+    """Check that the request has the key. None allows every request. Raises Refused."""
     authorization = request.headers.get("authorization", "")
     if api_key is not None and not compare_digest(
         authorization.encode(), f"Bearer {api_key}".encode()
@@ -53,7 +53,10 @@ def check_key(request: Request, api_key: str | None) -> None:
 
 
 def check_host(host: str, api_key: str | None, variable: str) -> None:
-    """Raises UserError where others could reach the server without a key. variable: holds it."""
+    """Check that other machines cannot reach the server without a key. Raises UserError.
+
+    variable: the environment variable that holds the key.
+    """
     if host != LOOPBACK and not api_key:
         raise UserError(f"--host {host} can be reached by others: set {variable}")
 

@@ -299,7 +299,7 @@ def _interrupt(*_: object) -> None:
 
 
 def main() -> None:
-    """The command `synth_parallel`."""
+    """Run the command `synth_parallel`."""
     app()
 
 

@@ -25,7 +25,7 @@ def named_distributions() -> list[str]:
 
 
 def main() -> int:
-    """Exit code 1 and a line for each that fails."""
+    """Import all dependencies and print a line for each that fails; return 1 if one fails."""
     warnings.simplefilter("ignore")
     modules: dict[str, list[str]] = {}
     for module, owners in packages_distributions().items():

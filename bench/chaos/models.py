@@ -1,4 +1,4 @@
-"""SIGTERM while real models compute, for clients that have left and for one that waits.
+"""Send SIGTERM while real models compute, with clients that have left and one that waits.
 
 The fake of bench/chaos/endurance.py sleeps in Python. What a thread does inside torch while the
 process ends shows with real models alone: here the demo's two, in batches of about a second.

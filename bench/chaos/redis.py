@@ -43,11 +43,11 @@ UNBOUNDED = httpx.Limits(max_connections=None)
 
 
 async def random_cancellations(requests: int) -> dict[str, Any]:
-    """`requests` over HTTP, half of whose clients leave at a random moment, and as many reads of
-    the cache itself, half of them cancelled: Redis answers late, through a proxy.
+    """Send `requests` over HTTP and as many reads to the cache, and cancel half of both.
 
-    Half of the samples were asked before, so that hits and misses mix; the service keeps nothing
-    in memory, so that each request reads Redis.
+    Clients leave at a random moment. Redis answers late, through a proxy. Half of the samples were
+    sent before, so that hits and misses mix. The service keeps nothing in memory, so that each
+    request reads Redis.
     """
     rng = random.Random(1)
 
@@ -66,11 +66,12 @@ async def random_cancellations(requests: int) -> dict[str, Any]:
 async def redis_killed_under_load(
     seconds: float = 10.0, rate: float = 100.0, *, hang: bool = False
 ) -> dict[str, Any]:
-    """`rate` requests a second of 16 new pairs, for `seconds` with Redis, then for `seconds` after
-    it was killed (or hung) and the breaker is open; several probes fall into that time.
+    """Measure latencies under a steady load, with Redis and after it was killed (or hung).
 
-    A latency counts from the moment the request was due. `failed`: not answered, not all good, or
-    a wrong score, from the first request to the last.
+    The load is `rate` requests per second of 16 new pairs. Each part lasts `seconds`; the second
+    one starts when the breaker is open, and several probes occur in it. A latency counts from the
+    moment at which the request was due. `failed`: not answered, not all good, or a wrong score,
+    from the first request to the last.
     """
     with running_redis() as redis, _running_fake(redis.url) as url:
         async with _steady_load(url, rate) as answers:
@@ -170,7 +171,7 @@ async def _cancelled_reads(address: str, num_reads: int, rng: random.Random) -> 
 
 @dataclass(slots=True)
 class Answer:
-    """due: when the request should have been sent; seconds: from then to its answer."""
+    """Describes a request. due: when it should have been sent. seconds: from then to its answer."""
 
     due: float
     seconds: float
@@ -179,8 +180,10 @@ class Answer:
 
 @contextlib.asynccontextmanager
 async def _steady_load(url: str, rate: float) -> AsyncIterator[list[Answer]]:
-    """Requests at fixed times, whether or not the ones before are answered; gives the growing list
-    of answers."""
+    """Send requests at fixed times, and yield the growing list of answers.
+
+    A request does not wait for the answers of earlier ones.
+    """
     answers: list[Answer] = []
     open_requests: set[asyncio.Task[None]] = set()
 
@@ -212,7 +215,7 @@ async def _steady_load(url: str, rate: float) -> AsyncIterator[list[Answer]]:
 
 
 async def _watch(answers: list[Answer], seconds: float) -> list[float]:
-    """Latencies of the requests that were due from now on, for so many seconds."""
+    """Wait so many seconds, and return the latencies of the requests that were due meanwhile."""
     start = time.monotonic()
     await asyncio.sleep(seconds)
     return [answer.seconds for answer in answers if answer.due >= start]
@@ -254,7 +257,10 @@ def _samples(numbers: Any) -> list[dict[str, str]]:
 
 
 def _verdict(samples: list[dict[str, str]], response: httpx.Response) -> str:
-    """right; wrong: a score that is not the function of its texts; failed: no score."""
+    """Return how a response is to be judged.
+
+    right: all scores are right. wrong: a score is not the function of its texts. failed: no score.
+    """
     if response.status_code != 200:
         return "failed"
     results = response.json()["results"]
@@ -270,7 +276,7 @@ def _percentile(seconds: list[float], percent: int) -> float:
 
 @contextlib.contextmanager
 def _running_fake(cache: str) -> Iterator[str]:
-    """Start a fake service with that cache and no memory cache; yield its URL."""
+    """Start a fake service with that cache and no memory cache, and yield its URL."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     flags = ("--port", str(port), "--cache", cache, "--cache-memory-items", "0")

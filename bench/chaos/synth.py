@@ -1,5 +1,6 @@
-"""kill -9 of the synthesis driver at random moments, and a teacher that fails for a while now and
-then; then --resume: the same export, and nobody is asked twice for an answer that was given.
+"""Kill the synthesis driver at random moments with a teacher that fails at times, and resume it.
+
+The export must be the same as without kills, and no answer may be requested twice.
 
 The teacher records every request. A run that is left alone gives the bytes to compare with.
 
@@ -205,7 +206,7 @@ def export_bytes(out_dir: Path) -> dict[str, bytes]:
 
 
 def write_corpus(path: Path, documents: int) -> None:
-    """MADLAD-shaped documents, each with a sentence of its own."""
+    """Write documents in MADLAD's format, each with its own sentences."""
     with gzip.open(path, "wt", encoding="utf-8") as file:
         for i in range(documents):
             lines = [
@@ -251,8 +252,11 @@ def write_config(
 
 
 def _slowly_translate(body: dict[str, Any], seed: int | None) -> str:
-    """Korean-looking words, a function of the request, with the source's numbers and length; slow
-    enough to be killed in the middle."""
+    """Return Korean-looking words as a function of the request.
+
+    The text has the numbers and about the length of the source. The call is slow enough to be
+    killed before its end.
+    """
     time.sleep(0.003)
     source = body["messages"][-1]["content"].split("Text:\n")[-1]
     rng = random.Random(f"{source}|{body['temperature']}|{seed}")

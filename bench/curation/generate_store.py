@@ -1,8 +1,9 @@
-"""A store of trajectories of any size, written as fast as a disk takes it.
+"""Writes a store of trajectories of any size, as fast as the disk allows.
 
-What is long in an episode (turns, hits, ids) is one of a few hundred, packed once; its name, its
-question and what it earned are its own. So a store of 200,000 is there in seconds, and to whoever
-reads it, it is as long as a real one: seven turns of ten hits, 3,600 ids, 62 kB an episode.
+The long parts of an episode (turns, hits, ids) are one of a few hundred variants, which are packed
+once. Only its name, its question and its reward are its own. So a store of 200,000 episodes is
+written in seconds. For a reader it is as long as a real one: seven turns of ten hits, 3,600 ids, 62
+kB per episode.
 """
 
 from __future__ import annotations
@@ -40,10 +41,7 @@ _PICTURE = 151655  # the id that stands for a part of a picture
 
 
 def write_store(folder: Path, episodes: int, questions: int) -> Path:
-    """Write a run of many episodes, the same each time; return its folder.
-
-    Each of the first questions has `SAMPLES` episodes; the data has `questions` questions.
-    """
+    """Write a run of many episodes, the same each time, and return its folder."""
     store = TrajectoryStore(folder / FOLDER, folder.name)
     for deck in range(DECKS):
         for page in range(1, PAGES + 1):
@@ -133,7 +131,7 @@ def _individual_episode(number: int, step: int, run: str) -> Trajectory:
 
 
 def _head_and_tail(trajectory: Trajectory) -> tuple[bytes, bytes]:
-    """Its line in front of the turns, and behind the ids."""
+    """Return the episode's line before the turns, and after the ids."""
     line = trajectory.model_dump_json().encode()
     head, _, _ = line.partition(b'"turns":')
     _, _, tail = line.partition(b'"answer":')
@@ -147,7 +145,7 @@ def _middle(trajectory: Trajectory) -> bytes:
 
 
 def _episode(deck: int, shape: int) -> Trajectory:
-    """Six searches, whose hits have the gold page at a place that depends on the shape, or not."""
+    """Return an episode of six searches. Its shape decides where the gold page is in the hits."""
     dice = random.Random(deck * SHAPES + shape)
     turns = [_turn(n, deck, shape, dice) for n in range(1, _SEARCHES + 1)]
     end = (

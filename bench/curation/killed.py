@@ -88,7 +88,7 @@ def questions(quick: bool) -> Iterator[Measurement]:
 
 @contextmanager
 def _servers() -> Iterator[dict[str, str]]:
-    """Settings that name them."""
+    """Start the servers, and yield the settings that name them."""
 
     def rephrase(body: dict[str, Any], seed: int | None) -> str:
         sent = json.loads(body["messages"][-1]["content"])
@@ -108,7 +108,7 @@ def _servers() -> Iterator[dict[str, str]]:
 
 
 def _play(servers: dict[str, str], every: int) -> Path:
-    """Play a run of two updates; return its folder."""
+    """Play a run of two updates and return its folder."""
     write_questions(FOLDER / "questions.jsonl", every, 1)
     settings = {"data.train": FOLDER / "questions.jsonl", "rl.num_updates": 2, "rl.batch_size": 12}
     settings |= {"misc.run_dir": FOLDER / "run", "data.eval": "null"}
@@ -143,14 +143,14 @@ def _start(
 
 
 def _undisturbed(name: str, played: Path, servers: dict[str, str]) -> float:
-    """Run a command without kills; return its seconds."""
+    """Run a command without kills and return its seconds."""
     started = time.monotonic()
     _ended(name, _start(name, "whole", played, servers))
     return time.monotonic() - started
 
 
 def _killed(name: str, played: Path, servers: dict[str, str], after_s: float) -> bool:
-    """Kill a command after some seconds; return whether it was still at work."""
+    """Kill a command after some seconds, and return whether it was still running."""
     process = _start(name, "killed", played, servers, "--overwrite")
     try:
         process.wait(after_s)

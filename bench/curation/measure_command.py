@@ -1,4 +1,4 @@
-"""A command of curation on a store, measured from inside its process."""
+"""Runs a command of curation on a store, and measures it from inside its process."""
 
 from __future__ import annotations
 

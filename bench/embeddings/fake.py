@@ -1,5 +1,7 @@
-"""An embedder without a model: the vector of a text is a function of its words, and texts that
-share words are alike."""
+"""An embedder without a model. Texts that share words get similar vectors.
+
+The vector of a text is a function of its words.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from services.embedder.endpoint import EmbedderDescription, EmbeddingsEndpoint, 
 
 
 class FakeEmbedder:
-    """Words are tokens; a text may have `max_length` of them."""
+    """An embedder whose tokens are words. A text may have `max_length` of them."""
 
     service = "embedder"
     endpoint = EmbeddingsEndpoint()
@@ -24,7 +26,7 @@ class FakeEmbedder:
         self.dimension, self.max_length = dimension, max_length
 
     def load(self) -> EmbedderDescription:
-        """At once."""
+        """Return the description at once. There is nothing to load."""
         return EmbedderDescription(
             model="fake",
             revision="0",
@@ -38,7 +40,7 @@ class FakeEmbedder:
         )
 
     def encode(self, samples: Sequence[str], options: EmbedOptions) -> list[Encoded | SampleError]:
-        """Words, at most `max_length`."""
+        """Split the texts into words, at most `max_length` each."""
         encoded: list[Encoded | SampleError] = []
         for text in samples:
             words = f"{options.prompt}{text}".split()
@@ -58,7 +60,7 @@ class FakeEmbedder:
         return "w " * words
 
     def memory_bytes(self) -> tuple[int, int, int] | None:
-        """None: there is no device."""
+        """Return None: there is no device."""
         return None
 
 

@@ -55,7 +55,7 @@ def questions(quick: bool) -> Iterator[Measurement]:
 
 
 class Batches:
-    """The demo's turns, and replies of others to them, each time with another number in them."""
+    """The demo's turns with replies to other turns, each time with another number in them."""
 
     def __init__(self) -> None:
         lines = (ROOT / "demo/data/roleplay/train.jsonl").read_text(encoding="utf-8").splitlines()

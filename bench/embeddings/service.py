@@ -65,7 +65,7 @@ def questions(quick: bool) -> Iterator[Measurement]:
 
 
 class Encode:
-    """sentence-transformers' own way, as most call it: batches of 32, sorted by characters."""
+    """Encodes as most users of sentence-transformers do: batches of 32, sorted by characters."""
 
     def __init__(self, folder: Path) -> None:
         import torch
@@ -75,13 +75,15 @@ class Encode:
         self.model = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
 
     def __call__(self, texts: Sequence[str]) -> Any:
-        """[B, D] of one call."""
+        """Return the vectors [B, D] of one call."""
         return self.model.encode(list(texts), show_progress_bar=False)
 
 
 class Fresh:
-    """The demo's English and Korean texts, each time with another number before them: the same
-    work, and nothing that was seen before."""
+    """Returns the demo's English and Korean texts, each time with another number in front.
+
+    So the work is the same, but no text repeats.
+    """
 
     def __init__(self, texts: int) -> None:
         pairs = read_pairs(texts // 2)
@@ -116,8 +118,10 @@ def in_bulk(
 def callers(
     clients: Sequence[Embeddings], encode: Encode, texts: Fresh, repeats: int
 ) -> Measurement:
-    """Callers that send 8 texts at a time and wait for them, against the same calls of encode()
-    one after another: it keeps no queue that would join them."""
+    """Measure callers that send 8 texts at a time and wait for them.
+
+    They are compared with the same calls of encode() one after another, which cannot join them.
+    """
 
     def calls() -> list[list[str]]:
         call_texts = texts()

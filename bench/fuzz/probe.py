@@ -1,4 +1,4 @@
-"""`python -m bench.fuzz.probe PORT`: waits for /health/live until stdin ends; JSON on stdout."""
+"""`python -m bench.fuzz.probe PORT`: requests /health/live until stdin ends; prints JSON."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ EXPECTED = {200, 429, 503, 504}
 
 @dataclass(slots=True)
 class Service:
-    """One that runs. group: None where no memory cgroup can be made."""
+    """A running service. group: None if no memory cgroup can be created."""
 
     name: str
     port: int
@@ -46,7 +46,7 @@ class Service:
     limit: int
 
     def post(self, body: bytes, route: str = "/v1/score") -> tuple[int, bytes]:
-        """Status and answer; status 0 where the connection was cut before an answer came."""
+        """Send a request and return status and body; status 0 if the connection breaks first."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
         try:
             with contextlib.suppress(ConnectionError):  # refused before all was sent: read why
@@ -59,7 +59,7 @@ class Service:
             connection.close()
 
     def peaks(self) -> dict[str, float]:
-        """Most memory so far, in MB: of the group, and of the process by itself."""
+        """Return the peak memory so far in MB, of the group and of the process itself."""
         with open(f"/proc/{self.process.pid}/status", encoding="ascii") as status:
             line = next(line for line in status if line.startswith("VmHWM:"))
         peak_mb = {"process_mb": int(line.split()[1]) / 1024}
@@ -161,7 +161,7 @@ def answers_as_said(service: Service, case: Case) -> bool:
 
 
 def storm(service: Service, count: int, large: int) -> dict[str, int]:
-    """Statuses of random requests by `CALLERS` callers."""
+    """Send random requests from `CALLERS` callers, and return how often each status came."""
     numbers = list(range(count))
     order = random.Random(11)
     is_large = set(order.sample(numbers, large))
@@ -191,8 +191,10 @@ def storm(service: Service, count: int, large: int) -> dict[str, int]:
 
 @dataclass(slots=True)
 class Probe:
-    """A process that asks `/health/live` again and again: beside the callers' threads, it would
-    measure their interpreter."""
+    """A process that requests `/health/live` again and again.
+
+    It is a process because a thread beside the callers' threads would measure their interpreter.
+    """
 
     process: subprocess.Popen[str]
     answer: dict[str, Any] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Requests of all sizes: texts that are dear for a tokenizer, a parser or a rule; the limits."""
+"""Requests of all sizes, with texts that are expensive for a tokenizer, a parser or a rule."""
 
 from __future__ import annotations
 
@@ -38,8 +38,10 @@ LIMITS = {"metricx": 1536, "xcomet": 512}
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A request at a limit. status: that it must have; error_type: of its first sample's failure,
-    None where it must be scored."""
+    """A request at a limit. status: the expected status of the response.
+
+    error_type: the expected error of its first sample; None if it must be scored.
+    """
 
     name: str
     body: bytes
@@ -66,7 +68,7 @@ def sample(service: str, source: str, translation: str) -> dict[str, Any]:
 
 
 def random_text(rng: random.Random, length: int) -> str:
-    """About `length` characters of one or two kinds; no two alike."""
+    """Return a text of about `length` characters of one or two kinds; no text repeats."""
     text = "".join(unit * (length // (2 * len(unit)) + 1) for unit in rng.choices(UNITS, k=2))
     return f"{rng.random()}{text}"[: max(length, 1)]
 

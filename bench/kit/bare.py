@@ -1,4 +1,4 @@
-"""A bare FastAPI route that reads and answers what /v1/score does: the floor of a service's time.
+"""A bare FastAPI route that reads and answers what /v1/score does: the minimum time of a service.
 
 python -m bench.kit.bare --port 8009 [--burn]
 """

@@ -32,8 +32,11 @@ def check_arms(only: Sequence[str], arm_names: Collection[str]) -> None:
 def run_logged(
     module: str, config: Path, settings: Sequence[str], log: Path, environment: Mapping[str, str]
 ) -> float:
-    """`python -m MODULE train` in a process of its own; returns its seconds. settings: KEY=VALUE;
-    environment: beside ours. Raises UserError with the end of the log where it fails."""
+    """Run `python -m MODULE train` in its own process, and return its seconds.
+
+    settings: KEY=VALUE. environment: variables besides ours. Raises UserError with the end of the
+    log if the command fails.
+    """
     command = [module, "train", "--config", str(config)]
     for setting in settings:
         command += ["--set", setting]
@@ -70,7 +73,7 @@ Changes = Mapping[int, float]
 
 
 class SeedInterval(NamedTuple):
-    """low, high: the 95 % interval of the mean; None of fewer than two seeds."""
+    """The interval of a mean over seeds. low, high: 95 %; None for fewer than two seeds."""
 
     mean: float
     low: float | None

@@ -1,4 +1,4 @@
-"""A judge on a real port, a fake LLM that can be talked into things, and texts that try."""
+"""A judge on a real port, a fake LLM that obeys injected instructions, and texts that have some."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def saying(value: Any) -> FakeOpenAI:
 
 @contextlib.contextmanager
 def running_judge(**settings: Any) -> Iterator[str]:
-    """Serve a `judge_app`; gives its URL."""
+    """Serve a `judge_app` and yield its URL."""
     with running_app(judge_app(**settings)) as url:
         wait_ready(url)
         yield url
@@ -109,7 +109,7 @@ def obeys(messages: list[dict[str, str]]) -> bool:
 
 
 def obedient(body: dict[str, Any], seed: int | None) -> str:
-    """Fails everything, but for what it is told outside the fence."""
+    """Reject every sample, unless a text outside the fence tells it to accept."""
     passed = obeys(body["messages"])
     reason = "ok" if passed else "commentary"
     return json.dumps({"pass": passed, "reason_code": reason, "notes": "as told"})

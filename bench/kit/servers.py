@@ -29,7 +29,7 @@ JSON = {"Content-Type": "application/json"}
 
 
 class Held(FakeBackend):
-    """A model that answers only while `go` is set, and sets `entered` when it is called."""
+    """A model that answers only while `go` is set. It sets `entered` when it is called."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -60,8 +60,11 @@ class WorkLog:
     def flops(
         self, *, padded: bool, layers: int, hidden: int, intermediate: int, heads: int
     ) -> float:
-        """Floating-point operations of an encoder of that shape (a product of [m, k] and [k, n]
-        costs 2mkn): four projections, two inner ones, and attention's two products a block."""
+        """Return the floating-point operations of an encoder of that shape.
+
+        They are those of four projections, two inner products, and attention's two products per
+        block. A product of [m, k] and [k, n] costs 2mkn.
+        """
         del heads  # splits the width, costs nothing
         linear = 2 * (4 * hidden**2 + 2 * hidden * intermediate)
         total = 0.0

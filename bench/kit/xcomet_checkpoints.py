@@ -1,4 +1,4 @@
-"""Checkpoints of the COMET family for tests: the real format and architecture, made-up weights.
+"""Makes checkpoints of the COMET family for tests: real format and architecture, random weights.
 
 unbabel-comet loads them, too. They are the same on every machine and under every version of torch,
 so that upstream's scores of them can be kept in files. Encoder's config and tokenizer lie in
@@ -231,7 +231,10 @@ def score(
     sizes: list[int] | None = None,
     **options: Any,
 ) -> list[Scored]:
-    """Score in batches of `sizes` in turn; the results, checked against the wire schema."""
+    """Score in batches of `sizes` in turn, and return the results.
+
+    Each result is checked against the wire schema.
+    """
     samples = [TranslationSample(**row) for row in rows]
     encoded: list[Any] = list(backend.encode(samples, XCometOptions(**options)))
     results: list[Any] = []

@@ -1,5 +1,8 @@
-"""Trainings in rounds by `trainer search loop`, and what their last policies are worth: greedy, by
-one yardstick, on questions about documents that none was trained on."""
+"""Trains in rounds by `trainer search loop`, and measures the last policies.
+
+All are measured greedily, with the same settings, on questions about documents that none was
+trained on.
+"""
 
 from __future__ import annotations
 
@@ -48,10 +51,7 @@ def play(
     rounds: Mapping[str, Any],
     urls: Mapping[str, Mapping[str, str]],
 ) -> Path:
-    """Play the rounds of an arm and measure what they left, each once; gives the loop's folder.
-
-    folder: with `questions-SEED.jsonl`. urls: of the neighbours, by set.
-    """
+    """Play the rounds of an arm and measure its policies, each once; return the loop's folder."""
     path, out = folder / f"{arm}-{seed}.yaml", folder / f"{arm}-{seed}"
     path.write_text(yaml.safe_dump(dict(rounds), sort_keys=False), encoding="utf-8")
     services = service_settings(urls[HELD_OUT])
@@ -76,7 +76,7 @@ def play(
 
 
 def service_settings(urls: Mapping[str, str]) -> dict[str, str]:
-    """Settings that name the neighbours of a set."""
+    """Return the settings that name the services of a set."""
     return {
         "retriever.url": urls["retriever"],
         "answering.judge.url": urls["judge"],
@@ -150,7 +150,7 @@ def _evaluation_stats(folder: Path, arm: str, seed: int, set_name: str) -> dict[
 
 
 def _by_question(folder: Path, arm: str, seeds: Sequence[int], set_name: str) -> dict[str, float]:
-    """id -> reward, the mean of the seeds; one without a reward fails the comparison."""
+    """Return id -> reward, the mean over the seeds. A missing reward fails the comparison."""
     rewards: dict[str, list[float]] = {}
     for seed in seeds:
         for line in read_jsonl(folder / f"{arm}-{seed}-{set_name}/evaluation.jsonl"):

@@ -1,4 +1,4 @@
-"""The demo's checkpoints with every matrix drawn anew, and a random one of another class."""
+"""Makes copies of the demo's checkpoints with random matrices, and one of another class."""
 
 from __future__ import annotations
 
@@ -49,8 +49,10 @@ def random_kiwi(folder: Path) -> Path:
 
 
 def _drawn_anew(weights: dict[str, Any]) -> dict[str, Any]:
-    """Matrices of normal numbers with the mean and the spread of those that stood there; vectors
-    (biases, norms) stay."""
+    """Replace matrices by normal random numbers of the same mean and standard deviation.
+
+    Vectors (biases, norms) stay as they are.
+    """
     import torch
 
     draw = torch.Generator().manual_seed(1)

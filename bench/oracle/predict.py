@@ -29,12 +29,16 @@ _PYTHON = ROOT / ".venv-oracle/bin/python"
 
 
 class Upstream:
-    """A process that predicts with upstream's defaults: batches of 16 sorted by source characters.
-    It ends with this object, whose pipe it reads."""
+    """A process that predicts with upstream's defaults: batches of 16, sorted by source characters.
+
+    It ends with this object, because it reads from the object's pipe.
+    """
 
     def __init__(self, *arguments: str) -> None:
-        """arguments: of this module's command line. Raises UserError where its environment is
-        missing."""
+        """Start the process with the arguments of this module's command line.
+
+        Raises UserError if its environment is missing.
+        """
         if not _PYTHON.exists():
             raise UserError(f"{_PYTHON}: missing; `make env-oracle` makes it")
         self._process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Every page scored by the plain formula, in float64: what a retriever must find."""
+"""Scores every page with the plain formula, in float64: what a retriever must return."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class PlainBm25:
                 self._postings[word].append((page, times))
 
     def scores(self, words: Sequence[str]) -> Numbers:
-        """[N], 0 for a page that has none of the words."""
+        """Return the scores [N]; 0 for a page that has none of the words."""
         page_scores = np.zeros(self._count)
         for word in words:
             postings = self._postings.get(word, [])
@@ -36,8 +36,11 @@ class PlainBm25:
 
 
 def max_sim(query: Numbers, pages: Sequence[Numbers]) -> Numbers:
-    """[N]: for each page the sum, over the query's vectors [Q, D], of the largest product with any
-    of the page's [P, D]."""
+    """Return [N], the late-interaction score of each page.
+
+    It is the sum, over the query's vectors [Q, D], of the largest product with any vector of the
+    page [P, D].
+    """
     wide = query.astype(np.float64)
     return np.array([(page.astype(np.float64) @ wide.T).max(axis=0).sum() for page in pages])
 

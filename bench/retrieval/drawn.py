@@ -1,4 +1,4 @@
-"""PDFs to search, drawn from lines of text."""
+"""Writes PDFs to search from lines of text."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ REVISION = "0" * 32
 
 
 class FakeRetriever(RetrieverBackend):
-    """Three pages, in a folder of its own."""
+    """Three pages, in a folder of their own."""
 
     def __init__(self) -> None:
         from PIL import Image
@@ -59,10 +59,10 @@ class _WordCounts:
         self._texts = [text.split() for text in texts]
 
     def check(self) -> None:
-        """Nothing is asked of others."""
+        """Do nothing: no other service is needed."""
 
     def read(self, query: str) -> Any:
-        """Its words."""
+        """Return the words of the query."""
         return query.lower().split()
 
     def scores(self, queries: Sequence[Any]) -> list[Scores | SampleError]:

@@ -1,5 +1,7 @@
-"""vLLM's `POST /pooling` without a model: a vector for each word of a text, and for each part of a
-picture; functions of the words and the pixels."""
+"""A fake of vLLM's `POST /pooling`: one vector per word of a text, and per part of an image.
+
+The vectors are functions of the words and the pixels.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +20,19 @@ DIMENSION = 16
 
 
 def vector_of(content: bytes) -> np.ndarray:
-    """[DIMENSION], of length 1."""
+    """Return a random vector [DIMENSION] of length 1. The content is the seed."""
     seed = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big")
     vector = np.random.default_rng(seed).standard_normal(DIMENSION)
     return np.asarray(vector / np.linalg.norm(vector), dtype=np.float32)
 
 
 def text_vectors(text: str) -> np.ndarray:
-    """[words, DIMENSION]."""
+    """Return the vectors of a text, [words, DIMENSION]."""
     return np.stack([vector_of(word.encode()) for word in text.split()])
 
 
 def picture_vectors(png: bytes) -> np.ndarray:
-    """Return vectors [n, DIMENSION] of an image; n depends on its height."""
+    """Return vectors [n, DIMENSION] of an image. n depends on its height."""
     image = Image.open(io.BytesIO(png)).convert("RGB")
     rows = 2 + image.height % 5
     step = -(-image.height // rows)
@@ -39,8 +41,10 @@ def picture_vectors(png: bytes) -> np.ndarray:
 
 
 class FakePooling:
-    """The application. texts, num_images: how many so far. error_response: sent while it is set.
-    salt: another one makes another model."""
+    """The application. texts, num_images: how many it has got so far.
+
+    error_response: sent while it is set. salt: another one makes another model.
+    """
 
     def __init__(self, salt: float = 0.0) -> None:
         self.texts = self.num_images = 0

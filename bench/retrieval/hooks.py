@@ -1,4 +1,4 @@
-"""OCR hooks to test with: what they do depends on the picture's top left pixel."""
+"""OCR hooks for tests: what they do depends on the top left pixel of the image."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ _read = [0]
 
 
 def read(image: Any) -> list[TextBox]:
-    """Red: text; green: the process dies; blue: it hangs; anything else: the function fails."""
+    """Read an image whose pixel decides: red gives text, green kills the process, blue hangs.
+
+    Another color raises ValueError.
+    """
     match image.getpixel((0, 0)):
         case (255, 0, 0):
             box = TextBox(text="read by ocr", x1=1, y1=2, x2=30, y2=12, letter_height=10)
@@ -29,8 +32,9 @@ def read(image: Any) -> list[TextBox]:
 
 
 def read_blocking(image: Any) -> list[TextBox]:
-    """Return text for as many pages as the file allows; the next call waits until its reader is
-    orphaned.
+    """Return text for as many pages as the file allows.
+
+    The next call waits until its reader is orphaned.
     """
     parent = os.getppid()
     while _read[0] >= int(Path(os.environ[MOST]).read_text()):

@@ -1,4 +1,4 @@
-"""Pages and queries to measure with: real sentences, English and Korean, dealt out by a seed."""
+"""Pages and queries to measure with: real sentences, English and Korean, drawn by a seed."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def make_pages(count: int, texts: Sequence[str]) -> list[PageRecord]:
 
 
 def make_queries(count: int, texts: Sequence[str]) -> list[str]:
-    """Six neighbouring words of a sentence each."""
+    """Return queries of six adjacent words of a sentence each."""
     draw = random.Random(-count)
     queries: list[str] = []
     while len(queries) < count:

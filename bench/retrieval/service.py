@@ -60,8 +60,10 @@ def questions(quick: bool) -> Iterator[Measurement]:
 
 
 class Fresh:
-    """The queries, each time with a number before them that no page has: the same work, and
-    nothing that was asked before."""
+    """Yields the queries, each time with another number in front that no page has.
+
+    So the work is the same, but no query repeats.
+    """
 
     def __init__(self, queries: Sequence[str]) -> None:
         self._queries = queries
@@ -74,12 +76,12 @@ class Fresh:
 
 
 def found_pages(hits: Any, numbers: dict[str, int]) -> list[int]:
-    """Indexes of the pages of one query's hits. An error of the service is one here."""
+    """Return the indexes of the pages of one query's hits. If the service failed, this raises."""
     return [numbers[hit.page_id] for hit in hits]
 
 
 def by_words(sizes: Sizes) -> Iterator[Measurement]:
-    """BM25: `bm25s` with our words, in this process, against the service."""
+    """Measure BM25: `bm25s` with our tokenized words in this process, against the service."""
     import bm25s
 
     from services.retriever.backends.bm25 import Bm25Builder
@@ -165,8 +167,10 @@ def callers(
 
 
 def by_vectors(sizes: Sizes) -> Iterator[Measurement]:
-    """Late interaction: numpy in this process against the service, which asks a server for the
-    queries' vectors."""
+    """Measure late interaction: NumPy in this process against the service.
+
+    The service requests the queries' vectors from a server.
+    """
     pages = make_pages(sizes.late_pages, sentences())
     ids = [page.page_id for page in pages]
     folder = WORK / f"retrieval/late-{sizes.late_pages}"

@@ -1,4 +1,4 @@
-"""Vectors of pages and queries without a model, and a server that gives them as vLLM's does."""
+"""Random vectors of pages and queries, and a server that returns them as vLLM's does."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ MODEL = "drawn"
 
 
 def vectors_of(name: str, count: int) -> np.ndarray:
-    """[count, D], float32, of length 1 each; drawn by a seed that is the name."""
+    """Return random vectors [count, D], float32, of length 1 each. The name is the seed."""
     seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big")
     vectors = np.random.default_rng(seed).standard_normal((count, DIMENSION), dtype=np.float32)
     return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 
 def of_query(text: str) -> np.ndarray:
-    """[tokens, D]: 24 tokens, whatever the text."""
+    """Return the vectors of a query, [tokens, D]: always 24 tokens."""
     return vectors_of(text, 24)
 
 
 def of_page(page_id: str) -> np.ndarray:
-    """[patches, D]: 600 to 799, as of pages of different sizes."""
+    """Return the vectors of a page, [patches, D]: 600 to 799, as pages differ in size."""
     return vectors_of(page_id, 600 + int(hashlib.sha256(page_id.encode()).hexdigest(), 16) % 200)
 
 
@@ -50,7 +50,7 @@ async def pooling(request: Request) -> dict[str, Any]:
 
 
 class BareMaxSim:
-    """Searches with plain NumPy, as one would without a library. pages: [n, D] of each."""
+    """Searches with plain NumPy, as one would without a library. pages: [n, D] of each page."""
 
     def __init__(self, pages: Sequence[np.ndarray]) -> None:
         self._pages = pages
@@ -63,7 +63,7 @@ class BareMaxSim:
 
 
 class PackedMaxSim(BareMaxSim):
-    """The same, all pages in one product."""
+    """Searches with plain NumPy, with all pages in one product."""
 
     def __init__(self, pages: Sequence[np.ndarray]) -> None:
         self._all = np.concatenate(pages)

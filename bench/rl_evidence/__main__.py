@@ -30,7 +30,7 @@ from scorekit.command import clean_exit
 
 
 class Bench:
-    """Services, held-out sources, and the runs of a plan."""
+    """The services, the held-out sources, and the runs of a plan."""
 
     def __init__(self, plan: Plan, urls: dict[str, str]) -> None:
         from bench.rl_evidence.measure import Measure, Probe

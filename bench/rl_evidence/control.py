@@ -1,12 +1,12 @@
-"""The control: services whose answers are about other texts.
+"""The control: services whose answers belong to other texts.
 
-Two proxies stand between the trainer and the real services. Each sample of a request is answered
-with what the real service says of **another** sample, drawn anew for every request from the last
-few hundred that the policy wrote for other sources. Both proxies draw the same one, so that a
-sample gets sequence reward and error spans of one and the same other sample. So the rewards keep
-their distribution, which moves with the policy, and lose every link to the text that they reward.
-Permuting inside a request would not do: a request holds the samples of one prompt, and the mean of
-a prompt would stay true.
+Two proxies are between the trainer and the real services. A sample of a request gets what the real
+service says of **another** sample. It is drawn again for every request, from the last few hundred
+samples that the policy wrote for other sources. Both proxies draw the same one, so a sample gets
+the sequence reward and the error spans of one and the same other sample. So the rewards keep their
+distribution, which changes with the policy, but do not depend on the rewarded text. To permute
+within a request would not be enough: a request has the samples of one prompt, so the mean of a
+prompt would stay true.
 """
 
 from __future__ import annotations
@@ -31,11 +31,16 @@ POOL = 512  # samples to draw from: those of some eight updates
 
 
 class Dealer:
-    """Who gets whose reward. The first service that asks for some samples has them dealt; the
-    other one gets the same deal."""
+    """Decides whose reward each sample gets.
+
+    It draws when the first service asks for some samples. The other service gets the same draw.
+    """
 
     def __init__(self, pool: Sequence[Pair], seed: int) -> None:
-        """pool: samples of the start policy, to draw from in the first updates."""
+        """Start with these samples.
+
+        pool: samples of the start policy, which are drawn in the first updates.
+        """
         self._pool: deque[Pair] = deque(pool, maxlen=POOL)
         self._random = random.Random(seed)
         self._open: dict[tuple[Pair, ...], tuple[str, list[Pair]]] = {}
@@ -54,8 +59,10 @@ class Dealer:
 
 
 def fit_spans(spans: Sequence[dict[str, Any]], other: str, mt: str) -> list[dict[str, Any]]:
-    """Error spans of `other`, stretched to the length of `mt`: the same share of the text is
-    marked. A span that shrinks to nothing is left out."""
+    """Scale the error spans of `other` to the length of `mt`, so that the same share is marked.
+
+    A span that becomes empty is left out.
+    """
     fitted = []
     for span in spans:
         start, end = (round(span[k] * len(mt) / max(1, len(other))) for k in ("start", "end"))
@@ -99,7 +106,7 @@ def shuffling_proxy(service: str, url: str, dealer: Dealer) -> Starlette:
 
 @contextlib.contextmanager
 def shuffled(urls: dict[str, str], pool: Sequence[Pair], seed: int) -> Iterator[dict[str, str]]:
-    """URLs of the proxies for the services at `urls`."""
+    """Start the proxies for the services at `urls`, and yield their URLs."""
     dealer = Dealer(pool, seed)
     with contextlib.ExitStack() as stack:
         yield {

@@ -62,10 +62,13 @@ class Probe:
 
 
 class Measure:
-    """Held-out sources, the true services, and how a policy is asked."""
+    """Measures policies on held-out sources with the true services."""
 
     def __init__(self, cfg: TranslationConfig, examples: list[Example]) -> None:
-        """cfg: both services have a weight of 1; its policy is the start policy."""
+        """Prepare to measure with the true services.
+
+        cfg: both services have a weight of 1. Its policy is the start policy.
+        """
         torch.set_num_threads(1)
         self.cfg, self.examples = cfg, examples
         self.device = torch.device("cpu")
@@ -141,7 +144,7 @@ class Measure:
         return line_sums
 
     def checkpoint(self, folder: Path | str, probe: Probe, out: Path) -> None:
-        """Everything about the policy in `folder`, written to `out`."""
+        """Measure the policy in `folder`, and write the results to `out`."""
         model, tokenizer = self.load(folder)
         lines = self.sources(model, tokenizer)
         results = {"sources": lines, "probe": self.probe(model, tokenizer, probe)}

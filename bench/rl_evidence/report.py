@@ -1,4 +1,4 @@
-"""The tables and pictures of docs/evidence.md, from bench/results/rl_evidence.json alone."""
+"""Writes the tables and charts of docs/evidence.md from bench/results/rl_evidence.json alone."""
 
 from __future__ import annotations
 
@@ -123,9 +123,9 @@ def omission_table(runs: Sequence[Run], start: dict[str, Any]) -> str:
 
 
 def seed_parts(runs: Sequence[Run]) -> list[str]:
-    """Tables and sentences by seeds as the unit; none where the control is missing.
+    """Return tables and sentences with seeds as the unit; an empty list without the control.
 
-    The own rewards of two arms have no common scale; chrF and the MetricX reward (5 - score) have.
+    Two arms' own rewards have no common scale. chrF and the MetricX reward (5 - score) have one.
     """
     titles = dict.fromkeys(run["title"] for run in runs)
     control = ARMS["shuffled"].title
@@ -296,7 +296,7 @@ def _with_interval(change: dict[str, Any]) -> str:
 
 
 def write_images(results: dict[str, Any]) -> list[tuple[str, str]]:
-    """Write docs/evidence/*.svg; returns (file name without suffix, title) of each."""
+    """Write docs/evidence/*.svg, and return (file name without suffix, title) of each."""
     runs = [run for run in results["runs"] if run["arm"] in _COLOURS]
     curves: tuple[tuple[str, str, Callable[[dict[str, Any]], float]], ...] = (
         ("chrf", "held-out chrF", lambda point: point["chrf"]),

@@ -129,9 +129,9 @@ def own_change(first: Sequence[Line], last: Sequence[Line], arm: Arm) -> dict[st
 
 
 def compute_stats(lines: Sequence[Line]) -> dict[str, Any]:
-    """Means over the held-out sources, each over those that have it; corpus chrF and BLEU.
+    """Return means over the held-out sources that have the value, and chrF and BLEU of the corpus.
 
-    coverage: share that both services scored. korean: share of letters in the target's script, of
+    coverage: share that both services scored. korean: share of letters in the target's script, for
     translations that are not empty.
     """
     texts = [line["mt"] for line in lines]
@@ -166,8 +166,11 @@ def start_fault(line: Line) -> str:
 
 
 def by_fault(first: Sequence[Line], last: Sequence[Line]) -> dict[str, dict[str, Any]]:
-    """[before, after] of corpus chrF, MetricX and the mean length (characters, as a share of the
-    reference's), for the sources of each `start_fault`."""
+    """Return [before, after] of some stats for the sources of each `start_fault`.
+
+    The stats are corpus chrF, MetricX and the mean length (characters, as a share of the
+    reference's).
+    """
     stats_by_fault: dict[str, dict[str, Any]] = {}
     for name in ("untranslated", "short", "neither"):
         chosen = [i for i, line in enumerate(first) if start_fault(line) == name]

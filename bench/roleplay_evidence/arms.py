@@ -29,7 +29,7 @@ class Arm:
 
     @property
     def settings(self) -> dict[str, str]:
-        """Beside COMMON."""
+        """Return the settings besides COMMON."""
         return {} if self.left_out is None else {f"reward.weights.{self.left_out}": "0"}
 
 

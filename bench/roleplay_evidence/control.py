@@ -1,9 +1,9 @@
 """The control: `python -m bench.roleplay_evidence.control ARGS` is `python -m trainer ARGS`, but in
-training each reply is paid what another one earned.
+training each reply gets the reward of another one.
 
-All five values of a reply go to one and the same other reply of the batch, whose prompt is another:
-rewards keep their distribution and their cost, and lose their link to the text. Evaluations are the
-true ones: they ask the formulas, not the functions that TRL is given.
+All five values of a reply go to the same other reply of the batch, which has another prompt. So
+rewards keep their distribution and their cost, but do not depend on the text. Evaluations use the
+true rewards: they call the formulas, not the functions that TRL gets.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def shuffled(function: Function, seed: int) -> Function:
 
 
 def main() -> None:
-    """Deal the rewards before the trainer takes them."""
+    """Exchange the rewards and run the trainer."""
     from trainer.roleplay import rewards
 
     rewards.REWARDS = tuple(

@@ -1,4 +1,4 @@
-"""The tables and the picture of docs/evidence.md on role-play, from the results alone."""
+"""Writes the tables and the chart of docs/evidence.md on role-play from the results alone."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def tables(results: dict[str, Any]) -> str:
 
 
 def seed_parts(runs: Sequence[Run]) -> list[str]:
-    """Tables and sentences by seeds as the unit; none where the control is missing."""
+    """Return tables and sentences with seeds as the unit; an empty list without the control."""
     names = [name for name in ARMS if any(run["arm"] == name for run in runs)]
     control = ARMS["shuffled"].title
     if "shuffled" not in names:

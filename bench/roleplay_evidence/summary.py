@@ -60,7 +60,7 @@ def value(line: Line) -> float:
 
 
 def compute_stats(stage: Stage) -> dict[str, float | None]:
-    """Means over the held-out turns."""
+    """Return means over the held-out turns."""
     stats: dict[str, float | None] = {"reward": mean_of([value(line) for line in stage.lines])}
     for reward in REWARDS:
         stats[reward.name] = mean_of([line["rewards"][reward.name] for line in stage.lines])

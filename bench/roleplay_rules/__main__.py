@@ -20,7 +20,7 @@ from trainer.roleplay.korean.questions import asks
 
 
 def main() -> None:
-    """Print the table; with --errors also the sentences that a rule gets wrong."""
+    """Print the table, and with --errors also the sentences that a rule gets wrong."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--errors", action="store_true", help="list the wrong decisions")
     parser.add_argument("--half", choices=HALVES, action="append", help="only this half")

@@ -43,7 +43,7 @@ COMPLETE = "<think>enough</think>\n<search_complete>true</search_complete>"
 
 
 class KnownPages:
-    """A retriever that knows all answers."""
+    """A retriever with fixed answers, which are computed beforehand."""
 
     def __init__(self) -> None:
         self.images = {f"deck_{i}": _slide_image(i) for i in range(1, PAGES + 1)}
@@ -112,7 +112,7 @@ def _slide_image(seed: int) -> bytes:
 
 
 def searching(request: TurnRequest) -> str:
-    """Searches on each turn, the last one of which completes."""
+    """Search on each turn, and complete on the last one."""
     if request.turn == TURNS:
         return COMPLETE
     number = int(request.trajectory_id.partition("/")[0]) * 3 + request.turn * 11
@@ -162,7 +162,7 @@ def _median_ms(work: Callable[[], Any]) -> float:
 
 
 class KnownSampler:
-    """Draws the ids of the script's turns at once: a new query, until the last turn."""
+    """A sampler that returns the script's ids at once: a new query each turn, then the end."""
 
     def __init__(self, tokenizer: Any) -> None:
         texts = [_text(number) for number in range(PAGES)] + [COMPLETE]
@@ -179,10 +179,10 @@ class KnownSampler:
             yield i, [SampledCompletion(page_ids, [-1.0] * len(page_ids))]
 
     def sync_weights(self, model: Any, update: int) -> None:
-        """There is nothing to sync."""
+        """Do nothing: there are no weights."""
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: nothing is open."""
 
 
 def _of_ids() -> Policy:

@@ -51,7 +51,10 @@ console = Console(stderr=True, highlight=False)
 
 @contextmanager
 def running_services(folder: Path, sets: Sequence[str]) -> Iterator[dict[str, dict[str, str]]]:
-    """URLs of each set's index, the judge by rules, and both generators, for all runs together."""
+    """Start the services that all runs share, and yield their URLs by set.
+
+    They are each set's index, the judge by rules, and both generators.
+    """
     with ExitStack() as running:
         judge = running.enter_context(running_service("judge", folder))
         yield {
@@ -89,8 +92,10 @@ def _set_urls(folder: Path, measured_set: MeasuredSet, running: ExitStack) -> di
 
 @contextmanager
 def workers(plan: Plan) -> Iterator[ProcessPoolExecutor]:
-    """Processes that train and measure. Where this one is ended, so are they: a run under way is
-    not done, and begins anew the next time."""
+    """Start the processes that train and measure; they end when this process is interrupted.
+
+    A run that was interrupted does not count as done, and starts from the beginning the next time.
+    """
     context, log = get_context("spawn"), plan.folder / "runs.log"
     with ProcessPoolExecutor(SIDE_BY_SIDE, context, begin_worker, (log,)) as pool:
         try:

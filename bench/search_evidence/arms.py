@@ -33,10 +33,11 @@ Knowledge = Literal["nothing", "half"]
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """settings: beside COMMON. first: of a stage in front, which has half of the updates.
+    """Describes what an arm rewards.
 
-    dealt: whose rewards episodes get. start: the weights that it begins with. knows: what the
-    generator knows without any picture. further: asked when all seeds of the others are done.
+    settings: changes to COMMON. first: further settings of a first stage, which gets half of the
+    updates. dealt: how rewards are exchanged between episodes. start: the first weights. knows:
+    what the generator knows without any image. further: run after all seeds of the others.
     """
 
     title: str
@@ -49,7 +50,7 @@ class Arm:
 
     @property
     def stages(self) -> tuple[tuple[str, ...], ...]:
-        """Settings of each training, in order; each begins with what the one before has left."""
+        """Return the settings of each training, in order. Each continues the one before."""
         return ((*self.settings, *self.first), self.settings) if self.first else (self.settings,)
 
     @property

@@ -1,8 +1,8 @@
-"""The controls: rewards that belong to other episodes, and weights that were never taught.
+"""The controls: rewards that belong to other episodes, and weights that were never trained.
 
-They are made around the trainer, which has no such switch: its collector gives a batch in which
-every episode has its own reward, and here they are dealt anew before advantages are made of them.
-What the log says of rewards is of the true ones.
+The trainer has no switch for them, so they are built around it. Its collector returns a batch in
+which every episode has its own reward. Here the rewards are exchanged before advantages are
+computed from them. The log still has the stats of the true rewards.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ def by_chance(lengths: Sequence[int], seed: str) -> list[int]:
 
 
 def by_row(lengths: Sequence[int], seed: str) -> list[int]:
-    """Deal rewards by row, as a batch sorted by length would get them if they were written in
-    question order.
+    """Return the episode whose reward each episode gets, if rewards are dealt by row.
+
+    A batch sorted by length would get them so if they were written in question order.
     """
     ordered = sorted(range(len(lengths)), key=lambda row: lengths[row])
     paid = [0] * len(lengths)
@@ -52,7 +53,7 @@ def deal(batch: SearchBatch, dealt: Dealt, seed: str) -> None:
 
 @contextmanager
 def dealing(dealt: Dealt | None) -> Iterator[None]:
-    """Trainings inside have their rewards dealt so; None: they are as they are."""
+    """Change the rewards of all trainings within the block; None changes nothing."""
     if dealt is None:
         yield
         return
@@ -71,7 +72,7 @@ def dealing(dealt: Dealt | None) -> Iterator[None]:
 
 
 def random_policy(like: Path, folder: Path, seed: int) -> None:
-    """Weights of the same architecture as they are drawn first, with the same tokenizer."""
+    """Write a policy of the same architecture with new random weights and the same tokenizer."""
     import torch
     from transformers import (
         AutoConfig,

@@ -1,4 +1,4 @@
-"""A generator that knows half of the answers by heart, as a large model knows public figures."""
+"""A generator that knows half of the answers, as a large model knows public data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAME = "knowing-generator"
 
 
 def is_known(question: str) -> bool:
-    """Half of all questions, always the same."""
+    """Return whether the generator knows the answer: for half of all questions, always the same."""
     return hashlib.sha256(question.encode()).digest()[0] % 2 == 0
 
 
@@ -26,7 +26,7 @@ def flat(text: str) -> str:
 
 
 class KnowingAnswerer(Answerer):
-    """Right about what it knows, whatever it is shown; of the rest it reads as the demo's does."""
+    """Answers known questions rightly without images, and other questions as the demo does."""
 
     def __init__(
         self,
@@ -45,7 +45,10 @@ class KnowingAnswerer(Answerer):
         }
 
     def answer_from(self, text: str, sights: Sequence[Sight]) -> str:
-        """text: of the request; the question stands in it somewhere."""
+        """Answer the question that a request contains, from memory if it is known.
+
+        text: of the request, which contains the question.
+        """
         flat_text = flat(text)
         matched = max(
             (question for question in self._questions if question in flat_text), key=len, default=""

@@ -1,4 +1,4 @@
-"""The tables and the picture of docs/evidence.md on search, from the results alone."""
+"""Writes the tables and the chart of docs/evidence.md on search from the results alone."""
 
 from __future__ import annotations
 
@@ -145,7 +145,10 @@ def changes_of(results: Results, set_results: Results, key: str) -> dict[str, Ch
 
 
 def ends_table(results: Results, set_results: Results) -> str:
-    """Before and after on a set, by one yardstick; all seeds together."""
+    """Return a table of the stats before and after training on a set, over all seeds.
+
+    All rows are measured with the same settings.
+    """
     rows = [
         [STARTS[name], "", *_cells(stats)]
         for name, stats in set_results["starts"].items()
@@ -157,7 +160,10 @@ def ends_table(results: Results, set_results: Results) -> str:
 
 
 def changes_table(results: Results, set_results: Results, kind: str) -> str:
-    """kind: `changes`, each arm against its start; `against_both`, against that arm's end."""
+    """Return a table of the changes of each arm.
+
+    kind: `changes` compares each arm with its start, `against_both` with the end of the arm `both`.
+    """
     rows = [
         [_title(results, name), *(_with_interval(arm[kind][COLUMNS[key][0]]) for key in CHANGED)]
         for name, arm in set_results["arms"].items()
@@ -176,7 +182,7 @@ def flat_table(results: Results) -> str:
 
 
 def invalid_table(results: Results, set_results: Results) -> str:
-    """Invalid turns of a hundred episodes, by reason."""
+    """Return a table of invalid turns per hundred episodes, by reason."""
     count = set_results["episodes"]
     rows_of = {STARTS[name]: (stats, count) for name, stats in set_results["starts"].items()}
     rows_of |= {

@@ -1,4 +1,4 @@
-"""One run: its trainings, one behind the other, and what the policy does on each set."""
+"""Runs the trainings of one run in order, and measures its policy on each set."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ Services = Mapping[str, Sequence[str]]
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """name, seed: of the run. services: where they are changes nothing."""
+    """One run to train and measure. name, seed: of the run.
+
+    services: the settings that name them. Their addresses do not change the results.
+    """
 
     plan: Plan
     name: str
@@ -104,7 +107,11 @@ def start_of(plan: Plan, arm: Arm) -> Path:
 
 
 def services_of(arm: Arm, urls: Mapping[str, Mapping[str, str]], folder: Path) -> Services:
-    """urls: of each set its retriever, judge, reading and knowing generator."""
+    """Return the settings that name the services of each set.
+
+    urls: by set, the URLs of its retriever, its judge, and of both generators (reading and
+    knowing).
+    """
     name = READING if arm.knows == "nothing" else KNOWING
     return {
         set_name: (
@@ -119,8 +126,10 @@ def services_of(arm: Arm, urls: Mapping[str, Mapping[str, str]], folder: Path) -
 
 
 def run_job(job: Job) -> float:
-    """Train what is not trained, and measure what is not measured; the seconds of both. Raises
-    UserError where a training ends early, or has left no checkpoint."""
+    """Train and measure what is missing of a run, and return the seconds of both.
+
+    Raises UserError if a training ends early or leaves no checkpoint.
+    """
     started, record = time.monotonic(), None
     if not job.is_trained:
         train(job)

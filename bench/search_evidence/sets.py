@@ -13,7 +13,7 @@ from demo.search.reading import CORPUS, FINAL_CORPUS
 
 
 class MeasuredSet(NamedTuple):
-    """corpora: all that its index holds. ending: of the names of its files."""
+    """A set to measure on. corpora: all that its index has. ending: of the names of its files."""
 
     title: str
     questions: Path

@@ -51,7 +51,7 @@ def summarise(plan: Plan) -> dict[str, Any]:
 
 
 def _measured(folder: Path, set_name: str) -> dict[str, Any]:
-    """Before and after on one set, of all that was measured on it."""
+    """Return the stats before and after training on one set, for all measured runs."""
     starts = {
         start: read_jsonl(path)
         for start in sorted({arm.start_name for arm in ARMS.values()})
@@ -83,7 +83,7 @@ def _measured(folder: Path, set_name: str) -> dict[str, Any]:
 
 
 def compute_stats(lines: Sequence[Line]) -> dict[str, Any]:
-    """Means over the episodes, each over those that have the value; why turns were invalid."""
+    """Return means over the episodes that have the value, and the reasons of invalid turns."""
     means: dict[str, Any] = {
         key: mean_of([line[key] for line in lines if line[key] is not None]) for key in FIGURES
     }
@@ -94,10 +94,10 @@ def compute_stats(lines: Sequence[Line]) -> dict[str, Any]:
 def changes(
     first: Sequence[Sequence[Line]], second: Sequence[Sequence[Line]]
 ) -> dict[str, dict[str, Any]]:
-    """Each figure of the second runs against the first, with a 95 % interval.
+    """Compare each stat of the second runs with the first, with a 95 % interval.
 
-    Questions are drawn anew, each with all its episodes of all seeds: so the interval is of
-    questions like these, and three seeds of one question do not count as three questions.
+    The bootstrap draws questions, each with all its episodes of all seeds. So the interval is for
+    similar questions, and three seeds of one question do not count as three questions.
     """
     changes_by_key = {}
     for key, higher in FIGURES.items():

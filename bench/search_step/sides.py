@@ -1,5 +1,7 @@
-"""An update of a searcher: ours, and TRL's GRPOTrainer with a `rollout_func` that plays the same
-episodes. Each is called in a process of its own."""
+"""Runs an update of a searcher: with our trainer, or with TRL's GRPOTrainer on the same episodes.
+
+TRL plays the episodes with a `rollout_func`. Each side runs in its own process.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,7 @@ def search_config(sizes: Sizes, retriever: str, run_dir: Path, **more: Any) -> A
 
 
 def scorekit_side(sizes: Sizes, retriever: str) -> dict[str, Any]:
-    """Whole updates of trainer.search.training, the run's files among them."""
+    """Run full updates of trainer.search.training, including the files of the run."""
     from trainer.search.data import load_train
     from trainer.search.training.train import run_search
 
@@ -165,7 +167,7 @@ def _trl_arguments(sizes: Sizes, folder: Path) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Played:
-    """An episode: of which question, its ids, what it said, what it earned."""
+    """An episode: its question, its ids, its text and its reward."""
 
     question: str
     joined: Any
@@ -174,7 +176,7 @@ class _Played:
 
 
 class _Player:
-    """Our driver, for TRL's rollout_func."""
+    """Plays episodes with our driver, for TRL's rollout_func."""
 
     def __init__(self, cfg: Any, sizes: Sizes, retriever: str) -> None:
         from scorekit.retrieval.client import Retriever
@@ -250,7 +252,7 @@ class _Player:
 
 @contextmanager
 def timed_updates() -> Iterator[list[float]]:
-    """When the updates of a run of ours end, and in front of these when its log is opened."""
+    """Record the times at which a run's log is opened and its updates end."""
     from trainer.runs.run_log import RunLog
 
     ends: list[float] = []
@@ -275,7 +277,7 @@ def completed_text(trajectory: Any) -> str:
 
 
 def _reward(text: str) -> float:
-    """Costs nothing, and is a function of what was written."""
+    """Return a reward that costs nothing, as a function of the text."""
     return hashlib.sha256(text.encode()).digest()[0] / 255
 
 

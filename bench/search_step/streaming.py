@@ -1,4 +1,4 @@
-"""An update of a searcher with answers and verdicts: streamed, or asked for at the end."""
+"""Measures an update of a searcher whose answers and verdicts are requested early or at the end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DELAYS = {"answer_least_s": 0.4, "answer_most_s": 1.6, "verdict_s": 0.2, "at_onc
 
 @contextmanager
 def answering_servers() -> Iterator[dict[str, str]]:
-    """Generator and judge with these delays; their URLs."""
+    """Start a generator and a judge with these delays, and yield their URLs."""
 
     def answer(body: dict[str, Any], seed: int | None) -> str:
         return hashlib.sha256(str(body["messages"]).encode()).hexdigest()[:8]
@@ -55,7 +55,10 @@ def answering_servers() -> Iterator[dict[str, str]]:
 def update_with_answers(
     sizes: Sizes, retriever: str, servers: Mapping[str, str], streams: bool
 ) -> dict[str, Any]:
-    """Whole updates with the judge's score as the reward. streams: as each episode ends."""
+    """Run full updates with the judge's score as the reward.
+
+    streams: whether answers are requested as each episode ends, and not after the last.
+    """
     from trainer.search.data import load_train
     from trainer.search.episode_runner import EpisodeRunner
     from trainer.search.training.train import run_search

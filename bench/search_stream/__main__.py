@@ -66,7 +66,10 @@ def questions(quick: bool) -> Iterator[Measurement]:
 
 
 def _schedules(count: int, seconds: float) -> dict[str, list[float]]:
-    """When each episode ends, ascending: the first one by one, the last with the last round."""
+    """Return the times at which the episodes end, in ascending order, for each schedule.
+
+    In the first schedule they end one by one; in the second at the ends of rounds.
+    """
     dice = random.Random(5)
     one_by_one = [seconds * (n + 1) / count for n in range(count)]
     rounds = [dice.choice(range(1, 7)) if n % 3 else 7 for n in range(count)]
@@ -77,7 +80,7 @@ def _schedules(count: int, seconds: float) -> dict[str, list[float]]:
 
 
 def _ideal_seconds(ends: Sequence[float]) -> float:
-    """When the last verdict is there, of servers that take their seconds and lose none between."""
+    """Return the time of the last verdict if the servers are never idle while they have work."""
     done = list(ends)
     for seconds in (GENERATOR_S, JUDGE_S):
         free = [0.0] * AT_ONCE
@@ -126,7 +129,7 @@ def _deserved(trajectory_id: str) -> float:
 
 
 def _episode(number: int, run: str) -> Trajectory:
-    """Return an episode; its generator answers right or wrong by the episode's number."""
+    """Return an episode. Its generator answers right or wrong by the episode's number."""
     question = Question(
         id=f"q{number}", question=f"What is number {number}?", reference_answer=str(number)
     )
@@ -164,7 +167,7 @@ def _sha256(number: int) -> str:
 
 @contextmanager
 def _servers() -> Iterator[dict[str, Any]]:
-    """Generator and judge of fixed latency; gives the config of an Answering that asks them."""
+    """Start a generator and a judge of fixed latency, and yield the config that names them."""
 
     def answer(body: dict[str, Any], seed: int | None) -> str:
         number = re.findall(r"What is number (\d+)\?", str(body["messages"]))[-1]

@@ -1,4 +1,4 @@
-"""Adds what a chat model adds to a translation to true pairs: tests/data/chatter."""
+"""Adds to true pairs what a chat model adds to a translation: tests/data/chatter."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ SOURCES = {"ko": "en", "en": "ko", "de": "en", "zh": "en"}
 
 
 class Template(NamedTuple):
-    """An answer of a chat model. text: <mt>, <alt>, <src> stand for a translation, another wording
-    of it, and the source."""
+    """An answer of a chat model.
+
+    text: <mt>, <alt>, <src> are replaced by a translation, another wording of it, and the source.
+    """
 
     kind: str
     lang: str

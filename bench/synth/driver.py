@@ -81,7 +81,7 @@ def questions(quick: bool) -> Iterator[Measurement]:
 
 
 def _prefilter(cfg: SynthConfig, sources: int) -> Iterator[Measurement]:
-    """Two translations and two scores of each source: the stage with most requests a record."""
+    """Measure two translations and two scores of each source: the most requests per record."""
     seconds = {}
     for processes in (1, 2):
         out_dir = cfg.run.out_dir.with_name(f"{cfg.run.out_dir.name}-{processes}")

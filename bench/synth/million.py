@@ -74,7 +74,7 @@ def questions(quick: bool, sources: int | None = None) -> Iterator[Measurement]:
 
 
 def _run(config: Path) -> list[tuple[float, int]]:
-    """Run the command in a separate process; return (time, memory in bytes) until it ends."""
+    """Run the command in a separate process, and return (time, memory in bytes) until it ends."""
     command = [sys.executable, "-m", "synth", "run", "--config", str(config), "--stage", "all"]
     looked: list[tuple[float, int]] = []
     with (config.parent / "driver.log").open("wb") as log:
@@ -153,7 +153,7 @@ def _slope(points: list[tuple[float, int]]) -> float:
 
 
 def _hours(stats_by_stage: dict[str, Any], sources: int, seconds: float) -> Iterator[Measurement]:
-    """CPU of each stage, as measured and as a million sources would take it."""
+    """Yield the CPU time of each stage, as measured and scaled to a million sources."""
     yield Measurement(
         f"the whole command, {sources:,} sources",
         seconds / 3600,
@@ -214,7 +214,7 @@ def _size(path: Path) -> int:
 
 
 def write_corpus(folder: Path, sources: int, files: int = 8) -> None:
-    """MADLAD-shaped documents of sentences that all differ, half as many again as are wanted."""
+    """Write MADLAD-shaped documents of different sentences, 1.5 times as many as needed."""
     folder.mkdir()
     words = _words("src_text", 3)
     for number in range(files):
@@ -233,7 +233,7 @@ def _sentence(rng: random.Random, words: list[str]) -> str:
 
 @cache
 def _words(key: str, min_length: int) -> list[str]:
-    """Words of the demo's texts, in the order of the alphabet."""
+    """Return the words of the demo's texts in alphabetical order."""
     lines = (ROOT / "demo/data/pydocs.jsonl").read_text(encoding="utf-8").splitlines()
     every = {word for line in lines for word in json.loads(line)[key].split()}
     return sorted(w for w in every if w.isalpha() and len(w) >= min_length and w.lower() == w)

@@ -1,4 +1,4 @@
-"""True pairs with one wrong number, and what the rule for numbers says of them."""
+"""Makes pairs with one wrong number from true pairs, and applies the rule for numbers to them."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _drop(text: str, matches: Matches, rng: random.Random) -> str:
 
 
 def _swap(text: str, matches: Matches, rng: random.Random) -> str | None:
-    """Two neighbors change places."""
+    """Swap two adjacent numbers."""
     different = [(a, b) for a, b in pairwise(matches) if a.group() != b.group()]
     if not different:
         return None
@@ -94,7 +94,7 @@ def _swap(text: str, matches: Matches, rng: random.Random) -> str | None:
 
 
 def _shift(text: str, matches: Matches, rng: random.Random) -> str:
-    """Add a zero; a number with decimals loses its mark, one with groups gets the other mark."""
+    """Add a zero. A number with decimals loses its mark; one with groups gets the other mark."""
     match = rng.choice(matches)
     digits = match.group()
     if re.fullmatch(r"\d+[.,]\d{3}", digits):
@@ -105,7 +105,7 @@ def _shift(text: str, matches: Matches, rng: random.Random) -> str:
 
 
 def _rescale(text: str, matches: Matches, rng: random.Random) -> str | None:
-    """Another scale: 만 for 억, million for billion."""
+    """Replace the scale of a number: 만 by 억, million by billion, and the reverse."""
     for first, second in _SCALES:
         for old, new in ((first, second), (second, first)):
             if match := re.search(rf"(?<=\d){old}|(?<=\d ){old}", text):

@@ -77,7 +77,10 @@ def questions(quick: bool) -> Iterator[Measurement]:
 def _by_k(
     folder: Path, settings: Sequence[str], error: float, seed: int, wrong: set[str]
 ) -> Iterator[tuple[tuple[int, float], VerifyResult]]:
-    """Each command of one verifier; what an earlier one has asked is asked no more."""
+    """Run each command of one verifier, and yield its result.
+
+    Answers are cached: a question that an earlier command asked is not asked again.
+    """
     name = f"verifier-{error:g}-{seed}"
     app = create_app(name=name, answerer=Verifying(error=error, seed=seed))
     with serving(app) as url:

@@ -1,17 +1,18 @@
-"""Spans and scores of windows against those of the whole text, where the whole still fits.
+"""Compare spans and scores of windows with those of the full text, for texts that fit the model.
 
     python -m bench.windows
 
-Runs of neighbouring segments of tests/data/prose, whose translations no annotator marked, are
-joined to documents that fit the demo's xCOMET (512 tokens) with a segment more on each side. Each
-is scored whole; in windows of at most 256, 384 and 128 tokens; cut at 256; and, for the model's own
-noise of context, whole with a segment added or taken, at each end: a window has lost what stands
-before it, behind it, or both. Half of the documents have errors at a border of windows of 256,
-words of a far segment on both sides of it. Spans are compared by characters of `mt`: F1 of those
-that both have (of severity nothing), the same within 20 characters of a border of those windows,
-and how many characters of the planted words are marked.
-Then, without a model: the share of borders of an alignment that lie in one pair of segments, of
-documents that lack some translations or in which some are joined to the next.
+The documents are adjacent segments of tests/data/prose, whose translations no annotator marked.
+Each fits the demo's xCOMET (512 tokens) with one more segment on each side. It is scored in full,
+in windows of at most 256, 384 and 128 tokens, and cut at 256. For the noise that the model's
+context causes, it is also scored with a segment added or removed at each end: a window lacks the
+text before it, after it, or both. Half of the documents have errors at a border of windows of 256:
+words of a distant segment on both sides of it.
+Spans are compared by characters of `mt`: F1 of the characters that both mark (of any severity), the
+same within 20 characters of a border of those windows, and the share of the planted words'
+characters that is marked.
+Then, without a model: the share of borders of an alignment that are inside one pair of segments,
+for documents that lack some translations or in which some are joined to the next.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ Pair = tuple[str, str]
 
 
 def pairs(name: str, left: str, right: str) -> list[Pair]:
-    """Segments in their order, one translation each."""
+    """Return the segments in their order, with one translation each."""
     lines = (ROOT / f"tests/data/prose/{name}.jsonl").read_text(encoding="utf-8").splitlines()
     rows = map(json.loads, lines)
     return list({row[left].strip(): row[right].strip() for row in rows}.items())
@@ -88,14 +89,16 @@ def marked(result: Scored) -> set[int]:
 
 
 def f1(first: set[int], second: set[int]) -> float:
-    """1 where both are empty."""
+    """Return F1 of the two sets; 1 if both are empty."""
     both = len(first) + len(second)
     return 2 * len(first & second) / both if both else 1.0
 
 
 class Document:
-    """A run of segments that fits the model with a neighbour more, its neighbours, and the
-    characters of `mt` that were planted."""
+    """A document that fits the model with one more segment, and its adjacent segments.
+
+    It also has the characters of `mt` that were planted.
+    """
 
     def __init__(self, run: list[Pair], before: Pair, following: Pair, joint: str) -> None:
         self.run, self.before, self.following, self.joint = run, before, following, joint
@@ -163,7 +166,7 @@ def borders(result: Scored) -> list[int]:
 
 
 def documents(corpus_pairs: list[Pair], joint: str, scorer: Any) -> Iterator[Document]:
-    """Runs that just fit the model with a segment more at either end, and not a window."""
+    """Yield documents that fit the model with one more segment, but do not fit one window."""
     rng = random.Random(0)
     done = 0
     while done < DOCUMENTS:

@@ -1,4 +1,4 @@
-"""The policy at three stages, side by side: figures, replies, and what they say."""
+"""Compares the policy at three stages: stats, replies, and a summary in words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The role-play demo: template check, SFT with the mended template, GRPO with five rewards."""
+"""The role-play demo: template check, SFT with the repaired template, GRPO with five rewards."""
 
 from __future__ import annotations
 

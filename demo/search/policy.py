@@ -1,8 +1,8 @@
 """`python -m demo.search.policy`: the searcher without weights, as an OpenAI-compatible server.
 
-It stands for a vision model where there is none: `trainer search ask` and `collect` call it as they
-would call vLLM. Equal requests get equal turns: of the seed and the temperature alone two episodes
-differ.
+It replaces a vision model where there is none: `trainer search ask` and `collect` call it as they
+would call vLLM. Equal requests get equal turns. Two episodes of a question differ only by the seed
+and the temperature.
 """
 
 from __future__ import annotations

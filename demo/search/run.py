@@ -1,4 +1,4 @@
-"""The search demo: PDFs to an index, one question before one's eyes, and a searcher that learns."""
+"""The search demo: index PDFs, show one question step by step, and train a searcher."""
 
 from __future__ import annotations
 

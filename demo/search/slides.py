@@ -1,8 +1,8 @@
 """Draws decks of slides as PDF, and remembers where each fact was written.
 
-The background runs from one tint to another, red from left to right and green from top to bottom:
-from it `demo.search.reading` tells which part of a page a picture shows. Fonts are embedded as
-subsets, so that a page looks the same on every machine; the same input gives the same bytes.
+The background is a color gradient: red changes from left to right, green from top to bottom. From
+it, `demo.search.reading` computes which part of a page an image shows. Fonts are embedded as
+subsets, so that a page looks the same on every machine. The same input gives the same bytes.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Deck:
         right: bool = False,
         colour: tuple[float, float, float] = _INK,
     ) -> float:
-        """Write a line; returns its width. right: x is its right end. baseline: from the top."""
+        """Write a line and return its width. right: x is its right end. baseline: from the top."""
         wide = pdfmetrics.stringWidth(text, font, size)
         left = x - wide if right else x
         self._canvas.setFont(font, size)

@@ -23,7 +23,7 @@ def by_length(texts: list[str], size: int) -> list[list[int]]:
 
 
 class MetricX:
-    """MetricX-24 scoring of an mT5 checkpoint: 0 best, 25 worst."""
+    """Scores with MetricX-24, an mT5 checkpoint: 0 is best, 25 worst."""
 
     def __init__(self, folder: Path) -> None:
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -52,7 +52,7 @@ class MetricX:
 
 
 class XComet:
-    """xCOMET as upstream predicts: scores (1 best) and raw error spans."""
+    """Scores with xCOMET as upstream predicts: scores (1 is best) and raw error spans."""
 
     def __init__(self, folder: Path) -> None:
         self.backend = XCometBackend(str(folder), device="cpu")

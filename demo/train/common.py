@@ -29,7 +29,7 @@ def sentence_chrf(hypothesis: str, reference: str) -> float:
 
 
 def token_batches(lengths: list[int], budget: int, rng: random.Random) -> list[list[int]]:
-    """Shuffled batches of indices of similar length, at most ``budget`` padded tokens each."""
+    """Return shuffled batches of indices of similar length, at most `budget` padded tokens each."""
     order = sorted(range(len(lengths)), key=lambda i: lengths[i] + rng.random() * 3)
     batches: list[list[int]] = []
     current: list[int] = []

@@ -22,7 +22,7 @@ class Pool:
     german: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Word lists for substitutions."""
+        """Collect the words for substitutions."""
         self.words = [word for text in self.targets for word in text.split()]
         self.foreign_words = [word for text in self.german.values() for word in text.split()]
 
@@ -111,7 +111,7 @@ def wrong_words(src: str, ref: str, pool: Pool, rng: random.Random) -> tuple[str
 
 
 def endings(src: str, ref: str, pool: Pool, rng: random.Random) -> tuple[str, list[Span]]:
-    """Change the last syllable of a word (a particle or ending): minor."""
+    """Change the last syllable of a word (a particle or an ending), which is a minor error."""
     parts: list[tuple[str, str | None]] = [(word, None) for word in ref.split()]
     index = rng.randrange(len(parts))
     word = parts[index][0]

@@ -70,7 +70,7 @@ def trigrams(text: str) -> set[str]:
 
 
 class NearDuplicates:
-    """Index of sources that answers whether a new one resembles one already in it."""
+    """Index of sources. It answers whether a new source resembles one in it."""
 
     def __init__(self, threshold: float = 0.7) -> None:
         self.threshold = threshold
@@ -85,7 +85,7 @@ class NearDuplicates:
         self.sets.append(grams)
 
     def resembles(self, text: str) -> bool:
-        """True if a source in the index is a near-duplicate of ``text``."""
+        """Return whether a source in the index is a near-duplicate of `text`."""
         grams = trigrams(text)
         common: dict[int, int] = defaultdict(int)
         for gram in grams:
@@ -98,7 +98,10 @@ class NearDuplicates:
 
 
 def split(rows: list[dict], seed: int) -> dict[str, list[dict]]:
-    """Deal shuffled rows to the splits; drop what resembles a row of an earlier split."""
+    """Distribute shuffled rows over the splits.
+
+    A row that resembles a row of an earlier split is dropped.
+    """
     random.Random(seed).shuffle(rows)
     splits: dict[str, list[dict]] = {}
     index, position = NearDuplicates(), 0
@@ -119,7 +122,7 @@ def split(rows: list[dict], seed: int) -> dict[str, list[dict]]:
 
 
 def foreign(rows: list[dict], sources: set[str], count: int, seed: int) -> list[dict]:
-    """German translations of training sources: examples of a wrong target language."""
+    """Return German translations of training sources: examples of a wrong target language."""
     rows = [
         {"src_text": " ".join(row["src"].split()), "text": " ".join(row["tgt"].split())}
         for row in rows
@@ -130,7 +133,7 @@ def foreign(rows: list[dict], sources: set[str], count: int, seed: int) -> list[
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ha", type=Path, required=True, help="UI strings, src and tgt")
     parser.add_argument("--pydocs", type=Path, required=True, help="Python docs, src and tgt")

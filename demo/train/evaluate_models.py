@@ -190,7 +190,7 @@ def rounded(value: Any) -> Any:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--split", default="heldout", choices=["heldout", "final_test", "dev"])
     parser.add_argument("--models", type=Path, default=MODELS)

@@ -25,8 +25,11 @@ LATIN = re.compile(r"[A-Za-z]")
 
 @dataclass
 class Example:
-    """One candidate: ids of source, candidate and reference; score and tag labels, and for every
-    candidate token the true token that should stand there (-1 where it is right or unclear)."""
+    """One candidate with its labels.
+
+    It has the ids of source, candidate and reference, the score and tag labels, and for every
+    candidate token the true token that should be in its place (-1 if it is right or unclear).
+    """
 
     src: list[int]
     mt: list[int]
@@ -109,7 +112,7 @@ def span_tags(text: str, offsets: list[tuple[int, int]], spans: list[corrupt.Spa
 
 
 def pool_of(rows: list[dict]) -> corrupt.Pool:
-    """Wrong words come from these rows' targets and from the German file."""
+    """Return the pool of wrong words from these rows' targets and from the German file."""
     german = {row["src_text"]: row["text"] for row in read_jsonl(DATA / "foreign_de.jsonl")}
     return corrupt.Pool([row["ref_text"] for row in rows], german)
 
@@ -117,7 +120,11 @@ def pool_of(rows: list[dict]) -> corrupt.Pool:
 def synthetic(
     labeller: Labeller, rows: list[dict], inside: int, num_full: int, truth: int, seed: int
 ) -> list[Example]:
-    """Corruptions and unchanged true translations, so many of each a row."""
+    """Return corruptions and unchanged true translations of the rows.
+
+    inside, num_full: corruptions of each row, within the text and of the full text. truth:
+    unchanged translations of each row.
+    """
     rng, pool, out = random.Random(seed), pool_of(rows), []
     for row in rows:
         src, ref = row["src_text"], row["ref_text"]

@@ -60,7 +60,7 @@ def pretraining_pairs(tokenizer: Any) -> list[Example]:
 
 
 def training_examples(tokenizer: Any, args: argparse.Namespace) -> list[Example]:
-    """Policy samples of the candidate files, and corruptions of the training pairs."""
+    """Return policy samples of the candidate files, and corruptions of the training pairs."""
     labeller = Labeller(tokenizer)
     files = [p for p in sorted(args.candidates.glob("*.jsonl")) if p.stem not in args.skip]
     rows = [row for name in ("sft", "rl_prompts") for row in read_jsonl(DATA / f"{name}.jsonl")]
@@ -73,8 +73,10 @@ def training_examples(tokenizer: Any, args: argparse.Namespace) -> list[Example]
 
 
 def batches_of(examples: list[Example], args: argparse.Namespace, extra: int) -> Any:
-    """Endless batches of similar length; with --within, up to six candidates of a source lie side
-    by side, so that they can be compared."""
+    """Yield batches of similar length without end.
+
+    With --within, up to six candidates of a source are adjacent, so that they can be compared.
+    """
     rng = random.Random(args.seed)
     lengths = [len(e.src) + len(e.mt) + extra for e in examples]
     if not args.within:
@@ -175,6 +177,6 @@ def correlations(groups: list[str], scores: list[float], chrf: list[float]) -> t
 
 
 def chooser(share: float, seed: int) -> Callable[[], bool]:
-    """Draws whether a batch gets the reference."""
+    """Return a function that draws whether a batch gets the reference."""
     rng = random.Random(seed)
     return lambda: rng.random() < share

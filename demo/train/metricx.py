@@ -31,7 +31,7 @@ SCALE = 8.0  # the score row is learned as 8 x a row, so that 0..25 is within ea
 
 
 def new_config() -> MT5Config:
-    """Four encoder layers of width 192, one decoder layer."""
+    """Return the config of a model with four encoder layers of width 192 and one decoder layer."""
     config = MT5Config(
         vocab_size=VOCAB_SIZE,
         d_model=192,
@@ -150,7 +150,7 @@ def export(model: Scorer, tokenizer: Any, folder: Path) -> None:
 
 
 def train(args: argparse.Namespace) -> None:
-    """Pretrain or train, as the command says."""
+    """Run the pretraining or the training, as the command says."""
     tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
     model = Scorer(tokenizer)
     if args.start:
@@ -193,7 +193,7 @@ def train(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     args = judge.arguments(__doc__.splitlines()[0]).parse_args()
     setup(args.seed)
     train(args)

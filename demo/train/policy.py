@@ -38,7 +38,7 @@ TOKENIZER = WORK / "tokenizer" / "policy"
 
 
 def new_model() -> LlamaForCausalLM:
-    """4 layers of width 256, embeddings shared with the output."""
+    """Return a random model with 4 layers of width 256. The output shares the embeddings."""
     config = LlamaConfig(
         vocab_size=VOCAB_SIZE,
         hidden_size=256,
@@ -62,7 +62,7 @@ def prompt_ids(tokenizer: Any, source: str) -> list[int]:
 
 
 def pair_ids(tokenizer: Any, source: str, target: str) -> tuple[list[int], int]:
-    """Return prompt, target and end-of-sentence ids; the length of the prompt."""
+    """Return the ids of prompt, target and end of sentence, and the length of the prompt."""
     prompt = prompt_ids(tokenizer, source)
     return prompt + tokenizer.encode(target, add_special_tokens=False) + [EOS], len(prompt)
 
@@ -119,7 +119,7 @@ def sample(
 
 
 def save(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Weights in bf16, a generation_config.json of special ids only."""
+    """Write the weights in bf16, a generation_config.json of special ids, and the tokenizer."""
     light = copy.deepcopy(model).to(torch.bfloat16)
     light.generation_config = GenerationConfig(bos_token_id=BOS, eos_token_id=EOS, pad_token_id=PAD)
     light.save_pretrained(folder, safe_serialization=True)
@@ -143,7 +143,7 @@ def report(model: Any, tokenizer: Any, label: str) -> None:
 
 
 def train(args: argparse.Namespace) -> None:
-    """Supervised training from scratch (`train`) or on damaged pairs (`noisy`)."""
+    """Train from scratch (`train`) or on damaged pairs (`noisy`), with supervision."""
     rng = random.Random(args.seed)
     rows = [row for name in args.data for row in read_jsonl(DATA / f"{name}.jsonl")]
     if args.command == "train":
@@ -174,7 +174,7 @@ def train(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("command", choices=["train", "noisy"])
     parser.add_argument("--start", type=Path, help="checkpoint to go on from (noisy)")

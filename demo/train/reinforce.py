@@ -122,8 +122,9 @@ def normalised(reward: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
 
 
 def log_probabilities(model: Any, rollout: Rollout, rows: torch.Tensor, temperature: float) -> Any:
-    """Return the log-probabilities of the sampled tokens under the sampling distribution;
-    [rows, longest].
+    """Return the log-probabilities of the sampled tokens, [rows, longest].
+
+    They are those of the distribution that the tokens were sampled from.
     """
     mask = rollout.mask[rows]
     used = mask.any(0).nonzero()
@@ -139,7 +140,7 @@ def log_probabilities(model: Any, rollout: Rollout, rows: torch.Tensor, temperat
 def update(
     model: Any, reference: Any, optimizer: Any, rollout: Rollout, advantage: Any, args: Any
 ) -> float:
-    """Run PPO passes over the batch, in micro-batches of similar length; return the KL (k2)."""
+    """Run PPO passes over the batch, in micro-batches of similar length, and return the KL (k2)."""
     order = torch.tensor([len(c) for c in rollout.completions]).argsort()
     parts = order.split(64)
     with torch.no_grad():
@@ -218,7 +219,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", type=Path, default=MODELS)
     parser.add_argument("--policy", type=Path, help="start from this policy instead")

@@ -139,7 +139,7 @@ def save_all(model: Path, folder: Path) -> None:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=WORK / "tokenizer")
     args = parser.parse_args()

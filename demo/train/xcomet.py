@@ -50,7 +50,7 @@ ARGUMENTS = {
 
 
 def encoder_config() -> XLMRobertaXLConfig:
-    """Four layers of width 256."""
+    """Return the config of an encoder with four layers of width 256."""
     return XLMRobertaXLConfig(
         vocab_size=VOCAB_SIZE,
         hidden_size=256,
@@ -154,7 +154,10 @@ def predict(model: Metric, examples: list[Example]) -> list[float]:
 
 
 def export(model: Metric, folder: Path) -> None:
-    """Checkpoint with bf16 weights and primitive hyper-parameters only, hparams.yaml, encoder."""
+    """Write the checkpoint, hparams.yaml and the encoder's folder.
+
+    The checkpoint has bf16 weights and only primitive hyper-parameters.
+    """
     hparams = {**ARGUMENTS, "error_labels": ["minor", "major", "critical"]}
     hparams |= {"train_data": [], "validation_data": [], "class_identifier": "xcomet_metric"}
     state = {
@@ -175,7 +178,7 @@ def export(model: Metric, folder: Path) -> None:
 
 
 def train(args: argparse.Namespace) -> None:
-    """Pretrain or train, as the command says."""
+    """Run the pretraining or the training, as the command says."""
     tokenizer = read_tokenizer("XLM-RoBERTa-XL", str(TOKENIZER), local=True)
     model = new_model()
     if args.start:
@@ -218,7 +221,7 @@ def train(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     args = judge.arguments(__doc__.splitlines()[0]).parse_args()
     setup(args.seed)
     train(args)

@@ -38,32 +38,38 @@ _PROXY_SETTINGS = {"host", "port", "receive_timeout_s", "drain_s"}
 
 
 def metricx(args: dict[str, Any]) -> Application:
-    """MetricX; args: fields of its settings."""
+    """Build the application of MetricX. args: fields of its settings."""
     return _application("metricx", args)
 
 
 def xcomet(args: dict[str, Any]) -> Application:
-    """xCOMET; args: fields of its settings."""
+    """Build the application of xCOMET. args: fields of its settings."""
     return _application("xcomet", args)
 
 
 def judge(args: dict[str, Any]) -> Application:
-    """The judge; args: fields of its settings."""
+    """Build the application of the judge. args: fields of its settings."""
     return _application("judge", args)
 
 
 def embedder(args: dict[str, Any]) -> Application:
-    """The embedder; args: fields of its settings."""
+    """Build the application of the embedder. args: fields of its settings."""
     return _application("embedder", args)
 
 
 def retriever(args: dict[str, Any]) -> Application:
-    """The page retriever; args: fields of its settings. Every node needs its index."""
+    """Build the application of the page retriever. args: fields of its settings.
+
+    Every node needs the retriever's index.
+    """
     return _application("retriever", args)
 
 
 def fake(args: dict[str, Any]) -> Application:
-    """A model with known answers and a fixed time, for tests and benchmarks."""
+    """Build the application of a fake model with known answers and a fixed time per call.
+
+    It is meant for tests and benchmarks.
+    """
     return _application("fake", args)
 
 

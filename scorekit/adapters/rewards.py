@@ -231,7 +231,10 @@ def rewards_for(settings: RewardSettings) -> Rewards:
 
 @lru_cache(maxsize=8)
 def _rewards(settings: RewardSettings, pid: int) -> Rewards:
-    """pid: part of the cache key, because a forked process does not have the client's thread."""
+    """Return the client of these settings in this process.
+
+    pid: part of the cache key, because a forked process does not have the client's thread.
+    """
     return Rewards(settings)
 
 

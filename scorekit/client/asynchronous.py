@@ -224,8 +224,10 @@ class ScoringClient:
         deliver: Callable[[Iterable[tuple[int, Result]]], None],
         at_once: bool,
     ) -> None:
-        """at_once: each result is delivered when it arrives, not with the last one of the
-        request."""
+        """Score a part of the samples and deliver its results.
+
+        at_once: each result is delivered when it arrives, not with the last one of the request.
+        """
         answers: list[tuple[int, Result]] = []
         async with self._exchange.slots:  # waiting here does not count against the deadline
             with self._exchange.outage_log.trying():

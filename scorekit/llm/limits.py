@@ -144,7 +144,10 @@ class SeveralChoices:
     """
 
     def __init__(self, may_stop: bool, in_use: bool = True) -> None:
-        """may_stop: False keeps the initial value of `in_use`."""
+        """Set the initial state.
+
+        may_stop: False keeps the initial value of `in_use`.
+        """
         self._may_stop = may_stop
         self._in_use = in_use
         self._short = 0

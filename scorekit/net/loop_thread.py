@@ -26,7 +26,10 @@ class LoopThread:
     """An event loop in a thread, so that a running loop (a notebook's) is no obstacle."""
 
     def __init__(self, name: str) -> None:
-        """name: the name of the thread, and in the error after it was closed."""
+        """Start the thread and its loop.
+
+        name: the name of the thread, which the error after `stop` contains, too.
+        """
         self._name = name
         self.loop = asyncio.new_event_loop()
         self.loop.set_task_factory(_task)

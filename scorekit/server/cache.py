@@ -80,7 +80,10 @@ class Cache:
 
     @property
     def breaker_state(self) -> Literal["closed", "open", "half_open"]:
-        """closed: the second tier is used; open: it is not; half_open: one call probes it."""
+        """Return the state of the breaker.
+
+        closed: the second tier is used; open: it is not; half_open: one call probes it.
+        """
         return self._breaker.state
 
     def get_memory(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:

@@ -156,7 +156,10 @@ class OutageReporter:
     The clients retry for some minutes, and log the retries only."""
 
     def __init__(self, print_line: Callable[[str], None]) -> None:
-        """print_line: called with each line."""
+        """Start with no service.
+
+        print_line: called with each line.
+        """
         self._print_line = print_line
         self._services: dict[str, tuple[ScoringClient | LLMClient, float]] = {}
         self._since: dict[str, float] = {}

@@ -91,7 +91,11 @@ class WorkClaims:
     def __init__(
         self, todo: Iterable[int], done: Callable[[int], bool], path: Callable[[int], Path]
     ) -> None:
-        """Claim from `todo`. done: returns True if a number is done. path: returns its lock."""
+        """Prepare to claim the numbers of `todo`.
+
+        done: returns True if a number is done.
+        path: returns the path of a number's lock.
+        """
         self.left = list(todo)  # neither done nor handed out
         self._done, self._path = done, path
 

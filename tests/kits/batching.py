@@ -1,4 +1,4 @@
-"""A model that can be held, and callers of a batcher."""
+"""A model whose batches a test can hold back, and callers of a batcher."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ from scorekit.server.windows.backend import with_windows
 
 
 class Gate(FakeBackend):
-    """Scores when told to, and remembers which texts came in one batch. holds: a batch waits."""
+    """A model that scores only when a test allows it, and records which texts were in one batch.
+
+    holds: whether a batch waits.
+    """
 
     holds = False
 

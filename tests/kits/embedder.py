@@ -1,4 +1,4 @@
-"""The embedder's verb with a toy behind it, whose model waits and fails on demand.
+"""The embedder's endpoint with a toy model, which waits and fails on demand.
 
 `python -m tests.kits.embedder --port N` serves it; it answers `slow` when the file of that name in
 the current folder is gone.
@@ -35,7 +35,7 @@ def kinds(outcomes: Sequence[Embedded]) -> list[str]:
 
 
 class ToyEmbedder(FakeEmbedder):
-    """`nan` gives a NaN, `zeros` zeros, `poison` raises, and `slow` waits for `go`."""
+    """A toy model: `nan` gives a NaN, `zeros` zeros, `poison` raises, and `slow` waits for `go`."""
 
     def __init__(self) -> None:
         super().__init__(LENGTH, MAX_TOKENS)

@@ -1,7 +1,7 @@
-"""Models in float64, so that two ways to one number agree to many digits on any machine.
+"""Runs models in float64, so that two ways to compute a number agree to many digits everywhere.
 
-In float32 two orders of summation differ by what depends on the processor; in float64 the same
-difference is a billion times smaller, and whatever is left is a fault.
+In float32, two orders of summation differ by an amount that depends on the processor. In float64
+the same difference is a billion times smaller, so any remaining difference is an error.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CLOSE = 1e-9
 
 @contextmanager
 def float64() -> Iterator[None]:
-    """Within the block, no thread casts a float64 tensor to float32.
+    """Keep float64 tensors from being cast to float32 within the block, in all threads.
 
     Models cast to float32 where half precision is not exact enough (norms, softmax, logits). In a
     float64 model the same cast would lose half the digits.

@@ -1,10 +1,10 @@
-"""Texts made to be slow for a regular expression, and the expressions of the project.
+"""Texts that are made to be slow for a regular expression, and the expressions of the project.
 
     python -m tests.kits.hostile_texts patterns|functions
 
-runs each on the slowest of its texts, a million characters long, under a limit of CPU seconds that
-linear work stays far below and quadratic work far above: the process is killed then, and the last
-line that it printed says by what.
+This runs each expression or function on the slowest of its texts, a million characters long. The
+limit of CPU seconds is far above linear work and far below quadratic work. If it is exceeded, the
+process is killed, and the last line that it printed names the cause.
 """
 
 from __future__ import annotations
@@ -40,8 +40,7 @@ class Call(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A pattern. searched: whether it is ever looked for in a text, not only matched at its
-    start."""
+    """A pattern. searched: whether it is searched for in a text, not only matched at its start."""
 
     name: str
     pattern: re.Pattern[Any]
@@ -230,7 +229,7 @@ def written(pump: tuple[str, str], size: int) -> str:
 def run(
     name: str, work: Callable[[str], object], texts: list[tuple[str, str]], max_length: int
 ) -> None:
-    """Run the work on all texts, short; then on the slowest one, long, under the time limit."""
+    """Run the work on all short texts, then on the slowest long one under the time limit."""
 
     def seconds(pump: tuple[str, str]) -> float:
         text = written(pump, min(SHORT, max_length // 50))

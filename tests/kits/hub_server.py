@@ -40,7 +40,7 @@ class Hub:
     """A fake hub.
 
     repos: by id. puts: how often the content of each digest was sent. blocked_uploads: digests
-    whose upload hangs until `go`. sick: status of refused uploads.
+    whose uploads wait for `go`. sick: the status of refused uploads.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class Hub:
 
     @contextmanager
     def running(self) -> Any:
-        """Serve until the block ends; gives the URL."""
+        """Serve until the block ends, and yield the URL."""
         name = "/api/datasets/{user}/{name}"
         git = "/datasets/{user}/{name}.git/info/lfs/objects/batch"
         app = Starlette(

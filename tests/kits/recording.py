@@ -1,4 +1,4 @@
-"""ASGI apps around a service that write down, refuse or change what passes."""
+"""ASGI apps around a service that record, refuse or change requests."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 
 class Recorder:
-    """Passes everything to `app`; `requests` holds the body of each POST.
+    """Passes everything to `app`. `requests` has the body of each POST.
 
-    refuse: is given each body; the (status, headers) or (status, headers, body) that it returns
-    are answered instead.
+    refuse: is called with each body. If it returns (status, headers) or (status, headers, body),
+    that is the response.
     """
 
     def __init__(

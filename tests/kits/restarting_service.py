@@ -18,7 +18,7 @@ DEADLY, HEAVY = "deadly", "heavy"
 
 
 class Mortal(FakeBackend):
-    """Dies of a deadly sample, and of two heavy ones in a batch."""
+    """A model that kills its process: on one deadly sample, or on two heavy ones in a batch."""
 
     def forward(self, batch: Sequence[Encoded]) -> list[Outcome]:
         texts = [encoded.payload.mt for encoded in batch]

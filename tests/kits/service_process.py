@@ -1,4 +1,4 @@
-"""A service as a process, with a slow fake in place of a model; for the tests of its life."""
+"""A service as a process, with a slow fake model, for tests of its start and its end."""
 
 from __future__ import annotations
 

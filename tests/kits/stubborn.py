@@ -1,4 +1,4 @@
-"""A child that ignores SIGTERM and has a child itself; both write their process ids."""
+"""A child process that ignores SIGTERM and has a child itself. Both write their process ids."""
 
 import os
 import signal

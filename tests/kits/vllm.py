@@ -1,7 +1,8 @@
 """A real vLLM on the CPU (`make env-vllm`) with the demo's policy as its model.
 
-The policy translates English user-interface strings and ends its texts, so that greedy and sampled
-output can pass for translations; asked for JSON it babbles inside the grammar until it is cut.
+The policy translates English user-interface strings and ends its texts, so greedy and sampled
+output can pass for translations. If JSON is requested, it writes random text that fits the grammar,
+until it is cut.
 """
 
 from __future__ import annotations
@@ -60,8 +61,10 @@ def untie(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def running_vllm(model: Path, log: Path, *flags: str, **variables: str) -> Iterator[str]:
-    """Serve until the block ends; gives the URL as an SDK takes it. flags, variables: more of
-    the command line and of the environment."""
+    """Serve until the block ends, and yield the URL as an SDK takes it.
+
+    flags, variables: additions to the command line and to the environment.
+    """
     port = free_port()
     command = [
         str(PYTHON),

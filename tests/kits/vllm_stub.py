@@ -1,5 +1,4 @@
-"""A server that speaks vLLM's HTTP and samples from a tiny Llama, or a model that sees, with code
-of its own."""
+"""A server with vLLM's HTTP API that samples from a tiny Llama or a model that reads images."""
 
 from __future__ import annotations
 
@@ -66,7 +65,7 @@ class VLLMStub:
             self.app.post("/reset_{cache}_cache")(self.reset)
 
     def restart(self, *failures: int) -> None:
-        """Lose everything but the model that it was started with; then come these `failures`."""
+        """Drop everything but the model that it was started with, and add these `failures`."""
         model = _load(self.policy)
         with self._changing:
             self.model: nn.Module = model
@@ -162,9 +161,7 @@ class VLLMStub:
     def _choice(
         self, model: Any, body: dict[str, Any], index: int, images: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Return one completion; a function of weights, prompt, images, settings, seed and
-        index.
-        """
+        """Return one completion: a function of weights, prompt, images, settings, seed, index."""
         generator = torch.Generator().manual_seed(body["seed"] + index)
         ids: list[int] = []
         logprobs: list[float] = []

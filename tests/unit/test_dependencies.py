@@ -47,7 +47,7 @@ def _applies(text: str, extras: set[str]) -> bool:
 
 
 def test_the_environment_of_unbabel_comet_holds_what_it_pins() -> None:
-    """It is installed without looking at dependencies."""
+    """Check its list, because the environment is installed without resolving dependencies."""
     listed = dict(
         re.findall(
             r"^([\w.-]+)==(\S+)$",
@@ -65,7 +65,7 @@ def test_the_environment_of_unbabel_comet_holds_what_it_pins() -> None:
 
 
 def test_an_installed_package_has_its_files() -> None:
-    """Templates, tables, contracts: what is not Python is installed by name."""
+    """Check templates, tables and contracts: files that are not Python are installed by name."""
     patterns_by_package = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"][
         "setuptools"
     ]["package-data"]
@@ -121,7 +121,7 @@ def test_a_checkout_knows_its_commit_and_an_image_the_one_that_it_was_built_from
 
 
 def test_bitsandbytes_does_not_say_in_every_process_that_it_could_be_quicker(tmp_path) -> None:
-    """It says so where it is imported on a CPU with AVX512-BF16, which is feigned here."""
+    """Check the filter of its warning, which it logs on a CPU with AVX512-BF16 (simulated here)."""
     warning = "Failed to load CPU gemm_4bit_forward from kernels-community: %s."
     lines = Path(find_spec("bitsandbytes").origin).parent / "backends/cpu/ops.py"
     assert warning in lines.read_text(), (

@@ -94,7 +94,7 @@ def test_make_targets_that_a_document_names_exist(path):
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=_name)
 def test_a_document_says_where_its_commands_are_found(path):
-    """Who pastes them has no `python` of ours on the path."""
+    """Check that the environment is named first: a reader has no `python` of ours on the path."""
     text = path.read_text(encoding="utf-8")
     command = r"(?:^|`)(?:python -m |python examples|synth_parallel [a-z])"
     bare = re.search(command, text, re.MULTILINE)
@@ -130,7 +130,10 @@ def test_every_setting_and_wire_field_stands_in_the_protocol_or_the_help():
 
 
 def test_nobody_is_told_to_install_what_is_not_published():
-    """`pip install scorekit[...]` asks the registry; the extras are those of the checkout."""
+    """Check that no text has `pip install scorekit[...]`, which would ask the registry.
+
+    The extras exist only in the checkout.
+    """
     text = {".py", ".md", ".sh", ".yaml", ".yml", ".toml", ".ipynb"}
     rooms = (
         "scorekit",

@@ -74,8 +74,10 @@ FULLEST = 16
 
 
 def _room(path: Path) -> str:
-    """The unit that the rules speak of: a service is a leaf of its own, the server half and the
-    rooms of the trainer too."""
+    """Return the unit that the rules are about.
+
+    Each service is a unit, and so is each package of the server half and of the trainer.
+    """
     parts = path.relative_to(ROOT).with_suffix("").parts
     deep = parts[0] == "services" or parts[:2] == ("scorekit", "server")
     deep = deep or ".".join(parts[:2]) in TRAINER
@@ -128,7 +130,7 @@ def _module(path: Path) -> str:
 
 @pytest.mark.parametrize("package", (*PACKAGES, *ON_TOP))
 def test_no_circle_of_files(package):
-    """Nor under TYPE_CHECKING, or within a function."""
+    """Check all imports, including those under TYPE_CHECKING and within functions."""
     files = {_module(path): path for path in (ROOT / package).rglob("*.py")}
     imports = {
         name: {

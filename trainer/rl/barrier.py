@@ -36,7 +36,10 @@ class MonitoredBarrier:
     _number = 0  # of this process's last barrier
 
     def __init__(self, rank: int, size: int, patience_s: float) -> None:
-        """patience_s: longest wait for the last process."""
+        """Prepare the barrier of `size` processes in the process `rank`.
+
+        patience_s: longest wait for the last process.
+        """
         from torch.distributed import PrefixStore
         from torch.distributed.distributed_c10d import _get_default_store
 

@@ -41,7 +41,10 @@ class DistributedContext:
         *,
         patience_s: float = 1800.0,
     ) -> None:
-        """patience_s: longest wait for another process."""
+        """Join the processes of the run.
+
+        patience_s: longest wait for another process.
+        """
         from accelerate import Accelerator, InitProcessGroupKwargs
 
         if device.type == "cuda" and device.index is not None:

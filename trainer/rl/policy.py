@@ -218,7 +218,7 @@ class Reference:
         device: torch.device,
         shard: Callable[[nn.Module], None] | None = None,
     ) -> None:
-        """policy: not trained or distributed yet.
+        """Load the reference, or copy or share `policy`, which is not trained or distributed yet.
         shard: distributes a model, if the processes share the weights.
         """
         self._adapted: Any = None

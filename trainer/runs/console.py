@@ -33,8 +33,10 @@ class Console:
         quiet: bool = False,
         verbose: bool = False,
     ) -> None:
-        """columns: of the line of an update.
-        few: the columns to print if the terminal is too narrow for all.
+        """Prepare the progress bar and the columns.
+
+        columns: of the line of an update.
+        narrow_titles: the columns to print if the terminal is too narrow for all.
         quiet: print nothing, for a process that is not the main one.
         verbose: print every stat, on several lines if the terminal is too narrow for one.
         """

@@ -143,7 +143,10 @@ class TrainingLoop:
         checkpoint: Path | None,
         done: int | None,
     ) -> None:
-        """done: updates of the checkpoint that is resumed; None: a new run."""
+        """Keep the parts of the run, and read the updates and reports that are in its folder.
+
+        done: updates of the checkpoint that is resumed; None: a new run.
+        """
         self.cfg, self.task, self.learner, self.sampler = cfg, task, learner, sampler
         self.world, self.saver, self.log, self.shutdown = world, saver, runlog, shutdown
         self.checkpoint, self.done, self.saved = checkpoint, done, done

@@ -70,7 +70,9 @@ class RunLog:
         overwrite: bool | None = None,
         done: int | None = None,
     ) -> None:
-        """overwrite: default: the config's.
+        """Start the files of a new run, or cut those of a resumed one.
+
+        overwrite: None: the config's value.
         done: resume after this update; None: a new run.
         """
         self.folder = Path(cfg.misc.run_dir)

@@ -119,7 +119,7 @@ class SearchConfig(Config):
 
     @property
     def best_by(self) -> str:
-        """Name of the evaluation set that the best checkpoint is chosen by."""
+        """Return the name of the evaluation set that the best checkpoint is chosen by."""
         return self.eval.best_by or next(iter(self.data.held_out), DEFAULT_EVAL_SET)
 
     @property

@@ -1,4 +1,4 @@
-"""`python -m demo.search.loop`: rounds of training, with what is made of each for the next."""
+"""`python -m demo.search.loop`: rounds of training, each on data that the previous one improved."""
 
 from __future__ import annotations
 

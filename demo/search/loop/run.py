@@ -1,4 +1,6 @@
-"""The loop demo: a small searcher, wrong references among the right ones, a verifier that errs."""
+"""The loop demo: a small searcher, questions some of which have wrong references, and a verifier
+that makes errors.
+"""
 
 from __future__ import annotations
 

@@ -1,11 +1,13 @@
-"""`python -m demo.search.loop.verifier`: a verifier for the search demo, where there is none.
+"""`python -m demo.search.loop.verifier`: a verifier for the search demo, in place of a real one.
 
-A server in OpenAI's form, as `demo.search.generator` is, and another program: it answers in JSON,
-with what it has read as its evidence, and says that it is not sure where a figure is not legible.
-It errs by itself, so that what is measured with it is earned: it gives a share of its answers
-wrong, reading another figure of the page in place of the right one, and of a share it is not sure
-though it could be. Half of the wrong ones are wrong whenever they are asked for, the others by the
-request's seed; so asking again helps with some of its errors alone, as with a model's.
+It is a server in OpenAI's format, as `demo.search.generator` is, but a separate program. It answers
+in JSON. Its evidence is the text that it has read. If a figure is not legible, it says that it is
+not sure.
+
+It makes errors on purpose, so that measurements with it mean something. For a share of its answers
+it reads another figure of the page than the right one. For another share it says that it is not
+sure although it could be. Half of the wrong answers are wrong in every request; the others depend
+on the request's seed. So asking again helps with only some of its errors, as with a real model.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Wrong references in a copy of the search demo's questions, planted by a seed."""
+"""Plants wrong references in a copy of the search demo's questions, by a seed."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def write(path: Path, rows: Iterable[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=TABLES)
     args = parser.parse_args()

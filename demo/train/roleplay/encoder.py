@@ -71,7 +71,7 @@ def pairs(rng: random.Random, count: int, held_out: bool = False) -> dict[str, l
 
 
 def tokenizer_of(texts: list[str]) -> PreTrainedTokenizerFast:
-    """XLM-R's marks around byte-level pieces."""
+    """Train a tokenizer with byte-level tokens and XLM-R's special tokens."""
     backend = train_bpe(texts, PIECES, SPECIAL)
     backend.post_processor = processors.TemplateProcessing(
         single="<s> $A </s>",
@@ -117,8 +117,11 @@ def new_model(texts: list[str]) -> SentenceTransformer:
 
 
 def compute_stats(model: SentenceTransformer, count: int = 400) -> dict[str, float]:
-    """Held-out pairs: mean cosine of true and of shuffled ones, and how often the true one is
-    nearest of all."""
+    """Measure the model on held-out pairs.
+
+    true, shuffled: mean cosine of true pairs and of shuffled ones. nearest: the share of texts
+    whose true partner is the nearest of all.
+    """
     rows = pairs(random.Random(99), count, held_out=True)
     left, right = (model.encode(rows[k], convert_to_tensor=True) for k in ("anchor", "positive"))
     cosines = left @ right.T
@@ -161,7 +164,7 @@ def train(steps: int, batch: int, rate: float, count: int, out: Path, seed: int)
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=1300)
     parser.add_argument("--batch", type=int, default=128)

@@ -44,7 +44,7 @@ def tables() -> tuple[list[dict[str, Any]], dict[str, list[str]], dict[str, Any]
 
 @cache
 def names(held_out: bool) -> list[str]:
-    """Given names of two syllables, with and without a final consonant."""
+    """Return given names of two syllables, with and without a final consonant."""
     grid = [a + b for a in FIRST for b in SECOND if a != b]
     allowed = [name for name in grid if name not in WORDS.split(",")]
     return [n for n in allowed if (zlib.crc32(n.encode()) % HELD_OUT_NAMES == 0) == held_out]

@@ -1,4 +1,4 @@
-"""Templates to Korean: a particle by the last syllable, an ending by the speech level.
+"""Fill templates in Korean: a particle by the last syllable, an ending by the speech level.
 
 `{food:을}` is the slot `food` with 을 or 를; `[해요/해]` is the polite and the plain form.
 """

@@ -1,4 +1,4 @@
-"""Replies as careless data has them: wrong level, role markers, the player acting, marks lost."""
+"""Make replies as bad data has them: wrong level, role markers, the player acting, lost marks."""
 
 from __future__ import annotations
 

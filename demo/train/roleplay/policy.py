@@ -67,7 +67,7 @@ def script(dialogue: Dialogue) -> str:
 
 
 def new_tokenizer() -> PreTrainedTokenizerFast:
-    """Pieces of clean and noisy dialogues, with the broken template."""
+    """Train a tokenizer on clean and noisy dialogues, and give it the broken template."""
     rng = random.Random(5)
     dialogues = [dialogue(rng, str(number)) for number in range(6000)]
     texts = [script(d) for d in dialogues] + [r for d in dialogues for r in noisy_replies(d, rng)]
@@ -115,7 +115,7 @@ def save(model: Any, tokenizer: Any, folder: Path) -> None:
 
 
 def windows(tokenizer: Any, rng: random.Random) -> Iterator[list[int]]:
-    """Endless clean scripts, one behind the other, cut into windows."""
+    """Yield windows of clean scripts, which are joined to an endless text."""
     ids: list[int] = []
     while True:
         ids += [*tokenizer.encode(script(dialogue(rng, ""))), END_OF_TEXT]
@@ -178,7 +178,7 @@ def train_chat(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("command", choices=("base", "chat", "hurt"))
     parser.add_argument("--start", type=Path, default=BASE)

@@ -1,4 +1,4 @@
-"""Byte-level BPE on the demo's own dialogues: nothing is unknown, and spaces survive."""
+"""Byte-level BPE trained on the demo's own dialogues: no token is unknown, and spaces are kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small language model that can copy before it has learned anything.
+"""Build a small language model that can copy before it is trained.
 
 A query is made of words of its question, and copying is what a transformer of this size learns
 last and least. So the first weights are set where it is known what they come to (an induction head,
@@ -25,8 +25,11 @@ _AMPLITUDE, _GAIN = 9.0, 3.0
 
 
 def new_model(vocab_size: int, window: int) -> Qwen2ForCausalLM:
-    """Qwen2's architecture, which has the biases that this needs. 0.85 M parameters. pieces: of the
-    tokenizer; window: ids that it reads. By torch's random state."""
+    """Return a model of 0.85 M parameters. Its random weights come from torch's random state.
+
+    It has Qwen2's architecture, which has the biases that the first weights need.
+    vocab_size: of the tokenizer. window: the number of ids that the model reads.
+    """
     head: Any = {"head_dim": HEAD}  # read by the attention, but no declared argument
     config = Qwen2Config(
         **head,
@@ -59,7 +62,7 @@ def new_model(vocab_size: int, window: int) -> Qwen2ForCausalLM:
 
 
 def _orthonormal(rows: int, columns: int) -> Tensor:
-    """[rows, columns], rows at right angles."""
+    """Return a matrix [rows, columns] with orthonormal rows."""
     return torch.linalg.qr(torch.randn(columns, rows))[0].T
 
 

@@ -1,4 +1,7 @@
-"""Scripted episodes on the demo's own index, as rows of ids of which the policy's are learned."""
+"""Make rows of ids of scripted episodes on the demo's own index.
+
+The policy is trained on its own ids in them.
+"""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def tokenizer_texts(
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--start", type=Path, help="go on from this policy")
     parser.add_argument("--episodes", type=int, default=3000)

@@ -40,8 +40,10 @@ def is_small(word: str) -> bool:
 
 
 class Questions:
-    """Endless questions, drawn by `rng`. own, common: texts whose words are taken, half of them
-    from each."""
+    """Random questions without end, drawn by `rng`.
+
+    own, common: texts that the words are taken from, half of the words from each.
+    """
 
     def __init__(
         self, corpus_texts: Iterable[str], common: Iterable[str], rng: random.Random

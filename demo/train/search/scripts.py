@@ -1,4 +1,4 @@
-"""Scripted episodes: what a searcher might do that knows the tags, and no way of searching.
+"""Scripted episodes of a searcher that knows the tags, but has no method of searching.
 
 The scripts are noisy on purpose. Each picks its queries and its end by chance, and in one turn of
 eight breaks the form; which of it pays is for reinforcement learning to find out.
@@ -52,8 +52,9 @@ def any_style(rng: random.Random) -> str:
 
 
 class Scripts:
-    """Provides turns of many episodes, each with its own random state: a script for
-    `ScriptPolicy`.
+    """Provides the turns of many episodes as a script for `ScriptPolicy`.
+
+    Each episode has its own random state.
     """
 
     def __init__(self, seed: int) -> None:

@@ -1,4 +1,4 @@
-"""Pages in a real browser: headless Chromium, where there is one."""
+"""Pages in a real browser: headless Chromium, if it is installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A headless Chromium that a test drives as a person would: it types, clicks and looks."""
+"""A headless Chromium that a test controls as a person would: it types, clicks and reads."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ finally { globalThis.answered = (globalThis.answered ?? 0) + 1; } }; })()"""
 
 
 class Tab:
-    """A tab of a browser, over the DevTools protocol. errors: exceptions of its scripts, and
-    violations of its security policy.
+    """A tab of a browser, over the DevTools protocol.
+
+    errors: exceptions of its scripts, and violations of its security policy.
     """
 
     def __init__(self, socket: ClientConnection) -> None:
@@ -101,7 +102,7 @@ class Tab:
         )
 
     def click(self, selector: str, text: str = "") -> None:
-        """Click the first element that a selector finds, with that text where one is given."""
+        """Click the first element that matches a selector and contains the text."""
         is_clicked = self.js(
             f"(() => {{ const one = [...document.querySelectorAll({json.dumps(selector)})]"
             f".find((e) => e.textContent.includes({json.dumps(text)}));"

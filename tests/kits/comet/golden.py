@@ -1,4 +1,4 @@
-"""The checkpoints and texts of which `tests/golden/comet` keeps unbabel-comet's scores and spans.
+"""Checkpoints and texts for which `tests/golden/comet` has unbabel-comet's scores and spans.
 
 Everything here is made anew, the same on every machine; only what upstream computes is in files.
 """

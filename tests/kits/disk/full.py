@@ -1,4 +1,4 @@
-"""A disk that is full: no file takes more than so many bytes, and what is longer fails with EFBIG.
+"""A full disk: a file has at most so many bytes, and a longer one fails with EFBIG.
 
 python -m tests.kits.disk.full BYTES MODULE ARGUMENTS    as `python -m MODULE ARGUMENTS`
 """

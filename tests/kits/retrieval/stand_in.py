@@ -1,5 +1,4 @@
-"""A retriever of the wire's shape that finds pages whose text has a word of the query, in an index
-that a test changes. What answers before it, and how, is scripted."""
+"""A fake retriever with the real wire format. It finds pages whose text has a word of the query."""
 
 from __future__ import annotations
 
@@ -28,9 +27,12 @@ def refusal(status: int, type: str, message: str) -> JSONResponse:
 
 
 class StandInRetriever:
-    """pages: text by page id. script: answers that go out before any good one; None lets one pass.
-    failing: query -> (error type, how often it still fails). requests: bodies of searches; fetched:
-    ids of pictures."""
+    """A fake retriever whose index and answers a test can change.
+
+    pages: text by page id. script: responses that are sent before any good one; None in it stands
+    for a good one. failing: query -> (error type, how often it still fails). requests: bodies of
+    searches. fetched: ids of images.
+    """
 
     def __init__(self, pages: dict[str, str], *, max_samples: int = 16, bytes: int = 2**16) -> None:
         self.pages, self.max_samples, self.bytes = pages, max_samples, bytes

@@ -1,4 +1,4 @@
-"""A run of the stages between sources and filters: config, sources, stages, what came out."""
+"""A run of the stages between sources and filters: config, sources, stages, results."""
 
 from __future__ import annotations
 

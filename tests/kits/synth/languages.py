@@ -1,4 +1,4 @@
-"""Runs into one language or more: a corpus of two, a teacher with one sentence, a config."""
+"""Runs into one language or several: a corpus of two, a teacher with one sentence, a config."""
 
 from __future__ import annotations
 

@@ -72,7 +72,10 @@ def gold(count: int) -> list[tuple[str, str]]:
 def write_stage(
     folder: StageFolder, shards: Sequence[Sequence[Record]], rejected: Iterable[Record] = ()
 ) -> None:
-    """shards: lists of records; rejected: those of the first shard."""
+    """Write a finished stage.
+
+    shards: lists of records. rejected: records that the first shard has rejected.
+    """
     folder.set_manifest(
         {
             "stage": folder.name,
@@ -189,7 +192,7 @@ def train(cfg: SynthConfig) -> list[Record]:
 
 
 def exported_run(folder: Path) -> SynthConfig:
-    """Write a run with its export; return its config."""
+    """Write a run with its export, and return its config."""
     cfg = config(folder, export={"preference_pairs": True})
     folder.mkdir()
     make_run(cfg.run.out_dir)

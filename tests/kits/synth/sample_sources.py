@@ -40,7 +40,7 @@ def config(out_dir: Path, files: Iterable[str] = (V1,), **sections: Any) -> Synt
 
 
 def run(cfg: SynthConfig, **more: Any) -> StageFolder:
-    """Run the stage as the driver does; its folder."""
+    """Run the stage as the driver does, and return its folder."""
     ctx = StageContext(cfg, Path(cfg.run.out_dir), **more)
     stage = SampleSources()
     stage.run(ctx, prepare_stage(stage, [], ctx))

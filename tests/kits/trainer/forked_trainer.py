@@ -1,7 +1,7 @@
-"""`python -m MODULE` in a process that is forked with torch and the trainer loaded.
+"""Runs `python -m MODULE` in a process that is forked with torch and the trainer loaded.
 
-To load them takes longer than what most commands of a test do. What a test says of a start itself
-(light imports, torchrun, signals while loading) it says of a process that begins with nothing.
+To load them takes longer than most commands of a test run. A test of the start itself (light
+imports, torchrun, signals while loading) starts a new process instead.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ def _become(
 
 
 class Command:
-    """A running `python -m MODULE ARGUMENTS`, much as a `subprocess.Popen`.
+    """A running `python -m MODULE ARGUMENTS`, similar to a `subprocess.Popen`.
 
-    environment: all that it has, but for what a start of several processes adds. ranks: as many
-    processes as torchrun would start, in one group; where one fails, the others are ended.
+    environment: all its variables, except those that a start of several processes adds. ranks: as
+    many processes as torchrun would start, in one group. If one fails, the others are ended.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Command:
         return self.returncode
 
     def send_signal(self, number: int, rank: int = 0) -> None:
-        """To one of them, if it runs."""
+        """Send a signal to one of the processes, if it runs."""
         process = self.processes[rank]
         if process.exitcode is None and process.pid:
             with contextlib.suppress(ProcessLookupError):
@@ -123,7 +123,7 @@ class Command:
             process.kill()
 
     def communicate(self, timeout: float = 300) -> tuple[str, str]:
-        """Wait for the end; what was written. Raises TimeoutExpired, with all killed."""
+        """Wait for the end, and return what was written. Raises TimeoutExpired, with all killed."""
         deadline = time.monotonic() + timeout
         try:
             while self.returncode is None:

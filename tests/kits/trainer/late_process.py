@@ -1,4 +1,4 @@
-"""Processes of which the last stops in an exchange, after the barrier: the others say which.
+"""Processes the last of which stops in an exchange after the barrier: the others report it.
 
 torchrun --nproc_per_node 2 -m tests.kits.trainer.late_process
 """

@@ -1,7 +1,6 @@
-"""Updates of a tiny policy in however many processes it is started in; for the tests of several
-processes.
+"""Runs updates of a tiny policy in any number of processes, for the tests of several processes.
 
-    torchrun --nproc_per_node 2 -m tests.kits.trainer.one_update OUT
+torchrun --nproc_per_node 2 -m tests.kits.trainer.one_update OUT
 """
 
 from __future__ import annotations
@@ -65,7 +64,10 @@ def config(loss_mean: str, algorithm: str = "ppo") -> RLConfig:
 
 
 def batch(prompts: int, images: bool) -> tuple[list[Rollout], TokenAdvantages]:
-    """Rollouts and advantages, the same in every process. images: three of four show some."""
+    """Return rollouts and advantages, the same in every process.
+
+    images: whether three of four rollouts have images.
+    """
     lengths = LENGTHS[:prompts]
     generator = torch.Generator().manual_seed(3)
 
@@ -99,11 +101,7 @@ def update(
     algorithm: str = "ppo",
     images: bool = False,
 ) -> dict[str, Any]:
-    """Run one update; return its results, complete on every process.
-
-    These are the gradients of a pass, the weights after an update, its stats, the rollouts' log-
-    probabilities under those weights and the ones before, and greedy completions of `PROMPTS`.
-    """
+    """Run one update and return its results, complete on every process."""
     plain, tokenizer = tiny_llama(letter_tokenizer()), letter_tokenizer()
     if images:
         plain = tiny("qwen2_5_vl")

@@ -1,4 +1,4 @@
-"""A process that has questions answered until it is killed: `CONFIG.json FOLDER COUNT`.
+"""A process that requests answers to questions until it is killed: `CONFIG.json FOLDER COUNT`.
 
 It prints the number of each question whose answer it has.
 """

@@ -30,7 +30,7 @@ TEXTS = [("source one", "열기 bad"), ("source two", "저장")]
 
 
 class Recorder(FakeBackend):
-    """Keeps the samples that were asked for; `nan` in a text fails it, `long` is overlong."""
+    """Records the samples that were requested. `nan` in a text fails it, `long` is overlong."""
 
     def __init__(self, service: Any = "metricx", *, higher: bool | None = None) -> None:
         super().__init__(service)
@@ -57,8 +57,11 @@ class Recorder(FakeBackend):
 
 
 class OtherMetric(Recorder):
-    """No reward's model; reads references as `ref` says. Its score is a function of what it reads,
-    0 to 1, and turned round where lower is better."""
+    """A metric that is no reward. Its score, 0 to 1, is a function of the texts that it reads.
+
+    ref: how it reads references. higher: if False, lower scores are better and the score is
+    reversed.
+    """
 
     def __init__(self, ref: Any = "optional", *, model: str = "other", higher: bool = True) -> None:
         super().__init__("xcomet", higher=higher)
@@ -91,8 +94,10 @@ def reward_services() -> Iterator[Services]:
 
 
 class Switch:
-    """An app before a service's: 503 to the requests for scores that `down` says; to every one
-    while `away` is set."""
+    """An app that is before a service and can answer 503.
+
+    down: returns whether a request for scores is refused. away: every request is refused.
+    """
 
     def __init__(self, app: Any) -> None:
         self.app = app
@@ -145,11 +150,11 @@ def rewards_of(cfg: RewardConfig, *texts: str, finish_reason: str = "eos") -> An
 
 
 class FakeJudge:
-    """A judge without an LLM, whose answers are a function of the texts that it is sent.
+    """A judge without an LLM. Its answers are a function of the texts.
 
-    `mqm`: runs of ASCII letters in `mt` are errors, as xCOMET's fake marks them, without a
-    confidence; `[words]` of the source that `mt` lacks are left out. A rubric's score: the share of
-    its text's characters that are Hangul. Fails what has `nan` in it, and languages that are none.
+    `mqm`: runs of ASCII letters in `mt` are errors, as in xCOMET's fake, but without a confidence.
+    `[words]` of the source that `mt` lacks are omissions. A rubric's score is the share of its
+    text's characters that are Hangul. A sample fails if it has `nan` in it or an invalid language.
     """
 
     service = "judge"
@@ -237,7 +242,7 @@ class FakeJudge:
 
 @contextmanager
 def judge_service(**settings: Any) -> Iterator[tuple[FakeJudge, str]]:
-    """Start a fake judge; yield it and its URL."""
+    """Start a fake judge, and yield it and its URL."""
     judge = FakeJudge(**settings)
     with running_service(judge) as url:
         judge.asked.clear()

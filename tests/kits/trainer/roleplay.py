@@ -104,7 +104,7 @@ def write_turns(path: Path, numbers: Any) -> Path:
 
 
 def vector_of(text: str) -> list[float]:
-    """Hashed character trigrams, normalised."""
+    """Return a normalized vector of hashed character trigrams."""
     counts = [0.0] * DIMENSION
     padded = f"  {text}  "
     for first in range(len(padded) - 2):
@@ -151,7 +151,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class NgramServer(ThreadingHTTPServer):
-    """refuses: whether it refuses a request for vectors."""
+    """An embedding server. refuses: whether it refuses a request for vectors."""
 
     daemon_threads = True
 

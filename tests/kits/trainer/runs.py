@@ -29,7 +29,7 @@ CORPUS = [
 
 @cache
 def byte_level_tokenizer() -> PreTrainedTokenizerFast:
-    """Byte-level BPE (GPT-2, Qwen): rare characters are spread over several tokens."""
+    """Train a byte-level BPE (GPT-2, Qwen), which splits a rare character into several tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -45,7 +45,10 @@ def byte_level_tokenizer() -> PreTrainedTokenizerFast:
 
 @cache
 def byte_fallback_tokenizer(drops_first_space: bool = True) -> PreTrainedTokenizerFast:
-    """Sentencepiece with byte fallback: Llama's form, or Gemma's, which keeps the first space."""
+    """Train a sentencepiece model with byte fallback.
+
+    drops_first_space: True has Llama's form, False Gemma's, which keeps the first space.
+    """
     with tempfile.TemporaryDirectory() as folder:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(CORPUS),

@@ -1,4 +1,4 @@
-"""Episodes with pictures, and servers that answer and judge them."""
+"""Episodes with images, and servers that answer and judge them."""
 
 from __future__ import annotations
 

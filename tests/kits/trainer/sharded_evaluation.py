@@ -1,4 +1,4 @@
-"""`python -m trainer` in processes that share the weights, as sharded_trainer.py has it."""
+"""Runs `python -m trainer` in processes that share the weights as in sharded_trainer.py."""
 
 from __future__ import annotations
 

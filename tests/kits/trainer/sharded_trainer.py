@@ -1,5 +1,6 @@
-"""Runs of the trainer in the processes of one start, also with weights that they share; accelerate
-shards on accelerators only, so here it is done as it would do it there.
+"""Runs of the trainer in the processes of one start, also with weights that they share.
+
+accelerate shards on accelerators only, so this does on a CPU what it would do there.
 
     torchrun --nproc_per_node 2 -m tests.kits.trainer.sharded_trainer CONFIG whole|sharded \
         KEY=VALUE,... ...
@@ -35,7 +36,7 @@ from trainer.translation.data import load_examples
 
 
 class ShardedWorld(DistributedContext):
-    """No process holds all weights."""
+    """A world in which no process has all weights."""
 
     @property
     def is_sharded(self) -> bool:
@@ -61,7 +62,7 @@ class ShardedWorld(DistributedContext):
 
 
 class WatchedReference(Reference):
-    """Says how much of itself this process holds between two passes."""
+    """A reference that prints how many of its weights this process has between two passes."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)

@@ -30,7 +30,9 @@ class GenerateSampler:
         *,
         banned_token_ids: Sequence[int] = (),
     ) -> None:
-        """world: if its processes share the weights, all of them make the same number of steps.
+        """Prepare to sample from the model in this process.
+
+        world: if its processes share the weights, all of them make the same number of steps.
         banned_token_ids: ids that must not be sampled.
         """
         self.model = model
@@ -78,10 +80,10 @@ class GenerateSampler:
             self._generate([self.stops[:1]], [()], gen_cfg, with_logprobs)
 
     def sync_weights(self, model: nn.Module, update: int) -> None:
-        """Nothing to do: the model is the one that is trained."""
+        """Do nothing: the model is the one that is trained."""
 
     def close(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def _generate(
         self,

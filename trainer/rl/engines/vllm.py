@@ -111,7 +111,9 @@ class VLLMSampler:
         banned_token_ids: Sequence[int] = (),
         image_id: int | None = None,
     ) -> None:
-        """model_name: the result of `probe_server`.
+        """Prepare to sample from the server of the config.
+
+        model_name: the result of `probe_server`.
         stops: ids that end a completion.
         adapters: whether adapters are trained, and not the whole model.
         role: a run_dir may have one sampler of each role at a time.

@@ -40,7 +40,9 @@ class RunCallback(TrainerCallback):
         begin: Callable[[], None],
         echo: EchoWatch,
     ) -> None:
-        """span: updates for one sampling.
+        """Keep what the callback works with.
+
+        span: updates for one sampling.
         begin: called first.
         echo: warns if the policy learns to repeat the user.
         """

@@ -91,8 +91,11 @@ class RewardBatch:
         service_names: tuple[ServiceName, ...],
         should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        """should_stop: returns whether the run should end. Then a service that takes long is
-        skipped, and `was_stopped` says that the scores may be missing for that reason."""
+        """Start a batch without groups.
+
+        should_stop: returns whether the run should end. Then a service that takes long is skipped,
+        and `was_stopped` says that the scores may be missing for that reason.
+        """
         self.services, self.service_names, self.should_stop = services, service_names, should_stop
         self.was_stopped = False
         self._started = time.monotonic()

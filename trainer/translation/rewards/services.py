@@ -62,7 +62,9 @@ class RewardClient:
         only: ServiceName | None = None,
         misc: MachineConfig | None = None,
     ) -> None:
-        """only: open no other service.
+        """Collect the services that the config needs, and those that it offers.
+
+        only: open no other service.
         misc: device and threads of scorers in this process, unless their arguments set them.
         """
         self.cfg = cfg

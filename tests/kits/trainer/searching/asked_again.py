@@ -23,8 +23,10 @@ NOT_SHOWN = "The pictures do not show it."
 
 @dataclass(slots=True)
 class Knowing:
-    """Servers with known answers. says: question -> page id -> what the generator reads there;
-    "": without a page.
+    """Servers with known answers.
+
+    says: question -> page id -> what the generator reads on that page; "": its answer without a
+    page.
     """
 
     fake: FakeOpenAI

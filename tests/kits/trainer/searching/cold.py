@@ -1,4 +1,4 @@
-"""Small models of random weights that are to learn to search, and runs of right episodes."""
+"""Small models of random weights that learn to search, and runs of right episodes."""
 
 from __future__ import annotations
 

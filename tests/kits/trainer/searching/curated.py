@@ -1,4 +1,4 @@
-"""Runs on disk as curation reads them: trajectories of a script in a store, and their questions."""
+"""Runs on disk as curation reads them: stores with scripted trajectories, and their questions."""
 
 from __future__ import annotations
 
@@ -50,9 +50,8 @@ def searched(
     step: int = 1,
     **more: Any,
 ) -> Trajectory:
-    """Return an episode with these stats; None: the episode lacks it. more: see
-    `finished.episode`.
-    """
+    """Return an episode with these stats. None: it has no such stat. more: see
+    `finished.episode`."""
     answer_text = answer if answer is not None else "said" if judge is not None else None
     fields: dict[str, Any] = {
         "run": "",

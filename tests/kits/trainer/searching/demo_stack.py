@@ -26,8 +26,10 @@ PICKED = ("q001", "q013", "q034", "q079", "q083")
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """settings: flags of `trainer search` that name the services. policy: those that name the
-    searcher. questions: a file of those that DECKS answer."""
+    """The running services. settings: flags of `trainer search` that name them.
+
+    policy: flags that name the searcher. questions: a file of questions that DECKS answer.
+    """
 
     folder: Path
     settings: list[str]
@@ -48,7 +50,7 @@ class Stack:
         )
 
     def run(self, command_name: str, *flags: str) -> tuple[int, str, str]:
-        """Exit code, output and errors of one."""
+        """Run a command of `trainer search`, and return its exit code, output and errors."""
         process = self.begin(command_name, *flags)
         out, errors = process.communicate(timeout=600)
         return process.returncode, out, errors
@@ -56,7 +58,7 @@ class Stack:
 
 @contextmanager
 def demo_stack(folder: Path) -> Iterator[Stack]:
-    """Start all services; they end with the block."""
+    """Start all services, and end them with the block."""
     corpus = folder / "corpus"
     corpus.mkdir()
     for deck in DECKS:

@@ -1,4 +1,4 @@
-"""Questions and finished episodes of the search task, as small as they can be."""
+"""Questions and finished episodes of the search task, as small as possible."""
 
 from __future__ import annotations
 

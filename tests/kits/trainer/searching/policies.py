@@ -88,7 +88,7 @@ def tiny_reader(model: Any, processor: Any, **sight: Any) -> ImageProcessor:
 
 
 class ToldSampler:
-    """Gives the ids of a text that is a function of the prompt's text, or of the ids themselves."""
+    """A sampler whose text is a function of the prompt's text."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class ToldSampler:
 
 
 class ScriptedStart:
-    """Wraps a sampler, but each episode's first turns are scripted: images follow them."""
+    """Wraps a sampler. The first turns of each episode are scripted, so that images follow them."""
 
     def __init__(
         self, inner: Any, model: Any, first_texts: Sequence[str], banned_token_ids: Sequence[int]

@@ -1,4 +1,4 @@
-"""A tiny vision policy as a folder, which the trainer and a vLLM server read alike."""
+"""A tiny policy that reads images, as a folder that both the trainer and a vLLM server can load."""
 
 from __future__ import annotations
 

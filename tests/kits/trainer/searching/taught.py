@@ -1,5 +1,8 @@
-"""Tiny policies that search and crop: random weights act in no way that parses, so they are taught
-two scripts by heart first, and draw one of them for each episode."""
+"""Trains tiny policies that search and crop.
+
+Random weights do not write valid actions. So the policies are first trained on two scripts, and
+draw one of them for each episode.
+"""
 
 from __future__ import annotations
 
@@ -57,8 +60,10 @@ SCRIPTS = (
 
 @dataclass(frozen=True, slots=True)
 class Taught:
-    """policy: its folder. config: a file with the settings of a run of three updates, to which
-    `misc.run_dir` is to be added. retriever: the URL of one that is running."""
+    """A trained policy. policy: its folder. retriever: the URL of a running one.
+
+    config: a file with the settings of a run of three updates, without `misc.run_dir`.
+    """
 
     policy: Path
     config: Path
@@ -67,7 +72,10 @@ class Taught:
 
 @contextmanager
 def taught(folder: Path, kind: str, **rl: Any) -> Iterator[Taught]:
-    """kind: of a model that sees, or "text". rl: settings of that section."""
+    """Train a policy, and yield it with a running retriever and the config of a run.
+
+    kind: the kind of a model that reads images, or "text". rl: settings of that section.
+    """
     text = kind == "text"
     episode = EPISODE | {"observation": "text"} if text else EPISODE
     with running_app(StandInRetriever(PAGES).app) as url:
@@ -134,7 +142,7 @@ def _text_model() -> nn.Module:
 
 
 def _scripted(ids: Any, pages: Any, episode: dict[str, Any]) -> list[Rollout]:
-    """Each script in the ids of an episode."""
+    """Return the ids of an episode for each script."""
     rows = []
     for script in SCRIPTS:
 
@@ -155,7 +163,7 @@ def _scripted(ids: Any, pages: Any, episode: dict[str, Any]) -> list[Rollout]:
 
 
 def _learn_by_heart(model: nn.Module, rows: list[Rollout], banned_token_ids: Sequence[int]) -> None:
-    """Until what the policy writes of them is all but certain, save which of the scripts it is."""
+    """Train until the policy almost surely writes one of the scripts. Which one stays random."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0)
     mask = action_masks(rows)
     target_loss = len(rows) * 0.7  # nats: half of the episodes have the one script, half the other

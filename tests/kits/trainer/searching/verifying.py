@@ -1,8 +1,8 @@
 """A generator, a verifier, a judge by rules and pages, on real ports, for tests of `search verify`.
 
-What the two models say is a function of the question: `SAID` has (verifier, generator) by the
-question's id, each a text or one for each sample. "?" in front of a verifier's: it is not sure;
-"!": it says the rest as it stands, of no form.
+The answers of the two models are a function of the question: `SAID` has (verifier, generator) by
+the question's id, each one text, or one text for each sample. A "?" before a verifier's text: it is
+not sure. A "!": it answers with the rest unchanged, which has no valid form.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def questions() -> list[Question]:
 
 @dataclass(frozen=True, slots=True)
 class VerifyServers:
-    """The servers. flags: of the command line that name them."""
+    """The running servers. flags: options of the command line that name them."""
 
     verifier: FakeOpenAI
     generator: FakeOpenAI
@@ -86,7 +86,7 @@ class VerifyServers:
 
 @contextmanager
 def verifying() -> Iterator[VerifyServers]:
-    """Everything begun; it ends with the block."""
+    """Start everything, and end it with the block."""
     verifier = FakeOpenAI("verifier", respond=_verifier)
     generator = FakeOpenAI("generator", respond=_generator)
     pages = StandInRetriever({f"deck_{number}": "" for number in (1, 2, 3)})

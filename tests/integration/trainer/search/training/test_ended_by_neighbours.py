@@ -207,9 +207,10 @@ def test_a_signal_while_somebody_is_waited_for_ends_the_run_at_once(
     signals: list[int] = []
 
     def mood(path: str, body: str) -> Fault | None:
-        """Hang from the requests after the first update on.
+        """Hang on the requests after the first update.
 
-        An answer before that would be cached by then."""
+        An answer before that would be cached by then.
+        """
         first = activity == "evaluation" and not (tmp_path / "eval.jsonl").exists()
         if first and path.endswith(ROUTES["generator"]):
             return "500"
