@@ -1,4 +1,4 @@
-"""`python -m bench [--quick]`: the figures of the README, in one table, about 32 minutes."""
+"""`python -m bench [--quick]`: measure the numbers of the README, in one table, in 32 minutes."""
 
 from __future__ import annotations
 

@@ -1,15 +1,16 @@
 """Measure how many good translations the rules reject, and how many bad ones they catch.
 
-True pairs of prose in six directions: Korean and English of six registers (tests/data/prose), talks
-in German and Chinese; then user-interface texts and software documentation (demo/data). A figure a
-rule of synthesis and direction, with its interval (Wilson, 95 %); the judge's rules whole. Of the
-pairs with a number in digits, one number of the translation is altered, and one left out; and more
-kinds of wrong numbers (bench/synth/numbers.py), with what is left to a judge where one is on. Of
-what chat models add (tests/data/chatter), the share that is caught by kind: of the half that the
-rules were made with, and of the one that was read when they were done.
-
-Then what of other languages passes, by length and direction: the source itself as its translation,
-and texts of a third language (tests/data/ui_seven.jsonl).
+The good ones are true pairs of prose in six directions: Korean and English of six registers
+(tests/data/prose), and talks in German and Chinese; then user-interface texts and software
+documentation (demo/data). There is one rate for each rule of synthesis and direction, with its
+interval (Wilson, 95 %), and one for all rules of the judge.
+The bad ones: in pairs with a number in digits, one number of the translation is changed or left
+out; there are more kinds of wrong numbers (bench/synth/numbers.py), with the share that only a
+judge, if there is one, can find. For texts that chat models add (tests/data/chatter), the share
+that is caught is given by kind, for the half that the rules were written with and for the half that
+was read only afterwards.
+Then the share of texts in other languages that passes, by length and direction: the source itself
+as its translation, and texts of a third language (tests/data/ui_seven.jsonl).
 
     python -m bench.filters [--quick]
 """

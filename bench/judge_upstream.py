@@ -1,8 +1,9 @@
 """Measure whether the judge uses all slots of its LLM server when a tenth of the answers is slow.
 
-A fake LLM server answers in 0.2 s, every tenth sample in 3 s, however many it is asked at once.
-Bulk: one caller with all samples. The least that is possible: their seconds over the requests that
-the judge may have in hand. Interactive: one sample at a time of another caller meanwhile.
+A fake LLM server answers in 0.2 s, and every tenth sample in 3 s, however many requests arrive at
+once. Bulk: one caller with all samples. The minimum time is the sum of their seconds divided by the
+number of concurrent requests that the judge may have. Interactive: another caller sends one sample
+at a time in the meantime.
 
     python -m bench.judge_upstream [--quick]
 """

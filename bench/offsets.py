@@ -1,10 +1,11 @@
 """Measure how long it takes to give each token of a batch its span reward.
 
-512 completions of 512 tokens, cut from the Korean side of demo/data/pydocs.jsonl, with 5 error
-spans each: `compute_token_char_offsets` and `spans_to_token_rewards` together, by the demo policy's
-tokenizer (sentencepiece with byte fallback) and by a byte-level BPE trained on the same text. Rare
-characters are put in between, so that both have tokens that are parts of a character. Seconds of
-processor time: all of it is one thread's work.
+The batch has 512 completions of 512 tokens, cut from the Korean side of demo/data/pydocs.jsonl,
+with 5 error spans each. Measured are `compute_token_char_offsets` and `spans_to_token_rewards`
+together, with the demo policy's tokenizer (sentencepiece with byte fallback) and with a byte-level
+BPE trained on the same text. Rare characters are inserted, so that both tokenizers have tokens that
+are parts of a character. The unit is seconds of processor time, because all work is done by one
+thread.
 
     python -m bench.offsets [--quick]
 """

@@ -1,7 +1,7 @@
 """Measure the gain of a second replica on Ray Serve, and the throughput of Ray's proxy.
 
-The backend is the fake one, every answer is checked. Cluster and load share this machine, so the
-model's time is a pause: the cores are busy with the way there alone.
+The backend is the fake one, and every answer is checked. Cluster and load share this machine. So
+the model sleeps instead of computing, and the cores are busy only with the transport.
 
     python -m bench.ray_serve [--quick]
 """

@@ -1,10 +1,11 @@
 """Measure how long a training step waits for rewards when each service answers in 2 s.
 
-The demo policy, 32 prompts x 8 samples x at most 48 tokens, MetricX and xCOMET over HTTP: a fake of
-each, which answers every request 2 s after it came, however many come at once. As the trainer does
-it (a group is put to both services as soon as it is generated), against all samples put to both
-after generation, and to one service after the other, as TRL calls reward functions. The forward
-passes of the reference stand between generation and the wait in all three.
+The demo policy samples 32 prompts x 8 samples x at most 48 tokens. MetricX and xCOMET are fakes
+over HTTP, which answer every request after 2 s, however many arrive at once. Three ways are
+compared. The trainer's: a group is sent to both services as soon as it is generated. The second:
+all samples are sent to both services after generation. The third: they are sent to one service
+after the other, as TRL calls reward functions. In all three, the forward passes of the reference
+are between generation and the wait.
 
     python -m bench.reward_wait [--quick]
 """

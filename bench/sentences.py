@@ -3,9 +3,9 @@
     pip install sentencex pysbd blingfire     # in any environment; what is missing is left out
     python -m bench.sentences
 
-Precision and recall are of the ends of sentences inside a line; a line is right where all are. Then
-CPU seconds for each million characters, of a line of 40,000 characters and of one four times as
-long: what grows with the length is not linear.
+Precision and recall are those of the ends of sentences inside a line. A line is right if all of its
+ends are right. Then the CPU seconds per million characters are measured, for a line of 40,000
+characters and for one four times as long. If they grow with the length, the splitter is not linear.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Compare the cost of an update with TRL's GRPOTrainer: same policy, prompts and machine.
 
-The demo policy in float32, sampled by transformers' generate() with all sequences side by side. No
-completion may end early (both sides' generate() is told min_new_tokens), the reward is computed in
-no time, no KL, no entropy bonus, no old log-probabilities computed anew: one generation, one
-forward and one backward pass over every sequence, one optimizer step. Each run is a separate
-process; its first steps are a warm-up and do not count.
+The demo policy in float32 is sampled by transformers' generate() with all sequences in one batch.
+No completion may end early (both sides pass min_new_tokens to generate()). The reward takes no
+time. There is no KL, no entropy bonus, and the old log-probabilities are not computed again. So an
+update is one generation, one forward and one backward pass over every sequence, and one optimizer
+step. Each run is a separate process; its first steps are a warm-up and do not count.
 
     python -m bench.trl_step [--quick]
 """

@@ -1,4 +1,4 @@
-"""All proofs of strength (an hour; --quick: minutes), with their figures in one table.
+"""Run all robustness tests (an hour; --quick: minutes), and print their results in one table.
 
 python -m bench.chaos [--quick]
 """

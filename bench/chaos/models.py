@@ -1,7 +1,7 @@
 """Send SIGTERM while real models compute, with clients that have left and one that waits.
 
-The fake of bench/chaos/endurance.py sleeps in Python. What a thread does inside torch while the
-process ends shows with real models alone: here the demo's two, in batches of about a second.
+The fake of bench/chaos/endurance.py sleeps in Python. Only real models show what a thread does
+inside torch while the process ends. These are the demo's two, in batches of about a second.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Does Redis ever make a score wrong, or a request fail? Cancellations, and its death under load.
 
-`python -m bench.chaos.redis [REQUESTS]` prints what it found as JSON. Redis, the proxy before it
-and the service (a fake backend: the right score is a function of the texts) are its own.
+`python -m bench.chaos.redis [REQUESTS]` prints the results as JSON. It starts its own Redis, the
+proxy before it and the service (a fake backend: the right score is a function of the texts).
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Kill the synthesis driver at random moments with a teacher that fails at times, and resume it.
 
-The export must be the same as without kills, and no answer may be requested twice.
-
-The teacher records every request. A run that is left alone gives the bytes to compare with.
+The export must be the same as without kills, and no answer that was given may be requested again.
+The teacher records every request. A run without kills gives the bytes to compare with.
 
     python -m bench.chaos.synth [--quick]
 """

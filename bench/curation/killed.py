@@ -1,10 +1,11 @@
 """Do the commands of curation leave the same bytes, however often they are killed?
 
-A run of the search demo's small policy with wrong references among its questions, and each command
-on it, one behind the other, as a process. First each runs whole; then each is started anew and gets
-`kill -9` at a random moment, again and again with the same words, until all kills are spent, and
-once to the end. What both leave is compared file by file. Servers are real and stay: the page
-index, the demo's generator, the judge, a verifier that errs, and a rewriter.
+The input is a run of the search demo's small policy, some of whose questions have wrong references.
+All commands run on it in order, each as a process. First each runs without interruption. Then each
+is started with the same arguments and gets `kill -9` at a random moment, until all kills are used,
+and then runs to its end. The results of both are compared file by file. The servers are real and
+are not killed: the page index, the demo's generator, the judge, a verifier that makes errors, and a
+rewriter.
 
     python -m bench.curation.killed [--quick]
 """

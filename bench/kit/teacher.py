@@ -17,7 +17,7 @@ Answers = Callable[[dict[str, Any]], tuple[list[str], int]]
 
 @contextmanager
 def running_teacher(answers: Answers) -> Iterator[str]:
-    """Start the server, and yield its URL with /v1.
+    """Start the server and yield its URL with /v1.
 
     answers: a function of a module, which the process imports again.
     """

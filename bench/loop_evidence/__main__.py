@@ -1,15 +1,15 @@
 """Does the loop of `make demo-loop` learn more than the same trainings without it?
 
-Two arms, three seeds each, from the demo's cold-started searcher, on every fifth of the demo's
-questions with 15 % of the references wrong (another seed, other errors): `loop` is
-configs/search/demo_rounds.yaml; `plain` has the same trainings, as many updates of as many
-episodes, and nothing between them, so that it plays all questions in each round. What the steps
-between the trainings ask of servers, and the SFT, `loop` has besides. The last policies are
-measured by one yardstick, greedy, on questions about documents that neither was trained on: the
-final test, on which nothing was tuned, and the development set. Intervals are bootstraps over
-questions, of the mean of the seeds.
+There are two arms with three seeds each. Both start from the demo's cold-started searcher, on every
+fifth of the demo's questions, with 15 % of the references wrong (another seed, other errors).
+`loop` is configs/search/demo_rounds.yaml. `plain` has the same trainings, with as many updates of
+as many episodes, but nothing between them, so it plays all questions in each round. `loop` has the
+additional cost of the requests between the trainings and of the SFT. The last policies are measured
+greedily with the same settings, on questions about documents that neither was trained on: the final
+test, on which nothing was tuned, and the development set. Intervals are bootstraps over questions,
+of the mean of the seeds.
 
-    python -m bench.loop_evidence [--quick]     # what stands in runs/bench/loop_evidence is kept
+    python -m bench.loop_evidence [--quick]     # what is in runs/bench/loop_evidence is kept
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
 """Are turns and episodes of a row's own worth more than as many that all rows share?
 
-Two arms, three seeds each, on the questions of `bench.loop_evidence`, from the demo's cold-started
-searcher: three trainings, the second and third on what `focus` keeps. `budget` gives each row its
-own budget behind `focus`: 4 episodes of 6 turns, twice the turns where the gold was found deep or
-never, twice the episodes where success was rare, and nothing to what is mastered. `equal` gives
-each row of a round as many episodes of 6 turns as make up the turns of `budget`
-in that round and seed. Updates, rows an update, and all else are the same; nothing is distilled.
-Measured as `bench.loop_evidence` does, at 6 turns.
+There are two arms with three seeds each, on the questions of `bench.loop_evidence`, from the demo's
+cold-started searcher. Each has three trainings, the second and third on the rows that `focus`
+keeps. `budget` gives each row its own budget after `focus`: 4 episodes of 6 turns, twice the turns
+if the gold page had a low rank or none, twice the episodes if success was rare, and nothing if the
+row is mastered. `equal` gives each row of a round the same number of episodes of 6 turns, so that
+the turns add up to those of `budget` in that round and seed. Updates, rows per update, and all
+other settings are the same. Nothing is distilled. The measurement is that of `bench.loop_evidence`,
+at 6 turns.
 
-    python -m bench.loop_evidence.budgets [--quick]   # what stands in runs/bench/budgets is kept
+    python -m bench.loop_evidence.budgets [--quick]   # what is in runs/bench/budgets is kept
 """
 
 from __future__ import annotations

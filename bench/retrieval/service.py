@@ -1,8 +1,8 @@
 """Compare the retriever over HTTP with its libraries in the caller's process.
 
-The same pages, the same queries, the same words; no query is asked twice, so no cache helps. The
-two sides run in turn, and a figure is the ratio of the medians. Recall is against every page scored
-by the plain formula in float64.
+Both sides get the same pages, queries and words. No query is sent twice, so no cache helps. The two
+sides run in turn, and each number is the ratio of the medians. Recall is measured against every
+page scored by the plain formula in float64.
 
     python -m bench.retrieval.service [--quick]
 """

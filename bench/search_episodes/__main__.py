@@ -1,9 +1,10 @@
 """Measure the cost of 1,000 episodes of 7 turns when policy and retriever answer at once.
 
-Stand-ins in this process: a script as the policy, or a sampler that gives the ids of one (the
-role-play demo's tokenizer and template); pages that are known. So what is left is the driver:
-parsing, records, conversations, ids. Pictures are made of 20 pages of blocks and bars,
-1280 x 720, each once; what one costs, and one crop, is a figure of its own.
+Policy and retriever are fakes in this process. The policy is a script, or a sampler that returns
+the ids of a script (with the role-play demo's tokenizer and template). The answers of the retriever
+are fixed. So the measured cost is that of the driver: parsing, records, conversations, ids. Images
+are made of 20 pages of blocks and bars, 1280 x 720, each once. The cost of one image, and of one
+crop, is a separate number.
 
     python -m bench.search_episodes [--quick]
 """

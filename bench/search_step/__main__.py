@@ -1,13 +1,13 @@
 """Compare the cost of a searcher's update with TRL's GRPOTrainer, and measure what streaming saves.
 
-The demo's small searcher reads the demo's slides as text, six turns at most; its retriever is a
-real process. Beside TRL: the same policy, questions and seeds, a reward that costs nothing, GSPO
-with the same clip, as many optimizer steps. TRL computes the old log-probabilities anew;
-ours are the sampler's, which in float32 are the trainer's own. Each run has a process of its own;
-its first update warms up and is not counted.
+The demo's small searcher reads the demo's slides as text, in at most six turns. Its retriever is a
+real process. TRL gets the same policy, questions and seeds, a reward that costs nothing, GSPO with
+the same clip range, and as many optimizer steps. TRL computes the old log-probabilities again; ours
+are the sampler's, which in float32 equal the trainer's own. Each run is a separate process. Its
+first update is a warm-up and is not counted.
 
-Streaming: whole updates of ours with a generator that takes seconds and a judge that takes less,
-asked as each episode ends while others still search, and asked only when the last has ended.
+Streaming: full updates of ours with a generator that takes seconds and a judge that takes less.
+They are asked as each episode ends while others still search, or only when the last one has ended.
 
     python -m bench.search_step [--quick]
 """

@@ -1,11 +1,12 @@
 """Measure which share of the possible saving of wait for answers and verdicts streaming reaches.
 
-A generator that answers 0.5 s after it was asked and a judge that does after 0.25 s, on real ports,
-8 calls at a time each. 64 episodes end within 8 s: one by one, or at the ends of seven rounds of
-turns, a third of them with the last. From the first episode to the last reward: each submitted as
-it ends; all submitted when the last has ended; and, reckoned from the same ends and the servers'
-seconds, what no schedule could beat. All are collected in another order than they ended in: is
-each reward its own episode's?
+The generator answers after 0.5 s and the judge after 0.25 s, on real ports, with 8 concurrent calls
+each. 64 episodes end within 8 s: one by one, or at the ends of seven rounds of turns, a third of
+them with the last round. Three times are compared, each from the first episode to the last reward:
+each episode is submitted when it ends; all are submitted when the last one has ended; and the
+minimum of any schedule, computed from the same ends and the servers' seconds. The results are
+collected in another order than the episodes ended in, to check that each reward belongs to its own
+episode.
 
     python -m bench.search_stream [--quick]
 """

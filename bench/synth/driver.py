@@ -1,7 +1,7 @@
 """Measure how many candidates per second one driver process feeds when all services are instant.
 
-The teacher (n choices at once, made-up words) and MetricX (the fake backend) are processes of
-their own that answer at once; what is measured is the driver: requests, answers, shards, marks.
+The teacher (n choices at once, made-up words) and MetricX (the fake backend) are separate processes
+that answer at once. So the measured cost is that of the driver: requests, answers, shards, marks.
 
     python -m bench.synth.driver [--quick]
 """

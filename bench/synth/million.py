@@ -1,13 +1,13 @@
 """Measure what a million sources cost the driver: memory, hours by stage, disk.
 
-The whole command, from corpus to export, against a teacher, MetricX and a judge that are processes
-of their own and answer at once, as a function of what they are asked. So hours are the driver's own
-CPU: what it costs beside the models. A hundredth of the sources get 128 candidates each.
+The full command runs, from corpus to export, with a teacher, MetricX and a judge that are separate
+processes and answer at once. Their answers are a function of the request. So the hours are the
+driver's own CPU time, without the models. A hundredth of the sources get 128 candidates each.
 
     python -m bench.synth.million [--quick] [--sources N]
 
-A million sources are run with --sources 1000000. With fewer, what a million and a hundred million
-would take is estimated from the CPU and the bytes a record, which stand beside it.
+--sources 1000000 runs a million sources. With fewer, the cost of a million and of a hundred million
+is estimated from the CPU time and the bytes per record, which the output has, too.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """Measure how many planted wrong references `search verify` finds, and how many others it drops.
 
-Every third question of the search demo (140), its retriever, its generator and a judge by rules, on
-real ports. 15 % of the references are replaced by what one gets who takes another figure of the
-page (seeded). The verifier is the demo's stand-in (`demo.search.loop.verifier`), which errs by
-itself, in just that way: 0, 10 or 20 % of its answers are wrong, half of these whenever they are
-asked for, and of 5 % more it is not sure. Asked 1, 3 and 5 times; its answers have to be all one
-(`verify.consensus` 1), or more than half of them (0.51). Each figure is the mean of three seeds, of
-plant and verifier both. A row counts as found, or as lost, where it is dropped, whichever its
-class. The generator reads the whole pages rightly but for what is too small there.
+It runs on every third question of the search demo (140), with the demo's retriever and generator
+and a judge by rules, on real ports. 15 % of the references are replaced by the answer that results
+from another figure of the page (seeded). The verifier is the demo's stand-in
+(`demo.search.loop.verifier`), which makes errors of just that kind: 0, 10 or 20 % of its answers
+are wrong, half of these in every request, and for 5 % more it is not sure. It is asked 1, 3 and 5
+times. All of its answers must agree (`verify.consensus` 1), or more than half of them (0.51). Each
+number is the mean of three seeds, each for the planted errors and for the verifier. A row counts as
+found, or as lost, if it is dropped, whichever class it has. The generator reads full pages
+correctly, except for text that is too small on them.
 
     python -m bench.verification [--quick]
 """

@@ -9,8 +9,8 @@ context causes, it is also scored with a segment added or removed at each end: a
 text before it, after it, or both. Half of the documents have errors at a border of windows of 256:
 words of a distant segment on both sides of it.
 Spans are compared by characters of `mt`: F1 of the characters that both mark (of any severity), the
-same within 20 characters of a border of those windows, and the share of the planted words'
-characters that is marked.
+same within 20 characters of a border of those windows, and how many of the planted words'
+characters are marked.
 Then, without a model: the share of borders of an alignment that are inside one pair of segments,
 for documents that lack some translations or in which some are joined to the next.
 """

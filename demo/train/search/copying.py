@@ -1,10 +1,10 @@
 """Build a small language model that can copy before it is trained.
 
-A query is made of words of its question, and copying is what a transformer of this size learns
-last and least. So the first weights are set where it is known what they come to (an induction head,
-arXiv 2209.11895): a head of the first layer looks at the token before, and writes down what it is;
-a head of the second looks for the place whose token before is the present one, and says what stands
-there. All else is random, and every weight learns.
+A query consists of words of its question, and a transformer of this size learns to copy late and
+badly. So some of the first weights are set to a known solution, an induction head (arXiv
+2209.11895). A head of the first layer reads the previous token and stores which it is. A head of
+the second layer looks for the position whose previous token equals the present token, and predicts
+the token at that position. All other weights are random, and every weight is trained.
 """
 
 from __future__ import annotations
