@@ -149,7 +149,7 @@ def _answering(service: ScoringService, shape: RequestSchema) -> RouteHandler:
 
 def _streaming(service: ScoringService, shape: RequestSchema) -> RouteHandler:
     async def ask_stream(request: Request) -> Response:
-        """Score the samples; one result per line, in order of completion.
+        """The same request; one result a line, in order of completion.
 
         A stream without its last line has failed: ask again for the missing indexes.
         """

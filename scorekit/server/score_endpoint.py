@@ -54,7 +54,7 @@ class ScoreEndpoint(Endpoint):
 
     path = "/v1/score"
     about = "Score samples; result k answers sample k. A bad sample fails beside its siblings."
-    name, done = "score", "scored"
+    name, done_label = "score", "scored"
     field, items = "samples", "samples"
     streams = True
     info_type = Info

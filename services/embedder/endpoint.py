@@ -102,7 +102,7 @@ class EmbeddingsEndpoint(Endpoint):
 
     path = "/v1/embeddings"
     about = "Embed texts; row k is the vector of text k. A text that fails fails the request."
-    name, done = "embed", "embedded"
+    name, done_label = "embed", "embedded"
     field, items = "input", "texts"
     page = "embedder"
     response_type = EmbeddingsResponse

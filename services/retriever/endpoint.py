@@ -102,7 +102,7 @@ class SearchEndpoint(Endpoint):
 
     path = "/v1/search"
     about = "Find pages; result k answers query k. A bad query fails beside its siblings."
-    name, done = "search", "searched"
+    name, done_label = "search", "searched"
     field, items = "queries", "queries"
     page = "retriever"
     response_type: type[BaseModel] = SearchResponse

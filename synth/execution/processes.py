@@ -84,7 +84,7 @@ class _Team:
         cfg = shared_budget(ctx.cfg, count).model_dump(mode="json")
         context_fields = {
             "out_dir": ctx.out_dir,
-            "inputs": ctx.fallback_dir,
+            "fallback_dir": ctx.fallback_dir,
             "resume": True,
             "limit": ctx.limit,
             "shard_id": ctx.shard_id,

@@ -133,7 +133,7 @@ FAULTS = {
     is_away: "teacher: base_url: cannot connect to",
     metricx_is_away: f"metricx: metricx.url: {NOBODY} cannot be reached",
     metricx_has_another_model: "metricx.checkpoint is google/metricx-24-hybrid-xl, the service has",
-    metricx_is_none: "of fake-xcomet the higher score is better",
+    metricx_is_none: "higher scores of fake-xcomet are better",
     judge_is_away: f"judge: filters.llm_judge.url: {NOBODY} cannot be reached",
     judge_is_none: "is a xcomet service, not judge",
     judge_asks_no_model: "filters.llm_judge.model is Qwen/Qwen3-235B, but the judge at",

@@ -124,7 +124,7 @@ def test_a_signal_while_threads_are_waited_for_ends_at_once():
         assert any("Waiting for application shutdown" in line for line in lines)
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_S) == 0
-        assert "threads_left_behind" not in process.stderr.parse_request()
+        assert "threads_left_behind" not in process.stderr.read()
 
 
 @contextlib.contextmanager

@@ -213,7 +213,7 @@ def test_another_model_behind_the_url_is_refused(index, no_second_try):
     with running_service(FakeEmbedder(dimension=16)) as url:
         with pytest.raises(UserError, match="--embeddings-url"):
             RetrieverBackend(index, "dense", Servers(url)).load()
-    with pytest.raises(UserError, match="--late-url: the index is col's"):
+    with pytest.raises(UserError, match="--late-url: the index uses col"):
         RetrieverBackend(index, "late").load()
     with pytest.raises(UserError, match="--embeddings-url: "):
         RetrieverBackend(index, "dense", Servers("http://127.0.0.1:9/none")).load()

@@ -86,7 +86,7 @@ def test_a_changed_config_refuses_to_resume_and_says_what_changed(undisturbed, t
 
 
 def test_a_missing_stage_before_is_named(tmp_path, teacher, metricx):
-    with pytest.raises(UserError, match="run --stage sample_sources first"):
+    with pytest.raises(UserError, match="Run --stage sample_sources first"):
         run(config(tmp_path, teacher, metricx), stages=STAGES[:1])
 
 

@@ -75,7 +75,7 @@ def test_the_shards_of_a_process_that_dies_are_taken_over(
     teacher.forget()
     lines = []
     teacher.hang = True
-    working = threading.Thread(target=start, args=(cfg,), kwargs={"tell": lines.append})
+    working = threading.Thread(target=start, args=(cfg,), kwargs={"print_line": lines.append})
     working.start()
     try:
         wait_until(lambda: teacher.in_flight == 8)  # both processes work

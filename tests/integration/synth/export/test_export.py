@@ -226,7 +226,7 @@ def test_options_of_the_export_are_kept_to(tmp_path):
 def test_an_export_waits_for_the_last_shard_of_the_filter(tmp_path):
     cfg = config(tmp_path)
     make_run(tmp_path)
-    with pytest.raises(UserError, match="run --stage format_filter first"):
+    with pytest.raises(UserError, match="Run --stage format_filter first"):
         run_export(cfg)
     run_filter(cfg, num_shards=2)
     with pytest.raises(UserError, match="format_filter: not done"):

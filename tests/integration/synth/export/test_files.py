@@ -205,7 +205,7 @@ def test_a_damaged_export_is_noticed_when_its_run_is_resumed(tmp_path):
     content = path.read_bytes()
     path.write_bytes(content[:-1])
     resume_options = RunOptions(("export",), resume=True)
-    with pytest.raises(UserError, match=r"parquet: was changed.*export --repair 0"):
+    with pytest.raises(UserError, match=r"parquet: has changed.*export --repair 0"):
         run_stages(cfg, resume_options)
     assert any("--stage export --repair 0" in line for line in repair(cfg))
     run_stages(cfg, replace(resume_options, repair=0))

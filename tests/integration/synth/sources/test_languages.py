@@ -84,7 +84,9 @@ def test_a_teacher_that_writes_the_other_variant_is_rejected_by_its_code(
     _, good, bad, code = VARIANTS[tag]
     with FakeOpenAI(respond=answer(bad, good, 0.0)).running() as url:
         cfg = config(tmp_path / "run", corpus, url, metricx_url, data={"tgt_lang": tag})
-        with pytest.raises(UserError, match=f"format_filter: no record goes on \\({code} 6\\)"):
+        with pytest.raises(
+            UserError, match=f"format_filter: no record was accepted \\({code} 6\\)"
+        ):
             run_stages(cfg, RunOptions(named("all")))
     rejected = list(StageFolder(cfg.run.out_dir, "format_filter").all_rejected())
     assert len(rejected) == 6 and {record["reason_code"] for record in rejected} == {code}
@@ -156,7 +158,7 @@ def test_a_language_of_ones_own_is_named_and_exported(tmp_path, corpus, metricx_
             {"tgt_lang": "qjj", "languages": [{"code": "qjj", "name": "x", "scripts": ["Elvish"]}]},
             "data.languages: qjj: no script 'Elvish'; there are",
         ),
-        ({"tgt_lang": "q j", "languages": [{"code": "q j", "name": "x"}]}, "is no language tag"),
+        ({"tgt_lang": "q j", "languages": [{"code": "q j", "name": "x"}]}, "is not a language tag"),
     ],
 )
 def test_an_unknown_language_is_one_line(data, words, tmp_path):

@@ -158,7 +158,7 @@ def test_what_no_config_of_pairs_may_say(tmp_path, corpus, teacher, metricx_url)
     for data, words in (
         ({"src_lang": "en", "tgt_lang": "ko"}, "or pairs: not both"),
         ({"pairs": None}, "give src_lang and tgt_lang, or pairs"),
-        ({"pairs": [*PAIRS, {"src_lang": "eng", "tgt_lang": "zh_TW"}]}, "en-zh-TW stands there"),
+        ({"pairs": [*PAIRS, {"src_lang": "eng", "tgt_lang": "zh_TW"}]}, "en-zh-TW is repeated"),
         ({"pairs": [{"src_lang": "en", "tgt_lang": "xx"}]}, "data.tgt_lang: unknown language 'xx'"),
         ({"pairs": []}, "at least 1 item"),
     ):

@@ -102,7 +102,7 @@ def test_overwrite_says_what_goes_and_asks(tmp_path, teacher, metricx):
     command = ["run", "--config", str(path), "--stage", "prefilter_score", "--overwrite"]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 2
-    assert "throws away records of prefilter_score 20, select_sources 10" in result.output
+    assert "deletes the records of prefilter_score 20, select_sources 10" in result.output
     assert "paid answers are kept" in result.output
     arguments = [*command, "--set", f"run.answers={tmp_path}/gone.sqlite"]
     assert "gone.sqlite: all of it is paid for again" in CliRunner().invoke(app, arguments).output

@@ -77,7 +77,7 @@ def test_a_shard_has_one_process_at_a_time_and_the_other_waits(tmp_path, teacher
         assert StageFolder(tmp_path, "prefilter_score").mark(1) is None
         foreign_lock.close()
 
-    run(cfg, stages=PREFILTER, tell=print_line)
+    run(cfg, stages=PREFILTER, print_line=print_line)
     assert len(records(tmp_path, "prefilter_score")) == 20
     (line,) = lines
     assert f"waits for process {os.getpid()}" in line and not path.exists()
@@ -239,7 +239,7 @@ def test_a_stage_that_is_cleared_before_its_lock_is_taken_is_begun_whole_or_not_
     run(cfg, stages=STAGES[1:2])
     manifest = prepare_stage(STAGES[2], [], ctx)
     clear(ctx, STAGES[0], [STAGES[1]])
-    with pytest.raises(UserError, match="run --stage select_sources first"):
+    with pytest.raises(UserError, match="Run --stage select_sources first"):
         asyncio.run(run_map_stage(STAGES[2], manifest, ctx))
     cfg.prefilter.rank_by = "overall"
     run(cfg, stages=STAGES[:2])
@@ -328,7 +328,7 @@ def test_a_stage_that_lets_nothing_through_ends_the_run(tmp_path, teacher, metri
     write_sources(tmp_path, TEXTS)
     cfg = config(tmp_path, teacher, metricx)
     teacher.cut = True
-    with pytest.raises(UserError, match=r"no record goes on \(greedy_cut 20\)"):
+    with pytest.raises(UserError, match=r"no record was accepted \(greedy_cut 20\)"):
         run_stages(cfg, RunOptions(("prefilter_score", "select_sources")))
     teacher.well()
     assert StageFolder(tmp_path, "select_sources").manifest() is None

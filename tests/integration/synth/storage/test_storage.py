@@ -152,7 +152,7 @@ def test_large_views_are_printed_and_not_written(tmp_path):
     output_kit.make_run(tmp_path)
     (tmp_path / "prefilter_candidates.jsonl").write_text("of an earlier, smaller run")
     lines = []
-    ctx = output_kit.run_filter(cfg, tell=lines.append)
+    ctx = output_kit.run_filter(cfg, print_line=lines.append)
     for stage in ("prefilter_score", "format_filter"):
         write_views(ctx, stage)
     assert not list(tmp_path.glob("*.jsonl"))

@@ -125,7 +125,9 @@ def test_a_server_that_reads_images_as_other_ids_is_told(policy: Path, tmp_path:
 
     stub = VLLMStub(policy, routes=("dev", "images"), processor=halved)
     with engine(stub, policy, tmp_path) as (sampler, _, cfg):
-        with pytest.raises(UserError, match=r"reads a prompt with images as 5 ids, .* has 6"):
+        with pytest.raises(
+            UserError, match=r"reads a prompt with images as 5 ids, the trainer as 6"
+        ):
             list(sampler.sample(PROMPTS[2:], cfg, images=SHOWN[2:]))
 
 

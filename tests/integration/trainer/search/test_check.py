@@ -121,12 +121,12 @@ def test_the_most_ids_of_an_episode_are_those_of_its_parts(settings: list[str]) 
     message = message_of(check(settings), "episodes")
     max_tokens, prompt_tokens, turns, turn_tokens = (
         int(message.split(end)[0].split()[-1].replace(",", ""))
-        for end in (" ids at most", " of the prompt", " x ", " that it is shown")
+        for end in (" ids at most", " of the prompt", " x ", " of observations")
     )
     assert turns == 7 and max_tokens == prompt_tokens + 2048 + turns * turn_tokens
     assert turn_tokens > 64  # patches of the largest image, and the text about it
     short = message_of(check(settings, "episode.context_length=3000"), "episodes")
-    assert "it reads 3,000" in short
+    assert "its context is 3,000" in short
     text = message_of(check(settings, "episode.observation=text"), "episodes")
     assert "the longest of 4 gold pages" in text
 
@@ -215,7 +215,7 @@ def test_a_run_that_goes_on_keeps_index_and_judge(
     assert "revision r1; the run started with 'demo', revision r0" in message_of(
         findings, "retriever.url"
     )
-    assert "was begun with teacher@1" in message_of(findings, "judge")
+    assert "started with teacher@1" in message_of(findings, "judge")
 
 
 def record_first_judge(judge: str, folder: Path, run: str) -> None:

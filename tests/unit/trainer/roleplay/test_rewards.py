@@ -53,7 +53,7 @@ class Letters:
     def embed(self, texts, canary=None):
         self.calls.append([*texts, *([canary.text] if canary else [])])
         answered = canary and self.odd.get(canary.text, self.vector(canary.text))
-        if canary and (reason := canary.check(answered)):
+        if canary and (reason := canary.find_error(answered)):
             raise ServiceUnreachable("letters", reason, retryable=False)
         return [self.odd.get(text) or self.vector(text) for text in texts]
 

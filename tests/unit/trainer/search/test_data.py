@@ -127,7 +127,7 @@ def test_every_wrong_row_has_its_line(tmp_path):
     assert "line 3: question: expected a text, not int" in message
     assert "no reference_answer" in refused(tmp_path, {"question": "Why?"})
     assert "required: a file_name for these pages" in refused(tmp_path, {**ROW, "file_name": ""})
-    assert "ids stand more than once, 'q1'" in refused(tmp_path, ROW, ROW)
+    assert "ids occur more than once, 'q1'" in refused(tmp_path, ROW, ROW)
 
 
 def test_rows_without_ids_get_ones_that_stay(tmp_path):

@@ -206,7 +206,7 @@ def test_a_judge_that_becomes_another_ends_the_run(served, judge_llm, tmp_path):
             await pipeline.close()
 
     with running_app(app) as url, running_judge() as rules:
-        with pytest.raises(UserError, match=r"was teacher@.* and is rules@"):
+        with pytest.raises(UserError, match=r"was teacher@.* and is now rules@"):
             asyncio.run(work(url, rules))
 
 
@@ -214,7 +214,7 @@ def test_a_run_goes_on_with_the_judge_that_it_began_with(served, judge_llm, tmp_
     finish(served[2], tmp_path, episode("d_1"))
     with running_judge() as rules:
         judge = {"url": rules, "grounded": False}
-        with pytest.raises(UserError, match=r"was teacher@.* and is rules@"):
+        with pytest.raises(UserError, match=r"was teacher@.* and is now rules@"):
             finish(served[2], tmp_path, episode("d_1"), judge=judge)
         (done,), _ = finish(served[2], tmp_path, episode("d_1"), judge=judge, run="another")
     assert done.judged.model.startswith("rules@")

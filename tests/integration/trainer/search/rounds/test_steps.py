@@ -185,7 +185,7 @@ def test_a_training_that_its_own_rule_has_ended_is_done(
         steps(folder, lock, launch).train(finished_cfg)
         record = read_steps(folder)["train"]
         assert record.done and "stop.skipped_updates is 1" in record.stopped
-        assert "1 updates in a row learned nothing" in record.stopped
+        assert "1 updates in a row made no step" in record.stopped
         write_step_code(tmp_path, "sys.exit(1)")
         with pytest.raises(StepFailed):  # it was not stopped by a rule
             steps(tmp_path / "02-b", lock, launch).train(finished_cfg)
@@ -272,12 +272,12 @@ def test_a_damaged_record_is_one_line(tmp_path: Path) -> None:
 LOOP = """
 import pathlib, sys
 from trainer.search.rounds.config import RoundLimits
-from trainer.search.rounds.steps import Steps, held
-from trainer.runs.shutdown import Leaving
+from trainer.search.rounds.steps import Steps, lock_loop
+from trainer.runs.shutdown import ShutdownHandler
 from trainer.search.config import SearchConfig
 out = pathlib.Path(sys.argv[1])
 cfg = SearchConfig.model_validate({"task": "search", "policy": {"path": "p"}})
-with held(out) as lock, Leaving():
+with lock_loop(out) as lock, ShutdownHandler():
     launch = [sys.executable, str(out / "stand_in.py")]
     Steps(out / "01-a", RoundLimits(), [], lock, launch).train(cfg)
 """

@@ -320,7 +320,7 @@ def test_a_signal_ends_a_run_with_a_checkpoint_after_its_update(
     stopped = finish(process)
     assert stopped.returncode == 128 + number, stopped.stderr
     done = count(tmp_path / "log.jsonl")
-    assert f"stopped: {number.name} after update {done}: go on" in stopped.stderr
+    assert f"stopped: {number.name} after update {done}: resume" in stopped.stderr
     assert "Traceback" not in stopped.stderr
     assert (tmp_path / f"checkpoints/step-{done:06d}/state.json").exists()
     check_finished(stack, tmp_path, 0)

@@ -296,7 +296,7 @@ from trainer.search.trajectories.store import TrajectoryStore
 
 store = TrajectoryStore(Path(sys.argv[1]), "run-a")
 for name in ("deck_1", "deck_2"):
-    store.keep_picture(sha256_of(name), png_of(name))
+    store.save_image(sha256_of(name), png_of(name))
 store.write_step(1, [episode("t1")])
 os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 store.write_step(1, [episode("t2", attempt=1), episode("t3", attempt=1)])
