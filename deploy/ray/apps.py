@@ -126,7 +126,7 @@ class Scorer:
 
     async def check_health(self) -> None:
         """Raise RuntimeError if the model hangs, fails or has ended, so that Ray replaces it."""
-        if (reason := self._app.state.service.unready()) is not None:
+        if (reason := self._app.state.service.unavailable_reason()) is not None:
             raise RuntimeError(reason)
 
 

@@ -128,7 +128,7 @@ FAULTS = {
     wants_a_key: "teacher: {url} wants an API key and got none",
     has_no_template: "has no chat template: start the server with --chat-template",
     has_no_chats: "is no OpenAI-compatible API (HTTP 404)",
-    reads_too_little: "teacher: teacher.generation.max_tokens_blob: is 1536, and",
+    reads_too_little: "teacher: teacher.generation.max_tokens_blob: is 1536, but",
     has_another_name: "does not serve a model named 'another'",
     is_away: "teacher: base_url: cannot connect to",
     metricx_is_away: f"metricx: metricx.url: {NOBODY} cannot be reached",

@@ -80,7 +80,7 @@ def test_equal_searches_are_asked_once_and_many_go_in_parts(client, server):
     queries = [f"apples {k % 40}" for k in range(120)]
     outcomes = client.search(queries)
     assert all(ids(outcome) == ["deck_1", "deck_2", "한글_5"] for outcome in outcomes)
-    sizes = [len(body["queries"]) for body in server.asked]
+    sizes = [len(body["queries"]) for body in server.requests]
     assert sum(sizes) == 40 and max(sizes) == server.max_samples and len(sizes) == 3
     outcomes[0].clear()  # the caller's own copy
     assert ids(outcomes[40]) == ["deck_1", "deck_2", "한글_5"]
@@ -89,7 +89,7 @@ def test_equal_searches_are_asked_once_and_many_go_in_parts(client, server):
 def test_a_request_stays_below_the_most_bytes(client, server):
     queries = [f"apples {k} {'x' * 20_000}" for k in range(6)]
     assert all(ids(outcome) for outcome in client.search(queries))
-    assert [len(body["queries"]) for body in server.asked] == [3, 3]
+    assert [len(body["queries"]) for body in server.requests] == [3, 3]
 
 
 def test_a_smaller_limit_on_the_way_cuts_requests_in_halves(client, server):
@@ -109,7 +109,7 @@ def test_what_cannot_be_asked_fails_alone(client, server):
     result_ids = [ids(outcome) for outcome in client.search(queries, top_k=1)]
     bad = "invalid_input"
     assert result_ids == [["deck_1"], bad, bad, bad, bad, ["deck_3"]]
-    assert len(server.asked[0]["queries"]) == 2
+    assert len(server.requests[0]["queries"]) == 2
     assert ids(client.search(["apples"], exclude=[["\udfff"]])[0]) == bad
 
 
@@ -117,7 +117,7 @@ def test_a_search_that_fails_for_the_moment_is_asked_again_alone(client, server)
     server.failing = {"plums": ("upstream", 2), "pears": ("non_finite", 9)}
     outcomes = client.search(["apples", "plums", "pears"], top_k=1)
     assert [ids(outcome) for outcome in outcomes] == [["deck_1"], ["deck_3"], "non_finite"]
-    sent_queries = [[q["query"] for q in body["queries"]] for body in server.asked]
+    sent_queries = [[q["query"] for q in body["queries"]] for body in server.requests]
     assert sent_queries == [["apples", "plums", "pears"], ["plums"], ["plums"]]
 
 
@@ -133,14 +133,14 @@ def test_at_the_deadline_a_search_has_failed_beside_its_siblings(server):
 def test_a_busy_service_is_asked_again(client, server, status):
     server.script = [Response(status_code=status, headers={"Retry-After": "0"})] * 2
     assert ids(client.search(["plums"])[0]) == ["deck_3"]
-    assert len(server.asked) == 3
+    assert len(server.requests) == 3
 
 
 def test_a_bug_of_the_service_ends_the_call(client, server):
     server.script = [refusal(500, "internal", "a bug")]
     with pytest.raises(RequestError) as error_info:
         client.search(["plums"])
-    assert error_info.value.type == "internal" and len(server.asked) == 1
+    assert error_info.value.type == "internal" and len(server.requests) == 1
 
 
 @pytest.mark.parametrize(

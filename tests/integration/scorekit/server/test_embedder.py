@@ -128,7 +128,7 @@ def test_vectors_outlive_the_process_and_damaged_ones_are_misses(tmp_path):
     ("text", "message"),
     [
         ("nan", "input.1: non_finite: a number of the vector is not finite"),
-        ("zeros", "input.1: non_finite: the vector cannot be brought to the length 1: zeros"),
+        ("zeros", "input.1: non_finite: the vector has only zeros and cannot be normalized"),
         ("poison", "input.1: model_failure: the model failed: RuntimeError"),
     ],
 )

@@ -76,7 +76,7 @@ def test_rules_call_themselves_rules_and_need_no_llm(rules_url):
 @pytest.mark.parametrize(
     ("sample", "words"),
     [
-        (GOOD | {"task": "poetry"}, "expected one of"),
+        (GOOD | {"task": "poetry"}, "there are answer_correctness"),
         ({k: v for k, v in GOOD.items() if k != "candidate"}, "candidate: the rubric wants it"),
         (GOOD | {"extra": "x"}, "unknown text. The rubric has"),
         (GOOD | {"source_lang": "Elbonian"}, "source_lang"),
@@ -384,7 +384,7 @@ def test_translations_are_still_scored_and_verdicts_are_no_scores_of_translation
         assert isinstance(result, Scored)
     with SyncScoringClient(rules_url) as client:
         results = client.score([GOOD])
-    with pytest.raises(UserError, match="no scores of translations"):
+    with pytest.raises(UserError, match="not scores of translations"):
         reward_output(results)
 
 

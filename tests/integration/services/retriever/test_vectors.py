@@ -291,7 +291,7 @@ def test_vectors_from_a_file(built_index, pooling, tmp_path, kind):
     ("change", "words"),
     [
         (lambda v: v.pop("trade_2"), "no vectors for trade_2"),
-        (lambda v: v.update(other_1=v["trade_1"]), "no page of the index: other_1"),
+        (lambda v: v.update(other_1=v["trade_1"]), "not pages of the index: other_1"),
         (lambda v: v.update(trade_1=np.ones(4)), "trade_1: an array of 1 dimensions"),
         (lambda v: v.update(trade_1=np.full((2, 4), np.nan)), "not finite"),
         (lambda v: v.update(trade_1=np.eye(4) * [[1], [1], [0], [1]]), "trade_1: a vector of zer"),

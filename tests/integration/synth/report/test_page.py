@@ -161,5 +161,5 @@ def test_the_smallest_of_many_are_held_and_few_more():
     keys = random.Random(1).sample(range(100_000), 50_000)
     for key in keys:
         top.offer(key, {"key": key})
-        assert len(top._held) <= 64 * 3
+        assert len(top._candidates) <= 64 * 3
     assert [record["key"] for record in top.records()] == sorted(keys)[:3]

@@ -153,10 +153,10 @@ def test_a_language_of_ones_own_is_named_and_exported(tmp_path, corpus, metricx_
             {"tgt_lang": "Koraen"},
             r"data\.tgt_lang: unknown language 'Koraen'; did you mean .*Korean \(ko\)",
         ),
-        ({"tgt_lang": "qxx"}, r"data\.tgt_lang: unknown language 'qxx' \(one of your own"),
+        ({"tgt_lang": "qxx"}, r"data\.tgt_lang: unknown language 'qxx' \(add your own"),
         (
             {"tgt_lang": "qjj", "languages": [{"code": "qjj", "name": "x", "scripts": ["Elvish"]}]},
-            "data.languages: qjj: no script 'Elvish'; there are",
+            "data.languages: qjj: unknown script 'Elvish'. Expected one of",
         ),
         ({"tgt_lang": "q j", "languages": [{"code": "q j", "name": "x"}]}, "is not a language tag"),
     ],

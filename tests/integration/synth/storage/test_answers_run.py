@@ -105,7 +105,7 @@ def test_overwrite_says_what_goes_and_asks(tmp_path, teacher, metricx):
     assert "deletes the records of prefilter_score 20, select_sources 10" in result.output
     assert "paid answers are kept" in result.output
     arguments = [*command, "--set", f"run.answers={tmp_path}/gone.sqlite"]
-    assert "gone.sqlite: all of it is paid for again" in CliRunner().invoke(app, arguments).output
+    assert "gone.sqlite: everything is paid for again" in CliRunner().invoke(app, arguments).output
     assert StageFolder(tmp_path, "select_sources").done()
     assert CliRunner().invoke(app, [*command, "--yes"]).exit_code == 0
     assert not StageFolder(tmp_path, "select_sources").done()

@@ -224,7 +224,7 @@ def test_a_signal_while_somebody_is_waited_for_ends_the_run_at_once(
     getattr(stack, service).mood = mood
     stopped_run = train(stack, tmp_path, *overrides, *waits)
     assert stopped_run.exit_code == 128 + signal.SIGTERM
-    assert stopped_run.stopped == "SIGTERM after update 1: go on with --resume"
+    assert stopped_run.stopped == "SIGTERM after update 1: resume with --resume"
     assert len(stopped_run.updates) == 1 and [update for update, _ in stopped_run.reports] in (
         [0],
         [],
