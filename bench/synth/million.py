@@ -240,7 +240,7 @@ def _words(key: str, min_length: int) -> list[str]:
 
 
 def write_config(folder: Path, sources: int, teacher: str, metricx: str, judge: str) -> Path:
-    """Write a config of all seven stages, as in the requirement's example."""
+    """Write a config of all seven stages, as in configs/synth/seed.yaml."""
     config: dict[str, Any] = {
         "run": {"out_dir": str(folder / "run")},
         "data": {

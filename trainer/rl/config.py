@@ -1,6 +1,6 @@
 """Sections `policy`, `generation` and `rl` of a run's config.
 
-The key names (`batch_size`, `grad_accum`, ...) are those of the requirements and count prompts, not
+The key names (`batch_size`, `grad_accum`, ...) are fixed, because configs use them, and count prompts, not
 sequences.
 """
 

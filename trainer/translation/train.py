@@ -83,7 +83,7 @@ def train_translation(
         return _run(train_examples, eval_examples, cfg, world, run_messages, exit_stack, resume)
 
 
-#: The name that the requirements of the trainer give.
+#: The earlier name. It stays because users call it.
 run_toy_rl = train_translation
 
 

@@ -1,4 +1,4 @@
-"""Run the requirement's test of the full pipeline: 100 sources, 8 candidates, the schema."""
+"""Run the full pipeline: 100 sources, 8 candidates, the schema."""
 
 from __future__ import annotations
 

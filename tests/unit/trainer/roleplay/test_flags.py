@@ -14,7 +14,7 @@ from trainer.roleplay.config import RoleplayConfig
 from trainer.roleplay.training.flags import config_of
 
 CONFIGS = Path(__file__).parents[4] / "configs" / "roleplay"
-#: As the requirements have it, but for paths.
+#: The command that users of TRL write, but for paths.
 SEED = """\
 --model_name qwen3_4b_rp --train_data grpo_train.jsonl --eval_data grpo_eval.jsonl
 --output_dir qwen3_4b_rp_grpo --per_device_train_batch_size 1 --gradient_accumulation_steps 16

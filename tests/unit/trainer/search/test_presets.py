@@ -1,4 +1,4 @@
-"""Check that the presets in configs/search match tables 9.7 and 9.7.1 of the requirements."""
+"""Check that the presets in configs/search have the values of the published rounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run the requirements' rounds over planted cases: condemned cases reach no SFT row.
+"""Run configs/search/rounds.yaml over planted cases: condemned cases reach no SFT row.
 
 The curation commands are the real ones, with real servers. Episodes of a policy that reads text are
 written beforehand and replace the trainings."""

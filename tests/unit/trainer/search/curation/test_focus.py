@@ -1,4 +1,4 @@
-"""Check the rows of the next round with the requirements' numbers and each rule alone."""
+"""Check the rows of the next round with the default numbers and each rule alone."""
 
 from __future__ import annotations
 
