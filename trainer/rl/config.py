@@ -1,7 +1,7 @@
 """Sections `policy`, `generation` and `rl` of a run's config.
 
-The key names (`batch_size`, `grad_accum`, ...) are fixed, because configs use them, and count prompts, not
-sequences.
+The key names (`batch_size`, `grad_accum`, ...) are fixed, because configs use them. They count
+prompts, not sequences.
 """
 
 from __future__ import annotations

@@ -60,7 +60,8 @@ class FocusConfig(Config):
 
 class BudgetConfig(Config):
     """The number of turns and episodes of a row, from its earlier episodes; none if mastered
-    (bucket B of `buckets`). The defaults are those of configs/search/focused_r1.yaml and focused_r2.yaml."""
+    (bucket B of `buckets`). The defaults are those of configs/search/focused_r1.yaml and
+    focused_r2.yaml."""
 
     measure: Measure = Field("judge", description="By what an episode succeeds.")
     combine: Combine = Field("last_run", description="Which episodes, as in `buckets`.")

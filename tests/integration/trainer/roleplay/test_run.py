@@ -23,7 +23,7 @@ from trainer.runs.run_log import read_jsonl
 
 
 def seed_flags(run_files, run_dir):
-    """Return the documented TRL command, with other paths and a length that a tiny model reaches."""
+    """Return TRL's documented command, with other paths and a length that a tiny model reaches."""
     return [
         *("--model_name", str(run_files.policy), "--train_data", str(run_files.train)),
         *("--eval_data", str(run_files.held_out), "--output_dir", str(run_dir)),
