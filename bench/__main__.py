@@ -1,4 +1,4 @@
-"""`python -m bench [--quick]`: the figures of the README, in one table, about 32 minutes."""
+"""`python -m bench [--quick]`: measure the numbers of the README, in one table, in 32 minutes."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ def main() -> None:
     """Ask the questions of the scripts that need no GPU and break nothing."""
     quick = parse_quick(__doc__)
     # Serving first: torch's threads, once there, would sit beside the load.
-    figures = measure("serving", quick, serving.questions)
-    figures += measure("ray_serve", quick, ray_serve.questions)
-    figures = measure("scoring", quick, scoring.questions) + figures
-    figures += measure("embeddings", quick, embeddings.questions)
-    figures += measure("trl_step", quick, trl_step.questions)
-    figures += measure("search_step", quick, search_step.questions)
-    figures += measure("offsets", quick, offsets.questions)
-    figures += measure("reward_wait", quick, reward_wait.questions)
-    Console().print(table(figures))
+    measurements = measure("serving", quick, serving.questions)
+    measurements += measure("ray_serve", quick, ray_serve.questions)
+    measurements = measure("scoring", quick, scoring.questions) + measurements
+    measurements += measure("embeddings", quick, embeddings.questions)
+    measurements += measure("trl_step", quick, trl_step.questions)
+    measurements += measure("search_step", quick, search_step.questions)
+    measurements += measure("offsets", quick, offsets.questions)
+    measurements += measure("reward_wait", quick, reward_wait.questions)
+    Console().print(table(measurements))
 
 
 if __name__ == "__main__":

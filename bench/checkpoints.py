@@ -1,4 +1,4 @@
-"""Checkpoints of a size that is worth measuring, with random weights in the true architectures.
+"""Makes checkpoints with random weights, the real architectures and a realistic size.
 
 Each is made once, deterministically, under runs/bench, and has about 25 million parameters outside
 its embeddings. Tokenizers are the demo's.
@@ -24,12 +24,12 @@ _WANTED = range(24_000_000, 26_000_001)
 
 
 def xcomet() -> Path:
-    """Folder of an `xcomet_metric` checkpoint with an XLM-R-XL encoder."""
+    """Return the folder of an `xcomet_metric` checkpoint with an XLM-R-XL encoder."""
     return _made_once("xcomet-25m", _make_xcomet)
 
 
 def metricx() -> Path:
-    """Folder of an mT5 regression checkpoint."""
+    """Return the folder of an mT5 regression checkpoint."""
     return _made_once("metricx-25m", _make_metricx)
 
 
@@ -79,7 +79,7 @@ def _make_metricx(folder: Path) -> None:
 
 
 def _calibrate(model: Any, tokenizer: Any) -> None:
-    """Scores around 12 with a spread of 4: inside the range, not clamped to its ends."""
+    """Move scores to around 12 with a spread of 4: inside the range, not clamped to its ends."""
     import torch
 
     pairs = read_pairs(64)
@@ -100,14 +100,17 @@ def _calibrate(model: Any, tokenizer: Any) -> None:
 
 
 def parameters_outside_embeddings(weights: dict[str, Any]) -> int:
-    """Parameters that cost arithmetic for each token: no embedding table, no output matrix."""
+    """Count the parameters that cost arithmetic for each token.
+
+    Embedding tables and the output matrix do not count.
+    """
     tables = ("embed", "shared.", "lm_head.")
     return sum(t.numel() for name, t in weights.items() if not any(part in name for part in tables))
 
 
 def _check_size(weights: dict[str, Any]) -> None:
-    found = parameters_outside_embeddings(weights)
-    assert found in _WANTED, f"{found:,} parameters outside the embeddings"
+    num_parameters = parameters_outside_embeddings(weights)
+    assert num_parameters in _WANTED, f"{num_parameters:,} parameters outside the embeddings"
 
 
 if __name__ == "__main__":

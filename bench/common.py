@@ -1,7 +1,8 @@
-"""What every benchmark shares: pairs, paired runs, services as processes, the table, the JSON.
+"""Shared parts of the benchmarks: pairs, paired runs, services as processes, the table, the JSON.
 
-A benchmark is a list of figures: a question, a number with its unit, the aim, and whatever a reader
-needs to judge it (the seconds of every run among it). Nothing in here knows what is measured.
+A benchmark yields measurements: a question, a number with its unit, the target, and the details
+that a reader needs to judge it, for example the seconds of every run. This module does not depend
+on what is measured.
 """
 
 from __future__ import annotations
@@ -43,10 +44,11 @@ READY_S = 120.0
 
 
 @dataclass(slots=True)
-class Figure:
-    """One measured number. aim None: it is reported, nothing is asked of it.
+class Measurement:
+    """Holds one measured number.
 
-    value None: it could not be measured here; `note` says why.
+    Without `at_least` and `at_most` it is only reported. value: None if it could not be measured
+    here; `note` gives the reason.
     """
 
     question: str
@@ -59,7 +61,7 @@ class Figure:
 
     @property
     def met(self) -> bool | None:
-        """Whether the aim was reached; None where there is none or nothing was measured."""
+        """Return whether the target was reached; None without a target or a value."""
         if self.value is None or (self.at_least is None and self.at_most is None):
             return None
         low = self.at_least is None or self.value >= self.at_least
@@ -68,14 +70,14 @@ class Figure:
 
     @property
     def aim(self) -> str:
-        """The aim in words; empty where there is none."""
+        """Return the target as text; empty if there is none."""
         parts = [f"at least {number(self.at_least)}"] if self.at_least is not None else []
         parts += [f"at most {number(self.at_most)}"] if self.at_most is not None else []
         return ", ".join(parts)
 
 
 def number(value: float) -> str:
-    """Readable digits: 12,345 / 12.3 / 1.23 / 0.123 / 1.2e-06."""
+    """Return the number with few digits: 12,345 / 12.3 / 1.23 / 0.123 / 1.2e-06."""
     size = abs(value)
     if value == int(value) and size < 1e15:
         return f"{int(value):,}"
@@ -89,30 +91,36 @@ def number(value: float) -> str:
 
 
 def timed(run: Callable[[], Any]) -> float:
-    """Seconds of one run."""
+    """Return the seconds of one run."""
     started = time.perf_counter()
     run()
     return time.perf_counter() - started
 
 
-def compare(ours: Callable[[], Any], theirs: Callable[[], Any], repeats: int) -> dict[str, Any]:
-    """Seconds of alternating runs, their medians, and how many times faster ours is."""
+def compare(
+    candidate: Callable[[], Any], baseline: Callable[[], Any], repeats: int
+) -> dict[str, Any]:
+    """Run both sides in turn; return all seconds, their medians, and how many times faster the
+    first is.
+    """
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(repeats):
-        for taken, run in zip(times, (ours, theirs), strict=True):
-            taken.append(timed(run))
-    mine, other = map(statistics.median, times)
+        for seconds, run in zip(times, (candidate, baseline), strict=True):
+            seconds.append(timed(run))
+    candidate_s, baseline_s = map(statistics.median, times)
     return {
-        "ours_s": mine,
-        "other_s": other,
-        "times_faster": other / mine,
+        "ours_s": candidate_s,
+        "other_s": baseline_s,
+        "times_faster": baseline_s / candidate_s,
         "ours_runs_s": times[0],
         "other_runs_s": times[1],
     }
 
 
 def read_pairs(count: int) -> list[SampleForScoring]:
-    """Real sources with translations: the demo's held-out and prompt sets, in file order."""
+    """Return real sources with translations: the demo's held-out and prompt sets, in file
+    order.
+    """
     pairs = []
     for name in ("heldout", "rl_prompts"):
         for line in (ROOT / f"demo/data/{name}.jsonl").read_text(encoding="utf-8").splitlines():
@@ -121,9 +129,14 @@ def read_pairs(count: int) -> list[SampleForScoring]:
     return pairs[:count]
 
 
-def largest_difference(ours: Sequence[float | None], theirs: Sequence[float | None]) -> float:
-    """Between scores in the same order. A score that is missing is a fault of the benchmark."""
-    pairs = list(zip(ours, theirs, strict=True))
+def largest_difference(
+    first_scores: Sequence[float | None], second_scores: Sequence[float | None]
+) -> float:
+    """Return the largest difference between scores in the same order.
+
+    A missing score is an error of the benchmark.
+    """
+    pairs = list(zip(first_scores, second_scores, strict=True))
     assert all(a is not None and b is not None for a, b in pairs), "a sample has no score"
     return max(abs(a - b) for a, b in pairs)  # type: ignore[operator]
 
@@ -133,7 +146,7 @@ def largest_difference(ours: Sequence[float | None], theirs: Sequence[float | No
 
 @contextlib.contextmanager
 def on_core(core: int | None) -> Iterator[None]:
-    """Bind this thread, and what it starts meanwhile, to one core; None: leave it alone."""
+    """Bind this thread, and what it starts meanwhile, to one core. None changes nothing."""
     allowed = os.sched_getaffinity(0)
     if core is not None and len(allowed) > 1:
         os.sched_setaffinity(0, {sorted(allowed)[core % len(allowed)]})
@@ -145,8 +158,10 @@ def on_core(core: int | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def service(module: str, *flags: str, core: int | None = None) -> Iterator[tuple[int, str]]:
-    """`python -m MODULE` on a free port, ready; gives (process id, URL). Its log, the access log
-    among it, goes to a file under runs/bench."""
+    """Run `python -m MODULE` on a free port; yield (process id, URL) when it is ready.
+
+    Its log, with the access log, goes to a file under runs/bench.
+    """
     WORK.mkdir(parents=True, exist_ok=True)
     port = free_port()
     log = WORK / f"{module}-{port}.log"
@@ -159,7 +174,7 @@ def service(module: str, *flags: str, core: int | None = None) -> Iterator[tuple
         yield process.pid, url
     finally:
         context.__exit__(None, None, None)
-    log.unlink()  # kept where something went wrong
+    log.unlink()  # after an error the log stays
 
 
 def _wait_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
@@ -177,7 +192,7 @@ def _wait_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
 
 @contextlib.contextmanager
 def redis_server() -> Iterator[str]:
-    """A Redis of our own on a free port, that stores nothing on disk; gives its URL."""
+    """Run a separate Redis on a free port that stores nothing on disk; yield its URL."""
     import redis
 
     binary = shutil.which("redis-server") or shutil.which("valkey-server")
@@ -210,28 +225,28 @@ def redis_server() -> Iterator[str]:
 
 
 def in_own_process(function: Callable[..., Any], *args: Any) -> Any:
-    """Return `function(*args)`, computed in a new process that imports everything anew."""
+    """Return `function(*args)`, computed in a new process that imports everything again."""
     with get_context("spawn").Pool(1, end_worker_with_parent) as process:
         return process.apply(function, args)
 
 
 def quiet_logs() -> None:
-    """For services that run in this process: no line a request on the terminal."""
+    """Silence the per-request log lines of services that run in this process."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
 
 
-# -- what comes out ----------------------------------------------------
+# -- results ----------------------------------------------------
 
 
 def parse_quick(description: str | None) -> bool:
-    """The one flag of the scripts."""
+    """Parse the only flag of the scripts."""
     parser = argparse.ArgumentParser(description=(description or "").split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="small sizes: does it run at all?")
     return bool(parser.parse_args().quick)
 
 
 def machine() -> dict[str, Any]:
-    """Processor, versions, commit, date, and how busy the machine was with other things."""
+    """Return processor, versions, commit, date, and the machine's load before the run."""
     name = platform.processor() or platform.machine()
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
@@ -253,57 +268,71 @@ def machine() -> dict[str, Any]:
     }
 
 
-def table(figures: Sequence[Figure]) -> Table:
-    """Question, figure, aim, and whether it was met, for a terminal."""
-    shown = Table("question", "figure", "aim", "met")
-    for figure in figures:
-        value = figure.note if figure.value is None else f"{number(figure.value)} {figure.unit}"
-        met = {True: "yes", False: "[bold red]no[/]", None: ""}[figure.met]
-        shown.add_row(figure.question, value, figure.aim, met)
-    return shown
+def table(measurements: Sequence[Measurement]) -> Table:
+    """Return a table of question, value, target, and whether it was reached."""
+    output = Table("question", "figure", "aim", "met")
+    for measurement in measurements:
+        value = (
+            measurement.note
+            if measurement.value is None
+            else f"{number(measurement.value)} {measurement.unit}"
+        )
+        met = {True: "yes", False: "[bold red]no[/]", None: ""}[measurement.met]
+        output.add_row(measurement.question, value, measurement.aim, met)
+    return output
 
 
-def write(name: str, before: dict[str, Any], quick: bool, figures: Sequence[Figure]) -> Path:
-    """bench/results/NAME.json; a quick run writes to runs/bench, since its sizes say nothing."""
+def write(
+    name: str, before: dict[str, Any], quick: bool, measurements: Sequence[Measurement]
+) -> Path:
+    """Write bench/results/NAME.json. A quick run writes to runs/bench, because its sizes prove
+    nothing.
+    """
     folder = WORK if quick else RESULTS
-    rows = [asdict(figure) | {"met": figure.met} for figure in figures]
-    found = {"machine": before, "quick": quick, "figures": rows}
+    rows = [asdict(measurement) | {"met": measurement.met} for measurement in measurements]
+    results = {"machine": before, "quick": quick, "figures": rows}
     path = folder / f"{name}.json"
-    write_json(path, found)
+    write_json(path, results)
     return path
 
 
-def write_json(path: Path, found: Any) -> None:
-    """Results, for people to read too."""
+def write_json(path: Path, results: Any) -> None:
+    """Write results as readable JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def run(
-    name: str, description: str | None, ask: Callable[[bool], Iterator[Figure]]
-) -> list[Figure]:
-    """A script's main: ask the questions, show the table, write the JSON."""
+    name: str, description: str | None, ask: Callable[[bool], Iterator[Measurement]]
+) -> list[Measurement]:
+    """Run a script: measure, show the table, write the JSON."""
     quick = parse_quick(description)
     with clean_exit():
-        figures = measure(name, quick, ask)
-        Console().print(table(figures))
-    return figures
+        measurements = measure(name, quick, ask)
+        Console().print(table(measurements))
+    return measurements
 
 
 def measure(
-    name: str, quick: bool, ask: Callable[[bool], Iterator[Figure]], **more: str
-) -> list[Figure]:
-    """Every figure of a script, each shown as it comes; written at the end.
+    name: str, quick: bool, ask: Callable[[bool], Iterator[Measurement]], **more: str
+) -> list[Measurement]:
+    """Collect the measurements of a script; print each one as it comes, and write the file.
 
-    more: what else stands beside the machine in the JSON.
+    more: further facts about the machine for the JSON.
     """
     before = machine() | more
-    figures = []
+    measurements = []
     console = Console(stderr=True)
-    for figure in ask(quick):
-        value = figure.note if figure.value is None else f"{number(figure.value)} {figure.unit}"
-        console.print(f"{figure.question}: {value}")
-        figures.append(figure)
-        path = write(name, before, quick, figures)  # each time: a later one may be ended
+    for measurement in ask(quick):
+        value = (
+            measurement.note
+            if measurement.value is None
+            else f"{number(measurement.value)} {measurement.unit}"
+        )
+        console.print(f"{measurement.question}: {value}")
+        measurements.append(measurement)
+        path = write(
+            name, before, quick, measurements
+        )  # after each one: a later one may be interrupted
         console.print(f"  ({path.relative_to(ROOT)})", style="dim")
-    return figures
+    return measurements

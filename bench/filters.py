@@ -1,16 +1,16 @@
-"""How many good translations do the rules keep out, and how many altered numbers and chat answers
-do they catch?
+"""Measure how many good translations the rules reject, and how many bad ones they catch.
 
-True pairs of prose in six directions: Korean and English of six registers (tests/data/prose), talks
-in German and Chinese; then user-interface texts and software documentation (demo/data). A figure a
-rule of synthesis and direction, with its interval (Wilson, 95 %); the judge's rules whole. Of the
-pairs with a number in digits, one number of the translation is altered, and one left out; and more
-kinds of wrong numbers (bench/synth/numbers.py), with what is left to a judge where one is on. Of
-what chat models add (tests/data/chatter), the share that is caught by kind: of the half that the
-rules were made with, and of the one that was read when they were done.
-
-Then what of other languages passes, by length and direction: the source itself as its translation,
-and texts of a third language (tests/data/ui_seven.jsonl).
+The good ones are true pairs of prose in six directions: Korean and English of six registers
+(tests/data/prose), and talks in German and Chinese; then user-interface texts and software
+documentation (demo/data). There is one rate for each rule of synthesis and direction, with its
+interval (Wilson, 95 %), and one for all rules of the judge.
+The bad ones: in pairs with a number in digits, one number of the translation is changed or left
+out; there are more kinds of wrong numbers (bench/synth/numbers.py), with the share that only a
+judge, if there is one, can find. For texts that chat models add (tests/data/chatter), the share
+that is caught is given by kind, for the half that the rules were written with and for the half that
+was read only afterwards.
+Then the share of texts in other languages that passes, by length and direction: the source itself
+as its translation, and texts of a third language (tests/data/ui_seven.jsonl).
 
     python -m bench.filters [--quick]
 """
@@ -26,10 +26,10 @@ from collections.abc import Iterator
 from itertools import permutations
 from typing import NamedTuple
 
-from bench.common import ROOT, Figure, quiet_logs, run
+from bench.common import ROOT, Measurement, quiet_logs, run
 from bench.synth.chatter import HALVES, chatter
 from bench.synth.numbers import KINDS, OUTCOMES, outcomes, spoil
-from scorekit.text.numbers import asked_numbers
+from scorekit.text.numbers import expected_numbers
 from scorekit.text.rules import Pair
 from services.judge.rules import judge_translation
 from synth.filters import RULES, Code, RuleConfig, check_rules
@@ -39,7 +39,7 @@ MOST = 1.0  # per cent of a set that a rule may reject
 
 
 class Texts(NamedTuple):
-    """Pairs of texts: (name, languages, files, their fields)."""
+    """Pairs of texts with a name, the languages, the files, and the names of their fields."""
 
     name: str
     languages: tuple[str, str]
@@ -87,41 +87,47 @@ MOST_THIRDS = 2.0
 MOST_OF_A_SET = 2_000
 
 
-def questions(quick: bool) -> Iterator[Figure]:
-    """Shares in per cent."""
+def questions(quick: bool) -> Iterator[Measurement]:
+    """Yield shares in percent."""
     yield from _rejected(quick)
     for source, target in DIRECTIONS:
         yield from _untranslated(source, target, 100 if quick else MOST_OF_A_SET)
 
 
-def _rejected(quick: bool) -> Iterator[Figure]:
+def _rejected(quick: bool) -> Iterator[Measurement]:
     for texts in (*PROSE, *SOFTWARE):
         for turned in (False, True):
             source, target = reversed(texts.languages) if turned else texts.languages
-            asked = texts.pairs(turned)[: 200 if quick else None]
+            tested_pairs = texts.pairs(turned)[: 200 if quick else None]
             name = f"{source}-{target}, {texts.name}"
-            yield _judge(name, asked, source, target)
-            long = [pair for pair in asked if texts in PROSE or len(pair[0]) >= MIN_SOURCE_CHARS]
+            yield _judge(name, tested_pairs, source, target)
+            long = [
+                pair for pair in tested_pairs if texts in PROSE or len(pair[0]) >= MIN_SOURCE_CHARS
+            ]
             yield from _synthesis(name, [Pair(*pair, source, target) for pair in long])
     for half in HALVES:
         yield from _chatter(half)
 
 
-def _chatter(half: str) -> Iterator[Figure]:
-    """The share caught by any rule of synthesis, by kind; the judge's rules whole."""
-    of, caught, judged = Counter[str](), Counter[str](), 0
+def _chatter(half: str) -> Iterator[Measurement]:
+    """Yield the share caught by any rule of synthesis, by kind, and by the judge's rules."""
+    total_by_kind, caught, judged = Counter[str](), Counter[str](), 0
     for kind, pair in chatter(half, prose()):
-        of[kind] += 1
+        total_by_kind[kind] += 1
         caught[kind] += bool(check_rules(pair, RuleConfig()).failed)
         judged += _judge_code(pair.src, pair.mt, pair.source_lang, pair.target_lang) != "ok"
-    for kind in of:
-        yield _share(f"chatter, {kind}, {half}, caught", caught[kind], of[kind])
-    yield _share(f"chatter, every kind, {half}, caught", caught.total(), of.total(), at_least=95.0)
-    yield _share(f"judge's rules: chatter, every kind, {half}, caught", judged, of.total())
+    for kind in total_by_kind:
+        yield _share(f"chatter, {kind}, {half}, caught", caught[kind], total_by_kind[kind])
+    yield _share(
+        f"chatter, every kind, {half}, caught", caught.total(), total_by_kind.total(), at_least=95.0
+    )
+    yield _share(
+        f"judge's rules: chatter, every kind, {half}, caught", judged, total_by_kind.total()
+    )
 
 
 def prose() -> dict[str, list[tuple[str, str]]]:
-    """Target language -> true pairs of prose, of which chatter is made."""
+    """Return target language -> true pairs of prose, which the chatter is added to."""
     korean, german, chinese = PROSE
     return {
         "ko": korean.pairs(turned=True),
@@ -131,102 +137,112 @@ def prose() -> dict[str, list[tuple[str, str]]]:
     }
 
 
-def _untranslated(source: str, target: str, most: int) -> Iterator[Figure]:
-    """By length of the candidate: true pairs that the rules on languages reject, copies and third
-    languages that they let pass, and those that the judge's rules let pass."""
-    true = true_pairs(source, target, most)
+def _untranslated(source: str, target: str, max_pairs: int) -> Iterator[Measurement]:
+    """Yield by length of the candidate: rejected true pairs, and copies and third languages that
+    pass.
+
+    For the rules on languages, and for the judge's rules.
+    """
+    true = true_pairs(source, target, max_pairs)
     copies = [Pair(pair.src, pair.src, source, target) for pair in true]
-    thirds = third_languages(source, target, most)
-    for what, pairs, passes, aim in (
+    thirds = third_languages(source, target, max_pairs)
+    for label, pairs, passes, aim in (
         ("true pairs rejected", true, False, MOST),
         ("copies accepted", copies, True, MOST_COPIES),
         ("third languages accepted", thirds, True, MOST_THIRDS),
     ):
-        for name, least, under in (*_named_lengths(), ("10 characters or more", 10, 10_000)):
-            asked = [pair for pair in pairs if least <= len(pair.mt) < under]
-            if asked:
-                count = sum(is_told(pair) != passes for pair in asked)
-                whole = name.endswith("more") and least == 10
-                question = f"{what}: {source}-{target}, {name}"
-                yield _share(question, count, len(asked), at_most=aim if whole else None)
-        asked = [pair for pair in pairs if len(pair.mt) >= 10]
-        count = sum((_judge_code(*pair_texts(pair)) == "ok") == passes for pair in asked)
-        yield _share(f"{what} by the judge's rules: {source}-{target}", count, len(asked))
+        for name, min_length, under in (*_named_lengths(), ("10 characters or more", 10, 10_000)):
+            tested_pairs = [pair for pair in pairs if min_length <= len(pair.mt) < under]
+            if tested_pairs:
+                count = sum(is_rejected(pair) != passes for pair in tested_pairs)
+                is_last_range = name.endswith("more") and min_length == 10
+                question = f"{label}: {source}-{target}, {name}"
+                yield _share(
+                    question, count, len(tested_pairs), at_most=aim if is_last_range else None
+                )
+        tested_pairs = [pair for pair in pairs if len(pair.mt) >= 10]
+        count = sum((_judge_code(*pair_texts(pair)) == "ok") == passes for pair in tested_pairs)
+        yield _share(f"{label} by the judge's rules: {source}-{target}", count, len(tested_pairs))
 
 
 def _named_lengths() -> Iterator[tuple[str, int, int]]:
-    for least, under in LENGTHS:
-        name = f"{least} to {under - 1} characters" if under < 10_000 else f"{least} or more"
-        yield name, least, under
+    for min_length, under in LENGTHS:
+        name = (
+            f"{min_length} to {under - 1} characters" if under < 10_000 else f"{min_length} or more"
+        )
+        yield name, min_length, under
 
 
 def pair_texts(pair: Pair) -> tuple[str, str, str, str]:
-    """Source, translation, and their languages."""
+    """Return source, translation, and their languages."""
     return pair.src, pair.mt, pair.source_lang, pair.target_lang
 
 
-def is_told(pair: Pair) -> bool:
-    """Whether one of the rules on copies, scripts and languages rejects the pair."""
+def is_rejected(pair: Pair) -> bool:
+    """Return whether one of the rules on copies, scripts and languages rejects the pair."""
     return any(RULES[code](pair, RuleConfig()) is not None for code in LANGUAGE_RULES)
 
 
-def true_pairs(source: str, target: str, most: int) -> list[Pair]:
-    """Of each set of this direction at most so many, drawn by chance."""
+def true_pairs(source: str, target: str, max_pairs: int) -> list[Pair]:
+    """Sample at most `max_pairs` of each set of this direction."""
     sets = [[(row[source], row[target]) for row in seven()]]
     for texts in (*PROSE, *SOFTWARE):
         if {source, target} == set(texts.languages):
             sets.append(texts.pairs(turned=source != texts.languages[0]))
     rng = random.Random(0)
-    drawn = [pair for pairs in sets for pair in rng.sample(pairs, min(most, len(pairs)))]
-    return [Pair(src.strip(), mt.strip(), source, target) for src, mt in drawn]
+    sampled_pairs = [
+        pair for pairs in sets for pair in rng.sample(pairs, min(max_pairs, len(pairs)))
+    ]
+    return [Pair(src.strip(), mt.strip(), source, target) for src, mt in sampled_pairs]
 
 
-def third_languages(source: str, target: str, most: int) -> list[Pair]:
-    """Translations into each language that is neither of the two."""
+def third_languages(source: str, target: str, max_pairs: int) -> list[Pair]:
+    """Return pairs with translations into each language that is neither of the two."""
     return [
         Pair(row[source], text, source, target)
-        for row in seven()[:most]
+        for row in seven()[:max_pairs]
         for language, text in row.items()
         if language not in (source, target)
     ]
 
 
 def seven() -> list[dict[str, str]]:
-    """The rows of `SEVEN`: language -> text."""
+    """Return the rows of `SEVEN`: language -> text."""
     return [json.loads(line) for line in SEVEN.read_text(encoding="utf-8").splitlines()]
 
 
-def _synthesis(name: str, pairs: list[Pair]) -> Iterator[Figure]:
+def _synthesis(name: str, pairs: list[Pair]) -> Iterator[Measurement]:
     failed = rejections(pairs)
     for code in RULES:
         yield _share(f"{code}: {name}", failed[code], len(pairs), at_most=MOST)
-    for how in ("altered", "left out"):
-        caught, of = caught_numbers(pairs, how)
-        yield _share(f"numbers_missing, a number {how}, caught: {name}", caught, of)
+    for alteration in ("altered", "left out"):
+        caught, total = caught_numbers(pairs, alteration)
+        yield _share(f"numbers_missing, a number {alteration}, caught: {name}", caught, total)
 
     yield from _numbers(name, pairs)
 
 
-def _numbers(name: str, pairs: list[Pair]) -> Iterator[Figure]:
-    """With a judge: true pairs, and pairs with one wrong number, that are rejected for certain, and
-    that the judge decides about."""
+def _numbers(name: str, pairs: list[Pair]) -> Iterator[Measurement]:
+    """Yield how a judge treats true pairs and pairs with one wrong number: certain rejections,
+    and undecided pairs.
+    """
     sets = {"true pairs": pairs} | {kind: spoil(pairs, kind) for kind in KINDS}
-    for kind, some in sets.items():
-        if not some:  # of the few pairs of a quick run
+    for kind, kind_pairs in sets.items():
+        if not kind_pairs:  # of the few pairs of a quick run
             continue
-        counts = outcomes(some)
+        counts = outcomes(kind_pairs)
         for outcome in OUTCOMES[:2]:
             question = f"numbers with a judge, {kind}, {outcome}: {name}"
-            most = MOST if (kind, outcome) == ("true pairs", "certain") else None
-            yield _share(question, counts[outcome], len(some), at_most=most)
+            max_percent = MOST if (kind, outcome) == ("true pairs", "certain") else None
+            yield _share(question, counts[outcome], len(kind_pairs), at_most=max_percent)
 
 
 def rejections(pairs: list[Pair]) -> Counter[str]:
-    """How many of the pairs each rule of synthesis keeps out, at its default threshold."""
+    """Yield how many pairs each rule of synthesis rejects at its default threshold."""
     return Counter(code for pair in pairs for code in check_rules(pair, RuleConfig()).failed)
 
 
-def _judge(name: str, pairs: list[tuple[str, str]], source: str, target: str) -> Figure:
+def _judge(name: str, pairs: list[tuple[str, str]], source: str, target: str) -> Measurement:
     codes = Counter(_judge_code(src, mt, source, target) for src, mt in pairs)
     rejected = len(pairs) - codes.pop("ok", 0)
     shares = {code: round(100 * count / len(pairs), 2) for code, count in codes.most_common()}
@@ -234,25 +250,27 @@ def _judge(name: str, pairs: list[tuple[str, str]], source: str, target: str) ->
 
 
 def _judge_code(src: str, mt: str, source: str, target: str) -> str:
-    told = judge_translation(
+    outcome = judge_translation(
         {"source_lang": source, "target_lang": target, "source_text": src, "candidate": mt}
     )
-    assert isinstance(told, dict), told
-    return str(told["verdict"]["reason_code"])
+    assert isinstance(outcome, dict), outcome
+    return str(outcome["verdict"]["reason_code"])
 
 
-def caught_numbers(pairs: list[Pair], how: str) -> tuple[int, int]:
-    """(caught, of how many): of pairs that pass and have numbers, one of the translation's in
-    digits, drawn by chance, is "altered" or "left out"."""
+def caught_numbers(pairs: list[Pair], alteration: str) -> tuple[int, int]:
+    """Return (caught, total) over pairs that pass and have numbers.
+
+    In each pair a random number of the translation, in digits, is "altered" or "left out".
+    """
     rng = random.Random(0)
     spoilt = caught = 0
     for pair in pairs:
-        if not asked_numbers(pair.src, pair.source_lang) or _is_missed(pair):
+        if not expected_numbers(pair.src, pair.source_lang) or _is_missed(pair):
             continue
-        found = [match for match in _DIGITS.finditer(pair.mt) if match.group() != "1"]
-        if found:
-            match = rng.choice(found)
-            new = _other(match.group(), rng) if how == "altered" else ""
+        numbers = [match for match in _DIGITS.finditer(pair.mt) if match.group() != "1"]
+        if numbers:
+            match = rng.choice(numbers)
+            new = _other(match.group(), rng) if alteration == "altered" else ""
             worse = pair.mt[: match.start()] + new + pair.mt[match.end() :]
             spoilt += 1
             caught += _is_missed(Pair(pair.src, worse, pair.source_lang, pair.target_lang))
@@ -263,7 +281,7 @@ _DIGITS = re.compile(r"\d+(?:[.,]\d+)*")
 
 
 def _other(digits: str, rng: random.Random) -> str:
-    """As many digits, each of them another one."""
+    """Return as many digits, each of them replaced by another one."""
     return "".join(
         str((int(char) + rng.randint(0, 7)) % 9 + 1) if char.isdecimal() else char
         for char in digits
@@ -277,19 +295,23 @@ def _is_missed(pair: Pair) -> bool:
 def _share(
     question: str,
     count: int,
-    of: int,
+    total: int,
     at_most: float | None = None,
     at_least: float | None = None,
     **details: object,
-) -> Figure:
-    if not of:
-        return Figure(question, None, "%", note="no such pair")
-    low, high = wilson(count, of)
+) -> Measurement:
+    if not total:
+        return Measurement(question, None, "%", note="no such pair")
+    low, high = wilson(count, total)
     unit = f"% ({100 * low:.2f} to {100 * high:.2f})"
-    details |= {"count": count, "of": of, "interval": [round(100 * low, 2), round(100 * high, 2)]}
-    value = round(100 * count / of, 2)
-    return Figure(
-        f"{question} ({of:,} pairs)",
+    details |= {
+        "count": count,
+        "of": total,
+        "interval": [round(100 * low, 2), round(100 * high, 2)],
+    }
+    value = round(100 * count / total, 2)
+    return Measurement(
+        f"{question} ({total:,} pairs)",
         value,
         unit,
         at_most=at_most,
@@ -298,11 +320,11 @@ def _share(
     )
 
 
-def wilson(count: int, of: int, z: float = 1.96) -> tuple[float, float]:
-    """The interval of a share that holds it 95 times in 100 (Wilson 1927)."""
-    share, spread = count / of, z * z / of
+def wilson(count: int, total: int, z: float = 1.96) -> tuple[float, float]:
+    """Return the 95 % interval of a share (Wilson 1927)."""
+    share, spread = count / total, z * z / total
     middle = (share + spread / 2) / (1 + spread)
-    half = z * math.sqrt(share * (1 - share) / of + spread / (4 * of)) / (1 + spread)
+    half = z * math.sqrt(share * (1 - share) / total + spread / (4 * total)) / (1 + spread)
     return max(0.0, middle - half), min(1.0, middle + half)
 
 

@@ -26,7 +26,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import torch
 from rich.console import Console
 
-from bench.common import Figure, compare, measure, read_pairs, service, table
+from bench.common import Measurement, compare, measure, read_pairs, service, table
 from bench.kit.random_models import Size, backend, folder, random_mt5
 from bench.kit.work import WorkLog
 from bench.oracle.predict import Upstream
@@ -39,8 +39,8 @@ Pairs = list[SampleForScoring]
 Predict = Callable[[Sequence[SampleForScoring]], list[float]]
 
 
-def questions(sizes: Sequence[Size], device: str, quick: bool) -> Iterator[Figure]:
-    """All figures of this script; the last size is xCOMET's as well."""
+def questions(sizes: Sequence[Size], device: str, quick: bool) -> Iterator[Measurement]:
+    """Yield all measurements of this script; the last size is xCOMET's as well."""
     logging.disable(logging.INFO)
     warnings.filterwarnings("ignore")
     pairs = read_pairs(64 if quick else 1000)
@@ -57,8 +57,8 @@ def questions(sizes: Sequence[Size], device: str, quick: bool) -> Iterator[Figur
 
 def in_one_call(
     kind: Any, size: Size, device: str, title: str, aim: float, pairs: Pairs, repeats: int
-) -> Iterator[Figure]:
-    """All pairs in one call of ours against upstream's way of calling."""
+) -> Iterator[Measurement]:
+    """Compare all pairs in one call of ours with upstream's way of calling."""
     scorer = LocalScorer(backend(kind, size, device, DTYPE, None))
     predict = (one_at_a_time if kind == "metricx" else upstream_predict)(size, device)
     cfg = ScoringConfig(batch_size=len(pairs))
@@ -66,42 +66,44 @@ def in_one_call(
     assert None not in scorer.score_batch(pairs, cfg).sequence_scores, "a sample has no score"
     predict(pairs[:32])
     work = WorkLog.watching(scorer.backend)
-    found = compare(lambda: scorer.score_batch(pairs, cfg), lambda: predict(pairs), repeats)
-    found["pairs"] = len(pairs)
-    found["real_tokens_per_s"] = work.real_tokens / repeats / found["ours_s"]
-    yield Figure(title, found["times_faster"], "times its rate", at_least=aim, details=found)
-    yield Figure("  our rate", found["real_tokens_per_s"], "tokens/s")
-    yield Figure("  padded-token waste of our batches", 100 * work.waste, "%", at_most=5.0)
+    timing = compare(lambda: scorer.score_batch(pairs, cfg), lambda: predict(pairs), repeats)
+    timing["pairs"] = len(pairs)
+    timing["real_tokens_per_s"] = work.real_tokens / repeats / timing["ours_s"]
+    yield Measurement(title, timing["times_faster"], "times its rate", at_least=aim, details=timing)
+    yield Measurement("  our rate", timing["real_tokens_per_s"], "tokens/s")
+    yield Measurement("  padded-token waste of our batches", 100 * work.waste, "%", at_most=5.0)
     if device != "cpu":
         peak = torch.cuda.max_memory_allocated() / 2**30
-        yield Figure("  peak memory of the device, both models", peak, "GiB")
+        yield Measurement("  peak memory of the device, both models", peak, "GiB")
 
 
-def xcomet_in_calls(size: Size, device: str, pairs: Pairs, repeats: int) -> Iterator[Figure]:
-    """Calls of 8 pairs, four callers at once over HTTP, against `predict` on the same 8 each."""
+def xcomet_in_calls(size: Size, device: str, pairs: Pairs, repeats: int) -> Iterator[Measurement]:
+    """Measure calls of 8 pairs, 4 callers over HTTP, against `predict` on the same 8 pairs each."""
     calls = [pairs[start : start + CALL] for start in range(0, len(pairs), CALL)]
     predict = upstream_predict(size, device)
     predict(calls[0])
     flags = ("--kind", "xcomet", "--size", size, "--device", device, "--dtype", DTYPE)
     with service("bench.kit.random_models", *flags, "--cache", "memory") as (_, url):
         asyncio.run(score_in_calls(url, calls, {}))
-        found = compare(
+        timing = compare(
             lambda: asyncio.run(score_in_calls(url, calls, {})),
             lambda: [predict(call) for call in calls],
             repeats,
         )
-    found["pairs"] = len(pairs)
-    yield Figure(
+    timing["pairs"] = len(pairs)
+    yield Measurement(
         f"xCOMET {size} in calls of {CALL}, {CALLERS} callers over HTTP, against predict",
-        found["times_faster"],
+        timing["times_faster"],
         "times its rate",
         at_least=4.0,
-        details=found,
+        details=timing,
     )
 
 
 def one_at_a_time(size: Size, device: str) -> Predict:
-    """As MetricX's predict.py: one example at a time in file order, through transformers' mT5."""
+    """Score like MetricX's predict.py: one example at a time in file order, with transformers'
+    mT5.
+    """
     from transformers import AutoTokenizer
 
     path = folder("metricx", size)
@@ -124,7 +126,7 @@ def one_at_a_time(size: Size, device: str) -> Predict:
 
 
 def upstream_predict(size: Size, device: str) -> Predict:
-    """unbabel-comet's `predict` with its defaults, in a process of its own environment."""
+    """Return unbabel-comet's `predict` with its defaults. It runs in its own environment."""
     return Upstream("--random", size, DTYPE, device)
 
 
@@ -152,18 +154,18 @@ def main() -> int:
     name = "cpu" if args.device == "cpu" else torch.cuda.get_device_name(args.device)
     sizes: tuple[Size, ...] = ("tiny",) if args.size == "tiny" else ("large", "xl")
     trial = args.quick or args.size == "tiny"
-    figures = measure(
+    measurements = measure(
         "gpu_scoring",
         trial,
         lambda _: questions(sizes, args.device, args.quick),
         device=name,
         size=args.size,
     )
-    shown = table(figures)
-    shown.title = f"{name}, bfloat16, random weights" + (
+    output = table(measurements)
+    output.title = f"{name}, bfloat16, random weights" + (
         "; tiny: shows that the script runs, no more" if args.size == "tiny" else ""
     )
-    Console().print(shown)
+    Console().print(output)
     return 0
 
 

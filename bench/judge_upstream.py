@@ -1,8 +1,9 @@
-"""Does the judge keep its upstream full, when a tenth of the answers is slow?
+"""Measure whether the judge uses all slots of its LLM server when a tenth of the answers is slow.
 
-A fake LLM server answers in 0.2 s, every tenth sample in 3 s, however many it is asked at once.
-Bulk: one caller with all samples. The least that is possible: their seconds over the requests that
-the judge may have in hand. Interactive: one sample at a time of another caller meanwhile.
+A fake LLM server answers in 0.2 s, and every tenth sample in 3 s, however many requests arrive at
+once. Bulk: one caller with all samples. The minimum time is the sum of their seconds divided by the
+number of concurrent requests that the judge may have. Interactive: another caller sends one sample
+at a time in the meantime.
 
     python -m bench.judge_upstream [--quick]
 """
@@ -19,7 +20,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 
-from bench.common import Figure, quiet_logs, run
+from bench.common import Measurement, quiet_logs, run
 from bench.kit.judge import GOOD, running_judge
 from bench.kit.servers import running_app
 from scorekit.client import SyncScoringClient
@@ -29,8 +30,8 @@ QUICK_S, SLOW_S = 0.2, 3.0
 VERDICT = json.dumps({"pass": True, "reason_code": "ok", "notes": ""})
 
 
-def questions(quick: bool) -> Iterator[Figure]:
-    """All figures of this script."""
+def questions(quick: bool) -> Iterator[Measurement]:
+    """Yield all measurements of this script."""
     count = 64 if quick else 320
     with (
         running_app(_upstream()) as base,
@@ -40,23 +41,23 @@ def questions(quick: bool) -> Iterator[Figure]:
         samples = [_sample(f"{i} {'slow' if i % 10 == 0 else ''}") for i in range(count)]
         waits: list[float] = []
         over = threading.Event()
-        beside = threading.Thread(target=_ask_one_by_one, args=(url, waits, over))
-        beside.start()
+        single_requests = threading.Thread(target=_ask_one_by_one, args=(url, waits, over))
+        single_requests.start()
         started = time.monotonic()
         results = client.score(samples, priority="bulk")
         seconds = time.monotonic() - started
         over.set()
-        beside.join()
+        single_requests.join()
     assert all(result.ok for result in results)
-    least = sum(SLOW_S if i % 10 == 0 else QUICK_S for i in range(count)) / CONCURRENCY
-    yield Figure(
+    min_s = sum(SLOW_S if i % 10 == 0 else QUICK_S for i in range(count)) / CONCURRENCY
+    yield Measurement(
         f"judge on an LLM, {count} samples, a tenth slow: seconds over the least possible",
-        seconds / max(least, SLOW_S),
+        seconds / max(min_s, SLOW_S),
         "",
         at_most=1.6,
-        details={"seconds": seconds, "least_s": least, "concurrency": CONCURRENCY},
+        details={"seconds": seconds, "least_s": min_s, "concurrency": CONCURRENCY},
     )
-    yield Figure(
+    yield Measurement(
         "  an interactive sample meanwhile, median, over the upstream's own time",
         statistics.median(waits) / QUICK_S,
         "",
@@ -69,8 +70,8 @@ def _upstream() -> FastAPI:
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> dict[str, Any]:
-        asked = (await request.json())["messages"][1]["content"]
-        await asyncio.sleep(SLOW_S if "slow" in asked else QUICK_S)
+        user_text = (await request.json())["messages"][1]["content"]
+        await asyncio.sleep(SLOW_S if "slow" in user_text else QUICK_S)
         message = {"role": "assistant", "content": VERDICT}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         return {"id": "x", "object": "chat.completion", "choices": [choice]}

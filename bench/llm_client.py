@@ -1,7 +1,8 @@
-"""How many chat requests can a core send through our LLM client, when the server answers at once?
+"""Measure how many chat requests per second of one core our LLM client can send.
 
-The server is a process of its own that parses next to nothing. Ours and the OpenAI SDK (without
-retries of its own, as a driver would use it) take turns; counted are CPU seconds of the client.
+The server is a separate process that parses almost nothing and answers at once. Our
+client and the OpenAI SDK (without its retries, as a driver would use it) take turns. CPU seconds of
+the client are counted.
 
     python -m bench.llm_client [--quick]
 """
@@ -17,7 +18,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from bench.common import Figure, quiet_logs, run
+from bench.common import Measurement, quiet_logs, run
 from demo.processes import free_port
 from scorekit.llm import LLMClient, Sampling
 from scorekit.processes import end_worker_with_parent
@@ -31,24 +32,26 @@ ANSWER = "번역된 문장은 이만큼 길다. " * 10
 AIM = 1000
 
 
-def questions(quick: bool) -> Iterator[Figure]:
-    """All figures of this script."""
+def questions(quick: bool) -> Iterator[Measurement]:
+    """Yield all measurements of this script."""
     count, repeats = (300, 2) if quick else (2000, 5)
     with instant_server() as url:
         for at_once in (32, 256):
-            ours, theirs = [], []
+            client_times, sdk_times = [], []
             for _ in range(repeats):
-                ours.append(asyncio.run(_ours(url, at_once, count)))
-                theirs.append(asyncio.run(_sdk(url, at_once, count)))
-            mine, other = map(statistics.median, (ours, theirs))
-            yield Figure(
+                client_times.append(asyncio.run(_ours(url, at_once, count)))
+                sdk_times.append(asyncio.run(_sdk(url, at_once, count)))
+            client_s, sdk_s = map(statistics.median, (client_times, sdk_times))
+            yield Measurement(
                 f"chat requests, {at_once} at once, one process",
-                mine,
+                client_s,
                 "a CPU second",
                 at_least=AIM,
-                details={"ours": ours, "sdk": theirs},
+                details={"ours": client_times, "sdk": sdk_times},
             )
-            yield Figure(f"  against the OpenAI SDK, {at_once} at once", mine / other, "times")
+            yield Measurement(
+                f"  against the OpenAI SDK, {at_once} at once", client_s / sdk_s, "times"
+            )
 
 
 async def _ours(url: str, at_once: int, count: int) -> float:
@@ -86,7 +89,7 @@ async def _per_cpu_second(at_once: int, count: int, ask: Callable[[], Awaitable[
 
 @contextmanager
 def instant_server() -> Iterator[str]:
-    """The URL of a chat server that answers everything at once, in a process of its own."""
+    """Start a chat server in a separate process that answers at once; yield its URL."""
     port = free_port()
     process = multiprocessing.get_context("spawn").Process(target=_serve, args=(port,), daemon=True)
     process.start()
@@ -132,8 +135,8 @@ class _Instant(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._read += data
         while (end := self._read.find(b"\r\n\r\n")) >= 0:
-            _, _, rest = self._read[:end].lower().partition(b"content-length: ")
-            total = end + 4 + int(rest.partition(b"\r\n")[0] or 0)
+            _, _, after_name = self._read[:end].lower().partition(b"content-length: ")
+            total = end + 4 + int(after_name.partition(b"\r\n")[0] or 0)
             if len(self._read) < total:
                 return
             self._read = self._read[total:]

@@ -1,10 +1,11 @@
-"""How long does it take to give each token of a batch its span reward?
+"""Measure how long it takes to give each token of a batch its span reward.
 
-512 completions of 512 tokens, cut from the Korean side of demo/data/pydocs.jsonl, with 5 error
-spans each: `compute_token_char_offsets` and `spans_to_token_rewards` together, by the demo policy's
-tokenizer (sentencepiece with byte fallback) and by a byte-level BPE trained on the same text. Rare
-characters are put in between, so that both have tokens that are parts of a character. Seconds of
-processor time: all of it is one thread's work.
+The batch has 512 completions of 512 tokens, cut from the Korean side of demo/data/pydocs.jsonl,
+with 5 error spans each. Measured are `compute_token_char_offsets` and `spans_to_token_rewards`
+together, with the demo policy's tokenizer (sentencepiece with byte fallback) and with a byte-level
+BPE trained on the same text. Rare characters are inserted, so that both tokenizers have tokens that
+are parts of a character. The unit is seconds of processor time, because all work is done by one
+thread.
 
     python -m bench.offsets [--quick]
 """
@@ -17,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from bench.common import ROOT, Figure, run
+from bench.common import ROOT, Measurement, run
 from demo.madlad_shard import documents
 from scorekit.schemas import ErrorSpan, Severity
 from trainer.translation.offsets import compute_token_char_offsets
@@ -30,8 +31,8 @@ SEVERITIES: tuple[Severity, ...] = ("MINOR", "MAJOR", "CRITICAL")
 RARE = "龘𠮷ꙮ🦜쀍"  # in no vocabulary of the two
 
 
-def questions(quick: bool) -> Iterator[Figure]:
-    """All figures of this script."""
+def questions(quick: bool) -> Iterator[Measurement]:
+    """Yield all measurements of this script."""
     count = 16 if quick else 512
     text = "\n".join(documents("ko"))
     for name, tokenizer in (
@@ -43,7 +44,7 @@ def questions(quick: bool) -> Iterator[Figure]:
         credit(tokenizer, completions[:8], spans[:8])  # what the tokenizer keeps is kept
         runs = [credit(tokenizer, completions, spans) for _ in range(5)]
         both = statistics.median(a + b for a, b in runs)
-        yield Figure(
+        yield Measurement(
             f"token rewards of {count} x {TOKENS} tokens, {name}",
             both,
             "s",
@@ -61,7 +62,7 @@ def questions(quick: bool) -> Iterator[Figure]:
 def credit(
     tokenizer: Any, completions: list[list[int]], spans: list[tuple[str, list[ErrorSpan]]]
 ) -> tuple[float, float]:
-    """Seconds of processor time of the offsets, and of the token rewards."""
+    """Return the processor seconds of the offsets, and of the token rewards."""
     offsets: list[list[tuple[int, int]]] = []
     weights = RewardConfig().severity_weights.model_dump()
 
@@ -82,15 +83,18 @@ def _cpu_seconds(work: Callable[[], None]) -> float:
 
 
 def _completions(tokenizer: Any, text: str, count: int) -> list[list[int]]:
-    """Each starts elsewhere in the text, and has a rare character after every 200."""
-    found = []
+    """Return completions of the text with a rare character after every 200 characters.
+
+    Each completion starts at another position of the text.
+    """
+    completions = []
     for n in range(count):
         start = n * 997 % (len(text) - 2200)
-        piece = text[start : start + 2200]
-        rare = "".join(piece[i : i + 200] + RARE[n % len(RARE)] for i in range(0, 2200, 200))
+        segment = text[start : start + 2200]
+        rare = "".join(segment[i : i + 200] + RARE[n % len(RARE)] for i in range(0, 2200, 200))
         ids = tokenizer(rare, add_special_tokens=False)["input_ids"][: TOKENS - 1]
-        found.append([*ids, tokenizer.eos_token_id])
-    return found
+        completions.append([*ids, tokenizer.eos_token_id])
+    return completions
 
 
 def _spans(tokenizer: Any, ids: list[int], seed: int) -> tuple[str, list[ErrorSpan]]:
@@ -119,7 +123,7 @@ def _demo_tokenizer() -> Any:
 
 
 def _byte_level(text: str) -> Any:
-    """In the form of Qwen and GPT-2."""
+    """Return a byte-level tokenizer like those of Qwen and GPT-2."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 

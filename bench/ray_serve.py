@@ -1,7 +1,7 @@
-"""What does a second replica on Ray Serve bring, and how much passes Ray's proxy?
+"""Measure the gain of a second replica on Ray Serve, and the throughput of Ray's proxy.
 
-The backend is the fake one, every answer is checked. Cluster and load share this machine, so the
-model's time is a pause: the cores are busy with the way there alone.
+The backend is the fake one, and every answer is checked. Cluster and load share this machine. So
+the model sleeps instead of computing, and the cores are busy only with the transport.
 
     python -m bench.ray_serve [--quick]
 """
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from bench.common import Figure, compare, run, service
+from bench.common import Measurement, compare, run, service
 from bench.kit.load import batches, check, distinct_samples, encode, send_and_time
 from demo.processes import free_port
 
@@ -24,61 +24,67 @@ REQUEST = 16  # pairs
 SECONDS_PER_PAIR = 0.01
 
 
-def questions(quick: bool) -> Iterator[Figure]:
-    """All figures of this script."""
+def questions(quick: bool) -> Iterator[Measurement]:
+    """Yield all measurements of this script."""
     repeats, requests = (2, 32) if quick else (5, 64)
     with cluster() as url:
         yield two_against_one(url, repeats, requests)
         yield from ceiling(url, repeats, 100 if quick else 1000)
 
 
-def two_against_one(url: str, repeats: int, requests: int) -> Figure:
-    """The same requests to an application of two replicas and to one of one, in turn."""
+def two_against_one(url: str, repeats: int, requests: int) -> Measurement:
+    """Send the same requests to applications of two replicas and of one, in turn."""
     for name, replicas in (("one", 1), ("two", 2)):
         deploy(name, replicas, seconds_per_pair=SECONDS_PER_PAIR)
         ask(f"{url}/{name}", 4 * CONNECTIONS, 1)  # so that the proxy knows the replicas
-    found = compare(
+    timing = compare(
         lambda: ask(f"{url}/two", requests, REQUEST),
         lambda: ask(f"{url}/one", requests, REQUEST),
         repeats,
     )
-    found["pairs_a_run"] = requests * REQUEST
+    timing["pairs_a_run"] = requests * REQUEST
     for name in ("one", "two"):
         delete(name)
-    return Figure(
+    return Measurement(
         "Ray Serve, 2 replicas against 1, 10 ms a pair",
-        found["times_faster"],
+        timing["times_faster"],
         "times the rate",
         at_least=1.8,
-        details=found,
+        details=timing,
     )
 
 
-def ceiling(url: str, repeats: int, singles: int) -> Iterator[Figure]:
-    """A model that takes no time behind the one proxy; beside it the service without Ray."""
+def ceiling(url: str, repeats: int, singles: int) -> Iterator[Measurement]:
+    """Measure a model that takes no time behind the proxy, and the same service without Ray."""
     deploy("free", 2)
     with service(FAKE, "--cache", "memory") as (_, plain):
         for pairs, requests in ((1, singles), (64, singles // 5)):
-            for at in (f"{url}/free", plain):
-                ask(at, requests // 10, pairs)
-            ours, theirs = [], []
+            for target in (f"{url}/free", plain):
+                ask(target, requests // 10, pairs)
+            ray_rates, plain_rates = [], []
             for _ in range(repeats):
-                ours.append(requests / ask(f"{url}/free", requests, pairs))
-                theirs.append(requests / ask(plain, requests, pairs))
-            details = {"runs_per_s": ours, "plain_runs_per_s": theirs, "requests_a_run": requests}
+                ray_rates.append(requests / ask(f"{url}/free", requests, pairs))
+                plain_rates.append(requests / ask(plain, requests, pairs))
+            details = {
+                "runs_per_s": ray_rates,
+                "plain_runs_per_s": plain_rates,
+                "requests_a_run": requests,
+            }
             many = "s" if pairs > 1 else ""
-            yield Figure(
+            yield Measurement(
                 f"Ray's proxy, 2 replicas, {pairs} pair{many} a request",
-                statistics.median(ours),
+                statistics.median(ray_rates),
                 "requests/s",
                 details=details,
             )
-            yield Figure("  the plain service beside it", statistics.median(theirs), "requests/s")
+            yield Measurement(
+                "  the plain service beside it", statistics.median(plain_rates), "requests/s"
+            )
     delete("free")
 
 
 def ask(url: str, requests: int, pairs: int) -> float:
-    """Seconds for that many requests; every answer is right."""
+    """Return the seconds of that many requests, and check every answer."""
     root, _, prefix = url.removeprefix("http://").partition("/")
     path = f"POST /{prefix}/v1/score" if prefix else "POST /v1/score"
     parts = batches(distinct_samples(requests * pairs), pairs)
@@ -98,7 +104,7 @@ def ask(url: str, requests: int, pairs: int) -> float:
 
 @contextmanager
 def cluster() -> Iterator[str]:
-    """A local Ray with Serve, of our own; gives the proxy's URL."""
+    """Start a separate local Ray with Serve; yield the proxy's URL."""
     import ray
     from ray import serve
 
@@ -133,7 +139,7 @@ def start_serve(**options: Any) -> None:
 
 
 def deploy(name: str, replicas: int, **args: Any) -> None:
-    """The fake under `/name`, ready."""
+    """Deploy the fake under `/name`, and wait until it is ready."""
     from ray import serve
 
     from deploy.ray.apps import Scorer
@@ -145,7 +151,7 @@ def deploy(name: str, replicas: int, **args: Any) -> None:
 
 
 def delete(name: str) -> None:
-    """Its replicas are gone."""
+    """Delete the application and its replicas."""
     from ray import serve
 
     serve.delete(name)

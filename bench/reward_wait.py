@@ -1,10 +1,11 @@
-"""How long does a training step wait for rewards, when each service answers in 2 s?
+"""Measure how long a training step waits for rewards when each service answers in 2 s.
 
-The demo policy, 32 prompts x 8 samples x at most 48 tokens, MetricX and xCOMET over HTTP: a fake of
-each, which answers every request 2 s after it came, however many come at once. As the trainer does
-it (a group is put to both services as soon as it is generated), against all samples put to both
-after generation, and to one service after the other, as TRL calls reward functions. The forward
-passes of the reference stand between generation and the wait in all three.
+The demo policy samples 32 prompts x 8 samples x at most 48 tokens. MetricX and xCOMET are fakes
+over HTTP, which answer every request after 2 s, however many arrive at once. Three ways are
+compared. The trainer's: a group is sent to both services as soon as it is generated. The second:
+all samples are sent to both services after generation. The third: they are sent to one service
+after the other, as TRL calls reward functions. In all three, the forward passes of the reference
+are between generation and the wait.
 
     python -m bench.reward_wait [--quick]
 """
@@ -18,28 +19,28 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
-from bench.common import ROOT, WORK, Figure, quiet_logs, run
+from bench.common import ROOT, WORK, Measurement, quiet_logs, run
 from bench.kit.servers import running_app, wait_ready
 from scorekit.config import load_config
 from scorekit.server.app import create_app
 from scorekit.server.fake import FakeBackend
 from scorekit.server.http.settings import ServiceSettings
-from trainer.translation.config import TrainerConfig
+from trainer.translation.config import TranslationConfig
 from trainer.translation.data import load_examples
-from trainer.translation.rewards.score_batch import Scores, ServiceName
-from trainer.translation.rewards.services import Rewarder
+from trainer.translation.rewards.reward_batch import Scores, ServiceName
+from trainer.translation.rewards.services import RewardClient
 
 ANSWER_S = 2.0
 PARTS = ("rollout_s", "logprob_s", "reward_s", "update_s")
 
 
-def questions(quick: bool) -> Iterator[Figure]:
-    """All figures of this script."""
+def questions(quick: bool) -> Iterator[Measurement]:
+    """Yield all measurements of this script."""
     quiet_logs()
     prompts, samples, tokens, repeats = (4, 2, 16, 1) if quick else (32, 8, 48, 3)
     with _service("metricx") as metricx, _service("xcomet") as xcomet:
         cfg = load_config(
-            TrainerConfig,
+            TranslationConfig,
             None,
             [
                 f"policy.path={ROOT / 'demo/models/policy'}",
@@ -55,81 +56,91 @@ def questions(quick: bool) -> Iterator[Figure]:
                 "misc.caching=false",
             ],
         )
-        found = _measure(cfg, repeats)
-    ours, at_once, in_turn = (_median(found[name]) for name in WAYS)
-    details = {name: found[name] for name in WAYS}
-    yield Figure("step's wait for rewards, one service after the other", in_turn["reward_s"], "s")
-    yield Figure(
+        runs_by_way = _measure(cfg, repeats)
+    overlapped, at_once, in_turn = (_median(runs_by_way[name]) for name in WAYS)
+    details = {name: runs_by_way[name] for name in WAYS}
+    yield Measurement(
+        "step's wait for rewards, one service after the other", in_turn["reward_s"], "s"
+    )
+    yield Measurement(
         "step's wait for rewards, both services after generation", at_once["reward_s"], "s"
     )
-    yield Figure("step's wait for rewards, overlap", ours["reward_s"], "s", details=details)
-    yield Figure(
+    yield Measurement(
+        "step's wait for rewards, overlap", overlapped["reward_s"], "s", details=details
+    )
+    yield Measurement(
         "  share of one service after the other",
-        ours["reward_s"] / in_turn["reward_s"],
+        overlapped["reward_s"] / in_turn["reward_s"],
         "",
         at_most=0.5,
     )
-    yield Figure("  share of both after generation", ours["reward_s"] / at_once["reward_s"], "")
-    for name, parts in zip(WAYS, (ours, at_once, in_turn), strict=True):
-        whole = sum(parts.values())
-        yield Figure(
+    yield Measurement(
+        "  share of both after generation", overlapped["reward_s"] / at_once["reward_s"], ""
+    )
+    for name, parts in zip(WAYS, (overlapped, at_once, in_turn), strict=True):
+        total_s = sum(parts.values())
+        yield Measurement(
             f"  share of the step that waits, {name}",
-            100 * parts["reward_s"] / whole,
+            100 * parts["reward_s"] / total_s,
             "%",
             details=parts,
         )
 
 
-def _measure(cfg: TrainerConfig, repeats: int) -> dict[str, list[dict[str, float]]]:
-    """Seconds of the parts of each step, the ways in turn; a first step each is not counted."""
+def _measure(cfg: TranslationConfig, repeats: int) -> dict[str, list[dict[str, float]]]:
+    """Return the seconds of each step's parts, the ways in turn; each first step is left out."""
+    from trainer.rl.distributed import DistributedContext
     from trainer.rl.policy import prepare_torch
-    from trainer.rl.world import World
     from trainer.translation.train import open_trainer
 
-    world = World(
+    world = DistributedContext(
         prepare_torch(cfg.misc.device, cfg.misc.threads),
         cfg.misc.trackers,
         WORK / "reward_wait/trackers",
     )
     examples = load_examples(str(ROOT / "demo/data/rl_prompts.jsonl"), limit=512)
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in WAYS}
-    with closing(Rewarder(cfg.reward, caching=False)) as rewarder, ExitStack() as held:
-        loop = open_trainer(cfg, rewarder, examples, {}, world, held)
+    runs_by_way: dict[str, list[dict[str, float]]] = {name: [] for name in WAYS}
+    with closing(RewardClient(cfg.reward, caching=False)) as rewarder, ExitStack() as stack:
+        loop = open_trainer(cfg, rewarder, examples, {}, world, stack)
         task: Any = loop.task
         update = 0
         for turn in range(repeats + 1):
             for name, way in WAYS.items():
                 update += 1
-                asked: Any = rewarder if way is None else Afterwards(rewarder, way)
-                task.collector.rewarder = asked
+                reward_client: Any = rewarder if way is None else Afterwards(rewarder, way)
+                task.collector.rewarder = reward_client
                 line = loop.step(update)
                 assert line is not None
                 assert line["reward_coverage"] > 0.5, "a service failed"
                 if turn:
-                    found[name].append({part: line[part] for part in PARTS})
+                    runs_by_way[name].append({part: line[part] for part in PARTS})
     shutil.rmtree(WORK / "reward_wait", ignore_errors=True)
-    return found
+    return runs_by_way
 
 
 Texts = list[tuple[str, str]]
 
 
 class Afterwards:
-    """In a Rewarder's place: keeps the groups of a batch and asks for all of them, as `way` does,
-    once a score is wanted."""
+    """Replaces a RewardClient. It collects the groups of a batch.
 
-    def __init__(self, rewarder: Rewarder, way: Callable[[Rewarder, Texts], Scores]) -> None:
+    When the first score is needed, `way` requests all scores.
+    """
+
+    def __init__(
+        self, rewarder: RewardClient, way: Callable[[RewardClient, Texts], Scores]
+    ) -> None:
         self.rewarder, self.way = rewarder, way
 
-    def batch(self, hurry: Callable[[], bool]) -> Any:
-        """A batch that only collects. hurry: never, in a measurement."""
+    def batch(self, should_stop: Callable[[], bool]) -> Any:
+        """Return a batch that only collects. should_stop: not used in a measurement."""
         return Collected(self)
 
 
 class Collected:
-    """A batch whose groups wait for its end."""
+    """A batch that requests no scores before all its groups are submitted."""
 
-    hurried = False
+    was_stopped = False
 
     def __init__(self, after: Afterwards) -> None:
         self.after = after
@@ -143,31 +154,33 @@ class Collected:
 
 
 class Part:
-    """A group's place in its batch."""
+    """The position of a group in its batch."""
 
     def __init__(self, batch: Collected, start: int, end: int) -> None:
-        self.batch, self.place = batch, slice(start, end)
+        self.batch, self.index_range = batch, slice(start, end)
 
     def result(self) -> Scores:
-        """The group's scores; the first one asks for all."""
+        """Return the group's scores. The first call requests all of them."""
         batch = self.batch
         if batch.scores is None:
             batch.scores = batch.after.way(batch.after.rewarder, batch.texts)
-        return Scores({name: found[self.place] for name, found in batch.scores.results.items()})
+        return Scores(
+            {name: values[self.index_range] for name, values in batch.scores.results.items()}
+        )
 
 
-def _both(rewarder: Rewarder, texts: Texts) -> Scores:
+def _both(rewarder: RewardClient, texts: Texts) -> Scores:
     return rewarder.batch().submit(texts).result()
 
 
-def _in_turn(rewarder: Rewarder, texts: Texts) -> Scores:
-    found: dict[ServiceName, Any] = {}
+def _in_turn(rewarder: RewardClient, texts: Texts) -> Scores:
+    results: dict[ServiceName, Any] = {}
     for name in rewarder.needed:
-        found |= rewarder.batch([name]).submit(texts).result().results
-    return Scores(found)
+        results |= rewarder.batch([name]).submit(texts).result().results
+    return Scores(results)
 
 
-WAYS: dict[str, Callable[[Rewarder, Texts], Scores] | None] = {
+WAYS: dict[str, Callable[[RewardClient, Texts], Scores] | None] = {
     "overlap": None,
     "both after generation": _both,
     "one after the other": _in_turn,
@@ -176,7 +189,7 @@ WAYS: dict[str, Callable[[Rewarder, Texts], Scores] | None] = {
 
 @contextmanager
 def _service(name: Any) -> Iterator[str]:
-    """A fake service that answers each request for scores ANSWER_S later."""
+    """Serve a fake service that answers each scoring request ANSWER_S later."""
     app = create_app(FakeBackend(name), ServiceSettings(cache="memory"))
 
     async def late(scope: Any, receive: Any, send: Any) -> None:

@@ -1,4 +1,4 @@
-"""How fast does a corpus become a sample, and does memory stay flat?
+"""Measure how fast a corpus is sampled, and whether memory stays constant.
 
 The corpus is the Korean side of demo/data/pydocs.jsonl, every line of every copy made different by
 its number. Rates are per second of processor time of one core.
@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.common import WORK, Figure, in_own_process, run
+from bench.common import WORK, Measurement, in_own_process, run
 from demo.madlad_shard import documents, write_shard
 from synth.config import BucketingConfig, SynthConfig
-from synth.context import Context
-from synth.folder.begin import begin
+from synth.context import StageContext
 from synth.record import source_id
 from synth.sources.measure import make_measure
 from synth.sources.sampling import BottomK, bucket_of, plan_quotas, prioritise
 from synth.stages.sample_sources import SampleSources
+from synth.storage.stage_start import prepare_stage
 
 FOLDER = WORK / "sampling"
 
@@ -37,24 +37,24 @@ class Sizes:
     pool: int = 20_000
 
 
-def questions(quick: bool) -> Iterator[Figure]:
-    """All figures of this script."""
+def questions(quick: bool) -> Iterator[Measurement]:
+    """Yield all measurements of this script."""
     sizes = Sizes(2, 4, 500) if quick else Sizes()
     shutil.rmtree(FOLDER, ignore_errors=True)
     yield from sampling_step(sizes)
-    found = [whole_stage(copies, sizes.pool) for copies in (sizes.small, sizes.large)]
+    results = [whole_stage(copies, sizes.pool) for copies in (sizes.small, sizes.large)]
     shutil.rmtree(FOLDER, ignore_errors=True)
-    for told in found:
-        yield Figure(
-            f"sample_sources, {told['pieces']:,} segments and blobs, pool of {sizes.pool:,}",
-            told["pieces"] / told["cpu_s"],
+    for result in results:
+        yield Measurement(
+            f"sample_sources, {result['pieces']:,} segments and blobs, pool of {sizes.pool:,}",
+            result["pieces"] / result["cpu_s"],
             "segments/s a core",
-            details=told,
+            details=result,
         )
-    small, large = found
-    yield Figure("  peak memory of the smaller corpus", small["peak_mib"], "MiB")
-    yield Figure("  peak memory of the larger corpus", large["peak_mib"], "MiB")
-    yield Figure(
+    small, large = results
+    yield Measurement("  peak memory of the smaller corpus", small["peak_mib"], "MiB")
+    yield Measurement("  peak memory of the larger corpus", large["peak_mib"], "MiB")
+    yield Measurement(
         f"  memory at {large['pieces'] / small['pieces']:.0f} times the segments",
         large["peak_mib"] / small["peak_mib"],
         "times that of the smaller",
@@ -62,8 +62,8 @@ def questions(quick: bool) -> Iterator[Figure]:
     )
 
 
-def sampling_step(sizes: Sizes) -> Iterator[Figure]:
-    """Name, hash and offer segments that are cut and measured."""
+def sampling_step(sizes: Sizes) -> Iterator[Measurement]:
+    """Measure naming, hashing and offering segments that are cut and measured already."""
     lines = [line for text in documents("ko") for line in text.split("\n") if line]
     edges = BucketingConfig().boundaries
     lengths = make_measure(BucketingConfig(), "ko")(lines)
@@ -78,7 +78,7 @@ def sampling_step(sizes: Sizes) -> Iterator[Figure]:
             sample.offer(bucket_of(length, edges) or 0, priority(source_id(text)))
         seconds += time.process_time() - started
         number += len(texts)
-    yield Figure(
+    yield Measurement(
         "sampling step: name, hash, bucket, offer",
         number / seconds,
         "segments/s a core",
@@ -88,7 +88,7 @@ def sampling_step(sizes: Sizes) -> Iterator[Figure]:
 
 
 def whole_stage(copies: int, pool: int) -> dict[str, Any]:
-    """The stage from files to shards and Parquet, in a process of its own."""
+    """Run the stage from files to shards and Parquet, in a separate process."""
     corpus = FOLDER / f"corpus-{copies}"
     texts = documents("ko")
     for start in range(0, copies, 10):
@@ -104,9 +104,9 @@ def whole_stage(copies: int, pool: int) -> dict[str, Any]:
 def _run_stage(copies: int, pool: int) -> dict[str, Any]:
     out = FOLDER / f"out-{copies}"
     cfg = _config(out, pool, [str(FOLDER / f"corpus-{copies}/data/ko/*.gz")])
-    ctx, stage = Context(cfg, out), SampleSources()
+    ctx, stage = StageContext(cfg, out), SampleSources()
     wall, cpu = time.perf_counter(), time.process_time()
-    stage.run(ctx, begin(stage, [], ctx))
+    stage.run(ctx, prepare_stage(stage, [], ctx))
     return {
         "pieces": ctx.stats.records_in,
         "sampled": ctx.stats.records_out,
@@ -117,7 +117,7 @@ def _run_stage(copies: int, pool: int) -> dict[str, Any]:
 
 
 def peak_mib() -> float:
-    """Most memory that this process ever held."""
+    """Return the peak memory of this process so far."""
     status = Path("/proc/self/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) / 1024
 

@@ -1,4 +1,4 @@
-"""What do our batches give against upstream's own way of calling the same checkpoint?
+"""Compare our batches with upstream's own way of calling the same checkpoint.
 
 Same pairs, same process tree, same precision, one thread a model, no cache; the two sides run in
 turn, and a figure is the ratio of the medians. The checkpoints have 25 million parameters outside
@@ -28,7 +28,7 @@ import torch
 from bench import checkpoints
 from bench.common import (
     ROOT,
-    Figure,
+    Measurement,
     compare,
     largest_difference,
     read_pairs,
@@ -49,15 +49,15 @@ CALLERS = 4
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much is measured."""
+    """Holds the sizes of the measurement."""
 
     pairs: int = 1000
     repeats: int = 5
     job_repeats: int = 3  # of the job with a cold and a warm Redis
 
 
-def questions(quick: bool) -> Iterator[Figure]:
-    """All figures of this script."""
+def questions(quick: bool) -> Iterator[Measurement]:
+    """Yield all measurements of this script."""
     torch.set_num_threads(1)
     logging.disable(logging.INFO)  # Lightning's notes, once a call
     warnings.filterwarnings("ignore")
@@ -85,8 +85,8 @@ def _local_xcomet(folder: Path, dtype: str = "float32") -> Any:
     return XCometXLScorer(str(folder), device="cpu", dtype=dtype, threads=1)
 
 
-def xcomet_in_one_call(folder: Path, pairs: Pairs, repeats: int) -> Iterator[Figure]:
-    """All pairs in one call; the waste and the arithmetic are counted in the same runs."""
+def xcomet_in_one_call(folder: Path, pairs: Pairs, repeats: int) -> Iterator[Measurement]:
+    """Measure all pairs in one call; waste and arithmetic are counted in the same runs."""
     scorer, predict = _local_xcomet(folder), _upstream(folder)
     cfg = ScoringConfig(batch_size=len(pairs))
     scorer.score_batch(pairs[:CALL], cfg)
@@ -94,31 +94,36 @@ def xcomet_in_one_call(folder: Path, pairs: Pairs, repeats: int) -> Iterator[Fig
     work = WorkLog.watching(scorer.backend)
     shape = checkpoints.XCOMET
     rate = matmul_flops_per_s(shape["hidden"], shape["intermediate"], rows=1024)
-    found = compare(lambda: scorer.score_batch(pairs, cfg), lambda: predict(pairs), repeats)
+    timing = compare(lambda: scorer.score_batch(pairs, cfg), lambda: predict(pairs), repeats)
     rate = max(rate, matmul_flops_per_s(shape["hidden"], shape["intermediate"], rows=1024))
-    found["pairs"] = len(pairs)
+    timing["pairs"] = len(pairs)
     question = f"xCOMET 25 M, {len(pairs)} pairs in one call, against predict(batch_size=16)"
-    yield Figure(question, found["times_faster"], "times its rate", at_least=1.25, details=found)
-    ours = scorer.score_batch(pairs, cfg).sequence_scores
-    difference = largest_difference(ours, predict(pairs))
-    yield Figure("  largest difference of its scores", difference, "", at_most=1e-5)
+    yield Measurement(
+        question, timing["times_faster"], "times its rate", at_least=1.25, details=timing
+    )
+    local_scores = scorer.score_batch(pairs, cfg).sequence_scores
+    difference = largest_difference(local_scores, predict(pairs))
+    yield Measurement("  largest difference of its scores", difference, "", at_most=1e-5)
     details: dict[str, Any] = {"real_tokens": work.real_tokens, "padded_tokens": work.padded_tokens}
-    yield Figure(
+    yield Measurement(
         "  padded-token waste of our batches",
         100 * work.waste,
         "%",
         at_most=5.0,
         details=details | {"batches": work.batches},
     )
-    yield from _share_of_the_machine(work, rate, found["ours_s"], repeats)
+    yield from _share_of_the_machine(work, rate, timing["ours_s"], repeats)
 
 
 def _share_of_the_machine(
     work: WorkLog, rate: float, seconds: float, repeats: int
-) -> Iterator[Figure]:
-    """FLOPs of the encoder (its linear layers and attention) a second, of the rate that torch.mm
-    reaches alone with the same shapes on as many rows as a batch holds tokens: the better of a
-    measurement before the runs and one after them."""
+) -> Iterator[Measurement]:
+    """Compare the encoder's FLOPs per second with the rate of torch.mm alone.
+
+    The FLOPs are those of the encoder's linear layers and attention. torch.mm multiplies the same
+    shapes, with as many rows as a batch has tokens. Its rate is the better one of a measurement
+    before the runs and one after them.
+    """
     shape = checkpoints.XCOMET
     runs = repeats + 1  # the one for the scores was watched, too
     real = work.flops(padded=False, **shape) / runs
@@ -130,7 +135,7 @@ def _share_of_the_machine(
         "share_with_padding_percent": 100 * padded / seconds / rate,
         "share_of_the_seconds_in_forward_percent": 100 * work.seconds / runs / seconds,
     }
-    yield Figure(
+    yield Measurement(
         "  share of the machine's matrix-product rate, real tokens",
         100 * real / seconds / rate,
         "%",
@@ -138,35 +143,42 @@ def _share_of_the_machine(
     )
 
 
-def xcomet_in_calls(folder: Path, pairs: Pairs, repeats: int) -> Iterator[Figure]:
-    """Calls of 8 pairs, four callers at once over HTTP, against `predict` on the same 8 pairs
-    each (one after another: it is not thread-safe)."""
+def xcomet_in_calls(folder: Path, pairs: Pairs, repeats: int) -> Iterator[Measurement]:
+    """Measure calls of 8 pairs, 4 callers over HTTP, against `predict` on the same 8 pairs each.
+
+    `predict` gets one call after another, because it is not thread-safe.
+    """
     predict = _upstream(folder)
     calls = [pairs[start : start + CALL] for start in range(0, len(pairs), CALL)]
     predict(calls[0])
     scores: dict[int, list[float]] = {}
 
-    def theirs() -> list[float]:
+    def upstream_calls() -> list[float]:
         return [score for call in calls for score in predict(call)]
 
     with service(
         "services.xcomet", "--model", str(folder), "--threads", "1", "--cache", "memory"
     ) as (_, url):
         asyncio.run(score_in_calls(url, calls[:CALLERS], {}))
-        found = compare(lambda: asyncio.run(score_in_calls(url, calls, scores)), theirs, repeats)
+        timing = compare(
+            lambda: asyncio.run(score_in_calls(url, calls, scores)), upstream_calls, repeats
+        )
         waste = waste_percent(url)
-    found["pairs"] = len(pairs)
-    yield Figure(
+    timing["pairs"] = len(pairs)
+    yield Measurement(
         f"xCOMET 25 M in calls of {CALL}, {CALLERS} callers over HTTP, against predict",
-        found["times_faster"],
+        timing["times_faster"],
         "times its rate",
         at_least=1.2,
-        details=found,
+        details=timing,
     )
-    yield Figure("  padded-token waste of its batches", waste, "%")
-    ours = [score for k in range(len(calls)) for score in scores[k]]
-    yield Figure(
-        "  largest difference of its scores", largest_difference(ours, theirs()), "", at_most=1e-5
+    yield Measurement("  padded-token waste of its batches", waste, "%")
+    service_scores = [score for k in range(len(calls)) for score in scores[k]]
+    yield Measurement(
+        "  largest difference of its scores",
+        largest_difference(service_scores, upstream_calls()),
+        "",
+        at_most=1e-5,
     )
 
 
@@ -188,8 +200,11 @@ async def score_in_calls(url: str, calls: list[Pairs], scores: dict[int, list[fl
 
 
 class UpstreamMetricX:
-    """As upstream's predict.py scores: one example at a time, in the order of the file, through
-    transformers' own mT5. Without the costs of its Trainer, which are not counted against it."""
+    """Scores like upstream's predict.py: one example at a time, in file order, with transformers'
+    own mT5.
+
+    The costs of its Trainer are left out, which favors upstream.
+    """
 
     def __init__(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
         from demo.train.checkpoints import MetricX
@@ -198,7 +213,7 @@ class UpstreamMetricX:
         self.plain.model.to(dtype)
 
     def __call__(self, pairs: Sequence[SampleForScoring]) -> list[float]:
-        """Scores in order."""
+        """Return the scores in order."""
         return [self.plain([pair.src], [pair.mt])[0] for pair in pairs]
 
 
@@ -210,39 +225,43 @@ def _local_metricx(folder: Path, dtype: str = "float32") -> Any:
 
 def metricx_against_one_at_a_time(
     name: str, folder: Path, pairs: Pairs, repeats: int
-) -> Iterator[Figure]:
-    """All pairs in one call against one by one."""
+) -> Iterator[Measurement]:
+    """Compare all pairs in one call with one at a time."""
     scorer, predict = _local_metricx(folder), UpstreamMetricX(folder)
     cfg = ScoringConfig(batch_size=len(pairs))
     scorer.score_batch(pairs[:CALL], cfg)
     predict(pairs[:CALL])
     work = WorkLog.watching(scorer.backend)
-    found = compare(lambda: scorer.score_batch(pairs, cfg), lambda: predict(pairs), repeats)
-    found |= {"pairs": len(pairs), "waste_percent": 100 * work.waste}
-    yield Figure(
+    timing = compare(lambda: scorer.score_batch(pairs, cfg), lambda: predict(pairs), repeats)
+    timing |= {"pairs": len(pairs), "waste_percent": 100 * work.waste}
+    yield Measurement(
         f"MetricX {name}, {len(pairs)} pairs, against one example at a time",
-        found["times_faster"],
+        timing["times_faster"],
         "times its rate",
         at_least=2.0,
-        details=found,
+        details=timing,
     )
-    ours = scorer.score_batch(pairs, cfg).sequence_scores
-    yield Figure(
-        "  largest difference of its scores (of 25)", largest_difference(ours, predict(pairs)), ""
+    local_scores = scorer.score_batch(pairs, cfg).sequence_scores
+    yield Measurement(
+        "  largest difference of its scores (of 25)",
+        largest_difference(local_scores, predict(pairs)),
+        "",
     )
 
 
 # -- bfloat16 ----------------------------------------------------------------------
 
 
-def in_bfloat16(xcomet: Path, metricx: Path, pairs: Pairs, repeats: int) -> Iterator[Figure]:
-    """Both comparisons with both sides in bfloat16, and how far scores move from float32."""
+def in_bfloat16(xcomet: Path, metricx: Path, pairs: Pairs, repeats: int) -> Iterator[Measurement]:
+    """Run both comparisons with both sides in bfloat16, and measure how far scores move from
+    float32.
+    """
     cpu = Path("/proc/cpuinfo").read_text()
     native = "avx512_bf16" in cpu or "amx_bf16" in cpu
     if not native:
         pairs = pairs[: len(pairs) // 10]
     cfg = ScoringConfig(batch_size=len(pairs))
-    how = "" if native else " (emulated: this CPU has no bfloat16)"
+    emulation_note = "" if native else " (emulated: this CPU has no bfloat16)"
     half = torch.bfloat16
     for name, make, upstream, folder in (
         ("xCOMET 25 M", _local_xcomet, _upstream, xcomet),
@@ -250,29 +269,33 @@ def in_bfloat16(xcomet: Path, metricx: Path, pairs: Pairs, repeats: int) -> Iter
     ):
         exact = make(folder).score_batch(pairs, cfg).sequence_scores
         scorer, predict = make(folder, "bfloat16"), upstream(folder, half)
-        found = compare(partial(scorer.score_batch, pairs, cfg), partial(predict, pairs), repeats)
+        timing = compare(partial(scorer.score_batch, pairs, cfg), partial(predict, pairs), repeats)
         moved = scorer.score_batch(pairs, cfg).sequence_scores
-        theirs = predict(pairs)
-        found |= {
+        upstream_calls = predict(pairs)
+        timing |= {
             "pairs": len(pairs),
             "native": native,
             "mean_move": statistics.fmean(abs(a - b) for a, b in zip(exact, moved, strict=True)),
-            "upstream_largest_move": largest_difference(exact, theirs),
+            "upstream_largest_move": largest_difference(exact, upstream_calls),
         }
-        yield Figure(
-            f"{name} in bfloat16{how}, against upstream's way in it",
-            found["times_faster"],
+        yield Measurement(
+            f"{name} in bfloat16{emulation_note}, against upstream's way in it",
+            timing["times_faster"],
             "times its rate",
-            details=found,
+            details=timing,
         )
-        yield Figure("  largest move of a score from float32", largest_difference(exact, moved), "")
+        yield Measurement(
+            "  largest move of a score from float32", largest_difference(exact, moved), ""
+        )
 
 
 # -- the cache ----------------------------------------------------
 
 
-def second_run_with_redis(folder: Path, pairs: Pairs, repeats: int) -> Iterator[Figure]:
-    """The same job twice, each time on a fresh service, so that only Redis knows the scores."""
+def second_run_with_redis(folder: Path, pairs: Pairs, repeats: int) -> Iterator[Measurement]:
+    """Run the same job twice, each time on a fresh service, so that only Redis knows the
+    scores.
+    """
     import redis
 
     cold: list[float] = []
@@ -290,7 +313,7 @@ def second_run_with_redis(folder: Path, pairs: Pairs, repeats: int) -> Iterator[
             assert hits == len(pairs), f"{hits} of {len(pairs)} came from the cache"
     ratio = statistics.median(cold) / statistics.median(warm)
     details = {"pairs": len(pairs), "cold_runs_s": cold, "warm_runs_s": warm}
-    yield Figure(
+    yield Measurement(
         "xCOMET 25 M, the same job again on a fresh service, Redis warm",
         ratio,
         "times the cold rate",

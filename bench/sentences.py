@@ -1,11 +1,11 @@
-"""How well sentences are split: ours against libraries, on tests/data/sentences.jsonl.
+"""Compare our sentence splitter with libraries, on tests/data/sentences.jsonl.
 
     pip install sentencex pysbd blingfire     # in any environment; what is missing is left out
     python -m bench.sentences
 
-Precision and recall are of the ends of sentences inside a line; a line is right where all are. Then
-CPU seconds for each million characters, of a line of 40,000 characters and of one four times as
-long: what grows with the length is not linear.
+Precision and recall are those of the ends of sentences inside a line. A line is right if all of its
+ends are right. Then the CPU seconds per million characters are measured, for a line of 40,000
+characters and for one four times as long. If they grow with the length, the splitter is not linear.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ Split = Callable[[str, str], list[str]]
 
 
 def splitters() -> dict[str, Split]:
-    """What is installed, by name."""
-    found: dict[str, Split] = {
+    """Return the installed splitters by name."""
+    split_by_name: dict[str, Split] = {
         "scorekit": lambda text, lang: [text[a:b] for a, b in split_sentences(text)]
     }
     for name, make in (("sentencex", _sentencex), ("pysbd", _pysbd), ("blingfire", _blingfire)):
         try:
-            found[name] = make()
+            split_by_name[name] = make()
         except ImportError:
             print(f"{name}: not installed")
-    return found
+    return split_by_name
 
 
 def _sentencex() -> Split:
@@ -43,8 +43,8 @@ def _sentencex() -> Split:
 
 def _pysbd() -> Split:
     segmenter = importlib.import_module("pysbd").Segmenter
-    known = {lang: segmenter(language=lang, clean=False) for lang in ("en", "zh")}
-    return lambda text, lang: list(known.get(lang, known["en"]).segment(text))
+    segmenters = {lang: segmenter(language=lang, clean=False) for lang in ("en", "zh")}
+    return lambda text, lang: list(segmenters.get(lang, segmenters["en"]).segment(text))
 
 
 def _blingfire() -> Split:
@@ -53,12 +53,14 @@ def _blingfire() -> Split:
 
 
 def ends(sentences: Iterable[str]) -> set[int]:
-    """Where sentences end, in characters that are no white space; not the line's own end."""
-    found, at = set(), 0
+    """Return where sentences end, counted in characters without white space; the line's end is
+    left out.
+    """
+    positions, position = set(), 0
     for sentence in sentences:
-        at += len("".join(sentence.split()))
-        found.add(at)
-    return found - {at}
+        position += len("".join(sentence.split()))
+        positions.add(position)
+    return positions - {position}
 
 
 def main() -> None:
@@ -67,23 +69,24 @@ def main() -> None:
     languages = list(dict.fromkeys(row["lang"] for row in rows))
     for name, split in splitters().items():
         for lang in languages:
-            own = [row for row in rows if row["lang"] == lang]
-            lines = [row["joint"].join(row["sentences"]) for row in own]
-            gold = [ends(row["sentences"]) for row in own]
-            found = [ends(split(line, lang)) for line in lines]
-            right = sum(len(a & b) for a, b in zip(gold, found, strict=True))
-            whole = sum(a == b for a, b in zip(gold, found, strict=True))
-            precision = right / max(1, sum(map(len, found)))
+            language_rows = [row for row in rows if row["lang"] == lang]
+            lines = [row["joint"].join(row["sentences"]) for row in language_rows]
+            gold = [ends(row["sentences"]) for row in language_rows]
+            split_ends = [ends(split(line, lang)) for line in lines]
+            right = sum(len(a & b) for a, b in zip(gold, split_ends, strict=True))
+            num_right = sum(a == b for a, b in zip(gold, split_ends, strict=True))
+            precision = right / max(1, sum(map(len, split_ends)))
             recall = right / sum(map(len, gold))
             speeds = [seconds(split, lang, lines, size) for size in (40_000, 160_000)]
             print(
                 f"{name:10} {lang}  precision {precision:.2f}  recall {recall:.2f}  "
-                f"lines right {whole} of {len(own)}  s/M chars {speeds[0]:.2f} -> {speeds[1]:.2f}"
+                f"lines right {num_right} of {len(language_rows)}  "
+                f"s/M chars {speeds[0]:.2f} -> {speeds[1]:.2f}"
             )
 
 
 def seconds(split: Split, lang: str, lines: list[str], size: int) -> float:
-    """CPU seconds for a million characters of one line of `size` characters."""
+    """Return the CPU seconds per million characters of one line of `size` characters."""
     line = " ".join(lines) + " "
     text = (line * (size // len(line) + 1))[:size]
     started = time.process_time()

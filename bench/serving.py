@@ -1,4 +1,4 @@
-"""What does the way over HTTP cost, when the model costs nothing or little?
+"""Measure the cost of HTTP when the model costs little or nothing.
 
 The backend is the fake one: its answers are a function of the texts, so each one is checked. The
 service is one process on one core, the load comes from another core.
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from bench.common import Figure, compare, on_core, quiet_logs, run, service
+from bench.common import Measurement, compare, on_core, quiet_logs, run, service
 from bench.kit.load import (
     Background,
     batches,
@@ -42,7 +42,7 @@ Sample = dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much is measured."""
+    """Holds the sizes of the measurement."""
 
     repeats: int = 5
     http_pairs: int = 32_000  # against the backend in process: 5 s of its time a run
@@ -51,19 +51,22 @@ class Sizes:
     rollouts: int = 20
 
 
-def questions(quick: bool) -> Iterator[Figure]:
-    """All figures of this script."""
+def questions(quick: bool) -> Iterator[Measurement]:
+    """Yield all measurements of this script."""
     sizes = Sizes(2, 1920, 40, 100, 2) if quick else Sizes()
     yield http_against_in_process(sizes)
     yield from throughput(sizes)
     yield from single_pairs(sizes)
-    for module, how in ((FAKE, "sleeps"), ("bench.kit.busy", "burns Python")):
-        yield from beside_a_busy_model(sizes, module, how)
+    for module, load in ((FAKE, "sleeps"), ("bench.kit.busy", "burns Python")):
+        yield from beside_a_busy_model(sizes, module, load)
     yield from duplicates(sizes.rollouts)
 
 
-def http_against_in_process(sizes: Sizes) -> Figure:
-    """Requests of 64 over HTTP against LocalScorer with the same backend, of 10 ms a 64 pairs."""
+def http_against_in_process(sizes: Sizes) -> Measurement:
+    """Measure requests of 64 pairs over HTTP against LocalScorer.
+
+    Both have the same backend, which takes 10 ms for 64 pairs.
+    """
     samples = distinct_samples(sizes.http_pairs)
     pairs = [SampleForScoring(s["src"], s["mt"]) for s in samples]
     scorer = LocalScorer(FakeBackend(seconds_per_pair=SECONDS_PER_PAIR))
@@ -72,37 +75,42 @@ def http_against_in_process(sizes: Sizes) -> Figure:
     with service(FAKE, *flags, core=SERVER) as (_, url), on_core(LOAD):
         with SyncScoringClient(url, batch_size=REQUEST) as client:
             client.score(pairs[:REQUEST], options={"cache": False})
-            found = compare(
+            timing = compare(
                 lambda: client.score(pairs, options={"cache": False}),
                 lambda: scorer.score_batch(pairs, cfg),
                 sizes.repeats,
             )
             results = client.score(pairs, options={"cache": False})
     assert [r.score for r in results if r.ok] == expected_scores(samples), "a score is wrong"
-    found["pairs"] = len(pairs)
-    return Figure(
+    timing["pairs"] = len(pairs)
+    return Measurement(
         "HTTP against the same backend in process, 10 ms a 64 pairs",
-        100 * found["times_faster"],
+        100 * timing["times_faster"],
         "% of its rate",
         at_least=95.0,
-        details=found,
+        details=timing,
     )
 
 
-def throughput(sizes: Sizes) -> Iterator[Figure]:
-    """Distinct pairs of 250 bytes in requests of 64, everything on, in turn with a bare FastAPI
-    route that makes the same answers on the spot; every answer is checked."""
+def throughput(sizes: Sizes) -> Iterator[Measurement]:
+    """Measure requests of 64 distinct pairs with all features on, in turn with a bare FastAPI
+    route.
+
+    Pairs have 250 bytes. The route makes the same answers at once. Every answer is checked.
+    """
     rates: tuple[list[float], list[float]] = ([], [])
     costs: tuple[list[float], list[float]] = ([], [])
     with ExitStack() as stack:
-        ours = stack.enter_context(service(FAKE, "--cache", "memory", core=SERVER))
+        scorekit_process = stack.enter_context(service(FAKE, "--cache", "memory", core=SERVER))
         bare = stack.enter_context(service("bench.kit.bare", core=SERVER))
         stack.enter_context(on_core(LOAD))
         for turn in range(sizes.repeats + 1):  # the first one warms up
             count = sizes.load_requests // (1 if turn else 10)
             parts = batches(distinct_samples(count * REQUEST, turn * 10**7), REQUEST)
             requests = [encode(part) for part in parts]
-            for (process, url), rate, cost in zip((ours, bare), rates, costs, strict=True):
+            for (process, url), rate, cost in zip(
+                (scorekit_process, bare), rates, costs, strict=True
+            ):
                 before = cpu_seconds(process)
                 answers, seconds = send_and_time(url, requests, 8)
                 cost.append((cpu_seconds(process) - before) / (count * REQUEST) * 1e6)
@@ -110,69 +118,70 @@ def throughput(sizes: Sizes) -> Iterator[Figure]:
                 assert len(answers) == count
                 for answer in answers:
                     check(answer, parts[answer.index])
-    mine, other = (statistics.median(runs[1:]) for runs in rates)
+    scorekit_median, bare_median = (statistics.median(runs[1:]) for runs in rates)
     details = {
         "runs": rates[0][1:],
         "bare_runs": rates[1][1:],
         "requests_a_run": sizes.load_requests,
     }
-    yield Figure(
+    yield Measurement(
         "fake backend, pairs of 250 bytes, 64 a request, one process, against a bare FastAPI route",
-        mine / other,
+        scorekit_median / bare_median,
         "times its rate",
         details=details,
     )
-    yield Figure("  the rate itself", mine, "pairs/s")
-    mine, other = (statistics.median(runs[1:]) for runs in costs)
+    yield Measurement("  the rate itself", scorekit_median, "pairs/s")
+    scorekit_median, bare_median = (statistics.median(runs[1:]) for runs in costs)
     details = {"runs_us": costs[0][1:], "bare_runs_us": costs[1][1:]}
-    yield Figure(
+    yield Measurement(
         "  processor time of the server a pair, against the bare route's",
-        mine / other,
+        scorekit_median / bare_median,
         "times",
         details=details,
     )
 
 
 def cpu_seconds(process: int) -> float:
-    """Seconds that a process has had a processor, which other work on the machine hardly moves."""
+    """Return the CPU seconds of a process, which other work on the machine hardly changes."""
     with open(f"/proc/{process}/stat", encoding="ascii") as stat:
         fields = stat.read().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def single_pairs(sizes: Sizes) -> Iterator[Figure]:
-    """Requests of one distinct pair, one at a time, in turn with a bare FastAPI route."""
+def single_pairs(sizes: Sizes) -> Iterator[Measurement]:
+    """Measure requests of one distinct pair, one at a time, in turn with a bare FastAPI route."""
     with ExitStack() as stack:
-        _, ours = stack.enter_context(service(FAKE, "--cache", "memory", core=SERVER))
+        _, scorekit_url = stack.enter_context(service(FAKE, "--cache", "memory", core=SERVER))
         _, bare = stack.enter_context(service("bench.kit.bare", core=SERVER))
         stack.enter_context(on_core(LOAD))
-        runs = _alternate(ours, bare, sizes, distinct=True)
+        runs = _alternate(scorekit_url, bare, sizes, distinct=True)
     yield from _added("1-pair requests", runs)
 
 
-def beside_a_busy_model(sizes: Sizes, module: str, how: str) -> Iterator[Figure]:
-    """Requests of one cached pair while bulk work keeps the model thread in batches of 20 ms.
+def beside_a_busy_model(sizes: Sizes, module: str, load: str) -> Iterator[Measurement]:
+    """Measure requests of one cached pair while bulk work keeps the model thread busy.
 
-    Cached, since another pair would wait for the batch in hand, which is no cost of the service.
-    Beside a model that burns Python, the bare route has such a thread as well. Neither process is
-    bound to a core: on one core the scheduler alone would decide who gets the interpreter.
+    The bulk batches take 20 ms each. The pair is cached because another one would wait for the
+    current batch, which is not a cost of the service. If the model burns CPU in Python, the bare
+    route has such a thread, too. No process is bound to a core: on one core only the scheduler
+    would decide who gets the interpreter.
     """
     burn = ("--burn",) if module != FAKE else ()
     with ExitStack() as stack:
         flags = ("--cache", "memory", "--seconds-per-batch", "0.02")
-        _, ours = stack.enter_context(service(module, *flags))
+        _, scorekit_url = stack.enter_context(service(module, *flags))
         _, bare = stack.enter_context(service("bench.kit.bare", *burn))
         stack.enter_context(on_core(LOAD))
-        stack.enter_context(Background(ours))
-        runs = _alternate(ours, bare, sizes, distinct=False)
-    yield from _added(f"cached 1-pair requests, the model {how}", runs)
+        stack.enter_context(Background(scorekit_url))
+        runs = _alternate(scorekit_url, bare, sizes, distinct=False)
+    yield from _added(f"cached 1-pair requests, the model {load}", runs)
 
 
 Latencies = list[tuple[list[float], list[float]]]
 
 
-def _alternate(ours: str, bare: str, sizes: Sizes, *, distinct: bool) -> Latencies:
-    """Milliseconds of each request of the two, run by run."""
+def _alternate(scorekit_url: str, bare: str, sizes: Sizes, *, distinct: bool) -> Latencies:
+    """Return the milliseconds of each request of both sides, for each run."""
     runs: Latencies = []
     for turn in range(sizes.repeats + 1):  # the first one warms up, and fills the cache
         count = sizes.single_requests if turn else KNOWN
@@ -182,7 +191,7 @@ def _alternate(ours: str, bare: str, sizes: Sizes, *, distinct: bool) -> Latenci
             samples = (distinct_samples(KNOWN) * count)[:count]
         requests = [encode([sample]) for sample in samples]
         pair = []
-        for url in (ours, bare):
+        for url in (scorekit_url, bare):
             answers, _ = send_and_time(url, requests, 1)
             for answer in answers:
                 check(answer, [samples[answer.index]])
@@ -191,32 +200,39 @@ def _alternate(ours: str, bare: str, sizes: Sizes, *, distinct: bool) -> Latenci
     return runs[1:]
 
 
-def _added(title: str, runs: Latencies) -> Iterator[Figure]:
-    """Our p50 and p99 beside the bare route's: medians over the runs."""
+def _added(title: str, runs: Latencies) -> Iterator[Measurement]:
+    """Compare our p50 and p99 with those of the bare route: medians over the runs."""
     for name, quantile in (("p50", 50), ("p99", 99)):
-        mine, other = ([_percentile(run[k], quantile) for run in runs] for k in (0, 1))
-        details = {"requests_a_run": len(runs[0][0]), "ours_runs_ms": mine, "bare_runs_ms": other}
-        yield Figure(
+        scorekit_ms, bare_ms = ([_percentile(run[k], quantile) for run in runs] for k in (0, 1))
+        details = {
+            "requests_a_run": len(runs[0][0]),
+            "ours_runs_ms": scorekit_ms,
+            "bare_runs_ms": bare_ms,
+        }
+        yield Measurement(
             f"{title}: {name}, against a bare FastAPI route",
-            statistics.median(a / b for a, b in zip(mine, other, strict=True)),
+            statistics.median(a / b for a, b in zip(scorekit_ms, bare_ms, strict=True)),
             "times its time",
             details=details,
         )
-        yield Figure(
+        yield Measurement(
             f"  {name} above it",
-            statistics.median(a - b for a, b in zip(mine, other, strict=True)),
+            statistics.median(a - b for a, b in zip(scorekit_ms, bare_ms, strict=True)),
             "ms",
         )
-        yield Figure(f"  {name} itself", statistics.median(mine), "ms")
+        yield Measurement(f"  {name} itself", statistics.median(scorekit_ms), "ms")
 
 
 def _percentile(values: list[float], percent: int) -> float:
     return sorted(values)[min(len(values) - 1, len(values) * percent // 100)]
 
 
-def duplicates(rollouts: int, callers: int = 8, candidates: int = 128) -> Iterator[Figure]:
-    """Concurrent callers with 128 candidates each, rollout after rollout; half of all samples are
-    duplicates, within a caller's list, of another caller's, or of an earlier rollout's."""
+def duplicates(rollouts: int, callers: int = 8, candidates: int = 128) -> Iterator[Measurement]:
+    """Measure concurrent callers with 128 candidates each, rollout after rollout.
+
+    Half of all samples are duplicates: of the same caller's list, of another caller's, or of an
+    earlier rollout's.
+    """
     chance = random.Random(1)
     backend = FakeBackend(seconds_per_batch=0.002)
     half = callers * candidates // 2
@@ -243,7 +259,7 @@ def duplicates(rollouts: int, callers: int = 8, candidates: int = 128) -> Iterat
         asyncio.run(all_rollouts(url))
         seen = sum(backend.batches) - before
     details = {"samples_sent": 2 * len(pool), "distinct": len(pool), "seen_by_the_model": seen}
-    yield Figure(
+    yield Measurement(
         f"{callers} callers x {candidates} candidates x {rollouts} rollouts, half "
         "duplicates: times the model sees a distinct sample",
         seen / len(pool),

@@ -1,10 +1,10 @@
-"""What does an update cost beside TRL's GRPOTrainer, on the same policy, prompts and machine?
+"""Compare the cost of an update with TRL's GRPOTrainer: same policy, prompts and machine.
 
-The demo policy in float32, sampled by transformers' generate() with all sequences side by side. No
-completion may end early (both sides' generate() is told min_new_tokens), the reward is computed in
-no time, no KL, no entropy bonus, no old log-probabilities computed anew: one generation, one
-forward and one backward pass over every sequence, one optimiser step. Each run has a process of its
-own; the first steps of it warm up and are not counted.
+The demo policy in float32 is sampled by transformers' generate() with all sequences in one batch.
+No completion may end early (both sides pass min_new_tokens to generate()). The reward takes no
+time. There is no KL, no entropy bonus, and the old log-probabilities are not computed again. So an
+update is one generation, one forward and one backward pass over every sequence, and one optimizer
+step. Each run is a separate process; its first steps are a warm-up and do not count.
 
     python -m bench.trl_step [--quick]
 """
@@ -21,7 +21,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from bench.common import ROOT, WORK, Figure, in_own_process, run
+from bench.common import ROOT, WORK, Measurement, in_own_process, run
 from bench.sampling import peak_mib
 from scorekit.schemas import Scored
 from scorekit.scorers import RewardOutput, SampleForScoring, ScoringConfig, reward_output
@@ -34,7 +34,10 @@ TEMPERATURE = 0.8
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Of a step, and how often: runs alternate, each of `warm_up` and `steps` steps."""
+    """Holds the sizes of a step and the number of runs.
+
+    Runs alternate; each has `warm_up` and `steps` steps.
+    """
 
     prompts: int = 32
     samples: int = 8
@@ -47,34 +50,44 @@ class Sizes:
         return f"{self.prompts} prompts x {self.samples} samples x {self.tokens} tokens"
 
 
-def questions(quick: bool) -> Iterator[Figure]:
-    """All figures of this script."""
+def questions(quick: bool) -> Iterator[Measurement]:
+    """Yield all measurements of this script."""
     sizes = Sizes(4, 2, 8, 1, 2, 1) if quick else Sizes()
-    found: dict[str, list[dict[str, Any]]] = {"ours": [], "trl": []}
+    runs_by_side: dict[str, list[dict[str, Any]]] = {"ours": [], "trl": []}
     for _ in range(sizes.runs):
-        for name, side in (("ours", ours), ("trl", trl)):
-            found[name].append(in_own_process(side, sizes))
+        for name, side in (("ours", scorekit_side), ("trl", trl_side)):
+            runs_by_side[name].append(in_own_process(side, sizes))
     seconds = {
-        name: statistics.median(s for told in runs for s in told["steps_s"])
-        for name, runs in found.items()
+        name: statistics.median(s for run_result in runs for s in run_result["steps_s"])
+        for name, runs in runs_by_side.items()
     }
-    memory = {name: max(told["peak_mib"] for told in runs) for name, runs in found.items()}
-    yield Figure(
-        f"update of {sizes}", seconds["ours"], "s", details=asdict(sizes) | {"runs": found["ours"]}
+    memory = {
+        name: max(run_result["peak_mib"] for run_result in runs)
+        for name, runs in runs_by_side.items()
+    }
+    yield Measurement(
+        f"update of {sizes}",
+        seconds["ours"],
+        "s",
+        details=asdict(sizes) | {"runs": runs_by_side["ours"]},
     )
-    yield Figure("  TRL's GRPOTrainer", seconds["trl"], "s", details={"runs": found["trl"]})
-    yield Figure("  time of ours", seconds["ours"] / seconds["trl"], "times TRL's", at_most=1.05)
-    yield Figure("  peak memory of ours", memory["ours"], "MiB")
-    yield Figure("  TRL's", memory["trl"], "MiB")
+    yield Measurement(
+        "  TRL's GRPOTrainer", seconds["trl"], "s", details={"runs": runs_by_side["trl"]}
+    )
+    yield Measurement(
+        "  time of ours", seconds["ours"] / seconds["trl"], "times TRL's", at_most=1.05
+    )
+    yield Measurement("  peak memory of ours", memory["ours"], "MiB")
+    yield Measurement("  TRL's", memory["trl"], "MiB")
 
 
 class TextScorer:
-    """A reward that costs nothing: a number made of the text's length."""
+    """A reward that costs nothing: a number computed from the text's length."""
 
     def score_batch(
         self, samples: Sequence[SampleForScoring], cfg: ScoringConfig | None = None
     ) -> RewardOutput:
-        """Scores in the order of the samples."""
+        """Return the scores in the order of the samples."""
         return reward_output(
             [
                 Scored.model_validate(
@@ -102,19 +115,19 @@ def _score(text: str) -> float:
 
 
 def _full_length(model: Any, tokens: int) -> None:
-    """No completion of this model ends early."""
+    """Make every completion of this model as long as possible."""
     model.generate = functools.partial(model.generate, min_new_tokens=tokens)
 
 
-def ours(sizes: Sizes) -> dict[str, Any]:
-    """Whole updates of trainer.translation.train, the run's files among them."""
+def scorekit_side(sizes: Sizes) -> dict[str, Any]:
+    """Run full updates of trainer.translation.train, including the files of the run."""
     import torch
 
     from scorekit.config import load_config
-    from trainer.rl.world import World
-    from trainer.translation.config import TrainerConfig
+    from trainer.rl.distributed import DistributedContext
+    from trainer.translation.config import TranslationConfig
     from trainer.translation.data import load_examples
-    from trainer.translation.rewards.services import Rewarder
+    from trainer.translation.rewards.services import RewardClient
     from trainer.translation.train import open_trainer
 
     shutil.rmtree(FOLDER, ignore_errors=True)
@@ -137,10 +150,12 @@ def ours(sizes: Sizes) -> dict[str, Any]:
         "misc.device": "cpu",
         "misc.run_dir": FOLDER,
     }
-    cfg = load_config(TrainerConfig, None, [f"{key}={value}" for key, value in settings.items()])
+    cfg = load_config(
+        TranslationConfig, None, [f"{key}={value}" for key, value in settings.items()]
+    )
     examples = load_examples(str(PROMPTS), limit=sizes.prompts * cfg.rl.num_updates)
-    world = World(torch.device("cpu"))
-    trainer = open_trainer(cfg, Rewarder(cfg.reward), examples, {}, world, ExitStack())
+    world = DistributedContext(torch.device("cpu"))
+    trainer = open_trainer(cfg, RewardClient(cfg.reward), examples, {}, world, ExitStack())
     _full_length(trainer.learner.model, sizes.tokens)
     ends: list[float] = [time.perf_counter()]
     lines: list[dict[str, Any]] = []
@@ -154,8 +169,8 @@ def ours(sizes: Sizes) -> dict[str, Any]:
     return _told(ends, sizes) | {"parts": parts[sizes.warm_up :]}
 
 
-def trl(sizes: Sizes) -> dict[str, Any]:
-    """The same with TRL."""
+def trl_side(sizes: Sizes) -> dict[str, Any]:
+    """Run the same steps with TRL."""
     import torch
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
@@ -177,8 +192,8 @@ def trl(sizes: Sizes) -> dict[str, Any]:
         def on_step_end(self, *_: Any, **__: Any) -> None:
             ends.append(time.perf_counter())
 
-        def on_log(self, *_: Any, **told: Any) -> None:
-            lengths.extend(v for k, v in told["logs"].items() if k == "completions/mean_length")
+        def on_log(self, *_: Any, **options: Any) -> None:
+            lengths.extend(v for k, v in options["logs"].items() if k == "completions/mean_length")
 
     sequences = sizes.prompts * sizes.samples
     args = GRPOConfig(

@@ -1,9 +1,9 @@
-"""Batched sampling of a small causal LM in which no sequence knows its neighbours.
+"""Batched sampling of a small causal LM. No sequence depends on the other sequences of its batch.
 
-What a sequence draws is a function of its prompt, its settings and its seed: each has a random
-generator of its own, and the arithmetic is float64, so that another batch size or more padding
-changes a probability by 1e-15 and not by enough to draw another token. On a model of 4 million
-parameters that is affordable; on a large one it would not be.
+A sampled sequence is a function of its prompt, its settings and its seed: each has its own random
+generator, and the arithmetic is float64, so that another batch size or more padding changes a
+probability by 1e-15, which is too little to change a token. This is affordable for a model of 4
+million parameters, not for a large one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LOOK_AHEAD = 4 * BATCH
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A sampled text. finish_reason: "stop" (end token or stop string) or "length"."""
+    """Holds a sampled text. finish_reason: "stop" (end token or stop string) or "length"."""
 
     text: str
     finish_reason: str
@@ -36,7 +36,7 @@ class Completion:
 
 @dataclass(eq=False, slots=True)
 class Wanted:
-    """One sequence that is to be sampled. temperature 0: greedy; seed None: any."""
+    """A sequence to sample. temperature 0: greedy; seed None: any."""
 
     prompt: tuple[int, ...]
     max_tokens: int
@@ -48,20 +48,22 @@ class Wanted:
 
 
 class _Row:
-    """A sequence in work: what it has drawn so far."""
+    """Holds the state of a sequence that is being sampled."""
 
-    def __init__(self, wanted: Wanted) -> None:
-        self.wanted = wanted
+    def __init__(self, request: Wanted) -> None:
+        self.request = request
         self.ids: list[int] = []
-        self._random = np.random.default_rng(wanted.seed)
+        self._random = np.random.default_rng(request.seed)
 
     def next_uniform(self) -> float:
-        """One number a token, drawn for greedy rows too: the t-th token has the t-th number."""
+        """Return one random number per token, for greedy rows too, so that the t-th token
+        always gets the t-th number.
+        """
         return float(self._random.random())
 
 
 class Sampler:
-    """Model, tokenizer, and one thread that samples whatever waits, batch by batch."""
+    """Samples waiting requests batch by batch, with a model and tokenizer in one thread."""
 
     def __init__(self, model: Any, tokenizer: Any, stop_ids: Sequence[int], pad_id: int) -> None:
         self.tokenizer = tokenizer
@@ -72,10 +74,10 @@ class Sampler:
         self._inbox: queue.SimpleQueue[Wanted] = queue.SimpleQueue()
         threading.Thread(target=self._run, daemon=True).start()
 
-    def submit(self, wanted: Wanted) -> Future[Completion]:
+    def submit(self, request: Wanted) -> Future[Completion]:
         """Queue a sequence; its prompt and max_tokens must fit `context_length`."""
-        self._inbox.put(wanted)
-        return wanted.done
+        self._inbox.put(request)
+        return request.done
 
     def _run(self) -> None:
         waiting: list[Wanted] = []
@@ -86,14 +88,14 @@ class Sampler:
                 waiting.append(self._inbox.get())
             batch = _like_the_first(waiting)
             chosen = set(map(id, batch))
-            waiting = [wanted for wanted in waiting if id(wanted) not in chosen]
-            live = [wanted for wanted in batch if wanted.done.set_running_or_notify_cancel()]
+            waiting = [request for request in waiting if id(request) not in chosen]
+            live = [request for request in batch if request.done.set_running_or_notify_cancel()]
             try:
-                self._sample([_Row(wanted) for wanted in live])
+                self._sample([_Row(request) for request in live])
             except Exception as error:  # of this batch alone; the callers are told
-                for wanted in live:
-                    if not wanted.done.done():
-                        wanted.done.set_exception(error)
+                for request in live:
+                    if not request.done.done():
+                        request.done.set_exception(error)
 
     @torch.inference_mode()
     def _sample(self, rows: list[_Row]) -> None:
@@ -103,12 +105,12 @@ class Sampler:
         if not rows:
             return
         cache = DynamicCache()
-        prompts = list(dict.fromkeys(row.wanted.prompt for row in rows))  # n choices share one
+        prompts = list(dict.fromkeys(row.request.prompt for row in rows))  # n choices share one
         ids, attended = self._padded(prompts)  # [U, P]
         logits = self._forward(ids, attended, cache)  # [U, V]
-        own = torch.tensor([prompts.index(row.wanted.prompt) for row in rows])
-        cache.batch_select_indices(own)
-        logits, attended = logits[own], attended[own]
+        prompt_indices = torch.tensor([prompts.index(row.request.prompt) for row in rows])
+        cache.batch_select_indices(prompt_indices)
+        logits, attended = logits[prompt_indices], attended[prompt_indices]
         while True:
             for row, token in zip(rows, draw(logits, rows), strict=True):
                 row.ids.append(token)
@@ -124,7 +126,7 @@ class Sampler:
             logits = self._forward(ids, attended, cache)  # [B, V]
 
     def _forward(self, ids: Tensor, attended: Tensor, cache: Any) -> Tensor:
-        """Logits after the last id of each row. [B, S], [B, P + t] -> [B, V]."""
+        """Return the logits after the last id of each row. [B, S], [B, P + t] -> [B, V]."""
         positions = (attended.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
         out = self._model(
             input_ids=ids,
@@ -138,7 +140,7 @@ class Sampler:
         return logits
 
     def _padded(self, prompts: Sequence[tuple[int, ...]]) -> tuple[Tensor, Tensor]:
-        """Prompts padded on the left, and which ids are theirs: both [U, P]."""
+        """Return prompts padded on the left, and which ids are theirs: both [U, P]."""
         width = max(map(len, prompts))
         ids = torch.full((len(prompts), width), self._pad_id)
         attended = torch.zeros_like(ids)
@@ -148,21 +150,23 @@ class Sampler:
         return ids, attended
 
     def _finish(self, row: _Row) -> bool:
-        """Whether its last token ended a row; then its caller has the text."""
+        """Set the results of rows whose last token ended them; return whether the given row has
+        ended.
+        """
         completion = self._completion(row)
         if completion is not None:
-            row.wanted.done.set_result(completion)
+            row.request.done.set_result(completion)
         return completion is not None
 
     def _completion(self, row: _Row) -> Completion | None:
         if row.ids[-1] in self._stop_ids:
             return Completion(self._text(row.ids[:-1]), "stop", len(row.ids))
-        if row.wanted.stop:
+        if row.request.stop:
             text = self._text(row.ids)
-            ends = [text.find(stop) for stop in row.wanted.stop if stop in text]
+            ends = [text.find(stop) for stop in row.request.stop if stop in text]
             if ends:
                 return Completion(text[: min(ends)], "stop", len(row.ids))
-        if len(row.ids) >= row.wanted.max_tokens:
+        if len(row.ids) >= row.request.max_tokens:
             return Completion(self._text(row.ids), "length", len(row.ids))
         return None
 
@@ -172,14 +176,16 @@ class Sampler:
 
 
 def draw(logits: Tensor, rows: Sequence[_Row]) -> list[int]:
-    """The next token of each row, by the inverse of the cumulated probabilities. logits: [B, V]."""
+    """Return the next token of each row, by the inverse of the cumulated probabilities. logits:
+    [B, V].
+    """
     greedy = logits.argmax(-1)
-    heat = torch.tensor([row.wanted.temperature for row in rows], dtype=logits.dtype)
+    heat = torch.tensor([row.request.temperature for row in rows], dtype=logits.dtype)
     uniform = torch.tensor([[row.next_uniform()] for row in rows], dtype=logits.dtype)
     scaled = logits / torch.where(heat > 0, heat, 1.0)[:, None]
     probs = scaled.softmax(-1)
-    if any(row.wanted.top_p < 1 for row in rows):
-        probs = _nucleus(probs, torch.tensor([[row.wanted.top_p] for row in rows]))
+    if any(row.request.top_p < 1 for row in rows):
+        probs = _nucleus(probs, torch.tensor([[row.request.top_p] for row in rows]))
     below = probs.cumsum(-1)
     sampled = torch.searchsorted(below, uniform * below[:, -1:], right=True).squeeze(-1)
     sampled = sampled.clamp(max=logits.shape[-1] - 1)
@@ -187,14 +193,19 @@ def draw(logits: Tensor, rows: Sequence[_Row]) -> list[int]:
 
 
 def _nucleus(probs: Tensor, top_p: Tensor) -> Tensor:
-    """Zero all but the likeliest tokens that reach top_p together. [B, V], [B, 1] -> [B, V]."""
+    """Keep the most likely tokens that reach top_p together, and set the others to 0.
+
+    Shapes: [B, V], [B, 1] -> [B, V].
+    """
     ranked, order = probs.sort(dim=-1, descending=True, stable=True)
     out = ranked.cumsum(-1) - ranked >= top_p
     return torch.zeros_like(probs).scatter(-1, order, ranked.masked_fill(out, 0.0))
 
 
 def _like_the_first(waiting: Sequence[Wanted]) -> list[Wanted]:
-    """The one that waits longest, and those near it in length: little padding, no starving."""
+    """Return the request that has waited longest, and those of similar length. This keeps
+    padding small and starves none.
+    """
     length = len(waiting[0].prompt)
     ahead = waiting[:LOOK_AHEAD]
-    return sorted(ahead, key=lambda wanted: abs(len(wanted.prompt) - length))[:BATCH]
+    return sorted(ahead, key=lambda request: abs(len(request.prompt) - length))[:BATCH]

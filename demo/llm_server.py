@@ -1,11 +1,11 @@
 """`python -m demo.llm_server`: the demo's policy as an OpenAI-compatible chat server.
 
-It stands for vLLM where there is none: /v1/models and /v1/chat/completions with n, seed (choice i
-has seed + i, whatever else is sampled beside it), temperature 0 as greedy, top_p, max_tokens, stop,
-finish_reason and token counts; errors in vLLM's words. Other machines reach it only where --host
-says so and there is a key. The policy knows nothing
-but English user-interface strings to be put into Korean: its chat template takes the last user
-turn's text as the source and drops a system turn.
+It replaces vLLM where there is none. It has /v1/models and /v1/chat/completions with n, seed,
+temperature 0 as greedy, top_p, max_tokens, stop, finish_reason and token counts. Choice i has seed
++ i, whatever else is sampled in the same batch. Errors have vLLM's texts. Other machines reach it
+only if --host allows it and there is a key. The policy can only translate English user-interface
+strings to Korean: its chat template takes the text of the last user turn as the source and drops a
+system turn.
 """
 
 from __future__ import annotations
@@ -29,15 +29,18 @@ NAME = "demo-policy"
 
 
 class Message(BaseModel):
-    """One turn."""
+    """Holds one turn."""
 
     role: Literal["system", "user", "assistant"]
     content: str
 
 
 class ChatRequest(BaseModel):
-    """A body of /v1/chat/completions. What cannot be done is refused, not left out in silence:
-    the fields below the line may only have the value that changes nothing."""
+    """Holds the body of a /v1/chat/completions request.
+
+    Unsupported options are rejected, not ignored: the fields below the line may only have the
+    value that changes nothing.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -59,14 +62,14 @@ class ChatRequest(BaseModel):
 
 
 def create_app(sampler: Sampler, *, name: str = NAME, api_key: str | None = None) -> FastAPI:
-    """The ASGI app over a sampler. api_key: None lets everyone in."""
+    """Return the ASGI app over a sampler. api_key: None allows every client."""
     app = new_app()
 
     @app.get("/v1/models")
     async def models(request: Request) -> dict[str, Any]:
         check_key(request, api_key)
-        told = {"id": name, "object": "model", "max_model_len": sampler.context_length}
-        return {"object": "list", "data": [told]}
+        description = {"id": name, "object": "model", "max_model_len": sampler.context_length}
+        return {"object": "list", "data": [description]}
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request, body: ChatRequest) -> dict[str, Any]:
@@ -75,16 +78,20 @@ def create_app(sampler: Sampler, *, name: str = NAME, api_key: str | None = None
             raise Refused(404, f"The model `{body.model}` does not exist.")
         if body.n > 1 and body.temperature == 0:
             raise Refused(400, "n must be 1 when using greedy sampling.")
-        wanted = _wanted(body, sampler)
-        futures = [asyncio.wrap_future(sampler.submit(one)) for one in wanted]
+        requests = _wanted(body, sampler)
+        futures = [
+            asyncio.wrap_future(sampler.submit(sampling_request)) for sampling_request in requests
+        ]
         completions = await asyncio.gather(*futures)
-        return _answer(name, len(wanted[0].prompt), completions)
+        return _answer(name, len(requests[0].prompt), completions)
 
     return app
 
 
 def _wanted(body: ChatRequest, sampler: Sampler) -> list[Wanted]:
-    """One sequence a choice. Raises Refused where it does not fit the model's positions."""
+    """Return one sequence per choice. Raise Refused if the prompt does not fit the model's
+    positions.
+    """
     text = sampler.tokenizer.apply_chat_template(
         [message.model_dump() for message in body.messages],
         tokenize=False,
@@ -93,9 +100,9 @@ def _wanted(body: ChatRequest, sampler: Sampler) -> list[Wanted]:
     prompt = tuple(sampler.tokenizer(text, add_special_tokens=False)["input_ids"])
     if not prompt:
         raise Refused(400, "messages: the prompt is empty (no user turn?)")
-    room = sampler.context_length - len(prompt)
-    asked = room if body.max_tokens is None else body.max_tokens
-    if asked > room or asked < 1:
+    max_new_tokens = sampler.context_length - len(prompt)
+    num_tokens = max_new_tokens if body.max_tokens is None else body.max_tokens
+    if num_tokens > max_new_tokens or num_tokens < 1:
         raise Refused(
             400,
             f"This model's maximum context length is {sampler.context_length} tokens. However, you "
@@ -103,7 +110,7 @@ def _wanted(body: ChatRequest, sampler: Sampler) -> list[Wanted]:
         )
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     seeds = [None if body.seed is None else body.seed + i for i in range(body.n)]
-    return [Wanted(prompt, asked, body.temperature, body.top_p, seed, stop) for seed in seeds]
+    return [Wanted(prompt, num_tokens, body.temperature, body.top_p, seed, stop) for seed in seeds]
 
 
 def _answer(name: str, prompt_tokens: int, completions: list[Completion]) -> dict[str, Any]:
@@ -131,7 +138,7 @@ def _answer(name: str, prompt_tokens: int, completions: list[Completion]) -> dic
 
 
 def load_sampler(folder: Path, threads: int) -> Sampler:
-    """The policy in a folder, on the CPU."""
+    """Load the policy in a folder, on the CPU."""
     import torch
 
     from trainer.rl.config import PolicyConfig

@@ -21,13 +21,15 @@ _FIELDS = {"en": "src_text", "ko": "ref_text"}
 
 
 def documents(lang: Literal["en", "ko"], first: int = 0, count: int | None = None) -> list[str]:
-    """Documents `first` to `first + count` of the Python documentation."""
+    """Return documents `first` to `first + count` of the Python documentation."""
     rows = [json.loads(line) for line in DATA.read_text(encoding="utf-8").splitlines()]
     lines = [row[_FIELDS[lang]] for row in rows]
-    runs = [lines[at : at + LINES] for at in range(0, len(lines), LINES)]
+    runs = [lines[start : start + LINES] for start in range(0, len(lines), LINES)]
     chosen = runs[first:] if count is None else runs[first : first + count]
     return [
-        "\n\n".join("\n".join(run[at : at + PARAGRAPH]) for at in range(0, len(run), PARAGRAPH))
+        "\n\n".join(
+            "\n".join(run[start : start + PARAGRAPH]) for start in range(0, len(run), PARAGRAPH)
+        )
         for run in chosen
     ]
 
@@ -41,13 +43,15 @@ def write_shard(
     layout: str = "v1",
     index: int = 0,
     newlines: str = "real",
-    of: int = 10,
+    num_shards: int = 10,
 ) -> Path:
     """Write one shard where MADLAD-400 has it under its root; the same bytes for the same texts."""
     if layout == "v1":
         path = root / "data" / lang / f"{lang}_{split}_{index:04d}.jsonl.gz"
     else:
-        path = root / "data-v1p5" / lang / f"{split}_docs_v2-{index:05d}-of-{of:05d}.jsonl.gz"
+        path = (
+            root / "data-v1p5" / lang / f"{split}_docs_v2-{index:05d}-of-{num_shards:05d}.jsonl.gz"
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = []
     for number, text in enumerate(texts):
@@ -64,8 +68,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("root", type=Path, help="folder that becomes the root of the dataset")
     parser.add_argument("--lang", choices=list(_FIELDS), default="en")
-    told = parser.parse_args()
-    print(write_shard(told.root, documents(told.lang), lang=told.lang))
+    options = parser.parse_args()
+    print(write_shard(options.root, documents(options.lang), lang=options.lang))
 
 
 if __name__ == "__main__":

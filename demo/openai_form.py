@@ -1,4 +1,6 @@
-"""What the demo's servers in OpenAI's form share: the key, and errors in OpenAI's words."""
+"""Shared parts of the demo's OpenAI-compatible servers: the API key check and OpenAI's error
+format.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ LOOPBACK = "127.0.0.1"
 
 
 class Refused(Exception):
-    """What the server answers to a request that it does not take."""
+    """Raised for a request that the server rejects; holds the status and the message of the
+    response.
+    """
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -22,7 +26,7 @@ class Refused(Exception):
 
 
 def new_app() -> FastAPI:
-    """An app that answers `Refused`, and a body of another shape, in OpenAI's form."""
+    """Return an app that answers `Refused` and invalid bodies with errors in OpenAI's format."""
     app = FastAPI()
 
     @app.exception_handler(Refused)
@@ -31,21 +35,28 @@ def new_app() -> FastAPI:
 
     @app.exception_handler(RequestValidationError)
     async def wrong(_: Request, error: RequestValidationError) -> JSONResponse:
-        faults = [f"{fault['loc'][-1]}: {fault['msg']}" for fault in error.errors()]
-        return _error(400, "; ".join(faults))
+        messages = [
+            f"{error_detail['loc'][-1]}: {error_detail['msg']}" for error_detail in error.errors()
+        ]
+        return _error(400, "; ".join(messages))
 
     return app
 
 
 def check_key(request: Request, api_key: str | None) -> None:
-    """Raises Refused where the request does not have it. None lets everyone in."""
-    given = request.headers.get("authorization", "")
-    if api_key is not None and not compare_digest(given.encode(), f"Bearer {api_key}".encode()):
+    """Check that the request has the key. None allows every request. Raises Refused."""
+    authorization = request.headers.get("authorization", "")
+    if api_key is not None and not compare_digest(
+        authorization.encode(), f"Bearer {api_key}".encode()
+    ):
         raise Refused(401, "Unauthorized")
 
 
 def check_host(host: str, api_key: str | None, variable: str) -> None:
-    """Raises UserError where others could reach the server without a key. variable: holds it."""
+    """Check that other machines cannot reach the server without a key. Raises UserError.
+
+    variable: the environment variable that holds the key.
+    """
     if host != LOOPBACK and not api_key:
         raise UserError(f"--host {host} can be reached by others: set {variable}")
 

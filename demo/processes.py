@@ -1,5 +1,6 @@
-"""Child processes that never outlive the demo: they end on success, on failure, on Ctrl-C, and when
-the demo is killed."""
+"""Starts child processes that end with the demo: on success, on failure, on Ctrl-C, and when it
+is killed.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +26,10 @@ READY_S = 120.0  # seconds that a service may take to load a small model
 
 
 def free_port() -> int:
-    """A port that was free a moment ago.
+    """Return a port that was free a moment ago.
 
-    Not one of those that the kernel gives out by itself (32768 and up on Linux): any connection
-    of any process might get it before the caller does.
+    Not one of those that the kernel gives out by itself (32768 and up on Linux): any connection of
+    any process might get it before the caller does.
     """
     while True:
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -37,7 +38,10 @@ def free_port() -> int:
 
 
 def child_environment() -> dict[str, str]:
-    """One thread a process: three torch processes with two threads each run six times slower."""
+    """Return the environment of a child: one thread per process.
+
+    Three torch processes with two threads each run six times slower.
+    """
     return os.environ | {
         "OMP_NUM_THREADS": "1",
         "TOKENIZERS_PARALLELISM": "false",
@@ -85,7 +89,7 @@ def running(*args: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """SIGTERM, then SIGKILL to whatever is left of its session."""
+    """Send SIGTERM, then SIGKILL to what is left of the process's session."""
     process.terminate()
     try:
         process.wait(STOP_S)
@@ -99,7 +103,9 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 @contextlib.contextmanager
 def running_service(name: str, folder: Path, *flags: str) -> Iterator[str]:
-    """A scoring service on a free port, ready; gives its URL. Log and cache stand in `folder`."""
+    """Start a scoring service on a free port; yield its URL once it is ready. Log and cache are
+    in `folder`.
+    """
     from scorekit.client import SyncScoringClient
 
     port = free_port()
@@ -116,9 +122,9 @@ def running_service(name: str, folder: Path, *flags: str) -> Iterator[str]:
                     break
                 except ServiceUnreachable:
                     if process.poll() is not None or time.monotonic() > deadline:
-                        what = "does not get ready" if process.poll() is None else "ended"
+                        problem = "does not get ready" if process.poll() is None else "ended"
                         tail = log.read_text(encoding="utf-8", errors="replace")[-2000:]
-                        raise UserError(f"{name} {what}; the end of {log}:\n{tail}") from None
+                        raise UserError(f"{name} {problem}; the end of {log}:\n{tail}") from None
         yield url
 
 
@@ -137,7 +143,7 @@ def exit_on_sigterm() -> None:
 
 @contextlib.contextmanager
 def serving(app: Any) -> Iterator[str]:
-    """An ASGI app under uvicorn in a thread; gives its URL."""
+    """Serve an ASGI app under uvicorn in a thread; yield its URL."""
     import uvicorn
 
     port = free_port()

@@ -16,7 +16,7 @@ from scorekit.client import SyncScoringClient
 from scorekit.errors import UserError
 from scorekit.report.render import STYLES, as_rich_text, visible
 from scorekit.schemas import Scored
-from trainer.runs.runlog import read_jsonl
+from trainer.runs.run_log import read_jsonl
 from trainer.translation.evaluation.report import write_report
 
 ROOT = Path(__file__).parents[1]
@@ -31,7 +31,7 @@ console = Console(highlight=False)
 
 
 def run_demo(run_dir: Path, *, updates: int | None = None, limit: int | None = None) -> None:
-    """The whole demo. Raises UserError where a part of it cannot run."""
+    """Run the demo. Raise UserError if a part of it cannot run."""
     started = time.monotonic()
     exit_on_sigterm()
     run_dir.mkdir(parents=True, exist_ok=True)
@@ -97,7 +97,7 @@ def score_real_translations(metricx_url: str, xcomet_url: str) -> None:
 def train(
     run_dir: Path, metricx_url: str, xcomet_url: str, updates: int | None, limit: int | None
 ) -> None:
-    """`python -m trainer train` in a process of its own, as a user would start it."""
+    """Run `python -m trainer train` in a separate process, as a user would."""
     overrides = [f"misc.run_dir={run_dir}", "misc.overwrite=true"]
     if updates is not None:  # the warm-up of the config may be longer than so short a run
         overrides += [f"rl.num_updates={updates}", f"rl.warmup_updates={min(3, updates - 1)}"]
@@ -111,23 +111,25 @@ def train(
 
 
 def compare(run_dir: Path) -> list[str]:
-    """Whether the reward was earned, in sentences: printed, and returned for the report."""
+    """Return sentences that say whether the reward improved. They are printed, and added to the
+    report.
+    """
     evals = read_jsonl(run_dir / "eval.jsonl")
     before, after = (read_jsonl(run_dir / line["completions"]) for line in (evals[0], evals[-1]))
     differences = [a["chrf"] - b["chrf"] for a, b in zip(after, before, strict=True)]
     low, high = paired_interval(differences)
-    earned = "earned" if low > 0 else "not shown to be earned"
+    conclusion = "earned" if low > 0 else "not shown to be earned"
     verdict = (
         f"Sentence chrF changed by {np.mean(differences):+.2f} on average over "
         f"{len(differences)} held-out sources (95 % interval of a paired bootstrap: {low:+.2f} to "
-        f"{high:+.2f}): by this measure the reward was {earned}."
+        f"{high:+.2f}): by this measure the reward was {conclusion}."
     )
     console.print(f"   {verdict}")
     return [verdict]
 
 
 def paired_interval(differences: Sequence[float], seed: int = 0) -> tuple[float, float]:
-    """95 % bootstrap interval of the mean of paired differences."""
+    """Return the 95 % bootstrap interval of the mean of paired differences."""
     values = np.asarray(differences)
     picks = np.random.default_rng(seed).integers(0, len(values), (BOOTSTRAP, len(values)))
     low, high = np.quantile(values[picks].mean(axis=1), [0.025, 0.975])

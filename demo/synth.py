@@ -43,12 +43,12 @@ console = Console(highlight=False)
 
 
 def run_demo(run_dir: Path, more: list[str]) -> None:
-    """The whole demo. Raises UserError where a part of it cannot run."""
+    """Run the demo. Raise UserError if a part of it cannot run."""
     started = time.monotonic()
     exit_on_sigterm()
     run_dir.mkdir(parents=True, exist_ok=True)
-    for kept in run_dir.glob("answers.sqlite*"):  # a demo shows all of the work
-        kept.unlink()
+    for cache_file in run_dir.glob("answers.sqlite*"):  # a demo shows all of the work
+        cache_file.unlink()
     logs = run_dir.with_name(run_dir.name + "-services")
     logs.mkdir(exist_ok=True)
     _say("1", "Starting teacher, MetricX and judge (small models, no GPU, no hub)")
@@ -77,7 +77,7 @@ def run_demo(run_dir: Path, more: list[str]) -> None:
 
 @contextlib.contextmanager
 def running_teacher(folder: Path) -> Iterator[str]:
-    """The demo's policy as an OpenAI-compatible server, ready; gives its URL with /v1."""
+    """Serve the demo's policy as an OpenAI-compatible server; yield its URL with /v1."""
     port = free_port()
     log = folder / "teacher.log"
     with running("demo.llm_server", "--port", str(port), log=log) as process:
@@ -95,7 +95,7 @@ def running_teacher(folder: Path) -> Iterator[str]:
 
 
 def run_pipeline(overrides: list[str]) -> None:
-    """`python -m synth run --stage all`, from the beginning."""
+    """Run `python -m synth run --stage all` from the beginning."""
     flags = [part for override in overrides for part in ("--set", override)]
     command = ("synth", "run", "--config", str(CONFIG), "--stage", "all", "--overwrite", "--yes")
     if run_module(*command, *flags) != 0:
@@ -103,7 +103,7 @@ def run_pipeline(overrides: list[str]) -> None:
 
 
 def show(run_dir: Path) -> None:
-    """The best pairs, where the others went, and where everything is."""
+    """Print the best pairs, why the others were rejected, and where the files are."""
     lines = (run_dir / "export/train.jsonl").read_text(encoding="utf-8").splitlines()
     pairs = sorted(map(json.loads, lines), key=lambda pair: pair["metricx_qe_score_best"])
     table = Table("MetricX", "source", "translation", title_justify="left")
@@ -115,8 +115,8 @@ def show(run_dir: Path) -> None:
         "   The teacher has 4 million parameters and the scorer no more: this shows the way of the "
         "data, not good translations."
     )
-    found = f"\n[bold]pairs[/]   {len(pairs)} in {run_dir / 'export/train.parquet'}"
-    console.print(found, soft_wrap=True)
+    summary = f"\n[bold]pairs[/]   {len(pairs)} in {run_dir / 'export/train.parquet'}"
+    console.print(summary, soft_wrap=True)
 
 
 def _say(step: str, text: str) -> None:

@@ -1,11 +1,11 @@
-"""Ask each running service a little and check the answers. Needs nothing but Python 3.
+"""Send a few requests to each running service and check the answers. Needs only Python 3.
 
     python3 deploy/smoke.py [--key KEY] [--metricx URL] [--xcomet URL] [--judge URL]
                             [--embedder URL] [--retriever URL [--query WORDS]]
 
-The retriever is asked where it is named: it is of a profile of its own.
+The retriever is checked only if it is named: it has a separate profile.
 
-Exit code 0: every answer is as the contract says. 1: the first that is not, in one line.
+Exit code 0: all answers follow the contract. 1: the first error, in one line.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ CASES = [
 ]
 
 
-def check(condition: bool, what: str) -> None:
-    """Exit with 1 and one line where the condition does not hold."""
+def check(condition: bool, message: str) -> None:
+    """Exit with 1 and one line if the condition is false."""
     if not condition:
-        sys.exit(f"smoke: {what}")
+        sys.exit(f"smoke: {message}")
 
 
 def ask(url: str, path: str, key: str, body: Any = None) -> tuple[int, Any]:
-    """Status and JSON of a request; a refusal is an answer, too."""
+    """Return status and JSON of a request, also of a refused one."""
     status, answer = fetch(url, path, key, body)
     return status, json.loads(answer)
 
 
 def fetch(url: str, path: str, key: str, body: Any = None) -> tuple[int, bytes]:
-    """Status and bytes of a request."""
+    """Return status and body of a request."""
     request = urllib.request.Request(f"{url}{path}", headers={"Content-Type": "application/json"})
     if body is not None:
         request.data = json.dumps(body).encode()
@@ -66,21 +66,24 @@ def fetch(url: str, path: str, key: str, body: Any = None) -> tuple[int, bytes]:
 
 
 def score(url: str, key: str, samples: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
-    """Results of a request, checked for their shape; the second time they come from the cache."""
-    for again in (False, True):
+    """Return the checked results of a request. A repeated request must come from the cache."""
+    for is_repeat in (False, True):
         status, body = ask(url, "/v1/score", key, {"samples": samples})
         check(status == 200, f"{name}: HTTP {status}: {json.dumps(body)[:300]}")
         results: list[dict[str, Any]] = body["results"]
         ids = [sample["id"] for sample in samples]
-        check([result["id"] for result in results] == ids, f"{name}: other ids than were sent")
+        check(
+            [result["id"] for result in results] == ids,
+            f"{name}: the ids differ from the request's",
+        )
         for result in results:
             check(result["ok"], f"{name}: {result.get('error')}")
-            check(result["cached"] or not again, f"{name}: asked again, it is not cached")
+            check(result["cached"] or not is_repeat, f"{name}: a repeated request is not cached")
     return results
 
 
 def check_translations(name: str, url: str, key: str) -> None:
-    """MetricX: the better translation has the lower score; xCOMET: the higher, and true spans."""
+    """Check scores of a good and a bad translation, and xCOMET's spans."""
     good, bad = score(url, key, PAIRS, name)
     scores = f"{good['score']:.3f} for the good translation, {bad['score']:.3f} for the bad one"
     if name == "metricx":
@@ -97,7 +100,7 @@ def check_translations(name: str, url: str, key: str) -> None:
 
 
 def check_judge(url: str, key: str) -> None:
-    """A translation passes, an untranslated source does not."""
+    """Check that a translation passes and an untranslated source does not."""
     good, copied = score(url, key, CASES, "judge")
     check(good["verdict"]["pass"], f"judge: refuses a good translation: {good['verdict']}")
     check(not copied["verdict"]["pass"], "judge: passes an untranslated source")
@@ -107,54 +110,53 @@ def check_judge(url: str, key: str) -> None:
 
 
 def check_embedder(url: str, key: str) -> None:
-    """A translation is nearer to itself in other words than to something else; asked again, it has
-    the same vector."""
+    """Check that similar texts have similar vectors, and that repeated requests agree."""
     texts = [GOOD, f"{GOOD} 네.", BAD]
     answers = [ask(url, "/v1/embeddings", key, {"input": texts}) for _ in range(2)]
     for status, body in answers:
         check(status == 200, f"embedder: HTTP {status}: {json.dumps(body)[:300]}")
     rows = [body["data"] for _, body in answers]
-    check(rows[0] == rows[1], "embedder: asked again, it gives other vectors")
+    check(rows[0] == rows[1], "embedder: a repeated request gives other vectors")
     check([row["index"] for row in rows[0]] == [0, 1, 2], "embedder: vectors out of order")
-    first, alike, other = (row["embedding"] for row in rows[0])
-    near, far = (sum(a * b for a, b in zip(first, v, strict=True)) for v in (alike, other))
-    told = f"cosine {near:.3f} to a text that is alike, {far:.3f} to another"
-    check(abs(sum(a * a for a in first) - 1) < 1e-3 and far < near < 1.001, f"embedder: {told}")
-    print(f"embedder {url}  {told}")
+    first, similar, other = (row["embedding"] for row in rows[0])
+    near, far = (sum(a * b for a, b in zip(first, v, strict=True)) for v in (similar, other))
+    message = f"cosine {near:.3f} to a text that is alike, {far:.3f} to another"
+    check(abs(sum(a * a for a in first) - 1) < 1e-3 and far < near < 1.001, f"embedder: {message}")
+    print(f"embedder {url}  {message}")
 
 
 def check_retriever(url: str, key: str, query: str) -> None:
-    """Asked again, a query finds the same pages; the best has a picture of the size that it says,
-    and a part of it; a page that is excluded is not found; one that is not there is said so."""
+    """Check that searches repeat, that images and crops have the stated size, that excluded pages
+    are left out, and that unknown pages give 404."""
     _, info = ask(url, "/v1/info", key)
-    asked = {"queries": [{"id": "a", "query": query}], "top_k": 3}
-    answers = [ask(url, "/v1/search", key, asked) for _ in range(2)]
+    request = {"queries": [{"id": "a", "query": query}], "top_k": 3}
+    answers = [ask(url, "/v1/search", key, request) for _ in range(2)]
     for status, body in answers:
         check(status == 200, f"retriever: HTTP {status}: {json.dumps(body)[:300]}")
         check(body["results"][0]["ok"], f"retriever: {body['results'][0].get('error')}")
         check(body["index"]["revision"] == info["revision"], "retriever: answers of two indexes")
-    first, again = (body["results"][0]["hits"] for _, body in answers)
-    check(first == again, "retriever: asked again, it finds other pages")
+    first, repeated = (body["results"][0]["hits"] for _, body in answers)
+    check(first == repeated, "retriever: a repeated request finds other pages")
     check(bool(first), f"retriever: no page for {query!r}: give --query a word of your pages")
     best = first[0]
-    _, body = ask(url, "/v1/search", key, asked | {"exclude": [best["page_id"]]})
-    left = [hit["page_id"] for hit in body["results"][0]["hits"]]
-    check(best["page_id"] not in left, "retriever: finds a page that is excluded")
+    _, body = ask(url, "/v1/search", key, request | {"exclude": [best["page_id"]]})
+    remaining = [hit["page_id"] for hit in body["results"][0]["hits"]]
+    check(best["page_id"] not in remaining, "retriever: finds a page that is excluded")
     width, height = best["width"], best["height"]
     for crop, size in (("", (width, height)), (f"0,0,{width // 2},{height // 2}", None)):
-        wanted = size or (width // 2, height // 2)
+        expected = size or (width // 2, height // 2)
         options = urllib.parse.urlencode({"format": "png"} | ({"crop": crop} if crop else {}))
-        status, picture = fetch(url, f"{best['image']}?{options}", key)
-        check(status == 200 and picture[:4] == b"\x89PNG", f"retriever: picture: HTTP {status}")
-        found = struct.unpack(">II", picture[16:24])
-        check(found == wanted, f"retriever: a picture of {found}, not of {wanted}")
+        status, image = fetch(url, f"{best['image']}?{options}", key)
+        check(status == 200 and image[:4] == b"\x89PNG", f"retriever: picture: HTTP {status}")
+        image_size = struct.unpack(">II", image[16:24])
+        check(image_size == expected, f"retriever: a picture of {image_size}, not of {expected}")
     status, _ = ask(url, "/v1/pages/..%2F..%2Fetc%2Fpasswd/image", key)
     check(status == 404, f"retriever: a page that is not there: HTTP {status}")
     print(f"retriever {url}  {info['pages']} pages, {len(first)} found, the best with its picture")
 
 
 def main() -> None:
-    """Ask all of them; with a key, see that none answers without it."""
+    """Check all services; with a key, check that they refuse requests without it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     keys = os.environ.get("API_KEYS", "").split(",")
     parser.add_argument("--key", default=keys[0].strip(), help="API key (default: of API_KEYS)")
@@ -163,21 +165,21 @@ def main() -> None:
         parser.add_argument(f"--{name}", default=default, help=f"URL (default: {default})")
     parser.add_argument("--retriever", default="", help="URL; empty: it is not asked")
     parser.add_argument("--query", default="life expectancy", help="words of its pages")
-    given = parser.parse_args()
-    urls = {name: getattr(given, name) for name in (*PORTS, "retriever")}
+    options = parser.parse_args()
+    urls = {name: getattr(options, name) for name in (*PORTS, "retriever")}
     urls = {name: url.rstrip("/") for name, url in urls.items() if url}
     for name, url in urls.items():
         status, _ = ask(url, "/health/ready", "")
         check(status == 200, f"{name}: not ready (HTTP {status})")
-        if given.key:
+        if options.key:
             status, _ = ask(url, "/v1/info", "")
             check(status == 401, f"{name}: answers without a key (HTTP {status})")
     for name in ("metricx", "xcomet"):
-        check_translations(name, urls[name], given.key)
-    check_judge(urls["judge"], given.key)
-    check_embedder(urls["embedder"], given.key)
+        check_translations(name, urls[name], options.key)
+    check_judge(urls["judge"], options.key)
+    check_embedder(urls["embedder"], options.key)
     if "retriever" in urls:
-        check_retriever(urls["retriever"], given.key, given.query)
+        check_retriever(urls["retriever"], options.key, options.query)
 
 
 if __name__ == "__main__":

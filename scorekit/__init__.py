@@ -8,11 +8,11 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
-#: Stands here and is not asked of pip, which in an image has not installed this code.
+#: Written here, because an image copies this code and has no installed package to ask.
 __version__ = "0.2.0"
 
-# peft and sentence-transformers import bitsandbytes, used or not. On a CPU with AVX512-BF16 it says
-# that a further package would make its products of 4-bit weights quicker.
+# peft and sentence-transformers import bitsandbytes, used or not. On a CPU with AVX512-BF16 it
+# warns that a further package would make its products of 4-bit weights faster.
 logging.getLogger("bitsandbytes.backends.cpu.ops").addFilter(
     lambda record: "gemm_4bit_forward" not in str(record.msg)
 )
@@ -20,17 +20,17 @@ logging.getLogger("bitsandbytes.backends.cpu.ops").addFilter(
 
 @cache
 def commit() -> str | None:
-    """Return the git commit of this code, or None where nothing says it.
+    """Return the git commit of this code, or None if it is not known.
 
-    An image knows it by SCOREKIT_COMMIT, a checkout by git, with `-dirty` where files were changed.
+    An image has it in SCOREKIT_COMMIT. A checkout asks git; `-dirty` marks changed files.
     """
-    if named := os.environ.get("SCOREKIT_COMMIT"):
-        return named
+    if commit_of_image := os.environ.get("SCOREKIT_COMMIT"):
+        return commit_of_image
     root = Path(__file__).parents[1]
-    if not (root / ".git").exists():  # installed; a folder above it may be another checkout
+    if not (root / ".git").exists():  # installed: a parent folder may be another checkout
         return None
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--exclude=*"],
             cwd=root,
             capture_output=True,
@@ -39,4 +39,4 @@ def commit() -> str | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() or None
+    return result.stdout.strip() or None

@@ -1,4 +1,6 @@
-"""python -m scorekit score --url URL IN OUT; python -m scorekit fetch [MODEL...];
+"""Score files, fetch checkpoints and compare metrics with human judgements.
+
+python -m scorekit score --url URL IN OUT; python -m scorekit fetch [MODEL...];
 python -m scorekit meta-eval JUDGEMENTS OUT --metric NAME=URL"""
 
 from __future__ import annotations
@@ -8,12 +10,12 @@ from typing import Annotated
 
 import typer
 
-from scorekit.client.files.scorecommand import score
+from scorekit.client.files.score_command import score
 from scorekit.command import clean_exit
 from scorekit.errors import UserError
-from scorekit.metaeval.verb import meta_eval
+from scorekit.metaeval.command import meta_eval
 
-#: What the services load: the variable that tells them, and where it is not set.
+#: Models that the services load by default, by the environment variable that overrides them.
 DEFAULT_MODELS = {
     "METRICX_MODEL": "google/metricx-24-hybrid-large-v2p6",
     "XCOMET_MODEL": "Unbabel/XCOMET-XL",

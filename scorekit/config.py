@@ -1,6 +1,6 @@
-"""YAML and command-line overrides -> a checked pydantic config.
+"""Read YAML and command-line overrides into a checked pydantic config.
 
-An unknown key is an error; the resolved copy is saved beside every run.
+An unknown key is an error. Each run saves a copy of its resolved config.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from scorekit.files import write_atomic
 
 
 class Config(BaseModel):
-    """Base of all config sections: an unknown key is an error, defaults are checked too, and no
-    number is NaN or infinite."""
+    """Base of all config sections: unknown keys are errors, defaults are checked too, and no number
+    may be NaN or infinite."""
 
     model_config = ConfigDict(extra="forbid", validate_default=True, allow_inf_nan=False)
 
@@ -34,7 +34,7 @@ def load_config(
 ) -> C:
     """Read `path` (YAML), apply `overrides` ("section.key=value", the value in YAML), check.
 
-    Raises UserError that names the file, each wrong key and what is wrong with it.
+    Raises UserError that names the file, each wrong key and its problem.
     """
     return check_config(config_type, read_config(path, overrides), path or "config")
 
@@ -42,19 +42,19 @@ def load_config(
 def read_config(
     path: str | Path | None = None, overrides: list[str] | None = None
 ) -> dict[str, Any]:
-    """What stands in `path` (YAML) and in `overrides`, not yet checked against a config."""
+    """Return the content of `path` (YAML) and `overrides`, not yet checked against a config."""
     data = {} if path is None else _read_yaml(Path(path))
     for override in overrides or []:
         _apply_override(data, override)
     return data
 
 
-def check_config(config_type: type[C], data: Mapping[str, Any], where: str | Path) -> C:
-    """What was read as a config. Raises UserError that names `where` and each wrong key."""
+def check_config(config_type: type[C], data: Mapping[str, Any], label: str | Path) -> C:
+    """Return the data as a config. Raises UserError that names `label` and each wrong key."""
     try:
         return config_type.model_validate(data)
     except ValidationError as error:
-        raise UserError(f"{where}: {_with_nearest(config_type, error)}") from None
+        raise UserError(f"{label}: {_with_nearest(config_type, error)}") from None
 
 
 def save_config(config: BaseModel, path: str | Path) -> None:
@@ -63,60 +63,65 @@ def save_config(config: BaseModel, path: str | Path) -> None:
     write_atomic(Path(path), text)
 
 
-def refuse_password(value: str, where: str, instead: str) -> None:
-    """Raise UserError where a value of the command line is an address with a password in it."""
+def refuse_password(value: str, label: str, instead: str) -> None:
+    """Raise UserError if a command-line value is a URL with a password in it."""
     try:
         has_password = urlsplit(value.strip("'\" ")).password is not None
     except ValueError:  # no address
         return
     if has_password:
         raise UserError(
-            f"{where}: a password on the command line can be read in `ps` and in the shell's "
+            f"{label}: a password on the command line can be read in `ps` and in the shell's "
             f"history; {instead}"
         )
 
 
-def describe_faults(error: ValidationError, whole: str = "config", limit: int = 10) -> str:
-    """The faults of a validation, `a.b: what`, without the input's own text.
+def describe_validation_error(
+    error: ValidationError, label: str = "config", limit: int = 10
+) -> str:
+    """Return the errors of a validation as `a.b: problem`, without the input's own text.
 
-    whole: the name of what was checked, for a fault that lies in no single field.
+    label: the name of what was checked, for an error that belongs to no single field.
     """
     errors = error.errors(include_input=False, include_url=False, include_context=False)
-    return describe_errors(errors, whole, limit)
+    return describe_errors(errors, label, limit)
 
 
-def describe_errors(errors: Sequence[ErrorDetails], whole: str, limit: int) -> str:
-    """The same for a list of faults."""
-    faults = [
-        f"{'.'.join(str(part)[:40] for part in fault['loc']) or whole}: "
-        f"{fault['msg'].removeprefix('Value error, ')}"  # pydantic's, before a sentence of ours
-        for fault in errors[:limit]
+def describe_errors(errors: Sequence[ErrorDetails], label: str, limit: int) -> str:
+    """Return a list of errors in the same form."""
+    descriptions = [
+        f"{'.'.join(str(part)[:40] for part in error['loc']) or label}: "
+        f"{error['msg'].removeprefix('Value error, ')}"  # pydantic's prefix
+        for error in errors[:limit]
     ]
-    return "; ".join(faults) + ("; and more" if len(errors) > limit else "")
+    return "; ".join(descriptions) + ("; and more" if len(errors) > limit else "")
 
 
-def _with_nearest(config_type: type[BaseModel], error: ValidationError) -> str:
-    """`describe_faults`; an unknown key beside the one that was probably meant."""
-    errors = error.errors(include_input=False, include_url=False, include_context=False)
-    known = list(_paths(config_type))
-    for fault in errors:
-        if fault["type"] == "extra_forbidden":
-            *section, key = map(str, fault["loc"])
-            here = {name: ".".join([*section, name]) for name in _section(config_type, section)}
-            elsewhere = {name.rpartition(".")[2]: name for name in reversed(known)}
-            found = nearest(key, here) or nearest(key, elsewhere)
-            fault["msg"] += f" (did you mean {found}?)" if found else ""
+def _with_nearest(config_type: type[BaseModel], validation_error: ValidationError) -> str:
+    """Return `describe_validation_error` with a suggestion for each unknown key."""
+    errors = validation_error.errors(include_input=False, include_url=False, include_context=False)
+    valid_keys = list(_paths(config_type))
+    for error in errors:
+        if error["type"] == "extra_forbidden":
+            *section, key = map(str, error["loc"])
+            section_keys = {
+                name: ".".join([*section, name]) for name in _section(config_type, section)
+            }
+            other_keys = {name.rpartition(".")[2]: name for name in reversed(valid_keys)}
+            suggestion = nearest(key, section_keys) or nearest(key, other_keys)
+            error["msg"] += f" (did you mean {suggestion}?)" if suggestion else ""
     return describe_errors(errors, "config", 10)
 
 
 def nearest(key: str, names: Mapping[str, str]) -> str | None:
-    """What `names` has for the name that is spelt most like `key`; None where none is like it."""
+    """Return the value in `names` whose key is spelled most like `key`, or None if none is
+    close."""
     close = get_close_matches(key, names, n=1, cutoff=0.7)
     return names[close[0]] if close else None
 
 
 def _section(config_type: type[BaseModel], parts: Iterable[str]) -> Iterable[str]:
-    """The keys of a section; also of one in a list, or under a name of the user's."""
+    """Return the keys of a section, also of one in a list or under a name that the user chose."""
     for part in parts:
         field = config_type.model_fields.get(part)
         if field is not None:
@@ -131,23 +136,23 @@ def _sections_in(annotation: Any) -> Iterator[type[BaseModel]]:
         yield from _sections_in(part)
 
 
-def _paths(config_type: type[BaseModel], front: str = "") -> Iterator[str]:
-    """The dotted keys of a config, sections among them."""
+def _paths(config_type: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Yield the dotted keys of a config, sections included."""
     for name, field in config_type.model_fields.items():
-        yield front + name
+        yield prefix + name
         if isinstance(field.annotation, type):
             for section in _sections_in(field.annotation):
-                yield from _paths(section, f"{front}{name}.")
+                yield from _paths(section, f"{prefix}{name}.")
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """A key that stands twice in a mapping is an error, not the later one in silence."""
+    """A loader for which a duplicate key in a mapping is an error."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value]
-        twice = next((key for key in keys if keys.count(key) > 1), None)
-        if twice is not None:
-            raise yaml.YAMLError(f"the key {twice!r} stands twice")
+        duplicate = next((key for key in keys if keys.count(key) > 1), None)
+        if duplicate is not None:
+            raise yaml.YAMLError(f"the key {duplicate!r} is there twice")
         return super().construct_mapping(node, deep)
 
 
@@ -168,11 +173,11 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 def _apply_override(data: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key:
-        raise UserError(f"override {override!r}: write it as section.key=value")
+        raise UserError(f"override {override!r}: expected section.key=value")
     refuse_password(text, f"--set {key}", "write it into the config file")
     *sections, last = key.split(".")
     for section in sections:
-        if data.get(section) is None:  # absent, or left blank
+        if data.get(section) is None:  # absent or blank
             data[section] = {}
         data = data[section]
         if not isinstance(data, dict):

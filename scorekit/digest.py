@@ -1,4 +1,4 @@
-"""Digests of files, remembered, because a 46 GB checkpoint takes half a minute to read."""
+"""Digests of files, cached on disk, because a 46 GB checkpoint takes half a minute to read."""
 
 from __future__ import annotations
 
@@ -16,35 +16,36 @@ from scorekit.errors import UserError
 from scorekit.files import write_atomic
 
 #: Age from which a file's times can be trusted. A file written twice within the resolution of the
-#: clock (2 s on some file systems) keeps its times, size and inode, and has another content.
+#: clock (2 s on some file systems) keeps its times, size and inode but has other content.
 SETTLED_S = 5.0
 
 
 def digest_files(paths: Iterable[Path]) -> str:
-    """One 128-bit hex digest over the names and contents of files, in the order of their names.
+    """Return one 128-bit hex digest over the names and contents of files, in the order of their
+    names.
 
-    A file's digest is remembered under its path, device, inode, size, and times of change.
-    Raises UserError where a file changes while it is read.
+    A file's digest is cached under its path, device, inode, size and times of change.
+    Raises UserError if a file changes while it is read.
     """
     parts = sorted((path.name, _digest_file(path)) for path in paths)
-    whole = hashlib.blake2b(digest_size=16)
+    digest_of_all = hashlib.blake2b(digest_size=16)
     for name, digest in parts:
-        whole.update(f"{name}\0{digest}\0".encode())
-    return whole.hexdigest()
+        digest_of_all.update(f"{name}\0{digest}\0".encode())
+    return digest_of_all.hexdigest()
 
 
 def _digest_file(path: Path) -> str:
     stat = path.stat()
-    # ctime besides mtime: copying tools set the mtime back, nothing sets the ctime.
-    settled = time.time() - max(stat.st_mtime, stat.st_ctime) > SETTLED_S
-    note = _note(path, stat)
-    if remembered := _read_note(note):
-        return remembered
+    # ctime and mtime: copying tools set the mtime back, nothing sets the ctime.
+    is_settled = time.time() - max(stat.st_mtime, stat.st_ctime) > SETTLED_S
+    note_path = _note(path, stat)
+    if cached := _read_note(note_path):
+        return cached
     digest = _read_file(path)
-    if _note(path, path.stat()) != note:
+    if _note(path, path.stat()) != note_path:
         raise UserError(f"{path}: changed while it was read; start again when it is complete")
-    if settled:  # so whatever is noted was settled
-        _write_note(note, digest)
+    if is_settled:  # a file that may still change unnoticed is not cached
+        _write_note(note_path, digest)
     return digest
 
 
@@ -54,8 +55,10 @@ def _read_file(path: Path) -> str:
 
 
 def _note(path: Path, stat: os.stat_result) -> Path:
-    """Where the digest of this state of this file is noted: one small file each, so that services
-    that start together do not overwrite each other's."""
+    """Return the path of the cached digest for this state of a file.
+
+    Each digest has its own small file, so services that start together do not overwrite each
+    other's."""
     identity = "|".join(
         map(
             str,
@@ -82,6 +85,6 @@ def _read_note(note: Path) -> str | None:
 
 
 def _write_note(note: Path, digest: str) -> None:
-    # A cache folder that cannot be written costs time, not correctness.
+    # A cache folder that cannot be written only costs time.
     with contextlib.suppress(OSError):
         write_atomic(note, digest)

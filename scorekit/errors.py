@@ -3,9 +3,9 @@
     ScorekitError
     ├── UserError           a mistake of the user: one clear line, exit code 2
     ├── ServiceUnreachable  no answer from a service: refused, cut off, or not HTTP
-    │   ├── AnswerLost      cut off after the request was sent: it may have ended the service
-    │   ├── ServerEnded     the process of a server of our own has ended
-    │   └── IndexChanged    another index of pages answers than before
+    │   ├── ResponseLost    cut off after the request was sent: it may have crashed the service
+    │   ├── ServerEnded     the process of a server that we started has ended
+    │   └── IndexChanged    answers come from another page index than before
     └── ServiceError        carries `type`, `message`, `retryable`, and the HTTP status of a request
         ├── SampleError     one sample failed; its siblings may be fine
         └── RequestError    a whole request was refused
@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-#: Types of a failed sample. The first two are the text's fault, the others the service's.
+#: Types of a failed sample. The first two are caused by the text, the others by the service.
 SAMPLE_ERROR_TYPES = (
     "invalid_input",
     "overlong",
@@ -28,15 +28,16 @@ SAMPLE_ERROR_TYPES = (
     "cancelled",
     "upstream",
 )
-#: Types for which the text is to blame: asking again gives the same answer.
+#: Types that the text causes: another request gets the same answer.
 TEXT_ERROR_TYPES = frozenset({"invalid_input", "overlong"})
 _RETRYABLE_SAMPLE_TYPES = frozenset({"timeout", "cancelled", "upstream"})
 
 
-def may_pass_later(error: Mapping[str, Any]) -> bool:
-    """Whether a later run may do better than a sample's failure, as it stands in an answer. What is
-    behind a service may have been mended meanwhile, also where to ask again at once is no use (a
-    refused key)."""
+def is_transient(error: Mapping[str, Any]) -> bool:
+    """Return True if a later run may succeed where a sample failed with this wire error.
+
+    An upstream error counts although an immediate retry is useless (a refused key): the server
+    behind the service may be repaired by then."""
     return bool(error["retryable"]) or error["type"] == "upstream"
 
 
@@ -56,17 +57,18 @@ REQUEST_ERRORS: dict[str, tuple[int, bool]] = {
 
 
 class ScorekitError(Exception):
-    """Base of all errors of this project. exit_code: of a command that it ends, whose last line
-    begins with `word`."""
+    """Base of all errors of this project.
+
+    exit_code: exit code of a command that it ends. word: the word that begins its line."""
 
     exit_code = 1
     word = "error"
 
 
 class UserError(ScorekitError):
-    """A mistake that the user can mend: say what, where, and what to do, in one line.
+    """A mistake that the user can fix: one line that says what, where, and what to do.
 
-    lines: of several that are mended together (the wrong rows of a file), a line for each.
+    lines: one line each for further mistakes that are fixed together (the wrong rows of a file).
     """
 
     exit_code = 2
@@ -80,9 +82,9 @@ class UserError(ScorekitError):
 
 
 class ServiceUnreachable(ScorekitError):
-    """A service gave no answer that could be understood.
+    """A service gave no answer that could be parsed.
 
-    retryable: whether asking again may help (not for a wrong URL, or something else behind it).
+    retryable: whether a retry may help (not for a wrong URL or another program behind it).
     """
 
     def __init__(self, url: str, reason: str, *, retryable: bool = True) -> None:
@@ -97,7 +99,7 @@ class ServiceUnreachable(ScorekitError):
         return f"{self.url} {state}: {self.reason}"
 
 
-class AnswerLost(ServiceUnreachable):
+class ResponseLost(ServiceUnreachable):
     """The connection broke after a request was sent and before its answer."""
 
     def __str__(self) -> str:
@@ -118,15 +120,17 @@ class ServerEnded(ServiceUnreachable):
 
 
 class IndexChanged(ServiceUnreachable):
-    """A retriever answers from another index than before: its answers are not to be mixed."""
+    """A retriever answers from another index than before. Answers of the two cannot be mixed."""
 
-    def __init__(self, url: str, known: str, found: str) -> None:
-        reason = f"its index changed from revision {known[:80]} to {found[:80]}: start the run anew"
+    def __init__(self, url: str, expected: str, current: str) -> None:
+        reason = (
+            f"its index changed from revision {expected[:80]} to {current[:80]}: start the run anew"
+        )
         super().__init__(url, reason, retryable=False)
-        self.known, self.found = known, found
+        self.expected, self.current = expected, current
 
     def __reduce__(self) -> tuple[type[IndexChanged], tuple[str, str, str]]:
-        return type(self), (self.url, self.known, self.found)
+        return type(self), (self.url, self.expected, self.current)
 
 
 class ServiceError(ScorekitError):
@@ -142,16 +146,15 @@ class ServiceError(ScorekitError):
         return f"{self.type}: {self.message}"
 
     def wire(self) -> dict[str, Any]:
-        """The error as it stands in an answer."""
+        """Return the error as an answer carries it."""
         return {"type": self.type, "message": self.message, "retryable": self.retryable}
 
 
 class SampleError(ServiceError):
     """One sample could not be scored; `type` is one of `SAMPLE_ERROR_TYPES`.
 
-    id, index: the caller's name for the sample, and its place in the call, where they are known.
-    retryable: where it is not what the type says. paid: fields of its result that say what a judge
-    has paid for it.
+    id, index: the caller's name for the sample and its position in the call, if they are known.
+    retryable: overrides the default of the type. paid: fields of the result with what a judge paid.
     """
 
     def __init__(
@@ -197,7 +200,11 @@ class RequestError(ServiceError):
         default_status, retryable = REQUEST_ERRORS[type]
         super().__init__(type, message, retryable=retryable)
         self.status = status or default_status
-        # A wrong URL, key or option is the user's to mend; all else a service's.
+        # The user can fix a wrong URL, key or option. Everything else is the service's.
         self.exit_code = 2 if self.status in (401, 403, 404, 405, 415, 422) else 1
         self.retry_after = retry_after
         self.request_id = request_id
+
+
+#: The name of `ResponseLost` in version 0.2.
+AnswerLost = ResponseLost

@@ -1,5 +1,6 @@
-"""Files and folders that are whole or not there: whoever dies meanwhile leaves the old one, never a
-part, and what has its name outlives a power cut."""
+"""Write files and folders atomically: a crash leaves the old content, never a part of the new.
+
+Content that has its final name survives a power cut."""
 
 from __future__ import annotations
 
@@ -15,29 +16,31 @@ from pathlib import Path
 from typing import IO
 from uuid import uuid4
 
-#: On the disk, in the quota, below the limit of a file.
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-#: The names of `temporary_of` and of `_without_name`.
-_LEFT = re.compile(r"\.(.+)\.(?:[0-9a-f]{12}\.tmp|gone)", re.DOTALL)
+#: Error numbers of a full disk, a used-up quota and a file over the size limit.
+_DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+#: Names that `temporary_of` and `_path_of_deleted` give.
+_TEMPORARY_NAME = re.compile(r"\.(.+)\.(?:[0-9a-f]{12}\.tmp|gone)", re.DOTALL)
 
 
 def temporary_of(path: Path) -> Path:
-    """A name beside it that no other process has, on whichever machine: process numbers of two
-    containers are often the same."""
+    """Return a path in the same folder that no other process uses, on any machine.
+
+    It is random, because processes in two containers often have the same number."""
     return path.with_name(f".{path.name}.{uuid4().hex[:12]}.tmp")
 
 
-def remove_temporaries(folder: Path, of: str = "*", *, deep: bool = False) -> None:
-    """Take away what processes that were killed have left in a folder: files and folders that they
-    were writing or deleting. For whoever alone writes there, before he begins: what another is
-    writing at this moment looks the same.
+def remove_temporaries(folder: Path, names: str = "*", *, deep: bool = False) -> None:
+    """Delete the temporary files and folders that killed processes left in a folder.
 
-    of: pattern of the names that are his, where others write beside. deep: in the folders below,
-    too.
+    Only for the one process that writes these names, before it starts: what another process is
+        writing at this moment looks the same.
+
+    names: pattern of the names to clean up, if others write in the folder too. deep: also in
+        subfolders.
     """
     for path in list(folder.rglob(".*") if deep else folder.glob(".*")):
-        left = _LEFT.fullmatch(path.name)
-        if left and fnmatchcase(left[1], of):
+        match = _TEMPORARY_NAME.fullmatch(path.name)
+        if match and fnmatchcase(match[1], names):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)
             elif path.suffix == ".tmp":  # what is deleted is a folder
@@ -45,16 +48,16 @@ def remove_temporaries(folder: Path, of: str = "*", *, deep: bool = False) -> No
 
 
 def identity_of(path: Path) -> tuple[int, int] | None:
-    """Which file has the name; None where none has it."""
+    """Return the device and inode of a file, or None if it does not exist."""
     try:
-        found = path.stat()
+        stat = path.stat()
     except FileNotFoundError:
         return None
-    return found.st_dev, found.st_ino
+    return stat.st_dev, stat.st_ino
 
 
 def sync(path: Path) -> None:
-    """Have a file or a folder (which of its names there are) written to the disk."""
+    """Flush a file, or a folder's list of names, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -62,37 +65,41 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def put(temporary: Path, path: Path) -> None:
-    """Give a finished file its name, when its content is on the disk: both outlive a power cut."""
+def replace_file(temporary: Path, path: Path) -> None:
+    """Flush a finished file, then give it its final name: both survive a power cut."""
     sync(temporary)
     os.replace(temporary, path)
     sync(path.parent)
 
 
 def put_unsynced(temporary: Path, path: Path) -> None:
-    """The same at once, of one of many files: the caller has them and their folders outlive a power
-    cut (`sync`) before anything refers to them."""
+    """Give one of many finished files its final name, without a flush.
+
+    The caller flushes them and their folders (`sync`) before anything refers to them."""
     os.replace(temporary, path)
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Around writes to a file or a folder: where there is no room, raises an OSError that has its
-    name, whatever library wrote. A write knows no name, or one that goes (`temporary_of`)."""
+def with_path_in_error(path: Path) -> Iterator[None]:
+    """Raise an OSError that names `path` if the disk is full while it is written.
+
+    The library's own error names no file, or the temporary one."""
     try:
         yield
     except Exception as error:
-        number = _no_room(error)
+        number = _disk_full_error(error)
         if number is None:
             raise
         raise OSError(number, os.strerror(number), str(path)) from None
 
 
-def _no_room(error: BaseException | None) -> int | None:
-    """The number of the error, where there was no room. Libraries in Rust (safetensors, tokenizers)
-    have it in their text; torch fails once more while it closes its file."""
+def _disk_full_error(error: BaseException | None) -> int | None:
+    """Return the error number if a full disk is the cause, else None.
+
+    Libraries in Rust (safetensors, tokenizers) have it in their text. torch raises a second error
+    while it closes its file."""
     while error is not None:
-        for number in _NO_ROOM:
+        for number in _DISK_FULL_ERRORS:
             if getattr(error, "errno", None) == number or f"(os error {number})" in str(error):
                 return number
         error = error.__context__
@@ -100,38 +107,40 @@ def _no_room(error: BaseException | None) -> int | None:
 
 
 @contextmanager
-def replacing(path: Path, *, alone: bool = False) -> Iterator[IO[bytes]]:
-    """A file to write, which takes the place of `path` at the end of the block, or goes where that
-    ends with an error (a full disk).
+def atomic_writer(path: Path, *, alone: bool = False) -> Iterator[IO[bytes]]:
+    """Open a temporary file for writing that replaces `path` at the end of the block.
 
-    alone: nobody else writes it (a lock says so), and what a killed process left of it goes."""
+    It is deleted if the block raises an error (a full disk).
+    alone: no other process writes `path` (a lock ensures it), so temporaries of killed processes
+    are deleted."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if alone:
         remove_temporaries(path.parent, escape(path.name))
     temporary = temporary_of(path)
     try:
-        with naming(path):
+        with with_path_in_error(path):
             with temporary.open("wb") as file:
                 yield file
-            put(temporary, path)
+            replace_file(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
 def write_atomic(path: Path, content: bytes | str, *, alone: bool = False) -> None:
-    """Write a whole file; text as UTF-8. alone: as in `replacing`."""
-    with replacing(path, alone=alone) as file:
+    """Write a complete file; text as UTF-8. alone: as in `replacing`."""
+    with atomic_writer(path, alone=alone) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
 @contextmanager
 def replacing_folder(folder: Path) -> Iterator[Path]:
-    """A folder to fill, which takes its name (`put_folder`) at the end of the block, or goes where
-    that ends with an error."""
+    """Create a temporary folder that gets its final name (`put_folder`) at the end of the block.
+
+    It is deleted if the block raises an error."""
     temporary = temporary_of(folder)
     temporary.mkdir(parents=True)
     try:
-        with naming(folder):
+        with with_path_in_error(folder):
             yield temporary
             put_folder(temporary, folder)
     finally:
@@ -139,10 +148,10 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
 
 
 def allow_readers(folder: Path) -> None:
-    """Let whoever may read a folder read the files in it.
+    """Let everyone who may read a folder read the files in it.
 
-    safetensors writes its files for their owner alone, whatever the umask is. A server that runs
-    under another user could not load them.
+    safetensors makes its files readable by their owner alone, whatever the umask is. A server under
+    another user could not load them.
     """
     mode = folder.stat().st_mode & 0o666
     for path in folder.rglob("*"):
@@ -151,27 +160,30 @@ def allow_readers(folder: Path) -> None:
 
 
 def put_folder(temporary: Path, folder: Path) -> None:
-    """Give a finished folder its name, in place of the folder that has it, when all of its content
-    is on the disk. temporary: beside it."""
+    """Flush a finished folder, then give it its final name in place of an existing folder.
+
+    temporary: a folder in the same parent."""
     allow_readers(temporary)
     for path in (*temporary.rglob("*"), temporary):
         sync(path)
-    gone = _without_name(folder)
+    deleted = _path_of_deleted(folder)
     temporary.rename(folder)
     sync(folder.parent)
-    shutil.rmtree(gone, ignore_errors=True)
+    shutil.rmtree(deleted, ignore_errors=True)
 
 
 def remove_folder(folder: Path) -> None:
-    """Delete a folder, if there: for whoever looks it goes at once, whenever the process dies."""
-    shutil.rmtree(_without_name(folder), ignore_errors=True)
+    """Delete a folder, if it exists. For readers it disappears at once, even if the process
+    dies."""
+    shutil.rmtree(_path_of_deleted(folder), ignore_errors=True)
 
 
-def _without_name(folder: Path) -> Path:
-    """Where a folder is while it is deleted. Always the same place, so that the next process takes
-    away what one that was killed has left."""
-    gone = folder.with_name(f".{folder.name}.gone")
-    shutil.rmtree(gone, ignore_errors=True)
+def _path_of_deleted(folder: Path) -> Path:
+    """Rename a folder that is to be deleted, and return its new path.
+
+    The path is always the same, so the next process deletes what a killed one left."""
+    deleted = folder.with_name(f".{folder.name}.gone")
+    shutil.rmtree(deleted, ignore_errors=True)
     if folder.exists():
-        folder.rename(gone)
-    return gone
+        folder.rename(deleted)
+    return deleted

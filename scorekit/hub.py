@@ -1,8 +1,8 @@
-"""Checkpoints of the Hugging Face hub: fetched ahead of time or when a service starts.
+"""Checkpoints of the Hugging Face hub, fetched ahead of time or when a service starts.
 
-They lie in the hub's own cache folder (HF_HOME; in the images /models/hub), so that what `python -m
-scorekit fetch` has brought a service finds under the same id, with HF_HUB_OFFLINE=1 too. Of a
-download that was interrupted the whole files stay, and the next one fetches the others.
+They are in the hub's own cache folder (HF_HOME; in the images /models/hub). A service finds under
+the same id what `python -m scorekit fetch` downloaded, with HF_HUB_OFFLINE=1 too. After an
+interruption the complete files stay, and the next download fetches the rest.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import yaml
 from scorekit.errors import UserError
 
 METRICX_FILES = ["config.json", "*.safetensors", "*.safetensors.index.json", "pytorch_model*"]
-#: The latter two: xCOMET-lite's.
+#: The last two are xCOMET-lite's.
 XCOMET_FILES = ["hparams.yaml", "checkpoints/*", "config.json", "model.safetensors"]
 T5_TOKENIZER_FILES = [
     "spiece.model",
@@ -24,7 +24,7 @@ T5_TOKENIZER_FILES = [
     "special_tokens_map.json",
     "added_tokens*",
 ]
-#: Of xCOMET's encoder: its weights stand in xCOMET's own checkpoint.
+#: Files of xCOMET's encoder. Its weights are in xCOMET's own checkpoint.
 ENCODER_FILES = [
     "config.json",
     "tokenizer*.json",
@@ -33,9 +33,9 @@ ENCODER_FILES = [
     "special_tokens_map.json",
     "added_tokens.json",
 ]
-#: Of xCOMET-lite, whose settings may leave it out.
+#: Encoder of xCOMET-lite, if its settings name none.
 LITE_ENCODER = "microsoft/mdeberta-v3-base"
-#: Whose checkpoints come without a tokenizer.
+#: Tokenizer of MetricX, whose checkpoints come without one.
 METRICX_TOKENIZER = "google/mt5-xl"
 
 
@@ -50,16 +50,17 @@ def hide_short_progress() -> None:
 
 
 def looks_local(model: str) -> bool:
-    """Whether a model name can only be a path; else it is a hub id unless such a folder exists."""
+    """Return True if a model name can only be a path. Else it is a hub id unless the folder
+    exists."""
     return Path(model).exists() or model.startswith((".", "/", "~")) or model.count("/") != 1
 
 
 def fetch_model(
     model: str, revision: str | None, patterns: Sequence[str] | None, flag: str
 ) -> Path:
-    """The local folder of a model: the folder itself, or a snapshot of the hub's.
+    """Return the local folder of a model: the folder itself, or a snapshot from the hub.
 
-    patterns: which files of a snapshot; None: all. Raises UserError where there is neither; `flag`
+    patterns: files of the snapshot to fetch; None: all. Raises UserError if neither exists; `flag`
     names the setting in its message.
     """
     if looks_local(model):
@@ -76,15 +77,15 @@ def fetch_model(
             model, revision=revision, allow_patterns=None if patterns is None else list(patterns)
         )
     except Exception as error:
-        where = f"{flag} {model}".strip()
+        label = f"{flag} {model}".strip()
         raise UserError(
-            f"{where}: {_reason(model, revision, error, constants.HF_HUB_CACHE)}"
+            f"{label}: {_reason(model, revision, error, constants.HF_HUB_CACHE)}"
         ) from None
     return Path(folder)
 
 
 def _reason(model: str, revision: str | None, error: Exception, cache: str) -> str:
-    """Why the hub gave nothing, and what to do, in a line."""
+    """Return in one line why the download failed, and what to do."""
     from huggingface_hub import constants
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -109,22 +110,24 @@ def _reason(model: str, revision: str | None, error: Exception, cache: str) -> s
         token = "HF_TOKEN is wrong, or" if os.environ.get("HF_TOKEN") else "HF_TOKEN is not set, or"
         return f"the hub does not show it to you: {token} there is no such model ({page})"
     if isinstance(error, OfflineModeIsEnabled | LocalEntryNotFoundError):
-        way = (
+        obstacle = (
             "HF_HUB_OFFLINE is set"
             if constants.HF_HUB_OFFLINE
             else f"{constants.ENDPOINT} cannot be reached"
         )
         return (
-            f"not whole in {cache}, and {way}: run `python -m scorekit fetch {model}` where the "
-            "hub can be reached, with HF_HOME on the same disk or copied here"
+            f"incomplete in {cache}, and {obstacle}: run `python -m scorekit fetch {model}` where "
+            "the hub can be reached, with HF_HOME on the same disk or copied here"
         )
-    why = (str(error).splitlines() or [type(error).__name__])[0]
-    return f"the hub did not give it ({why}); started again, it keeps the whole files"
+    cause = (str(error).splitlines() or [type(error).__name__])[0]
+    return f"the download failed ({cause}); the same command keeps the complete files"
 
 
 def fetch_checkpoint(model: str, revision: str | None = None) -> list[tuple[str, Path]]:
-    """Bring what a service needs to start with `--model MODEL`: (id, folder) of the model and of
-    its tokenizer or its encoder's settings. A model of another kind is brought whole.
+    """Download everything that a service needs to start with `--model MODEL`.
+
+    Returns (id, folder) of the model and of its tokenizer or encoder. Other models are fetched
+    completely.
 
     Raises UserError as `fetch_model` does.
     """
@@ -157,5 +160,5 @@ def _hparams(path: Path) -> dict[str, object]:
 
 
 def size_of(folder: Path) -> int:
-    """Bytes of the files in a folder, links followed."""
+    """Return the bytes of all files in a folder; links are followed."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -16,16 +16,16 @@ _PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
 def usable_cpus() -> int:
-    """CPUs that this process may really use: its affinity, capped by a cgroup v2 or v1 quota."""
+    """Return the number of CPUs this process may use: its affinity, capped by a cgroup quota."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     for quota_file, period_file in (
         ("/sys/fs/cgroup/cpu.max", None),
         ("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us"),
     ):
         try:
-            words = Path(quota_file).read_text().split()
-            words += Path(period_file).read_text().split() if period_file else []
-            quota, period = int(words[0]), int(words[1])
+            fields = Path(quota_file).read_text().split()
+            fields += Path(period_file).read_text().split() if period_file else []
+            quota, period = int(fields[0]), int(fields[1])
         except (OSError, ValueError, IndexError):  # no such file, or "max"
             continue
         if quota > 0:
@@ -34,11 +34,12 @@ def usable_cpus() -> int:
 
 
 def end_with_parent() -> Callable[[], None] | None:
-    """Return a `preexec_fn` for Popen: the kernel sends the child SIGTERM when its parent is gone.
+    """Return a `preexec_fn` for Popen that makes the kernel send the child SIGTERM when its parent
+    dies.
 
-    It holds after kill -9 of the parent, too. The kernel watches the thread that starts the child:
-    start it from one that lives as long as the process. None where there is no such call (not
-    Linux); a child then outlives a parent that is killed.
+    This works after kill -9 of the parent, too. The kernel watches the thread that starts the
+    child: start it from one that lives as long as the process. Returns None if there is no such
+    call (not Linux); then a child outlives a killed parent.
     """
     if not sys.platform.startswith("linux"):
         return None
@@ -53,17 +54,17 @@ def end_with_parent() -> Callable[[], None] | None:
 
 
 def end_with_make() -> None:
-    """End this process with SIGTERM when the `make` that has started it is gone.
+    """End this process with SIGTERM when the `make` that started it exits.
 
-    Nothing happens where another program has started it: a shell may end before what it started
-    with `nohup`.
+    Nothing happens if another program started it: a shell may exit before what it started with
+    `nohup`.
     """
     if "MAKELEVEL" in os.environ and sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def end_worker_with_parent() -> None:
-    """End this worker of `multiprocessing` when its parent is gone; for the start of a worker.
+    """End this worker of `multiprocessing` when its parent exits; call it when the worker starts.
 
     Ctrl-C is left to the parent, which ends its workers itself.
     """

@@ -1,6 +1,6 @@
-"""Named prompt templates, and what is done to a completion before it is scored.
+"""Named prompt templates, and the postprocessing of a completion before it is scored.
 
-A template is filled once: text in a source is never expanded again.
+A template is filled once: braces in a source text are never expanded.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _TRANSLATEGEMMA = (
     "{target_lang}:"
 )
 
-#: `translategemma` is the trainer's default. `translategemma_paper` has the two blank lines of
-#: the report's Figure 3 (arXiv 2601.09012) before the text. `source` is the text alone, for
+#: `translategemma` is the trainer's default. `translategemma_paper` has the two blank lines that
+#: the report's Figure 3 (arXiv 2601.09012) shows before the text. `source` is the text alone, for
 #: models whose chat template holds the instruction. `teacher` asks a general model.
 TEMPLATES: dict[str, str] = {
     "translategemma": _TRANSLATEGEMMA + "\n\n{text}",
@@ -35,28 +35,30 @@ TEMPLATES: dict[str, str] = {
         "no comment, no quotation marks around it.\n\nText:\n{text}"
     ),
 }
-#: The system turn that goes before the user turn made of the `teacher` template.
+#: The system turn before the user turn with the `teacher` template.
 TEACHER_SYSTEM = "You are a professional translator."
 FIELDS = frozenset({"source_lang", "src_lang_code", "target_lang", "tgt_lang_code", "text"})
 _FIELD = re.compile(r"\{([a-z_]+)\}")
 
 
 def load_template(name: str) -> str:
-    """A template by its name in TEMPLATES, or the content of the file at that path."""
+    """Return a template by its name in TEMPLATES, or the content of the file at that path."""
     if name in TEMPLATES:
         return TEMPLATES[name]
     path = Path(name)
     if not path.is_file():
-        known = ", ".join(sorted(TEMPLATES))
-        raise UserError(f"prompt template {name!r}: neither one of {known} nor a file")
+        valid_names = ", ".join(sorted(TEMPLATES))
+        raise UserError(f"prompt template {name!r}: neither one of {valid_names} nor a file")
     try:
         template = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise UserError(f"{path}: the template is not UTF-8") from None
     unknown = sorted(set(_FIELD.findall(template)) - FIELDS)
     if unknown:
-        known = ", ".join(sorted(FIELDS))
-        raise UserError(f"{path}: unknown field {unknown[0]!r} in the template; known: {known}")
+        valid_names = ", ".join(sorted(FIELDS))
+        raise UserError(
+            f"{path}: unknown field {unknown[0]!r} in the template; valid fields: {valid_names}"
+        )
     if "{text}" not in template:
         raise UserError(f"{path}: the template has no {{text}}")
     return template
@@ -75,24 +77,25 @@ def fill(template: str, fields: Mapping[str, str]) -> str:
 
 
 def postprocess_translation(raw_text: str) -> str:
-    """A decoded completion -> the translation that is scored: white space at its ends goes."""
+    """Return the translation that is scored: a decoded completion without white space at its
+    ends."""
     return raw_text.strip()
 
 
-#: What the trainer and the adapters may do to a completion, by name.
+#: Postprocessing functions of the trainer and the adapters, by name.
 POSTPROCESS: dict[str, Callable[[str], str]] = {"strip": postprocess_translation, "none": str}
 
 
 def load_postprocess(name: str) -> Callable[[str], str]:
-    """A function by its name in POSTPROCESS, or by `module:function`. Raises UserError."""
+    """Return a function by its name in POSTPROCESS, or by `module:function`. Raises UserError."""
     if name in POSTPROCESS:
         return POSTPROCESS[name]
     module_name, _, function = name.partition(":")
     if not module_name or not function:
-        known = ", ".join(POSTPROCESS)
-        raise UserError(f"postprocess {name!r}: neither one of {known} nor module:function")
+        valid_names = ", ".join(POSTPROCESS)
+        raise UserError(f"postprocess {name!r}: neither one of {valid_names} nor module:function")
     try:
-        found: Callable[[str], str] = getattr(importlib.import_module(module_name), function)
+        postprocess: Callable[[str], str] = getattr(importlib.import_module(module_name), function)
     except (ImportError, AttributeError) as error:
         raise UserError(f"postprocess {name!r} cannot be loaded: {error}") from None
-    return found
+    return postprocess

@@ -1,16 +1,17 @@
-"""Rows of a file, one by one: JSON lines, TSV, CSV or Parquet, plain or gzipped, or from stdin.
+"""Read the rows of a file one by one: JSON lines, TSV, CSV or Parquet, plain, gzipped or from
+stdin.
 
-How a TSV is read, here and by the page of a service (scorekit/server/page/rows.js):
+A TSV is read as follows, here and by the page of a service (scorekit/server/page/rows.js):
 
 - The first line names the columns. Cells have tabs between them, rows end with LF or CRLF.
-- A cell is quoted if it begins with a quote and the next quote that is not doubled stands at its
-  end. The quotes come off, "" is one quote, and the cell may hold tabs and line ends. So csv.writer
-  and pandas write.
-- Every other cell is text as it stands: `"Hi," he said`, a quote alone, one that nothing closes.
-- A line without a tab and without a text is skipped.
+- A cell is quoted if it begins with a quote and the next quote that is not doubled is at its end.
+  The quotes are removed, "" is one quote, and the cell may contain tabs and line ends. csv.writer
+  and pandas write this form.
+- Every other cell is unchanged text: `"Hi," he said`, a single quote, one that is never closed.
+- A line without a tab and without text is skipped.
 
-Two readings are possible where a quoted cell runs over lines of which each is a whole row: that is
-an error, unless the cells of the header are quoted. `tsv-unquoted` takes every quote as text.
+A quoted cell that spans lines is ambiguous if each of the lines is a complete row: that is an
+error, unless the cells of the header are quoted. `tsv-unquoted` reads every quote as text.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ Ending = Literal["jsonl", "tsv", "csv", "parquet"]
 Format = Literal[Ending, "tsv-unquoted"]
 _BOM = b"\xef\xbb\xbf"
 _ESCAPED = re.compile("[\udc80-\udcff]")  # a byte that is not UTF-8
-_MOST_SHOWN = 20  # columns of a header in a message, and letters of each
+_MAX_SHOWN = 20  # columns of a header in a message, and characters of each
 _NOT_UTF8 = "not UTF-8 text. Save the file as UTF-8"
 _GZIP = b"\x1f\x8b"
 #: Longest cell of a CSV; the csv module's own limit is 131,072 characters.
 MOST_CHARACTERS = 2**30
-#: So many characters behind a line of a TSV may a quote close that the line opens.
-_MOST_AHEAD = 2**24
-#: To the next quote that is not doubled.
+#: Largest distance, in characters, to the end of a quoted cell that spans lines of a TSV.
+_MAX_AHEAD = 2**24
+#: Up to the next quote that is not doubled.
 _TO_QUOTE = re.compile(r'(?:[^"]++|"")*+"')
 _CELL_ENDS = re.compile(r"\t|\r?\n|\r?\Z")
 
@@ -55,23 +56,25 @@ log = logging.getLogger(__name__)
 
 
 class Row(NamedTuple):
-    """number: of the line it begins on, of a Parquet file the row's; from 1."""
+    """A row. number: the line it begins on, or of a Parquet file the row's number; from 1."""
 
     number: int
     fields: dict[str, Any]
 
 
 class RowFile:
-    """A file with a row a line: JSON objects; a TSV or a CSV with a header; or Parquet. Blank lines
-    are skipped. gzip is known by its first bytes. `-` is stdin, which is kept in a temporary file,
-    so that it can be read again.
+    """A file with one row per line: JSON objects, a TSV or a CSV with a header, or Parquet.
+
+    Blank lines are skipped. gzip is detected by its first bytes. `-` is stdin, which is copied to a
+    temporary file so that it can be read more than once.
     """
 
     def __init__(
         self, path: Path, format: Format | None = None, *, remedy: str = "rename it"
     ) -> None:
-        """format: default by the file's ending, of stdin JSON lines. Raises UserError, with what
-        can be done about it, where the ending says nothing."""
+        """Raise UserError, with `remedy`, if the file's ending names no format.
+
+        format: default by the file's ending; JSON lines for stdin."""
         self._spool: BinaryIO | None = None
         self._warned = False
         self.is_stdin = str(path) == "-"
@@ -79,28 +82,28 @@ class RowFile:
         endings = [ending.lower().lstrip(".") for ending in path.suffixes[-2:]]
         if endings and endings[-1] == "gz":
             endings.pop()
-        found = "jsonl" if self.is_stdin else endings[-1] if endings else ""
-        if format is None and found not in get_args(Ending):
-            known = ", ".join(f".{name}" for name in get_args(Ending))
-            raise UserError(f"{path}: its ending is none of {known}: {remedy}")
-        self.format = format or found
+        ending = "jsonl" if self.is_stdin else endings[-1] if endings else ""
+        if format is None and ending not in get_args(Ending):
+            valid_endings = ", ".join(f".{name}" for name in get_args(Ending))
+            raise UserError(f"{path}: its ending is none of {valid_endings}: {remedy}")
+        self.format = format or ending
 
     def digest(self) -> str:
-        """A digest of the (unzipped) content. Raises UserError."""
+        """Return a digest of the (unzipped) content. Raises UserError."""
         digest = hashlib.blake2b(digest_size=16)
         try:
             with self._open() as file:
                 while block := file.read(1 << 20):
                     digest.update(block)
         except (OSError, EOFError, zlib.error) as error:
-            raise self._fault(0, error) from None
+            raise self._as_user_error(0, error) from None
         return digest.hexdigest()
 
     def rows(self, once: Sequence[str], columns: Sequence[str] | None) -> Iterator[Row]:
-        """The rows in order.
+        """Yield the rows in order.
 
-        once: columns that a header must have once. columns: those that are wanted; None: all,
-        and none may stand twice. Raises UserError that names the first line which is no row.
+        once: columns that a header must have exactly once. columns: those to return; None: all, and
+        no duplicates. Raises UserError that names the first invalid row.
         """
         number = 0
         try:
@@ -111,12 +114,12 @@ class RowFile:
                         number, fields = next(rows)
                     except StopIteration:
                         return
-                    except _Fault as fault:
-                        number = fault.number
-                        raise ValueError(str(fault)) from None
+                    except _RowError as row_error:
+                        number = row_error.number
+                        raise ValueError(str(row_error)) from None
                     yield Row(number, fields)
         except (OSError, EOFError, zlib.error, ValueError) as error:
-            raise self._fault(number, error) from None
+            raise self._as_user_error(number, error) from None
 
     def _read(
         self, file: BinaryIO, once: Sequence[str], columns: Sequence[str] | None
@@ -134,8 +137,9 @@ class RowFile:
             yield from _rows_below(records, once, columns)
 
     def _warn(self, tsv: _Tsv) -> None:
-        """Say once that the quotes of some cells came off and those of others did not: a program
-        that quotes cells quotes all that hold a quote."""
+        """Warn once if some cells were unquoted and others hold quotes as text.
+
+        A program that quotes cells quotes every cell that contains a quote."""
         if tsv.quoted and tsv.with_quotes and not self._warned:
             self._warned = True
             log.warning(
@@ -147,22 +151,22 @@ class RowFile:
                 tsv.with_quotes,
             )
 
-    def _fault(self, number: int, error: Exception) -> UserError:
+    def _as_user_error(self, number: int, error: Exception) -> UserError:
         if isinstance(error, OSError) and error.strerror:
             return UserError(f"{self.path}: {error.strerror}")
         if isinstance(error, OSError | EOFError | zlib.error):
             return UserError(f"{self.path}: the gzip is damaged: {error}")
-        where = f", {'row' if self.format == 'parquet' else 'line'} {number}" if number else ""
-        return UserError(f"{self.path}{where}: {error}")
+        location = f", {'row' if self.format == 'parquet' else 'line'} {number}" if number else ""
+        return UserError(f"{self.path}{location}: {error}")
 
     @contextmanager
     def _open(self) -> Iterator[BinaryIO]:
         with self._open_raw() as file:
-            packed = file.read(2) == _GZIP
+            is_gzip = file.read(2) == _GZIP
             file.seek(0)
-            if packed:
-                with gzip.GzipFile(fileobj=file) as unpacked:
-                    yield cast(BinaryIO, unpacked)
+            if is_gzip:
+                with gzip.GzipFile(fileobj=file) as unzipped:
+                    yield cast(BinaryIO, unzipped)
             else:
                 yield file
 
@@ -177,8 +181,8 @@ class RowFile:
         return os.fdopen(os.dup(self._spool.fileno()), "rb")
 
 
-class _Fault(ValueError):
-    """What is wrong with the row that begins on line `number`."""
+class _RowError(ValueError):
+    """The row that begins on line `number` is invalid."""
 
     def __init__(self, number: int, message: str) -> None:
         super().__init__(message)
@@ -188,25 +192,25 @@ class _Fault(ValueError):
 def _json_rows(file: BinaryIO) -> Iterator[tuple[int, dict[str, Any]]]:
     for number, text in _lines(file):
         try:
-            found = from_json(text)
+            row = from_json(text)
         except ValueError as error:
-            what = str(error).replace("at line 1 column", "at column")
-            raise _Fault(number, f"not JSON: {what}") from None
-        if not isinstance(found, dict):
-            raise _Fault(number, "not a JSON object")
-        yield number, found
+            reason = str(error).replace("at line 1 column", "at column")
+            raise _RowError(number, f"not JSON: {reason}") from None
+        if not isinstance(row, dict):
+            raise _RowError(number, "not a JSON object")
+        yield number, row
 
 
 def _rows_below(
     records: Iterator[tuple[int, list[str]]], once: Sequence[str], columns: Sequence[str] | None
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The rows below the first, which is the header."""
+    """Yield the rows below the first one, which is the header."""
     header: list[str] | None = None
     for number, cells in records:
         if header is None:
             header = _header(number, cells, once, columns)
         elif len(cells) != len(header):
-            raise _Fault(number, f"{len(cells)} columns, the header has {len(header)}")
+            raise _RowError(number, f"{len(cells)} columns, the header has {len(header)}")
         else:
             yield number, dict(zip(header, cells, strict=True))
 
@@ -218,7 +222,7 @@ def _unquoted_records(file: BinaryIO) -> Iterator[tuple[int, list[str]]]:
 
 def _csv_records(file: BinaryIO) -> Iterator[tuple[int, list[str]]]:
     csv.field_size_limit(MOST_CHARACTERS)
-    # The decoder reads ahead: a byte that is not UTF-8 is found in its row.
+    # The decoder reads ahead, so an invalid byte is reported only in its row.
     text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
     reader = csv.reader(text, strict=True)
     while True:
@@ -226,9 +230,9 @@ def _csv_records(file: BinaryIO) -> Iterator[tuple[int, list[str]]]:
         try:
             cells = next(reader, None)
         except csv.Error as error:
-            raise _Fault(number, str(error)) from None
+            raise _RowError(number, str(error)) from None
         if cells is not None and any(map(_ESCAPED.search, cells)):
-            raise _Fault(number, _NOT_UTF8)
+            raise _RowError(number, _NOT_UTF8)
         if cells is None:
             return
         if len(cells) > 1 or (cells and cells[0].strip()):
@@ -236,20 +240,21 @@ def _csv_records(file: BinaryIO) -> Iterator[tuple[int, list[str]]]:
 
 
 class _Tsv:
-    """A TSV whose cells may be quoted: the top of this file says when.
+    """A TSV whose cells may be quoted: the top of this file has the rules.
 
-    quoted: cells whose quotes came off, so far. with_quotes: others that hold a quote.
+    quoted: number of cells that were unquoted so far. with_quotes: number of others that contain a
+    quote.
     """
 
     def __init__(self, file: BinaryIO) -> None:
         self.quoted = self.with_quotes = 0
         self._file = file
-        self._ahead: deque[str] = deque()  # lines that are read and not taken
-        self._number = 0  # of the line taken last
-        self._columns: int | None = None  # of a row, where a cell over several may be a mistake
+        self._ahead: deque[str] = deque()  # lines that were read but not consumed
+        self._number = 0  # number of the line consumed last
+        self._columns: int | None = None  # columns of a row, if multi-line cells may be a mistake
 
     def records(self) -> Iterator[tuple[int, list[str]]]:
-        """(number of its first line, cells) of the header and of each row."""
+        """Yield (number of the first line, cells) of the header and of each row."""
         is_header = True
         while line := self._line(0):
             self._take(1)
@@ -262,14 +267,14 @@ class _Tsv:
                 yield number, cells
 
     def _line(self, ahead: int) -> str:
-        """A line with its end, `ahead` lines behind the next; empty behind the last."""
+        """Return a line with its end, `ahead` lines after the next one; empty after the last."""
         while len(self._ahead) <= ahead:
             raw = self._file.readline()
             number = self._number + len(self._ahead) + 1
             try:
                 text = raw.removeprefix(_BOM if number == 1 else b"").decode()
             except UnicodeDecodeError:
-                raise _Fault(number, _NOT_UTF8) from None
+                raise _RowError(number, _NOT_UTF8) from None
             self._ahead.append(text)
         return self._ahead[ahead]
 
@@ -279,53 +284,54 @@ class _Tsv:
         self._number += lines
 
     def _cells(self, text: str) -> list[str]:
-        """The cells of a row that begins with the line `text`."""
+        """Return the cells of a row that begins with the line `text`."""
         if '"' not in text:
             return text.removesuffix("\n").removesuffix("\r").split("\t")
         cells: list[str] = []
-        at = 0
+        start = 0
         while True:
             end = 0
-            if text.startswith('"', at):
-                text, end = self._closed(text, at)
+            if text.startswith('"', start):
+                text, end = self._closed(text, start)
             if end:
-                cells.append(text[at + 1 : end - 1].replace('""', '"'))
+                cells.append(text[start + 1 : end - 1].replace('""', '"'))
                 self.quoted += 1
             else:
-                found = _CELL_ENDS.search(text, at)
-                assert found is not None  # every text ends
-                end = found.start()
-                cells.append(text[at:end])
+                cell_end = _CELL_ENDS.search(text, start)
+                assert cell_end is not None  # the pattern matches at the end of every text
+                end = cell_end.start()
+                cells.append(text[start:end])
                 self.with_quotes += '"' in cells[-1]
             if not text.startswith("\t", end):
                 return cells
-            at = end + 1
+            start = end + 1
 
-    def _closed(self, text: str, at: int) -> tuple[str, int]:
-        """The text, with the lines that the quoted cell at `at` runs over, and the place behind
-        that cell; 0 where it is not quoted."""
-        part, look, size = text, at + 1, 0
-        more: list[str] = []
-        while (quote := _TO_QUOTE.match(part, look)) is None:
-            part, look = self._line(len(more)), 0
-            size += len(part)
-            if not part or size > _MOST_AHEAD:
+    def _closed(self, text: str, start: int) -> tuple[str, int]:
+        """Return the text with the lines of the quoted cell at `start`, and the cell's end offset.
+
+        The offset is 0 if the cell is not quoted."""
+        line, offset, size = text, start + 1, 0
+        further_lines: list[str] = []
+        while (quote := _TO_QUOTE.match(line, offset)) is None:
+            line, offset = self._line(len(further_lines)), 0
+            size += len(line)
+            if not line or size > _MAX_AHEAD:
                 return text, 0
-            more.append(part)
-        if not _CELL_ENDS.match(part, quote.end()):
+            further_lines.append(line)
+        if not _CELL_ENDS.match(line, quote.end()):
             return text, 0
-        lines = [text[text.rfind("\n", 0, at) + 1 :], *more]
-        if more and all(line.count("\t") + 1 == self._columns for line in lines):
-            last = self._number + len(more)
-            raise _Fault(
+        lines = [text[text.rfind("\n", 0, start) + 1 :], *further_lines]
+        if further_lines and all(row_line.count("\t") + 1 == self._columns for row_line in lines):
+            last = self._number + len(further_lines)
+            raise _RowError(
                 self._number,
                 f"a quote opens here and closes on line {last}, and each of these lines is a row, "
                 "too. Quote every cell, the header's, too, or save the rows as JSON lines; if "
                 "nothing is quoted, `scorekit score` reads it with --format tsv-unquoted",
             )
-        self._take(len(more))
-        text += "".join(more)
-        return text, len(text) - len(part) + quote.end()
+        self._take(len(further_lines))
+        text += "".join(further_lines)
+        return text, len(text) - len(line) + quote.end()
 
 
 def _parquet_rows(
@@ -336,16 +342,18 @@ def _parquet_rows(
         from pyarrow.parquet import ParquetFile
     except ImportError:
         raise UserError("to read Parquet, install pyarrow: pip install pyarrow") from None
-    number = before = 0
+    number = num_rows = 0
     try:
         table = ParquetFile(file)
-        wanted = None if columns is None else [c for c in table.schema_arrow.names if c in columns]
-        for batch in table.iter_batches(batch_size=1024, columns=wanted):
-            for number, fields in enumerate(batch.to_pylist(), before + 1):
+        column_names = (
+            None if columns is None else [c for c in table.schema_arrow.names if c in columns]
+        )
+        for batch in table.iter_batches(batch_size=1024, columns=column_names):
+            for number, fields in enumerate(batch.to_pylist(), num_rows + 1):
                 yield number, fields
-            before = number
+            num_rows = number
     except ArrowException as error:
-        raise _Fault(number, f"not Parquet: {error}") from None
+        raise _RowError(number, f"not Parquet: {error}") from None
 
 
 def _lines(file: BinaryIO) -> Iterator[tuple[int, str]]:
@@ -353,25 +361,27 @@ def _lines(file: BinaryIO) -> Iterator[tuple[int, str]]:
         try:
             text = raw.removeprefix(_BOM).decode().rstrip("\r\n")
         except UnicodeDecodeError:
-            raise _Fault(number, _NOT_UTF8) from None
+            raise _RowError(number, _NOT_UTF8) from None
         if text.strip(" \t"):
             yield number, text
 
 
-def _column_fault(cells: list[str], column: str) -> str:
+def _column_error(cells: list[str], column: str) -> str:
     if count := cells.count(column):
         return f"the header has {count} columns {column!r}. Rename all but one of them"
-    shown = [repr(cell[:_MOST_SHOWN]) for cell in cells[:_MOST_SHOWN]]
-    there = ", ".join(shown) + (", ..." if len(cells) > len(shown) else "")
-    how = "Name it there, or separate the columns by a comma (CSV) or a tab (TSV)"
-    return f"the header has no column {column!r}, but {there}. {how}"
+    names = [repr(cell[:_MAX_SHOWN]) for cell in cells[:_MAX_SHOWN]]
+    name_list = ", ".join(names) + (", ..." if len(cells) > len(names) else "")
+    hint = "Name it there, or separate the columns by a comma (CSV) or a tab (TSV)"
+    return f"the header has no column {column!r}, but {name_list}. {hint}"
 
 
 def _header(
     number: int, cells: list[str], once: Sequence[str], columns: Sequence[str] | None
 ) -> list[str]:
-    twice = [name for name in cells if name and cells.count(name) > 1] if columns is None else []
-    for column in (*once, *twice):
+    duplicates = (
+        [name for name in cells if name and cells.count(name) > 1] if columns is None else []
+    )
+    for column in (*once, *duplicates):
         if cells.count(column) != 1:
-            raise _Fault(number, _column_fault(cells, column))
+            raise _RowError(number, _column_error(cells, column))
     return cells

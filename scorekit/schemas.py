@@ -1,8 +1,8 @@
 """The wire types of every service: what a caller sends and what it gets back.
 
-docs/protocol.md says in words what these types say in code. An unknown field of a request is
-refused, so that a misspelt option is never ignored in silence; one of an answer is ignored, so
-that a service may grow.
+docs/protocol.md describes them in words. An unknown field of a request is refused, so that a
+misspelled option is never ignored in silence. An unknown field of an answer is ignored, so that a
+service may add fields.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from pydantic import (
 #: Part of every cache key: raise it when the meaning of a stored answer changes.
 SCHEMA_VERSION = 2
 
-#: Most pictures of a sample of the judge.
+#: Largest number of images of a judge's sample.
 MAX_JUDGED_IMAGES = 32
 
-#: Most answers of the judge's LLM about a sample.
+#: Largest number of answers of the judge's LLM about one sample.
 MAX_VOTES = 9
 
-#: The severities of our own services. Another service may have other words.
+#: The severities of scorekit's services. Another service may use other words.
 Severity = Literal["MINOR", "MAJOR", "CRITICAL"]
 Priority = Literal["interactive", "bulk"]
 Overlong = Literal["truncate", "error", "windows"]
-#: What a scorer does with a text of a sample.
+#: How a scorer uses a text of a sample.
 Wanted = Literal["required", "optional", "ignored"]
 
 
@@ -53,13 +53,14 @@ def _capitals(value: Any) -> Any:
     return value.strip().upper() if isinstance(value, str) else value
 
 
-def whole(value: Any) -> Any:
-    """JSON knows no integers: 512.0 is the number 512, and some callers write it so."""
+def as_integer(value: Any) -> Any:
+    """Return a float that is an integer as int: JSON has no integers, and some callers write
+    512.0."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 #: A code, a tag or an English name.
-Language = Annotated[str | None, BeforeValidator(lambda given: None if given == "" else given)]
+Language = Annotated[str | None, BeforeValidator(lambda value: None if value == "" else value)]
 
 
 class TranslationSample(Wire):
@@ -106,9 +107,9 @@ class ScoreOptions(Options):
         "flag the result as truncated, fail that sample with type `overlong`, or score it in "
         "windows of sentences (the answer tells them; upstream has no such number).",
     )
-    max_input_length: Annotated[Annotated[int, Field(ge=16)] | None, BeforeValidator(whole)] = (
-        Field(None, description="Limit in tokens, up to the model's own; null: the model's own.")
-    )
+    max_input_length: Annotated[
+        Annotated[int, Field(ge=16)] | None, BeforeValidator(as_integer)
+    ] = Field(None, description="Limit in tokens, up to the model's own; null: the model's own.")
 
 
 class MetricXOptions(ScoreOptions):
@@ -144,12 +145,12 @@ class JudgeOptions(Options):
         description="Name of the model at the upstream server; null: the service's own.",
     )
     temperature: float | None = Field(None, ge=0, le=2, description="null: the rubric's.")
-    max_tokens: Annotated[Annotated[int, Field(ge=1, le=32768)] | None, BeforeValidator(whole)] = (
-        Field(None, description="Most tokens of an answer; null: the rubric's.")
-    )
-    votes: Annotated[Annotated[int, Field(ge=1, le=MAX_VOTES)] | None, BeforeValidator(whole)] = (
-        Field(None, description="mqm: answers, of which more than half decide; null: the service's")
-    )
+    max_tokens: Annotated[
+        Annotated[int, Field(ge=1, le=32768)] | None, BeforeValidator(as_integer)
+    ] = Field(None, description="Most tokens of an answer; null: the rubric's.")
+    votes: Annotated[
+        Annotated[int, Field(ge=1, le=MAX_VOTES)] | None, BeforeValidator(as_integer)
+    ] = Field(None, description="mqm: answers, of which more than half decide; null: the service's")
 
 
 class ErrorSpan(WireAnswer):

@@ -15,8 +15,10 @@ from scorekit.schemas import Failed, JudgeScored, Overlong, Result, Scored
 
 @dataclass(frozen=True, slots=True)
 class SampleForScoring:
-    """A translation to score. `ref` None or "": quality estimation. src_lang, tgt_lang: codes, tags
-    or English names. task: of a judge's that scores translations (mqm)."""
+    """A translation to score. `ref` None or "": quality estimation.
+
+    src_lang, tgt_lang: codes, tags or English names. task: a judge's task that scores translations
+    (mqm)."""
 
     src: str
     mt: str
@@ -26,7 +28,7 @@ class SampleForScoring:
     task: str | None = None
 
     def wire(self) -> dict[str, Any]:
-        """The sample as a request carries it: what is not given is absent."""
+        """Return the sample as a request carries it, without empty fields."""
         sample = {"src": self.src, "mt": self.mt}
         for name in ("ref", "src_lang", "tgt_lang", "task"):
             if value := getattr(self, name):
@@ -39,7 +41,7 @@ class RewardOutput:
     """Scores of a batch, in the order of its samples.
 
     sequence_scores: the model's own scores; None where a sample failed (never 0).
-    metadata: the whole result of each sample: spans, coverage, or the error.
+    metadata: the full result of each sample: spans, coverage, or the error.
     """
 
     sequence_scores: list[float | None]
@@ -47,7 +49,7 @@ class RewardOutput:
 
 
 class ScoringConfig(Config):
-    """How a batch is scored; a key that is left out keeps the service's default."""
+    """Options for scoring a batch; a key that is left out keeps the service's default."""
 
     batch_size: int = Field(
         64, ge=1, description="Samples a request (remote) or a batch at most (in process)."
@@ -61,7 +63,7 @@ class ScoringConfig(Config):
     cache: bool = Field(True, description="Use the service's score cache.")
 
     def options(self) -> dict[str, Any]:
-        """The `options` of a request."""
+        """Return the `options` of a request."""
         return self.model_dump(include={"overlong", "max_input_length", "cache"})
 
 
@@ -77,15 +79,16 @@ class Scorer(Protocol):
 
 
 def reward_output(results: Sequence[Result]) -> RewardOutput:
-    """Results of a service that scores translations -> RewardOutput."""
+    """Return the results of a service that scores translations as a RewardOutput."""
     translations = [r for r in results if not isinstance(r, JudgeScored)]
     if len(translations) < len(results):
-        raise UserError("a judge's verdicts are no scores of translations: ask another service")
+        raise UserError("a judge's verdicts are not scores of translations. Use another service")
     return RewardOutput([r.score if r.ok else None for r in translations], translations)
 
 
 def raise_for_failures(results: Sequence[Result]) -> list[Scored | JudgeScored]:
-    """The results, all of them good; raises SampleError with the first failure's id and index."""
+    """Return the results if all succeeded. Raises SampleError with the first failure's id and
+    index."""
     for index, result in enumerate(results):
         if isinstance(result, Failed):
             error = result.error

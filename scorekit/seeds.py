@@ -1,8 +1,8 @@
-"""Seeds: what is drawn by chance is a function of the run's seed and of the place in the run, so
-that a run can start again anywhere.
+"""Random seeds: a function of the run's seed and of the position in the run, so that a run can
+resume anywhere.
 
-Each use has a stream of its own. The streams of `_STANDING` keep the numbers that runs and
-published data have; a new one is a name in `Stream`, and gets numbers above all of theirs.
+Each use has its own stream. The streams of `_FIXED_STREAMS` keep the numbers of existing runs and
+published data. A new stream is a name in `Stream` and gets numbers above all of theirs.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ Stream = Literal[
 ]
 
 
-def stream_seed(stream: Stream, seed: int, *place: int | str) -> int:
-    """The seed of a stream at a place of the run.
+def stream_seed(stream: Stream, seed: int, *position: int | str) -> int:
+    """Return the seed of a stream at a position of the run.
 
     adapters                      of fresh adapters
     order, epoch (from 0)         of the data, shuffled
@@ -42,31 +42,33 @@ def stream_seed(stream: Stream, seed: int, *place: int | str) -> int:
     turns, call (from 0)          of a round of turns of these
     further, update               of the questions that may come in place of some of an update
 
-    Equal are, of one run: `order` of epoch u, `minibatches` of update u and `sampling` of update u
-    on rank 0; and `adapters` and the first `order` where the seed is 0. That does no harm: each
-    starts a generator of its own, or again, and draws another kind of thing from it (a permutation
-    of the data, one of a batch, tokens, weights), of which none is compared with another.
+    Equal are, within one run: `order` of epoch u, `minibatches` of update u and `sampling` of
+    update u on rank 0; and `adapters` and the first `order` if the seed is 0. This is harmless:
+    each seeds its own generator and draws another kind of value (a permutation of the data, one of
+    a batch, tokens, weights), and none is compared with another.
     """
-    return _STANDING.get(stream, partial(_named, stream))(seed, *place)
+    return _FIXED_STREAMS.get(stream, partial(_hashed_seed, stream))(seed, *position)
 
 
-def _named(stream: str, seed: int, *place: int | str) -> int:
-    """From 2**62 to 2**63, where no standing stream comes (for seeds under 10**12); two streams of
-    this kind, or two places, have one number with a chance of 2**-62."""
-    return 2**62 + (_digest("|".join(map(str, (stream, seed, *place)))) >> 2)
+def _hashed_seed(stream: str, seed: int, *position: int | str) -> int:
+    """Return a seed from 2**62 to 2**63, above all fixed streams (for run seeds under 10**12).
+
+    Two streams or positions get the same number with a probability of 2**-62."""
+    return 2**62 + (_digest("|".join(map(str, (stream, seed, *position)))) >> 2)
 
 
-def _linear(seed: int, step: int, rank: int = 0) -> int:
+def _linear_seed(seed: int, step: int, rank: int = 0) -> int:
     return seed * 1_000_003 + step + rank * 999_999_937
 
 
-def _of_prompt(seed: int, index: int) -> int:
-    """Samples of a prompt count on from it, so prompts lie far apart; within 63 bits."""
+def _prompt_seed(seed: int, index: int) -> int:
+    """Return a seed within 63 bits. Samples of a prompt count up from it, so prompts are far
+    apart."""
     return _digest(f"{seed}:{index}") >> 2
 
 
-def _of_source(seed: int, source: str, purpose: str) -> int:
-    """Below 2**31 - 2**16, so that n may be large in any server's integer."""
+def _source_seed(seed: int, source: str, purpose: str) -> int:
+    """Return a seed below 2**31 - 2**16, so that seed + n fits any server's integer."""
     return _digest(f"{seed}|{source}|{purpose}") % (2**31 - 2**16)
 
 
@@ -74,11 +76,11 @@ def _digest(text: str) -> int:
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
-_STANDING: dict[str, Callable[..., int]] = {
+_FIXED_STREAMS: dict[str, Callable[..., int]] = {
     "adapters": lambda seed: seed,
-    "order": _linear,
-    "minibatches": _linear,
-    "sampling": _linear,
-    "prompt": _of_prompt,
-    "teacher": _of_source,
+    "order": _linear_seed,
+    "minibatches": _linear_seed,
+    "sampling": _linear_seed,
+    "prompt": _prompt_seed,
+    "teacher": _source_seed,
 }

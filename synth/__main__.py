@@ -32,7 +32,7 @@ app = typer.Typer(
 )
 
 DRY_RUN_SOURCES = 100
-MOST_DRY_RUN_SOURCES = 1000
+MAX_DRY_RUN_SOURCES = 1000
 
 ConfigFile = Annotated[Path, typer.Option("--config", help="The run's config (YAML).")]
 Overrides = Annotated[
@@ -100,8 +100,8 @@ def run(
         )
         _check(options, stage)
         if overwrite and not yes:
-            for one in pair_configs(cfg).values():
-                _ask_before_overwrite(one, options)
+            for pair_cfg in pair_configs(cfg).values():
+                _ask_before_overwrite(pair_cfg, options)
         if dataset := run_pairs(cfg, options):
             typer.echo(f"dataset of all pairs: {dataset}", err=True)
 
@@ -116,18 +116,18 @@ def check(
     ] = False,
     engine: Annotated[str, typer.Option(help="As for run: local, or ray.")] = "local",
 ) -> None:
-    """What a run would end with: config, folder, corpus, services. Nothing is written. The teacher
-    is asked for one token, a judge for one verdict."""
+    """Check what a run depends on: config, folder, corpus, services. Nothing is written. The
+    teacher is asked for one token, a judge for one verdict."""
     with _clean_exit():
         cfg = load_config(SynthConfig, config, set_)
-        from scorekit.report.findings import say_findings
-        from synth.preflight import look_at_run
+        from scorekit.report.findings import print_check_results
+        from synth.preflight import check_run
         from synth.run import RunOptions
         from synth.stages.table import named
 
         options = RunOptions(named(stage), overwrite=overwrite, engine=engine)
         _check(options, stage)
-        raise typer.Exit(say_findings(look_at_run(cfg, options)))
+        raise typer.Exit(print_check_results(check_run(cfg, options)))
 
 
 @app.command()
@@ -139,8 +139,8 @@ def status(config: ConfigFile, set_: Overrides = None) -> None:
         from synth.report.tables import status as status_table
 
         cfg = load_config(SynthConfig, config, set_)
-        for one in _begun(cfg).values():
-            Console().print(status_table(one.run.out_dir))
+        for pair_cfg in _existing_pairs(cfg).values():
+            Console().print(status_table(pair_cfg.run.out_dir))
 
 
 @app.command()
@@ -157,8 +157,8 @@ def estimate(
         float | None, typer.Option(min=0.1, help="Translations a second of the judge.")
     ] = None,
 ) -> None:
-    """Requests, tokens, hours and disk, before anything is spent. Rates that are not given are
-    those of a finished stage of the run, or of its dry run."""
+    """Estimate requests, tokens, hours and disk before anything is spent. Rates that are not given
+    come from a finished stage of the run, or of its dry run."""
     with _clean_exit():
         from rich.console import Console
 
@@ -167,8 +167,8 @@ def estimate(
 
         cfg = load_config(SynthConfig, config, set_)
         rates = Rates(tokens_per_s, scores_per_s, verdicts_per_s)
-        for name, one in pair_configs(cfg).items():
-            Console().print(*filter(None, [name]), estimate_table(one, rates))
+        for name, pair_cfg in pair_configs(cfg).items():
+            Console().print(*filter(None, [name]), estimate_table(pair_cfg, rates))
 
 
 @app.command()
@@ -179,13 +179,13 @@ def show(
 ) -> None:
     """Print the records of a stage or a view, a line of JSON each."""
     with _clean_exit():
-        from synth.folder.store import to_line
-        from synth.folder.views import shown_records
+        from synth.storage.store import to_line
+        from synth.storage.views import shown_records
 
         cfg = load_config(SynthConfig, config, set_)
         try:
-            for one in _begun(cfg).values():
-                for record in shown_records(one.run.out_dir, what):
+            for pair_cfg in _existing_pairs(cfg).values():
+                for record in shown_records(pair_cfg.run.out_dir, what):
                     sys.stdout.buffer.write(to_line(record))
             sys.stdout.flush()
         except BrokenPipeError:  # `| head` has seen enough
@@ -212,24 +212,26 @@ def push(
 
 @app.command()
 def repair(config: ConfigFile, set_: Overrides = None) -> None:
-    """Look through all shards for damage, and mend the file of kept answers."""
+    """Check all shards for damage, and repair the file of cached answers."""
     with _clean_exit():
-        from synth.folder.repair import repair as repair_run
+        from synth.storage.repair import repair as repair_run
 
         cfg = load_config(SynthConfig, config, set_)
-        for name, one in _begun(cfg).items():
-            for line in repair_run(one):
+        for name, pair_cfg in _existing_pairs(cfg).items():
+            for line in repair_run(pair_cfg):
                 typer.echo(f"{name}: {line}" if name else line)
 
 
-def _begun(cfg: SynthConfig) -> dict[str, SynthConfig]:
-    """The configs of the pairs, by name, whose folder is there; where none is, all."""
-    every = pair_configs(cfg)
-    return {name: one for name, one in every.items() if one.run.out_dir.exists()} or every
+def _existing_pairs(cfg: SynthConfig) -> dict[str, SynthConfig]:
+    """Return the configs of the pairs with an existing folder, by name; all if there is none."""
+    configs = pair_configs(cfg)
+    return {
+        name: pair_cfg for name, pair_cfg in configs.items() if pair_cfg.run.out_dir.exists()
+    } or configs
 
 
 def _check(options: RunOptions, stage: str) -> None:
-    """Raise UserError for what does not go together."""
+    """Raise UserError for options that do not fit together."""
     if options.engine not in ("local", "ray"):
         raise UserError(f"--engine {options.engine}: give local or ray")
     if options.engine == "ray" and options.processes != 1:
@@ -243,15 +245,15 @@ def _check(options: RunOptions, stage: str) -> None:
         raise UserError(
             f"--shard-id {options.shard_id}: less than --num-shards {options.num_shards}"
         )
-    if options.dry_run and (options.limit or 0) > MOST_DRY_RUN_SOURCES:
-        raise UserError(f"--limit {options.limit}: a dry run takes {MOST_DRY_RUN_SOURCES} at most")
+    if options.dry_run and (options.limit or 0) > MAX_DRY_RUN_SOURCES:
+        raise UserError(f"--limit {options.limit}: a dry run takes {MAX_DRY_RUN_SOURCES} at most")
 
 
 def _ask_before_overwrite(cfg: SynthConfig, options: RunOptions) -> None:
-    """Say what would be thrown away, and ask. Raises UserError where nobody can be asked."""
-    from synth.folder.stats import funnel
+    """Ask before records are deleted. Raises UserError if there is no terminal to ask on."""
     from synth.run import run_folder
     from synth.stages.table import BY_NAME
+    from synth.storage.stats import funnel
 
     names = list(BY_NAME)
     cleared = names[names.index(options.stages[0]) :]
@@ -259,45 +261,45 @@ def _ask_before_overwrite(cfg: SynthConfig, options: RunOptions) -> None:
         counts = funnel(cleared, run_folder(cfg, options))
         if not any(c.done for c in counts):
             return
-        lost = ", ".join(f"{c.stage} {c.records_out:,}" for c in counts)
-    except UserError:  # what is damaged has no counts, and --overwrite is what mends it
-        lost = ", ".join(cleared)
-    place = answers_place(cfg)
-    kept = "answers that were paid for are kept"
-    if "://" not in place and not Path(place).exists():
-        kept = f"no answers are kept in {place}: all of it is paid for again"
-    told = f"--overwrite throws away records of {lost} ({kept})"
+        deleted = ", ".join(f"{c.stage} {c.records_out:,}" for c in counts)
+    except UserError:  # damaged stages have no counts, and --overwrite repairs them
+        deleted = ", ".join(cleared)
+    answers_location = answers_place(cfg)
+    cost_note = "paid answers are kept"
+    if "://" not in answers_location and not Path(answers_location).exists():
+        cost_note = f"there are no answers in {answers_location}: everything is paid for again"
+    message = f"--overwrite deletes the records of {deleted} ({cost_note})"
     if not sys.stdin.isatty():
-        raise UserError(f"{told}: add --yes, or --resume in place of it")
-    if not typer.confirm(f"{told}. Go on?", err=True):
+        raise UserError(f"{message}: add --yes, or use --resume instead")
+    if not typer.confirm(f"{message}. Go on?", err=True):
         raise UserError("nothing was changed")
 
 
 @contextmanager
 def _clean_exit(go_on: str = "") -> Iterator[None]:
-    """SIGTERM ends a run as Ctrl-C does."""
+    """Handle errors as `clean_exit`, and SIGTERM like Ctrl-C."""
     signal.signal(signal.SIGTERM, _interrupt)
     with clean_exit(go_on, stopped="interrupted"):
         yield
 
 
-def how_to_resume(given: list[str]) -> str:
-    """The same command with --resume. A part of it would do something else: without --dry-run the
-    whole run, without --limit or --set another one."""
-    kept = [part for part in given if part not in ("--overwrite", "--resume", "--yes")]
-    return f"python -m synth {shlex.join(kept)} --resume"
+def how_to_resume(arguments: list[str]) -> str:
+    """Return the same command with --resume.
+
+    All other options stay: without --dry-run, --limit or --set it would be another run."""
+    options = [part for part in arguments if part not in ("--overwrite", "--resume", "--yes")]
+    return f"python -m synth {shlex.join(options)} --resume"
 
 
 def _interrupt(*_: object) -> None:
-    """SIGTERM ends a run as Ctrl-C does, also where that itself is ignored (`command &` in a
-    script)."""
+    """Handle SIGTERM like Ctrl-C, even if SIGINT is ignored (`command &` in a script)."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         raise KeyboardInterrupt
     signal.raise_signal(signal.SIGINT)
 
 
 def main() -> None:
-    """The command `synth_parallel`."""
+    """Run the command `synth_parallel`."""
     app()
 
 

@@ -15,7 +15,7 @@ from synth.config_pairs import answers_place as answers_place
 from synth.config_pairs import languages as languages
 from synth.config_pairs import pair_configs as pair_configs
 from synth.filters import RuleConfig
-from synth.folder.answers import check_place
+from synth.storage.answer_cache import check_place
 
 
 def _service(urls: str | list[str]) -> str | list[str]:
@@ -25,14 +25,14 @@ def _service(urls: str | list[str]) -> str | list[str]:
         try:
             checked_url(url)
         except UserError:
-            raise ValueError("no URL of a service: write it as http://host:port") from None
+            raise ValueError("not the URL of a service. Write it as http://host:port") from None
     if not urls:
         raise ValueError("give one URL at least")
     return urls
 
 
 class RunConfig(Config):
-    """Where a run lives and how it writes."""
+    """The folder of a run, and how it writes."""
 
     out_dir: Path = Field(description="Folder of the run.")
     seed: int = Field(1234, ge=0, description="Of sampling and of every teacher request.")
@@ -59,12 +59,12 @@ class RunConfig(Config):
 
     @field_validator("answers")
     @classmethod
-    def _check_answers(cls, where: str | None) -> str | None:
+    def _check_answers(cls, location: str | None) -> str | None:
         try:
-            check_place(where or "")
+            check_place(location or "")
         except UserError as error:
             raise ValueError(str(error)) from None
-        return where
+        return location
 
 
 class DataConfig(Config):
@@ -162,7 +162,7 @@ class BucketingConfig(Config):
 
 
 class RetryConfig(Config):
-    """What happens when the teacher does not answer."""
+    """Retries of a request that the teacher does not answer."""
 
     max_attempts: int = Field(6, ge=1, description="Tries of one request.")
     backoff_s: list[float] = Field(
@@ -171,7 +171,7 @@ class RetryConfig(Config):
 
 
 class GenerationConfig(Config):
-    """How the teacher samples."""
+    """Sampling parameters of the teacher."""
 
     max_tokens: int = Field(512, ge=1, description="Of a sentence's translation.")
     max_tokens_blob: int = Field(1536, ge=1, description="Of a blob's translation.")
@@ -309,7 +309,7 @@ class JudgeConfig(Config):
 
 
 class FiltersConfig(Config):
-    """What keeps a translation out."""
+    """Filters that reject translations."""
 
     rule_based: bool = True
     rules: RuleConfig = RuleConfig()
@@ -320,7 +320,7 @@ class FiltersConfig(Config):
 
 
 class ExportConfig(Config):
-    """What is written at the end."""
+    """The files that are written at the end."""
 
     formats: list[Literal["jsonl", "parquet"]] = Field(["jsonl", "parquet"], min_length=1)
     preference_pairs: bool = Field(False, description="Also best against worst candidate.")

@@ -31,7 +31,7 @@ class PairConfig(Config):
 
 
 class HasPairs(Protocol):
-    """Of a run's config (`SynthConfig`): its sections `data` and `run`."""
+    """A run's config (`SynthConfig`) with its sections `data` and `run`."""
 
     data: Any
     run: Any
@@ -43,56 +43,60 @@ C = TypeVar("C", bound=HasPairs)
 
 
 def check_languages(cfg: HasPairs) -> None:
-    """Raises ValueError for an unknown one, and where the pair is given twice or not at all."""
+    """Raise ValueError for an unknown language, and if the pair is missing or set twice."""
     data = cfg.data
     if data.pairs is None and not (data.src_lang and data.tgt_lang):
         raise ValueError("data: give src_lang and tgt_lang, or pairs")
     if data.pairs is not None and (data.src_lang or data.tgt_lang):
         raise ValueError("data: give src_lang and tgt_lang, or pairs: not both")
-    for one in pair_configs(cfg).values():
-        languages(one)
+    for pair_cfg in pair_configs(cfg).values():
+        languages(pair_cfg)
 
 
 def pair_configs(cfg: C) -> dict[str, C]:
-    """Folder name -> config of each of `data.pairs`; the config itself under "" without them.
+    """Return folder name -> config of each of `data.pairs`; without pairs the config under "".
 
-    Raises ValueError for a pair that stands there twice.
+    Raises ValueError for a repeated pair.
     """
     if cfg.data.pairs is None:
         return {"": cfg}
     configs: dict[str, C] = {}
     for pair in cfg.data.pairs:
-        one = cfg.model_copy(deep=True)
-        one.data.pairs = None
-        one.data.src_lang, one.data.tgt_lang = pair.src_lang, pair.tgt_lang
-        one.data.files = cfg.data.files if pair.files is None else pair.files
-        name = "-".join(short_tag(tag) for tag in languages(one))
+        pair_cfg = cfg.model_copy(deep=True)
+        pair_cfg.data.pairs = None
+        pair_cfg.data.src_lang, pair_cfg.data.tgt_lang = pair.src_lang, pair.tgt_lang
+        pair_cfg.data.files = cfg.data.files if pair.files is None else pair.files
+        name = "-".join(short_tag(tag) for tag in languages(pair_cfg))
         if name in configs:
-            raise ValueError(f"data.pairs: {name} stands there twice")
-        one.run.out_dir, one.run.answers = cfg.run.out_dir / name, answers_place(cfg)
-        configs[name] = one
+            raise ValueError(f"data.pairs: {name} is repeated")
+        pair_cfg.run.out_dir, pair_cfg.run.answers = cfg.run.out_dir / name, answers_place(cfg)
+        configs[name] = pair_cfg
     return configs
 
 
 def answers_place(cfg: HasPairs) -> str:
-    """Where answers are kept: of a dry run, too, in the folder of the run itself."""
+    """Return where answers are cached. A dry run shares the answers of its run."""
     return cfg.run.answers or str(cfg.run.out_dir / "answers.sqlite")
 
 
 def languages(cfg: HasPairs) -> tuple[str, str]:
-    """BCP-47 tags of source and target, such as ("ko-KR", "en-US"): the caller's own where it says
-    more than the language. Lets this process know `data.languages`. Raises ValueError."""
-    for own in cfg.data.languages:
-        if unknown := set(own.scripts) - SCRIPTS.keys():
+    """Return the BCP-47 tags of source and target, such as ("ko-KR", "en-US").
+
+    A user's tag stays if it has more than the language. Registers `data.languages` in this process.
+    Raises ValueError."""
+    for custom in cfg.data.languages:
+        if unknown := set(custom.scripts) - SCRIPTS.keys():
             raise ValueError(
-                f"data.languages: {own.code}: no script {min(unknown)!r}; there are "
+                f"data.languages: {custom.code}: unknown script {min(unknown)!r}. Expected one of "
                 f"{', '.join(sorted(SCRIPTS))}"
             )
-        add_language(own.code, own.name, madlad=own.madlad, scripts=tuple(own.scripts))
-    found = {key: find_language(getattr(cfg.data, key)) for key in ("src_lang", "tgt_lang")}
-    for key, language in found.items():
+        add_language(custom.code, custom.name, madlad=custom.madlad, scripts=tuple(custom.scripts))
+    language_by_key = {
+        key: find_language(getattr(cfg.data, key)) for key in ("src_lang", "tgt_lang")
+    }
+    for key, language in language_by_key.items():
         if language is None:
-            told = unknown_language(getattr(cfg.data, key))
-            raise ValueError(f"data.{key}: {told} (one of your own goes into data.languages)")
-    source, target = (language.tag for language in found.values() if language)
+            message = unknown_language(getattr(cfg.data, key))
+            raise ValueError(f"data.{key}: {message} (add your own to data.languages)")
+    source, target = (language.tag for language in language_by_key.values() if language)
     return source, target

@@ -1,4 +1,4 @@
-"""One call of the command, and what a stage states of itself."""
+"""The context of one command call, and the base class of stages."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any, ClassVar
 
 from scorekit.errors import ScorekitError, UserError
 from synth.config import SynthConfig
-from synth.folder.distributions import Drawn, Found
-from synth.folder.stats import StageStats
-from synth.folder.store import Record, StageFolder
 from synth.stages.cost import Cost, Sizes
+from synth.storage.distributions import DistributionChart, Distributions
+from synth.storage.stats import StageStats
+from synth.storage.store import Record, StageFolder
 
 
-class Unfinished(ScorekitError):
-    """Records are left open: their services failed. Exit code 3; `--resume` asks again."""
+class StageIncomplete(ScorekitError):
+    """Raised if records are left open because services failed. Exit code 3; `--resume` retries."""
 
     exit_code = 3
     word = "unfinished"
@@ -26,7 +26,7 @@ class Unfinished(ScorekitError):
     def __init__(self, stage: str, open_: Counter[str]) -> None:
         codes = ", ".join(f"{code} {count}" for code, count in sorted(open_.items()))
         super().__init__(
-            f"{stage}: {open_.total()} records are left open ({codes}): --resume asks again, "
+            f"{stage}: {open_.total()} records are left open ({codes}). --resume asks again, "
             "--resume --give-up rejects what is still not answered"
         )
         self.stage = stage
@@ -34,21 +34,21 @@ class Unfinished(ScorekitError):
 
 
 @dataclass(slots=True)
-class Context:
+class StageContext:
     """One call of the command.
 
-    inputs: folder in which a stage finds the one before it, where its own has none (a dry run).
-    limit: records of the input that are taken at most, over all shards.
-    share: take every shard that nobody is at, not only this process's own, and wait for the others.
-    left_open: by shard, 1 where a process of this call has left records open, and so do the others.
-    give_up: reject what a service still does not answer, in place of leaving it open.
+    fallback_dir: folder with the previous stage's output if out_dir has none (a dry run).
+    limit: largest number of input records, over all shards.
+    share: take every free shard, not only this process's own, and wait for other processes.
+    left_open: by shard, 1 if a process of this call has left records open; the others skip it.
+    give_up: reject records without an answer instead of leaving them open.
     advance: called with the number of records done, for a progress bar.
-    tell: called with a line for the user.
+    print_line: called with a line for the user.
     """
 
     cfg: SynthConfig
     out_dir: Path
-    inputs: Path | None = None
+    fallback_dir: Path | None = None
     resume: bool = False
     overwrite: bool = False
     limit: int | None = None
@@ -58,36 +58,33 @@ class Context:
     give_up: bool = False
     left_open: MutableSequence[int] | None = None
     advance: Callable[[int, int | None], None] = lambda done, total: None
-    tell: Callable[[str], None] = lambda line: None
+    print_line: Callable[[str], None] = lambda line: None
     stats: StageStats = field(default_factory=StageStats)
 
     def folder(self, stage: str) -> StageFolder:
-        """What a stage of this run writes."""
+        """Return the output folder of a stage of this run."""
         return StageFolder(self.out_dir, stage)
 
     def input_of(self, stage: Stage) -> StageFolder:
-        """What the stage before it wrote. Raises UserError where there is nothing."""
+        """Return the output of the previous stage. Raises UserError if there is none."""
         assert stage.after is not None
         name = stage.after.name
-        own = self.folder(name)
-        if own.manifest() is None and self.inputs is not None:
-            own = StageFolder(self.inputs, name)
-        if own.shards() is None:
-            raise UserError(f"{own.path}: nothing there; run --stage {name} first")
-        return own
+        source = self.folder(name)
+        if source.manifest() is None and self.fallback_dir is not None:
+            source = StageFolder(self.fallback_dir, name)
+        if source.shards() is None:
+            raise UserError(f"{source.path}: no output there. Run --stage {name} first")
+        return source
 
 
 class Stage(ABC):
-    """A stage, in a file of its own. What stands here with a default, it need not state.
+    """Base class of a stage. Attributes with a default are optional.
 
-    name: as in the command, in `stages/NAME/` and in every table. other_names: that the command
-        takes, too.
-    view: the file of the run that shows the records which it lets through; None: there is none.
-    outputs: what else it leaves in the folder of the run.
-    has_shards: its records stand in shards, which `show` prints.
-    shows_rejected: it rejects for what it sees in a translation: the report shows a few of them.
-    drawn: the pictures of the report that its figures are drawn into.
-    after: the stage before it in the table; None for the first.
+    name: in commands, in `stages/NAME/` and in every table. other_names: aliases in commands. view:
+    file in the run's folder with the accepted records; None: no view. outputs: other files in the
+    run's folder. has_shards: its records are in shards, which `show` prints. shows_rejected: it
+    rejects translations by their text, and the report shows examples. charts: charts of the report
+    with its distributions. after: the previous stage; None for the first.
     """
 
     name: ClassVar[str]
@@ -96,36 +93,36 @@ class Stage(ABC):
     outputs: ClassVar[tuple[str, ...]] = ()
     has_shards: ClassVar[bool] = True
     shows_rejected: ClassVar[bool] = False
-    drawn: ClassVar[tuple[Drawn, ...]] = ()
+    charts: ClassVar[tuple[DistributionChart, ...]] = ()
 
     def __init__(self, after: Stage | None = None) -> None:
         self.after = after
 
     @property
-    def leaves(self) -> tuple[str, ...]:
-        """All that it leaves in the folder of the run beside `stages/NAME/`."""
+    def output_files(self) -> tuple[str, ...]:
+        """Return all files in the run's folder that it writes, except `stages/NAME/`."""
         return self.outputs if self.view is None else (self.view, *self.outputs)
 
     @property
-    def before(self) -> tuple[Stage, ...]:
-        """All stages before it, in their order."""
-        return () if self.after is None else (*self.after.before, self.after)
+    def previous_stages(self) -> tuple[Stage, ...]:
+        """Return all previous stages in order."""
+        return () if self.after is None else (*self.after.previous_stages, self.after)
 
     @abstractmethod
     def settings(self, cfg: SynthConfig) -> dict[str, Any]:
-        """The part of the config that its output depends on."""
+        """Return the part of the config that its output depends on."""
 
     def cost(self, run: Sizes) -> Cost:
-        """What it needs when every source goes all the way through."""
+        """Return its cost if every source passes all stages."""
         return Cost(self.name)
 
-    def figures(self, cfg: SynthConfig, records: Iterable[Record]) -> Found:
-        """How its records are spread, by name, for stats.json and the report: read in one pass, in
-        little memory."""
+    def distributions(self, cfg: SynthConfig, records: Iterable[Record]) -> Distributions:
+        """Return distributions of its records by name, for stats.json and the report. It reads the
+        records once, in little memory."""
         return {}
 
-    def faults(self, folder: StageFolder) -> Iterator[str]:
-        """A line about each shard that is damaged, with the command that makes it again."""
+    def errors(self, folder: StageFolder) -> Iterator[str]:
+        """Yield a line for each damaged shard, with the command that repairs it."""
         for index in range(folder.shards() or 0):
             try:
                 if folder.mark(index) is not None:
@@ -133,6 +130,6 @@ class Stage(ABC):
             except UserError as error:
                 yield str(error)
 
-    def finish(self, ctx: Context) -> None:
-        """What is to be done when all of its shards are."""
+    def finish(self, ctx: StageContext) -> None:
+        """Complete the stage after all of its shards are done."""
         return

@@ -1,5 +1,6 @@
-"""The rules that keep a translation out: each gives a reason code, and says what it saw. Those
-that judge and guards have, too, stand in scorekit/text/rules.py.
+"""The rules that reject translations: each has a reason code and describes what it saw.
+
+Rules shared with the judge and guards are in scorekit/text/rules.py.
 
 At its default thresholds each rejects fewer than 1 in 100 true translations of demo/data and of
 tests/data/prose, which tests/unit/synth/test_filters.py and test_true_pairs.py hold.
@@ -16,9 +17,9 @@ from typing import Any, Literal, get_args
 from pydantic import Field
 
 from scorekit.config import Config
-from scorekit.text import chatmarks, chatter, checks, rules
+from scorekit.text import chat_marks, checks, meta_text, rules
 from scorekit.text.markup import placeholder_difference
-from scorekit.text.numbers import asked_numbers, compare_numbers
+from scorekit.text.numbers import compare_numbers, expected_numbers
 from scorekit.text.rules import SYNTHESIS, Pair, Thresholds
 from scorekit.text.writing_scripts import scripts_of
 
@@ -138,7 +139,7 @@ class RuleConfig(Config):
     )
 
     def thresholds(self) -> Thresholds:
-        """Those of the rules that judge and guards have, too."""
+        """Return the thresholds of the rules shared with the judge and guards."""
         margin, short_margin = self.language_margin, self.short_language_margin
         if margin is None:
             short_margin = None
@@ -165,8 +166,9 @@ class RuleConfig(Config):
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
-    """What a rule sees and is not sure of: a judge decides. should_reject: it rejects the
-    translation where no judge reads it."""
+    """An uncertain finding of a rule, for a judge to decide.
+
+    should_reject: reject the translation if there is no judge."""
 
     seen: str
     should_reject: bool
@@ -177,10 +179,10 @@ Rule = Callable[[Pair, RuleConfig], "str | Doubt | None"]
 
 @dataclass(frozen=True, slots=True)
 class RuleVerdict:
-    """What the rules say: codes in the order of RULES.
+    """The result of all rules; codes are in the order of RULES.
 
-    failed, doubtful: code -> what was seen. An empty text is asked nothing more. A rule whose doubt
-    is too weak to reject has passed, too.
+    failed, doubtful: code -> what was seen. For an empty text the other rules are skipped. A rule
+    whose doubt is too weak to reject has passed, too.
     """
 
     passed: tuple[Code, ...] = ()
@@ -189,8 +191,7 @@ class RuleVerdict:
 
 
 def check_rules(pair: Pair, cfg: RuleConfig, has_judge: bool = False) -> RuleVerdict:
-    """Put a translation to every rule that is not off. has_judge: somebody who understands texts
-    decides about what is doubtful."""
+    """Apply every enabled rule to a translation. has_judge: an LLM judge decides about doubts."""
     passed: list[Code] = []
     failed: dict[Code, str] = {}
     doubtful: dict[Code, str] = {}
@@ -211,18 +212,18 @@ def check_rules(pair: Pair, cfg: RuleConfig, has_judge: bool = False) -> RuleVer
 
 
 def abstentions(source: str, target: str) -> list[str]:
-    """Which rules say less, or nothing, of this pair of languages, each with the reason."""
-    told = []
+    """Return messages about rules that are weak or inactive for this language pair."""
+    messages = []
     if not scripts_of(target):
-        told.append(f"wrong_script says nothing: the script of {target} is not known")
+        messages.append(f"wrong_script says nothing: the script of {target} is not known")
     if not rules.tells_short(target):
-        told.append(
+        messages.append(
             f"wrong_language: no table for short texts in {target}: under "
             f"{SYNTHESIS.language_letters} letters, another language in its script passes"
         )
-    if without := [name for name in (source, target) if not asked_numbers("12", name)]:
-        told.append(f"numbers_missing says nothing: no table for {', '.join(without)}")
-    return told
+    if without_table := [name for name in (source, target) if not expected_numbers("12", name)]:
+        messages.append(f"numbers_missing says nothing: no table for {', '.join(without_table)}")
+    return messages
 
 
 def _empty(pair: Pair, cfg: RuleConfig) -> str | None:
@@ -247,19 +248,19 @@ def _truncated(pair: Pair, cfg: RuleConfig) -> str | None:
 
 
 def _role_token(pair: Pair, cfg: RuleConfig) -> str | None:
-    return chatmarks.role_token(pair.src, pair.mt)
+    return chat_marks.role_token(pair.src, pair.mt)
 
 
 def _meta_phrase(pair: Pair, cfg: RuleConfig) -> str | None:
-    return chatter.meta_phrase(pair.src, pair.mt)
+    return meta_text.meta_phrase(pair.src, pair.mt)
 
 
 def _refusal(pair: Pair, cfg: RuleConfig) -> str | None:
-    return chatter.refusal(pair.src, pair.mt)
+    return meta_text.refusal(pair.src, pair.mt)
 
 
 def _added_note(pair: Pair, cfg: RuleConfig) -> str | None:
-    return chatter.added_note(pair.src, pair.mt)
+    return meta_text.added_note(pair.src, pair.mt)
 
 
 def _added_quotes(pair: Pair, cfg: RuleConfig) -> str | None:
@@ -271,7 +272,7 @@ def _tag(pair: Pair, cfg: RuleConfig) -> str | None:
 
 
 def _sure_but_of_names(rule: Callable[[Pair, RuleConfig], str | Doubt | None]) -> Rule:
-    """Return the rule, with a doubt in place of a rejection where a name stays as it is."""
+    """Return the rule with a doubt instead of a rejection if a name is copied."""
 
     def with_doubt(pair: Pair, cfg: RuleConfig) -> str | Doubt | None:
         seen = rule(pair, cfg)
@@ -284,11 +285,11 @@ def _sure_but_of_names(rule: Callable[[Pair, RuleConfig], str | Doubt | None]) -
 
 @_sure_but_of_names
 def _copied_source(pair: Pair, cfg: RuleConfig) -> str | None:
-    at = cfg.thresholds()
-    if (theirs := rules.copied(pair, at)) is not None:
-        return f"{theirs:.2f} of it is the source's"
-    whole = rules.source_kept(pair, at)
-    return None if whole is None else f"holds {whole:.2f} of the source"
+    limits = cfg.thresholds()
+    if (copied_share := rules.copied(pair, limits)) is not None:
+        return f"{copied_share:.2f} of it is the source's"
+    source_share = rules.source_kept(pair, limits)
+    return None if source_share is None else f"holds {source_share:.2f} of the source"
 
 
 @_sure_but_of_names
@@ -300,32 +301,32 @@ def _wrong_script(pair: Pair, cfg: RuleConfig) -> str | None:
 
 
 def _wrong_variant(pair: Pair, cfg: RuleConfig) -> str | None:
-    found = rules.wrong_variant(pair, cfg.thresholds())
-    if found is None:
+    match = rules.wrong_variant(pair, cfg.thresholds())
+    if match is None:
         return None
-    return f"{found[0]:.2f} of what tells the variants apart is not {pair.target_lang}: {found[1]}"
+    return f"{match[0]:.2f} of what tells the variants apart is not {pair.target_lang}: {match[1]}"
 
 
 @_sure_but_of_names
 def _wrong_language(pair: Pair, cfg: RuleConfig) -> str | Doubt | None:
-    at = cfg.thresholds()
-    if (found := rules.source_language(pair, at)) is not None:
-        return f"{found[0]} ({found[1]:.2f})"
-    if (probability := rules.third_language(pair, at)) is not None:
+    limits = cfg.thresholds()
+    if (match := rules.source_language(pair, limits)) is not None:
+        return f"{match[0]} ({match[1]:.2f})"
+    if (probability := rules.third_language(pair, limits)) is not None:
         return f"not {pair.target_lang} ({probability:.0e})"
-    if (unlike := rules.unlike_target(pair, at)) is None:
+    if (unlike := rules.unlike_target(pair, limits)) is None:
         return None
-    what, is_certain = unlike
-    seen = f"not {pair.target_lang} ({what})"
+    evidence, is_certain = unlike
+    seen = f"not {pair.target_lang} ({evidence})"
     return seen if is_certain else Doubt(seen, should_reject=True)
 
 
 def _length_ratio(pair: Pair, cfg: RuleConfig) -> str | None:
-    found = rules.length_ratio(pair, cfg.thresholds())
-    if found is None:
+    match = rules.length_ratio(pair, cfg.thresholds())
+    if match is None:
         return None
-    ratio, least, most = found
-    return f"{ratio:.2f}, not in {least:.2f} to {most:.2f}"
+    ratio, min_ratio, max_ratio = match
+    return f"{ratio:.2f}, not in {min_ratio:.2f} to {max_ratio:.2f}"
 
 
 def _repetition(pair: Pair, cfg: RuleConfig) -> str | None:
@@ -334,24 +335,24 @@ def _repetition(pair: Pair, cfg: RuleConfig) -> str | None:
 
 
 def _numbers_missing(pair: Pair, cfg: RuleConfig) -> str | Doubt | None:
-    """Off for a pair of languages of which one has no table of numbers."""
-    found = compare_numbers(pair.src, pair.mt, pair.source_lang, pair.target_lang)
-    if found.swapped:
-        return f"in another order: {'; '.join(found.swapped)}"
+    """Compare numbers; inactive if one of the languages has no table of numbers."""
+    comparison = compare_numbers(pair.src, pair.mt, pair.source_lang, pair.target_lang)
+    if comparison.swapped:
+        return f"in another order: {'; '.join(comparison.swapped)}"
 
     def is_too_many(texts: Sequence[str]) -> bool:
-        return len(texts) > 0 and len(texts) / len(found.expected) > cfg.max_missing_numbers
+        return len(texts) > 0 and len(texts) / len(comparison.expected) > cfg.max_missing_numbers
 
-    if is_too_many(found.certain):
-        return ", ".join(found.missing)
-    seen = "; ".join(filter(None, [", ".join(found.missing), *found.doubts]))
-    return Doubt(seen, is_too_many(found.missing)) if seen else None
+    if is_too_many(comparison.certain):
+        return ", ".join(comparison.missing)
+    seen = "; ".join(filter(None, [", ".join(comparison.missing), *comparison.doubts]))
+    return Doubt(seen, is_too_many(comparison.missing)) if seen else None
 
 
 def _placeholders(pair: Pair, cfg: RuleConfig) -> str | None:
-    """Missing ones, and more of one than the source has; a tag too many is the rule `tag`'s.
+    """Find missing and additional placeholders; additional tags belong to the rule `tag`.
 
-    A message with plural forms has words in braces: nothing can be said of it.
+    Messages with plural forms are skipped, because they have words in braces.
     """
     if _PLURAL.search(pair.src):
         return None
@@ -364,7 +365,7 @@ def _placeholders(pair: Pair, cfg: RuleConfig) -> str | None:
 _PLURAL = re.compile(r"\{\s*\w+\s*,\s*(?:plural|select|selectordinal)\s*,")
 
 
-#: Code -> rule, in the order in which the first failure names the rejection: the surest first.
+#: Code -> rule, the most certain first. The first failure names the rejection.
 RULES: dict[Code, Rule] = {
     "empty": _empty,
     "too_short": _too_short,
@@ -389,7 +390,7 @@ assert set(RULES) == set(get_args(Code))
 
 
 def as_metadata(verdict: RuleVerdict) -> dict[str, Any]:
-    """Which rules ran: {"passed": [code], "failed": [code]}, and where there is a doubt "doubtful":
-    {code: what was seen}."""
+    """Return {"passed": [code], "failed": [code]}, and for doubts "doubtful": {code: what was
+    seen}."""
     doubtful = {"doubtful": dict(verdict.doubtful)} if verdict.doubtful else {}
     return {"passed": list(verdict.passed), "failed": list(verdict.failed), **doubtful}

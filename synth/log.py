@@ -11,11 +11,10 @@ log = structlog.get_logger()
 
 
 def log_to(path: Path, level: str) -> None:
-    """One JSON object a line, appended: of the run, and what its clients of LLM, MetricX and
-    judge ask again."""
+    """Append log lines as JSON objects, also the retries of the service clients."""
     clients = logging.getLogger("scorekit")
     clients.handlers = [_ToStructlog()]
-    clients.propagate = False  # or a handler of the root logger, as Ray has one, tells it again
+    clients.propagate = False  # a handler of the root logger (Ray has one) would repeat it
     clients.setLevel(logging.INFO)
     structlog.configure(
         processors=[
@@ -30,8 +29,8 @@ def log_to(path: Path, level: str) -> None:
 
 
 class _ToStructlog(logging.Handler):
-    """Hands a library's record to our log."""
+    """Passes a library's record to our log."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Log its message under its level, and the name of its logger."""
+        """Log the record's message with its level and the name of its logger."""
         log.log(record.levelno, record.getMessage(), logger=record.name)

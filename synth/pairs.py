@@ -1,5 +1,7 @@
-"""Several language pairs in one config: each is a run of its own, in a folder of its own, and all
-share the kept answers. What they export stands together as one dataset."""
+"""Several language pairs in one config.
+
+Each pair is a separate run in its own folder; all share the answer cache. Their exports are
+combined into one dataset."""
 
 from __future__ import annotations
 
@@ -16,42 +18,43 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from rich.console import Console
 
 from scorekit.errors import ScorekitError, UserError
-from scorekit.files import put, temporary_of, write_atomic
+from scorekit.files import replace_file, temporary_of, write_atomic
 from scorekit.languages import language_name
 from synth.config import SynthConfig, languages, pair_configs
-from synth.context import Unfinished
+from synth.context import StageIncomplete
 from synth.export.card import size_category
-from synth.folder.locks import held
-from synth.folder.stats import count_stage
-from synth.folder.store import StageFolder
 from synth.preflight import need_passing
 from synth.run import RunOptions, run_folder, run_stages
 from synth.stages.export import FOLDER, Export
+from synth.storage.locks import hold_locks
+from synth.storage.stats import count_stage
+from synth.storage.store import StageFolder
 
 log = structlog.get_logger()
 
 
-class PairsUnfinished(Unfinished):
-    """Records of several pairs are left open."""
+class PairsUnfinished(StageIncomplete):
+    """Raised if records of several pairs are left open."""
 
-    def __init__(self, told: Iterable[str]) -> None:
-        ScorekitError.__init__(self, "; ".join(told))
+    def __init__(self, messages: Iterable[str]) -> None:
+        ScorekitError.__init__(self, "; ".join(messages))
 
 
 def run_pairs(cfg: SynthConfig, options: RunOptions) -> Path | None:
-    """Run the stages of every pair, then put their exports together; the dataset's folder, where
-    all are exported. A pair that is left unfinished stops no other. Nothing is begun, and nothing
-    cleared, before what all of them need is there. Raises UserError."""
+    """Run the stages of every pair, then combine their exports; return the dataset's folder.
+
+    Returns None if a pair is not exported yet. An unfinished pair does not stop the others. Nothing
+    starts, and nothing is cleared, before all pairs pass the preflight. Raises UserError."""
     console = Console(stderr=True, highlight=False, markup=False)
     need_passing(cfg, options, partial(console.print, soft_wrap=True))
     if cfg.data.pairs is None:
         run_stages(cfg, options)
         return None
     unfinished = {}
-    for name, one in pair_configs(cfg).items():
+    for name, pair_cfg in pair_configs(cfg).items():
         try:
-            run_stages(one, options)
-        except Unfinished as error:
+            run_stages(pair_cfg, options)
+        except StageIncomplete as error:
             unfinished[name] = f"{name}: {error}"
         except UserError as error:
             raise UserError(f"{name}: {error}") from None
@@ -61,25 +64,28 @@ def run_pairs(cfg: SynthConfig, options: RunOptions) -> Path | None:
 
 
 def write_dataset(cfg: SynthConfig, options: RunOptions) -> Path | None:
-    """out_dir/export: a folder for each pair with the files of its export (by hard link where the
-    file system can), and a card with a configuration of the hub for each. None where a pair is not
-    exported yet."""
-    # By one process at a time: what is none of its files goes, and another's would.
-    with held([(cfg.run.out_dir / ".locks" / "dataset.lock", False)], "write it", wait=log.info):
+    """Write out_dir/export: one folder per pair with its export, and a card with all of them.
+
+    Files are hard links if the file system supports them. Returns None if a pair is not exported
+    yet."""
+    # One process at a time, because it removes all files that are not its own.
+    with hold_locks(
+        [(cfg.run.out_dir / ".locks" / "dataset.lock", False)], "write it", wait=log.info
+    ):
         return _write_dataset(cfg, options)
 
 
 def _write_dataset(cfg: SynthConfig, options: RunOptions) -> Path | None:
     folder = cfg.run.out_dir / FOLDER
     pairs = []
-    for name, one in pair_configs(cfg).items():
-        made = run_folder(one, options)
-        stage = StageFolder(made, Export.name)
+    for name, pair_cfg in pair_configs(cfg).items():
+        pair_folder = run_folder(pair_cfg, options)
+        stage = StageFolder(pair_folder, Export.name)
         counts = count_stage(stage)
         if counts is None or not stage.done():
             return None
-        _link(made / FOLDER, folder / name)
-        source, target = languages(one)
+        _link(pair_folder / FOLDER, folder / name)
+        source, target = languages(pair_cfg)
         pairs.append(
             {
                 "name": name,
@@ -95,15 +101,15 @@ def _write_dataset(cfg: SynthConfig, options: RunOptions) -> Path | None:
 
 
 def dataset_card(pairs: list[dict[str, Any]]) -> str:
-    """The card over those of the pairs: their configurations, with the pair's name before each."""
+    """Return the dataset's card, with the pairs' configurations prefixed by the pair's name."""
     cards = [pair["card"] for pair in pairs]
     first = next((card for card in cards if card["license"] == "other"), cards[0])
     configs, infos = [], []
     for pair in pairs:
-        for one in pair["card"]["configs"]:
-            files = _within(pair["name"], one["data_files"])
-            configs.append({**_named(pair["name"], one), "data_files": files})
-        infos += [_named(pair["name"], one) for one in pair["card"]["dataset_info"]]
+        for config in pair["card"]["configs"]:
+            files = _within(pair["name"], config["data_files"])
+            configs.append({**_named(pair["name"], config), "data_files": files})
+        infos += [_named(pair["name"], config) for config in pair["card"]["dataset_info"]]
     head = {
         **first,
         "pretty_name": f"Synthetic translations of {len(pairs)} language pairs",
@@ -126,38 +132,38 @@ def dataset_card(pairs: list[dict[str, Any]]) -> str:
     )
 
 
-def _named(name: str, one: dict[str, Any]) -> dict[str, Any]:
-    """A configuration of a pair's card under the pair's name."""
-    kind = one["config_name"]
-    return {**one, "config_name": name if kind == "default" else f"{name}-{kind}"}
+def _named(name: str, config: dict[str, Any]) -> dict[str, Any]:
+    """Return a configuration of a pair's card under the pair's name."""
+    kind = config["config_name"]
+    return {**config, "config_name": name if kind == "default" else f"{name}-{kind}"}
 
 
 def _within(name: str, files: Any) -> Any:
-    """`data_files` of a pair's card (a path, several, or splits with theirs), from a folder up."""
+    """Return a pair's `data_files` (a path, a list, or splits) relative to the dataset's folder."""
     if isinstance(files, str):
         return f"{name}/{files}"
     if isinstance(files, list):
-        return [_within(name, one) for one in files]
+        return [_within(name, entry) for entry in files]
     return {**files, "path": _within(name, files["path"])}
 
 
 def _front_matter(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8").split("---\n")[1])
-    return found
+    metadata: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8").split("---\n")[1])
+    return metadata
 
 
 def _link(source: Path, target: Path) -> None:
     """Make `target` hold the files of `source` and no others."""
-    wanted = {path.relative_to(source) for path in source.rglob("*") if path.is_file()}
-    for path in sorted(wanted):
-        place = target / path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        temporary = temporary_of(place)
+    paths = {path.relative_to(source) for path in source.rglob("*") if path.is_file()}
+    for path in sorted(paths):
+        destination = target / path
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        temporary = temporary_of(destination)
         try:
             os.link(source / path, temporary)
         except OSError:  # another file system, or one without links
             shutil.copyfile(source / path, temporary)
-        put(temporary, place)
+        replace_file(temporary, destination)
     for path in target.rglob("*"):
-        if path.is_file() and path.relative_to(target) not in wanted:
+        if path.is_file() and path.relative_to(target) not in paths:
             path.unlink()

@@ -1,11 +1,10 @@
-"""What is looked at before a run begins: what would otherwise show hours later, or after something
-that is finished was cleared.
+"""Check everything that a run needs before it starts or clears anything.
 
-Of a teacher, MetricX and a judge those are asked that the coming stages need:
+Only the services of the pending stages are called:
 
-- the teacher: which models it serves, and one chat of one token;
-- each MetricX: what it says of itself;
-- each judge: the same, and one verdict on one sentence, which its LLM is paid for.
+- the teacher: its list of models, and one chat of one token;
+- each MetricX: its info;
+- each judge: its info, and one verdict on one sentence, which its LLM is paid for.
 """
 
 from __future__ import annotations
@@ -18,20 +17,19 @@ from typing import Any
 from uuid import uuid4
 
 from scorekit.client import ScoringClient
-from scorekit.client.endpoints import check_agreement, check_service
+from scorekit.client.replicas import check_agreement, check_service
 from scorekit.errors import UserError
 from scorekit.prompts import load_template
 from scorekit.report.findings import Findings
 from scorekit.schemas import Failed, Info
 from synth.config import SynthConfig, answers_place, languages, pair_configs
 from synth.context import Stage
-from synth.drive.clients import EASY, asking, judge_request
-from synth.drive.kinds import MapStage
-from synth.drive.services import (
+from synth.execution.clients import EASY, asking, judge_request
+from synth.execution.services import (
     JUDGE_URL,
     METRICX_URL,
     READY_S,
-    Absences,
+    OutageReporter,
     check_judge,
     check_metricx,
     is_known,
@@ -39,81 +37,89 @@ from synth.drive.services import (
     service_info,
     watching,
 )
-from synth.folder.answers import open_answers
-from synth.folder.places import check_claim
-from synth.folder.store import StageFolder, digest_of
+from synth.execution.stage_types import MapStage
 from synth.run import RunOptions, run_folder
 from synth.sources.madlad import source_files
 from synth.stages.sample_sources import SampleSources
 from synth.stages.table import BY_NAME
+from synth.storage.answer_cache import open_answers
+from synth.storage.location import check_claim
+from synth.storage.store import StageFolder, digest_of
 
-Tell = Callable[[str], None]
+PrintLine = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class _Coming:
-    """What is to run of one pair. begun: folders of stages that go on, whose services are known."""
+class _PendingRun:
+    """The pending stages of one pair. resumed: folders of stages to resume, with known services."""
 
     cfg: SynthConfig
     stages: tuple[Stage, ...]
-    begun: tuple[StageFolder, ...]
+    resumed: tuple[StageFolder, ...]
 
     @property
     def uses(self) -> frozenset[str]:
-        """Whom these stages ask."""
+        """Return the services that these stages call."""
         maps = [stage for stage in self.stages if isinstance(stage, MapStage)]
         return frozenset().union(*(stage.uses(self.cfg) for stage in maps))
 
 
-def need_passing(cfg: SynthConfig, options: RunOptions, tell: Tell) -> None:
-    """Look at what a run needs, and say what was found. A service that is away is waited for, as in
-    a stage, unless something else is at fault. Raises UserError with a line for each fault."""
-    findings = look_at_run(cfg, options, patient=True, tell=tell)
+def need_passing(cfg: SynthConfig, options: RunOptions, print_line: PrintLine) -> None:
+    """Check what a run needs, and report the results.
+
+    It waits for a service that is down, unless another check fails. Raises UserError with a line
+    for each error."""
+    findings = check_run(cfg, options, should_wait=True, print_line=print_line)
     if findings.failed:
-        # What is wrong with a stage begins with the path of its folder, which says enough.
-        first, *others = (fault.removeprefix("stages: ") for fault in findings.faults)
-        raise UserError(first, [f"error: {fault}" for fault in others])
+        # Errors of a stage begin with the path of its folder, which is clear enough.
+        first, *other_errors = (error.removeprefix("stages: ") for error in findings.errors)
+        raise UserError(first, [f"error: {error}" for error in other_errors])
     for check in findings.checks:
-        if check.name in _ASKED:
-            tell(f"{check.name}: {check.found}")
+        if check.name in _SERVICE_CHECKS:
+            print_line(f"{check.name}: {check.result}")
 
 
-def look_at_run(
-    cfg: SynthConfig, options: RunOptions, *, patient: bool = False, tell: Tell = lambda line: None
+def check_run(
+    cfg: SynthConfig,
+    options: RunOptions,
+    *,
+    should_wait: bool = False,
+    print_line: PrintLine = lambda line: None,
 ) -> Findings:
-    """Look at everything that a run needs; nothing is written. patient: as `need_passing`."""
+    """Check everything that a run needs; nothing is written. should_wait: wait for services."""
     findings = Findings()
-    runs: list[_Coming] = []
-    for name, one in pair_configs(cfg).items():
-        _look_at_files(findings, f"{name}: " if name else "", one, options, runs)
+    runs: list[_PendingRun] = []
+    for name, pair_cfg in pair_configs(cfg).items():
+        _look_at_files(findings, f"{name}: " if name else "", pair_cfg, options, runs)
     if options.engine == "ray":
-        findings.look("ray", _ray, cfg)
+        findings.run_check("ray", _ray, cfg)
     uses = frozenset().union(*(run.uses for run in runs))
     if uses:
-        findings.look("run.answers", _answers, cfg)
-    if uses and not (patient and findings.failed):
+        findings.run_check("run.answers", _answers, cfg)
+    if uses and not (should_wait and findings.failed):
         first = next(run.cfg for run in runs if run.uses)
-        begun = [folder for run in runs for folder in run.begun]
-        _look_at_services(findings, first, uses, begun, options, patient, tell)
+        resumed = [folder for run in runs for folder in run.resumed]
+        _look_at_services(findings, first, uses, resumed, options, should_wait, print_line)
     return findings
 
 
 def _look_at_files(
-    findings: Findings, pair: str, cfg: SynthConfig, options: RunOptions, runs: list[_Coming]
+    findings: Findings, pair: str, cfg: SynthConfig, options: RunOptions, runs: list[_PendingRun]
 ) -> None:
-    """What a pair needs of this machine; what is to run of it goes into `runs`. pair: its name, or
-    empty, before those of the rows."""
-    look = findings.look
-    has_prompt = look(f"{pair}teacher.prompt", _prompt, cfg)
-    has_place = look(f"{pair}run.out_dir", _place, cfg, options)
-    if not (has_prompt and has_place):  # the stages would name the same fault again
+    """Check a pair's files, and append its pending stages to `runs`.
+
+    pair: prefix of the checks' names, or empty."""
+    check = findings.run_check
+    has_prompt = check(f"{pair}teacher.prompt", _prompt, cfg)
+    has_place = check(f"{pair}run.out_dir", _out_dir, cfg, options)
+    if not (has_prompt and has_place):  # the stages would repeat the same error
         return
-    coming = look(f"{pair}stages", _coming, cfg, options)
+    coming = check(f"{pair}stages", _pending_run, cfg, options)
     if coming is None:
         return
     runs.append(coming)
     if any(isinstance(stage, SampleSources) for stage in coming.stages):
-        look(f"{pair}data.files", _corpus, cfg)
+        check(f"{pair}data.files", _corpus, cfg)
 
 
 def _prompt(cfg: SynthConfig) -> tuple[bool, str]:
@@ -121,24 +127,26 @@ def _prompt(cfg: SynthConfig) -> tuple[bool, str]:
     return True, str(cfg.teacher.prompt)
 
 
-def _place(cfg: SynthConfig, options: RunOptions) -> tuple[bool, str]:
+def _out_dir(cfg: SynthConfig, options: RunOptions) -> tuple[bool, str]:
     folder = run_folder(cfg, options)
     check_claim(folder)
     return True, f"{folder}: can be written to"
 
 
-def _coming(cfg: SynthConfig, options: RunOptions) -> tuple[_Coming, str]:
-    """The stages that are not done, or are to be made again. Raises UserError for what they are
-    made of: an evaluation set that is not there, a folder that is damaged."""
+def _pending_run(cfg: SynthConfig, options: RunOptions) -> tuple[_PendingRun, str]:
+    """Return the unfinished or repeated stages.
+
+    Raises UserError for invalid inputs, for example a missing evaluation set or a damaged
+    folder."""
     out_dir = run_folder(cfg, options)
-    again = options.overwrite or options.repair is not None
+    repeats = options.overwrite or options.repair is not None
     stages = tuple(
-        BY_NAME[name] for name in options.stages if again or not StageFolder(out_dir, name).done()
+        BY_NAME[name] for name in options.stages if repeats or not StageFolder(out_dir, name).done()
     )
     for stage in stages:
         stage.settings(cfg)
-    begun = () if options.overwrite else tuple(StageFolder(out_dir, s.name) for s in stages)
-    return _Coming(cfg, stages, begun), ", ".join(s.name for s in stages) or "all are done"
+    resumed = () if options.overwrite else tuple(StageFolder(out_dir, s.name) for s in stages)
+    return _PendingRun(cfg, stages, resumed), ", ".join(s.name for s in stages) or "all are done"
 
 
 def _corpus(cfg: SynthConfig) -> tuple[None, str]:
@@ -147,25 +155,25 @@ def _corpus(cfg: SynthConfig) -> tuple[None, str]:
 
 
 def _ray(cfg: SynthConfig) -> tuple[None, str]:
-    from synth.drive.cluster import connect
+    from synth.execution.cluster import connect
 
     return None, f"a cluster of {connect(cfg)} machines"
 
 
 def _answers(cfg: SynthConfig) -> tuple[None, str]:
-    place = answers_place(cfg)
-    if "://" not in place and not Path(place).exists():
-        return None, f"{place}: a new file"
+    location = answers_place(cfg)
+    if "://" not in location and not Path(location).exists():
+        return None, f"{location}: a new file"
 
-    async def look() -> None:
-        answers = open_answers(place)
+    async def read_one() -> None:
+        answers = open_answers(location)
         try:
             await answers.get([digest_of("preflight")])
         finally:
             await answers.close()
 
-    asyncio.run(look())
-    return None, f"{place}: can be read"
+    asyncio.run(read_one())
+    return None, f"{location}: can be read"
 
 
 # -- services --------------------------------------------------------------------------------------
@@ -175,126 +183,135 @@ def _look_at_services(
     findings: Findings,
     cfg: SynthConfig,
     uses: frozenset[str],
-    begun: Iterable[StageFolder],
+    resumed: Iterable[StageFolder],
     options: RunOptions,
-    patient: bool,
-    tell: Tell,
+    should_wait: bool,
+    print_line: PrintLine,
 ) -> None:
-    """Ask all at once. With Ray, from one of its nodes: the machine of the driver asks nobody."""
-    found: Mapping[str, tuple[dict[str, Info], str] | Exception]
+    """Check all services concurrently; with Ray, from a node, because the driver calls no
+    service."""
+    answers: Mapping[str, tuple[dict[str, Info], str] | Exception]
     if options.engine == "ray":
-        from synth.drive.cluster import on_a_node
+        from synth.execution.cluster import on_a_node
 
         if any(not check.ok for check in findings.checks if check.name == "ray"):
             return
-        found = on_a_node(_ask_all, cfg.model_dump(mode="json"), uses, patient)
+        answers = on_a_node(_ask_all, cfg.model_dump(mode="json"), uses, should_wait)
     else:
-        found = _ask_all(cfg, uses, patient, tell)
-    for name, answer in found.items():
-        findings.look(name, _as_found, answer, name, begun)
+        answers = _ask_all(cfg, uses, should_wait, print_line)
+    for name, answer in answers.items():
+        findings.run_check(name, _check_answer, answer, name, resumed)
 
 
-def _as_found(
-    answer: tuple[dict[str, Info], str] | Exception, name: str, begun: Iterable[StageFolder]
+def _check_answer(
+    answer: tuple[dict[str, Info], str] | Exception, name: str, resumed: Iterable[StageFolder]
 ) -> tuple[None, str]:
     if isinstance(answer, Exception):
         raise answer
-    infos, said = answer
+    infos, message = answer
     for info in infos.values():
-        for folder in begun:
+        for folder in resumed:
             is_known(folder, name, info)
-    return None, said
+    return None, message
 
 
 def _ask_all(
     cfg: SynthConfig | dict[str, Any],
     uses: frozenset[str],
-    patient: bool,
-    tell: Tell = lambda line: None,
+    should_wait: bool,
+    print_line: PrintLine = lambda line: None,
 ) -> dict[str, tuple[dict[str, Info], str] | Exception]:
-    """What each service says, or why it cannot be used."""
-    told = cfg if isinstance(cfg, SynthConfig) else SynthConfig.model_validate(cfg)
+    """Return each service's info and a message, or the error."""
+    parsed_cfg = cfg if isinstance(cfg, SynthConfig) else SynthConfig.model_validate(cfg)
 
     async def ask() -> list[Any]:
-        with watching(tell) as absences:
-            asked = (_ASKED[name](told, patient, absences) for name in names)
-            return await asyncio.gather(*asked, return_exceptions=True)
+        with watching(print_line) as outages:
+            checks = (_SERVICE_CHECKS[name](parsed_cfg, should_wait, outages) for name in names)
+            return await asyncio.gather(*checks, return_exceptions=True)
 
-    names = [name for name in _ASKED if name in uses]
+    names = [name for name in _SERVICE_CHECKS if name in uses]
     return dict(zip(names, asyncio.run(ask()), strict=True))
 
 
 async def _teacher(
-    cfg: SynthConfig, patient: bool, absences: Absences
+    cfg: SynthConfig, should_wait: bool, outages: OutageReporter
 ) -> tuple[dict[str, Info], str]:
-    """Raises UserError where it is away, refuses the key, has not the model, has no chat template
-    or no chats at all, or reads too little; LLMError for what else fails."""
+    """Check the teacher.
+
+    Raises UserError if it is down, refuses the key, lacks the model or chats, or has a short
+    context; LLMError for other failures."""
     from scorekit.llm import Sampling
 
-    of, generation = cfg.teacher, cfg.teacher.generation
-    async with open_teacher(cfg, patient=patient) as teacher:
-        absences.mind("the teacher", teacher, of.wait_for_server_s if patient else 0.0)
-        room = await teacher.check()
+    teacher_cfg, generation = cfg.teacher, cfg.teacher.generation
+    async with open_teacher(cfg, should_wait=should_wait) as teacher:
+        outages.watch_service(
+            "the teacher", teacher, teacher_cfg.wait_for_server_s if should_wait else 0.0
+        )
+        context_length = await teacher.check()
         blobs = cfg.final_generation.blob.enabled
         key = "max_tokens_blob" if blobs else "max_tokens"
-        most = getattr(generation, key)
-        if room is not None and most >= room:
+        longest = getattr(generation, key)
+        if context_length is not None and longest >= context_length:
             raise UserError(
-                f"teacher.generation.{key}: is {most}, and {teacher.base_url} reads and writes "
-                f"{room} tokens of a chat: lower it, or start the server with a larger "
-                "--max-model-len"
+                f"teacher.generation.{key}: is {longest}, but a chat of "
+                f"{teacher.base_url} has {context_length} tokens. Lower it, or "
+                "start the server with a larger --max-model-len"
             )
         sampling = Sampling(max_tokens=1, temperature=0.0, top_p=generation.top_p)
         await teacher.chat(asking(cfg)(EASY), sampling, request_id=f"preflight-{uuid4().hex}")
-        return {}, f"{teacher.base_url} serves {of.model}, and answers a chat"
+        return {}, f"{teacher.base_url} serves {teacher_cfg.model}, and answers a chat"
 
 
 async def _metricx(
-    cfg: SynthConfig, patient: bool, absences: Absences
+    cfg: SynthConfig, should_wait: bool, outages: OutageReporter
 ) -> tuple[dict[str, Info], str]:
-    """Raises UserError where one is away, is not what the config expects, or differs from the
+    """Check every MetricX. Raises UserError if one is down, unexpected, or differs from the
     others."""
     infos: dict[str, Info] = {}
     for url in _urls(cfg.metricx.url):
         async with ScoringClient(url) as client:
-            absences.mind(f"MetricX at {url}", client, READY_S)
-            infos[url] = await service_info(client, METRICX_URL, patient=patient)
+            outages.watch_service(f"MetricX at {url}", client, READY_S)
+            infos[url] = await service_info(client, METRICX_URL, should_wait=should_wait)
         check_metricx(cfg, infos[url])
     check_agreement(METRICX_URL, infos)
     return infos, "; ".join(f"{url} has {info.model}" for url, info in infos.items())
 
 
 async def _judge(
-    cfg: SynthConfig, patient: bool, absences: Absences
+    cfg: SynthConfig, should_wait: bool, outages: OutageReporter
 ) -> tuple[dict[str, Info], str]:
-    """Raises UserError where one is away, is not what the config expects, or gives no verdict: its
-    LLM may be away, or refuse its key."""
+    """Check every judge.
+
+    Raises UserError if one is down, unexpected, or gives no verdict, for example because its LLM is
+    down or refuses the key."""
     infos: dict[str, Info] = {}
     seconds = cfg.teacher.request_timeout_s
     for url in _urls(cfg.filters.llm_judge.url):
         async with ScoringClient(url, timeout_s=seconds, deadline_s=seconds) as client:
-            absences.mind(f"the judge at {url}", client, READY_S)
-            infos[url] = await service_info(client, JUDGE_URL, patient=patient)
+            outages.watch_service(f"the judge at {url}", client, READY_S)
+            infos[url] = await service_info(client, JUDGE_URL, should_wait=should_wait)
             check_service(JUDGE_URL, url, infos[url], "judge")
             check_judge(cfg, infos[url])
-            await _need_verdict(cfg, client, url, patient)
+            await _need_verdict(cfg, client, url, should_wait)
     check_agreement(JUDGE_URL, infos)
     return infos, "; ".join(f"{url} judges by {info.model}" for url, info in infos.items())
 
 
-async def _need_verdict(cfg: SynthConfig, client: ScoringClient, url: str, patient: bool) -> None:
-    # A text that no cache knows.
+async def _need_verdict(
+    cfg: SynthConfig, client: ScoringClient, url: str, should_wait: bool
+) -> None:
+    # A text that is in no cache.
     sample, options = judge_request(cfg, languages(cfg), EASY, f"{EASY} {uuid4().hex}")
-    for pause in (0.0, *(cfg.teacher.retry.backoff_s if patient else ())):
+    for pause in (0.0, *(cfg.teacher.retry.backoff_s if should_wait else ())):
         await asyncio.sleep(pause)
         (result,) = await client.score([sample], options)
         if not isinstance(result, Failed) or not result.error.retryable:
             break
-    # One answer that does not fit the rubric is no fault of the service.
+    # One answer that does not fit the rubric is not an error of the service.
     if isinstance(result, Failed) and result.error.type != "model_failure":
         raise UserError(
             f"{JUDGE_URL}: {url} gives no verdict ({result.error.type}: {result.error.message}): "
-            "see to its LLM, its key and filters.llm_judge.model"
+            "check its LLM, its key and filters.llm_judge.model"
         )
 
 
@@ -302,6 +319,12 @@ def _urls(urls: str | list[str]) -> list[str]:
     return [urls] if isinstance(urls, str) else urls
 
 
-_Asking = Callable[[SynthConfig, bool, Absences], Coroutine[Any, Any, tuple[dict[str, Info], str]]]
-#: Name of a service -> how it is asked.
-_ASKED: dict[str, _Asking] = {"teacher": _teacher, "metricx": _metricx, "judge": _judge}
+_ServiceCheck = Callable[
+    [SynthConfig, bool, OutageReporter], Coroutine[Any, Any, tuple[dict[str, Info], str]]
+]
+#: Name of a service -> its check.
+_SERVICE_CHECKS: dict[str, _ServiceCheck] = {
+    "teacher": _teacher,
+    "metricx": _metricx,
+    "judge": _judge,
+}

@@ -1,5 +1,7 @@
-"""What becomes of a record at a stage. It only gains fields on its way, and each stage says which;
-one that is dropped is written too, with `stage`, `reason_code`, `reason` and what it had.
+"""The results of a stage for a record.
+
+Stages only add fields to a record. Rejected records are written, too, with `stage`, `reason_code`,
+`reason` and their fields.
 """
 
 from __future__ import annotations
@@ -10,21 +12,21 @@ from typing import Any
 
 from scorekit.errors import ScorekitError
 from scorekit.seeds import stream_seed
-from scorekit.text.markup import normalised
-from synth.folder.store import Record
+from scorekit.text.markup import normalized
+from synth.storage.store import Record
 
 
 @dataclass(slots=True)
-class Kept:
-    """A record that goes on. told: a code of what is to be known of it all the same, or empty."""
+class KeptRecord:
+    """An accepted record. note_code: the code of a note about it, or empty."""
 
     record: Record
-    told: str = ""
+    note_code: str = ""
 
 
 @dataclass(slots=True)
-class Rejected:
-    """A record that does not: why, as a code and in words."""
+class RejectedRecord:
+    """A rejected record with its reason, as a code and as text."""
 
     record: Record
     reason_code: str
@@ -32,16 +34,17 @@ class Rejected:
     more: dict[str, Any] = field(default_factory=dict)
 
     def as_record(self, stage: str) -> Record:
-        """What is written about it."""
-        told = {"stage": stage, "reason_code": self.reason_code, "reason": self.reason}
-        return {**self.record, **self.more, **told}
+        """Return the record that is written to the file of rejected records."""
+        reason_fields = {"stage": stage, "reason_code": self.reason_code, "reason": self.reason}
+        return {**self.record, **self.more, **reason_fields}
 
 
 @dataclass(slots=True)
-class Open:
-    """A record of which a service gave no answer, through no fault of the record: it is neither
-    kept nor rejected, and asked about again when the run is resumed. status: of HTTP, where there
-    was an answer of its own to the last request."""
+class DeferredRecord:
+    """A record without an answer because a service failed.
+
+    It is neither accepted nor rejected, and is retried on `--resume`. status: HTTP status of the
+    last response, if there was one."""
 
     record: Record
     reason_code: str
@@ -49,27 +52,28 @@ class Open:
 
 
 def source_id(text: str) -> str:
-    """The name of a source: 128 bits over its normalised text, so that equal texts are one."""
-    normal = " ".join(normalised("NFC", text).split())
+    """Return the id of a source: 128 bits in hex over its normalized text."""
+    normal = " ".join(normalized("NFC", text).split())
     return hashlib.blake2b(normal.encode(), digest_size=16).hexdigest()
 
 
 def teacher_seed(run_seed: int, source: str, purpose: str) -> int:
-    """The first seed of a source's requests: candidate i of n has this plus i."""
+    """Return the first seed of a source's requests; candidate i has this plus i."""
     return stream_seed("teacher", run_seed, source, purpose)
 
 
 class SourceFailed(ScorekitError):
-    """The teacher can give no answer to this source, whenever it is asked."""
+    """Raised if the teacher can never translate this source."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
         self.code = code
 
 
-class NotYet(ScorekitError):
-    """A service gave no answer, and it is not the text's fault: it may give one later. status: of
-    HTTP, where there was an answer."""
+class TemporaryFailure(ScorekitError):
+    """Raised if a service failed for now, and the text is not the cause.
+
+    status: HTTP status, if there was a response."""
 
     def __init__(self, code: str, message: str, status: int | None = None) -> None:
         super().__init__(message)

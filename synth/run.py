@@ -28,36 +28,36 @@ from scorekit.config import save_config
 from scorekit.errors import UserError
 from scorekit.prompts import load_template
 from synth.config import SynthConfig, languages
-from synth.context import Context, Stage
-from synth.drive.kinds import MapStage, WholeStage
-from synth.drive.processes import run_map_stage_on_processes
+from synth.context import Stage, StageContext
+from synth.execution.processes import run_map_stage_on_processes
+from synth.execution.stage_types import GlobalStage, MapStage
 from synth.export.rows import bare_url
 from synth.filters import abstentions
-from synth.folder.begin import begin, check_begun
-from synth.folder.locks import held
-from synth.folder.places import claim, warnings
-from synth.folder.stats import Exporter, StageStats, count_stage, unreadable
-from synth.folder.store import StageFolder
-from synth.folder.totals import write_stats
-from synth.folder.views import write_views
 from synth.log import log_to
 from synth.report.page import write_report
 from synth.report.reasons import explain
 from synth.stages.table import BY_NAME, ORDER, map_stage
+from synth.storage.location import create_run_dir, warnings
+from synth.storage.locks import hold_locks
+from synth.storage.stage_start import check_begun, prepare_stage
+from synth.storage.stats import Exporter, StageStats, count_stage, unreadable
+from synth.storage.store import StageFolder
+from synth.storage.totals import write_stats
+from synth.storage.views import write_views
 
 log = structlog.get_logger()
 
-#: Reasons that are explained after a stage: the most frequent.
-_REASONS_TOLD = 3
-#: Share of the records that go on with something to be told, above which it is a warning; of some
-#: codes a single record is one.
-_MOST_TOLD = 0.5
+#: Number of the most frequent reasons that are explained after a stage.
+_MAX_REASONS = 3
+#: Share of accepted records with a note above which it is a warning; for some codes, a single
+#: record is enough.
+_MAX_NOTED_SHARE = 0.5
 _WARNED_FROM = {"no_improvement": 0.0}
 
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What the command was told beside the config."""
+    """The options of the command besides the config."""
 
     stages: tuple[str, ...]
     dry_run: bool = False
@@ -73,16 +73,16 @@ class RunOptions:
 
 
 def run_folder(cfg: SynthConfig, options: RunOptions) -> Path:
-    """Where the run stands; a dry run has a folder of its own."""
+    """Return the run's folder; a dry run has a separate one."""
     out_dir = cfg.run.out_dir
     return out_dir.with_name(out_dir.name + "-dry-run") if options.dry_run else out_dir
 
 
 def run_stages(cfg: SynthConfig, options: RunOptions) -> None:
-    """Run the stages in their order. Raises UserError; KeyboardInterrupt leaves what is done."""
+    """Run the stages in order. Raises UserError; KeyboardInterrupt keeps finished work."""
     out_dir = run_folder(cfg, options)
     load_template(cfg.teacher.prompt)  # before anything is spent
-    claim(out_dir)
+    create_run_dir(out_dir)
     log_to(out_dir / "logs.txt", cfg.run.log_level)
     console = Console(stderr=True, highlight=False, markup=False)
     for warning in (*warnings(cfg, out_dir), *_abstentions(cfg, options)):
@@ -94,28 +94,28 @@ def run_stages(cfg: SynthConfig, options: RunOptions) -> None:
                 if not _run_one(name, cfg, out_dir, options, console, exporter):
                     return
     except OSError as error:
-        error.filename = error.filename or str(out_dir)  # a full disk names no file
+        error.filename = error.filename or str(out_dir)  # the error of a full disk has no file name
         raise
-    _tell_unreadable(out_dir, console)
+    _report_unreadable(out_dir, console)
     if StageFolder(out_dir, ORDER[-1].name).done():
         console.print(f"report: {write_report(out_dir)}", soft_wrap=True)
     console.print(f"run folder: {out_dir}", soft_wrap=True)
 
 
 def _abstentions(cfg: SynthConfig, options: RunOptions) -> list[str]:
-    """What the rules of this run cannot see."""
-    asked = cfg.filters.rule_based and "format_filter" in options.stages
-    return [f"filters.rules: {line}" for line in abstentions(*languages(cfg))] if asked else []
+    """Return the limits of the rules for this language pair."""
+    has_rules = cfg.filters.rule_based and "format_filter" in options.stages
+    return [f"filters.rules: {line}" for line in abstentions(*languages(cfg))] if has_rules else []
 
 
-def _tell_unreadable(out_dir: Path, console: Console) -> None:
-    """At the end, of every stage: what is missing from the corpus shows in no later count."""
+def _report_unreadable(out_dir: Path, console: Console) -> None:
+    """Report unreadable documents at the end, because no later count includes them."""
     for stage in ORDER:
         folder = StageFolder(out_dir, stage.name)
         if codes := unreadable(folder):
-            told = ", ".join(f"{code} {count:,}" for code, count in codes.items())
+            counts_text = ", ".join(f"{code} {count:,}" for code, count in codes.items())
             console.print(
-                f"warning: {sum(codes.values()):,} documents could not be read ({told}); "
+                f"warning: {sum(codes.values()):,} documents could not be read ({counts_text}); "
                 f"the first lines: {folder.path / 'counts.json'}",
                 soft_wrap=True,
             )
@@ -129,12 +129,12 @@ def _run_one(
     console: Console,
     exporter: Exporter | None,
 ) -> bool:
-    """One stage with its progress bar; False where the work of other machines is not done."""
+    """Run one stage with its progress bar; return False if other machines are not done."""
     with _progress(console, name) as advance:
-        ctx = Context(
+        ctx = StageContext(
             cfg,
             out_dir,
-            inputs=cfg.run.out_dir if options.dry_run else None,
+            fallback_dir=cfg.run.out_dir if options.dry_run else None,
             resume=options.resume,
             overwrite=options.overwrite and name == options.stages[0],
             limit=options.limit,
@@ -143,7 +143,7 @@ def _run_one(
             share=options.num_shards == 1 or len(options.stages) > 1,
             give_up=options.give_up,
             advance=advance,
-            tell=console.print,
+            print_line=console.print,
         )
         if exporter is not None:
             exporter.watch(name, ctx.stats)
@@ -155,35 +155,37 @@ def _run_one(
     if counts is not None:
         done = "" if folder.done() else f" ({counts.done} of {counts.shards} shards)"
         console.print(
-            f"{name}: {counts.records_out:,} of {counts.records_in:,} records go on{done}",
+            f"{name}: {counts.records_out:,} of {counts.records_in:,} records accepted{done}",
             soft_wrap=True,
         )
-        for code, count in Counter(counts.rejected).most_common(_REASONS_TOLD):
+        for code, count in Counter(counts.rejected).most_common(_MAX_REASONS):
             console.print(f"  {count:,} {code}: {explain(code)}", soft_wrap=True)
         for code, count in counts.told.items():
-            most = _WARNED_FROM.get(code, _MOST_TOLD) * counts.records_out
-            warning = "warning: " if count > most else ""
+            max_noted = _WARNED_FROM.get(code, _MAX_NOTED_SHARE) * counts.records_out
+            warning = "warning: " if count > max_noted else ""
             console.print(f"  {warning}{count:,} {code}: {explain(code)}", soft_wrap=True)
     if not folder.done():
         console.print(f"{name}: other machines' shards are not done")
         return False
     if counts is not None and not counts.records_out and name != options.stages[-1]:
         codes = ", ".join(f"{code} {count}" for code, count in counts.rejected.items())
-        raise UserError(f"{name}: no record goes on ({codes}): mend that, then --overwrite")
+        raise UserError(
+            f"{name}: no record was accepted ({codes}). Fix the cause, then run with --overwrite"
+        )
     return True
 
 
-def run_stage(name: str, ctx: Context, engine: str = "local", processes: int = 1) -> None:
-    """One stage: check, run, then stats and merged views when all of its shards are done."""
+def run_stage(name: str, ctx: StageContext, engine: str = "local", processes: int = 1) -> None:
+    """Run one stage: check, run, then write stats and, when all shards are done, views."""
     stage = BY_NAME[name]
-    manifest = begin(stage, ORDER[ORDER.index(stage) + 1 :], ctx)
+    manifest = prepare_stage(stage, ORDER[ORDER.index(stage) + 1 :], ctx)
     save_config(_without_credentials(ctx.cfg), ctx.out_dir / "config.yaml")
     log.info("stage", stage=name, shard_id=ctx.shard_id, num_shards=ctx.num_shards)
     try:
-        if isinstance(stage, WholeStage):
+        if isinstance(stage, GlobalStage):
             run_whole_stage(stage, manifest, ctx)
         elif engine == "ray":
-            from synth.drive.cluster import run_map_stage_on_ray
+            from synth.execution.cluster import run_map_stage_on_ray
 
             run_map_stage_on_ray(map_stage(name), manifest, ctx)
         else:
@@ -195,12 +197,13 @@ def run_stage(name: str, ctx: Context, engine: str = "local", processes: int = 1
         stage.finish(ctx)
 
 
-def run_whole_stage(stage: WholeStage, manifest: dict[str, Any], ctx: Context) -> None:
-    """A stage that sees all records: one process runs it, and where work is shared the others
-    wait. Raises UserError where another process is at it, or its input is not what it was."""
+def run_whole_stage(stage: GlobalStage, manifest: dict[str, Any], ctx: StageContext) -> None:
+    """Run a stage that needs all records, in one process; with shared work the others wait.
+
+    Raises UserError if another process runs it, or if its input has changed."""
     folder = ctx.folder(stage.name)
     if not stage.runs_alone:
-        stage.run(ctx, manifest)  # also when it is done: it has parts to clear away
+        stage.run(ctx, manifest)  # even when done, because it clears temporary parts
         stage.verify(folder)
         return
     if folder.shards() is not None:
@@ -208,51 +211,54 @@ def run_whole_stage(stage: WholeStage, manifest: dict[str, Any], ctx: Context) -
     if folder.done():
         return
     locks = [(ctx.input_of(stage).lock(), True), (folder.lock(), False)]
-    with held(locks, "run it", wait=ctx.tell if ctx.share else None):
+    with hold_locks(locks, "run it", wait=ctx.print_line if ctx.share else None):
         if not folder.done():
             check_begun(stage, manifest, ctx)
             stage.run(ctx, manifest)
 
 
-def repair_shard(stage: Stage, ctx: Context, options: RunOptions) -> None:
-    """Let a shard be made again; first the one that it is made of, where that was let go. Raises
-    UserError for a shard that is not there."""
-    before, index = stage.after, options.repair
+def repair_shard(stage: Stage, ctx: StageContext, options: RunOptions) -> None:
+    """Mark a shard to be made again; first make its input again if that was deleted.
+
+    Raises UserError for an unknown shard."""
+    previous, index = stage.after, options.repair
     assert index is not None
-    if before is not None and (ctx.folder(before.name).mark(index) or {}).get("let_go"):
-        ctx.tell(f"{before.name}: shard {index} was let go, and is made again first")
-        again = replace(ctx, stats=StageStats(), advance=lambda done, total: None)
-        repair_shard(before, again, options)
-        run_stage(before.name, again, options.engine, options.processes)
+    if previous is not None and (ctx.folder(previous.name).mark(index) or {}).get("let_go"):
+        ctx.print_line(f"{previous.name}: shard {index} was deleted, and is made again first")
+        repair_ctx = replace(ctx, stats=StageStats(), advance=lambda done, total: None)
+        repair_shard(previous, repair_ctx, options)
+        run_stage(previous.name, repair_ctx, options.engine, options.processes)
     drop_shard(stage, ctx, index)
 
 
-def drop_shard(stage: Stage, ctx: Context, index: int) -> None:
-    """Let a shard be made again; of a stage that sees all records, all of them. Later stages stay:
-    the same bytes come out. Raises UserError for a shard that is not there."""
+def drop_shard(stage: Stage, ctx: StageContext, index: int) -> None:
+    """Mark a shard to be made again; for a stage that needs all records, all shards.
+
+    Later stages stay, because the output will be identical. Raises UserError for an unknown
+    shard."""
     folder = ctx.folder(stage.name)
     shards = folder.shards() or 0
     if index >= shards:
         raise UserError(f"--repair {index}: {folder.path} has {shards} shards")
     if isinstance(stage, MapStage):
-        with held([(folder.lock(index), False)], "repair it"):
+        with hold_locks([(folder.lock(index), False)], "repair it"):
             folder.drop(index)
     else:
-        with held([(folder.lock(), False)], "repair it"):
+        with hold_locks([(folder.lock(), False)], "repair it"):
             folder.clear()
 
 
 def _without_credentials(cfg: SynthConfig) -> SynthConfig:
-    """As it may be kept beside the data."""
+    """Return the config without passwords, to be saved with the data."""
 
     def bare(urls: str | list[str]) -> str | list[str]:
         return bare_url(urls) if isinstance(urls, str) else [bare_url(url) for url in urls]
 
-    kept = cfg.model_copy(deep=True)
-    kept.teacher.base_url = bare_url(kept.teacher.base_url)
-    kept.metricx.url = bare(kept.metricx.url)
-    kept.filters.llm_judge.url = bare(kept.filters.llm_judge.url)
-    return kept
+    cleaned = cfg.model_copy(deep=True)
+    cleaned.teacher.base_url = bare_url(cleaned.teacher.base_url)
+    cleaned.metricx.url = bare(cleaned.metricx.url)
+    cleaned.filters.llm_judge.url = bare(cleaned.filters.llm_judge.url)
+    return cleaned
 
 
 @contextmanager
@@ -265,10 +271,10 @@ def _exporter(port: int) -> Iterator[Exporter]:
 
 
 class _Rate(ProgressColumn):
-    """Records a second."""
+    """Column with the records per second."""
 
     def render(self, task: Task) -> Text:
-        """The rate, once there is one."""
+        """Return the rate, empty until it is known."""
         return Text("" if task.speed is None else f"{task.speed:,.1f}/s")
 
 

@@ -48,7 +48,7 @@ TESTS = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """unit, integration, golden, e2e: the folder is the mark."""
+    """Mark each test with the name of its folder: unit, integration, golden or e2e."""
     for item in items:
         folder = item.path.relative_to(TESTS).parts[0]
         item.add_marker(getattr(pytest.mark, folder))
@@ -56,24 +56,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def same_log() -> Iterator[None]:
-    """A command that a test runs in this process logs to its own folder; the next test does not."""
+    """Restore logging after a test, because a command in this process logs to its own folder."""
     yield
     structlog.configure(**_LOG)
-    ours = logging.getLogger("scorekit")
-    ours.handlers = []
-    ours.setLevel(logging.NOTSET)
+    scorekit_logger = logging.getLogger("scorekit")
+    scorekit_logger.handlers = []
+    scorekit_logger.setLevel(logging.NOTSET)
 
 
 @pytest.fixture
 def no_second_try(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client of this process waits so long before it asks again that no deadline allows it: what
-    a test shows of failures needs no deadline that a machine at a standstill might miss."""
+    """Let clients of this process wait so long before a retry that no deadline allows it.
+
+    So a test of failures needs no deadline that a stalled machine could miss.
+    """
     monkeypatch.setattr("scorekit.net.retry._backoff", lambda state: math.inf)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def cache_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The user's cache folder of this run: tests never read or write the real one."""
+    """Return the cache folder of this run. Tests never read or write the user's real one."""
     home = tmp_path_factory.mktemp("cache")
     os.environ["XDG_CACHE_HOME"] = str(home)
     return home
@@ -81,13 +83,13 @@ def cache_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def metricx_golden() -> dict:
-    """Scores by upstream's code in float64; see tests/golden/metricx_tiny/README.md."""
+    """Return scores by upstream's code in float64; see tests/golden/metricx_tiny/README.md."""
     return json.loads((TESTS / "golden/metricx_tiny/golden.json").read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="session")
 def metricx_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The golden checkpoint, expanded: an ordinary MetricX folder."""
+    """Return the folder of the expanded golden checkpoint, which is an ordinary MetricX folder."""
     from tests.kits.metricx_checkpoints import expand_golden
 
     folder = tmp_path_factory.mktemp("metricx")

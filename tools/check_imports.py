@@ -15,7 +15,7 @@ LEFT_OUT = {"scorekit", "vllm", "inspect-ai", "types-pyyaml", "ruff", "ipywidget
 
 
 def named_distributions() -> list[str]:
-    """Names of all dependencies of pyproject.toml, extras included."""
+    """Return the names of all dependencies of pyproject.toml, extras included."""
     project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
     requirements = list(project["dependencies"])
     for extra in project["optional-dependencies"].values():
@@ -25,13 +25,13 @@ def named_distributions() -> list[str]:
 
 
 def main() -> int:
-    """Exit code 1 and a line for each that fails."""
+    """Import all dependencies and print a line for each that fails; return 1 if one fails."""
     warnings.simplefilter("ignore")
     modules: dict[str, list[str]] = {}
     for module, owners in packages_distributions().items():
         for owner in owners:
             modules.setdefault(owner.lower().replace("_", "-"), []).append(module)
-    faults = 0
+    num_errors = 0
     for name in named_distributions():
         try:
             distribution(name)
@@ -40,9 +40,9 @@ def main() -> int:
             importlib.import_module((named or sorted(candidates, key=len))[0])
         except (PackageNotFoundError, ImportError, KeyError, IndexError) as error:
             print(f"setup: {name} does not import: {error!r}", file=sys.stderr)
-            faults += 1
-    print(f"setup: {len(named_distributions()) - faults} dependencies import", file=sys.stderr)
-    return int(faults > 0)
+            num_errors += 1
+    print(f"setup: {len(named_distributions()) - num_errors} dependencies import", file=sys.stderr)
+    return int(num_errors > 0)
 
 
 if __name__ == "__main__":

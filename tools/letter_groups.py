@@ -1,9 +1,9 @@
-"""Make scorekit/text/letter_groups.txt: weights that tell English and German from other languages
-of Latin letters, in short texts.
+"""Make scorekit/text/letter_groups.txt: weights that tell short English and German texts apart.
 
-A logistic regression for each of the two, over texts of user interfaces (Home Assistant:
-Apache-2.0; Django: BSD-3-Clause), talks (bench/meta_eval) and documentation (demo/data). Of all
-these texts it learns from half, by a hash of the English text; the other half is for measuring.
+They separate each of the two from other languages in Latin letters. Each has its own logistic
+regression, over texts of user interfaces (Home Assistant: Apache-2.0; Django: BSD-3-Clause), talks
+(bench/meta_eval) and documentation (demo/data). Half of these texts are for training, chosen by a
+hash of the English text; the other half is for measuring.
 
     pip download --no-deps home-assistant-frontend==20250109.2 homeassistant==2024.3.3
     pip download --no-deps Django==5.2.19
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def is_seen(english: str) -> bool:
-    """Whether a text, and its translations, are in the half that is learned from."""
+    """Return True if a text, with its translations, is in the training half."""
     return hashlib.sha256(english.encode()).digest()[0] % 2 == 0
 
 
@@ -85,13 +85,15 @@ def _rows(folder: Path) -> Iterator[Row]:
 
 
 def _from_json(folder: Path, name: str) -> Iterator[Row]:
-    """Texts of files that are named for their language, beside the English of the same key."""
+    """Return texts of files that are named for their language, beside the English of the same
+    key.
+    """
     by_language: dict[str, dict[str, str]] = {}
     for path in sorted(folder.rglob("*.json")):
-        found = re.fullmatch(name, path.stem)
-        if found and found[1] in (*TOLD, *OTHERS):
+        match = re.fullmatch(name, path.stem)
+        if match and match[1] in (*TOLD, *OTHERS):
             flat = _flat(json.loads(path.read_text(encoding="utf-8")), str(path.parent))
-            by_language.setdefault(found[1], {}).update(flat)
+            by_language.setdefault(match[1], {}).update(flat)
     english = by_language.get("en", {})
     for language, texts in by_language.items():
         yield from ((language, english[key], text) for key, text in texts.items() if key in english)
@@ -110,8 +112,10 @@ def _sentences(text: str) -> list[str]:
 
 
 def _examples(rows: list[Row]) -> tuple[list[str], list[str]]:
-    """Texts and their languages, each once, without those that were left in English. A longer one
-    stands there whole, and a few words of it."""
+    """Return texts and their languages, each text once, without those that were left in English.
+
+    A longer text is in the list twice: as a whole, and as a few words of it.
+    """
     rng = random.Random(0)
     english = {row[1].casefold() for row in rows}
     by_language: dict[str, list[str]] = {}
@@ -133,7 +137,7 @@ def _examples(rows: list[Row]) -> tuple[list[str], list[str]]:
 
 
 def _learn(texts: list[str], languages: list[str]) -> Iterator[str]:
-    """The lines of the table."""
+    """Yield the lines of the table."""
     import numpy as np
     from sklearn.feature_extraction.text import CountVectorizer  # type: ignore[import-untyped]
     from sklearn.linear_model import LogisticRegression  # type: ignore[import-untyped]
@@ -145,16 +149,18 @@ def _learn(texts: list[str], languages: list[str]) -> Iterator[str]:
     names = counter.get_feature_names_out()
     frequency = np.sqrt(np.asarray(matrix.sum(axis=0))[0])
     added, columns = [], []
-    for told in TOLD:
-        own = np.array([language == told for language in languages])
-        weight = np.where(own, 0.5 / own.mean(), 0.5 / (1 - own.mean()))
-        weight *= [1.0 if ln == told else HARD.get(ln, 1.0) for ln in languages]
-        model = LogisticRegression(C=PENALTY, max_iter=80).fit(matrix, own, sample_weight=weight)
+    for target in TOLD:
+        is_target = np.array([language == target for language in languages])
+        weight = np.where(is_target, 0.5 / is_target.mean(), 0.5 / (1 - is_target.mean()))
+        weight *= [1.0 if ln == target else HARD.get(ln, 1.0) for ln in languages]
+        model = LogisticRegression(C=PENALTY, max_iter=80).fit(
+            matrix, is_target, sample_weight=weight
+        )
         scaled = np.rint(model.coef_[0] * SCALE).astype(int)
         strength = np.abs(model.coef_[0]) * frequency
         scaled[np.argsort(-strength)[MOST_GROUPS:]] = 0
         columns.append(scaled)
-        added.append(round((float(model.intercept_[0]) + SHIFT[told]) * SCALE))
+        added.append(round((float(model.intercept_[0]) + SHIFT[target]) * SCALE))
     yield "\t".join(("language", *TOLD))
     yield "\t".join(("added", *map(str, added)))
     for name, *weights in sorted(zip(names, *columns, strict=True)):

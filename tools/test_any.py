@@ -52,7 +52,7 @@ NUMERIC = (
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The exit code: 0 where every run passed."""
+    """Run all levels; return 0 if every run passed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--level", action="append", choices=LEVELS, help="default: all of them")
     parser.add_argument("--threads", action="append", type=int, help="default: 1 and 4")
@@ -78,7 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def run(level: str, threads: int, tests: list[str]) -> int:
-    """pytest's exit code at a level."""
+    """Run pytest at a level; return its exit code."""
     environment = {name: value for name, value in os.environ.items() if name != "MKL_CBWR"}
     return subprocess.run(
         [
@@ -97,7 +97,7 @@ def run(level: str, threads: int, tests: list[str]) -> int:
 
 @contextlib.contextmanager
 def taken_ports() -> Iterator[None]:
-    """Somebody else listens on the ports that our services have by default."""
+    """Occupy the ports that our services have by default."""
     with contextlib.ExitStack() as stack:
         for port in PORTS:
             listener = stack.enter_context(socket.socket())
@@ -110,7 +110,7 @@ def taken_ports() -> Iterator[None]:
 
 @contextlib.contextmanager
 def load(processes: int) -> Iterator[None]:
-    """So many processes that do nothing but count."""
+    """Start many processes that only count."""
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
     try:
         yield

@@ -45,7 +45,7 @@ SCORERS = {
 
 
 def check(name: str, scorer: Scorer, console: Console) -> bool:
-    """Print the table of one metric; whether every score is the published one."""
+    """Print the table of one metric and return whether every score equals the published one."""
     column = 2 if name == "metricx" else 3
     rows = [row for row in PUBLISHED if row[column] is not None]
     output = scorer.score_batch([SampleForScoring(SRC, mt, ref) for mt, ref, *_ in rows])
@@ -54,12 +54,12 @@ def check(name: str, scorer: Scorer, console: Console) -> bool:
     for row, score in zip(rows, output.sequence_scores, strict=True):
         good = score is not None and abs(score - row[column]) <= TOLERANCE  # type: ignore[operator]
         passed &= good
-        here = "failed" if score is None else f"{score:.5f}"
+        local_score = "failed" if score is None else f"{score:.5f}"
         table.add_row(
             row[0][:30],
             (row[1] or "–")[:30],
             f"{row[column]:.5f}",
-            here,
+            local_score,
             "pass" if good else "FAIL",
         )
     console.print(table)
@@ -67,7 +67,10 @@ def check(name: str, scorer: Scorer, console: Console) -> bool:
 
 
 def main() -> int:
-    """Exit code 0 if all scores agree, 1 if not. Raises UserError if a checkpoint cannot be had."""
+    """Check all metrics, and return 0 if all scores agree, else 1.
+
+    Raises UserError if a checkpoint is not available.
+    """
     console = Console()
     passed = True
     for name, (target, arguments) in SCORERS.items():

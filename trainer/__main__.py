@@ -14,15 +14,15 @@ import typer
 
 from scorekit.command import clean_exit
 from scorekit.config import check_config, read_config
-from trainer.chat import verbs as chat
-from trainer.roleplay.verbs import app as roleplay
+from trainer.chat import cli as chat
+from trainer.roleplay.cli import app as roleplay
 from trainer.runs.messages import show_messages
-from trainer.search.verbs import app as search
-from trainer.sft import verbs as finetuning
+from trainer.search.cli import app as search
+from trainer.sft import cli as finetuning
 from trainer.tasks import Commands, commands_of, commands_of_run
 
 app = typer.Typer(
-    help="Reinforce a model with rewards of scoring services; the config says its task.",
+    help="Train a model with rewards of scoring services; the config names its task.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -46,21 +46,21 @@ def train(
     set_: Overrides = None,
     limit: Limit = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run in misc.run_dir.")
+        bool, typer.Option("--resume", help="Resume the run in misc.run_dir.")
     ] = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", help="Show every figure of an update (misc.verbose).")
+        bool, typer.Option("--verbose", help="Print every stat of an update (misc.verbose).")
     ] = False,
 ) -> None:
     """Train the policy; evaluate it before, between and after.
 
     Exit code 1: a rule of the config's section `stop` ended the run. 3: the services gave no reward
     (stop.skipped_updates). 143, 130: SIGTERM or Ctrl-C ended it, after an update and with its
-    checkpoint; a second one ends it at once. --resume goes on in each case.
+    checkpoint; a second signal ends it at once. --resume continues in each case.
     """
-    shown = ["misc.verbose=true"] if verbose else []
+    verbose_override = ["misc.verbose=true"] if verbose else []
     with _clean_exit():
-        commands, cfg = _load(config, [*(set_ or []), *shown], limit)
+        commands, cfg = _load(config, [*(set_ or []), *verbose_override], limit)
         raise typer.Exit(commands.train(cfg, resume=resume))
 
 
@@ -77,10 +77,10 @@ def evaluate(
         ),
     ] = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace an evaluation that stands in misc.run_dir.")
+        bool, typer.Option("--overwrite", help="Replace an evaluation in misc.run_dir.")
     ] = False,
 ) -> None:
-    """Let the policy do the held-out examples, and score what it does."""
+    """Run the policy on the held-out examples, and score the results."""
     with _clean_exit():
         commands, cfg = _load(config, set_, limit)
         raise typer.Exit(commands.evaluate(cfg, against, overwrite=overwrite))
@@ -88,7 +88,7 @@ def evaluate(
 
 @app.command()
 def check(config: ConfigFile, set_: Overrides = None, limit: Limit = None) -> None:
-    """Look at all that a training run needs, before any weights are loaded."""
+    """Check everything that a training run needs, before any weights are loaded."""
     with _clean_exit():
         commands, cfg = _load(config, set_, limit)
         raise typer.Exit(commands.check(cfg))
@@ -102,7 +102,7 @@ def export(
         bool, typer.Option("--best/--last", help="The best checkpoint by evaluation, or the last.")
     ] = False,
     dtype: Annotated[
-        Literal["float32", "bfloat16"], typer.Option(help="Of the weights that are written.")
+        Literal["float32", "bfloat16"], typer.Option(help="Data type of the written weights.")
     ] = "float32",
 ) -> None:
     """Write a checkpoint as a plain Hugging Face folder, adapters merged."""
@@ -111,9 +111,9 @@ def export(
         from trainer.runs.checkpoints.export import export_policy
 
         checkpoint = export_policy(run_dir, to, best=best, dtype=dtype)
-        chosen = f", best by reward_mean of {read_state(checkpoint).rated_by}" if best else ""
+        rating = f", best by reward_mean of {read_state(checkpoint).rated_by}" if best else ""
         size = sum(path.stat().st_size for path in to.rglob("*") if path.is_file())
-        typer.echo(f"policy: {to} ({checkpoint.name}{chosen}, {dtype}, {size / 2**20:.1f} MiB)")
+        typer.echo(f"policy: {to} ({checkpoint.name}{rating}, {dtype}, {size / 2**20:.1f} MiB)")
 
 
 @app.command()
@@ -127,29 +127,36 @@ def report(
 
 @app.command("template-check")
 @functools.wraps(chat.template_check)
-def template_check(**told: Any) -> None:
+def template_check(**options: Any) -> None:
     with _clean_exit():
-        chat.template_check(**told)
+        chat.template_check(**options)
 
 
 @app.command()
 @functools.wraps(finetuning.sft)
-def sft(**told: Any) -> None:
+def sft(**options: Any) -> None:
     with _clean_exit():
-        finetuning.sft(**told)
+        finetuning.sft(**options)
 
 
 def _moved(config: Path) -> Path:
-    """Where a config of ours stands that is named by its path of 0.1; else the path as it is."""
-    now = config.parent.with_name("translation") / config.name
-    if config.exists() or config.parent.parts[-2:] != ("configs", "trainer") or not now.exists():
+    """Return the new path of a shipped config that is named by its path of version 0.1.
+
+    Other paths are returned unchanged.
+    """
+    new_path = config.parent.with_name("translation") / config.name
+    if (
+        config.exists()
+        or config.parent.parts[-2:] != ("configs", "trainer")
+        or not new_path.exists()
+    ):
         return config
-    typer.echo(f"{config} has moved: name {now}; the old path goes with 0.3", err=True)
-    return now
+    typer.echo(f"{config} has moved. Use {new_path}; version 0.3 drops the old path", err=True)
+    return new_path
 
 
 def _load(config: Path, overrides: list[str] | None, limit: int | None) -> tuple[Commands, Any]:
-    """The commands of the config's task, and the config."""
+    """Return the commands of the config's task, and the config."""
     limits = [] if limit is None else [f"data.train_limit={limit}", f"eval.eval_limit={limit}"]
     path = _moved(config)
     data = read_config(path, [*(overrides or []), *limits])
@@ -159,9 +166,9 @@ def _load(config: Path, overrides: list[str] | None, limit: int | None) -> tuple
 
 @contextmanager
 def _clean_exit() -> Iterator[None]:
-    """What libraries say is shown; an error is a line and an exit code."""
+    """Print messages of libraries; an error is one line and an exit code."""
     show_messages()
-    with clean_exit(stopped="stopped (a training run goes on with --resume)"):
+    with clean_exit(stopped="stopped (resume a training run with --resume)"):
         yield
 
 

@@ -1,11 +1,11 @@
-"""All proofs of strength (an hour; --quick: minutes), with their figures in one table.
+"""Run all robustness tests (an hour; --quick: minutes), and print their results in one table.
 
 python -m bench.chaos [--quick]
 """
 
 from __future__ import annotations
 
-from bench.chaos.proofs import questions
+from bench.chaos.endurance import questions
 from bench.common import run
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Does Redis ever make a score wrong, or a request fail? Cancellations, and its death under load.
 
-`python -m bench.chaos.redis [REQUESTS]` prints what it found as JSON. Redis, the proxy before it
-and the service (a fake backend: the right score is a function of the texts) are its own.
+`python -m bench.chaos.redis [REQUESTS]` prints the results as JSON. It starts its own Redis, the
+proxy before it and the service (a fake backend: the right score is a function of the texts).
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from demo.processes import exit_on_sigterm, free_port, running
 from scorekit.command import clean_exit
 from scorekit.schemas import TranslationSample
 from scorekit.server.cache import Cache
+from scorekit.server.cache_tiers import open_tier
 from scorekit.server.fake import fake_score
 from scorekit.server.http.metrics import Metrics
-from scorekit.server.tiers import open_tier
 
 CALLERS = 16
 LONGEST_DELAY_S = 0.003  # of a reply, by the proxy
@@ -43,11 +43,11 @@ UNBOUNDED = httpx.Limits(max_connections=None)
 
 
 async def random_cancellations(requests: int) -> dict[str, Any]:
-    """`requests` over HTTP, half of whose clients leave at a random moment, and as many reads of
-    the cache itself, half of them cancelled: Redis answers late, through a proxy.
+    """Send `requests` over HTTP and as many reads to the cache, and cancel half of both.
 
-    Half of the samples were asked before, so that hits and misses mix; the service keeps nothing
-    in memory, so that each request reads Redis.
+    Clients leave at a random moment. Redis answers late, through a proxy. Half of the samples were
+    sent before, so that hits and misses mix. The service keeps nothing in memory, so that each
+    request reads Redis.
     """
     rng = random.Random(1)
 
@@ -66,11 +66,12 @@ async def random_cancellations(requests: int) -> dict[str, Any]:
 async def redis_killed_under_load(
     seconds: float = 10.0, rate: float = 100.0, *, hang: bool = False
 ) -> dict[str, Any]:
-    """`rate` requests a second of 16 new pairs, for `seconds` with Redis, then for `seconds` after
-    it was killed (or hung) and the breaker is open; several probes fall into that time.
+    """Measure latencies under a steady load, with Redis and after it was killed (or hung).
 
-    A latency counts from the moment the request was due. `failed`: not answered, not all good, or
-    a wrong score, from the first request to the last.
+    The load is `rate` requests per second of 16 new pairs. Each part lasts `seconds`; the second
+    one starts when the breaker is open, and several probes occur in it. A latency counts from the
+    moment at which the request was due. `failed`: not answered, not all good, or a wrong score,
+    from the first request to the last.
     """
     with running_redis() as redis, _running_fake(redis.url) as url:
         async with _steady_load(url, rate) as answers:
@@ -98,10 +99,10 @@ async def redis_killed_under_load(
 
 
 async def _leaving_clients(url: str, requests: int, rng: random.Random) -> dict[str, Any]:
-    found: Counter[str] = Counter()
+    outcomes: Counter[str] = Counter()
     seen = 0
 
-    async def one(client: httpx.AsyncClient) -> None:
+    async def run_once(client: httpx.AsyncClient) -> None:
         nonlocal seen
         samples = _samples((rng.randrange(seen + 1), seen := seen + 1) for _ in range(4))
         asking = asyncio.create_task(client.post(f"{url}/v1/score", json={"samples": samples}))
@@ -111,66 +112,66 @@ async def _leaving_clients(url: str, requests: int, rng: random.Random) -> dict[
         try:
             response = await asking
         except asyncio.CancelledError:
-            found["cancelled"] += 1
+            outcomes["cancelled"] += 1
         except httpx.HTTPError:
-            found["failed"] += 1
+            outcomes["failed"] += 1
         else:
-            found["answered"] += 1
-            found[_verdict(samples, response)] += 1
+            outcomes["answered"] += 1
+            outcomes[_verdict(samples, response)] += 1
 
     async with httpx.AsyncClient(timeout=60, limits=UNBOUNDED) as client:
-        await _spread(requests, lambda: one(client))
+        await _spread(requests, lambda: run_once(client))
     counts = await _counts(url)
     return {
         "requests": requests,
-        "answered": found["answered"],
-        "cancelled": found["cancelled"],
-        "failed": found["failed"],
-        "wrong": found["wrong"],
+        "answered": outcomes["answered"],
+        "cancelled": outcomes["cancelled"],
+        "failed": outcomes["failed"],
+        "wrong": outcomes["wrong"],
         "samples_from_redis": counts['cache_hits_total{tier="tier"}'],
         "damaged_values": counts["cache_damaged_total"],
         "failed_reads": counts["cache_errors_total"],
     }
 
 
-async def _cancelled_reads(address: str, reads: int, rng: random.Random) -> dict[str, Any]:
+async def _cancelled_reads(address: str, num_reads: int, rng: random.Random) -> dict[str, Any]:
     values = {f"{i:016}".encode(): f'{{"score":{i}.5}}'.encode() for i in range(500)}
     keys = list(values)
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     metrics = Metrics()
     tier = open_tier(address, name="chaos", max_bytes=2**20, redis_password=None)
     cache = Cache(0, tier, metrics, None)
 
-    async def one() -> None:
-        asked = rng.sample(keys, 4)
-        call = asyncio.create_task(cache.fetch(asked))
+    async def run_once() -> None:
+        requested_keys = rng.sample(keys, 4)
+        call = asyncio.create_task(cache.fetch(requested_keys))
         if rng.random() < 0.5:
             await asyncio.sleep(rng.uniform(0, 0.008))
             call.cancel()
         try:
             got = await call
         except asyncio.CancelledError:
-            found["cancelled"] += 1
+            counts["cancelled"] += 1
         else:
-            found["found"] += len(got)
-            found["wrong"] += any(values[key] != value for key, value in got.items())
+            counts["found"] += len(got)
+            counts["wrong"] += any(values[key] != value for key, value in got.items())
 
     await cache.store(values)
-    await _spread(reads, one)
+    await _spread(num_reads, run_once)
     await cache.close()
     damaged = metrics.registry.get_sample_value("scorekit_cache_damaged_total")
     return {
-        "reads": reads,
-        "reads_cancelled": found["cancelled"],
-        "reads_wrong": found["wrong"],
-        "values_read": found["found"],
+        "reads": num_reads,
+        "reads_cancelled": counts["cancelled"],
+        "reads_wrong": counts["wrong"],
+        "values_read": counts["found"],
         "reads_damaged_values": damaged,
     }
 
 
 @dataclass(slots=True)
 class Answer:
-    """due: when the request should have been sent; seconds: from then to its answer."""
+    """Describes a request. due: when it should have been sent. seconds: from then to its answer."""
 
     due: float
     seconds: float
@@ -179,12 +180,14 @@ class Answer:
 
 @contextlib.asynccontextmanager
 async def _steady_load(url: str, rate: float) -> AsyncIterator[list[Answer]]:
-    """Requests at fixed times, whether or not the ones before are answered; gives the growing list
-    of answers."""
+    """Send requests at fixed times, and yield the growing list of answers.
+
+    A request does not wait for the answers of earlier ones.
+    """
     answers: list[Answer] = []
     open_requests: set[asyncio.Task[None]] = set()
 
-    async def one(client: httpx.AsyncClient, number: int, due: float) -> None:
+    async def run_once(client: httpx.AsyncClient, number: int, due: float) -> None:
         samples = _samples((16 * number + i,) for i in range(16))
         good = False
         with contextlib.suppress(httpx.HTTPError):
@@ -198,7 +201,7 @@ async def _steady_load(url: str, rate: float) -> AsyncIterator[list[Answer]]:
         for number in range(10**9):
             due = started + number / rate
             await asyncio.sleep(due - time.monotonic())
-            task = asyncio.create_task(one(client, number, due))
+            task = asyncio.create_task(run_once(client, number, due))
             open_requests.add(task)
             task.add_done_callback(open_requests.discard)
 
@@ -212,7 +215,7 @@ async def _steady_load(url: str, rate: float) -> AsyncIterator[list[Answer]]:
 
 
 async def _watch(answers: list[Answer], seconds: float) -> list[float]:
-    """Latencies of the requests that were due from now on, for so many seconds."""
+    """Wait so many seconds, and return the latencies of the requests that were due meanwhile."""
     start = time.monotonic()
     await asyncio.sleep(seconds)
     return [answer.seconds for answer in answers if answer.due >= start]
@@ -231,22 +234,22 @@ async def _wait_for_breaker(url: str) -> None:
 
 
 async def _counts(url: str) -> dict[str, float]:
-    """The service's own figures, without their common prefix."""
+    """Return the service's metrics, without their common prefix."""
     async with httpx.AsyncClient(timeout=60, limits=UNBOUNDED) as client:
         text = (await client.get(f"{url}/metrics")).text
     lines = re.findall(r"^scorekit_(\S+) (\S+)$", text, re.M)
     return {name: float(value) for name, value in lines}
 
 
-async def _spread(count: int, one: Callable[[], Coroutine[Any, Any, None]]) -> None:
+async def _spread(count: int, run_once: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Run `one` so many times, CALLERS at once."""
 
-    async def some(share: int) -> None:
+    async def run_share(share: int) -> None:
         for _ in range(share):
-            await one()
+            await run_once()
 
     shares = [count // CALLERS + (i < count % CALLERS) for i in range(CALLERS)]
-    await asyncio.gather(*map(some, shares))
+    await asyncio.gather(*map(run_share, shares))
 
 
 def _samples(numbers: Any) -> list[dict[str, str]]:
@@ -254,7 +257,10 @@ def _samples(numbers: Any) -> list[dict[str, str]]:
 
 
 def _verdict(samples: list[dict[str, str]], response: httpx.Response) -> str:
-    """right; wrong: a score that is not the function of its texts; failed: no score."""
+    """Return how a response is to be judged.
+
+    right: all scores are right. wrong: a score is not the function of its texts. failed: no score.
+    """
     if response.status_code != 200:
         return "failed"
     results = response.json()["results"]
@@ -270,7 +276,7 @@ def _percentile(seconds: list[float], percent: int) -> float:
 
 @contextlib.contextmanager
 def _running_fake(cache: str) -> Iterator[str]:
-    """A fake service with that cache and nothing in memory, ready; gives its URL."""
+    """Start a fake service with that cache and no memory cache, and yield its URL."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     flags = ("--port", str(port), "--cache", cache, "--cache-memory-items", "0")

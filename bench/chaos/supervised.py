@@ -67,7 +67,7 @@ class Supervised:
         return False
 
     async def signal_and_restart(self, number: signal.Signals) -> int:
-        """Send a signal, wait for the end, start anew; returns the exit code."""
+        """Send a signal, wait for the end, start the service again, and return the exit code."""
         self.process.send_signal(number)
         async with asyncio.timeout(EXIT_S):
             code = await self.process.wait()
@@ -85,12 +85,12 @@ class Supervised:
 
 @contextlib.asynccontextmanager
 async def pair_of_services(module: str, *flags: str) -> AsyncIterator[list[Supervised]]:
-    """Two of them, ready; both are gone at the end."""
+    """Start two services, yield them when they are ready, and end both with the block."""
     async with contextlib.AsyncExitStack() as stack:
         services = []
         for _ in range(2):
-            one = Supervised(module, *flags)
-            await one.start()
-            stack.push_async_callback(one.end)
-            services.append(one)
+            process = Supervised(module, *flags)
+            await process.start()
+            stack.push_async_callback(process.end)
+            services.append(process)
         yield services

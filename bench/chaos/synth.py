@@ -1,7 +1,7 @@
-"""kill -9 of the synthesis driver at random moments, and a teacher that fails for a while now and
-then; then --resume: the same export, and nobody is asked twice for an answer that was given.
+"""Kill the synthesis driver at random moments with a teacher that fails at times, and resume it.
 
-The teacher records every request. A run that is left alone gives the bytes to compare with.
+The export must be the same as without kills, and no answer that was given may be requested again.
+The teacher records every request. A run without kills gives the bytes to compare with.
 
     python -m bench.chaos.synth [--quick]
 """
@@ -26,10 +26,10 @@ from typing import Any
 
 import yaml
 
-from bench.common import ROOT, WORK, Figure, quiet_logs, run, service
+from bench.common import ROOT, WORK, Measurement, quiet_logs, run, service
 from bench.kit.openai_server import FakeOpenAI
 from scorekit.processes import end_with_parent
-from synth.drive.clients import EASY
+from synth.execution.clients import EASY
 
 CONCURRENCY = 8
 #: Exit codes of a run whose teacher failed: stopped after ten failures in a row, or left open.
@@ -37,13 +37,15 @@ FAILED = (1, 3)
 WORDS = ("문장은", "번역된", "하나의", "오늘", "매우", "작은", "좋은", "말뭉치", "숫자", "그리고")
 
 
-def questions(quick: bool) -> Iterator[Figure]:
-    """All figures of this script."""
+def questions(quick: bool) -> Iterator[Measurement]:
+    """Yield all measurements of this script."""
     yield from driver_killed(kills=4 if quick else 100, sources=30 if quick else 300)
 
 
-def driver_killed(kills: int, sources: int, folder: Path | None = None) -> Iterator[Figure]:
-    """The export after so many kills against the undisturbed one, and what was asked again."""
+def driver_killed(kills: int, sources: int, folder: Path | None = None) -> Iterator[Measurement]:
+    """Compare the export after many kills with the undisturbed one, and count repeated
+    requests.
+    """
     folder = folder or WORK / "chaos-synth"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -64,28 +66,28 @@ def driver_killed(kills: int, sources: int, folder: Path | None = None) -> Itera
         asked_once = len(teacher.requests)
         teacher.forget()
         stages, runs = kill_many(configs["killed"], kills, seconds, teacher)
-    again = sum(count - 1 for asked in runs for count in asked.values())
+    repeated = sum(count - 1 for count_by_request in runs for count in count_by_request.values())
     outputs = [export_bytes(folder / name) for name in ("undisturbed", "killed")]
     different = [n for n in outputs[0] if outputs[0][n] != outputs[1].get(n)]
     details = {
         "stages_killed_in": dict(stages),
         "seconds_undisturbed": seconds,
         "requests_undisturbed": asked_once,
-        "requests_killed": [sum(asked.values()) for asked in runs],
+        "requests_killed": [sum(count_by_request.values()) for count_by_request in runs],
     }
-    yield Figure(
+    yield Measurement(
         f"files of the export that differ after {kills} kill -9 of the driver",
         len(different) + (set(outputs[0]) != set(outputs[1])),
         "files",
         at_most=0,
         details=details | {"files": sorted(outputs[0])},
     )
-    yield Figure(
+    yield Measurement(
         "teacher requests on their way at a kill that were answered and sent again",
-        again / kills,
+        repeated / kills,
         "requests",
         at_most=CONCURRENCY,
-        details={"sent_again": again, "in_flight_budget": CONCURRENCY},
+        details={"sent_again": repeated, "in_flight_budget": CONCURRENCY},
     )
 
 
@@ -114,16 +116,16 @@ def kill_many(
         )
         # By turns after so many seconds, and after so many requests: starting takes most seconds.
         if done % 2:
-            wanted = len(teacher.requests) + rng.randint(1, 40)
-            _wait(process, partial(_has_asked, teacher, wanted))
+            min_requests = len(teacher.requests) + rng.randint(1, 40)
+            _wait(process, partial(_has_asked, teacher, min_requests))
         else:
             ends = time.monotonic() + rng.uniform(0.5, seconds)
             _wait(process, partial(_is_past, ends))
         if process.poll() is not None:
-            _, told = process.communicate()
+            _, output = process.communicate()
             if process.returncode in FAILED:
                 continue
-            assert process.returncode == 0, told.decode()[-2000:]
+            assert process.returncode == 0, output.decode()[-2000:]
             shutil.rmtree(_out_dir(config))  # it came through: the rest hits a new run
             runs.append(_answered(teacher))
             teacher.forget()
@@ -138,8 +140,8 @@ def kill_many(
     return hit, runs
 
 
-def _has_asked(teacher: FakeOpenAI, wanted: int) -> bool:
-    return len(teacher.requests) >= wanted
+def _has_asked(teacher: FakeOpenAI, min_requests: int) -> bool:
+    return len(teacher.requests) >= min_requests
 
 
 def _is_past(ends: float) -> bool:
@@ -147,7 +149,7 @@ def _is_past(ends: float) -> bool:
 
 
 def _answered(teacher: FakeOpenAI) -> Counter[str]:
-    """How often each request was answered, but for the question whether anybody is there."""
+    """Return how often each request was answered, without health checks."""
     return Counter(
         r.id
         for r in teacher.requests
@@ -194,7 +196,7 @@ def _stage_in_work(out_dir: Path) -> str:
 
 
 def export_bytes(out_dir: Path) -> dict[str, bytes]:
-    """Every file of the export."""
+    """Return every file of the export."""
     return {
         str(p.relative_to(out_dir / "export")): p.read_bytes()
         for p in sorted((out_dir / "export").rglob("*"))
@@ -203,7 +205,7 @@ def export_bytes(out_dir: Path) -> dict[str, bytes]:
 
 
 def write_corpus(path: Path, documents: int) -> None:
-    """MADLAD-shaped documents, each with a sentence of its own."""
+    """Write documents in MADLAD's format, each with its own sentences."""
     with gzip.open(path, "wt", encoding="utf-8") as file:
         for i in range(documents):
             lines = [
@@ -216,7 +218,7 @@ def write_corpus(path: Path, documents: int) -> None:
 def write_config(
     folder: Path, name: str, sources: int, teacher: str, model: str, metricx: str, judge: str
 ) -> Path:
-    """A config of all seven stages."""
+    """Return a config of all seven stages."""
     config: dict[str, Any] = {
         "run": {"out_dir": str(folder / name), "shard_records": max(5, sources // 4)},
         "data": {
@@ -249,8 +251,11 @@ def write_config(
 
 
 def _slowly_translate(body: dict[str, Any], seed: int | None) -> str:
-    """Korean-looking words, a function of the request, with the source's numbers and length; slow
-    enough to be killed in the middle."""
+    """Return Korean-looking words as a function of the request.
+
+    The text has the numbers and about the length of the source. The call is slow enough to be
+    killed before its end.
+    """
     time.sleep(0.003)
     source = body["messages"][-1]["content"].split("Text:\n")[-1]
     rng = random.Random(f"{source}|{body['temperature']}|{seed}")

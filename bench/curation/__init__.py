@@ -1,1 +1,1 @@
-"""What the commands of curation take of a large store."""
+"""Measures the time and memory of the curation commands on a large store."""

@@ -1,9 +1,9 @@
-"""What do the commands of curation take of a store of 20,000 episodes, and of 200,000?
+"""Measure the time and memory of the curation commands on 20,000 and on 200,000 episodes.
 
-Each command reads the same stores, which are written once (bench/curation/written.py), in a process
-of its own: seconds of the whole command, and the most memory that the process ever held. 20,000
-episodes of 2,500 questions and of 25,000 tell what a question of the data adds to that; 20,000 and
-200,000 of 25,000 questions what an episode does, which itself has 62 kB.
+Each command runs in its own process and reads the same stores (bench/curation/generate_store.py).
+Measured are the seconds of the command and the peak memory of its process. 20,000 episodes of
+2,500 and of 25,000 questions show the cost of a question. 20,000 and 200,000 episodes of 25,000
+questions show the cost of an episode (62 kB on disk).
 
     python -m bench.curation [--quick]
 """
@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.common import WORK, Figure, in_own_process, run
-from bench.curation.taken import taken
-from bench.curation.written import SAMPLES, write_store
+from bench.common import WORK, Measurement, in_own_process, run
+from bench.curation.generate_store import SAMPLES, write_store
+from bench.curation.measure_command import measure_command
 
 FOLDER = WORK / "curation"
 #: Command and its flags.
@@ -32,43 +32,47 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 MOST_BYTES = 100
 
 
-def questions(quick: bool) -> Iterator[Figure]:
-    """All figures of this script."""
-    few, many = (400, 4_000) if quick else (20_000, 200_000)
-    all_questions = many // SAMPLES
-    sizes = ((few, few // SAMPLES), (few, all_questions), (many, all_questions))
+def questions(quick: bool) -> Iterator[Measurement]:
+    """Yield all measurements of this script."""
+    small, large = (400, 4_000) if quick else (20_000, 200_000)
+    all_questions = large // SAMPLES
+    sizes = ((small, small // SAMPLES), (small, all_questions), (large, all_questions))
     shutil.rmtree(FOLDER, ignore_errors=True)
     stores = {}
     for size in sizes:
-        episodes, of = size
-        began = time.perf_counter()
-        stores[size] = write_store(FOLDER / f"run-{of}-{episodes}", episodes, of)
+        episodes, num_questions = size
+        started = time.perf_counter()
+        stores[size] = write_store(
+            FOLDER / f"run-{num_questions}-{episodes}", episodes, num_questions
+        )
         packed = sum(path.stat().st_size for path in stores[size].rglob("*.gz"))
-        yield Figure(
-            f"a store of {episodes:,} episodes of {of:,} questions is written in",
-            time.perf_counter() - began,
+        yield Measurement(
+            f"a store of {episodes:,} episodes of {num_questions:,} questions is written in",
+            time.perf_counter() - started,
             "s",
             details={"mib": packed / 2**20},
         )
     for command in COMMANDS:
-        found = {size: _measured(command, store) for size, store in stores.items()}
-        for (episodes, of), told in found.items():
-            name = f"{command}, {episodes:,} episodes of {of:,} questions"
-            yield Figure(name, told["wall_s"], "s", details=told)
-        peaks = [told["peak_mib"] for told in found.values()]
-        yield Figure("  episodes a second of a core", many / found[sizes[-1]]["cpu_s"], "1/s")
-        for (episodes, of), peak in zip(found, peaks, strict=True):
-            yield Figure(f"  peak memory, {episodes:,} of {of:,}", peak, "MiB")
+        usage_by_size = {size: _measured(command, store) for size, store in stores.items()}
+        for (episodes, num_questions), usage in usage_by_size.items():
+            name = f"{command}, {episodes:,} episodes of {num_questions:,} questions"
+            yield Measurement(name, usage["wall_s"], "s", details=usage)
+        peaks = [usage["peak_mib"] for usage in usage_by_size.values()]
+        yield Measurement(
+            "  episodes a second of a core", large / usage_by_size[sizes[-1]]["cpu_s"], "1/s"
+        )
+        for (episodes, num_questions), peak in zip(usage_by_size, peaks, strict=True):
+            yield Measurement(f"  peak memory, {episodes:,} of {num_questions:,}", peak, "MiB")
         a_question = (peaks[1] - peaks[0]) * 2**20 / (sizes[1][1] - sizes[0][1])
-        yield Figure("  of it a question more", a_question, "bytes")
-        an_episode = (peaks[2] - peaks[1]) * 2**20 / (many - few)
-        most = None if quick else MOST_BYTES
-        yield Figure("  of it an episode more", an_episode, "bytes", at_most=most)
+        yield Measurement("  of it a question more", a_question, "bytes")
+        an_episode = (peaks[2] - peaks[1]) * 2**20 / (large - small)
+        max_bytes = None if quick else MOST_BYTES
+        yield Measurement("  of it an episode more", an_episode, "bytes", at_most=max_bytes)
     shutil.rmtree(FOLDER, ignore_errors=True)
 
 
 def _measured(command: str, store: Path) -> dict[str, Any]:
-    return in_own_process(taken, command, str(store), COMMANDS[command])
+    return in_own_process(measure_command, command, str(store), COMMANDS[command])
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 """Do the commands of curation leave the same bytes, however often they are killed?
 
-A run of the search demo's small policy with wrong references among its questions, and each command
-on it, one behind the other, as a process. First each runs whole; then each is started anew and gets
-`kill -9` at a random moment, again and again with the same words, until all kills are spent, and
-once to the end. What both leave is compared file by file. Servers are real and stay: the page
-index, the demo's generator, the judge, a verifier that errs, and a rewriter.
+The input is a run of the search demo's small policy, some of whose questions have wrong references.
+All commands run on it in order, each as a process. First each runs without interruption. Then each
+is started with the same arguments and gets `kill -9` at a random moment, until all kills are used,
+and then runs to its end. The results of both are compared file by file. The servers are real and
+are not killed: the page index, the demo's generator, the judge, a verifier that makes errors, and a
+rewriter.
 
     python -m bench.curation.killed [--quick]
 """
@@ -22,10 +23,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from bench.common import WORK, Figure, run
+from bench.common import WORK, Measurement, run
 from bench.kit.openai_server import FakeOpenAI
-from bench.loop_evidence.rounds import places, write_questions
-from bench.search_evidence.__main__ import neighbours
+from bench.loop_evidence.rounds import service_settings, write_questions
+from bench.search_evidence.__main__ import running_services
 from bench.search_evidence.sets import HELD_OUT
 from demo.processes import child_environment, serving
 from demo.search.generator import create_app
@@ -51,14 +52,14 @@ _MOMENTS = 0.4, 1.0
 _TRIES = 3  # for each kill, at most
 
 
-def questions(quick: bool) -> Iterator[Figure]:
-    """All figures."""
+def questions(quick: bool) -> Iterator[Measurement]:
+    """Yield all measurements."""
     kills, every = (len(COMMANDS), 20) if quick else (36, 5)
     shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir(parents=True)
     with _servers() as servers:
         played = _play(servers, every)
-        took = {name: _whole(name, played, servers) for name in COMMANDS}
+        took = {name: _undisturbed(name, played, servers) for name in COMMANDS}
         dice, landed = random.Random(1), dict.fromkeys(COMMANDS, 0)
         for name in COMMANDS:
             for _ in range(_TRIES * kills // len(COMMANDS)):
@@ -71,18 +72,24 @@ def questions(quick: bool) -> Iterator[Figure]:
                     break
             _to_the_end(name, played, servers)
     for name in COMMANDS:
-        whole, other = _files(FOLDER / "whole" / name), _files(FOLDER / "killed" / name)
-        wrong = [file for file in whole.keys() | other.keys() if whole.get(file) != other.get(file)]
-        told = {"kills": landed[name], "files": len(whole), "differ": sorted(wrong)}
-        yield Figure(f"{name}: files that differ", len(wrong), "files", at_most=0, details=told)
-    least = None if quick else 30
+        expected, other = _files(FOLDER / "whole" / name), _files(FOLDER / "killed" / name)
+        wrong = [
+            file for file in expected.keys() | other.keys() if expected.get(file) != other.get(file)
+        ]
+        details = {"kills": landed[name], "files": len(expected), "differ": sorted(wrong)}
+        yield Measurement(
+            f"{name}: files that differ", len(wrong), "files", at_most=0, details=details
+        )
+    min_kills = None if quick else 30
     total = sum(landed.values())
-    yield Figure("kill -9 that met a command at work", total, "", at_least=least, details=landed)
+    yield Measurement(
+        "kill -9 that met a command at work", total, "", at_least=min_kills, details=landed
+    )
 
 
 @contextmanager
 def _servers() -> Iterator[dict[str, str]]:
-    """Settings that name them."""
+    """Start the servers, and yield the settings that name them."""
 
     def rephrase(body: dict[str, Any], seed: int | None) -> str:
         sent = json.loads(body["messages"][-1]["content"])
@@ -90,24 +97,26 @@ def _servers() -> Iterator[dict[str, str]]:
         return json.dumps({"turns": turns})
 
     rewriter = FakeOpenAI("rewriter", respond=rephrase, records=False)
-    with ExitStack() as held:
-        urls = held.enter_context(neighbours(FOLDER, [HELD_OUT]))[HELD_OUT]
-        verifier = held.enter_context(serving(create_app(name=NAME, answerer=Verifying(seed=1))))
-        yield places(urls) | {
+    with ExitStack() as stack:
+        urls = stack.enter_context(running_services(FOLDER, [HELD_OUT]))[HELD_OUT]
+        verifier = stack.enter_context(serving(create_app(name=NAME, answerer=Verifying(seed=1))))
+        yield service_settings(urls) | {
             "verify.verifier.base_url": f"{verifier}/v1",
             "verify.verifier.model": NAME,
-            "rewrite.rewriter.base_url": held.enter_context(rewriter.running()),
+            "rewrite.rewriter.base_url": stack.enter_context(rewriter.running()),
             "rewrite.rewriter.model": "rewriter",
         }
 
 
 def _play(servers: dict[str, str], every: int) -> Path:
-    """A run of two updates, and what they played."""
+    """Play a run of two updates and return its folder."""
     write_questions(FOLDER / "questions.jsonl", every, 1)
-    told = {"data.train": FOLDER / "questions.jsonl", "rl.num_updates": 2, "rl.batch_size": 12}
-    told |= {"misc.run_dir": FOLDER / "run", "data.eval": "null"}
-    told |= {key: of for key, of in servers.items() if key.startswith(("retriever", "answering"))}
-    flags = [part for key, value in told.items() for part in ("--set", f"{key}={value}")]
+    settings = {"data.train": FOLDER / "questions.jsonl", "rl.num_updates": 2, "rl.batch_size": 12}
+    settings |= {"misc.run_dir": FOLDER / "run", "data.eval": "null"}
+    settings |= {
+        key: url for key, url in servers.items() if key.startswith(("retriever", "answering"))
+    }
+    flags = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
     command = [sys.executable, "-m", "trainer", "train", "--config", CONFIG, *flags]
     subprocess.run(command, check=True, env=child_environment(), capture_output=True)
     return FOLDER / "run"
@@ -120,7 +129,9 @@ def _start(
     out.mkdir(exist_ok=True)
     flags = COMMANDS[name].format(run=played, out=out).split()
     asks = name in ("alternatives", "hallucinations", "verify", "rewrite")
-    flags += [part for key, of in servers.items() if asks for part in ("--set", f"{key}={of}")]
+    flags += [
+        part for key, value in servers.items() if asks for part in ("--set", f"{key}={value}")
+    ]
     command = [sys.executable, "-m", "trainer", "search", name, *flags, "--out", str(out / name)]
     with (FOLDER / f"{kind}.log").open("ab") as log:
         return subprocess.Popen(
@@ -132,15 +143,15 @@ def _start(
         )
 
 
-def _whole(name: str, played: Path, servers: dict[str, str]) -> float:
-    """Seconds of it."""
-    began = time.monotonic()
+def _undisturbed(name: str, played: Path, servers: dict[str, str]) -> float:
+    """Run a command without kills and return its seconds."""
+    started = time.monotonic()
     _ended(name, _start(name, "whole", played, servers))
-    return time.monotonic() - began
+    return time.monotonic() - started
 
 
 def _killed(name: str, played: Path, servers: dict[str, str], after_s: float) -> bool:
-    """Whether it was still at work."""
+    """Kill a command after some seconds, and return whether it was still running."""
     process = _start(name, "killed", played, servers, "--overwrite")
     try:
         process.wait(after_s)
@@ -162,10 +173,12 @@ def _ended(name: str, process: subprocess.Popen[bytes]) -> None:
 
 
 def _files(folder: Path) -> dict[str, bytes]:
-    """By name; a path of this folder's parent is one of the other's."""
-    own, shared = str(folder.parent).encode(), b"OUT"
+    """Return bytes by file name. The path of the folder's parent is replaced, so that folders
+    compare equal.
+    """
+    parent, shared = str(folder.parent).encode(), b"OUT"
     return {
-        str(path.relative_to(folder)): path.read_bytes().replace(own, shared)
+        str(path.relative_to(folder)): path.read_bytes().replace(parent, shared)
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }

@@ -1,5 +1,7 @@
-"""An embedder without a model: the vector of a text is a function of its words, and texts that
-share words are alike."""
+"""An embedder without a model. Texts that share words get similar vectors.
+
+The vector of a text is a function of its words.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +13,20 @@ import numpy as np
 
 from scorekit.errors import SampleError
 from scorekit.server.backend import Encoded, Outcome
-from services.embedder.verb import EmbedderDescription, Embedding, EmbedOptions
+from services.embedder.endpoint import EmbedderDescription, EmbeddingsEndpoint, EmbedOptions
 
 
 class FakeEmbedder:
-    """Words are tokens; a text may have `max_length` of them."""
+    """An embedder whose tokens are words. A text may have `max_length` of them."""
 
     service = "embedder"
-    verb = Embedding()
+    endpoint = EmbeddingsEndpoint()
 
     def __init__(self, dimension: int = 8, max_length: int = 64) -> None:
         self.dimension, self.max_length = dimension, max_length
 
     def load(self) -> EmbedderDescription:
-        """At once."""
+        """Return the description at once. There is nothing to load."""
         return EmbedderDescription(
             model="fake",
             revision="0",
@@ -38,32 +40,34 @@ class FakeEmbedder:
         )
 
     def encode(self, samples: Sequence[str], options: EmbedOptions) -> list[Encoded | SampleError]:
-        """Words, at most `max_length`."""
+        """Split the texts into words, at most `max_length` each."""
         encoded: list[Encoded | SampleError] = []
         for text in samples:
             words = f"{options.prompt}{text}".split()
             if len(words) > self.max_length and not options.truncate:
                 encoded.append(SampleError("overlong", f"more than {self.max_length} tokens"))
                 continue
-            kept = words[: self.max_length]
-            encoded.append(Encoded(max(1, len(kept)), {"tokens": len(kept)}, kept))
+            truncated = words[: self.max_length]
+            encoded.append(Encoded(max(1, len(truncated)), {"tokens": len(truncated)}, truncated))
         return encoded
 
     def forward(self, batch: Sequence[Encoded]) -> list[Outcome]:
-        """Vectors, float32 [D]."""
-        return [{"embedding": vector_of(one.payload, self.dimension)} for one in batch]
+        """Return vectors, float32 [D]."""
+        return [{"embedding": vector_of(item.payload, self.dimension)} for item in batch]
 
     def probe(self, words: int) -> str:
-        """A text of so many words."""
+        """Return a text of so many words."""
         return "w " * words
 
     def memory_bytes(self) -> tuple[int, int, int] | None:
-        """None: there is no device."""
+        """Return None: there is no device."""
         return None
 
 
 def vector_of(words: Sequence[str], dimension: int = 8) -> np.ndarray:
-    """The sum of a vector for each word, of length 1; the same numbers on every processor."""
+    """Return the sum of a vector for each word, normalized; the same numbers on every
+    processor.
+    """
     total = [0.01] * dimension  # an empty text has a vector, too
     for word in words:
         digest = hashlib.blake2b(word.encode(), digest_size=dimension).digest()

@@ -26,7 +26,7 @@ def make_plain_folder(
     max_length: int = 64,
     vocab_size: int | None = None,
 ) -> Path:
-    """An XLM-R network and its tokenizer, as transformers saves them; returns `folder`."""
+    """Write an XLM-R network and its tokenizer, as transformers saves them; return `folder`."""
     import torch
     from transformers import XLMRobertaConfig, XLMRobertaModel
 
@@ -38,10 +38,13 @@ def make_plain_folder(
         json.dumps(json.loads(settings.read_text("utf-8")) | {"model_max_length": max_length})
     )
     torch.manual_seed(seed)
-    known = json.loads((TOKENIZER / "config.json").read_text("utf-8"))
+    tokenizer_config = json.loads((TOKENIZER / "config.json").read_text("utf-8"))
     config = XLMRobertaConfig(
-        **{name: known[name] for name in ("pad_token_id", "bos_token_id", "eos_token_id")},
-        vocab_size=vocab_size or known["vocab_size"],
+        **{
+            name: tokenizer_config[name]
+            for name in ("pad_token_id", "bos_token_id", "eos_token_id")
+        },
+        vocab_size=vocab_size or tokenizer_config["vocab_size"],
         type_vocab_size=1,
         hidden_size=hidden,
         num_hidden_layers=layers,
@@ -64,8 +67,10 @@ def make_folder(
     default_prompt: str | None = None,
     **shape: Any,
 ) -> Path:
-    """The same with modules.json. dense: numbers that a dense layer makes of the pooled ones.
-    shape: `make_plain_folder`'s."""
+    """Write a plain folder with modules.json; return `folder`.
+
+    dense: output size of a dense layer over the pooled vectors. shape: see `make_plain_folder`.
+    """
     import torch
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import (

@@ -1,10 +1,9 @@
-"""What do the five rewards of a role-play cost over a bare `SentenceTransformer.encode` of the same
-texts in the caller's own process?
+"""Compare the cost of the five role-play rewards with a plain `SentenceTransformer.encode`.
 
-A batch as TRL hands it over: 16 prompts, 4 replies each (one update of configs/roleplay/seed.yaml).
-The functions are called one after another, the embedder is a process of its own; `encode` gets the
-distinct texts of the batch. Same checkpoint as bench/embeddings/service.py, one thread each; no
-text is asked for twice.
+Both sides get the same texts, and `encode` runs in the caller's process. A batch is one update of
+configs/roleplay/seed.yaml as TRL passes it: 16 prompts, 4 replies each. The reward functions run
+one after another, the embedder is a separate process; `encode` gets the distinct texts of the
+batch. Same checkpoint as bench/embeddings/service.py, one thread each; no text is sent twice.
 
     python -m bench.embeddings.rewards [--quick]
 """
@@ -16,7 +15,7 @@ from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any
 
-from bench.common import ROOT, WORK, Figure, compare, run, service, timed
+from bench.common import ROOT, WORK, Measurement, compare, run, service, timed
 from bench.embeddings.folders import make_folder
 from bench.embeddings.service import SHAPE, Encode
 from scorekit.client.embeddings import Embeddings
@@ -30,8 +29,8 @@ PROMPTS, SAMPLES = 16, 4
 _IN_PROCESS = ("reward_format", "reward_role_split", "reward_character_consistency")
 
 
-def questions(quick: bool) -> Iterator[Figure]:
-    """All figures of this script."""
+def questions(quick: bool) -> Iterator[Measurement]:
+    """Yield all measurements of this script."""
     repeats = 1 if quick else 9
     folder = WORK / "models/embedder-25m"
     if not (folder / "modules.json").exists():
@@ -45,8 +44,10 @@ def questions(quick: bool) -> Iterator[Figure]:
     ):
         anchors = Anchors(low=0.0, high=1.0)
         dimension = client.info().dimension
-        known = Calibration(model="bench", dimension=dimension, grounded=anchors, reference=anchors)
-        configure(cfg, Similarity(client, known))
+        calibration = Calibration(
+            model="bench", dimension=dimension, grounded=anchors, reference=anchors
+        )
+        configure(cfg, Similarity(client, calibration))
         call(batches())
         encode(texts_of(batches()))
         yield over_encode(batches, encode, repeats)
@@ -54,7 +55,7 @@ def questions(quick: bool) -> Iterator[Figure]:
 
 
 class Batches:
-    """The demo's turns, and replies of others to them, each time with another number in them."""
+    """The demo's turns with replies to other turns, each time with another number in them."""
 
     def __init__(self) -> None:
         lines = (ROOT / "demo/data/roleplay/train.jsonl").read_text(encoding="utf-8").splitlines()
@@ -62,62 +63,63 @@ class Batches:
         self._turn = count(100)
 
     def __call__(self) -> dict[str, list[Any]]:
-        """The next one, as keywords of a reward function."""
+        """Return the next batch, as keywords of a reward function."""
         turn, n = next(self._turn), PROMPTS * SAMPLES
-        asked = [self._rows[k // SAMPLES] for k in range(n)]
+        sampled_rows = [self._rows[k // SAMPLES] for k in range(n)]
         numbers = [f"{turn}-{k // SAMPLES}" for k in range(n)]
-        prompts = [row["prompt"][:-1] for row in asked]
+        prompts = [row["prompt"][:-1] for row in sampled_rows]
         return {
             "prompts": [
                 [*before, {"role": "user", "content": f"{number} {row['prompt'][-1]['content']}"}]
-                for before, number, row in zip(prompts, numbers, asked, strict=True)
+                for before, number, row in zip(prompts, numbers, sampled_rows, strict=True)
             ],
             "completions": [
                 [{"role": "assistant", "content": f"{turn}-{k} {row['reference']}"}]
                 for k, row in enumerate(self._rows)
             ],
             "reference": [
-                f"{number}번 {row['reference']}" for number, row in zip(numbers, asked, strict=True)
+                f"{number}번 {row['reference']}"
+                for number, row in zip(numbers, sampled_rows, strict=True)
             ],
             **{
-                name: [row[name] for row in asked]
+                name: [row[name] for row in sampled_rows]
                 for name in ("player_name", "character_name", "speech_level")
             },
         }
 
 
 def texts_of(batch: dict[str, list[Any]]) -> list[str]:
-    """What there is to embed, each text once."""
+    """Return the texts to embed, each one once."""
     users = [prompt[-1]["content"] for prompt in batch["prompts"]]
     replies = [reply[0]["content"] for reply in batch["completions"]]
     return [*dict.fromkeys([*users, *batch["reference"], *replies])]
 
 
 def call(batch: dict[str, list[Any]], names: tuple[str, ...] = ()) -> None:
-    """The functions as TRL calls them; those of `names`, or all."""
+    """Call the functions as TRL does; those of `names`, or all."""
     for reward in REWARDS:
         if not names or reward.name in names:
             reward.function(**batch, log_metric=lambda *_: None, log_extra=lambda *_: None)
 
 
-def over_encode(batches: Batches, encode: Encode, repeats: int) -> Figure:
-    """All five against `encode` of the batch's texts."""
-    found = compare(lambda: call(batches()), lambda: encode(texts_of(batches())), repeats)
-    found["texts"] = len(texts_of(batches()))
-    return Figure(
+def over_encode(batches: Batches, encode: Encode, repeats: int) -> Measurement:
+    """Compare all five rewards with `encode` of the batch's texts."""
+    timing = compare(lambda: call(batches()), lambda: encode(texts_of(batches())), repeats)
+    timing["texts"] = len(texts_of(batches()))
+    return Measurement(
         f"five rewards of {PROMPTS * SAMPLES} replies over encode() of their texts",
-        100 * (found["ours_s"] / found["other_s"] - 1),
+        100 * (timing["ours_s"] / timing["other_s"] - 1),
         "% more time",
         at_most=10.0,
-        details=found,
+        details=timing,
     )
 
 
-def in_process(batches: Batches, repeats: int) -> Iterator[Figure]:
-    """The three that ask nobody, a reply."""
+def in_process(batches: Batches, repeats: int) -> Iterator[Measurement]:
+    """Measure the three rewards that need no service, per reply."""
     for name in _IN_PROCESS:
         ms = 1000 * min(timed(_one(batches(), name)) for _ in range(repeats))
-        yield Figure(f"  {name}", ms / (PROMPTS * SAMPLES), "ms a reply")
+        yield Measurement(f"  {name}", ms / (PROMPTS * SAMPLES), "ms a reply")
 
 
 def _one(batch: dict[str, list[Any]], name: str) -> Callable[[], None]:

@@ -1,8 +1,8 @@
-"""What does the embedder give against `SentenceTransformer.encode` in the caller's own process?
+"""Compare the embedder with `SentenceTransformer.encode` in the caller's process.
 
-Same texts, same checkpoint (25 million parameters outside its embeddings, random weights), float32,
-one thread a model; no text is asked for twice, so no cache helps. The two sides run in turn, and a
-figure is the ratio of the medians.
+Same texts, same checkpoint (25 million parameters outside its embeddings, random weights),
+float32, one thread per model; no text is sent twice, so no cache helps. The two sides run in turn,
+and each number is the ratio of the medians.
 
     python -m bench.embeddings.service [--quick]
 """
@@ -23,7 +23,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import numpy as np
 
-from bench.common import WORK, Figure, compare, read_pairs, run, service
+from bench.common import WORK, Measurement, compare, read_pairs, run, service
 from bench.embeddings.folders import make_folder
 from bench.kit.work import waste_percent
 from scorekit.client.embeddings import Embeddings
@@ -40,14 +40,14 @@ SHAPE: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much is measured."""
+    """Holds the sizes of the measurement."""
 
     texts: int = 512
     repeats: int = 5
 
 
-def questions(quick: bool) -> Iterator[Figure]:
-    """All figures of this script."""
+def questions(quick: bool) -> Iterator[Measurement]:
+    """Yield all measurements of this script."""
     sizes = Sizes(CALL * CALLERS, 1) if quick else Sizes()
     folder = WORK / "models/embedder-25m"
     if not (folder / "modules.json").exists():
@@ -58,14 +58,14 @@ def questions(quick: bool) -> Iterator[Figure]:
         client.embed(texts()[:CALL])
         encode(texts()[:CALL])
         yield from in_bulk(client, encode, texts, sizes.repeats)
-        yield Figure("  padded-token waste of its batches", waste_percent(url), "%")
+        yield Measurement("  padded-token waste of its batches", waste_percent(url), "%")
         with ExitStack() as stack:
             clients = [stack.enter_context(Embeddings(url)) for _ in range(CALLERS)]
             yield callers(clients, encode, texts, sizes.repeats)
 
 
 class Encode:
-    """sentence-transformers' own way, as most call it: batches of 32, sorted by characters."""
+    """Encodes as most users of sentence-transformers do: batches of 32, sorted by characters."""
 
     def __init__(self, folder: Path) -> None:
         import torch
@@ -75,13 +75,15 @@ class Encode:
         self.model = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
 
     def __call__(self, texts: Sequence[str]) -> Any:
-        """[B, D] of one call."""
+        """Return the vectors [B, D] of one call."""
         return self.model.encode(list(texts), show_progress_bar=False)
 
 
 class Fresh:
-    """The demo's English and Korean texts, each time with another number before them: the same
-    work, and nothing that was seen before."""
+    """Returns the demo's English and Korean texts, each time with another number in front.
+
+    So the work is the same, but no text repeats.
+    """
 
     def __init__(self, texts: int) -> None:
         pairs = read_pairs(texts // 2)
@@ -89,59 +91,66 @@ class Fresh:
         self._turn = count(100)
 
     def __call__(self) -> list[str]:
-        """The next ones."""
+        """Return the next texts."""
         turn = next(self._turn)
         return [f"{turn} {text}" for text in self._texts]
 
 
-def in_bulk(client: Embeddings, encode: Encode, texts: Fresh, repeats: int) -> Iterator[Figure]:
-    """All texts in one call of the client, over HTTP."""
-    found = compare(lambda: client.embed(texts()), lambda: encode(texts()), repeats)
-    asked = texts()
-    found["texts"] = len(asked)
-    yield Figure(
-        f"embedder 25 M over HTTP, {len(asked)} texts in one call, against encode() in process",
-        found["times_faster"],
+def in_bulk(
+    client: Embeddings, encode: Encode, texts: Fresh, repeats: int
+) -> Iterator[Measurement]:
+    """Measure all texts in one call of the client, over HTTP."""
+    timing = compare(lambda: client.embed(texts()), lambda: encode(texts()), repeats)
+    bulk_texts = texts()
+    timing["texts"] = len(bulk_texts)
+    yield Measurement(
+        f"embedder 25 M over HTTP, {len(bulk_texts)} texts in one call, "
+        "against encode() in process",
+        timing["times_faster"],
         "times its rate",
         at_least=1.0,
-        details=found,
+        details=timing,
     )
-    difference = np.abs(np.array(client.embed(asked)) - encode(asked)).max()
-    yield Figure("  largest difference of its vectors", float(difference), "", at_most=1e-5)
+    difference = np.abs(np.array(client.embed(bulk_texts)) - encode(bulk_texts)).max()
+    yield Measurement("  largest difference of its vectors", float(difference), "", at_most=1e-5)
 
 
-def callers(clients: Sequence[Embeddings], encode: Encode, texts: Fresh, repeats: int) -> Figure:
-    """Callers that send 8 texts at a time and wait for them, against the same calls of encode()
-    one after another: it keeps no queue that would join them."""
+def callers(
+    clients: Sequence[Embeddings], encode: Encode, texts: Fresh, repeats: int
+) -> Measurement:
+    """Measure callers that send 8 texts at a time and wait for them.
+
+    They are compared with the same calls of encode() one after another, which cannot join them.
+    """
 
     def calls() -> list[list[str]]:
-        asked = texts()
-        return [asked[k : k + CALL] for k in range(0, len(asked), CALL)]
+        call_texts = texts()
+        return [call_texts[k : k + CALL] for k in range(0, len(call_texts), CALL)]
 
     def call_all(client: Embeddings, waiting: Iterator[list[str]]) -> None:
         for call in waiting:
             assert all(isinstance(vector, list) for vector in client.embed(call))
 
-    def ours() -> None:
+    def embed_over_http() -> None:
         waiting = iter(calls())
         with ThreadPoolExecutor(CALLERS) as pool:
             for done in [pool.submit(call_all, client, waiting) for client in clients]:
                 done.result()
 
-    def theirs() -> None:
+    def encode_in_process() -> None:
         for call in calls():
             encode(call)
 
     for client in clients:
         client.info()
-    found = compare(ours, theirs, repeats)
-    return Figure(
+    timing = compare(embed_over_http, encode_in_process, repeats)
+    return Measurement(
         f"embedder 25 M, {CALLERS} callers of {CALL} texts over HTTP, against their calls of "
         "encode() one after another",
-        found["times_faster"],
+        timing["times_faster"],
         "times its rate",
         at_least=1.3,
-        details=found | {"texts": len(texts())},
+        details=timing | {"texts": len(texts())},
     )
 
 

@@ -1,4 +1,4 @@
-"""`python -m bench.fuzz.probe PORT`: waits for /health/live until stdin ends; JSON on stdout."""
+"""`python -m bench.fuzz.probe PORT`: requests /health/live until stdin ends; prints JSON."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ PAUSE_S = 0.05
 
 
 def main() -> None:
-    """The longest waits. oversleep: by how much the longest pause was too long, which is the
-    machine's doing and no service's."""
+    """Print the longest waits.
+
+    oversleep: by how much the longest pause was too long; the machine causes it, not a service.
+    """
     waits: list[float] = []
     failed = 0
     oversleep = 0.0
@@ -35,7 +37,7 @@ def main() -> None:
             connection.close()
         waits.append(time.perf_counter() - started)
     waits.sort()
-    told = {
+    summary = {
         "longest_s": waits[-1],
         "longest_ten_s": waits[-10:],
         "p99_s": waits[len(waits) * 99 // 100],
@@ -43,7 +45,7 @@ def main() -> None:
         "failed": failed,
         "longest_oversleep_of_the_probe_s": oversleep,
     }
-    print(json.dumps(told))
+    print(json.dumps(summary))
 
 
 if __name__ == "__main__":

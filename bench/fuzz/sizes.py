@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from bench.common import ROOT, WORK, Figure, redis_server, run
+from bench.common import ROOT, WORK, Measurement, redis_server, run
 from bench.fuzz.texts import BOUNDARIES, Case, random_request
 from bench.kit.memory_group import MemoryGroup, memory_group
 from demo.processes import free_port
@@ -37,7 +37,7 @@ EXPECTED = {200, 429, 503, 504}
 
 @dataclass(slots=True)
 class Service:
-    """One that runs. group: None where no memory cgroup can be made."""
+    """A running service. group: None if no memory cgroup can be created."""
 
     name: str
     port: int
@@ -46,7 +46,7 @@ class Service:
     limit: int
 
     def post(self, body: bytes, route: str = "/v1/score") -> tuple[int, bytes]:
-        """Status and answer; status 0 where the connection was cut before an answer came."""
+        """Send a request and return status and body; status 0 if the connection breaks first."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
         try:
             with contextlib.suppress(ConnectionError):  # refused before all was sent: read why
@@ -59,29 +59,31 @@ class Service:
             connection.close()
 
     def peaks(self) -> dict[str, float]:
-        """Most memory so far, in MB: of the group, and of the process by itself."""
+        """Return the peak memory so far in MB, of the group and of the process itself."""
         with open(f"/proc/{self.process.pid}/status", encoding="ascii") as status:
             line = next(line for line in status if line.startswith("VmHWM:"))
-        found = {"process_mb": int(line.split()[1]) / 1024}
+        peak_mb = {"process_mb": int(line.split()[1]) / 1024}
         if self.group is not None:
-            found["group_mb"] = self.group.peak_bytes() / 2**20
-        return found
+            peak_mb["group_mb"] = self.group.peak_bytes() / 2**20
+        return peak_mb
 
 
-def questions(quick: bool) -> Iterator[Figure]:
-    """For each service: its limits, 2,000 random requests (200 of more than 5 MB), its peak."""
+def questions(quick: bool) -> Iterator[Measurement]:
+    """Yield for each service: its limits, 2,000 random requests (200 of more than 5 MB), its
+    peak.
+    """
     count, large = (60, 6) if quick else (2000, 200)
     for name in SERVICES:
         with redis_server() as redis, running_service(name, redis) as service:
             yield from fuzz(service, count, large)
 
 
-def fuzz(service: Service, count: int, large: int) -> Iterator[Figure]:
-    """Every figure of one service."""
+def fuzz(service: Service, count: int, large: int) -> Iterator[Measurement]:
+    """Yield every measurement of one service."""
     name = service.name
     with probing(service.port) as probe:
         wrong = [case.name for case in BOUNDARIES[name]() if not answers_as_said(service, case)]
-        yield Figure(
+        yield Measurement(
             f"{name}: fields at 0, 1, limit, limit + 1 answered otherwise than the protocol says",
             len(wrong),
             "",
@@ -90,7 +92,7 @@ def fuzz(service: Service, count: int, large: int) -> Iterator[Figure]:
         )
         tally = storm(service, count, large)
     code = service.process.poll()
-    yield Figure(
+    yield Measurement(
         f"{name}: {count:,} random legal requests, {large} of more than 5 MB: killed",
         int(code is not None),
         "times",
@@ -98,14 +100,16 @@ def fuzz(service: Service, count: int, large: int) -> Iterator[Figure]:
         details={"statuses": tally, "exit_code": code},
     )
     odd = sum(n for status, n in tally.items() if int(status) not in EXPECTED)
-    yield Figure("  answered with something else than 200, 429, 503 or 504", odd, "", at_most=0)
-    told = probe.told()
-    yield Figure(
-        "  longest wait for /health/live", told.pop("longest_s"), "s", at_most=1.0, details=told
+    yield Measurement(
+        "  answered with something else than 200, 429, 503 or 504", odd, "", at_most=0
+    )
+    report = probe.report()
+    yield Measurement(
+        "  longest wait for /health/live", report.pop("longest_s"), "s", at_most=1.0, details=report
     )
     peaks = service.peaks() if code is None else {}
     limited = "in a cgroup of it" if service.group else "no memory cgroup can be made here: VmHWM"
-    yield Figure(
+    yield Measurement(
         f"  peak memory, of {service.limit // 2**20:,} MB",
         max(peaks.values(), default=0),
         "MB",
@@ -117,8 +121,7 @@ def fuzz(service: Service, count: int, large: int) -> Iterator[Figure]:
 
 @contextlib.contextmanager
 def running_service(name: str, cache: str) -> Iterator[Service]:
-    """A service as compose starts it, in a memory cgroup of compose's limit where one can be
-    made; ready."""
+    """Start a service as compose does, in a memory cgroup of compose's limit if possible."""
     limit, flags = SERVICES[name]
     WORK.mkdir(parents=True, exist_ok=True)
     port = free_port()
@@ -146,7 +149,7 @@ def running_service(name: str, cache: str) -> Iterator[Service]:
 
 
 def answers_as_said(service: Service, case: Case) -> bool:
-    """Whether the status is the expected one, and so is the fate of the first sample."""
+    """Return whether the status and the error of the first sample are the expected ones."""
     status, answer = service.post(case.body)
     if status != case.status:
         # Nothing but an early refusal may cut a connection before its answer could be read.
@@ -154,11 +157,11 @@ def answers_as_said(service: Service, case: Case) -> bool:
     if status != 200:
         return True
     first = json.loads(answer)["results"][0]
-    return case.fault == (None if first["ok"] else first["error"]["type"])
+    return case.error_type == (None if first["ok"] else first["error"]["type"])
 
 
 def storm(service: Service, count: int, large: int) -> dict[str, int]:
-    """Statuses of random requests by `CALLERS` callers."""
+    """Send random requests from `CALLERS` callers, and return how often each status came."""
     numbers = list(range(count))
     order = random.Random(11)
     is_large = set(order.sample(numbers, large))
@@ -188,14 +191,16 @@ def storm(service: Service, count: int, large: int) -> dict[str, int]:
 
 @dataclass(slots=True)
 class Probe:
-    """A process that asks `/health/live` again and again: beside the callers' threads, it would
-    measure their interpreter."""
+    """A process that requests `/health/live` again and again.
+
+    It is a process because a thread beside the callers' threads would measure their interpreter.
+    """
 
     process: subprocess.Popen[str]
     answer: dict[str, Any] = field(default_factory=dict)
 
-    def told(self) -> dict[str, Any]:
-        """What it saw; once it has ended."""
+    def report(self) -> dict[str, Any]:
+        """Return what the probe measured, once it has ended."""
         return dict(self.answer)
 
 
@@ -214,8 +219,8 @@ def probing(port: int) -> Iterator[Probe]:
     try:
         yield probe
     finally:
-        told, _ = process.communicate("")  # it ends with its input
-        probe.answer = json.loads(told)
+        report, _ = process.communicate("")  # it ends with its input
+        probe.answer = json.loads(report)
 
 
 if __name__ == "__main__":

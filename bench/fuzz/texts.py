@@ -1,4 +1,4 @@
-"""Requests of all sizes: texts that are dear for a tokenizer, a parser or a rule; the limits."""
+"""Requests of all sizes, with texts that are expensive for a tokenizer, a parser or a rule."""
 
 from __future__ import annotations
 
@@ -38,22 +38,24 @@ LIMITS = {"metricx": 1536, "xcomet": 512}
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A request at a limit. status: that it must have; fault: type of its first sample's failure,
-    None where it must be scored."""
+    """A request at a limit. status: the expected status of the response.
+
+    error_type: the expected error of its first sample; None if it must be scored.
+    """
 
     name: str
     body: bytes
     status: int = 200
-    fault: str | None = None
+    error_type: str | None = None
 
 
 def encoded(request: dict[str, Any], *, ascii: bool = False) -> bytes:
-    """The request as JSON."""
+    """Return the request as JSON."""
     return json.dumps(request, ensure_ascii=ascii).encode()
 
 
 def sample(service: str, source: str, translation: str) -> dict[str, Any]:
-    """One sample of a service."""
+    """Return one sample of a service."""
     if service != "judge":
         return {"src": source, "mt": translation}
     return {
@@ -66,13 +68,13 @@ def sample(service: str, source: str, translation: str) -> dict[str, Any]:
 
 
 def random_text(rng: random.Random, length: int) -> str:
-    """About `length` characters of one or two kinds; no two alike."""
+    """Return a text of about `length` characters of one or two kinds; no text repeats."""
     text = "".join(unit * (length // (2 * len(unit)) + 1) for unit in rng.choices(UNITS, k=2))
     return f"{rng.random()}{text}"[: max(length, 1)]
 
 
 def random_request(rng: random.Random, service: str, large: bool) -> bytes:
-    """A legal request: of 5 to 16 MB, or of up to some hundred kB."""
+    """Return a legal request: of 5 to 16 MB, or of up to some hundred kB."""
     target = rng.randrange(5_500_000, 15_500_000) if large else int(10 ** rng.uniform(1, 5.5))
     samples: list[dict[str, Any]] = []
     size = 0
@@ -80,18 +82,18 @@ def random_request(rng: random.Random, service: str, large: bool) -> bytes:
     as_ascii = rng.random() < 0.2
     while size < target and len(samples) < MAX_SAMPLES:
         if samples and rng.random() < 0.3:
-            one = dict(rng.choice(samples))
+            body_sample = dict(rng.choice(samples))
         else:
             source, translation = (random_text(rng, rng.randint(1, length)) for _ in "ab")
-            one = sample(service, source, translation)
+            body_sample = sample(service, source, translation)
             if service != "judge" and rng.random() < 0.3:
-                one["ref"] = random_text(rng, rng.randint(0, length))
+                body_sample["ref"] = random_text(rng, rng.randint(0, length))
         if rng.random() < 0.5:
-            one["id"] = random_text(rng, rng.randint(0, 50))
-        cost = len(encoded(one, ascii=as_ascii)) + 1
+            body_sample["id"] = random_text(rng, rng.randint(0, 50))
+        cost = len(encoded(body_sample, ascii=as_ascii)) + 1
         if size + cost > MAX_BODY - 1000:
             break
-        samples.append(one)
+        samples.append(body_sample)
         size += cost
     request: dict[str, Any] = {
         "samples": samples or [sample(service, "a", "b")],
@@ -108,17 +110,19 @@ def random_request(rng: random.Random, service: str, large: bool) -> bytes:
 
 
 def _common(service: str) -> Iterator[Case]:
-    """What every service limits."""
-    one = sample(service, "The house is red.", "집은 빨간색이다.")
+    """Yield the limits that every service has."""
+    valid_sample = sample(service, "The house is red.", "집은 빨간색이다.")
     for count, status in ((0, 422), (1, 200), (MAX_SAMPLES, 200), (MAX_SAMPLES + 1, 413)):
-        yield Case(f"samples: {count}", encoded({"samples": [one] * count}), status)
+        yield Case(f"samples: {count}", encoded({"samples": [valid_sample] * count}), status)
     for seconds, status in ((0, 422), (1, 200), (86400, 200), (86401, 422)):
         yield Case(
-            f"timeout_s: {seconds}", encoded({"samples": [one], "timeout_s": seconds}), status
+            f"timeout_s: {seconds}",
+            encoded({"samples": [valid_sample], "timeout_s": seconds}),
+            status,
         )
     for length in (0, 1, 100_000, 10_000_000):  # has no limit of its own
-        yield Case(f"id: {length}", encoded({"samples": [one | {"id": "i" * length}]}))
-    body = encoded({"samples": [one]})
+        yield Case(f"id: {length}", encoded({"samples": [valid_sample | {"id": "i" * length}]}))
+    body = encoded({"samples": [valid_sample]})
     for size, status in ((0, 422), (1, 422), (MAX_BODY, 200), (MAX_BODY + 1, 413)):
         padded = body + b" " * (size - len(body)) if size >= len(body) else body[:size]
         yield Case(f"body: {size}", padded, status)
@@ -126,14 +130,26 @@ def _common(service: str) -> Iterator[Case]:
 
 def _translations(service: str) -> Iterator[Case]:
     yield from _common(service)
-    one = sample(service, "The house is red.", "집은 빨간색이다.")
+    valid_sample = sample(service, "The house is red.", "집은 빨간색이다.")
     for name in ("src", "mt", "ref"):
         for length in (0, 1, MAX_CHARS, MAX_CHARS + 1):
-            fault = "invalid_input" if length > MAX_CHARS else None
+            error_type = "invalid_input" if length > MAX_CHARS else None
             text = ("word " * (length // 5 + 1))[:length]
-            yield Case(f"{name}: {length}", encoded({"samples": [one | {name: text}]}), 200, fault)
-    most = LIMITS[service]
-    for length, status in ((0, 422), (1, 422), (15, 422), (16, 200), (most, 200), (most + 1, 422)):
+            yield Case(
+                f"{name}: {length}",
+                encoded({"samples": [valid_sample | {name: text}]}),
+                200,
+                error_type,
+            )
+    max_length = LIMITS[service]
+    for length, status in (
+        (0, 422),
+        (1, 422),
+        (15, 422),
+        (16, 200),
+        (max_length, 200),
+        (max_length + 1, 422),
+    ):
         options = {"max_input_length": length}
         body = encoded({"samples": [sample(service, "a", "b")], "options": options})
         yield Case(f"max_input_length: {length}", body, status)
@@ -145,10 +161,10 @@ def _judge() -> Iterator[Case]:
         for length in (1, MAX_CHARS, MAX_CHARS + 1):
             texts = {"source_text": "The house is red.", "candidate": "집은 빨간색이다."}
             texts[name] = ("word " * (length // 5 + 1))[:length]
-            one = sample("judge", texts["source_text"], texts["candidate"])
-            fault = "invalid_input" if length > MAX_CHARS else None
-            yield Case(f"{name}: {length}", encoded({"samples": [one]}), 200, fault)
-    one = sample("judge", "The house is red.", "집은 빨간색이다.")
+            judged_sample = sample("judge", texts["source_text"], texts["candidate"])
+            error_type = "invalid_input" if length > MAX_CHARS else None
+            yield Case(f"{name}: {length}", encoded({"samples": [judged_sample]}), 200, error_type)
+    judged_sample = sample("judge", "The house is red.", "집은 빨간색이다.")
     for option, value, status in (
         ("max_tokens", 0, 422),
         ("max_tokens", 1, 200),
@@ -161,7 +177,7 @@ def _judge() -> Iterator[Case]:
         ("model", "", 422),
         ("model", "m" * 201, 422),
     ):
-        body = encoded({"samples": [one], "options": {option: value}})
+        body = encoded({"samples": [judged_sample], "options": {option: value}})
         yield Case(f"{option}: {value!r:.20}", body, status)
 
 

@@ -1,4 +1,4 @@
-"""A bare FastAPI route that reads and answers what /v1/score does: the floor of a service's time.
+"""A bare FastAPI route that reads and answers what /v1/score does: the minimum time of a service.
 
 python -m bench.kit.bare --port 8009 [--burn]
 """
@@ -17,7 +17,7 @@ from bench.kit.busy import burn
 from scorekit.command import run_command
 from scorekit.schemas import MetricXOptions, TranslationSample
 from scorekit.server.fake import fake_score
-from scorekit.server.scoring import score_request
+from scorekit.server.score_endpoint import score_request
 
 ScoreRequest = score_request(TranslationSample, MetricXOptions, 10_000)
 
@@ -26,13 +26,13 @@ app = FastAPI()
 
 @app.get("/health/ready")
 async def ready() -> dict[str, bool]:
-    """As a service says it."""
+    """Answer the readiness check like a service does."""
     return {"ready": True}
 
 
 @app.post("/v1/score")
 async def score(request: ScoreRequest) -> dict[str, Any]:  # type: ignore[valid-type]
-    """The same answer, made on the spot: no queue, no cache, no limits, no log."""
+    """Return the same answer, made at once: no queue, no cache, no limits, no log."""
     return {
         "model": {"service": "metricx", "id": "bare", "revision": "bare"},
         "results": [

@@ -1,5 +1,6 @@
-"""The fake backend with a model that burns CPU in Python, and so competes for the interpreter, in
-place of one that sleeps as a GPU's would.
+"""The fake backend with a model that burns CPU in Python and so competes for the interpreter.
+
+The model of the plain fake backend sleeps, as a process does that waits for a GPU.
 
     python -m bench.kit.busy --port 8010 --seconds-per-batch 0.02
 """
@@ -15,14 +16,14 @@ from scorekit.server.fake import FakeBackend, FakeSettings
 
 
 class BusyBackend(FakeBackend):
-    """`seconds_per_batch` are burnt."""
+    """Burns CPU for `seconds_per_batch` instead of sleeping."""
 
     def __init__(self, settings: FakeSettings) -> None:
         super().__init__(settings.service)
         self.burn_s = settings.seconds_per_batch
 
     def forward(self, batch: Sequence[Encoded]) -> list[Outcome]:
-        """Burn, then score."""
+        """Burn CPU, then score."""
         burn(self.burn_s)
         return super().forward(batch)
 

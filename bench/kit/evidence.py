@@ -1,8 +1,8 @@
-"""What benches of training share: arms trained in processes, results over seeds, and the page.
+"""Shared parts of the training benchmarks: arms in processes, results over seeds, and the page.
 
-A claim of training rests on its seeds: each seed is one observation. An interval over questions
-holds the trained policies fixed. It says how other questions would turn out for these policies, and
-nothing about another seed.
+A claim about training needs several seeds: each seed is one observation. An interval over
+questions holds the trained policies fixed. It says how other questions would turn out for these
+policies, and nothing about another seed.
 """
 
 from __future__ import annotations
@@ -22,18 +22,21 @@ PAGE = ROOT / "docs/evidence.md"
 PICTURES = ROOT / "docs/evidence"
 
 
-def check_arms(only: Sequence[str], known: Collection[str]) -> None:
+def check_arms(only: Sequence[str], arm_names: Collection[str]) -> None:
     """Raise UserError where an arm that is asked for is none."""
-    unknown = sorted(set(only) - set(known))
+    unknown = sorted(set(only) - set(arm_names))
     if unknown:
-        raise UserError(f"--only: no arm {unknown[0]!r}; known: {', '.join(known)}")
+        raise UserError(f"--only: no arm {unknown[0]!r}; known: {', '.join(arm_names)}")
 
 
 def run_logged(
     module: str, config: Path, settings: Sequence[str], log: Path, environment: Mapping[str, str]
 ) -> float:
-    """`python -m MODULE train` in a process of its own; returns its seconds. settings: KEY=VALUE;
-    environment: beside ours. Raises UserError with the end of the log where it fails."""
+    """Run `python -m MODULE train` in its own process, and return its seconds.
+
+    settings: KEY=VALUE. environment: variables besides ours. Raises UserError with the end of the
+    log if the command fails.
+    """
     command = [module, "train", "--config", str(config)]
     for setting in settings:
         command += ["--set", setting]
@@ -47,20 +50,20 @@ def run_logged(
 def write_between(begin: str, end: str, body: str, page: Path = PAGE) -> None:
     """Put text between two marks of a document; the prose around them stays."""
     text = page.read_text(encoding="utf-8")
-    head, found, rest = text.partition(begin)
-    _, ended, tail = rest.partition(end)
-    if not (found and ended):
+    head, separator, after_begin = text.partition(begin)
+    _, end_separator, tail = after_begin.partition(end)
+    if not (separator and end_separator):
         raise UserError(f"{page}: the marks {begin!r} and {end!r} are missing")
     page.write_text(f"{head}{begin}\n\n{body}\n\n{end}{tail}", encoding="utf-8")
 
 
 def cell(value: float | None, digits: int) -> str:
-    """A number in a cell; a dash where there is none."""
+    """Return a number as a table cell; a dash if there is none."""
     return "–" if value is None else f"{value:.{digits}f}"
 
 
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Rows of cells as Markdown."""
+    """Return rows of cells as Markdown."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -70,7 +73,7 @@ Changes = Mapping[int, float]
 
 
 class SeedInterval(NamedTuple):
-    """low, high: the 95 % interval of the mean; None of fewer than two seeds."""
+    """The interval of a mean over seeds. low, high: 95 %; None for fewer than two seeds."""
 
     mean: float
     low: float | None
@@ -78,7 +81,7 @@ class SeedInterval(NamedTuple):
 
     @property
     def is_clear(self) -> bool:
-        """Whether the interval leaves 0 out, on either side."""
+        """Return whether the interval excludes 0, on either side."""
         return self.low is not None and self.high is not None and not self.low <= 0 <= self.high
 
     def as_text(self, digits: int = 3) -> str:
@@ -115,13 +118,13 @@ def seeds_table(arms: Mapping[str, Changes], control: str, *, digits: int = 3) -
     """Return a table of arms by seeds as the unit. arms: title -> changes; control: a title."""
     rows = []
     for title, changes in arms.items():
-        each = ", ".join(f"{changes[seed]:+.{digits}f}" for seed in sorted(changes))
+        changes_text = ", ".join(f"{changes[seed]:+.{digits}f}" for seed in sorted(changes))
         interval = seed_interval(list(changes.values()))
         less = None if title == control else against(changes, arms[control])
         rows.append(
             [
                 title,
-                each,
+                changes_text,
                 interval.as_text(digits),
                 _clear(interval),
                 "" if less is None else less.as_text(digits),
@@ -132,7 +135,7 @@ def seeds_table(arms: Mapping[str, Changes], control: str, *, digits: int = 3) -
     return markdown_table([*head, f"less *{control}*, paired by seed [95 %]", "clear of 0"], rows)
 
 
-def seeds_verdict(what: str, arms: Mapping[str, Changes], control: str) -> str:
+def seeds_verdict(title: str, arms: Mapping[str, Changes], control: str) -> str:
     """Return the sentences that say which arms rise, and which rise above the control.
 
     what: the name of the changes. An arm with one seed shows nothing either way, and is left out.
@@ -141,7 +144,7 @@ def seeds_verdict(what: str, arms: Mapping[str, Changes], control: str) -> str:
     rises = [title for title in tried if _rises(seed_interval(list(arms[title].values())))]
     beats = [title for title in tried if _rises(against(arms[title], arms[control]))]
     return (
-        f"**{what}.** Rises from the start, clear of 0 over the seeds: {_names(rises, tried)}. "
+        f"**{title}.** Rises from the start, clear of 0 over the seeds: {_names(rises, tried)}. "
         f"Rises above *{control}*, paired by seed: {_names(beats, tried)}."
     )
 
@@ -150,12 +153,12 @@ def _rises(interval: SeedInterval | None) -> bool:
     return interval is not None and interval.is_clear and interval.mean > 0
 
 
-def _names(some: Sequence[str], every: Sequence[str]) -> str:
+def _names(subset: Sequence[str], every: Sequence[str]) -> str:
     """Return the titles in `some`, and those of `every` for which nothing is shown."""
-    if not some or len(some) == len(every):
-        return "all" if some else "none"
-    missing = [title for title in every if title not in some]
-    return "; ".join(f"*{title}*" for title in some) + f" (not shown for {'; '.join(missing)})"
+    if not subset or len(subset) == len(every):
+        return "all" if subset else "none"
+    missing = [title for title in every if title not in subset]
+    return "; ".join(f"*{title}*" for title in subset) + f" (not shown for {'; '.join(missing)})"
 
 
 def _clear(interval: SeedInterval) -> str:

@@ -1,4 +1,4 @@
-"""A judge on a real port, a fake LLM that can be talked into things, and texts that try."""
+"""A judge on a real port, a fake LLM that obeys injected instructions, and texts that have some."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ PASS = {"pass": True, "reason_code": "ok", "notes": "fine"}
 
 
 def saying(value: Any) -> FakeOpenAI:
-    """A fake LLM that always answers the same."""
+    """Return a fake LLM that always answers the same."""
     text = value if isinstance(value, str) else json.dumps(value)
     return FakeOpenAI(respond=lambda body, seed: text)
 
 
 @contextlib.contextmanager
 def running_judge(**settings: Any) -> Iterator[str]:
-    """Serve a `judge_app`; gives its URL."""
+    """Serve a `judge_app` and yield its URL."""
     with running_app(judge_app(**settings)) as url:
         wait_ready(url)
         yield url
@@ -59,25 +59,25 @@ def judge_app(
     secrets: Secrets | None = None,
     **settings: Any,
 ) -> FastAPI:
-    """A judge, on rules unless an upstream server is named."""
-    given: dict[str, Any] = {"cache": "memory", "max_attempts": 1} | settings
-    told = JudgeSettings(
+    """Return a judge that uses rules unless an upstream server is named."""
+    values: dict[str, Any] = {"cache": "memory", "max_attempts": 1} | settings
+    checked = JudgeSettings(
         backend="openai" if upstream else "rules",
         base_url=upstream,
         model=model,
-        **given,
+        **values,
     )
-    found = load_rubrics(rubrics)
+    loaded_rubrics = load_rubrics(rubrics)
     backend = (
-        OpenAIBackend(found, told, SecretStr(key) if key else None)
+        OpenAIBackend(loaded_rubrics, checked, SecretStr(key) if key else None)
         if upstream
-        else RulesBackend(found, told.max_input_length)
+        else RulesBackend(loaded_rubrics, checked.max_input_length)
     )
-    return create_app(backend, told, secrets)
+    return create_app(backend, checked, secrets)
 
 
 def judge(url: str, *samples: dict[str, Any], **options: Any) -> list[dict[str, Any]]:
-    """The results of one request."""
+    """Return the results of one request."""
     response = httpx.post(
         f"{url}/v1/score", json={"samples": list(samples), "options": options}, timeout=60
     )
@@ -99,7 +99,7 @@ _ORDER = re.compile(r"(?:ignore|disregard|forget)[^.\n]{0,80}?\b(pass|fail)\b", 
 
 
 def obeys(messages: list[dict[str, str]]) -> bool:
-    """Whether it was talked into passing."""
+    """Return whether an attack made the judge pass a translation."""
     seen = ""
     for message in messages:
         first, *later = _TURN.split(message["content"])
@@ -109,7 +109,7 @@ def obeys(messages: list[dict[str, str]]) -> bool:
 
 
 def obedient(body: dict[str, Any], seed: int | None) -> str:
-    """Fails everything, but for what it is told outside the fence."""
+    """Reject every sample, unless a text outside the fence tells it to accept."""
     passed = obeys(body["messages"])
     reason = "ok" if passed else "commentary"
     return json.dumps({"pass": passed, "reason_code": reason, "notes": "as told"})

@@ -1,4 +1,4 @@
-"""A load that costs next to nothing: requests encoded beforehand, raw keep-alive connections.
+"""A load generator that needs little CPU: encoded requests on raw keep-alive connections.
 
 Answers are kept as bytes and checked after the clock has stopped.
 """
@@ -27,7 +27,7 @@ TOP = 25.0  # of the fake MetricX's scores
 
 @dataclass(slots=True)
 class Answer:
-    """What came back for a request, and after how long."""
+    """Holds the response to a request, and its seconds."""
 
     index: int
     status: int
@@ -36,7 +36,7 @@ class Answer:
 
 
 def distinct_samples(count: int, start: int = 0) -> list[dict[str, str]]:
-    """Pairs of 250 bytes made of real words, no two alike; other `start`, other pairs."""
+    """Return distinct pairs of 250 bytes made of real words; another `start` gives other pairs."""
     words = _words()
     half = PAIR_BYTES // 2 - 10
     return [
@@ -54,9 +54,9 @@ def _words() -> str:
     return text.replace("nan", "non")  # the fake answers NaN to that
 
 
-def encode(samples: Sequence[dict[str, str]], **rest: object) -> bytes:
-    """A whole HTTP request."""
-    body = to_json({"samples": list(samples), **rest})
+def encode(samples: Sequence[dict[str, str]], **options: object) -> bytes:
+    """Return a full HTTP request."""
+    body = to_json({"samples": list(samples), **options})
     head = (
         "POST /v1/score HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(body)}\r\n\r\n"
@@ -65,7 +65,7 @@ def encode(samples: Sequence[dict[str, str]], **rest: object) -> bytes:
 
 
 def expected_scores(samples: Sequence[dict[str, str]]) -> list[float]:
-    """What a fake MetricX must answer."""
+    """Return the scores of a fake MetricX."""
     return [
         fake_score(TranslationSample.model_construct(src=s["src"], mt=s["mt"], ref=None), TOP)
         for s in samples
@@ -81,7 +81,7 @@ def check(answer: Answer, samples: Sequence[dict[str, str]]) -> None:
 
 
 class _Connection(asyncio.Protocol):
-    """Sends the next request as soon as an answer is there."""
+    """A connection that sends the next request as soon as it has an answer."""
 
     def __init__(self, requests: Iterator[tuple[int, bytes]], answers: list[Answer]) -> None:
         self.requests = requests
@@ -123,32 +123,34 @@ class _Connection(asyncio.Protocol):
 
 
 async def send(url: str, requests: Iterable[bytes], connections: int) -> list[Answer]:
-    """All answers, by order of completion; each connection has one request out at a time."""
-    where = urlsplit(url)
-    assert where.hostname is not None and where.port is not None
-    host, port = where.hostname, where.port
+    """Return all answers, by order of completion; each connection has one request out at a
+    time.
+    """
+    parsed_url = urlsplit(url)
+    assert parsed_url.hostname is not None and parsed_url.port is not None
+    host, port = parsed_url.hostname, parsed_url.port
     numbered = iter(enumerate(requests))
     answers: list[Answer] = []
     loop = asyncio.get_running_loop()
-    made = [
+    opened = [
         await loop.create_connection(lambda: _Connection(numbered, answers), host, port)
         for _ in range(connections)
     ]
-    await asyncio.gather(*(protocol.done for _, protocol in made))
+    await asyncio.gather(*(protocol.done for _, protocol in opened))
     return answers
 
 
 def send_and_time(
     url: str, requests: Sequence[bytes], connections: int
 ) -> tuple[list[Answer], float]:
-    """The answers, and the seconds that all of it took."""
+    """Return the answers, and the total seconds."""
     started = time.perf_counter()
     answers = asyncio.run(send(url, requests, connections))
     return answers, time.perf_counter() - started
 
 
 def batches(samples: Sequence[dict[str, str]], size: int) -> list[Sequence[dict[str, str]]]:
-    """Neighbours, `size` at a time."""
+    """Split the samples into batches of adjacent ones, `size` each."""
     return [samples[start : start + size] for start in range(0, len(samples), size)]
 
 

@@ -1,4 +1,4 @@
-"""A memory cgroup of our own for one process: what `mem_limit` of Docker Compose gives it."""
+"""Creates a memory cgroup for one process, as `mem_limit` of Docker Compose does."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ _V2 = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True, slots=True)
 class MemoryGroup:
-    """A folder of the kernel's. peak_file: where it says the most bytes that were held."""
+    """A cgroup folder of the kernel. peak_file: the file with the peak memory in bytes."""
 
     folder: Path
     peak_file: str
 
     def enter_and_run(self, *command: str) -> list[str]:
-        """The command line of a process that enters the group before it does anything."""
+        """Return the command line of a process that enters the group before anything else."""
         return ["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(self.folder), *command]
 
     def peak_bytes(self) -> int:
-        """The most that was held so far."""
+        """Return the peak memory so far."""
         return int((self.folder / self.peak_file).read_text())
 
 
 @contextlib.contextmanager
 def memory_group(limit: int) -> Iterator[MemoryGroup | None]:
-    """A group of at most `limit` bytes, no swap beside them; None where none can be made (no such
-    controller, or no right to it)."""
+    """Create a group of at most `limit` bytes without swap; yield None if that is not possible
+    (no such controller, or no right to it).
+    """
     name = f"scorekit-bench-{os.getpid()}-{time.monotonic_ns()}"
     limits: tuple[tuple[str, int], ...]
     if (_V1 / "memory.limit_in_bytes").exists():

@@ -75,7 +75,7 @@ class Recorded:
 
     @property
     def id(self) -> str:
-        """The client's name for the request."""
+        """Return the client's name for the request."""
         return self.headers.get("x-request-id", "")
 
 
@@ -89,7 +89,7 @@ class _Failure:
 
 
 def made_up(body: Body, seed: int | None) -> str:
-    """The default answer: a function of (messages, temperature, seed, schema)."""
+    """Return the default answer: a function of (messages, temperature, seed, schema)."""
     schema = body.get("response_format", {}).get("json_schema", {}).get("schema")
     key = json.dumps([body["messages"], body.get("temperature"), seed, schema], sort_keys=True)
     rng = random.Random(hashlib.sha256(key.encode()).digest())
@@ -99,7 +99,7 @@ def made_up(body: Body, seed: int | None) -> str:
 
 
 def _agreeing(answer: Any) -> Any:
-    """A verdict's reason fits it."""
+    """Make a verdict's reason fit its decision."""
     if isinstance(answer, dict) and "reason_code" in answer:
         if answer.get("pass") is not None and answer["pass"] != (answer["reason_code"] == "ok"):
             answer["reason_code"] = "ok" if answer["pass"] else "meaning"
@@ -109,7 +109,7 @@ def _agreeing(answer: Any) -> Any:
 
 
 def fitting(schema: dict[str, Any], rng: random.Random) -> Any:
-    """A value that the (simple) JSON schema allows."""
+    """Return a value that the (simple) JSON schema allows."""
     if "const" in schema:
         return schema["const"]
     if "enum" in schema:
@@ -138,7 +138,7 @@ def _word(rng: random.Random) -> str:
 
 
 class FakeOpenAI:
-    """See the module. `app` is an ASGI app; `running()` serves it."""
+    """A fake server, described in the module's docstring. `app` is ASGI; `running()` serves it."""
 
     def __init__(
         self,
@@ -187,17 +187,20 @@ class FakeOpenAI:
         headers: dict[str, str] | None = None,
         only: Callable[[Body], bool] = lambda body: True,
     ) -> None:
-        """See the module. only: which requests fail; others are answered in the meantime."""
+        """Make the next requests fail, as the module's docstring says.
+
+        only: which requests fail. Others are answered in the meantime.
+        """
         self._failures.append(_Failure(status, times, message, headers or {}, only))
 
     @property
     def choices_served(self) -> int:
-        """Choices of all answers."""
+        """Return the number of choices of all answers."""
         return sum(request.choices for request in self.requests)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[str]:
-        """Serve until the block ends; gives the base URL for an SDK."""
+        """Serve until the block ends, and yield the base URL for an SDK."""
         with running_app(self.app) as url:
             try:
                 yield f"{url}/v1"
@@ -209,35 +212,37 @@ class FakeOpenAI:
     async def _models(self, request: Request) -> Response:
         if not self._key_fits(request):
             return JSONResponse({"error": "Unauthorized"}, 401)
-        told: Body = {"id": self.model, "object": "model"}
+        description: Body = {"id": self.model, "object": "model"}
         if self.context_length is not None:
-            told["max_model_len"] = self.context_length
-        return JSONResponse({"object": "list", "data": [told]})
+            description["max_model_len"] = self.context_length
+        return JSONResponse({"object": "list", "data": [description]})
 
     async def _responses(self, request: Request) -> Response:
-        """The Responses API: what `respond` says to the same chat, in that API's words."""
+        """Answer the Responses API: what `respond` returns for the same chat, in that API's
+        format.
+        """
         body = await request.json()
         answer = await self._answered(request, body | {"messages": body["input"]})
         if answer.status_code != 200:
             return answer
         try:
-            told = json.loads(bytes(answer.body))
-            (choice,) = told["choices"]
+            completion = json.loads(bytes(answer.body))
+            (choice,) = completion["choices"]
         except ValueError:
             return answer
-        text, usage = choice["message"]["content"], told["usage"]
-        whole = choice["finish_reason"] != "length"
+        text, usage = choice["message"]["content"], completion["usage"]
+        is_complete = choice["finish_reason"] != "length"
         used = {"input_tokens": usage["prompt_tokens"], "output_tokens": usage["completion_tokens"]}
-        said = {"type": "message", "role": "assistant", "status": "completed"}
+        message = {"type": "message", "role": "assistant", "status": "completed"}
         return JSONResponse(
             {
                 "object": "response",
                 "model": self.model,
-                "status": "completed" if whole else "incomplete",
-                "incomplete_details": None if whole else {"reason": "max_output_tokens"},
+                "status": "completed" if is_complete else "incomplete",
+                "incomplete_details": None if is_complete else {"reason": "max_output_tokens"},
                 "output": [
                     {"type": "reasoning", "summary": []},
-                    said | {"content": [{"type": "output_text", "text": text or ""}]},
+                    message | {"content": [{"type": "output_text", "text": text or ""}]},
                 ],
                 "usage": used | {"total_tokens": usage["total_tokens"]},
             }
@@ -274,7 +279,7 @@ class FakeOpenAI:
         return self.api_key in (None, request.headers.get("authorization", "")[len("Bearer ") :])
 
     def _refusal(self, request: Request, body: Body) -> Response | None:
-        """What the request itself is at fault for, in vLLM's order and words."""
+        """Return the error for an invalid request, in vLLM's order and words."""
         n, greedy = body.get("n") or 1, body.get("temperature") == 0
         if not self._key_fits(request):
             return JSONResponse({"error": "Unauthorized"}, 401)
@@ -282,10 +287,12 @@ class FakeOpenAI:
             return _error(404, f"The model `{body.get('model')}` does not exist.")
         if self.no_template:
             return _error(400, NO_TEMPLATE)
-        asked, prompt = _most_tokens(body) or 0, _prompt_words(body)
-        if self.context_length is not None and prompt + asked > self.context_length:
-            said = f"This model's maximum context length is {self.context_length} tokens. However,"
-            return _error(400, f"{said} you requested {prompt + asked} tokens.")
+        max_tokens, prompt = _max_tokens(body) or 0, _prompt_words(body)
+        if self.context_length is not None and prompt + max_tokens > self.context_length:
+            limit_text = (
+                f"This model's maximum context length is {self.context_length} tokens. However,"
+            )
+            return _error(400, f"{limit_text} you requested {prompt + max_tokens} tokens.")
         if n > 1 and (self.refuse_n is True or (self.refuse_n == "greedy" and greedy)):
             return _error(400, "n must be 1 when using greedy sampling." if greedy else "n > 1")
         return None
@@ -316,9 +323,9 @@ class FakeOpenAI:
             words, reason = (text or "").split(" "), self.finish_reason
             if callable(reason):
                 reason = reason(body, seed)
-            most = len(words) // 2 if self.cut else _most_tokens(body) or len(words)
-            if len(words) > most:
-                text, words, reason = " ".join(words[:most]), words[:most], "length"
+            max_words = len(words) // 2 if self.cut else _max_tokens(body) or len(words)
+            if len(words) > max_words:
+                text, words, reason = " ".join(words[:max_words]), words[:max_words], "length"
             elif self.cut and text is not None:
                 text, reason = text[: len(text) // 2], "length"
             tokens += len(words)
@@ -335,7 +342,7 @@ class FakeOpenAI:
 
 
 class _BrokenOff(Response):
-    """Sends less than its content-length says."""
+    """A response that sends less than its content-length says."""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
@@ -343,8 +350,8 @@ class _BrokenOff(Response):
         await send({"type": "http.response.body", "body": b"{", "more_body": True})
 
 
-def _most_tokens(body: Body) -> int | None:
-    """By any of the names that the API has for it."""
+def _max_tokens(body: Body) -> int | None:
+    """Return the token limit of a request, by any of the names that the API has for it."""
     names = ("max_tokens", "max_completion_tokens", "max_output_tokens")
     return next((body[name] for name in names if body.get(name)), None)
 

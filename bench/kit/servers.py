@@ -20,7 +20,7 @@ from scorekit.server.fake import FakeBackend
 from scorekit.server.http.run import server_config
 from scorekit.server.http.settings import Secrets, ServiceSettings
 
-#: Against a hang only: on the busiest machine nothing that a test waits for takes so long.
+#: Only stops a hang: even on a busy machine no test waits this long.
 PATIENCE_S = 180.0
 
 
@@ -29,7 +29,7 @@ JSON = {"Content-Type": "application/json"}
 
 
 class Held(FakeBackend):
-    """A model that answers only while `go` is set, and tells that it was asked by `entered`."""
+    """A model that answers only while `go` is set. It sets `entered` when it is called."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -37,12 +37,12 @@ class Held(FakeBackend):
         self.go.set()
 
     def hold(self) -> None:
-        """From now on nothing is answered."""
+        """Block all answers from now on."""
         self.go.clear()
         self.entered.clear()
 
     def forward(self, batch: Sequence[Encoded]) -> list[Outcome]:
-        """As a FakeBackend does it, once it may."""
+        """Answer like a FakeBackend, once it is allowed to."""
         self.entered.set()
         assert self.go.wait(PATIENCE_S)
         return super().forward(batch)
@@ -50,13 +50,13 @@ class Held(FakeBackend):
 
 @contextlib.contextmanager
 def running_app(app: Any, config: uvicorn.Config | None = None, port: int = 0) -> Iterator[str]:
-    """Serve an ASGI app under uvicorn in a thread; gives its URL. port: 0: a free one."""
+    """Serve an ASGI app under uvicorn in a thread; yield its URL. port: 0 picks a free one."""
     server = uvicorn.Server(config or uvicorn.Config(app, log_config=None, lifespan="on"))
     listener = socket.socket()
-    # So that another can stand there a moment later: the flag of the first socket counts, too.
+    # Lets another server use the port a moment later: the flag of the first socket counts, too.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind(("127.0.0.1", port))
-    listener.listen(128)  # who connects before the thread runs waits, and is not refused
+    listener.listen(128)  # a client that connects before the thread runs waits, and is not refused
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()
     try:
@@ -70,9 +70,9 @@ def running_app(app: Any, config: uvicorn.Config | None = None, port: int = 0) -
 def running_service(
     backend: Backend, secrets: Secrets | None = None, **settings: Any
 ) -> Iterator[str]:
-    """Serve a backend as run.py does until the block ends; gives its URL once it is ready."""
+    """Serve a backend as run.py does until the block ends; yield its URL once it is ready."""
     settings.setdefault("cache", "memory")
-    # No batch hangs, and no client is slow, because the machine is busy or the model is held.
+    # A busy machine or a held model must not look like a hanging batch or a slow client.
     settings.setdefault("stall_after", PATIENCE_S)
     settings.setdefault("receive_timeout_s", PATIENCE_S)
     checked = ServiceSettings(**settings)
@@ -96,7 +96,7 @@ def wait_ready(url: str, timeout_s: float = PATIENCE_S) -> None:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs. A zombie that nobody reaps yet is as dead as can be asked for."""
+    """Return whether a process runs. A zombie counts as dead."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -105,7 +105,7 @@ def alive(pid: int) -> bool:
 
 
 def wait_until(condition: Callable[[], object], timeout_s: float = PATIENCE_S) -> None:
-    """Return when `condition` holds."""
+    """Return when `condition` is true."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:

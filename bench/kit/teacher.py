@@ -1,4 +1,4 @@
-"""A chat server in a process of its own, for benchmarks of who asks it."""
+"""A chat server in its own process, for benchmarks of its clients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ Answers = Callable[[dict[str, Any]], tuple[list[str], int]]
 
 @contextmanager
 def running_teacher(answers: Answers) -> Iterator[str]:
-    """Its URL, with /v1. answers: a function of a module, which the process imports anew."""
+    """Start the server and yield its URL with /v1.
+
+    answers: a function of a module, which the process imports again.
+    """
     port = free_port()
     process = multiprocessing.get_context("spawn").Process(
         target=_serve, args=(port, answers), daemon=True

@@ -1,4 +1,4 @@
-"""How much arithmetic a scorer did, and how fast this machine multiplies matrices."""
+"""Counts the arithmetic of a scorer, and measures how fast this machine multiplies matrices."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ import httpx
 
 @dataclass(slots=True)
 class WorkLog:
-    """What went through a backend's `forward`: (padded length, lengths of the rows) a batch."""
+    """Records the batches of a backend's `forward`: (padded length, lengths of the rows)."""
 
     shapes: list[tuple[int, list[int]]] = field(default_factory=list)
     seconds: float = 0.0
 
     @classmethod
     def watching(cls, backend: Any) -> WorkLog:
-        """A log of every further batch of `backend`."""
+        """Return a log of every further batch of `backend`."""
         log = cls()
         forward = backend.forward
 
         def watched(batch: Sequence[Any]) -> Any:
-            lengths = [one.length for one in batch for _ in range(one.rows)]
+            lengths = [encoded.length for encoded in batch for _ in range(encoded.rows)]
             log.shapes.append((max(lengths), lengths))
             started = time.perf_counter()
             try:
@@ -39,29 +39,32 @@ class WorkLog:
 
     @property
     def batches(self) -> int:
-        """How many there were."""
+        """Return how many batches there were."""
         return len(self.shapes)
 
     @property
     def real_tokens(self) -> int:
-        """Tokens of texts."""
+        """Return the number of tokens of texts."""
         return sum(sum(lengths) for _, lengths in self.shapes)
 
     @property
     def padded_tokens(self) -> int:
-        """Tokens with the padding to the longest of a batch."""
+        """Return the number of tokens with the padding to the longest of a batch."""
         return sum(longest * len(lengths) for longest, lengths in self.shapes)
 
     @property
     def waste(self) -> float:
-        """Share of the padded tokens that is padding."""
+        """Return the share of the padded tokens that is padding."""
         return 1 - self.real_tokens / self.padded_tokens
 
     def flops(
         self, *, padded: bool, layers: int, hidden: int, intermediate: int, heads: int
     ) -> float:
-        """Floating-point operations of an encoder of that shape (a product of [m, k] and [k, n]
-        costs 2mkn): four projections, two inner ones, and attention's two products a block."""
+        """Return the floating-point operations of an encoder of that shape.
+
+        They are those of four projections, two inner products, and attention's two products per
+        block. A product of [m, k] and [k, n] costs 2mkn.
+        """
         del heads  # splits the width, costs nothing
         linear = 2 * (4 * hidden**2 + 2 * hidden * intermediate)
         total = 0.0
@@ -72,8 +75,10 @@ class WorkLog:
 
 
 def matmul_flops_per_s(hidden: int, intermediate: int, rows: int, seconds: float = 2.0) -> float:
-    """The rate of torch.mm in float32 over the products of one encoder block, into memory that is
-    there already: what the model could reach if it did nothing else."""
+    """Return the rate of torch.mm in float32 over the products of one encoder block.
+
+    The output memory exists already, so it is the rate that the model could reach at most.
+    """
     import torch
 
     shapes = [(hidden, hidden)] * 4 + [(hidden, intermediate), (intermediate, hidden)]
@@ -92,7 +97,7 @@ def matmul_flops_per_s(hidden: int, intermediate: int, rows: int, seconds: float
 
 
 def waste_percent(url: str) -> float:
-    """Share of a service's tokens in batches so far that was padding, by its own count."""
+    """Return the share of a service's tokens that was padding, by its own count."""
     text = httpx.get(f"{url}/metrics").text
     real, padding = (
         float(re.search(rf"^scorekit_{name}_total (\S+)", text, re.MULTILINE)[1])  # type: ignore[index]

@@ -1,4 +1,4 @@
-"""Checkpoints of the COMET family for tests: the real format and architecture, made-up weights.
+"""Makes checkpoints of the COMET family for tests: real format and architecture, random weights.
 
 unbabel-comet loads them, too. They are the same on every machine and under every version of torch,
 so that upstream's scores of them can be kept in files. Encoder's config and tokenizer lie in
@@ -116,16 +116,16 @@ def _write_encoder(
     for name in _TOKENIZER_FILES:
         if (tokenizer / name).is_file():
             shutil.copy(tokenizer / name, folder)
-    own = read_tokenizer(encoder_model, str(folder), local=True)
+    encoder_tokenizer = read_tokenizer(encoder_model, str(folder), local=True)
     positions = {"max_position_embeddings": 514, "type_vocab_size": 1}
     marks = {
-        "pad_token_id": own.pad_token_id,
-        "bos_token_id": own.cls_token_id,
-        "eos_token_id": own.sep_token_id,
+        "pad_token_id": encoder_tokenizer.pad_token_id,
+        "bos_token_id": encoder_tokenizer.cls_token_id,
+        "eos_token_id": encoder_tokenizer.sep_token_id,
     }
     config = {
         "model_type": ENCODERS[encoder_model],
-        "vocab_size": len(own),
+        "vocab_size": len(encoder_tokenizer),
         **shape,
         **(_DEBERTA if encoder_model == "DeBERTa" else positions),
         **marks,
@@ -144,11 +144,11 @@ def _draw(metric: Any, seed: int) -> None:
 
     with torch.no_grad():
         for name, weight in metric.named_parameters():
-            drawn = np.random.RandomState(crc32(f"{seed} {name}".encode())).standard_normal(
+            values = np.random.RandomState(crc32(f"{seed} {name}".encode())).standard_normal(
                 tuple(weight.shape)
             )
             spread, middle = _spread(name, weight)
-            grid = torch.from_numpy(np.round(drawn * 4096) / 4096).float()
+            grid = torch.from_numpy(np.round(values * 4096) / 4096).float()
             weight.copy_(grid * float(f"{spread:.3g}") + middle)
 
 
@@ -205,7 +205,7 @@ def _rough(number: Any) -> float:
 
 
 def loaded(folder: Path, **kwargs: Any) -> XCometBackend:
-    """A backend that is ready, on one CPU thread."""
+    """Return a backend that is ready, on one CPU thread."""
     backend = XCometBackend(str(folder), device="cpu", threads=1, **kwargs)
     backend.check()
     backend.load()
@@ -213,7 +213,7 @@ def loaded(folder: Path, **kwargs: Any) -> XCometBackend:
 
 
 def in_float64(folder: Path) -> XCometBackend:
-    """A backend of which all sums are in float64, to be used within `float64()`."""
+    """Return a backend that computes in float64, for use within `float64()`."""
     backend = loaded(folder)
     comet = backend.comet
     comet.transformer.double()
@@ -231,7 +231,10 @@ def score(
     sizes: list[int] | None = None,
     **options: Any,
 ) -> list[Scored]:
-    """Score in batches of `sizes` in turn; the results, checked against the wire schema."""
+    """Score in batches of `sizes` in turn, and return the results.
+
+    Each result is checked against the wire schema.
+    """
     samples = [TranslationSample(**row) for row in rows]
     encoded: list[Any] = list(backend.encode(samples, XCometOptions(**options)))
     results: list[Any] = []
@@ -239,7 +242,13 @@ def score(
     while len(results) < len(rows):
         start = len(results)
         batch = encoded[start : start + sizes[start % len(sizes)]]
-        for one, outcome in zip(batch, backend.forward(batch), strict=True):
-            wire = {"id": None, "ok": True, "cached": False, **one.fields, **cast(Any, outcome)}
+        for encoded_sample, outcome in zip(batch, backend.forward(batch), strict=True):
+            wire = {
+                "id": None,
+                "ok": True,
+                "cached": False,
+                **encoded_sample.fields,
+                **cast(Any, outcome),
+            }
             results.append(score_result.validate_python(wire))
     return results

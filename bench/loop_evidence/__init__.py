@@ -1,1 +1,1 @@
-"""Whether the closed loop is worth its steps, beside the same trainings without them."""
+"""Compares the closed loop with the same trainings without its steps."""

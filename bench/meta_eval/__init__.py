@@ -1,1 +1,3 @@
-"""What `meta-eval` says of the demo's metrics, and of random ones, on texts foreign to them."""
+"""Runs `meta-eval` on the demo's metrics and on random ones, on texts that were not in their
+training.
+"""

@@ -54,7 +54,7 @@ SPANS = {
 
 
 def models(folder: Path) -> dict[str, tuple[str, Path]]:
-    """Name -> (service, checkpoint); random ones are made in `folder`."""
+    """Return name -> (service, checkpoint); random ones are made in `folder`."""
     demo = ROOT / "demo/models"
     return {
         "metricx": ("services.metricx", demo / "metricx"),
@@ -66,7 +66,7 @@ def models(folder: Path) -> dict[str, tuple[str, Path]]:
 
 
 def evaluated(name: str, urls: dict[str, str], folder: Path, quick: bool) -> dict[str, Any]:
-    """The figures of a set by the command that users have."""
+    """Return the stats of a set by the command that users have."""
     metrics = [part for metric, url in urls.items() for part in ("--metric", f"{metric}={url}")]
     left_out = [part for system in SETS[name][1] for part in ("--exclude", system)]
     size = ["--segments", "8" if quick else "120", "--draws", "20" if quick else "500"]
@@ -79,16 +79,18 @@ def evaluated(name: str, urls: dict[str, str], folder: Path, quick: bool) -> dic
     )
     if done.returncode:
         raise UserError(f"meta-eval of {name} ended with {done.returncode}")
-    found = json.loads((folder / "figures.json").read_text(encoding="utf-8"))
-    kept = ("name", "scored", "failed", "values", "intervals", "beyond")
-    found["metrics"] = [{key: one[key] for key in kept} for one in found["metrics"]]
-    return {key: found[key] for key in ("rows", "segments", "systems", "draws", "metrics")}
+    stats = json.loads((folder / "figures.json").read_text(encoding="utf-8"))
+    keys = ("name", "scored", "failed", "values", "intervals", "beyond")
+    stats["metrics"] = [
+        {key: metric_stats[key] for key in keys} for metric_stats in stats["metrics"]
+    ]
+    return {key: stats[key] for key in ("rows", "segments", "systems", "draws", "metrics")}
 
 
-def report(found: dict[str, dict[str, Any]]) -> str:
-    """Both sets as the document has them."""
+def report(stats_by_name: dict[str, dict[str, Any]]) -> str:
+    """Return both sets as tables for the document."""
     parts = []
-    for name, result in found.items():
+    for name, result in stats_by_name.items():
         parts.append(
             f"{SETS[name][0]}: {result['rows']:,} translations, {result['segments']} segments, "
             f"{result['systems']} systems, scored by all"
@@ -97,23 +99,23 @@ def report(found: dict[str, dict[str, Any]]) -> str:
     return "\n\n".join(parts)
 
 
-def _table(metrics: list[dict[str, Any]], figures: dict[str, str]) -> str:
+def _table(metrics: list[dict[str, Any]], titles: dict[str, str]) -> str:
     rows = [
-        [one["name"], *(_cell(one, key) for key in figures)]
-        for one in metrics
-        if any(key in one["values"] for key in figures)
+        [metric["name"], *(_cell(metric, key) for key in titles)]
+        for metric in metrics
+        if any(key in metric["values"] for key in titles)
     ]
-    return markdown_table(["", *figures.values()], rows)
+    return markdown_table(["", *titles.values()], rows)
 
 
-def _cell(one: dict[str, Any], name: str) -> str:
-    """A figure with its star, and 95 % over segments."""
-    value = one["values"].get(name)
+def _cell(metric: dict[str, Any], name: str) -> str:
+    """Return a number with its star, and its 95 % interval over segments."""
+    value = metric["values"].get(name)
     if value is None:
         return "–"
-    interval = one["intervals"][name]["segments"]
+    interval = metric["intervals"][name]["segments"]
     between = f" ({interval[0]:.2f} to {interval[1]:.2f})" if interval else ""
-    return f"{value:.3f}{'*' if name in one['beyond'] else ''}{between}"
+    return f"{value:.3f}{'*' if name in metric['beyond'] else ''}{between}"
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The demo's checkpoints with every matrix drawn anew, and a random one of another class."""
+"""Makes copies of the demo's checkpoints with random matrices, and one of another class."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DEMO = ROOT / "demo/models"
 
 
 def metricx_twin(folder: Path) -> Path:
-    """As the demo's MetricX in all but its matrices; returns `folder`."""
+    """Write a copy of the demo's MetricX with random matrices; return `folder`."""
     from safetensors.torch import load_file, save_file
 
     shutil.copytree(_DEMO / "metricx", folder)
@@ -23,7 +23,7 @@ def metricx_twin(folder: Path) -> Path:
 
 
 def xcomet_twin(folder: Path) -> Path:
-    """As the demo's xCOMET in all but its matrices; returns `folder`."""
+    """Write a copy of the demo's xCOMET with random matrices; return `folder`."""
     import torch
 
     shutil.copytree(_DEMO / "xcomet", folder)
@@ -35,8 +35,9 @@ def xcomet_twin(folder: Path) -> Path:
 
 
 def random_kiwi(folder: Path) -> Path:
-    """A CometKiwi (`unified_metric`) with random weights, and the demo's tokenizer; returns
-    `folder`."""
+    """Write a CometKiwi (`unified_metric`) with random weights and the demo's tokenizer; return
+    `folder`.
+    """
     from bench.kit.xcomet_checkpoints import QE, build_checkpoint
 
     logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
@@ -48,8 +49,10 @@ def random_kiwi(folder: Path) -> Path:
 
 
 def _drawn_anew(weights: dict[str, Any]) -> dict[str, Any]:
-    """Matrices of normal numbers with the mean and the spread of those that stood there; vectors
-    (biases, norms) stay."""
+    """Replace matrices by normal random numbers of the same mean and standard deviation.
+
+    Vectors (biases, norms) stay as they are.
+    """
     import torch
 
     draw = torch.Generator().manual_seed(1)

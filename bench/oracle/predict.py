@@ -29,12 +29,16 @@ _PYTHON = ROOT / ".venv-oracle/bin/python"
 
 
 class Upstream:
-    """A process that predicts with upstream's defaults: batches of 16 sorted by source characters.
-    It ends with this object, whose pipe it reads."""
+    """A process that predicts with upstream's defaults: batches of 16, sorted by source characters.
+
+    It ends with this object, because it reads from the object's pipe.
+    """
 
     def __init__(self, *arguments: str) -> None:
-        """arguments: of this module's command line. Raises UserError where its environment is
-        missing."""
+        """Start the process with the arguments of this module's command line.
+
+        Raises UserError if its environment is missing.
+        """
         if not _PYTHON.exists():
             raise UserError(f"{_PYTHON}: missing; `make env-oracle` makes it")
         self._process = subprocess.Popen(
@@ -47,7 +51,9 @@ class Upstream:
         )
 
     def __call__(self, pairs: Sequence[SampleForScoring]) -> list[float]:
-        """Scores of one call. Raises UserError where the process has ended; it says why."""
+        """Return the scores of one call. Raise UserError if the process has ended, with the
+        reason.
+        """
         assert self._process.stdin is not None and self._process.stdout is not None
         samples = [{"src": pair.src, "mt": pair.mt} for pair in pairs]
         try:
@@ -94,8 +100,8 @@ def _predict(model: Any, gpus: int) -> Callable[[list[dict[str, str]]], list[flo
     workers = {"num_workers": 0} if gpus == 0 else {}
 
     def predict(samples: list[dict[str, str]]) -> list[float]:
-        said = model.predict(samples, batch_size=16, gpus=gpus, progress_bar=False, **workers)
-        return [float(score) for score in said.scores]
+        output = model.predict(samples, batch_size=16, gpus=gpus, progress_bar=False, **workers)
+        return [float(score) for score in output.scores]
 
     return predict
 

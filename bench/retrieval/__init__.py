@@ -1,1 +1,1 @@
-"""What the page retriever gives beside its libraries in the caller's own process."""
+"""Compares the page retriever with its libraries in the caller's process."""

@@ -1,4 +1,4 @@
-"""PDFs to search, drawn from lines of text."""
+"""Writes PDFs to search from lines of text."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ SIZE = (320, 180)
 
 
 def draw_pdf(path: Path, pages: Sequence[Sequence[str]], size: int = 12) -> Path:
-    """A PDF with a page for each list of lines, Latin or Korean, in letters of `size` points.
+    """Draw a PDF with a page for each list of lines, Latin or Korean, in letters of `size` points.
 
-    A stripe at the foot of a page tells it from others in a picture, too: Korean letters are not
-    in the file, and a machine without them shows none.
+    A stripe at the foot distinguishes pages in an image, too: Korean letters are not in the file,
+    and a machine without such fonts shows none.
     """
     from reportlab.pdfbase import pdfmetrics
     from reportlab.pdfbase.cidfonts import UnicodeCIDFont

@@ -1,4 +1,4 @@
-"""OCR hooks to test with: what they do depends on the picture's top left pixel."""
+"""OCR hooks for tests: what they do depends on the top left pixel of the image."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ MOST = "SCOREKIT_TEST_PAGES"
 _read = [0]
 
 
-def read(picture: Any) -> list[TextBox]:
-    """Red: text; green: the process dies; blue: it hangs; anything else: the function fails."""
-    match picture.getpixel((0, 0)):
+def read(image: Any) -> list[TextBox]:
+    """Read an image whose pixel decides: red gives text, green kills the process, blue hangs.
+
+    Another color raises ValueError.
+    """
+    match image.getpixel((0, 0)):
         case (255, 0, 0):
             box = TextBox(text="read by ocr", x1=1, y1=2, x2=30, y2=12, letter_height=10)
             return [box]
@@ -28,8 +31,11 @@ def read(picture: Any) -> list[TextBox]:
     raise ValueError("nothing to be read")
 
 
-def held(picture: Any) -> list[TextBox]:
-    """Text for as many pages as the file allows; the next waits, until its reader is orphaned."""
+def read_blocking(image: Any) -> list[TextBox]:
+    """Return text for as many pages as the file allows.
+
+    The next call waits until its reader is orphaned.
+    """
     parent = os.getppid()
     while _read[0] >= int(Path(os.environ[MOST]).read_text()):
         if os.getppid() != parent:

@@ -1,4 +1,4 @@
-"""Pages and queries to measure with: real sentences, English and Korean, dealt out by a seed."""
+"""Pages and queries to measure with: real sentences, English and Korean, drawn by a seed."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _PICTURE = hashlib.sha256(b"").hexdigest()  # no picture is asked for
 
 
 def sentences() -> list[str]:
-    """Of Python's documentation, in English and in Korean."""
+    """Return sentences of Python's documentation, in English and in Korean."""
     rows = (ROOT / "demo/data/pydocs.jsonl").read_text(encoding="utf-8").splitlines()
     return [text for row in map(json.loads, rows) for text in (row["src_text"], row["ref_text"])]
 
 
 def make_pages(count: int, texts: Sequence[str]) -> list[PageRecord]:
-    """Pages of `LINES` sentences each, ten to a document."""
+    """Return pages of `LINES` sentences each, ten per document."""
     draw = random.Random(count)
     pages = []
     for number in range(count):
@@ -49,7 +49,7 @@ def make_pages(count: int, texts: Sequence[str]) -> list[PageRecord]:
 
 
 def make_queries(count: int, texts: Sequence[str]) -> list[str]:
-    """Six neighbouring words of a sentence each."""
+    """Return queries of six adjacent words of a sentence each."""
     draw = random.Random(-count)
     queries: list[str] = []
     while len(queries) < count:
@@ -62,18 +62,18 @@ def make_queries(count: int, texts: Sequence[str]) -> list[str]:
 def write_index(
     folder: Path, pages: Sequence[PageRecord], builders: Sequence[IndexBuilder]
 ) -> None:
-    """An index of these pages, as `ingest` publishes one."""
+    """Write an index of these pages, as `ingest` publishes it."""
     index = Index(folder)
     with index.writing(), index.new_state() as state:
-        kept = {}
+        built_backends = {}
         for builder in builders:
             (state / builder.name).mkdir()
-            kept[builder.name] = builder.build(pages, state / builder.name, index.places)
-        told = Manifest(
+            built_backends[builder.name] = builder.build(pages, state / builder.name, index.paths)
+        manifest = Manifest(
             id=folder.name,
             revision="",
             pages=len(pages),
             documents=len({page.document for page in pages}),
-            backends=kept,
+            backends=built_backends,
         )
-        index.publish(state, pages, told)
+        index.publish(state, pages, manifest)

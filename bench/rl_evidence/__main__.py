@@ -30,29 +30,29 @@ from scorekit.command import clean_exit
 
 
 class Bench:
-    """Services, held-out sources, and the runs of a plan."""
+    """The services, the held-out sources, and the runs of a plan."""
 
     def __init__(self, plan: Plan, urls: dict[str, str]) -> None:
         from bench.rl_evidence.measure import Measure, Probe
         from scorekit.config import load_config
-        from trainer.translation.config import TrainerConfig
+        from trainer.translation.config import TranslationConfig
         from trainer.translation.data import load_examples
 
         self.plan, self.urls = plan, urls
         self.console = Console(stderr=True)
         true_urls = [f"reward.{name}_urls={urls[name]}" for name in ("metricx", "xcomet")]
         # weight 1, so that what is measured is the unweighted penalty of a token
-        shown = ["reward.w_xcomet_span=1", "reward.guards.shown=true"]
+        reward_settings = ["reward.w_xcomet_span=1", "reward.guards.shown=true"]
         if plan.omissions:
-            shown += [f"reward.urls={{judge: {urls['judge']}}}", "reward.w_omission=1"]
-        cfg = load_config(TrainerConfig, CONFIG, [*plan.settings, *true_urls, *shown])
+            reward_settings += [f"reward.urls={{judge: {urls['judge']}}}", "reward.w_omission=1"]
+        cfg = load_config(TranslationConfig, CONFIG, [*plan.settings, *true_urls, *reward_settings])
         self.measure = Measure(cfg, load_examples(HELD_OUT, limit=plan.limit))
         path = plan.folder / "probe.jsonl"
-        found = Probe.load(path)
-        if found is None:
-            found = self.measure.make_probe()
-            found.save(path)
-        self.probe = found
+        probe = Probe.load(path)
+        if probe is None:
+            probe = self.measure.make_probe()
+            probe.save(path)
+        self.probe = probe
         start = plan.folder / "start.json"
         if not start.is_file():
             self.measure.checkpoint(str(cfg.policy.path), self.probe, start)
@@ -96,7 +96,7 @@ class Bench:
 
 
 def run_plan(plan: Plan, out: Path) -> None:
-    """All runs, each measured, and the results written after each."""
+    """Run and measure all runs of a plan; write the results after each."""
     from bench.rl_evidence.summary import summarise
 
     before = machine()
@@ -111,26 +111,32 @@ def run_plan(plan: Plan, out: Path) -> None:
         if plan.omissions:
             urls["judge"] = stack.enter_context(_omission_teller())
         bench = Bench(plan, urls)
-        for place, updates in enumerate(plan.measured):
+        for index, updates in enumerate(plan.measured):
             for name, seed in plan.runs:
                 bench.run(name, seed)
                 bench.measure_run(name, seed, updates)
-                if place == 0:
+                if index == 0:
                     write_json(out, {"machine": before, **summarise(plan)})
     write_json(out, {"machine": before, **summarise(plan)})
 
 
 @contextlib.contextmanager
 def _omission_teller() -> Iterator[str]:
-    """The stand-in, which knows the references of what is learned from and what is measured on."""
+    """Serve the stand-in judge, which knows the references of the training and held-out
+    sources.
+    """
     from bench.rl_evidence.omissions import OmissionTeller
     from scorekit.server.app import create_app
     from scorekit.server.http.settings import ServiceSettings
     from trainer.translation.data import load_examples
 
     examples = [*load_examples(ROOT / "demo/data/rl_prompts.jsonl"), *load_examples(HELD_OUT)]
-    known = {example.src_text: example.ref_text for example in examples if example.ref_text}
-    with serving(create_app(OmissionTeller(known), ServiceSettings(cache="memory"))) as url:
+    reference_by_source = {
+        example.src_text: example.ref_text for example in examples if example.ref_text
+    }
+    with serving(
+        create_app(OmissionTeller(reference_by_source), ServiceSettings(cache="memory"))
+    ) as url:
         with SyncScoringClient(url) as client:
             client.wait_ready()
         yield url

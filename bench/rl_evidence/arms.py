@@ -1,4 +1,4 @@
-"""What is run: arms, settings, order."""
+"""Defines the runs: arms, settings, order."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ COMMON = (
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """What is rewarded. settings: beside COMMON. w_metricx, w_span, w_omission: of its own reward.
+    """Describes what an arm rewards.
 
-    ablation: one seed only. afterthought: asked because of what the other runs showed, and last.
+    settings: changes to COMMON. w_metricx, w_span, w_omission: weights of its reward. ablation:
+    one seed only. afterthought: added last, because of what the other runs showed.
     """
 
     title: str
@@ -49,7 +50,7 @@ class Arm:
 
 
 def guards(weight: float) -> tuple[str, ...]:
-    """Every guard but `script`, which would say again what `language` says."""
+    """Return every guard but `script`, which would repeat what `language` finds."""
     names = ("language", "copy", "length", "repetition")
     return tuple(f"reward.guards.w_{name}={weight:g}" for name in names)
 
@@ -108,8 +109,11 @@ ON_OMISSIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be run. limit: of the held-out sources. arms: those that it knows; omissions:
-    whether the stand-in that knows the reference tells them."""
+    """Describes what is run.
+
+    limit: number of held-out sources. arms: the arms by name. omissions: whether the stand-in
+    judge that knows the reference reports them.
+    """
 
     runs: tuple[tuple[str, int], ...]
     updates: int
@@ -121,7 +125,7 @@ class Plan:
 
     @property
     def settings(self) -> list[str]:
-        """What every run of the plan changes in the demo's config."""
+        """Return the changes of every run to the demo's config."""
         steps = [step for part in self.measured for step in part]
         return [
             *COMMON,
@@ -134,12 +138,14 @@ class Plan:
 def make_plan(
     quick: bool, only: Sequence[str], seeds: Sequence[int], omissions: bool = False
 ) -> Plan:
-    """In an order in which a part of the runs says something, too: one seed of every arm first."""
+    """Return a plan that is useful even if only its first runs finish: one seed of every arm
+    comes first.
+    """
     arms = ON_OMISSIONS if omissions else ARMS
     names = [name for name in arms if not only or name in only]
-    first, *others = seeds
+    first, *other_seeds = seeds
     runs = [(name, first) for name in names if not arms[name].afterthought]
-    runs += [(name, seed) for seed in others for name in names if not arms[name].ablation]
+    runs += [(name, seed) for seed in other_seeds for name in names if not arms[name].ablation]
     runs += [(name, first) for name in names if arms[name].afterthought]
     folder = RUNS_ON_OMISSIONS if omissions else RUNS
     if quick:
@@ -149,7 +155,7 @@ def make_plan(
 
 
 def overrides(arm: Arm, seed: int, folder: Path, plan: Plan) -> list[str]:
-    """The `--set` of a run."""
+    """Return the `--set` values of a run."""
     return [
         *plan.settings,
         *arm.settings,

@@ -1,12 +1,12 @@
-"""The control: services whose answers are about other texts.
+"""The control: services whose answers belong to other texts.
 
-Two proxies stand between the trainer and the real services. Each sample of a request is answered
-with what the real service says of **another** sample, drawn anew for every request from the last
-few hundred that the policy wrote for other sources. Both proxies draw the same one, so that a
-sample gets sequence reward and error spans of one and the same other sample. So the rewards keep
-their distribution, which moves with the policy, and lose every link to the text that they reward.
-Permuting inside a request would not do: a request holds the samples of one prompt, and the mean of
-a prompt would stay true.
+Two proxies are between the trainer and the real services. A sample of a request gets what the real
+service says of **another** sample. It is drawn again for every request, from the last few hundred
+samples that the policy wrote for other sources. Both proxies draw the same one, so a sample gets
+the sequence reward and the error spans of one and the same other sample. So the rewards keep their
+distribution, which changes with the policy, but do not depend on the rewarded text. To permute
+within a request would not be enough: a request has the samples of one prompt, so the mean of a
+prompt would stay true.
 """
 
 from __future__ import annotations
@@ -31,31 +31,38 @@ POOL = 512  # samples to draw from: those of some eight updates
 
 
 class Dealer:
-    """Who gets whose reward. The first service that asks for some samples has them dealt; the
-    other one gets the same deal."""
+    """Decides whose reward each sample gets.
+
+    It draws when the first service asks for some samples. The other service gets the same draw.
+    """
 
     def __init__(self, pool: Sequence[Pair], seed: int) -> None:
-        """pool: samples of the start policy, to draw from in the first updates."""
+        """Start with these samples.
+
+        pool: samples of the start policy, which are drawn in the first updates.
+        """
         self._pool: deque[Pair] = deque(pool, maxlen=POOL)
         self._random = random.Random(seed)
         self._open: dict[tuple[Pair, ...], tuple[str, list[Pair]]] = {}
 
     def deal(self, service: str, samples: Sequence[Pair]) -> list[Pair]:
-        """For each sample, the other one whose reward it gets."""
+        """Return for each sample the other sample whose reward it gets."""
         key = tuple(samples)
         if key in self._open and self._open[key][0] != service:
             return self._open.pop(key)[1]
         sources = {src for src, _ in samples}
-        others = [pair for pair in self._pool if pair[0] not in sources]
-        dealt = self._random.choices(others, k=len(samples))
+        other_pairs = [pair for pair in self._pool if pair[0] not in sources]
+        dealt = self._random.choices(other_pairs, k=len(samples))
         self._pool.extend(samples)
         self._open[key] = (service, dealt)
         return dealt
 
 
 def fit_spans(spans: Sequence[dict[str, Any]], other: str, mt: str) -> list[dict[str, Any]]:
-    """Error spans of `other`, stretched to the length of `mt`: the same share of the text is
-    marked. A span that shrinks to nothing is left out."""
+    """Scale the error spans of `other` to the length of `mt`, so that the same share is marked.
+
+    A span that becomes empty is left out.
+    """
     fitted = []
     for span in spans:
         start, end = (round(span[k] * len(mt) / max(1, len(other))) for k in ("start", "end"))
@@ -65,7 +72,9 @@ def fit_spans(spans: Sequence[dict[str, Any]], other: str, mt: str) -> list[dict
 
 
 def shuffling_proxy(service: str, url: str, dealer: Dealer) -> Starlette:
-    """The service at `url`, answering for each sample about the one that `dealer` names."""
+    """Return a proxy for the service at `url` that answers with the results of the samples that
+    `dealer` names.
+    """
     client = httpx.AsyncClient(base_url=url, timeout=600)
 
     async def info(request: Request) -> JSONResponse:
@@ -75,13 +84,13 @@ def shuffling_proxy(service: str, url: str, dealer: Dealer) -> Starlette:
         body = await request.json()
         samples = [(sample["src"], sample["mt"]) for sample in body["samples"]]
         dealt = dealer.deal(service, samples)
-        asked = body | {
+        forwarded = body | {
             "samples": [
                 {**sample, "src": src, "mt": mt}
                 for sample, (src, mt) in zip(body["samples"], dealt, strict=True)
             ]
         }
-        reply = await client.post("/v1/score", json=asked)
+        reply = await client.post("/v1/score", json=forwarded)
         answer = reply.json()
         if reply.status_code == 200:
             for result, (_, mt), (_, other) in zip(answer["results"], samples, dealt, strict=True):
@@ -97,7 +106,7 @@ def shuffling_proxy(service: str, url: str, dealer: Dealer) -> Starlette:
 
 @contextlib.contextmanager
 def shuffled(urls: dict[str, str], pool: Sequence[Pair], seed: int) -> Iterator[dict[str, str]]:
-    """URLs of the proxies for the services at `urls`."""
+    """Start the proxies for the services at `urls`, and yield their URLs."""
     dealer = Dealer(pool, seed)
     with contextlib.ExitStack() as stack:
         yield {

@@ -1,7 +1,7 @@
-"""What a policy does on held-out sources, and what became of the start policy's own samples.
+"""Measures a policy on held-out sources, and how likely the start policy's own samples still are.
 
-The services are asked directly, whatever the arm was trained against: the control is measured by
-the true rewards.
+The true services are used directly, whatever the arm was trained with: the control is measured by
+the true rewards, too.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from torch import nn
 from scorekit.files import write_atomic
 from trainer.rl.policy import load_policy, pad_token_id
 from trainer.rl.rollout import rollout_logprobs
-from trainer.runs.runlog import read_jsonl, write_jsonl
-from trainer.translation.config import TrainerConfig
+from trainer.runs.run_log import read_jsonl, write_jsonl
+from trainer.translation.config import TranslationConfig
 from trainer.translation.data import Example
 from trainer.translation.dumps import completion_line
+from trainer.translation.rewards.components.mqm import omission_penalty
+from trainer.translation.rewards.compute import compute_rewards
 from trainer.translation.rewards.config import RewardConfig
-from trainer.translation.rewards.earned import SampleReward
-from trainer.translation.rewards.formula import sample_rewards
-from trainer.translation.rewards.services import Rewarder
-from trainer.translation.rewards.terms.mqm import omission_penalty
+from trainer.translation.rewards.sample_reward import SampleReward
+from trainer.translation.rewards.services import RewardClient
 from trainer.translation.rollouts import TranslationRollout, generate_rollouts
 
 PROBE_SAMPLES = 2  # of the start policy, for each held-out source
@@ -43,7 +43,7 @@ class Probe:
 
     @property
     def texts(self) -> list[tuple[str, str]]:
-        """(source, translation) of each sample."""
+        """Return (source, translation) of each sample."""
         return [(rollout.src_text, rollout.completion_text) for rollout in self.rollouts]
 
     def save(self, path: Path) -> None:
@@ -53,7 +53,7 @@ class Probe:
 
     @classmethod
     def load(cls, path: Path) -> Probe | None:
-        """What `save` wrote; None if nothing did."""
+        """Read what `save` wrote; None if nothing did."""
         lines = read_jsonl(path)
         if not lines:
             return None
@@ -62,17 +62,20 @@ class Probe:
 
 
 class Measure:
-    """Held-out sources, the true services, and how a policy is asked."""
+    """Measures policies on held-out sources with the true services."""
 
-    def __init__(self, cfg: TrainerConfig, examples: list[Example]) -> None:
-        """cfg: both services have a weight of 1; its policy is the start policy."""
+    def __init__(self, cfg: TranslationConfig, examples: list[Example]) -> None:
+        """Prepare to measure with the true services.
+
+        cfg: both services have a weight of 1. Its policy is the start policy.
+        """
         torch.set_num_threads(1)
         self.cfg, self.examples = cfg, examples
         self.device = torch.device("cpu")
-        self.rewarder = Rewarder(cfg.reward)
+        self.rewarder = RewardClient(cfg.reward)
 
     def load(self, folder: Path | str) -> tuple[nn.Module, Any]:
-        """(model, tokenizer) of a checkpoint."""
+        """Return (model, tokenizer) of a checkpoint."""
         policy = self.cfg.policy.model_copy(update={"path": str(folder)})
         return load_policy(policy, self.device)
 
@@ -82,21 +85,23 @@ class Measure:
         sampling = self.cfg.generation.model_copy(update={"num_samples_per_prompt": PROBE_SAMPLES})
         rollouts = generate_rollouts(self.examples, model, tokenizer, sampling, seed=PROBE_SEED)
         scores = self.rewarder.score([rollout.scored_text for rollout in rollouts])
-        rewards = sample_rewards(rollouts, scores, self.cfg.reward)
+        rewards = compute_rewards(rollouts, scores, self.cfg.reward)
         scored = [(r, s) for r, s in zip(rollouts, rewards, strict=True) if s.r_seq is not None]
-        penalties = [s.span_charges["xcomet"].penalties for _, s in scored]
+        penalties = [s.span_penalties["xcomet"].penalties for _, s in scored]
         return Probe([r for r, _ in scored], penalties)
 
     def sources(self, model: nn.Module, tokenizer: Any) -> list[dict[str, Any]]:
-        """Greedy translations of the held-out sources in their order: lines as of an evaluation's
-        dump (trainer/translation/dumps.py), and `penalty`, the mean over the tokens of the span
-        penalties at weight 1 (None without spans), `omission`, the sum of the omissions' weights
-        (None where they are not told)."""
+        """Return greedy translations of the held-out sources in order, with their scores.
+
+        The lines are those of an evaluation's dump (trainer/translation/dumps.py), with `penalty`,
+        the mean over the tokens of the span penalties at weight 1 (None without spans), and
+        `omission`, the sum of the omissions' weights (None if they are not reported).
+        """
         rollouts = generate_rollouts(
             self.examples, model, tokenizer, self.cfg.eval_generation(), with_logprobs=False
         )
         scores = self.rewarder.score([rollout.scored_text for rollout in rollouts])
-        rewards = sample_rewards(rollouts, scores, self.cfg.reward)
+        rewards = compute_rewards(rollouts, scores, self.cfg.reward)
         return [
             {
                 **completion_line(rollout, reward),
@@ -108,9 +113,12 @@ class Measure:
         ]
 
     def probe(self, model: nn.Module, tokenizer: Any, probe: Probe) -> list[dict[str, float]]:
-        """For each sample of the probe, sums over its penalised and over its other tokens:
-        `hit_n`, `hit_logp`, `hit_p` and `free_n`, `free_logp`, `free_p`, under the policy at the
-        temperature of sampling. The end of sentence is no token of either: no span can cover it."""
+        """Return sums over the penalized and the other tokens, for each sample of the probe.
+
+        The keys are `hit_n`, `hit_logp`, `hit_p` and `free_n`, `free_logp`, `free_p`, under the
+        policy at the sampling temperature. The end of sentence is in neither group, because no
+        span can cover it.
+        """
         rows = rollout_logprobs(
             probe.rollouts,
             model,
@@ -118,7 +126,7 @@ class Measure:
             pad_token_id(model, tokenizer),
             MICRO_BATCH_TOKENS,
         )
-        found = []
+        line_sums = []
         for rollout, penalties, row in zip(probe.rollouts, probe.penalties, rows, strict=True):
             sums = dict.fromkeys(
                 (f"{k}_{v}" for k in ("hit", "free") for v in ("n", "logp", "p")), 0.0
@@ -132,26 +140,26 @@ class Measure:
                 sums[f"{kind}_n"] += 1
                 sums[f"{kind}_logp"] += logp
                 sums[f"{kind}_p"] += math.exp(logp)
-            found.append(sums)
-        return found
+            line_sums.append(sums)
+        return line_sums
 
     def checkpoint(self, folder: Path | str, probe: Probe, out: Path) -> None:
-        """Everything about the policy in `folder`, written to `out`."""
+        """Measure the policy in `folder`, and write the results to `out`."""
         model, tokenizer = self.load(folder)
         lines = self.sources(model, tokenizer)
-        found = {"sources": lines, "probe": self.probe(model, tokenizer, probe)}
-        write_atomic(out, json.dumps(found, ensure_ascii=False))
+        results = {"sources": lines, "probe": self.probe(model, tokenizer, probe)}
+        write_atomic(out, json.dumps(results, ensure_ascii=False))
 
 
 def _mean_penalty(reward: SampleReward) -> float | None:
-    """Of a token, by xCOMET's spans; None without them."""
-    charge = reward.span_charges.get("xcomet")
+    """Return the mean penalty of a token by xCOMET's spans; None without spans."""
+    charge = reward.span_penalties.get("xcomet")
     if charge is None:
         return None if reward.error_spans is None else 0.0
     return sum(charge.penalties) / len(charge.penalties) if charge.penalties else 0.0
 
 
 def _omission(reward: SampleReward, cfg: RewardConfig) -> float | None:
-    """The weights of what is left out, summed; None where nobody tells."""
+    """Return the summed weights of the omissions; None if no service reports them."""
     answer = reward.answers.get("mqm")
     return None if answer is None else omission_penalty(answer, cfg)

@@ -1,14 +1,14 @@
-"""A stand-in for the judge's `mqm`: no LLM, but one who KNOWS THE REFERENCE and tells omissions.
+"""A stand-in for the judge's `mqm` without an LLM. It KNOWS THE REFERENCE and reports omissions.
 
-What an LLM would read out of source and translation, this finds by comparing the translation with
-the true one: a word of the reference is missing where less than half of its characters are left in
-the translation (each character of which counts once). The source's words in the same relative place
-are said to be left out. English and Korean order their words differently, so how many they are is
-meant, and not which. Neighbours are one omission: CRITICAL where it holds half of the source's
-words or more, else MAJOR. It finds no error in the translation; those are xCOMET's.
+An LLM would read source and translation. This compares the translation with the reference: a word
+of the reference is missing if less than half of its characters are in the translation (each
+character of the translation counts once). Then the source's words at the same relative position are
+reported as omitted. English and Korean order words differently, so the number of these words is
+meaningful, but not which they are. Adjacent words are one omission. It is CRITICAL if it has half
+of the source's words or more, else MAJOR. Other errors are not reported; xCOMET finds them.
 
-So a valid translation in other words is charged, too. What it shows is what an annotator's
-omissions would do to a policy, never what a judge without the reference can see.
+So a valid translation in other words is penalized, too. The result shows what an annotator's
+omissions would do to a policy. It does not show what a judge without the reference can find.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 from scorekit.errors import SampleError
 from scorekit.schemas import JudgeOptions, JudgeSample, ScoreRange, TaskInfo
 from scorekit.server.backend import Encoded, Outcome
-from scorekit.server.scoring import ScoreDescription, Scoring
+from scorekit.server.score_endpoint import ScoreDescription, ScoreEndpoint
 
 #: Shares of a word's characters that have to be left, and of the source that is a critical loss.
 _LEFT, _CRITICAL = 0.5, 0.5
@@ -30,16 +30,16 @@ _WEIGHTS, _MOST = {"MAJOR": 5.0, "CRITICAL": 25.0}, 25.0
 
 
 class OmissionTeller:
-    """A judge whose task `mqm` answers by reference. references: source -> true translation."""
+    """A judge whose task `mqm` uses the reference. references: source -> true translation."""
 
     service = "judge"
 
     def __init__(self, references: Mapping[str, str]) -> None:
         self.references = dict(references)
-        self.verb = Scoring(JudgeSample, JudgeOptions)
+        self.endpoint = ScoreEndpoint(JudgeSample, JudgeOptions)
 
     def load(self) -> ScoreDescription:
-        """Nothing to load."""
+        """Return the description. There is nothing to load."""
         return ScoreDescription(
             model="stand-in that knows the reference",
             revision="1",
@@ -55,8 +55,10 @@ class OmissionTeller:
         )
 
     def encode(self, samples: Sequence[JudgeSample], options: Any) -> list[Encoded | SampleError]:
-        """Only `mqm`, of sources whose reference is known; the check's own sample has none, and
-        nothing is found missing there."""
+        """Accept only samples of the task `mqm`.
+
+        A source without a known reference, as in the health check's sample, gets no omissions.
+        """
         encoded: list[Encoded | SampleError] = []
         for sample in samples:
             texts = sample.model_extra or {}
@@ -72,40 +74,43 @@ class OmissionTeller:
         return encoded
 
     def forward(self, batch: Sequence[Encoded]) -> list[Outcome]:
-        """Omissions, and their score."""
+        """Return the omissions of each sample, and their score."""
         return [self._outcome(*encoded.payload) for encoded in batch]
 
     def _outcome(self, src: str, mt: str) -> Outcome:
         reference = self.references.get(src)
-        found = [] if reference is None else omissions(src, mt, reference)
-        score = min(_MOST, sum(_WEIGHTS[one["severity"]] for one in found))
-        return {"score": score, "error_spans": [], "omissions": found, "unplaced": []}
+        omitted = [] if reference is None else omissions(src, mt, reference)
+        score = min(_MOST, sum(_WEIGHTS[omission["severity"]] for omission in omitted))
+        return {"score": score, "error_spans": [], "omissions": omitted, "unplaced": []}
 
     def probe(self, words: int) -> JudgeSample:
-        """Of a source that nobody knows."""
+        """Return the input of a probe: a source without a reference."""
         return JudgeSample(task="mqm", src="word " * words, mt="말 " * words)
 
     def memory_bytes(self) -> tuple[int, int, int] | None:
-        """It holds nothing."""
+        """Return None: there is no model in memory."""
         return None
 
 
 def omissions(src: str, mt: str, reference: str) -> list[dict[str, Any]]:
-    """Stretches of `src` whose part of the reference is missing in `mt`, as an answer has them."""
+    """Return the parts of `src` that are missing in `mt`, as on the wire.
+
+    A part is missing if its part of the reference is missing.
+    """
     words = list(re.finditer(r"\S+", src))
     missing = _missing(reference.split(), mt)
     parts = len(missing)
-    lost = [parts > 0 and missing[place * parts // len(words)] for place in range(len(words))]
-    found: list[dict[str, Any]] = []
+    is_missing = [parts > 0 and missing[index * parts // len(words)] for index in range(len(words))]
+    found_omissions: list[dict[str, Any]] = []
     begin = 0
     while begin < len(words):
         end = begin
-        while end < len(words) and lost[end]:
+        while end < len(words) and is_missing[end]:
             end += 1
         if end > begin:
             start, stop = words[begin].start(), words[end - 1].end()
             critical = end - begin >= _CRITICAL * len(words)
-            found.append(
+            found_omissions.append(
                 {
                     "start": start,
                     "end": stop,
@@ -116,17 +121,19 @@ def omissions(src: str, mt: str, reference: str) -> list[dict[str, Any]]:
                 }
             )
         begin = end + 1
-    return found
+    return found_omissions
 
 
 def _missing(words: Sequence[str], mt: str) -> list[bool]:
-    """Of each word of the reference, whether less than half of its characters are left in `mt`."""
+    """Return for each word of the reference whether less than half of its characters are left
+    in `mt`.
+    """
     left = Counter(mt)
     missing = []
     for word in words:
-        wanted = Counter(word)
-        shared = wanted & left
-        missing.append(shared.total() < _LEFT * wanted.total())
+        characters = Counter(word)
+        shared = characters & left
+        missing.append(shared.total() < _LEFT * characters.total())
         if not missing[-1]:
             left -= shared
     return missing

@@ -1,4 +1,4 @@
-"""The tables and pictures of docs/evidence.md, from bench/results/rl_evidence.json alone."""
+"""Writes the tables and charts of docs/evidence.md from bench/results/rl_evidence.json alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bench.kit.evidence import (
     write_between,
 )
 from bench.rl_evidence.arms import ARMS, ON_OMISSIONS
-from scorekit.report.page import picture
+from scorekit.report.page import chart_image
 
 BEGIN = "<!-- written by `python -m bench.rl_evidence --report` -->"
 END = "<!-- end of what is written -->"
@@ -35,9 +35,11 @@ Run = dict[str, Any]
 
 
 def show(results: dict[str, Any]) -> None:
-    """The tables on the terminal."""
-    of = omission_tables if _on_omissions(results) else tables
-    Console(width=160).print(Markdown(of(results)))  # its last lines say what the seeds show
+    """Print the tables on the terminal."""
+    make_tables = omission_tables if _on_omissions(results) else tables
+    Console(width=160).print(
+        Markdown(make_tables(results))
+    )  # its last lines say what the seeds show
 
 
 def write_page(results: dict[str, Any]) -> None:
@@ -45,9 +47,9 @@ def write_page(results: dict[str, Any]) -> None:
     if _on_omissions(results):
         write_between(BEGIN_OMISSIONS, END_OMISSIONS, omission_tables(results))
         return
-    names = write_pictures(results)
-    pictures = "\n".join(f"![{title}](evidence/{name}.svg)" for name, title in names)
-    write_between(BEGIN, END, f"{tables(results)}\n\n{pictures}")
+    names = write_images(results)
+    image_links = "\n".join(f"![{title}](evidence/{name}.svg)" for name, title in names)
+    write_between(BEGIN, END, f"{tables(results)}\n\n{image_links}")
 
 
 def _on_omissions(results: dict[str, Any]) -> bool:
@@ -58,10 +60,10 @@ def _on_omissions(results: dict[str, Any]) -> bool:
 
 
 def tables(results: dict[str, Any]) -> str:
-    """All tables, in Markdown."""
+    """Return all tables, in Markdown."""
     runs = results["runs"]
     arms = [run for run in runs if not ARMS[run["arm"]].ablation]
-    shown = [run for run in runs if ARMS[run["arm"]].ablation]
+    ablations = [run for run in runs if ARMS[run["arm"]].ablation]
     compared = [
         run for run in arms if run["seed"] == 1 and run["arm"] in ("both", "shuffled", "spans")
     ]
@@ -77,15 +79,15 @@ def tables(results: dict[str, Any]) -> str:
         "### Where chrF changes: sources by what was wrong at the start",
         fault_table(arms),
         "### Ablations (seed 1)",
-        reward_table([*compared, *shown]),
-        quality_table([*compared, *shown], results["start"]),
+        reward_table([*compared, *ablations]),
+        quality_table([*compared, *ablations], results["start"]),
         *seed_parts(arms),
     ]
     return "\n\n".join(parts)
 
 
 def omission_tables(results: dict[str, Any]) -> str:
-    """Those of spans with and without omissions."""
+    """Return the tables of spans with and without omissions."""
     runs, start = results["runs"], results["start"]
     parts = [
         f"Held out: {results['sources']} sources of `demo/data/{results['held_out']}`; "
@@ -103,7 +105,7 @@ def omission_tables(results: dict[str, Any]) -> str:
 
 
 def omission_table(runs: Sequence[Run], start: dict[str, Any]) -> str:
-    """What is left out, and how long the texts get as training goes on."""
+    """Return how often something is left out, and how long the texts get during training."""
     updates = sorted({point["update"] for run in runs for point in run["curve"][1:]})
     head = ["arm", "seed", "penalty of omissions, end", "cut at the end"]
     head += [f"tokens (empty) after {update}" for update in updates]
@@ -121,16 +123,16 @@ def omission_table(runs: Sequence[Run], start: dict[str, Any]) -> str:
 
 
 def seed_parts(runs: Sequence[Run]) -> list[str]:
-    """Tables and sentences by seeds as the unit; none where the control is missing.
+    """Return tables and sentences with seeds as the unit; an empty list without the control.
 
-    The own rewards of two arms have no common scale; chrF and the MetricX reward (5 - score) have.
+    Two arms' own rewards have no common scale. chrF and the MetricX reward (5 - score) have one.
     """
     titles = dict.fromkeys(run["title"] for run in runs)
     control = ARMS["shuffled"].title
     if control not in titles:
         return []
     parts, verdicts = [], []
-    for what, key, sign in (("chrF", "chrf", 1.0), ("MetricX reward", "metricx_score", -1.0)):
+    for label, key, sign in (("chrF", "chrf", 1.0), ("MetricX reward", "metricx_score", -1.0)):
         arms: dict[str, Changes] = {
             title: {
                 run["seed"]: sign * run["changes"][key]["change"]
@@ -139,14 +141,14 @@ def seed_parts(runs: Sequence[Run]) -> list[str]:
             }
             for title in titles
         }
-        parts += [f"### {what}: change from the start, seeds as the unit"]
+        parts += [f"### {label}: change from the start, seeds as the unit"]
         parts += [seeds_table(arms, control, digits=2)]
-        verdicts.append(seeds_verdict(what, arms, control))
+        verdicts.append(seeds_verdict(label, arms, control))
     return [*parts, "### What the seeds show", *verdicts]
 
 
 def reward_table(runs: Sequence[Run]) -> str:
-    """Whether each run gets more of what it was rewarded for."""
+    """Return whether each run gets more of its own reward."""
     head = [
         "arm",
         "seed",
@@ -159,24 +161,24 @@ def reward_table(runs: Sequence[Run]) -> str:
     ]
     rows = []
     for run in runs:
-        own = run["own_reward"]
+        own_reward = run["own_reward"]
         rows.append(
             [
                 run["title"],
                 str(run["seed"]),
-                f"{own['before']:.3f}",
-                f"{own['after']:.3f}",
-                f"{own['change']:+.3f}",
-                f"{own['standard_error']:.3f}",
-                f"{own['errors']:+.1f}",
-                "yes" if own["errors"] >= LEARNED else "no",
+                f"{own_reward['before']:.3f}",
+                f"{own_reward['after']:.3f}",
+                f"{own_reward['change']:+.3f}",
+                f"{own_reward['standard_error']:.3f}",
+                f"{own_reward['errors']:+.1f}",
+                "yes" if own_reward["errors"] >= LEARNED else "no",
             ]
         )
     return markdown_table(head, rows)
 
 
 def quality_table(runs: Sequence[Run], start: dict[str, Any]) -> str:
-    """What else became of the translations; the first row is the policy that all began with."""
+    """Return the other quality stats; the first row is the start policy."""
     head = [
         "arm",
         "seed",
@@ -196,7 +198,7 @@ def quality_table(runs: Sequence[Run], start: dict[str, Any]) -> str:
         "KL",
     ]
     rows = [
-        ["start", "", cell(start["chrf"], 2), "", cell(start["bleu"], 2), "", *_rest(start), ""]
+        ["start", "", cell(start["chrf"], 2), "", cell(start["bleu"], 2), "", *_cells(start), ""]
     ]
     for run in runs:
         end = run["curve"][-1]
@@ -208,14 +210,14 @@ def quality_table(runs: Sequence[Run], start: dict[str, Any]) -> str:
                 _with_interval(run["changes"]["chrf"]),
                 cell(end["bleu"], 2),
                 _with_interval(run["changes"]["bleu"]),
-                *_rest(end),
+                *_cells(end),
                 cell(run["kl"], 2),
             ]
         )
     return markdown_table(head, rows)
 
 
-def _rest(figures: dict[str, Any]) -> list[str]:
+def _cells(stats: dict[str, Any]) -> list[str]:
     digits = {
         "metricx_score": 2,
         "xcomet_score": 3,
@@ -225,13 +227,13 @@ def _rest(figures: dict[str, Any]) -> list[str]:
         "tokens": 1,
     }
     shares = ("korean", "copied", "empty")
-    return [cell(figures[name], d) for name, d in digits.items()] + [
-        f"{100 * figures[name]:.0f} %" for name in shares
+    return [cell(stats[name], d) for name, d in digits.items()] + [
+        f"{100 * stats[name]:.0f} %" for name in shares
     ]
 
 
 def probe_table(runs: Sequence[Run]) -> str:
-    """How likely the start policy's own tokens still are."""
+    """Return how likely the start policy's own tokens still are."""
     head = [
         "arm",
         "seed",
@@ -267,7 +269,7 @@ def probe_table(runs: Sequence[Run]) -> str:
 
 
 def fault_table(runs: Sequence[Run]) -> str:
-    """The sources in three groups, by what the start policy made of them."""
+    """Return the sources in three groups, by the errors of the start policy."""
     names = list(runs[0]["groups"]) if runs else []
     head = ["arm", "seed"]
     for name in names:
@@ -293,10 +295,10 @@ def _with_interval(change: dict[str, Any]) -> str:
 # -- pictures -----------------------------------------------------------------------------------
 
 
-def write_pictures(results: dict[str, Any]) -> list[tuple[str, str]]:
-    """Write docs/evidence/*.svg; returns (file name without suffix, title) of each."""
+def write_images(results: dict[str, Any]) -> list[tuple[str, str]]:
+    """Write docs/evidence/*.svg, and return (file name without suffix, title) of each."""
     runs = [run for run in results["runs"] if run["arm"] in _COLOURS]
-    wanted: tuple[tuple[str, str, Callable[[dict[str, Any]], float]], ...] = (
+    curves: tuple[tuple[str, str, Callable[[dict[str, Any]], float]], ...] = (
         ("chrf", "held-out chrF", lambda point: point["chrf"]),
         ("metricx", "MetricX reward (5 - score)", lambda point: 5.0 - point["metricx_score"]),
         ("penalty", "span penalty of a token", lambda point: point["penalty"]),
@@ -308,16 +310,16 @@ def write_pictures(results: dict[str, Any]) -> list[tuple[str, str]]:
     )
     PICTURES.mkdir(parents=True, exist_ok=True)
     names = []
-    for name, title, value in wanted:
-        drawn = picture(title, "update", partial(_curves, runs, value))
-        if drawn is not None:
-            (PICTURES / f"{name}.svg").write_text(drawn, encoding="utf-8")
+    for name, title, value in curves:
+        svg = chart_image(title, "update", partial(_curves, runs, value))
+        if svg is not None:
+            (PICTURES / f"{name}.svg").write_text(svg, encoding="utf-8")
             names.append((name, title))
     return names
 
 
 def _curves(runs: Sequence[Run], value: Callable[[dict[str, Any]], float], axes: Any) -> int:
-    """A line a run, a colour an arm."""
+    """Draw one line per run, one color per arm; return how many."""
     named: set[str] = set()
     for run in runs:
         points = [(point["update"], value(point)) for point in run["curve"]]

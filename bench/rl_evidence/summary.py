@@ -1,4 +1,4 @@
-"""From the files of the runs to the figures of bench/results/rl_evidence.json."""
+"""Computes the stats of bench/results/rl_evidence.json from the files of the runs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from bench.rl_evidence.arms import HELD_OUT, Arm, Plan
-from trainer.runs.figures import mean_of
-from trainer.runs.runlog import read_jsonl
-from trainer.runs.verbs.paired import bootstrap_differences, paired_standard_error
+from trainer.runs.cli.paired import bootstrap_differences, paired_standard_error
+from trainer.runs.run_log import read_jsonl
+from trainer.runs.stats import mean_of
 from trainer.translation.evaluation.compare import compare_policies
-from trainer.translation.evaluation.quality import reference_figures
+from trainer.translation.evaluation.quality import reference_stats
 
 Line = Mapping[str, Any]
 
@@ -26,24 +26,24 @@ _UNTRANSLATED, _SHORT = 0.5, 0.6
 
 
 def summarise(plan: Plan) -> dict[str, Any]:
-    """Figures of all runs that were trained and measured."""
+    """Return the stats of all runs that were trained and measured."""
     start = _read(plan.folder / "start.json")
     sources = [line["rollout"]["src_text"] for line in read_jsonl(plan.folder / "probe.jsonl")]
-    runs = [run_figures(name, seed, plan, start, sources) for name, seed in _runs(plan)]
+    runs = [run_stats(name, seed, plan, start, sources) for name, seed in _runs(plan)]
     return {
         "held_out": HELD_OUT.name,
         "sources": len(start["sources"]),
         "updates": plan.updates,
         "settings": plan.settings,
-        "start": figures(start["sources"]),
+        "start": compute_stats(start["sources"]),
         "runs": runs,
     }
 
 
-def run_figures(
+def run_stats(
     name: str, seed: int, plan: Plan, start: dict[str, Any], sources: Sequence[str]
 ) -> dict[str, Any]:
-    """One run: its curve, and start against end on the same sources.
+    """Return the stats of one run: its curve, and start against end on the same sources.
 
     sources: of the probe's samples.
     """
@@ -52,8 +52,12 @@ def run_figures(
         int(path.stem.split("-")[1]): _read(path) for path in _measured(folder)
     }
     curve = [
-        {"update": update, "probe_gap": probe_gap(found["probe"]), **figures(found["sources"])}
-        for update, found in sorted(measured.items())
+        {
+            "update": update,
+            "probe_gap": probe_gap(measured_update["probe"]),
+            **compute_stats(measured_update["sources"]),
+        }
+        for update, measured_update in sorted(measured.items())
     ]
     end = measured[max(measured)]
     compared = compare_policies(start["sources"], end["sources"])["all"]
@@ -71,13 +75,13 @@ def run_figures(
         "curve": curve,
         "own_reward": own_change(start["sources"], end["sources"], arm),
         "changes": {
-            figure.key: {
-                "before": figure.first,
-                "after": figure.second,
-                "change": figure.difference,
-                "interval": [figure.low, figure.high],
+            pair_stats.key: {
+                "before": pair_stats.first,
+                "after": pair_stats.second,
+                "change": pair_stats.difference,
+                "interval": [pair_stats.low, pair_stats.high],
             }
-            for figure in compared
+            for pair_stats in compared
         },
         "groups": by_fault(start["sources"], end["sources"]),
         "probe": probe_changes(start["probe"], end["probe"], sources),
@@ -85,9 +89,11 @@ def run_figures(
 
 
 def own_reward(line: Line, arm: Arm) -> float | None:
-    """What the arm rewards, of one translation: w_metricx (5 - MetricX) + w_span times the mean
-    penalty of a token, plus w_omission times the omissions' weights, on one token of all. None
-    where a score that it needs is missing."""
+    """Return an arm's reward of one translation, or None if a needed score is missing.
+
+    w_metricx (5 - MetricX) + w_span times the mean penalty of a token, plus w_omission times the
+    omissions' weights, divided by the number of tokens.
+    """
     reward = 0.0
     if arm.w_metricx:
         if line["metricx_score"] is None:
@@ -105,8 +111,10 @@ def own_reward(line: Line, arm: Arm) -> float | None:
 
 
 def own_change(first: Sequence[Line], last: Sequence[Line], arm: Arm) -> dict[str, Any]:
-    """The arm's own reward before and after, over the sources that have both; `errors`: the change
-    in paired standard errors."""
+    """Return the arm's own reward before and after, over the sources that have both.
+
+    `errors`: the change in paired standard errors.
+    """
     rewards = [(own_reward(a, arm), own_reward(b, arm)) for a, b in zip(first, last, strict=True)]
     both = [(a, b) for a, b in rewards if a is not None and b is not None]
     change = paired_standard_error([b - a for a, b in both])
@@ -120,23 +128,23 @@ def own_change(first: Sequence[Line], last: Sequence[Line], arm: Arm) -> dict[st
     }
 
 
-def figures(lines: Sequence[Line]) -> dict[str, Any]:
-    """Means over the held-out sources, each over those that have it; corpus chrF and BLEU.
+def compute_stats(lines: Sequence[Line]) -> dict[str, Any]:
+    """Return means over the held-out sources that have the value, and chrF and BLEU of the corpus.
 
-    coverage: share that both services scored. korean: share of letters in the target's script, of
+    coverage: share that both services scored. korean: share of letters in the target's script, for
     translations that are not empty.
     """
     texts = [line["mt"] for line in lines]
-    quality = reference_figures([line["pair"] for line in lines], texts, [x["ref"] for x in lines])
+    quality = reference_stats([line["pair"] for line in lines], texts, [x["ref"] for x in lines])
     spans = [line["error_spans"] for line in lines if line["error_spans"] is not None]
     scored = [line["metricx_score"] is not None and line["penalty"] is not None for line in lines]
     return {
         "chrf": quality["chrf"],
         "bleu": quality["bleu"],
         **{key: _mean(lines, key) for key in ("metricx_score", "xcomet_score", "penalty")},
-        "spans": mean_of([len(found) for found in spans]),
+        "spans": mean_of([len(line_spans) for line_spans in spans]),
         "spans_CRITICAL": mean_of(
-            [sum(span["severity"] == "CRITICAL" for span in found) for found in spans]
+            [sum(span["severity"] == "CRITICAL" for span in line_spans) for line_spans in spans]
         ),
         "tokens": _mean(lines, "tokens"),
         "omission": mean_of([x["omission"] for x in lines if x.get("omission") is not None]),
@@ -149,23 +157,28 @@ def figures(lines: Sequence[Line]) -> dict[str, Any]:
 
 
 def start_fault(line: Line) -> str:
-    """What was wrong with a translation of the start policy, as far as plain means can see."""
+    """Return the kind of error in a translation of the start policy that simple rules can
+    detect.
+    """
     if max(line["guards"]["script"], line["guards"]["copy"]) >= _UNTRANSLATED:
         return "untranslated"
     return "short" if len(line["mt"]) <= _SHORT * len(line["ref"]) else "neither"
 
 
 def by_fault(first: Sequence[Line], last: Sequence[Line]) -> dict[str, dict[str, Any]]:
-    """[before, after] of corpus chrF, MetricX and the mean length (characters, as a share of the
-    reference's), for the sources of each `start_fault`."""
-    found: dict[str, dict[str, Any]] = {}
+    """Return [before, after] of some stats for the sources of each `start_fault`.
+
+    The stats are corpus chrF, MetricX and the mean length (characters, as a share of the
+    reference's).
+    """
+    stats_by_fault: dict[str, dict[str, Any]] = {}
     for name in ("untranslated", "short", "neither"):
         chosen = [i for i, line in enumerate(first) if start_fault(line) == name]
         if not chosen:
             continue
         both = [[lines[i] for i in chosen] for lines in (first, last)]
-        means = [figures(lines) for lines in both]
-        found[name] = {
+        means = [compute_stats(lines) for lines in both]
+        stats_by_fault[name] = {
             "sources": len(chosen),
             "chrf": [mean["chrf"] for mean in means],
             "metricx_score": [mean["metricx_score"] for mean in means],
@@ -173,12 +186,13 @@ def by_fault(first: Sequence[Line], last: Sequence[Line]) -> dict[str, dict[str,
                 mean_of([len(line["mt"]) / len(line["ref"]) for line in lines]) for lines in both
             ],
         }
-    return found
+    return stats_by_fault
 
 
 def probe_gap(probe: Sequence[Mapping[str, float]]) -> float:
-    """Mean log-probability of the penalised tokens of the start policy's samples, minus that of
-    their other tokens."""
+    """Return the mean log-probability of the penalized tokens of the start policy's samples,
+    minus that of the others.
+    """
     total = {key: sum(line[key] for line in probe) for key in probe[0]}
     return total["hit_logp"] / total["hit_n"] - total["free_logp"] / total["free_n"]
 
@@ -188,15 +202,19 @@ def probe_changes(
     after: Sequence[Mapping[str, float]],
     sources: Sequence[str],
 ) -> dict[str, Any]:
-    """Mean log-probability (`logp`) and probability (`p`) of penalised (`hit`) and other (`free`)
-    tokens under two policies, and the `gap`: how much more those of penalised tokens changed. 95 %
-    intervals by bootstrap over sources. sources: of each sample."""
-    places = {source: place for place, source in enumerate(dict.fromkeys(sources))}
+    """Return how a policy changed the probabilities of penalized (`hit`) and other (`free`)
+    tokens.
+
+    Mean log-probability (`logp`) and probability (`p`) under two policies, and the `gap`: how much
+    more those of penalized tokens changed. 95 % intervals by bootstrap over sources. sources: of
+    each sample.
+    """
+    index_by_source = {source: index for index, source in enumerate(dict.fromkeys(sources))}
     keys = list(before[0])
-    sums_N2S = np.zeros((len(places), 2, len(keys)))
+    sums_N2S = np.zeros((len(index_by_source), 2, len(keys)))
     for policy, lines in enumerate((before, after)):
         for line, source in zip(lines, sources, strict=True):
-            sums_N2S[places[source], policy] += [line[key] for key in keys]
+            sums_N2S[index_by_source[source], policy] += [line[key] for key in keys]
 
     def mean(kind: str, value: str, sums: Any) -> float:
         return float(sums[keys.index(f"{kind}_{value}")] / max(1.0, sums[keys.index(f"{kind}_n")]))
@@ -205,23 +223,23 @@ def probe_changes(
         return mean("hit", value, sums) - mean("free", value, sums)
 
     start, end = sums_N2S.sum(axis=0)
-    found: dict[str, Any] = {
+    changes: dict[str, Any] = {
         f"{kind}_tokens": int(start[keys.index(f"{kind}_n")]) for kind in ("hit", "free")
     }
     for value in ("logp", "p"):
         parts = {kind: partial(mean, kind, value) for kind in ("hit", "free")}
         for name, score in (parts | {"gap": partial(gap, value)}).items():
             low, high = np.quantile(bootstrap_differences(sums_N2S, score), [0.025, 0.975])
-            found[f"{name}_{value}"] = {
+            changes[f"{name}_{value}"] = {
                 "before": score(start),
                 "after": score(end),
                 "interval": [float(low), float(high)],
             }
-    return found
+    return changes
 
 
 def _runs(plan: Plan) -> list[tuple[str, int]]:
-    """(arm, seed) of what was measured, also by another plan: arm by arm."""
+    """Return (arm, seed) of all measured runs, also of another plan, arm by arm."""
     return [
         (name, int(path.name.removeprefix(f"{name}-")))
         for name in plan.arms

@@ -1,1 +1,1 @@
-"""What each of the five role-play rewards teaches, and what a policy makes of it without one."""
+"""Measures what each of the five role-play rewards teaches, by leaving it out."""

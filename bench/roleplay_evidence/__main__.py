@@ -1,4 +1,4 @@
-"""What do the five role-play rewards teach? Each left out, a control, three seeds.
+"""Measure what the five role-play rewards teach: each left out, a control, three seeds.
 
     python -m bench.roleplay_evidence            # what stands in runs/roleplay_evidence is kept
     python -m bench.roleplay_evidence --only all --only shuffled --seeds 1
@@ -39,7 +39,7 @@ console = Console(stderr=True, highlight=False)
 
 
 def make_start(folder: Path, embedder: str) -> Path:
-    """The policy that all runs begin with, made as the demo makes it; kept where it stands."""
+    """Make the policy that all runs begin with, as the demo does; an existing one is kept."""
     from demo.roleplay.run import GRPO, POLICY, check_template, run_trainer, train_sft
 
     policy = folder / "start-policy"
@@ -54,12 +54,12 @@ def make_start(folder: Path, embedder: str) -> Path:
 
 
 def train(name: str, seed: int, folder: Path, settings: dict[str, object]) -> None:
-    """One run, unless it stands on disk with the same settings."""
+    """Train one run, unless it is on disk with the same settings."""
     arm, run = ARMS[name], run_folder(folder, name, seed)
     chosen = {key: str(value) for key, value in (settings | arm.settings).items()}
     done = folder / f"{run.name}.json"
-    known = {key: value for key, value in chosen.items() if key != "reward.embedding_model"}
-    if done.is_file() and json.loads(done.read_text())["settings"] == known:
+    own_settings = {key: value for key, value in chosen.items() if key != "reward.embedding_model"}
+    if done.is_file() and json.loads(done.read_text())["settings"] == own_settings:
         return
     done.unlink(missing_ok=True)  # of other settings; a run that is broken off does not count
     if name == ALL:
@@ -69,12 +69,12 @@ def train(name: str, seed: int, folder: Path, settings: dict[str, object]) -> No
     chosen |= {"misc.seed": str(seed), "misc.run_dir": str(run), "misc.overwrite": "true"}
     flags = [f"{key}={value}" for key, value in chosen.items()]
     seconds = run_logged(module, CONFIG, flags, folder / f"{run.name}.log", {})
-    done.write_text(json.dumps({"settings": known, "seconds": seconds}), encoding="utf-8")
+    done.write_text(json.dumps({"settings": own_settings, "seconds": seconds}), encoding="utf-8")
     console.print(f"  {seconds:.0f} s")
 
 
 def measure_names(policy: Path, stage: Path, settings: dict[str, object]) -> None:
-    """A policy's replies to turns whose names are in no training; not again where they stand."""
+    """Measure a policy's replies to turns whose names are in no training, unless that is done."""
     from demo.roleplay.run import run_trainer
 
     if (stage / "evaluation.jsonl").is_file():
@@ -84,7 +84,7 @@ def measure_names(policy: Path, stage: Path, settings: dict[str, object]) -> Non
 
 
 def run_plan(folder: Path, runs: list[tuple[str, int]], quick: bool, out: Path) -> None:
-    """All runs, and the results written after each."""
+    """Run all runs; write the results after each."""
     from bench.roleplay_evidence.summary import summarise
     from demo.roleplay.run import ENCODER, steps_of
 

@@ -1,4 +1,4 @@
-"""What is run: all five rewards, each left out, and rewards that belong to other replies."""
+"""Defines the runs: all five rewards, each left out, and rewards that belong to other replies."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COMMON = {"eval.eval_limit": "200"}
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """What is rewarded. left_out: a function that gets no weight."""
+    """Describes what an arm rewards. left_out: a function that gets no weight."""
 
     title: str
     left_out: str | None = None
@@ -29,7 +29,7 @@ class Arm:
 
     @property
     def settings(self) -> dict[str, str]:
-        """Beside COMMON."""
+        """Return the settings besides COMMON."""
         return {} if self.left_out is None else {f"reward.weights.{self.left_out}": "0"}
 
 
@@ -44,15 +44,15 @@ ARMS = {
 
 
 def order(names: list[str], seeds: list[int]) -> list[tuple[str, int]]:
-    """A part of the runs says something, too: one seed of every arm first."""
+    """Return the runs so that the first ones are useful alone: one seed of every arm first."""
     return [(name, seed) for seed in seeds for name in ARMS if not names or name in names]
 
 
 def run_folder(folder: Path, name: str, seed: int) -> Path:
-    """Of one run."""
+    """Return the folder of a run."""
     return folder / f"{name}-{seed}"
 
 
 def names_folder(folder: Path, seed: int | None) -> Path:
-    """Where a run with all functions, or the start (None), is measured on unseen names."""
+    """Return where a run with all functions, or the start (None), is measured on unseen names."""
     return folder / ("start-names" if seed is None else f"{ALL}-{seed}-names")

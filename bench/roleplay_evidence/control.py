@@ -1,9 +1,9 @@
 """The control: `python -m bench.roleplay_evidence.control ARGS` is `python -m trainer ARGS`, but in
-training each reply is paid what another one earned.
+training each reply gets the reward of another one.
 
-All five values of a reply go to one and the same other reply of the batch, whose prompt is another:
-rewards keep their distribution and their cost, and lose their link to the text. Evaluations are the
-true ones: they ask the formulas, not the functions that TRL is given.
+All five values of a reply go to the same other reply of the batch, which has another prompt. So
+rewards keep their distribution and their cost, but do not depend on the text. Evaluations use the
+true rewards: they call the formulas, not the functions that TRL gets.
 """
 
 from __future__ import annotations
@@ -20,29 +20,31 @@ Function = Callable[..., list[float]]
 
 
 def dealt(prompts: Sequence[Any], seed: int) -> list[int]:
-    """For each reply the place of the one whose values it gets: of another prompt where there is
-    one; the same for the same prompts."""
+    """Return for each reply the index of the reply whose values it gets.
+
+    It belongs to another prompt if there is one. The result is the same for the same prompts.
+    """
     names = [str(prompt) for prompt in prompts]
     chance = random.Random(f"{seed} {names}")
     return [
-        chance.choice([k for k, other in enumerate(names) if other != own] or [place])
-        for place, own in enumerate(names)
+        chance.choice([k for k, other in enumerate(names) if other != prompt_name] or [index])
+        for index, prompt_name in enumerate(names)
     ]
 
 
 def shuffled(function: Function, seed: int) -> Function:
-    """The function with its values dealt out anew."""
+    """Return a reward function whose values are dealt to other replies."""
 
     @functools.wraps(function)
     def other(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float]:
         values = function(prompts, completions, **columns)
-        return [values[place] for place in dealt(prompts, seed)]
+        return [values[index] for index in dealt(prompts, seed)]
 
     return other
 
 
 def main() -> None:
-    """Deal the rewards before the trainer takes them."""
+    """Exchange the rewards and run the trainer."""
     from trainer.roleplay import rewards
 
     rewards.REWARDS = tuple(

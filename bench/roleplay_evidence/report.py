@@ -1,4 +1,4 @@
-"""The tables and the picture of docs/evidence.md on role-play, from the results alone."""
+"""Writes the tables and the chart of docs/evidence.md on role-play from the results alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from bench.kit.evidence import (
     write_between,
 )
 from bench.roleplay_evidence.arms import ALL, ARMS, UNSEEN_NAMES
-from scorekit.report.page import picture
+from scorekit.report.page import chart_image
 
 PICTURE = PICTURES / "roleplay.svg"
 BEGIN = "<!-- written by `python -m bench.roleplay_evidence --report` -->"
@@ -32,22 +32,22 @@ Run = dict[str, Any]
 
 
 def show(results: dict[str, Any]) -> None:
-    """The tables on the terminal."""
+    """Print the tables on the terminal."""
     Console(width=160).print(Markdown(tables(results)))
 
 
 def write_page(results: dict[str, Any]) -> None:
     """Put tables and picture into docs/evidence.md."""
     body = tables(results)
-    drawn = picture(TITLE, "update", partial(_curves, results["runs"]))
-    if drawn is not None:
-        PICTURE.write_text(drawn, encoding="utf-8")
+    svg = chart_image(TITLE, "update", partial(_curves, results["runs"]))
+    if svg is not None:
+        PICTURE.write_text(svg, encoding="utf-8")
         body += f"\n\n![{TITLE}](evidence/{PICTURE.name})"
     write_between(BEGIN, END, body)
 
 
 def tables(results: dict[str, Any]) -> str:
-    """All tables, in Markdown."""
+    """Return all tables, in Markdown."""
     parts = [
         f"Held out: {results['turns']} turns of `demo/data/roleplay/final_test.jsonl`; commit "
         f"`{results['machine']['commit']}`.",
@@ -67,39 +67,39 @@ def tables(results: dict[str, Any]) -> str:
 
 
 def seed_parts(runs: Sequence[Run]) -> list[str]:
-    """Tables and sentences by seeds as the unit; none where the control is missing."""
+    """Return tables and sentences with seeds as the unit; an empty list without the control."""
     names = [name for name in ARMS if any(run["arm"] == name for run in runs)]
     control = ARMS["shuffled"].title
     if "shuffled" not in names:
         return []
     parts, verdicts = [], []
-    for what, key, digits in (("weighted sum", "reward", 3), ("chrF", "chrf", 1)):
+    for title, key, digits in (("weighted sum", "reward", 3), ("chrF", "chrf", 1)):
         arms: dict[str, Changes] = {
             ARMS[name].title: {
                 run["seed"]: run["changes"][key]["change"] for run in runs if run["arm"] == name
             }
             for name in names
         }
-        parts += [f"### {what}: change from the start, seeds as the unit"]
+        parts += [f"### {title}: change from the start, seeds as the unit"]
         parts += [seeds_table(arms, control, digits=digits)]
-        verdicts.append(seeds_verdict(what, arms, control))
+        verdicts.append(seeds_verdict(title, arms, control))
     return [*parts, "### What the seeds show", *verdicts]
 
 
 def rewards_table(results: dict[str, Any]) -> str:
-    """The five functions and their sum by the table's weights."""
+    """Return the five functions and their sum by the table's weights."""
     names = ["reward", *results["weights"]]
     head = ["", "seed", "weighted sum", *(f"`{name}`" for name in names[1:]), "of it: name, level"]
 
-    def cells(of: dict[str, Any]) -> list[str]:
-        components = f"{cell(of['character/name'], 2)}, {cell(of['character/speech'], 2)}"
-        return [*(cell(of[name], 3) for name in names), components]
+    def cells(stats: dict[str, Any]) -> list[str]:
+        components = f"{cell(stats['character/name'], 2)}, {cell(stats['character/speech'], 2)}"
+        return [*(cell(stats[name], 3) for name in names), components]
 
     return markdown_table(head, _rows(results, cells))
 
 
 def others_table(results: dict[str, Any]) -> str:
-    """What a policy could buy a reward with."""
+    """Return stats that show how a policy could exploit a reward."""
     keys = {
         "chrF to the reference": ("chrf", 1),
         "copied from the user": ("copied_user", 3),
@@ -112,14 +112,14 @@ def others_table(results: dict[str, Any]) -> str:
         "KL to the start, a token": ("kl_start", 3),
     }
 
-    def cells(of: dict[str, Any]) -> list[str]:
-        return [cell(of[key], digits) for key, digits in keys.values()]
+    def cells(stats: dict[str, Any]) -> list[str]:
+        return [cell(stats[key], digits) for key, digits in keys.values()]
 
     return markdown_table(["", "seed", *keys], _rows(results, cells))
 
 
 def changes_table(results: dict[str, Any]) -> str:
-    """Every run against the start, turn by turn."""
+    """Return every run against the start, turn by turn."""
     names = ["reward", *results["weights"], "chrf"]
     head = ["", "seed", "weighted sum", *(f"`{name}`" for name in names[1:-1]), "chrF"]
     rows = []
@@ -131,8 +131,8 @@ def changes_table(results: dict[str, Any]) -> str:
                 ARMS[run["arm"]].title,
                 str(run["seed"]),
                 *(
-                    f"{of['change']:+.{d}f} ± {of['standard_error']:.{d}f}"
-                    for of, d in zip(changes, digits, strict=True)
+                    f"{change['change']:+.{d}f} ± {change['standard_error']:.{d}f}"
+                    for change, d in zip(changes, digits, strict=True)
                 ),
             ]
         )
@@ -140,31 +140,34 @@ def changes_table(results: dict[str, Any]) -> str:
 
 
 def names_table(results: dict[str, Any]) -> str:
-    """The start, and the runs with all functions."""
+    """Return the start, and the runs with all functions."""
     rows = [
         [
-            "after SFT (the start)" if of["seed"] is None else ARMS[ALL].title,
-            str(of["seed"] or ""),
-            *(cell(of["end"][key], 2) for key in ("character/name", "character/speech")),
-            *(cell(of["end"][key], 3) for key in ("reward_format", "reward")),
+            "after SFT (the start)" if run["seed"] is None else ARMS[ALL].title,
+            str(run["seed"] or ""),
+            *(cell(run["end"][key], 2) for key in ("character/name", "character/speech")),
+            *(cell(run["end"][key], 3) for key in ("reward_format", "reward")),
         ]
-        for of in results["unseen_names"]
+        for run in results["unseen_names"]
     ]
     head = ["", "seed", "name", "level", "`reward_format`", "weighted sum"]
     return markdown_table(head, rows)
 
 
 def examples_table(results: dict[str, Any]) -> str:
-    """One column a turn: they are read from above to below."""
+    """Return a table with one column per turn."""
     examples = results["examples"]
     names = [name for name in ("hurt", "start", *ARMS) if name in examples[0]]
     titles = {"hurt": "as it comes", "start": "after SFT (the start)"}
-    who = [f"{_text(of['user'])} ({of['character']}, {of['level']})" for of in examples]
-    rows = [["reference", *(_text(of["reference"]) for of in examples)]]
+    headers = [
+        f"{_text(example['user'])} ({example['character']}, {example['level']})"
+        for example in examples
+    ]
+    rows = [["reference", *(_text(example["reference"]) for example in examples)]]
     for name in names:
         title = titles.get(name) or ARMS[name].title
-        rows.append([title, *(_text(of[name]) for of in examples)])
-    return markdown_table(["", *who], rows)
+        rows.append([title, *(_text(example[name]) for example in examples)])
+    return markdown_table(["", *headers], rows)
 
 
 def _rows(results: dict[str, Any], cells: Any) -> list[list[str]]:
@@ -178,20 +181,22 @@ def _rows(results: dict[str, Any], cells: Any) -> list[list[str]]:
 
 
 def _text(text: str) -> str:
-    """In a cell of a table: no line breaks, no bars, no markup."""
-    shown = text.replace("\ufffd", "").replace("\n", " / ")
+    """Return a text for a table cell: no line breaks, no bars, no markup."""
+    cleaned = text.replace("\ufffd", "").replace("\n", " / ")
     for mark in "\\|<>*_`":
-        shown = shown.replace(mark, f"\\{mark}")
-    return shown
+        cleaned = cleaned.replace(mark, f"\\{mark}")
+    return cleaned
 
 
 def _curves(runs: Sequence[Run], axes: Any) -> int:
-    """A line a run, a colour an arm; only arms whose rewards have all weights compare."""
-    shown = [run for run in runs if run["arm"] in _COLOURS]
+    """Draw one line per run, one color per arm, for arms whose rewards have all weights; return
+    how many.
+    """
+    shown_runs = [run for run in runs if run["arm"] in _COLOURS]
     named: set[str] = set()
-    for run in shown:
+    for run in shown_runs:
         label = None if run["arm"] in named else ARMS[run["arm"]].title
         named.add(run["arm"])
         values = run["training_reward"]
         axes.plot(range(1, len(values) + 1), values, color=_COLOURS[run["arm"]], label=label)
-    return len(shown)
+    return len(shown_runs)

@@ -1,4 +1,4 @@
-"""From the folders of the runs to the figures of bench/results/roleplay_evidence.json."""
+"""Computes the stats of bench/results/roleplay_evidence.json from the folders of the runs."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 from bench.roleplay_evidence.arms import ALL, ARMS, names_folder, run_folder
 from demo.roleplay.compare import Stage, read_stage
-from trainer.roleplay.reply import CutReply
+from trainer.roleplay.reply import ParsedReply
 from trainer.roleplay.rewards import REWARDS
-from trainer.runs.figures import mean_of
-from trainer.runs.runlog import read_jsonl
-from trainer.runs.verbs.paired import paired_standard_error
+from trainer.runs.cli.paired import paired_standard_error
+from trainer.runs.run_log import read_jsonl
+from trainer.runs.stats import mean_of
 
 Line = Mapping[str, Any]
 
@@ -35,62 +35,64 @@ _LAST = 5  # updates whose training rewards are reported
 
 
 def summarise(folder: Path) -> dict[str, Any]:
-    """All runs that stand in `folder`, and what they began with."""
-    found = [
+    """Return the stats of all runs in `folder`, and of their start."""
+    finished_runs = [
         (name, int(path.stem.removeprefix(f"{name}-")))
         for name in ARMS
         for path in sorted(folder.glob(f"{name}-[0-9]*.json"))
     ]
-    first = read_stage("after SFT", run_folder(folder, *found[0]), first=True)
+    first = read_stage("after SFT", run_folder(folder, *finished_runs[0]), first=True)
     hurt = read_stage("as it comes", folder / "hurt")
     return {
         "turns": len(first.lines),
         "weights": {reward.name: reward.weight for reward in REWARDS},
-        "hurt": figures(hurt),
-        "start": figures(first),
-        "runs": [run_figures(folder, name, seed, first) for name, seed in found],
-        "unseen_names": unseen_names(folder, [seed for name, seed in found if name == ALL]),
-        "examples": examples(folder, hurt, first, found),
+        "hurt": compute_stats(hurt),
+        "start": compute_stats(first),
+        "runs": [run_stats(folder, name, seed, first) for name, seed in finished_runs],
+        "unseen_names": unseen_names(folder, [seed for name, seed in finished_runs if name == ALL]),
+        "examples": examples(folder, hurt, first, finished_runs),
     }
 
 
 def value(line: Line) -> float:
-    """The weighted sum by the weights of the table, whatever the arm was rewarded by."""
+    """Return the weighted sum by the weights of the table, whatever the arm was rewarded by."""
     return sum(reward.weight * float(line["rewards"][reward.name]) for reward in REWARDS)
 
 
-def figures(stage: Stage) -> dict[str, float | None]:
-    """Means over the held-out turns."""
-    found: dict[str, float | None] = {"reward": mean_of([value(line) for line in stage.lines])}
+def compute_stats(stage: Stage) -> dict[str, float | None]:
+    """Return means over the held-out turns."""
+    stats: dict[str, float | None] = {"reward": mean_of([value(line) for line in stage.lines])}
     for reward in REWARDS:
-        found[reward.name] = mean_of([line["rewards"][reward.name] for line in stage.lines])
-    found |= {name: stage.figures.get(name) for name in FIGURES}
-    return found | {"narrations": float(len(narrations(stage.lines)))}
+        stats[reward.name] = mean_of([line["rewards"][reward.name] for line in stage.lines])
+    stats |= {name: stage.stats.get(name) for name in FIGURES}
+    return stats | {"narrations": float(len(narrations(stage.lines)))}
 
 
 def narrations(lines: Sequence[Line]) -> set[str]:
-    """The different narrations of some replies, without the names of their rows."""
-    found = set()
+    """Return the different narrations of some replies, without the names of their rows."""
+    texts = set()
     for line in lines:
-        told = CutReply(line["completion"]).narration
+        narration = ParsedReply(line["completion"]).narration
         for name in (line["character_name"], line["player_name"]):
-            told = told.replace(name, "") if name else told
-        found.add(told)
-    return found
+            narration = narration.replace(name, "") if name else narration
+        texts.add(narration)
+    return texts
 
 
 def unseen_names(folder: Path, seeds: Sequence[int]) -> list[dict[str, Any]]:
-    """The start (seed None) and the runs with all functions, on names that are in no training."""
+    """Return the stats of the start (seed None) and the runs with all functions, on unseen
+    names.
+    """
     stages = [(seed, names_folder(folder, seed)) for seed in (None, *seeds)]
     return [
-        {"seed": seed, "end": figures(read_stage("unseen names", stage))}
+        {"seed": seed, "end": compute_stats(read_stage("unseen names", stage))}
         for seed, stage in stages
         if stage.is_dir()
     ]
 
 
-def run_figures(folder: Path, name: str, seed: int, start: Stage) -> dict[str, Any]:
-    """One run: where it ended, and the paired changes of each reward and of chrF."""
+def run_stats(folder: Path, name: str, seed: int, start: Stage) -> dict[str, Any]:
+    """Return the end of one run, and the paired changes of each reward and of chrF."""
     run = run_folder(folder, name, seed)
     end = read_stage("end", run)
     log = read_jsonl(run / "log.jsonl")
@@ -107,15 +109,15 @@ def run_figures(folder: Path, name: str, seed: int, start: Stage) -> dict[str, A
         "updates": len(log),
         "training_reward": [line["reward_mean"] for line in log],
         "trained": mean_of([line["reward_mean"] for line in log[-_LAST:]]),
-        "end": figures(end),
-        "changes": {key: _change(of) for key, of in changes.items()},
+        "end": compute_stats(end),
+        "changes": {key: _change(differences) for key, differences in changes.items()},
     }
 
 
 def examples(
     folder: Path, hurt: Stage, start: Stage, runs: Sequence[tuple[str, int]]
 ) -> list[dict[str, Any]]:
-    """The first held-out turns, and what the first run of each arm says."""
+    """Return the first held-out turns, and the replies of the first run of each arm."""
     firsts = dict(reversed(runs))
     ends = {name: read_stage(name, run_folder(folder, name, firsts[name])) for name in firsts}
     return [
@@ -134,5 +136,5 @@ def examples(
 
 
 def _change(differences: Sequence[float]) -> dict[str, float | None]:
-    found = paired_standard_error(differences)
-    return {"change": found.mean, "standard_error": found.standard_error}
+    paired = paired_standard_error(differences)
+    return {"change": paired.mean, "standard_error": paired.standard_error}

@@ -1,1 +1,1 @@
-"""How often the Korean rules of the role-play rewards are right, on labeled sentences."""
+"""Measures how often the Korean rules of the role-play rewards are right, on labeled sentences."""

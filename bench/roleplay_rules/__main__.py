@@ -1,4 +1,4 @@
-"""How often are the Korean rules of the role-play rewards right?
+"""Measure how often the Korean rules of the role-play rewards are right.
 
     python -m bench.roleplay_rules [--errors] [--half work]
 
@@ -20,7 +20,7 @@ from trainer.roleplay.korean.questions import asks
 
 
 def main() -> None:
-    """Print the table; with --errors also the sentences that a rule gets wrong."""
+    """Print the table, and with --errors also the sentences that a rule gets wrong."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--errors", action="store_true", help="list the wrong decisions")
     parser.add_argument("--half", choices=HALVES, action="append", help="only this half")

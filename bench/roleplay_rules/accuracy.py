@@ -25,7 +25,7 @@ class LabeledSentence(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """A rule that says yes or no.
+    """A rule that decides yes or no.
 
     file: which sentences it reads. positive: the labels for which yes is right. skipped: labels
     that have no right answer.
@@ -39,7 +39,7 @@ class Decision(NamedTuple):
 
 
 class Accuracy(NamedTuple):
-    """Counts of one decision, and the sentences that it got wrong."""
+    """The counts of one decision, and the sentences that it decided wrongly."""
 
     true_positives: int
     false_positives: int

@@ -1,1 +1,1 @@
-"""What an episode of the search task costs beside its policy and its neighbours."""
+"""Measures the cost of a search episode without its policy and services."""

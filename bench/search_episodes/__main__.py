@@ -1,9 +1,10 @@
-"""What do 1,000 episodes of 7 turns cost, where policy and retriever answer at once?
+"""Measure the cost of 1,000 episodes of 7 turns when policy and retriever answer at once.
 
-Stand-ins in this process: a script as the policy, or a sampler that gives the ids of one (the
-role-play demo's tokenizer and template); pages that are known. So what is left is the driver:
-parsing, records, conversations, ids. Pictures are made of 20 pages of blocks and bars,
-1280 x 720, each once; what one costs, and one crop, is a figure of its own.
+Policy and retriever are fakes in this process. The policy is a script, or a sampler that returns
+the ids of a script (with the role-play demo's tokenizer and template). The answers of the retriever
+are fixed. So the measured cost is that of the driver: parsing, records, conversations, ids. Images
+are made of 20 pages of blocks and bars, 1280 x 720, each once. The cost of one image, and of one
+crop, is a separate number.
 
     python -m bench.search_episodes [--quick]
 """
@@ -23,19 +24,19 @@ from typing import Any
 from PIL import Image, ImageDraw
 from transformers import AutoTokenizer
 
-from bench.common import ROOT, Figure, quiet_logs, run, timed
+from bench.common import ROOT, Measurement, quiet_logs, run, timed
 from scorekit.retrieval.wire import IndexInfo, Page, PageHit, TextBox
 from trainer.chat.config import ChatConfig
 from trainer.rl.config import SamplingConfig
-from trainer.rl.sampler import Sampled
+from trainer.rl.sampler import SampledCompletion
+from trainer.search.images.config import SightConfig
+from trainer.search.images.views import ShownImage, crop_view, page_view
 from trainer.search.records import Question, Trajectory
-from trainer.search.sight.config import SightConfig
-from trainer.search.sight.views import Shown, crop_view, page_view
-from trainer.search.turns.config import EpisodeConfig
-from trainer.search.turns.episode import run_episodes
-from trainer.search.turns.joined import TurnIds
-from trainer.search.turns.policies import Policy, ScriptPolicy, TurnAsked
-from trainer.search.turns.sampled import SampledPolicy
+from trainer.search.rollout.config import EpisodeConfig
+from trainer.search.rollout.episode import run_episodes
+from trainer.search.rollout.episode_tokens import TurnTokenizer
+from trainer.search.rollout.policies import Policy, ScriptPolicy, TurnRequest
+from trainer.search.rollout.sampled import SampledPolicy
 
 TURNS, PAGES = 7, 20
 WIDTH, HEIGHT = 1280, 720
@@ -43,10 +44,10 @@ COMPLETE = "<think>enough</think>\n<search_complete>true</search_complete>"
 
 
 class KnownPages:
-    """A retriever that knows all answers."""
+    """A retriever with fixed answers, which are computed beforehand."""
 
     def __init__(self) -> None:
-        self.pictures = {f"deck_{i}": _picture(i) for i in range(1, PAGES + 1)}
+        self.images = {f"deck_{i}": _slide_image(i) for i in range(1, PAGES + 1)}
         self._hits = [_hit(f"deck_{i}", i) for i in range(1, PAGES + 1)]
 
     def info(self) -> IndexInfo:
@@ -74,11 +75,11 @@ class KnownPages:
             for i in range(1, 17)
         ]
         hit = self._hits[int(page_id[5:]) - 1]
-        told = hit.model_dump(exclude={"rank", "score"})
-        return Page(**told, boxes=lines)
+        hit_fields = hit.model_dump(exclude={"rank", "score"})
+        return Page(**hit_fields, boxes=lines)
 
     def image(self, page_id: str) -> bytes:
-        return self.pictures[page_id]
+        return self.images[page_id]
 
 
 def _hit(page_id: str, number: int) -> PageHit:
@@ -94,8 +95,8 @@ def _hit(page_id: str, number: int) -> PageHit:
     )
 
 
-def _picture(seed: int) -> bytes:
-    """A slide: blocks of colour, and lines of small bars as letters are."""
+def _slide_image(seed: int) -> bytes:
+    """Return a slide: blocks of color, and lines of small bars in place of letters."""
     numbers = random.Random(seed)
     slide = Image.new("RGB", (WIDTH, HEIGHT), "white")
     pen = ImageDraw.Draw(slide)
@@ -111,11 +112,11 @@ def _picture(seed: int) -> bytes:
     return written.getvalue()
 
 
-def searching(one: TurnAsked) -> str:
-    """Searches on each turn, the last one of which completes."""
-    if one.turn == TURNS:
+def searching(request: TurnRequest) -> str:
+    """Search on each turn, and complete on the last one."""
+    if request.turn == TURNS:
         return COMPLETE
-    number = int(one.trajectory_id.partition("/")[0]) * 3 + one.turn * 11
+    number = int(request.trajectory_id.partition("/")[0]) * 3 + request.turn * 11
     return _text(number % PAGES)
 
 
@@ -123,46 +124,46 @@ def _text(number: int) -> str:
     return f"<think>{'word ' * 40}</think>\n<search>{number}</search>"
 
 
-def questions(quick: bool) -> Iterator[Figure]:
-    """Seconds and memory of a run, milliseconds of its parts."""
+def questions(quick: bool) -> Iterator[Measurement]:
+    """Yield seconds and memory of a run, milliseconds of its parts."""
     episodes = 100 if quick else 1000
     pages = KnownPages()
-    yield from _pictures(pages)
+    yield from _images(pages)
     script = ScriptPolicy(searching)
     yield from _driver(pages, episodes, "image", lambda: script, quick)
     yield from _driver(pages, episodes, "text", lambda: script, quick)
     yield from _driver(pages, episodes, "text", _of_ids, quick)
 
 
-def _pictures(pages: KnownPages) -> Iterator[Figure]:
+def _images(pages: KnownPages) -> Iterator[Measurement]:
     sight = SightConfig()
     image = pages.image("deck_1")
-    shown = page_view("deck_1", image, sight)
+    full_page = page_view("deck_1", image, sight)
     numbers = random.Random(0)
 
-    def crop() -> Shown:
+    def crop() -> ShownImage:
         x, y = numbers.randrange(500), numbers.randrange(250)
-        cut = crop_view(shown.view, (x, y, x + 200, y + 120), image, sight)
-        assert isinstance(cut, Shown)
+        cut = crop_view(full_page.view, (x, y, x + 200, y + 120), image, sight)
+        assert isinstance(cut, ShownImage)
         return cut
 
     page_ms = _median_ms(lambda: page_view("deck_1", image, sight))
-    yield Figure("a page: read, resized to 840 x 448, written as PNG", page_ms, "ms")
-    yield Figure("a crop: the same of a part of it", _median_ms(crop), "ms")
+    yield Measurement("a page: read, resized to 840 x 448, written as PNG", page_ms, "ms")
+    yield Measurement("a crop: the same of a part of it", _median_ms(crop), "ms")
 
 
 def _median_ms(work: Callable[[], Any]) -> float:
-    """Of processor time."""
-    taken = []
+    """Return the median milliseconds of processor time."""
+    times = []
     for _ in range(21):
-        began = time.process_time()
+        started = time.process_time()
         work()
-        taken.append(time.process_time() - began)
-    return 1000 * statistics.median(taken)
+        times.append(time.process_time() - started)
+    return 1000 * statistics.median(times)
 
 
 class KnownSampler:
-    """Draws the ids of the script's turns at once: a new query, until the last turn."""
+    """A sampler that returns the script's ids at once: a new query each turn, then the end."""
 
     def __init__(self, tokenizer: Any) -> None:
         texts = [_text(number) for number in range(PAGES)] + [COMPLETE]
@@ -171,23 +172,23 @@ class KnownSampler:
         self._stop = tokenizer.eos_token_id
 
     def sample(
-        self, prompts: Sequence[Sequence[int]], gen_cfg: SamplingConfig, **told: Any
-    ) -> Iterator[tuple[int, list[Sampled]]]:
+        self, prompts: Sequence[Sequence[int]], gen_cfg: SamplingConfig, **options: Any
+    ) -> Iterator[tuple[int, list[SampledCompletion]]]:
         for i, ids in enumerate(prompts):
             turn = ids.count(self._stop) // 2  # one ends the system's message, one the question
-            drawn = self._ids[-1 if turn == TURNS else (i * 3 + turn * 11) % PAGES]
-            yield i, [Sampled(drawn, [-1.0] * len(drawn))]
+            page_ids = self._ids[-1 if turn == TURNS else (i * 3 + turn * 11) % PAGES]
+            yield i, [SampledCompletion(page_ids, [-1.0] * len(page_ids))]
 
-    def sync(self, model: Any, update: int) -> None:
-        """There is nothing to sync."""
+    def sync_weights(self, model: Any, update: int) -> None:
+        """Do nothing: there are no weights."""
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: nothing is open."""
 
 
 def _of_ids() -> Policy:
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "demo/models/roleplay_policy")
-    ids = TurnIds(tokenizer, ChatConfig(), None, [tokenizer.eos_token_id])
+    ids = TurnTokenizer(tokenizer, ChatConfig(), None, [tokenizer.eos_token_id])
     sampler = KnownSampler(tokenizer)
     return SampledPolicy(sampler, ids, SamplingConfig(), name="ids", context=2**20)
 
@@ -198,26 +199,26 @@ def _driver(
     observation: str,
     policy: Callable[[], Policy],
     quick: bool,
-) -> Iterator[Figure]:
-    asked = [
+) -> Iterator[Measurement]:
+    jobs = [
         Question(id=str(i), question=f"What is {i}?", reference_answer="", gold=("deck_1",))
         for i in range(episodes)
     ]
-    told = {"max_turns": TURNS, "max_response_length": 10**6, "observation": observation}
-    cfg = EpisodeConfig.model_validate(told)
-    kept: list[Trajectory] = []
+    config = {"max_turns": TURNS, "max_response_length": 10**6, "observation": observation}
+    cfg = EpisodeConfig.model_validate(config)
+    finished: list[Trajectory] = []
     stored: set[str] = set()
 
     def once() -> None:
-        kept.clear()
+        finished.clear()
         run_episodes(
-            asked,
+            jobs,
             policy(),
             pages,
             cfg,
             new_id=lambda question, sample: f"{question.id}/{sample}",
-            on_done=kept.append,
-            keep_picture=lambda name, png: stored.add(name),
+            on_done=finished.append,
+            save_image=lambda name, png: stored.add(name),
         )
 
     gc.collect()
@@ -225,26 +226,26 @@ def _driver(
     before = _memory_mib("VmRSS")
     wall_s, cpu_s = [], []
     for _ in range(1 if quick else 3):
-        began = time.process_time()
+        started = time.process_time()
         wall_s.append(timed(once))
-        cpu_s.append(time.process_time() - began)
+        cpu_s.append(time.process_time() - started)
     peak = _memory_mib("VmHWM") - before
     turns = episodes * TURNS
-    assert all(one.end == "complete" and len(one.turns) == TURNS for one in kept)
+    assert all(episode.end == "complete" and len(episode.turns) == TURNS for episode in finished)
     page_ms = _median_ms(lambda: page_view("d", pages.image("deck_1"), cfg.sight))
-    yield Figure(
+    yield Measurement(
         f"{episodes:,} episodes of {TURNS} turns, {policy().name}, observation {observation}",
         statistics.median(cpu_s),
         "s of processor time",
         note=f"of it up to {len(stored) * page_ms / 1000:.1f} s for {len(stored)} pages",
         details={"cpu_s": cpu_s, "wall_s": wall_s},
     )
-    yield Figure("  a turn", 1000 * statistics.median(cpu_s) / turns, "ms")
-    yield Figure("  memory above the start, at its peak", peak, "MiB")
+    yield Measurement("  a turn", 1000 * statistics.median(cpu_s) / turns, "ms")
+    yield Measurement("  memory above the start, at its peak", peak, "MiB")
 
 
 def _memory_mib(name: str) -> float:
-    """Of this process, from Linux's own count."""
+    """Return the memory of this process, from Linux's own count."""
     with open("/proc/self/status", encoding="ascii") as lines:
         return next(int(line.split()[1]) for line in lines if line.startswith(name)) / 1024
 

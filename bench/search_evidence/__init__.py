@@ -1,1 +1,3 @@
-"""What a searcher learns from which reward, and that it learns nothing from rewards of others."""
+"""Measures what a searcher learns from which reward, and that it learns nothing from shuffled
+rewards.
+"""

@@ -1,4 +1,4 @@
-"""What does a searcher learn from which reward? Rewards, losses and controls, three seeds each.
+"""Measure what a searcher learns from which reward: rewards, losses, controls, three seeds each.
 
     python -m bench.search_evidence            # what stands in runs/search_evidence is kept
     python -m bench.search_evidence --only both --only rows --seeds 1
@@ -50,14 +50,20 @@ console = Console(stderr=True, highlight=False)
 
 
 @contextmanager
-def neighbours(folder: Path, sets: Sequence[str]) -> Iterator[dict[str, dict[str, str]]]:
-    """URLs of each set's index, the judge by rules, and both generators, for all runs together."""
+def running_services(folder: Path, sets: Sequence[str]) -> Iterator[dict[str, dict[str, str]]]:
+    """Start the services that all runs share, and yield their URLs by set.
+
+    They are each set's index, the judge by rules, and both generators.
+    """
     with ExitStack() as running:
         judge = running.enter_context(running_service("judge", folder))
-        yield {of: {"judge": judge, **_places(folder, SETS[of], running)} for of in sets}
+        yield {
+            set_name: {"judge": judge, **_set_urls(folder, SETS[set_name], running)}
+            for set_name in sets
+        }
 
 
-def _places(folder: Path, of: MeasuredSet, running: ExitStack) -> dict[str, str]:
+def _set_urls(folder: Path, measured_set: MeasuredSet, running: ExitStack) -> dict[str, str]:
     from bench.search_evidence.knowing import NAME as KNOWING
     from bench.search_evidence.knowing import KnowingAnswerer
     from demo.search.answering import Answerer
@@ -66,13 +72,15 @@ def _places(folder: Path, of: MeasuredSet, running: ExitStack) -> dict[str, str]
     from demo.search.make_corpus import TRAIN
     from demo.search.run import ingest
 
-    index = folder / f"index{of.ending}"
+    index = folder / f"index{measured_set.ending}"
     if not index.is_dir():
-        ingest(index, *of.corpora)
-    logs = folder / f"services{of.ending}" if of.ending else folder
+        ingest(index, *measured_set.corpora)
+    logs = folder / f"services{measured_set.ending}" if measured_set.ending else folder
     logs.mkdir(exist_ok=True)
-    reading = create_app(answerer=Answerer(of.corpora, of.keys))
-    knows = KnowingAnswerer((TRAIN, of.questions), of.corpora, of.keys)
+    reading = create_app(answerer=Answerer(measured_set.corpora, measured_set.keys))
+    knows = KnowingAnswerer(
+        (TRAIN, measured_set.questions), measured_set.corpora, measured_set.keys
+    )
     knowing = create_app(name=KNOWING, answerer=knows)
     started = running.enter_context
     return {
@@ -84,8 +92,10 @@ def _places(folder: Path, of: MeasuredSet, running: ExitStack) -> dict[str, str]
 
 @contextmanager
 def workers(plan: Plan) -> Iterator[ProcessPoolExecutor]:
-    """Processes that train and measure. Where this one is ended, so are they: a run under way is
-    not done, and begins anew the next time."""
+    """Start the processes that train and measure; they end when this process is interrupted.
+
+    A run that was interrupted does not count as done, and starts from the beginning the next time.
+    """
     context, log = get_context("spawn"), plan.folder / "runs.log"
     with ProcessPoolExecutor(SIDE_BY_SIDE, context, begin_worker, (log,)) as pool:
         try:
@@ -109,44 +119,44 @@ def check_policy(plan: Plan) -> None:
 def measure_starts(
     plan: Plan, pool: ProcessPoolExecutor, urls: Mapping[str, Mapping[str, str]]
 ) -> None:
-    """Of each policy that some run begins with, by the generator that answers there."""
+    """Measure each policy that a run starts from, with the generator of that set."""
     from bench.search_evidence.control import random_policy
 
-    arms = {arm.began: arm for arm in (ARMS[name] for name, _ in plan.runs)}
+    arms = {arm.start_name: arm for arm in (ARMS[name] for name, _ in plan.runs)}
     missing = [
-        (arm, of, path)
+        (arm, set_name, path)
         for arm in arms.values()
-        for of in plan.sets
-        if not (path := start_path(plan.folder, arm.began, of)).is_file()
+        for set_name in plan.sets
+        if not (path := start_path(plan.folder, arm.start_name, set_name)).is_file()
     ]
     weights = plan.folder / "random-policy"
     if any(arm.start == "random" for arm, _, _ in missing) and not weights.is_dir():
         pool.submit(random_policy, plan.policy, weights, 1).result()
-    found = [
+    futures = [
         pool.submit(
             measure,
             plan,
             arm,
-            of,
-            services_of(arm, urls, plan.folder)[of],
+            set_name,
+            services_of(arm, urls, plan.folder)[set_name],
             start_of(plan, arm),
             path,
         )
-        for arm, of, path in missing
+        for arm, set_name, path in missing
     ]
-    for one in found:
-        one.result()
+    for future in futures:
+        future.result()
 
 
 def run_plan(plan: Plan, out: Path) -> None:
-    """All runs, and the results written after each."""
+    """Run all runs; write the results after each."""
     from bench.search_evidence.summary import summarise
 
     before = machine()
     plan.folder.mkdir(parents=True, exist_ok=True)
     check_policy(plan)
     os.environ.update(child_environment())
-    with neighbours(plan.folder, plan.sets) as urls, workers(plan) as pool:
+    with running_services(plan.folder, plan.sets) as urls, workers(plan) as pool:
         measure_starts(plan, pool, urls)
         jobs = [
             Job(plan, name, seed, services_of(ARMS[name], urls, plan.folder))

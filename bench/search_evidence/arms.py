@@ -1,4 +1,4 @@
-"""What is run: rewards, losses, and controls; an arm differs from `both` in one thing."""
+"""Defines the runs: rewards, losses, and controls. An arm differs from `both` in one thing."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ Knowledge = Literal["nothing", "half"]
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """settings: beside COMMON. first: of a stage in front, which has half of the updates.
+    """Describes what an arm rewards.
 
-    dealt: whose rewards episodes get. start: the weights that it begins with. knows: what the
-    generator knows without any picture. further: asked when all seeds of the others are done.
+    settings: changes to COMMON. first: further settings of a first stage, which gets half of the
+    updates. dealt: how rewards are exchanged between episodes. start: the first weights. knows:
+    what the generator knows without any image. further: run after all seeds of the others.
     """
 
     title: str
@@ -49,12 +50,12 @@ class Arm:
 
     @property
     def stages(self) -> tuple[tuple[str, ...], ...]:
-        """Settings of each training, in order; each begins with what the one before has left."""
+        """Return the settings of each training, in order. Each continues the one before."""
         return ((*self.settings, *self.first), self.settings) if self.first else (self.settings,)
 
     @property
-    def began(self) -> str:
-        """Name of the measurement that this arm is held against."""
+    def start_name(self) -> str:
+        """Return the name of the measurement that this arm is compared with."""
         return f"start-{self.start}-{self.knows}"
 
 
@@ -85,8 +86,10 @@ ARMS = {
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be run. settings: beside COMMON, of a small run. limit: of the questions of each
-    of the `sets`."""
+    """Describes what is run.
+
+    settings: changes to COMMON for a small run. limit: number of questions of each of the `sets`.
+    """
 
     runs: tuple[tuple[str, int], ...]
     folder: Path
@@ -98,12 +101,14 @@ class Plan:
 
 
 def make_plan(quick: bool, only: Sequence[str], seeds: Sequence[int], policy: Path) -> Plan:
-    """One seed of every arm first: a part of the runs says something, too. A quick plan is for
-    trying things, so that it keeps away from the final test."""
+    """Return a plan with one seed of every arm first, so that the first runs are useful alone.
+
+    A quick plan is for trying things, so it does not use the final test.
+    """
     names = [name for name in ARMS if not only or name in only]
     if quick:
-        few = tuple((name, seeds[0]) for name in (names if only else ("both", "rows")))
+        selected = tuple((name, seeds[0]) for name in (names if only else ("both", "rows")))
         small = ("rl.batch_size=3", "rollout.n_agent=4")
-        return Plan(few, WORK / "search_evidence", policy, 2, 6, small, (HELD_OUT,))
+        return Plan(selected, WORK / "search_evidence", policy, 2, 6, small, (HELD_OUT,))
     runs = [(name, seed) for seed in seeds for name in names]
     return Plan(tuple(sorted(runs, key=lambda run: ARMS[run[0]].further)), RUNS, policy)

@@ -1,8 +1,8 @@
-"""The controls: rewards that belong to other episodes, and weights that were never taught.
+"""The controls: rewards that belong to other episodes, and weights that were never trained.
 
-They are made around the trainer, which has no such switch: its collector gives a batch in which
-every episode has its own reward, and here they are dealt anew before advantages are made of them.
-What the log says of rewards is of the true ones.
+The trainer has no switch for them, so they are built around it. Its collector returns a batch in
+which every episode has its own reward. Here the rewards are exchanged before advantages are
+computed from them. The log still has the stats of the true rewards.
 """
 
 from __future__ import annotations
@@ -16,21 +16,23 @@ from unittest.mock import patch
 from bench.search_evidence.arms import Dealt
 from scorekit.files import replacing_folder
 from trainer.rl.sampler import Sampler
-from trainer.runs.runlog import Clock
+from trainer.runs.run_log import PhaseTimer
 from trainer.search.training import train
 from trainer.search.training.collector import EpisodeCollector, SearchBatch
 
 
 def by_chance(lengths: Sequence[int], seed: str) -> list[int]:
-    """For each row the row whose reward it gets: all rows of the update in any order."""
+    """Return for each row the row whose reward it gets: all rows of the update in random order."""
     rows = list(range(len(lengths)))
     random.Random(seed).shuffle(rows)
     return rows
 
 
 def by_row(lengths: Sequence[int], seed: str) -> list[int]:
-    """The same of a batch that was put in the order of its lengths before rewards, which are still
-    in the order of the questions, were written to it row by row."""
+    """Return the episode whose reward each episode gets, if rewards are dealt by row.
+
+    A batch sorted by length would get them so if they were written in question order.
+    """
     ordered = sorted(range(len(lengths)), key=lambda row: lengths[row])
     paid = [0] * len(lengths)
     for row, episode in enumerate(ordered):
@@ -43,15 +45,15 @@ RULES = {"chance": by_chance, "row": by_row}
 
 def deal(batch: SearchBatch, dealt: Dealt, seed: str) -> None:
     """Give the episodes that are learned from one another's rewards."""
-    rows = RULES[dealt]([batch.rollouts[place].length for place in batch.kept], seed)
-    paid = [batch.rewards[batch.kept[row]].reward for row in rows]
-    for place, reward in zip(batch.kept, paid, strict=True):
-        batch.rewards[place] = batch.rewards[place].model_copy(update={"reward": reward})
+    rows = RULES[dealt]([batch.rollouts[index].length for index in batch.scored_indices], seed)
+    paid = [batch.rewards[batch.scored_indices[row]].reward for row in rows]
+    for index, reward in zip(batch.scored_indices, paid, strict=True):
+        batch.rewards[index] = batch.rewards[index].model_copy(update={"reward": reward})
 
 
 @contextmanager
 def dealing(dealt: Dealt | None) -> Iterator[None]:
-    """Trainings inside have their rewards dealt so; None: they are as they are."""
+    """Change the rewards of all trainings within the block; None changes nothing."""
     if dealt is None:
         yield
         return
@@ -59,7 +61,7 @@ def dealing(dealt: Dealt | None) -> Iterator[None]:
     rule = dealt
 
     class Dealing(EpisodeCollector):
-        def collect(self, sampler: Sampler, update: int, clock: Clock) -> SearchBatch | None:
+        def collect(self, sampler: Sampler, update: int, clock: PhaseTimer) -> SearchBatch | None:
             batch = super().collect(sampler, update, clock)
             if batch is not None:
                 deal(batch, rule, f"{self.cfg.misc.seed}-{update}")
@@ -70,7 +72,7 @@ def dealing(dealt: Dealt | None) -> Iterator[None]:
 
 
 def random_policy(like: Path, folder: Path, seed: int) -> None:
-    """Weights of the same architecture as they are drawn first, with the same tokenizer."""
+    """Write a policy of the same architecture with new random weights and the same tokenizer."""
     import torch
     from transformers import (
         AutoConfig,

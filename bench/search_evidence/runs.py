@@ -1,4 +1,4 @@
-"""One run: its trainings, one behind the other, and what the policy does on each set."""
+"""Runs the trainings of one run in order, and measures its policy on each set."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ Services = Mapping[str, Sequence[str]]
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """name, seed: of the run. services: where they are changes nothing."""
+    """One run to train and measure. name, seed: of the run.
+
+    services: the settings that name them. Their addresses do not change the results.
+    """
 
     plan: Plan
     name: str
@@ -37,17 +40,17 @@ class Job:
 
     @property
     def arm(self) -> Arm:
-        """What is tried."""
+        """Return the job's arm."""
         return ARMS[self.name]
 
     @property
     def folder(self) -> Path:
-        """Of the run."""
+        """Return the folder of the run."""
         return self.plan.folder / f"{self.name}-{self.seed}"
 
     @property
     def stages(self) -> list[list[str]]:
-        """All settings of each training, but places."""
+        """Return all settings of each training, except paths."""
         stages = self.arm.stages
         updates = self.plan.updates // len(stages)
         return [
@@ -63,29 +66,31 @@ class Job:
 
     @property
     def is_trained(self) -> bool:
-        """Whether it stands on disk, of these settings."""
+        """Return whether the trained policy is on disk with the same settings."""
         done = self.folder / "run.json"
         return done.is_file() and json.loads(done.read_text("utf-8"))["stages"] == self.stages
 
     @property
     def unmeasured(self) -> list[str]:
-        """The sets of which it has no measurement."""
+        """Return the sets that are not measured yet."""
         return [n for n in self.plan.sets if not measured_path(self.folder, n).is_file()]
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing is left to do."""
+        """Return whether training and all measurements are done."""
         return self.is_trained and not self.unmeasured
 
 
-def measured_path(run: Path, of: str) -> Path:
-    """Where a run's measurement on a set stands."""
-    return run / f"measured{SETS[of].ending}.jsonl"
+def measured_path(run: Path, set_name: str) -> Path:
+    """Return the file of a run's measurement on a set."""
+    return run / f"measured{SETS[set_name].ending}.jsonl"
 
 
-def start_path(folder: Path, began: str, of: str) -> Path:
-    """Where the measurement stands that arms are held against, in the folder of a plan."""
-    return folder / f"{began}{SETS[of].ending}.jsonl"
+def start_path(folder: Path, start: str, set_name: str) -> Path:
+    """Return the file of a start's measurement, which arms are compared with, in a plan's
+    folder.
+    """
+    return folder / f"{start}{SETS[set_name].ending}.jsonl"
 
 
 def begin_worker(path: Path) -> None:
@@ -97,47 +102,60 @@ def begin_worker(path: Path) -> None:
 
 
 def start_of(plan: Plan, arm: Arm) -> Path:
-    """The policy that an arm begins with."""
+    """Return the policy that an arm begins with."""
     return plan.policy if arm.start == "warm" else plan.folder / "random-policy"
 
 
 def services_of(arm: Arm, urls: Mapping[str, Mapping[str, str]], folder: Path) -> Services:
-    """urls: of each set its retriever, judge, reading and knowing generator."""
+    """Return the settings that name the services of each set.
+
+    urls: by set, the URLs of its retriever, its judge, and of both generators (reading and
+    knowing).
+    """
     name = READING if arm.knows == "nothing" else KNOWING
     return {
-        of: (
-            f"retriever.url={places['retriever']}",
-            f"answering.judge.url={places['judge']}",
-            f"answering.generator.base_url={places[name]}/v1",
+        set_name: (
+            f"retriever.url={set_urls['retriever']}",
+            f"answering.judge.url={set_urls['judge']}",
+            f"answering.generator.base_url={set_urls[name]}/v1",
             f"answering.generator.model={name}",
-            f"answering.answers={folder / f'answers{SETS[of].ending}.sqlite'}",
+            f"answering.answers={folder / f'answers{SETS[set_name].ending}.sqlite'}",
         )
-        for of, places in urls.items()
+        for set_name, set_urls in urls.items()
     }
 
 
 def run_job(job: Job) -> float:
-    """Train what is not trained, and measure what is not measured; the seconds of both. Raises
-    UserError where a training ends early, or has left no checkpoint."""
-    began, told = time.monotonic(), None
+    """Train and measure what is missing of a run, and return the seconds of both.
+
+    Raises UserError if a training ends early or leaves no checkpoint.
+    """
+    started, record = time.monotonic(), None
     if not job.is_trained:
         train(job)
-        told = {"stages": job.stages, "train_s": time.monotonic() - began}
+        record = {"stages": job.stages, "train_s": time.monotonic() - started}
     policy = next(iter(checkpoints(job.folder / f"stage-{len(job.stages) - 1}/checkpoints")), None)
     if policy is None:
         raise UserError(f"{job.folder}: no checkpoint to measure; remove it to train anew")
-    for of in job.unmeasured:
-        measure(job.plan, job.arm, of, job.services[of], policy, measured_path(job.folder, of))
-    taken = time.monotonic() - began
-    if told is not None:
-        write_atomic(job.folder / "run.json", json.dumps(told | {"s": taken}, indent=1))
+    for set_name in job.unmeasured:
+        measure(
+            job.plan,
+            job.arm,
+            set_name,
+            job.services[set_name],
+            policy,
+            measured_path(job.folder, set_name),
+        )
+    seconds = time.monotonic() - started
+    if record is not None:
+        write_atomic(job.folder / "run.json", json.dumps(record | {"s": seconds}, indent=1))
         for state in job.folder.glob("stage-*/checkpoints/*/optimizer*"):
             state.unlink()
-    return taken
+    return seconds
 
 
 def train(job: Job) -> None:
-    """All stages of a run, on the documents and questions of training."""
+    """Train all stages of a run, on the documents and questions of training."""
     from bench.search_evidence.control import dealing
     from trainer.search.data import load_train
     from trainer.search.training.train import run_search
@@ -145,54 +163,58 @@ def train(job: Job) -> None:
     shutil.rmtree(job.folder, ignore_errors=True)
     policy = start_of(job.plan, job.arm)
     for number, settings in enumerate(job.stages):
-        place = [f"misc.run_dir={job.folder / f'stage-{number}'}", f"policy.path={policy}"]
-        cfg = load_config(SearchConfig, CONFIG, [*settings, *job.services[HELD_OUT], *place])
+        run_settings = [f"misc.run_dir={job.folder / f'stage-{number}'}", f"policy.path={policy}"]
+        cfg = load_config(SearchConfig, CONFIG, [*settings, *job.services[HELD_OUT], *run_settings])
         with dealing(job.arm.dealt):
-            found = run_search(load_train(cfg), {}, cfg)
-        if found.stopped or found.checkpoint is None:
-            raise UserError(f"{job.name}, seed {job.seed}: {found.stopped or 'no checkpoint'}")
-        policy = found.checkpoint
+            artifacts = run_search(load_train(cfg), {}, cfg)
+        if artifacts.stopped or artifacts.checkpoint is None:
+            raise UserError(f"{job.name}, seed {job.seed}: {artifacts.stopped or 'no checkpoint'}")
+        policy = artifacts.checkpoint
 
 
 def measure(
-    plan: Plan, arm: Arm, of: str, services: Sequence[str], policy: Path, out: Path
+    plan: Plan, arm: Arm, set_name: str, services: Sequence[str], policy: Path, out: Path
 ) -> None:
-    """A greedy episode of each question of a set; a line of figures for each."""
+    """Play a greedy episode of each question of a set; write a line of stats for each."""
     from trainer.search.data import load_held_out
-    from trainer.search.episodes import Episodes
-    from trainer.search.local import local_policy
-    from trainer.search.neighbours import services as met
+    from trainer.search.episode_runner import EpisodeRunner
+    from trainer.search.local_policy import local_policy
+    from trainer.search.services import open_services as met
     from trainer.search.trajectories.store import FOLDER, TrajectoryStore
 
     folder = out.with_suffix("")
     shutil.rmtree(folder, ignore_errors=True)
     of_arm = [key for key in arm.settings if key.startswith("answering.")]
-    place = [f"misc.run_dir={folder}", f"policy.path={policy}", "misc.threads=1"]
-    place += [f"data.eval={SETS[of].questions}"]
-    cfg = load_config(SearchConfig, CONFIG, [*of_arm, *YARDSTICK, *services, *place])
+    run_settings = [f"misc.run_dir={folder}", f"policy.path={policy}", "misc.threads=1"]
+    run_settings += [f"data.eval={SETS[set_name].questions}"]
+    cfg = load_config(SearchConfig, CONFIG, [*of_arm, *YARDSTICK, *services, *run_settings])
     (questions,) = load_held_out(cfg).values()
     store = TrajectoryStore(folder / FOLDER, f"{out.parent.name}-{out.stem}-{time.time_ns()}")
-    with met(cfg, run=store.run, pictures=store.picture) as around:
-        episodes = Episodes(cfg, around.retriever, around.stream, store)
-        asked = list(enumerate(questions[: plan.limit]))
+    with met(cfg, run=store.run, load_image=store.read_image) as services_open:
+        episodes = EpisodeRunner(cfg, services_open.retriever, services_open.stream, store)
+        numbered_questions = list(enumerate(questions[: plan.limit]))
         greedy = cfg.model_copy(update={"generation": cfg.eval_generation()})
-        ended = episodes.run(local_policy(greedy), asked, step=0, kind="held-out-")
-        final = episodes.rewarded(0, ended)
+        episodes_ended = episodes.run(
+            local_policy(greedy), numbered_questions, step=0, kind="held-out-"
+        )
+        final = episodes.collect_rewards(0, episodes_ended)
     store.write_step(0, list(final.values()))
-    lines = [json.dumps(line_of(one), ensure_ascii=False) + "\n" for one in final.values()]
+    lines = [json.dumps(line_of(episode), ensure_ascii=False) + "\n" for episode in final.values()]
     write_atomic(out, "".join(lines))
 
 
 def line_of(episode: Any) -> dict[str, Any]:
-    """Of a rewarded episode: its question, its figures, and which turns were of no use."""
+    """Return the stats of a rewarded episode: its question, its results, and which turns were
+    of no use.
+    """
     from trainer.search.evaluation.episode_values import values_of
 
-    asked = episode.question
+    question = episode.question
     reasons = [turn.reason for turn in episode.turns if turn.action == "invalid"]
     return {
-        "question": asked.id,
-        "document": asked.file_name,
-        "type": asked.question_type,
+        "question": question.id,
+        "document": question.file_name,
+        "type": question.question_type,
         "end": episode.end,
         "reasons": reasons,
         **values_of(episode),

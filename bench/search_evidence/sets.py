@@ -1,17 +1,19 @@
-"""What every policy is measured on: questions about documents of which no training asks."""
+"""Defines the sets that every policy is measured on: questions about documents outside all
+trainings.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import NamedTuple
 
-from demo.search.keys import FINAL_KEYS, KEYS
+from demo.search.answer_keys import FINAL_KEYS, KEYS
 from demo.search.make_corpus import FINAL_TEST, HELDOUT
 from demo.search.reading import CORPUS, FINAL_CORPUS
 
 
 class MeasuredSet(NamedTuple):
-    """corpora: all that its index holds. ending: of the names of its files."""
+    """A set to measure on. corpora: all that its index has. ending: of the names of its files."""
 
     title: str
     questions: Path

@@ -1,4 +1,4 @@
-"""From the files of the runs to the figures of bench/results/search_evidence.json."""
+"""Computes the stats of bench/results/search_evidence.json from the files of the runs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import numpy as np
 
 from bench.search_evidence.arms import ARMS, Plan
 from bench.search_evidence.runs import measured_path, start_path
-from trainer.runs.figures import mean_of
-from trainer.runs.runlog import read_jsonl
-from trainer.runs.verbs.paired import RESAMPLES, SEED, paired_figure
+from trainer.runs.cli.paired import RESAMPLES, SEED, paired_stat
+from trainer.runs.run_log import read_jsonl
+from trainer.runs.stats import mean_of
 
 Line = Mapping[str, Any]
 
@@ -37,43 +37,53 @@ LOGGED = ("reward_mean", "ndcg_mean", "clip_frac", "groups_without_spread")
 
 
 def summarise(plan: Plan) -> dict[str, Any]:
-    """All runs that stand in the folder of the plan, and what was measured on each set."""
+    """Return the stats of all runs in the plan's folder, on each set."""
     return {
         "policy": plan.policy.name,
         "updates": plan.updates,
         "arms": {name: _trained(name, runs) for name in ARMS if (runs := _runs(plan.folder, name))},
-        "sets": {of: found for of in plan.sets if (found := _measured(plan.folder, of))["starts"]},
+        "sets": {
+            set_name: set_results
+            for set_name in plan.sets
+            if (set_results := _measured(plan.folder, set_name))["starts"]
+        },
     }
 
 
-def _measured(folder: Path, of: str) -> dict[str, Any]:
-    """Before and after on one set, of all that was measured on it."""
+def _measured(folder: Path, set_name: str) -> dict[str, Any]:
+    """Return the stats before and after training on one set, for all measured runs."""
     starts = {
-        began: read_jsonl(path)
-        for began in sorted({arm.began for arm in ARMS.values()})
-        if (path := start_path(folder, began, of)).is_file()
+        start: read_jsonl(path)
+        for start in sorted({arm.start_name for arm in ARMS.values()})
+        if (path := start_path(folder, start, set_name)).is_file()
     }
     paths = {
-        name: [path for run in _runs(folder, name) if (path := measured_path(run, of)).is_file()]
+        name: [
+            path for run in _runs(folder, name) if (path := measured_path(run, set_name)).is_file()
+        ]
         for name in ARMS
     }
-    ends = {name: list(map(read_jsonl, found)) for name, found in paths.items() if found}
+    ends = {
+        name: list(map(read_jsonl, paths_of_arm))
+        for name, paths_of_arm in paths.items()
+        if paths_of_arm
+    }
     first = next(iter(starts.values()), [])
     return {
         "questions": len({line["question"] for line in first}),
         "documents": sorted({line["document"] for line in first}),
         "episodes": len(first),
-        "starts": {name: figures(lines) for name, lines in starts.items()},
+        "starts": {name: compute_stats(lines) for name, lines in starts.items()},
         "arms": {
             name: {"seeds": [_seed(path.parent) for path in paths[name]]}
-            | _arm(name, starts[ARMS[name].began], lines, ends.get("both", []))
+            | _arm(name, starts[ARMS[name].start_name], lines, ends.get("both", []))
             for name, lines in ends.items()
         },
     }
 
 
-def figures(lines: Sequence[Line]) -> dict[str, Any]:
-    """Means over the episodes, each over those that have the value; why turns were invalid."""
+def compute_stats(lines: Sequence[Line]) -> dict[str, Any]:
+    """Return means over the episodes that have the value, and the reasons of invalid turns."""
     means: dict[str, Any] = {
         key: mean_of([line[key] for line in lines if line[key] is not None]) for key in FIGURES
     }
@@ -84,30 +94,30 @@ def figures(lines: Sequence[Line]) -> dict[str, Any]:
 def changes(
     first: Sequence[Sequence[Line]], second: Sequence[Sequence[Line]]
 ) -> dict[str, dict[str, Any]]:
-    """Each figure of the second runs against the first, with a 95 % interval.
+    """Compare each stat of the second runs with the first, with a 95 % interval.
 
-    Questions are drawn anew, each with all its episodes of all seeds: so the interval is of
-    questions like these, and three seeds of one question do not count as three questions.
+    The bootstrap draws questions, each with all its episodes of all seeds. So the interval is for
+    similar questions, and three seeds of one question do not count as three questions.
     """
-    found = {}
+    changes_by_key = {}
     for key, higher in FIGURES.items():
         questions = sorted({line["question"] for lines in (*first, *second) for line in lines})
-        places = {question: place for place, question in enumerate(questions)}
+        index_by_question = {question: index for index, question in enumerate(questions)}
         sums_N2S = np.zeros((len(questions), 2, 2))  # of values, and how many
         for policy, runs in enumerate((first, second)):
             for line in (line for lines in runs for line in lines):
                 if line[key] is not None:
-                    sums_N2S[places[line["question"]], policy] += (line[key], 1)
+                    sums_N2S[index_by_question[line["question"]], policy] += (line[key], 1)
         both = sums_N2S[(sums_N2S[:, :, 1] > 0).all(axis=1)]
-        figure = paired_figure(
+        pair_stats = paired_stat(
             key, key, both, len(questions) - len(both), _mean, higher, RESAMPLES, SEED
         )
-        found[key] = {
-            "change": figure.difference,
-            "interval": None if figure.low is None else [figure.low, figure.high],
-            "verdict": figure.verdict,
+        changes_by_key[key] = {
+            "change": pair_stats.difference,
+            "interval": None if pair_stats.low is None else [pair_stats.low, pair_stats.high],
+            "verdict": pair_stats.verdict,
         }
-    return found
+    return changes_by_key
 
 
 def _mean(sums: Any) -> float:
@@ -118,7 +128,7 @@ def _trained(name: str, runs: Sequence[Path]) -> dict[str, Any]:
     logs = [_log(run) for run in runs]
     return {
         "title": ARMS[name].title,
-        "start": ARMS[name].began,
+        "start": ARMS[name].start_name,
         "settings": [list(stage) for stage in ARMS[name].stages],
         "seeds": list(map(_seed, runs)),
         "seconds": [json.loads((run / "run.json").read_text("utf-8"))["s"] for run in runs],
@@ -132,17 +142,17 @@ def _arm(
     ends: Sequence[Sequence[Line]],
     both: Sequence[Sequence[Line]],
 ) -> dict[str, Any]:
-    of_start = figures(start)
-    told = {
-        "end": figures([line for lines in ends for line in lines]),
+    of_start = compute_stats(start)
+    arm_results = {
+        "end": compute_stats([line for lines in ends for line in lines]),
         "of_seeds": [
-            {key: _difference(of_start[key], figures(lines)[key]) for key in FIGURES}
+            {key: _difference(of_start[key], compute_stats(lines)[key]) for key in FIGURES}
             for lines in ends
         ],
         "changes": changes([start], ends),
     }
     comparable = name != "both" and ARMS[name].knows == "nothing" and len(both) == len(ends)
-    return told | ({"against_both": changes(both, ends)} if comparable else {})
+    return arm_results | ({"against_both": changes(both, ends)} if comparable else {})
 
 
 def _difference(first: float | None, second: float | None) -> float | None:

@@ -1,1 +1,1 @@
-"""What an update of a searcher costs."""
+"""Measures the cost of an update of a searcher."""

@@ -1,13 +1,13 @@
-"""What does an update of a searcher cost beside TRL's GRPOTrainer, and what does streaming save?
+"""Compare the cost of a searcher's update with TRL's GRPOTrainer, and measure what streaming saves.
 
-The demo's small searcher reads the demo's slides as text, six turns at most; its retriever is a
-real process. Beside TRL: the same policy, questions and seeds, a reward that costs nothing, GSPO
-with the same clip, as many steps of the optimiser. TRL computes the old log-probabilities anew;
-ours are the sampler's, which in float32 are the trainer's own. Each run has a process of its own;
-its first update warms up and is not counted.
+The demo's small searcher reads the demo's slides as text, in at most six turns. Its retriever is a
+real process. TRL gets the same policy, questions and seeds, a reward that costs nothing, GSPO with
+the same clip range, and as many optimizer steps. TRL computes the old log-probabilities again; ours
+are the sampler's, which in float32 equal the trainer's own. Each run is a separate process. Its
+first update is a warm-up and is not counted.
 
-Streaming: whole updates of ours with a generator that takes seconds and a judge that takes less,
-asked as each episode ends while others still search, and asked only when the last has ended.
+Streaming: full updates of ours with a generator that takes seconds and a judge that takes less.
+They are asked as each episode ends while others still search, or only when the last one has ended.
 
     python -m bench.search_step [--quick]
 """
@@ -21,14 +21,14 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
-from bench.common import Figure, in_own_process, quiet_logs, run
-from bench.search_step.sides import FOLDER, Sizes, ours, trl
+from bench.common import Measurement, in_own_process, quiet_logs, run
+from bench.search_step.sides import FOLDER, Sizes, scorekit_side, trl_side
 from bench.search_step.streaming import DELAYS, answering_servers, update_with_answers
 from demo.processes import exit_on_sigterm
 
 
-def questions(quick: bool) -> Iterator[Figure]:
-    """All figures of this script."""
+def questions(quick: bool) -> Iterator[Measurement]:
+    """Yield all measurements of this script."""
     quiet_logs()
     exit_on_sigterm()  # else the retriever would outlive who is ended
     sizes = Sizes(2, 4, 4, 1, 1, 1) if quick else Sizes()
@@ -37,58 +37,72 @@ def questions(quick: bool) -> Iterator[Figure]:
         yield from _streaming(sizes, url)
 
 
-def _beside_trl(sizes: Sizes, url: str) -> Iterator[Figure]:
-    found: dict[str, list[dict[str, Any]]] = {"ours": [], "trl": []}
+def _beside_trl(sizes: Sizes, url: str) -> Iterator[Measurement]:
+    runs_by_side: dict[str, list[dict[str, Any]]] = {"ours": [], "trl": []}
     for _ in range(sizes.runs):
-        for name, side in (("ours", ours), ("trl", trl)):
-            found[name].append(in_own_process(side, sizes, url))
-    texts = {name: runs[0]["first_texts"] for name, runs in found.items()}
-    same = sum(one in texts["trl"] for one in texts["ours"]) / len(texts["ours"])
-    for told in (*found["ours"], *found["trl"]):
-        del told["first_texts"]
-    seconds = {name: _median(runs) for name, runs in found.items()}
-    memory = {name: max(told["peak_mib"] for told in runs) for name, runs in found.items()}
-    yield Figure(
-        f"update of {sizes}", seconds["ours"], "s", details=asdict(sizes) | {"runs": found["ours"]}
+        for name, side in (("ours", scorekit_side), ("trl", trl_side)):
+            runs_by_side[name].append(in_own_process(side, sizes, url))
+    texts = {name: runs[0]["first_texts"] for name, runs in runs_by_side.items()}
+    same = sum(text in texts["trl"] for text in texts["ours"]) / len(texts["ours"])
+    for run_result in (*runs_by_side["ours"], *runs_by_side["trl"]):
+        del run_result["first_texts"]
+    seconds = {name: _median(runs) for name, runs in runs_by_side.items()}
+    memory = {
+        name: max(run_result["peak_mib"] for run_result in runs)
+        for name, runs in runs_by_side.items()
+    }
+    yield Measurement(
+        f"update of {sizes}",
+        seconds["ours"],
+        "s",
+        details=asdict(sizes) | {"runs": runs_by_side["ours"]},
     )
-    yield Figure("  TRL's GRPOTrainer", seconds["trl"], "s", details={"runs": found["trl"]})
-    yield Figure("  time of ours", seconds["ours"] / seconds["trl"], "times TRL's", at_most=1.05)
-    yield Figure("  peak memory of ours", memory["ours"], "MiB")
-    yield Figure("  TRL's", memory["trl"], "MiB")
-    yield Figure("  share of the first update's episodes that are the same", same, "", at_least=1.0)
+    yield Measurement(
+        "  TRL's GRPOTrainer", seconds["trl"], "s", details={"runs": runs_by_side["trl"]}
+    )
+    yield Measurement(
+        "  time of ours", seconds["ours"] / seconds["trl"], "times TRL's", at_most=1.05
+    )
+    yield Measurement("  peak memory of ours", memory["ours"], "MiB")
+    yield Measurement("  TRL's", memory["trl"], "MiB")
+    yield Measurement(
+        "  share of the first update's episodes that are the same", same, "", at_least=1.0
+    )
 
 
-def _streaming(sizes: Sizes, url: str) -> Iterator[Figure]:
-    found: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
+def _streaming(sizes: Sizes, url: str) -> Iterator[Measurement]:
+    runs_by_mode: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
     with answering_servers() as servers:
         for _ in range(sizes.runs):
-            for streams in found:
-                told = in_own_process(update_with_answers, sizes, url, servers, streams)
-                found[streams].append(told)
-    streamed, batch = (_median(found[streams]) for streams in (True, False))
+            for streams in runs_by_mode:
+                run_result = in_own_process(update_with_answers, sizes, url, servers, streams)
+                runs_by_mode[streams].append(run_result)
+    streamed, batch = (_median(runs_by_mode[streams]) for streams in (True, False))
     waits = {
-        streams: statistics.median(wait for told in runs for wait in told["waited_s"])
-        for streams, runs in found.items()
+        streams: statistics.median(wait for run_result in runs for wait in run_result["waited_s"])
+        for streams, runs in runs_by_mode.items()
     }
-    yield Figure(
+    yield Measurement(
         "update, rewards asked for as episodes end",
         streamed,
         "s",
-        details={"delays": DELAYS, "runs": found[True]},
+        details={"delays": DELAYS, "runs": runs_by_mode[True]},
     )
-    yield Figure("  asked for when the last has ended", batch, "s", details={"runs": found[False]})
-    yield Figure("  wait for rewards behind the last turn, streamed", waits[True], "s")
-    yield Figure("  the same, not streamed", waits[False], "s")
-    yield Figure("  saved of the wait", 1 - waits[True] / waits[False], "")
+    yield Measurement(
+        "  asked for when the last has ended", batch, "s", details={"runs": runs_by_mode[False]}
+    )
+    yield Measurement("  wait for rewards behind the last turn, streamed", waits[True], "s")
+    yield Measurement("  the same, not streamed", waits[False], "s")
+    yield Measurement("  saved of the wait", 1 - waits[True] / waits[False], "")
 
 
 def _median(runs: list[dict[str, Any]]) -> float:
-    return statistics.median(s for told in runs for s in told["updates_s"])
+    return statistics.median(s for run_result in runs for s in run_result["updates_s"])
 
 
 @contextmanager
 def _retriever() -> Iterator[str]:
-    """Of the demo's slides."""
+    """Serve a retriever on the demo's slides."""
     from demo.processes import running_service
     from demo.search.run import HERE, ingest
 

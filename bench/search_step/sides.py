@@ -1,5 +1,7 @@
-"""An update of a searcher: ours, and TRL's GRPOTrainer with a `rollout_func` that plays the same
-episodes. Each is called in a process of its own."""
+"""Runs an update of a searcher: with our trainer, or with TRL's GRPOTrainer on the same episodes.
+
+TRL plays the episodes with a `rollout_func`. Each side runs in its own process.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ POLICY = ROOT / "demo/models/search_policy"
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Of an update, and how often: runs alternate, each of `warm_up` and `updates` updates."""
+    """Holds the sizes of an update and the number of runs.
+
+    Runs alternate; each has `warm_up` and `updates` updates.
+    """
 
     questions: int = 4
     samples: int = 8
@@ -35,17 +40,17 @@ class Sizes:
 
     @property
     def all_updates(self) -> int:
-        """Of a run."""
+        """Return the updates of a run, with the warm-up."""
         return self.warm_up + self.updates
 
     @property
     def episodes(self) -> int:
-        """Of an update."""
+        """Return the episodes of an update."""
         return self.questions * self.samples
 
     @property
     def steps(self) -> int:
-        """Of the optimiser in an update."""
+        """Return the optimizer steps of an update."""
         return self.episodes // self.minibatch
 
     def __str__(self) -> str:
@@ -53,11 +58,11 @@ class Sizes:
 
 
 def search_config(sizes: Sizes, retriever: str, run_dir: Path, **more: Any) -> Any:
-    """The demo's first phase, at this size."""
+    """Return the demo's first phase, at this size."""
     from scorekit.config import load_config
     from trainer.search.config import SearchConfig
 
-    told = {
+    values = {
         "data.train_limit": sizes.questions,
         "data.eval": "null",
         "retriever.url": retriever,
@@ -69,30 +74,36 @@ def search_config(sizes: Sizes, retriever: str, run_dir: Path, **more: Any) -> A
         "misc.device": "cpu",
         "misc.run_dir": run_dir,
     } | {key.replace("__", "."): value for key, value in more.items()}
-    return load_config(SearchConfig, CONFIG, [f"{key}={value}" for key, value in told.items()])
+    return load_config(SearchConfig, CONFIG, [f"{key}={value}" for key, value in values.items()])
 
 
-def ours(sizes: Sizes, retriever: str) -> dict[str, Any]:
-    """Whole updates of trainer.search.training, the run's files among them."""
+def scorekit_side(sizes: Sizes, retriever: str) -> dict[str, Any]:
+    """Run full updates of trainer.search.training, including the files of the run."""
     from trainer.search.data import load_train
     from trainer.search.training.train import run_search
 
     folder = FOLDER / "ours"
     shutil.rmtree(folder, ignore_errors=True)
     cfg = search_config(sizes, retriever, folder)
-    with mock.patch("trainer.search.reward.stream.rewarded", _earned), timed_updates() as ends:
+    with (
+        mock.patch("trainer.search.reward.stream.with_reward", _text_reward),
+        timed_updates() as ends,
+    ):
         artifacts = run_search(load_train(cfg), {}, cfg)
     lines, texts = artifacts.updates, _texts(folder, 1)
     assert len(lines) == sizes.all_updates
     mean = sum(map(_reward, texts)) / len(texts)
     assert abs(lines[0]["reward_mean"] - mean) < 1e-6, "the rewards are not those of TRL's side"
     parts = [{k: v for k, v in line.items() if k.endswith("_s")} for line in lines]
-    return _told(ends, sizes, texts) | {"parts": parts[sizes.warm_up :]}
+    return _result(ends, sizes, texts) | {"parts": parts[sizes.warm_up :]}
 
 
-def trl(sizes: Sizes, retriever: str) -> dict[str, Any]:
-    """The same with TRL. Its rollout_func plays the episodes with our driver and sampler, since TRL
-    has none of text; all else is TRL's."""
+def trl_side(sizes: Sizes, retriever: str) -> dict[str, Any]:
+    """Run the same updates with TRL.
+
+    Its rollout_func plays the episodes with our driver and sampler, because TRL has none for text;
+    the rest is TRL's.
+    """
     import torch
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, TrainerCallback
@@ -114,14 +125,14 @@ def trl(sizes: Sizes, retriever: str) -> dict[str, Any]:
     trainer = GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(POLICY, dtype=torch.float32),
         args=_trl_arguments(sizes, folder),
-        processing_class=player.reads.tokenizer,
+        processing_class=player.policy_inputs.tokenizer,
         callbacks=[Clock()],
         reward_funcs=lambda completions, earned, **_: earned,
         rollout_func=player.rollout,
         train_dataset=Dataset.from_list([{"prompt": question.id} for question in player.train]),
     )
     trainer.train()
-    return _told(ends, sizes, player.first_texts)
+    return _result(ends, sizes, player.first_texts)
 
 
 def _trl_arguments(sizes: Sizes, folder: Path) -> Any:
@@ -156,7 +167,7 @@ def _trl_arguments(sizes: Sizes, folder: Path) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Played:
-    """An episode: of which question, its ids, what it said, what it earned."""
+    """An episode: its question, its ids, its text and its reward."""
 
     question: str
     joined: Any
@@ -165,77 +176,84 @@ class _Played:
 
 
 class _Player:
-    """Our driver, for TRL's rollout_func."""
+    """Plays episodes with our driver, for TRL's rollout_func."""
 
     def __init__(self, cfg: Any, sizes: Sizes, retriever: str) -> None:
         from scorekit.retrieval.client import Retriever
         from trainer.search.data import load_train
-        from trainer.search.local import look_at_policy
+        from trainer.search.local_policy import inspect_policy
 
         self._cfg, self._sizes, self._pages = cfg, sizes, Retriever(retriever)
-        self.train, self.reads = load_train(cfg), look_at_policy(cfg)
+        self.train, self.policy_inputs = load_train(cfg), inspect_policy(cfg)
         self.first_texts: list[str] = []
 
     def rollout(self, prompts: list[str], trainer: Any) -> dict[str, list[Any]]:
-        """What TRL calls, with the id of a question for each episode."""
+        """Play episodes for TRL, which passes the id of a question for each episode."""
         from trainer.runs.loop import batch_indices
 
         update = trainer.state.global_step // self._sizes.steps + 1
         order = batch_indices(len(self.train), self._sizes.questions, update, self._cfg.misc.seed)
         played = self._play(trainer, update, [self.train[index] for index in order])
         if update == 1:
-            self.first_texts = [one.text for one in played]
+            self.first_texts = [episode.text for episode in played]
         by_id: dict[str, list[_Played]] = {}
-        for one in played:
-            by_id.setdefault(one.question, []).append(one)
-        given = [by_id[prompt].pop() for prompt in prompts]
+        for episode in played:
+            by_id.setdefault(episode.question, []).append(episode)
+        ordered = [by_id[prompt].pop() for prompt in prompts]
         return {
-            "prompt_ids": [one.joined.prompt_ids for one in given],
-            "completion_ids": [one.joined.completion_ids for one in given],
-            "logprobs": [one.joined.logprobs for one in given],
-            "env_mask": [[int(action) for action in one.joined.action_mask] for one in given],
-            "earned": [one.reward for one in given],
+            "prompt_ids": [episode.joined.prompt_ids for episode in ordered],
+            "completion_ids": [episode.joined.completion_ids for episode in ordered],
+            "logprobs": [episode.joined.logprobs for episode in ordered],
+            "env_mask": [
+                [int(action) for action in episode.joined.action_mask] for episode in ordered
+            ],
+            "earned": [episode.reward for episode in ordered],
         }
 
-    def _play(self, trainer: Any, update: int, asked: Sequence[Any]) -> list[_Played]:
-        """All episodes of an update."""
+    def _play(self, trainer: Any, update: int, numbered_questions: Sequence[Any]) -> list[_Played]:
+        """Play all episodes of an update."""
         from scorekit.seeds import stream_seed
         from trainer.rl.engines.generate import GenerateSampler
         from trainer.rl.policy import stop_token_ids
-        from trainer.search.turns.episode import run_episodes
-        from trainer.search.turns.sampled import SampledPolicy
+        from trainer.search.rollout.episode import run_episodes
+        from trainer.search.rollout.sampled import SampledPolicy
 
         model = trainer.accelerator.unwrap_model(trainer.model)
-        tokenizer, cfg = self.reads.tokenizer, self._cfg
+        tokenizer, cfg = self.policy_inputs.tokenizer, self._cfg
         policy = SampledPolicy(
-            GenerateSampler(model, tokenizer, never=self.reads.never),
-            self.reads.ids(cfg, stop_token_ids(model, tokenizer)),
+            GenerateSampler(model, tokenizer, banned_token_ids=self.policy_inputs.banned_token_ids),
+            self.policy_inputs.ids(cfg, stop_token_ids(model, tokenizer)),
             cfg.generation,
             name="trl",
-            context=self.reads.context,
+            context=self.policy_inputs.context,
             seed=stream_seed("episodes", cfg.misc.seed, update, 0, 0),
         )
         episodes = run_episodes(
-            asked,
+            numbered_questions,
             policy,
             self._pages,
             cfg.episode,
             new_id=lambda question, sample: f"{question.id}-{sample}",
-            on_done=lambda one: None,
-            keep_picture=lambda sha256, png: None,
+            on_done=lambda episode: None,
+            save_image=lambda sha256, png: None,
             samples=self._sizes.samples,
         )
         model.train()
         return [
-            _Played(one.question.id, policy.ended[one.trajectory_id], said(one), _reward(said(one)))
-            for one in episodes
+            _Played(
+                episode.question.id,
+                policy.ended_episodes[episode.trajectory_id],
+                completed_text(episode),
+                _reward(completed_text(episode)),
+            )
+            for episode in episodes
         ]
 
 
 @contextmanager
 def timed_updates() -> Iterator[list[float]]:
-    """When the updates of a run of ours end, and in front of these when its log is opened."""
-    from trainer.runs.runlog import RunLog
+    """Record the times at which a run's log is opened and its updates end."""
+    from trainer.runs.run_log import RunLog
 
     ends: list[float] = []
     write, begin = RunLog.write_update, RunLog.__init__
@@ -244,30 +262,30 @@ def timed_updates() -> Iterator[list[float]]:
         write(runlog, line)
         ends.append(time.perf_counter())
 
-    def begun(runlog: Any, *args: Any, **told: Any) -> None:
-        begin(runlog, *args, **told)
+    def record_start(runlog: Any, *args: Any, **options: Any) -> None:
+        begin(runlog, *args, **options)
         ends.append(time.perf_counter())
 
     with mock.patch.object(RunLog, "write_update", noted):
-        with mock.patch.object(RunLog, "__init__", begun):
+        with mock.patch.object(RunLog, "__init__", record_start):
             yield ends
 
 
-def said(trajectory: Any) -> str:
-    """All that the policy wrote in an episode."""
+def completed_text(trajectory: Any) -> str:
+    """Return the text that the policy wrote in an episode."""
     return "\n".join(turn.text for turn in trajectory.turns if not turn.forced)
 
 
 def _reward(text: str) -> float:
-    """Costs nothing, and is a function of what was written."""
+    """Return a reward that costs nothing, as a function of the text."""
     return hashlib.sha256(text.encode()).digest()[0] / 255
 
 
-def _earned(trajectory: Any, cfg: Any) -> Any:
-    """In place of the formula."""
+def _text_reward(trajectory: Any, cfg: Any) -> Any:
+    """Compute a reward from the text in place of the formula."""
     from trainer.search.records import EpisodeReward
 
-    reward = EpisodeReward(status="ok", value=_reward(said(trajectory)))
+    reward = EpisodeReward(status="ok", value=_reward(completed_text(trajectory)))
     return trajectory.model_copy(update={"reward": reward})
 
 
@@ -275,10 +293,10 @@ def _texts(folder: Path, step: int) -> list[str]:
     from trainer.search.trajectories.store import FOLDER as STORE
     from trainer.search.trajectories.store import TrajectoryStore
 
-    return [said(one) for one in TrajectoryStore(folder / STORE).read([step])]
+    return [completed_text(episode) for episode in TrajectoryStore(folder / STORE).read([step])]
 
 
-def _told(ends: Sequence[float], sizes: Sizes, texts: Sequence[str]) -> dict[str, Any]:
+def _result(ends: Sequence[float], sizes: Sizes, texts: Sequence[str]) -> dict[str, Any]:
     seconds = [end - start for start, end in itertools.pairwise(ends)]
     return {
         "updates_s": seconds[sizes.warm_up :],

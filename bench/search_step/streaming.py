@@ -1,4 +1,4 @@
-"""An update of a searcher with answers and verdicts: streamed, or asked for at the end."""
+"""Measures an update of a searcher whose answers and verdicts are requested early or at the end."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+from bench.kit.flaky_server import FlakyServer
 from bench.kit.judge import judge_app
-from bench.kit.moody import Moody
 from bench.kit.openai_server import FakeOpenAI
 from bench.kit.servers import running_app, wait_ready
 from bench.sampling import peak_mib
@@ -24,7 +24,7 @@ DELAYS = {"answer_least_s": 0.4, "answer_most_s": 1.6, "verdict_s": 0.2, "at_onc
 
 @contextmanager
 def answering_servers() -> Iterator[dict[str, str]]:
-    """Generator and judge with these delays; their URLs."""
+    """Start a generator and a judge with these delays, and yield their URLs."""
 
     def answer(body: dict[str, Any], seed: int | None) -> str:
         return hashlib.sha256(str(body["messages"]).encode()).hexdigest()[:8]
@@ -35,16 +35,18 @@ def answering_servers() -> Iterator[dict[str, str]]:
         return next(spread)
 
     def turns() -> Iterator[float]:
-        least, most = DELAYS["answer_least_s"], DELAYS["answer_most_s"]
+        min_s, max_s = DELAYS["answer_least_s"], DELAYS["answer_most_s"]
         number = 0
         while True:
             share = hashlib.sha256(str(number := number + 1).encode()).digest()[0] / 255
-            yield least + share * (most - least)
+            yield min_s + share * (max_s - min_s)
 
     spread = turns()
     fake = FakeOpenAI("generator", respond=answer)
-    generator = Moody(fake.app, latency_s=latency)
-    judge = Moody(judge_app(), latency_s=lambda path: DELAYS["verdict_s"] * path.endswith("score"))
+    generator = FlakyServer(fake.app, latency_s=latency)
+    judge = FlakyServer(
+        judge_app(), latency_s=lambda path: DELAYS["verdict_s"] * path.endswith("score")
+    )
     with running_app(generator) as generator_url, running_app(judge) as judge_url:
         wait_ready(judge_url)
         yield {"generator": f"{generator_url}/v1", "judge": judge_url}
@@ -53,9 +55,12 @@ def answering_servers() -> Iterator[dict[str, str]]:
 def update_with_answers(
     sizes: Sizes, retriever: str, servers: Mapping[str, str], streams: bool
 ) -> dict[str, Any]:
-    """Whole updates with the judge's score as the reward. streams: as each episode ends."""
+    """Run full updates with the judge's score as the reward.
+
+    streams: whether answers are requested as each episode ends, and not after the last.
+    """
     from trainer.search.data import load_train
-    from trainer.search.episodes import Episodes
+    from trainer.search.episode_runner import EpisodeRunner
     from trainer.search.training.train import run_search
 
     folder = FOLDER / f"answers-{streams}"
@@ -71,19 +76,19 @@ def update_with_answers(
         answering__judge__url=servers["judge"],
         answering__judge__max_in_flight=DELAYS["at_once"],
     )
-    run_them, submit = Episodes.run, Episodes._submit
+    run_them, submit = EpisodeRunner.run, EpisodeRunner._submit
 
-    def run_and_ask(self: Any, *args: Any, **told: Any) -> Any:
-        with mock.patch.object(Episodes, "_submit", lambda self, ended: None):
-            ended = run_them(self, *args, **told)
-        submit(self, ended.values())
-        return ended
+    def run_and_ask(self: Any, *args: Any, **options: Any) -> Any:
+        with mock.patch.object(EpisodeRunner, "_submit", lambda self, finished: None):
+            finished = run_them(self, *args, **options)
+        submit(self, finished.values())
+        return finished
 
     with timed_updates() as ends:
         if streams:
             artifacts = run_search(load_train(cfg), {}, cfg)
         else:
-            with mock.patch.object(Episodes, "run", run_and_ask):
+            with mock.patch.object(EpisodeRunner, "run", run_and_ask):
                 artifacts = run_search(load_train(cfg), {}, cfg)
     lines = artifacts.updates[sizes.warm_up :]
     seconds = [later - earlier for earlier, later in itertools.pairwise(ends)]

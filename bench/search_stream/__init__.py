@@ -1,1 +1,1 @@
-"""What streaming of rewards saves."""
+"""Measures what streaming of rewards saves."""

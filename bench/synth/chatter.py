@@ -1,4 +1,4 @@
-"""What a chat model adds to a translation, put to true pairs: tests/data/chatter."""
+"""Adds to true pairs what a chat model adds to a translation: tests/data/chatter."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ SOURCES = {"ko": "en", "en": "ko", "de": "en", "zh": "en"}
 
 
 class Template(NamedTuple):
-    """An answer of a chat model. text: <mt>, <alt>, <src> stand for a translation, another wording
-    of it, and the source."""
+    """An answer of a chat model.
+
+    text: <mt>, <alt>, <src> are replaced by a translation, another wording of it, and the source.
+    """
 
     kind: str
     lang: str
@@ -29,30 +31,33 @@ class Template(NamedTuple):
 
 
 def templates(half: str) -> list[Template]:
-    """Those of a half, in file order."""
+    """Return the templates of a half, in file order."""
     lines = (FOLDER / f"{half}.txt").read_text(encoding="utf-8").splitlines()
     rows = (line.split("\t") for line in lines if not line.startswith("#"))
     escapes = {r"\n": "\n", r"\t": "\t", r"\s": " "}
-    found = []
+    matches = []
     for kind, lang, text in rows:
         for escaped, char in escapes.items():
             text = text.replace(escaped, char)
-        found.append(Template(kind, lang, text))
-    return found
+        matches.append(Template(kind, lang, text))
+    return matches
 
 
 def chatter(
-    half: str, prose: Mapping[str, Sequence[tuple[str, str]]], each: int = 10
+    half: str, prose: Mapping[str, Sequence[tuple[str, str]]], num_pairs: int = 10
 ) -> Iterator[tuple[str, Pair]]:
-    """(kind, pair): each template with the four pairs of its language that have another wording,
-    and where it needs none with `each` more of `prose` (target language -> true pairs)."""
+    """Yield (kind, pair): each template with the four pairs of its language that have another
+    wording.
+
+    A template that needs none gets `num_pairs` more of `prose` (target language -> true pairs).
+    """
     lines = (FOLDER / "pairs.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
     for number, template in enumerate(templates(half)):
         lang = template.lang
         pairs = [(row["src"], row["mt"], row["alt"]) for row in rows if row["lang"] == lang]
         if "<alt>" not in template.text:
-            more = prose[lang][3 * number :: len(prose[lang]) // each][:each]
+            more = prose[lang][3 * number :: len(prose[lang]) // num_pairs][:num_pairs]
             pairs += [(src, mt, "") for src, mt in more]
         for src, mt, alt in pairs:
             yield template.kind, Pair(src, template.filled(src, mt, alt), SOURCES[lang], lang)

@@ -1,7 +1,7 @@
-"""How many candidates a second can one driver process feed, when nobody it asks costs time?
+"""Measure how many candidates per second one driver process feeds when all services are instant.
 
-The teacher (n choices at once, made-up words) and MetricX (the fake backend) are processes of
-their own that answer at once; what is measured is the driver: requests, answers, shards, marks.
+The teacher (n choices at once, made-up words) and MetricX (the fake backend) are separate processes
+that answer at once. So the measured cost is that of the driver: requests, answers, shards, marks.
 
     python -m bench.synth.driver [--quick]
 """
@@ -17,14 +17,12 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from bench.common import WORK, Figure, quiet_logs, run, service
+from bench.common import WORK, Measurement, quiet_logs, run, service
 from bench.kit.teacher import running_teacher
 from synth.config import SynthConfig
-from synth.context import Context
-from synth.drive.driver import run_map_stage
-from synth.drive.processes import run_map_stage_on_processes
-from synth.folder.begin import begin
-from synth.folder.store import ShardWriter, StageFolder, digest_of
+from synth.context import StageContext
+from synth.execution.driver import run_map_stage
+from synth.execution.processes import run_map_stage_on_processes
 from synth.record import source_id
 from synth.stages.generate_128 import Generate128
 from synth.stages.prefilter_score import PrefilterScore
@@ -32,6 +30,8 @@ from synth.stages.sample_sources import SampleSources
 from synth.stages.score_select_best import ScoreSelectBest
 from synth.stages.select_sources import SelectSources
 from synth.stages.table import map_stage
+from synth.storage.stage_start import prepare_stage
+from synth.storage.store import ShardWriter, StageFolder, digest_of
 
 CANDIDATES = 128
 WORDS = 100  # a candidate; about 150 tokens
@@ -40,8 +40,8 @@ _TEXT = " ".join(f"단어{i}" for i in range(WORDS))
 AIM = 1000
 
 
-def questions(quick: bool) -> Iterator[Figure]:
-    """All figures of this script."""
+def questions(quick: bool) -> Iterator[Measurement]:
+    """Yield all measurements of this script."""
     sources = 200 if quick else 2000
     out_dir = WORK / "synth-driver"
     shutil.rmtree(out_dir, ignore_errors=True)
@@ -62,47 +62,47 @@ def questions(quick: bool) -> Iterator[Figure]:
         )
         yield from _prefilter(cfg, 10 * sources)
         for stage in map(map_stage, (Generate128.name, ScoreSelectBest.name)):
-            ctx = Context(cfg, out_dir)
-            manifest = begin(stage, [], ctx)
+            ctx = StageContext(cfg, out_dir)
+            manifest = prepare_stage(stage, [], ctx)
             started, cpu = time.perf_counter(), time.process_time()
             asyncio.run(run_map_stage(stage, manifest, ctx))
             seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
-            made = sources * CANDIDATES
+            num_candidates = sources * CANDIDATES
             assert ctx.stats.records_out == sources, ctx.stats
-            yield Figure(
+            yield Measurement(
                 f"{stage.name}, one driver process, {CANDIDATES} candidates of {WORDS} words a "
                 "source",
-                made / seconds,
+                num_candidates / seconds,
                 "candidates/s",
                 at_least=AIM,
-                details={"candidates": made, "seconds": seconds, "driver_cpu_s": cpu},
+                details={"candidates": num_candidates, "seconds": seconds, "driver_cpu_s": cpu},
             )
     shutil.rmtree(out_dir, ignore_errors=True)
 
 
-def _prefilter(cfg: SynthConfig, sources: int) -> Iterator[Figure]:
-    """Two translations and two scores of each source: the stage with most requests a record."""
+def _prefilter(cfg: SynthConfig, sources: int) -> Iterator[Measurement]:
+    """Measure two translations and two scores of each source: the most requests per record."""
     seconds = {}
     for processes in (1, 2):
         out_dir = cfg.run.out_dir.with_name(f"{cfg.run.out_dir.name}-{processes}")
         shutil.rmtree(out_dir, ignore_errors=True)
         run_config = cfg.run.model_copy(update={"out_dir": out_dir})
         _write_sources(out_dir, sources, SampleSources.name)
-        ctx = Context(cfg.model_copy(update={"run": run_config}), out_dir)
+        ctx = StageContext(cfg.model_copy(update={"run": run_config}), out_dir)
         stage = map_stage(PrefilterScore.name)
-        manifest = begin(stage, [], ctx)
+        manifest = prepare_stage(stage, [], ctx)
         started, cpu = time.perf_counter(), _cpu_s()
         run_map_stage_on_processes(stage, manifest, ctx, processes)
         seconds[processes], cpu = time.perf_counter() - started, _cpu_s() - cpu
         assert ctx.stats.records_out == sources, ctx.stats
         shutil.rmtree(out_dir)
-        yield Figure(
+        yield Measurement(
             f"{stage.name}, driver processes: {processes}",
             sources / cpu,
             "records a CPU second",
             details={"records": sources, "seconds": seconds[processes], "driver_cpu_s": cpu},
         )
-    yield Figure(
+    yield Measurement(
         "  two against one, by the clock (the servers run on the same cores)",
         seconds[1] / seconds[2],
         "times",
@@ -111,7 +111,7 @@ def _prefilter(cfg: SynthConfig, sources: int) -> Iterator[Figure]:
 
 
 def _cpu_s() -> float:
-    """Of this process and of its children that have ended."""
+    """Return the CPU seconds of this process and of its finished children."""
     used = os.times()
     return used.user + used.system + used.children_user + used.children_system
 

@@ -1,13 +1,13 @@
-"""What would a million sources take of the driver: memory, hours by stage, disk?
+"""Measure what a million sources cost the driver: memory, hours by stage, disk.
 
-The whole command, from corpus to export, against a teacher, MetricX and a judge that are processes
-of their own and answer at once, as a function of what they are asked. So hours are the driver's own
-CPU: what it costs beside the models. A hundredth of the sources get 128 candidates each.
+The full command runs, from corpus to export, with a teacher, MetricX and a judge that are separate
+processes and answer at once. Their answers are a function of the request. So the hours are the
+driver's own CPU time, without the models. A hundredth of the sources get 128 candidates each.
 
     python -m bench.synth.million [--quick] [--sources N]
 
-A million sources are run with --sources 1000000. With fewer, what a million and a hundred million
-would take is reckoned from the CPU and the bytes a record, which stand beside it.
+--sources 1000000 runs a million sources. With fewer, the cost of a million and of a hundred million
+is estimated from the CPU time and the bytes per record, which the output has, too.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from typing import Any
 
 import yaml
 
-from bench.common import ROOT, WORK, Figure, quiet_logs, run, service
+from bench.common import ROOT, WORK, Measurement, quiet_logs, run, service
 from bench.kit.teacher import running_teacher
 from scorekit.command import run_command
 from scorekit.config import load_config
 from scorekit.processes import end_with_parent
 from synth.config import SynthConfig
-from synth.folder.stats import process_figures
-from synth.folder.store import StageFolder
 from synth.report.estimate import plan
 from synth.stages.generate_128 import Generate128
 from synth.stages.prefilter_score import PrefilterScore
 from synth.stages.table import BY_NAME
+from synth.storage.stats import process_stats
+from synth.storage.store import StageFolder
 
 SOURCES, QUICK = 20_000, 1000
 CANDIDATES = 128
@@ -50,8 +50,8 @@ LOOK_S = 1.0
 MOST_GROWTH = 10.0
 
 
-def questions(quick: bool, sources: int | None = None) -> Iterator[Figure]:
-    """All figures of this script."""
+def questions(quick: bool, sources: int | None = None) -> Iterator[Measurement]:
+    """Yield all measurements of this script."""
     sources = sources or (QUICK if quick else SOURCES)
     folder = WORK / "synth-million"
     shutil.rmtree(folder, ignore_errors=True)
@@ -66,15 +66,15 @@ def questions(quick: bool, sources: int | None = None) -> Iterator[Figure]:
         config = write_config(folder, sources, teacher, metricx, judge)
         looked = _run(config)
     out_dir = folder / "run"
-    told = {name: process_figures(StageFolder(out_dir, name)) for name in BY_NAME}
-    yield from _memory(looked, told, sources)
-    yield from _hours(told, sources, looked[-1][0] - looked[0][0])
+    stats_by_stage = {name: process_stats(StageFolder(out_dir, name)) for name in BY_NAME}
+    yield from _memory(looked, stats_by_stage, sources)
+    yield from _hours(stats_by_stage, sources, looked[-1][0] - looked[0][0])
     yield from _disk(out_dir, sources)
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def _run(config: Path) -> list[tuple[float, int]]:
-    """The whole command in a process of its own; (moment, bytes that it holds) until it ends."""
+    """Run the command in a separate process, and return (time, memory in bytes) until it ends."""
     command = [sys.executable, "-m", "synth", "run", "--config", str(config), "--stage", "all"]
     looked: list[tuple[float, int]] = []
     with (config.parent / "driver.log").open("wb") as log:
@@ -82,42 +82,51 @@ def _run(config: Path) -> list[tuple[float, int]]:
             command, cwd=ROOT, stdout=log, stderr=log, preexec_fn=end_with_parent()
         )
         while process.poll() is None:
-            held = _resident(process.pid)
-            if held:
-                looked.append((time.time(), held))
+            resident = _resident(process.pid)
+            if resident:
+                looked.append((time.time(), resident))
             time.sleep(LOOK_S)
-    said = (config.parent / "driver.log").read_text(errors="replace")[-2000:]
-    assert process.returncode == 0, said
+    log_end = (config.parent / "driver.log").read_text(errors="replace")[-2000:]
+    assert process.returncode == 0, log_end
     return looked
 
 
 def _resident(pid: int) -> int:
-    """Bytes in memory of a process and of those that it started."""
-    family, found = {pid}, 0
+    """Return the bytes in memory of a process and of its children."""
+    family, num_bytes = {pid}, 0
     for entry in sorted(Path("/proc").glob("[0-9]*"), key=lambda path: int(path.name)):
         try:
             parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
             if int(entry.name) in family or parent in family:
                 family.add(int(entry.name))
-                found += int((entry / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+                num_bytes += int((entry / "statm").read_text().split()[1]) * os.sysconf(
+                    "SC_PAGE_SIZE"
+                )
         except (OSError, IndexError):  # it ended meanwhile
             continue
-    return found
+    return num_bytes
 
 
 def _memory(
-    looked: list[tuple[float, int]], told: dict[str, Any], sources: int
-) -> Iterator[Figure]:
-    """How the driver's memory went over the stage that sees every source and asks twice for it."""
-    peak = max(held for _, held in looked) / 2**20
-    began, seconds = told[PrefilterScore.name]["began"], told[PrefilterScore.name]["seconds"]
+    looked: list[tuple[float, int]], stats_by_stage: dict[str, Any], sources: int
+) -> Iterator[Measurement]:
+    """Yield the growth of the driver's memory during the stage that reads every source and asks
+    twice.
+    """
+    peak = max(resident for _, resident in looked) / 2**20
+    started, seconds = (
+        stats_by_stage[PrefilterScore.name]["began"],
+        stats_by_stage[PrefilterScore.name]["seconds"],
+    )
     # Its first third fills windows and caches.
-    inside = [(t, held) for t, held in looked if began + seconds / 3 <= t <= began + seconds]
+    inside = [
+        (t, resident) for t, resident in looked if started + seconds / 3 <= t <= started + seconds
+    ]
     growth = None
-    shown = inside[:: max(1, len(inside) // 50)]
+    thinned = inside[:: max(1, len(inside) // 50)]
     if len(inside) >= 10:
         growth = _slope(inside) * seconds / sources * 100_000 / 2**20
-    yield Figure(
+    yield Measurement(
         "growth of the driver's memory over prefilter_score, 100,000 sources",
         growth,
         "MB",
@@ -127,68 +136,72 @@ def _memory(
             "looks": len(inside),
             "seconds": seconds,
             "sources": sources,
-            "megabytes": [round(held / 2**20, 1) for _, held in shown],
+            "megabytes": [round(resident / 2**20, 1) for _, resident in thinned],
         },
     )
-    yield Figure(f"most memory of the driver and its processes, {sources:,} sources", peak, "MB")
+    yield Measurement(
+        f"most memory of the driver and its processes, {sources:,} sources", peak, "MB"
+    )
 
 
 def _slope(points: list[tuple[float, int]]) -> float:
-    """Bytes a second, by least squares."""
+    """Return bytes per second, by least squares."""
     middle_t = sum(t for t, _ in points) / len(points)
-    middle = sum(held for _, held in points) / len(points)
-    whole = sum((t - middle_t) ** 2 for t, _ in points)
-    return sum((t - middle_t) * (held - middle) for t, held in points) / whole
+    middle = sum(resident for _, resident in points) / len(points)
+    variance = sum((t - middle_t) ** 2 for t, _ in points)
+    return sum((t - middle_t) * (resident - middle) for t, resident in points) / variance
 
 
-def _hours(told: dict[str, Any], sources: int, seconds: float) -> Iterator[Figure]:
-    """CPU of each stage, as measured and as a million sources would take it."""
-    yield Figure(
+def _hours(stats_by_stage: dict[str, Any], sources: int, seconds: float) -> Iterator[Measurement]:
+    """Yield the CPU time of each stage, as measured and scaled to a million sources."""
+    yield Measurement(
         f"the whole command, {sources:,} sources",
         seconds / 3600,
         "hours",
-        details={"wall_s": {n: t["seconds"] for n, t in told.items()}},
+        details={"wall_s": {n: t["seconds"] for n, t in stats_by_stage.items()}},
     )
-    for name, figures in told.items():
-        cpu = figures["driver_cpu_s"]
-        yield Figure(
+    for name, stats in stats_by_stage.items():
+        cpu = stats["driver_cpu_s"]
+        yield Measurement(
             f"{name}: CPU of the driver for a million sources",
             cpu * 1e6 / sources / 3600,
             "hours",
             details={
                 "cpu_s": cpu,
-                "wall_s": figures["seconds"],
+                "wall_s": stats["seconds"],
                 "sources": sources,
-                "records": figures["records_done"],
+                "records": stats["records_done"],
                 "a_hundred_million_in_hours": cpu * 1e8 / sources / 3600,
             },
         )
 
 
-def _disk(out_dir: Path, sources: int) -> Iterator[Figure]:
-    """What stands when the run is done, and what the estimate had said."""
+def _disk(out_dir: Path, sources: int) -> Iterator[Measurement]:
+    """Yield the disk usage of the finished run, and compare it with the estimate."""
     parts = {f"stages/{name}": _size(out_dir / "stages" / name) for name in BY_NAME}
     parts |= {path.name: _size(path) for path in out_dir.iterdir() if path.name != "stages"}
-    whole = _size(out_dir)
-    yield Figure(
+    total_bytes = _size(out_dir)
+    yield Measurement(
         "disk of a million sources",
-        whole * 1e6 / sources / 1e9,
+        total_bytes * 1e6 / sources / 1e9,
         "GB",
         details={
             "bytes": parts,
             "sources": sources,
-            "a_hundred_million_in_tb": whole * 1e8 / sources / 1e12,
+            "a_hundred_million_in_tb": total_bytes * 1e8 / sources / 1e12,
         },
     )
-    made = plan(load_config(SynthConfig, out_dir / "config.yaml"))
-    gone = next(cost.disk_bytes for cost in made.costs if cost.stage == Generate128.name)
-    yield Figure(
+    estimate = plan(load_config(SynthConfig, out_dir / "config.yaml"))
+    deleted_bytes = next(
+        cost.disk_bytes for cost in estimate.costs if cost.stage == Generate128.name
+    )
+    yield Measurement(
         "disk that `estimate` tells, without candidates that went, against it",
-        (made.disk_bytes - gone) / whole,
+        (estimate.disk_bytes - deleted_bytes) / total_bytes,
         "times",
         at_least=0.5,
         at_most=2.0,
-        details={"told": made.disk_bytes, "candidates": gone, "real": whole},
+        details={"told": estimate.disk_bytes, "candidates": deleted_bytes, "real": total_bytes},
     )
 
 
@@ -201,7 +214,7 @@ def _size(path: Path) -> int:
 
 
 def write_corpus(folder: Path, sources: int, files: int = 8) -> None:
-    """MADLAD-shaped documents of sentences that all differ, half as many again as are wanted."""
+    """Write MADLAD-shaped documents of different sentences, 1.5 times as many as needed."""
     folder.mkdir()
     words = _words("src_text", 3)
     for number in range(files):
@@ -219,15 +232,15 @@ def _sentence(rng: random.Random, words: list[str]) -> str:
 
 
 @cache
-def _words(key: str, least: int) -> list[str]:
-    """Words of the demo's texts, in the order of the alphabet."""
+def _words(key: str, min_length: int) -> list[str]:
+    """Return the words of the demo's texts in alphabetical order."""
     lines = (ROOT / "demo/data/pydocs.jsonl").read_text(encoding="utf-8").splitlines()
     every = {word for line in lines for word in json.loads(line)[key].split()}
-    return sorted(w for w in every if w.isalpha() and len(w) >= least and w.lower() == w)
+    return sorted(w for w in every if w.isalpha() and len(w) >= min_length and w.lower() == w)
 
 
 def write_config(folder: Path, sources: int, teacher: str, metricx: str, judge: str) -> Path:
-    """A config of all seven stages, as the requirement's example has it."""
+    """Write a config of all seven stages, as in configs/synth/seed.yaml."""
     config: dict[str, Any] = {
         "run": {"out_dir": str(folder / "run")},
         "data": {
@@ -252,9 +265,9 @@ def write_config(folder: Path, sources: int, teacher: str, metricx: str, judge: 
 
 
 def _answers(body: dict[str, Any]) -> tuple[list[str], int]:
-    asked = body["messages"][-1]["content"].rpartition("\n")[2]
-    rng = random.Random(f"{asked}|{body['temperature']}|{body['seed']}")
-    count, choices = max(3, len(asked) // 7), body.get("n") or 1
+    source = body["messages"][-1]["content"].rpartition("\n")[2]
+    rng = random.Random(f"{source}|{body['temperature']}|{body['seed']}")
+    count, choices = max(3, len(source) // 7), body.get("n") or 1
     words = _words("ref_text", 2)
     texts = [" ".join(rng.choices(words, k=count)) + "." for _ in range(choices)]
     return texts, 2 * count * choices
@@ -263,9 +276,9 @@ def _answers(body: dict[str, Any]) -> tuple[list[str], int]:
 def _main() -> None:
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--sources", type=int, default=None)
-    told, sys.argv[1:] = parser.parse_known_args()
+    options, sys.argv[1:] = parser.parse_known_args()
     quiet_logs()
-    run("synth_million", __doc__, lambda quick: questions(quick, told.sources))
+    run("synth_million", __doc__, lambda quick: questions(quick, options.sources))
 
 
 if __name__ == "__main__":

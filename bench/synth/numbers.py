@@ -1,4 +1,4 @@
-"""True pairs with one wrong number, and what the rule for numbers says of them."""
+"""Makes pairs with one wrong number from true pairs, and applies the rule for numbers to them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 
-from scorekit.text.numbers import asked_numbers
+from scorekit.text.numbers import expected_numbers
 from scorekit.text.rules import Pair
 from synth.filters import RULES, RuleConfig, check_rules
 
@@ -29,27 +29,29 @@ _OFF = [code for code in RULES if code != "numbers_missing"]
 
 
 def outcome(pair: Pair) -> str:
-    """One of OUTCOMES, where a judge is on."""
+    """Return one of OUTCOMES for a pair, with a judge."""
     verdict = check_rules(pair, RuleConfig(off=_OFF), has_judge=True)
     return "certain" if verdict.failed else "doubtful" if verdict.doubtful else "passed"
 
 
 def is_rejected_alone(pair: Pair) -> bool:
-    """Whether the rule rejects the pair where no judge is on."""
+    """Return whether the rule rejects the pair when no judge is on."""
     return bool(check_rules(pair, RuleConfig(off=_OFF)).failed)
 
 
 def spoil(pairs: Iterable[Pair], kind: str) -> list[Pair]:
-    """Pairs with numbers, each with one wrong number in the translation, drawn by chance; those
-    that cannot be spoilt in this way are left out. kind: a key of KINDS."""
+    """Return pairs with one random wrong number in the translation each.
+
+    Pairs that cannot be changed in this way are left out. kind: a key of KINDS.
+    """
     rng = random.Random(0)
     spoilt = []
     for pair in pairs:
         # Digits that belong to a link or a name are no number.
-        texts = " ".join(asked_numbers(pair.mt, pair.target_lang))
+        texts = " ".join(expected_numbers(pair.mt, pair.target_lang))
         numbers = {*_DIGITS.findall(texts)} - {"1"}
         matches = [match for match in _DIGITS.finditer(pair.mt) if match.group() in numbers]
-        if matches and asked_numbers(pair.src, pair.source_lang):
+        if matches and expected_numbers(pair.src, pair.source_lang):
             mt = KINDS[kind](pair.mt, matches, rng)
             if mt is not None and mt != pair.mt:
                 spoilt.append(Pair(pair.src, mt, pair.source_lang, pair.target_lang))
@@ -57,7 +59,7 @@ def spoil(pairs: Iterable[Pair], kind: str) -> list[Pair]:
 
 
 def outcomes(pairs: Iterable[Pair]) -> Counter[str]:
-    """How many pairs have each outcome."""
+    """Return how many pairs have each outcome."""
     return Counter(map(outcome, pairs))
 
 
@@ -69,12 +71,12 @@ def _put(text: str, match: re.Match[str], digits: str) -> str:
 
 
 def _change(text: str, matches: Matches, rng: random.Random) -> str:
-    """One digit is another one."""
+    """Change one digit."""
     match = rng.choice(matches)
-    places = [i for i, char in enumerate(match.group()) if char.isdecimal()]
-    place = rng.choice(places)
+    digit_indices = [i for i, char in enumerate(match.group()) if char.isdecimal()]
+    index = rng.choice(digit_indices)
     digits = list(match.group())
-    digits[place] = str((int(digits[place]) + rng.randint(0, 7)) % 9 + 1)
+    digits[index] = str((int(digits[index]) + rng.randint(0, 7)) % 9 + 1)
     return _put(text, match, "".join(digits))
 
 
@@ -83,7 +85,7 @@ def _drop(text: str, matches: Matches, rng: random.Random) -> str:
 
 
 def _swap(text: str, matches: Matches, rng: random.Random) -> str | None:
-    """Two neighbors change places."""
+    """Swap two adjacent numbers."""
     different = [(a, b) for a, b in pairwise(matches) if a.group() != b.group()]
     if not different:
         return None
@@ -92,8 +94,7 @@ def _swap(text: str, matches: Matches, rng: random.Random) -> str | None:
 
 
 def _shift(text: str, matches: Matches, rng: random.Random) -> str:
-    """One zero more; of a number with decimals the mark is gone, of one with groups it is the
-    other one."""
+    """Add a zero. A number with decimals loses its mark; one with groups gets the other mark."""
     match = rng.choice(matches)
     digits = match.group()
     if re.fullmatch(r"\d+[.,]\d{3}", digits):
@@ -104,11 +105,11 @@ def _shift(text: str, matches: Matches, rng: random.Random) -> str:
 
 
 def _rescale(text: str, matches: Matches, rng: random.Random) -> str | None:
-    """Another scale: 만 for 억, million for billion."""
-    for one, other in _SCALES:
-        for old, new in ((one, other), (other, one)):
-            if found := re.search(rf"(?<=\d){old}|(?<=\d ){old}", text):
-                return _put(text, found, new)
+    """Replace the scale of a number: 만 by 억, million by billion, and the reverse."""
+    for first, second in _SCALES:
+        for old, new in ((first, second), (second, first)):
+            if match := re.search(rf"(?<=\d){old}|(?<=\d ){old}", text):
+                return _put(text, match, new)
     return None
 
 

@@ -1,1 +1,1 @@
-"""How many wrong references `search verify` finds, and how many right ones it drops."""
+"""Measures how many wrong references `search verify` finds, and how many right ones it drops."""

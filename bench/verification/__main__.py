@@ -1,13 +1,14 @@
-"""How many planted wrong references does `search verify` find, how many right ones does it drop?
+"""Measure how many planted wrong references `search verify` finds, and how many others it drops.
 
-Every third question of the search demo (140), its retriever, its generator and a judge by rules, on
-real ports. 15 % of the references are replaced by what one gets who takes another figure of the
-page (seeded). The verifier is the demo's stand-in (`demo.search.loop.verifier`), which errs by
-itself, in just that way: 0, 10 or 20 % of its answers are wrong, half of these whenever they are
-asked for, and of 5 % more it is not sure. Asked 1, 3 and 5 times; its answers have to be all one
-(`verify.consensus` 1), or more than half of them (0.51). Each figure is the mean of three seeds, of
-plant and verifier both. A row counts as found, or as lost, where it is dropped, whichever its
-class. The generator reads the whole pages rightly but for what is too small there.
+It runs on every third question of the search demo (140), with the demo's retriever and generator
+and a judge by rules, on real ports. 15 % of the references are replaced by the answer that results
+from another figure of the page (seeded). The verifier is the demo's stand-in
+(`demo.search.loop.verifier`), which makes errors of just that kind: 0, 10 or 20 % of its answers
+are wrong, half of these in every request, and for 5 % more it is not sure. It is asked 1, 3 and 5
+times. All of its answers must agree (`verify.consensus` 1), or more than half of them (0.51). Each
+number is the mean of three seeds, each for the planted errors and for the verifier. A row counts as
+found, or as lost, if it is dropped, whichever class it has. The generator reads full pages
+correctly, except for text that is too small on them.
 
     python -m bench.verification [--quick]
 """
@@ -24,13 +25,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from bench.common import WORK, Figure, run
+from bench.common import WORK, Measurement, run
 from demo.processes import serving
 from demo.search.generator import create_app
-from demo.search.loop.planted import plant, read_rows, write_rows
 from demo.search.loop.verifier import Verifying
+from demo.search.loop.wrong_references import plant, read_rows, write_rows
 from demo.search.reading import Reader
-from demo.search.run import HERE, ingest, neighbours
+from demo.search.run import HERE, ingest, open_services
 from trainer.search.curation.verification.classes import Compared, TruthClass, class_of
 
 ERRORS, KS, SEEDS = (0.0, 0.1, 0.2), (1, 3, 5), (0, 1, 2)
@@ -39,41 +40,48 @@ _DROP = ("GT_ERROR", "BOTH_WRONG", "UNCERTAIN")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """Of one command. Shares of 1: of the planted, dropped; of the others, dropped; the same where
-    an outvoted verifier makes a row uncertain. classes: of planted and others."""
+class VerifyResult:
+    """Holds the result of one command as shares of 1.
 
-    found: float
-    lost: float
-    found_strict: float
-    lost_strict: float
+    found_share: dropped rows of the planted ones. dropped_share: dropped rows of the others. The
+    strict shares hold if a verifier without a majority makes a row uncertain. classes: of planted
+    and others.
+    """
+
+    found_share: float
+    dropped_share: float
+    found_share_strict: float
+    dropped_share_strict: float
     classes: dict[str, dict[str, int]]
 
 
-def questions(quick: bool) -> Iterator[Figure]:
-    """All figures."""
+def questions(quick: bool) -> Iterator[Measurement]:
+    """Yield all measurements."""
     seeds, errors = ((0,), (0.1,)) if quick else (SEEDS, ERRORS)
     folder = WORK / "verification"
     folder.mkdir(parents=True, exist_ok=True)
     rows, reader = read_rows()[:: 14 if quick else 3], Reader()
     if not (folder / "index").exists():
         ingest(folder / "index", HERE / "corpus")
-    with neighbours(folder) as (settings, _):
-        of: dict[tuple[float, int, float], list[Found]] = {}
+    with open_services(folder) as (settings, _):
+        runs_by_setting: dict[tuple[float, int, float], list[VerifyResult]] = {}
         for seed in seeds:
-            made, wrong = plant(rows, reader, seed)
-            write_rows(folder / f"questions-{seed}.jsonl", made)
+            planted_rows, wrong = plant(rows, reader, seed)
+            write_rows(folder / f"questions-{seed}.jsonl", planted_rows)
             for error in errors:
-                for key, found in _by_k(folder, settings[3::2], error, seed, wrong):
-                    of.setdefault((error, *key), []).append(found)
-        for (error, k, consensus), each in sorted(of.items()):
-            yield from _figures(error, k, consensus, each)
+                for key, found_share in _by_k(folder, settings[3::2], error, seed, wrong):
+                    runs_by_setting.setdefault((error, *key), []).append(found_share)
+        for (error, k, consensus), runs in sorted(runs_by_setting.items()):
+            yield from _measurements(error, k, consensus, runs)
 
 
 def _by_k(
     folder: Path, settings: Sequence[str], error: float, seed: int, wrong: set[str]
-) -> Iterator[tuple[tuple[int, float], Found]]:
-    """Each command of one verifier; what an earlier one has asked is asked no more."""
+) -> Iterator[tuple[tuple[int, float], VerifyResult]]:
+    """Run each command of one verifier, and yield its result.
+
+    Answers are cached: a question that an earlier command asked is not asked again.
+    """
     name = f"verifier-{error:g}-{seed}"
     app = create_app(name=name, answerer=Verifying(error=error, seed=seed))
     with serving(app) as url:
@@ -91,20 +99,20 @@ def _by_k(
                     "verify.verifier.model": name,
                 }
                 out = folder / f"{name}-{k}-{consensus:g}"
-                told = [f"{key}={value}" for key, value in values.items()]
-                _verify(out, [*settings, *told])
-                yield (k, consensus), _found(out, wrong)
+                settings_of_run = [f"{key}={value}" for key, value in values.items()]
+                _verify(out, [*settings, *settings_of_run])
+                yield (k, consensus), _read_result(out, wrong)
 
 
 def _verify(out: Path, flags: list[str]) -> None:
-    """The command, in this process: to begin one takes longer than most of these."""
+    """Run the command in this process, because starting one takes longer than most of these."""
     from trainer.search.curation.verification.commands import verify
 
     with contextlib.redirect_stdout(io.StringIO()):
         verify(out, set_=flags, overwrite=True)
 
 
-def _found(out: Path, wrong: set[str]) -> Found:
+def _read_result(out: Path, wrong: set[str]) -> VerifyResult:
     rows = [json.loads(line) for line in (out / "decisions.jsonl").open(encoding="utf-8")]
     classes: dict[str, Counter[str]] = {"planted": Counter(), "right": Counter()}
     dropped: Counter[tuple[bool, str]] = Counter()
@@ -115,7 +123,7 @@ def _found(out: Path, wrong: set[str]) -> Found:
         dropped[is_wrong, "UNCERTAIN"] += _class(row, "UNCERTAIN") in _DROP
     counts = {True: len(wrong), False: len(rows) - len(wrong)}
     shares = {key: count / counts[key[0]] for key, count in dropped.items()}
-    return Found(
+    return VerifyResult(
         shares[True, "OK"],
         shares[False, "OK"],
         shares[True, "UNCERTAIN"],
@@ -131,21 +139,29 @@ def _class(row: dict[str, Any], outvoted: Literal["OK", "UNCERTAIN"]) -> TruthCl
     return class_of(Compared(*(row[name] for name in names)), outvoted)
 
 
-def _figures(error: float, k: int, consensus: float, each: Sequence[Found]) -> Iterator[Figure]:
+def _measurements(
+    error: float, k: int, consensus: float, runs: Sequence[VerifyResult]
+) -> Iterator[Measurement]:
     need = "all" if consensus == ALL else "most"
-    where = f"error {error:.0%}, k {k}, {need} agree"
-    classes = [one.classes for one in each]
-    for what, values in (
-        ("planted errors found", [one.found for one in each]),
-        ("right ones dropped", [one.lost for one in each]),
-        ("outvoted is uncertain: planted errors found", [one.found_strict for one in each]),
-        ("outvoted is uncertain: right ones dropped", [one.lost_strict for one in each]),
+    setting = f"error {error:.0%}, k {k}, {need} agree"
+    classes = [result.classes for result in runs]
+    for title, values in (
+        ("planted errors found", [result.found_share for result in runs]),
+        ("right ones dropped", [result.dropped_share for result in runs]),
+        (
+            "outvoted is uncertain: planted errors found",
+            [result.found_share_strict for result in runs],
+        ),
+        (
+            "outvoted is uncertain: right ones dropped",
+            [result.dropped_share_strict for result in runs],
+        ),
     ):
         shares = [100 * value for value in values]
         details: dict[str, Any] = {"seeds": shares}
-        if what == "planted errors found":
+        if title == "planted errors found":
             details["classes"] = classes
-        yield Figure(f"{where}: {what}", statistics.mean(shares), "%", details=details)
+        yield Measurement(f"{setting}: {title}", statistics.mean(shares), "%", details=details)
 
 
 if __name__ == "__main__":

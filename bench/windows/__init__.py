@@ -1,1 +1,3 @@
-"""What windows of sentences lose, and how well their borders are aligned."""
+"""Measures what scoring in windows of sentences loses, and how well window boundaries are
+aligned.
+"""

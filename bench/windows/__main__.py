@@ -1,17 +1,18 @@
-"""Spans and scores of windows against those of the whole text, where the whole still fits.
+"""Compare spans and scores of windows with those of the full text, for texts that fit the model.
 
     python -m bench.windows
 
-Runs of neighbouring segments of tests/data/prose, whose translations no annotator marked, are
-joined to documents that fit the demo's xCOMET (512 tokens) with a segment more on each side. Each
-is scored whole; in windows of at most 256, 384 and 128 tokens; cut at 256; and, for the model's own
-noise of context, whole with a segment added or taken, at each end: a window has lost what stands
-before it, behind it, or both. Half of the documents have errors at a border of windows of 256,
-words of a far segment on both sides of it. Spans are compared by characters of `mt`: F1 of those
-that both have (of severity nothing), the same within 20 characters of a border of those windows,
-and how many characters of the planted words are marked.
-Then, without a model: the share of borders of an alignment that lie in one pair of segments, of
-documents that lack some translations or in which some are joined to the next.
+The documents are adjacent segments of tests/data/prose, whose translations no annotator marked.
+Each fits the demo's xCOMET (512 tokens) with one more segment on each side. It is scored in full,
+in windows of at most 256, 384 and 128 tokens, and cut at 256. For the noise that the model's
+context causes, it is also scored with a segment added or removed at each end: a window lacks the
+text before it, after it, or both. Half of the documents have errors at a border of windows of 256:
+words of a distant segment on both sides of it.
+Spans are compared by characters of `mt`: F1 of the characters that both mark (of any severity), the
+same within 20 characters of a border of those windows, and how many of the planted words'
+characters are marked.
+Then, without a model: the share of borders of an alignment that are inside one pair of segments,
+for documents that lack some translations or in which some are joined to the next.
 """
 
 from __future__ import annotations
@@ -63,37 +64,41 @@ Pair = tuple[str, str]
 
 
 def pairs(name: str, left: str, right: str) -> list[Pair]:
-    """Segments in their order, one translation each."""
+    """Return the segments in their order, with one translation each."""
     lines = (ROOT / f"tests/data/prose/{name}.jsonl").read_text(encoding="utf-8").splitlines()
     rows = map(json.loads, lines)
     return list({row[left].strip(): row[right].strip() for row in rows}.items())
 
 
 def joined(run: Sequence[Pair], joint: str) -> SampleForScoring:
-    """A document."""
+    """Return the segments joined to a document."""
     src, mt = zip(*run, strict=True)
     return SampleForScoring(joint.join(src), " ".join(mt))
 
 
 def starts(run: Sequence[Pair]) -> list[int]:
-    """Where the translations of a document begin, and one past where its next would."""
+    """Return where the translations of a document begin, and where the next one would begin."""
     return list(accumulate((len(mt) + 1 for _, mt in run), initial=0))
 
 
 def marked(result: Scored) -> set[int]:
-    """Characters of `mt` that lie in a span."""
-    return {at for span in result.error_spans or () for at in range(span.start, span.end)}
+    """Return the characters of `mt` that lie in a span."""
+    return {
+        position for span in result.error_spans or () for position in range(span.start, span.end)
+    }
 
 
-def f1(ours: set[int], theirs: set[int]) -> float:
-    """1 where both are empty."""
-    both = len(ours) + len(theirs)
-    return 2 * len(ours & theirs) / both if both else 1.0
+def f1(first: set[int], second: set[int]) -> float:
+    """Return F1 of the two sets; 1 if both are empty."""
+    both = len(first) + len(second)
+    return 2 * len(first & second) / both if both else 1.0
 
 
 class Document:
-    """A run of segments that fits the model with a neighbour more, its neighbours, and the
-    characters of `mt` that were planted."""
+    """A document that fits the model with one more segment, and its adjacent segments.
+
+    It also has the characters of `mt` that were planted.
+    """
 
     def __init__(self, run: list[Pair], before: Pair, following: Pair, joint: str) -> None:
         self.run, self.before, self.following, self.joint = run, before, following, joint
@@ -101,24 +106,27 @@ class Document:
 
     @property
     def sample(self) -> SampleForScoring:
-        """As it is scored."""
+        """Return the document as it is scored."""
         return joined(self.run, self.joint)
 
     def other_contexts(self) -> Iterator[tuple[str, list[Pair], int, tuple[int, int]]]:
-        """With a segment more or less at each end: its name, the segments, where their `mt` begins
-        in this one's, and the part of this one's that both have."""
-        run, at = self.run, starts(self.run)
-        whole = (0, at[-1])
-        yield NOISES[0], [self.before, *run], -len(self.before[1]) - 1, whole
-        yield NOISES[1], run[1:], at[1], (at[1], at[-1])
-        yield NOISES[2], [*run, self.following], 0, whole
-        yield NOISES[3], run[:-1], 0, (0, at[-2])
+        """Yield the document with a segment more or less at each end.
+
+        Yields a name, the segments, where their `mt` begins in this document's, and the part that
+        both have.
+        """
+        run, offsets = self.run, starts(self.run)
+        full_range = (0, offsets[-1])
+        yield NOISES[0], [self.before, *run], -len(self.before[1]) - 1, full_range
+        yield NOISES[1], run[1:], offsets[1], (offsets[1], offsets[-1])
+        yield NOISES[2], [*run, self.following], 0, full_range
+        yield NOISES[3], run[:-1], 0, (0, offsets[-2])
 
     def plant(self, words: list[str], scorer: Any) -> None:
         """Put words on both sides of a border of windows: before the last word in front of it, and
         behind it. Raises ValueError where they move every border."""
         text = " ".join(words) + " "
-        whole = self.sample.mt
+        full_mt = self.sample.mt
         todo = borders(score(scorer, self.sample, WINDOW, "windows"))
         tried: set[int] = set()
         while todo:
@@ -126,61 +134,70 @@ class Document:
             if edge in tried:
                 continue
             tried.add(edge)
-            last = whole.rindex(" ", 0, edge - 1) + 1
+            last = full_mt.rindex(" ", 0, edge - 1) + 1
             run = inserted(inserted(self.run, edge, text), last, text)
-            found = borders(score(scorer, joined(run, self.joint), WINDOW, "windows"))
-            behind = edge + len(text)
-            if behind in found:
+            edges = borders(score(scorer, joined(run, self.joint), WINDOW, "windows"))
+            after = edge + len(text)
+            if after in edges:
                 self.run = run
-                self.planted = {k + at for at in (last, behind) for k in range(len(text) - 1)}
+                self.planted = {
+                    k + position for position in (last, after) for k in range(len(text) - 1)
+                }
                 return
             # Where the words have moved the borders to, before they were planted.
-            todo += [at if at < behind else at - 2 * len(text) for at in found]
+            todo += [
+                position if position < after else position - 2 * len(text) for position in edges
+            ]
         raise ValueError(f"no border stays beside what is planted: {words}")
 
 
-def inserted(run: list[Pair], at: int, text: str) -> list[Pair]:
-    """The run, with a text at that character of its translations' document."""
+def inserted(run: list[Pair], position: int, text: str) -> list[Pair]:
+    """Return the segments, with a text inserted at that character of the joined translations."""
     begins = starts(run)
-    k = bisect_right(begins, at) - 1
+    k = bisect_right(begins, position) - 1
     src, mt = run[k]
-    cut = at - begins[k]
+    cut = position - begins[k]
     return [*run[:k], (src, mt[:cut] + text + mt[cut:]), *run[k + 1 :]]
 
 
 def borders(result: Scored) -> list[int]:
-    """Where windows meet in `mt`."""
+    """Return where windows meet in `mt`."""
     return [window.mt_start for window in (result.windows or [])[1:]]
 
 
-def documents(found: list[Pair], joint: str, scorer: Any) -> Iterator[Document]:
-    """Runs that just fit the model with a segment more at either end, and not a window."""
+def documents(corpus_pairs: list[Pair], joint: str, scorer: Any) -> Iterator[Document]:
+    """Yield documents that fit the model with one more segment, but do not fit one window."""
     rng = random.Random(0)
     done = 0
     while done < DOCUMENTS:
-        at, count = rng.randrange(1, len(found) - 30), 1
+        start, count = rng.randrange(1, len(corpus_pairs) - 30), 1
         while count < 28 and all(
-            fits(found[first : at + count + 1 + more], joint, scorer)
-            for first, more in ((at - 1, 0), (at, 1))
+            fits(corpus_pairs[first : start + count + 1 + more], joint, scorer)
+            for first, more in ((start - 1, 0), (start, 1))
         ):
             count += 1
-        document = Document(found[at : at + count], found[at - 1], found[at + count], joint)
+        document = Document(
+            corpus_pairs[start : start + count],
+            corpus_pairs[start - 1],
+            corpus_pairs[start + count],
+            joint,
+        )
         if count < FEWEST or not borders(score(scorer, document.sample, WINDOW, "windows")):
             continue
         if done % 2:
-            document.plant(found[(at + 60) % len(found)][1].split()[:3], scorer)
+            document.plant(corpus_pairs[(start + 60) % len(corpus_pairs)][1].split()[:3], scorer)
         done += 1
         yield document
 
 
 def fits(run: Sequence[Pair], joint: str, scorer: Any) -> bool:
-    """Whether the model reads all of it, and what is planted."""
+    """Return whether the model can read the full document with what is planted."""
     strict = ScoringConfig(overlong="error", max_input_length=LIMIT - PLANTED_TOKENS)
     return scorer.score_batch([joined(run, joint)], strict).sequence_scores[0] is not None
 
 
 def score(scorer: Any, sample: SampleForScoring, limit: int, overlong: Any) -> Scored:
-    """One sample, cut or in windows of so many tokens."""
+    """Score one sample, truncated or in windows of `limit` tokens."""
     cfg = ScoringConfig(overlong=overlong, max_input_length=limit)
     (result,) = scorer.score_batch([sample], cfg).metadata
     assert isinstance(result, Scored), result
@@ -188,93 +205,107 @@ def score(scorer: Any, sample: SampleForScoring, limit: int, overlong: Any) -> S
 
 
 def compare(scorer: Any, name: str, left: str, right: str, joint: str) -> dict[str, Any]:
-    """Figures of a corpus: against the whole text, of windows, of truncation, of context noise."""
+    """Return the stats of a corpus: windows, truncation and context noise, compared with the
+    full text.
+    """
     rows: dict[str, list[dict[str, float]]] = {}
     counts: dict[str, list[tuple[int, float]]] = {}
     for document in documents(pairs(name, left, right), joint, scorer):
         sample, all_of_it = document.sample, (0, starts(document.run)[-1])
-        whole = score(scorer, sample, LIMIT, "error")
+        reference_scores = score(scorer, sample, LIMIT, "error")
         edges: list[int] = []
         # What is scored, where its `mt` begins in the document's, and which part both have.
-        others: list[tuple[str, Scored, int, tuple[int, int]]] = []
+        variants: list[tuple[str, Scored, int, tuple[int, int]]] = []
         for kind, limit in SIZES.items():
-            found = score(scorer, sample, limit, "windows")
-            if found.windows:  # a document may fit the wider ones
-                edges = edges or borders(found)
+            scored = score(scorer, sample, limit, "windows")
+            if scored.windows:  # a document may fit the wider ones
+                edges = edges or borders(scored)
                 counts.setdefault(kind, []).append(
-                    (len(found.windows), found.tokens / whole.tokens)
+                    (len(scored.windows), scored.tokens / reference_scores.tokens)
                 )
-                others.append((kind, found, 0, all_of_it))
-        others.append(("cut", score(scorer, sample, WINDOW, "truncate"), 0, all_of_it))
+                variants.append((kind, scored, 0, all_of_it))
+        variants.append(("cut", score(scorer, sample, WINDOW, "truncate"), 0, all_of_it))
         for kind, neighbour, begin, part in document.other_contexts():
-            found = score(scorer, joined(neighbour, joint), LIMIT, "error")
-            others.append((kind, found, begin, part))
+            scored = score(scorer, joined(neighbour, joint), LIMIT, "error")
+            variants.append((kind, scored, begin, part))
         near = {c for edge in edges for c in range(edge - NEAR, edge + NEAR)}
-        for kind, other, begin, part in others:
-            held = set(range(*part))
-            ours, theirs = {c + begin for c in marked(other)} & held, marked(whole) & held
-            row = {"f1": f1(ours, theirs), "f1_at_borders": f1(ours & near, theirs & near)}
-            row["score"] = abs(other.score - whole.score)
-            row["share_marked"] = len(ours) / len(held)
-            if planted := document.planted & held:
-                row["planted_marked"] = len(ours & planted) / len(planted)
-                row["planted_marked_whole"] = len(theirs & planted) / len(planted)
+        for kind, other, begin, part in variants:
+            compared = set(range(*part))
+            variant_marks, reference_marks = (
+                {c + begin for c in marked(other)} & compared,
+                marked(reference_scores) & compared,
+            )
+            row = {
+                "f1": f1(variant_marks, reference_marks),
+                "f1_at_borders": f1(variant_marks & near, reference_marks & near),
+            }
+            row["score"] = abs(other.score - reference_scores.score)
+            row["share_marked"] = len(variant_marks) / len(compared)
+            if planted := document.planted & compared:
+                row["planted_marked"] = len(variant_marks & planted) / len(planted)
+                row["planted_marked_whole"] = len(reference_marks & planted) / len(planted)
             rows.setdefault(kind, []).append(row)
-    told: dict[str, dict[str, float]] = {
-        kind: {"documents": len(found)} | mean(found) for kind, found in rows.items()
+    rows_by_kind: dict[str, dict[str, float]] = {
+        kind: {"documents": len(scored)} | mean(scored) for kind, scored in rows.items()
     }
     for kind, sizes in counts.items():
         windows, tokens = (statistics.fmean(column) for column in zip(*sizes, strict=True))
-        told[kind] |= {"windows": round(windows, 4), "times_the_tokens": round(tokens, 4)}
-    return told | against_noise(told)
+        rows_by_kind[kind] |= {"windows": round(windows, 4), "times_the_tokens": round(tokens, 4)}
+    return rows_by_kind | against_noise(rows_by_kind)
 
 
-def against_noise(told: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
-    """The model's own noise, as the mean over the four neighbours; what the others lose, in so many
-    times of it."""
-    lost = {
+def against_noise(rows_by_kind: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+    """Return the model's noise, as the mean over the four context variants, and the others as
+    multiples of it.
+    """
+    losses = {
         kind: {
             "f1_lost": 1 - row["f1"],
             "f1_lost_at_borders": 1 - row["f1_at_borders"],
             "score": row["score"],
         }
-        for kind, row in told.items()
+        for kind, row in rows_by_kind.items()
     }
-    noise = {key: statistics.fmean(lost[kind][key] for kind in NOISES) for key in lost["cut"]}
-    found = {"noise": {key: round(value, 4) for key, value in noise.items()}}
-    for kind in [kind for kind in lost if kind not in NOISES]:
-        times = {key: round(value / noise[key], 2) for key, value in lost[kind].items()}
-        found[f"{kind}, times the noise"] = times
-    return found
+    noise = {key: statistics.fmean(losses[kind][key] for kind in NOISES) for key in losses["cut"]}
+    summary = {"noise": {key: round(value, 4) for key, value in noise.items()}}
+    for kind in [kind for kind in losses if kind not in NOISES]:
+        times = {key: round(value / noise[key], 2) for key, value in losses[kind].items()}
+        summary[f"{kind}, times the noise"] = times
+    return summary
 
 
 def mean(rows: list[dict[str, float]]) -> dict[str, float]:
-    """Of each figure, over the rows that have it."""
+    """Return the mean of each stat, over the rows that have it."""
     keys = list(dict.fromkeys(key for row in rows for key in row))
     return {key: round(statistics.fmean(r[key] for r in rows if key in r), 4) for key in keys}
 
 
 def aligned(
-    found: list[Pair],
+    corpus_pairs: list[Pair],
     joint: str,
-    lacks: float,
+    missing_share: float,
     merged: float,
     untranslated: tuple[int, int],
     added: tuple[int, int],
 ) -> dict[str, float]:
-    """Of documents of 40 segments: the share of borders in one pair of segments on both sides, and
-    the share of true borders that were found."""
+    """Return two shares for documents of 40 segments.
+
+    The first is the share of boundaries that are in the same pair of segments on both sides, the
+    second the share of true boundaries that were found.
+    """
     rng = random.Random(0)
     right_ones = got_ones = hit = true_ones = 0
     for _ in range(60):
-        at = rng.randrange(len(found) - 40)
+        start = rng.randrange(len(corpus_pairs) - 40)
         left = right = ""
         true = [(0, 0)]
-        for k, (src, mt) in enumerate(found[at : at + 40]):
+        for k, (src, mt) in enumerate(corpus_pairs[start : start + 40]):
             left += "" if k in range(*added) else src + joint
             chance = rng.random()
-            if k not in range(*untranslated) and chance >= lacks:
-                right += mt.rstrip(".。!?！？") + ", " if chance < lacks + merged else mt + " "
+            if k not in range(*untranslated) and chance >= missing_share:
+                right += (
+                    mt.rstrip(".。!?！？") + ", " if chance < missing_share + merged else mt + " "
+                )
             true.append((len(left), len(right)))
         got = align(left, right)[1:-1]
         got_ones += len(got)
@@ -291,19 +322,19 @@ def main() -> None:
     """Measure, print and write."""
     from services.xcomet.model import XCometXLScorer
 
-    told: dict[str, Any] = {"alignment": {}, "spans": {}}
+    results: dict[str, Any] = {"alignment": {}, "spans": {}}
     for name, left, right, joint in CORPORA:
-        found = pairs(name, left, right)
-        told["alignment"][name] = {
-            f"lacking {lacks}, joined {merged}, untranslated {gap}, added {added}": aligned(
-                found, joint, lacks, merged, gap, added
+        corpus_pairs = pairs(name, left, right)
+        results["alignment"][name] = {
+            f"lacking {missing_share}, joined {merged}, untranslated {gap}, added {added}": aligned(
+                corpus_pairs, joint, missing_share, merged, gap, added
             )
-            for lacks, merged, gap, added in PLANTED
+            for missing_share, merged, gap, added in PLANTED
         }
     scorer = XCometXLScorer(str(ROOT / "demo/models/xcomet"), device="cpu")
     for corpus in CORPORA:
-        told["spans"][corpus[0]] = compare(scorer, *corpus)
-    RESULTS.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+        results["spans"][corpus[0]] = compare(scorer, *corpus)
+    RESULTS.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     print(RESULTS.read_text(encoding="utf-8"))
 
 

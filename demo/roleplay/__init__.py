@@ -1,1 +1,1 @@
-"""The role-play demo: a policy with two kinds of faults, and which training mends which."""
+"""The role-play demo: a policy with two kinds of errors, and which training repairs which."""

@@ -1,4 +1,4 @@
-"""The policy at three stages, side by side: figures, replies, and what they say."""
+"""Compares the policy at three stages: stats, replies, and a summary in words."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from rich.text import Text
 
 from demo.run import paired_interval
 from scorekit.report.render import visible
-from trainer.roleplay.evaluation.figures import table
-from trainer.runs.figures import mean_of
-from trainer.runs.runlog import read_jsonl
+from trainer.roleplay.evaluation.stats import table
+from trainer.runs.run_log import read_jsonl
+from trainer.runs.stats import mean_of
 
 #: Turns whose replies are shown.
 SHOWN = 5
@@ -25,60 +25,65 @@ SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """An evaluation: its figures, and a line for each held-out turn."""
+    """Holds an evaluation: its stats, and a line for each held-out turn."""
 
     title: str
-    figures: Mapping[str, Any]
+    stats: Mapping[str, Any]
     lines: Sequence[Mapping[str, Any]]
 
 
 def read_stage(title: str, folder: Path, *, first: bool = False) -> Stage:
-    """The evaluation in a folder; of a training run the last one, or the first."""
+    """Read the evaluation in a folder. For a training run, read the last one, or the first."""
     alone = folder / "evaluation.jsonl"
     if alone.is_file():
-        figures = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
-        return Stage(title, figures, read_jsonl(alone))
-    found = read_jsonl(folder / "eval.jsonl")[0 if first else -1]
-    return Stage(title, found, read_jsonl(folder / found["completions"]))
+        stats = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
+        return Stage(title, stats, read_jsonl(alone))
+    stats_row = read_jsonl(folder / "eval.jsonl")[0 if first else -1]
+    return Stage(title, stats_row, read_jsonl(folder / stats_row["completions"]))
 
 
-def show_figures(console: Console, stages: Sequence[Stage]) -> None:
-    """Rewards with their components, and below them what no reward looks at."""
-    shown = Table("", *(stage.title for stage in stages))
-    for figure in table():
-        values = [stage.figures.get(figure.key) for stage in stages]
-        if figure.title and None not in values:
-            cells = [f"{value:.{figure.digits}f}" for value in values]
-            shown.add_row(figure.title, *cells)
-    console.print(shown)
+def show_stats(console: Console, stages: Sequence[Stage]) -> None:
+    """Print rewards with their components, and below them stats that no reward uses."""
+    stats_table = Table("", *(stage.title for stage in stages))
+    for stat in table():
+        values = [stage.stats.get(stat.key) for stage in stages]
+        if stat.title and None not in values:
+            cells = [f"{value:.{stat.digits}f}" for value in values]
+            stats_table.add_row(stat.title, *cells)
+    console.print(stats_table)
 
 
 def show_samples(console: Console, stages: Sequence[Stage]) -> None:
-    """Replies to the same turns: the first of the set, not the best."""
-    shown = Table("the player says", *(stage.title for stage in stages), show_lines=True)
+    """Print replies to the same turns: the first of the set, not the best."""
+    samples_table = Table("the player says", *(stage.title for stage in stages), show_lines=True)
     for lines in list(zip(*(stage.lines for stage in stages), strict=True))[:SHOWN]:
-        asked = lines[0]
-        who = f"({asked['character_name']}, {asked['speech_level']}; {asked['player_name']})"
+        first_line = lines[0]
+        speakers = (
+            f"({first_line['character_name']}, {first_line['speech_level']}; "
+            f"{first_line['player_name']})"
+        )
         cells = [Text(visible(line["completion"]), overflow="fold") for line in lines]
-        shown.add_row(Text(f"{visible(asked['user'])}\n{who}"), *cells)
-    console.print(shown)
+        samples_table.add_row(Text(f"{visible(first_line['user'])}\n{speakers}"), *cells)
+    console.print(samples_table)
 
 
 def verdict(stages: Sequence[Stage]) -> list[str]:
-    """What each training changed, with intervals over the held-out turns."""
+    """Return sentences that say what each training changed, with intervals over the held-out
+    turns.
+    """
     start, sft, grpo = stages
-    said = [
+    sentences = [
         f"SFT with the mended template: replies that do not end {_cut(start)} -> {_cut(sft)}.",
     ]
     for key, name in (("reward", "reward"), ("chrf", "chrF to the reference (never rewarded)")):
         both = zip(grpo.lines, sft.lines, strict=True)
         changes = [float(a[key]) - float(b[key]) for a, b in both]
         low, high = paired_interval(changes)
-        said.append(
+        sentences.append(
             f"GRPO: {name} {np.mean(changes):+.3f} a turn "
             f"(95 % interval of a paired bootstrap: {low:+.3f} to {high:+.3f})."
         )
-    return said
+    return sentences
 
 
 def _cut(stage: Stage) -> str:

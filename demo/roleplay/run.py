@@ -1,4 +1,4 @@
-"""The role-play demo: template check, SFT with the mended template, GRPO with five rewards."""
+"""The role-play demo: template check, SFT with the repaired template, GRPO with five rewards."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from demo.processes import exit_on_sigterm, run_module, running_service
-from demo.roleplay.compare import read_stage, show_figures, show_samples, verdict
+from demo.roleplay.compare import read_stage, show_samples, show_stats, verdict
 from demo.run import DATA, MODELS, ROOT
 from scorekit.errors import UserError
 
@@ -30,7 +30,7 @@ def run_demo(
     grpo_steps: int | None = None,
     limit: int | None = None,
 ) -> None:
-    """The whole demo. Raises UserError where a part of it cannot run."""
+    """Run the demo. Raise UserError if a part of it cannot run."""
     started = time.monotonic()
     exit_on_sigterm()
     run_dir.mkdir(parents=True, exist_ok=True)
@@ -56,19 +56,19 @@ def run_demo(
 
 
 def check_template(mended: Path) -> None:
-    """`template-check` must find the fault; `--fix` must mend it."""
-    known = ["--model", str(POLICY), "--data", str(SFT_DATA), "--limit", "50", "--show", "1"]
-    code = run_module("trainer", "template-check", *known)
+    """Check that `template-check` finds the template's error, and that `--fix` repairs it."""
+    arguments = ["--model", str(POLICY), "--data", str(SFT_DATA), "--limit", "50", "--show", "1"]
+    code = run_module("trainer", "template-check", *arguments)
     if code != FOUND:
         raise UserError(f"template-check ended with exit code {code}, where it must find a fault")
     console.print("   [bold]mended:[/] what ends a turn is learned, too")
     mended.unlink(missing_ok=True)
-    if code := run_module("trainer", "template-check", *known, "--fix", "--to", str(mended)):
+    if code := run_module("trainer", "template-check", *arguments, "--fix", "--to", str(mended)):
         raise UserError(f"the mended template is still at fault (exit code {code})")
 
 
 def train_sft(folder: Path, template: Path, to: Path, steps: int | None) -> None:
-    """SFT from the start policy, and its last checkpoint as a plain folder."""
+    """Run SFT from the start policy, and export its last checkpoint as a plain folder."""
     settings: dict[str, object] = {
         "chat.template": template,
         "misc.run_dir": folder,
@@ -82,25 +82,25 @@ def train_sft(folder: Path, template: Path, to: Path, steps: int | None) -> None
 
 
 def steps_of(updates: int) -> dict[str, object]:
-    """A shorter GRPO run; its warm-up may not be longer than it."""
+    """Return the settings of a shorter GRPO run. Its warm-up may not be longer than the run."""
     return {"grpo.max_steps": updates, "grpo.warmup_steps": min(3, updates - 1)}
 
 
-def run_trainer(verb: str, config: Path, settings: Mapping[str, object], *flags: str) -> None:
-    """`python -m trainer VERB` in a process of its own, as a user would start it."""
+def run_trainer(command: str, config: Path, settings: Mapping[str, object], *flags: str) -> None:
+    """Run `python -m trainer COMMAND` in a separate process, as a user would."""
     overrides = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
-    if code := run_module("trainer", verb, "--config", str(config), *overrides, *flags):
-        raise UserError(f"trainer {verb} ended with exit code {code}")
+    if code := run_module("trainer", command, "--config", str(config), *overrides, *flags):
+        raise UserError(f"trainer {command} ended with exit code {code}")
 
 
 def show(run_dir: Path, started: float) -> None:
-    """Tables, samples and what they say."""
+    """Print tables, samples, and what they mean."""
     stages = [
         read_stage("as it comes", run_dir / "start"),
         read_stage("after SFT", run_dir / "grpo", first=True),
         read_stage("after GRPO", run_dir / "grpo"),
     ]
-    show_figures(console, stages)
+    show_stats(console, stages)
     show_samples(console, stages)
     for sentence in verdict(stages):
         console.print(f"   {sentence}")

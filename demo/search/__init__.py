@@ -1,1 +1,1 @@
-"""The search demo: decks of real figures, questions about them, a generator that reads pictures."""
+"""The search demo: decks of real data, questions about them, a generator that reads images."""

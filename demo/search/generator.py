@@ -1,8 +1,9 @@
-"""`python -m demo.search.generator`: a frozen generator for the search demo, where there is none.
+"""`python -m demo.search.generator`: a frozen generator for the search demo.
 
-A server in OpenAI's form: /v1/models, /v1/chat/completions and /v1/responses, pictures as data
-URLs. It is no model: it reads the pictures of the demo's corpus (`demo.search.reading`) and answers
-the demo's questions from what is legible in them, and always the same. Sampling changes nothing.
+An OpenAI-compatible server: /v1/models, /v1/chat/completions and /v1/responses, with images as
+data URLs. It is not a model: it reads the images of the demo's corpus (`demo.search.reading`) and
+answers the demo's questions from what is legible in them. Its answers are deterministic: sampling
+options change nothing.
 """
 
 from __future__ import annotations
@@ -27,21 +28,21 @@ from demo.search.answering import Answerer
 from scorekit.command import clean_exit
 
 NAME = "demo-generator"
-_LETTERS = 4  # a token
-_PIXELS = 28 * 28  # a token of a picture
+_LETTERS = 4  # per text token
+_PIXELS = 28 * 28  # per image token
 _FORMATS = ("PNG", "JPEG", "WEBP")
 _LARGEST = 50_000_000  # pixels of a picture
-_PICTURES = 64  # that are kept read: the same pages come again and again
+_CACHED_IMAGES = 64  # decoded images in the cache: the same pages are sent repeatedly
 
 
 class ImageURL(BaseModel):
-    """Of a part of a chat's message."""
+    """Holds the `image_url` field of a message part."""
 
     url: str
 
 
 class Part(BaseModel):
-    """A text or a picture of a message, in the form of either API."""
+    """Holds a text or an image of a message, in the format of either API."""
 
     type: Literal["text", "image_url", "input_text", "output_text", "input_image"]
     text: str = ""
@@ -49,14 +50,14 @@ class Part(BaseModel):
 
 
 class Message(BaseModel):
-    """One turn."""
+    """Holds one turn of a chat."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[Part]
 
 
 class ChatRequest(BaseModel):
-    """A body of /v1/chat/completions; what is not named here changes nothing."""
+    """Holds the body of a /v1/chat/completions request. Other fields are ignored."""
 
     model: str
     messages: list[Message] = Field(min_length=1)
@@ -68,7 +69,7 @@ class ChatRequest(BaseModel):
 
 
 class ResponsesRequest(BaseModel):
-    """A body of /v1/responses; what is not named here changes nothing."""
+    """Holds the body of a /v1/responses request. Other fields are ignored."""
 
     model: str
     input: str | list[Message] = Field(min_length=1)
@@ -77,8 +78,8 @@ class ResponsesRequest(BaseModel):
     max_output_tokens: int | None = Field(None, ge=1)
 
 
-class Said(NamedTuple):
-    """An answer. cut: by the request's limit."""
+class GeneratedAnswer(NamedTuple):
+    """Holds an answer. cut: whether the request's token limit cut it."""
 
     text: str
     cut: bool
@@ -89,8 +90,10 @@ class Said(NamedTuple):
 def create_app(
     *, name: str = NAME, api_key: str | None = None, answerer: Answerer | None = None
 ) -> FastAPI:
-    """The ASGI app over the demo's corpus. api_key: None lets everyone in. answerer: another one
-    than the demo's."""
+    """Return the ASGI app over the demo's corpus.
+
+    api_key: None allows every client. answerer: replaces the demo's answerer.
+    """
     app = new_app()
     one_thread = ThreadPoolExecutor(1, "reading")
     answerer = answerer or Answerer()
@@ -100,14 +103,18 @@ def create_app(
         if model != name:
             raise Refused(404, f"The model `{model[:80]}` does not exist.")
 
-    async def say(messages: list[Message], most: int | None, seed: int | None = None) -> Said:
-        text, pictures = _contents(messages)
+    async def generate_answer(
+        messages: list[Message], max_tokens_requested: int | None, seed: int | None = None
+    ) -> GeneratedAnswer:
+        text, images = _contents(messages)
         loop = asyncio.get_running_loop()
-        answer = await loop.run_in_executor(one_thread, answerer.answer, text, pictures, seed)
+        answer = await loop.run_in_executor(one_thread, answerer.answer, text, images, seed)
         tokens = -(-len(answer) // _LETTERS)
-        kept = min(tokens, most or tokens)
-        sent = len(text) // _LETTERS + sum(map(_picture_tokens, pictures))
-        return Said(answer[: kept * _LETTERS], kept < tokens, sent, kept)
+        num_tokens = min(tokens, max_tokens_requested or tokens)
+        sent = len(text) // _LETTERS + sum(map(_image_tokens, images))
+        return GeneratedAnswer(
+            answer[: num_tokens * _LETTERS], num_tokens < tokens, sent, num_tokens
+        )
 
     @app.get("/v1/models")
     async def models(request: Request) -> dict[str, Any]:
@@ -117,8 +124,10 @@ def create_app(
     @app.post("/v1/chat/completions")
     async def chat(request: Request, body: ChatRequest) -> dict[str, Any]:
         check(request, body.model)
-        most = body.max_completion_tokens or body.max_tokens
-        return _completion(name, await say(body.messages, most, body.seed))
+        max_tokens_requested = body.max_completion_tokens or body.max_tokens
+        return _completion(
+            name, await generate_answer(body.messages, max_tokens_requested, body.seed)
+        )
 
     @app.post("/v1/responses")
     async def responses(request: Request, body: ResponsesRequest) -> dict[str, Any]:
@@ -128,14 +137,14 @@ def create_app(
             messages = [Message(role="user", content=messages)]
         if body.instructions is not None:
             messages = [Message(role="system", content=body.instructions), *messages]
-        return _response(name, await say(messages, body.max_output_tokens))
+        return _response(name, await generate_answer(messages, body.max_output_tokens))
 
     return app
 
 
 def _contents(messages: list[Message]) -> tuple[str, list[bytes]]:
-    """The text of all turns, and the pictures in their order."""
-    texts, pictures = [], []
+    """Return the text of all turns, and the images in order."""
+    texts, images = [], []
     for message in messages:
         if isinstance(message.content, str):
             texts.append(message.content)
@@ -145,54 +154,54 @@ def _contents(messages: list[Message]) -> tuple[str, list[bytes]]:
                 texts.append(part.text)
             else:
                 url = part.image_url
-                pictures.append(_picture(url if isinstance(url, str) else url.url))
-    return "\n".join(texts), pictures
+                images.append(_decode_image(url if isinstance(url, str) else url.url))
+    return "\n".join(texts), images
 
 
-@lru_cache(_PICTURES)
-def _picture(url: str) -> bytes:
-    """The bytes of a data URL. Raises Refused for what is none, or holds no picture."""
+@lru_cache(_CACHED_IMAGES)
+def _decode_image(url: str) -> bytes:
+    """Return the bytes of a data URL. Raise Refused if it is not one, or holds no image."""
     head, _, data = url.partition(",")
     if not (head.startswith("data:image/") and head.endswith(";base64")):
         raise Refused(400, "image_url: only base64 data URLs are read")
     try:
-        picture = base64.b64decode(data, validate=True)
-        with Image.open(io.BytesIO(picture), formats=_FORMATS) as opened:
+        image = base64.b64decode(data, validate=True)
+        with Image.open(io.BytesIO(image), formats=_FORMATS) as opened:
             if opened.width * opened.height > _LARGEST:
                 raise Refused(400, f"image_url: more than {_LARGEST} pixels")
             opened.load()
     except (binascii.Error, UnidentifiedImageError, OSError, Image.DecompressionBombError):
         raise Refused(400, "image_url: no picture that can be read") from None
-    return picture
+    return image
 
 
-def _picture_tokens(picture: bytes) -> int:
-    with Image.open(io.BytesIO(picture)) as opened:
+def _image_tokens(image: bytes) -> int:
+    with Image.open(io.BytesIO(image)) as opened:
         return opened.width * opened.height // _PIXELS
 
 
-def _completion(name: str, said: Said) -> dict[str, Any]:
+def _completion(name: str, answer: GeneratedAnswer) -> dict[str, Any]:
     choice = {
         "index": 0,
-        "message": {"role": "assistant", "content": said.text},
-        "finish_reason": "length" if said.cut else "stop",
+        "message": {"role": "assistant", "content": answer.text},
+        "finish_reason": "length" if answer.cut else "stop",
     }
     usage = {
-        "prompt_tokens": said.prompt_tokens,
-        "completion_tokens": said.tokens,
-        "total_tokens": said.prompt_tokens + said.tokens,
+        "prompt_tokens": answer.prompt_tokens,
+        "completion_tokens": answer.tokens,
+        "total_tokens": answer.prompt_tokens + answer.tokens,
     }
     head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "object": "chat.completion"}
     return head | {"created": int(time.time()), "model": name, "choices": [choice], "usage": usage}
 
 
-def _response(name: str, said: Said) -> dict[str, Any]:
-    part = {"type": "output_text", "text": said.text, "annotations": []}
+def _response(name: str, answer: GeneratedAnswer) -> dict[str, Any]:
+    part = {"type": "output_text", "text": answer.text, "annotations": []}
     message = {
         "id": f"msg_{uuid.uuid4().hex}",
         "type": "message",
         "role": "assistant",
-        "status": "incomplete" if said.cut else "completed",
+        "status": "incomplete" if answer.cut else "completed",
         "content": [part],
     }
     return {
@@ -201,12 +210,12 @@ def _response(name: str, said: Said) -> dict[str, Any]:
         "created_at": int(time.time()),
         "model": name,
         "status": message["status"],
-        "incomplete_details": {"reason": "max_output_tokens"} if said.cut else None,
+        "incomplete_details": {"reason": "max_output_tokens"} if answer.cut else None,
         "output": [message],
         "usage": {
-            "input_tokens": said.prompt_tokens,
-            "output_tokens": said.tokens,
-            "total_tokens": said.prompt_tokens + said.tokens,
+            "input_tokens": answer.prompt_tokens,
+            "output_tokens": answer.tokens,
+            "total_tokens": answer.prompt_tokens + answer.tokens,
         },
     }
 

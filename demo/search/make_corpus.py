@@ -12,14 +12,14 @@ from typing import Annotated, Any
 
 import typer
 
-from demo.search.asked import Asked, everything
+from demo.search.answer_keys import FINAL_KEYS, KEYS, Key, Spot
 from demo.search.decks import draw_all
 from demo.search.final_test import asked as final_asked
 from demo.search.final_test import decks as final_decks
-from demo.search.keys import FINAL_KEYS, KEYS, Key, Spot
-from demo.search.practice import practice
+from demo.search.questions import CorpusQuestion, everything
 from demo.search.reading import CORPUS, FINAL_CORPUS
-from demo.search.slides import SMALL, Deck, Fact, Place, load_fonts
+from demo.search.slides import SMALL, Deck, Fact, FactLocation, load_fonts
+from demo.search.training_questions import training_questions
 from scorekit.command import clean_exit
 from scorekit.files import write_atomic
 
@@ -36,18 +36,22 @@ def make(wheels: Path, folder: Path = HERE) -> None:
     load_fonts(wheels)
     decks = draw_all(_new(folder / CORPUS.relative_to(HERE)), wheels)
     by_hand = list(everything())
-    more = practice(decks, {asked.question for asked in by_hand})
+    more = training_questions(decks, {question.question for question in by_hand})
     named = [*_named("q", by_hand), *_named("p", more)]
     files = {
-        folder / TRAIN.name: [one for one in named if one[1].deck not in HELD_OUT],
-        folder / HELDOUT.name: [one for one in named if one[1].deck in HELD_OUT],
+        folder / TRAIN.name: [
+            named_question for named_question in named if named_question[1].deck not in HELD_OUT
+        ],
+        folder / HELDOUT.name: [
+            named_question for named_question in named if named_question[1].deck in HELD_OUT
+        ],
     }
     _write_questions(files, decks)
-    _write_keys(folder / KEYS.name, [asked for _, asked in named], decks)
+    _write_keys(folder / KEYS.name, [question for _, question in named], decks)
     decks = final_decks.draw_all(_new(folder / FINAL_CORPUS.relative_to(HERE)), wheels)
     named = _named("f", final_asked.everything())
     _write_questions({folder / FINAL_TEST.relative_to(HERE): named}, decks)
-    _write_keys(folder / FINAL_KEYS.relative_to(HERE), [asked for _, asked in named], decks)
+    _write_keys(folder / FINAL_KEYS.relative_to(HERE), [question for _, question in named], decks)
 
 
 def _new(folder: Path) -> Path:
@@ -55,66 +59,85 @@ def _new(folder: Path) -> Path:
     return folder
 
 
-def _named(letter: str, questions: Iterable[Asked]) -> list[tuple[str, Asked]]:
-    return [(f"{letter}{number:03}", asked) for number, asked in enumerate(questions, 1)]
+def _named(letter: str, questions: Iterable[CorpusQuestion]) -> list[tuple[str, CorpusQuestion]]:
+    return [(f"{letter}{number:03}", question) for number, question in enumerate(questions, 1)]
 
 
 def _write_questions(
-    files: Mapping[Path, Sequence[tuple[str, Asked]]], decks: Sequence[Deck]
+    files: Mapping[Path, Sequence[tuple[str, CorpusQuestion]]], decks: Sequence[Deck]
 ) -> None:
     for path, named in files.items():
-        rows = [{"id": name} | _row(asked, _key(asked, decks), decks) for name, asked in named]
+        rows = [
+            {"id": name} | _row(question, _key(question, decks), decks) for name, question in named
+        ]
         write_atomic(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
-def _write_keys(path: Path, questions: Sequence[Asked], decks: Sequence[Deck]) -> None:
-    keys = (_key(asked, decks).model_dump(mode="json") for asked in questions)
-    told = [json.dumps(key, ensure_ascii=False) for key in keys]
-    write_atomic(path, "[\n" + ",\n".join(told) + "\n]\n")
+def _write_keys(path: Path, questions: Sequence[CorpusQuestion], decks: Sequence[Deck]) -> None:
+    keys = (_key(question, decks).model_dump(mode="json") for question in questions)
+    lines = [json.dumps(key, ensure_ascii=False) for key in keys]
+    write_atomic(path, "[\n" + ",\n".join(lines) + "\n]\n")
 
 
-def _places(fact: Fact, decks: Sequence[Deck]) -> list[Place]:
-    return [place for deck in decks for place in deck.places.get(fact, [])]
+def _locations(fact: Fact, decks: Sequence[Deck]) -> list[FactLocation]:
+    return [location for deck in decks for location in deck.fact_locations.get(fact, [])]
 
 
-def _key(asked: Asked, decks: Sequence[Deck]) -> Key:
-    """Where the answer stands: in the deck that is asked of, and wherever else."""
+def _key(question: CorpusQuestion, decks: Sequence[Deck]) -> Key:
+    """Return the answer key: all locations of the facts that the question needs."""
     spots = [
-        [Spot(page_id=place.page_id, box=place.box) for place in _places(fact, decks)]
-        for fact in asked.facts
+        [Spot(page_id=location.page_id, box=location.box) for location in _locations(fact, decks)]
+        for fact in question.facts
     ]
     return Key(
-        question=asked.question, how=asked.how, unit=asked.unit, labels=asked.labels, reads=spots
+        question=question.question,
+        how=question.answer_method,
+        unit=question.unit,
+        labels=question.labels,
+        reads=spots,
     )
 
 
-def _row(asked: Asked, key: Key, decks: Sequence[Deck]) -> dict[str, Any]:
-    """A row of the data: the gold pages are of the deck that is asked of; other pages that carry
-    a fact stand under `alternatives`."""
+def _row(question: CorpusQuestion, key: Key, decks: Sequence[Deck]) -> dict[str, Any]:
+    """Return a row of the data.
+
+    The gold pages are those of the question's deck. Other pages that have a fact go into
+    `alternatives`.
+    """
     gold: dict[str, list[str]] = {}
     read, letters = [], []
-    for fact in asked.facts:
-        places = _places(fact, decks)
-        own = next(place for place in places if place.page_id.rpartition("_")[0] == asked.deck)
-        read.append(own.text)
-        letters.append(own.letters)
-        others = dict.fromkeys(p.page_id for p in places if p.page_id != own.page_id)
-        gold[own.page_id] = [p for p in others if p in gold.get(own.page_id, others)]
+    for fact in question.facts:
+        locations = _locations(fact, decks)
+        deck_location = next(
+            location
+            for location in locations
+            if location.page_id.rpartition("_")[0] == question.deck
+        )
+        read.append(deck_location.text)
+        letters.append(deck_location.letters)
+        other_pages = dict.fromkeys(
+            p.page_id for p in locations if p.page_id != deck_location.page_id
+        )
+        gold[deck_location.page_id] = [
+            p for p in other_pages if p in gold.get(deck_location.page_id, other_pages)
+        ]
     return {
-        "question": asked.question,
+        "question": question.question,
         "reference_answer": key.answer(read),
-        "file_name": f"{asked.deck}.pdf",
+        "file_name": f"{question.deck}.pdf",
         "reference_page": sorted(int(page.rpartition("_")[2]) for page in gold),
-        "alternatives": {page: others for page, others in gold.items() if others},
-        "question_type": _type(asked, min(letters)),
+        "alternatives": {page: other_pages for page, other_pages in gold.items() if other_pages},
+        "question_type": _type(question, min(letters)),
     }
 
 
-def _type(asked: Asked, letters: float) -> str:
-    """What makes it hard. letters: height of the smallest that must be read, in points."""
+def _type(question: CorpusQuestion, letters: float) -> str:
+    """Return the question type by difficulty. letters: height of the smallest text to read, in
+    points.
+    """
     if letters <= SMALL:
         return "small print"
-    return "figure" if asked.how == "value" else "comparison"
+    return "figure" if question.answer_method == "value" else "comparison"
 
 
 def main(

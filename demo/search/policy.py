@@ -1,8 +1,8 @@
 """`python -m demo.search.policy`: the searcher without weights, as an OpenAI-compatible server.
 
-It stands for a vision model where there is none: `trainer search ask` and `collect` call it as they
-would call vLLM. Equal requests get equal turns: of the seed and the temperature alone two episodes
-differ.
+It replaces a vision model where there is none: `trainer search ask` and `collect` call it as they
+would call vLLM. Equal requests get equal turns. Two episodes of a question differ only by the seed
+and the temperature.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ NAME = "demo-searcher"
 
 
 def searcher() -> FakeOpenAI:
-    """The server, which knows how the pages of the corpus look, and no more."""
+    """Return the server. It knows the layout of the corpus pages, and nothing else."""
     reader = Reader()
 
     def respond(body: dict[str, Any], seed: int | None) -> str:
-        said = [m["content"] for m in body["messages"] if m["role"] == "assistant"]
-        state = hashlib.sha256(repr((seed, said)).encode()).digest()
+        replies = [m["content"] for m in body["messages"] if m["role"] == "assistant"]
+        state = hashlib.sha256(repr((seed, replies)).encode()).digest()
         return next_turn(body["messages"], reader, random.Random(state))
 
     return FakeOpenAI(model=NAME, respond=respond, records=False)

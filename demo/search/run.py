@@ -1,4 +1,4 @@
-"""The search demo: PDFs to an index, one question before one's eyes, and a searcher that learns."""
+"""The search demo: index PDFs, show one question step by step, and train a searcher."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.console import Console
 
 from demo.processes import exit_on_sigterm, run_module, running_service, serving
 from demo.run import ROOT
-from demo.search.compare import read_stage, show_episode, show_figures, show_types, verdict
+from demo.search.compare import read_stage, show_episode, show_stats, show_types, verdict
 from demo.search.generator import NAME as GENERATOR
 from demo.search.generator import create_app
 from demo.search.policy import NAME as SEARCHER
@@ -29,46 +29,54 @@ console = Console(highlight=False)
 
 
 def run_demo(run_dir: Path, *, updates: int | None = None, limit: int | None = None) -> None:
-    """The whole demo. updates: of each phase; limit: of the held-out questions. Raises UserError
-    where a part of it cannot run."""
+    """Run the demo. Raise UserError if a part of it cannot run.
+
+    updates: of each phase. limit: of the held-out questions.
+    """
     started = time.monotonic()
     exit_on_sigterm()
     run_dir.mkdir(parents=True, exist_ok=True)
-    _say("1", "From a folder of PDFs to an index")
+    _print_step("1", "From a folder of PDFs to an index")
     ingest(run_dir / "index", HERE / "corpus")
-    _say("2", "Serving the index, a judge, a generator and a searcher without weights")
-    with neighbours(run_dir) as (settings, policy):
+    _print_step("2", "Serving the index, a judge, a generator and a searcher without weights")
+    with open_services(run_dir) as (settings, policy):
         console.print(f"   logs in {run_dir}/")
-        _say("3", "One question, turn by turn, by the searcher without weights")
-        told = ["--question", QUESTION, "--reference", REFERENCE, "--gold", GOLD]
-        asked = run_dir / "ask" / time.strftime("%Y%m%d-%H%M%S")
-        trainer("ask", *policy, *settings, *told, "--out", str(asked))
+        _print_step("3", "One question, turn by turn, by the searcher without weights")
+        question_flags = ["--question", QUESTION, "--reference", REFERENCE, "--gold", GOLD]
+        ask_dir = run_dir / "ask" / time.strftime("%Y%m%d-%H%M%S")
+        trainer("ask", *policy, *settings, *question_flags, "--out", str(ask_dir))
         services = settings[2:]  # without --config and its file
         shorter = _settings({"rl.num_updates": updates, "eval.eval_limit": limit})
-        _say(
+        _print_step(
             "4", "A small policy as it comes, on questions about documents that are in no training"
         )
-        place = _settings({"misc.run_dir": run_dir / "start"})
-        _python(*_verb("evaluate", PHASE2), *services, *shorter, *place, "--overwrite")
-        _say("5", "Phase 1: form and NDCG")
+        run_dir_flags = _settings({"misc.run_dir": run_dir / "start"})
+        _python(
+            *_trainer_command("evaluate", PHASE2),
+            *services,
+            *shorter,
+            *run_dir_flags,
+            "--overwrite",
+        )
+        _print_step("5", "Phase 1: form and NDCG")
         unseen = _settings({"data.eval": "null"})  # phase 2 begins with what it would end with
-        learn("phase1", PHASE1, run_dir, [*services, *shorter, *unseen])
-        _say("6", "Phase 2: the judge's score and NDCG, from what phase 1 left")
+        train_phase("phase1", PHASE1, run_dir, [*services, *shorter, *unseen])
+        _print_step("6", "Phase 2: the judge's score and NDCG, from what phase 1 left")
         left = _settings({"policy.path": export(run_dir)})
-        learn("phase2", PHASE2, run_dir, [*services, *shorter, *left])
-    _say("7", "What was learned, and what was not")
+        train_phase("phase2", PHASE2, run_dir, [*services, *shorter, *left])
+    _print_step("7", "What was learned, and what was not")
     show(run_dir)
     console.print(f"\nThe whole demo took {time.monotonic() - started:.0f} s.")
 
 
-def learn(name: str, config: Path, run_dir: Path, settings: list[str]) -> None:
-    """A phase, as a user would start it."""
-    place = _settings({"misc.run_dir": run_dir / name, "misc.overwrite": "true"})
-    _python(*_verb("train", config), *settings, *place)
+def train_phase(name: str, config: Path, run_dir: Path, settings: list[str]) -> None:
+    """Train a phase, as a user would start it."""
+    run_dir_flags = _settings({"misc.run_dir": run_dir / name, "misc.overwrite": "true"})
+    _python(*_trainer_command("train", config), *settings, *run_dir_flags)
 
 
 def export(run_dir: Path) -> Path:
-    """What phase 1 has learned, as a folder that any program loads."""
+    """Export the policy of phase 1 as a plain model folder."""
     to = run_dir / "phase1-policy"
     if to.exists():
         shutil.rmtree(to)
@@ -77,13 +85,13 @@ def export(run_dir: Path) -> Path:
 
 
 def show(run_dir: Path) -> None:
-    """Tables, an episode, and what they say."""
+    """Print tables, an episode, and what they mean."""
     stages = [
         read_stage("as it comes", run_dir / "start"),
         read_stage("after phase 1", run_dir / "phase2", first=True),
         read_stage("after phase 2", run_dir / "phase2"),
     ]
-    show_figures(console, stages)
+    show_stats(console, stages)
     show_types(console, stages)
     console.print("An episode of the last evaluation:")
     show_episode(console, stages[-1])
@@ -93,14 +101,17 @@ def show(run_dir: Path) -> None:
 
 
 def ingest(index: Path, *corpora: Path) -> None:
-    """Make the index of folders of PDFs."""
+    """Build the index of folders of PDFs."""
     _python("services.retriever", "ingest", *map(str, corpora), "--index", str(index))
 
 
 @contextmanager
-def neighbours(folder: Path) -> Iterator[tuple[list[str], list[str]]]:
-    """Retriever, judge, generator and searcher of the demo; gives the flags of `trainer search`
-    that name the first three, and those that name the last. The index stands in `folder`."""
+def open_services(folder: Path) -> Iterator[tuple[list[str], list[str]]]:
+    """Start the demo's retriever, judge, generator and searcher.
+
+    Yields the flags of `trainer search` that name the first three, and those that name the
+    searcher. `folder` has the index.
+    """
     with ExitStack() as running:
         index = str(folder / "index")
         retriever = running.enter_context(running_service("retriever", folder, "--index", index))
@@ -121,18 +132,18 @@ def neighbours(folder: Path) -> Iterator[tuple[list[str], list[str]]]:
 
 
 def trainer(*args: str) -> None:
-    """A verb of `trainer search`."""
+    """Run a command of `trainer search`."""
     _python("trainer", "search", *args)
 
 
-def _verb(name: str, config: Path) -> tuple[str, ...]:
+def _trainer_command(name: str, config: Path) -> tuple[str, ...]:
     return ("trainer", name, "--config", str(config))
 
 
 def _settings(values: Mapping[str, object]) -> list[str]:
-    """As flags; without those that are None."""
-    told = ((key, value) for key, value in values.items() if value is not None)
-    return [part for key, value in told for part in ("--set", f"{key}={value}")]
+    """Return `--set` flags for the values that are not None."""
+    present = ((key, value) for key, value in values.items() if value is not None)
+    return [part for key, value in present for part in ("--set", f"{key}={value}")]
 
 
 def _python(*args: str) -> None:
@@ -140,5 +151,5 @@ def _python(*args: str) -> None:
         raise UserError(f"python -m {' '.join(args)} ended with exit code {code}")
 
 
-def _say(number: str, what: str) -> None:
-    console.print(f"\n[bold]{number}[/]  {what}")
+def _print_step(number: str, title: str) -> None:
+    console.print(f"\n[bold]{number}[/]  {title}")

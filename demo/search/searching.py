@@ -1,7 +1,7 @@
-"""A searcher without weights: what a careful reader with a short list of tricks would do.
+"""A searcher without weights, which follows a short list of rules.
 
-It sees nothing but the pictures that it is sent (`demo.search.reading`), and knows no answers. Its
-trajectories are a cold start for a policy, and the baseline that one has to beat.
+It sees only the images that it receives (`demo.search.reading`), and knows no answers. Its
+trajectories are the cold start of a policy, and the baseline that a policy has to beat.
 """
 
 from __future__ import annotations
@@ -78,31 +78,34 @@ _HANGUL = re.compile("[가-힣]")
 
 
 def next_turn(messages: Sequence[Mapping[str, Any]], reader: Reader, rng: random.Random) -> str:
-    """The next turn of an episode, in the tags of the prompt: a function of the conversation and
-    of the random state, which alone tells two episodes of one question apart."""
+    """Return the next turn of an episode, in the tags of the prompt.
+
+    It depends on the conversation and on `rng`. Only `rng` differs between two episodes of one
+    question.
+    """
     question = _question(messages)
     words = [word for word in _WORD.findall(question) if word.lower() not in _STOP]
-    keys = _telling(words)
-    shown = list(_pictures(messages))
-    sights = [reader.locate(png) for png in shown]
-    known = [sight for sight in sights if sight is not None]
+    keys = _key_words(words)
+    images = list(_images(messages))
+    sights = [reader.locate(png) for png in images]
+    located = [sight for sight in sights if sight is not None]
     queries = [q for m in messages if m["role"] == "assistant" for q in _QUERY.findall(_text(m))]
     turns = sum(message["role"] == "assistant" for message in messages)
-    found = {key for key in keys if any(_reads(sight, key) for sight in known)}
-    told = _text(messages[-1])
-    if "1 turn left." in told.splitlines():
+    seen_keys = {key for key in keys if any(_shows_word(sight, key) for sight in located)}
+    observation = _text(messages[-1])
+    if "1 turn left." in observation.splitlines():
         return _turn("This is my last turn.", _complete())
-    if turns >= _MOST_TURNS or (known and found == set(keys)):
+    if turns >= _MOST_TURNS or (located and seen_keys == set(keys)):
         return _turn("What was asked for stands on what I was shown.", _complete())
     last = sights[-1] if sights else None
-    if last is not None and (box := _small_print(last)) and not _is_crop(known[:-1], last):
-        there = sorted(set(keys) - {key for key in keys if not _stands(last, key)})
-        if there or rng.random() < 0.5:
+    if last is not None and (box := _small_print(last)) and not _is_crop(located[:-1], last):
+        hidden_keys = sorted(set(keys) - {key for key in keys if not _page_has_word(last, key)})
+        if hidden_keys or rng.random() < 0.5:
             return _turn("Some of this page is too small to read.", _crop(box, last))
     if len(queries) >= _MOST_SEARCHES:
         return _turn("More searches have not helped.", _complete())
     query = _query(words, keys, queries, rng)
-    missing = ", ".join(sorted(set(keys) - found)) or "the figures"
+    missing = ", ".join(sorted(set(keys) - seen_keys)) or "the figures"
     return _turn(f"Not seen yet: {missing}.", f"<search>{query}</search>")
 
 
@@ -115,7 +118,7 @@ def _complete() -> str:
 
 
 def _crop(box: Box, sight: Sight) -> str:
-    """A box of the page in pixels of the picture that shows it."""
+    """Return the tag that crops a box of the page, in pixels of the image that shows it."""
     x1, y1, _, _ = sight.region
     sides = [(box[0] - x1), (box[1] - y1), (box[2] - x1), (box[3] - y1)]
     return f"<bbox>[{', '.join(str(max(0, round(s * sight.scale))) for s in sides)}]</bbox>"
@@ -133,7 +136,7 @@ def _text(message: Mapping[str, Any]) -> str:
     return "\n".join(part["text"] for part in content if part["type"] == "text")
 
 
-def _pictures(messages: Sequence[Mapping[str, Any]]) -> Iterator[bytes]:
+def _images(messages: Sequence[Mapping[str, Any]]) -> Iterator[bytes]:
     for message in messages:
         if isinstance(message["content"], str):
             continue
@@ -142,33 +145,36 @@ def _pictures(messages: Sequence[Mapping[str, Any]]) -> Iterator[bytes]:
                 yield base64.b64decode(part["image_url"]["url"].partition(",")[2])
 
 
-def _telling(words: Sequence[str]) -> list[str]:
-    """Words that a page with the answer must have: names and numbers; of Korean, where nothing
-    tells names apart, all of two syllables and more, without what is mostly a particle."""
+def _key_words(words: Sequence[str]) -> list[str]:
+    """Return the words that a page with the answer must have: names and numbers.
+
+    Korean names cannot be recognized, so all Korean words of two or more syllables count, without
+    their particle.
+    """
     telling = []
-    for place, word in enumerate(words):
+    for index, word in enumerate(words):
         if _HANGUL.search(word):
             stem = re.sub("(에서|에는|으로|의|은|는|이|가|을|를|과|와|에|로|도)$", "", word)
-            telling += [stem] if len(stem) > 1 and place < len(words) - 1 else []
-        elif any(letter.isdigit() for letter in word) or (place and word[0].isupper()):
+            telling += [stem] if len(stem) > 1 and index < len(words) - 1 else []
+        elif any(letter.isdigit() for letter in word) or (index and word[0].isupper()):
             telling.append(word)
     return telling or list(words)
 
 
-def _reads(sight: Sight, word: str) -> bool:
-    """Whether a picture shows a word legibly."""
+def _shows_word(sight: Sight, word: str) -> bool:
+    """Return whether an image shows a word legibly."""
     return any(
         word.lower() in text.lower() and is_legible(sight, box) for text, box in sight.page.lines
     )
 
 
-def _stands(sight: Sight, word: str) -> bool:
-    """Whether its page has that word at all, as far as one can guess of what is too small."""
+def _page_has_word(sight: Sight, word: str) -> bool:
+    """Return whether the image's page has a word at all, even if it is too small to read."""
     return any(word.lower() in text.lower() for text, _ in sight.page.lines)
 
 
 def _small_print(sight: Sight) -> Box | None:
-    """Round all that the picture shows and that is too small to read."""
+    """Return the box around all text that the image shows too small to read."""
     x1, y1, x2, y2 = sight.region
     small = [
         box
@@ -183,17 +189,19 @@ def _small_print(sight: Sight) -> Box | None:
 
 
 def _is_crop(before: Sequence[Sight], last: Sight) -> bool:
-    """Whether it shows a part of a page that was shown before."""
+    """Return whether the last image shows part of a page that was shown before."""
     return any(sight.page is last.page for sight in before)
 
 
 def _query(
-    words: Sequence[str], keys: Sequence[str], asked: Sequence[str], rng: random.Random
+    words: Sequence[str], keys: Sequence[str], previous_queries: Sequence[str], rng: random.Random
 ) -> str:
-    """One that was not asked before: all words, the telling ones, then some of them."""
+    """Return a query that was not sent before: all words, then the key words, then a random
+    subset.
+    """
     tried = [" ".join(words), " ".join(keys)]
     for _ in range(20):
-        kept = [word for word in words if word in keys or rng.random() < 0.5]
-        rng.shuffle(kept)
-        tried.append(" ".join(kept))
-    return next((query for query in tried if query and query not in asked), tried[0])
+        subset = [word for word in words if word in keys or rng.random() < 0.5]
+        rng.shuffle(subset)
+        tried.append(" ".join(subset))
+    return next((query for query in tried if query and query not in previous_queries), tried[0])

@@ -1,8 +1,8 @@
 """Draws decks of slides as PDF, and remembers where each fact was written.
 
-The background runs from one tint to another, red from left to right and green from top to bottom:
-from it `demo.search.reading` tells which part of a page a picture shows. Fonts are embedded as
-subsets, so that a page looks the same on every machine; the same input gives the same bytes.
+The background is a color gradient: red changes from left to right, green from top to bottom. From
+it, `demo.search.reading` computes which part of a page an image shows. Fonts are embedded as
+subsets, so that a page looks the same on every machine. The same input gives the same bytes.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ _INK, _PALE = (0.10, 0.13, 0.25), (0.35, 0.38, 0.50)
 _BAR, _LINE = (0.23, 0.42, 0.70), (0.45, 0.50, 0.62)
 
 
-class Place(NamedTuple):
-    """Where a fact stands. box: x1, y1, x2, y2 in points, origin top left. text: as written."""
+class FactLocation(NamedTuple):
+    """Holds the location of a fact. box: x1, y1, x2, y2 in points, origin top left. text: as
+    written.
+    """
 
     page_id: str
     box: tuple[float, float, float, float]
@@ -43,7 +45,7 @@ Fact = tuple[str, str, str]
 
 
 class Cell(NamedTuple):
-    """A text of a table, and the fact that it states, if any."""
+    """Holds a text of a table, and the fact that it states, if any."""
 
     text: str
     fact: Fact | None = None
@@ -57,7 +59,9 @@ def load_fonts(wheels: Path) -> None:
 
 
 def background() -> ImageReader:
-    """Red falls from left to right, green from top to bottom, blue stays."""
+    """Return the background: red falls from left to right, green from top to bottom, blue is
+    constant.
+    """
     wide, high = int(WIDTH), int(HEIGHT)
     pixels = np.full((high, wide, 3), BLUE, np.uint8)
     pixels[..., 0] = _falling(RED, wide)
@@ -70,11 +74,11 @@ def _falling(ends: tuple[int, int], steps: int) -> np.ndarray:
 
 
 class Deck:
-    """A PDF in the making. places: fact -> where it stands in this deck."""
+    """Builds a PDF. fact_locations: fact -> its locations in this deck."""
 
     def __init__(self, folder: Path, stem: str, footer: str) -> None:
         self.stem, self.footer = stem, footer
-        self.places: dict[Fact, list[Place]] = {}
+        self.fact_locations: dict[Fact, list[FactLocation]] = {}
         self.pages = 0
         self._canvas = Canvas(str(folder / f"{stem}.pdf"), (WIDTH, HEIGHT), invariant=1)
         self._canvas.setTitle(stem)
@@ -82,7 +86,7 @@ class Deck:
 
     @property
     def page_id(self) -> str:
-        """Of the page that is being drawn."""
+        """Return the id of the current page."""
         return f"{self.stem}_{self.pages}"
 
     def page(self, title: str, subtitle: str) -> None:
@@ -106,7 +110,7 @@ class Deck:
         right: bool = False,
         colour: tuple[float, float, float] = _INK,
     ) -> float:
-        """Write a line; returns its width. right: x is its right end. baseline: from the top."""
+        """Write a line and return its width. right: x is its right end. baseline: from the top."""
         wide = pdfmetrics.stringWidth(text, font, size)
         left = x - wide if right else x
         self._canvas.setFont(font, size)
@@ -114,15 +118,17 @@ class Deck:
         self._canvas.drawString(left, HEIGHT - baseline, text)
         if fact is not None:
             box = (left, baseline - 0.8 * size, left + wide, baseline + 0.2 * size)
-            place = Place(self.page_id, tuple(round(v, 1) for v in box), text, size)  # type: ignore[arg-type]
-            self.places.setdefault(fact, []).append(place)
+            location = FactLocation(self.page_id, tuple(round(v, 1) for v in box), text, size)  # type: ignore[arg-type]
+            self.fact_locations.setdefault(fact, []).append(location)
         return wide
 
     def table(
         self, heads: Sequence[str], rows: Sequence[Sequence[Cell]], *, first: float = 190.0
     ) -> None:
-        """A table over the page's width: the first column to the left, the others to the right.
-        first: width of the first column in points."""
+        """Draw a table over the page's width: the first column aligned left, the others right.
+
+        first: width of the first column in points.
+        """
         step = (WIDTH - 2 * _LEFT - first) / (len(heads) - 1)
         ends = [_LEFT + first + step * (n + 1) for n in range(len(heads) - 1)]
         self.write(_LEFT, _TOP, heads[0], font=BOLD)
@@ -137,18 +143,18 @@ class Deck:
         self._rule(_TOP + 14 + _ROW * len(rows))
 
     def bars(self, values: Sequence[tuple[str, Cell, float]], top: float = 150.0) -> None:
-        """Bars that lie, each with its label to the left and its figure at its end."""
-        most = max(value for _, _, value in values)
+        """Draw horizontal bars, each with its label to the left and its number at its end."""
+        max_value = max(value for _, _, value in values)
         for number, (label, cell, value) in enumerate(values):
             baseline = top + 34 * number
             self.write(_LEFT, baseline, label)
-            wide = 470 * value / most
+            wide = 470 * value / max_value
             self._canvas.setFillColorRGB(*_BAR)
             self._canvas.rect(_LEFT + 190, HEIGHT - baseline - 4, wide, 18, stroke=0, fill=1)
             self.write(_LEFT + 200 + wide, baseline, cell.text, fact=cell.fact)
 
     def small(self, lead: str, notes: Sequence[tuple[str, Cell]], *, per_line: int = 4) -> None:
-        """Small print above the footer: notes of a label and a figure, each fact on its own."""
+        """Draw small print above the footer: notes of a label and a number, each with its fact."""
         lines = -(-len(notes) // per_line)
         baseline = HEIGHT - 38 - 9 * lines
         self.write(_LEFT, baseline, lead, size=SMALL, colour=_PALE)
@@ -160,7 +166,7 @@ class Deck:
             self.write(x, y, cell.text, fact=cell.fact, size=SMALL, colour=_PALE)
 
     def bullets(self, lines: Sequence[str]) -> None:
-        """Lines of text, each with a dot."""
+        """Draw lines of text, each with a dot."""
         for number, line in enumerate(lines):
             self.write(_LEFT, 160 + 34 * number, f"· {line}", size=18)
 
@@ -169,10 +175,10 @@ class Deck:
         self._end_page()
         self._canvas.save()
 
-    def _rule(self, at: float) -> None:
+    def _rule(self, y: float) -> None:
         self._canvas.setStrokeColorRGB(*_LINE)
         self._canvas.setLineWidth(0.8)
-        self._canvas.line(_LEFT, HEIGHT - at, WIDTH - _LEFT, HEIGHT - at)
+        self._canvas.line(_LEFT, HEIGHT - y, WIDTH - _LEFT, HEIGHT - y)
 
     def _end_page(self) -> None:
         if self.pages:
@@ -180,5 +186,5 @@ class Deck:
 
 
 def cell(text: Any, *fact: Any) -> Cell:
-    """A cell; with a fact (measure, of whom, when) where one is given."""
+    """Return a cell, with its fact (measure, subject, time) if one is given."""
     return Cell(str(text), tuple(map(str, fact)) if fact else None)  # type: ignore[arg-type]

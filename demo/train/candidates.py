@@ -21,7 +21,7 @@ from scorekit.command import run_command
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--policy", type=Path, required=True)
     parser.add_argument("--data", default="rl_prompts")

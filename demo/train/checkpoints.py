@@ -17,13 +17,13 @@ from services.xcomet.model import XCometBackend
 
 
 def by_length(texts: list[str], size: int) -> list[list[int]]:
-    """Indices in batches of similar length."""
+    """Return indices in batches of similar length."""
     order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
     return [order[i : i + size] for i in range(0, len(order), size)]
 
 
 class MetricX:
-    """MetricX-24 scoring of an mT5 checkpoint: 0 best, 25 worst."""
+    """Scores with MetricX-24, an mT5 checkpoint: 0 is best, 25 worst."""
 
     def __init__(self, folder: Path) -> None:
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -34,7 +34,7 @@ class MetricX:
     def __call__(
         self, sources: list[str], candidates: list[str], references: list[str] | None = None
     ) -> list[float]:
-        """Scores; QE unless references are given."""
+        """Return scores; QE unless references are given."""
         texts = [f"source: {s} candidate: {c}" for s, c in zip(sources, candidates, strict=True)]
         if references is not None:
             texts = [f"{t} reference: {r}" for t, r in zip(texts, references, strict=True)]
@@ -52,7 +52,7 @@ class MetricX:
 
 
 class XComet:
-    """xCOMET as upstream predicts: scores (1 best) and raw error spans."""
+    """Scores with xCOMET as upstream predicts: scores (1 is best) and raw error spans."""
 
     def __init__(self, folder: Path) -> None:
         self.backend = XCometBackend(str(folder), device="cpu")
@@ -61,8 +61,9 @@ class XComet:
     def __call__(
         self, sources: list[str], candidates: list[str], references: list[str] | None = None
     ) -> tuple[list[float], list[list[dict]]]:
-        """Scores and spans; QE unless references are given. Raises SampleError for a text that
-        cannot be read."""
+        """Return scores and spans; QE unless references are given. Raises SampleError for a
+        text that cannot be read.
+        """
         samples = [
             TranslationSample(src=s, mt=c, ref=None if references is None else references[k])
             for k, (s, c) in enumerate(zip(sources, candidates, strict=True))
@@ -71,12 +72,12 @@ class XComet:
         spans: list[list[dict]] = [[] for _ in samples]
         for part in by_length(candidates, 64):
             encoded: list[Encoded] = []
-            for one in self.backend.encode(
+            for result in self.backend.encode(
                 [samples[i] for i in part], XCometOptions(span_offsets="upstream")
             ):
-                if not isinstance(one, Encoded):
-                    raise one
-                encoded.append(one)
+                if not isinstance(result, Encoded):
+                    raise result
+                encoded.append(result)
             for index, outcome in zip(part, self.backend.forward(encoded), strict=True):
                 if not isinstance(outcome, dict):
                     raise outcome

@@ -1,4 +1,6 @@
-"""What the training scripts share: seeds, batches by token budget, a timed optimiser loop."""
+"""Shared parts of the training scripts: seeds, batches by token budget, and a timed optimizer
+loop.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +17,19 @@ _CHRF = CHRF()
 
 
 def setup(seed: int) -> None:
-    """One thread (two processes on two cores beat one process on two) and fixed seeds."""
+    """Set one thread (two processes on two cores are faster than one) and fixed seeds."""
     torch.set_num_threads(1)
     random.seed(seed)
     torch.manual_seed(seed)
 
 
 def sentence_chrf(hypothesis: str, reference: str) -> float:
-    """Sentence chrF of sacrebleu (character order 6, beta 2), 0 to 100."""
+    """Return sentence chrF of sacrebleu (character order 6, beta 2), 0 to 100."""
     return _CHRF.sentence_score(hypothesis, [reference]).score
 
 
 def token_batches(lengths: list[int], budget: int, rng: random.Random) -> list[list[int]]:
-    """Shuffled batches of indices of similar length, at most ``budget`` padded tokens each."""
+    """Return shuffled batches of indices of similar length, at most `budget` padded tokens each."""
     order = sorted(range(len(lengths)), key=lambda i: lengths[i] + rng.random() * 3)
     batches: list[list[int]] = []
     current: list[int] = []
@@ -44,24 +46,27 @@ def token_batches(lengths: list[int], budget: int, rng: random.Random) -> list[l
 
 
 def endless(lengths: list[int], budget: int, rng: random.Random) -> Iterator[list[int]]:
-    """Batches of indices, epoch after epoch."""
+    """Yield batches of indices, epoch after epoch."""
     while True:
         yield from token_batches(lengths, budget, rng)
 
 
 def pad(rows: list[list[int]], value: int) -> torch.Tensor:
-    """Right-padded integer matrix."""
+    """Return a right-padded integer matrix."""
     width = max(len(row) for row in rows)
     return torch.tensor([row + [value] * (width - len(row)) for row in rows])
 
 
 def parameter_groups(module: torch.nn.Module, lr: float) -> list[dict]:
-    """T5 does not scale its attention scores, so its query weights are small and must move in
-    smaller steps: at the common rate the attention saturates on one token and learning stops."""
+    """Return parameter groups with a smaller learning rate for T5's query weights.
+
+    T5 does not scale its attention scores, so its query weights are small and must move in smaller
+    steps. At the common rate the attention saturates on one token and learning stops.
+    """
     query = [p for name, p in module.named_parameters() if name.endswith(".q.weight")]
     ids = {id(p) for p in query}
-    others = [p for p in module.parameters() if id(p) not in ids]
-    return [{"params": others, "lr": lr}, {"params": query, "lr": lr / 6}]
+    other_parameters = [p for p in module.parameters() if id(p) not in ids]
+    return [{"params": other_parameters, "lr": lr}, {"params": query, "lr": lr / 6}]
 
 
 def fit(
@@ -69,10 +74,10 @@ def fit(
     loss_of_step: Callable[[int], torch.Tensor],
     steps: int,
     lr: float,
-    each: dict[int, Callable[[], None]] | None = None,
+    call_at_step: dict[int, Callable[[], None]] | None = None,
     name: str = "train",
 ) -> None:
-    """AdamW, 100 warm-up steps, linear decay; bf16 autocast; logs loss and seconds.
+    """Train with AdamW, 100 warm-up steps, linear decay and bf16 autocast; log loss and seconds.
 
     parameters: tensors, or groups as AdamW takes them.
     """
@@ -98,5 +103,5 @@ def fit(
                 flush=True,
             )
             total = 0.0
-        if each and step in each:
-            each[step]()
+        if call_at_step and step in call_at_step:
+            call_at_step[step]()

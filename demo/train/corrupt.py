@@ -16,19 +16,21 @@ Span = tuple[int, int, str]
 
 @dataclass
 class Pool:
-    """Where wrong words come from: other targets, and German translations by source."""
+    """Holds the sources of wrong words: other targets, and German translations by source."""
 
     targets: list[str]
     german: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Word lists for substitutions."""
+        """Collect the words for substitutions."""
         self.words = [word for text in self.targets for word in text.split()]
         self.foreign_words = [word for text in self.german.values() for word in text.split()]
 
 
 def join(parts: list[tuple[str, str | None]]) -> tuple[str, list[Span]]:
-    """Words with an optional severity to text and spans; equal neighbours make one span."""
+    """Join words with optional severities to a text and spans; adjacent words of equal severity
+    make one span.
+    """
     text = ""
     spans: list[Span] = []
     for word, severity in parts:
@@ -58,7 +60,7 @@ def truncate(src: str, ref: str, pool: Pool, rng: random.Random) -> tuple[str, l
 
 
 def swap(src: str, ref: str, pool: Pool, rng: random.Random) -> tuple[str, list[Span]]:
-    """Two words change places: minor."""
+    """Swap two words: minor."""
     parts: list[tuple[str, str | None]] = [(word, None) for word in ref.split()]
     if len(parts) > 1:
         i, j = sorted(rng.sample(range(len(parts)), 2))
@@ -67,24 +69,24 @@ def swap(src: str, ref: str, pool: Pool, rng: random.Random) -> tuple[str, list[
 
 
 def stutter(src: str, ref: str, pool: Pool, rng: random.Random) -> tuple[str, list[Span]]:
-    """One word or pair of words comes two or three times: the copies are major."""
+    """Repeat a word or a pair of words two or three times: the copies are major."""
     words = ref.split()
     width = rng.randint(1, min(2, len(words)))
     start = rng.randint(0, len(words) - width)
     parts: list[tuple[str, str | None]] = [(word, None) for word in words]
-    again = [(word, "major") for word in words[start : start + width]]
-    return join(parts[: start + width] + again * rng.randint(1, 2) + parts[start + width :])
+    duplicates = [(word, "major") for word in words[start : start + width]]
+    return join(parts[: start + width] + duplicates * rng.randint(1, 2) + parts[start + width :])
 
 
 def repeat(src: str, ref: str, pool: Pool, rng: random.Random) -> tuple[str, list[Span]]:
-    """The whole text comes two or three times: the copies are critical."""
+    """Repeat the full text two or three times: the copies are critical."""
     copies = rng.choice([1, 2, 2])
     words = ref.split()
     return join([(w, None) for w in words] + [(w, "critical") for w in words * copies])
 
 
 def untranslated(src: str, ref: str, pool: Pool, rng: random.Random) -> tuple[str, list[Span]]:
-    """Words of the English source stand where Korean words were: critical."""
+    """Put words of the English source in place of Korean words: critical."""
     words, english = ref.split(), src.split()
     count = rng.randint(1, max(1, len(words) // 2))
     start = rng.randint(0, len(words) - count)
@@ -96,7 +98,7 @@ def untranslated(src: str, ref: str, pool: Pool, rng: random.Random) -> tuple[st
 
 
 def wrong_words(src: str, ref: str, pool: Pool, rng: random.Random) -> tuple[str, list[Span]]:
-    """Some words become words of other translations: major; now and then one is put in."""
+    """Replace some words by words of other translations, or insert one: major."""
     parts: list[tuple[str, str | None]] = [(word, None) for word in ref.split()]
     for _ in range(rng.randint(1, max(1, len(parts) // 2))):
         index = rng.randrange(len(parts))
@@ -109,7 +111,7 @@ def wrong_words(src: str, ref: str, pool: Pool, rng: random.Random) -> tuple[str
 
 
 def endings(src: str, ref: str, pool: Pool, rng: random.Random) -> tuple[str, list[Span]]:
-    """The last syllable of a word changes (a particle or ending): minor."""
+    """Change the last syllable of a word (a particle or an ending), which is a minor error."""
     parts: list[tuple[str, str | None]] = [(word, None) for word in ref.split()]
     index = rng.randrange(len(parts))
     word = parts[index][0]
@@ -120,7 +122,7 @@ def endings(src: str, ref: str, pool: Pool, rng: random.Random) -> tuple[str, li
 
 
 def foreign_words(src: str, ref: str, pool: Pool, rng: random.Random) -> tuple[str, list[Span]]:
-    """Some words become German ones: critical."""
+    """Replace some words by German ones: critical."""
     parts: list[tuple[str, str | None]] = [(word, None) for word in ref.split()]
     for _ in range(rng.randint(1, max(1, len(parts) // 2))):
         parts[rng.randrange(len(parts))] = (rng.choice(pool.foreign_words), "critical")
@@ -128,24 +130,24 @@ def foreign_words(src: str, ref: str, pool: Pool, rng: random.Random) -> tuple[s
 
 
 def unrelated(src: str, ref: str, pool: Pool, rng: random.Random) -> tuple[str, list[Span]]:
-    """The translation of something else: all of it critical."""
+    """Return the translation of another source: all of it is critical."""
     text = rng.choice(pool.targets)
     return text, [(0, len(text), "critical")] if text != ref else []
 
 
 def copy(src: str, ref: str, pool: Pool, rng: random.Random) -> tuple[str, list[Span]]:
-    """The English source itself: all of it critical."""
+    """Return the English source: all of it is critical."""
     return src, [(0, len(src), "critical")] if src != ref else []
 
 
 def german(src: str, ref: str, pool: Pool, rng: random.Random) -> tuple[str, list[Span]]:
-    """The German translation: all of it critical."""
+    """Return the German translation: all of it is critical."""
     text = pool.german.get(src, src)
     return text, [(0, len(text), "critical")] if text != ref else []
 
 
 def empty(src: str, ref: str, pool: Pool, rng: random.Random) -> tuple[str, list[Span]]:
-    """Nothing at all."""
+    """Return an empty text."""
     return "", []
 
 
@@ -164,5 +166,5 @@ WHOLE = {repeat: 3, unrelated: 4, copy: 4, german: 1, empty: 1}
 
 
 def draw(kinds: dict, rng: random.Random) -> Any:
-    """One corruption function by weight."""
+    """Draw a corruption function by weight."""
     return rng.choices(list(kinds), weights=list(kinds.values()))[0]

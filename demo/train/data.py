@@ -32,20 +32,22 @@ HANGUL = re.compile(r"[가-힣]")
 
 
 def read_jsonl(path: Path) -> list[dict]:
-    """Rows of a JSONL file."""
+    """Return rows of a JSONL file."""
     with open(path, encoding="utf-8") as handle:
         return [json.loads(line) for line in handle]
 
 
 def write_jsonl(path: Path, rows: list[dict]) -> None:
-    """One JSON object a line, non-ASCII kept readable."""
+    """Write one JSON object per line, with readable non-ASCII."""
     with open(path, "w", encoding="utf-8") as handle:
         handle.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 def clean(rows: list[dict], max_words: int = 16) -> list[dict]:
-    """Plain sentences of 2 to ``max_words`` words with a Korean side of a plausible length."""
-    kept, seen = [], set()
+    """Keep plain sentences of 2 to ``max_words`` words with a Korean side of a plausible
+    length.
+    """
+    rows_kept, seen = [], set()
     for row in rows:
         src = " ".join(row["src"].split())
         tgt = " ".join(row["tgt"].split())
@@ -57,18 +59,18 @@ def clean(rows: list[dict], max_words: int = 16) -> list[dict]:
         if not 0.15 <= len(tgt) / len(src) <= 1.5:
             continue
         seen.add(key)
-        kept.append({"id": row["id"], "src_text": src, **LANGUAGES, "ref_text": tgt})
-    return kept
+        rows_kept.append({"id": row["id"], "src_text": src, **LANGUAGES, "ref_text": tgt})
+    return rows_kept
 
 
 def trigrams(text: str) -> set[str]:
-    """Character trigrams of the lower-cased text, padded with spaces."""
+    """Return character trigrams of the lower-cased text, padded with spaces."""
     text = f" {text.lower()} "
     return {text[i : i + 3] for i in range(len(text) - 2)}
 
 
 class NearDuplicates:
-    """Index of sources that answers whether a new one resembles one already in it."""
+    """Index of sources. It answers whether a new source resembles one in it."""
 
     def __init__(self, threshold: float = 0.7) -> None:
         self.threshold = threshold
@@ -83,7 +85,7 @@ class NearDuplicates:
         self.sets.append(grams)
 
     def resembles(self, text: str) -> bool:
-        """True if a source in the index is a near-duplicate of ``text``."""
+        """Return whether a source in the index is a near-duplicate of `text`."""
         grams = trigrams(text)
         common: dict[int, int] = defaultdict(int)
         for gram in grams:
@@ -96,28 +98,31 @@ class NearDuplicates:
 
 
 def split(rows: list[dict], seed: int) -> dict[str, list[dict]]:
-    """Deal shuffled rows to the splits; drop what resembles a row of an earlier split."""
+    """Distribute shuffled rows over the splits.
+
+    A row that resembles a row of an earlier split is dropped.
+    """
     random.Random(seed).shuffle(rows)
     splits: dict[str, list[dict]] = {}
     index, position = NearDuplicates(), 0
     for name, size in [*SIZES.items(), ("sft", len(rows))]:
-        taken: list[dict] = []
-        while position < len(rows) and len(taken) < size:
+        selected: list[dict] = []
+        while position < len(rows) and len(selected) < size:
             row = rows[position]
             position += 1
             if not index.resembles(row["src_text"]):
-                taken.append(row)
+                selected.append(row)
                 if name in ("heldout", "final_test", "dev"):  # no near-duplicates inside either
                     index.add(row["src_text"])
         if name == "rl_prompts":
-            for row in taken:
+            for row in selected:
                 index.add(row["src_text"])
-        splits[name] = taken
+        splits[name] = selected
     return splits
 
 
 def foreign(rows: list[dict], sources: set[str], count: int, seed: int) -> list[dict]:
-    """German translations of training sources: examples of a wrong target language."""
+    """Return German translations of training sources: examples of a wrong target language."""
     rows = [
         {"src_text": " ".join(row["src"].split()), "text": " ".join(row["tgt"].split())}
         for row in rows
@@ -128,7 +133,7 @@ def foreign(rows: list[dict], sources: set[str], count: int, seed: int) -> list[
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ha", type=Path, required=True, help="UI strings, src and tgt")
     parser.add_argument("--pydocs", type=Path, required=True, help="Python docs, src and tgt")

@@ -31,7 +31,7 @@ MODELS = DATA.parent / "models"
 
 
 def translation(outputs: list[str], references: list[str]) -> dict:
-    """Corpus chrF, BLEU with two tokenisations, and the length in characters."""
+    """Return corpus chrF, BLEU with two tokenizations, and the length in characters."""
     chrf, char_bleu, word_bleu = CHRF(), BLEU(tokenize="char"), BLEU(tokenize="13a")
     return {
         "chrF": chrf.corpus_score(outputs, [references]).score,
@@ -47,7 +47,7 @@ def translation(outputs: list[str], references: list[str]) -> dict:
 
 
 def mean(values: Any) -> float:
-    """Arithmetic mean."""
+    """Return the arithmetic mean."""
     values = list(values)
     return sum(values) / len(values)
 
@@ -55,13 +55,13 @@ def mean(values: Any) -> float:
 def sampled_correlation(
     policy: Any, metricx: Any, xcomet: Any, rows: list[dict], temperature: float, copies: int
 ) -> dict:
-    """Spearman with sentence chrF over the policy's samples of every source."""
+    """Return Spearman with sentence chrF over the policy's samples of every source."""
     model, tokenizer = policy
     rows = rows * copies
     sources, refs = [r["src_text"] for r in rows], [r["ref_text"] for r in rows]
     outputs = sample(model, tokenizer, sources, temperature)
     chrf = list(map(sentence_chrf, outputs, refs))
-    figures: dict[str, Any] = {
+    stats: dict[str, Any] = {
         "samples": len(rows),
         "temperature": temperature,
         "mean sentence chrF": mean(chrf),
@@ -74,15 +74,15 @@ def sampled_correlation(
     }
     for name, scores in by_metric.items():
         overall, within = correlations(sources, scores, chrf)
-        figures[name] = {"overall": overall, "within a source": within}
+        stats[name] = {"overall": overall, "within a source": within}
         sign = -1 if name.startswith("metricx") else 1
-        figures[name]["best of the samples, chrF"] = best_of(sources, scores, chrf, sign)
-    figures["oracle best, chrF"] = best_of(sources, chrf, chrf, 1)
-    return figures
+        stats[name]["best of the samples, chrF"] = best_of(sources, scores, chrf, sign)
+    stats["oracle best, chrF"] = best_of(sources, chrf, chrf, 1)
+    return stats
 
 
 def best_of(groups: list[str], scores: list[float], chrf: list[float], sign: int) -> float:
-    """Mean chrF of the sample that the metric likes best, one a source."""
+    """Return the mean chrF of the sample that the metric likes best, one per source."""
     best: dict[str, tuple[float, float]] = {}
     for group, score, value in zip(groups, scores, chrf, strict=True):
         if group not in best or sign * score > best[group][0]:
@@ -91,7 +91,9 @@ def best_of(groups: list[str], scores: list[float], chrf: list[float], sign: int
 
 
 def spans_f1(xcomet: Any, rows: list[dict], seed: int) -> dict:
-    """Character F1 of predicted spans on damaged true translations (severity not compared)."""
+    """Return character F1 of predicted spans on damaged true translations (severity not
+    compared).
+    """
     rng, pool = random.Random(seed), pool_of(rows)
     kinds = {k: w for k, w in corrupt.INSIDE.items() if k not in (corrupt.drop, corrupt.truncate)}
     cases = []
@@ -103,33 +105,33 @@ def spans_f1(xcomet: Any, rows: list[dict], seed: int) -> dict:
     severity_hits = [0, 0]
     for (_, kind, text, truth), spans in zip(cases, predicted, strict=True):
         gold = {i: s for a, b, s in truth for i in range(a, b) if text[i] != " "}
-        found = {
+        marked = {
             i: s["severity"] for s in spans for i in range(s["start"], s["end"]) if text[i] != " "
         }
-        both = gold.keys() & found.keys()
-        severity_hits[0] += sum(gold[i] == found[i] for i in both)
+        both = gold.keys() & marked.keys()
+        severity_hits[0] += sum(gold[i] == marked[i] for i in both)
         severity_hits[1] += len(both)
         for name in ("all", kind):
             count = counts.setdefault(name, [0, 0, 0])
             count[0] += len(both)
-            count[1] += len(found)
+            count[1] += len(marked)
             count[2] += len(gold)
-    figures: dict[str, Any] = {name: prf(*count) for name, count in counts.items()}
-    figures["right severity where both mark"] = severity_hits[0] / max(1, severity_hits[1])
-    return figures
+    stats: dict[str, Any] = {name: prf(*count) for name, count in counts.items()}
+    stats["right severity where both mark"] = severity_hits[0] / max(1, severity_hits[1])
+    return stats
 
 
-def prf(both: int, found: int, gold: int) -> dict:
-    """Precision, recall and F1 of character counts."""
+def prf(both: int, predicted: int, gold: int) -> dict:
+    """Return precision, recall and F1 of character counts."""
     return {
-        "precision": both / max(1, found),
+        "precision": both / max(1, predicted),
         "recall": both / max(1, gold),
-        "F1": 2 * both / max(1, found + gold),
+        "F1": 2 * both / max(1, predicted + gold),
     }
 
 
 def bad_outputs(metricx: Any, xcomet: Any, rows: list[dict], seed: int) -> dict:
-    """Mean scores of the truth and of bad outputs, and how often the truth wins."""
+    """Return mean scores of the truth and of bad outputs, and how often the truth wins."""
     rng = random.Random(seed)
     sources, refs = [r["src_text"] for r in rows], [r["ref_text"] for r in rows]
     other = refs[:]
@@ -141,45 +143,45 @@ def bad_outputs(metricx: Any, xcomet: Any, rows: list[dict], seed: int) -> dict:
         "unrelated Korean": other,
         "repeated three times": [" ".join([ref] * 3) for ref in refs],
     }
-    figures = {}
+    stats = {}
     for name, texts in variants.items():
         m, (x, _) = metricx(sources, texts), xcomet(sources, texts)
         if name == "true translation":
             truth = (m, x)
-        figures[name] = {"metricx": mean(m), "xcomet": mean(x)}
+        stats[name] = {"metricx": mean(m), "xcomet": mean(x)}
         differ = [i for i in range(len(rows)) if texts[i] != refs[i]]
         if differ:
-            figures[name] |= {
+            stats[name] |= {
                 "metricx truth wins": mean(truth[0][i] < m[i] for i in differ),
                 "xcomet truth wins": mean(truth[1][i] > x[i] for i in differ),
             }
-    return figures
+    return stats
 
 
 def measure(args: argparse.Namespace) -> dict:
-    """All figures."""
+    """Return all stats."""
     rows = read_jsonl(DATA / f"{args.split}.jsonl")
     policy = load(args.models / "policy")
     metricx, xcomet = MetricX(args.models / "metricx"), XComet(args.models / "xcomet")
     sources, refs = [r["src_text"] for r in rows], [r["ref_text"] for r in rows]
     greedy = sample(*policy, sources, 0.0)
-    figures = {"split": args.split, "sources": len(rows), "seed": args.seed}
-    figures["policy"] = translation(greedy, refs)
-    figures["policy"] |= {
+    stats = {"split": args.split, "sources": len(rows), "seed": args.seed}
+    stats["policy"] = translation(greedy, refs)
+    stats["policy"] |= {
         "metricx": mean(metricx(sources, greedy)),
         "xcomet": mean(xcomet(sources, greedy)[0]),
     }
-    figures["samples"] = [
+    stats["samples"] = [
         sampled_correlation(policy, metricx, xcomet, rows, temperature, 8)
         for temperature in args.temperatures
     ]
-    figures["span F1"] = spans_f1(xcomet, rows, args.seed)
-    figures["bad outputs"] = bad_outputs(metricx, xcomet, rows, args.seed)
-    return figures
+    stats["span F1"] = spans_f1(xcomet, rows, args.seed)
+    stats["bad outputs"] = bad_outputs(metricx, xcomet, rows, args.seed)
+    return stats
 
 
 def rounded(value: Any) -> Any:
-    """Three decimals everywhere."""
+    """Return the stats rounded to three decimals."""
     if isinstance(value, dict):
         return {key: rounded(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -188,7 +190,7 @@ def rounded(value: Any) -> Any:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--split", default="heldout", choices=["heldout", "final_test", "dev"])
     parser.add_argument("--models", type=Path, default=MODELS)

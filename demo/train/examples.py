@@ -25,8 +25,11 @@ LATIN = re.compile(r"[A-Za-z]")
 
 @dataclass
 class Example:
-    """One candidate: ids of source, candidate and reference; score and tag labels, and for every
-    candidate token the true token that should stand there (-1 where it is right or unclear)."""
+    """One candidate with its labels.
+
+    It has the ids of source, candidate and reference, the score and tag labels, and for every
+    candidate token the true token that should be in its place (-1 if it is right or unclear).
+    """
 
     src: list[int]
     mt: list[int]
@@ -42,45 +45,48 @@ class Labeller:
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
-        self.pieces = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+        self.token_texts = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
         self.cache: dict[str, list[int]] = {}
 
     def ids(self, text: str) -> list[int]:
-        """Token ids without special tokens, remembered (sources and references recur)."""
+        """Return token ids without special tokens, remembered (sources and references recur)."""
         if text not in self.cache:
             self.cache[text] = self.tokenizer.encode(text, add_special_tokens=False)[:80]
         return self.cache[text]
 
     def sample(self, src: str, mt: str, ref: str) -> Example:
-        """A policy sample, tagged by its edit operations."""
+        """Return a policy sample, tagged by its edit operations."""
         score = 25 * (1 - sentence_chrf(mt, ref) / 100)
         tags, fixes = self.edits(self.ids(mt), self.ids(ref))
         return Example(self.ids(src), self.ids(mt), self.ids(ref), score, tags, fixes, "sample")
 
     def edits(self, mt: list[int], ref: list[int]) -> tuple[list[int], list[int]]:
-        """Tags: 0 for kept tokens; substituted or extra ones by how far they are from the truth.
-        Fixes: the true tokens of a substitution, in order."""
+        """Return tags and fixes.
+
+        Tags: 0 for kept tokens; substituted or extra ones by their distance from the truth. Fixes:
+        the true tokens of a substitution, in order.
+        """
         tags, fixes = [0] * len(mt), [-1] * len(mt)
         in_ref = set(ref)
         matcher = difflib.SequenceMatcher(None, mt, ref, autojunk=False)
         for op, i1, i2, j1, j2 in matcher.get_opcodes():
             if op not in ("replace", "delete"):
                 continue
-            there = "".join(self.pieces[t] for t in ref[j1:j2])
+            reference_text = "".join(self.token_texts[t] for t in ref[j1:j2])
             for i in range(i1, i2):
                 if op == "replace":
                     fixes[i] = ref[min(j1 + i - i1, j2 - 1)]
-                piece = self.pieces[mt[i]].strip("▁")
-                if mt[i] in in_ref or (piece and piece in there):
+                token_text = self.token_texts[mt[i]].strip("▁")
+                if mt[i] in in_ref or (token_text and token_text in reference_text):
                     tags[i] = 1  # right word in the wrong place, or with another ending
-                elif LATIN.search(piece) and not piece.startswith("<0x"):
+                elif LATIN.search(token_text) and not token_text.startswith("<0x"):
                     tags[i] = 3  # untranslated
                 else:
                     tags[i] = 2
         return tags, fixes
 
     def corrupted(self, src: str, ref: str, kind: Any, pool: Any, rng: random.Random) -> Example:
-        """A damaged true translation, tagged by its spans."""
+        """Return a damaged true translation, tagged by its spans."""
         text, spans = kind(src, ref, pool, rng)
         score = 25 * (1 - sentence_chrf(text, ref) / 100)
         if kind is corrupt.repeat:
@@ -93,7 +99,9 @@ class Labeller:
 
 
 def span_tags(text: str, offsets: list[tuple[int, int]], spans: list[corrupt.Span]) -> list[int]:
-    """The worst severity of the spans that a token overlaps, its leading space not counted."""
+    """Return the worst severity of the spans that a token overlaps, its leading space not
+    counted.
+    """
     tags = []
     for start, end in offsets:
         while start < end and text[start] == " ":
@@ -104,22 +112,26 @@ def span_tags(text: str, offsets: list[tuple[int, int]], spans: list[corrupt.Spa
 
 
 def pool_of(rows: list[dict]) -> corrupt.Pool:
-    """Wrong words come from these rows' targets and from the German file."""
+    """Return the pool of wrong words from these rows' targets and from the German file."""
     german = {row["src_text"]: row["text"] for row in read_jsonl(DATA / "foreign_de.jsonl")}
     return corrupt.Pool([row["ref_text"] for row in rows], german)
 
 
 def synthetic(
-    labeller: Labeller, rows: list[dict], inside: int, whole: int, truth: int, seed: int
+    labeller: Labeller, rows: list[dict], inside: int, num_full: int, truth: int, seed: int
 ) -> list[Example]:
-    """Corruptions and unchanged true translations, so many of each a row."""
+    """Return corruptions and unchanged true translations of the rows.
+
+    inside, num_full: corruptions of each row, within the text and of the full text. truth:
+    unchanged translations of each row.
+    """
     rng, pool, out = random.Random(seed), pool_of(rows), []
     for row in rows:
         src, ref = row["src_text"], row["ref_text"]
         for _ in range(inside):
             kind = corrupt.draw(corrupt.INSIDE, rng)
             out.append(labeller.corrupted(src, ref, kind, pool, rng))
-        for _ in range(whole):
+        for _ in range(num_full):
             kind = corrupt.draw(corrupt.WHOLE, rng)
             out.append(labeller.corrupted(src, ref, kind, pool, rng))
         out += [labeller.sample(src, ref, ref) for _ in range(truth)]
@@ -127,7 +139,7 @@ def synthetic(
 
 
 def samples(labeller: Labeller, files: Iterable) -> list[Example]:
-    """Examples of the candidate files, equal candidates of one source once a file."""
+    """Return examples of the candidate files, without duplicates of one source in a file."""
     out = []
     for path in files:
         seen = set()

@@ -1,11 +1,11 @@
-"""Does PPO against the services raise held-out chrF? Three seeds, and a control that must not.
+"""Test whether PPO against the services raises held-out chrF: three seeds, and a control.
 
     python -m demo.train.gate --out demo/gate.json
 
 Each seed is a run of `python -m trainer train` with the demo's config on `final_test.jsonl`, a set
-that nothing was tuned on. The control is the same run behind proxies that hand each score and each
-list of spans to another sample of its request: the rewards keep their distribution and lose their
-meaning.
+that nothing was tuned on. The control must not improve: it is the same run behind proxies that give
+each score and each list of spans to another sample of its request. So the rewards keep their
+distribution and lose their meaning.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rich.table import Table
 from demo.processes import exit_on_sigterm, run_module, running_service, serving
 from demo.run import CONFIG, DATA, MODELS, paired_interval
 from scorekit.command import run_command
-from trainer.runs.runlog import read_jsonl
+from trainer.runs.run_log import read_jsonl
 
 FIGURES = (
     "chrf",
@@ -38,7 +38,7 @@ FIGURES = (
 
 
 def shuffling_proxy(url: str, seed: int) -> FastAPI:
-    """The service at `url`, but score and spans of a sample are those of another one."""
+    """Return a proxy for the service at `url` that shuffles score and spans between samples."""
     app = FastAPI()
     rng = random.Random(seed)
     client = httpx.AsyncClient(timeout=600)
@@ -49,15 +49,17 @@ def shuffling_proxy(url: str, seed: int) -> FastAPI:
 
     @app.post("/v1/score")
     async def score(request: Request) -> Any:
-        asked = await request.json()
-        answer = (await client.post(f"{url}/v1/score", json=asked)).json()
+        request_body = await request.json()
+        answer = (await client.post(f"{url}/v1/score", json=request_body)).json()
         good = [result for result in answer["results"] if result["ok"]]
         texts = [
-            s["mt"] for s, r in zip(asked["samples"], answer["results"], strict=True) if r["ok"]
+            s["mt"]
+            for s, r in zip(request_body["samples"], answer["results"], strict=True)
+            if r["ok"]
         ]
-        given = [(r["score"], r.get("error_spans")) for r in good]
-        rng.shuffle(given)
-        for result, mt, (value, spans) in zip(good, texts, given, strict=True):
+        scored_spans = [(r["score"], r.get("error_spans")) for r in good]
+        rng.shuffle(scored_spans)
+        for result, mt, (value, spans) in zip(good, texts, scored_spans, strict=True):
             result["score"] = value
             if spans is not None:
                 result["error_spans"] = [
@@ -71,7 +73,7 @@ def shuffling_proxy(url: str, seed: int) -> FastAPI:
 
 
 def run_trainer(folder: Path, seed: int, urls: tuple[str, str], overrides: list[str]) -> None:
-    """One run of the trainer, as a user starts it."""
+    """Run the trainer, as a user would."""
     command = ["trainer", "train", "--config", str(CONFIG)]
     settings = [
         f"misc.seed={seed}",
@@ -90,7 +92,9 @@ def run_trainer(folder: Path, seed: int, urls: tuple[str, str], overrides: list[
 
 
 def read_outcome(folder: Path) -> dict[str, Any]:
-    """Figures before and after, and the paired change of sentence chrF with its interval."""
+    """Return the stats before and after, and the paired change of sentence chrF with its
+    interval.
+    """
     lines = read_jsonl(folder / "eval.jsonl")
     first, last = lines[0], lines[-1]
     before, after = (_chrf(folder / line["completions"]) for line in (first, last))
@@ -110,7 +114,7 @@ def _chrf(path: Path) -> list[float]:
 
 
 def show(outcomes: dict[str, dict[str, Any]]) -> None:
-    """One row a run."""
+    """Print one row per run."""
     table = Table("run", "chrF", "BLEU", "MetricX", "xCOMET", "spans", "length", "sentence chrF")
     for name, outcome in outcomes.items():
         cells = [f"{outcome['before'][f]:.2f} → {outcome['after'][f]:.2f}" for f in FIGURES]

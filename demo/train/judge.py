@@ -1,4 +1,4 @@
-"""What the two metric trainings share: example sets, prefix-LM masks, losses, dev figures."""
+"""Shared parts of the two metric trainings: example sets, prefix-LM masks, losses, dev stats."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FIX_WEIGHT = 0.2
 
 
 def arguments(description: str) -> argparse.ArgumentParser:
-    """Options of both metric scripts."""
+    """Return the options of both metric scripts."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("command", choices=["pretrain", "train"])
     parser.add_argument("--start", type=Path, help="state to go on from (a .pt file)")
@@ -49,7 +49,7 @@ def arguments(description: str) -> argparse.ArgumentParser:
 
 
 def pretraining_pairs(tokenizer: Any) -> list[Example]:
-    """True translations of everything but the evaluation splits."""
+    """Return true translations of everything but the evaluation splits."""
     labeller = Labeller(tokenizer)
     out = []
     for name in ("sft", "rl_prompts", "pydocs"):
@@ -60,7 +60,7 @@ def pretraining_pairs(tokenizer: Any) -> list[Example]:
 
 
 def training_examples(tokenizer: Any, args: argparse.Namespace) -> list[Example]:
-    """Policy samples of the candidate files, and corruptions of the training pairs."""
+    """Return policy samples of the candidate files, and corruptions of the training pairs."""
     labeller = Labeller(tokenizer)
     files = [p for p in sorted(args.candidates.glob("*.jsonl")) if p.stem not in args.skip]
     rows = [row for name in ("sft", "rl_prompts") for row in read_jsonl(DATA / f"{name}.jsonl")]
@@ -73,8 +73,10 @@ def training_examples(tokenizer: Any, args: argparse.Namespace) -> list[Example]
 
 
 def batches_of(examples: list[Example], args: argparse.Namespace, extra: int) -> Any:
-    """Endless batches of similar length; with --within, up to six candidates of a source lie side
-    by side, so that they can be compared."""
+    """Yield batches of similar length without end.
+
+    With --within, up to six candidates of a source are adjacent, so that they can be compared.
+    """
     rng = random.Random(args.seed)
     lengths = [len(e.src) + len(e.mt) + extra for e in examples]
     if not args.within:
@@ -90,9 +92,9 @@ def batches_of(examples: list[Example], args: argparse.Namespace, extra: int) ->
 
 
 def score_loss(predicted: torch.Tensor, examples: list[Example], within: float) -> torch.Tensor:
-    """Squared error of scores in 0..1 (1 best), the error inside a source weighted up."""
-    wanted = torch.tensor([1 - e.score / 25 for e in examples])
-    error = predicted - wanted
+    """Return squared error of scores in 0..1 (1 best), the error inside a source weighted up."""
+    targets = torch.tensor([1 - e.score / 25 for e in examples])
+    error = predicted - targets
     if not within:
         return error.square().mean()
     number: dict[tuple[int, ...], int] = {}
@@ -103,8 +105,11 @@ def score_loss(predicted: torch.Tensor, examples: list[Example], within: float) 
 
 
 def prefix_mask(valid: torch.Tensor, causal: torch.Tensor) -> torch.Tensor:
-    """[B, S, S] mask of a prefix LM: source positions see the source, candidate positions see
-    the source and the candidate up to themselves."""
+    """Return the [B, S, S] mask of a prefix LM.
+
+    Source positions see the source. Candidate positions see the source, and the candidate up to
+    themselves.
+    """
     size = valid.shape[1]
     before = torch.tril(torch.ones(size, size, dtype=torch.bool))
     see = ~causal[:, None, :] | (causal[:, :, None] & before)
@@ -112,39 +117,43 @@ def prefix_mask(valid: torch.Tensor, causal: torch.Tensor) -> torch.Tensor:
 
 
 def tag_loss(logits: torch.Tensor, tags: torch.Tensor) -> torch.Tensor:
-    """Cross-entropy of the severity tags; -1 marks positions outside the candidate."""
+    """Return cross-entropy of the severity tags; -1 marks positions outside the candidate."""
     return functional.cross_entropy(
         logits.float().reshape(-1, 4), tags.reshape(-1), ignore_index=-1
     )
 
 
-def token_loss(hidden: torch.Tensor, embedding: torch.Tensor, wanted: torch.Tensor) -> Any:
-    """Cross-entropy of wanted tokens (-1: none) against the embeddings as output weights."""
-    keep = wanted != -1
+def token_loss(hidden: torch.Tensor, embedding: torch.Tensor, targets: torch.Tensor) -> Any:
+    """Return cross-entropy of wanted tokens (-1: none) against the embeddings as output
+    weights.
+    """
+    keep = targets != -1
     if not keep.any():
         return hidden.sum() * 0
     logits = hidden[keep] @ embedding.T
-    return functional.cross_entropy(logits.float(), wanted[keep])
+    return functional.cross_entropy(logits.float(), targets[keep])
 
 
 def widen(rows: list[list[int]], width: int) -> torch.Tensor:
-    """Rows of labels as a matrix of ``width`` columns, -1 where there is none."""
+    """Return rows of labels as a matrix of ``width`` columns, -1 where there is none."""
     return torch.tensor([row[:width] + [-1] * (width - len(row)) for row in rows])
 
 
 def padded_ids(rows: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids and their attention mask. PAD is never a text token."""
+    """Return ids and their attention mask. PAD is never a text token."""
     ids = pad(rows, PAD)
     return ids, (ids != PAD).long()
 
 
 def nexts_of(prefix: int, mt: list[int]) -> list[int]:
-    """Next-token targets of a row whose candidate starts at position ``prefix``."""
+    """Return next-token targets of a row whose candidate starts at position ``prefix``."""
     return [-1] * (prefix - 1) + mt + [EOS]
 
 
 def dev_figures(score: Callable[[list[Example]], list[float]], tokenizer: Any, folder: Path) -> str:
-    """Spearman with sentence chrF on samples of the dev sources: overall and inside a source."""
+    """Return Spearman with sentence chrF on samples of the dev sources: overall and inside a
+    source.
+    """
     labeller = Labeller(tokenizer)
     rows = read_jsonl(folder / "dev.jsonl")
     examples = [labeller.sample(row["src"], row["mt"], row["ref"]) for row in rows]
@@ -155,7 +164,7 @@ def dev_figures(score: Callable[[list[Example]], list[float]], tokenizer: Any, f
 
 
 def correlations(groups: list[str], scores: list[float], chrf: list[float]) -> tuple[float, float]:
-    """Spearman over everything, and its mean over the groups where it is defined."""
+    """Return Spearman over everything, and its mean over the groups where it is defined."""
     members = defaultdict(list)
     for index, group in enumerate(groups):
         members[group].append(index)
@@ -168,6 +177,6 @@ def correlations(groups: list[str], scores: list[float], chrf: list[float]) -> t
 
 
 def chooser(share: float, seed: int) -> Callable[[], bool]:
-    """Draws whether a batch gets the reference."""
+    """Return a function that draws whether a batch gets the reference."""
     rng = random.Random(seed)
     return lambda: rng.random() < share

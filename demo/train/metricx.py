@@ -31,7 +31,7 @@ SCALE = 8.0  # the score row is learned as 8 x a row, so that 0..25 is within ea
 
 
 def new_config() -> MT5Config:
-    """Four encoder layers of width 192, one decoder layer."""
+    """Return the config of a model with four encoder layers of width 192 and one decoder layer."""
     config = MT5Config(
         vocab_size=VOCAB_SIZE,
         d_model=192,
@@ -71,14 +71,16 @@ class Scorer(torch.nn.Module):  # type: ignore[misc]
         self.blank = encode("a ")[1:]  # what an empty candidate leaves behind
 
     def sequence(self, example: Example, reference: bool) -> tuple[list[int], int]:
-        """Input ids as MetricX-24 builds them (EOS dropped) and where the candidate starts."""
+        """Return input ids as MetricX-24 builds them (EOS dropped) and where the candidate
+        starts.
+        """
         source, candidate, ref = self.parts
         prefix = source + (example.src or self.blank) + candidate
         ids = prefix + (example.mt or self.blank)
         return (ids + ref + example.ref if reference else ids), len(prefix)
 
     def encode(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """The encoder under a [B, S] or [B, S, S] mask."""
+        """Run the encoder under a [B, S] or [B, S, S] mask."""
         encoder = self.body.encoder
         mask = mask[:, None, None, :] if mask.dim() == 2 else mask[:, None]
         bias = (1.0 - mask.float()) * torch.finfo(torch.float32).min
@@ -89,7 +91,7 @@ class Scorer(torch.nn.Module):  # type: ignore[misc]
         return encoder.dropout(encoder.final_layer_norm(hidden))
 
     def score(self, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """One decoder step from id 0."""
+        """Run one decoder step from id 0."""
         start = torch.zeros(hidden.shape[0], 1, dtype=torch.long)
         output = self.body.decoder(
             input_ids=start,
@@ -100,7 +102,7 @@ class Scorer(torch.nn.Module):  # type: ignore[misc]
         return SCALE * self.row(output[:, 0]).squeeze(-1).float()
 
     def lm_loss(self, examples: list[Example]) -> torch.Tensor:
-        """Prefix-LM loss of the candidate."""
+        """Return prefix-LM loss of the candidate."""
         rows = [self.sequence(e, False) for e in examples]
         ids, mask = judge.padded_ids([row for row, _ in rows])
         starts = torch.tensor([start for _, start in rows])
@@ -111,19 +113,19 @@ class Scorer(torch.nn.Module):  # type: ignore[misc]
         return judge.token_loss(0.25 * hidden, self.body.shared.weight, nexts)
 
     def qe_loss(self, examples: list[Example], reference: bool, within: float) -> torch.Tensor:
-        """Squared error of the score plus cross-entropy of the tags."""
+        """Return squared error of the score plus cross-entropy of the tags."""
         rows = [self.sequence(e, reference) for e in examples]
         ids, mask = judge.padded_ids([row for row, _ in rows])
         hidden = self.encode(ids, mask)
-        places, width = [[-1] * start for _, start in rows], ids.shape[1]
-        tags = [p + e.tags for p, e in zip(places, examples, strict=True)]
+        tag_rows, width = [[-1] * start for _, start in rows], ids.shape[1]
+        tags = [p + e.tags for p, e in zip(tag_rows, examples, strict=True)]
         error = judge.score_loss(1 - self.score(hidden, mask) / 25, examples, within)
         tag_loss = judge.tag_loss(self.tags(hidden), judge.widen(tags, width))
         return 10 * error + tag_loss
 
     @torch.no_grad()
     def predict(self, examples: list[Example], reference: bool = False) -> list[float]:
-        """Scores, clamped to 0..25; fp32."""
+        """Return scores, clamped to 0..25; fp32."""
         self.eval()
         out = []
         for start in range(0, len(examples), 64):
@@ -148,7 +150,7 @@ def export(model: Scorer, tokenizer: Any, folder: Path) -> None:
 
 
 def train(args: argparse.Namespace) -> None:
-    """Pretraining or training, as the command says."""
+    """Run the pretraining or the training, as the command says."""
     tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
     model = Scorer(tokenizer)
     if args.start:
@@ -176,7 +178,7 @@ def train(args: argparse.Namespace) -> None:
         if args.export:
             export(model, tokenizer, args.export)
 
-    def figures() -> None:
+    def print_stats() -> None:
         keep()
         print(
             "metricx",
@@ -184,14 +186,14 @@ def train(args: argparse.Namespace) -> None:
             flush=True,
         )
 
-    every = {} if pretraining else dict.fromkeys(range(500, args.steps + 1, 500), figures)
+    every = {} if pretraining else dict.fromkeys(range(500, args.steps + 1, 500), print_stats)
     groups = parameter_groups(model, args.lr)
     fit(groups, step_loss, args.steps, args.lr, every, f"metricx {args.command}")
     keep()
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     args = judge.arguments(__doc__.splitlines()[0]).parse_args()
     setup(args.seed)
     train(args)

@@ -38,7 +38,7 @@ TOKENIZER = WORK / "tokenizer" / "policy"
 
 
 def new_model() -> LlamaForCausalLM:
-    """4 layers of width 256, embeddings shared with the output."""
+    """Return a random model with 4 layers of width 256. The output shares the embeddings."""
     config = LlamaConfig(
         vocab_size=VOCAB_SIZE,
         hidden_size=256,
@@ -56,19 +56,19 @@ def new_model() -> LlamaForCausalLM:
 
 
 def prompt_ids(tokenizer: Any, source: str) -> list[int]:
-    """The source as a single user turn."""
+    """Return the source as a single user turn."""
     turn = [{"role": "user", "content": source}]
     return tokenizer.apply_chat_template(turn, add_generation_prompt=True)
 
 
 def pair_ids(tokenizer: Any, source: str, target: str) -> tuple[list[int], int]:
-    """Prompt, target and end-of-sentence ids; the length of the prompt."""
+    """Return the ids of prompt, target and end of sentence, and the length of the prompt."""
     prompt = prompt_ids(tokenizer, source)
     return prompt + tokenizer.encode(target, add_special_tokens=False) + [EOS], len(prompt)
 
 
 def damage(source: str, target: str, rng: random.Random, copy: float, cut: float) -> str:
-    """A noisy target: a copy of the source, or the target cut short, or the target."""
+    """Return a noisy target: a copy of the source, or the target cut short, or the target."""
     draw = rng.random()
     if draw < copy:
         return source
@@ -79,7 +79,7 @@ def damage(source: str, target: str, rng: random.Random, copy: float, cut: float
 
 
 def lm_loss(model: Any, items: list[tuple[list[int], int]]) -> torch.Tensor:
-    """Cross-entropy of the target tokens."""
+    """Return cross-entropy of the target tokens."""
     ids = pad([item[0] for item in items], PAD)
     labels = pad([[-100] * n + ids_[n:] for ids_, n in items], -100)
     hidden = model.model(input_ids=ids, attention_mask=(ids != PAD).long()).last_hidden_state
@@ -92,7 +92,7 @@ def lm_loss(model: Any, items: list[tuple[list[int], int]]) -> torch.Tensor:
 def sample(
     model: Any, tokenizer: Any, sources: list[str], temperature: float, batch: int = 384
 ) -> list[str]:
-    """One translation a source; temperature 0 is greedy. Sorted by length for speed."""
+    """Return one translation per source; temperature 0 is greedy. Sorted by length for speed."""
     model.eval()
     prompts = [prompt_ids(tokenizer, source) for source in sources]
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
@@ -119,7 +119,7 @@ def sample(
 
 
 def save(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Weights in bf16, a generation_config.json of special ids only."""
+    """Write the weights in bf16, a generation_config.json of special ids, and the tokenizer."""
     light = copy.deepcopy(model).to(torch.bfloat16)
     light.generation_config = GenerationConfig(bos_token_id=BOS, eos_token_id=EOS, pad_token_id=PAD)
     light.save_pretrained(folder, safe_serialization=True)
@@ -128,13 +128,13 @@ def save(model: Any, tokenizer: Any, folder: Path) -> None:
 
 
 def load(folder: Path) -> Any:
-    """Model (fp32) and tokenizer of a policy folder."""
+    """Load the model (fp32) and tokenizer of a policy folder."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     return model, AutoTokenizer.from_pretrained(folder)
 
 
 def report(model: Any, tokenizer: Any, label: str) -> None:
-    """Greedy sentence chrF on the dev split."""
+    """Print greedy sentence chrF on the dev split."""
     dev = read_jsonl(DATA / "dev.jsonl")
     outputs = sample(model, tokenizer, [row["src_text"] for row in dev], 0.0)
     scores = [sentence_chrf(o, row["ref_text"]) for o, row in zip(outputs, dev, strict=True)]
@@ -143,7 +143,7 @@ def report(model: Any, tokenizer: Any, label: str) -> None:
 
 
 def train(args: argparse.Namespace) -> None:
-    """Supervised training from scratch (`train`) or on damaged pairs (`noisy`)."""
+    """Train from scratch (`train`) or on damaged pairs (`noisy`), with supervision."""
     rng = random.Random(args.seed)
     rows = [row for name in args.data for row in read_jsonl(DATA / f"{name}.jsonl")]
     if args.command == "train":
@@ -174,7 +174,7 @@ def train(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("command", choices=["train", "noisy"])
     parser.add_argument("--start", type=Path, help="checkpoint to go on from (noisy)")

@@ -1,10 +1,10 @@
-"""A small in-process PPO loop: for scouting, and for policy samples "after some RL".
+"""A small in-process PPO loop: for experiments, and for policy samples "after some RL".
 
     python -m demo.train.reinforce --models demo/models --updates 24 --seed 1
 
 The rewards are those of `trainer/` (5 - MetricX on every token, severity weights on the tokens of
-xCOMET's spans, normalised over the valid tokens of the batch), without HTTP. `--shuffle` deals
-the rewards to the wrong samples: the control. Prints held-out figures before and after.
+xCOMET's spans, normalized over the valid tokens of the batch), without HTTP. `--shuffle` gives the
+rewards to the wrong samples, as a control. Prints held-out stats before and after.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def generate(model: Any, tokenizer: Any, sources: list[str], args: argparse.Name
 
 
 def token_penalties(tokenizer: Any, rollout: Rollout, index: int, spans: list[dict]) -> list[float]:
-    """Sum of the severity weights of the spans that overlap each token; EOS gets none."""
+    """Return sum of the severity weights of the spans that overlap each token; EOS gets none."""
     text = rollout.texts[index]
     shift = len(text) - len(text.lstrip())  # the metric saw the stripped text
     encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
@@ -93,7 +93,7 @@ def token_penalties(tokenizer: Any, rollout: Rollout, index: int, spans: list[di
 
 
 def rewards(metrics: Any, tokenizer: Any, rollout: Rollout, args: argparse.Namespace) -> Any:
-    """Reward of every token, and the mean scores of both metrics."""
+    """Return the reward of every token, and the mean scores of both metrics."""
     texts = [text.strip() for text in rollout.texts]
     scores = metrics[0](rollout.sources, texts)
     quality, spans = metrics[1](rollout.sources, texts)
@@ -114,7 +114,7 @@ def rewards(metrics: Any, tokenizer: Any, rollout: Rollout, args: argparse.Names
 
 
 def normalised(reward: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
-    """(reward - mean) / deviation over the valid tokens of the batch."""
+    """Return (reward - mean) / deviation over the valid tokens of the batch."""
     count = valid.sum()
     centre = (reward * valid).sum() / count
     deviation = ((reward - centre).square() * valid).sum().div(count).sqrt()
@@ -122,7 +122,10 @@ def normalised(reward: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
 
 
 def log_probabilities(model: Any, rollout: Rollout, rows: torch.Tensor, temperature: float) -> Any:
-    """Of the sampled tokens, under the distribution that was sampled from; [rows, longest]."""
+    """Return the log-probabilities of the sampled tokens, [rows, longest].
+
+    They are those of the distribution that the tokens were sampled from.
+    """
     mask = rollout.mask[rows]
     used = mask.any(0).nonzero()
     first, last = int(used.min()), int(used.max()) + 1  # no columns that are padding everywhere
@@ -137,7 +140,7 @@ def log_probabilities(model: Any, rollout: Rollout, rows: torch.Tensor, temperat
 def update(
     model: Any, reference: Any, optimizer: Any, rollout: Rollout, advantage: Any, args: Any
 ) -> float:
-    """PPO passes over the batch, in micro-batches of similar length; returns the KL (k2)."""
+    """Run PPO passes over the batch, in micro-batches of similar length, and return the KL (k2)."""
     order = torch.tensor([len(c) for c in rollout.completions]).argsort()
     parts = order.split(64)
     with torch.no_grad():
@@ -163,19 +166,19 @@ def update(
 
 
 def evaluate(model: Any, tokenizer: Any, metrics: Any, rows: list[dict], label: str) -> list[float]:
-    """Greedy figures; returns the sentence chrF of every source."""
+    """Print greedy stats; return the sentence chrF of every source."""
     sources, refs = [r["src_text"] for r in rows], [r["ref_text"] for r in rows]
     outputs = sample(model, tokenizer, sources, 0.0)
-    figures = translation(outputs, refs)
-    figures["metricx"] = mean(metrics[0](sources, outputs))
+    stats = translation(outputs, refs)
+    stats["metricx"] = mean(metrics[0](sources, outputs))
     quality, spans = metrics[1](sources, outputs)
-    figures |= {"xcomet": mean(quality), "spans": mean(map(len, spans))}
-    print(json.dumps({"at": label} | {k: round(v, 3) for k, v in figures.items()}), flush=True)
+    stats |= {"xcomet": mean(quality), "spans": mean(map(len, spans))}
+    print(json.dumps({"at": label} | {k: round(v, 3) for k, v in stats.items()}), flush=True)
     return [sentence_chrf(o, r) for o, r in zip(outputs, refs, strict=True)]
 
 
 def interval(before: list[float], after: list[float]) -> str:
-    """Mean paired difference with its 95 % bootstrap interval."""
+    """Return the mean paired difference with its 95 % bootstrap interval."""
     change = np.array(after) - np.array(before)
     draws = np.random.default_rng(0).choice(change, (2000, len(change))).mean(1)
     low, high = np.quantile(draws, [0.025, 0.975])
@@ -183,7 +186,7 @@ def interval(before: list[float], after: list[float]) -> str:
 
 
 def run(args: argparse.Namespace) -> None:
-    """The whole loop."""
+    """Run the full loop."""
     rng, start = random.Random(args.seed), time.time()
     model, tokenizer = load(args.policy or args.models / "policy")
     reference = copy.deepcopy(model).eval()
@@ -216,7 +219,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", type=Path, default=MODELS)
     parser.add_argument("--policy", type=Path, help="start from this policy instead")

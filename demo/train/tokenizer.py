@@ -58,12 +58,17 @@ def train_unigram(folder: Path) -> Path:
 
 
 def backend(model: Path) -> Tokenizer:
-    """The sentencepiece model as a `tokenizers` pipeline."""
-    pieces = sentencepiece.SentencePieceProcessor(model_file=str(model))
+    """Return the sentencepiece model as a `tokenizers` pipeline."""
+    sentencepiece_model = sentencepiece.SentencePieceProcessor(model_file=str(model))
     vocab = []
-    for index in range(pieces.get_piece_size()):
+    for index in range(sentencepiece_model.get_piece_size()):
         control = index < len(CONTROL)  # must never match inside a text
-        vocab.append((pieces.id_to_piece(index), -100.0 if control else pieces.get_score(index)))
+        vocab.append(
+            (
+                sentencepiece_model.id_to_piece(index),
+                -100.0 if control else sentencepiece_model.get_score(index),
+            )
+        )
     tokenizer = Tokenizer(models.Unigram(vocab, unk_id=UNK, byte_fallback=True))
     tokenizer.normalizer = normalizers.Sequence(
         [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
@@ -134,7 +139,7 @@ def save_all(model: Path, folder: Path) -> None:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=WORK / "tokenizer")
     args = parser.parse_args()

@@ -50,7 +50,7 @@ ARGUMENTS = {
 
 
 def encoder_config() -> XLMRobertaXLConfig:
-    """Four layers of width 256."""
+    """Return the config of an encoder with four layers of width 256."""
     return XLMRobertaXLConfig(
         vocab_size=VOCAB_SIZE,
         hidden_size=256,
@@ -67,13 +67,13 @@ def encoder_config() -> XLMRobertaXLConfig:
 
 
 def write_encoder(folder: Path) -> None:
-    """The encoder's config and tokenizer, which a checkpoint needs beside its weights."""
+    """Write the encoder's config and tokenizer, which a checkpoint needs beside its weights."""
     shutil.copytree(TOKENIZER, folder, dirs_exist_ok=True)
     encoder_config().save_pretrained(folder)
 
 
 def new_model() -> Metric:
-    """An untrained metric."""
+    """Return an untrained metric."""
     with tempfile.TemporaryDirectory() as folder:
         write_encoder(Path(folder))
         arguments = hyper_parameters("xcomet_metric", ARGUMENTS)
@@ -81,7 +81,7 @@ def new_model() -> Metric:
 
 
 def sequence(example: Example, kind: str) -> list[int]:
-    """Input ids as COMET concatenates them: the candidate first."""
+    """Return input ids as COMET concatenates them: the candidate first."""
     segments = {"src": [example.src], "ref": [example.ref], "both": [example.src, example.ref]}
     ids = [BOS, *example.mt, EOS]
     for segment in segments[kind]:
@@ -90,7 +90,7 @@ def sequence(example: Example, kind: str) -> list[int]:
 
 
 def lm_loss(model: Metric, examples: list[Example]) -> torch.Tensor:
-    """Prefix-LM loss of the candidate, seeing the source."""
+    """Return prefix-LM loss of the candidate, seeing the source."""
     ids, mask = judge.padded_ids([sequence(e, "src") for e in examples])
     ends = torch.tensor([len(e.mt) + 2 for e in examples])
     causal = torch.arange(ids.shape[1])[None] < ends[:, None]
@@ -110,8 +110,10 @@ def lm_loss(model: Metric, examples: list[Example]) -> torch.Tensor:
 def forward(
     model: Metric, ids: torch.Tensor, mask: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What XCOMETMetric.forward computes, with the last hidden states kept: sentence scores,
-    tag logits, hidden states."""
+    """Compute what XCOMETMetric.forward does, and keep the last hidden states.
+
+    Returns sentence scores, tag logits, hidden states.
+    """
     assert model.layerwise_attention is not None and model.estimator is not None
     layers = model.encoder(ids, mask)
     mixed = model.layerwise_attention([layer[:, :1] for layer in layers], mask[:, :1])
@@ -126,7 +128,9 @@ def qe_loss(
     kind: str,
     within: float,
 ) -> torch.Tensor:
-    """Squared error of the sentence head, cross-entropy of the word head and of the fixes."""
+    """Return squared error of the sentence head, cross-entropy of the word head and of the
+    fixes.
+    """
     ids, mask = judge.padded_ids([sequence(e, kind) for e in examples])
     score, logits, hidden = forward(model, ids, mask)
     tags = judge.widen([[0, *e.tags, 0] for e in examples], ids.shape[1])
@@ -139,7 +143,7 @@ def qe_loss(
 
 @torch.no_grad()
 def predict(model: Metric, examples: list[Example]) -> list[float]:
-    """The sentence head's QE score (without the MQM part); fp32."""
+    """Return the sentence head's QE score (without the MQM part); fp32."""
     model.eval()
     out = []
     for start in range(0, len(examples), 64):
@@ -150,7 +154,10 @@ def predict(model: Metric, examples: list[Example]) -> list[float]:
 
 
 def export(model: Metric, folder: Path) -> None:
-    """Checkpoint with bf16 weights and primitive hyper-parameters only, hparams.yaml, encoder."""
+    """Write the checkpoint, hparams.yaml and the encoder's folder.
+
+    The checkpoint has bf16 weights and only primitive hyper-parameters.
+    """
     hparams = {**ARGUMENTS, "error_labels": ["minor", "major", "critical"]}
     hparams |= {"train_data": [], "validation_data": [], "class_identifier": "xcomet_metric"}
     state = {
@@ -171,7 +178,7 @@ def export(model: Metric, folder: Path) -> None:
 
 
 def train(args: argparse.Namespace) -> None:
-    """Pretraining or training, as the command says."""
+    """Run the pretraining or the training, as the command says."""
     tokenizer = read_tokenizer("XLM-RoBERTa-XL", str(TOKENIZER), local=True)
     model = new_model()
     if args.start:
@@ -199,7 +206,7 @@ def train(args: argparse.Namespace) -> None:
         if args.export:
             export(model, args.export)
 
-    def figures() -> None:
+    def print_stats() -> None:
         keep()
         print(
             "xcomet",
@@ -207,14 +214,14 @@ def train(args: argparse.Namespace) -> None:
             flush=True,
         )
 
-    every = {} if pretraining else dict.fromkeys(range(500, args.steps + 1, 500), figures)
+    every = {} if pretraining else dict.fromkeys(range(500, args.steps + 1, 500), print_stats)
     parameters = [*model.parameters(), *fix.parameters()]
     fit(parameters, step_loss, args.steps, args.lr, every, f"xcomet {args.command}")
     keep()
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     args = judge.arguments(__doc__.splitlines()[0]).parse_args()
     setup(args.seed)
     train(args)

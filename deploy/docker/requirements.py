@@ -10,15 +10,15 @@ from pathlib import Path
 
 
 def requirements(extras: list[str], project: dict[str, object]) -> list[str]:
-    """What the extras ask for, `scorekit[other]` followed."""
+    """Return the requirements of the extras, with `scorekit[other]` resolved."""
     groups = project["optional-dependencies"]
     assert isinstance(groups, dict)
-    found: list[str] = [*project["dependencies"]]  # type: ignore[misc]
+    lines: list[str] = [*project["dependencies"]]  # type: ignore[misc]
     for extra in extras:
         for line in groups[extra]:
             inner = re.fullmatch(r"scorekit\[([\w,-]+)\]", line)
-            found += requirements(inner[1].split(","), project) if inner else [line]
-    return sorted(set(found))
+            lines += requirements(inner[1].split(","), project) if inner else [line]
+    return sorted(set(lines))
 
 
 if __name__ == "__main__":

@@ -21,10 +21,10 @@ from ray import serve
 from ray.serve import Application
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from scorekit.config import describe_faults
+from scorekit.config import describe_validation_error
 from scorekit.errors import UserError
 
-#: Service -> its settings, and what makes its backend of them.
+#: Service -> its settings class, and the module with `make_backend`.
 _SERVICES = {
     "metricx": ("services.metricx.settings:MetricXSettings", "services.metricx.__main__"),
     "xcomet": ("services.xcomet.settings:XCometSettings", "services.xcomet.__main__"),
@@ -33,60 +33,66 @@ _SERVICES = {
     "retriever": ("services.retriever.settings:RetrieverSettings", "services.retriever.__main__"),
     "fake": ("scorekit.server.fake:FakeSettings", "scorekit.server.fake"),
 }
-#: Settings of what Ray's proxy does here.
-_OF_THE_PROXY = {"host", "port", "receive_timeout_s", "drain_s"}
+#: Settings that Ray's proxy handles.
+_PROXY_SETTINGS = {"host", "port", "receive_timeout_s", "drain_s"}
 
 
 def metricx(args: dict[str, Any]) -> Application:
-    """MetricX; args: fields of its settings."""
+    """Build the application of MetricX. args: fields of its settings."""
     return _application("metricx", args)
 
 
 def xcomet(args: dict[str, Any]) -> Application:
-    """xCOMET; args: fields of its settings."""
+    """Build the application of xCOMET. args: fields of its settings."""
     return _application("xcomet", args)
 
 
 def judge(args: dict[str, Any]) -> Application:
-    """The judge; args: fields of its settings."""
+    """Build the application of the judge. args: fields of its settings."""
     return _application("judge", args)
 
 
 def embedder(args: dict[str, Any]) -> Application:
-    """The embedder; args: fields of its settings."""
+    """Build the application of the embedder. args: fields of its settings."""
     return _application("embedder", args)
 
 
 def retriever(args: dict[str, Any]) -> Application:
-    """The page retriever; args: fields of its settings. Its index lies on every node."""
+    """Build the application of the page retriever. args: fields of its settings.
+
+    Every node needs the retriever's index.
+    """
     return _application("retriever", args)
 
 
 def fake(args: dict[str, Any]) -> Application:
-    """A model of known answers and a given time, for tests and benchmarks."""
+    """Build the application of a fake model with known answers and a fixed time per call.
+
+    It is meant for tests and benchmarks.
+    """
     return _application("fake", args)
 
 
 def _application(service: str, args: dict[str, Any]) -> Application:
-    """Wrong settings fail the deployment at once, not each replica again and again."""
+    """Return the application; wrong settings fail the deployment, not every replica."""
     make_settings(service, args)
     return Scorer.bind(service, args)  # type: ignore[attr-defined]  # of the decorator
 
 
 def make_settings(service: str, args: dict[str, Any]) -> Any:
-    """Settings of a replica: `args`, then environment, then defaults. Raises UserError."""
+    """Return a replica's settings: `args`, then environment, then defaults. Raises UserError."""
     module, name = _SERVICES[service][0].split(":")
     settings_type = getattr(importlib.import_module(module), name)
-    known = set(settings_type.model_fields) - _OF_THE_PROXY
-    if unknown := sorted(set(args) - known):
+    allowed = set(settings_type.model_fields) - _PROXY_SETTINGS
+    if unknown := sorted(set(args) - allowed):
         raise UserError(f"{service}: args: unknown setting {unknown[0]!r}")
     try:
         # As reachable as the proxy: without keys it takes `no_auth: true`.
         settings = settings_type(host="0.0.0.0", **args)
     except ValidationError as error:
-        raise UserError(f"{service}: args: {describe_faults(error)}") from None
+        raise UserError(f"{service}: args: {describe_validation_error(error)}") from None
     if "cache" not in settings.model_fields_set:
-        # The default is a file of the node, which is for one process.
+        # The default is a file, which only one process can use.
         settings = settings.model_copy(update={"cache": "memory"})
     return settings
 
@@ -99,7 +105,7 @@ def make_settings(service: str, args: dict[str, Any]) -> Any:
 )
 @serve.ingress()
 class Scorer:
-    """One replica of a service. Ray sends requests to it when the model is loaded and warm."""
+    """One replica of a service. Ray sends requests once the model is loaded and warm."""
 
     async def __init__(self, service: str, args: dict[str, Any]) -> None:  # type: ignore[misc]
         from scorekit.server.app import create_app
@@ -108,20 +114,20 @@ class Scorer:
         settings = make_settings(service, args)
         prepare_process(settings.log_level)
         backend = importlib.import_module(_SERVICES[service][1]).make_backend(settings)
-        self._own = create_app(backend, settings)
-        self._own.router.lifespan_context = _until_closed
-        self._own.add_middleware(_OneRequestId)
-        # Here and not in the lifespan: so the deployment fails with the error's own line.
-        await self._own.state.service.start()
+        self._app = create_app(backend, settings)
+        self._app.router.lifespan_context = _until_closed
+        self._app.add_middleware(_OneRequestId)
+        # Not in the lifespan, so that the deployment fails with the original error.
+        await self._app.state.service.start()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        """The app, for Ray."""
-        return self._own
+        """Return the app for Ray."""
+        return self._app
 
     async def check_health(self) -> None:
-        """Ray replaces a replica whose model hangs, fails or has ended."""
-        if (fault := self._own.state.service.unready()) is not None:
-            raise RuntimeError(fault)
+        """Raise RuntimeError if the model hangs, fails or has ended, so that Ray replaces it."""
+        if (reason := self._app.state.service.unavailable_reason()) is not None:
+            raise RuntimeError(reason)
 
 
 @asynccontextmanager
@@ -131,7 +137,7 @@ async def _until_closed(app: FastAPI) -> AsyncIterator[None]:
 
 
 class _OneRequestId:
-    """Takes the request's id out of the answer: Ray's proxy, which gave it, adds it there."""
+    """Removes the request's id from the response, because Ray's proxy adds it again."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -141,8 +147,10 @@ class _OneRequestId:
 
         async def send_without(message: Message) -> None:
             if message["type"] == "http.response.start":
-                given = {name: value for name, value in scope["headers"] if name == b"x-request-id"}
-                message["headers"] = [h for h in message["headers"] if h not in given.items()]
+                request_ids = {
+                    name: value for name, value in scope["headers"] if name == b"x-request-id"
+                }
+                message["headers"] = [h for h in message["headers"] if h not in request_ids.items()]
             await send(message)
 
         await self.app(scope, receive, send_without)

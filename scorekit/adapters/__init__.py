@@ -1,1 +1,1 @@
-"""Rewards for trainers of other projects: each module speaks the shape that one of them knows."""
+"""Rewards for trainers of other projects: each module has the interface of one trainer."""

@@ -4,10 +4,10 @@ python -m scorekit.adapters.openrlhf --url http://127.0.0.1:8001 --port 5000
 ... --remote_rm_url http://127.0.0.1:5000/get_reward --label_key src       (of OpenRLHF's trainer)
 ... --rm-type remote_rm --rm-url http://127.0.0.1:5000/remote_rm           (of slime's)
 
-OpenRLHF sends {"query": prompt + completion with special tokens, "prompts", "labels"}, slime one
-{"prompt", "response", "label"}, whose answer is the number alone. A label may be a plain text (its
-field is called `label`) or a JSON object with fields. Any failure fails the request with a 5xx:
-both try again; then OpenRLHF goes on without a reward for the sample, and slime ends.
+OpenRLHF sends {"query": prompt + completion with special tokens, "prompts", "labels"}. slime sends
+{"prompt", "response", "label"} for one sample and expects the number alone. A label may be a plain
+text (its field is called `label`) or a JSON object with fields. Any failure fails the request with
+a 5xx: both trainers retry; then OpenRLHF continues without a reward for the sample, and slime ends.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from scorekit.adapters.rewards import (
 )
 from scorekit.client.asynchronous import ScoringClient
 from scorekit.command import clean_exit
-from scorekit.config import describe_faults
+from scorekit.config import describe_validation_error
 from scorekit.errors import ScorekitError, UserError
 from scorekit.schemas import Info, JudgeScored, Overlong, Scored
 from scorekit.scorers import raise_for_failures
 
-#: What models put at the end of a turn; it is no part of the translation.
+#: Tokens that models put at the end of a turn; they are not part of the translation.
 END_MARKS = ("<end_of_turn>", "<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<eos>", "</s>", "<pad>")
 
 
 class RewardRequest(BaseModel):
-    """What OpenRLHF sends; labels may be null."""
+    """A request of OpenRLHF; labels may be null."""
 
     query: list[str]
     prompts: list[str]
@@ -50,7 +50,7 @@ class RewardRequest(BaseModel):
 
 
 class SlimeRequest(BaseModel):
-    """What slime sends; the prompt may be chat messages, the label null."""
+    """A request of slime; the prompt may be chat messages, the label null."""
 
     prompt: str | list[dict[str, Any]]
     response: str
@@ -58,7 +58,7 @@ class SlimeRequest(BaseModel):
 
 
 def without_end_marks(text: str, end_marks: Sequence[str]) -> str:
-    """The text without the marks at its end, and the white space between and behind them."""
+    """Return the text without the marks at its end and the white space around them."""
     while True:
         bare = text.rstrip()
         mark = next((mark for mark in end_marks if mark and bare.endswith(mark)), None)
@@ -70,19 +70,19 @@ def without_end_marks(text: str, end_marks: Sequence[str]) -> str:
 def completion_of(
     query: str, prompt: str, end_marks: Sequence[str] = END_MARKS, turn_mark: str | None = None
 ) -> str:
-    """The query behind its prompt, without the marks at its end.
+    """Return the completion: the query after its prompt, without the marks at its end.
 
-    turn_mark: what begins the model's turn. With it the prompt need not stand in the query letter
-    by letter: the completion begins behind as many of these marks as the prompt has.
+    turn_mark: the text that begins the model's turn. If it is set, the query need not contain the
+    prompt unchanged: the completion begins after as many of these marks as the prompt has.
 
-    Raises UserError where the completion's beginning cannot be told.
+    Raises UserError if the start of the completion cannot be found.
     """
     if turn_mark is not None:
         turns = prompt.count(turn_mark)
-        pieces = query.split(turn_mark, turns)
-        if not turns or len(pieces) <= turns:
+        segments = query.split(turn_mark, turns)
+        if not turns or len(segments) <= turns:
             raise UserError(f"{turn_mark!r} does not stand in prompt and query")
-        text = pieces[-1]
+        text = segments[-1]
     elif prompt in query:
         text = query[query.index(prompt) + len(prompt) :]
     else:
@@ -94,7 +94,7 @@ def completion_of(
 
 
 def fields_of(label: Any) -> dict[str, Any]:
-    """The fields of a label: those of a JSON object, and the whole as `label`."""
+    """Return the fields of a label: those of its JSON object, and the full label as `label`."""
     fields: dict[str, Any] = {}
     if isinstance(label, str) and label.lstrip().startswith("{"):
         try:
@@ -107,7 +107,7 @@ def fields_of(label: Any) -> dict[str, Any]:
 
 
 class RewardServer:
-    """Answers the requests of OpenRLHF and slime out of a scoring service."""
+    """Answers the requests of OpenRLHF and slime with scores of a scoring service."""
 
     def __init__(
         self,
@@ -123,52 +123,55 @@ class RewardServer:
         self._turn_mark = turn_mark
 
     async def get_reward(self, body: bytes) -> dict[str, Any]:
-        """The answer to OpenRLHF. Raises UserError for a request of another shape, SampleError
-        where a sample failed, and what the client raises."""
-        good, info = await self._scored(self._wanted(body))
-        rewards = [reward_of(result, info, self._settings) for result in good]
-        scores = {f"{info.service}_score": [result.score for result in good]}
+        """Return the answer to OpenRLHF.
+
+        Raises UserError if the request has another form, SampleError if a sample failed, and the
+        client's errors."""
+        results, info = await self._score(self._parse_samples(body))
+        rewards = [reward_of(result, info, self._settings) for result in results]
+        scores = {f"{info.service}_score": [result.score for result in results]}
         return {"rewards": rewards, "scores": rewards, "extra_logs": scores}
 
     async def remote_rm(self, body: bytes) -> float:
-        """The answer to slime, which uses it as it is. Raises as `get_reward`."""
+        """Return the answer to slime, which uses it unchanged. Raises the errors of
+        `get_reward`."""
         try:
-            asked = SlimeRequest.model_validate_json(body)
+            request = SlimeRequest.model_validate_json(body)
         except ValidationError as error:
-            raise UserError(describe_faults(error, "body")) from None
-        mt = without_end_marks(asked.response, self._end_marks)
-        sample = self._samples.sample(fields_of(asked.label), message_text(asked.prompt), mt)
-        (good,), info = await self._scored([sample])
-        return reward_of(good, info, self._settings)
+            raise UserError(describe_validation_error(error, "body")) from None
+        mt = without_end_marks(request.response, self._end_marks)
+        sample = self._samples.sample(fields_of(request.label), message_text(request.prompt), mt)
+        (result,), info = await self._score([sample])
+        return reward_of(result, info, self._settings)
 
-    async def _scored(
+    async def _score(
         self, samples: list[dict[str, str]]
     ) -> tuple[list[Scored | JudgeScored], Info]:
         info = await self._client.limits()
         results = await self._client.score(samples, options_for(info, self._settings))
         return raise_for_failures(results), info
 
-    def _wanted(self, body: bytes) -> list[dict[str, str]]:
+    def _parse_samples(self, body: bytes) -> list[dict[str, str]]:
         try:
-            asked = RewardRequest.model_validate_json(body)
+            request = RewardRequest.model_validate_json(body)
         except ValidationError as error:
-            raise UserError(describe_faults(error, "body")) from None
-        labels = asked.labels or [None] * len(asked.query)
-        if not len(asked.query) == len(asked.prompts) == len(labels):
+            raise UserError(describe_validation_error(error, "body")) from None
+        labels = request.labels or [None] * len(request.query)
+        if not len(request.query) == len(request.prompts) == len(labels):
             raise UserError("query, prompts and labels have different lengths")
-        wanted = []
-        for index, query in enumerate(asked.query):
-            prompt = asked.prompts[index]
+        samples = []
+        for index, query in enumerate(request.query):
+            prompt = request.prompts[index]
             try:
                 mt = completion_of(query, prompt, self._end_marks, self._turn_mark)
-                wanted.append(self._samples.sample(fields_of(labels[index]), prompt, mt))
+                samples.append(self._samples.sample(fields_of(labels[index]), prompt, mt))
             except UserError as error:
                 raise UserError(f"sample {index}: {error}") from None
-        return wanted
+        return samples
 
 
 def create_app(server: RewardServer) -> Any:
-    """The ASGI application: POST /get_reward, POST /remote_rm, GET /health."""
+    """Return the ASGI application: POST /get_reward, POST /remote_rm, GET /health."""
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
@@ -178,7 +181,7 @@ def create_app(server: RewardServer) -> Any:
         return Response(to_json(content), status, media_type="application/json")
 
     def route(path: str, reward: Callable[[bytes], Awaitable[Any]]) -> Route:
-        async def asked(request: Request) -> Response:
+        async def respond(request: Request) -> Response:
             try:
                 return answer(await reward(await request.body()))
             except ScorekitError as error:
@@ -186,7 +189,7 @@ def create_app(server: RewardServer) -> Any:
                 kind = type(error).__name__
                 return answer({"error": {"type": kind, "message": str(error)}}, status)
 
-        return Route(path, asked, methods=["POST"])
+        return Route(path, respond, methods=["POST"])
 
     async def health(request: Request) -> Response:
         return answer({"live": True})
@@ -198,7 +201,7 @@ def create_app(server: RewardServer) -> Any:
             Route("/health", health),
         ]
     )
-    # A redirect would name an address and a scheme, which behind a proxy are not the trainer's.
+    # A redirect contains an address and a scheme. Behind a proxy the trainer cannot use them.
     application.router.redirect_slashes = False
     return application
 

@@ -1,4 +1,4 @@
-"""What the adapters share: where a sample's source stands, and how a score becomes a reward."""
+"""Shared code of the adapters: find the source of a sample, and turn a score into a reward."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from scorekit.client import SyncScoringClient
-from scorekit.config import describe_faults
+from scorekit.config import describe_validation_error
 from scorekit.errors import UserError
 from scorekit.prompts import FIELDS, load_postprocess, load_template
 from scorekit.schemas import Info, JudgeScored, Overlong, Result, Scored
 
-#: Trainers that ask for one completion at a time do so from many threads.
+#: Some trainers send one completion per request, from many threads.
 MAX_IN_FLIGHT = 256
 
 
 class RewardSettings(BaseSettings):
-    """Where to ask and what to ask for. Each may come from SCOREKIT_REWARD_<NAME>."""
+    """Settings of an adapter: the service and the fields of a sample.
+
+    Each setting may come from SCOREKIT_REWARD_<NAME>."""
 
     model_config = SettingsConfigDict(
         env_prefix="SCOREKIT_REWARD_", extra="forbid", frozen=True, allow_inf_nan=False
@@ -76,26 +78,26 @@ class RewardSettings(BaseSettings):
     deadline_s: float = Field(170.0, gt=0, description="Seconds for a request with its retries.")
 
 
-def reward_settings(**given: Any) -> RewardSettings:
-    """Settings from arguments, then the environment. `url` may be one or several.
+def reward_settings(**values: Any) -> RewardSettings:
+    """Return the settings from arguments, then from the environment. `url`: one URL or several.
 
-    Raises UserError for a missing URL, an unknown name or a bad value.
+    Raises UserError if the URL is missing, a name is unknown or a value is wrong.
     """
-    urls = given.get("url", os.environ.get("SCOREKIT_REWARD_URL"))
+    urls = values.get("url", os.environ.get("SCOREKIT_REWARD_URL"))
     if not urls:
         raise UserError("no scoring service: give url, or set SCOREKIT_REWARD_URL")
-    given["url"] = tuple(urls.split(",")) if isinstance(urls, str) else tuple(urls)
+    values["url"] = tuple(urls.split(",")) if isinstance(urls, str) else tuple(urls)
     try:
-        return RewardSettings(**given)
+        return RewardSettings(**values)
     except ValidationError as error:
-        raise UserError(f"reward settings: {describe_faults(error)}") from None
+        raise UserError(f"reward settings: {describe_validation_error(error)}") from None
 
 
 class Samples:
-    """Finds source and reference of a sample in what a trainer passes along.
+    """Finds source and reference of a sample in the fields that a trainer passes.
 
-    Raises UserError for a pattern without a group `src`, two ways to find the source or a language,
-    or a `postprocess` that is not there.
+    Raises UserError if a pattern has no group `src`, if source or language are set in two ways, or
+    if `postprocess` does not exist.
     """
 
     def __init__(self, settings: RewardSettings) -> None:
@@ -116,19 +118,21 @@ class Samples:
             self._pattern = _compiled(settings.src_pattern)
 
     def sample(self, fields: Mapping[str, Any], prompt: str | None, mt: str) -> dict[str, str]:
-        """fields: what the dataset's row holds. mt: the completion as it was decoded.
+        """Return a sample of a request.
 
-        Raises UserError that says what is missing.
+        fields: the fields of the dataset's row. mt: the decoded completion.
+
+        Raises UserError that names the missing field.
         """
         if self._pattern is None:
             src = _text(fields, self._src_key)
         else:
             if prompt is None:
                 raise UserError("the prompt is not passed along: give src_key, a field that is")
-            found = self._pattern.search(prompt)
-            if found is None or found["src"] is None:
+            match = self._pattern.search(prompt)
+            if match is None or match["src"] is None:
                 raise UserError("the source cannot be found in the prompt: check the pattern")
-            src = found["src"]
+            src = match["src"]
         sample = {**self._fixed, "src": src, "mt": self._postprocess(mt)}
         return sample | {name: _text(fields, key) for name, key in self._keys.items()}
 
@@ -144,7 +148,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def template_pattern(template: str) -> re.Pattern[str]:
-    """A pattern that matches exactly the filled template; `{text}` is the group `src`."""
+    """Return a pattern that matches exactly the filled template; `{text}` is the group `src`."""
     seen: set[str] = set()
     pattern = ""
     for part in re.split(r"(\{[a-z_]+\})", template):
@@ -154,9 +158,10 @@ def template_pattern(template: str) -> re.Pattern[str]:
             continue
         group = "src" if name == "text" else name
         repeated = f"(?P={group})"
-        # a language's name or code is short: several that may run on would cost a power of the text
-        some = ".*" if name == "text" else ".{0,60}?"
-        pattern += repeated if group in seen else f"(?P<{group}>{some})"
+        # Names and codes of languages are short. Without a bound, several groups would make the
+        # search polynomial in the length of the text.
+        wildcard = ".*" if name == "text" else ".{0,60}?"
+        pattern += repeated if group in seen else f"(?P<{group}>{wildcard})"
         seen.add(group)
     return re.compile(rf"\A{pattern}\Z", re.DOTALL)
 
@@ -165,20 +170,21 @@ def _text(fields: Mapping[str, Any], key: str) -> str:
     if key not in fields:
         raise UserError(f"no field {key!r}; there are: {', '.join(sorted(fields)) or 'none'}")
     if not isinstance(fields[key], str):
-        raise UserError(f"field {key!r} is no text but {type(fields[key]).__name__}")
+        raise UserError(f"field {key!r} is not text but {type(fields[key]).__name__}")
     return str(fields[key])
 
 
 def reward_of(result: Scored | JudgeScored, info: Info, settings: RewardSettings) -> float:
-    """The more the better: the score, or offset - score where lower is better."""
-    told = (info.tasks or {}).get(settings.task or "", info)
-    return result.score if told.higher_is_better else settings.offset - result.score
+    """Return the reward (higher is better): the score, or offset - score if a low score is good."""
+    scale = (info.tasks or {}).get(settings.task or "", info)
+    return result.score if scale.higher_is_better else settings.offset - result.score
 
 
 def options_for(info: Info, settings: RewardSettings) -> dict[str, Any]:
-    """Options of a request. A judge has none for what is too long: it fails. Raises UserError where
-    the service and what is asked of it do not fit: else each sample would fail for itself, which a
-    trainer may take for bad luck."""
+    """Return the options of a request. A judge has no option for overlong samples: they fail.
+
+    Raises UserError if the service does not support the settings. Otherwise every sample would
+    fail by itself, and a trainer may ignore single failures."""
     if info.service != "judge":
         if settings.task is not None:
             raise UserError(f"task {settings.task!r}: {info.service} is no judge, and has no tasks")
@@ -196,7 +202,7 @@ def options_for(info: Info, settings: RewardSettings) -> dict[str, Any]:
 
 
 class Rewards:
-    """A scoring service as a source of rewards, for code that is not async."""
+    """Gets rewards from a scoring service, for code that is not async."""
 
     def __init__(self, settings: RewardSettings) -> None:
         self.settings = settings
@@ -209,28 +215,34 @@ class Rewards:
         )
 
     def score(self, samples: Sequence[Mapping[str, str]]) -> list[Result]:
-        """See ScoringClient.score."""
+        """Return the results of samples. See ScoringClient.score."""
         return self._client.score(samples, options_for(self._client.limits(), self.settings))
 
     def reward(self, result: Scored | JudgeScored) -> float:
-        """The reward of a result that `score` gave."""
+        """Return the reward of a result of `score`."""
         return reward_of(result, self._client.limits(), self.settings)
 
 
 def rewards_for(settings: RewardSettings) -> Rewards:
-    """One client a process and settings: a trainer calls once a batch, or once a sample."""
+    """Return the client of these settings. It is reused within a process, because a trainer calls
+    this once per batch or once per sample."""
     return _rewards(settings, os.getpid())
 
 
 @lru_cache(maxsize=8)
 def _rewards(settings: RewardSettings, pid: int) -> Rewards:
-    """pid: a client's thread does not live on in a forked process."""
+    """Return the client of these settings in this process.
+
+    pid: part of the cache key, because a forked process does not have the client's thread.
+    """
     return Rewards(settings)
 
 
 def message_text(message: Any) -> str:
-    """The text of a prompt or completion: a string, or the last of a list of chat messages that
-    has text (`content` is a string, or a list of parts with `text`)."""
+    """Return the text of a prompt or completion.
+
+    message: a string, or a list of chat messages; then the text of the last message that has any
+    (`content` is a string, or a list of parts with `text`)."""
     if isinstance(message, str):
         return message
     for turn in reversed(list(message)):

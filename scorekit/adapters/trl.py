@@ -15,22 +15,22 @@ from scorekit.schemas import Failed
 def reward_function(
     url: str | Sequence[str] | None = None, *, name: str = "translation_reward", **settings: Any
 ) -> Callable[..., list[float | None]]:
-    """A function that TRL calls with prompts, completions and the dataset's columns.
+    """Return a function that TRL calls with prompts, completions and the dataset's columns.
 
-    name: under which TRL logs it. settings: those of RewardSettings, or SCOREKIT_REWARD_<NAME>.
+    name: the name in TRL's log. settings: those of RewardSettings, or SCOREKIT_REWARD_<NAME>.
     Prompts and completions may be texts or lists of chat messages. A completion that could not be
-    scored gets None; where the service cannot be reached at all, the function raises.
+    scored gets None; if the service cannot be reached at all, the function raises.
 
-    Raises UserError for a setting that is wrong.
+    Raises UserError if a setting is wrong.
     """
-    given = settings if url is None else {"url": url, **settings}
-    known = reward_settings(**given)
-    rewards_for(known)  # a wrong pattern is told now
+    arguments = settings if url is None else {"url": url, **settings}
+    resolved_settings = reward_settings(**arguments)
+    rewards_for(resolved_settings)  # raises now if a pattern is wrong
 
     def rewards(
         prompts: Sequence[Any], completions: Sequence[Any], **columns: Any
     ) -> list[float | None]:
-        source = rewards_for(known)
+        source = rewards_for(resolved_settings)
         rows = [
             {key: values[k] for key, values in columns.items() if _is_column(values, prompts)}
             for k in range(len(prompts))
@@ -47,5 +47,6 @@ def reward_function(
 
 
 def _is_column(values: Any, prompts: Sequence[Any]) -> bool:
-    """TRL also passes its state and two functions for logging by keyword."""
+    """Return True for a column of the dataset. TRL also passes its state and two functions for
+    logging by keyword."""
     return isinstance(values, list) and len(values) == len(prompts)

@@ -27,7 +27,9 @@ def compute_score(
     extra_info: Mapping[str, Any] | None = None,
     **kwargs: Any,
 ) -> float:
-    """Reward of one completion. Raises SampleError, RequestError, ServiceUnreachable, UserError."""
+    """Return the reward of one completion.
+
+    Raises SampleError, RequestError, ServiceUnreachable or UserError."""
     return compute_score_batch(
         [data_source], [solution_str], [ground_truth], [extra_info], **kwargs
     )[0]
@@ -42,9 +44,11 @@ def compute_score_batch(
     reward_model_tokenizer: Any = None,
     **settings: Any,
 ) -> list[float]:
-    """Rewards of a batch, in order. Raises as `compute_score`; one failed sample fails the batch.
+    """Return the rewards of a batch, in order. One failed sample fails the batch.
 
-    reward_router_address, reward_model_tokenizer: verl passes them where it runs a reward model.
+    reward_router_address, reward_model_tokenizer: verl passes them if it runs a reward model.
+
+    Raises the errors of `compute_score`.
     """
     rewards = rewards_for(reward_settings(**settings))
     samples = []
@@ -53,5 +57,5 @@ def compute_score_batch(
         prompt = fields.get("prompt")
         text = None if prompt is None else message_text(prompt)
         samples.append(rewards.samples.sample(fields, text, mt))
-    good = raise_for_failures(rewards.score(samples))
-    return [rewards.reward(result) for result in good]
+    results = raise_for_failures(rewards.score(samples))
+    return [rewards.reward(result) for result in results]

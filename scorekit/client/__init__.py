@@ -1,7 +1,7 @@
-"""Clients of the services: async, and for code that is not. What users import is here."""
+"""Clients of the services, async and not async. Users import them from here."""
 
 from scorekit.client.asynchronous import ScoringClient
-from scorekit.client.distinct import Sample
+from scorekit.client.deduplication import Sample
 from scorekit.client.embeddings import EmbeddingModel, Embeddings
 from scorekit.client.remote import RemoteScorer, resolve_scorer
 from scorekit.client.sync import SyncScoringClient

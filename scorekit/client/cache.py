@@ -1,7 +1,7 @@
-"""A score cache on the caller's side: a SQLite file that outlives services and runs.
+"""A score cache of the client: a SQLite file that outlives services and runs.
 
-It may lose values; it never makes a request fail. Only good results are stored. Several processes
-may share a file.
+It may drop values, but it never makes a request fail. Only good results are stored. Several
+processes may share a file.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from typing import Any
 
 from pydantic_core import from_json, to_json
 
-from scorekit.damaged import ScoreFile
 from scorekit.errors import UserError
 from scorekit.schemas import SCHEMA_VERSION, Info, Scored
+from scorekit.score_database import ScoreDatabase
 
 log = logging.getLogger(__name__)
 
 _CHECKSUM = 8  # bytes
-_LOOKUP = 500  # keys a SELECT; SQLite allows 999 variables at least
-#: Errors that pass: another process has the file.
+_LOOKUP = 500  # keys per SELECT; SQLite allows at least 999 variables
+#: Temporary errors: another process has locked the file.
 _PASSING = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-#: Seconds to wait for another process that writes, and to leave the file alone after a failure.
+#: Seconds to wait for another writing process, and to avoid the file after a failure.
 _BUSY_S = 1.0
 _REST_S = 5.0
 
 
 def score_keys(info: Info, options: Mapping[str, Any], bodies: Sequence[bytes]) -> list[bytes]:
-    """128 bits over all that a score depends on: model, engine, options, and the exact texts."""
+    """Return 128-bit keys over all that a score depends on: model, engine, options, exact texts."""
     context = [
         SCHEMA_VERSION,
         info.service,
@@ -52,17 +52,17 @@ def score_keys(info: Info, options: Mapping[str, Any], bodies: Sequence[bytes]) 
 
 
 class ClientCache:
-    """Scores by key in a SQLite file, which one thread of this process touches.
+    """Scores by key in a SQLite file, which one thread of this process uses.
 
-    A damaged file is put aside, and one that another process locks is tried again later. Raises
-    UserError where the file cannot be opened.
+    A damaged file is renamed. A file that another process locks is used again later. Raises
+    UserError if the file cannot be opened.
     """
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
         self._resting_until = 0.0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="scorekit-cache")
-        self._file = ScoreFile(self._path, _connect, self._tell_damage)
+        self._file = ScoreDatabase(self._path, _connect, self._log_damage)
         try:
             self._thread.submit(self._file.open).result()
         except (sqlite3.Error, OSError) as error:
@@ -73,11 +73,11 @@ class ClientCache:
             raise UserError(f"cache_db {self._path}: {error}; name another file") from None
 
     async def get(self, keys: Sequence[bytes]) -> dict[bytes, Scored]:
-        """The stored results of those keys that have one; empty on any trouble."""
+        """Return the stored results of those keys that have one; empty after any error."""
         return await self._run(self._get, keys) or {}
 
     async def set(self, results: Mapping[bytes, Scored]) -> None:
-        """Store good results; on any trouble they are lost."""
+        """Store good results; after any error they are dropped."""
         if results:
             await self._run(self._set, [(key, _pack(key, r)) for key, r in results.items()])
 
@@ -87,7 +87,7 @@ class ClientCache:
         self._thread.shutdown()
 
     async def _run(self, work: Callable[[Any], Any], argument: Any) -> Any:
-        """What `work` gives; None after a failure, and while the file rests from one."""
+        """Return the result of `work`; None after a failure, and for some seconds after one."""
         if time.monotonic() < self._resting_until:
             return None
         try:
@@ -99,10 +99,12 @@ class ClientCache:
 
     def _rest(self, error: Exception) -> None:
         self._resting_until = time.monotonic() + _REST_S
-        log.warning("cache_db %s rests for %g s: %s", self._path, _REST_S, error)
+        log.warning("cache_db %s is not used for %g s: %s", self._path, _REST_S, error)
 
-    def _tell_damage(self, aside: Path) -> None:
-        log.warning("cache_db %s is damaged: now %s, and begun anew", self._path, aside)
+    def _log_damage(self, aside: Path) -> None:
+        log.warning(
+            "cache_db %s is damaged: renamed to %s and replaced by a new file", self._path, aside
+        )
 
     def _get(self, keys: Sequence[bytes]) -> dict[bytes, Scored]:
         return self._file.run(lambda db: _select(db, keys))
@@ -125,16 +127,16 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _select(db: sqlite3.Connection, keys: Sequence[bytes]) -> dict[bytes, Scored]:
-    found: dict[bytes, Scored] = {}
+    result_by_key: dict[bytes, Scored] = {}
     for start in range(0, len(keys), _LOOKUP):
-        some = keys[start : start + _LOOKUP]
-        marks = ",".join("?" * len(some))
-        rows = db.execute(f"SELECT key, value FROM scores WHERE key IN ({marks})", some)
+        chunk = keys[start : start + _LOOKUP]
+        placeholders = ",".join("?" * len(chunk))
+        rows = db.execute(f"SELECT key, value FROM scores WHERE key IN ({placeholders})", chunk)
         for key, value in rows:
             result = _unpack(key, value)
             if result is not None:
-                found[key] = result
-    return found
+                result_by_key[key] = result
+    return result_by_key
 
 
 def _insert(db: sqlite3.Connection, rows: Sequence[tuple[bytes, bytes]]) -> None:
@@ -157,7 +159,7 @@ def _pack(key: bytes, result: Scored) -> bytes:
 
 
 def _unpack(key: bytes, value: bytes) -> Scored | None:
-    """The stored result; None unless the value is whole, belongs to the key and holds a score."""
+    """Return the stored result, or None unless it is complete, has this key and a finite score."""
     try:
         payload = value[_CHECKSUM:]
         if value[:_CHECKSUM] != _checksum(key, payload):

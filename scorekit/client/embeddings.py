@@ -1,10 +1,11 @@
-"""Vectors of texts from any server with OpenAI's `POST /v1/embeddings`: ours, TEI, vLLM, OpenAI.
+"""Vectors of texts from any server with OpenAI's `POST /v1/embeddings`: scorekit, TEI, vLLM,
+OpenAI.
 
 with Embeddings("http://127.0.0.1:8004") as embedder:
     vectors = embedder.embed(["Hello.", "안녕하세요."])
 
-One request fails as a whole there. So where a server refuses one, its texts are looked at: those
-that our service names are set apart, else the request is cut in halves until the culprit is alone.
+Such a server refuses a whole request for one bad text. Texts that scorekit's embedder names are
+then set apart. For another server the request is halved until the bad text is alone.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from pydantic_core import from_json, to_json
 
 from scorekit.client.embedding_answers import (
     RefusedTexts,
-    fault_of,
+    find_text_error,
     raise_failure,
     vectors_in_order,
 )
-from scorekit.client.transport import OneServer, checked_url, own_key
+from scorekit.client.transport import RetryingSession, checked_url, resolve_api_key
 from scorekit.errors import (
     RequestError,
     SampleError,
@@ -31,19 +32,19 @@ from scorekit.errors import (
     ServiceUnreachable,
     UserError,
 )
-from scorekit.net.own_loop import OwnLoop
-from scorekit.numeric.vectors import vector_fault
+from scorekit.net.fork_safe import ForkSafeClient
+from scorekit.numeric.vectors import vector_error
 
-#: A vector, or why a text has none.
+#: A vector, or the reason why a text has none.
 Embedded = list[float] | SampleError
 
-#: What a server that refuses every request refuses, too.
+#: A text that only a server that refuses everything refuses.
 _PLAIN = "text"
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingModel:
-    """Which model answers. None: the server does not say.
+    """The model that answers. None: the server does not say.
 
     model: its name. revision: the hub's sha, or a digest of its files. pooling: cls, mean, ...
     dimension: numbers of a vector. max_input_length: tokens of the longest text.
@@ -58,27 +59,27 @@ class EmbeddingModel:
 
 @dataclass(frozen=True, slots=True)
 class Canary:
-    """A text that travels with every request, and what its vector has to be.
+    """A text that is sent with every request, and a check of its vector.
 
-    fault: of a vector that the server gave it, why that is not the model that is meant; "" where it
-    is.
+    find_error: returns why the vector cannot be from the expected model, or "" if it can.
     """
 
     text: str
-    fault: Callable[[Sequence[float]], str]
+    find_error: Callable[[Sequence[float]], str]
 
 
 class Embeddings:
-    """The client of one embedding server, for code that is not async; threads may share it. In a
-    forked child it makes its connections anew.
+    """The client of one embedding server, for code that is not async. Threads may share it.
 
-    url: of the server, with or without `/v1`. model: its name there; None: the only one that the
-    server has. api_key: default from SCOREKIT_API_KEY. batch_size: texts of one request; where the
-    server takes fewer (TEI: 32), fewer. timeout_s: seconds for one request. deadline_s: for one
-    request with its second tries (no connection, 424, 429, 5xx) and the pauses between them.
-    max_in_flight: requests at once. ended: asked where nobody answers: why the server will not come
-    back (its process was the caller's, and has ended); then ServerEnded is raised at once. Raises
-    UserError for what is no http URL.
+    A forked child creates its own connections.
+
+    url: of the server, with or without `/v1`. model: its name there; None: the only one of the
+    server. api_key: default from SCOREKIT_API_KEY. batch_size: texts of one request, reduced if the
+    server takes fewer (TEI: 32). timeout_s: seconds for one request. deadline_s: seconds for one
+    request with its retries (no connection, 424, 429, 5xx) and the pauses between them.
+    max_in_flight: concurrent requests. exit_reason: called if nothing answers; returns why the
+    server will not come back, if the caller started its process and it has ended; then ServerEnded
+    is raised at once. Raises UserError if the URL is not http.
     """
 
     def __init__(
@@ -91,40 +92,41 @@ class Embeddings:
         timeout_s: float = 600.0,
         deadline_s: float = 900.0,
         max_in_flight: int = 4,
-        ended: Callable[[], str | None] = lambda: None,
+        exit_reason: Callable[[], str | None] = lambda: None,
     ) -> None:
         base = checked_url(url).removesuffix("/v1")
-        key = own_key(api_key)
+        key = resolve_api_key(api_key)
 
         def make() -> _Client:
-            bounds = (batch_size, timeout_s, deadline_s, max_in_flight)
-            return _Client(base, model, key, *bounds, ended)
+            limits = (batch_size, timeout_s, deadline_s, max_in_flight)
+            return _Client(base, model, key, *limits, exit_reason)
 
-        self._own = OwnLoop("embeddings client", make, _Client.close)
+        self._owned_loop = ForkSafeClient("embeddings client", make, _Client.close)
 
     def info(self) -> EmbeddingModel:
-        """Which model answers, as the server said when it was first asked. Of a server that does
-        not tell its dimension a plain text's vector tells it.
+        """Return the model that answers, as the server described it at the first request.
 
-        Raises ServiceUnreachable, RequestError; UserError where the server has several models and
-        none was named.
+        If the server does not state its dimension, it is that of a plain text's vector.
+
+        Raises ServiceUnreachable, RequestError; UserError if the server has several models and none
+        was named.
         """
-        return self._own.run(lambda client: client.info())
+        return self._owned_loop.run(lambda client: client.info())
 
     def embed(self, texts: Sequence[str], canary: Canary | None = None) -> list[Embedded]:
-        """The vector of each text, in order; equal texts are asked about once.
+        """Return the vector of each text, in order; equal texts are sent once.
 
         A text that the server cannot take (empty, NUL, not Unicode, too long) has a SampleError in
-        its place. Raises ServiceUnreachable where the server gives no answer until the deadline, or
-        one that is none: another shape, another model or dimension than before, a number that is
-        not finite, a vector of zeros, another vector than the canary's. Raises RequestError where
-        it refuses a plain text, too.
+        its place. Raises ServiceUnreachable if there is no answer until the deadline, or an invalid
+        one: another form, another model or dimension than before, a number that is not finite, a
+        vector of zeros, another vector than the canary's. Raises RequestError if the server refuses
+        a plain text, too.
         """
-        return self._own.run(lambda client: client.embed(list(texts), canary))
+        return self._owned_loop.run(lambda client: client.embed(list(texts), canary))
 
     def close(self) -> None:
         """Close the connections; a second call does nothing."""
-        self._own.close()
+        self._owned_loop.close()
 
     def __enter__(self) -> Embeddings:
         return self
@@ -134,7 +136,7 @@ class Embeddings:
 
 
 class _Client:
-    """What `Embeddings` does, on its event loop."""
+    """The async part of `Embeddings`, on its event loop."""
 
     def __init__(
         self,
@@ -145,17 +147,17 @@ class _Client:
         timeout_s: float,
         deadline_s: float,
         max_in_flight: int,
-        ended: Callable[[], str | None],
+        end_reason: Callable[[], str | None],
     ) -> None:
         self._base = base
         self._model = model
-        self._most = batch_size
-        self._known: EmbeddingModel | None = None
-        self._asking = asyncio.Lock()
+        self._max_texts = batch_size
+        self._model_info: EmbeddingModel | None = None
+        self._info_lock = asyncio.Lock()
         self._dimension: int | None = None
-        self._answers_as: Any = None  # the `model` of its first answer
+        self._answered_model: Any = None  # the `model` field of its first answer
         self._takes_plain = False
-        self._server = OneServer(
+        self._server = RetryingSession(
             base,
             key,
             "embedding server",
@@ -163,7 +165,7 @@ class _Client:
             deadline_s=deadline_s,
             max_in_flight=max_in_flight,
             may_help=lambda error: getattr(error, "retryable", False),
-            ended=ended,
+            end_reason=end_reason,
         )
 
     async def close(self) -> None:
@@ -172,33 +174,39 @@ class _Client:
     # -- which model ------------------------------------------------------------------------------
 
     async def info(self) -> EmbeddingModel:
-        async with self._asking:
-            if self._known is None:
-                self._known = await self._ask_who()
-        return self._known
+        async with self._info_lock:
+            if self._model_info is None:
+                self._model_info = await self._request_model()
+        return self._model_info
 
-    async def _ask_who(self) -> EmbeddingModel:
-        """By what there is: our /v1/info, TEI's /info, else /v1/models and a vector."""
-        ours = await self._get("/v1/info")
-        if {"model", "revision", "pooling", "dimension"} <= ours.keys():
-            self._most = min(self._most, ours["max_samples"])
-            self._model = self._model or ours["model"]
-            self._dimension = ours["dimension"]
+    async def _request_model(self) -> EmbeddingModel:
+        """Ask scorekit's /v1/info, then TEI's /info, then /v1/models and a vector."""
+        scorekit_info = await self._get("/v1/info")
+        if {"model", "revision", "pooling", "dimension"} <= scorekit_info.keys():
+            self._max_texts = min(self._max_texts, scorekit_info["max_samples"])
+            self._model = self._model or scorekit_info["model"]
+            self._dimension = scorekit_info["dimension"]
             names = [field.name for field in fields(EmbeddingModel)]
-            return EmbeddingModel(**{name: ours[name] for name in names})
-        told = await self._get("/info")
-        revision = pooling = longest = None
-        if "model_id" in told:
-            self._model = self._model or told["model_id"]
-            self._most = min(self._most, told.get("max_client_batch_size") or self._most)
-            revision, longest = told.get("model_sha"), told.get("max_input_length")
-            kind = told.get("model_type")
-            pooling = kind.get("embedding", {}).get("pooling") if isinstance(kind, dict) else None
+            return EmbeddingModel(**{name: scorekit_info[name] for name in names})
+        tei_info = await self._get("/info")
+        revision = pooling = max_input_length = None
+        if "model_id" in tei_info:
+            self._model = self._model or tei_info["model_id"]
+            self._max_texts = min(
+                self._max_texts, tei_info.get("max_client_batch_size") or self._max_texts
+            )
+            revision, max_input_length = tei_info.get("model_sha"), tei_info.get("max_input_length")
+            model_type = tei_info.get("model_type")
+            pooling = (
+                model_type.get("embedding", {}).get("pooling")
+                if isinstance(model_type, dict)
+                else None
+            )
         elif self._model is None:
-            self._model, longest = await self._only_model()
+            self._model, max_input_length = await self._only_model()
         await self._check_plain()
         assert self._dimension is not None and self._model is not None
-        return EmbeddingModel(self._model, revision, pooling, self._dimension, longest)
+        return EmbeddingModel(self._model, revision, pooling, self._dimension, max_input_length)
 
     async def _only_model(self) -> tuple[str, int | None]:
         listed = (await self._get("/v1/models")).get("data")
@@ -206,7 +214,7 @@ class _Client:
         if not models:
             raise UserError(
                 f"{self._base} tells of no model (/v1/info, /info, /v1/models): no embedding "
-                "server, or another address of it; else say which model is meant (model=)"
+                "server, or another address of it. Otherwise name the model (model=)"
             )
         if len(models) > 1:
             raise UserError(
@@ -215,9 +223,9 @@ class _Client:
         return models[0]["id"], models[0].get("max_model_len")
 
     async def _get(self, path: str) -> dict[str, Any]:
-        """A JSON object; empty where there is none under that path."""
+        """Return a JSON object; empty if the path has none."""
         try:
-            found = from_json((await self._asked("GET", path)).content)
+            answer = from_json((await self._request("GET", path)).content)
         except (ServiceUnreachable, RequestError) as error:
             has_ended = isinstance(error, ServerEnded)
             if error.retryable or has_ended or getattr(error, "status", 0) == 401:
@@ -225,54 +233,59 @@ class _Client:
             return {}
         except (RefusedTexts, ValueError):
             return {}
-        return found if isinstance(found, dict) else {}
+        return answer if isinstance(answer, dict) else {}
 
     # -- vectors ----------------------------------------------------------------------------------
 
     async def embed(self, texts: list[str], canary: Canary | None) -> list[Embedded]:
         await self.info()
-        self._takes_plain = False  # asked anew where something is refused: it may have changed
-        found: dict[str, Embedded | None] = {text: fault_of(text) for text in texts}
-        wanted = [text for text, fault in found.items() if fault is None]
-        size = max(1, self._most - (canary is not None))
-        parts = [wanted[k : k + size] for k in range(0, len(wanted), size)]
-        tasks = [asyncio.create_task(self._outcomes(part, canary)) for part in parts]
+        self._takes_plain = False  # checked again after a refusal: it may have changed
+        outcome_by_text: dict[str, Embedded | None] = {
+            text: find_text_error(text) for text in texts
+        }
+        sendable = [text for text, error in outcome_by_text.items() if error is None]
+        size = max(1, self._max_texts - (canary is not None))
+        batches = [sendable[k : k + size] for k in range(0, len(sendable), size)]
+        tasks = [asyncio.create_task(self._outcomes(batch, canary)) for batch in batches]
         try:
-            for part, outcomes in zip(parts, await asyncio.gather(*tasks), strict=True):
-                found.update(zip(part, outcomes, strict=True))
+            for batch, outcomes in zip(batches, await asyncio.gather(*tasks), strict=True):
+                outcome_by_text.update(zip(batch, outcomes, strict=True))
         finally:
             for task in tasks:
                 task.cancel()
-        return [found[text] for text in texts]  # type: ignore[misc]  # None was replaced
+        return [outcome_by_text[text] for text in texts]  # type: ignore[misc]  # None was replaced
 
     async def _outcomes(self, texts: list[str], canary: Canary | None) -> list[Embedded]:
-        """Of one request, and of what it is cut into."""
+        """Return the outcomes of one request, which is split if it is refused."""
         if not texts:
             return []
         try:
             return [*await self._vectors(texts, canary)]
-        except RefusedTexts as refused:
-            fault = refused
+        except RefusedTexts as error:
+            refusal = error
         await self._check_plain()
         if len(texts) == 1:
             if canary is None:
-                return [fault.of_text()]
-            await self._vectors([], canary)  # two texts may be one too many
+                return [refusal.of_text()]
+            await self._vectors([], canary)  # two texts may be too many for the server
             return await self._outcomes(texts, None)
-        if named := fault.named(len(texts)):
-            others = [text for k, text in enumerate(texts) if k not in named]
-            rest = iter(await self._outcomes(others, canary))
-            return [named[k] if k in named else next(rest) for k in range(len(texts))]
-        half = min((len(texts) + 1) // 2, self._most)
+        if error_by_index := refusal.named(len(texts)):
+            unnamed = [text for k, text in enumerate(texts) if k not in error_by_index]
+            other_outcomes = iter(await self._outcomes(unnamed, canary))
+            return [
+                error_by_index[k] if k in error_by_index else next(other_outcomes)
+                for k in range(len(texts))
+            ]
+        half = min((len(texts) + 1) // 2, self._max_texts)
         outcomes: list[Embedded] = []
         for k in range(0, len(texts), half):
             outcomes += await self._outcomes(texts[k : k + half], canary)
         if not any(isinstance(outcome, SampleError) for outcome in outcomes):
-            self._most = min(self._most, half)  # not a text was at fault, but their number
+            self._max_texts = min(self._max_texts, half)  # the number of texts was the cause
         return outcomes
 
     async def _check_plain(self) -> None:
-        """Raises RequestError where a plain text is refused, too: no other is to blame then."""
+        """Raise RequestError if a plain text is refused, too: then no other text is the cause."""
         if not self._takes_plain:
             try:
                 await self._vectors([_PLAIN])
@@ -281,40 +294,41 @@ class _Client:
             self._takes_plain = True
 
     async def _vectors(self, texts: list[str], canary: Canary | None = None) -> list[list[float]]:
-        sent = [*texts, canary.text] if canary else texts  # at the end: faults are told by index
+        # The canary is last, because errors name texts by index.
+        sent = [*texts, canary.text] if canary else texts
         body = to_json({"model": self._model, "input": sent, "encoding_format": "base64"})
-        response = await self._asked("POST", "/v1/embeddings", body)
+        response = await self._request("POST", "/v1/embeddings", body)
         try:
             answer = from_json(response.content)
             vectors = vectors_in_order(answer["data"], len(sent))
             model = answer.get("model")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             kind = type(error).__name__
-            raise self._unwanted(f"an answer of another shape ({kind}): no embeddings?") from None
-        self._answers_as = model if self._answers_as is None else self._answers_as
-        if model != self._answers_as:
-            raise self._unwanted("another model answers than before")
+            raise self._bad_answer(f"an answer of another shape ({kind}): no embeddings?") from None
+        self._answered_model = model if self._answered_model is None else self._answered_model
+        if model != self._answered_model:
+            raise self._bad_answer("another model answers than before")
         for vector in vectors:
             self._dimension = self._dimension or len(vector)
             if len(vector) != self._dimension:
-                what = f"a vector of {len(vector)} numbers, others have {self._dimension}"
-                raise self._unwanted(what)
-            if fault := vector_fault(vector):
-                raise self._unwanted(fault)
-        if canary and (fault := canary.fault(vectors.pop())):
-            raise self._unwanted(fault)
+                reason = f"a vector of {len(vector)} numbers, others have {self._dimension}"
+                raise self._bad_answer(reason)
+            if reason := vector_error(vector):
+                raise self._bad_answer(reason)
+        if canary and (reason := canary.find_error(vectors.pop())):
+            raise self._bad_answer(reason)
         return vectors
 
-    def _unwanted(self, reason: str) -> ServiceUnreachable:
+    def _bad_answer(self, reason: str) -> ServiceUnreachable:
         return ServiceUnreachable(self._base, reason, retryable=False)
 
     # -- requests ---------------------------------------------------------------------------------
 
-    async def _asked(self, method: str, path: str, body: bytes | None = None) -> httpx.Response:
-        """The answer, with second tries. Raises RefusedTexts, RequestError, ServiceUnreachable."""
-        return await self._server.asked(method, path, body, read=self._accepted)
+    async def _request(self, method: str, path: str, body: bytes | None = None) -> httpx.Response:
+        """Return the answer. Raises RefusedTexts, RequestError, ServiceUnreachable."""
+        return await self._server.request(method, path, body, read=self._check_status)
 
-    def _accepted(self, response: httpx.Response) -> httpx.Response:
+    def _check_status(self, response: httpx.Response) -> httpx.Response:
         if response.status_code != 200:
             raise_failure(self._base, response)
         return response

@@ -1,4 +1,4 @@
-"""A pandas data frame -> samples; results -> columns beside it."""
+"""Convert a pandas data frame to samples, and results to columns of it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from scorekit.client.distinct import failure
+from scorekit.client.deduplication import failure
 from scorekit.errors import UserError
 from scorekit.schemas import Failed, Result, Scored
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-#: The columns that results become; the last four where a result has them.
+#: The columns that results become; the last four only if a result has them.
 _RESULT_COLUMNS = ("score", "ok", "error", "error_spans", "omissions", "unplaced", "windows")
 
 
@@ -23,9 +23,8 @@ def samples_of_frame(
 ) -> list[dict[str, Any] | Failed]:
     """Return a sample for each row, or the failure of a row without a text.
 
-    task: of a judge that scores translations; its rows name their languages. prefix: of the columns
-    that will be added. Raises UserError for a column that is missing, or there already, and where
-    no row is a sample.
+    task: of a judge that scores translations; its rows name their languages. prefix: of the new
+    columns. Raises UserError if a column is missing or exists already, or if no row is a sample.
     """
     needed = ("src", "mt") if task is None else ("src", "mt", "src_lang", "tgt_lang")
     _check_columns(frame, needed, prefix)
@@ -35,9 +34,9 @@ def samples_of_frame(
         sample = dict(zip(names, cells, strict=True))
         if _is_blank(sample.get("ref")):
             sample.pop("ref", None)
-        wrong = [name for name, text in sample.items() if not isinstance(text, str)]
-        if wrong:
-            text = f"column {wrong[0]!r}: {_kind(sample[wrong[0]])} is no text"
+        bad_columns = [name for name, text in sample.items() if not isinstance(text, str)]
+        if bad_columns:
+            text = f"column {bad_columns[0]!r}: {_kind(sample[bad_columns[0]])} is not text"
             rows.append(failure("invalid_input", text))
         else:
             rows.append(sample if task is None else sample | {"task": task})
@@ -51,21 +50,21 @@ def _check_columns(frame: DataFrame, needed: Sequence[str], prefix: str) -> None
     columns = list(frame.columns)
     missing = [name for name in needed if name not in columns]
     if missing:
-        have = ", ".join(map(str, columns))
-        raise UserError(f"the data frame has no column {missing[0]!r}; it has: {have}")
-    twice = [name for name in (*needed, "ref") if columns.count(name) > 1]
-    if twice:
-        raise UserError(f"the data frame has several columns {twice[0]!r}: leave one")
-    taken = [name for name in (prefix + result for result in _RESULT_COLUMNS) if name in columns]
-    if taken:
+        column_list = ", ".join(map(str, columns))
+        raise UserError(f"the data frame has no column {missing[0]!r}; it has: {column_list}")
+    duplicates = [name for name in (*needed, "ref") if columns.count(name) > 1]
+    if duplicates:
+        raise UserError(f"the data frame has several columns {duplicates[0]!r}: leave one")
+    existing = [name for name in (prefix + result for result in _RESULT_COLUMNS) if name in columns]
+    if existing:
         raise UserError(
-            f"the data frame has a column {taken[0]!r} already: rename or drop it, or give the new "
-            'columns a prefix, such as prefix="xcomet_"'
+            f"the data frame has a column {existing[0]!r} already. Rename or drop it, or give the "
+            'new columns a prefix, such as prefix="xcomet_"'
         )
 
 
 def with_results(frame: DataFrame, results: Sequence[Result], prefix: str = "") -> DataFrame:
-    """A copy of the frame with a column for each thing that the results say."""
+    """Return a copy of the frame with a column for each part of the results."""
     from pandas import Series
 
     def column(values: list[Any], kind: str) -> Series:
@@ -79,13 +78,16 @@ def with_results(frame: DataFrame, results: Sequence[Result], prefix: str = "") 
     for name in _RESULT_COLUMNS[3:]:
         lists = [getattr(r, name) if isinstance(r, Scored) else None for r in results]
         if any(entries is not None for entries in lists):
-            plain = [s if s is None else [one.model_dump() for one in s] for s in lists]
-            new[prefix + name] = column(plain, "object")
+            records = [
+                entries if entries is None else [entry.model_dump() for entry in entries]
+                for entries in lists
+            ]
+            new[prefix + name] = column(records, "object")
     return new
 
 
 def _is_blank(cell: Any) -> bool:
-    """pandas has several ways to leave a cell blank."""
+    """Return True for any of the ways in which pandas leaves a cell blank."""
     from pandas import NA
 
     return cell is None or cell is NA or (isinstance(cell, float) and math.isnan(cell))

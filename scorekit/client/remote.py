@@ -27,21 +27,21 @@ class RemoteScorer(SyncScoringClient):
     def score_batch(
         self, samples: Sequence[SampleForScoring], cfg: ScoringConfig | None = None
     ) -> RewardOutput:
-        """Score in order; a failed sample has None in its place."""
+        """Score in order; a failed sample has None as its score."""
         cfg = cfg or ScoringConfig()
         return self._loop.run(lambda client: _scored(client, samples, cfg))
 
     def submit_batch(
         self, samples: Sequence[SampleForScoring], cfg: ScoringConfig | None = None
     ) -> Future[RewardOutput]:
-        """The same, begun and not waited for; to cancel the future ends its requests."""
+        """Start `score_batch` without waiting. Cancel the future to end its requests."""
         cfg = cfg or ScoringConfig()
         return self._loop.submit(lambda client: _scored(client, samples, cfg))
 
     async def score_batch_async(
         self, samples: Sequence[SampleForScoring], cfg: ScoringConfig | None = None
     ) -> RewardOutput:
-        """The same, awaited on any event loop."""
+        """Run `score_batch` on any event loop."""
         return await asyncio.wrap_future(self.submit_batch(samples, cfg))
 
 
@@ -55,7 +55,9 @@ async def _scored(
 
 
 def _judge_options(cfg: ScoringConfig) -> dict[str, Any]:
-    """A judge never cuts: what is too long fails, whatever `overlong` says. Raises UserError."""
+    """Return a judge's options. A judge never cuts: a text that is too long fails.
+
+    Raises UserError for options that only other scorers have."""
     if cfg.overlong == "windows" or cfg.max_input_length is not None:
         raise UserError(
             "a judge reads whole texts: leave out overlong: windows and max_input_length"
@@ -64,11 +66,11 @@ def _judge_options(cfg: ScoringConfig) -> dict[str, Any]:
 
 
 def resolve_scorer(target: str, **kwargs: Any) -> Scorer:
-    """A scorer by URL (`http://...`: the service there) or by `module:Class`.
+    """Return a scorer by URL (`http://...`: the service there) or by `module:Class`.
 
-    This is the only bridge between the trainer and a model in its own process: a name that is
-    looked up at run time, so that no package imports another's.
-    Raises UserError for what cannot be loaded, is no scorer, or does not take these arguments.
+    This is the only bridge between the trainer and a model in its own process: the name is resolved
+    at run time, so that no package imports another's.
+    Raises UserError if it cannot be loaded, is not a scorer, or does not take these arguments.
     """
     if target.startswith(("http://", "https://")):
         return RemoteScorer(target, **kwargs)
@@ -76,8 +78,8 @@ def resolve_scorer(target: str, **kwargs: Any) -> Scorer:
     try:
         inspect.signature(scorer_type).bind(**kwargs)
     except TypeError as error:
-        known = ", ".join(inspect.signature(scorer_type).parameters) or "none"
-        raise UserError(f"scorer {target!r}: {error}; its arguments: {known}") from None
+        parameter_names = ", ".join(inspect.signature(scorer_type).parameters) or "none"
+        raise UserError(f"scorer {target!r}: {error}; its arguments: {parameter_names}") from None
     scorer = scorer_type(**kwargs)
     if not isinstance(scorer, Scorer):
         raise UserError(f"scorer {target!r} is no scorer: it has no score_batch(samples, cfg)")
@@ -85,14 +87,14 @@ def resolve_scorer(target: str, **kwargs: Any) -> Scorer:
 
 
 def scorer_class(target: str) -> Callable[..., Any]:
-    """What stands behind `module:Class`. Raises UserError."""
+    """Return the class that `module:Class` names. Raises UserError."""
     module_name, colon, class_name = target.partition(":")
     if not colon:
         raise UserError(f"scorer {target!r}: give a URL or module:Class")
     try:
-        found = getattr(importlib.import_module(module_name), class_name)
+        scorer_type = getattr(importlib.import_module(module_name), class_name)
     except (ImportError, AttributeError) as error:
         raise UserError(f"scorer {target!r} cannot be loaded: {error}") from None
-    if not callable(found):
+    if not callable(scorer_type):
         raise UserError(f"scorer {target!r} is no class")
-    return found
+    return scorer_type

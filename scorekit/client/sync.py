@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from scorekit.client.asynchronous import ScoringClient
-from scorekit.client.distinct import Sample
+from scorekit.client.deduplication import Sample
 from scorekit.client.frames import samples_of_frame, with_results
-from scorekit.net.own_loop import OwnLoop
+from scorekit.net.fork_safe import ForkSafeClient
 from scorekit.report.progress import progress_bar
 from scorekit.schemas import Failed, Info, Result
 
@@ -23,12 +23,14 @@ if TYPE_CHECKING:
 class SyncScoringClient:
     """ScoringClient for code that is not async. The arguments are the same.
 
-    In a forked child it makes its connections, its thread and its cache anew.
+    A forked child creates its own connections, thread and cache.
     """
 
     def __init__(self, urls: str | Iterable[str], **kwargs: Any) -> None:
         urls = [urls] if isinstance(urls, str) else list(urls)
-        self._loop = OwnLoop("client", lambda: ScoringClient(urls, **kwargs), ScoringClient.close)
+        self._loop = ForkSafeClient(
+            "client", lambda: ScoringClient(urls, **kwargs), ScoringClient.close
+        )
 
     def info(self) -> Info:
         """See ScoringClient.info."""
@@ -45,7 +47,7 @@ class SyncScoringClient:
     def score(
         self, samples: Sequence[Sample], *args: Any, progress: bool = False, **kwargs: Any
     ) -> list[Result]:
-        """See ScoringClient.score. progress: show a bar with rate and time left."""
+        """See ScoringClient.score. progress: show a bar with rate and remaining time."""
         if not progress:
             return self._loop.run(lambda client: client.score(samples, *args, **kwargs))
         with progress_bar(len(samples)) as advance:
@@ -55,17 +57,19 @@ class SyncScoringClient:
     def score_frame(
         self, frame: DataFrame, *, task: str | None = None, prefix: str = "", **kwargs: Any
     ) -> DataFrame:
-        """A copy of a pandas data frame with the columns `score` (NaN where it failed), `ok`,
-        `error` (None where it did not) and, where a result has them, `error_spans`, `omissions`,
-        `unplaced` and `windows`. prefix: stands before these names.
+        """Return a copy of a pandas data frame with the results as columns.
 
-        It has text columns `src` and `mt`, and may have `ref` (NaN, None or "": no reference);
-        other columns stay as they are. A row without a text (None, a number) fails with
-        `invalid_input`; the others are scored. task: of a judge (mqm), which also wants the columns
+        Columns: `score` (NaN if the row failed), `ok`, `error` (None if it did not fail) and, if a
+        result has them, `error_spans`, `omissions`, `unplaced` and `windows`. prefix: put in front
+        of these names.
+
+        The frame has text columns `src` and `mt`, and may have `ref` (NaN, None or "": no
+        reference). Other columns stay as they are. A row without a text (None, a number) fails with
+        `invalid_input`; the others are scored. task: of a judge (mqm), which also needs the columns
         `src_lang` and `tgt_lang`. `kwargs` as for `score`.
 
-        Raises UserError before anything is asked: for a column that is missing, for a column of
-        results that is there already, and where no row has its texts.
+        Raises UserError before any request: if a column is missing, if a column of results exists
+        already, or if no row has its texts.
         """
         rows = samples_of_frame(frame, task, prefix)
         samples = [row for row in rows if not isinstance(row, Failed)]
@@ -74,8 +78,9 @@ class SyncScoringClient:
         return with_results(frame, results, prefix)
 
     def close(self) -> None:
-        """Close the connections and end the thread; a second call does nothing. A call that
-        another thread waits in raises RuntimeError."""
+        """Close the connections and end the thread; a second call does nothing.
+
+        A call that another thread waits in raises RuntimeError."""
         self._loop.close()
 
     def __enter__(self) -> SyncScoringClient:

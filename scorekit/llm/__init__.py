@@ -1,4 +1,4 @@
-"""A client of OpenAI-compatible chat servers. What others import is here."""
+"""A client of OpenAI-compatible chat servers. Other packages import its names from here."""
 
 from scorekit.llm.client import LLMClient, LLMCounts
 from scorekit.llm.errors import LLMError

@@ -4,8 +4,8 @@ async with LLMClient("http://localhost:8000/v1", "teacher", api_key=SecretStr(ke
     await client.check()
     choices = await client.chat(messages, Sampling(max_tokens=512, seed=7), n=128, request_id="a1")
 
-The wire is spoken directly (`http.py`), as the OpenAI SDK speaks it; of the environment only the
-proxies are read, never OPENAI_API_KEY and its like.
+It sends requests itself (`http.py`), in the form of the OpenAI SDK. From the environment it reads
+only the proxies, never OPENAI_API_KEY and the like.
 """
 
 from __future__ import annotations
@@ -25,22 +25,31 @@ from scorekit.errors import UserError
 from scorekit.llm.dialects import DIALECTS, DialectName
 from scorekit.llm.errors import LLMError, explained, wrong_model
 from scorekit.llm.http import ChatServer, Reply
-from scorekit.llm.pacing import InFlight, Patience, SeveralChoices, Spacing, log, read_timeout_s
+from scorekit.llm.limits import (
+    ConcurrencyLimiter,
+    RateLimiter,
+    RetryPolicy,
+    SeveralChoices,
+    log,
+    read_timeout_s,
+)
 from scorekit.llm.wire import ChatPrompt, Choice, Message, Sampling
-from scorekit.net.absence import Absence
+from scorekit.net.outage import OutageLog
 from scorekit.net.retry import Deadline, failure_of
 
 Strategy = Literal["auto", "n_parameter", "per_call"]
-#: Choices of one request, at most: what a time-out or a broken connection loses.
+#: Largest number of choices of one request: what a timeout or a broken connection loses.
 _PART = 32
 
 
 @dataclass(slots=True)
 class LLMCounts:
-    """Since the client was made. requests: sent over HTTP, of which `retries` were sent again;
-    fallbacks: requests for several choices that were refused or answered short, so that what was
-    missing was asked for one by one; failures: calls of `chat` that raised; tokens: as the server's
-    `usage` says."""
+    """Counts since the client was created.
+
+    requests: sent over HTTP; `retries` of them were retries. fallbacks: requests for several
+    choices that were refused or returned too few, so that missing ones were requested one by one.
+    failures: calls of `chat` that raised. tokens: from the server's `usage`.
+    """
 
     requests: int = 0
     retries: int = 0
@@ -53,8 +62,7 @@ class LLMCounts:
 
 @dataclass(slots=True)
 class _Call:
-    """What the requests of one call of `chat` share. failed: one of them did for good, so that
-    those which still wait are not sent."""
+    """Shared state of the requests of a `chat` call. failed: one failed; do not send others."""
 
     prompt: ChatPrompt
     keep: Callable[[list[Choice]], Awaitable[None]] | None
@@ -63,21 +71,21 @@ class _Call:
 
 
 class LLMClient:
-    """One server, one model.
+    """Client of one server and one model.
 
-    base_url: as the OpenAI SDK takes it, with /v1; the attribute is without user name and password.
-    api_key: the server's; OPENAI_API_KEY is never read. request_timeout_s: the time that an answer
-    of a provider may take; of vLLM the least, and more where the work needs it
-    (`llm.pacing.read_timeout_s`).
+    base_url: as for the OpenAI SDK, with /v1; the attribute has no user name and password. api_key:
+    the server's; OPENAI_API_KEY is never read. request_timeout_s: the longest time for an answer of
+    a provider. For vLLM it is the minimum: large requests get more (`llm.limits.read_timeout_s`).
     max_concurrency: requests in flight. max_sequences: sequences in flight (n=128 counts 128);
-    default 32 * max_concurrency. A request that waits for its next attempt keeps its place, so
-    that a failing server is asked less. max_attempts, backoff_s, wait_for_server_s:
-    `llm.pacing.Patience`. strategy: `n_parameter` asks for up to 32 choices a request, `per_call`
-    for one, `auto` for 32 and what is missing one by one; after three such answers in a row only
-    for one, for a minute (`llm.pacing.SeveralChoices`). dialect: what the server understands
-    (`llm.dialects`). `away`: whether the last attempt found nobody, or no answer in time.
+    default 32 * max_concurrency. A request that waits for its retry keeps its slot, so that a
+    failing server gets fewer requests. max_attempts, backoff_s, wait_for_server_s:
+    `llm.limits.RetryPolicy`. strategy: `n_parameter` requests up to 32 choices at once, `per_call`
+    one, `auto` 32 and then the missing ones one by one; after three incomplete answers in a row
+    `auto` requests one at a time for a minute (`llm.limits.SeveralChoices`). dialect: the API that
+    the server understands (`llm.dialects`). `away`: whether the last attempt found no server, or
+    got no answer in time.
 
-    Use it in one event loop. Raises UserError for what is no http URL.
+    Use it in one event loop. Raises UserError if the URL is not http.
     """
 
     def __init__(
@@ -105,7 +113,7 @@ class LLMClient:
         self.model = model
         self.counts = LLMCounts()
         self.away = False
-        self._absence = Absence(f"{model} at {self.base_url}")
+        self._outage_log = OutageLog(f"{model} at {self.base_url}")
         self._key = api_key
         self._dialect = DIALECTS[dialect]
         strategy = strategy if self._dialect.several else "per_call"
@@ -113,8 +121,8 @@ class LLMClient:
         self._patience = (max_attempts, tuple(backoff_s), wait_for_server_s)
         self._strategy = strategy
         self._several = SeveralChoices(strategy == "auto", strategy != "per_call")
-        self._in_flight = InFlight(max_concurrency, sequences)
-        self._spacing = Spacing(requests_per_minute)
+        self._in_flight = ConcurrencyLimiter(max_concurrency, sequences)
+        self._spacing = RateLimiter(requests_per_minute)
 
     async def __aenter__(self) -> LLMClient:
         return self
@@ -124,20 +132,19 @@ class LLMClient:
 
     async def close(self) -> None:
         """Close the connections."""
-        self._absence.close()
+        self._outage_log.close()
         await self._server.close()
 
     async def check(self) -> int | None:
-        """Return if the server is there, takes the key and knows the model: the tokens that the
-        model reads and writes together, None where the server does not say (vLLM does).
+        """Return the model's context length in tokens, or None if the server does not state it.
 
-        Raises UserError that says what to do; a server that is away is waited for
-        `wait_for_server_s` before.
+        Raises UserError with a hint if the server cannot be reached, refuses the key or lacks the
+        model. A server that is away is waited for up to `wait_for_server_s`.
         """
-        patience = Patience(1, *self._patience[1:])
+        patience = RetryPolicy(1, *self._patience[1:])
         served: dict[str, int | None] = {}
         try:
-            async for attempt in patience.tries(_may_pass, lambda state: None):
+            async for attempt in patience.tries(_is_retryable, lambda state: None):
                 with attempt:
                     try:
                         served = await self._served_models()
@@ -147,9 +154,10 @@ class LLMClient:
                     self.away = False
         except LLMError as error:
             raise UserError(
-                f"no LLM server answers at {self.base_url}: start it, or mend base_url ({error})"
+                f"base_url: cannot connect to {self.base_url}. Start the server or correct the URL "
+                f"({error})"
             ) from None
-        for name in (self.model, f"models/{self.model}"):  # Gemini's list has the folder
+        for name in (self.model, f"models/{self.model}"):  # Gemini lists names with a prefix
             if name in served:
                 return served[name]
         names = ", ".join(map(repr, served)) or "nothing"
@@ -166,15 +174,17 @@ class LLMClient:
         keep: Callable[[list[Choice]], Awaitable[None]] | None = None,
         deadline_s: float | None = None,
     ) -> list[Choice]:
-        """n choices in order of index. `request_id` names the request in every attempt's
-        X-Request-Id (a part of it: `ID.0-31`, a single candidate: `ID.7`).
+        """Return n choices in order of index.
 
-        json_schema: what the texts shall be; check them with `parse_json`.
-        keep: awaited with the choices of each answer as it comes, so that none is lost where
-        another request of the call fails: those under way are waited for before that is raised.
+        request_id: names the request in every attempt's X-Request-Id (a part of it: `ID.0-31`, a
+        single candidate: `ID.7`).
+
+        json_schema: schema of the texts; check them with `parse_json`.
+        keep: awaited with the choices of each answer as it arrives, so that none is lost if another
+        request of the call fails: requests in flight are finished before that error is raised.
         deadline_s: how long the caller waits. One attempt takes at most half of it, so that a
-        server that hangs is asked again in time; to stop at the deadline is the caller's.
-        Raises LLMError after the attempts, UserError for what the operator must mend, ValueError
+        hanging server is retried in time. The caller itself has to stop at the deadline.
+        Raises LLMError after the last attempt, UserError for what the operator must fix, ValueError
         for several greedy choices (they would be equal, and vLLM refuses them).
         """
         if n < 1 or (n > 1 and sampling.temperature <= 0):
@@ -184,52 +194,53 @@ class LLMClient:
         prompt = ChatPrompt(messages, sampling, n, request_id, json_schema)
         call = _Call(prompt, keep, None if deadline_s is None else Deadline(deadline_s))
         size = min(self._in_flight.sequences, _PART) if self._several.in_use else 1
-        parts = [range(i, min(i + size, n)) for i in range(0, n, size)]
+        parts = [range(start, min(start + size, n)) for start in range(0, n, size)]
         try:
-            found = await self._merged(call, parts)
+            choices = await self._request_parts(call, parts)
         except (LLMError, UserError):
             self.counts.failures += 1
             raise
         self.counts.choices += n
-        return [found[index] for index in range(n)]
+        return [choices[index] for index in range(n)]
 
     # -- parts of a logical request ---------------------------------------------------------------
 
     async def _candidates(self, call: _Call, part: range) -> dict[int, Choice]:
-        """Candidates by index: in one request if the server can, what is missing one by one."""
+        """Return candidates by index, from one request if possible; missing ones one by one."""
         if len(part) == 1:
             return await self._request(call, part) or {}
-        found: dict[int, Choice] | None = {}
+        choices: dict[int, Choice] | None = {}
         try:
-            found = await self._request(call, part)
+            choices = await self._request(call, part)
         except LLMError as error:
             if error.type != "refused" or self._strategy == "n_parameter":
                 raise
-        was_asked, found = found is not None, found or {}
-        missing = [range(i, i + 1) for i in part if i not in found]
+        was_sent, choices = choices is not None, choices or {}
+        missing = [range(index, index + 1) for index in part if index not in choices]
         if not missing:
             self._several.note_full()
-            return found
+            return choices
         if self._strategy == "n_parameter":
-            said = f"{len(found)} of {len(part)} choices: use strategy auto or per_call"
-            raise LLMError("incomplete", said, request_id=call.prompt.request_id)
-        if was_asked:  # the first one alone shows whether n was at fault
-            found |= await self._request(call, missing.pop(0)) or {}
-            self._note_short(call.prompt.part_id(part), len(part), len(part) - len(missing) - 1)
-        return found | await self._merged(call, missing)
+            message = f"{len(choices)} of {len(part)} choices: use strategy auto or per_call"
+            raise LLMError("incomplete", message, request_id=call.prompt.request_id)
+        if was_sent:  # a request for one choice shows whether n was the cause
+            choices |= await self._request(call, missing.pop(0)) or {}
+            num_received = len(part) - len(missing) - 1
+            self._note_incomplete(call.prompt.part_id(part), len(part), num_received)
+        return choices | await self._request_parts(call, missing)
 
-    async def _merged(self, call: _Call, parts: Iterable[range]) -> dict[int, Choice]:
-        """Ask for all at once. The first failure is raised: where answers are kept and this was the
-        server's, when those that were sent have ended, else at once."""
+    async def _request_parts(self, call: _Call, parts: Iterable[range]) -> dict[int, Choice]:
+        """Request all parts at once and raise the first failure: at once, or, if answers are kept
+        and it is the server's, after the requests in flight have ended."""
 
-        async def asked(part: range) -> dict[int, Choice]:
+        async def run_part(part: range) -> dict[int, Choice]:
             try:
                 return await self._candidates(call, part)
             except BaseException:
                 call.failed = True
                 raise
 
-        tasks = [asyncio.create_task(asked(part)) for part in parts]
+        tasks = [asyncio.create_task(run_part(part)) for part in parts]
         try:
             answers = await asyncio.gather(*tasks)
         except BaseException as error:
@@ -238,125 +249,130 @@ class LLMClient:
                     task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             raise
-        return {index: choice for of_part in answers for index, choice in of_part.items()}
+        return {index: choice for choices in answers for index, choice in choices.items()}
 
-    def _note_short(self, part_id: str, asked: int, came: int) -> None:
+    def _note_incomplete(self, part_id: str, num_requested: int, num_received: int) -> None:
         self.counts.fallbacks += 1
         log.warning(
-            "request %s: %d of %d choices came: the others are asked for one by one",
+            "request %s: %d of %d choices arrived: requesting the others one by one",
             part_id,
-            came,
-            asked,
+            num_received,
+            num_requested,
         )
         self._several.note_short()
 
     async def _request(self, call: _Call, part: range) -> dict[int, Choice] | None:
-        """One request with its attempts; None where, while it waited, n fell out of use or another
-        request of the call failed."""
+        """Send one request with its retries. Returns None if another request of the call failed, or
+        n fell out of use."""
         async with self._in_flight.hold(len(part)):
             if call.failed or (len(part) > 1 and not self._several.in_use):
                 return None
-            found = await self._attempts(call, part)
+            choices = await self._attempts(call, part)
             if call.keep is not None:
-                await call.keep(list(found.values()))
-            return found
+                await call.keep(list(choices.values()))
+            return choices
 
     async def _attempts(self, call: _Call, part: range) -> dict[int, Choice]:
-        with self._absence.trying():
-            return await self._tried(call, part)
+        with self._outage_log.trying():
+            return await self._send_with_retries(call, part)
 
-    async def _tried(self, call: _Call, part: range) -> dict[int, Choice]:
+    async def _send_with_retries(self, call: _Call, part: range) -> dict[int, Choice]:
         part_id, attempts = call.prompt.part_id(part), 0
-        last: LLMError | None = None
+        last_error: LLMError | None = None
 
-        def again(state: RetryCallState) -> None:
-            told, pause = _told(failure_of(state)), state.upcoming_sleep
-            log.info("request %s: %s; attempt %d, again in %.1f s", part_id, told, attempts, pause)
+        def log_retry(state: RetryCallState) -> None:
+            error_text, pause = _error_for_log(failure_of(state)), state.upcoming_sleep
+            log.info(
+                "request %s: %s; attempt %d, again in %.1f s", part_id, error_text, attempts, pause
+            )
             if call.deadline is not None and self.away:
-                self._absence.failed(call.deadline)
+                self._outage_log.failed(call.deadline)
 
         def may_help(error: BaseException) -> bool:
-            return _may_pass(error) and not call.failed
+            return _is_retryable(error) and not call.failed
 
         try:
-            async for attempt in Patience(*self._patience).tries(may_help, again):
+            async for attempt in RetryPolicy(*self._patience).tries(may_help, log_retry):
                 with attempt:
-                    if last is not None and call.failed:  # meanwhile
-                        raise last
+                    if last_error is not None and call.failed:  # another one failed in the pause
+                        raise last_error
                     attempts += 1
                     try:
-                        found = await self._attempt(call, part, attempts - 1)
+                        choices = await self._attempt(call, part, attempts - 1)
                     except LLMError as error:
-                        last = error
+                        last_error = error
                         self.away = error.server_is_away
                         raise
                     self.away = False
-                    self._absence.answered()
-                    return found
+                    self._outage_log.answered()
+                    return choices
         except LLMError as error:
-            log.warning("request %s: %s; attempt %d was the last", part_id, _told(error), attempts)
+            log.warning(
+                "request %s: %s; attempt %d was the last", part_id, _error_for_log(error), attempts
+            )
             raise
         raise AssertionError  # it goes on until an attempt ends
 
-    async def _attempt(self, call: _Call, part: range, earlier: int) -> dict[int, Choice]:
-        await self._spacing.turn()
+    async def _attempt(self, call: _Call, part: range, num_earlier: int) -> dict[int, Choice]:
+        await self._spacing.acquire()
         self.counts.requests += 1
-        self.counts.retries += earlier > 0
-        prompt, (read_s, whole_s) = call.prompt, self._time_outs(call)
+        self.counts.retries += num_earlier > 0
+        prompt, (read_s, total_s) = call.prompt, self._timeouts(call)
         part_id = prompt.part_id(part)
         headers = {
             "X-Request-Id": part_id,
-            "X-Stainless-Retry-Count": str(earlier),  # as the SDK names them
+            "X-Stainless-Retry-Count": str(num_earlier),  # header names of the SDK
             "X-Stainless-Read-Timeout": str(read_s),
         }
         try:
             body = self._dialect.body(prompt, self.model, part)
         except ValueError:
-            raise LLMError(
-                "refused", "not Unicode text (a lone surrogate?)", request_id=part_id
-            ) from None
+            message = "not Unicode text (a lone surrogate?)"
+            raise LLMError("refused", message, request_id=part_id) from None
         answer = await self._server.ask(
             self._dialect.path,
             body,
             read_timeout_s=read_s,
-            whole_s=whole_s,
+            total_s=total_s,
             headers=headers,
             request_id=part_id,
         )
         self._raise_refusal(answer, part_id)
         return self._read(answer.body, part, part_id)
 
-    def _time_outs(self, call: _Call) -> tuple[float, float]:
-        """Return the seconds of an attempt: between two pieces of the answer, and for all of it."""
-        read_s = whole_s = self._request_timeout_s
+    def _timeouts(self, call: _Call) -> tuple[float, float]:
+        """Return the read timeout (between two chunks) and the total timeout, in seconds."""
+        read_s = total_s = self._request_timeout_s
         if self._dialect.grows:
-            tokens, flight = call.prompt.sampling.max_tokens, self._in_flight.sequences_in_flight
-            read_s = read_timeout_s(read_s, tokens, flight)
-            whole_s = 2 * read_s
-        most = math.inf if call.deadline is None else call.deadline.seconds / 2
-        return min(read_s, most), min(whole_s, most)
+            max_tokens = call.prompt.sampling.max_tokens
+            read_s = read_timeout_s(read_s, max_tokens, self._in_flight.sequences_in_flight)
+            total_s = 2 * read_s
+        max_s = math.inf if call.deadline is None else call.deadline.seconds / 2
+        return min(read_s, max_s), min(total_s, max_s)
 
     def _read(self, body: bytes, part: range, part_id: str) -> dict[int, Choice]:
         try:
-            found, usage = self._dialect.read(body, part)
+            choices, usage = self._dialect.read(body, part)
         except LLMError as error:
             error.request_id = part_id
             raise
         self.counts.prompt_tokens += usage.prompt_tokens
         self.counts.completion_tokens += usage.completion_tokens
-        return found
+        return choices
 
     async def _served_models(self) -> dict[str, int | None]:
-        """Name -> `max_model_len`."""
+        """Return model name -> `max_model_len`."""
         answer = await self._server.ask("/models", read_timeout_s=self._request_timeout_s)
         self._raise_refusal(answer)
         try:
             served = from_json(answer.body)["data"]
             lengths = {str(model["id"]): model.get("max_model_len") for model in served}
-            return {name: n if type(n) is int else None for name, n in lengths.items()}
+            return {
+                name: length if type(length) is int else None for name, length in lengths.items()
+            }
         except (ValueError, KeyError, TypeError, AttributeError):
             raise UserError(
-                f"{self.base_url} is no OpenAI-compatible API: base_url usually ends in /v1"
+                f"{self.base_url} is not an OpenAI-compatible API: base_url usually ends in /v1"
             ) from None
 
     def _raise_refusal(self, answer: Reply, request_id: str = "") -> None:
@@ -372,11 +388,11 @@ class LLMClient:
             )
 
 
-def _may_pass(error: BaseException) -> bool:
+def _is_retryable(error: BaseException) -> bool:
     return isinstance(error, LLMError) and error.retryable
 
 
-def _told(error: BaseException | None) -> str:
-    """For a log; no word of the server's: it may hold what it was sent."""
+def _error_for_log(error: BaseException | None) -> str:
+    """Return the type of an error for a log. The server's words may quote the input."""
     assert isinstance(error, LLMError)
     return error.type if error.status is None else f"{error.type}, HTTP {error.status}"

@@ -1,10 +1,10 @@
-"""What servers that speak OpenAI's API understand beyond its core, and what they refuse.
+"""Dialects of OpenAI's API: which fields each kind of server accepts and refuses.
 
 - `vllm`: chat completions with every sampling field (`wire.Sampling`).
-- `openai`: chat completions with OpenAI's own fields alone. It refuses vLLM's, and its reasoning
-  models refuse those of sampling; so what stands at the API's default is left out.
+- `openai`: chat completions with OpenAI's own fields only. It refuses vLLM's fields, and its
+  reasoning models refuse sampling fields, so values at the API's default are left out.
 - `gemini`: as `openai`, without a seed, which Gemini's endpoint for OpenAI's clients refuses.
-- `responses`: the Responses API. One text a request, no seed, no stop; nothing is kept there.
+- `responses`: the Responses API. One text per request, no seed, no stop; the server stores nothing.
 """
 
 from __future__ import annotations
@@ -31,29 +31,31 @@ from scorekit.llm.wire import (
 )
 
 DialectName = Literal["vllm", "openai", "gemini", "responses"]
-Found = tuple[dict[int, Choice], Usage]
+ParsedAnswer = tuple[dict[int, Choice], Usage]
 
 
 class Dialect(NamedTuple):
-    """path: of a request. body: of a prompt, a model and a part (`ChatPrompt`). read: an answer's
-    choices and tokens. several: whether a request may ask for several choices. grows: whether an
-    answer is waited for longer where its work is larger (`pacing.read_timeout_s`): that reckons
-    with the speed of one vLLM server, and says nothing of a provider."""
+    """An API. path: of a request. body: builds it from a prompt, a model and a part (`ChatPrompt`).
+
+    read: parses choices and token counts of an answer. several: whether a request may ask for
+    several choices. grows: whether larger requests get a longer timeout (`limits.read_timeout_s`),
+    which assumes the speed of one vLLM server."""
 
     path: str
     body: Callable[[ChatPrompt, str, range], bytes]
-    read: Callable[[bytes, range], Found]
+    read: Callable[[bytes, range], ParsedAnswer]
     several: bool
     grows: bool = False
 
 
-def _own_sampling(sampling: Sampling) -> dict[str, Any]:
-    """The fields that OpenAI knows and that are not at its defaults. Raises UserError for the
-    others."""
+def _openai_sampling(sampling: Sampling) -> dict[str, Any]:
+    """Return the sampling fields that OpenAI accepts and that are not at their default.
+
+    Raises UserError for the others."""
     if (sampling.top_k, sampling.min_p, sampling.repetition_penalty) != (0, 0.0, 1.0):
-        raise UserError("top_k, min_p and repetition_penalty: vLLM alone knows them")
-    given = {"temperature": (sampling.temperature, 1.0), "top_p": (sampling.top_p, 1.0)}
-    return {name: value for name, (value, usual) in given.items() if value != usual}
+        raise UserError("top_k, min_p and repetition_penalty: only vLLM supports them")
+    values = {"temperature": (sampling.temperature, 1.0), "top_p": (sampling.top_p, 1.0)}
+    return {name: value for name, (value, usual) in values.items() if value != usual}
 
 
 def _chat_body(prompt: ChatPrompt, model: str, part: range) -> bytes:
@@ -62,7 +64,7 @@ def _chat_body(prompt: ChatPrompt, model: str, part: range) -> bytes:
         "model": model,
         "messages": prompt.messages,
         "max_completion_tokens": s.max_tokens,
-        **_own_sampling(s),
+        **_openai_sampling(s),
     }
     if len(part) > 1:
         fields["n"] = len(part)
@@ -85,32 +87,32 @@ def _gemini_body(prompt: ChatPrompt, model: str, part: range) -> bytes:
 def _responses_body(prompt: ChatPrompt, model: str, part: range) -> bytes:
     s = prompt.sampling
     if s.stop or s.presence_penalty or s.frequency_penalty:
-        raise UserError("stop and penalties: the Responses API does not know them")
+        raise UserError("stop and penalties: the Responses API does not support them")
     fields: dict[str, Any] = {
         "model": model,
         "input": [_input_item(message) for message in prompt.messages],
         "max_output_tokens": s.max_tokens,
         "store": False,
-        **_own_sampling(s),
+        **_openai_sampling(s),
     }
     if s.effort is not None:
         fields["reasoning"] = {"effort": s.effort}
     if prompt.json_schema is not None:
-        wanted = json_format(prompt.json_schema)["json_schema"]
-        fields["text"] = {"format": {"type": "json_schema", **wanted}}
+        json_schema = json_format(prompt.json_schema)["json_schema"]
+        fields["text"] = {"format": {"type": "json_schema", **json_schema}}
     return to_json(fields)
 
 
 def _input_item(message: Message) -> dict[str, Any]:
     content = message["content"]
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    said = "output_text" if message["role"] == "assistant" else "input_text"
-    return {"role": message["role"], "content": [_input_part(part, said) for part in parts]}
+    content_type = "output_text" if message["role"] == "assistant" else "input_text"
+    return {"role": message["role"], "content": [_input_part(part, content_type) for part in parts]}
 
 
-def _input_part(part: Any, said: str) -> dict[str, Any]:
+def _input_part(part: Any, content_type: str) -> dict[str, Any]:
     if part["type"] == "text":
-        return {"type": said, "text": part["text"]}
+        return {"type": content_type, "text": part["text"]}
     return {"type": "input_image", "image_url": part["image_url"]["url"], "detail": "auto"}
 
 
@@ -140,34 +142,43 @@ class _Response(BaseModel):
     incomplete_details: _Incomplete | None = None
 
 
-#: Why a response is incomplete, in the chat API's words.
+#: Why a response is incomplete -> the finish reason of the chat API.
 _REASONS = {"max_output_tokens": "length", "content_filter": "content_filter"}
 
 
-def _read_response(body: bytes, part: range) -> Found:
-    """The text of a response; empty where there is none, as where all tokens went into thinking.
+def _read_response(body: bytes, part: range) -> ParsedAnswer:
+    """Return the text of a response; empty if it has none (all tokens were used for thinking).
 
-    Raises LLMError (retryable) for what is no response, or was broken off by the server.
+    Raises LLMError (retryable) for an invalid response, or one that the server broke off.
     """
     try:
         answer = _Response.model_validate_json(body)
     except ValidationError:
-        shown = body[:80].decode(errors="replace")
-        raise LLMError("malformed", f"no response: {shown!r}", retryable=True) from None
+        excerpt = body[:80].decode(errors="replace")
+        raise LLMError("malformed", f"not a response: {excerpt!r}", retryable=True) from None
     if answer.status not in ("completed", "incomplete"):
         raise LLMError("server_error", f"a response that is {answer.status[:40]}", retryable=True)
-    said = [item.content or [] for item in answer.output if item.type == "message"]
-    text = "".join(p.text for parts in said for p in parts if p.type == "output_text")
-    why = answer.incomplete_details.reason if answer.incomplete_details else None
-    reason = "stop" if answer.status == "completed" else _REASONS.get(str(why), "unknown")
-    if any(p.type == "refusal" for parts in said for p in parts):
+    contents = [item.content or [] for item in answer.output if item.type == "message"]
+    text = "".join(
+        content_part.text
+        for content in contents
+        for content_part in content
+        if content_part.type == "output_text"
+    )
+    incomplete_reason = answer.incomplete_details.reason if answer.incomplete_details else None
+    reason = (
+        "stop" if answer.status == "completed" else _REASONS.get(str(incomplete_reason), "unknown")
+    )
+    if any(content_part.type == "refusal" for content in contents for content_part in content):
         reason = "content_filter"
-    used = answer.usage
+    raw_usage = answer.usage
     usage = Usage()
-    if used:
-        usage = Usage(prompt_tokens=used.input_tokens, completion_tokens=used.output_tokens)
-    counted = (usage.completion_tokens, usage.prompt_tokens) if used else (None, None)
-    return {part[0]: Choice(part[0], text, reason, *counted)}, usage
+    if raw_usage:
+        usage = Usage(
+            prompt_tokens=raw_usage.input_tokens, completion_tokens=raw_usage.output_tokens
+        )
+    token_counts = (usage.completion_tokens, usage.prompt_tokens) if raw_usage else (None, None)
+    return {part[0]: Choice(part[0], text, reason, *token_counts)}, usage
 
 
 DIALECTS: dict[DialectName, Dialect] = {

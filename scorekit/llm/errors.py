@@ -1,6 +1,6 @@
-"""What can go wrong between us and an OpenAI-compatible server, in our own words.
+"""Errors of requests to an OpenAI-compatible server.
 
-A mistake of the operator is a `UserError` that says what to do; every other failure is an
+A mistake of the operator is a `UserError` that says what to do. Every other failure is an
 `LLMError` of one request.
 """
 
@@ -14,7 +14,7 @@ from pydantic_core import from_json
 from scorekit.errors import ScorekitError, UserError
 from scorekit.net.retry import retry_after_s
 
-#: `LLMError.type` -> what happened.
+#: `LLMError.type` -> its meaning.
 LLM_ERROR_TYPES = {
     "unreachable": "refused or broken connection, or HTTP 502, 503, 504",
     "timeout": "no answer in time",
@@ -27,7 +27,7 @@ LLM_ERROR_TYPES = {
     "refused": "another 4xx, a prompt that is not Unicode text, or JSON that a content filter "
     "kept back",
 }
-#: The same for a caller who does not know what server a service asks.
+#: The same in words for a caller who does not know which server a service uses.
 LLM_ERROR_SENTENCES = {
     "unreachable": "the upstream server cannot be reached",
     "timeout": "the upstream server did not answer in time",
@@ -45,8 +45,8 @@ _NO_TEMPLATE = ("default chat template is no longer allowed", "chat_template is 
 _TEMPLATE_REFUSES = ("system role not supported", "roles must alternate")
 _TOO_MANY_TOKENS = "cannot be greater than max_model_len"
 _OVERLONG = ("maximum context length", "context_length_exceeded", "maximum model length")
-#: Words for programs in a provider's error (`_codes`) -> what the operator has to mend. They hold
-#: whatever the status: OpenAI sends an empty account as 429, as it sends too many requests.
+#: Error codes of providers (`_codes`) -> what the operator has to fix. They hold for any status:
+#: OpenAI sends an empty account as 429, as it sends too many requests.
 _MISTAKES = {
     "insufficient_quota": "quota",
     "billing_hard_limit_reached": "quota",
@@ -56,23 +56,23 @@ _MISTAKES = {
     "API_KEY_INVALID": "key",
     "model_not_found": "model",
 }
-#: Part of the name of a Gemini quota that is full until the next day; others are of a minute.
+#: Part of the name of a Gemini quota that resets the next day; others reset each minute.
 _DAILY = "PerDay"
-#: What the operator has to mend, in words that anybody may read.
+#: Mistakes that the operator has to fix. These messages contain no secrets.
 MISTAKES = {
     "redirect": "it redirects",
     "key": "it refuses the API key",
     "quota": "its account has no money or no quota left",
     "model": "it does not serve the model",
-    "address": "it is no OpenAI-compatible API",
+    "address": "it is not an OpenAI-compatible API",
     "template": "its chat template does not fit",
     "tokens": "max_tokens is more than its model reads",
-    "setup": "it cannot be asked as it is set up",
+    "setup": "it refuses requests because of its setup",
 }
 
 
 class OperatorMistake(UserError):
-    """What every request would run into until the operator mends it. kind: a key of `MISTAKES`."""
+    """An error of every request until the operator fixes its cause. kind: a key of `MISTAKES`."""
 
     def __init__(self, message: str, lines: Sequence[str] = (), kind: str = "setup") -> None:
         super().__init__(message, lines)
@@ -83,8 +83,8 @@ class LLMError(ScorekitError):
     """One request failed for good, after its attempts. `type` is a key of `LLM_ERROR_TYPES`.
 
     retryable: whether the same request may succeed later. request_id: the X-Request-Id that failed
-    (of a part, where the request was split). retry_after: seconds that the server asked for.
-    status: of HTTP, where there was an answer.
+    (that of a part if the request was split). retry_after: seconds that the server asked for.
+    status: the HTTP status, if there was an answer.
     """
 
     def __init__(
@@ -112,7 +112,8 @@ class LLMError(ScorekitError):
 
     @property
     def server_is_away(self) -> bool:
-        """Whether the server may be restarting: worth waiting for (`wait_for_server_s`)."""
+        """Return True if the server may be restarting and is worth waiting for
+        (`wait_for_server_s`)."""
         return self.type in ("unreachable", "timeout")
 
 
@@ -126,18 +127,19 @@ def explained(
     key: str | None,
     request_id: str = "",
 ) -> LLMError | UserError:
-    """An answer that is not 2xx as our error. The key appears in no message, even where the server
-    echoes it."""
+    """Return the typed error of an answer that is not 2xx.
+
+    No message contains the key, even if the server echoes it."""
     error = _error_in(body)
-    said = _server_message(error, key)
-    kind = _kind_of_mistake(status, said.lower(), frozenset(_codes(error)))
+    message = _server_message(error, key)
+    kind = _kind_of_mistake(status, message.lower(), frozenset(_codes(error)))
     if kind is not None:
-        return OperatorMistake(_told(kind, status, said, url, model, key), kind=kind)
-    return _refusal(status, headers, f"{url}: HTTP {status}: {said}", request_id)
+        return OperatorMistake(_mistake_message(kind, status, message, url, model, key), kind=kind)
+    return _refusal(status, headers, f"{url}: HTTP {status}: {message}", request_id)
 
 
-def _kind_of_mistake(status: int, said: str, codes: frozenset[str]) -> str | None:
-    """Return what the operator has to mend, a key of `MISTAKES`; None where it is not his."""
+def _kind_of_mistake(status: int, message: str, codes: frozenset[str]) -> str | None:
+    """Return what the operator has to fix, a key of `MISTAKES`, or None for other errors."""
     if kinds := {_MISTAKES[code] for code in codes & _MISTAKES.keys()}:
         return min(kinds)
     if status == 402 or (status == 429 and any(_DAILY in code for code in codes)):
@@ -147,14 +149,18 @@ def _kind_of_mistake(status: int, said: str, codes: frozenset[str]) -> str | Non
     if status in (401, 403):
         return "key"
     if status == 404:
-        return "model" if "model" in said else "address"
-    if status in (400, 500) and any(phrase in said for phrase in _NO_TEMPLATE + _TEMPLATE_REFUSES):
+        return "model" if "model" in message else "address"
+    if status in (400, 500) and any(
+        phrase in message for phrase in _NO_TEMPLATE + _TEMPLATE_REFUSES
+    ):
         return "template"
-    return "tokens" if status == 400 and _TOO_MANY_TOKENS in said else None
+    return "tokens" if status == 400 and _TOO_MANY_TOKENS in message else None
 
 
-def _told(kind: str, status: int, said: str, url: str, model: str, key: str | None) -> str:
-    """Return what is wrong, and what the operator is to do."""
+def _mistake_message(
+    kind: str, status: int, message: str, url: str, model: str, key: str | None
+) -> str:
+    """Return the problem and what the operator has to do."""
     if kind == "redirect":
         return (
             f"{url} redirects (HTTP {status}), which is not followed: name the address behind it "
@@ -162,37 +168,37 @@ def _told(kind: str, status: int, said: str, url: str, model: str, key: str | No
         )
     if kind == "quota":
         return (
-            f"{url} gives nothing more to this account (HTTP {status}: {said}): add credit or "
-            "raise the limit at the provider, or wait until its quota begins anew"
+            f"{url} gives nothing more to this account (HTTP {status}: {message}): add credit or "
+            "raise the limit at the provider, or wait until its quota is renewed"
         )
     if kind == "key":
-        what = f"{url} refused the API key" if key else f"{url} wants an API key and got none"
+        problem = f"{url} refused the API key" if key else f"{url} wants an API key and got none"
         return (
-            f"{what}: put the value of the server's --api-key into the environment variable that "
-            "api_key_env names (VLLM_API_KEY)"
+            f"{problem}: put the value of the server's --api-key into the environment variable "
+            "that api_key_env names (VLLM_API_KEY)"
         )
     if kind == "model":
-        return str(wrong_model(url, model, f"it said: {said}"))
+        return str(wrong_model(url, model, f"it said: {message}"))
     if kind == "address":
         return f"{url} is no OpenAI-compatible API (HTTP 404): base_url usually ends in /v1"
     if kind == "tokens":
         return (
-            f"{url} refuses every request ({said}): lower max_tokens, or start the server with a "
-            "larger --max-model-len"
+            f"{url} refuses every request ({message}): lower max_tokens, or start the server with "
+            "a larger --max-model-len"
         )
-    if any(phrase in said.lower() for phrase in _NO_TEMPLATE):
+    if any(phrase in message.lower() for phrase in _NO_TEMPLATE):
         return (
             f"{url}: the model {model!r} has no chat template: start the server with "
             "--chat-template /path/to/template.jinja"
         )
     return (
-        f"{url}: the chat template of {model!r} refuses our messages ({said}): start the "
+        f"{url}: the chat template of {model!r} refuses the messages ({message}): start the "
         "server with another one, --chat-template /path/to/template.jinja"
     )
 
 
 def wrong_model(url: str, model: str, hint: str) -> UserError:
-    """The server does not know the model under that name."""
+    """Return the error of a server that does not have a model of that name."""
     return OperatorMistake(
         f"{url} does not serve a model named {model!r}: use the name that it "
         f"was started with (vllm serve NAME, or --served-model-name NAME); {hint}",
@@ -222,35 +228,35 @@ def _refusal(status: int, headers: Mapping[str, str], message: str, request_id: 
 
 
 def _error_in(body: bytes) -> Any:
-    """Return the error of a body: an object where there is one, else a text. Gemini puts it into a
+    """Return the error of a body: an object if there is one, else a text. Gemini wraps it in a
     list."""
     try:
-        told: Any = from_json(body)
+        content: Any = from_json(body)
     except ValueError:
         return body[:4096].decode(errors="replace")
-    if isinstance(told, list) and len(told) == 1:
-        told = told[0]
-    return told.get("error", told) if isinstance(told, dict) else told
+    if isinstance(content, list) and len(content) == 1:
+        content = content[0]
+    return content.get("error", content) if isinstance(content, dict) else content
 
 
 def _codes(error: Any) -> Iterator[str]:
-    """Yield the words for programs of an error: `code` and `type` (OpenAI), and of Google's details
-    `reason` and each `quotaId`."""
+    """Yield the codes of an error: `code` and `type` (OpenAI), `reason` and each `quotaId`
+    (Google)."""
     if not isinstance(error, dict):
         return
     details = error.get("details")
     objects = [error, *(details if isinstance(details, list) else ())]
-    for one in [each for each in objects if isinstance(each, dict)]:
-        violations = one.get("violations")
+    for entry in [entry for entry in objects if isinstance(entry, dict)]:
+        violations = entry.get("violations")
         quotas = violations if isinstance(violations, list) else ()
-        yield from (str(one[name]) for name in ("code", "type", "reason") if name in one)
+        yield from (str(entry[name]) for name in ("code", "type", "reason") if name in entry)
         yield from (str(quota.get("quotaId")) for quota in quotas if isinstance(quota, dict))
 
 
 def _server_message(error: Any, key: str | None) -> str:
-    """Return one short line of what the server said."""
-    told = error
-    if isinstance(told, dict):
-        told = told.get("message") or told.get("error") or told.get("detail") or told
-    line = " ".join(str(told).split())
+    """Return the server's message as one short line."""
+    message = error
+    if isinstance(message, dict):
+        message = message.get("message") or message.get("error") or message.get("detail") or message
+    line = " ".join(str(message).split())
     return (line.replace(key, "***") if key else line)[:300]

@@ -1,7 +1,8 @@
-"""The way to an OpenAI-compatible server: connections, headers, time-outs, proxies. What its answer
-means stands in `errors` and `wire`.
+"""HTTP to an OpenAI-compatible server: connections, headers, timeouts, proxies.
 
-On aiohttp, whose parser is C: a request costs a tenth of what it costs through the OpenAI SDK.
+`errors` and `wire` parse the answers.
+
+It uses aiohttp, whose parser is in C: a request costs a tenth of one through the OpenAI SDK.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from scorekit.net.answers import MOST_BYTES, TOO_MUCH
 if TYPE_CHECKING:
     import aiohttp
 
-#: Seconds that an idle connection is kept: less than the 5 of uvicorn, which would close it just
-#: as the next request goes out.
+#: Seconds that an idle connection is kept: less than the 5 s of uvicorn, which could close it just
+#: as the next request is sent.
 _KEEP_ALIVE_S = 4.0
-#: Bytes of one header of an answer, at most; proxies send long ones.
+#: Largest header of an answer, in bytes; proxies send long ones.
 _HEADER_BYTES = 65_536
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the server answered, whatever the status. headers: found by any case of the name."""
+    """An answer of any status. headers: names are matched in any case."""
 
     status: int
     headers: Mapping[str, str]
@@ -41,15 +42,15 @@ class Reply:
 
 
 class _TooMuch(Exception):
-    """An answer of over MOST_BYTES."""
+    """An answer is larger than MOST_BYTES."""
 
 
 class ChatServer:
-    """The connections to one server. Use it in one event loop; made before one runs, too.
+    """The connections to one server. Use it in one event loop; it may be created before one runs.
 
-    url: the server's, as it was given, without user name and password, which an HTTP library
-    would log. Cookies are not kept; certificates are checked against the system's store, or that of
-    SSL_CERT_FILE and SSL_CERT_DIR. Raises UserError for a key that fits no header.
+    url: the given URL without user name and password, which an HTTP library would log. Cookies are
+    not kept. Certificates are checked against the system's store, or that of SSL_CERT_FILE and
+    SSL_CERT_DIR. Raises UserError for a key that does not fit a header.
     """
 
     def __init__(self, base_url: str, key: SecretStr | None, connect_timeout_s: float) -> None:
@@ -69,7 +70,9 @@ class ChatServer:
             "User-Agent": f"scorekit/{__version__}",
         }
         if not (bearer.isascii() and bearer.isprintable()):
-            raise UserError(f"the API key of {self.url} fits no header: is there a line end in it?")
+            raise UserError(
+                f"the API key of {self.url} does not fit an HTTP header. Check it for a line end"
+            )
         self._session: aiohttp.ClientSession | None = None
         self._proxy: str | None = None
 
@@ -85,47 +88,48 @@ class ChatServer:
         body: bytes | None = None,
         *,
         read_timeout_s: float,
-        whole_s: float | None = None,
+        total_s: float | None = None,
         headers: Mapping[str, str] | None = None,
         request_id: str = "",
     ) -> Reply:
-        """GET, or POST of a JSON body, of a path below the URL. No redirect is followed: it would
-        take the key and the texts to wherever the answer says.
+        """Send a GET, or a POST of a JSON body, to a path below the URL.
 
-        read_timeout_s: between two pieces of the answer. whole_s: for all of it, or one that drips
-        would hold its place for ever; default: twice that. Raises LLMError ("unreachable",
-        "timeout", "malformed" of one that is too long), UserError for a proxy of an unknown kind.
+        No redirect is followed: it would send the key and the texts to another address.
+
+        read_timeout_s: between two chunks of the answer. total_s: for the whole answer, so that a
+        slow drip cannot hold a slot forever; default: twice that. Raises LLMError ("unreachable",
+        "timeout"; "malformed" for one that is too long), UserError for an unknown kind of proxy.
         """
         from aiohttp import ClientError, ClientTimeout
 
-        sent = dict(headers or {})
+        request_headers = dict(headers or {})
         if body is not None:
-            sent["Content-Type"] = "application/json"
-        # connecting has a bound of its own; the session's pool has none, so that nobody waits
+            request_headers["Content-Type"] = "application/json"
+        # Connecting has its own limit; the session's pool has none, so no request waits for it.
         timeout = ClientTimeout(
-            total=self._connect_timeout_s + (whole_s or 2 * read_timeout_s),
+            total=self._connect_timeout_s + (total_s or 2 * read_timeout_s),
             connect=self._connect_timeout_s,
             sock_read=read_timeout_s,
         )
-        session = self._session or self._opened()
+        session = self._session or self._open_session()
         try:
             async with session.request(
                 "GET" if body is None else "POST",
                 self.url + path,
                 data=body,
-                headers=sent,
+                headers=request_headers,
                 timeout=timeout,
                 allow_redirects=False,
                 proxy=self._proxy,
             ) as answer:
                 return Reply(answer.status, answer.headers, await self._read(answer))
         except _TooMuch:
-            said = f"{self.url}: {TOO_MUCH}"
-            raise LLMError("malformed", said, request_id=request_id) from None
-        except (ClientError, OSError) as error:  # a time-out is an OSError, too
+            message = f"{self.url}: {TOO_MUCH}"
+            raise LLMError("malformed", message, request_id=request_id) from None
+        except (ClientError, OSError) as error:  # a timeout is an OSError, too
             kind = "timeout" if isinstance(error, TimeoutError) else "unreachable"
-            said = f"{self.url}: {_reason(error)}"
-            raise LLMError(kind, said, retryable=True, request_id=request_id) from None
+            message = f"{self.url}: {_reason(error)}"
+            raise LLMError(kind, message, retryable=True, request_id=request_id) from None
 
     async def _read(self, answer: aiohttp.ClientResponse) -> bytes:
         body = bytearray()
@@ -135,14 +139,16 @@ class ChatServer:
                 raise _TooMuch
         return bytes(body)
 
-    def _opened(self) -> aiohttp.ClientSession:
+    def _open_session(self) -> aiohttp.ClientSession:
         import aiohttp
 
         self._proxy = _proxy_for(self.url)
-        # made here: aiohttp's own has read SSL_CERT_FILE when it was imported
-        trusted = ssl.create_default_context() if self.url.startswith("https:") else True
+        # Created here, because aiohttp's own context read SSL_CERT_FILE when it was imported.
+        ssl_context = ssl.create_default_context() if self.url.startswith("https:") else True
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S, ssl=trusted),
+            connector=aiohttp.TCPConnector(
+                limit=0, keepalive_timeout=_KEEP_ALIVE_S, ssl=ssl_context
+            ),
             headers=self._headers,
             cookie_jar=aiohttp.DummyCookieJar(),
             max_line_size=_HEADER_BYTES,
@@ -152,18 +158,20 @@ class ChatServer:
 
 
 def _without_credentials(url: str) -> tuple[str, str | None]:
-    """The URL without user name and password, and the value of the header that carries them."""
+    """Return the URL without user name and password, and the value of the header that has them."""
     parts = urlsplit(url)
-    userinfo, at, host = parts.netloc.rpartition("@")
-    if not at:
+    userinfo, separator, host = parts.netloc.rpartition("@")
+    if not separator:
         return url, None
     basic = b64encode(unquote(userinfo).encode()).decode()
     return urlunsplit(parts._replace(netloc=host)), f"Basic {basic}"
 
 
 def _proxy_for(url: str) -> str | None:
-    """The proxy that the environment names for a URL (HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, but for
-    the hosts of NO_PROXY). ~/.netrc is not read. Raises UserError."""
+    """Return the proxy for a URL from the environment (HTTP_PROXY, HTTPS_PROXY, ALL_PROXY,
+    NO_PROXY).
+
+    ~/.netrc is not read. Raises UserError."""
     parts = urlsplit(url)
     if proxy_bypass(parts.netloc):
         return None
@@ -176,14 +184,14 @@ def _proxy_for(url: str) -> str | None:
     if scheme not in ("http", "https"):
         raise UserError(
             f"{url}: the environment names a {scheme} proxy for it, which the LLM client cannot "
-            "use: name an http one, or put the host into NO_PROXY"
+            "use. Name an http proxy, or put the host into NO_PROXY"
         )
     return proxy
 
 
 def _reason(error: Any) -> str:
-    """A word on a connection that failed; the proxy's URL, which may hold a password, is not in
-    it."""
+    """Return the reason of a failed connection, without the proxy's URL: it may contain a
+    password."""
     from aiohttp import ClientHttpProxyError
 
     if isinstance(error, ClientHttpProxyError):

@@ -1,4 +1,4 @@
-"""What goes over the wire to an OpenAI-compatible chat server, and what comes back."""
+"""Requests and answers of an OpenAI-compatible chat server."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pydantic_core import from_json, to_json
 
 from scorekit.llm.errors import LLMError
 
-#: What ends a model's thinking: `</think>`, `</seed:think>`.
+#: End of a model's thinking: `</think>`, `</seed:think>`.
 _THOUGHT_END = re.compile(r"</(?:\w{1,16}:)?think(?:ing)?>", re.I)
-#: Finish reasons of a choice that the server itself gave up.
+#: Finish reasons of a choice that the server broke off.
 _BROKEN_OFF = frozenset({"abort", "error"})
 
 
@@ -27,23 +27,24 @@ Message = Mapping[str, Any]
 
 
 def text_part(text: str) -> dict[str, Any]:
-    """A text among the parts of a message."""
+    """Return the part of a message for a text."""
     return {"type": "text", "text": text}
 
 
 def image_part(data: bytes, media_type: str = "image/png") -> dict[str, Any]:
-    """A picture among the parts of a message, in the request itself: as a data URL."""
+    """Return the part of a message for an image, as a data URL within the request."""
     url = f"data:{media_type};base64,{b64encode(data).decode()}"
     return {"type": "image_url", "image_url": {"url": url}}
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to sample. Every field but the last is sent to vLLM, always: a field left out would be
-    filled in from the model's generation_config.json, which commonly holds a top_k of 20. What goes
-    to other servers: `llm.dialects`.
+    """Sampling parameters.
 
-    effort: how much a reasoning model may think (minimal, low, ...); None: not said.
+    Every field but the last is always sent to vLLM: it would fill in a missing field from the
+    model's generation_config.json, which often has a top_k of 20. Other servers: `llm.dialects`.
+
+    effort: how much a reasoning model may think (minimal, low, ...); None: not sent.
     """
 
     max_tokens: int
@@ -61,12 +62,12 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One text. Candidate `index` has the seed `seed + index`, whichever strategy fetched it.
+    """One sampled text. Candidate `index` has the seed `seed + index` with every strategy.
 
     finish_reason: "stop", "length" (cut by max_tokens), or another word of the server; "unknown"
-    where it gave none. text: empty where the server gave none. completion_tokens, prompt_tokens:
-    None where several choices came in one answer, which counts them together, and where the server
-    counts none. reasoning: what the server's reasoning parser took out of the text; None: nothing.
+    if it gave none. text: empty if the server gave none. completion_tokens, prompt_tokens: None if
+    several choices came in one answer, which counts them together, or if the server counts none.
+    reasoning: what the server's reasoning parser removed from the text; None: nothing.
     """
 
     index: int
@@ -80,7 +81,7 @@ class Choice:
 class _Message(BaseModel):
     content: str | None = None
     reasoning: str | None = None
-    reasoning_content: str | None = None  # its older name, which llama.cpp and others keep
+    reasoning_content: str | None = None  # older name, still used by llama.cpp and others
 
 
 class _AnswerChoice(BaseModel):
@@ -89,7 +90,7 @@ class _AnswerChoice(BaseModel):
     finish_reason: str | None = None
 
 
-#: Of one answer; a server that says another number does not know how to count.
+#: Tokens of one answer; a larger number is a mistake of the server.
 TokenCount = Annotated[int, Field(ge=0, le=2**40)]
 
 
@@ -98,15 +99,15 @@ class Usage(BaseModel):
     completion_tokens: TokenCount = 0
 
 
-def _or_none(given: Any, read: ValidatorFunctionWrapHandler) -> Any:
+def _or_none(value: Any, read: ValidatorFunctionWrapHandler) -> Any:
     try:
-        return read(given)
+        return read(value)
     except ValidationError:
         return None
 
 
 T = TypeVar("T")
-#: What a server counts wrongly is not counted: its answer is good, and was paid for.
+#: An invalid count becomes None: the answer itself is good, and was paid for.
 Counted = Annotated[T | None, WrapValidator(_or_none)]
 
 
@@ -117,7 +118,7 @@ class _Answer(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """A logical request: what all its parts share."""
+    """A logical request: the parts that all its HTTP requests share."""
 
     messages: Sequence[Message]
     sampling: Sampling
@@ -126,71 +127,72 @@ class ChatPrompt:
     json_schema: Mapping[str, Any] | None
 
     def part_id(self, part: range) -> str:
-        """The same for every attempt, another one for every part."""
+        """Return the id of a part, the same for every attempt."""
         if len(part) == self.n:
             return self.request_id
         last = f"-{part[-1]}" if len(part) > 1 else ""
         return f"{self.request_id}.{part[0]}{last}"
 
     def body(self, model: str, part: range) -> bytes:
-        """The body of a request for some of the candidates. Raises ValueError for what is not
-        Unicode text."""
-        s = self.sampling
+        """Return the body of a request for a part of the candidates.
+
+        Raises ValueError if a text is not Unicode."""
+        sampling = self.sampling
         fields: dict[str, Any] = {
             "model": model,
             "messages": self.messages,
             "n": len(part),
-            "seed": None if s.seed is None else s.seed + part[0],
-            "max_tokens": s.max_tokens,
-            "temperature": s.temperature,
-            "top_p": s.top_p,
-            "presence_penalty": s.presence_penalty,
-            "frequency_penalty": s.frequency_penalty,
-            "stop": list(s.stop) or None,
-            "top_k": s.top_k,
-            "min_p": s.min_p,
-            "repetition_penalty": s.repetition_penalty,
+            "seed": None if sampling.seed is None else sampling.seed + part[0],
+            "max_tokens": sampling.max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "presence_penalty": sampling.presence_penalty,
+            "frequency_penalty": sampling.frequency_penalty,
+            "stop": list(sampling.stop) or None,
+            "top_k": sampling.top_k,
+            "min_p": sampling.min_p,
+            "repetition_penalty": sampling.repetition_penalty,
         }
-        if s.effort is not None:
-            fields["reasoning_effort"] = s.effort
+        if sampling.effort is not None:
+            fields["reasoning_effort"] = sampling.effort
         if self.json_schema is not None:
             fields["response_format"] = json_format(self.json_schema)
         return to_json(fields)
 
 
 def json_format(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """What asks a chat for JSON of a schema."""
+    """Return the `response_format` that requests JSON of a schema."""
     answer = {"name": "answer", "schema": typed(schema), "strict": True}
     return {"type": "json_schema", "json_schema": answer}
 
 
 def typed(schema: Any) -> Any:
-    """Return a schema in which every `enum` of texts says `type: string`, at any depth.
+    """Return a schema in which every `enum` of texts has `type: string`, at any depth.
 
-    JSON Schema does not ask for it; Gemini refuses an enum without it. So ours and those of the
-    operator's rubrics get it as they are sent. No answer fits or fails by it.
+    JSON Schema does not need it, but Gemini refuses an enum without it. So schemas get it as they
+    are sent. It changes which answers are valid in no case.
     """
     if isinstance(schema, list):
         return [typed(part) for part in schema]
     if not isinstance(schema, Mapping):
         return schema
-    found = {name: typed(part) for name, part in schema.items()}
+    typed_fields = {name: typed(part) for name, part in schema.items()}
     values = schema.get("enum")
     is_texts = isinstance(values, list) and all(isinstance(value, str) for value in values)
-    return {"type": "string", **found} if is_texts else found
+    return {"type": "string", **typed_fields} if is_texts else typed_fields
 
 
 def read_answer(body: bytes, part: range) -> tuple[dict[int, Choice], Usage]:
-    """Choices by index of the candidate, and tokens. Fewer than asked for are left to the caller.
+    """Return choices by index of the candidate, and token counts. Missing choices are not an error.
 
-    Raises LLMError (retryable) for what is no chat completion, holds no choice where one was
-    asked for, or was broken off by the server.
+    Raises LLMError (retryable) if it is not a chat completion, has no choice where one was
+    requested, or was broken off by the server.
     """
     try:
         answer = _Answer.model_validate_json(body)
     except ValidationError:
-        shown = body[:80].decode(errors="replace")
-        raise LLMError("malformed", f"no chat completion: {shown!r}", retryable=True) from None
+        excerpt = body[:80].decode(errors="replace")
+        raise LLMError("malformed", f"not a chat completion: {excerpt!r}", retryable=True) from None
     choices = answer.choices[: len(part)]
     if not choices and len(part) == 1:
         raise LLMError("malformed", "an answer without a choice", retryable=True)
@@ -199,70 +201,74 @@ def read_answer(body: bytes, part: range) -> tuple[dict[int, Choice], Usage]:
     offsets = [choice.index for choice in choices]
     if len(set(offsets)) < len(offsets) or not set(offsets) <= set(range(len(part))):
         offsets = list(range(len(choices)))  # a server that does not number its choices
-    alone = answer.usage if len(part) == 1 else None
-    tokens = alone.completion_tokens if alone else None
-    prompt_tokens = alone.prompt_tokens if alone else None
-    found = {}
+    usage = answer.usage if len(part) == 1 else None
+    tokens = usage.completion_tokens if usage else None
+    prompt_tokens = usage.prompt_tokens if usage else None
+    choice_by_index = {}
     for offset, choice in zip(offsets, choices, strict=True):
         text, reason = choice.message.content or "", choice.finish_reason or "unknown"
-        thought = choice.message.reasoning or choice.message.reasoning_content
-        found[part[offset]] = Choice(part[offset], text, reason, tokens, prompt_tokens, thought)
-    return found, answer.usage or Usage()
+        reasoning = choice.message.reasoning or choice.message.reasoning_content
+        choice_by_index[part[offset]] = Choice(
+            part[offset], text, reason, tokens, prompt_tokens, reasoning
+        )
+    return choice_by_index, answer.usage or Usage()
 
 
 def parse_json(choice: Choice, schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The object in a choice's text, checked against its JSON schema. It may stand behind the
-    model's thinking (`<think>...</think>`) and in a code fence; nothing else may stand beside it.
+    """Return the object in a choice's text, checked against its JSON schema.
 
-    Raises LLMError: `length` where max_tokens cut the text, `refused` where a content filter kept
-    it back, `malformed` where it is not JSON, no object, has a key twice, or is not as the schema
-    says.
+    It may follow the model's thinking (`<think>...</think>`) and be in a code fence; any other text
+    beside it is an error.
+
+    Raises LLMError: `length` if max_tokens cut the text, `refused` if a content filter removed it,
+    `malformed` if it is not JSON, not an object, has a duplicate key, or does not match the
+    schema.
     """
     from jsonschema import Draft202012Validator
 
     if choice.finish_reason == "length":
         raise LLMError("length", "the answer was cut by max_tokens")
     if choice.finish_reason == "content_filter":
-        raise LLMError("refused", "the server's content filter kept the answer back")
+        raise LLMError("refused", "the server's content filter withheld the answer")
     try:
-        value = _json_in(choice.text)
-    except ValueError as error:
-        raise LLMError("malformed", f"not JSON: {error}", retryable=True) from None
+        value = _parse_json_in(choice.text)
+    except ValueError as parse_error:
+        raise LLMError("malformed", f"not JSON: {parse_error}", retryable=True) from None
     if not isinstance(value, dict):
-        raise LLMError("malformed", "JSON, but no object", retryable=True)
-    for fault in Draft202012Validator(schema).iter_errors(value):
-        raise LLMError("malformed", f"{fault.json_path}: {fault.message[:200]}", retryable=True)
+        raise LLMError("malformed", "JSON, but not an object", retryable=True)
+    for error in Draft202012Validator(schema).iter_errors(value):
+        raise LLMError("malformed", f"{error.json_path}: {error.message[:200]}", retryable=True)
     return value
 
 
 def without_thinking(text: str) -> str:
-    """What a model says behind its thinking, where that stands in the text (no parser took it)."""
+    """Return the text after a model's thinking, if no parser has removed the thinking."""
     thought = _THOUGHT_END.search(text)  # some templates put the opening mark into the prompt
     return text[thought.end() :] if thought else text
 
 
-def _json_in(text: str) -> Any:
-    """The JSON of a text, without what models put around it. Raises ValueError."""
+def _parse_json_in(text: str) -> Any:
+    """Return the JSON of a text, without what models put around it. Raises ValueError."""
     answer = without_thinking(text)
-    for bare in (text, _unfenced(text), answer):
+    for candidate in (text, _without_fence(text), answer):
         with contextlib.suppress(ValueError):
-            return _loaded(bare)
-    return _loaded(_unfenced(answer))
+            return _parse_strict(candidate)
+    return _parse_strict(_without_fence(answer))
 
 
-def _loaded(text: str) -> Any:
-    """Raises ValueError, too, where an object has a key twice: one of the values would be lost."""
+def _parse_strict(text: str) -> Any:
+    """Parse JSON. A duplicate key is a ValueError, too: one of its values would be lost."""
     value = from_json(text, allow_inf_nan=False)
-    json.loads(text, object_pairs_hook=_each_once)
+    json.loads(text, object_pairs_hook=_check_unique_keys)
     return value
 
 
-def _each_once(pairs: list[tuple[str, Any]]) -> None:
+def _check_unique_keys(pairs: list[tuple[str, Any]]) -> None:
     if len({key for key, _ in pairs}) < len(pairs):
-        raise ValueError("a key stands twice in an object")
+        raise ValueError("an object has a duplicate key")
 
 
-def _unfenced(text: str) -> str:
+def _without_fence(text: str) -> str:
     bare = text.strip()
     if len(bare) > 6 and bare.startswith("```") and bare.endswith("```"):
         return bare[3:-3].strip().removeprefix("json").removeprefix("JSON")

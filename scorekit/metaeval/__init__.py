@@ -1,1 +1,1 @@
-"""How well a metric agrees with people: `python -m scorekit meta-eval`."""
+"""Measure how well a metric agrees with people: `python -m scorekit meta-eval`."""

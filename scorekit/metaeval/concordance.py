@@ -1,9 +1,9 @@
-"""Pairs of all translations that two scores order alike: Kendall's counts under many weights.
+"""Count the pairs of translations that two scores order alike, under many weights (Kendall).
 
-A translation of weight w counts as w copies of it. Between copies there is nothing to order, and
-between translations i and j there are `w_i * w_j` pairs. The number of pairs grows with the square
-of the translations n; time for a draw of weights, and memory, with `n * log(levels)`: levels are
-the distinct values of the score that has fewer.
+A translation of weight w counts as w copies of it. Copies are not ordered among themselves, and
+translations i and j make `w_i * w_j` pairs. The number of pairs grows with the square of the number
+n of translations; time per draw, and memory, grow with `n * log(levels)`: the levels are the
+distinct values of the score that has fewer.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import numpy as np
 
 Array = Any
 
-#: Weights that are looked at together (draws * translations), 8 bytes each.
+#: Size of a block of weights (draws * translations), 8 bytes each.
 _BLOCK = 1 << 17
 
 
 class _Level(NamedTuple):
     """One bit of the split score's ranks. Translations that share all higher bits are a group:
-    those with the bit unset score lower in it than those with it set.
+    those with the bit unset have lower scores than those with it set.
 
     order: translations by group, and by the other score in it. is_low: bit unset, in that order.
-    high: places where it is set. edges: for each of `high` the places where its group begins,
-    those of the other score's equal values begin and end, and the group ends.
+    high: positions where it is set. edges: for each of `high`, the positions where its group
+    begins, where the other score's equal values begin and end, and where the group ends.
     """
 
     order: Array
@@ -34,7 +34,7 @@ class _Level(NamedTuple):
 
 
 class Concordance:
-    """human, metric: (n,), no NaN."""
+    """Pair counts of two scores. human, metric: (n,), no NaN."""
 
     def __init__(self, human: Array, metric: Array) -> None:
         self._ranks = [np.unique(x, return_inverse=True)[1].reshape(-1) for x in (human, metric)]
@@ -42,28 +42,31 @@ class Concordance:
         bits = int(split.max(initial=0)).bit_length()
         self._levels = [_level(split, other, bit) for bit in range(bits)]
 
-    def sums(self, weights: Array, at: Array) -> tuple[Array, Array, Array]:
-        """Over ordered pairs: the sum of the products of both signs, and how many pairs are no tie
-        of the human score's and of the metric's, (draws,) each; whole numbers below 2**53 exactly.
+    def sums(self, weights: Array, group_of: Array) -> tuple[Array, Array, Array]:
+        """Return sums over ordered pairs, (draws,) each; integers below 2**53 are exact.
 
-        weights: (draws, groups). at: (n,), the group of each translation.
+        The sum of the products of both signs, and the number of pairs that are not tied in the
+        human scores, and in the metric's.
+
+        weights: (draws, groups). group_of: (n,), the group of each translation.
         """
-        step = max(1, _BLOCK // max(1, len(at)))
-        blocks = [weights[k : k + step][:, at] for k in range(0, len(weights), step)]
+        step = max(1, _BLOCK // max(1, len(group_of)))
+        blocks = [weights[k : k + step][:, group_of] for k in range(0, len(weights), step)]
         parts = [(self._agreeing(w), *(_untied(w, ranks) for ranks in self._ranks)) for w in blocks]
         s, a, b = (np.concatenate(column) for column in zip(*parts, strict=True))
         return s, a, b
 
     def _agreeing(self, weights: Array) -> Array:
-        """Twice (pairs in the same order - pairs in the opposite order): each level counts the
-        pairs whose ranks differ first in its bit. weights: (draws, n)."""
+        """Return twice (pairs in the same order - pairs in opposite order). weights: (draws, n).
+
+        Each level counts the pairs whose ranks differ first in its bit."""
         total = np.zeros(len(weights))
         for level in self._levels:
             w = weights[:, level.order]
             low = np.zeros((len(w), w.shape[1] + 1))
             np.cumsum(w * level.is_low, axis=1, out=low[:, 1:])
             first, begin, end, last = (low[:, edge] for edge in level.edges)
-            # lower ones that the other score also puts lower, less those that it puts higher
+            # lower ones that the other score also ranks lower, minus those that it ranks higher
             total += (w[:, level.high] * ((begin - first) - (last - end))).sum(1)
         return 2 * total
 
@@ -80,7 +83,7 @@ def _level(split: Array, other: Array, bit: int) -> _Level:
 
 
 def _runs(*keys: Array) -> tuple[Array, Array]:
-    """For each place of sorted keys, where the run of its equals begins and ends."""
+    """Return, for each position of sorted keys, where the run of equal keys begins and ends."""
     changes = np.logical_or.reduce([np.diff(key) != 0 for key in keys])
     bounds = np.concatenate(([0], np.flatnonzero(changes) + 1, [len(keys[0])]))
     lengths = np.diff(bounds)
@@ -88,8 +91,8 @@ def _runs(*keys: Array) -> tuple[Array, Array]:
 
 
 def _untied(weights: Array, ranks: Array) -> Array:
-    """Ordered pairs whose ranks differ. weights: (draws, n)."""
+    """Return the number of ordered pairs whose ranks differ. weights: (draws, n)."""
     order = np.argsort(ranks, kind="stable")
     begins = np.searchsorted(ranks[order], np.arange(int(ranks.max(initial=0)) + 1))
-    of_each = np.add.reduceat(weights[:, order], begins, axis=1)
-    return weights.sum(1) ** 2 - (of_each**2).sum(1)
+    weight_by_rank = np.add.reduceat(weights[:, order], begins, axis=1)
+    return weights.sum(1) ** 2 - (weight_by_rank**2).sum(1)

@@ -12,13 +12,13 @@ from scorekit.errors import UserError
 from scorekit.metaeval.marks import errors_of_row, unquoted
 from scorekit.rowfile import RowFile
 
-#: Weights of errors: Freitag et al. 2021 (Experts, Errors, and Context, arXiv 2104.14478). TRIVIAL
-#: is of Marot, the viewer of the published files. CRITICAL is not among theirs (Marot: 5); 10 is
-#: xCOMET's (arXiv 2310.10482).
+#: Penalties of errors: Freitag et al. 2021 (Experts, Errors, and Context, arXiv 2104.14478).
+#: TRIVIAL is from Marot, the viewer of the published files. CRITICAL is not in that paper (Marot:
+#: 5); 10 is xCOMET's (arXiv 2310.10482).
 WEIGHTS = {"MINOR": 1.0, "MAJOR": 5.0, "CRITICAL": 10.0, "NEUTRAL": 0.0, "TRIVIAL": 0.1}
 NON_TRANSLATION = 25.0
 MINOR_PUNCTUATION = 0.1
-#: Names of a segment's columns; those that are there make its name together.
+#: Columns whose values together name a segment, as far as they exist.
 _DOCUMENT = ("doc", "document", "doc_id")
 _SEGMENT = ("globalSegId", "docSegId", "seg_id", "segment", "seg", "segment_id")
 _LONGEST_NAME = 80
@@ -34,7 +34,8 @@ class Span(NamedTuple):
 
 @dataclass(slots=True)
 class Rating:
-    """What one rater says. score: higher is better. spans: None where only a score was given."""
+    """The judgement of one rater. score: higher is better. spans: None if only a score was
+    given."""
 
     score: float
     spans: list[Span] | None
@@ -42,7 +43,7 @@ class Rating:
 
 @dataclass(slots=True)
 class JudgedTranslation:
-    """A system's translation of a segment with its ratings."""
+    """A system's translation of a segment, with its ratings."""
 
     system: str
     segment: str
@@ -55,90 +56,92 @@ class JudgedTranslation:
 
     @property
     def score(self) -> float:
-        """The mean over its raters."""
+        """Return the mean over its raters."""
         return sum(rating.score for rating in self.ratings) / len(self.ratings)
 
 
 @dataclass
 class Judgements:
-    """Translations in the order of the file; notes: what was left out, and why."""
+    """Translations in the order of the file. notes: what was left out, and why."""
 
     translations: list[JudgedTranslation]
     notes: list[str]
 
     @property
     def systems(self) -> list[str]:
-        """Their names in order."""
-        return sorted({one.system for one in self.translations})
+        """Return the names of the systems, sorted."""
+        return sorted({translation.system for translation in self.translations})
 
     @property
     def segments(self) -> list[str]:
-        """Their names in the order of the file."""
-        return list(dict.fromkeys(one.segment for one in self.translations))
+        """Return the names of the segments in the order of the file."""
+        return list(dict.fromkeys(translation.segment for translation in self.translations))
 
 
 def weight(severity: str, category: str) -> float:
-    """Penalty of an error. Raises ValueError for a severity that has none."""
-    kind = category.lower().replace("_", "-").replace(" ", "-")
-    if is_no_fault(category):
+    """Return the penalty of an error. Raises ValueError for an unknown severity."""
+    normalized = category.lower().replace("_", "-").replace(" ", "-")
+    if is_ignored_category(category):
         return 0.0
-    if "non-translation" in kind:
+    if "non-translation" in normalized:
         return NON_TRANSLATION
     if severity not in WEIGHTS:
-        known = ", ".join(WEIGHTS)
-        raise ValueError(f"severity {severity[:40]!r} is none of {known}")
-    if severity == "MINOR" and "punctuation" in kind:
+        valid_severities = ", ".join(WEIGHTS)
+        raise ValueError(f"severity {severity[:40]!r} is none of {valid_severities}")
+    if severity == "MINOR" and "punctuation" in normalized:
         return MINOR_PUNCTUATION
     return WEIGHTS[severity]
 
 
-def is_no_fault(category: str) -> bool:
-    """Whether it says nothing against the translation: an error of the source, or a creative
-    reinterpretation. Both weigh nothing in Marot either."""
-    kind = category.strip().lower()
-    return kind.startswith("source") or "reinterpretation" in kind
+def is_ignored_category(category: str) -> bool:
+    """Return True for a category that does not count against the translation.
+
+    It is an error of the source or a creative reinterpretation. Marot gives both no weight
+    either."""
+    normalized = category.strip().lower()
+    return normalized.startswith("source") or "reinterpretation" in normalized
 
 
 def read_judgements(path: Path, *, lower_is_better: bool = False) -> Judgements:
     """Read a file of judgements.
 
-    .jsonl: a row a rater, with `src`, `mt`, `system` and `spans` or `score` (or both: the score
+    .jsonl: one row per rater, with `src`, `mt`, `system` and `spans` or `score` (if both, the score
     counts); `rater`, `ref`, `src_lang`, `tgt_lang` and a segment's name are optional. .tsv: WMT's
-    MQM, an error a row. lower_is_better: of `score`. A segment without a name is its source; where
-    a system has several translations of it, they are segments apart.
+    MQM, one row per error. lower_is_better: of `score`. A segment without a name is identified by
+    its source; several translations of it by one system are separate segments.
 
     Raises UserError that names the line.
     """
     file = RowFile(path, remedy="judgements are .jsonl or .tsv")
-    if file.format == "csv":  # spans are no text
+    if file.format == "csv":  # a CSV cannot hold spans
         raise UserError(f"{path}: judgements are .jsonl or .tsv")
-    if file.format == "tsv":  # most of the published files are not quoted: `unquoted` judges
+    if file.format == "tsv":  # most of the published files are not quoted; `unquoted` decides
         judgements = _published(RowFile(path, "tsv-unquoted"))
     else:
         judgements = _json(file, lower_is_better)
     if not judgements.translations:
-        raise UserError(f"{path}: no judgement in it")
+        raise UserError(f"{path}: it has no judgements")
     return judgements
 
 
 def _json(file: RowFile, lower_is_better: bool) -> Judgements:
-    found: dict[tuple[str, str, str], JudgedTranslation] = {}
+    by_key: dict[tuple[str, str, str], JudgedTranslation] = {}
     empty = blameless = 0
     for number, row in file.rows((), None):
         try:
-            one = _translation(row, "src", "mt")
-            rating, no_faults = _rating(row, one.mt, lower_is_better)
+            translation = _translation(row, "src", "mt")
+            rating, num_ignored = _rating(row, translation.mt, lower_is_better)
         except ValueError as error:
             raise UserError(f"{file.path}, line {number}: {error}") from None
-        blameless += no_faults
+        blameless += num_ignored
         if rating.spans is not None:
             listed = len(rating.spans)
             rating.spans = [span for span in rating.spans if span.end > span.start]
             empty += listed - len(rating.spans)
-        _put(found, one, row).ratings.append(rating)
+        _put(by_key, translation, row).ratings.append(rating)
     notes = [f"{empty:,} human spans are empty: they count in the score alone"] if empty else []
     notes += [f"{blameless:,} {_NOTES['source']}"] if blameless else []
-    return Judgements(_checked(found, file.path), notes)
+    return Judgements(_checked(by_key, file.path), notes)
 
 
 def _translation(row: Mapping[str, Any], src: str, mt: str) -> JudgedTranslation:
@@ -147,13 +150,13 @@ def _translation(row: Mapping[str, Any], src: str, mt: str) -> JudgedTranslation
         if name not in row:
             raise ValueError(f"no field {name!r}")
         if not isinstance(text, str):
-            raise ValueError(f"field {name!r} is no text")
+            raise ValueError(f"field {name!r} is not text")
     optional: dict[str, Any] = {
         name: row.get(name) or None for name in ("ref", "src_lang", "tgt_lang")
     }
     for name, value in optional.items():
         if value is not None and not isinstance(value, str):
-            raise ValueError(f"field {name!r} is no text")
+            raise ValueError(f"field {name!r} is not text")
     parts = [
         str(row[name])
         for names in (_DOCUMENT, _SEGMENT)
@@ -168,11 +171,13 @@ def _translation(row: Mapping[str, Any], src: str, mt: str) -> JudgedTranslation
 
 
 def _put(
-    found: dict[tuple[str, str, str], JudgedTranslation],
-    one: JudgedTranslation,
+    by_key: dict[tuple[str, str, str], JudgedTranslation],
+    translation: JudgedTranslation,
     row: Mapping[str, Any],
 ) -> JudgedTranslation:
-    return found.setdefault((one.system, one.segment or one.src, one.mt), one)
+    return by_key.setdefault(
+        (translation.system, translation.segment or translation.src, translation.mt), translation
+    )
 
 
 def _rating(row: Mapping[str, Any], mt: str, lower_is_better: bool) -> tuple[Rating, int]:
@@ -181,7 +186,7 @@ def _rating(row: Mapping[str, Any], mt: str, lower_is_better: bool) -> tuple[Rat
         raise ValueError("neither 'spans' nor 'score'")
     if score is not None:
         if isinstance(score, bool) or not isinstance(score, int | float):
-            raise ValueError("field 'score' is no number")
+            raise ValueError("field 'score' is not a number")
         if not math.isfinite(score := _as_float(score)):
             raise ValueError("field 'score' is not finite")
         score = -score if lower_is_better else score
@@ -189,26 +194,26 @@ def _rating(row: Mapping[str, Any], mt: str, lower_is_better: bool) -> tuple[Rat
         assert score is not None
         return Rating(score, None), 0
     if not isinstance(listed, list) or not all(isinstance(span, dict) for span in listed):
-        raise ValueError("field 'spans' is no list of objects")
+        raise ValueError("field 'spans' is not a list of objects")
     penalty = 0.0
     spans = []
-    for given in listed:
-        span, category = checked_span(given, len(mt)), str(given.get("category") or "")
+    for raw_span in listed:
+        span, category = checked_span(raw_span, len(mt)), str(raw_span.get("category") or "")
         penalty += weight(span.severity, category)
-        spans += [] if is_no_fault(category) else [span]
+        spans += [] if is_ignored_category(category) else [span]
     return Rating(-penalty if score is None else score, spans), len(listed) - len(spans)
 
 
 def _as_float(number: float) -> float:
     try:
         return float(number)
-    except OverflowError:  # a whole number of hundreds of digits
+    except OverflowError:  # an integer with hundreds of digits
         return math.inf
 
 
-def checked_span(given: Mapping[str, Any], length: int) -> Span:
-    """A span within a text of `length` characters. Raises ValueError."""
-    start, end, severity = (given.get(name) for name in ("start", "end", "severity"))
+def checked_span(raw_span: Mapping[str, Any], length: int) -> Span:
+    """Return a checked span within a text of `length` characters. Raises ValueError."""
+    start, end, severity = (raw_span.get(name) for name in ("start", "end", "severity"))
     if type(start) is not int or type(end) is not int or not isinstance(severity, str):
         raise ValueError("a span needs whole numbers 'start' and 'end', and a 'severity'")
     if not 0 <= start <= end <= length:
@@ -217,40 +222,40 @@ def checked_span(given: Mapping[str, Any], length: int) -> Span:
 
 
 def _published(file: RowFile) -> Judgements:
-    """One row an error; a rater's rows of a translation are together or not."""
-    found: dict[tuple[str, str, str], JudgedTranslation] = {}
+    """Read one row per error; a rater's rows of a translation may be apart."""
+    by_key: dict[tuple[str, str, str], JudgedTranslation] = {}
     raters: dict[tuple[int, str], Rating] = {}
     counts = dict.fromkeys(_NOTES, 0)
-    wanted = ("system", "rater", "source", "target", "category", "severity")
-    for number, row in file.rows(wanted, None):
+    columns = ("system", "rater", "source", "target", "category", "severity")
+    for number, row in file.rows(columns, None):
         if left_out := _no_judgement(row):
             counts[left_out] += 1
             continue
         try:
             src, mt, error = errors_of_row(row)
-            one = _put(found, _translation(row | {"src": src, "mt": mt}, "src", "mt"), row)
+            translation = _put(by_key, _translation(row | {"src": src, "mt": mt}, "src", "mt"), row)
             penalty = weight(error.severity, row["category"]) if error else 0.0
-        except ValueError as fault:
-            raise UserError(f"{file.path}, line {number}: {fault}") from None
+        except ValueError as row_error:
+            raise UserError(f"{file.path}, line {number}: {row_error}") from None
         counts["quoted"] += any(unquoted(row[name]) != row[name] for name in ("source", "target"))
-        rating = raters.get((id(one), row["rater"]))
+        rating = raters.get((id(translation), row["rater"]))
         if rating is None:
-            rating = raters[id(one), row["rater"]] = Rating(0.0, [])
-            one.ratings.append(rating)
+            rating = raters[id(translation), row["rater"]] = Rating(0.0, [])
+            translation.ratings.append(rating)
         if error is None:
             continue
-        if is_no_fault(row["category"]):
+        if is_ignored_category(row["category"]):
             counts["source"] += 1
             continue
         rating.score -= penalty
         assert rating.spans is not None
-        rating.spans += [Span(a, b, error.severity) for a, b in error.places]
-        counts["unplaced"] += not error.places
+        rating.spans += [Span(start, end, error.severity) for start, end in error.ranges]
+        counts["unplaced"] += not error.ranges
     notes = [f"{counts[name]:,} {text}" for name, text in _NOTES.items() if counts[name]]
-    return Judgements(_checked(found, file.path), notes)
+    return Judgements(_checked(by_key, file.path), notes)
 
 
-#: What is told of a published file: the rows of each kind.
+#: Notes about a published file, by the kind of its rows.
 _NOTES = {
     "tests": "rows that test the raters' attention (HOTW) are left out",
     "bare": "rows without a rater (metadata) are left out",
@@ -267,24 +272,27 @@ def _no_judgement(row: Mapping[str, Any]) -> str | None:
 
 
 def _checked(
-    found: dict[tuple[str, str, str], JudgedTranslation], path: Path
+    by_key: dict[tuple[str, str, str], JudgedTranslation], path: Path
 ) -> list[JudgedTranslation]:
-    """Names for segments without one. Raises UserError for a named one with two translations."""
-    several: dict[tuple[str, str], int] = {}
-    for (system, name, _), one in found.items():
-        count = several[system, name] = several.get((system, name), 0) + 1
-        if count > 1 and one.segment:
+    """Name segments without a name. Raises UserError for a named one with two translations."""
+    counts: dict[tuple[str, str], int] = {}
+    for (system, name, _), translation in by_key.items():
+        count = counts[system, name] = counts.get((system, name), 0) + 1
+        if count > 1 and translation.segment:
             raise UserError(
                 f"{path}: system {system[:_LONGEST_NAME]!r} has two translations of segment "
                 f"{name[:_LONGEST_NAME]!r}: name documents and segments apart"
             )
-        one.segment = one.segment or (name if count == 1 else f"{name}\n{count}")
-    return list(found.values())
+        translation.segment = translation.segment or (name if count == 1 else f"{name}\n{count}")
+    return list(by_key.values())
 
 
 def each_rating(translations: list[JudgedTranslation]) -> Iterator[tuple[int, Rating, float]]:
-    """(number of the translation, rating, its part of 1) of those that have spans."""
-    for number, one in enumerate(translations):
-        with_spans = [rating for rating in one.ratings if rating.spans is not None]
+    """Yield (index of the translation, rating, weight), where the weights of a translation add to
+    1.
+
+    Only ratings with spans are included."""
+    for number, translation in enumerate(translations):
+        with_spans = [rating for rating in translation.ratings if rating.spans is not None]
         for rating in with_spans:
             yield number, rating, 1 / len(with_spans)

@@ -1,4 +1,4 @@
-"""One to one: which span of a metric stands for which of people's."""
+"""Match the spans of a metric with those of people, one to one."""
 
 from __future__ import annotations
 
@@ -9,63 +9,64 @@ from scorekit.metaeval.judgements import Span
 
 
 def overlap(a: Span, b: Span) -> int:
-    """Characters that both hold."""
+    """Return the number of characters that both spans contain."""
     return max(0, min(a.end, b.end) - max(a.start, b.start))
 
 
-def matched(found: Sequence[Span], gold: Sequence[Span]) -> list[tuple[int, int]]:
-    """(place in `found`, place in `gold`) of the pairs that overlap, each span once, so that the
-    sum of what they add to precision and recall (overlap by length of each) is largest."""
-    if not found or not gold:
+def matched(predicted: Sequence[Span], gold: Sequence[Span]) -> list[tuple[int, int]]:
+    """Return pairs (index in `predicted`, index in `gold`) of overlapping spans, each span once.
+
+    They maximize the sum of the credits (overlap / length) for precision and recall."""
+    if not predicted or not gold:
         return []
-    worth = [
+    credits = [
         [(o := overlap(f, g)) and o / (f.end - f.start) + o / (g.end - g.start) for g in gold]
-        for f in found
+        for f in predicted
     ]
-    if len(found) <= len(gold):
-        pairs = list(enumerate(_assigned(worth)))
+    if len(predicted) <= len(gold):
+        pairs = list(enumerate(_assigned(credits)))
     else:
-        turned = [list(column) for column in zip(*worth, strict=True)]
-        pairs = [(f, g) for g, f in enumerate(_assigned(turned))]
-    return [(f, g) for f, g in pairs if worth[f][g] > 0]
+        transposed = [list(column) for column in zip(*credits, strict=True)]
+        pairs = [(f, g) for g, f in enumerate(_assigned(transposed))]
+    return [(f, g) for f, g in pairs if credits[f][g] > 0]
 
 
 def _assigned(worth: Sequence[Sequence[float]]) -> list[int]:
-    """The column of each row that makes the sum largest; no more rows than columns.
+    """Return the column of each row that maximizes the sum; there are no more rows than columns.
 
     The Hungarian method by shortest augmenting paths (Jonker and Volgenant 1987).
     """
     rows, columns = len(worth), len(worth[0])
-    of_row, of_column = [0.0] * (rows + 1), [0.0] * (columns + 1)  # dual values; place 0 is no one
-    taken_by = [0] * (columns + 1)
+    of_row, of_column = [0.0] * (rows + 1), [0.0] * (columns + 1)  # dual values; index 0 is unused
+    row_of_column = [0] * (columns + 1)
     for row in range(1, rows + 1):
-        taken_by[0] = row
+        row_of_column[0] = row
         column = 0
-        least, way = [math.inf] * (columns + 1), [0] * (columns + 1)
+        min_cost, previous = [math.inf] * (columns + 1), [0] * (columns + 1)
         seen = [False] * (columns + 1)
-        while taken_by[column]:
+        while row_of_column[column]:
             seen[column] = True
-            at, step, following = taken_by[column], math.inf, 0
+            current, step, following = row_of_column[column], math.inf, 0
             for j in range(1, columns + 1):
                 if seen[j]:
                     continue
-                cost = -worth[at - 1][j - 1] - of_row[at] - of_column[j]
-                if cost < least[j]:
-                    least[j], way[j] = cost, column
-                if least[j] < step:
-                    step, following = least[j], j
+                cost = -worth[current - 1][j - 1] - of_row[current] - of_column[j]
+                if cost < min_cost[j]:
+                    min_cost[j], previous[j] = cost, column
+                if min_cost[j] < step:
+                    step, following = min_cost[j], j
             for j in range(columns + 1):
                 if seen[j]:
-                    of_row[taken_by[j]] += step
+                    of_row[row_of_column[j]] += step
                     of_column[j] -= step
                 else:
-                    least[j] -= step
+                    min_cost[j] -= step
             column = following
         while column:
-            taken_by[column] = taken_by[way[column]]
-            column = way[column]
+            row_of_column[column] = row_of_column[previous[column]]
+            column = previous[column]
     result = [0] * rows
     for column in range(1, columns + 1):
-        if taken_by[column]:
-            result[taken_by[column] - 1] = column - 1
+        if row_of_column[column]:
+            result[row_of_column[column] - 1] = column - 1
     return result

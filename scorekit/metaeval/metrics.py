@@ -1,4 +1,4 @@
-"""The scores of the metrics that are asked about: from a service, or from a file."""
+"""Scores of the metrics to evaluate, from a service or from a file."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from scorekit.client.asynchronous import ScoringClient
-from scorekit.client.files.samplefile import Fields, JudgeFields, SampleFile
-from scorekit.client.files.scorefile import ScoreJob, Tally, first_info
+from scorekit.client.files.sample_file import JudgeColumns, SampleFile, TranslationColumns
+from scorekit.client.files.score_file import ResultCounts, ScoreJob, first_info
 from scorekit.errors import UserError
 from scorekit.files import write_atomic
 from scorekit.metaeval.judgements import JudgedTranslation, Span, checked_span
@@ -24,7 +24,7 @@ from scorekit.schemas import Info, Overlong
 
 @dataclass(frozen=True)
 class MetricSource:
-    """name: in the report. target: URL or file. task: of a judge's."""
+    """A metric. name: in the report. target: URL or file. task: of a judge."""
 
     name: str
     target: str
@@ -32,15 +32,15 @@ class MetricSource:
 
     @property
     def is_service(self) -> bool:
-        """Whether it is asked; else it is read."""
+        """Return True if the target is a service, False if it is a file."""
         return self.target.startswith(("http://", "https://"))
 
 
 @dataclass
 class MetricScores:
-    """Of each translation: the score (None: none), and the spans (None: it marks none, or failed).
+    """Scores and spans by translation; None: no score; no spans, or failed.
 
-    model: whose they are. failed: type of a failure -> how many. truncated: not read to the end.
+    model: that scored. failed: error type -> count. truncated: number of texts not read completely.
     """
 
     name: str
@@ -53,12 +53,12 @@ class MetricScores:
 
     @property
     def has_spans(self) -> bool:
-        """Whether it marks errors at all."""
+        """Return True if it marks errors at all."""
         return any(spans is not None for spans in self.spans)
 
 
 def parse_metric(text: str) -> MetricSource:
-    """NAME=URL, NAME=URL#task or NAME=FILE. Raises UserError."""
+    """Parse NAME=URL, NAME=URL#task or NAME=FILE. Raises UserError."""
     name, equals, target = text.partition("=")
     if not (name.strip() and equals and target.strip()):
         raise UserError(f"--metric {text}: write NAME=URL, NAME=URL#task or NAME=FILE")
@@ -78,31 +78,32 @@ def service_scores(
     sources: Sequence[MetricSource],
     translations: Sequence[JudgedTranslation],
     folder: Path,
-    say: Callable[[str], None],
+    print_line: Callable[[str], None],
     overlong: Overlong | None = None,
     **settings: Any,
 ) -> list[MetricScores]:
-    """Ask the services, one after another. What is scored stands in `folder` (NAME.jsonl): the
-    same call goes on from there, and asks again for what failed for the moment. All of them are
-    asked for their /v1/info before the first scores anything. overlong: None for the services'
-    own; a judge reads whole texts.
+    """Score the translations with the services, one after another.
 
-    Raises UserError for a service that wants what the rows do not have, and what the client raises.
+    Results are stored in `folder` (NAME.jsonl): the same call resumes there, and retries transient
+    errors. Every service's /v1/info is read before the first scores. overlong: None for the
+    services' own; a judge reads complete texts.
+
+    Raises UserError for a service that needs what the rows do not have, and what the client raises.
     """
     infos = [asyncio.run(_info(source, settings)) for source in sources]
     for source, info in zip(sources, infos, strict=True):
-        _check_wanted(source, info, translations)
-    found = []
+        _check_service(source, info, translations)
+    scores = []
     for source, info in zip(sources, infos, strict=True):
-        say(f"{source.name}: {info.service}, {info.model}")
+        print_line(f"{source.name}: {info.service}, {info.model}")
         out = folder / f"{source.name}.jsonl"
         options = {"overlong": overlong} if overlong and source.task is None else {}
         job = _job(source, info, translations, out, options)
         tally = asyncio.run(_score(source, job, settings))
         if tally.retryable:
-            say(f"{source.name}: {tally.retryable:,} failed for the moment: run it again")
-        found.append(_read_results(source.name, info, source.task, out, translations))
-    return found
+            print_line(f"{source.name}: {tally.retryable:,} had transient errors. Run it again")
+        scores.append(_read_results(source.name, info, source.task, out, translations))
+    return scores
 
 
 async def _info(source: MetricSource, settings: Mapping[str, Any]) -> Info:
@@ -110,7 +111,7 @@ async def _info(source: MetricSource, settings: Mapping[str, Any]) -> Info:
         return await first_info(client, 1)
 
 
-def _check_wanted(
+def _check_service(
     source: MetricSource, info: Info, translations: Sequence[JudgedTranslation]
 ) -> None:
     if (info.service == "judge") != (source.task is not None):
@@ -119,14 +120,14 @@ def _check_wanted(
         )
         raise UserError(f"--metric {source.name}: the service is {info.service}: {advice}")
     if source.task is not None and info.tasks is not None and source.task not in info.tasks:
-        known = ", ".join(sorted(info.tasks))
+        valid_tasks = ", ".join(sorted(info.tasks))
         raise UserError(
-            f"--metric {source.name}: the judge has no task {source.task}; it has {known}"
+            f"--metric {source.name}: the judge has no task {source.task}; it has {valid_tasks}"
         )
-    lacking = sum(not one.ref for one in translations)
-    if lacking and (info.inputs or {}).get("ref") == "required":
+    num_missing = sum(not translation.ref for translation in translations)
+    if num_missing and (info.inputs or {}).get("ref") == "required":
         raise UserError(
-            f"--metric {source.name}: it wants a reference, and {lacking:,} of "
+            f"--metric {source.name}: requires references, but {num_missing:,} of "
             f"{len(translations):,} translations have none: add `ref` to the rows, "
             "or name a system by --ref-system"
         )
@@ -142,26 +143,30 @@ def _job(
     wants_ref = (info.inputs or {"ref": "optional"}).get("ref") != "ignored"
     names = ("src", "mt", "src_lang", "tgt_lang") if source.task else ("src", "mt")
     lines = []
-    for one in translations:
-        sample = {name: getattr(one, name) for name in names if getattr(one, name) is not None}
-        if wants_ref and one.ref:
-            sample["ref"] = one.ref
+    for translation in translations:
+        sample = {
+            name: getattr(translation, name)
+            for name in names
+            if getattr(translation, name) is not None
+        }
+        if wants_ref and translation.ref:
+            sample["ref"] = translation.ref
         lines.append(json.dumps(sample, ensure_ascii=False) + "\n")
     path = out.with_name(f"{source.name}.samples.jsonl")
     write_atomic(path, "".join(lines))
-    fields = Fields() if source.task is None else JudgeFields(source.task, {}, {})
+    fields = TranslationColumns() if source.task is None else JudgeColumns(source.task, {}, {})
     samples = SampleFile(path, None, fields)
     remedy = "name another OUT, or delete that file"
     return ScoreJob(samples=samples, out=out, options=options, remedy=remedy)
 
 
-async def _score(source: MetricSource, job: ScoreJob, settings: Mapping[str, Any]) -> Tally:
+async def _score(source: MetricSource, job: ScoreJob, settings: Mapping[str, Any]) -> ResultCounts:
     contents = job.check()
     async with ScoringClient(source.target, pin_model=True, **settings) as client:
         info = await first_info(client, 1)
         with ExitStack() as stack:
 
-            def on_start(tally: Tally) -> Callable[[int], None]:
+            def on_start(tally: ResultCounts) -> Callable[[int], None]:
                 done = tally.done - tally.retryable
                 return stack.enter_context(progress_bar(contents.samples, done))
 
@@ -174,20 +179,21 @@ def _read_results(
     higher = info.higher_is_better
     if task is not None and info.tasks is not None:
         higher = info.tasks[task].higher_is_better
-    found = MetricScores(name, info.model, higher, [], [], {})
+    scores = MetricScores(name, info.model, higher, [], [], {})
     for number, row in RowFile(path).rows((), None):
-        _add(found, row, len(translations[number - 1].mt), f"{path}, line {number}")
-    return found
+        _add(scores, row, len(translations[number - 1].mt), f"{path}, line {number}")
+    return scores
 
 
 def file_scores(
     source: MetricSource, translations: Sequence[JudgedTranslation], higher_is_better: bool
 ) -> MetricScores:
-    """Scores of a file: rows with `score` and, where it marks errors, `error_spans`; each belongs
-    to the translation with its `src` and `mt`. A row with `ok` false or a null score has failed; so
-    has a translation without a row (`absent`).
+    """Return the scores of a file: rows with `score` and, if it marks errors, `error_spans`.
 
-    Raises UserError for a fault in a row, and where no row belongs to any translation.
+    Each row belongs to the translation with its `src` and `mt`. A row with `ok` false or a null
+    score failed; so did a translation without a row (`absent`).
+
+    Raises UserError for an invalid row, and if no row belongs to any translation.
     """
     file = RowFile(Path(source.target))
     rows: dict[tuple[str, str], tuple[int, Mapping[str, Any]]] = {}
@@ -196,40 +202,42 @@ def file_scores(
             if not isinstance(row.get(name), str):
                 raise UserError(f"{file.path}, line {number}: no text {name!r}")
         rows[row["src"], row["mt"]] = number, row
-    found = MetricScores(source.name, file.path.name, higher_is_better, [], [], {})
+    scores = MetricScores(source.name, file.path.name, higher_is_better, [], [], {})
     absent: Mapping[str, Any] = {"ok": False, "error": {"type": "absent"}}
-    for one in translations:
-        number, fields = rows.get((one.src, one.mt), (0, absent))
-        _add(found, fields, len(one.mt), f"{file.path}, line {number}")
-    if found.failed.get("absent") == len(translations):
+    for translation in translations:
+        number, fields = rows.get((translation.src, translation.mt), (0, absent))
+        _add(scores, fields, len(translation.mt), f"{file.path}, line {number}")
+    if scores.failed.get("absent") == len(translations):
         raise UserError(f"{file.path}: none of its {len(rows):,} rows is one of the translations")
-    return found
+    return scores
 
 
-def _add(found: MetricScores, row: Mapping[str, Any], length: int, where: str) -> None:
+def _add(scores: MetricScores, row: Mapping[str, Any], length: int, location: str) -> None:
     score = row.get("score")
     if row.get("ok") is False or score in (None, ""):
         error = row.get("error")
         type = error.get("type", "failed") if isinstance(error, Mapping) else "failed"
-        found.failed[type] = found.failed.get(type, 0) + 1
-        found.scores.append(None)
-        found.spans.append(None)
+        scores.failed[type] = scores.failed.get(type, 0) + 1
+        scores.scores.append(None)
+        scores.spans.append(None)
         return
     try:
         number = float(score)
         if not math.isfinite(number) or isinstance(score, bool):
             raise ValueError
     except (TypeError, ValueError):
-        raise UserError(f"{where}: score {score!r} is no number") from None
+        raise UserError(f"{location}: score {score!r} is not a number") from None
     spans = row.get("error_spans")
     if spans is not None and not (
         isinstance(spans, list) and all(isinstance(span, Mapping) for span in spans)
     ):
-        raise UserError(f"{where}: field 'error_spans' is no list of objects")
+        raise UserError(f"{location}: field 'error_spans' is not a list of objects")
     try:
-        marked = None if spans is None else [checked_span(span, length) for span in spans]
+        valid_spans = None if spans is None else [checked_span(span, length) for span in spans]
     except ValueError as error:
-        raise UserError(f"{where}: {error}") from None
-    found.scores.append(number)
-    found.spans.append(None if marked is None else [s for s in marked if s.end > s.start])
-    found.truncated += any((row.get("truncated") or {}).values())
+        raise UserError(f"{location}: {error}") from None
+    scores.scores.append(number)
+    scores.spans.append(
+        None if valid_spans is None else [s for s in valid_spans if s.end > s.start]
+    )
+    scores.truncated += any((row.get("truncated") or {}).values())

@@ -1,6 +1,6 @@
-"""report.html: the figures with their pictures, and translations where metric and people differ.
+"""report.html: statistics with charts, and translations where metric and people disagree.
 
-One file, with no script and nothing fetched from elsewhere; every text in it is escaped.
+One file, without scripts or external resources; all texts in it are escaped.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from markupsafe import Markup
 
 from scorekit.files import write_atomic
 from scorekit.metaeval import agreement, spans
-from scorekit.metaeval.evaluate import MetaEvaluation, MetricFigures
+from scorekit.metaeval.evaluate import MetaEvaluation, MetricStats
 from scorekit.metaeval.judgements import JudgedTranslation, Span
 from scorekit.metaeval.metrics import MetricScores
 from scorekit.metaeval.table import cell, head, notes
-from scorekit.report.page import STYLE, picture
+from scorekit.report.page import STYLE, chart_image
 from scorekit.report.render import as_html, visible
 from scorekit.schemas import ErrorSpan
 
-#: Translations of each kind that are shown of a metric.
+#: Number of examples of each kind per metric.
 _EXAMPLES = 4
-#: Characters of a name in a picture: more run out of it.
+#: Longest name in a chart.
 _NAME = 18
 
 
@@ -43,64 +43,69 @@ def write_page(
         trim_blocks=True,
     )
     env.filters["visible"] = visible
-    with_spans = [one for one in result.metrics if one.span_rows]
+    with_spans = [metric for metric in result.metrics if metric.span_rows]
     text = env.get_template("page.html").render(
         style=Markup(STYLE),
         title=title,
         head=head(result),
         notes=notes(result),
         metrics=result.metrics,
-        agreement=agreement.FIGURES,
-        spans=spans.FIGURES,
+        agreement=agreement.STATS,
+        spans=spans.STATS,
         with_spans=with_spans,
         cell=cell,
-        pictures=[Markup(drawn) for drawn in _pictures(result, with_spans)],
+        pictures=[Markup(chart) for chart in _charts(result, with_spans)],
         groups={by: _grouped(with_spans, by) for by in ("severity", "length", "translation")},
-        examples=[(one.name, _examples(translations, one)) for one in scores if one.has_spans],
+        examples=[
+            (metric.name, _examples(translations, metric)) for metric in scores if metric.has_spans
+        ],
     )
     write_atomic(path, text)
 
 
-def _pictures(result: MetaEvaluation, with_spans: Sequence[MetricFigures]) -> list[str]:
-    drawn = [
-        picture(title, "with 95 % over segments", partial(_bars, result.metrics, name))
-        for name, title in agreement.FIGURES.items()
+def _charts(result: MetaEvaluation, with_spans: Sequence[MetricStats]) -> list[str]:
+    charts = [
+        chart_image(title, "with 95 % over segments", partial(_bars, result.metrics, name))
+        for name, title in agreement.STATS.items()
     ]
-    drawn += [
-        picture(spans.FIGURES[name], "with 95 % over segments", partial(_bars, with_spans, name))
+    charts += [
+        chart_image(spans.STATS[name], "with 95 % over segments", partial(_bars, with_spans, name))
         for name in ("chars_f1", "mpp_f1")
     ]
-    drawn += [
-        picture(
-            f"{visible(one.name)} by system", "people's mean score", partial(_systems, result, one)
+    charts += [
+        chart_image(
+            f"{visible(metric.name)} by system",
+            "people's mean score",
+            partial(_systems, result, metric),
         )
-        for one in result.metrics
-        if one.system_scores and not (one.is_baseline and one.values["system_pearson"] is None)
+        for metric in result.metrics
+        if metric.system_scores
+        and not (metric.is_baseline and metric.values["system_pearson"] is None)
     ]
-    return [one for one in drawn if one is not None]
+    return [chart for chart in charts if chart is not None]
 
 
-def _bars(metrics: Sequence[MetricFigures], name: str, axes: Any) -> int:
-    """A figure of each metric; grey: baselines."""
-    known = [one for one in reversed(metrics) if one.values.get(name) is not None]
-    for place, one in enumerate(known):
-        value = one.values[name]
+def _bars(metrics: Sequence[MetricStats], name: str, axes: Any) -> int:
+    """Draw one statistic of each metric; baselines are gray."""
+    defined = [metric for metric in reversed(metrics) if metric.values.get(name) is not None]
+    for position, metric in enumerate(defined):
+        value = metric.values[name]
         assert value is not None
-        low, high = one.intervals[name]["segments"] or (value, value)
-        axes.barh(place, value, color="#b8b8c0" if one.is_baseline else "#4a76b8", height=0.6)
-        axes.plot((low, high), (place, place), color="#1c1c1e", linewidth=1.2)
-    axes.set_yticks(range(len(known)), [_short(one.name) for one in known])
+        low, high = metric.intervals[name]["segments"] or (value, value)
+        axes.barh(position, value, color="#b8b8c0" if metric.is_baseline else "#4a76b8", height=0.6)
+        axes.plot((low, high), (position, position), color="#1c1c1e", linewidth=1.2)
+    axes.set_yticks(range(len(defined)), [_short(metric.name) for metric in defined])
     axes.locator_params(axis="x", nbins=5)
     axes.axvline(0, color="#1c1c1e", linewidth=0.8)
-    return 1 if known else 0
+    return 1 if defined else 0
 
 
-def _systems(result: MetaEvaluation, one: MetricFigures, axes: Any) -> int:
-    """A point a system."""
+def _systems(result: MetaEvaluation, metric: MetricStats, axes: Any) -> int:
+    """Draw one point per system."""
     for system, human in result.human.items():
-        axes.plot(human, one.system_scores[system], "o", color="#4a76b8", markersize=4)
+        axes.plot(human, metric.system_scores[system], "o", color="#4a76b8", markersize=4)
         axes.annotate(
-            _short(system), (human, one.system_scores[system]), fontsize=5.5, xytext=(3, 2),
+            _short(system), (human, metric.system_scores[system]), fontsize=5.5, xytext=(3, 2),
             textcoords="offset points",
         )  # fmt: skip
     axes.margins(0.14)
@@ -113,15 +118,24 @@ def _short(name: str) -> str:
     return name if len(name) <= _NAME else name[: _NAME - 1] + "…"
 
 
-def _grouped(metrics: Sequence[MetricFigures], by: str) -> list[tuple[str, list[tuple[str, Any]]]]:
-    """(name of the group, (metric, its figures))"""
-    names = list(dict.fromkeys(g["name"] for one in metrics for g in one.groups if g["by"] == by))
+def _grouped(metrics: Sequence[MetricStats], by: str) -> list[tuple[str, list[tuple[str, Any]]]]:
+    """Return (name of the group, [(metric, its statistics)])."""
+    names = list(
+        dict.fromkeys(
+            group["name"] for metric in metrics for group in metric.groups if group["by"] == by
+        )
+    )
     if by != "severity":
         names.sort(key=lambda name: int(name.rstrip("+").split("-")[0]))
     return [
         (
             name,
-            [(m.name, g) for m in metrics for g in m.groups if (g["by"], g["name"]) == (by, name)],
+            [
+                (metric.name, group)
+                for metric in metrics
+                for group in metric.groups
+                if (group["by"], group["name"]) == (by, name)
+            ],
         )
         for name in names
     ]
@@ -130,39 +144,49 @@ def _grouped(metrics: Sequence[MetricFigures], by: str) -> list[tuple[str, list[
 def _examples(
     translations: Sequence[JudgedTranslation], metric: MetricScores
 ) -> list[dict[str, Any]]:
-    """Where people mark most and the metric nothing of it, and the other way round."""
+    """Return examples of errors that only people mark, and that only the metric marks."""
     missed: list[tuple[int, int, dict[str, Any]]] = []
     invented: list[tuple[int, int, dict[str, Any]]] = []
-    for one, found, score in zip(translations, metric.spans, metric.scores, strict=True):
-        rating = next((r for r in one.ratings if r.spans is not None), None)
-        if found is None or rating is None or rating.spans is None:
+    for translation, predicted, score in zip(
+        translations, metric.spans, metric.scores, strict=True
+    ):
+        rating = next((r for r in translation.ratings if r.spans is not None), None)
+        if predicted is None or rating is None or rating.spans is None:
             continue
-        gold, own = _characters(rating.spans), _characters(found)
-        entry = {"of": one, "score": score, "people": rating.spans, "metric": found}
-        missed.append((len(gold - own) if not gold & own else 0, len(missed), entry))
-        invented.append((len(own - gold) if not gold else 0, len(invented), entry))
+        gold_chars, predicted_chars = _characters(rating.spans), _characters(predicted)
+        entry = {"of": translation, "score": score, "people": rating.spans, "metric": predicted}
+        missed.append(
+            (
+                len(gold_chars - predicted_chars) if not gold_chars & predicted_chars else 0,
+                len(missed),
+                entry,
+            )
+        )
+        invented.append(
+            (len(predicted_chars - gold_chars) if not gold_chars else 0, len(invented), entry)
+        )
     lines = []
     for kind, ranked in (("people mark", missed), ("only the metric marks", invented)):
         best = sorted(ranked, key=lambda item: (-item[0], item[1]))[:_EXAMPLES]
-        lines += [_shown(kind, entry) for size, _, entry in best if size]
+        lines += [_render_example(kind, entry) for size, _, entry in best if size]
     return lines
 
 
-def _shown(kind: str, entry: dict[str, Any]) -> dict[str, Any]:
-    one = entry["of"]
+def _render_example(kind: str, entry: dict[str, Any]) -> dict[str, Any]:
+    translation = entry["of"]
     return {
         "kind": kind,
-        "src": one.src,
-        "system": one.system,
-        "human": one.score,
+        "src": translation.src,
+        "system": translation.system,
+        "human": translation.score,
         "score": entry["score"],
-        "people": Markup(as_html(one.mt, _wire(entry["people"]))),
-        "metric": Markup(as_html(one.mt, _wire(entry["metric"]))),
+        "people": Markup(as_html(translation.mt, _wire(entry["people"]))),
+        "metric": Markup(as_html(translation.mt, _wire(entry["metric"]))),
     }
 
 
 def _characters(marked: Sequence[Span]) -> set[int]:
-    return {place for span in marked for place in range(span.start, span.end)}
+    return {index for span in marked for index in range(span.start, span.end)}
 
 
 def _wire(marked: Sequence[Span]) -> list[ErrorSpan]:

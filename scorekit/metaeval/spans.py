@@ -1,17 +1,18 @@
-"""Whether a metric marks what people mark: by characters, and span for span.
+"""Agreement of marked spans with human spans: by characters, and span by span.
 
-`chars`: precision, recall and F1 of marked characters; a character is marked once, however many
-spans hold it. Long spans count for much in it.
+`chars`: precision, recall and F1 of marked characters. A character in several spans counts once.
+Long spans count more.
 
 `mpp`: match with partial overlap and partial credit, micro-averaged (Perrella et al. 2026,
 arXiv 2603.19921). Spans are matched one to one (matching.py); precision is the sum of
 `overlap / length of the metric's span` over the matched ones, by the number of all spans of the
 metric; recall that of `overlap / length of the human span`, by the number of all human spans; F1 is
-their harmonic mean. Every span counts alike, long or short. What is ours: the matching maximises
-the sum of both credits, spans of the source (omissions) are left out, and each of several raters is
-compared apart, with 1 / raters of the weight.
+their harmonic mean. Every span has equal weight, long or short. Specific to scorekit: the matching
+maximizes the sum of both credits, spans of the source (omissions) are left out, and each of several
+raters is compared separately, with 1 / raters of the weight.
 
-Sums of all translations together give a figure (micro-averages): without errors there is no figure.
+Statistics are of the sums over all translations (micro-averages); without errors they are
+undefined.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from scorekit.metaeval.matching import matched, overlap
 
 Array = Any
 
-FIGURES = {
+STATS = {
     "chars_precision": "character precision",
     "chars_recall": "character recall",
     "chars_f1": "character F1",
@@ -35,13 +36,13 @@ FIGURES = {
     "mpp_recall": "MPP recall",
     "mpp_f1": "MPP F1",
 }
-#: Upper ends of the bins of spans by length in characters.
+#: Upper limits of the bins of spans by length in characters.
 _LENGTHS = (5, 15, 40)
 _SUMS = ("common", "common_gold", "found", "gold", "credit_p", "found_n", "credit_r", "gold_n")
 
 
 def length_bin(length: int) -> str:
-    """Name of the bin of a span."""
+    """Return the name of the bin of a span."""
     low = 1
     for high in _LENGTHS:
         if length <= high:
@@ -55,77 +56,79 @@ BINS = (*(length_bin(high) for high in _LENGTHS), length_bin(_LENGTHS[-1] + 1))
 
 @dataclass
 class SpanSums:
-    """sums: (translations, 8), weighted over raters. known: (translations,), whether there are
-    human spans to compare with. groups: (kind, name) -> sums of the spans of that severity or
-    length: a metric's in the precision's, people's in the recall's."""
+    """Sums for span statistics. sums: (translations, 8), weighted over raters. has_human_spans:
+    (translations,), whether there are human spans. groups: (kind, name) -> sums of the spans of
+    that severity or length: the metric's spans for precision, human spans for recall."""
 
     sums: Array
-    known: Array
+    has_human_spans: Array
     groups: dict[tuple[str, str], Array] = field(default_factory=dict)
 
-    def figures(self, weights: Array) -> dict[str, Array]:
-        """Each of FIGURES. weights: (draws, translations)."""
-        return figures_of(weights @ self.sums)
+    def stats(self, weights: Array) -> dict[str, Array]:
+        """Return each of STATS. weights: (draws, translations)."""
+        return compute_stats(weights @ self.sums)
 
 
 def span_sums(
-    translations: Sequence[JudgedTranslation], found: Sequence[Sequence[Span]]
+    translations: Sequence[JudgedTranslation], predicted: Sequence[Sequence[Span]]
 ) -> SpanSums:
-    """found: the metric's spans of each translation."""
+    """Return the sums. predicted: the metric's spans of each translation."""
     result = SpanSums(np.zeros((len(translations), 8)), np.zeros(len(translations), bool))
-    for number, rating, part in each_rating(list(translations)):
-        result.known[number] = True
+    for number, rating, weight in each_rating(list(translations)):
+        result.has_human_spans[number] = True
         assert rating.spans is not None
-        if found[number] or rating.spans:
-            whole, groups = _compare(found[number], rating.spans)
-            result.sums[number] += part * whole
+        if predicted[number] or rating.spans:
+            total, groups = _compare(predicted[number], rating.spans)
+            result.sums[number] += weight * total
             for key, sums in groups.items():
-                result.groups[key] = result.groups.get(key, 0.0) + part * sums
+                result.groups[key] = result.groups.get(key, 0.0) + weight * sums
     return result
 
 
-def figures_of(sums: Array) -> dict[str, Array]:
-    """Sums (..., 8) -> each of FIGURES; NaN where there is nothing to divide by."""
-    common, common_gold, found, gold, credit_p, found_n, credit_r, gold_n = np.moveaxis(sums, -1, 0)
-    figures: dict[str, Array] = {}
+def compute_stats(sums: Array) -> dict[str, Array]:
+    """Return each of STATS from sums (..., 8); NaN if the divisor is 0."""
+    common, common_gold, predicted, gold, credit_p, num_predicted, credit_r, num_gold = np.moveaxis(
+        sums, -1, 0
+    )
+    stats: dict[str, Array] = {}
     for name, parts in {
-        "chars": (common, found, common_gold, gold),
-        "mpp": (credit_p, found_n, credit_r, gold_n),
+        "chars": (common, predicted, common_gold, gold),
+        "mpp": (credit_p, num_predicted, credit_r, num_gold),
     }.items():
         p, r = _ratio(parts[0], parts[1]), _ratio(parts[2], parts[3])
-        figures |= {f"{name}_precision": p, f"{name}_recall": r}
-        # no span of the metric at all: its F1 is 0 where people have some
+        stats |= {f"{name}_precision": p, f"{name}_recall": r}
+        # Without any span of the metric its F1 is 0 if there are human spans.
         below = np.nan_to_num(p) + np.nan_to_num(r)
         f1 = np.where(
             below > 0, 2 * np.nan_to_num(p) * np.nan_to_num(r) / np.maximum(below, 1e-12), 0
         )
-        figures[f"{name}_f1"] = np.where(parts[3] > 0, f1, np.nan)
-    return figures
+        stats[f"{name}_f1"] = np.where(parts[3] > 0, f1, np.nan)
+    return stats
 
 
 def _compare(
-    found: Sequence[Span], gold: Sequence[Span]
+    predicted: Sequence[Span], gold: Sequence[Span]
 ) -> tuple[Array, dict[tuple[str, str], Array]]:
-    end = max(span.end for span in (*found, *gold))
-    by_metric, by_people = _covered(found, end), _covered(gold, end)
+    end = max(span.end for span in (*predicted, *gold))
+    by_metric, by_people = _covered(predicted, end), _covered(gold, end)
     groups: dict[tuple[str, str], Array] = {}
-    for spans, other, k in ((found, by_people, 0), (gold, by_metric, 1)):
+    for spans, other, k in ((predicted, by_people, 0), (gold, by_metric, 1)):
         for key in {key for span in spans for key in _keys(span)}:
             mask = _covered([span for span in spans if key in _keys(span)], end)
             sums = groups.setdefault(key, np.zeros(8))
             sums[k], sums[2 + k] = (mask & other).sum(), mask.sum()
             sums[5 + 2 * k] += sum(key in _keys(span) for span in spans)
-    whole = np.zeros(8)
-    whole[:4] = (common := (by_metric & by_people).sum()), common, by_metric.sum(), by_people.sum()
-    whole[5], whole[7] = len(found), len(gold)
-    for f, g in matched(found, gold):
-        shared = overlap(found[f], gold[g])
-        for span, place in ((found[f], 4), (gold[g], 6)):
+    total = np.zeros(8)
+    total[:4] = (common := (by_metric & by_people).sum()), common, by_metric.sum(), by_people.sum()
+    total[5], total[7] = len(predicted), len(gold)
+    for i, j in matched(predicted, gold):
+        shared = overlap(predicted[i], gold[j])
+        for span, column in ((predicted[i], 4), (gold[j], 6)):
             credit = shared / (span.end - span.start)
-            whole[place] += credit
+            total[column] += credit
             for key in _keys(span):
-                groups[key][place] += credit
-    return whole, groups
+                groups[key][column] += credit
+    return total, groups
 
 
 def _keys(span: Span) -> tuple[tuple[str, str], ...]:

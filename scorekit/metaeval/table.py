@@ -1,9 +1,9 @@
-"""The figures in the terminal."""
+"""Print the statistics in the terminal."""
 
 from __future__ import annotations
 
 from scorekit.metaeval import agreement, spans
-from scorekit.metaeval.evaluate import MetaEvaluation, MetricFigures
+from scorekit.metaeval.evaluate import MetaEvaluation, MetricStats
 
 #: Short enough for the first column of a terminal.
 _SHORT = {
@@ -26,33 +26,42 @@ _FIRST, _EACH = 21, 15
 
 
 def print_tables(result: MetaEvaluation) -> None:
-    """One of agreement, one of spans, a metric a column; intervals stand below a figure."""
+    """Print a table of agreement and one of spans; a column per metric, intervals below each
+    value."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     console = Console()
     console.print(Text(head(result)))
-    beside = max(1, (console.width - _FIRST) // _EACH)
-    for title, names in (("agreement", agreement.FIGURES), ("spans", spans.FIGURES)):
-        metrics = [one for one in result.metrics if any(name in one.values for name in names)]
-        for first in range(0, len(metrics), beside):
+    num_columns = max(1, (console.width - _FIRST) // _EACH)
+    for title, names in (("agreement", agreement.STATS), ("spans", spans.STATS)):
+        metrics = [
+            metric for metric in result.metrics if any(name in metric.values for name in names)
+        ]
+        for first in range(0, len(metrics), num_columns):
             table = Table("", title=title, show_lines=True)
-            some = metrics[first : first + beside]
-            for one in some:
-                table.add_column(Text(one.name), justify="right", max_width=_EACH - 3)
-            rows = [m.scored if title == "agreement" else m.span_rows for m in some]
-            of = (f"{n:,} of\n{m.asked:,}" for n, m in zip(rows, some, strict=True))
-            table.add_row("scored", *of)
+            shown_metrics = metrics[first : first + num_columns]
+            for metric in shown_metrics:
+                table.add_column(Text(metric.name), justify="right", max_width=_EACH - 3)
+            rows = [
+                metric.scored if title == "agreement" else metric.span_rows
+                for metric in shown_metrics
+            ]
+            counts = (
+                f"{count:,} of\n{metric.asked:,}"
+                for count, metric in zip(rows, shown_metrics, strict=True)
+            )
+            table.add_row("scored", *counts)
             for name in names:
-                table.add_row(_SHORT[name], *(cell(one, name, "\n") for one in some))
+                table.add_row(_SHORT[name], *(cell(metric, name, "\n") for metric in shown_metrics))
             console.print(table)
     for note in notes(result):
         console.print(Text(note))
 
 
 def head(result: MetaEvaluation) -> str:
-    """What the figures are of."""
+    """Return the line about the data of the statistics."""
     return (
         f"{result.rows:,} translations that all have scored (of {result.judged:,}), "
         f"{result.segments:,} segments, {result.systems:,} systems"
@@ -60,28 +69,30 @@ def head(result: MetaEvaluation) -> str:
 
 
 def notes(result: MetaEvaluation) -> list[str]:
-    """What stands below the figures."""
+    """Return the lines below the statistics."""
     lines = [
         f"Below a figure: 95 % of {result.draws:,} resamples of the segments, then of the systems. "
         "*: above the length-only metric in 97.5 % of both."
     ]
-    for one in result.metrics:
-        if one.failed:
-            why = ", ".join(f"{type} {count:,}" for type, count in sorted(one.failed.items()))
-            lines.append(f"{one.name}: no score of {one.asked - one.scored:,} ({why})")
-        if one.truncated:
-            lines.append(f"{one.name}: {one.truncated:,} texts were not read to their end")
+    for metric in result.metrics:
+        if metric.failed:
+            reasons = ", ".join(
+                f"{type} {count:,}" for type, count in sorted(metric.failed.items())
+            )
+            lines.append(f"{metric.name}: no score of {metric.asked - metric.scored:,} ({reasons})")
+        if metric.truncated:
+            lines.append(f"{metric.name}: {metric.truncated:,} texts were not read to their end")
     return lines + result.notes
 
 
-def cell(one: MetricFigures, name: str, separator: str) -> str:
-    """A figure with its intervals; – where it is not defined."""
-    if name not in one.values:
+def cell(metric: MetricStats, name: str, separator: str) -> str:
+    """Return a statistic with its intervals; – if it is not defined."""
+    if name not in metric.values:
         return ""
-    value = one.values[name]
+    value = metric.values[name]
     if value is None:
         return "–"
-    parts = [f"{value:.3f}" + ("*" if name in one.beyond else "")]
-    for interval in one.intervals[name].values():
+    parts = [f"{value:.3f}" + ("*" if name in metric.beyond else "")]
+    for interval in metric.intervals[name].values():
         parts.append("–" if interval is None else f"{interval[0]:.2f}..{interval[1]:.2f}")
     return separator.join(parts)

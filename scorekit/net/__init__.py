@@ -1,1 +1,1 @@
-"""What every client of a service is built on: an event loop in a thread, second tries."""
+"""Shared parts of all clients: an event loop in a thread, retries, and reports of outages."""

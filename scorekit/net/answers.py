@@ -1,4 +1,4 @@
-"""Answers of servers, of which none takes our memory."""
+"""Read answers of servers within a limit on memory."""
 
 from __future__ import annotations
 
@@ -6,26 +6,30 @@ import httpx
 
 from scorekit.errors import ServiceUnreachable
 
-#: Bytes of one answer, unpacked: more than any page's picture, vectors or candidates are.
+#: Largest answer in bytes, unpacked: more than any page image, vectors or candidates need.
 MOST_BYTES = 128 * 2**20
-#: What is said of one that has more.
+#: Reason in the error about a larger one.
 TOO_MUCH = f"an answer of more than {MOST_BYTES >> 20} MiB"
 
 
 async def read_whole(response: httpx.Response, url: str) -> httpx.Response:
-    """An answer with its body, of one whose head has come; the caller closes that. Raises
-    ServiceUnreachable (not retryable: it would be as long again) over MOST_BYTES, httpx's errors.
+    """Read the body of an answer whose head has arrived; the caller closes the connection.
 
-    url: of the server, for the error.
+    url: of the server, for the error. Raises ServiceUnreachable over MOST_BYTES (not retryable: the
+    answer would be as long again), and httpx's errors.
     """
     body = bytearray()
     async for chunk in response.aiter_bytes():
         body += chunk
         if len(body) > MOST_BYTES:
             raise ServiceUnreachable(url, TOO_MUCH, retryable=False)
-    # What came packed is unpacked: nobody is to do that again.
-    packed = ("content-encoding", "content-length", "transfer-encoding")
-    headers = [(k, v) for k, v in response.headers.multi_items() if k.lower() not in packed]
+    # The body is unpacked now, so the headers about its encoding are dropped.
+    encoding_headers = ("content-encoding", "content-length", "transfer-encoding")
+    headers = [
+        (name, value)
+        for name, value in response.headers.multi_items()
+        if name.lower() not in encoding_headers
+    ]
     return httpx.Response(
         response.status_code, headers=headers, content=bytes(body), request=response.request
     )

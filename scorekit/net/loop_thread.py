@@ -1,4 +1,4 @@
-"""Coroutines for code that is not async."""
+"""An event loop in a thread, which runs coroutines for code that is not async."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ T = TypeVar("T")
 
 
 def _task(loop: asyncio.AbstractEventLoop, work: Any, **kwargs: Any) -> asyncio.Task[Any]:
-    """A task that no other task made has a caller in another thread, who gets its error from the
-    future that is chained to it: the error counts as seen. To one who gives up while it fails,
-    asyncio would print it as an error that nobody asked for."""
+    """Return a task whose error counts as seen if another thread submitted it.
+
+    That thread gets the error from a chained future. If it has given up meanwhile, asyncio would
+    print the error as one that nobody retrieved."""
     task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, **kwargs)
     if asyncio.current_task(loop) is None:
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -25,17 +26,20 @@ class LoopThread:
     """An event loop in a thread, so that a running loop (a notebook's) is no obstacle."""
 
     def __init__(self, name: str) -> None:
-        """name: the thread's, and what is said to be closed."""
+        """Start the thread and its loop.
+
+        name: the name of the thread, which the error after `stop` contains, too.
+        """
         self._name = name
         self.loop = asyncio.new_event_loop()
         self.loop.set_task_factory(_task)
         self._thread = threading.Thread(target=self.loop.run_forever, name=name, daemon=True)
         self._thread.start()
-        self._lock = threading.Lock()  # guards `stopped`: nothing is submitted behind the end
+        self._lock = threading.Lock()  # guards `stopped`: nothing is submitted after the end
         self.stopped = False
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Begin it; to cancel the future ends it. Raises RuntimeError once it was stopped."""
+        """Start a coroutine. Cancel the future to end it. Raises RuntimeError after `stop`."""
         with self._lock:
             if not self.stopped:
                 return asyncio.run_coroutine_threadsafe(work, self.loop)
@@ -43,18 +47,18 @@ class LoopThread:
         raise RuntimeError(f"the {self._name} is closed")
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Its result, waited for; interrupted, it is given up."""
+        """Wait for the coroutine's result. An interrupt cancels it."""
         future = self.submit(work)
         try:
             return future.result()
         except CancelledError:
             raise RuntimeError(f"the {self._name} was closed meanwhile") from None
         except BaseException:
-            future.cancel()  # Ctrl-C, or a notebook's stop button: nobody waits for the rest
+            future.cancel()  # Ctrl-C, or a notebook's stop button: nobody waits for the result
             raise
 
     def stop(self, close: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Give up the work of other threads, await `close()`, and end; once."""
+        """Cancel the work of other threads, await `close()`, and end the thread; once."""
         with self._lock:
             if self.stopped:
                 return
@@ -66,9 +70,9 @@ class LoopThread:
 
 
 async def _end(close: Callable[[], Awaitable[None]] | None) -> None:
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
+    other_tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in other_tasks:
         task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
+    await asyncio.gather(*other_tasks, return_exceptions=True)
     if close is not None:
         await close()

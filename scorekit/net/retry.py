@@ -1,5 +1,5 @@
-"""Second tries of a request: how long the pauses are, what Retry-After asks for, and when it is
-over. Whoever asks says what is worth another try.
+"""Retries of a request: pauses between attempts, Retry-After, and the deadline. The caller decides
+which errors are worth a retry.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from typing import Any
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_never
 from tenacity.wait import wait_random_exponential
 
-#: Seconds before another try, by what is known of the tries before.
+#: Returns the seconds before the next attempt.
 Wait = Callable[[RetryCallState], float]
 
-#: A longer Retry-After is taken for a mistake where nobody sets a deadline.
+#: A longer Retry-After is capped, because it is probably a mistake.
 _LONGEST_RETRY_AFTER_S = 600.0
-#: Of our own: a caller who seeded `random` gets the same numbers whether or not a request failed.
+#: Our own generator: a caller who seeded `random` gets the same numbers whether or not a request
+#: failed.
 _jitter = random.Random()
-#: Drawn between 0 and 0.2 s, 0.4 s, ... 10 s. Tests put another in its place.
+#: Drawn between 0 and 0.2 s, 0.4 s, ... 10 s. Tests replace it.
 _backoff: Wait = wait_random_exponential(multiplier=0.2, max=10.0)
 
 
@@ -29,93 +30,99 @@ class Deadline:
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        self._at = time.monotonic() + seconds
+        self._end = time.monotonic() + seconds
         self._failure: BaseException | None = None
 
     def extend(self, seconds: float) -> None:
-        """Later by so much: a wait that does not count."""
-        self._at += seconds
+        """Move the deadline back, for a wait that does not count."""
+        self._end += seconds
 
-    def left(self) -> float:
-        """Seconds that are left; never negative."""
-        return max(0.0, self._at - time.monotonic())
+    def remaining_s(self) -> float:
+        """Return the remaining seconds; never negative."""
+        return max(0.0, self._end - time.monotonic())
 
-    def for_service(self, most: float) -> float:
-        """Seconds to grant the service, at most `most`: a little less than what is left, so that
-        its answer, with all that was scored in time, still arrives."""
-        left = self.left()
-        return min(most, max(0.001, left - min(1.0, left / 10)))
+    def for_service(self, max_s: float) -> float:
+        """Return the seconds to grant the service, at most `max_s`.
 
-    def for_try(self) -> float:
-        """Seconds for the try that begins now. Where none are left, since the machine slept through
-        a pause, raises what the try before ended with: that says more than a timeout of 0 s."""
-        left = self.left()
-        if not left and self._failure is not None:
+        It is a little less than the remaining time, so that its answer still arrives in time."""
+        remaining = self.remaining_s()
+        return min(max_s, max(0.001, remaining - min(1.0, remaining / 10)))
+
+    def attempt_timeout_s(self) -> float:
+        """Return the seconds for the attempt that starts now.
+
+        If none remain (the machine was suspended during a pause), raise the error of the previous
+        attempt: it says more than a timeout of 0 s."""
+        remaining = self.remaining_s()
+        if not remaining and self._failure is not None:
             raise self._failure
-        return left
+        return remaining
 
     def is_too_near(self, state: RetryCallState) -> bool:
-        """Stop: a try that could only begin after it is not waited for."""
+        """Return True if the next attempt could only start after the deadline: there is no use
+        waiting."""
         self._failure = failure_of(state)
-        return state.upcoming_sleep >= self.left()
+        return state.upcoming_sleep >= self.remaining_s()
 
 
-def tries(
+def retrying(
     may_help: Callable[[BaseException], bool],
     *,
     wait: Wait | None = None,
     stop: Callable[[RetryCallState], bool] = stop_never,
     note: Callable[[RetryCallState], Any],
 ) -> AsyncRetrying:
-    """Tries of one request; the last error is raised as it is.
+    """Return the attempts of one request; the last error is raised as it is.
 
-    wait: None: pauses that grow to 10 s. stop: asked when the pause is known. note: told of each
-    failure that is followed by another try; it names no word of the service's in a log.
+    wait: None: pauses that grow to 10 s. stop: called when the pause is known. note: called for
+    each failure that is retried; it must not log the service's own words.
     """
     return AsyncRetrying(
         retry=retry_if_exception(may_help),
-        wait=wait or growing,
+        wait=wait or exponential_wait,
         stop=stop,
         before_sleep=note,
         reraise=True,
     )
 
 
-def growing(state: RetryCallState) -> float:
-    """For whoever asks until a deadline."""
+def exponential_wait(state: RetryCallState) -> float:
+    """Return a pause for a caller that retries until a deadline."""
     return _backoff(state)
 
 
 def stepped(steps_s: Sequence[float]) -> Wait:
-    """These pauses, the last one again and again; +-25 %, so that requests which failed together do
-    not come back together. Never sooner than the error's `retry_after`."""
+    """Return a function that waits these seconds in turn, and the last one from then on.
+
+    Pauses vary by 25 %, so that requests that failed together do not return together. They are
+    never shorter than the error's `retry_after`."""
 
     def wait(state: RetryCallState) -> float:
         step = steps_s[min(state.attempt_number, len(steps_s)) - 1]
         pause = step * _jitter.uniform(0.75, 1.25)
-        asked = getattr(failure_of(state), "retry_after", None)
-        if asked is None:
+        retry_after = getattr(failure_of(state), "retry_after", None)
+        if retry_after is None:
             return pause
-        return max(pause, min(asked, _LONGEST_RETRY_AFTER_S) * _jitter.uniform(1.0, 1.1))
+        return max(pause, min(retry_after, _LONGEST_RETRY_AFTER_S) * _jitter.uniform(1.0, 1.1))
 
     return wait
 
 
 def failure_of(state: RetryCallState) -> BaseException | None:
-    """What the last try ended with."""
+    """Return the error of the last attempt."""
     return state.outcome.exception() if state.outcome else None
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Seconds of a Retry-After header, which holds seconds or a date; None without one."""
+    """Return the seconds of a Retry-After header, which has seconds or a date; None without one."""
     value = headers.get("retry-after", "")
     try:
         return max(0.0, float(value))
     except ValueError:
         pass
     try:
-        when = parsedate_to_datetime(value).timestamp()
-        sent = parsedate_to_datetime(headers["date"]).timestamp()  # the server's own clock
+        retry_time = parsedate_to_datetime(value).timestamp()
+        sent_time = parsedate_to_datetime(headers["date"]).timestamp()  # the server's own clock
     except (ValueError, TypeError, KeyError):
         return None
-    return max(0.0, when - sent)
+    return max(0.0, retry_time - sent_time)

@@ -1,1 +1,1 @@
-"""Numbers that decide: vectors of texts, and means beside the thresholds of a config."""
+"""Numeric checks: vectors of texts, and values next to the thresholds of a config."""

@@ -1,13 +1,13 @@
-"""Numbers beside the thresholds of a config, where the last bit of a float would decide.
+"""Compare numbers with the thresholds of a config without depending on the last bit of a float.
 
 Eight scores of 0.7 have the mean 0.7, but as floats their sum divided by 8 is 0.7000000000000001,
-which is above a threshold of 0.7. So a number this near to a threshold is equal to it.
+which is above a threshold of 0.7. So a number this close to a threshold is equal to it.
 """
 
 from __future__ import annotations
 
-#: As a part of the threshold, or of 1 where that is larger. A mean of thousands of scores is off by
-#: far less, and no two scores that a service gives are so near to each other.
+#: Relative to the threshold, or to 1 if that is larger. The mean of thousands of scores is off by
+#: far less, and no two scores of a service are this close to each other.
 SAME = 1e-12
 
 
@@ -22,7 +22,7 @@ def below(value: float, threshold: float) -> bool:
 
 
 def lowest_equal(threshold: float) -> float:
-    """Return the least number that is not below a threshold, for arrays of numbers."""
+    """Return the smallest number that is not below a threshold, for arrays of numbers."""
     return threshold - _error(threshold)
 
 

@@ -1,1 +1,1 @@
-"""What people look at: HTML pages of one look, errors in colour, progress bars."""
+"""Output for people: HTML pages in one style, errors in color, progress bars."""

@@ -1,4 +1,4 @@
-"""What a check before a run has found: one row for each thing that was looked at."""
+"""Results of the checks before a run: one row per check."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from scorekit.command import say
+from scorekit.command import print_line
 from scorekit.errors import ScorekitError, UserError
 from scorekit.report.render import visible
 
@@ -19,73 +19,76 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What was looked at, what was found, and whether a run could start with it."""
+    """A check before a run: its name, its result in words, and whether a run could start with
+    it."""
 
     name: str
-    found: str
+    result: str
     ok: bool
 
 
 @dataclass(slots=True)
 class Findings:
-    """All checks, in order. memory: (what, bytes), of which the last two are all and free."""
+    """All checks, in order. memory: (use, bytes); the last two entries are the total and the
+    free."""
 
     checks: list[Check] = field(default_factory=list)
     memory: list[tuple[str, float]] = field(default_factory=list)
 
     @property
     def failed(self) -> list[Check]:
-        """Those that a run would end with."""
+        """Return the checks that would end a run."""
         return [check for check in self.checks if not check.ok]
 
     @property
-    def faults(self) -> list[str]:
-        """A line for each of those, which begins with what was looked at."""
+    def errors(self) -> list[str]:
+        """Return a line for each failed check, which begins with its name."""
         return [f"{check.name}: {_without_key(check)}" for check in self.failed]
 
-    def look(self, name: str, work: Callable[..., tuple[T, str]], *arguments: Any) -> T | None:
-        """Do `work`, which gives what is needed further on and what was found; note that, or why it
-        cannot be."""
+    def run_check(self, name: str, work: Callable[..., tuple[T, str]], *arguments: Any) -> T | None:
+        """Run `work`, which returns a value and a description, and note the result as a check.
+
+        Returns the value, or None if it raised an error, which is noted as the check's failure."""
         try:
-            value, found = work(*arguments)
+            value, description = work(*arguments)
         except (ScorekitError, OSError) as error:
             lines = error.lines if isinstance(error, UserError) else ()
-            said = " ".join([str(error), "; ".join(lines)])
-            self.checks.append(Check(name, " ".join(said.split()), False))
+            text = " ".join([str(error), "; ".join(lines)])
+            self.checks.append(Check(name, " ".join(text.split()), False))
             return None
-        self.checks.append(Check(name, found, True))
+        self.checks.append(Check(name, description, True))
         return value
 
 
 def _without_key(check: Check) -> str:
-    """Return what was found without the key in front of it, which an error names itself."""
+    """Return a check's result without its config key, which an error repeats."""
     key = check.name.rpartition(": ")[2]
-    return check.found.removeprefix(f"{key}: ")
+    return check.result.removeprefix(f"{key}: ")
 
 
-def say_findings(findings: Findings) -> int:
-    """Show them all, and what fails as errors; the exit code."""
+def print_check_results(findings: Findings) -> int:
+    """Print all checks, and the failed ones as errors. Return the exit code."""
     console = Console()
     console.print(check_table(findings))
     if findings.memory:
         console.print(memory_table(findings))
-    for fault in findings.faults:
-        say(f"error: {fault}")
+    for error_line in findings.errors:
+        print_line(f"error: {error_line}")
     return 2 if findings.failed else 0
 
 
 def check_table(findings: Findings) -> Table:
-    """All checks, a row each."""
+    """Return a table with a row per check."""
     table = Table("", "check", Column("found", overflow="fold"))
     for check in findings.checks:
         mark = Text("ok", "green") if check.ok else Text("failed", "red")
-        table.add_row(mark, check.name, Text(visible(check.found)))
+        table.add_row(mark, check.name, Text(visible(check.result)))
     return table
 
 
 def memory_table(findings: Findings) -> Table:
-    """Where the memory goes."""
+    """Return a table of the estimated memory."""
     table = Table("memory (estimate)", Column("GiB", justify="right"))
-    for what, size in findings.memory:
-        table.add_row(what, f"{size / 2**30:.2f}")
+    for use, size in findings.memory:
+        table.add_row(use, f"{size / 2**30:.2f}")
     return table

@@ -1,4 +1,4 @@
-"""What every HTML report shares: its look, and its pictures as SVG. matplotlib is loaded on use."""
+"""Parts that all HTML reports share: the style, and charts as SVG. matplotlib is loaded on use."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ STYLE = """\
   .pair dd { margin: 0 0 .1rem 4.6rem; overflow-wrap: anywhere; }"""
 
 
-def picture(title: str, label: str, fill: Callable[[Any], int]) -> str | None:
-    """A picture as SVG, the same bytes for the same data; None where there is nothing to draw.
+def chart_image(title: str, label: str, fill: Callable[[Any], int]) -> str | None:
+    """Return a chart as SVG, the same bytes for the same data, or None if there is nothing to draw.
 
-    label: of the x axis. fill: draws on matplotlib axes, and returns how many series it drew.
+    label: of the x axis. fill: draws on matplotlib axes, and returns the number of series.
     """
     import matplotlib
 
@@ -37,18 +37,18 @@ def picture(title: str, label: str, fill: Callable[[Any], int]) -> str | None:
     from matplotlib import pyplot
 
     with matplotlib.rc_context({"svg.fonttype": "none", "font.size": 9, "svg.hashsalt": "report"}):
-        figure, axes = pyplot.subplots(figsize=(4.2, 2.6), layout="constrained")
+        canvas, axes = pyplot.subplots(figsize=(4.2, 2.6), layout="constrained")
         try:
-            drawn = fill(axes)
-            if not drawn:
+            num_series = fill(axes)
+            if not num_series:
                 return None
             axes.set_title(title, loc="left", fontsize=10)
             axes.set_xlabel(label)
             axes.grid(alpha=0.25)
-            if drawn > 1:
+            if num_series > 1:
                 axes.legend(fontsize=7, framealpha=0.8, edgecolor="none")
             text = io.StringIO()
-            figure.savefig(text, format="svg", metadata={"Date": None})
+            canvas.savefig(text, format="svg", metadata={"Date": None})
             return text.getvalue()[text.getvalue().index("<svg") :]
         finally:
-            pyplot.close(figure)
+            pyplot.close(canvas)

@@ -1,4 +1,4 @@
-"""A bar for long jobs: how many, how fast, how long still. On stderr, or in the notebook's cell."""
+"""A progress bar with count, rate and remaining time, on stderr or in the notebook's cell."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def progress_bar(total: int, done: int = 0) -> Iterator[Callable[[int], None]]:
-    """Gives a function that says how many more are done."""
+    """Show the bar and yield a function that advances it."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,

@@ -1,1 +1,1 @@
-"""Document pages behind a URL: what the retriever and who asks it say to each other; its client."""
+"""Document pages behind a URL: the wire types of the retriever, and its client."""

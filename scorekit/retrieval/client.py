@@ -1,10 +1,10 @@
 """The client of a page retriever.
 
 with Retriever("http://127.0.0.1:8005") as retriever:
-    hits, none = retriever.search(["revenue by region", "rainfall in May"], top_k=3)
-    picture = retriever.image(hits[0].page_id)
+        hits, no_hits = retriever.search(["revenue by region", "rainfall in May"], top_k=3)
+        image = retriever.image(hits[0].page_id)
 
-All answers of one client come from one index: where its revision changes, `IndexChanged` is raised.
+All answers of one client come from one index: if its revision changes, `IndexChanged` is raised.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from pydantic import ValidationError
 from pydantic_core import from_json, to_json
 
 from scorekit.client.transport import (
-    OneServer,
+    RetryingSession,
     checked_url,
     is_retryable,
-    own_key,
+    parse_response,
     raise_refusal,
-    understood,
+    resolve_api_key,
 )
 from scorekit.errors import (
     IndexChanged,
@@ -33,40 +33,41 @@ from scorekit.errors import (
     ServiceUnreachable,
     UserError,
 )
-from scorekit.net.own_loop import OwnLoop
+from scorekit.net.fork_safe import ForkSafeClient
 from scorekit.net.retry import Deadline
-from scorekit.retrieval.pictures import KeptPictures
+from scorekit.retrieval.image_cache import PageImageCache
 from scorekit.retrieval.searches import (
-    Found,
     Search,
     SearchAnswer,
     SearchLimits,
+    SearchOutcome,
     body_of,
-    fault_of,
+    find_search_error,
     in_requests,
-    may_pass,
+    is_transient,
     outcome_of,
 )
 from scorekit.retrieval.wire import REVISION_HEADER, IndexInfo, Page
 
 _WHAT = "page retriever"
 _PNG = b"\x89PNG\r\n\x1a\n"
-#: Bytes of all pictures that a client keeps.
+#: Total bytes of the images that a client caches.
 _KEPT_BYTES = 256 * 2**20
 
 
 class Retriever:
-    """The client of one retriever, for code that is not async; threads may share it. In a forked
-    child it makes its connections anew.
+    """The client of one retriever, for code that is not async. Threads may share it.
+
+    A forked child creates its own connections.
 
     url: of the service. api_key: default from SCOREKIT_API_KEY. timeout_s: seconds for one request.
-    deadline_s: for one request with its second tries (no connection, 429, 502, 503, 504, searches
-    that failed for the moment) and the pauses between them. max_in_flight: requests at once. Raises
-    UserError for what is no http URL.
+    deadline_s: seconds for one request with its retries (no connection, 429, 502, 503, 504,
+    transient errors of searches) and the pauses between them. max_in_flight: concurrent requests.
+    Raises UserError if the URL is not http.
 
-    What every call may raise: ServiceUnreachable without an answer until the deadline, or with one
-    that is none; IndexChanged where another index answers than before; RequestError where the
-    request is refused; UserError where another service answers.
+    Every call may raise ServiceUnreachable if there is no valid answer until the deadline;
+    IndexChanged if another index answers than before; RequestError if the request is refused;
+    UserError if another service answers.
     """
 
     def __init__(
@@ -78,49 +79,52 @@ class Retriever:
         deadline_s: float = 300.0,
         max_in_flight: int = 8,
     ) -> None:
-        base, key, seen = checked_url(url), own_key(api_key), _Seen()
+        base, key, first_revision = checked_url(url), resolve_api_key(api_key), _Seen()
 
         def make() -> _Client:
-            return _Client(base, key, timeout_s, deadline_s, max_in_flight, seen)
+            return _Client(base, key, timeout_s, deadline_s, max_in_flight, first_revision)
 
         self.url = base
-        self._own = OwnLoop("retriever's client", make, _Client.close)
+        self._owned_loop = ForkSafeClient("retriever's client", make, _Client.close)
 
     def info(self) -> IndexInfo:
-        """Which index answers now; asked anew each time, so that a run can look."""
-        return self._own.run(lambda client: client.info())
+        """Return the index that answers now, without a cache, so that a run can check it."""
+        return self._owned_loop.run(lambda client: client.info())
 
     def search(
         self,
         queries: Sequence[str],
         top_k: int = 10,
         exclude: Sequence[Sequence[str]] | None = None,
-    ) -> list[Found]:
-        """What each query found, in order; nothing found is an empty list. Equal searches are asked
-        once, and they go out in as few requests as the service allows.
+    ) -> list[SearchOutcome]:
+        """Return the hits of each query, in order; an empty list if there are none.
 
-        exclude: of each query, ids of pages that it is not to find. A query that cannot be asked
-        (empty, NUL, not Unicode), or that fails alone, has a SampleError in its place.
+        Equal searches are sent once, in as few requests as the service allows.
+
+        exclude: for each query, ids of pages to leave out. A query that is invalid (empty, NUL, not
+        Unicode) or fails alone has a SampleError in its place.
         """
         excluded = exclude if exclude is not None else [()] * len(queries)
         searches = [
             (query, tuple(dict.fromkeys(pages)))
             for query, pages in zip(queries, excluded, strict=True)
         ]
-        return self._own.run(lambda client: client.search(searches, top_k))
+        return self._owned_loop.run(lambda client: client.search(searches, top_k))
 
     def page(self, page_id: str) -> Page:
-        """Size and text of a page. Raises RequestError (`not_found`) where there is none."""
-        return self._own.run(lambda client: client.page(page_id))
+        """Return size and text of a page. Raises RequestError (`not_found`) if it does not
+        exist."""
+        return self._owned_loop.run(lambda client: client.page(page_id))
 
     def image(self, page_id: str) -> bytes:
-        """The page's picture, a PNG; the ones asked for last are kept. Raises RequestError
-        (`not_found`) where there is no such page."""
-        return self._own.run(lambda client: client.image(page_id))
+        """Return the page's image, a PNG; recently used ones are cached.
+
+        Raises RequestError (`not_found`) if the page does not exist."""
+        return self._owned_loop.run(lambda client: client.image(page_id))
 
     def close(self) -> None:
         """Close the connections; a second call does nothing."""
-        self._own.close()
+        self._owned_loop.close()
 
     def __enter__(self) -> Retriever:
         return self
@@ -130,13 +134,13 @@ class Retriever:
 
 
 class _Seen:
-    """The revision that answered first. A forked child knows its parent's."""
+    """The revision that answered first. A forked child has its parent's."""
 
     revision: str | None = None
 
 
 class _Client:
-    """What `Retriever` does, on its event loop."""
+    """The async part of `Retriever`, on its event loop."""
 
     def __init__(
         self,
@@ -151,9 +155,9 @@ class _Client:
         self._timeout_s = timeout_s
         self._seen = seen
         self._limits: SearchLimits | None = None
-        self._asking = asyncio.Lock()
-        self._pictures = KeptPictures(self._fetch_image, _KEPT_BYTES)
-        self._server = OneServer(
+        self._limits_lock = asyncio.Lock()
+        self._image_cache = PageImageCache(self._fetch_image, _KEPT_BYTES)
+        self._server = RetryingSession(
             base,
             key,
             _WHAT,
@@ -166,16 +170,16 @@ class _Client:
         await self._server.close()
 
     async def info(self) -> IndexInfo:
-        told = await self._json("/v1/info")
+        body = await self._get_json("/v1/info")
         try:
-            found = IndexInfo.model_validate(told)
-            self._limits = SearchLimits.model_validate(told)
+            index_info = IndexInfo.model_validate(body)
+            self._limits = SearchLimits.model_validate(body)
         except ValidationError:
-            name = told.get("service") if isinstance(told, dict) else None
-            who = f"the service {name[:40]!r}" if isinstance(name, str) else "another service"
-            raise UserError(f"{self._base} is {who}, not a {_WHAT}: give its URL") from None
-        self._check_revision(found.revision)
-        return found
+            name = body.get("service") if isinstance(body, dict) else None
+            server = f"the service {name[:40]!r}" if isinstance(name, str) else "another service"
+            raise UserError(f"{self._base} is {server}, not a {_WHAT}. Set its URL") from None
+        self._check_revision(index_info.revision)
+        return index_info
 
     def _check_revision(self, revision: str) -> None:
         self._seen.revision = self._seen.revision or revision
@@ -184,35 +188,37 @@ class _Client:
 
     # -- searches ---------------------------------------------------------------------------------
 
-    async def search(self, searches: list[Search], top_k: int) -> list[Found]:
-        found: dict[Search, Found | None] = {one: fault_of(one) for one in searches}
-        wanted = [one for one, fault in found.items() if fault is None]
-        if wanted:
-            parts = in_requests(wanted, await self._known_limits())
-            tasks = [asyncio.create_task(self._answers(part, top_k)) for part in parts]
+    async def search(self, searches: list[Search], top_k: int) -> list[SearchOutcome]:
+        outcome_by_search: dict[Search, SearchOutcome | None] = {
+            search: find_search_error(search) for search in searches
+        }
+        sendable = [search for search, error in outcome_by_search.items() if error is None]
+        if sendable:
+            batches = in_requests(sendable, await self._get_limits())
+            tasks = [asyncio.create_task(self._answers(batch, top_k)) for batch in batches]
             try:
-                for part, answers in zip(parts, await asyncio.gather(*tasks), strict=True):
-                    found.update(zip(part, answers, strict=True))
+                for batch, answers in zip(batches, await asyncio.gather(*tasks), strict=True):
+                    outcome_by_search.update(zip(batch, answers, strict=True))
             finally:
                 for task in tasks:
                     task.cancel()
-        outcomes = [found[one] for one in searches]
-        return [[*one] if isinstance(one, list) else one for one in outcomes]  # type: ignore[misc]
+        outcomes = [outcome_by_search[search] for search in searches]
+        return [[*o] if isinstance(o, list) else o for o in outcomes]  # type: ignore[misc]
 
-    async def _known_limits(self) -> SearchLimits:
-        async with self._asking:
+    async def _get_limits(self) -> SearchLimits:
+        async with self._limits_lock:
             if self._limits is None:
                 await self.info()
         assert self._limits is not None
         return self._limits
 
-    async def _answers(self, searches: list[Search], top_k: int) -> list[Found]:
-        """Of one request, and of what it is cut into where a proxy has a smaller limit."""
+    async def _answers(self, searches: list[Search], top_k: int) -> list[SearchOutcome]:
+        """Return the outcomes of one request; split it if a proxy has a smaller limit."""
         try:
             async with self._server.slots:
                 deadline = self._server.deadline()
-                with self._server.absence.watched(deadline):
-                    return await self._tried(searches, top_k, deadline)
+                with self._server.outage_log.watched(deadline):
+                    return await self._search_with_retries(searches, top_k, deadline)
         except RequestError as error:
             if error.type != "too_large":
                 raise
@@ -222,74 +228,81 @@ class _Client:
         first = await self._answers(searches[:half], top_k)
         return first + await self._answers(searches[half:], top_k)
 
-    async def _tried(self, searches: list[Search], top_k: int, deadline: Deadline) -> list[Found]:
-        """Searches that failed for the moment are asked again until the deadline, and have failed
-        then."""
-        found: dict[Search, Found] = {}
+    async def _search_with_retries(
+        self, searches: list[Search], top_k: int, deadline: Deadline
+    ) -> list[SearchOutcome]:
+        """Return the outcomes, with transient errors retried until the deadline."""
+        outcome_by_search: dict[Search, SearchOutcome] = {}
         missing = searches
         try:
             async for attempt in self._server.tries(deadline):
                 with attempt:
-                    found.update(await self._searched(missing, top_k, deadline))
-                    missing = [one for one in missing if may_pass(found[one])]
+                    outcome_by_search.update(await self._search_once(missing, top_k, deadline))
+                    missing = [
+                        search for search in missing if is_transient(outcome_by_search[search])
+                    ]
                     if missing:
-                        raise RequestError("unavailable", f"{self._base}: searches failed for now")
-                    self._server.absence.answered()
+                        raise RequestError(
+                            "unavailable", f"{self._base}: searches had transient errors"
+                        )
+                    self._server.outage_log.answered()
         except (ServiceUnreachable, RequestError) as error:
-            if not is_retryable(error) or any(one not in found for one in missing):
+            if not is_retryable(error) or any(
+                search not in outcome_by_search for search in missing
+            ):
                 raise
-        return [found[one] for one in searches]
+        return [outcome_by_search[search] for search in searches]
 
-    async def _searched(
+    async def _search_once(
         self, searches: list[Search], top_k: int, deadline: Deadline
-    ) -> dict[Search, Found]:
+    ) -> dict[Search, SearchOutcome]:
         body = to_json(
             {
-                "queries": [body_of(one) for one in searches],
+                "queries": [body_of(search) for search in searches],
                 "top_k": top_k,
                 "timeout_s": deadline.for_service(self._timeout_s),
             }
         )
-        response = self._accepted(await self._server.once("POST", "/v1/search", deadline, body))
-        with understood(self._base, _WHAT):
+        response = self._check_status(await self._server.once("POST", "/v1/search", deadline, body))
+        with parse_response(self._base, _WHAT):
             answer = SearchAnswer.model_validate_json(response.content)
             self._check_revision(answer.index.revision)
             pairs = zip(searches, answer.results, strict=True)
-            return {one: outcome_of(result, top_k) for one, result in pairs}
+            return {search: outcome_of(result, top_k) for search, result in pairs}
 
     # -- pages ------------------------------------------------------------------------------------
 
     async def page(self, page_id: str) -> Page:
-        told = await self._json(_path_of(page_id))
-        with understood(self._base, _WHAT):
-            page = Page.model_validate(told)
+        body = await self._get_json(_path_of(page_id))
+        with parse_response(self._base, _WHAT):
+            page = Page.model_validate(body)
         if page.page_id != page_id:
-            raise ServiceUnreachable(self._base, "it tells of another page", retryable=False)
+            raise ServiceUnreachable(self._base, "it answered with another page", retryable=False)
         return page
 
     async def image(self, page_id: str) -> bytes:
-        return await self._pictures.get(page_id)
+        return await self._image_cache.get(page_id)
 
     async def _fetch_image(self, page_id: str) -> bytes:
         path = f"{_path_of(page_id)}/image?format=png"
-        picture = (await self._got(path)).content
-        if not picture.startswith(_PNG):
-            raise ServiceUnreachable(self._base, "a picture that is no PNG", retryable=False)
-        return picture
+        image = (await self._get(path)).content
+        if not image.startswith(_PNG):
+            raise ServiceUnreachable(self._base, "an image that is not a PNG", retryable=False)
+        return image
 
     # -- requests ---------------------------------------------------------------------------------
 
-    async def _json(self, path: str) -> Any:
-        response = await self._got(path)
-        with understood(self._base, _WHAT):
+    async def _get_json(self, path: str) -> Any:
+        response = await self._get(path)
+        with parse_response(self._base, _WHAT):
             return from_json(response.content)
 
-    async def _got(self, path: str) -> httpx.Response:
-        """The answer to a GET, with second tries."""
-        return await self._server.asked("GET", path, read=self._accepted)
+    async def _get(self, path: str) -> httpx.Response:
+        """Return the answer to a GET, with retries."""
+        return await self._server.request("GET", path, read=self._check_status)
 
-    def _accepted(self, response: httpx.Response) -> httpx.Response:
-        """Raises the typed error of a refusal, IndexChanged."""
+    def _check_status(self, response: httpx.Response) -> httpx.Response:
+        """Return an answer of status 200. Raises the typed error of a refusal, IndexChanged."""
         if response.status_code != 200:
             raise_refusal(self._base, response, _WHAT)
         if revision := response.headers.get(REVISION_HEADER):
@@ -298,9 +311,11 @@ class _Client:
 
 
 def _path_of(page_id: str) -> str:
-    """One segment, whatever the id: no dot of it makes the path another one. A slash would, also
-    when it is quoted, and no page has one."""
+    """Return the path of a page.
+
+    The id becomes one segment, dots included. A slash would split it even when it is quoted, and no
+    page id has one."""
     if not page_id or "/" in page_id:
-        raise RequestError("not_found", "an empty text, or one with a slash, is no page's id")
+        raise RequestError("not_found", "a page id is not empty and has no slash")
     segment = quote(page_id, safe="", errors="surrogatepass").replace(".", "%2E")
     return f"/v1/pages/{segment}"

@@ -1,4 +1,4 @@
-"""Searches as they go to a retriever, and what comes back for each."""
+"""Searches as a retriever's requests carry them, and the outcome of each."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from scorekit.errors import SampleError
 from scorekit.retrieval.wire import PageHit
 from scorekit.schemas import WireAnswer, WireError
 
-#: What a search found, best first, or why it has no answer.
-Found = list[PageHit] | SampleError
-#: A query and the pages that it is not to find.
+#: The hits of a search, best first, or the error of one that failed.
+SearchOutcome = list[PageHit] | SampleError
+#: A query, and the ids of pages to leave out.
 Search = tuple[str, tuple[str, ...]]
 
-#: Bytes of a body beside its searches: options, brackets.
+#: Bytes of a body besides its searches: options, brackets.
 _FRAME = 256
 
 
 class SearchResult(WireAnswer):
-    """What a retriever answers for one search: `hits` where `ok`, else `error`."""
+    """A retriever's answer to one search: `hits` if `ok`, else `error`."""
 
     ok: bool
     hits: list[PageHit] | None = None
@@ -30,7 +30,7 @@ class SearchResult(WireAnswer):
 
 
 class SearchLimits(WireAnswer):
-    """Of one request, as the service tells them: searches, and bytes of its body."""
+    """Limits of one request, as the service states them: searches, and bytes of the body."""
 
     max_samples: int = Field(64, ge=1)
     max_body_bytes: int = Field(2**20, gt=_FRAME)
@@ -48,28 +48,28 @@ class SearchAnswer(WireAnswer):
 
 
 def body_of(search: Search) -> Mapping[str, Any]:
-    """The search as it stands in a request."""
+    """Return the search as a request carries it."""
     query, excluded = search
     return {"query": query, "exclude": excluded} if excluded else {"query": query}
 
 
 def in_requests(searches: Sequence[Search], limits: SearchLimits) -> list[list[Search]]:
-    """Searches by request; one that is too large for any stands alone."""
+    """Return searches grouped into requests; one that exceeds the limits is alone."""
     requests: list[list[Search]] = []
     size = 0
-    for one in searches:
-        length = len(to_json(body_of(one))) + 1
-        full = requests and len(requests[-1]) >= limits.max_samples
-        if not requests or full or size + length > limits.max_body_bytes:
+    for search in searches:
+        length = len(to_json(body_of(search))) + 1
+        is_full = requests and len(requests[-1]) >= limits.max_samples
+        if not requests or is_full or size + length > limits.max_body_bytes:
             requests.append([])
             size = _FRAME
-        requests[-1].append(one)
+        requests[-1].append(search)
         size += length
     return requests
 
 
-def fault_of(search: Search) -> SampleError | None:
-    """Why no service should be asked this."""
+def find_search_error(search: Search) -> SampleError | None:
+    """Return the error of a search that no service should get, or None."""
     query, excluded = search
     if not query.strip():
         return SampleError("invalid_input", "an empty query finds nothing")
@@ -83,8 +83,8 @@ def fault_of(search: Search) -> SampleError | None:
     return None
 
 
-def outcome_of(result: SearchResult, top_k: int) -> Found:
-    """Raises ValueError for a result that is neither hits nor an error."""
+def outcome_of(result: SearchResult, top_k: int) -> SearchOutcome:
+    """Return the hits or the error. Raises ValueError for a result that has neither."""
     if result.ok and result.hits is not None and len(result.hits) <= top_k:
         return result.hits
     if result.ok or result.error is None:
@@ -93,6 +93,6 @@ def outcome_of(result: SearchResult, top_k: int) -> Found:
     return SampleError(error.type, error.message, retryable=error.retryable)
 
 
-def may_pass(outcome: Found) -> bool:
-    """Whether the same search may find something when it is asked again."""
+def is_transient(outcome: SearchOutcome) -> bool:
+    """Return True if the same search may succeed when it is retried."""
     return isinstance(outcome, SampleError) and outcome.retryable

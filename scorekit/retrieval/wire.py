@@ -1,4 +1,4 @@
-"""What goes over the wire between the retriever and its callers (docs/protocol.md)."""
+"""Wire types of the retriever and its callers (docs/protocol.md)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Page(WireAnswer):
 
 
 class IndexInfo(WireAnswer):
-    """Which index answers. revision: digest of all that an answer depends on (pages, pictures,
+    """The index that answers. revision: digest of all that an answer depends on (pages, images,
     vectors, back end and its settings)."""
 
     id: str

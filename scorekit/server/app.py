@@ -1,4 +1,4 @@
-"""The HTTP face of a service: routes, limits, errors. What happens behind them is in service.py."""
+"""The HTTP interface of a service: routes, limits, errors. service.py does the work."""
 
 from __future__ import annotations
 
@@ -24,20 +24,21 @@ from scorekit.schemas import (
     ErrorResponse,
 )
 from scorekit.server.backend import Backend
-from scorekit.server.http.body import Shape, read_query, read_request
-from scorekit.server.http.gate import Gate
+from scorekit.server.endpoint import Line
+from scorekit.server.http.body import RequestSchema, read_query, read_request
+from scorekit.server.http.middleware import RequestMiddleware
 from scorekit.server.http.origin import AllowedHosts
 from scorekit.server.http.settings import Secrets, ServiceSettings, load_api_keys
 from scorekit.server.page import add_page
-from scorekit.server.queue.work import Job
+from scorekit.server.queue.in_flight import PendingRequest
 from scorekit.server.service import LARGE, MANY, ScoringService
-from scorekit.server.verb import Line
 
 
 def create_app(
     backend: Backend, settings: ServiceSettings, secrets: Secrets | None = None
 ) -> FastAPI:
-    """The application of one service. The model is loaded after start-up, in the background."""
+    """Create the application of one service. The model is loaded after start-up, in the
+    background."""
     secrets = secrets or Secrets()
     service = ScoringService(backend, settings, secrets)
 
@@ -52,41 +53,44 @@ def create_app(
         title=f"scorekit {backend.service}",
         version=str(SCHEMA_VERSION),
         lifespan=lifespan,
-        # A redirect would name an address and a scheme, which behind a proxy are not the client's.
+        # A redirect would name an address and a scheme that behind a proxy are not the client's.
         redirect_slashes=False,
-        docs_url=None,  # these pages are empty without a script from elsewhere; /openapi.json stays
+        docs_url=None,  # these pages need a script from elsewhere; /openapi.json stays
         redoc_url=None,
     )
     app.state.service = service
-    page = backend.verb.page if settings.page else None
+    page = backend.endpoint.page if settings.page else None
     keys = load_api_keys(settings, secrets)
     hosts = AllowedHosts(settings)
-    app.add_middleware(Gate, keys=keys, metrics=service.metrics, hosts=hosts, page=page is not None)
+    app.add_middleware(
+        RequestMiddleware, keys=keys, metrics=service.metrics, hosts=hosts, page=page is not None
+    )
     app.add_exception_handler(RequestError, _answer_request_error)
     app.add_exception_handler(HTTPException, _answer_http_error)
-    verbs = (backend.verb, *backend.verb.faces)
-    shapes = [Shape(verb, verb.request_type(settings.max_samples)) for verb in verbs]
+    endpoints = (backend.endpoint, *backend.endpoint.compat_endpoints)
+    shapes = [RequestSchema(e, e.request_type(settings.max_samples)) for e in endpoints]
     for shape in shapes:
         _add_verb_routes(app, service, shape)
     _add_other_routes(app, service)
-    backend.verb.add_routes(app)
+    backend.endpoint.add_routes(app)
     if page is not None:
         add_page(app, page, backend.service)
     _describe_requests(app, shapes)
     return app
 
 
-Endpoint = Callable[[Request], Coroutine[Any, Any, Response]]
-#: Seconds of a request after which its client is watched.
+RouteHandler = Callable[[Request], Coroutine[Any, Any, Response]]
+#: Seconds after which the client of a request is watched for a disconnect.
 WATCH_AFTER_S = 0.02
 
 
 class DirectRoute(APIRoute):
-    """A route whose endpoint takes the request and gives the response itself: FastAPI documents
-    it, but its dependencies and serialisation would only cost time."""
+    """A route whose endpoint handles the request directly.
 
-    def get_route_handler(self) -> Endpoint:
-        """The endpoint."""
+    FastAPI documents it, but its dependencies and serialization would only cost time."""
+
+    def get_route_handler(self) -> RouteHandler:
+        """Return the endpoint."""
         return self.endpoint
 
 
@@ -96,127 +100,130 @@ _STREAM_ANSWER = {
 }
 
 
-def _add_verb_routes(app: FastAPI, service: ScoringService, shape: Shape) -> None:
+def _add_verb_routes(app: FastAPI, service: ScoringService, shape: RequestSchema) -> None:
     statuses = (400, 403, 408, 413, 415, 422, 429, 431, 500, 503, 504)
-    refusals: dict[int | str, dict[str, Any]] = {s: {"model": ErrorResponse} for s in statuses}
-    verb = shape.verb
+    refusals: dict[int | str, dict[str, Any]] = {
+        status: {"model": ErrorResponse} for status in statuses
+    }
+    endpoint = shape.endpoint
     router = APIRouter(route_class=DirectRoute)
     router.add_api_route(
-        verb.path,
+        endpoint.path,
         _answering(service, shape),
-        methods=[verb.method],
-        name=verb.name,
-        description=verb.about,
-        responses={200: {"model": verb.response_type}, **refusals},
+        methods=[endpoint.method],
+        name=endpoint.name,
+        description=endpoint.about,
+        responses={200: {"model": endpoint.response_type}, **refusals},
     )
-    if verb.streams:
+    if endpoint.streams:
         router.add_api_route(
-            f"{verb.path}/stream",
+            f"{endpoint.path}/stream",
             _streaming(service, shape),
             methods=["POST"],
-            name=f"{verb.name}_stream",
+            name=f"{endpoint.name}_stream",
             responses={200: _STREAM_ANSWER, **refusals},
             response_class=StreamingResponse,
         )
     app.include_router(router)
 
 
-def _answering(service: ScoringService, shape: Shape) -> Endpoint:
+def _answering(service: ScoringService, shape: RequestSchema) -> RouteHandler:
     async def ask(request: Request) -> Response:
-        with ExitStack() as held:
-            asked, job = await _open_job(service, shape, request, held)
+        with ExitStack() as exit_stack:
+            parsed, job = await _open_job(service, shape, request, exit_stack)
             watch = _Watch(request, job)
             try:
                 await service.finish(job)
             finally:
                 watch.end()
                 service.close_job(job)
-            parts = shape.verb.answer(asked, job.answers, job.cached, service.model)
-            written = sum(len(one) for one in job.answers if isinstance(one, bytes))
-            if len(job.answers) <= MANY and written <= LARGE:
+            parts = shape.endpoint.render_response(parsed, job.answers, job.cached, service.model)
+            num_bytes = sum(len(answer) for answer in job.answers if isinstance(answer, bytes))
+            if len(job.answers) <= MANY and num_bytes <= LARGE:
                 body = b"".join(parts)
                 return Response(body, media_type="application/json", headers=_times(job))
-            return _Parts(_yielding(parts), held.pop_all(), "application/json", _times(job))
+            return _Parts(_yielding(parts), exit_stack.pop_all(), "application/json", _times(job))
 
     return ask
 
 
-def _streaming(service: ScoringService, shape: Shape) -> Endpoint:
+def _streaming(service: ScoringService, shape: RequestSchema) -> RouteHandler:
     async def ask_stream(request: Request) -> Response:
         """The same request; one result a line, in order of completion.
 
         A stream without its last line has failed: ask again for the missing indexes.
         """
-        with ExitStack() as held:
-            asked, job = await _open_job(service, shape, request, held)
-            held.callback(service.close_job, job)
+        with ExitStack() as exit_stack:
+            parsed, job = await _open_job(service, shape, request, exit_stack)
+            exit_stack.callback(service.close_job, job)
             watch = _Watch(request, job)
             indexes = service.stream(job)
             try:
-                # The first result comes before the header: nothing in time is a 504.
+                # The first result comes before the header: no result in time is a 504.
                 first = await anext(indexes)
             finally:
-                watch.end()  # from here on the response itself notices
-            lines = _lines(shape.verb.lines(asked), job, first, indexes)
-            return _Parts(lines, held.pop_all(), "application/x-ndjson", _times(job))
+                watch.end()  # from here on the response itself notices a disconnect
+            lines = _lines(shape.endpoint.lines(parsed), job, first, indexes)
+            return _Parts(lines, exit_stack.pop_all(), "application/x-ndjson", _times(job))
 
     return ask_stream
 
 
 async def _open_job(
-    service: ScoringService, shape: Shape, request: Request, held: ExitStack
-) -> tuple[Any, Job]:
+    service: ScoringService, shape: RequestSchema, request: Request, exit_stack: ExitStack
+) -> tuple[Any, PendingRequest]:
     service.refuse_if_unavailable()  # before the body is read
-    share = held.enter_context(service.budget.share())
-    if shape.verb.method == "GET":
-        asked = read_query(request, shape)
+    share = exit_stack.enter_context(service.budget.share())
+    if shape.endpoint.method == "GET":
+        parsed = read_query(request, shape)
     else:
-        asked = await read_request(request, shape, service.settings, share)
-    job = await service.open(asked, share.size, shape.verb)
+        parsed = await read_request(request, shape, service.settings, share)
+    job = await service.open(parsed, share.size, shape.endpoint)
     if (key := request.scope.get("key_id")) is not None:
         service.metrics.key_samples.labels(key).inc(len(job.answers))
-    return asked, job
+    return parsed, job
 
 
 class _Parts(StreamingResponse):
-    """An answer that is written as it is read. At its end, also where the client leaves before,
-    `held` is closed."""
+    """An answer that is written as it is read. `exit_stack` is closed at its end, also after a
+    disconnect."""
 
     def __init__(
         self,
         parts: AsyncIterator[bytes],
-        held: ExitStack,
+        exit_stack: ExitStack,
         media_type: str,
         headers: dict[str, str],
     ) -> None:
         super().__init__(parts, media_type=media_type, headers=headers)
-        self._held = held
+        self._exit_stack = exit_stack
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Write it."""
-        with self._held:
+        with self._exit_stack:
             await super().__call__(scope, receive, send)
 
 
 async def _yielding(parts: Iterator[bytes]) -> AsyncIterator[bytes]:
-    """Between two parts others get their turn."""
+    """Yield the parts, and let other coroutines run between two of them."""
     for part in parts:
         yield part
         await asyncio.sleep(0)
 
 
 async def _lines(
-    line: Line, job: Job, first: int, rest: AsyncIterator[int]
+    line: Line, job: PendingRequest, first: int, further_indexes: AsyncIterator[int]
 ) -> AsyncIterator[bytes]:
     yield line(first, job.answers[first], first in job.cached)
-    async for index in rest:
+    async for index in further_indexes:
         yield line(index, job.answers[index], index in job.cached)
     good = sum(isinstance(answer, bytes) for answer in job.answers)
     yield to_json({"done": True, "ok": good, "failed": len(job.answers) - good}) + b"\n"
 
 
-def _times(job: Job) -> dict[str, str]:
-    """Milliseconds of a request's stages; the gate adds X-Total-Time."""
+def _times(job: PendingRequest) -> dict[str, str]:
+    """Return the milliseconds of a request's stages as headers; the middleware adds
+    X-Total-Time."""
     return {
         "X-Tokenise-Time": f"{job.tokenise_s * 1000:.2f}",
         "X-Queue-Time": f"{job.queue_s * 1000:.2f}",
@@ -225,13 +232,13 @@ def _times(job: Job) -> dict[str, str]:
 
 
 class _Watch:
-    """Gives a job up when its client leaves: nobody would read the answer.
+    """Ends a job when its client disconnects, because nothing would read the answer.
 
-    It begins after `WATCH_AFTER_S`: a task for each short request would cost it a twentieth of its
-    time. Who has left before is noticed then.
+    It starts after `WATCH_AFTER_S`: a task would cost each short request a twentieth of its time.
+    An earlier disconnect is noticed then.
     """
 
-    def __init__(self, request: Request, job: Job) -> None:
+    def __init__(self, request: Request, job: PendingRequest) -> None:
         self._request, self._job = request, job
         self._task: asyncio.Task[None] | None = None
         self._timer = asyncio.get_running_loop().call_later(WATCH_AFTER_S, self._begin)
@@ -255,7 +262,7 @@ def _add_other_routes(app: FastAPI, service: ScoringService) -> None:
     @app.head("/v1/info", include_in_schema=False)
     @app.get(
         "/v1/info",
-        response_model=service.verb.info_type,
+        response_model=service.endpoint.info_type,
         responses={503: {"model": ErrorResponse}},
     )
     async def info() -> BaseModel:
@@ -274,7 +281,7 @@ def _add_other_routes(app: FastAPI, service: ScoringService) -> None:
     @app.get("/health/ready", responses={503: {"model": ErrorResponse}})
     async def ready() -> dict[str, bool]:
         """The model answers, and new work is taken."""
-        if (reason := service.unready()) is not None:
+        if (reason := service.unavailable_reason()) is not None:
             raise RequestError("unavailable", reason, retry_after=5.0)
         return {"ready": True}
 
@@ -286,25 +293,25 @@ def _add_other_routes(app: FastAPI, service: ScoringService) -> None:
 
 
 def _info(service: ScoringService) -> BaseModel:
-    told = service.description
+    description = service.description
     memory = service.backend.memory_bytes()
-    own: dict[str, str | None] = {"scorekit": scorekit.__version__}
-    return service.verb.info(
+    scorekit_version: dict[str, str | None] = {"scorekit": scorekit.__version__}
+    return service.endpoint.info(
         {
             "service": service.backend.service,
-            "model": told.model,
-            "revision": told.revision,
-            "tokenizer": told.tokenizer,
-            "dtype": told.dtype,
-            "device": told.device,
-            "max_input_length": told.max_input_length,
+            "model": description.model,
+            "revision": description.revision,
+            "tokenizer": description.tokenizer,
+            "dtype": description.dtype,
+            "device": description.device,
+            "max_input_length": description.max_input_length,
             "max_samples": service.settings.max_samples,
             "max_body_bytes": service.settings.max_body_bytes,
-            "versions": told.versions | own,
+            "versions": description.versions | scorekit_version,
             "commit": scorekit.commit(),
             "device_memory_bytes": memory[0] if memory else None,
         },
-        told,
+        description,
     )
 
 
@@ -333,8 +340,8 @@ async def _answer_http_error(request: Request, error: Exception) -> Response:
     return response
 
 
-def _describe_requests(app: FastAPI, shapes: Sequence[Shape]) -> None:
-    """Bodies are read by hand (limits come first), so their schema is added by hand too."""
+def _describe_requests(app: FastAPI, shapes: Sequence[RequestSchema]) -> None:
+    """Add the schemas of requests: bodies are read by hand, because limits come first."""
     default = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -347,14 +354,14 @@ def _describe_requests(app: FastAPI, shapes: Sequence[Shape]) -> None:
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-def _describe_request(document: dict[str, Any], shape: Shape) -> None:
-    name, path = shape.request_type.__name__, shape.verb.path
+def _describe_request(document: dict[str, Any], shape: RequestSchema) -> None:
+    name, path = shape.request_type.__name__, shape.endpoint.path
     schema = shape.request_type.model_json_schema(ref_template="#/components/schemas/{model}")
     definitions = schema.pop("$defs", {})
-    if shape.verb.method == "GET":
+    if shape.endpoint.method == "GET":
         document["paths"][path]["get"]["parameters"] = [
-            {"name": field, "in": "query", "required": True, "schema": told}
-            for field, told in schema["properties"].items()
+            {"name": field, "in": "query", "required": True, "schema": field_schema}
+            for field, field_schema in schema["properties"].items()
         ]
         return
     document["components"]["schemas"] |= definitions | {name: schema}
@@ -368,7 +375,7 @@ def _describe_request(document: dict[str, Any], shape: Shape) -> None:
 
 
 def _describe_keys(document: dict[str, Any]) -> None:
-    """Keys are optional: it is the settings that close a service."""
+    """Document keys as optional: the settings decide whether a service needs one."""
     document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     schema = {"$ref": "#/components/schemas/ErrorResponse"}
     refusal = {

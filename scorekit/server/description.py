@@ -1,4 +1,4 @@
-"""What a loaded backend says of itself."""
+"""The description of a loaded backend."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True, kw_only=True)
-class Description:
-    """The static part of `GET /v1/info`; a verb may want more (`ScoreDescription`)."""
+class ModelDescription:
+    """The static part of `GET /v1/info`; an endpoint may add fields (`ScoreDescription`)."""
 
     model: str
     revision: str
@@ -16,6 +16,6 @@ class Description:
     device: str
     max_input_length: int
     versions: dict[str, str | None] = field(default_factory=dict)
-    #: Whatever else changes an outcome (attention back end, layer transformation, tokenizer
-    #: digest): part of the cache key.
+    #: Other settings that change an outcome (attention backend, layer transformation, tokenizer
+    #: digest). They are part of the cache key.
     engine: dict[str, str] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Where a model runs: device, threads, memory, and the folder its files are in."""
+"""Set up the device of a model: device name, threads, dtype and memory."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 def prepare_device(name: str, threads: int | None) -> torch.device:
-    """The device of that name (auto: the first GPU, else the CPU); sets torch's threads.
+    """Return the device of that name (auto: the first GPU, else the CPU); sets torch's threads.
 
-    Raises UserError for a device that is not there.
+    Raises UserError if the device does not exist.
     """
     import torch
 
     _keep_freed_memory()
-    # With a cgroup limit torch counts the host's cores; too many threads cost more than they give.
+    # torch counts the host's cores, even with a cgroup limit. Too many threads are slower.
     threads = threads or usable_cpus()
     torch.set_num_threads(threads)
     os.environ.setdefault("RAYON_NUM_THREADS", str(threads))  # of the tokenizers
@@ -37,14 +37,14 @@ def prepare_device(name: str, threads: int | None) -> torch.device:
 
 
 def check_dtype(name: str) -> None:
-    """Raise UserError for what is no dtype of weights."""
+    """Raise UserError if it is not a dtype of weights."""
     if name not in ("float32", "bfloat16", "float16"):
         raise UserError(f"--dtype {name}: give float32, bfloat16 or float16")
 
 
 def _keep_freed_memory() -> None:
-    """Let glibc keep what a batch frees for the next one, where it would give it back to the
-    system and pay for each page anew."""
+    """Let glibc keep freed memory for the next batch. By default it returns the memory to the
+    system, and every new page costs time."""
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "gnu_get_libc_version"):
         return
@@ -54,8 +54,9 @@ def _keep_freed_memory() -> None:
 
 
 def device_memory_bytes(device: torch.device | None) -> tuple[int, int, int] | None:
-    """Bytes of tensors on a CUDA device, now and at most so far, and of the device; None
-    elsewhere."""
+    """Return bytes of a CUDA device: allocated by tensors now, at the peak, and in total.
+
+    None for another device."""
     import torch
 
     if device is None or device.type != "cuda":

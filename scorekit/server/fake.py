@@ -1,6 +1,6 @@
-"""A backend without a model. Its answer depends on the input: mixing up two samples shows.
+"""A backend without a model. Its answers depend on the input, so swapped samples are detected.
 
-`python -m scorekit.server.fake` serves it, to write and test callers where no model is at hand.
+`python -m scorekit.server.fake` serves it, to write and test callers without a model.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from scorekit.schemas import (
 )
 from scorekit.server.backend import Encoded, Outcome, translation_probe
 from scorekit.server.http.settings import ServiceSettings
-from scorekit.server.scoring import ScoreDescription, Scoring
+from scorekit.server.score_endpoint import ScoreDescription, ScoreEndpoint
 
 #: Longest input in tokens (words) that the fake reads.
 MAX_INPUT_LENGTH = 512
@@ -31,14 +31,14 @@ _SEVERITIES = ("MINOR", "MAJOR", "CRITICAL")
 
 
 def fake_score(sample: TranslationSample, top: float) -> float:
-    """A number in [0, top) that is a function of the three texts."""
+    """Return a number in [0, top) that is a function of the three texts."""
     text = "\x1f".join((sample.src, sample.mt, sample.ref or ""))
     digest = hashlib.blake2b(text.encode(), digest_size=6).digest()
     return int.from_bytes(digest, "big") / 2**48 * top
 
 
 def fake_spans(mt: str) -> list[dict[str, Any]]:
-    """Every run of ASCII letters is an error; a longer one is a graver one."""
+    """Return an error span for every run of ASCII letters; longer runs have a higher severity."""
     return [
         {
             "start": m.start(),
@@ -52,11 +52,11 @@ def fake_spans(mt: str) -> list[dict[str, Any]]:
 
 
 class FakeBackend:
-    """Stands in for MetricX or xCOMET.
+    """Replaces MetricX or xCOMET.
 
-    seconds_per_batch, seconds_per_pair: how long `forward` sleeps (the GIL is free, as beside a
-    GPU).
-    poison: a text that, found in `mt`, makes the whole batch raise.
+    seconds_per_batch, seconds_per_pair: duration of `forward`, which sleeps without the GIL, as
+    with a GPU.
+    poison: if an `mt` contains this text, the full batch raises.
     """
 
     def __init__(
@@ -72,12 +72,12 @@ class FakeBackend:
         self.seconds_per_pair = seconds_per_pair
         self.poison = poison
         self.batches: list[int] = []  # sizes, in order
-        self.verb = Scoring(
+        self.endpoint = ScoreEndpoint(
             TranslationSample, MetricXOptions if service == "metricx" else XCometOptions
         )
 
     def load(self) -> ScoreDescription:
-        """Nothing to load; says what it pretends to be."""
+        """Return the description of the fake model; nothing is loaded."""
         metricx = self.service == "metricx"
         return ScoreDescription(
             model=f"fake-{self.service}",
@@ -93,7 +93,7 @@ class FakeBackend:
     def encode(
         self, samples: Sequence[TranslationSample], options: Any
     ) -> list[Encoded | SampleError]:
-        """Words count as tokens; too many are cut or refused as the options say."""
+        """Count words as tokens; overlong samples are cut or refused as the options say."""
         limit = min(options.max_input_length or MAX_INPUT_LENGTH, MAX_INPUT_LENGTH)
         encoded: list[Encoded | SampleError] = []
         for sample in samples:
@@ -110,7 +110,7 @@ class FakeBackend:
         return encoded
 
     def forward(self, batch: Sequence[Encoded]) -> list[Outcome]:
-        """Score a batch; `nan` anywhere in `mt` gives a score that is not finite."""
+        """Score a batch; an `mt` that contains `nan` gets a score that is not finite."""
         pause = self.seconds_per_batch + self.seconds_per_pair * len(batch)
         if pause:
             time.sleep(pause)
@@ -127,11 +127,11 @@ class FakeBackend:
         return {"score": fake_score(sample, 1.0), "error_spans": fake_spans(sample.mt)}
 
     def probe(self, words: int) -> TranslationSample:
-        """A translation of about that many words on each side."""
+        """Return a translation of about that many words on each side."""
         return translation_probe(words)
 
     def memory_bytes(self) -> tuple[int, int, int] | None:
-        """A fake holds nothing."""
+        """Return None: a fake uses no device memory."""
         return None
 
 
@@ -146,7 +146,7 @@ class FakeSettings(ServiceSettings):
 
 
 def make_backend(settings: FakeSettings) -> FakeBackend:
-    """The fake that the settings describe."""
+    """Return the fake backend of the settings."""
     return FakeBackend(
         settings.service,
         seconds_per_batch=settings.seconds_per_batch,

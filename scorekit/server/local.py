@@ -1,4 +1,4 @@
-"""A backend in the caller's own process, behind the same protocol as a remote service."""
+"""A scorer that runs a backend in the caller's process, with the protocol of a remote scorer."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from scorekit.errors import SampleError
 from scorekit.schemas import Result, TranslationSample, score_result
 from scorekit.scorers import RewardOutput, SampleForScoring, ScoringConfig, reward_output
 from scorekit.server.backend import Encoded, Outcome, ScoringBackend
-from scorekit.server.http.checks import text_fault
-from scorekit.server.queue.batch import cut_batches, default_batch_tokens, run_batch
-from scorekit.server.scoring import resolve_options
+from scorekit.server.http.checks import text_error
+from scorekit.server.queue.batch import default_batch_tokens, make_batches, run_batch
+from scorekit.server.score_endpoint import resolve_options
 from scorekit.server.windows.backend import with_windows
 
 
 class LocalScorer:
-    """Scores with a backend in this process: encode, sort by length, cut, forward.
+    """Scores with a backend in this process: encode, make batches by length, forward.
 
-    max_batch_tokens: most tokens of one batch, padding included; default: by the device.
+    max_batch_tokens: max tokens of a batch, including padding; default: depends on the device.
     """
 
     def __init__(self, backend: ScoringBackend, *, max_batch_tokens: int | None = None) -> None:
@@ -32,10 +32,13 @@ class LocalScorer:
     def score_batch(
         self, samples: Sequence[SampleForScoring], cfg: ScoringConfig | None = None
     ) -> RewardOutput:
-        """Score in order; a failed sample has None in its place and its error in the metadata."""
+        """Score samples in order; a failed sample has the score None and its error in the
+        metadata."""
         cfg = cfg or ScoringConfig()
-        verb = self.backend.verb
-        options = resolve_options(verb.options_type.model_validate(cfg.options()), self.description)
+        endpoint = self.backend.endpoint
+        options = resolve_options(
+            endpoint.options_type.model_validate(cfg.options()), self.description
+        )
         checked = [
             TranslationSample.model_construct(src=s.src, mt=s.mt, ref=s.ref or None)
             for s in samples
@@ -43,23 +46,23 @@ class LocalScorer:
         outcomes: dict[int, Outcome] = {}
         readable: list[int] = []
         for index, sample in enumerate(checked):
-            fault = text_fault(sample)
-            if fault is None:
+            error = text_error(sample)
+            if error is None:
                 readable.append(index)
             else:
-                outcomes[index] = fault
+                outcomes[index] = error
         with self._lock:
             encoded = self._windowed.encode([checked[i] for i in readable], options)
             waiting: list[tuple[int, Encoded]] = []
-            for index, one in zip(readable, encoded, strict=True):
-                if isinstance(one, SampleError):
-                    outcomes[index] = one
+            for index, item in zip(readable, encoded, strict=True):
+                if isinstance(item, SampleError):
+                    outcomes[index] = item
                 else:
-                    waiting.append((index, one))
-            lengths = [(one.length, one.rows) for _, one in waiting]
-            for batch in cut_batches(lengths, self.max_batch_tokens, cfg.batch_size):
+                    waiting.append((index, item))
+            lengths = [(item.length, item.rows) for _, item in waiting]
+            for batch in make_batches(lengths, self.max_batch_tokens, cfg.batch_size):
                 in_hand = [waiting[k][1] for k in batch]
-                scored = run_batch(self._windowed.forward, in_hand, verb.outcome_fault)
+                scored = run_batch(self._windowed.forward, in_hand, endpoint.outcome_error)
                 outcomes |= dict(zip((waiting[k][0] for k in batch), scored, strict=True))
         return reward_output([_result(outcomes[index]) for index in range(len(samples))])
 

@@ -1,4 +1,4 @@
-"""From a checked request to its answers: cache, queue, model, cache. Knows nothing of HTTP."""
+"""Answer a checked request: cache, queue, model, cache. Independent of HTTP."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from scorekit.errors import RequestError, SampleError, UserError
 from scorekit.schemas import SCHEMA_VERSION, ModelRef
 from scorekit.server.backend import Backend, collectors_of
 from scorekit.server.cache import Cache
+from scorekit.server.cache_tiers import open_tier
+from scorekit.server.endpoint import Endpoint, ParsedRequest
 from scorekit.server.http.metrics import Metrics
 from scorekit.server.http.settings import Secrets, ServiceSettings
 from scorekit.server.queue.batching import Batcher
-from scorekit.server.queue.budget import Budget
-from scorekit.server.queue.work import Job, Wanted
-from scorekit.server.tiers import open_tier
-from scorekit.server.verb import Asked, Verb
+from scorekit.server.queue.in_flight import PendingItem, PendingRequest
+from scorekit.server.queue.memory_budget import MemoryBudget
 from scorekit.server.windows.backend import with_windows
 
 log = structlog.get_logger()
 T = TypeVar("T")
 
-#: Samples, and bytes, of a request over which what is done with all of it is done in a thread: some
-#: milliseconds.
+#: Limits in samples and bytes above which a request is processed in a thread, because that takes
+#: some milliseconds.
 MANY, LARGE = 1000, 256 * 1024
-#: Seconds that the model's thread, and the tokeniser's, may take to end: a small batch's.
+#: Seconds that the threads of the model and the tokenizer may take to end: those of a small batch.
 JOIN_S = 2.5
 
 
@@ -42,10 +42,10 @@ class ScoringService:
 
     def __init__(self, backend: Backend, settings: ServiceSettings, secrets: Secrets) -> None:
         self.backend = backend = with_windows(backend, settings.max_batch_tokens)
-        self.verb = backend.verb
+        self.endpoint = backend.endpoint
         self.settings = settings
         self.metrics = Metrics()
-        self.metrics.begin_at_zero(self.verb.path)
+        self.metrics.begin_at_zero(self.endpoint.path)
         for collector in collectors_of(backend):
             self.metrics.registry.register(collector)
         tier = open_tier(
@@ -55,87 +55,92 @@ class ScoringService:
             redis_password=secrets.redis_password,
         )
         self.cache = Cache(settings.cache_memory_items, tier, self.metrics, secrets.cache_secret)
-        self.budget = Budget(settings.max_inflight_bytes, settings.max_body_bytes)
+        self.budget = MemoryBudget(settings.max_inflight_bytes, settings.max_body_bytes)
         self.batcher = Batcher(backend, settings, self.metrics, self._store)
         self.draining = False
         self.loaded = False
         self._storing: set[asyncio.Task[None]] = set()
         self.metrics.loaded.set_function(lambda: self.loaded)
-        self.metrics.ready.set_function(lambda: self.unready() is None)
+        self.metrics.ready.set_function(lambda: self.unavailable_reason() is None)
         self.metrics.queue_items_limit.set(settings.max_queue_items)
         self.metrics.queue_tokens_limit.set(settings.max_queue_tokens)
 
     async def start(self) -> None:
-        """Load the model, warm it up, then take work."""
-        self.description = told = await _in_daemon_thread(self.backend.load)
-        await _in_daemon_thread(lambda: self.batcher.warm_up(told))
+        """Load the model, warm it up, then accept requests."""
+        self.description = description = await _in_daemon_thread(self.backend.load)
+        await _in_daemon_thread(lambda: self.batcher.warm_up(description))
         self._key_prefix = to_json(
             [
                 SCHEMA_VERSION,
                 self.backend.service,
-                told.revision,
-                told.tokenizer,
-                told.dtype,
-                told.device.split(":")[0],
-                told.versions,
-                told.engine,
+                description.revision,
+                description.tokenizer,
+                description.dtype,
+                description.device.split(":")[0],
+                description.versions,
+                description.engine,
             ]
         )
-        self.model = ModelRef(service=self.backend.service, id=told.model, revision=told.revision)
+        self.model = ModelRef(
+            service=self.backend.service, id=description.model, revision=description.revision
+        )
         self.metrics.watch_device(self.backend.memory_bytes)
         self.batcher.start()
         self.loaded = True
-        log.info("ready", service=self.backend.service, model=told.model)
+        log.info("ready", service=self.backend.service, model=description.model)
 
     async def close(self) -> None:
-        """Stop the threads, and wait for what they do and for what is being stored, in bounds."""
-        # A thread that comes back from torch while the interpreter ends takes the process along.
+        """Stop the threads, and wait a limited time for their work and for pending cache writes."""
+        # A thread that returns from torch while the interpreter exits crashes the process.
         await asyncio.to_thread(self.batcher.stop, JOIN_S)
         if self._storing:
             await asyncio.wait(self._storing, timeout=1.0)
         await self.cache.close()
 
-    def unready(self) -> str | None:
-        """Why no work is taken; None when the model answers."""
+    def unavailable_reason(self) -> str | None:
+        """Return why no request is accepted; None when the model answers."""
         if self.draining:
             return "the service is shutting down"
         if not self.loaded:
             return "the model is loading"
-        return self.batcher.fault()
+        return self.batcher.unhealthy_reason()
 
     def refuse_if_unavailable(self) -> None:
-        """Raises RequestError while draining or loading."""
+        """Raise RequestError while draining or loading."""
         if self.draining or not self.loaded:
-            raise RequestError("unavailable", self.unready() or "", retry_after=5.0)
+            raise RequestError("unavailable", self.unavailable_reason() or "", retry_after=5.0)
 
-    async def open(self, request: Any, size: int, verb: Verb | None = None) -> Job:
-        """Look up what is known and put the rest in flight. Close the job when done with it.
+    async def open(
+        self, request: Any, size: int, endpoint: Endpoint | None = None
+    ) -> PendingRequest:
+        """Answer from the cache and put the other samples in flight. Close the job when done with
+        it.
 
-        size: bytes of the request. verb: that it is a request of; None: the service's own, else one
-        of its faces.
+        size: bytes of the request. endpoint: the endpoint of the request; None: the service's own,
+        else one of its `compat_endpoints`.
 
-        Raises RequestError where the request as a whole cannot be taken.
+        Raises RequestError if the request as a whole is refused.
         """
         self.refuse_if_unavailable()
-        asked = self._read(request, verb or self.verb)
-        timeout_s = asked.timeout_s or self.settings.timeout_s
-        job = Job(len(asked.items), time.monotonic(), timeout_s)
-        if len(asked.items) > MANY or size > LARGE:
-            wanted, faults = await asyncio.to_thread(self._wanted, asked)
+        parsed = self._read(request, endpoint or self.endpoint)
+        timeout_s = parsed.timeout_s or self.settings.timeout_s
+        job = PendingRequest(len(parsed.items), time.monotonic(), timeout_s)
+        if len(parsed.items) > MANY or size > LARGE:
+            pending, errors = await asyncio.to_thread(self._items_with_keys, parsed)
         else:
-            wanted, faults = self._wanted(asked)
-        for index, fault in faults:
-            job.answers[index] = fault
-        if asked.cache:
-            wanted = await self._take_known(job, wanted, asked.options)
-        if wanted:
-            self.batcher.submit(job, wanted, asked)
+            pending, errors = self._items_with_keys(parsed)
+        for index, error in errors:
+            job.answers[index] = error
+        if parsed.cache:
+            pending = await self._take_cached(job, pending, parsed.options)
+        if pending:
+            self.batcher.submit(job, pending, parsed)
         else:
             job.finish()
         return job
 
-    def close_job(self, job: Job) -> None:
-        """Give up what the job still waits for, and count what became of it."""
+    def close_job(self, job: PendingRequest) -> None:
+        """Cancel what the job still waits for, and count its outcomes."""
         self.batcher.release(job)
         unanswered = "timeout" if job.timed_out else "cancelled"
         outcomes = Counter(
@@ -152,100 +157,109 @@ class ScoringService:
             if count:
                 self.metrics.samples.labels(outcome).inc(count)
 
-    async def finish(self, job: Job) -> None:
-        """Return when every sample is answered, or the time is up.
+    async def finish(self, job: PendingRequest) -> None:
+        """Return when every sample is answered or the time is up.
 
-        Nothing answered in time raises `timeout`; else what is late counts as failed.
+        If nothing was answered in time, raise `timeout`; else late samples count as failed.
         """
-        if job.missing:
+        if job.pending_count:
             timer = asyncio.get_running_loop().call_later(job.timeout_s, job.finish)
             try:
                 await job.done
             finally:
                 timer.cancel()
-            if job.missing == len(job.answers):
+            if job.pending_count == len(job.answers):
                 raise self._too_late(job)
 
-    async def stream(self, job: Job) -> AsyncIterator[int]:
-        """Indexes in order of completion; at the end those that are late. Nothing answered in
-        time raises `timeout`."""
-        arrived: asyncio.Queue[int | None] = asyncio.Queue()
-        job.on_answer = arrived.put_nowait
+    async def stream(self, job: PendingRequest) -> AsyncIterator[int]:
+        """Yield indexes in order of completion; at the end those of late samples.
+
+        Raises `timeout` if nothing was answered in time."""
+        completed: asyncio.Queue[int | None] = asyncio.Queue()
+        job.on_answer = completed.put_nowait
         ready = [index for index, answer in enumerate(job.answers) if answer is not None]
-        job.done.add_done_callback(lambda _: arrived.put_nowait(None))
+        job.done.add_done_callback(lambda _: completed.put_nowait(None))
         timer = asyncio.get_running_loop().call_later(job.timeout_s, job.finish)
         try:
             for index in ready:
                 yield index
             sent = set(ready)
-            while (arrival := await arrived.get()) is not None:
+            while (arrival := await completed.get()) is not None:
                 sent.add(arrival)
                 yield arrival
         finally:
             timer.cancel()
-        job.done.result()  # raises when the client has left
+        job.done.result()  # raises if the client has disconnected
         if not sent:
             raise self._too_late(job)
         for index in range(len(job.answers)):
             if index not in sent:
                 yield index
 
-    def _too_late(self, job: Job) -> RequestError:
-        message = f"nothing was {self.verb.done} within {job.timeout_s:g} s"
+    def _too_late(self, job: PendingRequest) -> RequestError:
+        message = f"nothing was {self.endpoint.done_label} within {job.timeout_s:g} s"
         return RequestError("timeout", message)
 
-    async def _take_known(self, job: Job, wanted: list[Wanted], options: Any) -> list[Wanted]:
-        """Answer what the cache knows; the others."""
-        missing = self._answer_from(self.cache.recall([w.key for w in wanted]), job, wanted)
+    async def _take_cached(
+        self, job: PendingRequest, pending: list[PendingItem], options: Any
+    ) -> list[PendingItem]:
+        """Answer from the cache, and return the items that it does not have."""
+        missing = self._answer_from(
+            self.cache.get_memory([item.key for item in pending]), job, pending
+        )
         if missing and self.cache.has_tier:
-            samples = {w.key: w.sample for w in missing}
+            samples = {item.key: item.sample for item in missing}
 
             def fits(key: bytes, value: bytes) -> bool:
-                return self.verb.fits(value, samples[key], options, self.description)
+                return self.endpoint.is_valid_cached(value, samples[key], options, self.description)
 
-            known = await self.cache.fetch(list(samples), fits)
-            missing = self._answer_from(known, job, missing)
-            # While the second tier was asked, an equal sample in flight may have been scored.
-            missing = self._answer_from(self.cache.recall([w.key for w in missing]), job, missing)
+            cached = await self.cache.fetch(list(samples), fits)
+            missing = self._answer_from(cached, job, missing)
+            # While the second tier was read, an equal sample in flight may have been scored.
+            missing = self._answer_from(
+                self.cache.get_memory([item.key for item in missing]), job, missing
+            )
         return missing
 
     def _answer_from(
-        self, known: Mapping[bytes, bytes], job: Job, wanted: list[Wanted]
-    ) -> list[Wanted]:
-        if not known:
-            return wanted
-        for one in wanted:
-            if one.key in known:
-                job.answers[one.index] = known[one.key]
-                job.cached.add(one.index)
-        return [one for one in wanted if one.key not in known]
+        self, cached: Mapping[bytes, bytes], job: PendingRequest, pending: list[PendingItem]
+    ) -> list[PendingItem]:
+        if not cached:
+            return pending
+        for item in pending:
+            if item.key in cached:
+                job.answers[item.index] = cached[item.key]
+                job.cached.add(item.index)
+        return [item for item in pending if item.key not in cached]
 
-    def _read(self, request: Any, verb: Verb) -> Asked:
+    def _read(self, request: Any, endpoint: Endpoint) -> ParsedRequest:
         try:
-            return verb.read(request, self.description)
+            return endpoint.parse_request(request, self.description)
         except UserError as error:
             raise RequestError("invalid_request", str(error)) from None
 
-    def _wanted(self, asked: Asked) -> tuple[list[Wanted], list[tuple[int, SampleError]]]:
-        """The samples with their keys; by index, why no model should read the others."""
-        fault_of, content_of = self.verb.item_fault, self.verb.content
+    def _items_with_keys(
+        self, parsed: ParsedRequest
+    ) -> tuple[list[PendingItem], list[tuple[int, SampleError]]]:
+        """Return the items with their keys, and the errors of invalid items by index."""
+        find_error, content_of = self.endpoint.item_error, self.endpoint.cache_content
         max_chars = self.settings.max_field_chars
-        prefix = self._key_prefix + to_json(asked.key)
+        prefix = self._key_prefix + to_json(parsed.key)
         start = hashlib.blake2b(prefix, digest_size=16)
-        wanted, faults = [], []
-        for index, sample in enumerate(asked.items):
-            fault = fault_of(sample, max_chars)
-            if fault is not None:
-                faults.append((index, fault))
+        pending, errors = [], []
+        for index, sample in enumerate(parsed.items):
+            error = find_error(sample, max_chars)
+            if error is not None:
+                errors.append((index, error))
                 continue
             content = to_json(content_of(sample))
             digest = start.copy()
             digest.update(content)
-            wanted.append(Wanted(index, digest.digest(), sample, len(content)))
-        return wanted, faults
+            pending.append(PendingItem(index, digest.digest(), sample, len(content)))
+        return pending, errors
 
     def _store(self, answers: Mapping[bytes, bytes]) -> None:
-        self.cache.remember(answers)
+        self.cache.put_memory(answers)
         if self.cache.has_tier:
             task = asyncio.create_task(self.cache.store(answers))
             self._storing.add(task)
@@ -253,7 +267,8 @@ class ScoringService:
 
 
 async def _in_daemon_thread(work: Callable[[], T]) -> T:
-    """Await `work` in a thread that does not hold up the end of the process, as a pool's would."""
+    """Await `work` in a daemon thread, which does not delay the end of the process as a pool
+    would."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
@@ -265,9 +280,9 @@ async def _in_daemon_thread(work: Callable[[], T]) -> T:
         result, error = None, None
         try:
             result = work()
-        except BaseException as raised:
-            error = raised
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        except BaseException as caught:
+            error = caught
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so nothing waits
             loop.call_soon_threadsafe(settle, result, error)
 
     threading.Thread(target=run, name="load", daemon=True).start()

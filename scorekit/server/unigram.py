@@ -1,9 +1,9 @@
 """Tokenizers made from sentencepiece's own model files.
 
-transformers turns such a file into a tokenizer anew in each of its versions: 4.30, 4.57 and 5 give
-different ids to some texts. Here the rules stand in the code, so that ids depend on the file only.
-The format is that of sentencepiece_model.proto. It is read field by field: the classes that
-sentencepiece generates from it work with some versions of protobuf only.
+Different versions of transformers convert such a file differently: 4.30, 4.57 and 5 give different
+ids for some texts. This module contains the conversion rules, so that ids depend on the file only.
+The format is that of sentencepiece_model.proto. It is parsed here field by field, because the
+classes that sentencepiece generates from it work with some versions of protobuf only.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _SPACE = "▁"
 
 @dataclass(frozen=True, slots=True)
 class UnigramFile:
-    """What a sentencepiece file of the unigram kind says.
+    """The contents of a sentencepiece file of the unigram type.
 
     scores: (piece, logarithm of its probability), in the order of ids. kinds: SentencePiece.Type of
-    each. charsmap: its normaliser's table of characters; empty: it changes none.
+    each piece. charsmap: the character table of its normalizer; empty: it changes no character.
     """
 
     scores: list[tuple[str, float]]
@@ -42,21 +42,21 @@ class UnigramFile:
     charsmap: bytes
 
 
-def read_pieces(file: Path) -> UnigramFile:
-    """Return what a sentencepiece file says.
+def read_unigram_file(file: Path) -> UnigramFile:
+    """Read a sentencepiece file.
 
-    Raises OSError where it cannot be read, ValueError where it is no unigram model.
+    Raises OSError if it cannot be read, ValueError if it is not a unigram model.
     """
     scores: list[tuple[str, float]] = []
     kinds: list[int] = []
     specs: dict[int, dict[int, int | memoryview]] = {}
     for number, value in _fields(memoryview(file.read_bytes())):
         if number == _PIECES:
-            piece = dict(_fields(_message(value)))
-            text = str(_message(piece.get(_TEXT, memoryview(b""))), "utf-8")
-            (score,) = struct.unpack("<f", _message(piece.get(_SCORE, memoryview(bytes(4)))))
+            piece_fields = dict(_fields(_message(value)))
+            text = str(_message(piece_fields.get(_TEXT, memoryview(b""))), "utf-8")
+            (score,) = struct.unpack("<f", _message(piece_fields.get(_SCORE, memoryview(bytes(4)))))
             scores.append((text, score))
-            kinds.append(_number(piece.get(_KIND, _NORMAL)))
+            kinds.append(_number(piece_fields.get(_KIND, _NORMAL)))
         elif number in (_TRAINER, _NORMALIZER):
             specs[number] = dict(_fields(_message(value)))
     if not scores or len(specs) != 2:
@@ -67,19 +67,23 @@ def read_pieces(file: Path) -> UnigramFile:
     return UnigramFile(scores, kinds, _number(specs[_TRAINER].get(_UNK_ID, 0)), charsmap)
 
 
-def t5_tokenizer(pieces: UnigramFile, extra_ids: int, special: Sequence[AddedToken]) -> Tokenizer:
-    """Return the tokenizer of T5 and mT5, as transformers 4.30.2 makes it: MetricX's upstream.
+def t5_tokenizer(
+    model_file: UnigramFile, extra_ids: int, special: Sequence[AddedToken]
+) -> Tokenizer:
+    """Return the tokenizer of T5 and mT5, equal to that of transformers 4.30.2, which MetricX uses.
 
-    What the file cannot spell is the unknown id, though it may have bytes among its pieces; a space
-    at the end of a text is an id. extra_ids: how many `<extra_id_N>` stand behind the pieces.
-    special: tokens that are found in a text as they are written.
+    Text that the file cannot encode becomes the unknown id, even if the file has byte pieces. A
+    space at the end of a text has an id. extra_ids: number of `<extra_id_N>` after the pieces.
+    special: tokens that are matched literally in a text.
     """
     from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
     extra = [(f"<extra_id_{n}>", 0.0) for n in reversed(range(extra_ids))]
-    tokenizer = Tokenizer(models.Unigram(pieces.scores + extra, pieces.unk_id, byte_fallback=False))
+    tokenizer = Tokenizer(
+        models.Unigram(model_file.scores + extra, model_file.unk_id, byte_fallback=False)
+    )
     tokenizer.normalizer = normalizers.Sequence(
-        [*_charsmap(pieces), normalizers.Replace(Regex(" {2,}"), " ")]
+        [*_charsmap(model_file), normalizers.Replace(Regex(" {2,}"), " ")]
     )
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(_SPACE, prepend_scheme="always")
     tokenizer.add_special_tokens(list(special))
@@ -92,10 +96,10 @@ def t5_tokenizer(pieces: UnigramFile, extra_ids: int, special: Sequence[AddedTok
     return tokenizer
 
 
-def xlm_roberta_tokenizer(pieces: UnigramFile) -> Tokenizer:
+def xlm_roberta_tokenizer(model_file: UnigramFile) -> Tokenizer:
     """Return the tokenizer of XLM-R, as transformers 4.57 makes it of `sentencepiece.bpe.model`.
 
-    Ids are fairseq's: four marks of its own, then the pieces behind the file's first three.
+    The ids are those of fairseq: four special tokens, then the pieces after the file's first three.
     """
     from tokenizers import (
         AddedToken,
@@ -108,17 +112,17 @@ def xlm_roberta_tokenizer(pieces: UnigramFile) -> Tokenizer:
     )
 
     marks = ["<s>", "<pad>", "</s>", "<unk>"]
-    vocabulary = [(mark, 0.0) for mark in marks] + pieces.scores[3:] + [("<mask>", 0.0)]
+    vocabulary = [(mark, 0.0) for mark in marks] + model_file.scores[3:] + [("<mask>", 0.0)]
     tokenizer = Tokenizer(models.Unigram(vocabulary, marks.index("<unk>"), byte_fallback=False))
     tokenizer.normalizer = normalizers.Sequence(
         [
-            *_charsmap(pieces),
+            *_charsmap(model_file),
             normalizers.Strip(left=False, right=True),
             normalizers.Replace(Regex(" {2,}"), _SPACE),
         ]
     )
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(_SPACE, prepend_scheme="always")
-    tokenizer.add_tokens(_written(pieces))
+    tokenizer.add_tokens(_special_tokens(model_file))
     # A mask takes the space before it.
     tokenizer.add_special_tokens([*marks, AddedToken("<mask>", lstrip=True, normalized=False)])
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -129,10 +133,10 @@ def xlm_roberta_tokenizer(pieces: UnigramFile) -> Tokenizer:
     return tokenizer
 
 
-def deberta_tokenizer(pieces: UnigramFile) -> Tokenizer:
+def deberta_tokenizer(model_file: UnigramFile) -> Tokenizer:
     """Return the tokenizer of DeBERTa-v3, as transformers 4.57 makes it of `spm.model`.
 
-    `[MASK]` gets the id behind the pieces, unless it is one of them.
+    `[MASK]` gets the id after the pieces, unless it is one of them.
     """
     from tokenizers import (
         AddedToken,
@@ -144,17 +148,17 @@ def deberta_tokenizer(pieces: UnigramFile) -> Tokenizer:
         processors,
     )
 
-    tokenizer = Tokenizer(models.Unigram(pieces.scores, pieces.unk_id, byte_fallback=False))
+    tokenizer = Tokenizer(models.Unigram(model_file.scores, model_file.unk_id, byte_fallback=False))
     tokenizer.normalizer = normalizers.Sequence(
         [
             normalizers.Strip(),
-            *_charsmap(pieces),
+            *_charsmap(model_file),
             normalizers.Replace(Regex(" {2,}"), " "),
         ]
     )
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(_SPACE, prepend_scheme="always")
-    tokenizer.add_tokens(_written(pieces))
-    unknown = AddedToken("[UNK]", normalized=True)  # found in what the normaliser leaves of a text
+    tokenizer.add_tokens(_special_tokens(model_file))
+    unknown = AddedToken("[UNK]", normalized=True)  # matched in the normalized text
     tokenizer.add_special_tokens(["[CLS]", "[SEP]", unknown, "[PAD]", "[MASK]"])
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS]:0 $A:0 [SEP]:0",
@@ -164,57 +168,57 @@ def deberta_tokenizer(pieces: UnigramFile) -> Tokenizer:
     return tokenizer
 
 
-def _charsmap(pieces: UnigramFile) -> list[normalizers.Normalizer]:
+def _charsmap(model_file: UnigramFile) -> list[normalizers.Normalizer]:
     from tokenizers import normalizers
 
-    return [normalizers.Precompiled(pieces.charsmap)] if pieces.charsmap else []
+    return [normalizers.Precompiled(model_file.charsmap)] if model_file.charsmap else []
 
 
-def _written(pieces: UnigramFile) -> list[AddedToken]:
-    """The pieces that are never part of a longer one: control pieces and the user's own."""
+def _special_tokens(model_file: UnigramFile) -> list[AddedToken]:
+    """Return the pieces that are never part of a longer piece: control and user-defined ones."""
     from tokenizers import AddedToken
 
     return [
         AddedToken(text, normalized=False, special=kind == _CONTROL)
-        for (text, _), kind in zip(pieces.scores, pieces.kinds, strict=True)
+        for (text, _), kind in zip(model_file.scores, model_file.kinds, strict=True)
         if kind in (_CONTROL, _USER_DEFINED)
     ]
 
 
 def _fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    """(number, value) of a message's fields: a varint's number, else the bytes.
+    """Yield (number, value) of the fields of a message. value: an int for a varint, else bytes.
 
-    Source: protobuf.dev/programming-guides/encoding. Raises ValueError where it is no message.
+    Source: protobuf.dev/programming-guides/encoding. Raises ValueError if it is not a message.
     """
-    at = 0
-    while at < len(data):
-        key, at = _varint(data, at)
+    position = 0
+    while position < len(data):
+        key, position = _varint(data, position)
         kind = key & 7
         if kind == 0:
-            value, at = _varint(data, at)
+            value, position = _varint(data, position)
             yield key >> 3, value
             continue
         if kind == 2:
-            size, at = _varint(data, at)
+            size, position = _varint(data, position)
         else:
             size = {1: 8, 5: 4}.get(kind, len(data) + 1)
-        if at + size > len(data):
+        if position + size > len(data):
             raise ValueError("it is no sentencepiece model, or its end is missing")
-        yield key >> 3, data[at : at + size]
-        at += size
+        yield key >> 3, data[position : position + size]
+        position += size
 
 
-def _varint(data: memoryview, at: int) -> tuple[int, int]:
-    """The number that begins at `at`, seven bits a byte, and where it ends."""
+def _varint(data: memoryview, position: int) -> tuple[int, int]:
+    """Return the number at `position`, seven bits per byte, and the position after it."""
     value = shift = 0
     while True:
-        if at >= len(data) or shift > 63:
+        if position >= len(data) or shift > 63:
             raise ValueError("it is no sentencepiece model, or its end is missing")
-        byte = data[at]
-        at += 1
+        byte = data[position]
+        position += 1
         value |= (byte & 127) << shift
         if byte < 128:
-            return value, at
+            return value, position
         shift += 7
 
 

@@ -1,1 +1,1 @@
-"""What every program here does with texts: checks by rules, scripts, numbers, marks of chats."""
+"""Text processing that all programs share: rule checks, scripts, numbers, chat marks."""

@@ -1,4 +1,4 @@
-"""Where a text is best cut near a position: at an end of a sentence or a clause, at white space,
+"""Find the best position to cut a text: at an end of a sentence or a clause, at white space, or
 between characters."""
 
 from __future__ import annotations
@@ -9,32 +9,34 @@ from collections.abc import Iterator
 
 from scorekit.text.sentences import sentence_starts
 
-#: Where a part may be cut, the best first: behind a clause, behind white space.
+#: Places to cut, after a clause and after white space.
 _CLAUSE = re.compile(r"[,;:，、；：،؛—–][\"'”’»）」』)\]]{0,4}\s?")
 _SPACE = re.compile(r"\s")
-#: How far from the wanted place a better one is looked for by default, as a share of the part.
+#: How far from the target a better position is searched by default, as a share of the part.
 _NEAR = 1 / 8
 _JOINER = "\u200d"
 
 
-def cut_near(text: str, start: int, end: int, wanted: int, near: float = _NEAR) -> int:
-    """The best place to cut text[start:end] near a position; never its ends, if it has others.
-    near: how far from it, as a share of the part."""
+def cut_near(text: str, start: int, end: int, target: int, near: float = _NEAR) -> int:
+    """Return the best position near `target` to cut text[start:end]; not its ends, if there are
+    others.
+
+    near: the distance to search, as a share of the part."""
     if end - start < 2:
-        return end if wanted > start else start
-    wanted = min(max(wanted, start + 1), end - 1)
+        return end if target > start else start
+    target = min(max(target, start + 1), end - 1)
     reach = max(1, round((end - start) * near))
-    low, high = max(start + 1, wanted - reach), min(end - 1, wanted + reach)
-    for places in (_sentence_cuts, _clause_cuts, _space_cuts, _character_cuts):
-        found = [at for at in places(text, low, high) if low <= at <= high]
-        if found:
-            return min(found, key=lambda at: abs(at - wanted))
-    return wanted
+    low, high = max(start + 1, target - reach), min(end - 1, target + reach)
+    for find_cuts in (_sentence_cuts, _clause_cuts, _space_cuts, _character_cuts):
+        positions = [position for position in find_cuts(text, low, high) if low <= position <= high]
+        if positions:
+            return min(positions, key=lambda position: abs(position - target))
+    return target
 
 
 def _sentence_cuts(text: str, low: int, high: int) -> Iterator[int]:
-    begin = max(0, low - 100)  # what is before a full stop tells whether it ends a sentence
-    return (begin + at for at in sentence_starts(text[begin : high + 2])[1:-1])
+    begin = max(0, low - 100)  # the text before a full stop decides whether it ends a sentence
+    return (begin + position for position in sentence_starts(text[begin : high + 2])[1:-1])
 
 
 def _clause_cuts(text: str, low: int, high: int) -> Iterator[int]:
@@ -46,9 +48,10 @@ def _space_cuts(text: str, low: int, high: int) -> Iterator[int]:
 
 
 def _character_cuts(text: str, low: int, high: int) -> Iterator[int]:
-    """Between characters, but not within one that is written as several."""
+    """Yield positions between characters, but not within one that is written as several."""
     return (
-        at
-        for at in range(low, high + 1)
-        if _JOINER not in text[at - 1 : at + 1] and unicodedata.category(text[at])[0] != "M"
+        position
+        for position in range(low, high + 1)
+        if _JOINER not in text[position - 1 : position + 1]
+        and unicodedata.category(text[position])[0] != "M"
     )

@@ -1,8 +1,7 @@
-"""The rules that judge, synthesis and guards share: what a translation is told by, from which
-thresholds on.
+"""Rules that judge, synthesis and guards share: measures of a translation, and their thresholds.
 
-A rule gives what it measured where a translation breaks it, else None: code and wording are the
-caller's. Each caller has a profile of thresholds; they stand here one under the other.
+A rule returns its measure if a translation breaks it, else None. The callers choose code and
+wording. Each caller has a profile of thresholds; all profiles are here.
 """
 
 from __future__ import annotations
@@ -32,22 +31,22 @@ class Pair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thresholds:
-    """From where on a rule is broken; what is left out is never broken. Shares are of 1.
+    """The thresholds of the rules; a rule without its threshold always passes. Shares are of 1.
 
-    least_chars: translations of fewer characters are left alone by what asks for copies, scripts
-      and languages.
-    copy_letters: translations of fewer are left alone; max_copied: share of the translation's
-      letters that are the source's; of fewer than sure_copy_letters, what `_may_stay` is no copy.
-    max_source_kept: share of the source's letters in the translation, from kept_letters on.
-    some_script_letters: from so many on at least one is in the target's script;
-      script_letters: from so many on at least min_script_share of them.
-    max_other_variant: share of the characters that only one standard of Chinese has.
-    language_letters: translations of fewer are left alone, or believed in proportion;
+    least_chars: translations with fewer characters are skipped by the rules about copies, scripts
+    and languages.
+    copy_letters: translations with fewer letters are skipped; max_copied: share of the
+    translation's letters that are the source's; below sure_copy_letters, what `_may_stay` accepts
+    is not a copy. max_source_kept: share of the source's letters in the translation, from
+    kept_letters on. some_script_letters: from this count on at least one is in the target's script;
+      script_letters: from this count on at least min_script_share of them.
+    max_other_variant: share of the characters that only the other standard of Chinese has.
+    language_letters: translations with fewer are skipped, or weighted in proportion;
       language_confidence: probability of the source's language; language_margin: natural logarithm
-      of how much likelier a third language is than the target's; short_language_margin: the same
-      by `letter_groups`, from some_script_letters on.
-    max_repetition: how much more of the translation than of the source stands in loops.
-    length_slack, length_floor: as `checks.length_band` takes them.
+      of how much likelier a third language is than the target's; short_language_margin: the same by
+      `letter_groups`, from some_script_letters on.
+    max_repetition: how much larger the share in loops is in the translation than in the source.
+    length_slack, length_floor: as for `checks.length_band`.
     """
 
     least_chars: int = 0
@@ -69,10 +68,10 @@ class Thresholds:
     length_floor: int = 0
 
 
-#: Nine tenths themselves are too much, too.
+#: Nine tenths are too much, too.
 _UNDER_NINE_TENTHS = math.nextafter(0.9, 0.0)
 
-#: services/judge: alone on its verdict, so it lets more pass. Its README has the measured rates.
+#: services/judge: it decides alone, so it is more lenient. Its README has the measured rates.
 JUDGE = Thresholds(
     copy_letters=20,
     max_copied=_UNDER_NINE_TENTHS,
@@ -86,7 +85,7 @@ JUDGE = Thresholds(
     length_slack=3.0,
     length_floor=40,
 )
-#: synth: the defaults of `filters.rules`; another candidate stands by where one is rejected.
+#: synth: the defaults of `filters.rules`; a rejected candidate can be replaced by another.
 SYNTHESIS = Thresholds(
     least_chars=10,
     copy_letters=4,
@@ -106,7 +105,7 @@ SYNTHESIS = Thresholds(
     length_slack=3.0,
     length_floor=40,
 )
-#: trainer, guards: a fault is the measure itself, so only what shapes it stands here.
+#: trainer, guards: the penalty is the measure itself, so only its shape is set here.
 GUARDS = Thresholds(
     language_letters=40,
     length_slack=3.0,
@@ -122,39 +121,41 @@ SOURCES = Thresholds(
 
 
 def letters(text: str) -> int:
-    """How many letters a text has, markup, code and links left out."""
+    """Return the number of letters of a text without markup, code and links."""
     return sum(char.isalpha() for char in mask(text))
 
 
 def same_language(pair: Pair) -> bool:
-    """Whether source and target are variants of one language: there much may be copied."""
+    """Return True if source and target are variants of one language: much may be copied then."""
     if pair.source_lang.split("-")[0] == pair.target_lang.split("-")[0]:
         return True
     source, target = find_language(pair.source_lang), find_language(pair.target_lang)
     return bool(source and target and source.iso639_3 == target.iso639_3)
 
 
-def copied(pair: Pair, at: Thresholds) -> float | None:
-    """Share of the translation that is the source's own, if too much is."""
+def copied(pair: Pair, thresholds: Thresholds) -> float | None:
+    """Return the share of the translation copied from the source, if it is too large."""
     count = letters(pair.mt)
-    if same_language(pair) or count < at.copy_letters or _is_too_short(pair, at):
+    if same_language(pair) or count < thresholds.copy_letters or _is_too_short(pair, thresholds):
         return None
     share = checks.copied_share(pair.src, pair.mt)
-    if share <= at.max_copied or (count < at.sure_copy_letters and _may_stay(pair, at)):
+    if share <= thresholds.max_copied or (
+        count < thresholds.sure_copy_letters and _may_stay(pair, thresholds)
+    ):
         return None
     return share
 
 
-def _may_stay(pair: Pair, at: Thresholds) -> bool:
-    """Whether a short translation whose letters are the source's may be right all the same.
+def _may_stay(pair: Pair, thresholds: Thresholds) -> bool:
+    """Return True if a short translation with the source's letters may be right.
 
-    Part of the source, for some of that is names ("UniFi Protect settings"); what names are made of
-    (a digit, `_`, a capital inside), and fewer than 4 letters more. Between two languages of Latin
-    letters, which share words, also what differs in case or marks ("MQTT transport",
-    "MQTT-Transport"), and a single word that does not read as the source's language, as
-    "Administrator" does not.
+    It may be a part of the source, because the rest may be names ("UniFi Protect settings");
+    name-like words (with a digit, `_` or an inner capital) and fewer than 4 other letters. Between
+    two languages in Latin letters, which share words, also text that differs in case or marks
+    ("MQTT transport", "MQTT-Transport"), and a single word that does not look like the source's
+    language, such as "Administrator".
     """
-    if checks.copied_share(pair.mt, pair.src) <= at.max_copied:
+    if checks.copied_share(pair.mt, pair.src) <= thresholds.max_copied:
         return True
     words = _WORD.findall(mask(pair.mt))
     if _both_latin(pair):
@@ -167,7 +168,8 @@ def _may_stay(pair: Pair, at: Thresholds) -> bool:
 
 
 def is_copied_name(pair: Pair) -> bool:
-    """Return whether the translation is the source, but for case and blanks, and looks like a name.
+    """Return whether the translation is the source except for case and blanks, and looks like a
+    name.
 
     A name has a few words; each word that has letters has a capital letter or a digit."""
     words = pair.src.split()
@@ -186,7 +188,7 @@ _MOST_WORDS_OF_A_NAME = 6
 _NO_END_OF_A_NAME = ("?", "!", ":", "...", "…", "？", "！", "：")
 _WORD = re.compile(r"\w+")
 _NAME = re.compile(r"[\d_]|\w[A-Z]")
-#: "Integration" is within it, nine of ten words of one language alone are not.
+#: "Integration" is below it; nine of ten words of only one of the languages are above.
 _SINGLE_WORD_MARGIN = 1.75
 
 
@@ -195,131 +197,147 @@ def _both_latin(pair: Pair) -> bool:
 
 
 def _reads_as_source(word: str, pair: Pair) -> float:
-    """How much more the letters speak for the source's language than for the target's."""
+    """Return how much more likely the letters are in the source's language than in the target's."""
     odds = [log_odds(word, language) for language in (pair.source_lang, pair.target_lang)]
     return 0.0 if odds[0] is None or odds[1] is None else odds[0] - odds[1]
 
 
 def _weighed(text: str) -> int:
-    """Letters; of the dense scripts each counts twice."""
+    """Return the number of letters; those of dense scripts count twice."""
     return sum(char.isalpha() for char in text) + _dense(text, ())
 
 
-def _dense(text: str, own: tuple[str, ...]) -> int:
-    """Letters of Han, Kana and Hangul, but for the own scripts."""
-    return sum(len(LETTERS[name].findall(text)) for name in checks.DENSE if name not in own)
+def _dense(text: str, except_scripts: tuple[str, ...]) -> int:
+    """Return the number of letters in Han, Kana and Hangul, except the given scripts."""
+    return sum(
+        len(LETTERS[name].findall(text)) for name in checks.DENSE if name not in except_scripts
+    )
 
 
-def _is_too_short(pair: Pair, at: Thresholds) -> bool:
-    return len(pair.mt.strip()) < at.least_chars
+def _is_too_short(pair: Pair, thresholds: Thresholds) -> bool:
+    return len(pair.mt.strip()) < thresholds.least_chars
 
 
-def source_kept(pair: Pair, at: Thresholds) -> float | None:
-    """Share of the source that stands in the translation, if too much does: copied, and something
-    added to it."""
-    if at.max_source_kept >= 1 or same_language(pair):
+def source_kept(pair: Pair, thresholds: Thresholds) -> float | None:
+    """Return the share of the source in the translation, if it is too large: a copy with an
+    addition."""
+    if thresholds.max_source_kept >= 1 or same_language(pair):
         return None
-    if min(letters(pair.mt), letters(pair.src)) < at.kept_letters:
+    if min(letters(pair.mt), letters(pair.src)) < thresholds.kept_letters:
         return None
     share = checks.copied_share(pair.mt, pair.src)
-    return share if share > at.max_source_kept else None
+    return share if share > thresholds.max_source_kept else None
 
 
-def wrong_script(pair: Pair, at: Thresholds) -> float | None:
-    """Share of the letters in the target's scripts, the source's names aside, if too few are."""
+def wrong_script(pair: Pair, thresholds: Thresholds) -> float | None:
+    """Return the share of letters in the target's scripts, without source names, if too small."""
     count = letters(pair.mt)
-    if count < at.some_script_letters or _is_too_short(pair, at):
+    if count < thresholds.some_script_letters or _is_too_short(pair, thresholds):
         return None
     share = checks.script_share(pair.mt, pair.target_lang, pair.src)
-    if share is None or share >= at.min_script_share:
+    if share is None or share >= thresholds.min_script_share:
         return None
-    return share if share == 0.0 or count >= at.script_letters else None
+    return share if share == 0.0 or count >= thresholds.script_letters else None
 
 
-def wrong_variant(pair: Pair, at: Thresholds) -> tuple[float, str] | None:
-    """`variants.other_variant` of the translation, if too many characters are the other's."""
-    found = other_variant(pair.mt, pair.target_lang)
-    return found if found is not None and found[0] > at.max_other_variant else None
+def wrong_variant(pair: Pair, thresholds: Thresholds) -> tuple[float, str] | None:
+    """Return `variants.other_variant` if too many characters are of the other variant."""
+    variant = other_variant(pair.mt, pair.target_lang)
+    return variant if variant is not None and variant[0] > thresholds.max_other_variant else None
 
 
-def source_language(pair: Pair, at: Thresholds) -> tuple[str, float] | None:
-    """(tag, probability) of the source's language, if the translation reads as that."""
-    if same_language(pair) or letters(pair.mt) < at.language_letters:
+def source_language(pair: Pair, thresholds: Thresholds) -> tuple[str, float] | None:
+    """Return (tag, probability) of the source's language, if the translation is in it."""
+    if same_language(pair) or letters(pair.mt) < thresholds.language_letters:
         return None
-    found = checks.language_id(pair.mt, (pair.source_lang, pair.target_lang))
-    if found is None or found[0] == pair.target_lang or found[1] <= at.language_confidence:
+    detected = checks.language_id(pair.mt, (pair.source_lang, pair.target_lang))
+    if (
+        detected is None
+        or detected[0] == pair.target_lang
+        or detected[1] <= thresholds.language_confidence
+    ):
         return None
-    return found
+    return detected
 
 
-def third_language(pair: Pair, at: Thresholds) -> float | None:
-    """Probability of the target's language, if another than the source's is so much likelier."""
-    if math.isinf(at.language_margin) or same_language(pair):
+def third_language(pair: Pair, thresholds: Thresholds) -> float | None:
+    """Return the probability of the target's language, if a third language is much likelier."""
+    if math.isinf(thresholds.language_margin) or same_language(pair):
         return None
     bare = checks.without_names(pair.mt, pair.src)
-    if sum(char.isalpha() for char in bare) < at.language_letters:
+    if sum(char.isalpha() for char in bare) < thresholds.language_letters:
         return None
-    others = checks.likely_others(pair.target_lang)
-    probability = checks.language_probability(bare, pair.target_lang, others)
-    if probability is None or probability >= math.exp(-at.language_margin):
+    other_languages = checks.likely_others(pair.target_lang)
+    probability = checks.language_probability(bare, pair.target_lang, other_languages)
+    if probability is None or probability >= math.exp(-thresholds.language_margin):
         return None
     return probability
 
 
-def unlike_target(pair: Pair, at: Thresholds) -> tuple[str, bool] | None:
-    """Return what a translation, however short, has of another language than the target, and
-    whether that is certain; None where it has nothing.
+def unlike_target(pair: Pair, thresholds: Thresholds) -> tuple[str, bool] | None:
+    """Return evidence that a translation, however short, is not in the target language.
 
-    Letters of a dense script (Han, Kana, Hangul) that is not the target's are certain. Groups of
-    letters that English or German does not have are not: short true texts have them, too.
+    Returns (evidence, whether it is certain), or None.
+
+    Letters of a dense script (Han, Kana, Hangul) that is not the target's are certain. Letter
+    groups that English or German lacks are not: short correct texts have them, too.
     """
-    if math.isinf(at.short_language_margin) or same_language(pair) or _is_too_short(pair, at):
+    if (
+        math.isinf(thresholds.short_language_margin)
+        or same_language(pair)
+        or _is_too_short(pair, thresholds)
+    ):
         return None
     bare = checks.without_names(pair.mt, pair.src)
     count = sum(char.isalpha() for char in bare)
     scripts = scripts_of(pair.target_lang)
     dense = _dense(bare, scripts)
-    # Korean may have Chinese characters beside its own
-    most = 0.99 if scripts == ("Hangul",) else _MOST_DENSE
-    if scripts and dense > most * count:
+    # Korean may contain Chinese characters
+    max_share = 0.99 if scripts == ("Hangul",) else _MOST_DENSE
+    if scripts and dense > max_share * count:
         return f"{dense} letters of Han, Kana or Hangul", True
-    if count < at.some_script_letters:
+    if count < thresholds.some_script_letters:
         return None
     odds = log_odds(bare, pair.target_lang)
-    return None if odds is None or odds >= -at.short_language_margin else (f"{odds:.1f}", False)
+    return (
+        None
+        if odds is None or odds >= -thresholds.short_language_margin
+        else (f"{odds:.1f}", False)
+    )
 
 
-#: Share of the letters, in which a name or a word that is quoted may stand.
+#: Share of the letters that a name or a quoted word may have.
 _MOST_DENSE = 0.1
 
 
 def tells_short(language: str) -> bool:
-    """Whether `wrong_script` and `unlike_target` see that a short text is in another language: one
-    whose script no other language with much text has, Chinese, English, German."""
-    others = set(checks.likely_others(language)) - {language.split("-")[0]}
-    own_script = bool(scripts_of(language)) and not others
-    return own_script or scripts_of(language) == ("Han",) or has_table(language)
+    """Return True if `wrong_script` and `unlike_target` detect a short text in another language.
+
+    These are Chinese, English, German, and languages with a script of their own."""
+    other_languages = set(checks.likely_others(language)) - {language.split("-")[0]}
+    has_own_script = bool(scripts_of(language)) and not other_languages
+    return has_own_script or scripts_of(language) == ("Han",) or has_table(language)
 
 
-def repetition(pair: Pair, at: Thresholds) -> float | None:
-    """How much more of the translation stands in loops than of the source, if too much does."""
+def repetition(pair: Pair, thresholds: Thresholds) -> float | None:
+    """Return how much larger the share in loops is than in the source, if it is too much."""
     more = checks.repetition(pair.src, pair.mt)
-    return more if above(more, at.max_repetition) else None
+    return more if above(more, thresholds.max_repetition) else None
 
 
-def length_ratio(pair: Pair, at: Thresholds) -> tuple[float, float, float] | None:
-    """(bytes of the translation for each of the source's, least, most), if it is not between."""
+def length_ratio(pair: Pair, thresholds: Thresholds) -> tuple[float, float, float] | None:
+    """Return (translation bytes per source byte, min, max) if the ratio is outside the limits."""
     ratio = checks.length_ratio(pair.src, pair.mt)
-    least, most = length_band(pair, at)
-    return None if least <= ratio <= most else (ratio, least, most)
+    min_ratio, max_ratio = length_band(pair, thresholds)
+    return None if min_ratio <= ratio <= max_ratio else (ratio, min_ratio, max_ratio)
 
 
-def length_band(pair: Pair, at: Thresholds) -> tuple[float, float]:
-    """(least, most) length ratio that a pair may have."""
+def length_band(pair: Pair, thresholds: Thresholds) -> tuple[float, float]:
+    """Return the (min, max) length ratio that a pair may have."""
     return checks.length_band(
         pair.src,
         pair.source_lang,
         pair.target_lang,
-        slack=at.length_slack,
-        floor=at.length_floor,
+        slack=thresholds.length_slack,
+        floor=thresholds.length_floor,
     )

@@ -1,7 +1,9 @@
-"""Where sentences end, by simple rules of punctuation: Latin, Chinese, Japanese, Korean, Arabic,
-Devanagari. Abbreviations, initials, figures and ordinals end none; Thai marks no ends.
+"""Split text into sentences by simple rules of punctuation.
 
-How well: `python -m bench.sentences`.
+They cover Latin, Chinese, Japanese, Korean, Arabic and Devanagari. A full stop after an
+abbreviation, an initial, a number or an ordinal does not end a sentence. Thai has no sentence ends.
+
+`python -m bench.sentences` measures the quality.
 """
 
 from __future__ import annotations
@@ -13,8 +15,8 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-#: Marks that end a sentence where white space follows, and those that need none. Only a run's first
-#: mark begins a search: what does not follow the run does not follow its rest.
+#: Marks that end a sentence if white space follows, and marks that need none. A match starts only
+#: at the first mark of a run: starting within the run finds nothing new and costs time.
 _SENTENCE_END = re.compile(
     r"(?<![.!?…‥।॥؟۔])[.!?…‥।॥؟۔]++[\"'”’»)\]]*+(?=\s)|[。！？｡]+[\"'”’»）」』】》〉)\]]*|．(?![0-9０-９])"
 )
@@ -22,11 +24,11 @@ _ABBREVIATIONS = _words(
     "mr mrs ms dr prof st sr jr vs cf ca approx dept est inc ltd co corp gen col lt sgt rep "
     "sen gov rev hon eds etc bzw usw"
 )
-#: Characters before a mark among which its word is looked for.
+#: The word before a mark is searched in so many characters.
 _LONGEST_WORD = 100
-#: Characters from here on (Han, kana, Hangul) abbreviate nothing by a full stop.
+#: Characters above this one (Han, kana, Hangul) have no abbreviations with a full stop.
 _LAST_ABBREVIATED = "\u2e80"
-#: Abbreviations where a figure follows: "No. 5", but "He said no. They left."
+#: Abbreviations if a number follows: "No. 5", but "He said no. They left."
 _BEFORE_FIGURES = _words(
     "no nos nr fig figs eq sec ch vol p pp jan feb mar apr jun jul aug sep sept oct nov dec "
     "okt dez abb abs art bd kap"
@@ -41,7 +43,7 @@ _AFTER_ORDINALS = re.compile(
 )
 _INITIALS = re.compile(r"(?:[A-Za-zÀ-ɏΑ-я]\.)*[A-Za-zÀ-ɏΑ-я]")
 _LATIN_END = re.compile(r"(?<=[\u3040-\u9fff\uac00-\ud7af])[A-Za-z.]+\Z")
-#: What a figure follows that counts: "...the rice. 2. Then".
+#: Sentence ends before the number of a list item: "...the rice. 2. Then".
 _ENDS = (".", "!", "?", "…")
 _THAI = re.compile(r"[\u0e00-\u0e7f]")
 _SPACE = re.compile(r"\s*")
@@ -49,7 +51,7 @@ _LINE = re.compile(r"[^\n\r\u2028\u2029]+")
 
 
 def split_sentences(text: str) -> list[tuple[int, int]]:
-    """Spans of the sentences of a line, by simple rules of punctuation."""
+    """Return the spans of the sentences of a line."""
     spans = []
     start, stop = after_space(text, 0), len(text.rstrip())
     for match in _SENTENCE_END.finditer(text, start, stop):
@@ -63,12 +65,12 @@ def split_sentences(text: str) -> list[tuple[int, int]]:
 
 
 def after_space(text: str, position: int) -> int:
-    """Where the text goes on behind white space."""
+    """Return the position of the next character that is not white space."""
     return _SPACE.match(text, position).end()  # type: ignore[union-attr]
 
 
 def _ends_sentence(text: str, match: re.Match[str], after: int) -> bool:
-    """after: where the text goes on behind the match."""
+    """Return True if the match ends a sentence. after: position of the text after the match."""
     mark, following = match.group(), text[after]
     if mark[0] in "。！？｡．":
         return True
@@ -80,7 +82,7 @@ def _ends_sentence(text: str, match: re.Match[str], after: int) -> bool:
         return True
     before = text[max(0, match.start() - _LONGEST_WORD) : match.start()]
     lead, _, word = before.rpartition(" ")
-    if _THAI.match(word[-1:]):  # Thai ends no sentence so: "9.30 น.", "พ.ศ."
+    if _THAI.match(word[-1:]):  # a full stop does not end a Thai sentence: "9.30 น.", "พ.ศ."
         return False
     begins = len(word) == match.start() or lead.endswith(_ENDS)
     word = word[word.rfind("(") + 1 :].lstrip("\"'“‘[")
@@ -101,8 +103,10 @@ def _ends_sentence(text: str, match: re.Match[str], after: int) -> bool:
 
 
 def sentence_starts(text: str) -> list[int]:
-    """Where the sentences of a text of any number of lines begin, and its length: each reaches to
-    the next, white space included, and the first from 0. A line end ends a sentence."""
+    """Return the start of each sentence of a text with any number of lines, and the text's length.
+
+    A sentence reaches to the next start, including white space; the first starts at 0. A line end
+    ends a sentence."""
     starts = [
         line.start() + start
         for line in _LINE.finditer(text)

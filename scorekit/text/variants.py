@@ -1,8 +1,8 @@
-"""Which written standard of Chinese a text is in: Simplified or Traditional.
+"""Recognize the written standard of a Chinese text: Simplified or Traditional.
 
-Other standards of one language are told by their script (scorekit/text/writing_scripts.py), or not
-at all: no check tells Brazilian Portuguese from European by its words without rejecting good
-translations.
+Other variants of a language are recognized by their script (scorekit/text/writing_scripts.py) or
+not at all: a check of the words cannot separate Brazilian from European Portuguese without
+rejecting good translations.
 """
 
 from __future__ import annotations
@@ -17,24 +17,27 @@ TABLE = Path(__file__).parent / "han_variants.txt"
 
 
 def other_variant(text: str, language: str) -> tuple[float, str] | None:
-    """How much of a Chinese text is in the standard that the language's tag does not mean.
+    """Return how much of a Chinese text is in the standard that the language's tag excludes.
 
-    (share among the characters that only one standard has, those of the other standard). None where
-    the tag names neither script nor region ("zh"), or no character tells.
+    The result is (share, characters): the characters of the wrong standard, and their share among
+    all characters that only one standard has. None if the tag names neither script nor region
+    ("zh"), or if both standards have all the characters.
     """
-    found = look_up(language)
-    if found is None or not found.said or found.script not in ("Hans", "Hant"):
+    match = look_up(language)
+    if match is None or not match.names_variant or match.script not in ("Hans", "Hant"):
         return None
     simplified, traditional = _only()
-    own, other = (simplified, traditional) if found.script == "Hans" else (traditional, simplified)
-    wrong = [char for char in text if char in other]
-    telling = len(wrong) + sum(char in own for char in text)
-    return (len(wrong) / telling, "".join(dict.fromkeys(wrong))) if telling else None
+    expected_chars, other_chars = (
+        (simplified, traditional) if match.script == "Hans" else (traditional, simplified)
+    )
+    wrong = [char for char in text if char in other_chars]
+    num_telling = len(wrong) + sum(char in expected_chars for char in text)
+    return (len(wrong) / num_telling, "".join(dict.fromkeys(wrong))) if num_telling else None
 
 
 @lru_cache(maxsize=1)
 def _only() -> tuple[frozenset[str], frozenset[str]]:
-    """Characters that only Simplified text has, and only Traditional text."""
+    """Return the characters of Simplified text only, and those of Traditional text only."""
     text = TABLE.read_text(encoding="utf-8")
     simplified, traditional = (ln for ln in text.splitlines() if not ln.startswith("#"))
     return frozenset(simplified), frozenset(traditional)

@@ -1,4 +1,4 @@
-"""Which script a language is written in, and which code points are a script's letters."""
+"""The scripts of languages, and the code points of each script's letters."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ _BY_CODE = {
     "Deva": ("Devanagari",),
     "Thai": ("Thai",),
 }
-#: Languages of several scripts, or of which CLDR says nothing, or nothing of today, by MADLAD id:
-#: what may be meant where a tag names no script, the commonest first.
+#: Scripts by MADLAD id if a tag names no script, the most common first: for languages with several
+#: scripts, and for languages without current data in CLDR.
 _SCRIPTS_OF = {
     "sr": ("Cyrillic", "Latin"),
     "bs": ("Latin", "Cyrillic"),
@@ -119,17 +119,17 @@ LETTERS = {name: re.compile(f"[{points}]") for name, points in SCRIPTS.items()}
 
 
 def scripts_of(language: str) -> tuple[str, ...]:
-    """The scripts that a language is written in: Hangul, Latin, ...; empty where that is not known.
+    """Return the scripts of a language: Hangul, Latin, ...; empty if they are unknown.
 
-    A script that the tag names, or that its region implies ("pa-PK": Arabic), is the only one.
+    If the tag names a script, or its region implies one ("pa-PK": Arabic), it is the only one.
     """
-    found = look_up(language)
-    if found is None:
+    match = look_up(language)
+    if match is None:
         return ()
-    if found.scripts is not None:
-        return found.scripts
-    named = re.search(r"-([A-Z][a-z]{3})\b", found.language.tag)
-    several = _SCRIPTS_OF.get(found.language.madlad)
+    if match.scripts is not None:
+        return match.scripts
+    named = re.search(r"-([A-Z][a-z]{3})\b", match.language.tag)
+    several = _SCRIPTS_OF.get(match.language.madlad)
     if several and not named:
         return several
-    return _BY_CODE.get(named.group(1) if named else found.script or "", ())
+    return _BY_CODE.get(named.group(1) if named else match.script or "", ())

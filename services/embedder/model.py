@@ -1,7 +1,8 @@
-"""A sentence-transformers model behind the Backend protocol: ids, batches, vectors of length 1.
+"""The sentence-transformers backend: encodes texts and returns vectors of length 1.
 
-The network is sentence-transformers' own, pooling and dense layers included. Ids are made here: the
-tokeniser's thread does it while the model computes, and knows what a text lost.
+sentence-transformers runs the network, with pooling and dense layers. This module makes the ids,
+because the tokenizer's thread can do so while the model computes, and because it can tell if a text
+was cut.
 """
 
 from __future__ import annotations
@@ -14,25 +15,25 @@ from scorekit.errors import SampleError, UserError
 from scorekit.hub import fetch_model, hide_short_progress, looks_local
 from scorekit.server.backend import Encoded, Outcome, installed_versions
 from scorekit.server.device import check_dtype, device_memory_bytes, prepare_device
-from scorekit.server.queue.tokeniser import Tokeniser
+from scorekit.server.queue.tokenizer import BoundedTokenizer
+from services.embedder.endpoint import EmbedderDescription, EmbeddingsEndpoint, EmbedOptions
 from services.embedder.folder import EMBEDDER_FILES, check_folder, digest_folder, read_prompts
-from services.embedder.verb import EmbedderDescription, Embedding, EmbedOptions
 
 if TYPE_CHECKING:
     import torch
 
-#: A limit beyond this is none: tokenizers say 1e30 where they know none.
+#: Larger limits mean "no limit": some tokenizers report 1e30.
 _NO_LIMIT = 10**6
 
 
 class EmbedderBackend:
     """An embedding model from a local folder or a hub id.
 
-    pooling, max_input_length: see the settings. dtype: of the weights.
+    pooling, max_input_length: see the settings. dtype: data type of the weights.
     """
 
     service = "embedder"
-    verb = Embedding()
+    endpoint = EmbeddingsEndpoint()
 
     def __init__(
         self,
@@ -54,16 +55,16 @@ class EmbedderBackend:
         self._threads = threads
         self._device: torch.device | None = None
         self._model: Any
-        self._tokeniser: Tokeniser
+        self._tokenizer: BoundedTokenizer
 
     def check(self) -> None:
-        """Refuse at once what cannot work. Raises UserError; loads nothing."""
+        """Raise UserError if the settings cannot work. Loads nothing."""
         check_dtype(self._dtype_name)
         if looks_local(self._model_name):
             check_folder(fetch_model(self._model_name, None, [], "--model"), self._pooling)
 
     def load(self) -> EmbedderDescription:
-        """Load tokenizer and network. Raises UserError where the files are not such a model's."""
+        """Load the tokenizer and the network. Raises UserError if the files do not fit."""
         self.check()
         self._device = prepare_device(self._device_name, self._threads)
         folder = fetch_model(self._model_name, self._revision, EMBEDDER_FILES, "--model").absolute()
@@ -73,19 +74,21 @@ class EmbedderBackend:
         pooling = _pooling(self._model, folder, any(prompts.values()))
         tokenizer = self._model[0].tokenizer
         if tokenizer is None or not tokenizer.is_fast:
-            raise UserError(f"{folder}: its tokenizer has no fast form (tokenizer.json)")
+            raise UserError(f"{folder}: the model has no fast tokenizer (tokenizer.json)")
         if tokenizer.truncation_side != "right":
-            raise UserError(f"{folder}: its tokenizer cuts the start of a text, not its end")
-        self._limit = self._most_tokens(folder)
+            raise UserError(
+                f"{folder}: the tokenizer cuts the start of a text. Set truncation_side to right"
+            )
+        self._limit = self._max_tokens(folder)
         self._pad = tokenizer.pad_token_id or 0
-        self._tokeniser = Tokeniser(tokenizer.backend_tokenizer)
-        self._before, self._behind = _added_ids(tokenizer.backend_tokenizer, folder)
+        self._tokenizer = BoundedTokenizer(tokenizer.backend_tokenizer)
+        self._prefix_ids, self._suffix_ids = _added_ids(tokenizer.backend_tokenizer, folder)
         plain = self.encode([self.probe(1)], EmbedOptions(True, ""))[0]
         assert isinstance(plain, Encoded)
         return EmbedderDescription(
-            model=_shown(self._model_name),
+            model=_public_name(self._model_name),
             revision=_revision(folder, self._model_name),
-            tokenizer=_shown(self._model_name),
+            tokenizer=_public_name(self._model_name),
             dtype=self._dtype_name,
             device=str(self._device),
             max_input_length=self._limit,
@@ -98,49 +101,52 @@ class EmbedderBackend:
         )
 
     def encode(self, samples: Sequence[str], options: EmbedOptions) -> list[Encoded | SampleError]:
-        """Ids as the tokenizer gives them, those that it adds included; the end of what is too
-        long is cut where the request says so."""
-        room = self._limit - len(self._before) - len(self._behind)
+        """Return the ids of each text, special tokens included.
+
+        A text that is too long is cut at its end if the request allows it."""
+        max_tokens = self._limit - len(self._prefix_ids) - len(self._suffix_ids)
         texts = [options.prompt + text for text in samples] if options.prompt else samples
         encoded: list[Encoded | SampleError] = []
-        for read in self._tokeniser.read(texts, room):
-            if isinstance(read, Exception):
-                raise read
-            if read.is_cut and not options.truncate:
+        for tokenized in self._tokenizer.read(texts, max_tokens):
+            if isinstance(tokenized, Exception):
+                raise tokenized
+            if tokenized.is_cut and not options.truncate:
                 message = f"more than {self._limit} tokens; `truncate` would cut it"
                 encoded.append(SampleError("overlong", message))
                 continue
-            ids = [*self._before, *read.ids, *self._behind]
+            ids = [*self._prefix_ids, *tokenized.ids, *self._suffix_ids]
             encoded.append(Encoded(len(ids), {"tokens": len(ids)}, ids))
         return encoded
 
     def forward(self, batch: Sequence[Encoded]) -> list[Outcome]:
-        """Vectors, float32 [D]."""
+        """Return the vectors, float32 [D], in order."""
         return [{"embedding": vector} for vector in self._vectors(batch).numpy()]
 
     def _vectors(self, batch: Sequence[Encoded]) -> torch.Tensor:
-        """[B, D], of length 1, on the CPU."""
+        """Return vectors [B, D] of length 1 on the CPU."""
         import torch
 
-        longest = max(one.length for one in batch)
-        pad = [one.payload + [self._pad] * (longest - one.length) for one in batch]
-        mask = [[1] * one.length + [0] * (longest - one.length) for one in batch]
+        longest = max(encoded.length for encoded in batch)
+        padded_ids = [
+            encoded.payload + [self._pad] * (longest - encoded.length) for encoded in batch
+        ]
+        mask = [[1] * encoded.length + [0] * (longest - encoded.length) for encoded in batch]
         features = {
-            "input_ids": torch.tensor(pad, device=self._device),
+            "input_ids": torch.tensor(padded_ids, device=self._device),
             "attention_mask": torch.tensor(mask, device=self._device),
         }
         with torch.inference_mode():
             vectors_BD = self._model(features)["sentence_embedding"].float()
             vectors_BD = vectors_BD[:, : self._model.truncate_dim]
-            # In float32, also where the folder's own last step did it in bfloat16.
+            # Normalize in float32, even if the model's last module did it in bfloat16.
             return torch.nn.functional.normalize(vectors_BD, dim=1).cpu()
 
     def probe(self, words: int) -> str:
-        """A text of about that many words."""
+        """Return a text of about `words` words."""
         return "word " * words
 
     def memory_bytes(self) -> tuple[int, int, int] | None:
-        """Bytes that the model holds on its device now, and held at most; None on a CPU."""
+        """Return the device's memory in bytes (current, peak, total); None on a CPU."""
         return device_memory_bytes(self._device)
 
     def _network(self, folder: Path) -> Any:
@@ -160,68 +166,78 @@ class EmbedderBackend:
                     model_kwargs=weights,
                 )
             else:
-                reader = Transformer(
+                transformer = Transformer(
                     str(folder), model_kwargs=weights, processor_kwargs=local, config_kwargs=local
                 )
-                pooling = Pooling(reader.get_embedding_dimension(), self._pooling)
-                model = SentenceTransformer(modules=[reader, pooling], device=device)
+                pooling = Pooling(transformer.get_embedding_dimension(), self._pooling)
+                model = SentenceTransformer(modules=[transformer, pooling], device=device)
         except Exception as error:  # a field of the wrong type, a shape that does not fit
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise UserError(f"--model {folder}: cannot be loaded: {reason}") from None
         if "message" in model[0].modality_config:
-            raise UserError(f"--model {folder}: it reads chats, not texts (its chat template)")
+            raise UserError(
+                f"--model {folder}: the model expects chats, not texts (it has a chat template)"
+            )
         return model.train(False).requires_grad_(False)
 
-    def _most_tokens(self, folder: Path) -> int:
-        """Tokens that the model reads, or the user's fewer. Raises UserError for more."""
-        reader = self._model[0]
-        limits = [reader.max_seq_length, _positions(reader.model)]
-        own = min((limit for limit in limits if limit and limit < _NO_LIMIT), default=None)
-        most = self._max_length or own
-        if most is None:
-            raise UserError(f"{folder}: no limit of tokens is known: name one, --max-input-length")
-        if own is not None and most > own:
-            raise UserError(f"--max-input-length {most}: the model reads {own}")
-        return int(most)
+    def _max_tokens(self, folder: Path) -> int:
+        """Return the model's token limit, or the user's lower one. Raises UserError if higher."""
+        transformer = self._model[0]
+        limits = [transformer.max_seq_length, _positions(transformer.model)]
+        model_limit = min((limit for limit in limits if limit and limit < _NO_LIMIT), default=None)
+        max_tokens = self._max_length or model_limit
+        if max_tokens is None:
+            raise UserError(f"{folder}: the model states no token limit. Set --max-input-length")
+        if model_limit is not None and max_tokens > model_limit:
+            raise UserError(
+                f"--max-input-length {max_tokens}: the model's limit is {model_limit} tokens"
+            )
+        return int(max_tokens)
 
 
 def _positions(network: Any) -> int | None:
-    """Positions that the network has for tokens. Models of RoBERTa's kind count them from behind
-    the padding's, and say in their config how many rows that makes."""
-    most = getattr(network.config, "max_position_embeddings", None)
-    table = getattr(getattr(network, "embeddings", None), "position_embeddings", None)
-    first = getattr(table, "padding_idx", None)
-    return most if most is None or first is None else most - first - 1
+    """Return how many token positions the network has.
+
+    RoBERTa models begin after the padding index; their config counts all rows."""
+    num_positions = getattr(network.config, "max_position_embeddings", None)
+    embeddings = getattr(getattr(network, "embeddings", None), "position_embeddings", None)
+    padding_idx = getattr(embeddings, "padding_idx", None)
+    return (
+        num_positions
+        if num_positions is None or padding_idx is None
+        else num_positions - padding_idx - 1
+    )
 
 
 def _pooling(model: Any, folder: Path, has_prompts: bool) -> str:
-    """How tokens become one vector, in sentence-transformers' words. Raises UserError for what
-    would be a different vector here."""
+    """Return the pooling mode as sentence-transformers names it.
+
+    Raises UserError if the pooling excludes prompts, which this service does not support."""
     from sentence_transformers.sentence_transformer.modules import Pooling
 
     for step in model:
         if isinstance(step, Pooling):
             if has_prompts and not step.include_prompt:
-                raise UserError(
-                    f"{folder}: its pooling leaves prompts out, which is not known here"
-                )
+                raise UserError(f"{folder}: its pooling excludes prompts, which is not supported")
             modes = step.pooling_mode
             return modes if isinstance(modes, str) else "+".join(modes)
     return "none"  # the network itself gives one vector
 
 
 def _added_ids(tokenizer: Any, folder: Path) -> tuple[list[int], list[int]]:
-    """Ids that the tokenizer puts before and behind every text."""
+    """Return the ids that the tokenizer adds before and after every text."""
     bare = tokenizer.encode("a", add_special_tokens=False).ids
     full = tokenizer.encode("a").ids
     for start in range(len(full) - len(bare) + 1):
         if bare and full[start : start + len(bare)] == bare:
             return full[:start], full[start + len(bare) :]
-    raise UserError(f"{folder}: what its tokenizer adds to a text is not understood")
+    raise UserError(f"{folder}: cannot tell which special tokens the tokenizer adds")
 
 
-def _shown(name: str) -> str:
-    """A hub id as it is; of a local path the folder's name: a caller need not know our disk."""
+def _public_name(name: str) -> str:
+    """Return a hub id unchanged, and only the folder's name of a local path.
+
+    Callers must not see paths of the server's disk."""
     return Path(name).absolute().name if looks_local(name) else name
 
 

@@ -8,7 +8,7 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from scorekit.server.http.settings import ServiceSettings
-from services.embedder.verb import MAX_INPUTS
+from services.embedder.endpoint import MAX_INPUTS
 
 
 class EmbedderSettings(ServiceSettings):

@@ -16,14 +16,14 @@ with clean_exit():  # a package that is not installed is named in one line
 
 
 def make_backend(settings: JudgeSettings) -> RulesBackend | OpenAIBackend:
-    """The back end that the settings describe; its rubrics are checked."""
+    """Return the backend that the settings describe. Its rubrics are checked."""
     if settings.base_url != os.environ.get("JUDGE_BASE_URL"):
         instead = "put the address into the environment variable JUDGE_BASE_URL"
         refuse_password(settings.base_url or "", "--base-url", instead)
     rubrics = load_rubrics(settings.rubrics)
     if settings.backend == "rules":
         if settings.mqm_examples is not None or settings.mqm_votes > 1:
-            raise UserError("--mqm-examples, --mqm-votes: the task mqm needs --backend openai")
+            raise UserError("--mqm-examples, --mqm-votes: the task mqm requires --backend openai")
         return RulesBackend(rubrics, settings.max_input_length)
     return OpenAIBackend(rubrics, settings, UpstreamSecrets().key)
 

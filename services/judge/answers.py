@@ -1,14 +1,14 @@
-"""Whether an answer is the reference, by rules: an exact or a numeric match after normalisation.
+"""Judge answers against a reference by rules: an exact or a numeric match.
 
-Nothing is understood here: another wording of a right answer is wrong, and so is a right answer in
-a whole sentence. It needs no model, and is the same everywhere.
+The rules do not understand meaning: a correct answer in other words, or within a full sentence,
+counts as wrong. They need no model and always give the same verdict.
 
-Two texts match exactly where they are equal without case, width, punctuation, marks of quotation,
-white space (of Korean; of others, how much), commas of thousands, English articles, and the Korean
-copula at the end (입니다, 이에요, 이다, ...). Two match numerically where each is one quantity and
-nothing else, `[currency] number [unit]`, of one value and of one unit, as far as both name one:
-1,200,000, 1.2 million and 120만 are one value; %, percent and 퍼센트 one unit. A percentage is not
-the fraction that it stands for.
+Two texts match exactly if they are equal without case, width, punctuation, quotation marks, white
+space (all of it in Korean; its amount elsewhere), thousands separators, English articles, and the
+Korean copula at the end (입니다, 이에요, 이다, ...). They match numerically if each is exactly one
+quantity, `[currency] number [unit]`, with the same value, and with the same unit if both name one:
+1,200,000, 1.2 million and 120만 are one value; %, percent and 퍼센트 one unit. A percentage does
+not equal its fraction.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _COPULA = re.compile(r"(?:입니다|이었습니다|였습니다|이에요|예요|이다|(?<=\d)다)$")
 _DASHES = str.maketrans(dict.fromkeys("‐‑‒–—−", "-"))
 _NOT_WORDS = re.compile(r"[^\w%$€£¥₩°+\-.,]|_")
-_WORD_BEHIND, _KOREAN_SCALE = re.compile(r"\s*([a-z]+)\b"), re.compile(r"\s*([십백천만억조])")
+_WORD_AFTER, _KOREAN_SCALE = re.compile(r"\s*([a-z]+)\b"), re.compile(r"\s*([십백천만억조])")
 _MORE_DIGITS = re.compile(r"\s*(\d[\d,]*(?:\.\d+)?)")
-#: Points, commas and hyphens that are no part of a number.
+#: Points, commas and hyphens that do not belong to a number.
 _LOOSE_MARKS = re.compile(
     r"(?<!\d)[.,]|[.,](?!\d)|(?<=\d),(?=\d{3}\b)|(?<=\w)-(?=[^\W\d])|(?<=[^\W\d])-(?=\w)"
 )
-#: Spaces beside what is not ASCII: where they stand in Korean differs from writer to writer.
+#: Spaces next to non-ASCII characters: Korean writers place them differently.
 _SPACES = re.compile(r" (?=[^\x00-\x7f])|(?<=[^\x00-\x7f]) ")
 _CURRENCY = {"$": "$", "€": "€", "£": "£", "¥": "¥", "₩": "원"}
 _NUMBER = re.compile(r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|[+-]?\.\d+")
-#: Words behind a number that multiply it. Korean ones stand in rows: 3조 5천억.
+#: Words after a number that multiply it. Korean ones can be chained: 3조 5천억.
 _SCALES = {
     "thousand": 10**3,
     "k": 10**3,
@@ -89,19 +89,19 @@ _UNITS = {
     "celsius": "°c",
     "degrees": "°",
 }
-#: Most characters of an answer that may be a quantity.
-_LONGEST = 80
+#: Longest answer, in characters, that is parsed as a quantity.
+_MAX_QUANTITY_CHARS = 80
 
 
 class Quantity(NamedTuple):
-    """unit: empty where none was named."""
+    """A number with its unit; the unit is empty if the text names none."""
 
     value: Decimal
     unit: str
 
 
 def judge_answer(texts: Mapping[str, str]) -> dict[str, Any]:
-    """Score 1 or 0 and the verdict on `answer` against `reference`."""
+    """Return score 1 or 0, and the verdict on `answer` against `reference`."""
     answer, reference = texts["answer"], texts["reference"]
     notes = _match(answer, reference)
     verdict = {
@@ -113,45 +113,53 @@ def judge_answer(texts: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _match(answer: str, reference: str) -> str | None:
-    said, wanted = normalised(answer), normalised(reference)
-    if wanted and said == wanted:
+    answer_text, reference_text = normalized(answer), normalized(reference)
+    if reference_text and answer_text == reference_text:
         return "exact match"
-    first, second = quantity(answer), quantity(reference)
-    if first is None or second is None or first.value != second.value:
+    answer_quantity, reference_quantity = quantity(answer), quantity(reference)
+    if (
+        answer_quantity is None
+        or reference_quantity is None
+        or answer_quantity.value != reference_quantity.value
+    ):
         return None
-    units = {first.unit, second.unit} - {""}
+    units = {answer_quantity.unit, reference_quantity.unit} - {""}
     return "numeric match" if len(units) <= 1 else None
 
 
-def normalised(text: str) -> str:
-    """What of a text counts for an exact match."""
-    text = markup.normalised("NFKC", text).casefold().translate(_DASHES)
-    text = _LOOSE_MARKS.sub(_blank, _NOT_WORDS.sub(" ", text))
+def normalized(text: str) -> str:
+    """Return the form of a text that is compared for an exact match."""
+    text = markup.normalized("NFKC", text).casefold().translate(_DASHES)
+    text = _LOOSE_MARKS.sub(_mark_replacement, _NOT_WORDS.sub(" ", text))
     text = _COPULA.sub("", text.strip())
     return _SPACES.sub("", " ".join(_ARTICLES.sub(" ", text).split()))
 
 
-def _blank(found: re.Match[str]) -> str:
-    """Nothing in place of a comma of thousands; of other marks a space."""
-    text, at = found.string, found.start()
-    of_number = found[0] == "," and 0 < at < len(text) - 1
-    return "" if of_number and text[at - 1].isdigit() and text[at + 1].isdigit() else " "
+def _mark_replacement(match: re.Match[str]) -> str:
+    """Return "" for a thousands separator, and a space for other marks."""
+    text, position = match.string, match.start()
+    is_inner_comma = match[0] == "," and 0 < position < len(text) - 1
+    return (
+        ""
+        if is_inner_comma and text[position - 1].isdigit() and text[position + 1].isdigit()
+        else " "
+    )
 
 
 def quantity(text: str) -> Quantity | None:
-    """The quantity that a text is; None where it is anything else, or more."""
-    if len(text) > _LONGEST:
+    """Return the quantity that a text consists of; None if it is anything else."""
+    if len(text) > _MAX_QUANTITY_CHARS:
         return None
-    text = markup.normalised("NFKC", text).casefold().translate(_DASHES)
+    text = markup.normalized("NFKC", text).casefold().translate(_DASHES)
     text = text.strip().rstrip(".。!")
     text = _COPULA.sub("", text.strip()).strip("\"'` ")
     sign = "-" if text.startswith("-") else ""
     text = text.removeprefix("-").lstrip()
     currency = next((unit for mark, unit in _CURRENCY.items() if text.startswith(mark)), "")
-    value, rest = _value(sign + (text[1:].lstrip() if currency else text))
+    value, remainder = _value(sign + (text[1:].lstrip() if currency else text))
     if value is None:
         return None
-    unit = " ".join(rest.split())
+    unit = " ".join(remainder.split())
     if any(char.isdigit() for char in unit) or len(unit.split()) > 3:
         return None
     unit = _UNITS.get(unit, unit)
@@ -161,26 +169,28 @@ def quantity(text: str) -> Quantity | None:
 
 
 def _value(text: str) -> tuple[Decimal | None, str]:
-    """The number at the start of a text, its scale included, and what stands behind it."""
-    found = _NUMBER.match(text)
-    if not found:
+    """Return the number at the start of a text with its scale, and the text after it."""
+    number_match = _NUMBER.match(text)
+    if not number_match:
         return None, text
-    number, rest = Decimal(found[0].replace(",", "")), text[found.end() :]
-    word = _WORD_BEHIND.match(rest)
+    number, remainder = Decimal(number_match[0].replace(",", "")), text[number_match.end() :]
+    word = _WORD_AFTER.match(remainder)
     if word and word[1] in _SCALES:
-        return number * _SCALES[word[1]], rest[word.end() :]
-    if not _KOREAN_SCALE.match(rest):
-        return number, rest
-    return _korean(number, rest)
+        return number * _SCALES[word[1]], remainder[word.end() :]
+    if not _KOREAN_SCALE.match(remainder):
+        return number, remainder
+    return _korean(number, remainder)
 
 
-def _korean(number: Decimal, rest: str) -> tuple[Decimal, str]:
-    """A number with Korean scales behind it: 120만, 3조 5천억, 1만 2,300."""
+def _korean(number: Decimal, remainder: str) -> tuple[Decimal, str]:
+    """Return a number with the Korean scales after it, and the remaining text.
+
+    Examples: 120만, 3조 5천억, 1만 2,300."""
     total, below, current = Decimal(0), Decimal(0), number
     negative, current = current < 0, abs(current)
-    has_number, at = True, 0
+    has_number, position = True, 0
     while True:
-        word = _KOREAN_SCALE.match(rest, at)
+        word = _KOREAN_SCALE.match(remainder, position)
         if word and word[1] in _KOREAN:
             below += (current if has_number else 1) * _KOREAN[word[1]]
             current, has_number = Decimal(0), False
@@ -189,11 +199,11 @@ def _korean(number: Decimal, rest: str) -> tuple[Decimal, str]:
             total += (below or 1) * _KOREAN_LARGE[word[1]]
             below, current, has_number = Decimal(0), Decimal(0), False
         else:
-            more = None if has_number else _MORE_DIGITS.match(rest, at)
-            if not more:
+            digits = None if has_number else _MORE_DIGITS.match(remainder, position)
+            if not digits:
                 break
-            current, has_number = Decimal(more[1].replace(",", "")), True
-            word = more
-        at = word.end()
+            current, has_number = Decimal(digits[1].replace(",", "")), True
+            word = digits
+        position = word.end()
     total += below + (current if has_number else 0)
-    return -total if negative else total, rest[at:]
+    return -total if negative else total, remainder[position:]

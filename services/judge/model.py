@@ -1,7 +1,7 @@
-"""The judge's back ends: `rules`, which needs nothing, and `openai`, which asks an LLM.
+"""The judge's backends: `rules`, which needs no model, and `openai`, which asks an LLM.
 
-An upstream server that is away, slow or confused fails samples, never the service: loading,
-warm-up and readiness do not ask it.
+An upstream server that is down, slow or faulty fails samples, never the service: loading, warm-up
+and readiness do not call it.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from scorekit.errors import SampleError, UserError
 from scorekit.llm import LLMClient, Sampling
 from scorekit.schemas import JudgeOptions, JudgeSample, ScoreRange
 from scorekit.server.backend import Encoded, Outcome, installed_versions
-from scorekit.server.scoring import ScoreDescription, Scoring
-from scorekit.text import chatmarks, chatter, checks, markup, variants, writing_scripts
+from scorekit.server.score_endpoint import ScoreDescription, ScoreEndpoint
+from scorekit.text import chat_marks, checks, markup, meta_text, variants, writing_scripts
 from scorekit.text import letter_groups as groups
 from scorekit.text import rules as shared_rules
 from services.judge import answers, rules
-from services.judge.asking import JudgeQuestion, JudgeTask, all_of, ask
+from services.judge.llm_judge import JudgeRequest, JudgeTask, all_of, ask
 from services.judge.mqm import MqmTask
 from services.judge.rubrics import MQM, Rubric, digest_of
 from services.judge.settings import BACKOFF_S, JudgeSettings
 from services.judge.spending import Spending, UpstreamCounters
 
-#: What the back end `rules` can judge: task -> variables of the built-in rubric, and the rule.
+#: Tasks of the backend `rules`: task -> (variables of the built-in rubric, rule).
 _RULES: dict[str, tuple[frozenset[str], Callable[[Mapping[str, str]], Outcome]]] = {
     "translation_filter": (
         frozenset({"source_lang", "target_lang", "source_text", "candidate"}),
@@ -42,36 +42,36 @@ _RULES: dict[str, tuple[frozenset[str], Callable[[Mapping[str, str]], Outcome]]]
     ),
     "answer_correctness": (frozenset({"query", "answer", "reference"}), answers.judge_answer),
 }
-_OWN_VERSION: dict[str, str | None] = {"scorekit": __version__}  # in the cache keys: code judges
+_SCOREKIT_VERSION: dict[str, str | None] = {"scorekit": __version__}  # part of cache keys
 _ONE_ANSWER = "options.votes: the task has one answer; mqm alone can be asked several times"
-#: Clients that are kept open for models that requests named.
+#: Largest number of open clients for models that requests named.
 MAX_CLIENTS = 8
-#: Half of it is the least that one attempt at the upstream server gets, however short a caller's
-#: time-out is: an answer that is paid for is in the cache when he comes again.
-_LEAST_DEADLINE_S = 20.0
+#: Minimum deadline of a call. One attempt gets at least half of it, even if the caller's timeout is
+#: shorter: then a paid answer is in the cache when the caller retries.
+_MIN_DEADLINE_S = 20.0
 
 
 class Probe(JudgeSample):
-    """What warm-up and health checks ask with. No request can hold one."""
+    """A sample for warm-up and health checks. Requests cannot contain one."""
 
 
 def _tokens(texts: Mapping[str, str]) -> int:
-    """Tokens, counted as four bytes each."""
+    """Return the estimated number of tokens, at four bytes each."""
     return sum(len(text.encode()) for text in texts.values()) // 4 + 1
 
 
 class _Judge:
-    """What both back ends do alike: check samples against their rubrics."""
+    """Base of both backends: checks samples against their rubrics."""
 
     service = "judge"
-    verb = Scoring(JudgeSample, JudgeOptions)
+    endpoint = ScoreEndpoint(JudgeSample, JudgeOptions)
 
     def __init__(self, tasks: Mapping[str, JudgeTask], max_input_length: int) -> None:
         self.tasks = tasks
         self.max_input_length = max_input_length
 
     def encode(self, samples: Sequence[JudgeSample], options: Any) -> list[Encoded | SampleError]:
-        """Check the samples."""
+        """Check the samples and prepare them for `forward`."""
         encoded: list[Encoded | SampleError] = []
         for sample in samples:
             try:
@@ -86,42 +86,42 @@ class _Judge:
     def _texts(self, sample: JudgeSample) -> tuple[JudgeTask, dict[str, str]]:
         task = self.tasks.get(sample.task)
         if task is None:
-            known = ", ".join(self.tasks)
-            raise SampleError("invalid_input", f"task {sample.task[:64]!r}: there are {known}")
+            available = ", ".join(self.tasks)
+            raise SampleError("invalid_input", f"task {sample.task[:64]!r}: there are {available}")
         texts = task.prepare(sample.model_extra or {})
         tokens = _tokens(texts)
         if tokens > self.max_input_length:
             raise SampleError("overlong", f"about {tokens} tokens, limit {self.max_input_length}")
         return task, texts
 
-    def _describe(self, tasks: Mapping[str, JudgeTask], **told: Any) -> ScoreDescription:
+    def _describe(self, tasks: Mapping[str, JudgeTask], **fields: Any) -> ScoreDescription:
         return ScoreDescription(
             max_input_length=self.max_input_length,
             score_range=ScoreRange(min=0.0, max=1.0),
             higher_is_better=True,
             tasks={name: task.info for name, task in tasks.items()},
-            **told,
+            **fields,
         )
 
     def memory_bytes(self) -> tuple[int, int, int] | None:
-        """Nothing on a device."""
+        """Return None: the judge uses no device."""
         return None
 
 
 class RulesBackend(_Judge):
-    """Rules over texts: the same verdict everywhere, without any model."""
+    """Judges by rules over texts, without a model. Verdicts are the same on every machine."""
 
     def __init__(self, rubrics: Mapping[str, Rubric], max_input_length: int) -> None:
         super().__init__(rubrics, max_input_length)
         self._judged = {n: rubric for n, rubric in rubrics.items() if _has_rule(n, rubric)}
 
     def load(self) -> ScoreDescription:
-        """Load the language identifier. Raises UserError where it is not installed."""
+        """Load the language identifier. Raises UserError if it is not installed."""
         try:
             checks.language_id("안녕하세요", ["ko", "en"])
         except ImportError:
             raise UserError('the judge needs `pip install -e ".[judge]"` in the checkout') from None
-        texts = (shared_rules, checks, chatmarks, chatter, markup, writing_scripts, variants)
+        texts = (shared_rules, checks, chat_marks, meta_text, markup, writing_scripts, variants)
         modules = (rules, answers, groups, *texts, languages)
         code = [*(Path(str(module.__file__)) for module in modules), variants.TABLE, groups.TABLE]
         return self._describe(
@@ -131,43 +131,50 @@ class RulesBackend(_Judge):
             tokenizer="none",
             dtype="none",
             device="cpu",
-            versions=_OWN_VERSION | installed_versions("py3langid"),
+            versions=_SCOREKIT_VERSION | installed_versions("py3langid"),
         )
 
     def _encoded(self, sample: JudgeSample, options: JudgeOptions) -> Encoded:
         if options.model not in (None, "rules"):
-            raise SampleError("invalid_input", f"options.model {options.model!r}: rules ask none")
+            raise SampleError(
+                "invalid_input",
+                f"options.model {options.model!r}: the backend `rules` has no models",
+            )
         if sample.task == MQM or sample.task in self.tasks.keys() - self._judged.keys():
             raise SampleError("invalid_input", f"task {sample.task!r} needs --backend openai")
         _, texts = self._texts(sample)
         if options.votes not in (None, 1):
             raise SampleError("invalid_input", _ONE_ANSWER)
         rubric = self._judged[sample.task]
-        rubric.pictures(sample.images)
-        said = sample.model_extra or {}  # languages by their tags: a name may not say the variant
-        texts |= {name: said[name] for name, kind in rubric.variables.items() if kind == "language"}
+        rubric.image_parts(sample.images)
+        # Tags of languages: a name may not include the variant.
+        raw_texts = sample.model_extra or {}
+        texts |= {
+            name: raw_texts[name] for name, kind in rubric.variables.items() if kind == "language"
+        }
         return Encoded(_tokens(texts), {}, (_RULES[sample.task][1], texts))
 
     def forward(self, batch: Sequence[Encoded]) -> list[Outcome]:
-        """Verdicts, in order."""
-        return [rule(texts) for rule, texts in (one.payload for one in batch)]
+        """Return the verdicts in order."""
+        return [rule(texts) for rule, texts in (encoded.payload for encoded in batch)]
 
     def probe(self, words: int) -> JudgeSample:
-        """A good translation; its length is no matter."""
+        """Return a good translation; `words` is ignored."""
         texts: Any = {"source_text": "The house is red.", "candidate": "집은 빨간색이다."}
         return JudgeSample(task="translation_filter", source_lang="en", target_lang="ko", **texts)
 
 
 def _has_rule(task: str, rubric: Rubric) -> bool:
-    """Whether rules judge a task; not one whose rubric the operator has replaced by another."""
+    """Return True if rules can judge the task with this rubric.
+
+    A rubric of the operator with other variables needs an LLM."""
     return task in _RULES and rubric.variables.keys() == _RULES[task][0]
 
 
 class OpenAIBackend(_Judge):
-    """Asks an OpenAI-compatible server, about `workers` samples at once: whenever one is answered
-    the next one is asked about, however slow the others are.
+    """Asks an OpenAI-compatible server for up to `workers` samples concurrently.
 
-    An event loop in a thread of its own asks; `forward` waits for it.
+    The calls run in an event loop in a separate thread; `forward` waits for them.
     """
 
     def __init__(
@@ -183,13 +190,13 @@ class OpenAIBackend(_Judge):
         self._key = key
         self.workers = settings.max_concurrency
         self._clients = {self.model: self._new_client(self.model)}
-        self._asking: Counter[str] = Counter()  # questions in hand, by model
+        self._asking: Counter[str] = Counter()  # running questions by model
         self._counters = UpstreamCounters(settings.known_models)
         self.collectors = (self._counters.answers, self._counters.tokens)
         self._loop = asyncio.new_event_loop()
 
     def load(self) -> ScoreDescription:
-        """Nothing to load: the upstream server need not be there yet."""
+        """Start the event loop. The upstream server does not have to run yet."""
         threading.Thread(target=self._loop.run_forever, name="upstream", daemon=True).start()
         settings = self._settings
         digests = {name: task.digest for name, task in self.tasks.items()}
@@ -200,7 +207,7 @@ class OpenAIBackend(_Judge):
             tokenizer="upstream",
             dtype="upstream",
             device="upstream",
-            versions=_OWN_VERSION,
+            versions=_SCOREKIT_VERSION,
             engine={
                 "base_url": self._clients[self.model].base_url,
                 "api": settings.api,
@@ -222,16 +229,16 @@ class OpenAIBackend(_Judge):
         )
         if votes > 1 and sampling.temperature == 0:
             raise SampleError("invalid_input", "options.votes: at temperature 0 all answers agree")
-        pictures = task.pictures(sample.images)
+        image_parts = task.image_parts(sample.images)
         model = options.model or self.model
         if not self._settings.may_name(model):
             raise SampleError("invalid_input", "options.model: not a model that may be named here")
-        question = JudgeQuestion(task, texts, pictures, model, sampling, votes)
-        # A batch is so many samples, however long.
-        return Encoded(1, _read_whole(texts) if sample.task == MQM else {}, question)
+        question = JudgeRequest(task, texts, image_parts, model, sampling, votes)
+        # Batches are counted in samples, regardless of their length.
+        return Encoded(1, _input_fields(texts) if sample.task == MQM else {}, question)
 
     def _votes(self, sample: JudgeSample, options: JudgeOptions) -> int:
-        """How often the sample is asked about."""
+        """Return how many answers to request for the sample."""
         if sample.task == MQM:
             return options.votes or self._settings.mqm_votes
         if options.votes not in (None, 1):
@@ -239,11 +246,13 @@ class OpenAIBackend(_Judge):
         return 1
 
     def forward(self, batch: Sequence[Encoded]) -> list[Outcome]:
-        """Verdicts, in order; a sample without one has the reason why."""
-        asked = self._judge_all([_timed(one.payload, one.timeout_s) for one in batch])
-        return asyncio.run_coroutine_threadsafe(asked, self._loop).result()
+        """Return the verdicts in order; a SampleError for a sample without one."""
+        outcomes = self._judge_all(
+            [_with_deadline(encoded.payload, encoded.timeout_s) for encoded in batch]
+        )
+        return asyncio.run_coroutine_threadsafe(outcomes, self._loop).result()
 
-    async def _judge_all(self, questions: Sequence[JudgeQuestion | None]) -> list[Outcome]:
+    async def _judge_all(self, questions: Sequence[JudgeRequest | None]) -> list[Outcome]:
         models = [question.model for question in questions if question is not None]
         self._asking.update(models)
         try:
@@ -252,16 +261,16 @@ class OpenAIBackend(_Judge):
                 tasks = [group.create_task(self._judge(question)) for question in questions]
         finally:
             self._asking.subtract(models)
-            self._asking = +self._asking  # callers name models: none is kept that nobody asks
+            self._asking = +self._asking  # drop zero counts: callers can name any model
         return [task.result() for task in tasks]
 
-    async def _judge(self, question: JudgeQuestion | None) -> Outcome:
-        if question is None:  # a probe: the service answers, whatever the upstream does
+    async def _judge(self, question: JudgeRequest | None) -> Outcome:
+        if question is None:  # a probe succeeds, whatever the state of the upstream
             return {"score": 1.0}
-        if (known := question.task.unasked(question.texts)) is not None:
-            return known
+        if (known_outcome := question.task.outcome_without_llm(question.texts)) is not None:
+            return known_outcome
         client = self._client(question.model)
-        content = repr(question.task.messages(question.texts, question.pictures))
+        content = repr(question.task.messages(question.texts, question.image_parts))
         name = f"judge-{hashlib.blake2b(content.encode(), digest_size=8).hexdigest()}"
         spending = Spending(question.model, self._counters)
         try:
@@ -274,11 +283,11 @@ class OpenAIBackend(_Judge):
         return question.task.outcome(answers, question.texts) | spending.fields()
 
     async def _close_idle(self) -> None:
-        """Close clients of models that nobody asks now, so that not too many stay open."""
+        """Close clients of models without running questions, to limit how many are open."""
         idle = [name for name in self._clients if name != self.model and not self._asking[name]]
         excess = max(0, len(self._clients) + 1 - MAX_CLIENTS)
-        gone = [self._clients.pop(name) for name in idle[:excess]]
-        for client in gone:  # all are out of reach before the first wait: others may ask meanwhile
+        closing = [self._clients.pop(name) for name in idle[:excess]]
+        for client in closing:  # all are removed before the first await: other tasks run meanwhile
             await client.close()
 
     def _client(self, model: str) -> LLMClient:
@@ -301,33 +310,35 @@ class OpenAIBackend(_Judge):
         )
 
     def probe(self, words: int) -> JudgeSample:
-        """A sample about which nobody is asked."""
+        """Return a sample for which no LLM is called."""
         return Probe(task="probe")
 
 
-def _timed(question: JudgeQuestion | None, timeout_s: float | None) -> JudgeQuestion | None:
-    """Return the question with the time that its caller grants."""
+def _with_deadline(question: JudgeRequest | None, timeout_s: float | None) -> JudgeRequest | None:
+    """Return the question with its caller's deadline."""
     if question is None or timeout_s is None:
         return question
-    return question._replace(deadline_s=max(timeout_s, _LEAST_DEADLINE_S))
+    return question._replace(deadline_s=max(timeout_s, _MIN_DEADLINE_S))
 
 
 async def _vote(
-    client: LLMClient, question: JudgeQuestion, number: int, name: str, spending: Spending
+    client: LLMClient, question: JudgeRequest, number: int, name: str, spending: Spending
 ) -> Any:
-    """One of the answers about a sample. Where one fails the sample does: no majority of fewer is
-    passed off as one of all."""
+    """Return one of several answers for a sample.
+
+    If one answer fails, the sample fails: a majority of fewer answers would be a different
+    result."""
     if question.votes == 1:
         return await ask(client, question, question.sampling, name, spending)
     try:
         sampling = replace(question.sampling, seed=number)
         return await ask(client, question, sampling, f"{name}-{number}", spending)
     except SampleError as error:
-        said = f"answer {number + 1} of {question.votes}: {error.message}"
-        raise SampleError(error.type, said, retryable=error.retryable) from None
+        prefixed = f"answer {number + 1} of {question.votes}: {error.message}"
+        raise SampleError(error.type, prefixed, retryable=error.retryable) from None
 
 
-def _read_whole(texts: Mapping[str, str]) -> dict[str, Any]:
-    """What is told of the texts of a translation: nothing is ever cut."""
+def _input_fields(texts: Mapping[str, str]) -> dict[str, Any]:
+    """Return the result's input fields of a translation. The judge never cuts texts."""
     truncated = {"src": False, "mt": False, "ref": False}
     return {"tokens": _tokens(texts), "truncated": truncated, "mt_covered": len(texts["mt"])}

@@ -1,6 +1,6 @@
-"""The task `mqm`: the errors of a translation, marked by an LLM and placed by code.
+"""The task `mqm`: an LLM marks the errors of a translation, and code locates them in the text.
 
-The prompt is mqm.yaml's, our own; the examples of a language pair come from a file.
+The prompt is in mqm.yaml. The examples of a language pair come from a file.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from scorekit.errors import SampleError, UserError
 from scorekit.languages import find_language
 from scorekit.llm import LLMError, Message
 from scorekit.schemas import ScoreRange, TaskInfo
-from scorekit.text.chatmarks import CLOSES, OPENS
-from services.judge import placing, votes
+from scorekit.text.chat_marks import CLOSES, OPENS
+from services.judge import quote_matching, votes
 from services.judge.fence import END, RULE, code_of, fenced
-from services.judge.placing import Place, QuotedText, folded, place
+from services.judge.quote_matching import QuotedText, TextRange, folded, locate_quote
 from services.judge.rubrics import named_language
-from services.judge.votes import FoundError, merged
+from services.judge.votes import FoundError, merge_votes
 
 _FOLDER = Path(__file__).parent
-#: Its quote is of the source.
+#: The one category whose quote comes from the source.
 OMISSION = "accuracy/omission"
 Category = Literal[
     "accuracy/mistranslation",
@@ -47,10 +47,10 @@ Category = Literal[
     "other",
 ]
 _SEVERITIES = ("minor", "major", "critical")
-_WANTED = ("src", "mt", "src_lang", "tgt_lang")
-#: Examples that a pair is shown which has none of its own, nor its target language.
-_OF_OTHERS = 2
-#: What each example and each answer is. Without bounds: not every server knows them.
+_REQUIRED_TEXTS = ("src", "mt", "src_lang", "tgt_lang")
+#: Number of examples for a pair without examples of the same pair or target language.
+_NUM_FALLBACK_EXAMPLES = 2
+#: Schema of examples and answers. It has no length bounds, which some servers do not support.
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -75,7 +75,7 @@ SCHEMA: dict[str, Any] = {
 
 
 class MqmPrompt(Config):
-    """mqm.yaml."""
+    """The content of mqm.yaml."""
 
     system: str
     reference: str = Field(description="Added where a sample has a reference.")
@@ -85,7 +85,7 @@ class MqmPrompt(Config):
 
 
 class MqmMark(Config):
-    """An error as the model is to write it."""
+    """An error in the form that the model must write."""
 
     quote: str = Field(min_length=1)
     context: str
@@ -104,15 +104,15 @@ class MqmExample(Config):
 
 
 class MqmExamples(Config):
-    """A file of examples; none: the model is shown none."""
+    """A file of examples, possibly empty."""
 
     examples: list[MqmExample]
 
 
 class MqmTask:
-    """What is asked, and what is made of the answers.
+    """Builds the prompt, parses the answers and computes the outcome.
 
-    Raises UserError for a file of examples that is not as it should be.
+    Raises UserError for an invalid file of examples.
     """
 
     schema_ = SCHEMA
@@ -123,117 +123,133 @@ class MqmTask:
         path = examples or _FOLDER / "mqm_examples.yaml"
         self.examples = load_config(MqmExamples, path).examples
         for number, example in enumerate(self.examples, 1):
-            if fault := _fault(example):
-                raise UserError(f"{path}: example {number}: {fault}")
+            if reason := _example_error(example):
+                raise UserError(f"{path}: example {number}: {reason}")
         self.max_tokens = self.prompt.max_tokens
 
     @cached_property
     def digest(self) -> str:
-        """128 bits in hex over all that shapes an answer."""
-        content = [self.prompt.model_dump(), [one.model_dump() for one in self.examples]]
+        """Return 128 bits in hex over everything that shapes an answer."""
+        content = [self.prompt.model_dump(), [example.model_dump() for example in self.examples]]
         content += [SCHEMA, RULE, END, OPENS.pattern, CLOSES.pattern]
         return hashlib.blake2b(to_json(content), digest_size=16).hexdigest()
 
     @staticmethod
     def code_digest() -> str:
-        """Of the code that makes spans and a score of answers."""
-        return digest_files([*(Path(str(m.__file__)) for m in (placing, votes)), Path(__file__)])
+        """Return a digest of the code that turns answers into spans and a score."""
+        return digest_files(
+            [*(Path(str(m.__file__)) for m in (quote_matching, votes)), Path(__file__)]
+        )
 
     def temperature_of(self, votes: int) -> float:
-        """What is sampled with where the request says nothing."""
+        """Return the temperature to use if the request names none."""
         return self.prompt.votes_temperature if votes > 1 else self.prompt.temperature
 
     def prepare(self, texts: Mapping[str, str]) -> dict[str, str]:
-        """The sample's texts, languages by name; an empty reference is none. Raises SampleError."""
-        if missing := [name for name in _WANTED if name not in texts]:
-            raise SampleError("invalid_input", f"{missing[0]}: mqm wants it")
-        if texts.keys() - {*_WANTED, "ref"}:
-            known = ", ".join([*_WANTED, "ref"])
-            raise SampleError("invalid_input", f"a text that mqm has not; it has {known}")
+        """Return the sample's texts, with languages by name and without an empty reference.
+
+        Raises SampleError."""
+        if missing := [name for name in _REQUIRED_TEXTS if name not in texts]:
+            raise SampleError("invalid_input", f"{missing[0]}: required by the task mqm")
+        if texts.keys() - {*_REQUIRED_TEXTS, "ref"}:
+            available = ", ".join([*_REQUIRED_TEXTS, "ref"])
+            raise SampleError("invalid_input", f"unknown text. The task mqm has {available}")
         return {
             name: named_language(name, text) if name.endswith("_lang") else text
             for name, text in sorted(texts.items())
             if text or name != "ref"
         }
 
-    def pictures(self, images: Sequence[str]) -> list[dict[str, Any]]:
-        """None. Raises SampleError where the sample brings some."""
+    def image_parts(self, images: Sequence[str]) -> list[dict[str, Any]]:
+        """Return an empty list. Raises SampleError if the sample has images."""
         if images:
-            raise SampleError("invalid_input", "images: mqm wants no pictures")
+            raise SampleError("invalid_input", "images: the task mqm takes no images")
         return []
 
-    def unasked(self, texts: Mapping[str, str]) -> dict[str, Any] | None:
-        """The outcome where nobody has to be asked: of an empty translation the whole source is
-        missing, which is one critical error."""
+    def outcome_without_llm(self, texts: Mapping[str, str]) -> dict[str, Any] | None:
+        """Return the outcome of an empty translation: one critical omission of the full source.
+
+        Returns None for other translations, which an LLM must judge."""
         src, mt = texts["src"], texts["mt"]
         if mt.strip():
             return None
-        whole = src.strip()
-        start = src.find(whole)
-        at = Place(start, start + len(whole))
-        error = FoundError(whole, "src", "CRITICAL", OMISSION, at)
-        return merged([[error] if whole else []], src, mt)
+        stripped = src.strip()
+        start = src.find(stripped)
+        position = TextRange(start, start + len(stripped))
+        error = FoundError(stripped, "src", "CRITICAL", OMISSION, position)
+        return merge_votes([[error] if stripped else []], src, mt)
 
     def messages(
-        self, texts: Mapping[str, str], pictures: Sequence[dict[str, Any]] = (), again: str = ""
+        self, texts: Mapping[str, str], images: Sequence[dict[str, Any]] = (), retry_note: str = ""
     ) -> list[Message]:
-        """The chat that asks for the errors of prepared texts. again: added to the end where it is
-        asked a second time."""
+        """Return the chat that asks for the errors of prepared texts.
+
+        retry_note: text added at the end when the LLM is asked again."""
         code = code_of(bytes.fromhex(self.digest), texts)
-        system = [self.prompt.system.strip(), self._shown(texts["src_lang"], texts["tgt_lang"])]
+        system = [
+            self.prompt.system.strip(),
+            self._examples_text(texts["src_lang"], texts["tgt_lang"]),
+        ]
         parts = {"src": f"Source, in {texts['src_lang']}"}
         if "ref" in texts:
             parts["ref"] = f"Reference, in {texts['tgt_lang']}"
             system.append(self.prompt.reference.strip())
         parts["mt"] = f"Translation into {texts['tgt_lang']}"
-        # What many samples share stands first: servers keep the beginning of a prompt.
+        # The parts that samples share come first, for the servers' prefix caches.
         system.append(RULE.format(code=code))
         user = [f"{title}:\n{fenced(name, texts[name], code)}" for name, title in parts.items()]
-        user.append(f"{END}{again}")
+        user.append(f"{END}{retry_note}")
         return [
             {"role": "system", "content": "\n\n".join(filter(None, system))},
             {"role": "user", "content": "\n\n".join(user)},
         ]
 
     def read(self, answer: Mapping[str, Any], texts: Mapping[str, str]) -> list[FoundError]:
-        """The errors of an answer that fits the schema, with their places. One that it names twice
-        counts once, as the worse. Raises LLMError for an error whose quote shows nothing: nobody
-        could say what it is of, and it would cost its points all the same."""
+        """Return the errors of an answer that fits the schema, with their positions.
+
+        A repeated error counts once, with the worse severity. Raises LLMError for an error with a
+        blank quote: its text is unknown, but it would still cost points."""
         for number, error in enumerate(answer["errors"]):
             if not any(map(folded, error["quote"])):
                 raise LLMError("malformed", f"errors[{number}].quote: blank", retryable=True)
-        quoted = {of: QuotedText(texts[of]) for of in ("src", "mt")}
-        found: dict[tuple[Any, ...], FoundError] = {}
-        for error in _errors(answer["errors"], quoted):
-            where = error.at if isinstance(error.at, Place) else folded(error.quote) or error.quote
-            key = (error.of, where, error.category)
-            if key not in found or votes.rank(error) > votes.rank(found[key]):
-                found[key] = error
-        return list(found.values())
+        quoted_texts = {field: QuotedText(texts[field]) for field in ("src", "mt")}
+        errors: dict[tuple[Any, ...], FoundError] = {}
+        for error in _errors(answer["errors"], quoted_texts):
+            position = (
+                error.location
+                if isinstance(error.location, TextRange)
+                else folded(error.quote) or error.quote
+            )
+            key = (error.field, position, error.category)
+            if key not in errors or votes.rank(error) > votes.rank(errors[key]):
+                errors[key] = error
+        return list(errors.values())
 
     def outcome(
         self, answers: Sequence[Sequence[FoundError]], texts: Mapping[str, str]
     ) -> dict[str, Any]:
-        """Score, spans, omissions and what has no place."""
-        return merged(answers, texts["src"], texts["mt"])
+        """Return the score, the spans, the omissions and the errors without a position."""
+        return merge_votes(answers, texts["src"], texts["mt"])
 
-    def _shown(self, src_lang: str, tgt_lang: str) -> str:
-        """The examples of the pair; where there is none, of its target language; else the first
+    def _examples_text(self, src_lang: str, tgt_lang: str) -> str:
+        """Return the examples of the pair, else those of its target language, else the first
         ones."""
-        into = [e for e in self.examples if _same(e.tgt_lang, tgt_lang)]
-        of_pair = [e for e in into if _same(e.src_lang, src_lang)]
-        shown = of_pair or into or self.examples[:_OF_OTHERS]
-        return "\n\n".join(_written(example) for example in shown)
+        same_target = [e for e in self.examples if _is_same_language(e.tgt_lang, tgt_lang)]
+        same_pair = [e for e in same_target if _is_same_language(e.src_lang, src_lang)]
+        chosen = same_pair or same_target or self.examples[:_NUM_FALLBACK_EXAMPLES]
+        return "\n\n".join(_example_text(example) for example in chosen)
 
 
-def _errors(given: Sequence[Any], quoted: Mapping[str, QuotedText]) -> Iterator[FoundError]:
-    for error in given:
-        of: Literal["src", "mt"] = "src" if error["category"] == OMISSION else "mt"
-        at = place(quoted[of], error["quote"], error["context"])
-        yield FoundError(error["quote"], of, error["severity"].upper(), error["category"], at)
+def _errors(marks: Sequence[Any], quoted_texts: Mapping[str, QuotedText]) -> Iterator[FoundError]:
+    for error in marks:
+        field: Literal["src", "mt"] = "src" if error["category"] == OMISSION else "mt"
+        position = locate_quote(quoted_texts[field], error["quote"], error["context"])
+        yield FoundError(
+            error["quote"], field, error["severity"].upper(), error["category"], position
+        )
 
 
-def _written(example: MqmExample) -> str:
+def _example_text(example: MqmExample) -> str:
     source, target = (named_language("", x) for x in (example.src_lang, example.tgt_lang))
     answer = to_json({"errors": [error.model_dump() for error in example.errors]}).decode()
     return (
@@ -242,24 +258,24 @@ def _written(example: MqmExample) -> str:
     )
 
 
-def _fault(example: MqmExample) -> str | None:
-    """What a model would learn wrongly from it."""
+def _example_error(example: MqmExample) -> str | None:
+    """Return why an example would mislead the model; None if it is valid."""
     for name in ("src_lang", "tgt_lang"):
         try:
             named_language(name, getattr(example, name))
-        except SampleError as fault:
-            return fault.message
+        except SampleError as sample_error:
+            return sample_error.message
     quoted = {"src": QuotedText(example.src), "mt": QuotedText(example.mt)}
     for error in _errors([mark.model_dump() for mark in example.errors], quoted):
-        if not isinstance(error.at, Place):
-            text = "source" if error.of == "src" else "translation"
-            return f"the quote {error.quote[:60]!r} is {error.at} in its {text}"
+        if not isinstance(error.location, TextRange):
+            text = "source" if error.field == "src" else "translation"
+            return f"the quote {error.quote[:60]!r} is {error.location} in its {text}"
     return None
 
 
-def _same(one: str, other: str) -> bool:
-    """Whether two codes, tags or names are one language, in whatever variant."""
-    first, second = find_language(one), find_language(other)
+def _is_same_language(name: str, other_name: str) -> bool:
+    """Return True if two codes, tags or names mean the same language, of any variant."""
+    first, second = find_language(name), find_language(other_name)
     if first is None or second is None:
-        return one.casefold() == other.casefold()
+        return name.casefold() == other_name.casefold()
     return first.iso639_3 == second.iso639_3

@@ -1,7 +1,7 @@
-"""The verdict of rules alone: what is so wrong with a translation that no model need be asked.
+"""Judge translations by rules alone: errors that need no model.
 
-Those that synthesis and guards have, too, stand in scorekit/text/rules.py with their thresholds,
-which reject few good translations: README.md has the measured rates.
+Rules shared with synthesis and guards are in scorekit/text/rules.py, with thresholds that reject
+few good translations: README.md has the measured rates.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from typing import Any
 
 from scorekit.errors import SampleError
 from scorekit.languages import find_language, language_name
-from scorekit.text import chatmarks, chatter, checks, rules
+from scorekit.text import chat_marks, checks, meta_text, rules
 from scorekit.text.rules import JUDGE, Pair
 
 
 def judge_translation(texts: Mapping[str, str]) -> dict[str, Any] | SampleError:
-    """Score 1 or 0 and the verdict: the first rule that a candidate breaks, else `ok`."""
+    """Return score 1 or 0 and the verdict: the first rule that the candidate breaks, else `ok`."""
     for variable in ("source_lang", "target_lang"):
         if find_language(texts[variable]) is None:
-            return SampleError("invalid_input", f"{variable}: rules know no such language")
+            return SampleError("invalid_input", f"{variable}: unknown language")
     # Tags as they were sent: a bare "zh" is both variants, "sr" both scripts.
     pair = Pair(
         texts["source_text"], texts["candidate"], texts["source_lang"], texts["target_lang"]
@@ -35,7 +35,7 @@ def _empty(pair: Pair) -> str | None:
     return "no text" if pair.src.strip() and not pair.mt.strip() else None
 
 
-def _found(check: Callable[[str, str], str | None]) -> Callable[[Pair], str | None]:
+def _on_texts(check: Callable[[str, str], str | None]) -> Callable[[Pair], str | None]:
     return lambda pair: check(pair.src, pair.mt)
 
 
@@ -50,13 +50,13 @@ def _wrong_script(pair: Pair) -> str | None:
 
 
 def _wrong_variant(pair: Pair) -> str | None:
-    found = rules.wrong_variant(pair, JUDGE)
-    return None if found is None else f"not {language_name(pair.target_lang)}: {found[1]}"
+    match = rules.wrong_variant(pair, JUDGE)
+    return None if match is None else f"not {language_name(pair.target_lang)}: {match[1]}"
 
 
 def _wrong_language(pair: Pair) -> str | None:
-    found = rules.source_language(pair, JUDGE)
-    return None if found is None else f"it reads as {_name(pair.source_lang)}"
+    match = rules.source_language(pair, JUDGE)
+    return None if match is None else f"it reads as {_name(pair.source_lang)}"
 
 
 def _repetition(pair: Pair) -> str | None:
@@ -65,28 +65,28 @@ def _repetition(pair: Pair) -> str | None:
 
 
 def _length(pair: Pair) -> str | None:
-    found = rules.length_ratio(pair, JUDGE)
-    if found is None or not pair.src.strip():
+    match = rules.length_ratio(pair, JUDGE)
+    if match is None or not pair.src.strip():
         return None
-    ratio, least, most = found
-    return f"{ratio:.2f} bytes for each of the source, usual are {least:.2f} to {most:.2f}"
+    ratio, min_ratio, max_ratio = match
+    return f"{ratio:.2f} bytes for each of the source, usual are {min_ratio:.2f} to {max_ratio:.2f}"
 
 
 def _name(key: str) -> str:
-    """The language alone, whatever script or region the key names."""
-    found = find_language(key)
-    return found.name if found else key
+    """Return the name of the language, without script or region."""
+    language = find_language(key)
+    return language.name if language else key
 
 
-#: Reason code -> rule, which gives the notes of a failed translation. The first one counts.
+#: Reason code -> rule, which returns notes for a failed translation. The first failure counts.
 _RULES: dict[str, Callable[[Pair], str | None]] = {
     "empty": _empty,
-    "meta_phrase": _found(chatter.meta_phrase),
-    "refusal": _found(chatter.refusal),
-    "added_note": _found(chatter.added_note),
-    "added_quotes": _found(checks.added_quotes),
-    "role_token": _found(chatmarks.role_token),
-    "marker": _found(checks.marker),
+    "meta_phrase": _on_texts(meta_text.meta_phrase),
+    "refusal": _on_texts(meta_text.refusal),
+    "added_note": _on_texts(meta_text.added_note),
+    "added_quotes": _on_texts(checks.added_quotes),
+    "role_token": _on_texts(chat_marks.role_token),
+    "marker": _on_texts(checks.marker),
     "copied": _copied,
     "wrong_script": _wrong_script,
     "wrong_variant": _wrong_variant,

@@ -81,33 +81,34 @@ class JudgeSettings(ServiceSettings):
     max_attempts: int = Field(
         3, ge=1, description="Attempts at the upstream server until a sample fails with `upstream`."
     )
-    # Of an LLM a batch is one sample, `max_concurrency` batches at once; of rules, what takes well
-    # under a second.
+    # A batch of an LLM is one sample, with `max_concurrency` batches at once. A batch of the rules
+    # takes well under a second.
     max_batch_tokens: CliSuppress[int | None] = None
 
     @property
     def known_models(self) -> frozenset[str]:
-        """Models that the operator has named: --model and --allow-models."""
+        """Return the models that the operator has named: --model and --allow-models."""
         named = [self.model or "", *(self.allow_models or "").split(",")]
         return frozenset(name.strip() for name in named if name.strip())
 
     def may_name(self, model: str) -> bool:
-        """Whether a request may have the upstream server's `model` answer."""
+        """Return True if a request may name this model of the upstream server."""
         return self.allow_models is None or model == self.model or model in self.known_models
 
     @model_validator(mode="after")
     def _follow(self) -> Self:
         self.max_batch_tokens = 1 if self.backend == "openai" else RULES_BATCH
         if self.backend == "openai" and self.stall_after is None:
-            # Two questions a sample, each with all its attempts: longer is no waiting any more.
-            # Of several answers each may wait for a place.
+            # A sample takes at most two questions with all their attempts; with several votes each
+            # can wait for a free slot. Anything longer is a stall.
             waits = self.max_attempts * (self.request_timeout_s + BACKOFF_S[-1])
             self.stall_after = 2 * waits * MAX_VOTES + 60.0
         return self
 
 
 class UpstreamSecrets(BaseSettings):
-    """What must not be seen in `ps`, a log or a saved config: environment only."""
+    """Secrets, read only from the environment, so that they are in no process list, log or
+    config."""
 
     model_config = SettingsConfigDict(extra="ignore")
 

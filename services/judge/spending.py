@@ -1,4 +1,4 @@
-"""What the answers of the upstream server took: for each sample, and for /metrics."""
+"""Count the calls and tokens of the upstream server, for each sample and for /metrics."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from prometheus_client import Counter
 
 from scorekit.llm import Choice
 
-#: Label of all models that are not known by name when the service starts: callers may name any, and
-#: each label is a time series.
+#: Label of models that the operator did not name. Callers can name any model, and each label is a
+#: time series.
 OTHER = "other"
 
 
 class UpstreamCounters:
-    """Counters of all answers of the upstream server, also of those that were no verdict.
+    """Counters of all answers of the upstream server, with or without a verdict.
 
-    models: those that have a label of their own.
+    models: models with their own label.
     """
 
     def __init__(self, models: Collection[str]) -> None:
@@ -51,9 +51,9 @@ class UpstreamCounters:
 
 
 class Spending:
-    """What the answers about one sample took so far, whatever becomes of it.
+    """Usage of the upstream answers for one sample so far, even if it fails later.
 
-    What a server charges for a request that was broken off nobody knows here.
+    The cost of a request that was cancelled is unknown and not counted.
     """
 
     def __init__(self, model: str, counters: UpstreamCounters) -> None:
@@ -66,14 +66,16 @@ class Spending:
         self._answers.append(choice)
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields of a result: `upstream_calls`, and `usage` where the server has counted
-        every answer."""
+        """Return the result's fields: `upstream_calls`, and `usage` if the server counted all
+        answers."""
         if not self._answers:
             return {}
-        told: dict[str, Any] = {"upstream_calls": len(self._answers)}
+        usage_fields: dict[str, Any] = {"upstream_calls": len(self._answers)}
         prompt = [choice.prompt_tokens for choice in self._answers]
         completion = [choice.completion_tokens for choice in self._answers]
         if None not in prompt and None not in completion:
             sums = [sum(count or 0 for count in counts) for counts in (prompt, completion)]
-            told["usage"] = dict(zip(("prompt_tokens", "completion_tokens"), sums, strict=True))
-        return told
+            usage_fields["usage"] = dict(
+                zip(("prompt_tokens", "completion_tokens"), sums, strict=True)
+            )
+        return usage_fields

@@ -11,7 +11,7 @@ with clean_exit():  # a package that is not installed is named in one line
 
 
 def make_backend(settings: MetricXSettings) -> MetricXBackend:
-    """The backend that the settings describe; its files are checked, not yet loaded."""
+    """Return the backend that the settings describe. Its files are checked, but not loaded yet."""
     backend = MetricXBackend(
         settings.model,
         settings.tokenizer,

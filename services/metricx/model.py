@@ -1,4 +1,4 @@
-"""MetricX-24 hybrid behind the Backend protocol: input format, tokenisation, scores.
+"""The MetricX-24 hybrid backend: input format, tokenization, scores.
 
 Source: google-research/metricx (metricx24/predict.py, metricx24/models.py), Juraska et al. 2024,
 "MetricX-24: The Google Submission to the WMT 2024 Metrics Shared Task" (arXiv 2410.03983).
@@ -30,8 +30,8 @@ from scorekit.server.backend import (
 )
 from scorekit.server.device import check_dtype, device_memory_bytes, prepare_device
 from scorekit.server.local import LocalScorer
-from scorekit.server.queue.tokeniser import Tokeniser
-from scorekit.server.scoring import ScoreDescription, Scoring
+from scorekit.server.queue.tokenizer import BoundedTokenizer
+from scorekit.server.score_endpoint import ScoreDescription, ScoreEndpoint
 from services.metricx.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
@@ -39,16 +39,16 @@ if TYPE_CHECKING:
 
     from services.metricx.regression import MT5ForRegression
 
-#: Upstream's limit, the end-of-sentence id included; that id is then dropped.
+#: Upstream's limit, which includes the end-of-sentence id that is dropped afterwards.
 MAX_INPUT_LENGTH = 1536
 _FP16 = "T5's activations overflow float16 and give scores that are not finite; use bfloat16"
 
 
 def format_input(sample: TranslationSample) -> str:
-    """The text that the model reads: `source: ... candidate: ...[ reference: ...]`.
+    """Return the model's input: `source: ... candidate: ...[ reference: ...]`.
 
-    Without a reference that part is left out, as upstream's predict.py does: an empty
-    ` reference: ` is a different input with a very different score.
+    Without a reference that part is left out, as in upstream's predict.py: an empty ` reference: `
+    is a different input with a very different score.
     """
     text = f"source: {sample.src} candidate: {sample.mt}"
     return text if sample.ref is None else f"{text} reference: {sample.ref}"
@@ -61,7 +61,7 @@ class MetricXBackend:
     """
 
     service = "metricx"
-    verb = Scoring(TranslationSample, MetricXOptions)
+    endpoint = ScoreEndpoint(TranslationSample, MetricXOptions)
 
     def __init__(
         self,
@@ -81,10 +81,10 @@ class MetricXBackend:
         self._threads = threads
         self._device: torch.device | None = None
         self._model: MT5ForRegression
-        self._tokeniser: Tokeniser
+        self._tokenizer: BoundedTokenizer
 
     def check(self) -> None:
-        """Refuse at once what cannot work. Raises UserError; loads nothing."""
+        """Raise UserError if the settings cannot work. Loads nothing."""
         if self._dtype_name == "float16":
             raise UserError(f"--dtype float16: {_FP16}")
         check_dtype(self._dtype_name)
@@ -94,7 +94,7 @@ class MetricXBackend:
             fetch_model(self._tokenizer_name, None, [], "--tokenizer")
 
     def load(self) -> ScoreDescription:
-        """Load tokenizer and weights. Raises UserError where the files are not MetricX's."""
+        """Load tokenizer and weights. Raises UserError if the files are not a MetricX model."""
         self.check()
         import torch
 
@@ -105,18 +105,18 @@ class MetricXBackend:
         check_folder(folder)
         tokenizer_name, tokenizer_folder = self._find_tokenizer(folder)
         tokenizer = load_tokenizer(tokenizer_folder, tokenizer_name)
-        self._tokeniser = Tokeniser(tokenizer, closing=1)
+        self._tokenizer = BoundedTokenizer(tokenizer, closing=1)
         self._model = load_regression(folder, getattr(torch, self._dtype_name), self._device)
         ids, rows = tokenizer.get_vocab_size(), self._model.shared.num_embeddings
-        if ids > rows:  # on a GPU such an id ends the process
+        if ids > rows:  # an id without a row crashes the process on a GPU
             raise UserError(
-                f"--tokenizer {tokenizer_name}: it has {ids} ids, the weights of {folder} know "
-                f"{rows}: it is another model's"
+                f"--tokenizer {tokenizer_name}: it has {ids} ids, but the weights of {folder} have "
+                f"{rows} rows. Use the model's own tokenizer"
             )
         return ScoreDescription(
-            model=_shown(self._model_name),
+            model=_public_name(self._model_name),
             revision=_revision(folder, self._model_name),
-            tokenizer=_shown(tokenizer_name),
+            tokenizer=_public_name(tokenizer_name),
             dtype=self._dtype_name,
             device=str(self._device),
             max_input_length=MAX_INPUT_LENGTH,
@@ -130,24 +130,26 @@ class MetricXBackend:
     def encode(
         self, samples: Sequence[TranslationSample], options: Any
     ) -> list[Encoded | SampleError]:
-        """Tokenise, drop the end-of-sentence id, cut at the limit: the end is lost, as upstream."""
-        room = min(options.max_input_length or MAX_INPUT_LENGTH, MAX_INPUT_LENGTH) - 1
+        """Tokenize, drop the end-of-sentence id and cut at the limit, as upstream does."""
+        max_tokens = min(options.max_input_length or MAX_INPUT_LENGTH, MAX_INPUT_LENGTH) - 1
         refuses = options.overlong == "error"
-        found = self._tokeniser.read([format_input(s) for s in samples], room, count=refuses)
+        tokenized_texts = self._tokenizer.read(
+            [format_input(s) for s in samples], max_tokens, count=refuses
+        )
         encoded: list[Encoded | SampleError] = []
-        for sample, read in zip(samples, found, strict=True):
-            if isinstance(read, Exception):
-                raise read
-            if refuses and read.is_cut:
-                message = f"{read.total + 1} tokens, the limit is {room + 1}"
+        for sample, tokenized in zip(samples, tokenized_texts, strict=True):
+            if isinstance(tokenized, Exception):
+                raise tokenized
+            if refuses and tokenized.is_cut:
+                message = f"{tokenized.total + 1} tokens, the limit is {max_tokens + 1}"
                 encoded.append(SampleError("overlong", message))
                 continue
-            fields = _input_fields(sample, len(read.ids), read.covered)
-            encoded.append(Encoded(len(read.ids), fields, read.ids))
+            fields = _input_fields(sample, len(tokenized.ids), tokenized.covered)
+            encoded.append(Encoded(len(tokenized.ids), fields, tokenized.ids))
         return encoded
 
     def forward(self, batch: Sequence[Encoded]) -> list[Outcome]:
-        """Scores 0..25; NaN where the model's own output is not finite."""
+        """Return scores 0..25; NaN if the model's output is not finite."""
         import torch
 
         longest = max(e.length for e in batch)
@@ -162,27 +164,29 @@ class MetricXBackend:
         return [{"score": score} for score in scores]
 
     def probe(self, words: int) -> TranslationSample:
-        """A translation of about that many words on each side."""
+        """Return a translation of about `words` words on each side."""
         return translation_probe(words)
 
     def memory_bytes(self) -> tuple[int, int, int] | None:
-        """Bytes that the model holds on its device now, and held at most; None on a CPU."""
+        """Return the device's memory in bytes (current, peak, total); None on a CPU."""
         return device_memory_bytes(self._device)
 
     def _find_tokenizer(self, model_folder: Path) -> tuple[str, Path]:
         name = self._tokenizer_name
         if name is None:
-            own = any(model_folder.glob("tokenizer.json")) or any(model_folder.glob("spiece.model"))
-            name = self._model_name if own else METRICX_TOKENIZER
-            if own:
+            has_tokenizer = any(model_folder.glob("tokenizer.json")) or any(
+                model_folder.glob("spiece.model")
+            )
+            name = self._model_name if has_tokenizer else METRICX_TOKENIZER
+            if has_tokenizer:
                 return name, model_folder
         return name, fetch_model(name, None, T5_TOKENIZER_FILES, "--tokenizer")
 
 
 class MetricXQEScorer(LocalScorer):
-    """MetricX in the caller's own process, behind the scorer protocol.
+    """MetricX in the caller's process, with the scorer protocol.
 
-    As in a service, a sample with a reference is scored against it, one without is estimated.
+    As in the service, a sample with a reference is scored with it, else without (QE).
     max_batch_tokens: see `LocalScorer`. Raises UserError as the backend does.
     """
 
@@ -215,28 +219,34 @@ def check_folder(folder: Path) -> None:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: not a model's configuration ({error})") from None
-    found = config.get("model_type") if isinstance(config, dict) else None
-    if found != "mt5":
-        raise UserError(f"{path}: model_type is {found!r}; MetricX-24 is an 'mt5' checkpoint")
+    model_type = config.get("model_type") if isinstance(config, dict) else None
+    if model_type != "mt5":
+        raise UserError(f"{path}: model_type is {model_type!r}; MetricX-24 is an 'mt5' checkpoint")
     if not any(folder.glob("*.safetensors")) and not any(folder.glob("pytorch_model*.bin")):
         raise UserError(f"{folder}: no weights (*.safetensors or pytorch_model*.bin)")
 
 
-def _input_fields(sample: TranslationSample, tokens: int, read: int) -> dict[str, Any]:
-    """What the result says of the input, of which the model read `read` characters."""
+def _input_fields(sample: TranslationSample, tokens: int, num_chars: int) -> dict[str, Any]:
+    """Return the result's input fields, if the model read `num_chars` characters."""
     src_end = len("source: ") + len(sample.src)
     mt_start = src_end + len(" candidate: ")
     mt_end = mt_start + len(sample.mt)
     ref_end = 0 if sample.ref is None else mt_end + len(" reference: ") + len(sample.ref)
     return {
         "tokens": tokens,
-        "truncated": {"src": read < src_end, "mt": read < mt_end, "ref": read < ref_end},
-        "mt_covered": max(0, min(read, mt_end) - mt_start),
+        "truncated": {
+            "src": num_chars < src_end,
+            "mt": num_chars < mt_end,
+            "ref": num_chars < ref_end,
+        },
+        "mt_covered": max(0, min(num_chars, mt_end) - mt_start),
     }
 
 
-def _shown(name: str) -> str:
-    """A hub id as it is; of a local path the folder's name: a caller need not know our disk."""
+def _public_name(name: str) -> str:
+    """Return a hub id unchanged, and only the folder's name of a local path.
+
+    Callers must not see paths of the server's disk."""
     return Path(name).absolute().name if looks_local(name) else name
 
 

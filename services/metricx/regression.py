@@ -1,4 +1,4 @@
-"""The network: mT5 with a score in place of a next token. Imported only when a model is loaded."""
+"""The network: mT5 that outputs a score instead of a token. Imported only to load a model."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from transformers.models.mt5.modeling_mt5 import MT5Stack
 from scorekit.errors import UserError
 
 #: `<extra_id_10>` of mT5's vocabulary, whose logit upstream reads as the score. A checkpoint with
-#: a vocabulary of its own names another row in its config (`score_token_id`).
+#: another vocabulary sets `score_token_id` in its config.
 SCORE_TOKEN_ID = 250089
 _TIED = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 
 
 class MT5ForRegression(MT5PreTrainedModel):
-    """Encoder, one decoder step from id 0, one logit.
+    """mT5's encoder, one decoder step from id 0, and one logit.
 
-    Of the output matrix [V, D] only the score's row [D] is kept. tied: whether that matrix is the
-    embeddings, as `tie_word_embeddings` of config.json says; transformers 5 puts true in its place.
+    Only the score's row [D] of the output matrix [V, D] is kept. tied: True if that matrix is the
+    embedding matrix, from `tie_word_embeddings` in config.json. transformers 5 replaces that value
+    by true, so it is read from the file.
     """
 
     def __init__(self, config: MT5Config, tied: bool = False) -> None:
@@ -40,7 +41,7 @@ class MT5ForRegression(MT5PreTrainedModel):
         self.score_row = nn.Parameter(torch.empty(config.d_model))
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        """Raw scores [B] in float32 (not clamped) of ids [B, L] with their mask [B, L]."""
+        """Return raw scores [B] in float32 (not clamped) of ids [B, L] with mask [B, L]."""
         states_BLD = self.encoder(input_ids=input_ids, attention_mask=attention_mask)[0]
         start_B1 = torch.zeros_like(input_ids[:, :1])
         decoded_B1D = self.decoder(
@@ -52,7 +53,7 @@ class MT5ForRegression(MT5PreTrainedModel):
         out_BD = decoded_B1D[:, 0].float()
         if self.tied:
             out_BD = out_BD * self.config.d_model**-0.5
-        # In float32, where upstream's bf16 would round a score near 20 to steps of 0.125.
+        # Use float32: upstream's bf16 rounds a score near 20 to steps of 0.125.
         scores_B: torch.Tensor = out_BD @ self.score_row.float()
         return scores_B
 
@@ -62,7 +63,7 @@ def _stack_config(config: MT5Config, *, decoder: bool) -> MT5Config:
     stack.is_decoder = decoder
     stack.is_encoder_decoder = False
     stack.use_cache = False
-    # As upstream; transformers 5 would take another, which adds up in another order.
+    # As upstream. The default of transformers 5 sums in another order.
     stack._attn_implementation = "eager"
     if decoder:
         stack.num_layers = config.num_decoder_layers or config.num_layers
@@ -76,14 +77,14 @@ def empty_regression(config: MT5Config, tied: bool = False) -> MT5ForRegression:
 
 
 def load_regression(folder: Path, dtype: torch.dtype, device: torch.device) -> MT5ForRegression:
-    """Return the network with the weights of a folder. Raises UserError where they do not fit."""
+    """Return the network with the weights of a folder. Raises UserError if they do not fit."""
     try:
         config = MT5Config.from_pretrained(folder)
         written = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         model = empty_regression(config, tied=bool(written.get("tie_word_embeddings", False)))
     except Exception as error:  # a field of the wrong type, a size that does not fit
         reason = str(error).split("\n")[0]
-        raise UserError(f"{folder}/config.json: no mT5 can be made of it: {reason}") from None
+        raise UserError(f"{folder}/config.json: not a valid mT5 configuration: {reason}") from None
     row = getattr(config, "score_token_id", SCORE_TOKEN_ID)
     if not isinstance(row, int) or not 0 <= row < config.vocab_size:
         raise UserError(
@@ -110,8 +111,10 @@ def _check_fit(folder: Path, model: MT5ForRegression, weights: dict[str, torch.T
     expected = {k: v.shape for k, v in model.state_dict().items() if k not in _TIED}
     for name, shape in expected.items():
         if name not in weights:
-            wanted = "lm_head.weight" if name == "score_row" else name
-            raise UserError(f"{folder}: not a MetricX checkpoint, its weights have no {wanted}")
+            stored_name = "lm_head.weight" if name == "score_row" else name
+            raise UserError(
+                f"{folder}: not a MetricX checkpoint, its weights have no {stored_name}"
+            )
         if weights[name].shape != shape:
             raise UserError(
                 f"{folder}: {name} has the shape {tuple(weights[name].shape)}, "
@@ -123,7 +126,7 @@ def _check_fit(folder: Path, model: MT5ForRegression, weights: dict[str, torch.T
 
 
 def _tensors(folder: Path) -> Iterator[tuple[str, Any]]:
-    """(name, tensor) of all weight files; safetensors are preferred. No pickle is executed."""
+    """Yield (name, tensor) of all weight files, safetensors first. No pickle is executed."""
     try:
         if any(folder.glob("model*.safetensors")):
             for path in _shards(folder, "model", "safetensors"):

@@ -1,4 +1,4 @@
-"""The tokenizer of a folder: ids equal upstream's, whichever version of transformers is here."""
+"""Load a folder's tokenizer with upstream's ids, whatever version of transformers is installed."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scorekit.errors import UserError
-from scorekit.server.unigram import read_pieces, t5_tokenizer
+from scorekit.server.unigram import read_unigram_file, t5_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer
 
-_MOST_EXTRA_IDS = 10_000
+_MAX_EXTRA_IDS = 10_000
 
 
 def load_tokenizer(folder: Path, name: str) -> Tokenizer:
-    """Return the tokenizer of a folder: of `spiece.model`, else of `tokenizer.json`.
+    """Return the tokenizer of a folder, from `spiece.model` or else `tokenizer.json`.
 
-    A tokenizer.json beside spiece.model is not used: each version of transformers writes rules of
-    its own into it. name: what the user calls the folder. Raises UserError where the files make no
-    tokenizer, or the two files have other pieces.
+    A tokenizer.json next to spiece.model is not used, because each version of transformers writes
+    different rules into it. name: the user's name of the folder. Raises UserError if the files are
+    invalid, or if the two files have different pieces.
     """
     try:
         return _load(folder)
@@ -36,7 +36,7 @@ def _load(folder: Path) -> Tokenizer:
     special = _special_tokens(settings)
     file, stored = folder / "spiece.model", folder / "tokenizer.json"
     if file.is_file():
-        tokenizer = t5_tokenizer(read_pieces(file), settings["extra_ids"], special)
+        tokenizer = t5_tokenizer(read_unigram_file(file), settings["extra_ids"], special)
         if stored.is_file() and _vocabulary(stored) != tokenizer.get_vocab():
             raise ValueError(
                 "spiece.model, with extra_ids of tokenizer_config.json, and tokenizer.json have "
@@ -59,17 +59,17 @@ def _vocabulary(stored: Path) -> dict[str, int]:
 
 
 def _settings(folder: Path) -> dict[str, Any]:
-    """tokenizer_config.json, with what special_tokens_map.json says in the place of its entries."""
+    """Return tokenizer_config.json, overridden by special_tokens_map.json."""
     settings = _json(folder / "tokenizer_config.json") | _json(folder / "special_tokens_map.json")
-    # As google/mt5's own folders say: mT5 has such pieces in its file, T5 a hundred behind it.
+    # As in google/mt5's folders: mT5 has these pieces in its file; T5 adds a hundred after it.
     count = settings.setdefault("extra_ids", 0)
-    if not isinstance(count, int) or not 0 <= count <= _MOST_EXTRA_IDS:
+    if not isinstance(count, int) or not 0 <= count <= _MAX_EXTRA_IDS:
         raise ValueError(f"tokenizer_config.json: extra_ids is {count!r}, no number")
     return settings
 
 
 def _special_tokens(settings: dict[str, Any]) -> list[AddedToken]:
-    """Tokens that are ids of their own wherever they stand in a text."""
+    """Return the tokens that always have one id, anywhere in a text."""
     defaults = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
     tokens = [_added_token(key, settings.get(key) or text) for key, text in defaults.items()]
     more = settings.get("additional_special_tokens")
@@ -89,14 +89,14 @@ def _added_token(key: str, token: Any) -> AddedToken:
 
 
 def _check_added(folder: Path, tokenizer: Tokenizer) -> None:
-    """Refuse tokens with ids of their own that the other files do not have."""
+    """Raise ValueError for tokens of added_tokens.json that the tokenizer does not have."""
     for token, id in _json(folder / "added_tokens.json").items():
         if tokenizer.token_to_id(token) != id:
             raise ValueError(f"added_tokens.json has {token}, no piece with the id {id}")
 
 
 def _json(file: Path) -> dict[str, Any]:
-    """What a file says; nothing where there is none."""
+    """Return a file's JSON object; an empty one if the file does not exist."""
     if not file.is_file():
         return {}
     try:
@@ -104,5 +104,5 @@ def _json(file: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"{file.name}: {error}") from None
     if not isinstance(content, dict):
-        raise ValueError(f"{file.name} is no object of JSON")
+        raise ValueError(f"{file.name}: expected a JSON object")
     return content

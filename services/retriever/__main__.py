@@ -16,7 +16,7 @@ with clean_exit():  # a package that is not installed is named in one line
 
 
 def make_backend(settings: RetrieverSettings) -> RetrieverBackend:
-    """The backend that the settings describe; its index is checked, not yet loaded."""
+    """Return the backend that the settings describe. Its index is checked, but not loaded yet."""
     for url, flag, name in (
         (settings.embeddings_url, "--embeddings-url", "RETRIEVER_EMBEDDINGS_URL"),
         (settings.late_url, "--late-url", "RETRIEVER_LATE_URL"),

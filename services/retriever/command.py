@@ -10,33 +10,33 @@ from typing import Annotated, Literal, NamedTuple
 
 import typer
 
-from scorekit.command import clean_exit, say
+from scorekit.command import clean_exit, print_line
 from scorekit.errors import UserError
 from scorekit.report.progress import progress_bar
 from services.retriever.backends.bm25 import Bm25Builder
 from services.retriever.backends.dense import DenseBuilder
 from services.retriever.backends.late import LateBuilder, VectorFile
 from services.retriever.index.ingest import IndexBuilder, ingest
-from services.retriever.index.reading import ReadingRules
+from services.retriever.index.reader import ReadingRules
 from services.retriever.index.records import Manifest
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 class BackendName(StrEnum):
-    """What can be made for an index."""
+    """The backends that an index can be built for."""
 
     BM25 = "bm25"
     DENSE = "dense"
     LATE = "late"
 
 
-#: Of what could not be read, and of pages without text, so many are named.
-_NAMED = 10
+#: Largest number of skipped files, or of pages without text, that are listed.
+_MAX_LISTED = 10
 
 
-class _Wishes(NamedTuple):
-    """What the back ends are told."""
+class _BackendOptions(NamedTuple):
+    """Options of the backends."""
 
     korean: Literal["morphemes", "bigrams"]
     embeddings_url: str | None
@@ -124,7 +124,7 @@ def make_index(
 
     The same command goes on where it was stopped. What cannot be read is listed and skipped.
     """
-    wishes = _Wishes(
+    options = _BackendOptions(
         korean,
         embeddings_url,
         embeddings_model,
@@ -136,63 +136,63 @@ def make_index(
         late_query_prefix,
         late_prompt,
     )
-    with clean_exit(stopped="stopped: the same command goes on from there"):
-        made = ingest(
+    with clean_exit(stopped="stopped: run the same command to continue"):
+        manifest = ingest(
             sources,
             index,
-            [_builder(name, wishes) for name in dict.fromkeys(backend or [BackendName.BM25])],
+            [_builder(name, options) for name in dict.fromkeys(backend or [BackendName.BM25])],
             ReadingRules(dpi, max_pixels, ocr),
             timeout_s=page_timeout,
             workers=workers,
             bar=progress_bar,
         )
-        _tell(made)
+        _print_summary(manifest)
 
 
-def _builder(name: BackendName, wishes: _Wishes) -> IndexBuilder:
+def _builder(name: BackendName, options: _BackendOptions) -> IndexBuilder:
     if name == BackendName.BM25:
-        return Bm25Builder(wishes.korean)
+        return Bm25Builder(options.korean)
     if name == BackendName.DENSE:
-        if wishes.embeddings_url is None:
-            raise UserError("--backend dense: name its server, --embeddings-url")
+        if options.embeddings_url is None:
+            raise UserError("--backend dense: requires --embeddings-url")
         return DenseBuilder(
-            wishes.embeddings_url,
-            wishes.embeddings_model,
-            wishes.query_prefix,
-            wishes.page_prefix,
+            options.embeddings_url,
+            options.embeddings_model,
+            options.query_prefix,
+            options.page_prefix,
         )
-    if wishes.late_model is None or (wishes.late_url is None) == (wishes.late_vectors is None):
+    if options.late_model is None or (options.late_url is None) == (options.late_vectors is None):
         raise UserError(
-            "--backend late: name the model, --late-model, and where its vectors are: either "
-            "--late-url or --late-vectors"
+            "--backend late: requires --late-model, and exactly one of --late-url and "
+            "--late-vectors"
         )
-    if wishes.late_vectors is not None:
-        return VectorFile(wishes.late_vectors, wishes.late_model, wishes.late_query_prefix)
-    assert wishes.late_url is not None
+    if options.late_vectors is not None:
+        return VectorFile(options.late_vectors, options.late_model, options.late_query_prefix)
+    assert options.late_url is not None
     return LateBuilder(
-        wishes.late_url,
-        wishes.late_model,
+        options.late_url,
+        options.late_model,
         key=os.environ.get("VLLM_API_KEY"),
-        query_prefix=wishes.late_query_prefix,
-        prompt=wishes.late_prompt,
+        query_prefix=options.late_query_prefix,
+        prompt=options.late_prompt,
     )
 
 
-def _tell(made: Manifest) -> None:
-    for skipped in made.skipped[:_NAMED]:
+def _print_summary(manifest: Manifest) -> None:
+    for skipped in manifest.skipped[:_MAX_LISTED]:
         page = f", page {skipped.page}" if skipped.page else ""
-        say(f"skipped {skipped.source}{page}: {skipped.reason}")
-    if len(made.skipped) > _NAMED:
-        say(f"and {len(made.skipped) - _NAMED} more: index.json lists them")
-    _tell_pages("without text", made.textless)
-    _tell_pages("without a vector", made.backends.get("dense", {}).get("without", []))
+        print_line(f"skipped {skipped.source}{page}: {skipped.reason}")
+    if len(manifest.skipped) > _MAX_LISTED:
+        print_line(f"and {len(manifest.skipped) - _MAX_LISTED} more: index.json lists them")
+    _print_pages("without text", manifest.textless)
+    _print_pages("without a vector", manifest.backends.get("dense", {}).get("without", []))
     typer.echo(
-        f"{made.pages} pages of {made.documents} documents, {', '.join(made.backends)}; "
-        f"state {made.revision}"
+        f"{manifest.pages} pages of {manifest.documents} documents, "
+        f"{', '.join(manifest.backends)}; state {manifest.revision}"
     )
 
 
-def _tell_pages(what: str, ids: Sequence[str]) -> None:
+def _print_pages(problem: str, ids: Sequence[str]) -> None:
     if ids:
-        named = ", ".join(ids[:_NAMED]) + (", ..." if len(ids) > _NAMED else "")
-        say(f"{len(ids)} pages {what}: {named}")
+        listed = ", ".join(ids[:_MAX_LISTED]) + (", ..." if len(ids) > _MAX_LISTED else "")
+        print_line(f"{len(ids)} pages {problem}: {listed}")

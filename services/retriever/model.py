@@ -1,4 +1,4 @@
-"""An index behind the Backend protocol: queries are read by one thread and searched by another."""
+"""The retriever's backend: one thread reads queries, others search the index."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from scorekit.retrieval.wire import IndexInfo
 from scorekit.server.backend import Encoded, Outcome, installed_versions
 from services.retriever.backends.opening import Searcher, Servers, open_searcher
 from services.retriever.backends.ranking import best
-from services.retriever.faces import Retrieve, SearchByQueryString
-from services.retriever.index.records import PageRecord
-from services.retriever.index.store import Index
-from services.retriever.routes import PageRoutes
-from services.retriever.verb import (
+from services.retriever.compat_endpoints import SearchR1Endpoint, VragEndpoint
+from services.retriever.endpoint import (
     IndexRef,
-    PageSearch,
     Query,
     RetrieverDescription,
+    SearchEndpoint,
     SearchOptions,
     hit_of,
 )
+from services.retriever.index.records import PageRecord
+from services.retriever.index.store import Index
+from services.retriever.routes import PageRoutes
 
 
-class _Wanted(NamedTuple):
+class _EncodedQuery(NamedTuple):
     query: Any
     top_k: int
     without: list[int]
 
 
 class RetrieverBackend:
-    """An index, searched by one back end or by several.
+    """An index, searched by one backend or by several.
 
-    backend: its name; None: the only one of the index, `hybrid` where it has several. servers: of
-    the models that give queries their vectors.
+    backend: its name; None: the index's only one, or `hybrid` if it has several. servers: addresses
+    of the models that embed queries.
     """
 
     service = "retriever"
@@ -54,17 +54,17 @@ class RetrieverBackend:
         self._index = Index(index)
         self._backend = backend
         self._servers = servers or Servers()
-        # Who waits for a server is no work: several batches wait at once.
+        # Waiting for a server takes no CPU, so several batches can wait at once.
         self.workers = 4 if self._servers != Servers() else 1
         self._max_query_chars = max_query_chars
         self._pages: list[PageRecord] = []
         self._searcher: Searcher
-        self._routes = PageRoutes(self._index.places)
-        faces = (Retrieve(self._text_of), SearchByQueryString())
-        self.verb = PageSearch(self._routes.add, faces)
+        self._routes = PageRoutes(self._index.paths)
+        compat_endpoints = (SearchR1Endpoint(self._text_of), VragEndpoint())
+        self.endpoint = SearchEndpoint(self._routes.add, compat_endpoints)
 
     def check(self) -> None:
-        """Raises UserError where there is no index."""
+        """Raise UserError if there is no index."""
         self._index.open()
 
     def load(self) -> RetrieverDescription:
@@ -74,14 +74,14 @@ class RetrieverBackend:
             self._backend, folder, manifest.backends, self._servers
         )
         self._searcher.check()
-        self.verb.pages = [hit_of(page) for page in self._pages]
+        self.endpoint.pages = [hit_of(page) for page in self._pages]
         self._numbers = {page.page_id: k for k, page in enumerate(self._pages)}
-        told = {
+        used_settings = {
             part: settings
             for part, settings in manifest.backends.items()
             if name in (part, "hybrid")
         }
-        engine = json.dumps([manifest.revision, name, told], sort_keys=True)
+        engine = json.dumps([manifest.revision, name, used_settings], sort_keys=True)
         revision = hashlib.blake2b(engine.encode(), digest_size=16).hexdigest()
         self._routes.open(self._pages, revision)
         info = IndexInfo(
@@ -91,7 +91,7 @@ class RetrieverBackend:
             documents=manifest.documents,
             backend=name,
         )
-        self.verb.index = IndexRef(id=info.id, revision=info.revision, pages=info.pages)
+        self.endpoint.index = IndexRef(id=info.id, revision=info.revision, pages=info.pages)
         return RetrieverDescription(
             model=manifest.id,
             revision=revision,
@@ -103,7 +103,7 @@ class RetrieverBackend:
             index=info,
             textless=len(manifest.textless),
             skipped=len(manifest.skipped),
-            settings=told,
+            settings=used_settings,
             max_query_chars=self._max_query_chars,
             numbers=self._numbers,
         )
@@ -111,12 +111,12 @@ class RetrieverBackend:
     def encode(
         self, samples: Sequence[Query], options: SearchOptions
     ) -> list[Encoded | SampleError]:
-        """Words, or whatever the back end reads of a query. A batch is counted in queries."""
+        """Return what the backend reads from each query. A batch is counted in queries."""
         return [
             Encoded(
                 1,
                 {},
-                _Wanted(
+                _EncodedQuery(
                     self._searcher.read(sample.query),
                     options.top_k,
                     [self._numbers[p] for p in set(sample.exclude) if p in self._numbers],
@@ -126,23 +126,23 @@ class RetrieverBackend:
         ]
 
     def forward(self, batch: Sequence[Encoded]) -> list[Outcome]:
-        """A ranking for each query."""
-        wanted: list[_Wanted] = [one.payload for one in batch]
-        found = self._searcher.scores([one.query for one in wanted])
+        """Return a ranking for each query."""
+        encoded_queries: list[_EncodedQuery] = [encoded.payload for encoded in batch]
+        outcomes = self._searcher.scores([encoded.query for encoded in encoded_queries])
         return [
             scores
             if isinstance(scores, SampleError)
-            else {"ranking": best(scores, one.top_k, one.without)}
-            for one, scores in zip(wanted, found, strict=True)
+            else {"ranking": best(scores, encoded.top_k, encoded.without)}
+            for encoded, scores in zip(encoded_queries, outcomes, strict=True)
         ]
 
     def _text_of(self, page_id: str) -> str:
         return self._pages[self._numbers[page_id]].text
 
     def probe(self, words: int) -> Query:
-        """A query; its length is no matter."""
+        """Return a query; `words` is ignored."""
         return Query(query="page")
 
     def memory_bytes(self) -> tuple[int, int, int] | None:
-        """Nothing on a device."""
+        """Return None: the retriever uses no device."""
         return None

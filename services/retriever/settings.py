@@ -46,12 +46,12 @@ class RetrieverSettings(ServiceSettings):
     max_field_chars: int = Field(
         4000, ge=1, description="Most characters of a query; a longer one fails alone."
     )
-    # A batch is counted in queries.
+    # Batches are counted in queries.
     max_batch_tokens: CliSuppress[int | None] = 64
 
     @model_validator(mode="after")
     def _wait_for_servers(self) -> Self:
         if self.stall_after is None and (self.embeddings_url or self.late_url):
-            # Both of hybrid's may use their deadlines up: longer is no waiting any more.
+            # Both servers of hybrid can use their full deadlines. Anything longer is a stall.
             self.stall_after = 3 * SERVER_DEADLINE_S
         return self

@@ -1,7 +1,9 @@
-"""Finding a checkpoint of the COMET family, and checking it before its weights are read.
+"""Find a checkpoint of the COMET family, and check it before its weights are read.
 
-Two forms are known: unbabel-comet's (`hparams.yaml` above `checkpoints/model.ckpt`), and that of
-xCOMET-lite on the hub (`config.json` beside `model.safetensors`, both of huggingface_hub's mixin).
+Two formats are supported:
+unbabel-comet's (`hparams.yaml` above `checkpoints/model.ckpt`), and that of
+xCOMET-lite on the hub (`config.json` next to `model.safetensors`, as huggingface_hub's mixin writes
+them).
 """
 
 from __future__ import annotations
@@ -49,11 +51,11 @@ class Checkpoint:
 
     @property
     def encoder_is_local(self) -> bool:
-        """Whether the encoder's files lie in a folder of this machine."""
+        """Return True if the encoder's files are in a local folder."""
         return Path(self.encoder).is_dir()
 
     def scoring_files(self) -> list[Path]:
-        """Every local file that decides a score."""
+        """Return all local files that a score depends on."""
         files = [self.file, self.hparams_file]
         if self.encoder_is_local:
             names = ("config.json", "tokenizer_config.json", "special_tokens_map.json")
@@ -63,7 +65,7 @@ class Checkpoint:
 
 
 def find_file(path: Path) -> Path:
-    """The weights of a local model, given that file or the folder that holds its settings."""
+    """Return the weights file of a local model, given that file or the model's folder."""
     file = path
     if path.is_dir():
         file = path / "checkpoints" / "model.ckpt"
@@ -71,38 +73,38 @@ def find_file(path: Path) -> Path:
         file = lite if lite.is_file() and not file.is_file() else file
     if not file.is_file():
         raise UserError(
-            f"--model {path}: no checkpoints/model.ckpt there; give a hub id, a folder with "
+            f"--model {path}: no checkpoints/model.ckpt there. Give a hub id, a folder with "
             "hparams.yaml and checkpoints/model.ckpt, or the .ckpt in it"
         )
-    return file.absolute()  # not resolved: a file of the hub's cache is a link out of its folder
+    return file.absolute()  # not resolved: the hub's cache links files from another folder
 
 
 def inspect(
     file: Path, encoder: str | None = None, *, name: str | None = None, revision: str | None = None
 ) -> Checkpoint:
-    """Check the checkpoint `file` and its encoder's files, without reading the weights.
+    """Check a checkpoint and its encoder's files without reading the weights.
 
-    encoder: overrides the stored path. Raises UserError with one line on what is wrong.
+    encoder: overrides the stored path. Raises UserError for invalid files.
     """
     folder = file.parent if _is_lite(file) else file.parents[1]
     hparams_file = folder / ("config.json" if _is_lite(file) else "hparams.yaml")
     hparams = _read_hparams(hparams_file)
     stored = read_checkpoint(file)
     weights = stored["state_dict"]
-    # A ranking metric compares embeddings, without a head.
-    part = "encoder" if hparams["class_identifier"] == "ranking_metric" else "estimator"
-    if not any(key.startswith(part + ".") for key in weights):
-        raise UserError(f"{file}: no weights of a COMET model (it has no {part})")
-    # As upstream: the class comes from hparams.yaml, all else from the checkpoint itself.
+    # A ranking metric compares embeddings and has no head.
+    component = "encoder" if hparams["class_identifier"] == "ranking_metric" else "estimator"
+    if not any(key.startswith(component + ".") for key in weights):
+        raise UserError(f"{file}: no weights of a COMET model (it has no {component})")
+    # As upstream: the class comes from hparams.yaml, all other settings from the checkpoint.
     arguments = {**CLASSES[hparams["class_identifier"]], **stored["hyper_parameters"]}
     encoder_model = str(arguments["encoder_model"])
     if encoder_model not in ENCODERS:
         raise UserError(
             f"{file}: encoder_model {encoder_model!r} is not served, only {', '.join(ENCODERS)}"
         )
-    found = resolve_encoder(encoder or str(arguments["pretrained_model"]), folder)
-    if Path(found).is_dir():
-        _check_encoder(Path(found), ENCODERS[encoder_model], weights, file)
+    encoder_source = resolve_encoder(encoder or str(arguments["pretrained_model"]), folder)
+    if Path(encoder_source).is_dir():
+        _check_encoder(Path(encoder_source), ENCODERS[encoder_model], weights, file)
     return Checkpoint(
         kind=hparams["class_identifier"],
         name=name or folder.name,
@@ -110,14 +112,14 @@ def inspect(
         file=file,
         hparams_file=hparams_file,
         encoder_model=encoder_model,
-        encoder=found,
+        encoder=encoder_source,
         layer_transformation=decide_layer_transformation(hparams, arguments),
         keys=frozenset(weights),
     )
 
 
 def resolve_encoder(encoder: str, folder: Path) -> str:
-    """A local folder, beside the checkpoint if it exists there, or else the name of a hub model."""
+    """Return the encoder's local folder (the checkpoint's folder is tried first), or its hub id."""
     for candidate in (folder / encoder, Path(encoder).expanduser()):
         if candidate.is_dir():
             return str(candidate.absolute())
@@ -130,11 +132,11 @@ def resolve_encoder(encoder: str, folder: Path) -> str:
 
 
 def decide_layer_transformation(hparams: dict[str, Any], arguments: dict[str, Any]) -> str:
-    """Softmax or sparsemax over the layers, by the rule of unbabel-comet 2.2.4 and later.
+    """Return softmax or sparsemax for the layer mix, by the rule of unbabel-comet 2.2.4 and later.
 
-    `sparsemax_patch` in hparams.yaml means: trained under the name sparsemax, really with softmax.
-    Upstream asks pkg_resources for its own version first, and in silence keeps sparsemax where
-    that module is missing; the answer must not depend on it.
+    `sparsemax_patch` in hparams.yaml marks models that store sparsemax but were trained with
+    softmax. Upstream applies the rule only if pkg_resources is installed, and else silently keeps
+    sparsemax; our result must not depend on that.
     """
     stored = arguments["layer_transformation"]
     patched = hparams.get("layer_transformation") == "sparsemax_patch"
@@ -149,7 +151,7 @@ def decide_layer_transformation(hparams: dict[str, Any], arguments: dict[str, An
 
 
 def read_checkpoint(file: Path) -> dict[str, Any]:
-    """Structure, hyper-parameters and weights (mapped, not read), safely unpickled."""
+    """Return the checkpoint's content, safely unpickled; weights are memory-mapped, not read."""
     if _is_lite(file):
         return _read_lite(file)
     import torch
@@ -165,10 +167,10 @@ def read_checkpoint(file: Path) -> dict[str, Any]:
     except pickle.UnpicklingError as error:
         with safe_unpickling():
             unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(file)
-        what = ", ".join(sorted(unsafe)) or str(error).strip().split("\n")[-1]
+        globals_list = ", ".join(sorted(unsafe)) or str(error).strip().split("\n")[-1]
         raise UserError(
-            f"{file}: refused, for reading it could run code ({what}); save it again with weights "
-            "and plain hyper-parameters only"
+            f"{file}: refused, because reading it could run code ({globals_list}). Save again "
+            "only weights and plain hyper-parameters"
         ) from None
     except Exception as error:  # damaged, another archive, ...
         reason = str(error).strip().split("\n")[0]
@@ -184,7 +186,7 @@ def read_checkpoint(file: Path) -> dict[str, Any]:
 
 @contextmanager
 def safe_unpickling() -> Iterator[None]:
-    """Lets `torch.load(weights_only=True)` build, besides tensors, what hyper-parameters hold."""
+    """Allow `torch.load(weights_only=True)` to build tensors and the types of hyper-parameters."""
     import argparse
     import collections
     import pathlib
@@ -208,10 +210,10 @@ def safe_unpickling() -> Iterator[None]:
 
 
 def _numpy_scalars() -> list[Any]:
-    """Return what builds a stored number of numpy, under the names of numpy 1 and of numpy 2."""
+    """Return numpy's constructor of scalars, under the names of numpy 1 and numpy 2."""
     import numpy as np
 
-    # A number of numpy gives the function itself: where it lies is private.
+    # A scalar returns the function itself, whose module is private.
     build = np.float64(0).__reduce__()[0]
     name = "multiarray.scalar"
     return [(build, f"numpy.core.{name}"), (build, f"numpy._core.{name}")]
@@ -222,7 +224,7 @@ def _is_lite(file: Path) -> bool:
 
 
 def _read_lite(file: Path) -> dict[str, Any]:
-    """As `read_checkpoint`: the arguments of xCOMET-lite's class stand in config.json."""
+    """Read a checkpoint of xCOMET-lite, whose arguments are in config.json."""
     from safetensors.torch import load_file
 
     try:
@@ -237,7 +239,8 @@ def _read_lite(file: Path) -> dict[str, Any]:
 
 
 def _read_hparams(path: Path) -> dict[str, Any]:
-    """The settings in hparams.yaml, or in the config.json of xCOMET-lite (which names no class)."""
+    """Return the settings of hparams.yaml, or of xCOMET-lite's config.json, which names no
+    class."""
     try:
         # FullLoader, as upstream: it also reads the tuples that Lightning may write.
         hparams = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.FullLoader)
@@ -248,9 +251,11 @@ def _read_hparams(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: cannot be read: {reason}") from None
     if isinstance(hparams, dict) and path.name == "config.json":
         hparams.setdefault("class_identifier", "xcomet_metric")
-    found = hparams.get("class_identifier") if isinstance(hparams, dict) else None
-    if not isinstance(found, str) or found not in CLASSES:
-        raise UserError(f"{path}: class_identifier is {found!r}; served are {', '.join(CLASSES)}")
+    class_name = hparams.get("class_identifier") if isinstance(hparams, dict) else None
+    if not isinstance(class_name, str) or class_name not in CLASSES:
+        raise UserError(
+            f"{path}: class_identifier is {class_name!r}; served are {', '.join(CLASSES)}"
+        )
     return dict(hparams)
 
 
@@ -276,12 +281,12 @@ def _check_encoder(folder: Path, model_type: str, weights: dict[str, Any], file:
         )
     if model_type == "deberta-v2" and config.get("type_vocab_size"):
         raise UserError(f"{config_file}: a DeBERTa with token types is not served")
-    table = weights.get("encoder.model.embeddings.word_embeddings.weight")
+    embeddings = weights.get("encoder.model.embeddings.word_embeddings.weight")
     layers = {k.split(".")[4] for k in weights if k.startswith("encoder.model.encoder.layer.")}
-    stored = (*(table.shape if table is not None else (0, 0)), len(layers))
-    wanted = tuple(config.get(k) for k in ("vocab_size", "hidden_size", "num_hidden_layers"))
-    if stored != wanted:
+    stored = (*(embeddings.shape if embeddings is not None else (0, 0)), len(layers))
+    expected = tuple(config.get(k) for k in ("vocab_size", "hidden_size", "num_hidden_layers"))
+    if stored != expected:
         raise UserError(
-            f"encoder {folder}: its config says vocabulary, width and layers are {wanted}, "
+            f"encoder {folder}: its config says vocabulary, width and layers are {expected}, "
             f"the weights in {file} have {stored}; give --encoder the right folder"
         )

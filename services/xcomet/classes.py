@@ -1,5 +1,5 @@
-"""The classes and encoders of the COMET family that are served, and what their checkpoints mean by
-silence: the defaults of unbabel-comet 2.2.7."""
+"""The supported classes and encoders of the COMET family, with the defaults of unbabel-comet
+2.2.7."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 from scorekit.hub import LITE_ENCODER
 
-#: `encoder_model` of a checkpoint -> `model_type` of its encoder's config.json. DeBERTa is ours:
-#: unbabel-comet has no such encoder.
+#: `encoder_model` of a checkpoint -> `model_type` of its encoder's config.json. unbabel-comet has
+#: no DeBERTa encoder.
 ENCODERS = {
     "XLM-RoBERTa": "xlm-roberta",
     "XLM-RoBERTa-XL": "xlm-roberta-xl",
     "DeBERTa": "deberta-v2",
 }
-#: The classes that read their texts together, and may tag words.
+#: The classes that encode all texts in one sequence, and can tag words.
 JOINT = ("unified_metric", "xcomet_metric")
 
 _HEAD: dict[str, Any] = {"dropout": 0.1, "activations": "Tanh", "final_activation": None}
@@ -33,7 +33,7 @@ _JOINT: dict[str, Any] = {
     "input_segments": ["mt", "src", "ref"],
 }
 #: `class_identifier` -> the hyper-parameters that a score depends on, with the defaults of that
-#: class's `__init__`. Other entries of a checkpoint are of the training.
+#: class's `__init__`. Other entries of a checkpoint concern training.
 CLASSES: dict[str, dict[str, Any]] = {
     "regression_metric": {**_HEAD, **_POOLED, "hidden_sizes": [3072, 1024]},
     "referenceless_regression_metric": {**_HEAD, **_POOLED, "hidden_sizes": [2048, 1024]},
@@ -59,8 +59,8 @@ CLASSES: dict[str, dict[str, Any]] = {
         "error_labels": ["minor", "major", "critical"],
     },
 }
-#: What xCOMET-lite's own class puts in the place of `XCOMETMetric`'s defaults; the softmax is that
-#: of the unbabel-comet that it was made with (2.2.2: see `decide_layer_transformation`).
+#: Defaults of xCOMET-lite's class that differ from `XCOMETMetric`'s. Softmax comes from the
+#: unbabel-comet version that it was made with (2.2.2: see `decide_layer_transformation`).
 LITE: dict[str, Any] = {
     "encoder_model": "DeBERTa",
     "pretrained_model": LITE_ENCODER,
@@ -68,13 +68,13 @@ LITE: dict[str, Any] = {
     "word_layer": 8,
     "hidden_sizes": [3072, 1024],
 }
-#: What `XCOMETMetric` takes from no checkpoint.
+#: Values that `XCOMETMetric` never takes from a checkpoint.
 _FIXED: dict[str, dict[str, Any]] = {
     "xcomet_metric": {"input_segments": ["mt", "src", "ref"], "word_level_training": True}
 }
 
 
 def hyper_parameters(kind: str, stored: dict[str, Any]) -> dict[str, Any]:
-    """Return the hyper-parameters of a class: what its checkpoint stores, and defaults."""
+    """Return the hyper-parameters of a class: its checkpoint's values over the defaults."""
     defaults = CLASSES[kind]
     return {**defaults, **{k: stored[k] for k in defaults if k in stored}, **_FIXED.get(kind, {})}

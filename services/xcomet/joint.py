@@ -1,16 +1,15 @@
-"""xCOMET and CometKiwi: the texts are read together, and the words of the translation are tagged.
+"""xCOMET and CometKiwi: all texts are encoded in one sequence, and the translation's words tagged.
 
-Input, as upstream writes it (the translation first; each text cut on its own, then the whole):
+Input format, as upstream (the translation first; each text is cut alone, then the full row):
 
     always            <s> mt </s></s> src </s>
     with a reference  <s> mt </s></s> ref </s>   and   <s> mt </s></s> src </s></s> ref </s>
 
-(A DeBERTa encoder has one mark between two texts.)
+(A DeBERTa encoder has one separator between two texts.)
 
 Shapes: R rows of a batch (1 or 3 a sample), S samples, L tokens, M positions of the translation
 with its <s> and </s>, H hidden size, N layers, K labels. The sentence head reads only the first
-position of each layer, so nothing of size [R, L, H] is kept but the one layer that the word head
-reads.
+position of each layer, so the only kept tensor of size [R, L, H] is the layer of the word head.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ import numpy as np
 from scorekit.errors import SampleError, UserError
 from scorekit.schemas import ScoreRange, Wanted, XCometOptions
 from scorekit.server.backend import Encoded, Outcome
-from services.xcomet.family import Comet, Parts, input_fields
-from services.xcomet.layers import LayerTaps, normalises
+from services.xcomet.comet_model import CometBase, TokenizedFields, input_fields
+from services.xcomet.layer_capture import LayerCapture, has_layer_norm
 from services.xcomet.spans import (
     SEVERITIES,
     RawSpan,
@@ -46,12 +45,12 @@ _SEGMENTS = (["mt", "src"], ["mt", "ref"], ["mt", "src", "ref"])
 
 @dataclass(slots=True)
 class _Input:
-    """What `assemble` leaves for `forward`.
+    """A sample's input, from `assemble` to `forward`.
 
-    rows: ids of each sequence. offsets [n, 2]: as upstream pairs them with positions.
-    read_offsets [m, 2]: of the positions that hold the translation; differs from `offsets` where
-    the text itself has padding marks, which upstream removes from the ids but not from these, and
-    where unknown characters are written in bytes.
+    rows: ids of each sequence. offsets [n, 2]: as upstream pairs them with positions. read_offsets
+    [m, 2]: true offsets of the translation's positions. They differ if the text contains padding
+    tokens, which upstream removes from the ids but not from `offsets`, and if unknown characters
+    are encoded as bytes.
     """
 
     rows: list[list[int]]
@@ -61,10 +60,10 @@ class _Input:
     span_offsets: str
 
 
-class Unified(Comet):
+class Unified(CometBase):
     """`unified_metric` (CometKiwi 22, 23-XL, 23-XXL; UniTE-like ones with references).
 
-    Score: the regression head's, of three passes the mean; the tags have no part in it.
+    The score is the regression head's, or the mean of three passes; tags do not change it.
     """
 
     def __init__(self, metric: Any, device: torch.device) -> None:
@@ -78,58 +77,61 @@ class Unified(Comet):
         ref: Wanted = "optional" if both else "required" if "ref" in segments else "ignored"
         super().__init__(metric, device, {"src": src, "mt": "required", "ref": ref})
         self._separators = metric.encoder.size_separator
-        self.marks_errors = self._knows_labels(metric)
+        self.marks_errors = self._read_labels(metric)
         self.hidden2tag = metric.hidden2tag if self.marks_errors else None
-        if both:  # of the tags: mt+src, mt+ref, mt+src+ref
+        if both:  # weights of the tags: mt+src, mt+ref, mt+src+ref
             self._span_weights = metric.input_weights_spans.tolist()
-        self.taps = LayerTaps(
+        self.taps = LayerCapture(
             self.transformer,
             word_layer=metric.hparams["word_layer"] if self.marks_errors else None,
-            layer_norm=normalises(metric),
+            layer_norm=has_layer_norm(metric),
         )
 
-    def _knows_labels(self, metric: Any) -> bool:
-        """Whether the words are tagged, with severities; sets what each label means."""
+    def _read_labels(self, metric: Any) -> bool:
+        """Return True if the words are tagged with severities. Sets the severity of each label."""
         if not metric.word_level:
             return False
         labels = tuple(str(label).upper() for label in metric.hparams["error_labels"])
         self._severities = ("O", *labels)
         if set(labels) <= set(SEVERITIES[1:]):
             return True
-        log.warning("no error spans: the labels %s are no severities", ", ".join(labels))
+        log.warning("no error spans: the labels %s are not severities", ", ".join(labels))
         return False
 
     # ---- before the model ----
 
-    def assemble(self, parts: Parts, limit: int, options: XCometOptions) -> Encoded | SampleError:
-        """One row, or three where source and reference are read."""
+    def assemble(
+        self, parts: TokenizedFields, limit: int, options: XCometOptions
+    ) -> Encoded | SampleError:
+        """Return one row, or three if source and reference are read."""
         pad = self.tokenizer.pad_token_id
         ids = [[i for i in read.ids if i != pad] for read in parts.read]
         passes = [(0, 1)] if len(ids) == 2 else [(0, 1), (0, 2), (0, 1, 2)]
-        whole = [self._join([ids[k] for k in one]) for one in passes]
-        # Beyond the limit a row loses its end: the last text first. Its own </s> is no loss.
-        lost = [read.is_cut for read in parts.read]
-        for one, row in zip(passes, whole, strict=True):
+        full_rows = [self._join([ids[k] for k in segments]) for segments in passes]
+        # A row that is too long is cut at its end. Losing the last </s> does not count as a cut.
+        cut_flags = [read.is_cut for read in parts.read]
+        for segments, row in zip(passes, full_rows, strict=True):
             excess = len(row) - 1 - limit
-            for k in reversed(one):
-                lost[k] = lost[k] or (excess > 0 and bool(ids[k]))
+            for k in reversed(segments):
+                cut_flags[k] = cut_flags[k] or (excess > 0 and bool(ids[k]))
                 excess -= len(ids[k]) + self._separators
-        if options.overlong == "error" and any(lost):
-            longest = sum(read.total + 2 for read in parts.read)  # uncut, with its marks
+        if options.overlong == "error" and any(cut_flags):
+            longest = sum(read.total + 2 for read in parts.read)  # uncut, with special tokens
             return SampleError("overlong", f"{longest} tokens, limit {limit}")
-        rows = [row[:limit] for row in whole]
+        rows = [row[:limit] for row in full_rows]
         edge = [(0, 0)]
         mt = parts.read[0]
         read = [o for o, i in zip(mt.own_offsets, mt.ids, strict=True) if i != pad]
         offsets = np.array(edge + mt.offsets + edge)
         read_offsets = np.array(edge + read + edge)
         payload = _Input(rows, offsets, read_offsets, parts.mt, options.span_offsets)
-        fields = input_fields(parts, lost, sum(map(len, rows)))
+        fields = input_fields(parts, cut_flags, sum(map(len, rows)))
         return Encoded(max(map(len, rows)), fields, payload, rows=len(rows))
 
     def _join(self, texts: list[list[int]]) -> list[int]:
-        """<s> a </s></s> b </s></s> c </s>, as XLM-R's `build_inputs_with_special_tokens` nests;
-        of others, with one mark between two texts."""
+        """Return the ids of <s> a </s></s> b </s></s> c </s>.
+
+        This is XLM-R's `build_inputs_with_special_tokens`, nested; DeBERTa has one separator."""
         first, last = self.tokenizer.cls_token_id, self.tokenizer.sep_token_id
         row = [first, *texts[0], last]
         for text in texts[1:]:
@@ -139,22 +141,24 @@ class Unified(Comet):
     # ---- the model ----
 
     def forward(self, batch: Sequence[Encoded]) -> list[Outcome]:
-        """Scores and spans of a batch, samples with and without reference mixed as they come."""
+        """Return scores and spans of a batch; samples with and without reference can be mixed."""
         inputs: list[_Input] = [encoded.payload for encoded in batch]
         sentence, confidence, labels = self._run(inputs)
         outcomes = []
         row = 0
-        for i, one in enumerate(inputs):
-            stop = row + len(one.rows)
-            outcomes.append(self._outcome(one, sentence[row:stop], confidence[i], labels[i]))
+        for i, sample_input in enumerate(inputs):
+            stop = row + len(sample_input.rows)
+            outcomes.append(
+                self._outcome(sample_input, sentence[row:stop], confidence[i], labels[i])
+            )
             row = stop
         return outcomes
 
     def _run(self, inputs: list[_Input]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Sentence scores [R], and of each position the confidence and the label, both [S, M]."""
+        """Return sentence scores [R], and confidence and label of each position, both [S, M]."""
         import torch
 
-        rows = [row for one in inputs for row in one.rows]
+        rows = [row for sample_input in inputs for row in sample_input.rows]
         ids, mask = self.table(rows)
         cls_states, words = self.taps.run(ids, mask)  # [N+1, R, H], [R, L, H]
         mixed = torch.einsum("n,nrh->rh", self.mix, cls_states)
@@ -162,28 +166,29 @@ class Unified(Comet):
         if self.hidden2tag is None or words is None:
             nothing = np.zeros((len(inputs), 0), np.float32)
             return sentence.cpu().numpy(), nothing, nothing.astype(np.int64)
-        positions = min(max(len(one.offsets) for one in inputs), ids.shape[1])
+        positions = min(max(len(sample_input.offsets) for sample_input in inputs), ids.shape[1])
         logits = self.hidden2tag(words[:, :positions].float())  # [R, M, K]
         probabilities = self._merge(logits.softmax(-1), inputs)  # [S, M, K]
         confidence, labels = probabilities.max(-1)
-        # One transfer for all of it: the device is waited for once a batch.
+        # One transfer for all tensors: the device is synchronized once for each batch.
         flat = torch.cat((sentence, confidence.flatten(), labels.flatten().float())).cpu().numpy()
         by_word = flat[len(rows) :].reshape(2, len(inputs), positions)
         return flat[: len(rows)], by_word[0], by_word[1].astype(np.int64)
 
     def _merge(self, probabilities: torch.Tensor, inputs: list[_Input]) -> torch.Tensor:
-        """Mean of the passes of a sample, by upstream's weights: [R, M, K] -> [S, M, K]."""
+        """Return the mean over a sample's passes with upstream's weights: [R, M, K] -> [S, M,
+        K]."""
         if len(probabilities) == len(inputs):
             return probabilities
         import torch
 
         index, weight = [], []
         row = 0
-        for one in inputs:
-            three = len(one.rows) == 3
-            index.append([row, row + 1, row + 2] if three else [row, row, row])
-            weight.append(self._span_weights if three else [1.0, 0.0, 0.0])
-            row += len(one.rows)
+        for sample_input in inputs:
+            has_three = len(sample_input.rows) == 3
+            index.append([row, row + 1, row + 2] if has_three else [row, row, row])
+            weight.append(self._span_weights if has_three else [1.0, 0.0, 0.0])
+            row += len(sample_input.rows)
         picked = probabilities[torch.tensor(index, device=self._device)]  # [S, 3, M, K]
         weights = torch.tensor(weight, device=self._device)  # [S, 3]
         return (picked * weights[:, :, None, None]).sum(1)
@@ -191,20 +196,20 @@ class Unified(Comet):
     # ---- behind the model ----
 
     def _outcome(
-        self, one: _Input, heads: np.ndarray, confidence: np.ndarray, labels: np.ndarray
+        self, sample_input: _Input, heads: np.ndarray, confidence: np.ndarray, labels: np.ndarray
     ) -> Outcome:
-        """The result of a sample: heads [1 or 3], confidence and labels [M]."""
-        n = min(len(one.offsets), *map(len, one.rows))
+        """Return the result of a sample from heads [1 or 3], confidence and labels [M]."""
+        n = min(len(sample_input.offsets), *map(len, sample_input.rows))
         if not (np.isfinite(heads).all() and np.isfinite(confidence[:n]).all()):
             return SampleError("non_finite", "the model gave a number that is not finite")
         if not self.marks_errors:
             return {"score": self._score(heads, ())}
-        raw = upstream_spans(labels[:n], confidence[:n], one.offsets[:n], self._severities)
+        raw = upstream_spans(labels[:n], confidence[:n], sample_input.offsets[:n], self._severities)
         score = self._score(heads, raw)
-        if one.span_offsets == "exact":
-            m = len(one.read_offsets)
-            read = one.read_offsets
-            spans = exact_spans(labels[:m], confidence[:m], read, one.mt, self._severities)
+        if sample_input.span_offsets == "exact":
+            m = len(sample_input.read_offsets)
+            read = sample_input.read_offsets
+            spans = exact_spans(labels[:m], confidence[:m], read, sample_input.mt, self._severities)
         else:
             spans = [
                 {
@@ -212,22 +217,22 @@ class Unified(Comet):
                     "end": span.end,
                     "severity": span.severity,
                     "confidence": span.confidence,
-                    "text": self.tokenizer.decode(one.rows[0][span.first : span.stop]),
+                    "text": self.tokenizer.decode(sample_input.rows[0][span.first : span.stop]),
                 }
                 for span in raw
             ]
         return {"score": score, "error_spans": spans}
 
     def _score(self, heads: np.ndarray, spans: Sequence[RawSpan]) -> float:
-        """`UnifiedMetric.predict_step`: the mean of the passes, of heads [1 or 3]."""
+        """Return the mean of the heads [1 or 3], as `UnifiedMetric.predict_step`."""
         return math.fsum(heads.astype(np.float64)) / len(heads)
 
 
 class XComet(Unified):
     """`xcomet_metric`: XCOMET-XL, XCOMET-XXL, xCOMET-lite.
 
-    Scores are upstream's (`XCOMETMetric.predict_step`), quirks included: each head is capped at 1
-    but not at 0, and the share of the spans counts the raw spans, of which some are lost.
+    Scores equal upstream's (`XCOMETMetric.predict_step`), with its quirks: each head is capped at 1
+    but not at 0, and the spans' share counts the raw spans, of which some are missing.
     """
 
     def __init__(self, metric: Any, device: torch.device) -> None:
@@ -236,7 +241,7 @@ class XComet(Unified):
 
     @property
     def score_range(self) -> ScoreRange:
-        """Each head is capped, and the spans' score is 1 at most."""
+        """Return the score's range: heads are capped at 1, and the spans' score is at most 1."""
         return ScoreRange(min=None, max=1.0)
 
     def _score(self, heads: np.ndarray, spans: Sequence[RawSpan]) -> float:

@@ -1,4 +1,4 @@
-"""Building the networks of a checkpoint, without holding its weights twice."""
+"""Build the networks of a checkpoint without holding its weights twice."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from scorekit.errors import UserError
 from services.xcomet import upstream
 from services.xcomet.checkpoint import Checkpoint, read_checkpoint
 from services.xcomet.classes import hyper_parameters
-from services.xcomet.layers import sentence_layer
+from services.xcomet.layer_capture import sentence_layer
 
 if TYPE_CHECKING:
     import torch
@@ -20,23 +20,25 @@ def load_metric(
     dtype: torch.dtype,
     implementation: str = "own",
 ) -> Any:
-    """Return the networks of a checkpoint for inference, on the device: the encoder in `dtype`, the
-    rest in float32. The file is mapped, and each weight of it goes to its place in its dtype.
+    """Return the networks of a checkpoint on the device: the encoder in `dtype`, the rest in
+    float32.
 
-    implementation: own (`networks.Metric`) or unbabel-comet (its class). Raises UserError where the
+    The file is memory-mapped, and each weight is copied once, in its final dtype.
+
+    implementation: own (`networks.Metric`) or unbabel-comet (its class). Raises UserError if the
     checkpoint and its encoder's files do not fit.
     """
     import torch
 
     stored = read_checkpoint(checkpoint.file)
     metric = _build(checkpoint, stored["hyper_parameters"], implementation)
-    wanted = metric.state_dict().keys()
+    names = metric.state_dict().keys()
     weights = {
         name: tensor.to(  # a copy: the file may be replaced while the service runs
             device, dtype if name.startswith("encoder.") else torch.float32, copy=True
         )
         for name, tensor in stored["state_dict"].items()
-        if name in wanted  # older checkpoints also hold position ids
+        if name in names  # older checkpoints also hold position ids
     }
     try:
         metric.load_state_dict(weights, strict=False, assign=True)
@@ -45,44 +47,44 @@ def load_metric(
         raise UserError(f"{checkpoint.file}: does not fit its encoder's config: {reason}") from None
     _check(checkpoint, metric)
     _fill_buffers(metric)
-    metric.to(device)  # what is no weight, such as positions
+    metric.to(device)  # buffers, such as positions
     return metric.eval()
 
 
 def _build(checkpoint: Checkpoint, stored: dict[str, Any], implementation: str) -> Any:
-    """Return the networks without numbers in their weights."""
+    """Return the networks with uninitialized weights."""
     import torch
 
-    changed = {
+    overrides = {
         "pretrained_model": checkpoint.encoder,
         "encoder_model": checkpoint.encoder_model,
         "layer_transformation": checkpoint.layer_transformation,
     }
     try:
         if implementation == "unbabel-comet":
-            return upstream.build(checkpoint, stored, changed)
+            return upstream.build(checkpoint, stored, overrides)
         from services.xcomet.networks import Metric
 
-        hparams = hyper_parameters(checkpoint.kind, stored) | changed
+        hparams = hyper_parameters(checkpoint.kind, stored) | overrides
         with torch.device("meta"):
             return Metric(checkpoint.kind, hparams, local=checkpoint.encoder_is_local)
     except UserError:
         raise
-    except OSError:  # of transformers: offline, or no such repository
+    except OSError:  # raised by transformers: offline, or no such repository
         raise UserError(
-            f"encoder {checkpoint.encoder}: its config and tokenizer are neither here nor can they "
-            "be fetched from the hub; give --encoder a local folder"
+            f"encoder {checkpoint.encoder}: its config and tokenizer are not on this machine and "
+            "cannot be fetched from the hub. Give --encoder a local folder"
         ) from None
-    except Exception as error:  # whatever transformers and torch make of wrong settings
+    except Exception as error:  # wrong settings can make transformers and torch fail in any way
         reason = " ".join(f"{type(error).__name__} {error}".split())[:300]
         raise UserError(
             f"{checkpoint.file}: its hyper-parameters, or config and tokenizer of encoder "
-            f"{checkpoint.encoder}, are none that a {checkpoint.kind} can be built from: {reason}"
+            f"{checkpoint.encoder}, do not fit a {checkpoint.kind}: {reason}"
         ) from error
 
 
 def _fill_buffers(metric: Any) -> None:
-    """Give memory to what a checkpoint need not hold: positions, types of tokens, and buffers of
+    """Fill the buffers that a checkpoint need not contain: positions, token types, and buffers of
     the training's dropout."""
     import torch
 
@@ -99,24 +101,26 @@ def _fill_buffers(metric: Any) -> None:
 
 
 def _check(checkpoint: Checkpoint, metric: Any) -> None:
-    """Raise UserError where a weight or a layer is missing that a score needs."""
+    """Raise UserError if a weight or layer that the score needs is missing."""
     used = ("encoder.", "estimator.", "hidden2tag.", "layerwise_attention.")
-    wanted = {k for k in metric.state_dict() if k.startswith(used) and ".dropout_" not in k}
-    missing = sorted(wanted - checkpoint.keys)
+    required = {k for k in metric.state_dict() if k.startswith(used) and ".dropout_" not in k}
+    missing = sorted(required - checkpoint.keys)
     if missing:
         raise UserError(
             f"{checkpoint.file}: {len(missing)} weights are missing, the first is {missing[0]}"
         )
     rows = metric.encoder.model.get_input_embeddings().num_embeddings
-    if len(metric.encoder.tokenizer) > rows:  # on a GPU such an id ends the process
+    if len(metric.encoder.tokenizer) > rows:  # an id without a row crashes the process on a GPU
         raise UserError(
             f"encoder {checkpoint.encoder}: its tokenizer has {len(metric.encoder.tokenizer)} ids, "
-            f"the weights know {rows}: it is another model's; give --encoder the right folder"
+            f"but the weights have {rows} rows. Give --encoder the right folder"
         )
     layers = metric.encoder.num_layers
-    read = {"sent_layer" if "sent_layer" in metric.hparams else "layer": sentence_layer(metric)}
+    layer_by_name = {
+        "sent_layer" if "sent_layer" in metric.hparams else "layer": sentence_layer(metric)
+    }
     if getattr(metric, "word_level", False):
-        read["word_layer"] = metric.hparams["word_layer"]
-    for name, layer in read.items():
+        layer_by_name["word_layer"] = metric.hparams["word_layer"]
+    for name, layer in layer_by_name.items():
         if layer not in range(layers) and (layer != "mix" or name == "word_layer"):
             raise UserError(f"{checkpoint.file}: {name} is {layer!r}, of layers 0..{layers - 1}")

@@ -1,5 +1,6 @@
-"""The COMET family behind the `Backend` protocol: unbabel-comet's weights and rules without
-unbabel-comet. What the classes do with a sample stands in `joint` and `pooled`."""
+"""The backend of the COMET family: unbabel-comet's weights and rules without unbabel-comet.
+
+`joint` and `pooled` contain the classes' computations."""
 
 from __future__ import annotations
 
@@ -19,11 +20,11 @@ from scorekit.server.backend import (
 )
 from scorekit.server.device import check_dtype, device_memory_bytes, prepare_device
 from scorekit.server.local import LocalScorer
-from scorekit.server.queue.tokeniser import Read, Tokeniser
-from scorekit.server.scoring import ScoreDescription, Scoring
+from scorekit.server.queue.tokenizer import BoundedTokenizer, TokenizedText
+from scorekit.server.score_endpoint import ScoreDescription, ScoreEndpoint
 from services.xcomet import upstream
 from services.xcomet.checkpoint import Checkpoint, find_file, inspect
-from services.xcomet.family import Comet, Parts
+from services.xcomet.comet_model import CometBase, TokenizedFields
 from services.xcomet.joint import Unified, XComet
 from services.xcomet.loading import load_metric
 from services.xcomet.pooled import Ranking, Referenceless, Regression
@@ -31,7 +32,7 @@ from services.xcomet.pooled import Ranking, Referenceless, Regression
 if TYPE_CHECKING:
     import torch
 
-_CLASSES: dict[str, Callable[[Any, torch.device], Comet]] = {
+_CLASSES: dict[str, Callable[[Any, torch.device], CometBase]] = {
     "regression_metric": Regression,
     "referenceless_regression_metric": Referenceless,
     "ranking_metric": Ranking,
@@ -43,14 +44,14 @@ _CLASSES: dict[str, Callable[[Any, torch.device], Comet]] = {
 class XCometBackend:
     """A checkpoint of the COMET family (XCOMET-XL, COMET-22, CometKiwi, ...) that scores batches.
 
-    model: hub id, folder, or `.ckpt`. encoder: overrides where the encoder's config and tokenizer
-    lie. revision: of a hub id. device: auto, cpu, cuda, cuda:N. dtype: float32, bfloat16 or
-    float16, of the encoder; the heads stay in float32. implementation: own, or unbabel-comet, whose
-    networks then compute (in an environment that has it).
+    model: hub id, folder, or `.ckpt`. encoder: folder or hub id of the encoder's config and
+    tokenizer, instead of the stored one. revision: of a hub id. device: auto, cpu, cuda, cuda:N.
+    dtype: float32, bfloat16 or float16, of the encoder; the heads stay in float32. implementation:
+    own, or unbabel-comet to use its networks (in an environment that has it).
     """
 
     service = "xcomet"
-    verb = Scoring(TranslationSample, XCometOptions)
+    endpoint = ScoreEndpoint(TranslationSample, XCometOptions)
 
     def __init__(
         self,
@@ -73,7 +74,7 @@ class XCometBackend:
         self._device: torch.device | None = None
 
     def check(self) -> None:
-        """Refuse at once what cannot work. Raises UserError; reads no weights.
+        """Raise UserError if the settings cannot work. Reads no weights.
 
         A model of the hub is checked by `load`, once it has been fetched.
         """
@@ -84,7 +85,7 @@ class XCometBackend:
             self._find()
 
     def load(self) -> ScoreDescription:
-        """Load tokenizer and weights. Raises UserError where the files are not of this family."""
+        """Load tokenizer and weights. Raises UserError if the files are not of this family."""
         import torch
 
         check_dtype(self._dtype_name)
@@ -93,64 +94,73 @@ class XCometBackend:
         dtype = getattr(torch, self._dtype_name)
         metric = load_metric(checkpoint, self._device, dtype, self._implementation)
         self.comet = _CLASSES[checkpoint.kind](metric, self._device)
-        self._tokeniser = Tokeniser(self.comet.tokenizer.backend_tokenizer)
+        self._tokenizer = BoundedTokenizer(self.comet.tokenizer.backend_tokenizer)
         return self._describe(checkpoint)
 
     def encode(
         self, samples: Sequence[TranslationSample], options: XCometOptions
     ) -> list[Encoded | SampleError]:
-        """Tokenise as upstream does. `tokens` counts the ids of all that the model reads."""
+        """Tokenize as upstream does. `tokens` counts all ids that the model reads."""
         limit = min(options.max_input_length or self.comet.limit, self.comet.limit)
         texts = [self.comet.texts(sample) for sample in samples]
-        # Upstream first cuts each text alone, to limit - 2 with an <s> and </s> of its own.
-        found = self._tokeniser.read(
-            [text for one in texts if isinstance(one, dict) for text in one.values()],
+        # Upstream first cuts each text alone, to limit - 2 with its own <s> and </s>.
+        tokenized = self._tokenizer.read(
+            [
+                text
+                for sample_texts in texts
+                if isinstance(sample_texts, dict)
+                for text in sample_texts.values()
+            ],
             limit - 4,
             count=options.overlong == "error",
         )
         return [
-            one if isinstance(one, SampleError) else self._encode(one, found, limit, options)
-            for one in texts
+            sample_texts
+            if isinstance(sample_texts, SampleError)
+            else self._encode(sample_texts, tokenized, limit, options)
+            for sample_texts in texts
         ]
 
     def forward(self, batch: Sequence[Encoded]) -> list[Outcome]:
-        """Scores of a batch, and spans where the class has them."""
+        """Return the scores of a batch, and spans if the class has them."""
         import torch
 
         with torch.inference_mode():
             return self.comet.forward(batch)
 
     def probe(self, words: int) -> TranslationSample:
-        """A translation of about that many words on each side."""
+        """Return a translation of about `words` words on each side."""
         sample = translation_probe(words)
-        return sample.model_copy(update={"ref": sample.mt}) if self._wants_reference else sample
+        return sample.model_copy(update={"ref": sample.mt}) if self._requires_reference else sample
 
     def memory_bytes(self) -> tuple[int, int, int] | None:
-        """Bytes that the model holds on its device now, and held at most; None on a CPU."""
+        """Return the device's memory in bytes (current, peak, total); None on a CPU."""
         return device_memory_bytes(self._device)
 
     @property
-    def _wants_reference(self) -> bool:
+    def _requires_reference(self) -> bool:
         return self.comet.inputs["ref"] == "required"
 
     def _encode(
         self,
         texts: dict[str, str],
-        found: Iterator[Read | Exception],
+        tokenized: Iterator[TokenizedText | Exception],
         limit: int,
         options: XCometOptions,
     ) -> Encoded | SampleError:
-        """A sample, of the next of `found` for each of its texts."""
-        read: list[Read] = []
-        failed = None
+        """Return an encoded sample; takes the next of `tokenized` for each of its texts."""
+        read: list[TokenizedText] = []
+        error = None
         for name in texts:
-            part = next(found)
-            if isinstance(part, Read):
+            part = next(tokenized)
+            if isinstance(part, TokenizedText):
                 read.append(part)
             else:
                 message = f"{name}: the tokenizer cannot read this text"
-                failed = failed or SampleError("invalid_input", message)
-        return failed or self.comet.assemble(Parts(tuple(texts), read, texts["mt"]), limit, options)
+                error = error or SampleError("invalid_input", message)
+        return error or self.comet.assemble(
+            TokenizedFields(tuple(texts), read, texts["mt"]), limit, options
+        )
 
     def _find(self) -> Checkpoint:
         folder = fetch_model(self._model_name, self._revision, XCOMET_FILES, "--model")
@@ -178,7 +188,7 @@ class XCometBackend:
                 **installed_versions("torch", "transformers", "tokenizers"),
                 "comet": self._upstream_version(),
             },
-            engine={  # part of the cache's key: no oracle answers with another's score
+            engine={  # part of the cache key: implementations do not share scores
                 "implementation": self._implementation,
                 "attention": str(comet.transformer.config._attn_implementation),
                 "layer_transformation": checkpoint.layer_transformation,

@@ -1,9 +1,9 @@
-"""The networks of the COMET family. Imported only when a model is loaded.
+"""The networks of the COMET family. Imported only to load a model.
 
 The formulas, and the names of the weights, are those of unbabel-comet 2.2.7
-(github.com/Unbabel/COMET, Apache-2.0), so that its checkpoints load here and ours load there:
-`LayerwiseAttention`, `FeedForward`, and the `__init__` of its metrics. What a class does with the
-outputs stands in `joint` and `pooled`.
+(github.com/Unbabel/COMET, Apache-2.0), so that checkpoints load in both implementations:
+`LayerwiseAttention`, `FeedForward`, and the `__init__` of its metrics. `joint` and `pooled` process
+the outputs.
 
 Shapes: R rows, L positions, H hidden size, N layers of the encoder (N+1 with its embeddings).
 """
@@ -27,14 +27,14 @@ from transformers import (
 from services.xcomet.classes import JOINT
 from services.xcomet.tokenizer import read_tokenizer
 
-#: The labels of XCOMETMetric, beside "no error".
+#: The labels of XCOMETMetric, except "no error".
 _SEVERITIES = ["minor", "major", "critical"]
 _CONFIGS: dict[str, Any] = {
     "XLM-RoBERTa": XLMRobertaConfig,
     "XLM-RoBERTa-XL": XLMRobertaXLConfig,
     "DeBERTa": DebertaV2Config,
 }
-#: Embeddings that the head of a class compares: its input has so many times H dimensions.
+#: Number of embeddings that a class's head compares: its input has this many times H dimensions.
 _HEAD_INPUTS = {
     "regression_metric": 6,
     "referenceless_regression_metric": 4,
@@ -59,7 +59,7 @@ def sparsemax(scores: torch.Tensor, dim: int = 0) -> torch.Tensor:
 
 
 class LayerwiseAttention(nn.Module):  # type: ignore[misc]
-    """A learnt mix of the encoder's layers: gamma times the sum of share times layer.
+    """A learned mix of the encoder's layers: gamma times the sum of share times layer.
 
     Peters et al. 2018 (ELMo) with the dropout of Kondratyuk & Straka 2019 (UDify): in training the
     scalar of a layer is replaced by -1e20 with probability `dropout`.
@@ -75,29 +75,29 @@ class LayerwiseAttention(nn.Module):  # type: ignore[misc]
             [nn.Parameter(torch.zeros(1)) for _ in range(layers)]
         )
         self.gamma = nn.Parameter(torch.ones(1))
-        if dropout:  # parts of every checkpoint of upstream
+        if dropout:  # all upstream checkpoints contain them
             self.register_buffer("dropout_mask", torch.zeros(layers))
             self.register_buffer("dropout_fill", torch.full((layers,), -1e20))
 
     def forward(self, layers: Sequence[torch.Tensor], mask: torch.Tensor) -> torch.Tensor:
         """Return the mix [R, P, H] of all layers, each [R, P, H], with their mask [R, P].
 
-        For the training, of a mix without `layer_norm`; the service gathers the layers while the
-        encoder runs (`layers.py`).
+        Used in training, for a mix without `layer_norm`. The service mixes the layers while the
+        encoder runs (`layer_capture.py`).
         """
         if self.layer_norm:
             raise NotImplementedError("training with layer_norm")
         scalars = torch.cat(list(self.scalar_parameters))
         if self.training and self.dropout:
-            lost = torch.rand_like(scalars) <= self.dropout
-            scalars = scalars.masked_fill(lost, -1e20)
+            is_dropped = torch.rand_like(scalars) <= self.dropout
+            scalars = scalars.masked_fill(is_dropped, -1e20)
         shares = self.transform_fn(scalars, dim=0)
         stacked = torch.stack(tuple(layers))
         return self.gamma * torch.einsum("n,nrph->rph", shares, stacked)
 
 
 class FeedForward(nn.Module):  # type: ignore[misc]
-    """The head that makes a score of features: linear layers with an activation after each."""
+    """The head from features to a score: linear layers, each followed by an activation."""
 
     def __init__(
         self,
@@ -128,8 +128,8 @@ class FeedForward(nn.Module):  # type: ignore[misc]
 class Encoder(nn.Module):  # type: ignore[misc]
     """The encoder and its tokenizer.
 
-    max_positions: ids of a row at most; two fewer than the table of positions has, as upstream
-    reads them. num_layers: with the embeddings. size_separator: marks between two texts.
+    max_positions: largest number of ids in a row; two fewer than the position embeddings have, as
+    upstream. num_layers: embeddings included. size_separator: separators between two texts.
     """
 
     def __init__(self, encoder_model: str, source: str, *, local: bool) -> None:
@@ -155,10 +155,10 @@ class Encoder(nn.Module):  # type: ignore[misc]
 
 
 class Metric(nn.Module):  # type: ignore[misc]
-    """A checkpoint's class: its encoder, its mix of layers, its heads.
+    """The networks of a checkpoint's class: encoder, layer mix and heads.
 
-    kind: of `CLASSES`. hparams: of `hyper_parameters`. estimator: None of a ranking metric.
-    hidden2tag: of a class that tags words.
+    kind: a key of `CLASSES`. hparams: from `hyper_parameters`. estimator: None for a ranking
+    metric. hidden2tag: only in a class that tags words.
     """
 
     def __init__(self, kind: str, hparams: dict[str, Any], *, local: bool) -> None:
@@ -189,15 +189,15 @@ class Metric(nn.Module):  # type: ignore[misc]
         self.word_level = joint and bool(hparams["word_level_training"])
         if self.word_level:
             self.hidden2tag = nn.Linear(width, 1 + len(hparams["error_labels"]))
-        # Of the tags, and of the scores: mt+src, mt+ref, mt+src+ref (and spans).
+        # Weights of the tags and of the scores: mt+src, mt+ref, mt+src+ref (and spans).
         self.input_weights_spans = torch.tensor([0.1667, 0.3333, 0.5], device="cpu")
         self.score_weights = [0.12, 0.33, 0.33, 0.22]
 
 
 def _activation(name: str) -> nn.Module:
-    """Return the activation of a name in any case, as far as upstream finds it."""
-    kind = getattr(nn.modules.activation, name.title(), None)
-    if kind is None:
-        raise ValueError(f"{name} is no activation")
-    made: nn.Module = kind()
-    return made
+    """Return the activation with a name, in any case, by upstream's rule."""
+    layer_class = getattr(nn.modules.activation, name.title(), None)
+    if layer_class is None:
+        raise ValueError(f"{name} is not an activation")
+    layer: nn.Module = layer_class()
+    return layer

@@ -1,6 +1,7 @@
-"""COMET-22 and its kin: each text is encoded alone, and a head compares the embeddings.
+"""COMET-22 and similar models: each text is encoded alone, and a head compares the embeddings.
 
-Rei et al. 2020, "COMET: A Neural Framework for MT Evaluation" (arXiv 2009.09025). Of unbabel-comet:
+Rei et al. 2020, "COMET: A Neural Framework for MT Evaluation" (arXiv 2009.09025). Classes of
+unbabel-comet:
 `RegressionMetric` (with a reference), `ReferencelessRegression` (without) and `RankingMetric`.
 
 Shapes: S samples, R rows (2 or 3 a sample), H hidden size.
@@ -15,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from scorekit.errors import SampleError, UserError
 from scorekit.schemas import ScoreRange, Wanted, XCometOptions
 from scorekit.server.backend import Encoded, Outcome
-from services.xcomet.family import Comet, Parts, input_fields
-from services.xcomet.layers import PooledTaps, normalises
+from services.xcomet.comet_model import CometBase, TokenizedFields, input_fields
+from services.xcomet.layer_capture import PooledTaps, has_layer_norm
 
 if TYPE_CHECKING:
     import torch
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 _POOLS = ("avg", "max", "cls", "default")
 
 
-class Regression(Comet):
-    """`regression_metric`: the translation beside its source and its reference."""
+class Regression(CometBase):
+    """`regression_metric`: compares the translation with its source and its reference."""
 
     _ref: Wanted = "required"
 
@@ -34,24 +35,29 @@ class Regression(Comet):
         pool = metric.hparams["pool"]
         if pool not in _POOLS:
             raise UserError(f"pool is {pool!r} in the checkpoint; served are {', '.join(_POOLS)}")
-        self.taps = PooledTaps(self.transformer, self.mix, pool=pool, layer_norm=normalises(metric))
+        self.taps = PooledTaps(
+            self.transformer, self.mix, pool=pool, layer_norm=has_layer_norm(metric)
+        )
 
-    def assemble(self, parts: Parts, limit: int, options: XCometOptions) -> Encoded | SampleError:
-        """A row for each text: <s> text </s>. Upstream reads two ids fewer than there is room."""
-        lost = [read.is_cut for read in parts.read]
-        if options.overlong == "error" and any(lost):
-            worst = max(range(len(lost)), key=lambda k: parts.read[k].total)
+    def assemble(
+        self, parts: TokenizedFields, limit: int, options: XCometOptions
+    ) -> Encoded | SampleError:
+        """Return one row <s> text </s> for each text. Upstream reads two ids fewer than
+        possible."""
+        cut_flags = [read.is_cut for read in parts.read]
+        if options.overlong == "error" and any(cut_flags):
+            longest = max(range(len(cut_flags)), key=lambda k: parts.read[k].total)
             message = (
-                f"{parts.names[worst]}: {parts.read[worst].total + 2} tokens, limit {limit - 2}"
+                f"{parts.names[longest]}: {parts.read[longest].total + 2} tokens, limit {limit - 2}"
             )
             return SampleError("overlong", message)
         first, last = self.tokenizer.cls_token_id, self.tokenizer.sep_token_id
         rows = [[first, *read.ids, last] for read in parts.read]
-        fields = input_fields(parts, lost, sum(map(len, rows)))
+        fields = input_fields(parts, cut_flags, sum(map(len, rows)))
         return Encoded(max(map(len, rows)), fields, rows, rows=len(rows))
 
     def forward(self, batch: Sequence[Encoded]) -> list[Outcome]:
-        """A score for each; no spans."""
+        """Return a score for each sample; there are no spans."""
         ids, mask = self.table([row for encoded in batch for row in encoded.payload])
         embedded = self.taps.run(ids, mask, self.tokenizer.pad_token_id)  # [R, H]
         by_text = embedded.view(len(batch), -1, embedded.shape[-1]).unbind(1)  # each [S, H]
@@ -69,7 +75,7 @@ class Regression(Comet):
         return scores
 
     def _features(self, mt: Any, src: Any, ref: Any) -> torch.Tensor:
-        """`RegressionMetric.estimate`: embeddings [S, H] -> what its head reads, [S, 6 H]."""
+        """Return the head's input [S, 6 H] of embeddings [S, H], as `RegressionMetric.estimate`."""
         import torch
 
         parts = (mt, ref, mt * ref, (mt - ref).abs(), mt * src, (mt - src).abs())
@@ -77,27 +83,28 @@ class Regression(Comet):
 
 
 class Referenceless(Regression):
-    """`referenceless_regression_metric`: the translation beside its source alone."""
+    """`referenceless_regression_metric`: compares the translation with its source only."""
 
     _ref = "ignored"
 
     def _features(self, mt: Any, src: Any, ref: Any = None) -> torch.Tensor:
-        """`ReferencelessRegression.forward`: [S, H] -> [S, 4 H]."""
+        """Return the head's input [S, 4 H] of embeddings [S, H], as `ReferencelessRegression`."""
         import torch
 
         return torch.cat((mt, src, mt * src, (mt - src).abs()), dim=1)
 
 
 class Ranking(Regression):
-    """`ranking_metric`: how near the translation lies to its source and its reference."""
+    """`ranking_metric`: the closeness of the translation to its source and its reference."""
 
     @property
     def score_range(self) -> ScoreRange:
-        """1 where the translation lies on its source or its reference."""
+        """Return 0 to 1; 1 means that the translation's embedding equals the source's or
+        reference's."""
         return ScoreRange(min=0.0, max=1.0)
 
     def _scores(self, *by_text: torch.Tensor) -> torch.Tensor:
-        """`RankingMetric.predict_step`: 1 / (1 + d), d the harmonic mean of the two distances."""
+        """Return 1 / (1 + d) with d the harmonic mean of both distances, as `RankingMetric`."""
         from torch.nn.functional import pairwise_distance
 
         mt, src, ref = by_text

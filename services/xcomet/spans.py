@@ -1,14 +1,15 @@
-"""From a label for each subword to error spans in characters of the translation.
+"""Turn the labels of subwords into error spans in characters of the translation.
 
-A run is a stretch of neighbouring subwords that are all tagged as an error, whatever the severity;
-its severity is that of its first subword, its confidence the mean probability of its labels. So far
-unbabel-comet's rule (`UnifiedMetric.decode`) is kept. Its offsets are handed out in two ways:
+A run is a sequence of adjacent subwords that are all tagged as an error of any severity. Its
+severity is that of its first subword, its confidence the mean probability of its labels. This is
+unbabel-comet's rule (`UnifiedMetric.decode`). There are two kinds of offsets:
 
-- `upstream_spans`: as it computes them. They start with the space before a word, `<s>` and `</s>`
+- `upstream_spans`: as unbabel-comet computes them. They start with the space before a
+word, `<s>` and `</s>`
   count as the empty range 0..0, and a run that is still open at the last position is dropped.
-- `exact_spans`: the same runs, with the characters that they really cover and none dropped.
+- `exact_spans`: the same runs with the characters that they really cover; no run is dropped.
 
-Everything here is pure: numpy arrays and lists in, lists out. Offsets are in Unicode code points.
+All functions are pure. Offsets are in Unicode code points.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _MQM_WORST = 25
 
 @dataclass(frozen=True, slots=True)
 class RawSpan:
-    """A span as unbabel-comet computes it, of the subwords first..stop-1."""
+    """A span of the subwords first..stop-1, as unbabel-comet computes it."""
 
     start: int
     end: int
@@ -38,7 +39,7 @@ class RawSpan:
 
 
 def label_runs(labels: np.ndarray) -> list[tuple[int, int]]:
-    """Runs of tagged positions in `labels` [n], as (first, stop) with `stop` exclusive."""
+    """Return the runs of tagged positions in `labels` [n] as (first, stop), `stop` exclusive."""
     tagged = np.concatenate(([False], labels != 0, [False]))
     edges = np.flatnonzero(tagged[1:] != tagged[:-1]).tolist()
     return list(zip(edges[::2], edges[1::2], strict=True))
@@ -50,7 +51,7 @@ def upstream_spans(
     offsets: np.ndarray,
     severities: Sequence[str] = SEVERITIES,
 ) -> list[RawSpan]:
-    """Spans as `predict` reports them.
+    """Return the spans as upstream's `predict` does.
 
     labels, confidence: [n], one for each position with its `<s>` first and its `</s>` last.
     offsets: [n, 2], (0, 0) for `<s>` and `</s>`. severities: of each label.
@@ -76,23 +77,23 @@ def exact_spans(
     mt: str,
     severities: Sequence[str] = SEVERITIES,
 ) -> list[dict[str, Any]]:
-    """Spans whose offsets are right: `mt[start:end] == text`, ordered, disjoint, visible edges.
+    """Return spans with `mt[start:end] == text`: ordered, disjoint, with visible edges.
 
     Arguments as for `upstream_spans`, and the translation. A run that covers no visible character
     (white space, `<s>`, `</s>`) gives no span. Runs that share a character become one span: a
     tokenizer may spread one character over several subwords, with an untagged one in between.
     """
-    found: list[tuple[int, int, list[int]]] = []  # start, end, positions
+    merged: list[tuple[int, int, list[int]]] = []  # start, end, positions
     for first, stop in label_runs(labels):
         start, end = _visible_range(offsets[first:stop], mt)
         if start == end:
             continue
         positions = list(range(first, stop))
-        if found and start < found[-1][1]:
-            before = found.pop()
-            start, end = min(start, before[0]), max(end, before[1])
-            positions = before[2] + positions
-        found.append((start, end, positions))
+        if merged and start < merged[-1][1]:
+            previous = merged.pop()
+            start, end = min(start, previous[0]), max(end, previous[1])
+            positions = previous[2] + positions
+        merged.append((start, end, positions))
     return [
         {
             "start": start,
@@ -101,12 +102,12 @@ def exact_spans(
             "confidence": float(confidence[positions].mean()),
             "text": mt[start:end],
         }
-        for start, end, positions in found
+        for start, end, positions in merged
     ]
 
 
 def _visible_range(offsets: np.ndarray, mt: str) -> tuple[int, int]:
-    """First and one past the last visible character under `offsets` [k, 2]; (0, 0) if none."""
+    """Return the range of visible characters under `offsets` [k, 2]; (0, 0) if there are none."""
     wide = offsets[offsets[:, 0] < offsets[:, 1]]
     if not len(wide):
         return 0, 0
@@ -120,9 +121,9 @@ def _visible_range(offsets: np.ndarray, mt: str) -> tuple[int, int]:
 
 
 def mqm_score(severities: Iterable[str]) -> float:
-    """1 without errors, 0 at 25 penalty points or more (minor 1, major 5, critical 10).
+    """Return 1 without errors, 0 at 25 penalty points or more (minor 1, major 5, critical 10).
 
-    From `XCOMETMetric.predict_step`; it counts the spans of `upstream_spans`.
+    Source: `XCOMETMetric.predict_step`, which counts the spans of `upstream_spans`.
     """
     points = sum(_MQM_WEIGHTS[severity] for severity in severities)
     return (_MQM_WORST - min(points, _MQM_WORST)) / _MQM_WORST

@@ -1,7 +1,7 @@
-"""Reading the tokenizer of an encoder as it is stored.
+"""Read the tokenizer of an encoder as it is stored.
 
-transformers 5 builds the tokenizers of XLM-R and DeBERTa anew from their vocabulary, with rules of
-its own; the rules that a checkpoint was trained with are those in `tokenizer.json`.
+transformers 5 rebuilds the tokenizers of XLM-R and DeBERTa from their vocabulary with different
+rules. The rules of the checkpoint's training are in `tokenizer.json`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scorekit.errors import UserError
-from scorekit.server.unigram import deberta_tokenizer, read_pieces, xlm_roberta_tokenizer
+from scorekit.server.unigram import deberta_tokenizer, read_unigram_file, xlm_roberta_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -27,7 +27,7 @@ _DEBERTA = {"bos": "[CLS]", "eos": "[SEP]"} | {
 def read_tokenizer(encoder_model: str, source: str, *, local: bool) -> Any:
     """Return the tokenizer of a folder or of a hub id, as transformers' `PreTrainedTokenizerFast`.
 
-    Raises OSError where the hub has none, UserError where sentencepiece's own file cannot be read.
+    Raises OSError if the hub has none, UserError if sentencepiece's file cannot be read.
     """
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
@@ -54,14 +54,14 @@ def read_tokenizer(encoder_model: str, source: str, *, local: bool) -> Any:
 
 
 def _file(source: str, name: str, local: bool) -> Path | None:
-    """Return a file of a folder or of a hub id; None where there is none. Raises OSError where
-    the hub cannot be asked."""
+    """Return a file of a folder or of a hub id; None if it does not exist. Raises OSError if the
+    hub cannot be reached."""
     from transformers.utils.hub import cached_file
 
-    found = cached_file(
+    path = cached_file(
         source, name, local_files_only=local, _raise_exceptions_for_missing_entries=False
     )
-    return None if found is None else Path(found)
+    return None if path is None else Path(path)
 
 
 def _settings(file: Path | None) -> dict[str, Any]:
@@ -70,12 +70,12 @@ def _settings(file: Path | None) -> dict[str, Any]:
 
 
 def _of_pieces(source: str, deberta: bool, local: bool) -> Tokenizer:
-    """Return the tokenizer of sentencepiece's own file."""
+    """Return the tokenizer of sentencepiece's file."""
     file = _file(source, "spm.model" if deberta else "sentencepiece.bpe.model", local)
     if file is None:
         raise OSError(f"{source} has no tokenizer")
     make = deberta_tokenizer if deberta else xlm_roberta_tokenizer
     try:
-        return make(read_pieces(file))
+        return make(read_unigram_file(file))
     except ValueError as error:
         raise UserError(f"{file}: {error}") from None

@@ -1,10 +1,10 @@
-"""`--implementation unbabel-comet`: the class of a checkpoint as unbabel-comet itself builds it.
+"""`--implementation unbabel-comet`: build a checkpoint's class with unbabel-comet itself.
 
-It needs an environment of its own (`make env-oracle`), and is what our networks are held against.
+It needs a separate environment (`make env-oracle`). Our networks are tested against it.
 unbabel-comet has no DeBERTa, the encoder of xCOMET-lite: Larionov et al. 2024, "xCOMET-lite:
 Bridging the Gap Between Efficiency and Quality in Learned MT Evaluation Metrics" (arXiv
-2406.14553), mDeBERTa-v3-base under xCOMET's heads. It is added here. Texts are joined as BERT joins
-them ([CLS] a [SEP] b [SEP]), and as with its BERT two positions fewer are read than there are.
+2406.14553), mDeBERTa-v3-base under xCOMET's heads. This module adds it. Texts are joined as in BERT
+([CLS] a [SEP] b [SEP]), and as in its BERT two positions fewer are read than exist.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from services.xcomet.checkpoint import Checkpoint
 
 
 def check_installed() -> None:
-    """Raise UserError where unbabel-comet cannot be imported."""
+    """Raise UserError if unbabel-comet cannot be imported."""
     if find_spec("comet") is None:
         raise UserError(
             "--implementation unbabel-comet: unbabel-comet is not installed here; run "
@@ -26,15 +26,16 @@ def check_installed() -> None:
         )
 
 
-def build(checkpoint: Checkpoint, stored: dict[str, Any], changed: dict[str, Any]) -> Any:
-    """Return upstream's class without numbers in its weights: the memory of billions of them is
-    never touched. stored: the checkpoint's hyper-parameters. changed: what replaces some."""
+def build(checkpoint: Checkpoint, stored: dict[str, Any], overrides: dict[str, Any]) -> Any:
+    """Return upstream's class with uninitialized weights, so that their memory is not touched.
+
+    stored: the checkpoint's hyper-parameters. overrides: values that replace some of them."""
     from comet.models import str2model
     from transformers.modeling_utils import no_init_weights  # type: ignore[attr-defined] # of 4
 
     register_deberta()
-    known = signature(str2model[checkpoint.kind].__init__).parameters
-    arguments = {name: value for name, value in stored.items() if name in known} | changed
+    accepted = signature(str2model[checkpoint.kind].__init__).parameters
+    arguments = {name: value for name, value in stored.items() if name in accepted} | overrides
     arguments |= {
         "load_pretrained_weights": False,
         "local_files_only": checkpoint.encoder_is_local,
@@ -53,7 +54,7 @@ def register_deberta() -> None:
         return
 
     class DebertaEncoder(BERTEncoder):  # type: ignore[misc]
-        """For inference only."""
+        """A DeBERTa encoder for inference only."""
 
         def __init__(self, pretrained_model: str, load_pretrained_weights: bool, local: bool):
             super(Encoder, self).__init__()
@@ -71,11 +72,11 @@ def register_deberta() -> None:
             load_pretrained_weights: bool = False,
             local_files_only: bool = False,
         ) -> Any:
-            """As every encoder of unbabel-comet is made."""
+            """Return an encoder, with the interface of unbabel-comet's encoders."""
             return cls(pretrained_model, load_pretrained_weights, local_files_only)
 
         def forward(self, input_ids: Any, attention_mask: Any, **_: Any) -> dict[str, Any]:
-            """What upstream's own heads read; mDeBERTa has no token types."""
+            """Return what upstream's heads read; mDeBERTa has no token types."""
             layers = self.model(input_ids, attention_mask, output_hidden_states=True).hidden_states
             return {
                 "sentemb": layers[-1][:, 0],

@@ -1,4 +1,4 @@
-"""The dataset card of an export: what it holds, whose licence, and what became of every source."""
+"""The dataset card of an export: content, license, and what happened to the sources."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from scorekit.languages import language_name
 from synth.config import SynthConfig, languages
 from synth.export.files import PAIRS, TRAIN
 from synth.export.rows import arrow_schema, pair_schema
-from synth.folder.manifest import corpus, row_counts, settings
-from synth.folder.stats import StageCounts
 from synth.report.reasons import explain
+from synth.storage.manifest import corpus, row_counts, settings
+from synth.storage.stats import StageCounts
 
 if TYPE_CHECKING:
-    from synth.context import Context
+    from synth.context import StageContext
 
-#: As the hub names sizes: up to so many rows.
+#: The hub's size categories: (upper bound of rows, name).
 _SIZES = (
     (10**3, "n<1K"),
     (10**4, "1K<n<10K"),
@@ -34,10 +34,9 @@ _SIZES = (
 
 
 def write_card(
-    path: Path, ctx: Context, files: list[dict[str, Any]], counts: list[StageCounts]
+    path: Path, ctx: StageContext, files: list[dict[str, Any]], counts: list[StageCounts]
 ) -> None:
-    """Write the card. files: as `write_files` gives them; counts: of the stages before the
-    export."""
+    """Write the card. files: from `write_files`. counts: of the stages before the export."""
     write_atomic(path, card(ctx.cfg, counts, files, corpus(ctx)).encode())
 
 
@@ -47,9 +46,9 @@ def card(
     files: list[dict[str, Any]],
     read: Mapping[str, Any],
 ) -> str:
-    """The text of the card; the same for the same config and counts.
+    """Return the text of the card; equal for equal config and counts.
 
-    read: what the first stage says of what it read.
+    read: the first stage's summary of the corpus.
     """
     tags = languages(cfg)
     names = [language_name(tag) for tag in tags]
@@ -81,7 +80,7 @@ def card(
 
 
 def _head(cfg: SynthConfig, names: list[str], files: list[dict[str, Any]]) -> dict[str, Any]:
-    """The metadata that the hub reads."""
+    """Return the metadata that the hub reads."""
     rows = row_counts(files)
     configs = {TRAIN: "default", PAIRS: "preference_pairs"}
     licence = {"license": "odc-by"}
@@ -114,12 +113,12 @@ def _head(cfg: SynthConfig, names: list[str], files: list[dict[str, Any]]) -> di
 
 
 def size_category(rows: int) -> str:
-    """As the hub names sizes."""
-    return next((name for most, name in _SIZES if rows < most), "n>1T")
+    """Return the hub's size category."""
+    return next((name for limit, name in _SIZES if rows < limit), "n>1T")
 
 
 def _info(cfg: SynthConfig, files: list[dict[str, Any]], name: str, config: str) -> dict[str, Any]:
-    """Features and sizes of a configuration, as `datasets` writes them."""
+    """Return features and sizes of a configuration, as `datasets` writes them."""
     from datasets import DatasetInfo, Features, SplitDict, SplitInfo
 
     features = Features.from_arrow_schema(arrow_schema() if name == TRAIN else pair_schema())
@@ -134,13 +133,13 @@ def _info(cfg: SynthConfig, files: list[dict[str, Any]], name: str, config: str)
 
 
 def _loaded(cfg: SynthConfig, files: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
-    """The files that `load_dataset` reads: Parquet where there is any."""
+    """Return the files that `load_dataset` reads: Parquet if there is any."""
     kind = ".parquet" if "parquet" in cfg.export.formats else ".jsonl"
     return [file for file in files if file["of"] == name and kind in file["name"]]
 
 
 def _pattern(cfg: SynthConfig, files: list[dict[str, Any]], name: str) -> str:
-    """One pattern for them."""
-    found = _loaded(cfg, files, name)
-    first: str = found[0]["name"]
-    return first if len(found) == 1 else f"{name}-*.{first.partition('.')[2]}"
+    """Return one pattern that matches these files."""
+    matches = _loaded(cfg, files, name)
+    first: str = matches[0]["name"]
+    return first if len(matches) == 1 else f"{name}-*.{first.partition('.')[2]}"

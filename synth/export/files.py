@@ -1,7 +1,7 @@
-"""Files of the export: which rows stand in which, and how one is written.
+"""Files of the export: which rows they contain, and how they are written.
 
-A file is a function of its number: which records it takes is known from the marks of the shards.
-So processes write them side by side, and a killed export goes on with those that are missing.
+A file's records follow from its number and the shards' marks. So processes can write files in
+parallel, and a killed export continues with the missing ones.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scorekit.files import put
+from scorekit.files import replace_file
 from synth.config import SynthConfig
 from synth.export.rows import arrow_schema, pair_codes, pair_row, pair_schema, row_maker
-from synth.folder.store import Record, ShardWriter, StageFolder, digest_of, read_records
+from synth.storage.store import Record, ShardWriter, StageFolder, digest_of, read_records
 
 if TYPE_CHECKING:
     import pyarrow
@@ -28,7 +28,7 @@ _BATCH = 5000  # rows of a Parquet row group
 
 @dataclass(frozen=True, slots=True)
 class ShardSlice:
-    """Records of a shard, from `start` on and before `stop`."""
+    """The records start..stop-1 of a shard."""
 
     shard: int
     start: int
@@ -37,15 +37,15 @@ class ShardSlice:
 
 @dataclass(frozen=True, slots=True)
 class FileJob:
-    """One file's worth of rows: `number` of `total`.
+    """The rows of file `number` of `total`.
 
-    folder: where its files are written; metricx: what the scoring service said of itself.
+    folder: for the written files. metricx: the scoring service's info.
     """
 
     cfg: SynthConfig
     source: StageFolder
     folder: Path
-    pieces: tuple[ShardSlice, ...]
+    slices: tuple[ShardSlice, ...]
     number: int
     total: int
     metricx: dict[str, Any]
@@ -54,9 +54,9 @@ class FileJob:
 def plan_files(
     source: StageFolder, rows_per_file: int, limit: int | None
 ) -> list[list[ShardSlice]]:
-    """The pieces of each file, in order; one file of no rows where there is nothing."""
+    """Return the slices of each file in order; one empty file if there are no records."""
     plan: list[list[ShardSlice]] = [[]]
-    room = rows_per_file
+    remaining = rows_per_file
     for shard in range(source.shards() or 0):
         records = (source.mark(shard) or {})["records"]
         if limit is not None:
@@ -64,29 +64,29 @@ def plan_files(
             limit -= records
         start = 0
         while start < records:
-            if not room:
+            if not remaining:
                 plan.append([])
-                room = rows_per_file
-            stop = min(records, start + room)
+                remaining = rows_per_file
+            stop = min(records, start + remaining)
             plan[-1].append(ShardSlice(shard, start, stop))
-            room -= stop - start
+            remaining -= stop - start
             start = stop
     return plan
 
 
 def file_name(name: str, kind: str, number: int, total: int) -> str:
-    """As the hub names shards; a single file has the plain name. kind: "jsonl" or "parquet"."""
+    """Return the file's name as on the hub; a single file has no number. kind: jsonl, parquet."""
     if total == 1:
         return f"{name}.{kind}"
     return f"{name}-{number:05d}-of-{total:05d}.{kind}{'.zst' if kind == 'jsonl' else ''}"
 
 
 def write_files(job: FileJob) -> dict[str, Any]:
-    """Write the files of one number; its mark.
+    """Write the files of one number; return their mark.
 
     A file is {"name", "of" ("train" or "pairs"), "rows", "bytes", "sha256"}, of Parquet with
-    "memory", the bytes of its columns when they are loaded. Raises UserError for a shard that was
-    changed, ValueError for a row that is not of the schema.
+    "memory", the bytes of its columns when they are loaded. Raises UserError for a changed shard,
+    ValueError for a row that does not fit the schema.
     """
     make = row_maker(job.cfg, job.metricx)
     files = _write(job, TRAIN, map(make, _records(job)), arrow_schema())
@@ -100,12 +100,12 @@ def write_files(job: FileJob) -> dict[str, Any]:
 
 
 def is_written(mark: dict[str, Any] | None, folder: Path) -> bool:
-    """Whether the files of a mark stand in the folder, byte for byte."""
+    """Return True if the folder has the files of a mark, unchanged."""
     return mark is not None and not changed_files(folder, mark["files"])
 
 
 def changed_files(folder: Path, files: Iterable[dict[str, Any]]) -> list[str]:
-    """The names of files that are not there, or not what they were."""
+    """Return the names of files that are missing or changed."""
     return [
         file["name"]
         for file in files
@@ -114,22 +114,24 @@ def changed_files(folder: Path, files: Iterable[dict[str, Any]]) -> list[str]:
 
 
 def sha256_of(path: Path) -> str:
-    """Of a file's bytes, as `sha256sum` and the hub name it."""
+    """Return the SHA-256 of a file in hex, as `sha256sum` does."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _records(job: FileJob) -> Iterator[Record]:
-    for piece in job.pieces:
-        job.source.verify_input(piece.shard)
-        yield from islice(read_records(job.source.shard(piece.shard)), piece.start, piece.stop)
+    for shard_slice in job.slices:
+        job.source.verify_input(shard_slice.shard)
+        yield from islice(
+            read_records(job.source.shard(shard_slice.shard)), shard_slice.start, shard_slice.stop
+        )
 
 
 def _write(
     job: FileJob, name: str, rows: Iterable[Record], columns: pyarrow.Schema
 ) -> list[dict[str, Any]]:
-    """The files of the formats that are asked for, in one pass; what they are."""
-    left = iter(rows)
+    """Write the requested formats in one pass; return a description of each file."""
+    remaining_rows = iter(rows)
     path = {
         kind: job.folder / file_name(name, kind, job.number, job.total)
         for kind in sorted(set(job.cfg.export.formats))
@@ -142,7 +144,7 @@ def _write(
             lines = stack.enter_context(ShardWriter(path["jsonl"]))
         if "parquet" in path:
             table = stack.enter_context(_Parquet(path["parquet"], columns))
-        while batch := list(islice(left, _BATCH)):
+        while batch := list(islice(remaining_rows, _BATCH)):
             count += len(batch)
             if lines is not None:
                 for row in batch:
@@ -152,23 +154,23 @@ def _write(
         for writer in (lines, table):
             if writer is not None:
                 writer.commit()
-    found = [
+    written = [
         {
-            "name": each.name,
+            "name": file.name,
             "of": name,
             "rows": count,
-            "bytes": each.stat().st_size,
-            "sha256": sha256_of(each),
+            "bytes": file.stat().st_size,
+            "sha256": sha256_of(file),
         }
-        for each in path.values()
+        for file in path.values()
     ]
     if table is not None:
-        found[-1]["memory"] = table.memory
-    return found
+        written[-1]["memory"] = table.memory
+    return written
 
 
 class _Parquet:
-    """Row groups of a batch each; under a temporary name until `commit`."""
+    """Writes one row group for each batch, under a temporary name until `commit`."""
 
     def __init__(self, path: Path, columns: pyarrow.Schema) -> None:
         import pyarrow.parquet
@@ -188,9 +190,9 @@ class _Parquet:
         self._writer.write_table(table)
 
     def commit(self) -> None:
-        """Sync, and give the file its name."""
+        """Sync the file and give it its final name."""
         self._writer.close()
-        put(self._temporary, self.path)
+        replace_file(self._temporary, self.path)
 
     def __enter__(self) -> _Parquet:
         return self

@@ -1,4 +1,4 @@
-"""Rows of the export: what a record that passed all filters becomes, and of which schema."""
+"""Rows of the export and their schema."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from urllib.parse import urlsplit, urlunsplit
 
 from scorekit.languages import short_tag
 from synth.config import SynthConfig, languages
-from synth.folder.store import Record
 from synth.record import teacher_seed
+from synth.storage.store import Record
 
 if TYPE_CHECKING:
     import pyarrow
 
 
 def row_maker(cfg: SynthConfig, metricx: dict[str, Any]) -> Callable[[Record], Record]:
-    """A function of a record that passed all filters to its row, checked against the schema.
+    """Return a function from an accepted record to its row, checked against the schema.
 
-    A row has every key of the schema, null where there is nothing, as its columns have.
+    A row has every key of the schema; missing values are null.
     """
     codes = pair_codes(cfg)
     teacher = {
@@ -30,12 +30,12 @@ def row_maker(cfg: SynthConfig, metricx: dict[str, Any]) -> Callable[[Record], R
         "base_url": bare_url(cfg.teacher.base_url),
         "model": cfg.teacher.model,
     }
-    places = dict.fromkeys(schema()["$defs"]["madlad"]["properties"])
+    madlad_keys = dict.fromkeys(schema()["$defs"]["madlad"]["properties"])
     sampling = sampling_maker(cfg)
     check = row_check()
 
     def make(record: Record) -> Record:
-        told = record["prefilter"]
+        prefilter = record["prefilter"]
         row = {
             **codes,
             "source_text": record["source_text"],
@@ -45,13 +45,13 @@ def row_maker(cfg: SynthConfig, metricx: dict[str, Any]) -> Callable[[Record], R
             "kind": record["source_type"],
             "bucket": record["length_bucket_id"],
             "prefilter": {
-                "greedy": told["score_greedy"],
-                "sample": told["score_sample"],
-                "improvement": told["improvement"],
+                "greedy": prefilter["score_greedy"],
+                "sample": prefilter["score_sample"],
+                "improvement": prefilter["improvement"],
                 "rank": record["rank"],
             },
             "selection": {
-                "madlad": {**places, **record["source_meta"]["madlad"]},
+                "madlad": {**madlad_keys, **record["source_meta"]["madlad"]},
                 "teacher": {**teacher, "sampling_params": sampling(record)},
                 "metricx": metricx,
                 "filters": _filters(record["filters"]),
@@ -64,9 +64,9 @@ def row_maker(cfg: SynthConfig, metricx: dict[str, Any]) -> Callable[[Record], R
 
 
 def sampling_maker(cfg: SynthConfig) -> Callable[[Record], dict[str, Any]]:
-    """A function of a record to how the teacher was asked for it, as it was sent: three requests.
+    """Return a function from a record to the sampling parameters of its three teacher requests.
 
-    `candidate` of `final`: the one that was chosen; its own seed is `seed + candidate`.
+    `candidate` of `final` is the chosen one; its seed is `seed + candidate`.
     """
     base = cfg.run.seed if cfg.teacher.generation.seed is None else cfg.teacher.generation.seed
     blocks = {kind: sampling_blocks(cfg, kind) for kind in ("sentence", "blob")}
@@ -85,7 +85,7 @@ def sampling_maker(cfg: SynthConfig) -> Callable[[Record], dict[str, Any]]:
 
 
 def sampling_blocks(cfg: SynthConfig, kind: str) -> dict[str, Any]:
-    """What the three requests for each source of a kind have in common: all but their seeds."""
+    """Return the parameters of the three requests for a kind of source, without seeds."""
     from scorekit.llm import Sampling
 
     generation = cfg.teacher.generation
@@ -97,8 +97,8 @@ def sampling_blocks(cfg: SynthConfig, kind: str) -> dict[str, Any]:
             top_p=generation.top_p,
             seed=0,
         )
-        said = {key: value for key, value in asdict(sampling).items() if value is not None}
-        return {"n": n, **said, "stop": list(sampling.stop), "candidate": None}
+        parameters = {key: value for key, value in asdict(sampling).items() if value is not None}
+        return {"n": n, **parameters, "stop": list(sampling.stop), "candidate": None}
 
     return {
         "prefilter_greedy": block(generation.greedy_temperature),
@@ -108,7 +108,7 @@ def sampling_blocks(cfg: SynthConfig, kind: str) -> dict[str, Any]:
 
 
 def _filters(filters: dict[str, Any]) -> dict[str, Any]:
-    """The same keys in each row, so that the columns have one type."""
+    """Return the filters with the same keys in each row, so that columns have one type."""
     judge = filters["judge"]
     outcome = "not_asked" if judge is None else "error" if "error" in judge else "pass"
     texts = {key: (judge or {}).get(key) or "" for key in ("reason_code", "notes", "error")}
@@ -121,7 +121,7 @@ def _filters(filters: dict[str, Any]) -> dict[str, Any]:
 
 
 def bare_url(url: str) -> str:
-    """A URL without user, password, query and fragment."""
+    """Return a URL without user, password, query and fragment."""
     parts = urlsplit(url)
     host = parts.netloc.rpartition("@")[2]
     return urlunsplit((parts.scheme, host, parts.path, "", ""))
@@ -129,14 +129,14 @@ def bare_url(url: str) -> str:
 
 @cache
 def schema() -> dict[str, Any]:
-    """JSON Schema of a row of train.jsonl: synth/export/export.schema.json."""
+    """Return the JSON schema of a row of train.jsonl: synth/export/export.schema.json."""
     path = Path(__file__).with_name("export.schema.json")
     loaded: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return loaded
 
 
 def row_check() -> Callable[[Record], None]:
-    """A function that raises ValueError for a row which is not of the schema: our bug."""
+    """Return a function that raises ValueError for a row that does not fit the schema (a bug)."""
     from jsonschema_rs import Draft202012Validator, ValidationError
 
     validator = Draft202012Validator(schema())
@@ -145,15 +145,15 @@ def row_check() -> Callable[[Record], None]:
         try:
             validator.validate(row)
         except ValidationError as error:
-            where = ".".join(map(str, error.instance_path))
-            raise ValueError(f"export: {where or 'row'}: {error.message[:300]}") from None
+            location = ".".join(map(str, error.instance_path))
+            raise ValueError(f"export: {location or 'row'}: {error.message[:300]}") from None
 
     return check
 
 
 @cache
 def arrow_schema() -> pyarrow.Schema:
-    """The columns of train.parquet, made from the JSON Schema so that both say the same."""
+    """Return the columns of train.parquet, derived from the JSON schema."""
     import pyarrow
 
     return pyarrow.schema(
@@ -183,9 +183,9 @@ def _arrow_type(kind: dict[str, Any]) -> pyarrow.DataType:
 
 
 def pair_row(codes: dict[str, str], record: Record) -> Record | None:
-    """The chosen translation against the worst candidate; margin: how much worse that one scored.
+    """Return the row of the chosen translation and the worst candidate; margin: score difference.
 
-    None for a source without another candidate that was scored worse.
+    Returns None if no other candidate has a worse score.
     """
     best, worst = record["best"], record["worst"]
     if worst is None or worst["text"] == best["text"] or worst["score"] <= best["score"]:
@@ -203,7 +203,7 @@ def pair_row(codes: dict[str, str], record: Record) -> Record | None:
 
 
 def pair_schema() -> pyarrow.Schema:
-    """The columns of pairs.parquet."""
+    """Return the columns of pairs.parquet."""
     import pyarrow
 
     texts = (
@@ -223,7 +223,7 @@ def pair_schema() -> pyarrow.Schema:
 
 
 def pair_codes(cfg: SynthConfig) -> dict[str, str]:
-    """The pair's name and the tags of its languages, which each row has."""
+    """Return the pair's name and language tags, which every row has."""
     source, target = languages(cfg)
     return {
         "pair_id": f"{short_tag(source)}->{short_tag(target)}",

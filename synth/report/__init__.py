@@ -1,1 +1,1 @@
-"""What people look at: tables, reasons, estimates, the page of a run."""
+"""Reports for people: tables, reasons, estimates, the page of a run."""

@@ -1,7 +1,7 @@
-"""Examples for the report: pairs that were kept, rejected ones beside kept ones, rescued ones.
+"""Select examples for the report: accepted, rejected and rescued pairs.
 
-One pass over what the filter let through and one over what was rejected, a few records in memory.
-A source's id is a hash of its text, so that the smallest ids are drawn at random, always the same.
+It reads accepted and rejected records once each, with a few records in memory. A source's id is a
+hash of its text, so the smallest ids are a random but reproducible sample.
 """
 
 from __future__ import annotations
@@ -15,97 +15,102 @@ from pathlib import Path
 from typing import Any
 
 from synth.context import Stage
-from synth.folder.store import Record, StageFolder
 from synth.report.reasons import explain
 from synth.stages.format_filter import FormatFilter
 from synth.stages.table import ORDER
+from synth.storage.store import Record, StageFolder
 
 SHOWN = 8  # pairs of each kind that were kept
-_BESIDE, _RESCUED = 3, 6  # of a length bucket; of all
+_PER_STRATUM, _RESCUED = 3, 6  # of a length bucket; of all
 _REJECTED, _CODES = 2, 60  # of a reason; reasons: a judge may make up its own
 
 
 class Smallest:
-    """The records of the smallest keys, `count` at most, of any number that are offered."""
+    """Keeps the records with the `count` smallest keys."""
 
     def __init__(self, count: int) -> None:
         self._count = count
-        self._held: list[tuple[Any, Record]] = []
+        self._candidates: list[tuple[Any, Record]] = []
 
     def offer(self, key: Any, record: Record) -> None:
-        """One more."""
-        self._held.append((key, record))
-        if len(self._held) > 64 * self._count:
-            self._held = self._smallest()
+        """Add a record."""
+        self._candidates.append((key, record))
+        if len(self._candidates) > 64 * self._count:
+            self._candidates = self._smallest()
 
     def records(self) -> list[Record]:
-        """In the order of their keys."""
+        """Return the records in the order of their keys."""
         return [record for _, record in self._smallest()]
 
     def _smallest(self) -> list[tuple[Any, Record]]:
-        return heapq.nsmallest(self._count, self._held, key=lambda pair: pair[0])
+        return heapq.nsmallest(self._count, self._candidates, key=lambda pair: pair[0])
 
 
 @dataclass(slots=True)
 class Examples:
-    """kept: {"title", "records"}; rejected: see `_beside`; rescued: see `_rescue`."""
+    """Examples. accepted: {"title", "records"}; rejected: see `_beside`; rescued: see `_rescue`."""
 
-    kept: list[dict[str, Any]]
+    accepted: list[dict[str, Any]]
     rejected: list[dict[str, Any]]
     rescued: list[dict[str, Any]]
 
 
 def pick_examples(out_dir: Path, stages: Sequence[Stage] = ORDER) -> Examples:
-    """Of a run, as far as it has come."""
-    drawn, best, worst = (Smallest(SHOWN) for _ in range(3))
+    """Return the examples of a run, also of an unfinished one."""
+    random_sample, best, worst = (Smallest(SHOWN) for _ in range(3))
     rescued = Smallest(_RESCUED)
-    alike: dict[tuple[str, int], Smallest] = defaultdict(lambda: Smallest(_BESIDE))
+    by_stratum: dict[tuple[str, int], Smallest] = defaultdict(lambda: Smallest(_PER_STRATUM))
     folder = StageFolder(out_dir, FormatFilter.name)
     for record in folder.records() if folder.done() else ():
         name, score = record["source_id"], record["best"]["score"]
-        drawn.offer(name, record)
+        random_sample.offer(name, record)
         best.offer((score, name), record)
         worst.offer((-score, name), record)
-        alike[_stratum(record)].offer(name, record)
+        by_stratum[_stratum(record)].offer(name, record)
         if record["filters"]["tried"]:
             rescued.offer(name, record)
     kinds = (
-        ("Drawn at random", drawn),
+        ("Drawn at random", random_sample),
         ("Best scores", best),
         ("Worst scores that were kept", worst),
     )
-    kept = [{"title": title, "records": top.records()} for title, top in kinds]
-    beside = {stratum: cycle(top.records()) for stratum, top in alike.items()}
-    others = cycle(drawn.records() or [None])
+    accepted = [{"title": title, "records": top.records()} for title, top in kinds]
+    accepted_by_stratum = {stratum: cycle(top.records()) for stratum, top in by_stratum.items()}
+    any_accepted = cycle(random_sample.records() or [None])
     return Examples(
-        [kind for kind in kept if kind["records"]],
-        [_beside(r, next(beside.get(_stratum(r), others))) for r in _rejected(out_dir, stages)],
+        [kind for kind in accepted if kind["records"]],
+        [
+            _beside(r, next(accepted_by_stratum.get(_stratum(r), any_accepted)))
+            for r in _rejected(out_dir, stages)
+        ],
         [_rescue(record) for record in rescued.records()],
     )
 
 
 def _stratum(record: Record) -> tuple[str, int]:
-    """Sources of one type and length."""
+    """Return a source's type and length bucket."""
     return record["source_type"], record["length_bucket_id"]
 
 
 def _rejected(out_dir: Path, stages: Sequence[Stage]) -> Iterator[Record]:
-    """A few of each reason, of the stages that look at translations."""
+    """Yield a few rejected records for each reason, from stages that check translations."""
     for stage in stages:
         if not stage.shows_rejected:
             continue
         folder = StageFolder(out_dir, stage.name)
-        found: dict[str, Smallest] = {}
+        examples_by_code: dict[str, Smallest] = {}
         for record in folder.all_rejected() if folder.done() else ():
             code = record["reason_code"]
-            if code in found or len(found) < _CODES:
-                found.setdefault(code, Smallest(_REJECTED)).offer(record["source_id"], record)
-        for code in sorted(found):
-            yield from found[code].records()
+            if code in examples_by_code or len(examples_by_code) < _CODES:
+                examples_by_code.setdefault(code, Smallest(_REJECTED)).offer(
+                    record["source_id"], record
+                )
+        for code in sorted(examples_by_code):
+            yield from examples_by_code[code].records()
 
 
 def _beside(record: Record, accepted: Record | None) -> dict[str, Any]:
-    """A rejected record, and a pair that was kept of a source of its type and length."""
+    """Return a rejected record next to an accepted pair of the same type and length."""
     code = record["reason_code"]
     return {
         "stage": record["stage"],
@@ -119,7 +124,7 @@ def _beside(record: Record, accepted: Record | None) -> dict[str, Any]:
 
 
 def _candidate(record: Record) -> str | None:
-    """What the teacher had written, where one text is to blame and was kept."""
+    """Return the rejected translation if there is a single one and it was stored."""
     if "best" in record:
         return str(record["best"]["text"])
     which = record["reason_code"].partition("_")[0]
@@ -127,7 +132,7 @@ def _candidate(record: Record) -> str | None:
 
 
 def _rescue(record: Record) -> dict[str, Any]:
-    """A source whose best candidate was refused and a later one taken."""
+    """Return a source whose best candidate was rejected and a later one accepted."""
     first = record["filters"]["tried"][0]
     texts = {candidate["index"]: candidate for candidate in record["topk"]}
     refused = texts.get(first["index"], {})

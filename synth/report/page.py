@@ -1,6 +1,6 @@
-"""report.html of a run: what became of the sources, how scores and lengths are spread, pairs.
+"""Write report.html of a run: its funnel, distributions and example pairs.
 
-The page is one file, with no script and nothing fetched from elsewhere; every text is escaped.
+The page is one file without scripts and external content; every text is escaped.
 """
 
 from __future__ import annotations
@@ -19,34 +19,33 @@ from scorekit.config import load_config
 from scorekit.errors import UserError
 from scorekit.files import write_atomic
 from scorekit.languages import find_language
-from scorekit.report.page import STYLE, picture
+from scorekit.report.page import STYLE, chart_image
 from scorekit.report.render import visible
 from synth.config import SynthConfig, languages
 from synth.context import Stage
-from synth.folder.stats import StageCounts, duration, funnel
-from synth.folder.store import StageFolder, read_json
 from synth.report.examples import pick_examples
 from synth.report.reasons import explain
 from synth.sources.sampling import TYPES
 from synth.stages.sample_sources import SampleSources
 from synth.stages.table import ORDER
+from synth.storage.stats import StageCounts, duration, funnel
+from synth.storage.store import StageFolder, read_json
 
-BARS = 40  # of a picture
+BARS = 40  # of a chart
 _LINES = 10  # of files, that could not be read
 
 
 def write_report(
     out_dir: str | Path, title: str | None = None, order: Sequence[Stage] = ORDER
 ) -> Path:
-    """Write report.html into a run's folder from stats.json, the config that was kept and the
-    stages' records.
+    """Write report.html into a run's folder from stats.json, the saved config and the records.
 
-    Raises UserError where no stage was begun there.
+    Raises UserError if no stage was started there.
     """
     folder = Path(out_dir)
     counts = funnel((stage.name for stage in order), folder)
     if not counts:
-        raise UserError(f"{folder}: no run here (no stage was begun)")
+        raise UserError(f"{folder}: no run here (no stage was started)")
     stages = _read_stages(folder)
     cfg = _config(folder)
     environment = Environment(
@@ -62,7 +61,7 @@ def write_report(
         settings=_settings(cfg) if cfg else "",
         steps=_steps(counts, stages),
         rejections=_rejections(counts),
-        told=_told(counts),
+        told=_notes(counts),
         candidates=_out_of_the_race(stages),
         unread=_unread(folder),
         strata=_strata(cfg, order, stages) if cfg else {},
@@ -78,7 +77,7 @@ def write_report(
 
 
 def _config(folder: Path) -> SynthConfig | None:
-    """The config that the run keeps; None where there is none, or one of another version."""
+    """Return the run's saved config; None if there is none, or if its version differs."""
     path = folder / "config.yaml"
     if not path.exists():
         return None
@@ -101,25 +100,27 @@ def _name(tag: str) -> str:
 
 
 def _facts(cfg: SynthConfig, folder: Path) -> list[tuple[str, str]]:
-    """Who did what to what."""
+    """Return the facts of the run: data, models, settings."""
     source, target = languages(cfg)
     corpus = read_json(StageFolder(folder, SampleSources.name).path / "counts.json") or {}
     generation, final, judge = cfg.teacher.generation, cfg.final_generation, cfg.filters.llm_judge
-    where = (
+    data_source = (
         "local files" if cfg.data.files else f"{cfg.data.madlad_dataset} ({cfg.data.madlad_split})"
     )
     read = (
         f", {corpus['documents']:,} documents of {len(corpus['files']):,} files" if corpus else ""
     )
-    asked = "not asked"
+    judge_text = "not asked"
     if judge.enabled:
-        told = read_json(folder / "service-judge.json") or {}
-        asked = f"{judge.model or told.get('model', '?')}; one that fails: {judge.fail_policy}"
+        judge_info = read_json(folder / "service-judge.json") or {}
+        judge_text = (
+            f"{judge.model or judge_info.get('model', '?')}; one that fails: {judge.fail_policy}"
+        )
     scorer = read_json(folder / "service-metricx.json") or {}
     versions = [scorer.get(key) for key in ("revision", "dtype", "device")]
     return [
         ("pair", f"{_name(source)} ({source}) → {_name(target)} ({target})"),
-        ("sources", f"{where}{read}; seed {cfg.run.seed}"),
+        ("sources", f"{data_source}{read}; seed {cfg.run.seed}"),
         ("teacher", ", revision ".join(filter(None, [cfg.teacher.model, cfg.teacher.revision]))),
         (
             "candidates",
@@ -135,7 +136,7 @@ def _facts(cfg: SynthConfig, folder: Path) -> list[tuple[str, str]]:
             if cfg.filters.rule_based
             else "none",
         ),
-        ("judge", asked),
+        ("judge", judge_text),
         (
             "on reject",
             "the source is dropped"
@@ -146,7 +147,7 @@ def _facts(cfg: SynthConfig, folder: Path) -> list[tuple[str, str]]:
 
 
 def _settings(cfg: SynthConfig) -> str:
-    """The config as it ran."""
+    """Return the run's config as YAML."""
     return yaml.safe_dump(cfg.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
@@ -156,8 +157,8 @@ def _read_stages(folder: Path) -> dict[str, Any]:
 
 
 def _steps(counts: list[StageCounts], stages: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Rows of the funnel; `share`: of the most records that a stage let through, for the bar."""
-    most = max(1, *(c.records_out for c in counts))
+    """Return the rows of the funnel. share: percent of the largest stage, for the bar."""
+    largest = max(1, *(c.records_out for c in counts))
     return [
         {
             "stage": c.stage,
@@ -165,7 +166,7 @@ def _steps(counts: list[StageCounts], stages: Mapping[str, Any]) -> list[dict[st
             "records_in": c.records_in,
             "records_out": c.records_out,
             "rejected": c.records_in - c.records_out,
-            "share": round(100 * c.records_out / most, 2),
+            "share": round(100 * c.records_out / largest, 2),
             "rate": stages.get(c.stage, {}).get("records_per_s"),
         }
         for c in counts
@@ -186,8 +187,8 @@ def _rejections(counts: Iterable[StageCounts]) -> list[dict[str, Any]]:
     ]
 
 
-def _told(counts: Iterable[StageCounts]) -> list[dict[str, Any]]:
-    """What is to be known of records that went on."""
+def _notes(counts: Iterable[StageCounts]) -> list[dict[str, Any]]:
+    """Return the notes on accepted records."""
     return [
         {
             "stage": c.stage,
@@ -202,26 +203,26 @@ def _told(counts: Iterable[StageCounts]) -> list[dict[str, Any]]:
 
 
 def _spreads(stages: Mapping[str, Any], stage: str) -> dict[str, Any]:
-    """The distributions of a stage in stats.json; empty where there are none."""
+    """Return a stage's distributions from stats.json; empty if there are none."""
     return stages.get(stage, {}).get("distributions", {})
 
 
 def _spread(stages: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The distribution of that name, which one stage has; empty where there is none."""
-    found = (_spreads(stages, stage).get(name) for stage in stages)
-    return next(filter(None, found), {})
+    """Return the distribution with a name, which one stage has; empty if there is none."""
+    candidates = (_spreads(stages, stage).get(name) for stage in stages)
+    return next(filter(None, candidates), {})
 
 
 def _out_of_the_race(stages: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Candidates that could not compete for the best score, by reason."""
-    found = _spread(stages, "candidates_out")
+    """Return the candidates that were excluded from the selection, by reason."""
+    counts = _spread(stages, "candidates_out")
     return [
-        {"code": code, "count": count, "meaning": explain(code)} for code, count in found.items()
+        {"code": code, "count": count, "meaning": explain(code)} for code, count in counts.items()
     ]
 
 
 def _unread(folder: Path) -> dict[str, Any]:
-    """Documents that could not be read: how many by code, and the first lines of all files."""
+    """Return the unreadable documents: counts by code, and the first lines."""
     counts = read_json(StageFolder(folder, SampleSources.name).path / "counts.json") or {}
     codes = counts.get("unreadable", {})
     lines = [
@@ -237,46 +238,50 @@ def _unread(folder: Path) -> dict[str, Any]:
 
 
 def _strata(cfg: SynthConfig, order: Sequence[Stage], stages: Mapping[str, Any]) -> dict[str, Any]:
-    """The funnel of each type and length bucket: records that each stage let through."""
-    found = {
+    """Return the funnel of each type and length bucket."""
+    strata_by_stage = {
         stage.name: strata
         for stage in order
         if (strata := _spreads(stages, stage.name).get("strata"))
     }
-    shown = list(found)
+    stage_names = list(strata_by_stage)
     edges = cfg.bucketing.boundaries
     rows = []
     for kind in TYPES:
         names = [f"{kind} {bucket}" for bucket in range(len(edges) - 1)]
-        whole = [sum(found[stage].get(name, 0) for name in names) for stage in shown]
-        if not any(whole):
+        totals = [
+            sum(strata_by_stage[stage].get(name, 0) for name in names) for stage in stage_names
+        ]
+        if not any(totals):
             continue
-        rows.append({"title": f"{kind}s", "whole": True, "counts": whole})
+        rows.append({"title": f"{kind}s", "whole": True, "counts": totals})
         for bucket, name in enumerate(names):
-            counts = [found[stage].get(name, 0) for stage in shown]
+            counts = [strata_by_stage[stage].get(name, 0) for stage in stage_names]
             if any(counts):
                 title = f"{edges[bucket]:g} to {edges[bucket + 1]:g} tokens"
                 rows.append({"title": title, "whole": False, "counts": counts})
-    return {"stages": shown, "rows": rows}
+    return {"stages": stage_names, "rows": rows}
 
 
 def _costs(order: Sequence[Stage], stages: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What was spent: a row a stage that asked somebody, and one for all of them."""
+    """Return the usage: a row for each stage with calls, and a row of totals."""
     rows: list[dict[str, Any]] = []
     for stage in order:
-        told = stages.get(stage.name, {})
-        teacher, metricx, judge = (told.get(key) or {} for key in ("teacher", "metricx", "judge"))
+        stage_stats = stages.get(stage.name, {})
+        teacher, metricx, judge = (
+            stage_stats.get(key) or {} for key in ("teacher", "metricx", "judge")
+        )
         if not (
             teacher.get("requests")
             or metricx.get("requests")
             or judge.get("requests")
-            or (told.get("answers") or {}).get("kept")
+            or (stage_stats.get("answers") or {}).get("kept")
         ):
             continue
         rows.append(
             {
                 "stage": stage.name,
-                "seconds": told.get("seconds", 0),
+                "seconds": stage_stats.get("seconds", 0),
                 "requests": teacher.get("requests", 0),
                 "tokens_in": teacher.get("prompt_tokens", 0),
                 "tokens_out": teacher.get("completion_tokens", 0),
@@ -287,31 +292,32 @@ def _costs(order: Sequence[Stage], stages: Mapping[str, Any]) -> list[dict[str, 
                 + judge.get("failed", 0),
                 "scored": metricx.get("samples", 0),
                 "judged": judge.get("samples", 0),
-                "kept": (told.get("answers") or {}).get("kept", 0),
-                "damaged": (told.get("answers") or {}).get("damaged", 0),
+                "kept": (stage_stats.get("answers") or {}).get("kept", 0),
+                "damaged": (stage_stats.get("answers") or {}).get("damaged", 0),
             }
         )
     if len(rows) > 1:
-        whole = {key: sum(row[key] for row in rows) for key in rows[0] if key != "stage"}
-        rows.append({"stage": "all", **whole})
+        totals = {key: sum(row[key] for row in rows) for key in rows[0] if key != "stage"}
+        rows.append({"stage": "all", **totals})
     return rows
 
 
 def _draw(order: Sequence[Stage], stages: Mapping[str, Any]) -> list[str]:
-    """SVG pictures, one for each title whose distributions are there."""
+    """Return SVG charts, one for each title with distributions."""
     spreads: dict[tuple[str, str], list[tuple[Mapping[str, Any], str]]] = defaultdict(list)
     for stage in order:
-        for each in stage.drawn:
-            if spread := _spreads(stages, stage.name).get(each.spread):
-                spreads[each.title, each.axis].append((spread, each.of))
-    pictures = [
-        picture(title, axis, partial(_draw_bars, found)) for (title, axis), found in spreads.items()
+        for chart in stage.charts:
+            if spread := _spreads(stages, stage.name).get(chart.spread):
+                spreads[chart.title, chart.axis].append((spread, chart.kind))
+    charts = [
+        chart_image(title, axis, partial(_draw_bars, chart_spreads))
+        for (title, axis), chart_spreads in spreads.items()
     ]
-    return [drawn for drawn in pictures if drawn is not None]
+    return [svg for svg in charts if svg is not None]
 
 
 def _draw_bars(spreads: list[tuple[Mapping[str, Any], str]], axes: Any) -> int:
-    """As shares of each set, in the same bars for all: sets of any size and width compare."""
+    """Draw histograms with common bins as percentages, so that sets of any size compare."""
     import numpy as np
 
     if not spreads:

@@ -1,5 +1,4 @@
-"""How fast the parts of a run work: as told, as a finished stage of it shows, or as was measured
-where this was written."""
+"""Rates of the parts of a run: given by the user, measured in a finished stage, or defaults."""
 
 from __future__ import annotations
 
@@ -9,22 +8,22 @@ from pathlib import Path
 from typing import Any
 
 from synth.context import Stage
-from synth.folder.stats import process_figures
-from synth.folder.store import StageFolder
 from synth.stages.table import ORDER
+from synth.storage.stats import process_stats
+from synth.storage.store import StageFolder
 
-#: About what is published for Qwen3-235B in FP8 on eight H100: docs/synthesis.md.
+#: Approximate published rate of Qwen3-235B in FP8 on eight H100: docs/synthesis.md.
 TOKENS_PER_S = 7500.0
-#: Records from which on a stage that ran says how fast it is; the share of answers that it may have
-#: found kept.
-_ENOUGH, _MOST_KEPT = 50, 0.2
+#: Smallest number of records, and largest share of cached answers, for a measured rate.
+_ENOUGH, _MAX_CACHED_SHARE = 50, 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """tokens: of the teacher's output, a second. scores, verdicts: of MetricX and the judge, a
-    second; None: nobody knows. driver: CPU seconds a record, by stage, where it was measured.
-    measured: stages that told."""
+    """Rates per second.
+
+    tokens: of the teacher's output. scores, verdicts: of MetricX and the judge; None: unknown.
+    driver: measured CPU seconds per record, by stage. measured: stages with measured rates."""
 
     tokens: float | None = None
     scores: float | None = None
@@ -33,7 +32,7 @@ class Rates:
     measured: tuple[str, ...] = ()
 
     def over(self, other: Rates) -> Rates:
-        """These, and the other's where nothing is told."""
+        """Return these rates, with the other's where they are unknown."""
         return replace(
             self,
             tokens=self.tokens or other.tokens,
@@ -44,50 +43,54 @@ class Rates:
         )
 
 
-#: Nothing is told.
+#: No rate is known.
 UNKNOWN = Rates()
 
 
 def measured_rates(folders: Iterable[Path], stages: Sequence[Stage] = ORDER) -> Rates:
-    """Of the first of these run folders whose finished stages tell. A stage that took kept answers
-    says little of who gave them."""
-    found = UNKNOWN
+    """Return the rates measured in the first run folder that has them.
+
+    Stages that mostly used cached answers are ignored."""
+    rates = UNKNOWN
     for folder in folders:
-        found = found.over(_rates_of(folder, stages))
-    return found
+        rates = rates.over(_rates_of(folder, stages))
+    return rates
 
 
 def _rates_of(out_dir: Path, stages: Sequence[Stage]) -> Rates:
-    told = {}
+    stats_by_stage = {}
     for stage in stages:
         folder = StageFolder(out_dir, stage.name)
         if folder.done():
-            figures = process_figures(folder)
-            asked = sum(
-                figures[who].get(what, 0)
-                for who, what in (
+            stage_stats = process_stats(folder)
+            num_calls = sum(
+                stage_stats[service].get(count_key, 0)
+                for service, count_key in (
                     ("teacher", "choices"),
                     ("metricx", "samples"),
                     ("judge", "samples"),
                 )
             )
-            if figures["seconds"] and figures["answers"].get("kept", 0) <= _MOST_KEPT * asked:
-                told[stage.name] = figures
-    tokens = _rate(told, "teacher", "completion_tokens")
-    scores = _rate(told, "metricx", "samples")
-    verdicts = _rate(told, "judge", "samples")
+            if (
+                stage_stats["seconds"]
+                and stage_stats["answers"].get("kept", 0) <= _MAX_CACHED_SHARE * num_calls
+            ):
+                stats_by_stage[stage.name] = stage_stats
+    tokens = _rate(stats_by_stage, "teacher", "completion_tokens")
+    scores = _rate(stats_by_stage, "metricx", "samples")
+    verdicts = _rate(stats_by_stage, "judge", "samples")
     driver = tuple(
-        (name, figures["driver_cpu_s"] / figures["records_done"])
-        for name, figures in told.items()
-        if figures["driver_cpu_s"] and figures["records_done"] >= _ENOUGH
+        (name, stage_stats["driver_cpu_s"] / stage_stats["records_done"])
+        for name, stage_stats in stats_by_stage.items()
+        if stage_stats["driver_cpu_s"] and stage_stats["records_done"] >= _ENOUGH
     )
-    return Rates(tokens, scores, verdicts, driver, tuple(told))
+    return Rates(tokens, scores, verdicts, driver, tuple(stats_by_stage))
 
 
-def _rate(told: dict[str, dict[str, Any]], who: str, what: str) -> float | None:
-    """A second, of the last stage that counts enough: later ones ask for more at once."""
-    for figures in reversed(told.values()):
-        count = figures[who].get(what, 0)
+def _rate(stats_by_stage: dict[str, dict[str, Any]], service: str, count_key: str) -> float | None:
+    """Return the rate of the last stage with enough records: later stages are more parallel."""
+    for stage_stats in reversed(stats_by_stage.values()):
+        count = stage_stats[service].get(count_key, 0)
         if count >= _ENOUGH:
-            return float(count / figures["seconds"])
+            return float(count / stage_stats["seconds"])
     return None

@@ -1,4 +1,4 @@
-"""Why a record or a candidate does not go on: each reason code, and what it means.
+"""Reason codes of rejected records and candidates, and their meanings.
 
 One table, for the report, the card and the terminal. A new code needs a line here:
 tests/unit/synth/report/test_reasons.py finds every code that a stage can give.
@@ -58,12 +58,12 @@ REASONS: dict[str, str] = {
     "numbers_missing": "Numbers of the source are in no form in the translation, or in another "
     "order.",
     "placeholders": "Placeholders or tags of the source are missing, or there are more of them.",
-    # Of sources that go on
+    # Notes on sources that are accepted
     "identical_candidates": "All candidates of the source are one text: where most are, a server "
     "ignores seed or temperature.",
     "no_improvement": "The sampled translation scored no better than the greedy one: "
     "prefilter.min_improvement leaves such sources out.",
-    # What a rule was not sure of
+    # Doubts of a rule
     "doubt_passed:*": "A rule was not sure, and the judge passed it: {0}",
     "doubt_refused:*": "A rule was not sure, and the judge refused it: {0}",
     "doubt_unjudged:*": "A rule was not sure, no judge read it, and it went on: {0}",
@@ -117,8 +117,9 @@ UNKNOWN = "This version does not know the reason."
 
 
 def explain(code: str) -> str:
-    """What a reason code means, in one sentence. A word that a judge of one's own rubric chose
-    stands for itself, and a code of another version is said to be unknown."""
+    """Return the meaning of a reason code in one sentence.
+
+    A custom rubric's code stands for itself; a code of another version is unknown."""
     if code in REASONS:
         return REASONS[code]
     families = [key for key in REASONS if key.endswith("*") and code.startswith(key[:-1])]
@@ -128,10 +129,10 @@ def explain(code: str) -> str:
     return REASONS[family].format(_inner(family[:-1], code.removeprefix(family[:-1])))
 
 
-def _inner(family: str, rest: str) -> str:
+def _inner(family: str, suffix: str) -> str:
     if family in ("greedy_", "sample_") or family.startswith("doubt_"):
-        told = explain(rest)
-        return told[:1].lower() + told[1:] if not told.startswith("MetricX") else told
+        meaning = explain(suffix)
+        return meaning[:1].lower() + meaning[1:] if not meaning.startswith("MetricX") else meaning
     if family == "judge:":
-        return VERDICTS.get(rest, rest.replace("_", " "))
-    return FAILURES.get(rest, UNKNOWN[:-1])
+        return VERDICTS.get(suffix, suffix.replace("_", " "))
+    return FAILURES.get(suffix, UNKNOWN[:-1])

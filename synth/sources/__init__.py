@@ -1,1 +1,1 @@
-"""From a corpus to sources: reading, cutting, sampling, leaving out."""
+"""Make sources from a corpus: reading, segmenting, sampling, filtering."""

@@ -1,10 +1,10 @@
-"""Sources and translations that stand in an evaluation set are left out.
+"""Find sources and translations that are in an evaluation set.
 
-The rule is that of GPT-3 (Brown et al. 2020, appendix C): a text that shares a run of 13 words with
-an evaluation text is contaminated, whatever case and punctuation; an evaluation text of 8 to 12
-words where it stands there whole, a shorter one only where it is the whole text. In scripts that
-write no spaces a character counts for a word, and the runs are of 20 and 12: Chinese has about 1.6
-characters a word.
+The rule is GPT-3's (Brown et al. 2020, appendix C): a text is contaminated if it shares a run of 13
+words with an evaluation text, ignoring case and punctuation. An evaluation text of 8 to 12 words
+must be contained completely; a shorter one must equal the text. In scripts without spaces,
+characters count as words, and the runs have 20 and 12 characters: Chinese has about 1.6 characters
+per word.
 """
 
 from __future__ import annotations
@@ -19,75 +19,74 @@ from typing import Any
 
 from scorekit.errors import UserError
 from scorekit.rowfile import RowFile
-from scorekit.text.markup import normalised
+from scorekit.text.markup import normalized
 
 _NO_SPACES = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
 _UNIT = re.compile(rf"[{_NO_SPACES}]|[^\W_{_NO_SPACES}]+")
-#: What no reader sees: zero-width characters, soft hyphens, marks of direction.
+#: Invisible characters: zero-width characters, soft hyphens, direction marks.
 _UNSEEN = re.compile("[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2064\ufeff]")
 _CHARACTER = re.compile(rf"[{_NO_SPACES}]")
-#: (units of a run, the fewest units that are looked for inside of a text), of words and of
-#: characters.
+#: (length of a run, shortest text that is searched within another), for words and characters.
 _RUNS = ((13, 8), (20, 12))
 
 
 class EvaluationTexts:
-    """The texts that must not be trained on. About 150 bytes for each of their words."""
+    """The evaluation texts, in about 150 bytes per word."""
 
     def __init__(self, texts: Iterable[tuple[str, str]]) -> None:
-        """texts: each with the place it stands at, for the reason."""
-        self._whole: dict[str, str] = {}
+        """Index texts, each with its location for the reason."""
+        self._full_texts: dict[str, str] = {}
         self._runs: dict[str, str] = {}
         self._heads: set[str] = set()
         self._sizes: tuple[set[int], set[int]] = (set(), set())
-        for text, place in texts:
-            self._add(text, place)
+        for text, location in texts:
+            self._add(text, location)
 
-    def _add(self, text: str, place: str) -> None:
+    def _add(self, text: str, location: str) -> None:
         units, kind = _units(text)
         if not units:
             return
-        self._whole.setdefault(" ".join(units), place)
-        most, least = _RUNS[kind]
-        size = min(most, len(units))
-        if size < least:
+        self._full_texts.setdefault(" ".join(units), location)
+        run_length, min_length = _RUNS[kind]
+        size = min(run_length, len(units))
+        if size < min_length:
             return
         self._sizes[kind].add(size)
         for start in range(len(units) - size + 1):
-            self._heads.add(" ".join(units[start : start + least]))
-            self._runs.setdefault(" ".join(units[start : start + size]), place)
+            self._heads.add(" ".join(units[start : start + min_length]))
+            self._runs.setdefault(" ".join(units[start : start + size]), location)
 
     def find(self, text: str) -> str | None:
-        """Why a text is contaminated: what it shares with which evaluation text; None if not."""
+        """Return why a text is contaminated; None if it is not."""
         units, _ = _units(text)
-        place = self._whole.get(" ".join(units))
-        if place is not None:
-            return f"is {place}"
-        # Both kinds, whatever most of this text is: what stands in it may be of the other.
-        found = (self._find_run(units, kind) for kind, sizes in enumerate(self._sizes) if sizes)
-        return next(filter(None, found), None)
+        location = self._full_texts.get(" ".join(units))
+        if location is not None:
+            return f"is {location}"
+        # Search both kinds: a text can contain a passage in another script.
+        reasons = (self._find_run(units, kind) for kind, sizes in enumerate(self._sizes) if sizes)
+        return next(filter(None, reasons), None)
 
     def _find_run(self, units: list[str], kind: int) -> str | None:
-        least = _RUNS[kind][1]
-        for start in range(len(units) - least + 1):
-            if " ".join(units[start : start + least]) not in self._heads:
+        min_length = _RUNS[kind][1]
+        for start in range(len(units) - min_length + 1):
+            if " ".join(units[start : start + min_length]) not in self._heads:
                 continue
             for size in sorted(self._sizes[kind]):
-                place = self._runs.get(" ".join(units[start : start + size]))
-                if place is not None and start + size <= len(units):
-                    return f"shares {size} {('words', 'characters')[kind]} with {place}"
+                location = self._runs.get(" ".join(units[start : start + size]))
+                if location is not None and start + size <= len(units):
+                    return f"shares {size} {('words', 'characters')[kind]} with {location}"
         return None
 
 
 def _units(text: str) -> tuple[list[str], int]:
-    """Words, and characters of scripts without spaces; 1 where most are such characters."""
-    units: list[str] = _UNIT.findall(_UNSEEN.sub("", normalised("NFKC", text)).casefold())
+    """Return words and characters of scripts without spaces; 1 if most are such characters."""
+    units: list[str] = _UNIT.findall(_UNSEEN.sub("", normalized("NFKC", text)).casefold())
     characters = sum(len(unit) == 1 and _CHARACTER.match(unit) is not None for unit in units)
     return units, int(2 * characters > len(units))
 
 
 def evaluation_texts(files: Sequence[str]) -> EvaluationTexts | None:
-    """The texts of files, read once a process; None where there are no files. Raises UserError."""
+    """Return the texts of files, read once per process; None without files. Raises UserError."""
     return _read(tuple(files)) if files else None
 
 
@@ -97,13 +96,13 @@ def _read(files: tuple[str, ...]) -> EvaluationTexts:
 
 
 def digests(files: Sequence[str]) -> list[str]:
-    """What names the content of each file in a stage's settings. Raises UserError."""
-    found = []
+    """Return name and digest of each file, for a stage's settings. Raises UserError."""
+    named_digests = []
     for name in files:
         path = Path(name)
         digest = _text_digest(path) if _is_text(path) else RowFile(path).digest()
-        found.append(f"{path.name}:{digest[:16]}")
-    return sorted(found)
+        named_digests.append(f"{path.name}:{digest[:16]}")
+    return sorted(named_digests)
 
 
 def _is_text(path: Path) -> bool:
@@ -128,7 +127,7 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def _texts(path: Path) -> Iterator[tuple[str, str]]:
-    """A text a line, or every string of a row, whatever its field's name."""
+    """Yield each line of a text file, or every string of a row, with its location."""
     if _is_text(path):
         for number, line in enumerate(_lines(path), 1):
             yield line, f"{path.name} line {number}"

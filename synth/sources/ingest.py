@@ -1,4 +1,4 @@
-"""One file of the corpus -> the sources in it that may be of the sample."""
+"""Read one file of the corpus and write the sources that can be in the sample."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from typing import NamedTuple
 import structlog
 
 from scorekit.languages import find_language
-from scorekit.text.markup import normalised
+from scorekit.text.markup import normalized
 from synth.config import SynthConfig
-from synth.folder.store import Record
 from synth.record import source_id
 from synth.sources.madlad import Document, SourceFile, peek_newlines, read_documents
 from synth.sources.measure import make_measure
@@ -21,28 +20,29 @@ from synth.sources.parts import Part, PartCounts, PartWriter
 from synth.sources.sampling import TYPES, BottomK, bucket_of, prioritise
 from synth.sources.segment import Segment, find_blobs, find_segments, mode_code, whole_text
 from synth.sources.source_language import SourceLanguage
+from synth.storage.store import Record
 
 log = structlog.get_logger()
 
-#: Documents that are cut and measured at once.
+#: Number of documents that are segmented and measured at once.
 _BATCH = 64
 
 
 class _Source(NamedTuple):
-    """A segment or blob that may stand alone. kind: index of TYPES."""
+    """A segment or blob that can be a source. kind: index of TYPES."""
 
     kind: int
     text: str
     start: int
     end: int
-    place: int
+    segment_index: int
     segments: int
     document: Document
 
 
 @contextmanager
 def _rarely_collected() -> Iterator[None]:
-    """Look for cycles of objects less often: segments are many, and in none of them."""
+    """Run the garbage collector rarely: there are many segments, and no cycles."""
     before = gc.get_threshold()
     gc.set_threshold(100 * before[0], *before[1:])
     try:
@@ -52,7 +52,7 @@ def _rarely_collected() -> Iterator[None]:
 
 
 class Ingest:
-    """Reads files under one config, into one sample."""
+    """Reads files of a corpus into a sample, with one config."""
 
     def __init__(self, cfg: SynthConfig, sample: BottomK) -> None:
         self._cfg, self._sample = cfg, sample
@@ -69,7 +69,7 @@ class Ingest:
         }
 
     def read(self, file: SourceFile, part: Part, max_documents: int | None) -> PartCounts:
-        """Read a file and write its part. max_documents: of this file, null for all."""
+        """Read a file and write its part. max_documents: from this file; None: all."""
         counts = PartCounts(file.name)
         documents = read_documents(file, counts.note_broken)
         newlines, documents = peek_newlines(itertools.islice(documents, max_documents))
@@ -91,65 +91,81 @@ class Ingest:
         return counts
 
     def _sources(self, batch: list[Document], counts: PartCounts) -> Iterator[_Source]:
-        """The segments and blobs of documents, those left out counted."""
-        cut = self._cfg.segmentation
+        """Yield the segments and blobs of documents, and count rejected ones."""
+        section = self._cfg.segmentation
         usable = []
         for document in batch:
-            if code := mode_code(document, cut.mode):
+            if code := mode_code(document, section.mode):
                 counts.rejected[code] += 1
             else:
                 usable.append(document)
-        wholes = [whole_text(document) for document in usable]
-        found = self._in_language(find_segments(wholes, cut, counts.newlines))
-        for pieces, document in zip(found, usable, strict=True):
-            counts.pieces += len(pieces)
-            for index, piece in enumerate(pieces):
-                if piece.code:
-                    counts.rejected[piece.code] += 1
+        full_texts = [whole_text(document) for document in usable]
+        segments_by_document = self._in_language(
+            find_segments(full_texts, section, counts.newlines)
+        )
+        for segments, document in zip(segments_by_document, usable, strict=True):
+            counts.pieces += len(segments)
+            for index, segment in enumerate(segments):
+                if segment.code:
+                    counts.rejected[segment.code] += 1
                 else:
-                    yield _Source(0, piece.text, piece.start, piece.end, index, 1, document)
+                    yield _Source(0, segment.text, segment.start, segment.end, index, 1, document)
         if not self._blobs.enabled:
             return
-        for whole, pieces, lengths, document in zip(
-            wholes, found, self._lengths(found), usable, strict=True
+        for full_text, segments, lengths, document in zip(
+            full_texts,
+            segments_by_document,
+            self._lengths(segments_by_document),
+            usable,
+            strict=True,
         ):
             for blob in find_blobs(
-                whole,
-                pieces,
+                full_text,
+                segments,
                 lengths,
                 max_tokens=self._blobs.blob_max_tokens,
-                max_chars=cut.max_chars,
+                max_chars=section.max_chars,
             ):
                 counts.pieces += 1
                 yield _Source(1, *blob, document)
 
-    def _in_language(self, found: list[list[Segment]]) -> list[list[Segment]]:
-        """The segments, with a code for those that are in another language."""
+    def _in_language(self, segments_by_document: list[list[Segment]]) -> list[list[Segment]]:
+        """Return the segments, with a code for those in another language."""
         if self._language is None:
-            return found
-        good = [piece.text for pieces in found for piece in pieces if not piece.code]
-        other = iter(self._language.is_other(good))
+            return segments_by_document
+        accepted_texts = [
+            segment.text
+            for segments in segments_by_document
+            for segment in segments
+            if not segment.code
+        ]
+        other = iter(self._language.is_other(accepted_texts))
         return [
             [
-                piece._replace(code="source_language") if not piece.code and next(other) else piece
-                for piece in pieces
+                segment._replace(code="source_language")
+                if not segment.code and next(other)
+                else segment
+                for segment in segments
             ]
-            for pieces in found
+            for segments in segments_by_document
         ]
 
-    def _lengths(self, found: list[list[Segment]]) -> Iterator[list[float]]:
-        """The length of every segment that a blob may hold; 0 for the others."""
+    def _lengths(self, segments_by_document: list[list[Segment]]) -> Iterator[list[float]]:
+        """Yield the length of every segment that a blob can contain; 0 for the others."""
         joinable = ("", "too_short")
-        flat = iter(self._measure([p.text for ps in found for p in ps if p.code in joinable]))
-        for pieces in found:
-            yield [next(flat) if piece.code in joinable else 0.0 for piece in pieces]
+        flat = iter(
+            self._measure([p.text for ps in segments_by_document for p in ps if p.code in joinable])
+        )
+        for segments in segments_by_document:
+            yield [next(flat) if segment.code in joinable else 0.0 for segment in segments]
 
     def _measured(self, sources: Iterable[_Source]) -> Iterator[tuple[_Source, str, float]]:
-        """Sources with their id and length. Equal ids have equal lengths, and so one bucket: the
-        length is that of the text as the id has it."""
-        held = list(sources)
-        texts = [" ".join(normalised("NFC", source.text).split()) for source in held]
-        for source, text, length in zip(held, texts, self._measure(texts), strict=True):
+        """Yield sources with id and length.
+
+        The length is that of the normalized text, so equal ids have equal lengths and buckets."""
+        source_list = list(sources)
+        texts = [" ".join(normalized("NFC", source.text).split()) for source in source_list]
+        for source, text, length in zip(source_list, texts, self._measure(texts), strict=True):
             yield source, source_id(text), length
 
     def _offer(
@@ -163,7 +179,9 @@ class Ingest:
     ) -> None:
         bucket = bucket_of(length, self._edges)
         if source.kind == 1 and length > self._blobs.blob_max_tokens:
-            counts.rejected["blob_too_long"] += 1  # a tokenizer may count more for the whole
+            counts.rejected["blob_too_long"] += (
+                1  # a tokenizer may count more tokens for the full blob
+            )
             return
         if bucket is None:
             counts.rejected["no_bucket"] += 1
@@ -178,13 +196,13 @@ class Ingest:
         self, source: _Source, identity: str, length: float, bucket: int, file: SourceFile
     ) -> Record:
         document = source.document
-        place = {
+        provenance = {
             **self._madlad,
             "doc_id": f"{file.name}:{document.line}",
             "file": file.name,
             "line": document.line,
             "span": [source.start, source.end],
-            "segment_index": source.place,
+            "segment_index": source.segment_index,
             "segments": source.segments,
             "url": document.url,
         }
@@ -194,5 +212,5 @@ class Ingest:
             "source_type": TYPES[source.kind],
             "length": length,
             "length_bucket_id": bucket,
-            "source_meta": {"madlad": place},
+            "source_meta": {"madlad": provenance},
         }

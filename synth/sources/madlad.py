@@ -1,8 +1,8 @@
-"""The documents of MADLAD-400: from the hub or from local shards, each with the place it stands.
+"""Read the documents of MADLAD-400 from the hub or from local shards.
 
-Two layouts are known. v1: data/<lang>/<lang>_<split>_0000.jsonl.gz, records {"text"}; v1.5:
-data-v1p5/<lang>/<split>_docs_v2-00000-of-00010.jsonl.gz, records {"text", "url"}. A record has no
-id, so that file and line name a document.
+Two layouts are supported. v1: data/<lang>/<lang>_<split>_0000.jsonl.gz, records {"text"}; v1.5:
+data-v1p5/<lang>/<split>_docs_v2-00000-of-00010.jsonl.gz, records {"text", "url"}. Records have no
+id, so file and line identify a document.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ _LAYOUTS = {
     "v1": re.compile(r"(?P<lang>[A-Za-z_]{1,32})_(?P<split>clean|noisy)_\d{4}\.jsonl(\.gz)?"),
     "v1.5": re.compile(r"(?P<split>clean|noisy)_docs_v2-\d{5}-of-\d{5}\.jsonl(\.gz)?"),
 }
-#: Documents by which a file's line ends are told.
+#: Number of documents from which a file's line ends are detected.
 _NEWLINE_SAMPLE = 100
 
-#: Told of what cannot be read: the line (from 1), a code, and what is wrong.
+#: Called with the line (from 1), a code and a reason for each unreadable line.
 Broken = Callable[[int, str, str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """A shard of the corpus. name: as it is called in provenance, the same on every machine."""
+    """A shard of the corpus. name: its name in provenance, equal on every machine."""
 
     index: int
     name: str
@@ -52,7 +52,7 @@ class SourceFile:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A document as it stands in line `line` (from 1) of its file."""
+    """A document of line `line` (from 1) of its file."""
 
     line: int
     text: str | list[str]
@@ -60,9 +60,9 @@ class Document:
 
 
 def madlad_id(code: str) -> str:
-    """MADLAD's id of a language, whatever code it is given by (kor, ko-KR -> ko).
+    """Return MADLAD's id of a language with any code (kor, ko-KR -> ko).
 
-    Raises UserError for an unknown one. Never by prefix: kos is Kosraean.
+    Raises UserError for an unknown language. Prefixes do not match: kos is Kosraean.
     """
     language = find_language(code)
     if language is None:
@@ -71,7 +71,7 @@ def madlad_id(code: str) -> str:
 
 
 def hub_pattern(data: DataConfig) -> str:
-    """The URL of the files on the hub, with the revision that is pinned."""
+    """Return the URL pattern of the files on the hub, with the pinned revision."""
     dataset = DATASET if data.madlad_dataset.lower() == DATASET.lower() else data.madlad_dataset
     revision = data.madlad_revision or REVISION
     lang = madlad_id(data.src_lang)
@@ -79,46 +79,45 @@ def hub_pattern(data: DataConfig) -> str:
 
 
 def source_files(data: DataConfig) -> list[SourceFile]:
-    """The files of the language and split, in order of name, `max_files` at most.
+    """Return the files of the language and split by name, at most `max_files`.
 
-    Files that are called as MADLAD's of another language or split are left out; other names are
-    taken as they come. Raises UserError where a pattern names no file, where nothing is left, or
-    where both layouts are named.
+    Files named as MADLAD's of another language or split are left out; other names are accepted.
+    Raises UserError if a pattern matches no file, if no file remains, or if both layouts are used.
     """
     patterns = data.files if data.files is not None else [hub_pattern(data)]
     expanded = {pattern: _expand(pattern) for pattern in patterns}
-    for pattern, there in expanded.items():
-        if not there:  # beside others, too: a name that is misspelt would leave out its share
+    for pattern, matches in expanded.items():
+        if not matches:  # a misspelled name would silently leave out data
             raise UserError(f"data.files: {pattern}: no such file")
-    found = sorted({url for there in expanded.values() for url in there})
-    urls = [url for url in found if _is_wanted(url, data)]
+    all_urls = sorted({url for matches in expanded.values() for url in matches})
+    urls = [url for url in all_urls if _is_selected(url, data)]
     if not urls:
         raise UserError(
-            f"data.files: {', '.join(patterns)}: {len(found)} files, none of "
+            f"data.files: {', '.join(patterns)}: {len(all_urls)} files, none of "
             f"{madlad_id(data.src_lang)} {data.madlad_split}"
         )
     if {_layout(url) for url in urls} >= set(_LAYOUTS):
-        raise UserError("data.files: both layouts of MADLAD-400 are named; give one of them")
+        raise UserError("data.files: both layouts of MADLAD-400 are used. Give one of them")
     base = os.path.commonpath([os.path.dirname(url) for url in urls])
     names = [os.path.relpath(url, base) for url in urls]
     for name in names:
         try:
             name.encode()
-        except UnicodeEncodeError:  # bytes of another encoding: a source could not say its file
+        except UnicodeEncodeError:  # another encoding: records could not store the name
             raise UserError(f"data.files: {name!r}: its name is not UTF-8: rename it") from None
     files = [SourceFile(i, *pair) for i, pair in enumerate(zip(names, urls, strict=True))]
     return files[: data.max_files]
 
 
 def _expand(pattern: str) -> list[str]:
-    """The files of a glob, or of a URL with a glob in it. Raises UserError."""
+    """Return the files that match a glob or a URL with a glob. Raises UserError."""
     if "://" not in pattern:
         return sorted(os.path.abspath(path) for path in glob.glob(pattern, recursive=True))
     from fsspec.core import url_to_fs
 
     try:
         system, path = url_to_fs(pattern)
-        return sorted(system.unstrip_protocol(found) for found in system.glob(path))
+        return sorted(system.unstrip_protocol(match) for match in system.glob(path))
     except (OSError, httpx.HTTPError, ValueError, ImportError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(
@@ -131,7 +130,7 @@ def _layout(url: str) -> str | None:
     return next((key for key, form in _LAYOUTS.items() if form.fullmatch(name)), None)
 
 
-def _is_wanted(url: str, data: DataConfig) -> bool:
+def _is_selected(url: str, data: DataConfig) -> bool:
     layout = _layout(url)
     if layout is None:
         return True
@@ -142,9 +141,9 @@ def _is_wanted(url: str, data: DataConfig) -> bool:
 
 
 def read_documents(file: SourceFile, broken: Broken) -> Iterator[Document]:
-    """The documents of a file, in order; `broken` hears of every line that is none.
+    """Yield the documents of a file in order. broken: called for every unreadable line.
 
-    Raises UserError where the file, or the hub, cannot be reached any more.
+    Raises UserError if the file or the hub cannot be reached.
     """
     try:
         if "://" in file.url:
@@ -156,9 +155,9 @@ def read_documents(file: SourceFile, broken: Broken) -> Iterator[Document]:
 
 
 def _streamed(url: str, broken: Broken) -> Iterator[Document]:
-    """Through the JSON builder of `datasets`, without a copy on the disk.
+    """Yield documents with the JSON builder of `datasets`, without a copy on the disk.
 
-    The builder gives up at a line that is no JSON; the rest of such a file is read line by line.
+    The builder stops at a line that is not JSON; the rest of the file is read line by line.
     """
     from datasets import load_dataset
     from datasets.exceptions import DatasetGenerationError
@@ -176,7 +175,7 @@ def _streamed(url: str, broken: Broken) -> Iterator[Document]:
 
 
 def _parsed(url: str, broken: Broken, skip: int = 0) -> Iterator[Document]:
-    """Line by line. `skip`: so many lines are passed over."""
+    """Yield documents line by line, after skipping `skip` lines."""
     line = 0
     try:
         with closing(_open(url)) as file:
@@ -206,16 +205,16 @@ def _open(url: str) -> IO[bytes]:
 def _document(line: int, row: Any, broken: Broken) -> Document | None:
     text = row.get("text") if isinstance(row, dict) else None
     if isinstance(text, list) and all(isinstance(item, str) for item in text):
-        whole = "\n".join(text)
+        joined = "\n".join(text)
     elif isinstance(text, str):
-        whole = text
+        joined = text
     else:
         broken(line, "no_text", "no field `text` with a string or a list of strings")
         return None
     url = row.get("url")
     url = url if isinstance(url, str) else None
     try:
-        (whole + (url or "")).encode()
+        (joined + (url or "")).encode()
     except UnicodeEncodeError as error:  # half of a surrogate pair, written as \ud800
         broken(line, "broken_json", str(error))
         return None
@@ -223,9 +222,9 @@ def _document(line: int, row: Any, broken: Broken) -> Document | None:
 
 
 def find_newlines(documents: Sequence[Document]) -> str:
-    """ "escaped" where documents write their line ends as backslash and n, "real" otherwise.
+    """Return "escaped" if line ends are written as backslash and n, else "real".
 
-    Escaped: none of them has a line end, and half of them or more have the two characters.
+    Escaped means: no document has a line end, and at least half have the two characters.
     """
     texts = [d.text if isinstance(d.text, str) else "".join(d.text) for d in documents]
     written = sum("\\n" in text for text in texts)
@@ -235,11 +234,11 @@ def find_newlines(documents: Sequence[Document]) -> str:
 
 
 def peek_newlines(documents: Iterator[Document]) -> tuple[str, Iterator[Document]]:
-    """How the first documents of a file write line ends, and all of its documents."""
+    """Return how a file writes line ends, judged by its first documents, and all its documents."""
     head = list(islice(documents, _NEWLINE_SAMPLE))
 
-    def whole() -> Iterator[Document]:
+    def all_documents() -> Iterator[Document]:
         yield from head
         yield from documents
 
-    return find_newlines(head), whole()
+    return find_newlines(head), all_documents()

@@ -1,4 +1,4 @@
-"""How long a text is, in tokens or nearly: three measures, of many texts at once."""
+"""Measure the length of texts in (approximate) tokens: three measures, vectorized over texts."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 Measure = Callable[[Sequence[str]], list[float]]
 
-#: Thousandths of a token for a character. Fitted by hand to the Qwen3 tokenizer on the Universal
+#: Thousandths of a token per character. Fitted by hand to the Qwen3 tokenizer on the Universal
 #: Declaration of Human Rights, where sums stay within 11 % for en, ko, ja, zh, th, vi and ar.
 _HAN_KANA, _HANGUL, _THAI, _ASCII, _OTHER = 700, 750, 500, 233, 435
-#: (first, last, weight); what no range names is _OTHER. Sums of whole numbers: the same in any
-#: order, so that a length never depends on what was measured beside it.
+#: (first, last, weight); other characters have _OTHER. Integer sums do not depend on the order, so
+#: a length never depends on other texts of the batch.
 _RANGES = (
     (0x0000, 0x007F, _ASCII),
     (0x0E00, 0x0E7F, _THAI),
@@ -35,38 +35,38 @@ _RANGES = (
     (0xFF00, 0xFFEF, _HAN_KANA),
     (0x20000, 0x3FFFE, _HAN_KANA),
 )
-#: Percent by which the sum is off for a language, from the same texts.
+#: Correction of the sum for a language in percent, from the same texts.
 _LANGUAGE_PERCENT = {"de": 133, "fr": 133, "hi": 263, "ru": 76}
-#: Of a punctuation mark, beside the words, in thousandths: the plain rule's weight.
+#: Weight of a punctuation mark in thousandths of a word.
 _PUNCTUATION = 500
-#: Characters beyond are in no plane that is assigned.
+#: Higher code points are in unassigned planes.
 _CODES = 0x40000
 
 
 def make_measure(cfg: BucketingConfig, language: str) -> Measure:
-    """The measure that the config asks for, for texts of a language (any code of it).
+    """Return the configured measure for texts of a language (with any code).
 
-    Raises UserError where the tokenizer cannot be loaded.
+    Raises UserError if the tokenizer cannot be loaded.
     """
     if cfg.measure == "whitespace":
         return whitespace
     if cfg.measure == "tokenizer":
         assert cfg.tokenizer is not None
         return _tokenizer(cfg.tokenizer)
-    found = find_language(language)
-    percent = _LANGUAGE_PERCENT.get(found.madlad, 100) if found else 100
+    matched = find_language(language)
+    percent = _LANGUAGE_PERCENT.get(matched.madlad, 100) if matched else 100
     return lambda texts: approx_tokens(texts, percent)
 
 
 def approx_tokens(texts: Sequence[str], percent: int = 100) -> list[float]:
-    """Tokens by characters and their scripts."""
+    """Return approximate token counts from characters and their scripts."""
     return [total * percent / 100_000 for total in char_sums(texts, _token_weights())]
 
 
 def whitespace(texts: Sequence[str]) -> list[float]:
-    """Words between white space, and half of one for each punctuation mark.
+    """Return the number of words between white space, plus a half per punctuation mark.
 
-    Says nothing of Chinese, Japanese and Thai, which write no spaces.
+    It does not work for Chinese, Japanese and Thai, which have no spaces.
     """
     marks = char_sums(texts, _punctuation_weights())
     return [len(text.split()) + mark / 1000 for text, mark in zip(texts, marks, strict=True)]
@@ -85,13 +85,13 @@ def _tokenizer(name: str) -> Measure:
         if not texts:
             return []
         ids = tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
-        return [float(len(one)) for one in ids]
+        return [float(len(text_ids)) for text_ids in ids]
 
     return measure
 
 
 def char_sums(texts: Sequence[str], weights: np.ndarray) -> list[int]:
-    """The sum of the characters' weights, for each text. weights: by code point, whole numbers."""
+    """Return each text's sum of character weights. weights: integers by code point."""
     import numpy as np
 
     if not texts:
@@ -101,8 +101,8 @@ def char_sums(texts: Sequence[str], weights: np.ndarray) -> list[int]:
     running = np.zeros(len(codes) + 1, dtype=np.int64)
     np.cumsum(weights[np.minimum(codes, _CODES - 1)], out=running[1:])
     totals = np.diff(running[ends], prepend=0)
-    found: list[int] = totals.tolist()
-    return found
+    sums: list[int] = totals.tolist()
+    return sums
 
 
 @lru_cache(1)
@@ -121,7 +121,7 @@ def _punctuation_weights() -> np.ndarray:
 
 
 def category_weights(*categories: str, weight: int = 1) -> np.ndarray:
-    """Weights by code point: `weight` for the Unicode categories that begin with one of these."""
+    """Return weights by code point: `weight` for Unicode categories with one of these prefixes."""
     import numpy as np
 
     return np.fromiter(

@@ -1,4 +1,4 @@
-"""What the parts of the corpus are together: the entries of the sample, and what was left out."""
+"""Merge the parts of the corpus: select the sample's entries, and count the others."""
 
 from __future__ import annotations
 
@@ -13,33 +13,34 @@ if TYPE_CHECKING:
 
 
 def offer_part(sample: BottomK, part: Part) -> None:
-    """Tell the sample of all entries of a part."""
+    """Offer all entries of a part to the sample."""
     for entries in part.chunks():
         for stratum in set(entries["stratum"].tolist()):
             sample.extend(stratum, entries["priority"][entries["stratum"] == stratum])
 
 
 def choose(parts: list[Part], cutoffs: list[int], buckets: int) -> tuple[np.ndarray, int]:
-    """The entries of the sample by priority, with the part of each, and how many doubles they have.
+    """Return the sample's entries by priority, with their parts, and the number of duplicates.
 
-    Of equal texts the first in the corpus stands for all; of a sentence and a blob that read the
-    same, the sentence.
+    Of equal texts the first in the corpus is kept; of an equal sentence and blob, the sentence.
     """
     import numpy as np
     from numpy.lib import recfunctions
 
     last = np.array([max(cutoff, 0) for cutoff in cutoffs], dtype=np.uint64)
     open_ = np.array([cutoff >= 0 for cutoff in cutoffs])
-    found = []
+    selected_chunks = []
     for part in parts:
         for entries in part.chunks():
             strata = entries["stratum"]
-            wanted = entries[open_[strata] & (entries["priority"] <= last[strata])]
-            number = np.full(len(wanted), part.index, dtype="<i4")
-            found.append(recfunctions.append_fields(wanted, "part", number, usemask=False))
-    if not found:
+            selected = entries[open_[strata] & (entries["priority"] <= last[strata])]
+            number = np.full(len(selected), part.index, dtype="<i4")
+            selected_chunks.append(
+                recfunctions.append_fields(selected, "part", number, usemask=False)
+            )
+    if not selected_chunks:
         return np.empty(0), 0
-    rows = np.concatenate(found)
+    rows = np.concatenate(selected_chunks)
     blob = rows["stratum"] >= buckets
     rows = rows[np.lexsort((blob, rows["priority"]))]  # stable: equal ones as in the corpus
     first = np.ones(len(rows), dtype=bool)
@@ -47,25 +48,25 @@ def choose(parts: list[Part], cutoffs: list[int], buckets: int) -> tuple[np.ndar
     return rows[first], int(len(rows) - first.sum())
 
 
-def why_nothing(found: list[PartCounts]) -> str:
-    """What to tell where no source is left."""
-    documents = sum(part.documents for part in found)
+def no_source_reason(parts: list[PartCounts]) -> str:
+    """Return the error message if no source remains."""
+    documents = sum(part.documents for part in parts)
     if not documents:
-        many = f"{len(found)} files" if len(found) > 1 else found[0].file
-        return f"data.files: no document in {many}{first_broken(found)}"
-    codes = sum((part.rejected for part in found), Counter())
+        many = f"{len(parts)} files" if len(parts) > 1 else parts[0].file
+        return f"data.files: no document in {many}{first_broken(parts)}"
+    codes = sum((part.rejected for part in parts), Counter())
     return f"data.files: {documents} documents, and no source left of them: {dict(codes)}"
 
 
-def first_broken(found: list[PartCounts]) -> str:
-    """The first line that could not be read, to be told behind something else; or nothing."""
-    for part in found:
+def first_broken(parts: list[PartCounts]) -> str:
+    """Return text about the first unreadable line, to append to a message, or an empty text."""
+    for part in parts:
         for line in part.broken:
             return f"; the first: {part.file} line {line['line']}: {line['reason']}"
     return ""
 
 
 def unread(rejected: Counter[str]) -> Counter[str]:
-    """Of what was left out, the documents that could not be read."""
+    """Return the counts of unreadable documents among the rejected ones."""
     codes = ("broken_json", "broken_gzip", "no_text", "not_a_list", "not_a_string")
     return Counter({code: rejected[code] for code in codes if rejected[code]})

@@ -1,12 +1,12 @@
-"""Texts that nearly repeat an earlier one, by MinHash.
+"""Find texts that nearly repeat an earlier one, by MinHash.
 
 A text is the set of its runs of five characters. Two texts are as similar as the share of those
 that they have in common (Jaccard), which the share of equal values among 126 minima estimates
 (Broder 1997), with a standard deviation of at most 0.045. Pairs that are equal in all values of a
 band are compared; bands are as long as lets one pair in a hundred at the threshold go by, at most.
 
-What is kept of a text are 252 bytes on the disk; memory is 35 bytes a text, while a band is sorted.
-The minima are our own: numpy takes 12 us of CPU for a text of 43 characters, rensa 0.5 takes 20,
+Each text takes 252 bytes on the disk, and 35 bytes of memory while a band is sorted. We compute the
+minima ourselves: numpy takes 12 us of CPU for a text of 43 characters, rensa 0.5 takes 20,
 datasketch 2 takes 338, and their tables of bands live in memory.
 """
 
@@ -18,7 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scorekit.text.markup import normalised
+from scorekit.text.markup import normalized
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,15 +27,15 @@ _HASHES, _GRAM = 126, 5
 _ODD, _MIX = 0x9E3779B97F4A7C15, 0xFF51AFD7ED558CCD
 #: Share of pairs at the threshold that must meet in a band.
 _RECALL = 0.99
-#: Texts of a band that others are compared with, before it is left. Texts that are alike are told
-#: of by the first of them; only what meets by chance needs a second.
+#: Number of rounds per band. The first text of a group finds all its near duplicates; only chance
+#: collisions need more rounds.
 _ROUNDS = 16
-#: Rows that are worked on at once.
+#: Number of rows processed at once.
 _CHUNK = 1 << 16
 
 
 def plan_bands(threshold: float) -> tuple[int, int]:
-    """(bands, values of each): the longest bands that miss few pairs at the threshold."""
+    """Return (bands, values per band): the longest bands that miss few pairs at the threshold."""
     able = [
         rows
         for rows in range(1, _HASHES + 1)
@@ -46,9 +46,9 @@ def plan_bands(threshold: float) -> tuple[int, int]:
 
 
 class NearDuplicates:
-    """Texts are added in their order; `find` says which resemble an earlier one.
+    """Finds texts that resemble an earlier one; texts are added in order.
 
-    folder: for files of 252 bytes a text, which are the caller's to delete.
+    folder: for files of 252 bytes per text, which the caller deletes.
     """
 
     def __init__(self, folder: Path, threshold: float) -> None:
@@ -67,10 +67,10 @@ class NearDuplicates:
             file.write(part.tobytes())
 
     def find(self, able: np.ndarray) -> np.ndarray:
-        """For each text the position of an earlier one that it resembles, -1 for none.
+        """Return, for each text, the position of an earlier one that it resembles, or -1.
 
-        able: which texts are compared at all. Of texts that resemble each other the first stays;
-        one that resembles a text which resembles a third may go with it.
+        able: True for texts to compare. The first of similar texts stays; a text that resembles a
+        removed text may be removed, too.
         """
         import numpy as np
 
@@ -84,44 +84,45 @@ class NearDuplicates:
             for path in self._paths
         ]
         for band in values:
-            members, groups = _meeting(band, np.flatnonzero(able & (resembles < 0)))
+            members, groups = _band_groups(band, np.flatnonzero(able & (resembles < 0)))
             for _ in range(_ROUNDS):
                 if not len(members):
                     break
                 first = np.concatenate([[True], groups[1:] != groups[:-1]])
                 leaders = members[first][np.cumsum(first) - 1]
-                others = ~first
-                one, two = leaders[others], members[others]
-                alike = _similarity(values, one, two) >= self._threshold - 1e-9
-                resembles[two[alike]] = one[alike]
-                members, groups = two[~alike], groups[others][~alike]
+                is_follower = ~first
+                leader, follower = leaders[is_follower], members[is_follower]
+                is_similar = _similarity(values, leader, follower) >= self._threshold - 1e-9
+                resembles[follower[is_similar]] = leader[is_similar]
+                members, groups = follower[~is_similar], groups[is_follower][~is_similar]
         return resembles
 
 
 def signatures(texts: Sequence[str]) -> np.ndarray:
-    """[texts, 126] the minima of each text, their lower 16 bits: two that differ are equal once in
-    65,536. Case, width and white space do not count."""
+    """Return the lower 16 bits of each text's minima, [texts, 126].
+
+    Different minima collide once in 65,536. Case, width and white space are ignored."""
     import numpy as np
 
     factors, terms = _permutations()
-    plain = [" ".join(normalised("NFKC", text).casefold().split()) for text in texts]
+    plain = [" ".join(normalized("NFKC", text).casefold().split()) for text in texts]
     padded = "".join(text + "\0" * _GRAM for text in plain)
     codes = np.frombuffer(padded.encode("utf-32-le"), dtype="<u4").astype(np.uint64)
     grams = np.zeros(max(0, len(codes) - _GRAM + 1), dtype=np.uint64)
-    for place in range(_GRAM):
-        grams = grams * np.uint64(_ODD) + codes[place : place + len(grams)]
+    for offset in range(_GRAM):
+        grams = grams * np.uint64(_ODD) + codes[offset : offset + len(grams)]
     hashes = (_mixed(grams) >> np.uint64(32)).astype(np.uint32)
-    found = np.empty((len(texts), _HASHES), dtype="<u2")
+    minima = np.empty((len(texts), _HASHES), dtype="<u2")
     start = 0
     for row, text in enumerate(plain):
-        own = hashes[start : start + max(1, len(text))]
-        found[row] = (own[:, None] * factors + terms).min(axis=0)
+        text_hashes = hashes[start : start + max(1, len(text))]
+        minima[row] = (text_hashes[:, None] * factors + terms).min(axis=0)
         start += len(text) + _GRAM
-    return found
+    return minima
 
 
 def _mixed(values: np.ndarray) -> np.ndarray:
-    """Spread over all 64 bits (the finaliser of MurmurHash3, a round of it)."""
+    """Return values mixed over all 64 bits (one round of MurmurHash3's finalizer)."""
     import numpy as np
 
     values = (values ^ (values >> np.uint64(33))) * np.uint64(_MIX)
@@ -130,7 +131,7 @@ def _mixed(values: np.ndarray) -> np.ndarray:
 
 @lru_cache(1)
 def _permutations() -> tuple[np.ndarray, np.ndarray]:
-    """x -> a x + b modulo 2**32, a odd: the same on every machine."""
+    """Return factors a (odd) and terms b of x -> a x + b modulo 2**32, equal on every machine."""
     import numpy as np
 
     rng = random.Random(126)
@@ -139,9 +140,10 @@ def _permutations() -> tuple[np.ndarray, np.ndarray]:
     return np.array(factors, dtype=np.uint32), np.array(terms, dtype=np.uint32)
 
 
-def _meeting(band: np.ndarray, members: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of `members` those that are equal to another in a band, and the number of their group: group
-    by group, each in the order of the texts."""
+def _band_groups(band: np.ndarray, members: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the members that equal another one in a band, and their group numbers.
+
+    They are ordered by group, then by position."""
     import numpy as np
 
     keys = np.zeros(len(members), dtype=np.uint64)
@@ -154,17 +156,17 @@ def _meeting(band: np.ndarray, members: np.ndarray) -> tuple[np.ndarray, np.ndar
     order = np.argsort(keys, kind="stable")
     keys = keys[order]
     new = np.concatenate([[True], keys[1:] != keys[:-1]])[: len(keys)]
-    alone = new & np.concatenate([new[1:], [True]])[: len(keys)]
-    return members[order[~alone]], np.cumsum(new)[~alone]
+    is_single = new & np.concatenate([new[1:], [True]])[: len(keys)]
+    return members[order[~is_single]], np.cumsum(new)[~is_single]
 
 
-def _similarity(values: list[np.ndarray], one: np.ndarray, two: np.ndarray) -> np.ndarray:
-    """The share of equal values of each pair of texts."""
+def _similarity(values: list[np.ndarray], left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Return the share of equal values of each pair of texts."""
     import numpy as np
 
-    equal = np.zeros(len(one), dtype=np.int64)
-    for start in range(0, len(one), _CHUNK):
-        here = slice(start, start + _CHUNK)
+    equal = np.zeros(len(left), dtype=np.int64)
+    for start in range(0, len(left), _CHUNK):
+        chunk = slice(start, start + _CHUNK)
         for band in values:
-            equal[here] += (band[one[here]] == band[two[here]]).sum(axis=1)
+            equal[chunk] += (band[left[chunk]] == band[right[chunk]]).sum(axis=1)
     return equal / (len(values) * values[0].shape[1])

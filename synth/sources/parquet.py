@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from scorekit.files import put
-from synth.folder.store import Record
+from scorekit.files import replace_file
+from synth.storage.store import Record
 
 
 class SourcesParquet:
@@ -48,7 +48,7 @@ class SourcesParquet:
 
     def commit(self) -> None:
         self._writer.close()
-        put(self._temporary, self._path)
+        replace_file(self._temporary, self._path)
 
     def __enter__(self) -> SourcesParquet:
         return self

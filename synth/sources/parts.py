@@ -1,7 +1,7 @@
-"""What one file of the corpus gives to the sample, on the disk: texts, an index, and counts.
+"""The part of one corpus file on the disk: texts, an index, and counts.
 
-A part holds every source of its file that may be of the sample; which ones are is known when all
-parts are there. It is complete when its mark is: file-00000.jsonl and .idx are renamed before.
+A part has every source of its file that can be in the sample; the selection is known once all parts
+exist. It is complete when its mark exists: file-00000.jsonl and .idx are renamed before.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scorekit.files import put, write_atomic
-from synth.folder.store import Record, to_line
+from scorekit.files import replace_file, write_atomic
+from synth.storage.store import Record, to_line
 
 if TYPE_CHECKING:
     import numpy as np
 
-#: An entry of the index: `at` and `size` are of the record's line in the part.
+#: An entry of the index: `at` and `size` locate the record's line in the part.
 _ENTRY = [("priority", "<u8"), ("stratum", "<u2"), ("at", "<i8"), ("size", "<i8")]
-#: Entries of an index that are read at once, and lines that are told of when they are broken.
-_CHUNK, _MOST_BROKEN = 1 << 16, 20
+#: Number of index entries read at once, and largest number of broken lines that are listed.
+_CHUNK, _MAX_BROKEN = 1 << 16, 20
 
 
 @dataclass(slots=True)
 class PartCounts:
-    """What was found in a file.
+    """The counts of a file.
 
-    pieces: segments and blobs before anything was left out; rejected: why some were, by code;
-    broken: the first lines that could not be read; newlines: how line ends are written.
+    pieces: segments and blobs before filtering. rejected: rejected ones by code. broken: the first
+    unreadable lines. newlines: how line ends are written.
     """
 
     file: str
@@ -43,10 +43,10 @@ class PartCounts:
     broken: list[dict[str, Any]] = field(default_factory=list)
 
     def note_broken(self, line: int, code: str, reason: str) -> None:
-        """Count a line that is no document."""
+        """Count a line that is not a document."""
         self.rejected[code] += 1
         self.broken_lines += 1
-        if len(self.broken) < _MOST_BROKEN:
+        if len(self.broken) < _MAX_BROKEN:
             self.broken.append({"line": line, "code": code, "reason": reason[:200]})
 
 
@@ -60,7 +60,7 @@ class Part:
         self._mark = folder / f"file-{index:05d}.json"
 
     def counts(self) -> PartCounts | None:
-        """What was found; None while the part is not complete."""
+        """Return the counts; None while the part is not complete."""
         try:
             content = json.loads(self._mark.read_bytes())
         except FileNotFoundError:
@@ -68,22 +68,22 @@ class Part:
         return PartCounts(**{**content, "rejected": Counter(content["rejected"])})
 
     def set_counts(self, counts: PartCounts) -> None:
-        """Say that the part is complete."""
+        """Mark the part as complete."""
         content = {name: getattr(counts, name) for name in PartCounts.__slots__}
         content["rejected"] = dict(sorted(counts.rejected.items()))
         write_atomic(self._mark, to_line(content), alone=True)
 
     def drop(self) -> None:
-        """Take the mark away, so that the file is read again."""
+        """Remove the mark, so that the file is read again."""
         self._mark.unlink(missing_ok=True)
 
     def chunks(self) -> Iterator[np.ndarray]:
-        """The index, some entries at a time."""
+        """Yield the index in chunks."""
         import numpy as np
 
         with self.entries.open("rb") as file:
-            while len(found := np.fromfile(file, dtype=np.dtype(_ENTRY), count=_CHUNK)):
-                yield found
+            while len(chunk := np.fromfile(file, dtype=np.dtype(_ENTRY), count=_CHUNK)):
+                yield chunk
 
 
 class PartWriter:
@@ -98,22 +98,22 @@ class PartWriter:
         ]
         self._texts, self._entries = (temporary.open("wb") for _, temporary in self._files)
         self._row = np.zeros(1, dtype=np.dtype(_ENTRY))
-        self._at = 0
+        self._offset = 0
 
     def write(self, priority: int, stratum: int, record: Record) -> None:
         """Append a source, in the order of the file."""
         text = to_line(record)
         self._texts.write(text)
-        self._row[0] = (priority, stratum, self._at, len(text))
+        self._row[0] = (priority, stratum, self._offset, len(text))
         self._entries.write(self._row.tobytes())
-        self._at += len(text)
+        self._offset += len(text)
 
     def commit(self) -> None:
-        """Sync, and give the files their names."""
+        """Sync the files and give them their final names."""
         for file in (self._texts, self._entries):
             file.close()
         for path, temporary in self._files:
-            put(temporary, path)
+            replace_file(temporary, path)
 
     def __enter__(self) -> PartWriter:
         return self

@@ -1,8 +1,7 @@
-"""Documents -> segments, and runs of them -> blobs. Every one knows where it stands.
+"""Split documents into segments, and join runs of segments into blobs, with their positions.
 
-A span counts characters of `text` as the record has it, where line ends may be written as a
-backslash and an n; of a list, the items joined by line ends. document[start:end] is the segment's
-text unless lines were joined.
+A span counts characters of the record's `text`, where line ends may be written as backslash and n;
+a list is joined by line ends. document[start:end] is the segment's text unless lines were joined.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Segment(NamedTuple):
-    """A segment. code: empty, or why it is left out. line, paragraph: which of the document."""
+    """A segment. code: reason for rejection, or empty. line, paragraph: indexes in the document."""
 
     text: str
     start: int
@@ -35,7 +34,8 @@ class Segment(NamedTuple):
 
 
 class Blob(NamedTuple):
-    """Consecutive segments as one text. first: index of the first segment; segments: how many."""
+    """Consecutive segments as one text. first: index of the first segment; segments: their
+    number."""
 
     text: str
     start: int
@@ -63,7 +63,7 @@ _CODE = re.compile(
     r"(?:var|let|const) \w+\s*=|(?:public|private|static) \w+ \w+\s*[(={]|function\s*\w*\()|"
     r"\w\)\s*[;{]\s*$|=>\s*\{|\bfunction\s*\("
 )
-#: What a text has or begins with that _CODE may find something in, beside _CODE_SYMBOLS.
+#: Beginnings of texts for which _CODE is searched, in addition to _CODE_SYMBOLS.
 _CODE_STARTS = ("import ", "from ", "class ", "public ", "private ", "static ")
 _CODE_SYMBOLS = "{}<>=;|\\^~$#_*+[]@"
 #: Shares of the visible characters.
@@ -73,13 +73,13 @@ _FIELD = 1 << 20
 
 
 def whole_text(document: Document) -> str:
-    """What spans of this document count in."""
+    """Return the text that the spans of a document refer to."""
     text = document.text
     return text if isinstance(text, str) else "\n".join(text)
 
 
 def mode_code(document: Document, mode: str) -> str:
-    """Why segmentation.mode leaves a document out; empty where it does not."""
+    """Return the code if segmentation.mode rejects a document, else ""."""
     is_list = isinstance(document.text, list)
     if mode == "list_field" and not is_list:
         return "not_a_list"
@@ -87,36 +87,41 @@ def mode_code(document: Document, mode: str) -> str:
 
 
 def find_segments(
-    wholes: Sequence[str], cfg: SegmentationConfig, newlines: str
+    full_texts: Sequence[str], cfg: SegmentationConfig, newlines: str
 ) -> list[list[Segment]]:
-    """The segments of each document (as of `whole_text`), those that are left out among them."""
-    cut = [_cut(whole, cfg, newlines) for whole in wholes]
-    codes = iter(_codes([piece.text for found in cut for piece in found], cfg))
+    """Return the segments of each document (from `whole_text`), rejected ones included."""
+    cut = [_cut(full_text, cfg, newlines) for full_text in full_texts]
+    codes = iter(
+        _codes([segment.text for document_segments in cut for segment in document_segments], cfg)
+    )
     return [
-        [Segment(*piece[:5], code) if (code := next(codes)) else piece for piece in found]
-        for found in cut
+        [
+            Segment(*segment[:5], code) if (code := next(codes)) else segment
+            for segment in document_segments
+        ]
+        for document_segments in cut
     ]
 
 
-def _cut(whole: str, cfg: SegmentationConfig, newlines: str) -> list[Segment]:
-    pieces = []
-    for start, end, line, paragraph in _lines(whole, newlines):
+def _cut(full_text: str, cfg: SegmentationConfig, newlines: str) -> list[Segment]:
+    segments = []
+    for start, end, line, paragraph in _lines(full_text, newlines):
         if end - start <= cfg.max_chars:
-            pieces.append(Segment(whole[start:end], start, end, line, paragraph))
+            segments.append(Segment(full_text[start:end], start, end, line, paragraph))
             continue
-        for first, last in _split_long(whole[start:end], cfg.max_chars):
+        for first, last in _split_long(full_text[start:end], cfg.max_chars):
             first, last = start + first, start + last
-            pieces.append(Segment(whole[first:last], first, last, line, paragraph))
-    return _merge_short(pieces, cfg) if cfg.merge_short else pieces
+            segments.append(Segment(full_text[first:last], first, last, line, paragraph))
+    return _merge_short(segments, cfg) if cfg.merge_short else segments
 
 
-def _lines(whole: str, newlines: str) -> Iterator[tuple[int, int, int, int]]:
-    """(start, end, line, paragraph) of the lines that hold something, without outer white space."""
+def _lines(full_text: str, newlines: str) -> Iterator[tuple[int, int, int, int]]:
+    """Yield (start, end, line, paragraph) of lines with text, without outer white space."""
     position = line = paragraph = 0
     blank = False  # whether a blank line came after the last one
-    ends = [match.span() for match in _LINE_END[newlines].finditer(whole)]
-    for stop, following in [*ends, (len(whole), len(whole))]:
-        raw = whole[position:stop]
+    ends = [match.span() for match in _LINE_END[newlines].finditer(full_text)]
+    for stop, following in [*ends, (len(full_text), len(full_text))]:
+        raw = full_text[position:stop]
         text = raw.strip()
         if text:
             if blank and line:
@@ -129,7 +134,7 @@ def _lines(whole: str, newlines: str) -> Iterator[tuple[int, int, int, int]]:
 
 
 def _split_long(text: str, max_chars: int) -> Iterator[tuple[int, int]]:
-    """Spans of the sentences; Thai, which marks none, in runs of phrases."""
+    """Yield the spans of sentences; for Thai, which does not mark them, runs of phrases."""
     for start, end in split_sentences(text):
         if end - start > max_chars and _THAI.search(text, start, end):
             yield from _pack_phrases(text, start, end, max_chars)
@@ -138,7 +143,7 @@ def _split_long(text: str, max_chars: int) -> Iterator[tuple[int, int]]:
 
 
 def _pack_phrases(text: str, start: int, end: int, max_chars: int) -> Iterator[tuple[int, int]]:
-    """Runs of phrases between spaces, each as long as max_chars allows."""
+    """Yield runs of phrases between spaces, each as long as max_chars allows."""
     begin, good = start, start
     for match in _PHRASE_END.finditer(text, start, end):
         if match.start() - begin > max_chars and good > begin:
@@ -151,21 +156,21 @@ def _pack_phrases(text: str, start: int, end: int, max_chars: int) -> Iterator[t
     yield begin, end
 
 
-def _merge_short(pieces: list[Segment], cfg: SegmentationConfig) -> list[Segment]:
-    """Join what is under min_chars with the next of its paragraph, the last with the one before."""
+def _merge_short(segments: list[Segment], cfg: SegmentationConfig) -> list[Segment]:
+    """Join short segments with the next one of their paragraph, a last one with the previous."""
     merged: list[Segment] = []
-    for piece in pieces:
+    for segment in segments:
         last = merged[-1] if merged else None
-        if last is not None and len(last.text) < cfg.min_chars and _may_join(last, piece, cfg):
-            merged[-1] = _join(last, piece)
+        if last is not None and len(last.text) < cfg.min_chars and _may_join(last, segment, cfg):
+            merged[-1] = _join(last, segment)
         else:
-            merged.append(piece)
+            merged.append(segment)
     tidy: list[Segment] = []
-    for piece in merged:
-        if tidy and len(piece.text) < cfg.min_chars and _may_join(tidy[-1], piece, cfg):
-            tidy[-1] = _join(tidy[-1], piece)
+    for segment in merged:
+        if tidy and len(segment.text) < cfg.min_chars and _may_join(tidy[-1], segment, cfg):
+            tidy[-1] = _join(tidy[-1], segment)
         else:
-            tidy.append(piece)
+            tidy.append(segment)
     return tidy
 
 
@@ -181,7 +186,7 @@ def _join(left: Segment, right: Segment) -> Segment:
 
 
 def _codes(texts: list[str], cfg: SegmentationConfig) -> list[str]:
-    """Why each text is left out; empty where it is not."""
+    """Return each text's rejection code, or ""."""
     if not cfg.noise_rules:
         return [_length_code(text, cfg) for text in texts]
     counts = char_sums(texts, _counting_weights())
@@ -217,7 +222,7 @@ def _noise_code(text: str, count: int) -> str:
 
 @lru_cache(1)
 def _counting_weights() -> np.ndarray:
-    """Letters with their marks, symbols of code, white space: a field of the sum each."""
+    """Return weights that count letters with marks, code symbols and white space in one sum."""
     weights = category_weights("L", "M") + category_weights("Z", "Cc", weight=_FIELD**2)
     for symbol in _CODE_SYMBOLS:
         weights[ord(symbol)] += _FIELD
@@ -225,59 +230,58 @@ def _counting_weights() -> np.ndarray:
 
 
 def find_blobs(
-    whole: str,
-    pieces: Sequence[Segment],
+    full_text: str,
+    segments: Sequence[Segment],
     lengths: Sequence[float],
     *,
     max_tokens: int,
     max_chars: int,
 ) -> Iterator[Blob]:
-    """Runs of consecutive segments of at most `max_tokens`, of two that could stand alone or more.
+    """Yield runs of at most `max_tokens` with at least two segments that could be sources.
 
-    lengths: of each piece, as measured. A run is without gaps: short lines stay in it, noise ends
-    it. A paragraph that would not fit any more begins a new one; only a paragraph that is too long
-    for a blob of its own is cut.
+    lengths: of each segment. A run has no gaps: short lines are included, noise ends it. A
+    paragraph that does not fit begins a new run; only a paragraph longer than a blob is split.
     """
     run: list[int] = []
-    room, chars = float(max_tokens), max_chars
-    for index, piece in enumerate(pieces):
-        if piece.code not in ("", "too_short"):
-            yield from _blob(whole, pieces, run)
-            run, room, chars = [], float(max_tokens), max_chars
+    remaining, chars = float(max_tokens), max_chars
+    for index, segment in enumerate(segments):
+        if segment.code not in ("", "too_short"):
+            yield from _blob(full_text, segments, run)
+            run, remaining, chars = [], float(max_tokens), max_chars
             continue
-        need, size = lengths[index], len(piece.text) + 2
-        wanted = need
-        if run and piece.paragraph != pieces[run[-1]].paragraph:
-            paragraph = _paragraph_length(pieces, lengths, index)
-            wanted = paragraph if paragraph <= max_tokens else need
-        if run and (wanted > room or size > chars):
-            yield from _blob(whole, pieces, run)
-            run, room, chars = [], float(max_tokens), max_chars
-        if need <= room:
+        need, size = lengths[index], len(segment.text) + 2
+        required = need
+        if run and segment.paragraph != segments[run[-1]].paragraph:
+            paragraph = _paragraph_length(segments, lengths, index)
+            required = paragraph if paragraph <= max_tokens else need
+        if run and (required > remaining or size > chars):
+            yield from _blob(full_text, segments, run)
+            run, remaining, chars = [], float(max_tokens), max_chars
+        if need <= remaining:
             run.append(index)
-            room -= need + 1  # of the line end
+            remaining -= need + 1  # of the line end
             chars -= size
-    yield from _blob(whole, pieces, run)
+    yield from _blob(full_text, segments, run)
 
 
-def _paragraph_length(pieces: Sequence[Segment], lengths: Sequence[float], index: int) -> float:
-    total, paragraph = -1.0, pieces[index].paragraph
-    while index < len(pieces) and pieces[index].paragraph == paragraph:
+def _paragraph_length(segments: Sequence[Segment], lengths: Sequence[float], index: int) -> float:
+    total, paragraph = -1.0, segments[index].paragraph
+    while index < len(segments) and segments[index].paragraph == paragraph:
         total += lengths[index] + 1
         index += 1
     return total
 
 
-def _blob(whole: str, pieces: Sequence[Segment], run: list[int]) -> Iterator[Blob]:
-    if sum(not pieces[i].code for i in run) < 2:
+def _blob(full_text: str, segments: Sequence[Segment], run: list[int]) -> Iterator[Blob]:
+    if sum(not segments[i].code for i in run) < 2:
         return
-    parts = [pieces[run[0]].text]
+    parts = [segments[run[0]].text]
     for before, after in pairwise(run):
-        left, right = pieces[before], pieces[after]
+        left, right = segments[before], segments[after]
         if left.paragraph != right.paragraph:
             parts.append("\n\n")
         else:
-            parts.append("\n" if left.line != right.line else whole[left.end : right.start])
+            parts.append("\n" if left.line != right.line else full_text[left.end : right.start])
         parts.append(right.text)
-    first, last = pieces[run[0]], pieces[run[-1]]
+    first, last = segments[run[0]], segments[run[-1]]
     yield Blob("".join(parts), first.start, last.end, run[0], len(run))

@@ -1,4 +1,4 @@
-"""What a stage will cost, reckoned from the sizes of the run before anything is spent."""
+"""Estimate a stage's cost from the sizes of the run."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from scorekit.languages import find_language
 from scorekit.prompts import load_template
 from synth.config import SynthConfig
-from synth.drive.clients import PART
+from synth.execution.clients import PART
 
 #: Tokens of the Qwen3 tokenizer that a translation takes for one of English: (1st, 99th percentile)
-#: of paragraphs of the Debian installation guide. Of other languages: set by hand.
+#: of paragraphs of the Debian installation guide. Other languages: set by hand.
 _TOKENS = {
     "en": (1.0, 1.0),
     "ko": (0.95, 2.27),
@@ -21,21 +21,19 @@ _TOKENS = {
     "ru": (0.98, 2.16),
 }
 _OTHER_TOKENS = (1.0, 2.3)
-#: Tokens of the longest line that is still common in web text, and bytes of a token's text: set by
-#: hand.
+#: Tokens of the longest common line of web text, and bytes per token: set by hand.
 _LONG_SENTENCE, _TOKEN_BYTES = 200, 4.3
 _TOKENS_A_CHAR = {"ko": 0.75, "zh": 0.7, "ja": 0.7, "th": 0.5}
 _OTHER_TOKENS_A_CHAR = 0.25
-#: Bytes of a record beside its texts, packed, and what a byte of text becomes: once, and where
-#: another of the same source stands beside it.
+#: Compressed bytes of a record without texts; compressed bytes per byte of text: for a single text,
+#: and next to another translation of the same source.
 _RECORD_BYTES, PACKED, PACKED_ALIKE = 110, 0.45, 0.2
-_LINE_BYTES = 700  # of a view's line beside its texts
+_LINE_BYTES = 700  # of a view's line without its texts
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one stage needs. records: that come in; left_out: of those, that go no further whatever
-    they are.
+    """The cost of a stage. records: input records. left_out: records that are always left out.
 
     driver_s: CPU seconds of the driver for each record, and for each candidate: measured by
     bench.synth.million on a core of a cloud machine.
@@ -58,10 +56,10 @@ class Cost:
 
 
 class Sizes:
-    """How large a run is when every source goes all the way through.
+    """The sizes of a run if every source passes all stages.
 
-    Assumes that each length bucket gives its quota, that sentences end at 200 tokens, and that
-    blobs fill up their limit.
+    It assumes that each length bucket gives its quota, that sentences have at most 200 tokens, and
+    that blobs fill their limit.
 
     pool, chosen: sources that are prefiltered, and that get candidates.
     source_tokens, target_tokens, prompt_tokens: means. ratio, most_ratio: of a translation's tokens
@@ -90,59 +88,59 @@ class Sizes:
 
     @property
     def sampled_bytes(self) -> float:
-        """Of a record that was sampled, packed."""
+        """Return the compressed bytes of a sampled record."""
         return _RECORD_BYTES + self.source_bytes * PACKED
 
     @property
     def scored_bytes(self) -> float:
-        """Of one that was prefiltered."""
+        """Return the compressed bytes of a prefiltered record."""
         stored = self.cfg.prefilter.store_texts
         texts = 2 * self.text_bytes * PACKED_ALIKE if stored else 0
         return self.sampled_bytes + 60 + texts
 
     @property
     def candidates_bytes(self) -> float:
-        """Of all candidates of a source."""
+        """Return the compressed bytes of all candidates of a source."""
         return self.cfg.final_generation.num_candidates * (self.text_bytes * PACKED_ALIKE + 20)
 
     @property
     def best_bytes(self) -> float:
-        """Of a record with its best candidates, and all of them where they are stored."""
+        """Return the compressed bytes of a record with its stored candidates."""
         final = self.cfg.final_generation
         best = (final.store_top_k + 1) * (self.text_bytes * PACKED_ALIKE + 40)
         return self.scored_bytes + best + (self.candidates_bytes if final.store_candidates else 0)
 
     def line_bytes(self, texts: float = 0.0) -> float:
-        """Of a line of a view: the source, so many bytes of texts beside it, and the rest."""
+        """Return the bytes of a view's line. texts: bytes of texts besides the source."""
         return self.source_bytes + texts + _LINE_BYTES
 
 
 def _mean_source(cfg: SynthConfig, longest_sentence: float) -> float:
-    """Tokens of a source, sentences and blobs together."""
+    """Return the mean tokens of a source over sentences and blobs."""
     blob = cfg.final_generation.blob
     share = blob.blob_ratio if blob.enabled else 0.0
     sentences = _mean_of_buckets(cfg, min(_LONG_SENTENCE, longest_sentence))
     return (1 - share) * sentences + share * _mean_of_buckets(cfg, blob.blob_max_tokens)
 
 
-def _mean_of_buckets(cfg: SynthConfig, most: float) -> float:
-    """Of the middles of the buckets that begin under `most`, each with its quota."""
+def _mean_of_buckets(cfg: SynthConfig, limit: float) -> float:
+    """Return the mean of the middles of the buckets below `limit`, weighted by quota."""
     edges = cfg.bucketing.boundaries
     quota = cfg.bucketing.per_bucket_quota
     weights = quota if isinstance(quota, list) else [1] * (len(edges) - 1)
     middles = [
-        (weight, (edge + min(end, most)) / 2)
+        (weight, (edge + min(end, limit)) / 2)
         for weight, edge, end in zip(weights, edges[:-1], edges[1:], strict=True)
-        if edge < most and weight
-    ] or [(1, most)]
+        if edge < limit and weight
+    ] or [(1, limit)]
     return sum(w * middle for w, middle in middles) / sum(w for w, _ in middles)
 
 
 def _longest_sentence(cfg: SynthConfig) -> float:
-    """In tokens."""
+    """Return the longest sentence in tokens."""
     language = find_language(cfg.data.src_lang)
-    each = _TOKENS_A_CHAR.get(language.madlad if language else "", _OTHER_TOKENS_A_CHAR)
-    return cfg.segmentation.max_chars * each
+    tokens_per_char = _TOKENS_A_CHAR.get(language.madlad if language else "", _OTHER_TOKENS_A_CHAR)
+    return cfg.segmentation.max_chars * tokens_per_char
 
 
 def _band(code: str) -> tuple[float, float]:

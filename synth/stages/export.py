@@ -1,6 +1,6 @@
-"""export: the pairs as JSONL and Parquet, with where each comes from, and a card that sums it up.
+"""export: write the pairs with their provenance as JSONL and Parquet, and a card.
 
-Nothing that changes from run to run of the same config goes in: no times, no retries.
+The output contains nothing that differs between runs of one config: no times, no retries.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from scorekit.errors import UserError
 from scorekit.files import put_folder
 from scorekit.processes import end_worker_with_parent, usable_cpus
 from synth.config import SynthConfig
-from synth.drive.kinds import WholeStage
+from synth.execution.stage_types import GlobalStage
 from synth.export.files import FileJob, changed_files, is_written, plan_files, write_files
-from synth.folder.stats import funnel
-from synth.folder.store import StageFolder, read_json
 from synth.stages.cost import PACKED, Cost, Sizes
 from synth.stages.score_select_best import ScoreSelectBest
+from synth.storage.stats import funnel
+from synth.storage.store import StageFolder, read_json
 
 if TYPE_CHECKING:
-    from synth.context import Context
+    from synth.context import StageContext
 
 FOLDER = "export"
-#: Where an export is made, until it is whole and takes the name.
+#: Folder of an export until it is complete and renamed.
 STAGING = ".export"
 _VERSIONS = ("scorekit", "torch", "transformers")
 #: Bytes of an exported row's `selection`, in both formats.
 _SELECTION_BYTES = 500
 
 
-class Export(WholeStage):
+class Export(GlobalStage):
     """Writes out_dir/export/: train.jsonl, train.parquet (or numbered files of both), pairs.* by
-    option, manifest.json and README.md. The folder is that of before until the new one is whole.
+    option, manifest.json and README.md. The old folder stays until the new one is complete.
     """
 
     name = "export"
@@ -43,7 +43,8 @@ class Export(WholeStage):
     has_shards = False
 
     def settings(self, cfg: SynthConfig) -> dict[str, Any]:
-        """What the records hold beside the input. Not the teacher's URL: it may have moved."""
+        """Return the settings stored in the records. The teacher's URL is excluded: it may
+        change."""
         return {
             **cfg.export.model_dump(mode="json", exclude={"processes"}),
             "src_lang": cfg.data.src_lang,
@@ -55,7 +56,7 @@ class Export(WholeStage):
         }
 
     def cost(self, run: Sizes) -> Cost:
-        """A row of both formats for each pair."""
+        """Return the cost of a row in both formats for each pair."""
         row = (run.source_bytes + run.text_bytes) * PACKED + _SELECTION_BYTES
         return Cost(
             self.name,
@@ -64,23 +65,25 @@ class Export(WholeStage):
             driver_s=(0.001, 0.0),
         )
 
-    def run(self, ctx: Context, manifest: dict[str, Any]) -> None:
-        """Raises UserError where the filter has not looked at every shard."""
+    def run(self, ctx: StageContext, manifest: dict[str, Any]) -> None:
+        """Write the export. Raises UserError if the filter has not finished all shards."""
         from synth.export.card import write_card
-        from synth.folder.manifest import write_manifest
+        from synth.storage.manifest import write_manifest
 
         source = ctx.input_of(self)
         if not source.done():
             raise UserError(f"{source.path}: not done; resume --stage {source.name} first")
-        own = ctx.folder(self.name)
-        if own.manifest() is None:
-            own.set_manifest(manifest)
+        stage_folder = ctx.folder(self.name)
+        if stage_folder.manifest() is None:
+            stage_folder.set_manifest(manifest)
         staging = ctx.out_dir / STAGING
         staging.mkdir(parents=True, exist_ok=True)
         marks = self._write(ctx, source, staging, manifest)
         files = [file for mark in marks for file in mark["files"]]
         ctx.stats.records_in = ctx.stats.records_out = sum(mark["records"] for mark in marks)
-        counts = funnel((stage.name for stage in self.before), ctx.out_dir, ctx.inputs)
+        counts = funnel(
+            (stage.name for stage in self.previous_stages), ctx.out_dir, ctx.fallback_dir
+        )
         write_manifest(staging / "manifest.json", ctx, files, counts, manifest)
         write_card(staging / "README.md", ctx, files, counts)
         names = {file["name"] for file in files} | {"manifest.json", "README.md"}
@@ -88,71 +91,70 @@ class Export(WholeStage):
             if path.name not in names:
                 path.unlink()
         put_folder(staging, ctx.out_dir / FOLDER)
-        own.set_manifest({**manifest, "shards": len(marks)})
+        stage_folder.set_manifest({**manifest, "shards": len(marks)})
 
-    def verify(self, own: StageFolder) -> None:
-        """Raise UserError where a file of a finished export is not what was written; the card is
-        the user's to edit."""
-        folder = own.out_dir / FOLDER
-        own.verify_marks()
-        for index in range(own.shards() or 0):
-            for name in changed_files(folder, (own.mark(index) or {})["files"]):
+    def verify(self, stage_folder: StageFolder) -> None:
+        """Raise UserError if a file of a finished export has changed, except the card."""
+        folder = stage_folder.out_dir / FOLDER
+        stage_folder.verify_marks()
+        for index in range(stage_folder.shards() or 0):
+            for name in changed_files(folder, (stage_folder.mark(index) or {})["files"]):
                 raise UserError(
-                    f"{folder / name}: was changed since it was written, or is gone: mend it with "
-                    f"`run --stage {self.name} --repair {index}`"
+                    f"{folder / name}: has changed since it was written, or is missing. Repair it "
+                    f"with `run --stage {self.name} --repair {index}`"
                 )
 
-    def faults(self, folder: StageFolder) -> Iterator[str]:
-        """The first file that is not what was written."""
+    def errors(self, folder: StageFolder) -> Iterator[str]:
+        """Yield the error of the first changed file."""
         try:
             self.verify(folder)
         except UserError as error:
             yield str(error)
 
     def _write(
-        self, ctx: Context, source: StageFolder, staging: Path, manifest: dict[str, Any]
+        self, ctx: StageContext, source: StageFolder, staging: Path, manifest: dict[str, Any]
     ) -> list[dict[str, Any]]:
-        """Write all files that do not stand in the staging folder yet; the marks of all."""
-        own = ctx.folder(self.name)
+        """Write all files that are missing in the staging folder; return all marks."""
+        stage_folder = ctx.folder(self.name)
         plan = plan_files(source, ctx.cfg.export.rows_per_file, ctx.limit)
         metricx = scorer_versions(ctx)
         jobs = [
-            FileJob(ctx.cfg, source, staging, tuple(pieces), number, len(plan), metricx)
-            for number, pieces in enumerate(plan)
+            FileJob(ctx.cfg, source, staging, tuple(slices), number, len(plan), metricx)
+            for number, slices in enumerate(plan)
         ]
-        todo = [job for job in jobs if not is_written(own.mark(job.number), staging)]
+        todo = [job for job in jobs if not is_written(stage_folder.mark(job.number), staging)]
         ctx.advance(len(jobs) - len(todo), len(jobs))
         for number, mark in _write_all(todo, ctx.cfg.export.processes):
-            own.set_mark(number, {**mark, "input": manifest["input"]})
+            stage_folder.set_mark(number, {**mark, "input": manifest["input"]})
             ctx.advance(1, None)
-        return [own.mark(job.number) or {} for job in jobs]
+        return [stage_folder.mark(job.number) or {} for job in jobs]
 
 
 def _write_all(jobs: list[FileJob], processes: int | None) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(number, mark) of each job as it is done, by several processes where there are cores."""
+    """Yield (number, mark) of each finished job; several processes write in parallel."""
     at_once = min(len(jobs), processes or usable_cpus())
     if at_once < 2:
         for job in jobs:
             yield job.number, write_files(job)
         return
-    others = set(multiprocessing.active_children())
-    # Spawned: a forked one would share the driver's locks, and hold them when it is killed.
+    other_children = set(multiprocessing.active_children())
+    # Spawned, because forked processes would share the driver's locks and keep them after a kill.
     spawn = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(at_once, mp_context=spawn, initializer=end_worker_with_parent)
     try:
-        asked = {pool.submit(write_files, job): job.number for job in jobs}
-        for done in as_completed(asked):
-            yield asked[done], done.result()
+        number_by_future = {pool.submit(write_files, job): job.number for job in jobs}
+        for done in as_completed(number_by_future):
+            yield number_by_future[done], done.result()
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-        for child in set(multiprocessing.active_children()) - others:
-            child.terminate()  # of no use any more: all files are done, or the export has failed
+        for child in set(multiprocessing.active_children()) - other_children:
+            child.terminate()  # no longer needed: all files are done, or the export has failed
         pool.shutdown()
 
 
-def scorer_versions(ctx: Context) -> dict[str, Any]:
-    """What the scoring service said of itself when the candidates were scored."""
-    folders = [folder for folder in (ctx.out_dir, ctx.inputs) if folder is not None]
+def scorer_versions(ctx: StageContext) -> dict[str, Any]:
+    """Return the info of the scoring service that scored the candidates."""
+    folders = [folder for folder in (ctx.out_dir, ctx.fallback_dir) if folder is not None]
     stages = [StageFolder(folder, ScoreSelectBest.name).service("metricx") for folder in folders]
     for path in (*stages, *(folder / "service-metricx.json" for folder in folders)):
         if (info := read_json(path, "versions")) is not None:

@@ -1,8 +1,7 @@
-"""format_filter: rules, then the judge, on the best candidate, or down the list of the best.
+"""format_filter: check the best candidate, or the best ones in turn, by rules and the judge.
 
-What a rule is not sure of, an LLM judge decides. Without one (none is asked, it is the back end
-`rules`, or it failed and may fail) the rule rejects what it would reject alone, and lets pass the
-rest of its doubts, which are counted.
+An LLM judge decides if a rule is uncertain. Without one (disabled, backend `rules`, or failed with
+a permissive policy) the rule rejects its strong doubts, and passes the others, which are counted.
 """
 
 from __future__ import annotations
@@ -15,25 +14,25 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scorekit.text.rules import Pair
 from synth.config import SynthConfig
-from synth.drive.kinds import MapStage
+from synth.execution.stage_types import MapStage
 from synth.filters import RuleVerdict, as_metadata, check_rules
-from synth.folder.distributions import Drawn, Found, Spread, stratum
-from synth.folder.store import Record
-from synth.record import Kept, Rejected
+from synth.record import KeptRecord, RejectedRecord
 from synth.sources.decontaminate import digests, evaluation_texts
 from synth.sources.measure import make_measure
 from synth.stages.cost import PACKED_ALIKE, Cost, Sizes
+from synth.storage.distributions import Distribution, DistributionChart, Distributions, stratum
+from synth.storage.store import Record
 
 if TYPE_CHECKING:
-    from synth.drive.clients import Clients
+    from synth.execution.clients import Clients
 
-#: Records that are measured at once.
+#: Number of records measured at once.
 _BATCH = 1000
 _CHARS, _TOKENS = "Length in characters", "Length in tokens"
 
 
 class FormatFilter(MapStage):
-    """A record gains `target_text`, `best` and `filters`:
+    """Checks candidates. A record gains `target_text`, `best` and `filters`:
 
     passed, failed  codes of the rules that ran on the candidate
     doubtful        {code: what was seen} of rules that were not sure; left out where none was
@@ -43,31 +42,31 @@ class FormatFilter(MapStage):
 
     name = "format_filter"
     shows_rejected = True
-    drawn = (
-        Drawn(_CHARS, "source_chars", "source", "characters"),
-        Drawn(_CHARS, "target_chars", "target", "characters"),
-        Drawn(_TOKENS, "source_tokens", "source", "tokens, nearly"),
-        Drawn(_TOKENS, "target_tokens", "target", "tokens, nearly"),
+    charts = (
+        DistributionChart(_CHARS, "source_chars", "source", "characters"),
+        DistributionChart(_CHARS, "target_chars", "target", "characters"),
+        DistributionChart(_TOKENS, "source_tokens", "source", "tokens, nearly"),
+        DistributionChart(_TOKENS, "target_tokens", "target", "tokens, nearly"),
     )
 
     def uses(self, cfg: SynthConfig) -> frozenset[str]:
-        """The judge, where one is to be asked."""
+        """Return the judge if it is enabled."""
         return frozenset({"judge"} if cfg.filters.llm_judge.enabled else ())
 
     def settings(self, cfg: SynthConfig) -> dict[str, Any]:
-        """Everything about filters but where the judge is."""
+        """Return all settings of filters except the judge's URL."""
         filters = cfg.filters.model_dump(mode="json", exclude={"llm_judge": {"url"}})
         if not cfg.filters.llm_judge.enabled:
             filters["llm_judge"] = {"enabled": False}
         elif cfg.filters.llm_judge.doubt_task is None:
-            del filters["llm_judge"]["doubt_task"]  # runs that were begun before it go on
+            del filters["llm_judge"]["doubt_task"]  # runs from before this key can continue
         if cfg.data.decontaminate:
             filters["decontaminate"] = digests(cfg.data.decontaminate)
         return {**filters, "src_lang": cfg.data.src_lang, "tgt_lang": cfg.data.tgt_lang}
 
     def cost(self, run: Sizes) -> Cost:
-        """A verdict of each best candidate; at most of all that are stored, where the next best
-        gets a chance."""
+        """Return the cost of a verdict for each best candidate, or for all stored ones with
+        next_best."""
         filters = run.cfg.filters
         several = filters.on_reject == "next_best"
         looked_at = run.chosen * (run.cfg.final_generation.store_top_k if several else 1)
@@ -80,65 +79,71 @@ class FormatFilter(MapStage):
             driver_s=(0.006, 0.0),
         )
 
-    def figures(self, cfg: SynthConfig, records: Iterable[Record]) -> Found:
-        """Lengths, scores and verdicts of the pairs, and why a better candidate was refused."""
+    def distributions(self, cfg: SynthConfig, records: Iterable[Record]) -> Distributions:
+        """Return lengths, scores and verdicts of the pairs, and why better candidates were
+        rejected."""
         measure = make_measure(cfg.bucketing, cfg.data.tgt_lang)
         names = ("source_chars", "source_tokens", "target_chars", "target_tokens")
-        found: dict[str, Spread] = {name: Spread() for name in names}
-        score = Spread(0.01)
+        spreads: dict[str, Distribution] = {name: Distribution() for name in names}
+        score = Distribution(0.01)
         judge: Counter[str] = Counter()
         rescued: Counter[str] = Counter()
         strata: Counter[str] = Counter()
         for batch in _batches(records):
             lengths = measure([record["target_text"] for record in batch])
             for record, tokens in zip(batch, lengths, strict=True):
-                found["source_chars"].add(len(record["source_text"]))
-                found["source_tokens"].add(record["length"])
-                found["target_chars"].add(len(record["target_text"]))
-                found["target_tokens"].add(tokens)
+                spreads["source_chars"].add(len(record["source_text"]))
+                spreads["source_tokens"].add(record["length"])
+                spreads["target_chars"].add(len(record["target_text"]))
+                spreads["target_tokens"].add(tokens)
                 score.add(record["best"]["score"])
                 judge[_judged(record["filters"].get("judge"))] += 1
                 strata[stratum(record)] += 1
                 if record["filters"]["tried"]:
                     rescued[record["filters"]["tried"][0]["reason_code"]] += 1
-        return {**found, "score_best": score, "judge": judge, "strata": strata, "rescued": rescued}
+        return {
+            **spreads,
+            "score_best": score,
+            "judge": judge,
+            "strata": strata,
+            "rescued": rescued,
+        }
 
-    async def process(self, record: Record, clients: Clients) -> Kept | Rejected:
-        """The first candidate that passes; else a rejection with the code of the best one."""
+    async def process(self, record: Record, clients: Clients) -> KeptRecord | RejectedRecord:
+        """Return the first candidate that passes, else a rejection with the best one's code."""
         tried: list[dict[str, Any]] = []
-        first: Rejected | None = None
-        every = clients.cfg.filters.on_reject == "next_best"
-        for candidate in record["topk"] if every else record["topk"][:1]:
-            seen = await _look(record["source_text"], candidate["text"], clients)
-            told = {"best": candidate, "filters": {**seen.filters, "tried": list(tried)}}
+        first: RejectedRecord | None = None
+        is_next_best = clients.cfg.filters.on_reject == "next_best"
+        for candidate in record["topk"] if is_next_best else record["topk"][:1]:
+            seen = await _check_candidate(record["source_text"], candidate["text"], clients)
+            result_fields = {"best": candidate, "filters": {**seen.filters, "tried": list(tried)}}
             code, reason = seen.code, seen.reason
             if code is None:
-                kept = {**record, "target_text": candidate["text"], **told}
-                return Kept(kept, seen.note_code)
+                accepted = {**record, "target_text": candidate["text"], **result_fields}
+                return KeptRecord(accepted, seen.note_code)
             tried.append({"index": candidate["index"], "reason_code": code})
-            first = first or Rejected(record, code, reason, told)
+            first = first or RejectedRecord(record, code, reason, result_fields)
         if first is None:
-            return Rejected(record, "no_candidates", "topk is empty")
+            return RejectedRecord(record, "no_candidates", "topk is empty")
         first.more["filters"]["tried"] = tried[1:]
         return first
 
 
 def _judged(verdict: dict[str, Any] | None) -> str:
-    """Of a pair that was kept: a judge that failed stands apart from one that passed it."""
+    """Return the judge's outcome for an accepted pair: pass, error or not asked."""
     if verdict is None:
         return "not asked"
     return f"error:{verdict['error']}" if "error" in verdict else "pass"
 
 
 def _batches(records: Iterable[Record]) -> Iterator[list[Record]]:
-    left = iter(records)
-    while batch := list(islice(left, _BATCH)):
+    remaining = iter(records)
+    while batch := list(islice(remaining, _BATCH)):
         yield batch
 
 
-class _Look(NamedTuple):
-    """One candidate: what goes to `filters`, the code of its rejection or None, why; and what is to
-    be known of it where it passes."""
+class _CandidateCheck(NamedTuple):
+    """The check of one candidate: its `filters`, rejection code or None, reason, and note."""
 
     filters: dict[str, Any]
     code: str | None = None
@@ -146,49 +151,52 @@ class _Look(NamedTuple):
     note_code: str = ""
 
 
-async def _look(src: str, mt: str, clients: Clients) -> _Look:
-    """Put one candidate to evaluation sets, rules and judge."""
+async def _check_candidate(src: str, mt: str, clients: Clients) -> _CandidateCheck:
+    """Check one candidate against evaluation sets, rules and judge."""
     cfg = clients.cfg.filters
     filters: dict[str, Any] = {"passed": [], "failed": [], "judge": None}
     texts = evaluation_texts(clients.cfg.data.decontaminate)
     if texts is not None and (shared := texts.find(mt)) is not None:
-        return _Look(filters, "contaminated", shared)
+        return _CandidateCheck(filters, "contaminated", shared)
     verdict = RuleVerdict()
     pair = Pair(src, mt, *clients.languages)
     if cfg.rule_based:
         verdict = check_rules(pair, cfg.rules, clients.judge_understands)
         filters |= as_metadata(verdict)
     if verdict.failed:
-        return _Look(filters, *next(iter(verdict.failed.items())))
+        return _CandidateCheck(filters, *next(iter(verdict.failed.items())))
     doubt = next(iter(verdict.doubtful), None)
     if not cfg.llm_judge.enabled:
-        return _Look(filters, note_code=_unjudged_code(doubt))
-    said = await clients.judge(src, mt, "; ".join(verdict.doubtful.values()))
-    filters["judge"] = said
-    if "error" not in said:
-        return _judged_look(filters, said, doubt, clients.judge_understands)
+        return _CandidateCheck(filters, note_code=_unjudged_code(doubt))
+    judgement = await clients.judge(src, mt, "; ".join(verdict.doubtful.values()))
+    filters["judge"] = judgement
+    if "error" not in judgement:
+        return _judged_check(filters, judgement, doubt, clients.judge_understands)
     if cfg.llm_judge.fail_policy != "permissive":
-        return _Look(filters, f"judge_error:{said['error']}", "the judge gave no verdict")
-    alone = check_rules(pair, cfg.rules).failed if doubt else {}
-    if alone:
-        return _Look(filters, *next(iter(alone.items())))
-    return _Look(filters, note_code=_unjudged_code(doubt))
+        return _CandidateCheck(
+            filters, f"judge_error:{judgement['error']}", "the judge gave no verdict"
+        )
+    own_failures = check_rules(pair, cfg.rules).failed if doubt else {}
+    if own_failures:
+        return _CandidateCheck(filters, *next(iter(own_failures.items())))
+    return _CandidateCheck(filters, note_code=_unjudged_code(doubt))
 
 
-def _judged_look(
-    filters: dict[str, Any], said: dict[str, Any], doubt: str | None, understands: bool
-) -> _Look:
-    """What follows of a verdict. doubt: the rule that is not sure; the verdict of a judge that
-    understands texts settles it."""
-    if doubt and not understands and said["pass"]:
-        return _Look(filters, note_code=_unjudged_code(doubt))
-    if said["pass"]:
-        return _Look(filters, note_code=f"doubt_passed:{doubt}" if doubt else "")
-    word = re.sub(r"[^a-z0-9_]+", "_", str(said["reason_code"]).lower())[:40] or "unnamed"
-    notes = said.get("notes") or ""
+def _judged_check(
+    filters: dict[str, Any], judgement: dict[str, Any], doubt: str | None, understands: bool
+) -> _CandidateCheck:
+    """Return the check that follows from a verdict.
+
+    doubt: the uncertain rule, for which an LLM judge's verdict decides."""
+    if doubt and not understands and judgement["pass"]:
+        return _CandidateCheck(filters, note_code=_unjudged_code(doubt))
+    if judgement["pass"]:
+        return _CandidateCheck(filters, note_code=f"doubt_passed:{doubt}" if doubt else "")
+    word = re.sub(r"[^a-z0-9_]+", "_", str(judgement["reason_code"]).lower())[:40] or "unnamed"
+    notes = judgement.get("notes") or ""
     if doubt and understands:
-        return _Look(filters, f"doubt_refused:{doubt}", f"{word}: {notes}")
-    return _Look(filters, f"judge:{word}", notes)
+        return _CandidateCheck(filters, f"doubt_refused:{doubt}", f"{word}: {notes}")
+    return _CandidateCheck(filters, f"judge:{word}", notes)
 
 
 def _unjudged_code(doubt: str | None) -> str:

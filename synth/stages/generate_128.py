@@ -1,4 +1,4 @@
-"""Many candidates of each selected source (128 in the paper: arXiv 2601.09012, section 2.1)."""
+"""Generate many candidates of each selected source (128 in arXiv 2601.09012, section 2.1)."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from synth.config import SynthConfig
-from synth.drive.clients import Clients
-from synth.drive.kinds import MapStage
-from synth.folder.store import Record
-from synth.record import Kept, Rejected, SourceFailed, teacher_seed
+from synth.execution.clients import Clients
+from synth.execution.stage_types import MapStage
+from synth.record import KeptRecord, RejectedRecord, SourceFailed, teacher_seed
 from synth.stages.cost import Cost, Sizes
 from synth.stages.settings import teacher_settings
+from synth.storage.store import Record
 
 
 class Generate128(MapStage):
-    """`final_generation.num_candidates` sampled translations.
+    """Samples `final_generation.num_candidates` translations.
 
     A record gains `candidates`: [{index, text, finish_reason}].
     """
@@ -24,11 +24,12 @@ class Generate128(MapStage):
     shows_rejected = True
 
     def uses(self, cfg: SynthConfig) -> frozenset[str]:
-        """The teacher."""
+        """Return the teacher."""
         return frozenset({"teacher"})
 
     def settings(self, cfg: SynthConfig) -> dict[str, Any]:
-        """What the candidates depend on. The strategy is not among it: both name the same ones."""
+        """Return the settings of the candidates. The strategy is excluded: both give the same
+        ones."""
         return {
             **teacher_settings(cfg),
             "final_temperature": cfg.teacher.generation.final_temperature,
@@ -36,7 +37,7 @@ class Generate128(MapStage):
         }
 
     def cost(self, run: Sizes) -> Cost:
-        """All candidates of the chosen sources, in requests of several."""
+        """Return the cost of all candidates of the chosen sources."""
         sequences = run.chosen * run.cfg.final_generation.num_candidates
         return Cost(
             self.name,
@@ -49,8 +50,8 @@ class Generate128(MapStage):
             driver_s=(0.001, 0.00006),
         )
 
-    async def process(self, record: Record, clients: Clients) -> Kept | Rejected:
-        """All candidates as they came; the next stage says which of them compete."""
+    async def process(self, record: Record, clients: Clients) -> KeptRecord | RejectedRecord:
+        """Return all candidates; the next stage decides which of them compete."""
         try:
             candidates = await clients.translate(
                 record,
@@ -59,11 +60,13 @@ class Generate128(MapStage):
                 seed=teacher_seed(clients.seed, record["source_id"], "final"),
             )
         except SourceFailed as error:
-            return Rejected(record, error.code, str(error))
+            return RejectedRecord(record, error.code, str(error))
         same = len(candidates) > 1 and distinct_texts(candidates) == 1
-        return Kept({**record, "candidates": candidates}, "identical_candidates" if same else "")
+        return KeptRecord(
+            {**record, "candidates": candidates}, "identical_candidates" if same else ""
+        )
 
 
 def distinct_texts(candidates: Sequence[Mapping[str, Any]]) -> int:
-    """How many different texts there are among candidates."""
+    """Return the number of different texts among candidates."""
     return len({candidate["text"] for candidate in candidates})

@@ -1,4 +1,4 @@
-"""Greedy against sampled: how much better can the teacher do than its first thought?
+"""Score a greedy and a sampled translation of each source.
 
 improvement = score_greedy - score_sample (MetricX: lower is better), as in arXiv 2601.09012, 2.1.
 """
@@ -11,28 +11,28 @@ from typing import Any
 
 from scorekit.text import checks
 from synth.config import SynthConfig
-from synth.drive.clients import Clients
-from synth.drive.kinds import MapStage
-from synth.folder.distributions import Drawn, Found, Spread, stratum
-from synth.folder.store import Record
-from synth.record import Kept, Rejected, SourceFailed, teacher_seed
+from synth.execution.clients import Clients
+from synth.execution.stage_types import MapStage
+from synth.record import KeptRecord, RejectedRecord, SourceFailed, teacher_seed
 from synth.stages.cost import Cost, Sizes
 from synth.stages.settings import metricx_settings, teacher_settings
+from synth.storage.distributions import Distribution, DistributionChart, Distributions, stratum
+from synth.storage.store import Record
 
-#: Share of a text that one loop may fill, where the source has none such, before it is broken.
+#: Largest share of a text in loops, beyond the source's, before it counts as broken.
 MAX_LOOP = 0.5
 _SCORE = "MetricX score (lower is better)"
 _BOTH = "Score of the greedy and the sampled translation"
 
 
-def improvement(of: str) -> Drawn:
-    """The improvement of these sources, in the picture of all that have one."""
+def improvement(label: str) -> DistributionChart:
+    """Return the chart of the improvement for these sources."""
     axis = "MetricX points (above 0: the sample is better)"
-    return Drawn("Improvement of the sample over greedy", "improvement", of, axis)
+    return DistributionChart("Improvement of the sample over greedy", "improvement", label, axis)
 
 
 class PrefilterScore(MapStage):
-    """Two translations of each source, and their scores.
+    """Translates each source twice, and scores both translations.
 
     A record gains `prefilter`: {score_greedy, score_sample, improvement[, greedy, sample]}.
     """
@@ -40,18 +40,18 @@ class PrefilterScore(MapStage):
     name = "prefilter_score"
     view = "prefilter_candidates.jsonl"
     shows_rejected = True
-    drawn = (
+    charts = (
         improvement("all"),
-        Drawn(_BOTH, "score_greedy", "greedy", _SCORE),
-        Drawn(_BOTH, "score_sample", "sample", _SCORE),
+        DistributionChart(_BOTH, "score_greedy", "greedy", _SCORE),
+        DistributionChart(_BOTH, "score_sample", "sample", _SCORE),
     )
 
     def uses(self, cfg: SynthConfig) -> frozenset[str]:
-        """Teacher and MetricX."""
+        """Return teacher and MetricX."""
         return frozenset({"teacher", "metricx"})
 
     def settings(self, cfg: SynthConfig) -> dict[str, Any]:
-        """What the scores depend on."""
+        """Return the settings that the scores depend on."""
         generation = cfg.teacher.generation
         return {
             **teacher_settings(cfg),
@@ -62,7 +62,7 @@ class PrefilterScore(MapStage):
         }
 
     def cost(self, run: Sizes) -> Cost:
-        """Two translations and two scores of each source of the pool."""
+        """Return the cost of two translations and two scores for each source of the pool."""
         return Cost(
             self.name,
             records=run.pool,
@@ -77,13 +77,13 @@ class PrefilterScore(MapStage):
             view_bytes=run.line_bytes(),
         )
 
-    def figures(self, cfg: SynthConfig, records: Iterable[Record]) -> Found:
-        """Scores and improvement."""
+    def distributions(self, cfg: SynthConfig, records: Iterable[Record]) -> Distributions:
+        """Return the distributions of scores and improvement."""
         return improvements(records)
 
-    async def process(self, record: Record, clients: Clients) -> Kept | Rejected:
-        """Translate twice, score both. A source that lost either output is rejected: a broken
-        greedy output must not look like a large improvement."""
+    async def process(self, record: Record, clients: Clients) -> KeptRecord | RejectedRecord:
+        """Translate twice and score both. If either output is broken, the source is rejected: a
+        broken greedy output must not look like a large improvement."""
         generation = clients.cfg.teacher.generation
         seed = teacher_seed(clients.seed, record["source_id"], "prefilter")
         texts: dict[str, str] = {}
@@ -94,43 +94,42 @@ class PrefilterScore(MapStage):
             try:
                 (choice,) = await clients.translate(record, temperature=temperature, n=1, seed=seed)
             except SourceFailed as error:
-                return Rejected(record, error.code, str(error))
+                return RejectedRecord(record, error.code, str(error))
             code = broken_output(record["source_text"], choice)
             if code is not None:
-                return Rejected(record, f"{which}_{code}", more={which: choice["text"]})
+                return RejectedRecord(record, f"{which}_{code}", more={which: choice["text"]})
             texts[which] = choice["text"]
         greedy, sample = await clients.score(record["source_text"], list(texts.values()))
         for which, score in (("greedy", greedy), ("sample", sample)):
             if score.value is None:
-                return Rejected(record, f"{which}_score_{score.error}", more=texts)
+                return RejectedRecord(record, f"{which}_score_{score.error}", more=texts)
         assert greedy.value is not None and sample.value is not None
-        told = {
+        scores = {
             "score_greedy": greedy.value,
             "score_sample": sample.value,
             "improvement": greedy.value - sample.value,
         }
         if clients.cfg.prefilter.store_texts:
-            told |= texts  # type: ignore[arg-type]
-        return Kept({**record, "prefilter": told})
+            scores |= texts  # type: ignore[arg-type]
+        return KeptRecord({**record, "prefilter": scores})
 
 
-def improvements(records: Iterable[Record]) -> Found:
-    """How the scores of both translations are spread, and their differences."""
+def improvements(records: Iterable[Record]) -> Distributions:
+    """Return the distributions of both scores and of their differences."""
     names = ("improvement", "score_greedy", "score_sample")
-    found = {name: Spread(0.01) for name in names}
+    spreads = {name: Distribution(0.01) for name in names}
     strata: Counter[str] = Counter()
     for record in records:
         strata[stratum(record)] += 1
         for name in names:
-            found[name].add(record["prefilter"][name])
-    return {**found, "strata": strata}
+            spreads[name].add(record["prefilter"][name])
+    return {**spreads, "strata": strata}
 
 
 def broken_output(src: str, choice: dict[str, Any]) -> str | None:
-    """Why a translation is none, as a code of synth/report/reasons.py; None if it may be one.
+    """Return the reason code of a broken translation; None if it may be valid.
 
-    A choice that the server broke off ("abort", "error") never comes here: scorekit/llm/wire.py has
-    it asked for again.
+    Choices that the server aborted ("abort", "error") are retried in scorekit/llm/wire.py.
     """
     reason = choice["finish_reason"]
     if reason == "length":
@@ -143,9 +142,9 @@ def broken_output(src: str, choice: dict[str, Any]) -> str | None:
 
 
 def _loops(src: str, text: str) -> bool:
-    # Where a loop fills half of a text, a third of its ten-character pieces repeat others. Asking
-    # that first costs a twentieth of looking for the loops, which few texts have.
-    pieces = len(text) - 9
-    if pieces > 20 and len({text[i : i + 10] for i in range(pieces)}) > 0.7 * pieces:
+    # If loops fill half of a text, a third of its ten-character windows repeat. Testing this first
+    # costs a twentieth of searching for loops, which are rare.
+    num_windows = len(text) - 9
+    if num_windows > 20 and len({text[i : i + 10] for i in range(num_windows)}) > 0.7 * num_windows:
         return False
     return checks.repetition(src, text) > MAX_LOOP

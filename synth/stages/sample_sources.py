@@ -1,7 +1,7 @@
-"""sample_sources: from the corpus to `sample_pool_size` sources, the same ones in any order.
+"""sample_sources: sample `sample_pool_size` sources from the corpus, in any reading order.
 
-Each file of the corpus gives a part; whichever process completes the last one merges them. With
---num-shards 4 a process reads every fourth file. A part that is complete is not made again.
+Each corpus file gives a part; the process that completes the last part merges them. With
+--num-shards 4 a process reads every fourth file. Complete parts are not made again.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ import structlog
 from scorekit.errors import UserError
 from scorekit.files import write_atomic
 from synth.config import DataConfig, SynthConfig
-from synth.context import Context
-from synth.drive.kinds import WholeStage
-from synth.folder.begin import check_begun, own_shards
-from synth.folder.distributions import Drawn, Found, Spread, stratum
-from synth.folder.locks import LOOK_AGAIN_S, Claims, held, release
-from synth.folder.store import Record, ShardWriter, StageFolder, to_line
-from synth.record import Rejected
+from synth.context import StageContext
+from synth.execution.stage_types import GlobalStage
+from synth.record import RejectedRecord
 from synth.sources.ingest import Ingest
 from synth.sources.madlad import REVISION, SourceFile, madlad_id, source_files
-from synth.sources.merge import choose, first_broken, offer_part, unread, why_nothing
+from synth.sources.merge import choose, first_broken, no_source_reason, offer_part, unread
 from synth.sources.parquet import SourcesParquet
 from synth.sources.parts import Part, PartCounts, PartReaders
 from synth.sources.sampling import TYPES, BottomK, plan_quotas
 from synth.sources.screen import SCREENED, is_screened, screen, screen_settings
 from synth.stages.cost import Cost, Sizes
+from synth.storage.distributions import Distribution, DistributionChart, Distributions, stratum
+from synth.storage.locks import RETRY_S, WorkClaims, hold_locks, release
+from synth.storage.stage_start import check_begun, own_shards
+from synth.storage.store import Record, ShardWriter, StageFolder, to_line
 
 if TYPE_CHECKING:
     import numpy as np
 
 log = structlog.get_logger()
 
-#: Under a limit only so many files, and documents for each source asked for, are read.
+#: Number of files, and of documents per requested source, that are read under a limit.
 _LIMIT_FILES, _LIMIT_DOCUMENTS = 4, 100
 #: The pool as Parquet, in the folder of the run.
 _VIEW = "sampled_sources.parquet"
 
 
-class SampleSources(WholeStage):
-    """The first stage: everything in it is decided by config, seed and corpus.
+class SampleSources(GlobalStage):
+    """The first stage. Its output depends only on config, seed and corpus.
 
     A record has `source_id`, `source_text`, `source_type` ("sentence" | "blob"), `length`,
     `length_bucket_id`, `source_meta` {madlad: {...}}.
@@ -56,10 +56,12 @@ class SampleSources(WholeStage):
     name = "sample_sources"
     outputs = (_VIEW,)
     runs_alone = False
-    drawn = (Drawn("Source length of the pool", "source_tokens", "tokens, nearly", "tokens"),)
+    charts = (
+        DistributionChart("Source length of the pool", "source_tokens", "tokens, nearly", "tokens"),
+    )
 
     def settings(self, cfg: SynthConfig) -> dict[str, Any]:
-        """The part of the config that the sample depends on."""
+        """Return the part of the config that the sample depends on."""
         data = cfg.data.model_dump(
             mode="json",
             exclude={
@@ -87,7 +89,7 @@ class SampleSources(WholeStage):
         }
 
     def cost(self, run: Sizes) -> Cost:
-        """No service: the pool, and its view."""
+        """Return the cost of the pool and its view; no service is called."""
         return Cost(
             self.name,
             records=run.pool,
@@ -95,9 +97,9 @@ class SampleSources(WholeStage):
             driver_s=(0.00012, 0.0),
         )
 
-    def figures(self, cfg: SynthConfig, records: Iterable[Record]) -> Found:
-        """Lengths, buckets and types of the pool."""
-        chars, tokens = Spread(), Spread()
+    def distributions(self, cfg: SynthConfig, records: Iterable[Record]) -> Distributions:
+        """Return lengths, buckets and types of the pool."""
+        chars, tokens = Distribution(), Distribution()
         buckets: Counter[str] = Counter()
         types: Counter[str] = Counter()
         strata: Counter[str] = Counter()
@@ -117,14 +119,14 @@ class SampleSources(WholeStage):
             "strata": strata,
         }
 
-    def run(self, ctx: Context, manifest: dict[str, Any]) -> None:
+    def run(self, ctx: StageContext, manifest: dict[str, Any]) -> None:
         """Read this process's files; merge when all files are read. Raises UserError."""
         folder = ctx.folder(self.name)
         if folder.shards() is None:
             _Sampling(self, ctx, folder, manifest).run()
         elif missing := folder.missing():
             raise UserError(
-                f"{folder.path}: the mark of shard {missing[0]} is gone: mend it with "
+                f"{folder.path}: the mark of shard {missing[0]} is missing. Repair it with "
                 f"`run --stage {self.name} --repair {missing[0]}`"
             )
         else:  # a merge that was killed while it cleaned up
@@ -132,10 +134,10 @@ class SampleSources(WholeStage):
 
 
 class _Sampling:
-    """The stage in work."""
+    """A run of the stage."""
 
     def __init__(
-        self, stage: SampleSources, ctx: Context, folder: StageFolder, manifest: dict[str, Any]
+        self, stage: SampleSources, ctx: StageContext, folder: StageFolder, manifest: dict[str, Any]
     ) -> None:
         self.stage, self.ctx, self.folder, self.manifest = stage, ctx, folder, manifest
         self.cfg = ctx.cfg
@@ -145,7 +147,7 @@ class _Sampling:
         self.parts = [Part(folder.path / "parts", file.index) for file in self.files]
 
     def run(self) -> None:
-        with held([(self.folder.lock(), True)], "sample there"):
+        with hold_locks([(self.folder.lock(), True)], "sample there"):
             self._run()
 
     def _run(self) -> None:
@@ -170,32 +172,34 @@ class _Sampling:
                 self._merge()
 
     def _alone(self) -> AbstractContextManager[None]:
-        """One process of this run at a time."""
+        """Hold the merge lock: one process of this run at a time."""
         merge = self.folder.lock().with_name(f"{self.folder.name}-merge.lock")
-        return held([(merge, False)], "merge there", wait=self.ctx.tell)
+        return hold_locks([(merge, False)], "merge there", wait=self.ctx.print_line)
 
     def _read(self) -> None:
-        """This process's files, and where work is shared every one that nobody is at."""
-        own = own_shards(len(self.files), self.ctx)
-        wanted = range(len(self.files)) if self.ctx.share else own
-        done = [i for i in wanted if self._complete(i)]
-        self.ctx.advance(len(done), len(wanted))
+        """Read this process's files, and with shared work every free file."""
+        own_files = own_shards(len(self.files), self.ctx)
+        candidates = range(len(self.files)) if self.ctx.share else own_files
+        done = [i for i in candidates if self._complete(i)]
+        self.ctx.advance(len(done), len(candidates))
         sample = BottomK(self.quotas)
-        for index in done:  # what they hold, later files need not
+        for index in done:  # later files need not repeat their sources
             offer_part(sample, self.parts[index])
-        claims = Claims([i for i in wanted if i not in set(done)], self._complete, self.folder.lock)
+        claims = WorkClaims(
+            [i for i in candidates if i not in set(done)], self._complete, self.folder.lock
+        )
         if not claims.left:
             return
         ingest = Ingest(self.cfg, sample)
-        told = False
+        is_announced = False
         while claims.left:
             claimed = claims.next()
             if claimed is None:
                 if claims.left:
-                    if not told:
-                        told = True
-                        self.ctx.tell(f"{self.folder.name}: waits for {claims.waits_for()}")
-                    time.sleep(LOOK_AGAIN_S)
+                    if not is_announced:
+                        is_announced = True
+                        self.ctx.print_line(f"{self.folder.name}: waits for {claims.waits_for()}")
+                    time.sleep(RETRY_S)
                 continue
             index, lock = claimed
             try:
@@ -210,18 +214,18 @@ class _Sampling:
         return counts is not None and counts.file == self.files[index].name
 
     def _documents(self, file: SourceFile) -> int | None:
-        """The file's share of max_documents: the same whoever reads it."""
+        """Return the file's share of max_documents, independent of the reading process."""
         if self.data.max_documents is None:
             return None
-        each, more = divmod(self.data.max_documents, len(self.files))
-        return each + (file.index < more)
+        share, more = divmod(self.data.max_documents, len(self.files))
+        return share + (file.index < more)
 
     def _merge(self) -> None:
-        found = [counts for part in self.parts if (counts := part.counts()) is not None]
-        if len(found) < len(self.parts):
+        counts_list = [counts for part in self.parts if (counts := part.counts()) is not None]
+        if len(counts_list) < len(self.parts):
             raise UserError(
-                f"{self.folder.path}: another process could not read enough of the corpus; when "
-                "that is mended, --resume"
+                f"{self.folder.path}: another process could not read enough of the corpus. Fix "
+                "that, then --resume"
             )
         sample = BottomK(self.quotas)
         for part in self.parts:
@@ -230,40 +234,41 @@ class _Sampling:
         chosen, doubles = choose(self.parts, cutoffs, len(self.quotas) // len(TYPES))
         if not len(chosen):
             self._read_again()
-            raise UserError(why_nothing(found))
-        self._check_readable(found)
+            raise UserError(no_source_reason(counts_list))
+        self._check_readable(counts_list)
         sampled = self._write(chosen)
-        self._note(found, sampled, doubles)
+        self._note(counts_list, sampled, doubles)
         number = -(-len(chosen) // self.cfg.run.shard_records)
         self.folder.set_manifest({**self.manifest, "shards": number})
         shutil.rmtree(self.folder.path / "parts", ignore_errors=True)
 
-    def _check_readable(self, found: list[PartCounts]) -> None:
-        """Raise UserError where too much of the corpus could not be read."""
-        lost = unread(sum((part.rejected for part in found), Counter()))
-        documents = sum(part.documents + part.broken_lines for part in found)
+    def _check_readable(self, counts_list: list[PartCounts]) -> None:
+        """Raise UserError if too much of the corpus is unreadable."""
+        unreadable = unread(sum((part.rejected for part in counts_list), Counter()))
+        documents = sum(part.documents + part.broken_lines for part in counts_list)
         share = max(
-            lost.total() / max(1, documents),
-            lost["broken_gzip"] / len(found),  # the rest of such a file is lost, too
+            unreadable.total() / max(1, documents),
+            unreadable["broken_gzip"] / len(counts_list),  # the rest of such a file is unreadable
         )
         if share > self.data.max_unreadable:
             self._read_again()
-            codes = ", ".join(f"{code} {count:,}" for code, count in sorted(lost.items()))
+            codes = ", ".join(f"{code} {count:,}" for code, count in sorted(unreadable.items()))
             raise UserError(
-                f"data.files: {lost.total():,} of {documents:,} documents could not be read "
-                f"({codes}){first_broken(found)}; mend them, or allow a share of "
+                f"data.files: {unreadable.total():,} of {documents:,} documents could not be read "
+                f"({codes}){first_broken(counts_list)}. Repair them, or allow a share of "
                 f"{share:.2g} by data.max_unreadable, and --resume"
             )
 
     def _read_again(self) -> None:
-        """Let a resumed run read the files again, which may be mended by then: all of them, since
-        what one held decided what was kept of the others."""
+        """Make a resumed run read all files again after a repair, because each file influences
+        which sources of the others are kept."""
         for part in self.parts:
             part.drop()
 
     def _write(self, chosen: np.ndarray) -> Counter[str]:
-        """The shards with their marks, and all of them as Parquet. Sources by type and bucket, and
-        those that were screened out by their codes."""
+        """Write the shards with their marks, and all sources as Parquet.
+
+        Returns counts of sources by type and bucket, and of removed ones by code."""
         counts: Counter[str] = Counter()
         size = self.cfg.run.shard_records
         with (
@@ -272,38 +277,40 @@ class _Sampling:
         ):
             verdict = screen(self.data, chosen, readers.read, self.folder.path / "parts")
             for index, start in enumerate(range(0, len(chosen), size)):
-                records, lost = [], []
-                for place, row in enumerate(chosen[start : start + size], start):
+                records, removed = [], []
+                for position, row in enumerate(chosen[start : start + size], start):
                     record = readers.read(row)
-                    rejected = verdict(place, record)
+                    rejected = verdict(position, record)
                     if rejected is None:
                         records.append(record)
                     else:
-                        lost.append(rejected)
+                        removed.append(rejected)
                 counts.update(f"{r['source_type']} {r['length_bucket_id']}" for r in records)
-                counts.update(rejected.reason_code for rejected in lost)
-                self._write_shard(index, records, lost)
+                counts.update(rejected.reason_code for rejected in removed)
+                self._write_shard(index, records, removed)
                 parquet.write(records)
             parquet.commit()
         return counts
 
-    def _write_shard(self, index: int, records: list[Record], lost: list[Rejected]) -> None:
-        codes = Counter(rejected.reason_code for rejected in lost)
+    def _write_shard(
+        self, index: int, records: list[Record], removed: list[RejectedRecord]
+    ) -> None:
+        codes = Counter(rejected.reason_code for rejected in removed)
         mark = {"records": len(records), "rejected": dict(sorted(codes.items())), "input": None}
         mark["digest"] = _write_all(self.folder.shard(index), records)
         if is_screened(self.data):
-            told = [rejected.as_record(self.folder.name) for rejected in lost]
-            mark["rejected_digest"] = _write_all(self.folder.rejected(index), told)
+            removed_records = [rejected.as_record(self.folder.name) for rejected in removed]
+            mark["rejected_digest"] = _write_all(self.folder.rejected(index), removed_records)
         self.folder.set_mark(index, mark)
 
-    def _note(self, found: list[PartCounts], sampled: Counter[str], doubles: int) -> None:
-        """counts.json: in = sampled + rejected + screened. The same for this process's stats."""
-        rejected = sum((part.rejected for part in found), Counter())
-        pieces = sum(part.pieces for part in found)
-        lost = unread(rejected)
-        rejected -= lost
+    def _note(self, counts_list: list[PartCounts], sampled: Counter[str], doubles: int) -> None:
+        """Write counts.json (in = sampled + rejected + screened), and set this process's stats."""
+        rejected = sum((part.rejected for part in counts_list), Counter())
+        num_segments = sum(part.pieces for part in counts_list)
+        unreadable = unread(rejected)
+        rejected -= unreadable
         rejected["duplicate"] = doubles
-        rejected["not_sampled"] = pieces - sampled.total() - rejected.total()
+        rejected["not_sampled"] = num_segments - sampled.total() - rejected.total()
         screened = Counter({code: sampled.pop(code) for code in SCREENED if sampled[code]})
         rejected = +rejected
         buckets = len(self.cfg.bucketing.boundaries) - 1
@@ -314,9 +321,9 @@ class _Sampling:
             else self.manifest["settings"]["data"]["madlad_revision"],
             "max_files": self.data.max_files,
             "max_documents": self.data.max_documents,
-            "documents": sum(part.documents for part in found),
-            "unreadable": dict(sorted(lost.items())),
-            "pieces": pieces,
+            "documents": sum(part.documents for part in counts_list),
+            "unreadable": dict(sorted(unreadable.items())),
+            "pieces": num_segments,
             "sampled": sampled.total(),
             "rejected": dict(sorted(rejected.items())),
             **({"screened": dict(sorted(screened.items()))} if is_screened(self.data) else {}),
@@ -335,17 +342,17 @@ class _Sampling:
                     "broken_lines": part.broken_lines,
                     "broken": part.broken,
                 }
-                for part in found
+                for part in counts_list
             ],
         }
         write_atomic(self.folder.path / "counts.json", to_line(content), alone=True)
         stats = self.ctx.stats
-        stats.records_in, stats.records_out = pieces, sampled.total()
-        stats.rejected.update(rejected + screened + lost)
+        stats.records_in, stats.records_out = num_segments, sampled.total()
+        stats.rejected.update(rejected + screened + unreadable)
 
 
 def _within_limit(data: DataConfig, limit: int | None) -> tuple[DataConfig, int]:
-    """What is read, and how many sources are wanted. A limit is for a look: it reads a slice."""
+    """Return the data config and the pool size; a limit reads only a slice of the corpus."""
     if limit is None:
         return data, data.sample_pool_size
     update = {

@@ -1,4 +1,4 @@
-"""The best candidate of each source, by MetricX quality estimation: best = argmin(score)."""
+"""Select the best candidate of each source by MetricX without reference: argmin(score)."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 
 from scorekit.errors import UserError
 from synth.config import SynthConfig
-from synth.context import Context
-from synth.drive.clients import Clients
-from synth.drive.kinds import MapStage
-from synth.folder.distributions import Drawn, Found, Spread, stratum
-from synth.folder.locks import held
-from synth.folder.store import Record
-from synth.record import Kept, Rejected
+from synth.context import StageContext
+from synth.execution.clients import Clients
+from synth.execution.stage_types import MapStage
+from synth.record import KeptRecord, RejectedRecord
 from synth.stages.cost import Cost, Sizes
 from synth.stages.generate_128 import distinct_texts
 from synth.stages.prefilter_score import broken_output
 from synth.stages.settings import metricx_settings
+from synth.storage.distributions import Distribution, DistributionChart, Distributions, stratum
+from synth.storage.locks import hold_locks
+from synth.storage.store import Record
 
-_PICTURE = ("Score of the candidates", "MetricX score (lower is better)")
+_CHART = ("Score of the candidates", "MetricX score (lower is better)")
 
 
 class ScoreSelectBest(MapStage):
@@ -36,17 +36,17 @@ class ScoreSelectBest(MapStage):
     other_names = ("score_128_select_best",)
     view = "final_candidates_topk.jsonl"
     shows_rejected = True
-    drawn = (
-        Drawn(_PICTURE[0], "score_best", "best", _PICTURE[1]),
-        Drawn(_PICTURE[0], "score_worst", "worst", _PICTURE[1]),
+    charts = (
+        DistributionChart(_CHART[0], "score_best", "best", _CHART[1]),
+        DistributionChart(_CHART[0], "score_worst", "worst", _CHART[1]),
     )
 
     def uses(self, cfg: SynthConfig) -> frozenset[str]:
-        """MetricX."""
+        """Return MetricX."""
         return frozenset({"metricx"})
 
     def settings(self, cfg: SynthConfig) -> dict[str, Any]:
-        """What the choice depends on."""
+        """Return the settings that the selection depends on."""
         final = cfg.final_generation
         return {
             **metricx_settings(cfg),
@@ -56,7 +56,7 @@ class ScoreSelectBest(MapStage):
         }
 
     def cost(self, run: Sizes) -> Cost:
-        """A score of every candidate."""
+        """Return the cost of a score for every candidate."""
         return Cost(
             self.name,
             records=run.chosen,
@@ -67,9 +67,9 @@ class ScoreSelectBest(MapStage):
             view_bytes=run.line_bytes(run.text_bytes),
         )
 
-    def figures(self, cfg: SynthConfig, records: Iterable[Record]) -> Found:
-        """The best and the worst score of each source, and what could not compete."""
-        best, worst, margin = (Spread(0.01) for _ in range(3))
+    def distributions(self, cfg: SynthConfig, records: Iterable[Record]) -> Distributions:
+        """Return the best and worst scores of the sources, and excluded candidates."""
+        best, worst, margin = (Distribution(0.01) for _ in range(3))
         out: Counter[str] = Counter()
         strata: Counter[str] = Counter()
         for record in records:
@@ -88,10 +88,12 @@ class ScoreSelectBest(MapStage):
             "strata": strata,
         }
 
-    async def process(self, record: Record, clients: Clients) -> Kept | Rejected:
-        """Candidates that are empty, cut, looping, kept back, or failed in scoring never
-        compete: a failure read as 0 would win. Equal texts are scored once; of equal scores the
-        first index wins."""
+    async def process(self, record: Record, clients: Clients) -> KeptRecord | RejectedRecord:
+        """Score the valid candidates and keep the best.
+
+        Candidates that are empty, cut, looping, filtered, or without a score are excluded: a
+        failure read as 0 would win. Equal texts are scored once; for equal scores the first index
+        wins."""
         final = clients.cfg.final_generation
         src = record["source_text"]
         out: Counter[str] = Counter()
@@ -117,12 +119,16 @@ class ScoreSelectBest(MapStage):
             "distinct": distinct_texts(record["candidates"]),
             "scored": len(scored),
         }
-        rest = {key: value for key, value in record.items() if key != "candidates"}
-        rest["candidate_counts"] = {**counts, "out": dict(sorted(out.items()))}
+        base_record = {key: value for key, value in record.items() if key != "candidates"}
+        base_record["candidate_counts"] = {**counts, "out": dict(sorted(out.items()))}
         if out["content_filter"] == counts["asked"]:
-            return Rejected(rest, "content_filter", f"all {counts['asked']} candidates")
+            return RejectedRecord(
+                base_record, "content_filter", f"all {counts['asked']} candidates"
+            )
         if not scored:
-            return Rejected(rest, "no_candidate", ", ".join(f"{k} {n}" for k, n in out.items()))
+            return RejectedRecord(
+                base_record, "no_candidate", ", ".join(f"{k} {n}" for k, n in out.items())
+            )
         scored.sort(key=lambda candidate: (candidate["score"], candidate["index"]))
         topk = _distinct(scored)[: final.store_top_k]
         if final.max_score is not None:
@@ -130,26 +136,27 @@ class ScoreSelectBest(MapStage):
             topk = [candidate for candidate in topk if candidate["score"] <= final.max_score]
             if not topk:
                 reason = f"the best scored {best:.3f}, over {final.max_score:g}"
-                return Rejected(rest, "over_max_score", reason)
-        kept = {**rest, "topk": topk, "worst": scored[-1] if len(scored) > 1 else None}
+                return RejectedRecord(base_record, "over_max_score", reason)
+        result = {**base_record, "topk": topk, "worst": scored[-1] if len(scored) > 1 else None}
         if final.store_candidates:
-            kept["candidates"] = scored
-        return Kept(kept)
+            result["candidates"] = scored
+        return KeptRecord(result)
 
-    def finish(self, ctx: Context) -> None:
-        """Delete the candidates when all of them are scored, unless they are to be stored: the kept
-        answers hold their texts, too. Not while another driver reads there."""
+    def finish(self, ctx: StageContext) -> None:
+        """Delete the candidates after all are scored, unless they should be stored.
+
+        The answer cache still has their texts. Nothing is deleted while another driver reads."""
         assert self.after is not None
         source = ctx.folder(self.after.name)
         if ctx.cfg.final_generation.store_candidates or ctx.limit is not None:
             return
-        with suppress(UserError), held([(source.lock(), False)], "let candidates go"):
+        with suppress(UserError), hold_locks([(source.lock(), False)], "delete candidates"):
             for index in range(source.shards() or 0):
-                source.let_go(index)
+                source.delete_records(index)
 
 
 def _distinct(ranked: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The first of each text: two equal candidates are one choice."""
+    """Return the first candidate of each text."""
     seen: dict[str, dict[str, Any]] = {}
     for candidate in ranked:
         seen.setdefault(candidate["text"], candidate)

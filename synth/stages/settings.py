@@ -1,4 +1,4 @@
-"""What the output of several stages depends on, for the digest that guards a resumed run."""
+"""Settings that the output of several stages depends on, for the digest of a resumed run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from synth.config import SynthConfig, languages
 
 
 def teacher_settings(cfg: SynthConfig) -> dict[str, Any]:
-    """Of every request to the teacher. URLs, time-outs and concurrency change no answer."""
+    """Return the settings of teacher requests. URLs, timeouts and concurrency do not matter."""
     generation, revision = cfg.teacher.generation, cfg.teacher.revision
     source, target = languages(cfg)
     return {
@@ -17,7 +17,7 @@ def teacher_settings(cfg: SynthConfig) -> dict[str, Any]:
         **({} if revision is None else {"revision": revision}),
         "prompt": load_template(cfg.teacher.prompt),
         "languages": [source, target],
-        **({"own": [own.name for own in cfg.data.languages]} if cfg.data.languages else {}),
+        **({"own": [custom.name for custom in cfg.data.languages]} if cfg.data.languages else {}),
         "seed": cfg.run.seed if generation.seed is None else generation.seed,
         "top_p": generation.top_p,
         "max_tokens": generation.max_tokens,
@@ -26,5 +26,5 @@ def teacher_settings(cfg: SynthConfig) -> dict[str, Any]:
 
 
 def metricx_settings(cfg: SynthConfig) -> dict[str, Any]:
-    """Of every score."""
+    """Return the settings of scores."""
     return {"metricx": cfg.metricx.checkpoint}

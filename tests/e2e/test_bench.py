@@ -1,4 +1,5 @@
-"""Every benchmark that takes minutes runs to its end in small, and gives a number a question."""
+"""Check that every long benchmark runs to its end in small, and gives a number for each
+question."""
 
 from __future__ import annotations
 
@@ -45,30 +46,36 @@ MARKS = {"bench": pytest.mark.oracle}
     "module", [pytest.param(name, marks=MARKS.get(name, ())) for name in BENCHES]
 )
 def test_a_benchmark_runs_in_small(module):
-    begun = time.time()
-    done = subprocess.run(
+    started_at = time.time()
+    result = subprocess.run(
         [sys.executable, "-m", module, "--quick"], cwd=ROOT, capture_output=True, text=True
     )
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert result.returncode == 0, result.stderr[-3000:]
     for name in BENCHES[module]:
         path = ROOT / "runs/bench" / f"{name}.json"
-        assert path.stat().st_mtime >= begun - 1, f"{path} is an older one"
-        found = json.loads(path.read_text(encoding="utf-8"))
-        assert found["quick"] and found["figures"]
-        for figure in found["figures"]:
-            assert figure["value"] is not None and math.isfinite(figure["value"]), figure
+        assert path.stat().st_mtime >= started_at - 1, f"{path} is an older one"
+        report = json.loads(path.read_text(encoding="utf-8"))
+        assert report["quick"] and report["figures"]
+        for stat in report["figures"]:
+            assert stat["value"] is not None and math.isfinite(stat["value"]), stat
 
 
 @pytest.mark.slow
 def test_the_meta_evaluation_runs_in_small():
     command = [sys.executable, "-m", "bench.meta_eval", "--quick"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads((ROOT / "runs/bench/meta_eval.json").read_text(encoding="utf-8"))
-    assert set(found["sets"]) == {"ende", "zhen"} and found["quick"]
-    for one in found["sets"].values():
-        assert [m["name"] for m in one["metrics"]][:3] == ["constant", "length only", "all marked"]
-        assert len(one["metrics"]) == 8 and all(not m["failed"] for m in one["metrics"])
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr[-3000:]
+    report = json.loads((ROOT / "runs/bench/meta_eval.json").read_text(encoding="utf-8"))
+    assert set(report["sets"]) == {"ende", "zhen"} and report["quick"]
+    for set_report in report["sets"].values():
+        assert [m["name"] for m in set_report["metrics"]][:3] == [
+            "constant",
+            "length only",
+            "all marked",
+        ]
+        assert len(set_report["metrics"]) == 8 and all(
+            not m["failed"] for m in set_report["metrics"]
+        )
 
 
 @pytest.mark.slow
@@ -77,13 +84,13 @@ def test_the_search_evidence_runs_in_small():
     folder = ROOT / "runs/bench/search_evidence"
     shutil.rmtree(folder, ignore_errors=True)
     command = [sys.executable, "-m", module, "--quick", "--only", "both", "--only", "rows"]
-    for _ in range(2):  # what stands is not run again
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr[-3000:]
-        found = json.loads((ROOT / "runs/bench/search_evidence.json").read_text(encoding="utf-8"))
-        assert list(found["arms"]) == ["both", "rows"] and list(found["sets"]) == ["held_out"]
-        for arm in found["sets"]["held_out"]["arms"].values():
+    for _ in range(2):  # finished work is not run again
+        result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        assert result.returncode == 0, result.stderr[-3000:]
+        report = json.loads((ROOT / "runs/bench/search_evidence.json").read_text(encoding="utf-8"))
+        assert list(report["arms"]) == ["both", "rows"] and list(report["sets"]) == ["held_out"]
+        for arm in report["sets"]["held_out"]["arms"].values():
             assert math.isfinite(arm["end"]["reward_mean"]) and arm["seeds"] == [1]
-        for arm in found["arms"].values():
-            assert len(arm["logged"]["ndcg_mean"][0]) == found["updates"] == 2
-    assert "seed 1:" not in done.stderr
+        for arm in report["arms"].values():
+            assert len(arm["logged"]["ndcg_mean"][0]) == report["updates"] == 2
+    assert "seed 1:" not in result.stderr

@@ -1,7 +1,6 @@
-"""The compose stack as users start it, on a real Docker engine; skipped, and said so, without one.
+"""Test the compose stack as users start it, on a real Docker engine; skipped without one.
 
-A program `docker compose` is wanted, or the path of one in COMPOSE.
-"""
+It requires a program `docker compose`, or the path of one in COMPOSE."""
 
 from __future__ import annotations
 
@@ -58,7 +57,7 @@ PROGRAM = compose_program() if shutil.which("docker") else None
 
 def compose(*arguments: str, check: bool = True) -> str:
     assert PROGRAM is not None
-    done = subprocess.run(
+    result = subprocess.run(
         [*PROGRAM, "-p", "scorekit-test", *arguments],
         cwd=ROOT,
         env=ENVIRONMENT,
@@ -67,14 +66,14 @@ def compose(*arguments: str, check: bool = True) -> str:
         timeout=1800,
         check=False,
     )
-    assert done.returncode == 0 or not check, done.stderr[-2000:]
-    return done.stdout
+    assert result.returncode == 0 or not check, result.stderr[-2000:]
+    return result.stdout
 
 
 def inspect(service: str) -> dict:
     name = f"scorekit-test-{service}-1"
-    told = subprocess.run(["docker", "inspect", name], capture_output=True, check=True).stdout
-    return json.loads(told)[0]
+    output = subprocess.run(["docker", "inspect", name], capture_output=True, check=True).stdout
+    return json.loads(output)[0]
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 120.0) -> None:
@@ -85,8 +84,9 @@ def wait_for(condition: Callable[[], bool], seconds: float = 120.0) -> None:
 
 
 def kill(service: str) -> int:
-    """Its processes die of SIGKILL; of `docker kill` Docker would think that it was meant. Returns
-    how often the container was started again before."""
+    """Kill its processes with SIGKILL, and return how often the container was restarted before.
+
+    Docker would treat `docker kill` as intended, and not restart it."""
     restarts = inspect(service)["RestartCount"]
     compose("exec", "-T", service, "sh", "-c", "kill -9 -1", check=False)
     return int(restarts)
@@ -97,7 +97,7 @@ def healthy(service: str) -> bool:
 
 
 def stored(database: int) -> int:
-    """Entries of a service's database in the cache's container."""
+    """Return the entries of a service's database in the cache's container."""
     asking = ("exec", "-T", "cache", "valkey-cli", "-n", str(database), "dbsize")
     return int(compose(*asking).split()[-1])
 
@@ -130,11 +130,11 @@ def score(client: SyncScoringClient, pairs: list[dict[str, str]], cache: bool) -
 
 
 class Load:
-    """A client that scores the pairs again and again in a thread; every answer is kept."""
+    """A client that scores the pairs repeatedly in a thread, and keeps every answer."""
 
     def __init__(self) -> None:
         self.answers: list[list[float]] = []
-        self.faults: list[BaseException] = []
+        self.errors: list[BaseException] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -153,7 +153,7 @@ class Load:
                 try:
                     self.answers.append(score(scoring, PAIRS, cache=False))
                 except BaseException as error:
-                    self.faults.append(error)
+                    self.errors.append(error)
 
 
 @pytest.fixture(scope="module")
@@ -163,8 +163,8 @@ def expected(stack: None) -> list[float]:
 
 
 @pytest.fixture(scope="module")
-def asked(stack: None) -> subprocess.CompletedProcess[str]:
-    """What the smoke script said of all services."""
+def smoke_result(stack: None) -> subprocess.CompletedProcess[str]:
+    """Return the result of the smoke script for all services."""
     return subprocess.run(
         [sys.executable, "deploy/smoke.py", "--retriever", RETRIEVER],
         cwd=ROOT,
@@ -177,22 +177,22 @@ def asked(stack: None) -> subprocess.CompletedProcess[str]:
 
 
 def test_each_service_scores_and_the_second_time_from_the_cache(
-    asked: subprocess.CompletedProcess[str],
+    smoke_result: subprocess.CompletedProcess[str],
 ) -> None:
-    assert asked.returncode == 0, asked.stderr
-    assert len(asked.stdout.splitlines()) == len(SERVICES)
+    assert smoke_result.returncode == 0, smoke_result.stderr
+    assert len(smoke_result.stdout.splitlines()) == len(SERVICES)
 
 
 def test_each_service_says_its_version_and_logs_json_without_texts(
-    asked: subprocess.CompletedProcess[str],
+    smoke_result: subprocess.CompletedProcess[str],
 ) -> None:
     for service, port in PORTS.items():
         versions = httpx.get(f"http://127.0.0.1:{port}/v1/info").json()["versions"]
         assert versions["scorekit"] == scorekit.__version__, service
         command = ["docker", "logs", f"scorekit-test-{service}-1"]
-        told = subprocess.run(command, capture_output=True, check=True)
-        written = (told.stdout + told.stderr).decode().splitlines()
-        if service == "retriever":  # what it said while it read its pages is for people
+        logs = subprocess.run(command, capture_output=True, check=True)
+        written = (logs.stdout + logs.stderr).decode().splitlines()
+        if service == "retriever":  # its output about reading pages is plain text
             written = written[[line.startswith("{") for line in written].index(True) :]
         lines = [json.loads(line) for line in written]
         assert {"ready", "request"} <= {line["event"] for line in lines}, service
@@ -202,22 +202,22 @@ def test_each_service_says_its_version_and_logs_json_without_texts(
 
 def test_containers_are_locked_down(stack: None) -> None:
     for service in (*SERVICES, "cache"):
-        found = inspect(service)
-        assert found["Config"]["User"] not in ("", "root", "0"), service
-        assert found["HostConfig"]["ReadonlyRootfs"], service
-        assert found["HostConfig"]["CapDrop"] == ["ALL"], service
-        assert found["HostConfig"]["Memory"] > 0, service
-        assert found["HostConfig"]["RestartPolicy"]["Name"] == "unless-stopped", service
+        container = inspect(service)
+        assert container["Config"]["User"] not in ("", "root", "0"), service
+        assert container["HostConfig"]["ReadonlyRootfs"], service
+        assert container["HostConfig"]["CapDrop"] == ["ALL"], service
+        assert container["HostConfig"]["Memory"] > 0, service
+        assert container["HostConfig"]["RestartPolicy"]["Name"] == "unless-stopped", service
         published = [
-            bind for binds in found["NetworkSettings"]["Ports"].values() for bind in binds or []
+            bind for binds in container["NetworkSettings"]["Ports"].values() for bind in binds or []
         ]
         assert all(bind["HostIp"] == "127.0.0.1" for bind in published), service
         assert bool(published) == (service != "cache"), service
         if service != "cache":
-            assert found["HostConfig"]["Init"] is True
-            assert found["Config"]["Image"] == f"scorekit-{service}:0.2.0"
-    told = compose("exec", "-T", "metricx", "sh", "-c", "id -u; touch /app/x 2>&1 || true")
-    assert told.splitlines()[0] == "10001" and "Read-only" in told
+            assert container["HostConfig"]["Init"] is True
+            assert container["Config"]["Image"] == f"scorekit-{service}:0.2.0"
+    shell_output = compose("exec", "-T", "metricx", "sh", "-c", "id -u; touch /app/x 2>&1 || true")
+    assert shell_output.splitlines()[0] == "10001" and "Read-only" in shell_output
 
 
 def test_the_profile_teacher_adds_a_server_that_wants_its_key(stack: None) -> None:
@@ -240,7 +240,7 @@ def test_a_service_killed_under_load_is_back_by_itself_and_no_answer_is_wrong(
         wait_for(lambda: inspect("metricx")["RestartCount"] > restarts)
         after = len(load.answers)
         wait_for(lambda: len(load.answers) > after + 1)
-    assert not load.faults
+    assert not load.errors
     for answer in load.answers:
         assert answer == pytest.approx(expected, abs=1e-4)
     wait_for(lambda: healthy("metricx"))
@@ -254,11 +254,12 @@ def test_the_embedder_serves_openais_sdk_and_after_a_kill_the_same_vectors(stack
         rows = asking.embeddings.create(model="encoder", input=texts).data
         return [row.embedding for row in rows]
 
-    def from_the_tier() -> bool:
-        """Memory is new after the kill: what is found lay in the cache's container."""
-        figures = httpx.get(f"{EMBEDDER}/metrics").text
-        (found,) = re.findall(r'scorekit_cache_hits_total\{tier="tier"\} (\S+)', figures)
-        return float(found) >= len(texts)
+    def came_from_tier() -> bool:
+        """Check the hits of the tier: memory is empty after the kill, so they came from the
+        container."""
+        metrics_text = httpx.get(f"{EMBEDDER}/metrics").text
+        (num_hits,) = re.findall(r'scorekit_cache_hits_total\{tier="tier"\} (\S+)', metrics_text)
+        return float(num_hits) >= len(texts)
 
     before = vectors()
     wait_for(lambda: stored(3) >= len(texts))
@@ -266,7 +267,7 @@ def test_the_embedder_serves_openais_sdk_and_after_a_kill_the_same_vectors(stack
     wait_for(lambda: inspect("embedder")["RestartCount"] > restarts)
     wait_for(lambda: ready(EMBEDDER))
     assert vectors() == before
-    assert from_the_tier()
+    assert came_from_tier()
     wait_for(lambda: healthy("embedder"))
 
 
@@ -289,12 +290,13 @@ def test_without_its_cache_the_stack_goes_on_and_finds_it_again(expected: list[f
             assert len(score(scoring, pairs, cache=True)) == 20
         compose("start", "cache")
 
-        def written_again() -> bool:
-            """The cache keeps nothing on disk: what it holds now came after its start."""
+        def is_rewritten() -> bool:
+            """Check the entries: the cache keeps nothing on disk, so all were written after its
+            start."""
             score(scoring, [{"src": f"{time.monotonic()}", "mt": "x"}], cache=True)
             return stored(0) > 0
 
-        wait_for(written_again)
+        wait_for(is_rewritten)
 
 
 def test_down_under_load_loses_nothing_and_keeps_the_grace_time(expected: list[float]) -> None:
@@ -307,7 +309,7 @@ def test_down_under_load_loses_nothing_and_keeps_the_grace_time(expected: list[f
         compose("start", "metricx")
         after = len(load.answers)
         wait_for(lambda: len(load.answers) > after)
-    assert not load.faults
+    assert not load.errors
     for answer in load.answers:
         assert answer == pytest.approx(expected, abs=1e-4)
     started = time.monotonic()

@@ -1,4 +1,4 @@
-"""The demo as a user starts it, cut short."""
+"""Test the demo as a user starts it, shortened."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def _start(run_dir, *flags):
 
 
 def _children_of(run_dir) -> list[str]:
-    """Services and trainer: processes whose command line names the run's folder."""
-    found = []
+    """Return the services and the trainer: processes whose command line names the run's folder."""
+    commands = []
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             command = entry.read_bytes().replace(b"\0", b" ").decode(errors="replace")
             if str(run_dir) in command and ("services." in command or "-m trainer" in command):
-                found.append(command)
-    return found
+                commands.append(command)
+    return commands
 
 
 @pytest.mark.slow
@@ -45,8 +45,8 @@ def test_the_demo_scores_trains_compares_and_leaves_nothing_running(tmp_path):
     process = _start(tmp_path, "--updates", "2", "--limit", "40")
     output, _ = process.communicate(timeout=600)
     assert process.returncode == 0, output
-    for shown in ("200 of 200 scored", "before", "after", "chrF (never a reward)", "report.html"):
-        assert shown in output
+    for text in ("200 of 200 scored", "before", "after", "chrF (never a reward)", "report.html"):
+        assert text in output
     evals = [json.loads(line) for line in (tmp_path / "eval.jsonl").read_text().splitlines()]
     assert evals[0]["update"] == 0 and evals[-1]["update"] == 2
     assert all(line["metricx_coverage"] == line["xcomet_coverage"] == 1.0 for line in evals)

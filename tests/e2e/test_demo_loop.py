@@ -1,4 +1,4 @@
-"""The loop demo as a user starts it, with one update a training, stopped and started again."""
+"""Test the loop demo as a user starts it, with one update a training, stopped and restarted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.kit.servers import wait_until
-from trainer.runs.runlog import read_jsonl
+from trainer.runs.run_log import read_jsonl
 from trainer.search.rounds.steps import read_steps
 
 ROOT = Path(__file__).parents[2]
@@ -33,17 +33,17 @@ def test_rounds_are_stopped_and_gone_on_with_to_the_last(tmp_path: Path) -> None
     first = tmp_path / "rounds/01-phase1"
     with demo(tmp_path) as stopped:
         wait_until(lambda: "verify" in read_steps(first), 600)
-        stopped.terminate()  # the loop is killed, and takes its step with it
+        stopped.terminate()  # the loop is killed, and its step with it
         stopped.communicate(timeout=120)
     before = read_steps(first)
     assert stopped.returncode == 130 and not before["verify"].done
-    with demo(tmp_path) as again:
-        said, _ = again.communicate(timeout=1800)
-    assert again.returncode == 0, said
+    with demo(tmp_path) as restarted:
+        output, _ = restarted.communicate(timeout=1800)
+    assert restarted.returncode == 0, output
     rounds = [read_steps(tmp_path / "rounds" / name) for name in ("01-phase1", "02-round1")]
     for name in ("train", "policy", "alternatives", "buckets"):
-        assert rounds[0][name] == before[name]  # done before, and not begun again
-        assert f"[01-phase1] {name}: done" in said
+        assert rounds[0][name] == before[name]  # done before, and not started again
+        assert f"[01-phase1] {name}: done" in output
     assert rounds[0]["verify"].starts == 2
     assert list(rounds[1]) == [
         "train",
@@ -54,12 +54,12 @@ def test_rounds_are_stopped_and_gone_on_with_to_the_last(tmp_path: Path) -> None
         "distill",
         "sft",
     ] + (["sft-policy"] if not rounds[1]["sft"].note else [])
-    assert all(step.done for of in rounds for step in of.values())
-    kept = len(read_jsonl(first / "focus/rows.jsonl"))
+    assert all(step.done for steps in rounds for step in steps.values())
+    num_focus_rows = len(read_jsonl(first / "focus/rows.jsonl"))
     last = tmp_path / "rounds/03-round2"
-    assert kept and len(read_jsonl(last / "train/log.jsonl")) == 1
+    assert num_focus_rows and len(read_jsonl(last / "train/log.jsonl")) == 1
     assert (last / "policy/model.safetensors").is_file()
-    for shown in ("wrong references", "pages with the same fact", "held out: NDCG", "page: "):
-        assert shown in said
+    for text in ("wrong references", "pages with the same fact", "held out: NDCG", "page: "):
+        assert text in output
     page = (tmp_path / "rounds/rounds.html").read_text(encoding="utf-8")
     assert "01-phase1/focus/report.html" in page and "<script" not in page

@@ -1,4 +1,4 @@
-"""The search demo as a user starts it, with fewer updates."""
+"""Test the search demo as a user starts it, with fewer updates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from demo.search.compare import read_stage
 from demo.search.run import QUESTION, REFERENCE
-from trainer.runs.runlog import read_jsonl
+from trainer.runs.run_log import read_jsonl
 from trainer.search.trajectories.store import TrajectoryStore
 
 ROOT = Path(__file__).parents[2]
@@ -21,7 +21,7 @@ UPDATES = 8
 @pytest.mark.slow
 def test_a_small_policy_learns_to_find_pages_of_documents_that_it_was_never_asked_about(tmp_path):
     flags = ["--run-dir", str(tmp_path), "--updates", str(UPDATES)]
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "demo.search", *flags],
         cwd=ROOT,
         env=os.environ | {"COLUMNS": "160"},
@@ -29,20 +29,20 @@ def test_a_small_policy_learns_to_find_pages_of_documents_that_it_was_never_aske
         text=True,
         timeout=1800,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    for shown in ("58 pages of 9 documents", "after phase 2", "small print", "Not learned", "NDCG"):
-        assert shown in done.stdout
+    assert result.returncode == 0, result.stdout + result.stderr
+    for text in ("58 pages of 9 documents", "after phase 2", "small print", "Not learned", "NDCG"):
+        assert text in result.stdout
     (folder,) = (tmp_path / "ask").iterdir()
-    (asked,) = TrajectoryStore(folder / "trajectories").read()
-    assert asked.question.question == QUESTION and asked.answer.text == REFERENCE
+    (trajectory,) = TrajectoryStore(folder / "trajectories").read()
+    assert trajectory.question.question == QUESTION and trajectory.answer.text == REFERENCE
     start, left = (
-        read_stage("", tmp_path / "start").figures,
-        read_stage("", tmp_path / "phase2", first=True).figures,
+        read_stage("", tmp_path / "start").stats,
+        read_stage("", tmp_path / "phase2", first=True).stats,
     )
     for phase in ("phase1", "phase2"):
         assert len(read_jsonl(tmp_path / phase / "log.jsonl")) == UPDATES
-    # far from what was measured, since other processors sample other episodes
+    # Far from the measured values, because other processors sample other episodes.
     assert left["ndcg_mean"] > start["ndcg_mean"]
     for page in (folder / "view.html", tmp_path / "phase2/view.html"):
         assert "<html" in page.read_text(encoding="utf-8")
-    assert "was still open" not in done.stderr
+    assert "was still open" not in result.stderr

@@ -1,4 +1,4 @@
-"""The synthesis demo as a user starts it, cut short."""
+"""Test the synthesis demo as a user starts it, shortened."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_the_demo_ends_with_parquet_report_and_the_best_pairs(tmp_path):
         "final_generation.num_candidates": 8,
     }
     flags = [part for key, value in less.items() for part in ("--set", f"{key}={value}")]
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "demo.synth", "--run-dir", str(run), *flags],
         cwd=ROOT,
         env=os.environ | {"COLUMNS": "160"},
@@ -31,13 +31,13 @@ def test_the_demo_ends_with_parquet_report_and_the_best_pairs(tmp_path):
         text=True,
         timeout=600,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert result.returncode == 0, result.stdout + result.stderr
     pairs = load_dataset(
         "parquet",
         data_files=str(run / "export/train.parquet"),
         cache_dir=str(tmp_path / "datasets"),
     )["train"]
-    assert 1 <= len(pairs) <= 6 and f"{len(pairs)} in {run}" in done.stdout.replace("\n", "")
+    assert 1 <= len(pairs) <= 6 and f"{len(pairs)} in {run}" in result.stdout.replace("\n", "")
     assert pairs[0]["pair_id"] == "en->ko"
     assert (
         "<img" in (run / "report.html").read_text() or "<svg" in (run / "report.html").read_text()

@@ -1,4 +1,4 @@
-"""Measuring a searcher that was trained before there was a final test."""
+"""Check the measurement of a search policy that was trained before the final test existed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.search_evidence.__main__ import neighbours
+from bench.search_evidence.__main__ import running_services
 from bench.search_evidence.arms import ARMS, POLICY, Plan
 from bench.search_evidence.control import random_policy
 from bench.search_evidence.runs import Job, run_job, services_of
@@ -22,11 +22,11 @@ NAME = "knows-both"  # its generator reads and knows
 def test_a_run_that_is_done_is_measured_on_what_it_lacks_and_not_trained_again(
     tmp_path: Path, monkeypatch
 ) -> None:
-    """With weights as they are drawn first: what was trained is not tried on the final test."""
+    """Use random weights, because the trained ones must not be tried on the final test here."""
     for name, value in child_environment().items():
         monkeypatch.setitem(os.environ, name, value)
     plan = Plan(((NAME, 1),), tmp_path, POLICY, updates=2, limit=3)
-    with neighbours(tmp_path, ["final_test"]) as urls:
+    with running_services(tmp_path, ["final_test"]) as urls:
         job = Job(plan, NAME, 1, services_of(ARMS[NAME], urls, tmp_path))
         job.folder.mkdir()
         random_policy(POLICY, job.folder / "stage-0/checkpoints/step-000002", 1)
@@ -38,5 +38,7 @@ def test_a_run_that_is_done_is_measured_on_what_it_lacks_and_not_trained_again(
     assert (job.folder / "run.json").read_text("utf-8") == done
     assert (job.folder / "measured.jsonl").read_text("utf-8") == "as it was\n"
     lines = (job.folder / "measured_final.jsonl").read_text("utf-8").splitlines()
-    asked = SETS["final_test"].questions.read_text("utf-8").splitlines()[:3]
-    assert [json.loads(line)["question"] for line in lines] == [json.loads(q)["id"] for q in asked]
+    question_lines = SETS["final_test"].questions.read_text("utf-8").splitlines()[:3]
+    assert [json.loads(line)["question"] for line in lines] == [
+        json.loads(q)["id"] for q in question_lines
+    ]

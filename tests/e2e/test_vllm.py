@@ -1,4 +1,4 @@
-"""The whole synthesis pipeline against a real vLLM, a real MetricX and a real judge service."""
+"""Test the full synthesis pipeline with a real vLLM, a real MetricX and a real judge service."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from demo.madlad_shard import documents, write_shard
 from demo.processes import running_service
 from scorekit.errors import UserError
 from scorekit.llm import LLMClient, LLMError, Sampling, parse_json
-from synth.folder.store import StageFolder
+from synth.storage.store import StageFolder
 from tests.kits.vllm import CONTEXT, KEY, NAME, ROOT, make_model, running_vllm
 
 pytestmark = pytest.mark.vllm
@@ -43,7 +43,7 @@ def url(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def services(url, tmp_path_factory):
-    """URLs of MetricX and of a judge that asks the same vLLM."""
+    """Yield the URLs of MetricX and of a judge that uses the same vLLM."""
     folder = tmp_path_factory.mktemp("services")
     upstream = ("--backend", "openai", "--base-url", url, "--model", NAME)
     with pytest.MonkeyPatch.context() as patch:
@@ -54,7 +54,7 @@ def services(url, tmp_path_factory):
 
 
 def ask(url, *, model=NAME, key=KEY, messages=MESSAGES, strategy="auto", schema=None, n=1, **more):
-    """The choices of one request."""
+    """Return the choices of one request."""
     sampling = Sampling(**{"max_tokens": 48, "seed": 7, **more})
 
     async def chat():
@@ -69,11 +69,11 @@ def ask(url, *, model=NAME, key=KEY, messages=MESSAGES, strategy="auto", schema=
 
 
 def test_candidates_of_one_request_and_of_single_calls_are_the_same(url):
-    together = ask(url, n=CANDIDATES)
+    one_request = ask(url, n=CANDIDATES)
     alone = ask(url, n=CANDIDATES, strategy="per_call")
-    assert [c.text for c in together] == [c.text for c in alone]
-    assert len({c.text for c in together}) > 1
-    assert {c.finish_reason for c in together} <= {"stop", "length"}
+    assert [c.text for c in one_request] == [c.text for c in alone]
+    assert len({c.text for c in one_request}) > 1
+    assert {c.finish_reason for c in one_request} <= {"stop", "length"}
 
 
 def test_128_candidates_come_in_the_order_of_their_seeds(url):
@@ -134,11 +134,13 @@ def test_a_missing_chat_template_says_what_to_do(tmp_path):
 
 
 def config(folder: Path, url: str, services: tuple[str, str]) -> Path:
-    """100 short sources, 8 candidates. The policy is a poor teacher: the rules that ask more of a
-    translation than to be there are off, so that enough is left for the judge."""
+    """Write the config: 100 short sources, 8 candidates.
+
+    The policy is a poor teacher, so most rules are off; otherwise too little would reach the
+    judge."""
     shard = write_shard(folder / "madlad", documents("en", 0, 120), lang="en")
     path = folder / "config.yaml"
-    told = {
+    settings = {
         "run": {"out_dir": str(folder / "run"), "shard_records": 40},
         "data": {
             "files": [str(shard)],
@@ -180,21 +182,21 @@ def config(folder: Path, url: str, services: tuple[str, str]) -> Path:
             "llm_judge": {"url": services[1], "max_tokens": 24, "fail_policy": "permissive"},
         },
     }
-    path.write_text(yaml.safe_dump(told))
+    path.write_text(yaml.safe_dump(settings))
     return path
 
 
 def synth(path: Path, stage: str, *more: str) -> str:
-    """`python -m synth run`, which has to succeed; what it printed."""
-    done = subprocess.run(
+    """Run `python -m synth run`, which must succeed, and return its output."""
+    result = subprocess.run(
         [sys.executable, "-m", "synth", "run", "--config", path, "--stage", stage, *more],
         cwd=ROOT,
         env=os.environ | {"VLLM_API_KEY": KEY},
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stderr
+    assert result.returncode == 0, result.stderr
+    return result.stderr
 
 
 def read(path: Path) -> list[dict]:
@@ -206,14 +208,14 @@ def stage_records(run: Path, stage: str) -> list[dict]:
 
 
 def candidate_digests(run: Path) -> list[str]:
-    """Of the shards with all candidates, which are let go when those are scored."""
+    """Return digests of the shards with all candidates, which are deleted after scoring."""
     folder = StageFolder(run, "generate_128")
     return [(folder.mark(i) or {})["digest"] for i in range(folder.shards() or 0)]
 
 
 @pytest.fixture(scope="module")
 def run(url, services, tmp_path_factory):
-    """(config, folder) of the finished run."""
+    """Return (config, folder) of the finished run."""
     folder = tmp_path_factory.mktemp("synth")
     path = config(folder, url, services)
     print(synth(path, "all"))
@@ -244,9 +246,9 @@ def test_every_source_is_exported_or_rejected_by_reason(run):
 
 def test_greedy_and_sampled_translations_were_scored(run):
     _, folder = run
-    told = [r["prefilter"] for r in stage_records(folder, "prefilter_score")]
-    assert all(p["improvement"] == p["score_greedy"] - p["score_sample"] for p in told)
-    assert sum(p["greedy"] != p["sample"] for p in told) > len(told) / 2
+    prefilters = [r["prefilter"] for r in stage_records(folder, "prefilter_score")]
+    assert all(p["improvement"] == p["score_greedy"] - p["score_sample"] for p in prefilters)
+    assert sum(p["greedy"] != p["sample"] for p in prefilters) > len(prefilters) / 2
 
 
 def test_the_best_candidate_has_the_lowest_score(run):
@@ -261,14 +263,14 @@ def test_the_best_candidate_has_the_lowest_score(run):
 def test_a_judge_that_is_cut_gives_typed_errors_and_permissive_exports_all_the_same(run):
     _, folder = run
     judged = stage_records(folder, "format_filter")
-    told = Counter(r["filters"]["judge"].get("error", "verdict") for r in judged)
-    assert set(told) == {"model_failure"}, told
+    outcomes = Counter(r["filters"]["judge"].get("error", "verdict") for r in judged)
+    assert set(outcomes) == {"model_failure"}, outcomes
     assert len(read(folder / "export/train.jsonl")) == len(judged)
 
 
 def test_conservative_rejects_what_the_judge_failed_on(run):
     path, folder = run
-    asked = stage_records(folder, "format_filter")
+    records = stage_records(folder, "format_filter")
     out = folder.with_name("conservative")
     subprocess.run(["cp", "-r", folder, out], check=True)
     more = ("--set", f"run.out_dir={out}", "--set", "filters.llm_judge.fail_policy=conservative")
@@ -277,7 +279,7 @@ def test_conservative_rejects_what_the_judge_failed_on(run):
     assert read(out / "export/train.jsonl") == []
     rejected = [r for r in read(out / "rejected.jsonl") if r["stage"] == "format_filter"]
     codes = Counter(r["reason_code"] for r in rejected if r["reason_code"].startswith("judge"))
-    assert codes == {"judge_error:model_failure": len(asked)}
+    assert codes == {"judge_error:model_failure": len(records)}
 
 
 def test_single_calls_give_the_same_pairs_as_n_in_one_request(run):

@@ -1,5 +1,6 @@
-"""Episodes of the search task against a real vLLM: pictures by its token route, and the policy's
-weights after each update."""
+"""Test episodes of the search task with a real vLLM.
+
+Images use its token route, and the server gets the policy's weights after each update."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from tests.kits.trainer.images import PAD, PROCESSOR
 from tests.kits.trainer.searching.episodes import crop, played, search
 from tests.kits.trainer.searching.policies import (
     TINY_SIGHT,
-    FirstTold,
+    ScriptedStart,
     tiny_reader,
     tiny_tokenizer,
     turn_ids,
@@ -26,19 +27,19 @@ from tests.kits.trainer.searching.policies import (
 from tests.kits.trainer.searching.taught import Taught, taught
 from tests.kits.vllm import KEY, running_vllm
 from trainer.rl.config import PolicyConfig, SamplingConfig, VLLMConfig
+from trainer.rl.distributed import DistributedContext
 from trainer.rl.engines.choice import open_sampler, probe_engine
 from trainer.rl.engines.vllm_http import VLLMServer
 from trainer.rl.policy import load_policy
 from trainer.rl.rollout import Rollout, rollout_logprobs
-from trainer.rl.world import World
-from trainer.search.turns.sampled import SampledPolicy
+from trainer.search.rollout.sampled import SampledPolicy
 
 pytestmark = pytest.mark.vllm
 
 CPU = torch.device("cpu")
 #: Kernels differ in float32.
 GAP = 1e-5
-#: The same of all tokens of an update: a log-probability of -10 is rounded to steps of 1e-6.
+#: The largest over all tokens of an update: a log-probability of -10 is rounded to steps of 1e-6.
 GAP_OF_UPDATE = 3e-5
 LEARNS = pytest.mark.parametrize("rank", [4, 0], ids=["adapters", "every weight"])
 SEES = pytest.mark.parametrize("served", ["qwen2_5_vl", "qwen3_vl"], indirect=True)
@@ -49,7 +50,7 @@ ALL = pytest.mark.parametrize("served", ["text", "qwen2_5_vl", "qwen3_vl"], indi
 def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, Taught]]:
-    """(URL, policy) of a server with the flags of trainer/rl/engines/vllm.py."""
+    """Yield (URL, policy) of a server with the flags of trainer/rl/engines/vllm.py."""
     folder = tmp_path_factory.mktemp(request.param)
     sees = request.param != "text"
     limit = ["--limit-mm-per-prompt", '{"image":8,"video":0}'] if sees else []
@@ -71,8 +72,8 @@ def served(
 
 
 @pytest.fixture(autouse=True)
-def first_weights(served: tuple[str, Taught], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server has the policy's own again."""
+def reset_weights(served: tuple[str, Taught], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give the server the policy's own weights."""
     monkeypatch.setenv("VLLM_API_KEY", KEY)
     url, policy = served
 
@@ -88,24 +89,28 @@ def first_weights(served: tuple[str, Taught], monkeypatch: pytest.MonkeyPatch) -
 
 @contextmanager
 def engine(served: tuple[str, Taught], rank: int, run_dir: Path) -> Iterator[tuple[Any, Any, Any]]:
-    """(sampler in step with the model, model, reader)"""
+    """Yield (sampler with the model's weights, model, reader)."""
     url, folder = served[0], served[1].policy
     cfg = SamplingConfig.model_validate({"engine": "vllm", "vllm": {"url": url}})
     name = probe_engine(cfg, adapters=rank > 0, images=True)
     policy = PolicyConfig.model_validate({"path": str(folder), "lora": {"r": rank}})
     model, tokenizer = load_policy(policy, CPU)
     reader = tiny_reader(model, PROCESSOR)
-    options: dict[str, Any] = {"adapters": rank > 0, "run_dir": run_dir, "never": reader.never}
-    sampler = open_sampler(cfg, name, model, tokenizer, World(CPU), **options)
+    options: dict[str, Any] = {
+        "adapters": rank > 0,
+        "run_dir": run_dir,
+        "banned_token_ids": reader.banned_token_ids,
+    }
+    sampler = open_sampler(cfg, name, model, tokenizer, DistributedContext(CPU), **options)
     try:
-        sampler.sync(model, 0)
+        sampler.sync_weights(model, 0)
         yield sampler, model, reader
     finally:
         sampler.close()
 
 
 def change(model: nn.Module) -> None:
-    """An update of whatever learns."""
+    """Change all trainable weights."""
     torch.manual_seed(0)
     with torch.no_grad():
         for weight in model.parameters():
@@ -113,13 +118,17 @@ def change(model: nn.Module) -> None:
                 weight.add_(torch.randn_like(weight) * max(0.1 * weight.std(), 0.02))
 
 
-def apart(rows: list[Rollout], model: nn.Module, never: list[int]) -> float:
-    """Largest |log pi trainer - log pi server| of a token that the policy wrote."""
-    ours = rollout_logprobs(rows, model, 1.0, PAD, 10**5, never=never)
+def max_difference(rows: list[Rollout], model: nn.Module, banned_token_ids: list[int]) -> float:
+    """Return the largest |log pi trainer - log pi server| of a token that the policy wrote."""
+    trainer_logprobs = rollout_logprobs(
+        rows, model, 1.0, PAD, 10**5, banned_token_ids=banned_token_ids
+    )
     return max(
-        abs(mine - theirs)
-        for row, values in zip(rows, ours, strict=True)
-        for mine, theirs, action in zip(values, row.old_logprobs or [], row.actions, strict=True)
+        abs(trainer_logprob - server_logprob)
+        for row, values in zip(rows, trainer_logprobs, strict=True)
+        for trainer_logprob, server_logprob, action in zip(
+            values, row.old_logprobs or [], row.actions, strict=True
+        )
         if action
     )
 
@@ -129,32 +138,35 @@ def apart(rows: list[Rollout], model: nn.Module, never: list[int]) -> float:
 def test_episodes_with_crops_follow_each_update(
     served: tuple[str, Taught], rank: int, tmp_path: Path
 ) -> None:
-    """A search and a crop are told, what comes behind them is drawn by the server. It reads the ids
-    that were joined, or the engine refuses; and after an update it has the new weights, though the
-    prompts are those that it has read before."""
-    told = [search("births"), crop(10, 10, 40, 40)]
+    """Check episodes whose search and crop are scripted and whose later turns the server samples.
+
+    The server must read the joined ids, or the engine fails. After an update it must use the new
+    weights, although it has read the same prompts before."""
+    first_turns = [search("births"), crop(10, 10, 40, 40)]
     sampling = SamplingConfig(max_new_tokens=24)
     episode = {"instructions": "Search.", "max_turns": 5, "sight": TINY_SIGHT}
     with engine(served, rank, tmp_path / "run") as (sampler, model, reader):
         ids = turn_ids(tiny_tokenizer(), reader)
         for update in range(3):
-            first = FirstTold(sampler, model, told, reader.never)
+            first = ScriptedStart(sampler, model, first_turns, reader.banned_token_ids)
             policy = SampledPolicy(first, ids, sampling, name="tiny", context=2000, seed=1)
             done = played(policy, samples=2, **episode)
             rows = [
-                policy.ended[one.trajectory_id].rollout(one.trajectory_id, 0, ids.stops)
-                for one in done
+                policy.ended_episodes[trajectory.trajectory_id].rollout(
+                    trajectory.trajectory_id, 0, ids.stops
+                )
+                for trajectory in done
             ]
-            for one, row in zip(done, rows, strict=True):
-                kinds = [view.kind for turn in one.turns for view in turn.views]
-                assert kinds[:2] == ["page", "crop"] and len(one.turns) > 2
+            for trajectory, row in zip(done, rows, strict=True):
+                kinds = [view.kind for turn in trajectory.turns for view in turn.views]
+                assert kinds[:2] == ["page", "crop"] and len(trajectory.turns) > 2
                 assert len(row.images) >= 2
-            found = apart(rows, model, reader.never)
+            current = max_difference(rows, model, reader.banned_token_ids)
             change(model)
-            stale = apart(rows, model, reader.never)
-            print(f"update {update}: {found:.1e} apart; with the weights of another {stale:.1e}")
-            assert found <= GAP and stale > 1000 * GAP
-            sampler.sync(model, update + 1)
+            stale = max_difference(rows, model, reader.banned_token_ids)
+            print(f"update {update}: {current:.1e} apart; with the weights of another {stale:.1e}")
+            assert current <= GAP and stale > 1000 * GAP
+            sampler.sync_weights(model, update + 1)
 
 
 @LEARNS
@@ -162,7 +174,7 @@ def test_episodes_with_crops_follow_each_update(
 def test_a_run_learns_from_what_the_server_draws(
     served: tuple[str, Taught], rank: int, tmp_path: Path
 ) -> None:
-    """Three updates of `trainer train`: of text by the one route, with crops by the other."""
+    """Check three updates of `trainer train`: text uses one route, crops the other."""
     url, policy = served
     engine = ("generation.engine=vllm", f"generation.vllm.url={url}", f"policy.lora.r={rank}")
     lines = train(policy, tmp_path / "run", *engine)
@@ -170,6 +182,6 @@ def test_a_run_learns_from_what_the_server_draws(
         print({name: line[name] for name in ("steps", "sampler_gap_max", "crops_mean")})
     assert [line["update"] for line in lines] == [1, 2, 3]
     assert sum(line["steps"] for line in lines) >= 2
-    # groups that are all of one reward teach nothing: such an update compares nothing
+    # Groups with a single reward train nothing: such an update compares nothing.
     assert all(line["sampler_gap_max"] <= GAP_OF_UPDATE for line in lines if line["steps"])
     assert sum(line["crops_mean"] for line in lines) > 0.5

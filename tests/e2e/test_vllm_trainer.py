@@ -1,4 +1,4 @@
-"""The trainer's vLLM engine against a real vLLM: the server follows the policy's weights."""
+"""Test the trainer's vLLM engine with a real vLLM: the server follows the policy's weights."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from torch import nn
 from bench.kit.servers import running_service
 from scorekit.server.fake import FakeBackend
 from tests.kits.vllm import KEY, ROOT, make_model, running_vllm, untie
+from trainer.rl.distributed import DistributedContext
 from trainer.rl.engines.generate import GenerateSampler
 from trainer.rl.engines.vllm import VLLMSampler, probe_server
 from trainer.rl.forward import completion_logprobs
 from trainer.rl.policy import load_policy, stop_token_ids
-from trainer.rl.world import World
-from trainer.translation.config import TrainerConfig
+from trainer.translation.config import TranslationConfig
 from trainer.translation.data import Example, load_examples
 from trainer.translation.prompting import check_prompts
-from trainer.translation.train import run_toy_rl
+from trainer.translation.train import train_translation
 
 pytestmark = pytest.mark.vllm
 
 CPU = torch.device("cpu")
-#: Kernels differ; 2e-6 was seen.
+#: Kernels differ; the largest difference so far was 2e-6.
 SMALL = 1e-3
 LEARNS = pytest.mark.parametrize("rank", [8, 0], ids=["adapters", "every weight"])
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    """(URL, folder of the model) of a server with the flags of trainer/rl/engines/vllm.py."""
+    """Yield (URL, folder of the model) of a server with the flags of trainer/rl/engines/vllm.py."""
     folder = tmp_path_factory.mktemp("vllm")
     model = untie(make_model(folder / "model"))
     with running_vllm(
@@ -54,13 +54,13 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
 @pytest.fixture
 def cfg(
     served: tuple[str, Path], rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> TrainerConfig:
-    """A run on that server, which has the policy's own weights again."""
+) -> TranslationConfig:
+    """Return the config of a run on that server, which gets the policy's own weights first."""
     url, model = served
     monkeypatch.setenv("VLLM_API_KEY", KEY)
-    told = {"method": "reload_weights", "kwargs": {"weights_path": str(model)}}
-    httpx.post(f"{url}/collective_rpc", json=told, timeout=60).raise_for_status()
-    return TrainerConfig.model_validate(
+    reload_request = {"method": "reload_weights", "kwargs": {"weights_path": str(model)}}
+    httpx.post(f"{url}/collective_rpc", json=reload_request, timeout=60).raise_for_status()
+    return TranslationConfig.model_validate(
         {
             "policy": {"path": str(model), "lora": {"r": rank, "alpha": 16.0}},
             "generation": {
@@ -82,20 +82,22 @@ def examples(count: int) -> list[Example]:
 
 
 @pytest.fixture
-def engine(cfg: TrainerConfig) -> Iterator[tuple[VLLMSampler, nn.Module, Any]]:
-    """(sampler in step with the model, model, tokenizer)"""
+def engine(cfg: TranslationConfig) -> Iterator[tuple[VLLMSampler, nn.Module, Any]]:
+    """Yield (sampler with the model's weights, model, tokenizer)."""
     model, tokenizer = load_policy(cfg.policy, CPU)
     stops = stop_token_ids(model, tokenizer)
     server, adapters = cfg.generation.vllm, cfg.policy.lora.r > 0
     name = probe_server(server, adapters=adapters)
-    made = VLLMSampler(server, name, stops, World(CPU), adapters=adapters, run_dir=cfg.misc.run_dir)
-    with closing(made) as sampler:
-        sampler.sync(model, 0)
+    vllm_sampler = VLLMSampler(
+        server, name, stops, DistributedContext(CPU), adapters=adapters, run_dir=cfg.misc.run_dir
+    )
+    with closing(vllm_sampler) as sampler:
+        sampler.sync_weights(model, 0)
         yield sampler, model, tokenizer
 
 
 def change(model: nn.Module) -> None:
-    """A large update of whatever learns."""
+    """Change all trainable weights by a large amount."""
     torch.manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -104,61 +106,67 @@ def change(model: nn.Module) -> None:
 
 
 def gap(sampler: VLLMSampler, model: nn.Module, prompts: list[list[int]], cfg: Any) -> float:
-    """Largest |log pi trainer - log pi server| of sampled tokens."""
-    drawn = sampler.sample(prompts, cfg.generation, seed=1)
-    pairs = [(prompts[i], sample) for i, group in drawn for sample in group]
+    """Return the largest |log pi trainer - log pi server| of sampled tokens."""
+    groups = sampler.sample(prompts, cfg.generation, seed=1)
+    pairs = [(prompts[i], sample) for i, group in groups for sample in group]
     with torch.no_grad():
-        ours, _, mask = completion_logprobs(
+        trainer_logprobs, _, mask = completion_logprobs(
             model, [p for p, _ in pairs], [s.token_ids for _, s in pairs], 0.8, 0
         )
-    theirs = torch.tensor([value for _, s in pairs for value in s.logprobs or ()])
-    return float((ours[mask] - theirs).abs().max())
+    server_logprobs = torch.tensor([value for _, s in pairs for value in s.logprobs or ()])
+    return float((trainer_logprobs[mask] - server_logprobs).abs().max())
 
 
 @LEARNS
-def test_greedy_and_sampled_outputs_follow_a_large_update(engine: Any, cfg: TrainerConfig) -> None:
+def test_greedy_and_sampled_outputs_follow_a_large_update(
+    engine: Any, cfg: TranslationConfig
+) -> None:
     sampler, model, tokenizer = engine
     greedy = cfg.eval_generation()
     prompts = [p.ids.tolist() for p in check_prompts(examples(32), model, tokenizer, greedy)]
     outputs = []
     for update in (0, 1):
-        theirs = dict(sampler.sample(prompts, greedy, with_logprobs=False))
-        ours = dict(GenerateSampler(model, tokenizer).sample(prompts, greedy, with_logprobs=False))
-        assert sum(theirs[i] == ours[i] for i in ours) >= 30
+        completions = dict(sampler.sample(prompts, greedy, with_logprobs=False))
+        expected = dict(
+            GenerateSampler(model, tokenizer).sample(prompts, greedy, with_logprobs=False)
+        )
+        assert sum(completions[i] == expected[i] for i in expected) >= 30
         assert gap(sampler, model, prompts, cfg) < SMALL
-        drawn = [dict(sampler.sample(prompts, cfg.generation, seed=7)) for _ in range(2)]
-        assert drawn[0] == drawn[1]
-        outputs.append(theirs)
+        samples = [dict(sampler.sample(prompts, cfg.generation, seed=7)) for _ in range(2)]
+        assert samples[0] == samples[1]
+        outputs.append(completions)
         change(model)
-        sampler.sync(model, update + 1)
+        sampler.sync_weights(model, update + 1)
     assert sum(outputs[0][i] != outputs[1][i] for i in outputs[0]) >= 16
 
 
 @LEARNS
 def test_nothing_that_was_computed_with_old_weights_is_used_again(
-    engine: Any, cfg: TrainerConfig
+    engine: Any, cfg: TranslationConfig
 ) -> None:
     sampler, model, _ = engine
-    long = [[5 + i % 1000 for i in range(600)]]  # blocks of the prefix cache are of 128 here
+    long = [[5 + i % 1000 for i in range(600)]]  # the prefix cache has blocks of 128 here
     assert gap(sampler, model, long, cfg) < SMALL
     change(model)
-    sampler.sync(model, 1)
+    sampler.sync_weights(model, 1)
     assert gap(sampler, model, long, cfg) < SMALL
 
 
 @LEARNS
-def test_five_updates_learn_and_the_server_keeps_up(cfg: TrainerConfig) -> None:
+def test_five_updates_learn_and_the_server_keeps_up(cfg: TranslationConfig) -> None:
     with running_service(FakeBackend("metricx")) as url:
         reward = cfg.reward.model_copy(update={"metricx_urls": [url]})
         cfg = cfg.model_copy(update={"reward": reward})
-        done = run_toy_rl(examples(40), examples(16), cfg)
-    lines = [json.loads(line) for line in (done.run_dir / "log.jsonl").read_text().splitlines()]
+        artifacts = train_translation(examples(40), examples(16), cfg)
+    lines = [
+        json.loads(line) for line in (artifacts.run_dir / "log.jsonl").read_text().splitlines()
+    ]
     assert [line["skipped"] for line in lines] == [False] * 5
     for line in lines:
         print({name: line[name] for name in line if "sampler" in name or "importance" in name})
         assert line["sampler_gap_max"] < SMALL
-        assert line["approx_kl"] > SMALL  # so far did the policy move: old weights would be seen
+        assert line["approx_kl"] > SMALL  # the policy moved that far: old weights would be detected
         assert line["importance_weight_mean"] == pytest.approx(1, abs=SMALL)
-    (_, before), (_, after) = done.reports
+    (_, before), (_, after) = artifacts.reports
     texts = [[row["mt"] for row in report.examples] for report in (before, after)]
     assert sum(b != a for b, a in zip(*texts, strict=True)) >= 8

@@ -18,16 +18,16 @@ from services.xcomet.upstream import register_deberta
 from tests.kits.comet import golden as comet_golden
 from tests.kits.float64 import float64
 
-#: Rows of one call; of any length, for upstream takes out its padding.
+#: Rows of one call; of any length, because upstream removes its padding.
 _BATCH = 7
 
 
 def predicted(upstream: Any, name: str, rows: list[dict[str, str]]) -> dict[str, Any]:
-    """Scores of rows, and spans (start, end, severity, text, confidence) where the class has them.
+    """Return the scores of rows, and spans (start, end, severity, text, confidence) if the class
+    has them.
 
-    Upstream decides by the first of a batch whether there is a reference: rows of one form go
-    together.
-    """
+    Upstream decides by the first row of a batch whether there is a reference, so a call has rows
+    of one form."""
     scores: list[Any] = [None] * len(rows)
     spans: list[Any] = [None] * len(rows)
     read = comet_golden.texts_read(name)
@@ -36,44 +36,50 @@ def predicted(upstream: Any, name: str, rows: list[dict[str, str]]) -> dict[str,
         samples = [{n: t for n, t in rows[k].items() if n in read} for k in chosen]
         if not samples:
             continue
-        said = upstream.predict(
+        prediction = upstream.predict(
             samples, batch_size=_BATCH, gpus=0, progress_bar=False, num_workers=0,
             length_batching=False,
         )  # fmt: skip
-        # No other class has spans, and one of other labels than severities has no score of them.
-        found = said.metadata.error_spans if getattr(upstream, "word_level", False) else None
-        for place, k in enumerate(chosen):
-            scores[k] = said.scores[place]
-            spans[k] = found and [
+        # No other class has spans; a class with labels other than severities has no span score.
+        error_spans = (
+            prediction.metadata.error_spans if getattr(upstream, "word_level", False) else None
+        )
+        for index, k in enumerate(chosen):
+            scores[k] = prediction.scores[index]
+            spans[k] = error_spans and [
                 [s["start"], s["end"], s["severity"], s["text"], round(s["confidence"], 8)]
-                for s in found[place]
+                for s in error_spans[index]
             ]
-    return {"scores": scores, "spans": spans if any(one is not None for one in spans) else None}
+    return {
+        "scores": scores,
+        "spans": spans if any(row_spans is not None for row_spans in spans) else None,
+    }
 
 
 def passes_of(upstream: Any, row: dict[str, str]) -> tuple[list[list[int]], list[list[int]]]:
-    """The ids of each pass of a sample, and the offsets of its translation."""
+    """Return the ids of each pass of a sample, and the offsets of its translation."""
     passes = upstream.prepare_sample([row], stage="predict")
-    return [one["input_ids"][0].tolist() for one in passes], passes[0]["mt_offsets"][0]
+    return [encoded["input_ids"][0].tolist() for encoded in passes], passes[0]["mt_offsets"][0]
 
 
 def labels_of(upstream: Any, rows: list[dict[str, str]]) -> list[str]:
-    """The label of every position of the translation, with <s> and </s>: a digit for each."""
-    found = []
+    """Return the label of every position of the translation, with <s> and </s>: a digit for
+    each."""
+    labels = []
     for row in rows:
         passes = upstream.prepare_sample([row], stage="predict")
         with torch.no_grad():
-            logits = [upstream.forward(**one).logits.softmax(-1)[0] for one in passes]
+            logits = [upstream.forward(**encoded).logits.softmax(-1)[0] for encoded in passes]
         weights = [1.0] if len(passes) == 1 else upstream.input_weights_spans
         shortest = min(len(p) for p in logits)
         merged = sum(p[:shortest] * w for p, w in zip(logits, weights, strict=True))
         length = min(len(passes[0]["mt_offsets"][0]), shortest)
-        found.append("".join(map(str, merged[:length].argmax(-1).tolist())))
-    return found
+        labels.append("".join(map(str, merged[:length].argmax(-1).tolist())))
+    return labels
 
 
 def edges(upstream: Any, limit: int) -> list[str]:
-    """The digests of the edge rows, read by a model of so many positions."""
+    """Return the digests of the edge rows, read by a model of so many positions."""
     kind = type(upstream.encoder)
     positions = kind.max_positions
     kind.max_positions = property(lambda encoder: limit)
@@ -87,7 +93,7 @@ def edges(upstream: Any, limit: int) -> list[str]:
 
 
 def predictions(name: str, folder: Path) -> dict[str, Any]:
-    """What upstream says of a checkpoint."""
+    """Return upstream's predictions for a checkpoint."""
     import comet
 
     home = comet_golden.build(name, folder)
@@ -98,18 +104,18 @@ def predictions(name: str, folder: Path) -> dict[str, Any]:
     finally:
         os.chdir(before)
     upstream = upstream.double()
-    found = {
+    golden = {
         "weights": comet_golden.digest(home),
         **predicted(upstream, name, comet_golden.rows(name)),
     }
     if name in comet_golden.XCOMET:
-        found["labels"] = {"qe": labels_of(upstream, QE), "ref": labels_of(upstream, REF[::4])}
-        found["ids"] = [
+        golden["labels"] = {"qe": labels_of(upstream, QE), "ref": labels_of(upstream, REF[::4])}
+        golden["ids"] = [
             comet_golden.row_digest(*passes_of(upstream, row)) for row in comet_golden.rows(name)
         ]
     if name == "xcomet_mix":
-        found["edges"] = {str(limit): edges(upstream, limit) for limit in (512, 64)}
-    return found
+        golden["edges"] = {str(limit): edges(upstream, limit) for limit in (512, 64)}
+    return golden
 
 
 def main() -> None:
@@ -118,11 +124,13 @@ def main() -> None:
     register_deberta()
     for name in (*comet_golden.CHECKPOINTS, "demo"):
         with tempfile.TemporaryDirectory() as folder, float64():
-            found = predictions(name, Path(folder))
+            golden = predictions(name, Path(folder))
         file = comet_golden.GOLDEN / f"{name}.json"
-        parts = (f'"{key}":{json.dumps(value, ensure_ascii=False)}' for key, value in found.items())
+        parts = (
+            f'"{key}":{json.dumps(value, ensure_ascii=False)}' for key, value in golden.items()
+        )
         file.write_text("{" + ",\n".join(parts) + "}\n", encoding="utf-8")
-        print(file.relative_to(comet_golden.ROOT), len(found["scores"]), flush=True)
+        print(file.relative_to(comet_golden.ROOT), len(golden["scores"]), flush=True)
 
 
 if __name__ == "__main__":

@@ -23,13 +23,13 @@ MODES = ("qe", "ref")
 
 
 def text(pair: dict[str, Any], mode: str) -> str:
-    """What upstream's predict.py makes of a pair."""
+    """Return the text that upstream's predict.py makes of a pair."""
     plain = f"source: {pair['source']} candidate: {pair['hypothesis']}"
     return plain if mode == "qe" else f"{plain} reference: {pair['reference']}"
 
 
 def main() -> None:
-    """Write the scores back, and say how far those in float32 lie from them."""
+    """Write the scores, and print the distance of the float32 scores from them."""
     from metricx24.models import MT5ForRegression  # type: ignore[import-not-found]
     from transformers import AutoTokenizer
 
@@ -40,22 +40,22 @@ def main() -> None:
         tokenizer = AutoTokenizer.from_pretrained(folder)
         single = MT5ForRegression.from_pretrained(folder).eval()
         double = MT5ForRegression.from_pretrained(folder).eval().double()
-    apart = 0.0
+    max_difference = 0.0
     for pair in golden["pairs"]:
         for mode in MODES:
             limit = golden["max_input_length"]
-            whole = tokenizer(text(pair, mode), max_length=limit, truncation=True)["input_ids"]
-            ids = torch.tensor([whole[:-1]])
+            token_ids = tokenizer(text(pair, mode), max_length=limit, truncation=True)["input_ids"]
+            ids = torch.tensor([token_ids[:-1]])
             assert ids.shape[1] == pair[f"{mode}_n_tokens"]
             with torch.no_grad(), float64():
                 low, high = (
                     model(input_ids=ids, attention_mask=torch.ones_like(ids)).predictions.item()
                     for model in (single, double)
                 )
-            apart = max(apart, abs(low - high))
+            max_difference = max(max_difference, abs(low - high))
             pair[mode] = high
     file.write_text(json.dumps(golden, ensure_ascii=False, indent=0) + "\n", encoding="utf-8")
-    print(f"float32 lies within {apart:.1e} of float64 on this machine")
+    print(f"float32 lies within {max_difference:.1e} of float64 on this machine")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ FORMS = {
     "xlm_roberta": ("4.57.6", "XLMRobertaTokenizerFast", "sentencepiece.bpe.model"),
     "deberta": ("4.57.6", "DebertaV2TokenizerFast", "spm.model"),
 }
-#: Of English and Korean, English and German, Chinese and English prose: texts of each file.
+#: Texts of each file of English and Korean, English and German, Chinese and English prose.
 PROSE = {"ko_en": 160, "ted_en_de": 100, "ted_zh_en": 100}
 MARKS = (
     "</s> <s> <pad> <unk> <mask> <extra_id_0> <extra_id_99> [CLS] [SEP] [MASK] [UNK] <0x0A> <0xE9>"
@@ -47,7 +47,7 @@ WHOLE = [
         for c in ("a", "ab", "가", "龘", " ", "\u0301", "9", "-", ".", "😀", "\n")
         for run in (c * 7, c * 300)
     ),
-    "-999999999 999999999 99999999999999",  # ways of equal probability
+    "-999999999 999999999 99999999999999",  # segmentations of equal probability
     "source:  candidate: ",
     "source: a candidate: b  reference:  c ",
     "source: a\u00a0candidate:\u3000b",
@@ -60,7 +60,7 @@ WHOLE = [
 
 
 def hostile() -> Iterator[str]:
-    """Texts that a tokenizer may take for something else."""
+    """Return texts that a tokenizer may read as something else."""
     for space in SPACES:
         yield from (
             space,
@@ -77,7 +77,7 @@ def hostile() -> Iterator[str]:
 
 
 def prose() -> Iterator[str]:
-    """Texts of people, no longer than 120 characters."""
+    """Return texts written by people, of at most 120 characters."""
     for name, count in PROSE.items():
         lines = (DATA / f"prose/{name}.jsonl").read_text(encoding="utf-8").splitlines()
         texts = [
@@ -88,7 +88,7 @@ def prose() -> Iterator[str]:
 
 
 def main() -> None:
-    """Write the ids of the forms that this environment decides; the other ones stay."""
+    """Write the ids of the forms that this environment decides; the others are unchanged."""
     import transformers
 
     rows: dict[str, dict[str, Any]] = {}

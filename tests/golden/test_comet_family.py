@@ -1,5 +1,7 @@
-"""COMET-22, CometKiwi and their kin behind the backend's protocol, and xCOMET-lite against a plain
-forward by its paper. What they score is held against unbabel-comet in `test_comet_golden.py`."""
+"""Test COMET-22, CometKiwi and related models behind the backend's protocol.
+
+xCOMET-lite is compared with a plain forward pass by its paper. `test_comet_golden.py` compares
+the scores with unbabel-comet."""
 
 from __future__ import annotations
 
@@ -21,10 +23,10 @@ from tests.kits.comet import golden as comet_golden
 from tests.kits.comet.golden import LONG
 from tests.kits.float64 import float64
 
-#: What was asked for; in float64 it is met by far.
+#: The required tolerance; in float64 the difference is much smaller.
 CLOSE = 1e-5
 ROWS = REF[::5]
-#: Of each checkpoint: what is done with the source and the reference.
+#: For each checkpoint: how it uses the source and the reference.
 INPUTS = {
     "comet_22": ("required", "required"),
     "one_layer_cls": ("required", "required"),
@@ -35,7 +37,7 @@ INPUTS = {
     "all_three_tags": ("required", "optional"),
     "mt_ref": ("ignored", "required"),
 }
-#: The least and the most that a score can be, where there are such bounds.
+#: The minimum and maximum of a score, if it has such bounds.
 BOUNDS = {"one_layer_cls": (0.0, 1.0), "ranking": (0.0, 1.0)}
 
 
@@ -95,14 +97,14 @@ def test_description_tells_inputs_and_range(case):
 
 
 def test_half_precision_is_near(case):
-    """Encoder in bfloat16, heads in float32: near, finite, and not the same."""
+    """Run the encoder in bfloat16 and the heads in float32: near, finite, and not equal."""
     full, half = score(case.backend, ROWS), score(loaded(case.folder, dtype="bfloat16"), ROWS)
-    apart = [abs(a.score - b.score) for a, b in zip(full, half, strict=True)]
-    assert max(apart) > 1e-7 and sum(apart) / len(apart) < 0.1
+    differences = [abs(a.score - b.score) for a, b in zip(full, half, strict=True)]
+    assert max(differences) > 1e-7 and sum(differences) / len(differences) < 0.1
 
 
 def test_the_probe_is_a_valid_sample(case):
-    """Also of a model that wants a reference: it warms up, and asks whether the model is alive."""
+    """Check a model that requires a reference, too: the probe warms it up and tests its health."""
     (encoded,) = case.backend.encode([case.backend.probe(20)], XCometOptions())
     assert np.isfinite(case.backend.forward([encoded])[0]["score"])
 
@@ -116,7 +118,7 @@ def lite(tmp_path_factory) -> Path:
 
 
 class Plain:
-    """xCOMET-lite by its paper: one sample at a time, every layer whole, nothing of ours."""
+    """xCOMET-lite by its paper: one sample at a time, every layer in full, none of our code."""
 
     def __init__(self, folder: Path) -> None:
         from transformers import DebertaV2Config, DebertaV2Model
@@ -134,14 +136,15 @@ class Plain:
         self.word_layer = stored["hyper_parameters"]["word_layer"]
 
     def heads(self, *texts: str) -> tuple[float, torch.Tensor]:
-        """Regression score and label probabilities [L, 4] of texts that are read together."""
+        """Return the regression score and label probabilities [L, 4] of texts that are read
+        together."""
         tokenizer, weights = self.tokenizer, self.weights
-        pieces = [
+        encodings = [
             tokenizer(t, add_special_tokens=False, truncation=True, max_length=506) for t in texts
         ]
         ids = [tokenizer.cls_token_id]
-        for piece in pieces:
-            ids += [*piece.input_ids, tokenizer.sep_token_id]
+        for encoding in encodings:
+            ids += [*encoding.input_ids, tokenizer.sep_token_id]
         with torch.no_grad():
             layers = self.model(torch.tensor([ids[:510]]), output_hidden_states=True).hidden_states
         mix = torch.cat(
@@ -158,7 +161,7 @@ class Plain:
         return vector.item(), (words + weights["hidden2tag.bias"]).softmax(-1)
 
     def score(self, row: dict[str, str]) -> tuple[float, list[str]]:
-        """The score, and the severities of the spans that it counts."""
+        """Return the score, and the severities of the spans that it counts."""
         mt, src, ref = row["mt"], row["src"], row.get("ref")
         if ref is None:
             passes, shares, tags = [self.heads(mt, src)], [0.78], [1.0]
@@ -188,18 +191,18 @@ def test_lite_equals_a_plain_forward(lite):
     rows = [*ROWS[:9], *QE[:9], {"src": LONG["src"], "mt": LONG["mt"]}, {**LONG, "mt": "Ja"}]
     random.Random(1).shuffle(rows)
     spans = 0
-    for row, mine in zip(
+    for row, result in zip(
         rows, score(backend, rows, [5, 1, 9], span_offsets="upstream"), strict=True
     ):
         expected, severities = plain.score(row)
-        assert mine.score == pytest.approx(expected, abs=CLOSE), row
-        assert [s.severity for s in mine.error_spans] == severities, row
+        assert result.score == pytest.approx(expected, abs=CLOSE), row
+        assert [s.severity for s in result.error_spans] == severities, row
         spans += len(severities)
     assert spans > 20
 
 
 def test_lite_as_the_hub_has_it_scores_alike(lite, tmp_path):
-    """`config.json` beside `model.safetensors`: what huggingface_hub's mixin writes."""
+    """Load `config.json` beside `model.safetensors`, as huggingface_hub's mixin writes them."""
     stored = torch.load(lite / "checkpoints" / "model.ckpt", weights_only=True)
     save_file(stored["state_dict"], tmp_path / "model.safetensors")
     settings = {

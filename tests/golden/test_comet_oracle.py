@@ -1,4 +1,4 @@
-"""Our networks beside unbabel-comet's, both as services (`make test-oracle`)."""
+"""Compare our networks with unbabel-comet's, both as services (`make test-oracle`)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.kits.comet import golden as comet_golden
 
 ROOT = comet_golden.ROOT
 ORACLE = ROOT / ".venv-oracle/bin/python"
-#: What was asked for, in float32 on both sides; 5e-7 was the most that was seen.
+#: The required tolerance, in float32 on both sides; the largest difference so far was 5e-7.
 CLOSE = 1e-5
 #: One of each class and form, and every way from layers to an embedding.
 NAMES = [*comet_golden.FAMILY, "xcomet_mix", "xcomet_patched", "xcomet_lite", "demo"]
@@ -33,7 +33,7 @@ pytestmark = [
 
 @contextmanager
 def upstream_service(folder: Path) -> Iterator[str]:
-    """`services.xcomet --implementation unbabel-comet` in its environment; gives its URL."""
+    """Yield the URL of `services.xcomet --implementation unbabel-comet` in its environment."""
     port = free_port()
     flags = ["--implementation", "unbabel-comet", "--model", str(folder), "--device", "cpu"]
     flags += ["--threads", "1", "--port", str(port), "--cache", "memory"]
@@ -66,20 +66,22 @@ def _spans(result: dict) -> list[tuple]:
 def test_both_services_say_the_same(name, tmp_path):
     folder = comet_golden.build(name, tmp_path)
     rows = comet_golden.rows(name)
-    own = XCometBackend(str(folder), device="cpu", threads=1)
-    with running_service(own, cache="memory") as url, upstream_service(folder) as other:
+    backend = XCometBackend(str(folder), device="cpu", threads=1)
+    with running_service(backend, cache="memory") as url, upstream_service(folder) as other:
         wait_ready(url)
-        ours, theirs = _results(url, rows), _results(other, rows)
-        versions = [httpx.get(f"{one}/v1/info").json()["versions"] for one in (url, other)]
-    for row, mine, their in zip(rows, ours, theirs, strict=True):
-        assert mine["score"] == pytest.approx(their["score"], abs=CLOSE), row
-        assert _spans(mine) == _spans(their), row
-        assert mine["tokens"] == their["tokens"]
-    assert [one["comet"] for one in versions] == [None, "2.2.7"]
+        own_results, upstream_results = _results(url, rows), _results(other, rows)
+        versions = [
+            httpx.get(f"{base_url}/v1/info").json()["versions"] for base_url in (url, other)
+        ]
+    for row, own_result, upstream_result in zip(rows, own_results, upstream_results, strict=True):
+        assert own_result["score"] == pytest.approx(upstream_result["score"], abs=CLOSE), row
+        assert _spans(own_result) == _spans(upstream_result), row
+        assert own_result["tokens"] == upstream_result["tokens"]
+    assert [base_url["comet"] for base_url in versions] == [None, "2.2.7"]
 
 
 def test_upstream_loads_what_the_demo_exports(tmp_path, monkeypatch):
-    """With `strict`, and it predicts what we score."""
+    """Load it with `strict`, and compare its predictions with our scores."""
     folder = tmp_path / "model"
     train(folder, monkeypatch)
     rows = [*REF[:10]]
@@ -99,13 +101,13 @@ def test_upstream_loads_what_the_demo_exports(tmp_path, monkeypatch):
         text=True,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    theirs = json.loads(done.stdout.splitlines()[-1])
-    ours = [result.score for result in score(loaded(folder), rows)]
-    assert ours == pytest.approx(theirs, abs=CLOSE)
+    upstream_scores = json.loads(done.stdout.splitlines()[-1])
+    own_scores = [result.score for result in score(loaded(folder), rows)]
+    assert own_scores == pytest.approx(upstream_scores, abs=CLOSE)
 
 
 def test_upstream_predicts_the_goldens(tmp_path):
-    """The files of `comet/` are what upstream says today: those of one checkpoint, anew."""
+    """Check the files of `comet/` against upstream's results today, for one checkpoint."""
     code = (
         "import json, sys, torch\n"
         "from pathlib import Path\n"
@@ -115,17 +117,17 @@ def test_upstream_predicts_the_goldens(tmp_path):
         "with float64():\n"
         "    print(json.dumps(predictions('all_three_tags', Path(sys.argv[1]))))"
     )
-    done = subprocess.run(
+    result = subprocess.run(
         [ORACLE, "-W", "ignore", "-c", code, str(tmp_path)],
         cwd=ROOT,
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stderr[-2000:]
-    anew = json.loads(done.stdout.splitlines()[-1])
+    assert result.returncode == 0, result.stderr[-2000:]
+    anew = json.loads(result.stdout.splitlines()[-1])
     stored = comet_golden.read("all_three_tags")
     assert anew["weights"] == stored["weights"]
     assert anew["scores"] == pytest.approx(stored["scores"], abs=1e-9)
-    assert [[s[:4] for s in one] for one in anew["spans"]] == [
-        [s[:4] for s in one] for one in stored["spans"]
+    assert [[s[:4] for s in row_spans] for row_spans in anew["spans"]] == [
+        [s[:4] for s in row_spans] for row_spans in stored["spans"]
     ]

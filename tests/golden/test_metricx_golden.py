@@ -1,7 +1,6 @@
-"""Scores of the service against google-research/metricx's own code.
+"""Compare scores of the service with google-research/metricx's own code.
 
-In float64, where nothing but a fault is larger than `CLOSE`; and in float32, as it is served.
-"""
+In float64 only an error is larger than `CLOSE`; float32 is what is served."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ def _assert_golden(results, pairs, mode):
 
 @pytest.fixture(scope="module")
 def exact(metricx_folder):
-    """The backend in float64."""
+    """Return the backend in float64."""
     backend = MetricXBackend(str(metricx_folder), device="cpu", threads=1)
     backend.load()
     backend._model.double()
@@ -43,22 +42,24 @@ def exact(metricx_folder):
 
 @pytest.mark.parametrize("size", [1, 3])
 def test_scores_equal_upstream_in_float64_whatever_the_batch(exact, metricx_golden, size):
-    """Both modes, long and short, mixed in one batch. An empty reference is upstream's, too: over
-    HTTP "" means quality estimation, where upstream's reference mode appends the empty field."""
-    wanted = [(pair, mode) for pair in metricx_golden["pairs"] for mode in ("qe", "ref")]
+    """Score both modes, long and short, mixed in one batch.
+
+    An empty reference is upstream's, too. Over HTTP "" means quality estimation, but upstream's
+    reference mode appends the empty field."""
+    cases = [(pair, mode) for pair in metricx_golden["pairs"] for mode in ("qe", "ref")]
     samples = [
         TranslationSample.model_construct(
             src=pair["source"],
             mt=pair["hypothesis"],
             ref=pair["reference"] if mode == "ref" else None,
         )
-        for pair, mode in wanted
+        for pair, mode in cases
     ]
     encoded = exact.encode(samples, MetricXOptions())
     with float64():
         batches = [encoded[n : n + size] for n in range(0, len(encoded), size)]
         outcomes = [outcome for batch in batches for outcome in exact.forward(batch)]
-    for e, outcome, (pair, mode) in zip(encoded, outcomes, wanted, strict=True):
+    for e, outcome, (pair, mode) in zip(encoded, outcomes, cases, strict=True):
         assert outcome["score"] == pytest.approx(pair[mode], rel=0, abs=CLOSE)
         assert e.fields["tokens"] == pair[f"{mode}_n_tokens"]
 
@@ -71,7 +72,7 @@ def service(request, metricx_folder):
 
 
 def _usable(golden, mode):
-    # Upstream writes an empty ` reference: ` where we, by contract, take "" for quality estimation.
+    # Upstream writes an empty ` reference: `; our contract reads "" as quality estimation.
     return [p for p in golden["pairs"] if mode == "qe" or p["reference"]]
 
 

@@ -1,4 +1,4 @@
-"""The xCOMET backend against itself: bad samples, other places, other number formats."""
+"""Compare the xCOMET backend with itself: bad samples, other folders, other number formats."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 def test_overlong_error(folder):
-    """`overlong: error` fails exactly the samples that would come back as truncated."""
+    """Check that `overlong: error` fails exactly the samples that would be truncated."""
     backend = loaded(folder)
     rows = [QE[0], {"src": " ".join(p["src"] for p in QE[:60]), "mt": QE[0]["mt"]}]
     good, bad = backend.encode(
@@ -48,7 +48,8 @@ def test_overlong_error(folder):
 
 
 def test_padding_marks_in_a_text(folder):
-    """Upstream drops a written `<pad>` from the ids but not from the offsets; ours stay right."""
+    """Check the offsets: upstream drops a written `<pad>` from the ids, but not from the
+    offsets."""
     backend = loaded(folder)
     mt = "Das<pad> ist<pad> gut"
     (marked,) = backend.encode([TranslationSample(src="a", mt=mt)], XCometOptions())
@@ -56,12 +57,12 @@ def test_padding_marks_in_a_text(folder):
     for (start, end), token in zip(
         marked.payload.read_offsets[1:-1].tolist(), marked.payload.rows[0][1:], strict=False
     ):
-        piece = backend.comet.tokenizer.convert_ids_to_tokens(token).replace("▁", "")
-        assert mt[start:end].strip() == piece or not piece
+        token_text = backend.comet.tokenizer.convert_ids_to_tokens(token).replace("▁", "")
+        assert mt[start:end].strip() == token_text or not token_text
 
 
 def test_unreadable_text_fails_alone(folder):
-    """A lone surrogate cannot be encoded: its sample fails, its siblings do not."""
+    """Check that a lone surrogate, which cannot be encoded, fails its sample alone."""
     backend = loaded(folder)
     samples = [TranslationSample.model_construct(src="a", mt=mt, ref=None) for mt in "x\ud800y"]
     first, bad, last = backend.encode(samples, XCometOptions())
@@ -71,7 +72,7 @@ def test_unreadable_text_fails_alone(folder):
 
 
 def test_non_finite_score_is_a_failure(folder):
-    """NaN in the state of one sample fails that sample; a NaN in the head fails all."""
+    """Check that NaN in the state of one sample fails that sample; NaN in the head fails all."""
     backend = loaded(folder)
     encoded = backend.encode([TranslationSample(**r) for r in QE[:3]], XCometOptions())
     first, second, third = (set(e.payload.rows[0]) for e in encoded)
@@ -87,16 +88,17 @@ def test_non_finite_score_is_a_failure(folder):
 
 
 def test_moved_folder(tmp_path):
-    """The stored absolute path is broken: a clear refusal, and the same scores with `encoder`."""
+    """Check that a broken absolute path is refused clearly, and that `encoder` gives the same
+    scores."""
     home = build_checkpoint(tmp_path / "home", GOLDEN, QE, seed=6)
     before = score(loaded(home), QE[:20])
     moved = Path(shutil.move(home, tmp_path / "elsewhere"))
-    with pytest.raises(UserError, match="--encoder") as refused:
+    with pytest.raises(UserError, match="--encoder") as error_info:
         XCometBackend(str(moved)).check()
-    assert "\n" not in str(refused.value) and str(home / "encoder") in str(refused.value)
+    assert "\n" not in str(error_info.value) and str(home / "encoder") in str(error_info.value)
     for encoder in ("encoder", str(moved / "encoder")):
         assert score(loaded(moved, encoder=encoder), QE[:20]) == before
-    # The .ckpt in place of the folder, and a relative path stored in the checkpoint.
+    # The .ckpt instead of the folder, and a relative path stored in the checkpoint.
     file = moved / "checkpoints" / "model.ckpt"
     stored = torch.load(file, weights_only=True)
     stored["hyper_parameters"]["pretrained_model"] = "encoder"
@@ -105,7 +107,7 @@ def test_moved_folder(tmp_path):
 
 
 def test_description(folder):
-    """What `/v1/info` will say; the revision follows the files."""
+    """Check the fields of `/v1/info`; the revision depends on the files."""
     backend = XCometBackend(str(folder), device="cpu")
     described = backend.load()
     assert described.model == folder.name and described.tokenizer == "encoder"
@@ -124,23 +126,23 @@ def test_description(folder):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision(folder, dtype):
-    """Close to float32, and finite."""
+    """Check that the scores are close to float32, and finite."""
     full, half = score(loaded(folder), QE), score(loaded(folder, dtype=dtype), QE)
-    apart = [abs(a.score - b.score) for a, b in zip(full, half, strict=True)]
-    # Most of the difference is a label that flips and so moves the share of the spans.
-    assert sum(apart) / len(apart) < 0.02
-    assert max(apart) > 1e-6
+    differences = [abs(a.score - b.score) for a, b in zip(full, half, strict=True)]
+    # Most of the difference is a label that flips and so changes the share of the spans.
+    assert sum(differences) / len(differences) < 0.02
+    assert max(differences) > 1e-6
 
 
 def test_scorer_in_process(folder):
-    """XCometXLScorer: `score_batch(samples, cfg) -> RewardOutput`, in order."""
+    """Check `score_batch(samples, cfg) -> RewardOutput` of XCometXLScorer, in order."""
     scorer = XCometXLScorer(str(folder), device="cpu", threads=1)
     samples = [SampleForScoring(p["src"], p["mt"], p["ref"]) for p in PAIRS[140:160]]
     output = scorer.score_batch(samples)
     rows = [{"src": s.src, "mt": s.mt, "ref": s.ref} for s in samples]
     expected = score(loaded(folder), rows)
     # Below 1, in other batches: float32 sums of some hundred terms, 1,000 times 2**-24.
-    wanted = pytest.approx([r.score for r in expected], abs=1000 * 2**-24)
-    assert output.sequence_scores == wanted
-    for mine, theirs in zip(output.metadata, expected, strict=True):
-        assert [s.text for s in mine.error_spans] == [s.text for s in theirs.error_spans]
+    expected_scores = pytest.approx([r.score for r in expected], abs=1000 * 2**-24)
+    assert output.sequence_scores == expected_scores
+    for metadata, result in zip(output.metadata, expected, strict=True):
+        assert [s.text for s in metadata.error_spans] == [s.text for s in result.error_spans]

@@ -1,8 +1,7 @@
-"""Exact spans, by the labels that unbabel-comet gives each position (files of `comet/`).
+"""Check exact spans with the labels that unbabel-comet gives each position (files of `comet/`).
 
-What the tests call odd: a span that opens the text, one that runs to its end, one that starts with
-white space, a tagged `<s>` or `</s>`.
-"""
+An odd span starts the text, runs to its end, starts with white space, or has a tagged `<s>` or
+`</s>`."""
 
 from __future__ import annotations
 
@@ -30,7 +29,9 @@ Tagged = list[tuple[int, tuple[int, int]]]
 
 @dataclass
 class Case:
-    """spans: upstream's raw ones, of each of QE. tagged: of `qe` and of `ref`, every fourth."""
+    """Holds upstream's results.
+
+    spans: the raw spans for each row of QE. tagged: labels of every fourth of `qe` and of `ref`."""
 
     folder: Path
     backend: XCometBackend
@@ -53,24 +54,26 @@ def case(request, tmp_path_factory) -> Case:
     folder = comet_golden.build(request.param, tmp_path_factory.mktemp("xcomet"))
     golden, backend = comet_golden.read(request.param), in_float64(folder)
     rows = comet_golden.rows(request.param)
-    at = [k for k, row in enumerate(rows) if row in QE][: len(QE)]
-    assert [rows[k] for k in at] == QE
+    indices = [k for k, row in enumerate(rows) if row in QE][: len(QE)]
+    assert [rows[k] for k in indices] == QE
     tagged = {
         name: [
             list(zip(map(int, labels), offsets, strict=True))
             for labels, offsets in zip(
-                golden["labels"][name], offsets_of(backend, some), strict=True
+                golden["labels"][name], offsets_of(backend, tagged_rows), strict=True
             )
         ]
-        for name, some in (("qe", QE), ("ref", REF[::4]))
+        for name, tagged_rows in (("qe", QE), ("ref", REF[::4]))
     }
-    return Case(folder, backend, golden["scores"], [golden["spans"][k] for k in at], tagged)
+    return Case(folder, backend, golden["scores"], [golden["spans"][k] for k in indices], tagged)
 
 
 def offsets_of(backend: XCometBackend, rows: list[dict[str, str]]) -> list[list[Any]]:
-    """Of every position, <s> and </s> too; `test_comet_golden.py` holds them against upstream."""
+    """Return the offsets of every position, including <s> and </s>.
+
+    `test_comet_golden.py` compares them with upstream."""
     encoded = backend.encode([TranslationSample(**row) for row in rows], XCometOptions())
-    return [[tuple(pair) for pair in one.payload.offsets.tolist()] for one in encoded]
+    return [[tuple(pair) for pair in sample.payload.offsets.tolist()] for sample in encoded]
 
 
 def as_severities(result: Any) -> list[tuple]:
@@ -78,7 +81,7 @@ def as_severities(result: Any) -> list[tuple]:
 
 
 def test_the_odd_situations_occur(case):
-    """Without them the other tests would prove little."""
+    """Check that these cases occur: without them the other tests would prove little."""
     severities = Counter(span[2] for spans in case.spans for span in spans)
     assert all(severities[s] > 50 for s in ("minor", "major", "critical")), severities
     seen: Counter[str] = Counter()
@@ -98,16 +101,17 @@ def test_the_odd_situations_occur(case):
 
 
 def test_float32_is_near(case):
-    """As it is served: a label may turn where two are equally likely, and little else moves."""
+    """Check float32 as served: a label may flip if two are equally likely, and little else
+    changes."""
     pairs = list(zip(score(loaded(case.folder), QE), score(case.backend, QE), strict=True))
     same = [p for p in pairs if as_severities(p[0]) == as_severities(p[1])]
     assert len(same) >= 0.97 * len(pairs)
-    assert max(abs(one.score - other.score) for one, other in same) < FLOAT32
+    assert max(abs(result.score - exact_result.score) for result, exact_result in same) < FLOAT32
 
 
 @pytest.mark.parametrize("name", ["qe", "ref"])
 def test_exact_spans(case, name):
-    """Text matches, no white space at the edges, in order, and nothing that is tagged is lost."""
+    """Check that texts match, have no outer white space, are in order, and lose nothing tagged."""
     rows = QE if name == "qe" else REF[::4]
     results = score(case.backend, rows)
     for row, tagged, result in zip(rows, case.tagged[name], results, strict=True):
@@ -121,28 +125,28 @@ def test_exact_spans(case, name):
         visible = {i for i, character in enumerate(mt) if not character.isspace()}
         should_be = {i for label, offset in tagged if label for i in range(*offset)} & visible
         assert should_be <= marked
-        # Nor is anything marked but that: only characters that the tokenizer left out (a space
+        # Nothing else is marked, only characters that the tokenizer left out (a space
         # between two tagged words, a character without width).
         covered = {i for _, offset in tagged for i in range(*offset)} & visible
         assert marked & covered == should_be
 
 
 def test_exact_spans_keep_severity_and_confidence(case):
-    """A span that upstream reports with visible text is there, only its offsets are mended."""
+    """Check that a visible span of upstream is kept; only its offsets are repaired."""
     exact = score(case.backend, QE)
-    for row, raw, ours in zip(QE, case.spans, exact, strict=True):
+    for row, raw, result in zip(QE, case.spans, exact, strict=True):
         mended = [
             (severity.upper(), pytest.approx(confidence, abs=CLOSE))
             for start, end, severity, _, confidence in raw
             if row["mt"][start:end].strip()
         ]
-        found = [(s.severity, s.confidence) for s in ours.error_spans]
-        assert found[: len(mended)] == mended
-        assert len(found) - len(mended) <= 1  # the one at the end, which upstream loses
+        kinds = [(s.severity, s.confidence) for s in result.error_spans]
+        assert kinds[: len(mended)] == mended
+        assert len(kinds) - len(mended) <= 1  # the span at the end, which upstream drops
 
 
 def test_no_exact_span_of_an_odd_text_is_wrong(case):
     rows = [row for row in comet_golden.rows("xcomet_mix") if row["src"] in ("", "ich")]
-    for row, ours in zip(rows, score(case.backend, rows), strict=True):
-        for span in ours.error_spans:
+    for row, result in zip(rows, score(case.backend, rows), strict=True):
+        for span in result.error_spans:
             assert row["mt"][span.start : span.end] == span.text == span.text.strip() != ""

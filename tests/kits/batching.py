@@ -1,4 +1,4 @@
-"""A model that can be held, and callers of a batcher."""
+"""A model whose batches a test can hold back, and callers of a batcher."""
 
 from __future__ import annotations
 
@@ -13,17 +13,20 @@ from pydantic_core import from_json
 from bench.kit.servers import PATIENCE_S
 from scorekit.schemas import MetricXOptions, Overlong, Priority, TranslationSample
 from scorekit.server.backend import Encoded, Outcome
+from scorekit.server.endpoint import ParsedRequest
 from scorekit.server.fake import MAX_INPUT_LENGTH, FakeBackend
 from scorekit.server.http.metrics import Metrics
 from scorekit.server.http.settings import ServiceSettings
 from scorekit.server.queue.batching import Batcher
-from scorekit.server.queue.work import Job, Wanted
-from scorekit.server.verb import Asked
+from scorekit.server.queue.in_flight import PendingItem, PendingRequest
 from scorekit.server.windows.backend import with_windows
 
 
 class Gate(FakeBackend):
-    """Scores when told to, and remembers which texts came in one batch. holds: a batch waits."""
+    """A model that scores only when a test allows it, and records which texts were in one batch.
+
+    holds: whether a batch waits.
+    """
 
     holds = False
 
@@ -45,9 +48,9 @@ class Gate(FakeBackend):
 
 
 class Caller:
-    """What a test holds of one request: its job, and each text's flight."""
+    """Holds a test's view of one request: its job, and the in-flight sample of each text."""
 
-    def __init__(self, batcher: Batcher, job: Job, keys: Sequence[bytes]) -> None:
+    def __init__(self, batcher: Batcher, job: PendingRequest, keys: Sequence[bytes]) -> None:
         self.job = job
         self.flights = [batcher.admission.flights[key] for key in keys]
 
@@ -88,13 +91,14 @@ def _run(
         ) -> Caller:
             samples = [TranslationSample(src="s", mt=mt) for mt in mts]
             keys = [mt.encode() for mt in mts]
-            wanted = [
-                Wanted(i, k, s, size) for i, (k, s) in enumerate(zip(keys, samples, strict=True))
+            pending_items = [
+                PendingItem(i, k, s, size)
+                for i, (k, s) in enumerate(zip(keys, samples, strict=True))
             ]
-            job = Job(len(mts), time.monotonic(), PATIENCE_S)
+            job = PendingRequest(len(mts), time.monotonic(), PATIENCE_S)
             options = MetricXOptions(overlong=overlong, max_input_length=limit)
-            asked = Asked(samples, options, {}, cache=cache, priority=priority)
-            batcher.submit(job, wanted, asked)
+            request = ParsedRequest(samples, options, {}, cache=cache, priority=priority)
+            batcher.submit(job, pending_items, request)
             return Caller(batcher, job, keys)
 
         try:

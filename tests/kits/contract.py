@@ -12,8 +12,8 @@ from scorekit.server.fake import fake_score
 PAIR = {"src": "Hello.", "mt": "안녕하세요."}
 
 
-def _score(url: str, *samples: Any, status: int = 200, **rest: Any) -> Any:
-    response = httpx.post(f"{url}/v1/score", json={"samples": list(samples), **rest})
+def _score(url: str, *samples: Any, status: int = 200, **options: Any) -> Any:
+    response = httpx.post(f"{url}/v1/score", json={"samples": list(samples), **options})
     assert response.status_code == status, response.text
     return response.json()
 

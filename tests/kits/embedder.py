@@ -1,4 +1,4 @@
-"""The embedder's verb with a toy behind it, whose model waits and fails on demand.
+"""The embedder's endpoint with a toy model, which waits and fails on demand.
 
 `python -m tests.kits.embedder --port N` serves it; it answers `slow` when the file of that name in
 the current folder is gone.
@@ -25,17 +25,17 @@ LENGTH, MAX_TOKENS = 8, 16
 
 
 def vector_of(text: str) -> list[float]:
-    """What stands for a text."""
+    """Return the fake vector of a text."""
     return vector_of_words(text.split(), LENGTH).tolist()
 
 
 def kinds(outcomes: Sequence[Embedded]) -> list[str]:
-    """What became of each text: "vector", or the type of its error."""
-    return [one.type if isinstance(one, SampleError) else "vector" for one in outcomes]
+    """Return for each text "vector", or the type of its error."""
+    return [outcome.type if isinstance(outcome, SampleError) else "vector" for outcome in outcomes]
 
 
 class ToyEmbedder(FakeEmbedder):
-    """`nan` gives a NaN, `zeros` zeros, `poison` raises, and `slow` waits for `go`."""
+    """A toy model: `nan` gives a NaN, `zeros` zeros, `poison` raises, and `slow` waits for `go`."""
 
     def __init__(self) -> None:
         super().__init__(LENGTH, MAX_TOKENS)
@@ -43,7 +43,7 @@ class ToyEmbedder(FakeEmbedder):
         self.entered, self.go = threading.Event(), threading.Event()
 
     def forward(self, batch: Sequence[Encoded]) -> list[Outcome]:
-        texts = [" ".join(one.payload) for one in batch]
+        texts = [" ".join(item.payload) for item in batch]
         self.batches.append(texts)
         if "slow" in texts:
             self.entered.set()

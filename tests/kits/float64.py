@@ -1,7 +1,7 @@
-"""Models in float64, so that two ways to one number agree to many digits on any machine.
+"""Runs models in float64, so that two ways to compute a number agree to many digits everywhere.
 
-In float32 two orders of summation differ by what depends on the processor; in float64 the same
-difference is a billion times smaller, and whatever is left is a fault.
+In float32, two orders of summation differ by an amount that depends on the processor. In float64
+the same difference is a billion times smaller, so any remaining difference is an error.
 """
 
 from __future__ import annotations
@@ -24,22 +24,24 @@ CLOSE = 1e-9
 
 @contextmanager
 def float64() -> Iterator[None]:
-    """Within it, in every thread, a float64 tensor is not cast to float32.
+    """Keep float64 tensors from being cast to float32 within the block, in all threads.
 
-    Models cast to float32 what they want exact in half precision (norms, softmax, logits); in a
-    model of float64 the same cast would lose half the digits.
+    Models cast to float32 where half precision is not exact enough (norms, softmax, logits). In a
+    float64 model the same cast would lose half the digits.
     """
     single = Tensor.float
 
     def keeping(function: Callable[..., Any]) -> Callable[..., Any]:
-        def kept(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        def in_float64(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
             if tensor.dtype == torch.float64:
-                args = tuple(torch.float64 if one is torch.float32 else one for one in args)
+                args = tuple(
+                    torch.float64 if argument is torch.float32 else argument for argument in args
+                )
                 if kwargs.get("dtype") is torch.float32:
                     kwargs["dtype"] = torch.float64
             return function(tensor, *args, **kwargs)
 
-        return kept
+        return in_float64
 
     def kept_float(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return tensor if tensor.dtype == torch.float64 else single(tensor, *args, **kwargs)
@@ -53,8 +55,10 @@ def float64() -> Iterator[None]:
 
 
 def doubled(model: M) -> M:
-    """The model with its weights in float64. Its buffers stay: a rotary embedding's frequencies
-    meet positions in float32."""
+    """Return the model with its weights in float64.
+
+    Its buffers stay: a rotary embedding's frequencies are multiplied by positions in float32.
+    """
     for weight in model.parameters():
         weight.data = weight.data.double()
     return model

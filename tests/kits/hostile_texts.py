@@ -1,10 +1,10 @@
-"""Texts made to be slow for a regular expression, and the expressions of the project.
+"""Texts that are made to be slow for a regular expression, and the expressions of the project.
 
     python -m tests.kits.hostile_texts patterns|functions
 
-runs each on the slowest of its texts, a million characters long, under a limit of CPU seconds that
-linear work stays far below and quadratic work far above: the process is killed then, and the last
-line that it printed says by what.
+This runs each expression or function on the slowest of its texts, a million characters long. The
+limit of CPU seconds is far above linear work and far below quadratic work. If it is exceeded, the
+process is killed, and the last line that it printed names the cause.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CANDIDATES = "a1 -.\t\n:<({[`|@%가A_=>"
 
 
 class Call(NamedTuple):
-    """`re.X(pattern)` in the code. function: where; None at a module's own level."""
+    """A call `re.X(pattern)` in the code. function: its function; None at module level."""
 
     module: str
     function: str | None
@@ -40,8 +40,7 @@ class Call(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A pattern. searched: whether it is ever looked for in a text, not only matched at its
-    start."""
+    """A pattern. searched: whether it is searched for in a text, not only matched at its start."""
 
     name: str
     pattern: re.Pattern[Any]
@@ -49,7 +48,7 @@ class Found(NamedTuple):
 
 
 def sources() -> Iterator[tuple[str, ast.Module]]:
-    """Every module of the project, parsed."""
+    """Yield every module of the project, parsed."""
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
             name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
@@ -57,7 +56,7 @@ def sources() -> Iterator[tuple[str, ast.Module]]:
 
 
 def calls_of_re(module: str, tree: ast.Module) -> Iterator[Call]:
-    """All calls of functions of `re` that take a pattern."""
+    """Yield all calls of functions of `re` that take a pattern."""
     owner = {
         id(node): scope.name
         for scope in ast.walk(tree)
@@ -67,16 +66,20 @@ def calls_of_re(module: str, tree: ast.Module) -> Iterator[Call]:
     for node in ast.walk(tree):
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
             continue
-        of = node.func.value
-        if isinstance(of, ast.Name) and of.id == "re" and node.func.attr in _CALLS:
+        callee = node.func.value
+        if isinstance(callee, ast.Name) and callee.id == "re" and node.func.attr in _CALLS:
             first = node.args[0]
             literal = first.value if isinstance(first, ast.Constant) else None
             assert literal is None or isinstance(literal, str | bytes)
             yield Call(module, owner.get(id(node)), node.lineno, literal)
 
 
-def patterns(made: dict[tuple[str, str], Callable[[], list[re.Pattern[str]]]]) -> Iterator[Found]:
-    """All patterns: those of the modules, literals in functions, and those that functions make."""
+def patterns(
+    pattern_makers: dict[tuple[str, str], Callable[[], list[re.Pattern[str]]]],
+) -> Iterator[Found]:
+    """Yield all patterns: those of the modules, literals in functions, and those that functions
+    make.
+    """
     for module, tree in sources():
         calls = list(calls_of_re(module, tree))
         for call in calls:
@@ -87,21 +90,23 @@ def patterns(made: dict[tuple[str, str], Callable[[], list[re.Pattern[str]]]]) -
             searched = _searched_names(tree)
             for name, pattern in _module_patterns(importlib.import_module(module)):
                 yield Found(f"{module}.{name}", pattern, name in searched)
-    for (module, function), make in made.items():
+    for (module, function), make in pattern_makers.items():
         for pattern in make():
             yield Found(f"{module}.{function}", pattern, searched=True)
 
 
 def _module_patterns(module: Any) -> Iterator[tuple[str, re.Pattern[Any]]]:
     for name, value in vars(module).items():
-        held = value.values() if isinstance(value, dict) else value
-        for one in held if isinstance(held, tuple | list | type({}.values())) else [held]:
-            if isinstance(one, re.Pattern):
-                yield name, one
+        candidates = value.values() if isinstance(value, dict) else value
+        for candidate in (
+            candidates if isinstance(candidates, tuple | list | type({}.values())) else [candidates]
+        ):
+            if isinstance(candidate, re.Pattern):
+                yield name, candidate
 
 
 def _searched_names(tree: ast.Module) -> set[str]:
-    """Names that are used in any other way than `NAME.match(` and `NAME.fullmatch(`."""
+    """Return names that are used in any other way than `NAME.match(` and `NAME.fullmatch(`."""
     anchored = {
         id(node.value)
         for node in ast.walk(tree)
@@ -119,20 +124,20 @@ def _searched_names(tree: ast.Module) -> set[str]:
 
 
 def pumps(pattern: re.Pattern[Any]) -> list[tuple[str, str]]:
-    """(what begins the text, what is repeated): each part that may run on."""
-    found: dict[tuple[str, str], None] = {}
-    for lead, chars, whole in _runs(list(sre_parse.parse(pattern.pattern, pattern.flags)), ""):
+    """Return (start of the text, repeated part) for each part of the pattern that may repeat."""
+    results: dict[tuple[str, str], None] = {}
+    for lead, chars, full_text in _runs(list(sre_parse.parse(pattern.pattern, pattern.flags)), ""):
         words = [char for char in chars if char.isalnum()][:1]
-        others = [char for char in chars if not char.isalnum()]
-        bodies = [*chars, whole, *(word + other for word in words for other in others)]
+        symbols = [char for char in chars if not char.isalnum()]
+        bodies = [*chars, full_text, *(word + other for word in words for other in symbols)]
         for body in filter(None, bodies):
-            found |= {("", body): None, (lead, body): None, ("", lead + body): None}
-            found |= {(lead[:1], body): None}
-    return list(found) or [("", "a")]
+            results |= {("", body): None, (lead, body): None, ("", lead + body): None}
+            results |= {(lead[:1], body): None}
+    return list(results) or [("", "a")]
 
 
 def _runs(tree: list[Any], lead: str) -> Iterator[tuple[str, list[str], str]]:
-    """(lead, characters, an example) of each repeat that may run on."""
+    """Yield (start, characters, an example) of each repeated part."""
     for op, value in tree:
         if op in _REPEATS and value[1] > 16:
             yield lead, _characters(value[2]), _example(value[2])
@@ -154,14 +159,14 @@ def _inner(op: Any, value: Any) -> list[Any]:
 
 
 def _characters(tree: Any) -> list[str]:
-    """Characters that occur in a part, a few of each class."""
-    found: dict[str, None] = {}
+    """Return characters that match a part, a few of each class."""
+    characters: dict[str, None] = {}
     for op, value in tree:
         if op in (sre.LITERAL, sre.NOT_LITERAL, sre.ANY, sre.IN):
-            found |= dict.fromkeys(_of_class(op, value))
+            characters |= dict.fromkeys(_of_class(op, value))
         for inner in _inner(op, value):
-            found |= dict.fromkeys(_characters(inner))
-    return list(found)[:12]
+            characters |= dict.fromkeys(_characters(inner))
+    return list(characters)[:12]
 
 
 def _of_class(op: Any, value: Any) -> list[str]:
@@ -198,7 +203,7 @@ def _holds(part: tuple[Any, Any], char: str) -> bool:
 
 
 def _example(tree: Any) -> str:
-    """The shortest text, or nearly, that a part matches."""
+    """Return a text that a part matches, nearly the shortest."""
     text = ""
     for op, value in tree:
         if op in (sre.LITERAL, sre.NOT_LITERAL, sre.ANY, sre.IN):
@@ -213,7 +218,7 @@ def _example(tree: Any) -> str:
 
 
 def written(pump: tuple[str, str], size: int) -> str:
-    """The text: it ends with what nothing expects."""
+    """Return a long text for a pump; its end does not match."""
     lead, body = pump
     return lead + (body * (size // len(body) + 1))[:size] + "\0"
 
@@ -221,31 +226,33 @@ def written(pump: tuple[str, str], size: int) -> str:
 # -- running ---------------------------------------------------------------------------------------
 
 
-def run(name: str, work: Callable[[str], object], texts: list[tuple[str, str]], most: int) -> None:
-    """Work on the texts, short; then on the slowest, long, under the limit."""
+def run(
+    name: str, work: Callable[[str], object], texts: list[tuple[str, str]], max_length: int
+) -> None:
+    """Run the work on all short texts, then on the slowest long one under the time limit."""
 
     def seconds(pump: tuple[str, str]) -> float:
-        text = written(pump, min(SHORT, most // 50))
-        begun = time.process_time()
+        text = written(pump, min(SHORT, max_length // 50))
+        started = time.process_time()
         work(text)
-        return time.process_time() - begun
+        return time.process_time() - started
 
     for pump in heapq.nlargest(3, texts, key=seconds):
         print(f"{name}: {pump!r}", flush=True)
         used = int(sum(resource.getrusage(resource.RUSAGE_SELF)[:2])) + 1
         resource.setrlimit(resource.RLIMIT_CPU, (used + LIMIT_S, resource.RLIM_INFINITY))
-        work(written(pump, most))
+        work(written(pump, max_length))
 
 
-def searching(found: Found) -> Callable[[str], object]:
-    """What is done with a pattern."""
+def searching(source: Found) -> Callable[[str], object]:
+    """Return a function that applies a pattern in every way it is used."""
 
     def work(text: str) -> None:
-        whole = text.encode() if isinstance(found.pattern.pattern, bytes) else text
-        found.pattern.match(whole)
-        found.pattern.fullmatch(whole)
-        if found.searched:
-            for _ in found.pattern.finditer(whole):
+        subject = text.encode() if isinstance(source.pattern.pattern, bytes) else text
+        source.pattern.match(subject)
+        source.pattern.fullmatch(subject)
+        if source.searched:
+            for _ in source.pattern.finditer(subject):
                 pass
 
     return work

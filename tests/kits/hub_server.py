@@ -1,4 +1,4 @@
-"""A small hub: what huggingface_hub asks to make a dataset, to fill it, and to read it back."""
+"""A small fake hub: what huggingface_hub needs to create a dataset, upload to it, and read it."""
 
 from __future__ import annotations
 
@@ -37,21 +37,24 @@ class Repo:
 
 
 class Hub:
-    """repos: by id. puts: how often the content of each digest was sent. held: digests whose upload
-    hangs until `go`. sick: a status with which uploads are refused."""
+    """A fake hub.
+
+    repos: by id. puts: how often the content of each digest was sent. blocked_uploads: digests
+    whose uploads wait for `go`. sick: the status of refused uploads.
+    """
 
     def __init__(self) -> None:
         self.repos: dict[str, Repo] = {}
         self.blobs: dict[str, bytes] = {}
         self.puts: Counter[str] = Counter()
-        self.held: set[str] = set()
+        self.blocked_uploads: set[str] = set()
         self.go, self.entered = threading.Event(), threading.Event()
         self.sick: int | None = None
         self.cards: list[str] = []
 
     @contextmanager
     def running(self) -> Any:
-        """Serve until the block ends; gives the URL."""
+        """Serve until the block ends, and yield the URL."""
         name = "/api/datasets/{user}/{name}"
         git = "/datasets/{user}/{name}.git/info/lfs/objects/batch"
         app = Starlette(
@@ -80,14 +83,14 @@ class Hub:
     async def _create(self, request: Request) -> Response:
         if request.headers.get("authorization") != f"Bearer {TOKEN}":
             return JSONResponse({"error": "Invalid credentials"}, 401)
-        told = await request.json()
-        if told["organization"] == "others":
+        body = await request.json()
+        if body["organization"] == "others":
             return JSONResponse({"error": "no rights"}, 403)
-        repo_id = f"{told['organization']}/{told['name']}"
+        repo_id = f"{body['organization']}/{body['name']}"
         url = {"url": f"{self.url}/datasets/{repo_id}"}
         if repo_id in self.repos:
             return JSONResponse(url, 409)
-        self.repos[repo_id] = Repo(told.get("visibility") == "private")
+        self.repos[repo_id] = Repo(body.get("visibility") == "private")
         return JSONResponse(url)
 
     async def _validate(self, request: Request) -> Response:
@@ -111,10 +114,13 @@ class Hub:
 
     async def _batch(self, request: Request) -> Response:
         objects = [
-            told
-            if told["oid"] in self.blobs
-            else {**told, "actions": {"upload": {"href": f"{self.url}/upload/{told['oid']}"}}}
-            for told in (await request.json())["objects"]
+            requested
+            if requested["oid"] in self.blobs
+            else {
+                **requested,
+                "actions": {"upload": {"href": f"{self.url}/upload/{requested['oid']}"}},
+            }
+            for requested in (await request.json())["objects"]
         ]
         return JSONResponse({"transfer": "basic", "objects": objects})
 
@@ -124,7 +130,7 @@ class Hub:
             return Response(status_code=self.sick)
         content = await request.body()
         assert hashlib.sha256(content).hexdigest() == oid
-        if oid in self.held:
+        if oid in self.blocked_uploads:
             self.entered.set()
             await anyio.to_thread.run_sync(self.go.wait, PATIENCE_S)
             return Response(status_code=500)

@@ -50,7 +50,7 @@ def ask(
     json_schema: dict[str, Any] | None = None,
     **settings: Any,
 ) -> tuple[LLMClient, Any]:
-    """The client that asked, and the choices or the LLMError that it got, both after the end."""
+    """Return the client, and the choices or the LLMError that it got."""
 
     async def work() -> tuple[LLMClient, Any]:
         async with client(url, fake, **settings) as llm:

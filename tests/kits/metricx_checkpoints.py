@@ -1,5 +1,7 @@
-"""The golden MetricX checkpoint is stored without its zeros; this writes it out in full, and says
-how exact its scores are."""
+"""Expands the golden MetricX checkpoint, which is stored without its zeros.
+
+It also states how exact the scores are.
+"""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ NAMES = ("qwen3", "mistral")
 
 
 def write_tokenizer(name: str, folder: Path) -> Path:
-    """The tokenizer as its makers publish it. Returns `folder`."""
+    """Write the tokenizer as its makers publish it; return `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copy(FOLDER / name / "tokenizer_config.json", folder)
     packed = (FOLDER / name / "tokenizer.json.xz").read_bytes()
@@ -27,6 +27,6 @@ def write_tokenizer(name: str, folder: Path) -> Path:
 
 @cache
 def real_tokenizer(name: str) -> Any:
-    """As a run loads it. Shared by all tests: not to be changed."""
+    """Load a tokenizer as a run does. All tests share it, so they must not change it."""
     with tempfile.TemporaryDirectory() as folder:
         return AutoTokenizer.from_pretrained(write_tokenizer(name, Path(folder)))

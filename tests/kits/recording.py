@@ -1,4 +1,4 @@
-"""ASGI apps around a service that write down, refuse or change what passes."""
+"""ASGI apps around a service that record, refuse or change requests."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 
 class Recorder:
-    """Passes everything to `app`; `requests` holds the body of each POST.
+    """Passes everything to `app`. `requests` has the body of each POST.
 
-    refuse: is given each body; the (status, headers) or (status, headers, body) that it returns
-    are answered instead.
+    refuse: is called with each body. If it returns (status, headers) or (status, headers, body),
+    that is the response.
     """
 
     def __init__(
@@ -35,19 +35,21 @@ class Recorder:
         self.requests.append(body)
         refusal = None if self.refuse is None else self.refuse(body)
         if refusal is not None:
-            status, headers, *rest = refusal
+            status, headers, *custom_body = refusal
             pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
             await send({"type": "http.response.start", "status": status, "headers": pairs})
-            await send({"type": "http.response.body", "body": rest[0] if rest else b"no"})
+            await send(
+                {"type": "http.response.body", "body": custom_body[0] if custom_body else b"no"}
+            )
             return
-        given = [{"type": "http.request", "body": raw, "more_body": False}]
+        messages = [{"type": "http.request", "body": raw, "more_body": False}]
 
         async def replay() -> Any:
-            return given.pop() if given else await receive()
+            return messages.pop() if messages else await receive()
 
         await self.app(scope, replay, send)
 
     @property
     def samples(self) -> list[dict]:
-        """Every sample that was sent."""
+        """Return every sample that was sent."""
         return [sample for request in self.requests for sample in request["samples"]]

@@ -1,4 +1,4 @@
-"""A child that ignores SIGTERM and has a child of its own; both write down who they are."""
+"""A child process that ignores SIGTERM and has a child itself. Both write their process ids."""
 
 import os
 import signal

@@ -1,7 +1,8 @@
 """A real vLLM on the CPU (`make env-vllm`) with the demo's policy as its model.
 
-The policy translates English user-interface strings and ends its texts, so that greedy and sampled
-output can pass for translations; asked for JSON it babbles inside the grammar until it is cut.
+The policy translates English user-interface strings and ends its texts, so greedy and sampled
+output can pass for translations. If JSON is requested, it writes random text that fits the grammar,
+until it is cut.
 """
 
 from __future__ import annotations
@@ -29,16 +30,17 @@ READY_S = 600.0
 
 
 def make_model(folder: Path, *, template: bool = True) -> Path:
-    """The demo's policy with room for long prompts (what it says there is of no matter here);
-    without its chat template on demand."""
+    """Write the demo's policy with more positions for long prompts; without its chat template
+    on demand.
+    """
     shutil.copytree(ROOT / "demo/models/policy", folder)
     config = folder / "config.json"
-    told = json.loads(config.read_text())
-    config.write_text(json.dumps({**told, "max_position_embeddings": CONTEXT}))
+    config_values = json.loads(config.read_text())
+    config.write_text(json.dumps({**config_values, "max_position_embeddings": CONTEXT}))
     # transformers 5 makes a BPE tokenizer of every Llama one, and this is a unigram model.
     config = folder / "tokenizer_config.json"
-    told = json.loads(config.read_text())
-    config.write_text(json.dumps({**told, "tokenizer_class": "PreTrainedTokenizerFast"}))
+    config_values = json.loads(config.read_text())
+    config.write_text(json.dumps({**config_values, "tokenizer_class": "PreTrainedTokenizerFast"}))
     if not template:
         (folder / "chat_template.jinja").unlink()
     return folder
@@ -59,8 +61,10 @@ def untie(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def running_vllm(model: Path, log: Path, *flags: str, **variables: str) -> Iterator[str]:
-    """Serve until the block ends; gives the URL as an SDK takes it. flags, variables: more of
-    the command line and of the environment."""
+    """Serve until the block ends, and yield the URL as an SDK takes it.
+
+    flags, variables: additions to the command line and to the environment.
+    """
     port = free_port()
     command = [
         str(PYTHON),

@@ -1,5 +1,4 @@
-"""A server that speaks vLLM's HTTP and samples from a tiny Llama, or a model that sees, with code
-of its own."""
+"""A server with vLLM's HTTP API that samples from a tiny Llama or a model that reads images."""
 
 from __future__ import annotations
 
@@ -26,10 +25,11 @@ NAME, KEY, CONTEXT = "tiny", "key-of-the-stub", 64
 
 
 class VLLMStub:
-    """policy: the folder it serves. mode: of its log-probabilities. routes: those that take weights
-    ("lora", "dev") or images ("images"). processor: what makes patches of images.
+    """A fake vLLM server.
 
-    failures: statuses of the next completions in turn; 0 cuts the answer. held: first ids of
+    policy: the folder it serves. mode: of its log-probabilities. routes: those that take weights
+    ("lora", "dev") or images ("images"). processor: what makes patches of images. failures:
+    statuses of the next completions in turn; 0 cuts the answer. blocked_prompts: first ids of
     prompts that wait for `release`. bodies: the requests for completions.
     """
 
@@ -43,7 +43,7 @@ class VLLMStub:
     ) -> None:
         self.policy, self.mode, self.processor = policy, mode, processor
         self.failures: list[int] = []
-        self.held: set[int] = set()
+        self.blocked_prompts: set[int] = set()
         self.release = threading.Event()
         self.bodies: list[dict[str, Any]] = []
         self.calls: Counter[str] = Counter()
@@ -65,7 +65,7 @@ class VLLMStub:
             self.app.post("/reset_{cache}_cache")(self.reset)
 
     def restart(self, *failures: int) -> None:
-        """Lose everything but the model that it was started with; then come these `failures`."""
+        """Drop everything but the model that it was started with, and add these `failures`."""
         model = _load(self.policy)
         with self._changing:
             self.model: nn.Module = model
@@ -95,8 +95,8 @@ class VLLMStub:
         return Response("Success")
 
     def unload_adapter(self, body: dict[str, Any]) -> Response:
-        known = self.adapters.pop(body["lora_name"], None) is not None
-        return Response("Success") if known else _refusal(404, "no such adapter")
+        was_loaded = self.adapters.pop(body["lora_name"], None) is not None
+        return Response("Success") if was_loaded else _refusal(404, "no such adapter")
 
     def reload(self, body: dict[str, Any]) -> Response:
         assert body["method"] == "reload_weights"
@@ -114,7 +114,7 @@ class VLLMStub:
 
     def completions(self, body: dict[str, Any]) -> Response:
         self.bodies.append(body)
-        if body["prompt"][0] in self.held:
+        if body["prompt"][0] in self.blocked_prompts:
             self.release.wait(PATIENCE_S)
         with self._changing:
             status = self.failures.pop(0) if self.failures else None
@@ -131,7 +131,7 @@ class VLLMStub:
         return JSONResponse({"choices": choices})
 
     def generate(self, body: dict[str, Any]) -> Response:
-        """Ids with one for each image, which is as many as it has in the model."""
+        """Answer with ids: one for each image becomes as many as the image has in the model."""
         if not {"token_ids", "sampling_params"} <= body.keys():
             return _refusal(422, "a field is missing")
         if self.half_forgotten:
@@ -139,25 +139,29 @@ class VLLMStub:
         self.bodies.append(body)
         with self._changing:
             model: Any = self.model
-        pictures = [_picture(part["url"]) for part in body["content_parts"]]
-        shown = dict(self.processor(images=pictures, return_tensors="pt"))
-        left = [int(grid.prod()) // 4 for grid in shown["image_grid_thw"]]
+        images = [_picture(part["url"]) for part in body["content_parts"]]
+        image_inputs = dict(self.processor(images=images, return_tensors="pt"))
+        left = [int(grid.prod()) // 4 for grid in image_inputs["image_grid_thw"]]
         image = model.config.image_token_id
         ids: list[int] = []
         for token_id in body["token_ids"]:
             ids += [image] * left.pop(0) if token_id == image else [token_id]
-        asked = {**body["sampling_params"], "prompt": ids}
-        choices = [self._choice(model, asked, index, shown) for index in range(asked["n"])]
+        sampling = {**body["sampling_params"], "prompt": ids}
+        choices = [
+            self._choice(model, sampling, index, image_inputs) for index in range(sampling["n"])
+        ]
         for choice in choices:
-            if told := choice["logprobs"]:
-                choice["logprobs"] = {"content": [{"logprob": x} for x in told["token_logprobs"]]}
+            if logprobs := choice["logprobs"]:
+                choice["logprobs"] = {
+                    "content": [{"logprob": x} for x in logprobs["token_logprobs"]]
+                }
         return JSONResponse({"prompt_token_ids": ids, "choices": choices})
 
     @torch.no_grad()
     def _choice(
         self, model: Any, body: dict[str, Any], index: int, images: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        """One completion; a function of weights, prompt, images, settings, seed and index."""
+        """Return one completion: a function of weights, prompt, images, settings, seed, index."""
         generator = torch.Generator().manual_seed(body["seed"] + index)
         ids: list[int] = []
         logprobs: list[float] = []
@@ -173,12 +177,12 @@ class VLLMStub:
             if body["top_k"] > 0:
                 scaled[scaled < scaled.topk(body["top_k"]).values[-1]] = -torch.inf
             ids.append(int(torch.multinomial(scaled.softmax(-1), 1, generator=generator)))
-            shown = scaled if self.mode == "processed_logprobs" else logits
-            logprobs.append(float(shown.log_softmax(-1)[ids[-1]]))
+            returned_logits = scaled if self.mode == "processed_logprobs" else logits
+            logprobs.append(float(returned_logits.log_softmax(-1)[ids[-1]]))
             if ids[-1] in body.get("stop_token_ids", ()):
                 break
-        told = {"token_logprobs": logprobs} if body["logprobs"] is not None else None
-        return {"index": index, "token_ids": ids, "logprobs": told}
+        logprobs_field = {"token_logprobs": logprobs} if body["logprobs"] is not None else None
+        return {"index": index, "token_ids": ids, "logprobs": logprobs_field}
 
 
 def _load(folder: Path) -> nn.Module:

@@ -47,7 +47,7 @@ def _applies(text: str, extras: set[str]) -> bool:
 
 
 def test_the_environment_of_unbabel_comet_holds_what_it_pins() -> None:
-    """It is installed without looking at dependencies."""
+    """Check its list, because the environment is installed without resolving dependencies."""
     listed = dict(
         re.findall(
             r"^([\w.-]+)==(\S+)$",
@@ -56,28 +56,28 @@ def test_the_environment_of_unbabel_comet_holds_what_it_pins() -> None:
         )
     )
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    own = project["dependencies"] + project["optional-dependencies"]["server"]
+    requirements = project["dependencies"] + project["optional-dependencies"]["server"]
     have = {canonicalize_name(name) for name in listed}
-    wanted = {name.partition("[")[0] for name in needed(own, set())}
-    assert wanted - have == set()
+    names = {name.partition("[")[0] for name in needed(requirements, set())}
+    assert names - have == set()
     assert listed["unbabel-comet"] == "2.2.7" and listed["transformers"].startswith("4.")
     assert listed["numpy"].startswith("1.")
 
 
 def test_an_installed_package_has_its_files() -> None:
-    """Templates, tables, contracts: what is not Python is installed by name."""
-    told = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"][
-        "package-data"
-    ]
+    """Check templates, tables and contracts: files that are not Python are installed by name."""
+    patterns_by_package = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"][
+        "setuptools"
+    ]["package-data"]
     files = {
         str(path.relative_to(ROOT))
-        for package in told
+        for package in patterns_by_package
         for path in (ROOT / package).rglob("*")
         if path.is_file() and path.suffix not in (".py", ".pyc") and path.name != "README.md"
     }
     installed = {
         str(path.relative_to(ROOT))
-        for package, patterns in told.items()
+        for package, patterns in patterns_by_package.items()
         for pattern in patterns
         for path in (ROOT / package).glob(pattern)
     }
@@ -99,9 +99,9 @@ def test_a_checkout_knows_its_commit_and_an_image_the_one_that_it_was_built_from
         return done.stdout.strip()
 
     def git(*arguments: str) -> str:
-        who = ("-c", "user.name=a", "-c", "user.email=a@b")
+        identity = ("-c", "user.name=a", "-c", "user.email=a@b")
         done = subprocess.run(
-            ["git", *who, *arguments], cwd=tmp_path, check=True, capture_output=True, text=True
+            ["git", *identity, *arguments], cwd=tmp_path, check=True, capture_output=True, text=True
         )
         return done.stdout.strip()
 
@@ -113,26 +113,28 @@ def test_a_checkout_knows_its_commit_and_an_image_the_one_that_it_was_built_from
     git("add", "scorekit/__init__.py")
     git("commit", "-m", "All of it")
     head = git("rev-parse", "HEAD")
-    assert len(found := commit(tmp_path)) >= 7 and head.startswith(found)
+    assert len(revision := commit(tmp_path)) >= 7 and head.startswith(revision)
     code.write_text(code.read_text() + "# changed\n")
-    assert commit(tmp_path) == f"{found}-dirty"
+    assert commit(tmp_path) == f"{revision}-dirty"
     assert commit(tmp_path, SCOREKIT_COMMIT="abc1234") == "abc1234"
     assert commit(tmp_path, PATH="") == "None"  # no git
 
 
 def test_bitsandbytes_does_not_say_in_every_process_that_it_could_be_quicker(tmp_path) -> None:
-    """It says so where it is imported on a CPU with AVX512-BF16, which is feigned here."""
-    told = "Failed to load CPU gemm_4bit_forward from kernels-community: %s."
+    """Check the filter of its warning, which it logs on a CPU with AVX512-BF16 (simulated here)."""
+    warning = "Failed to load CPU gemm_4bit_forward from kernels-community: %s."
     lines = Path(find_spec("bitsandbytes").origin).parent / "backends/cpu/ops.py"
-    assert told in lines.read_text(), "its words have changed: change the filter of scorekit, too"
+    assert warning in lines.read_text(), (
+        "its words have changed: change the filter of scorekit, too"
+    )
     code = (
         "import logging; {first}; log = logging.getLogger('bitsandbytes.backends.cpu.ops'); "
-        f"log.warning({told!r}, 'no kernels'); log.warning('something else')"
+        f"log.warning({warning!r}, 'no kernels'); log.warning('something else')"
     )
-    for first, said in (("import scorekit", 1), ("pass", 2)):
+    for first, num_lines in (("import scorekit", 1), ("pass", 2)):
         command = [sys.executable, "-S", "-c", code.format(first=first)]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-        assert done.stderr.count("\n") == said and "something else" in done.stderr
+        assert done.stderr.count("\n") == num_lines and "something else" in done.stderr
 
 
 def test_the_version_is_that_of_the_change_log_and_of_the_images() -> None:

@@ -1,4 +1,4 @@
-"""What the documents name exists."""
+"""Check that what the documents name exists."""
 
 from __future__ import annotations
 
@@ -14,8 +14,17 @@ DOCUMENTS = [
     *sorted((ROOT / "docs").glob("*.md")),
     *(
         path
-        for room in ("services", "trainer", "synth", "demo", "examples", "bench", "tests", "deploy")
-        for path in sorted((ROOT / room).rglob("*.md"))
+        for package in (
+            "services",
+            "trainer",
+            "synth",
+            "demo",
+            "examples",
+            "bench",
+            "tests",
+            "deploy",
+        )
+        for path in sorted((ROOT / package).rglob("*.md"))
         if path.parent != ROOT / "synth/export"  # templates of what a run writes
     ),
 ]
@@ -28,8 +37,8 @@ _MODULE = re.compile(rf"(?<![\w/.@-])((?:{_ROOMS})(?:\.(?!py\b)\w+)+)")
 _SOURCE = re.compile(r"`([\w./-]+\.py)`")
 _LINK = re.compile(r"\]\(([^)#]+)(?:#[^)]*)?\)")
 #: What CONTRIBUTING.md lets its reader make.
-_MADE = {
-    "trainer/translation/rewards/terms/brevity.py",
+_CREATED_BY_READER = {
+    "trainer/translation/rewards/components/brevity.py",
     "services/ratio/model.py",
     "services/ratio/__main__.py",
     "services.ratio",
@@ -45,7 +54,7 @@ def _name(path: Path) -> str:
 @pytest.mark.parametrize("path", DOCUMENTS, ids=_name)
 def test_files_that_a_document_names_exist(path):
     text = path.read_text(encoding="utf-8")
-    for name in set(_PATH.findall(text)) - _MADE:
+    for name in set(_PATH.findall(text)) - _CREATED_BY_READER:
         assert list(ROOT.glob(name)) or list(path.parent.glob(name)), f"it names {name}"
     for name in _LINK.findall(text):
         assert "://" in name or (path.parent / name).exists(), f"it links to {name}"
@@ -53,21 +62,21 @@ def test_files_that_a_document_names_exist(path):
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=_name)
 def test_source_files_that_a_document_names_without_their_folder_exist(path):
-    sources = [p for room in _ROOMS.split("|") for p in (ROOT / room).rglob("*.py")]
-    for name in set(_SOURCE.findall(path.read_text(encoding="utf-8"))) - _MADE:
+    sources = [p for package in _ROOMS.split("|") for p in (ROOT / package).rglob("*.py")]
+    for name in set(_SOURCE.findall(path.read_text(encoding="utf-8"))) - _CREATED_BY_READER:
         assert any(str(source).endswith(f"/{name}") for source in sources), f"it names {name}"
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=_name)
 def test_modules_that_a_document_names_exist(path):
-    for name in set(_MODULE.findall(path.read_text(encoding="utf-8"))) - _MADE:
-        top, *rest = name.split(".")
+    for name in set(_MODULE.findall(path.read_text(encoding="utf-8"))) - _CREATED_BY_READER:
+        top, *parts = name.split(".")
         folder = ROOT / top
-        while rest and (folder / rest[0]).is_dir():
-            folder /= rest.pop(0)
-        if rest and (folder / f"{rest[0]}.py").exists():
-            folder, rest = folder / f"{rest[0]}.py", rest[1:]
-        assert not rest or rest[0] in _words(folder), f"it names {name}"
+        while parts and (folder / parts[0]).is_dir():
+            folder /= parts.pop(0)
+        if parts and (folder / f"{parts[0]}.py").exists():
+            folder, parts = folder / f"{parts[0]}.py", parts[1:]
+        assert not parts or parts[0] in _words(folder), f"it names {name}"
 
 
 def _words(module: Path) -> set[str]:
@@ -85,12 +94,16 @@ def test_make_targets_that_a_document_names_exist(path):
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=_name)
 def test_a_document_says_where_its_commands_are_found(path):
-    """Who pastes them has no `python` of ours on the path."""
+    """Check that the environment is named first: a reader has no `python` of ours on the path."""
     text = path.read_text(encoding="utf-8")
     command = r"(?:^|`)(?:python -m |python examples|synth_parallel [a-z])"
     bare = re.search(command, text, re.MULTILINE)
-    told = re.search(r"source \.venv/bin/activate|\.venv/bin/python", text)
-    assert bare is None or (told and told.start() < bare.start()) or path.name == "AGENTS.md", bare
+    activation = re.search(r"source \.venv/bin/activate|\.venv/bin/python", text)
+    assert (
+        bare is None
+        or (activation and activation.start() < bare.start())
+        or path.name == "AGENTS.md"
+    ), bare
 
 
 def test_the_readme_is_short_and_its_first_command_comes_early():
@@ -117,7 +130,10 @@ def test_every_setting_and_wire_field_stands_in_the_protocol_or_the_help():
 
 
 def test_nobody_is_told_to_install_what_is_not_published():
-    """`pip install scorekit[...]` asks the registry; the extras are those of the checkout."""
+    """Check that no text has `pip install scorekit[...]`, which would ask the registry.
+
+    The extras exist only in the checkout.
+    """
     text = {".py", ".md", ".sh", ".yaml", ".yml", ".toml", ".ipynb"}
     rooms = (
         "scorekit",
@@ -133,8 +149,13 @@ def test_nobody_is_told_to_install_what_is_not_published():
         "README.md",
         "CHANGELOG.md",
     )
-    files = [p for room in rooms for p in [ROOT / room, *(ROOT / room).rglob("*")] if p.is_file()]
+    files = [
+        p
+        for package in rooms
+        for p in [ROOT / package, *(ROOT / package).rglob("*")]
+        if p.is_file()
+    ]
     for path in files:
         if path.suffix in text:
-            told = path.read_text(encoding="utf-8")
-            assert not re.search(r"pip install [^\n`]*scorekit([\[`\"'])", told), path
+            content = path.read_text(encoding="utf-8")
+            assert not re.search(r"pip install [^\n`]*scorekit([\[`\"'])", content), path

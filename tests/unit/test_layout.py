@@ -74,8 +74,10 @@ FULLEST = 16
 
 
 def _room(path: Path) -> str:
-    """The unit that the rules speak of: a service is a leaf of its own, the server half and the
-    rooms of the trainer too."""
+    """Return the unit that the rules are about.
+
+    Each service is a unit, and so is each package of the server half and of the trainer.
+    """
     parts = path.relative_to(ROOT).with_suffix("").parts
     deep = parts[0] == "services" or parts[:2] == ("scorekit", "server")
     deep = deep or ".".join(parts[:2]) in TRAINER
@@ -83,27 +85,27 @@ def _room(path: Path) -> str:
 
 
 def _imports(path: Path) -> set[str]:
-    found = set()
+    names = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, f"{path}: relative imports hide what is imported"
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return {name for name in found if name.split(".")[0] in (*PACKAGES, *ON_TOP)}
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return {name for name in names if name.split(".")[0] in (*PACKAGES, *ON_TOP)}
 
 
-def _allowed(room: str, imported: str) -> bool:
+def _allowed(unit: str, imported: str) -> bool:
     top = imported.split(".")[0]
-    if room == "scorekit":
+    if unit == "scorekit":
         return top == "scorekit" and not imported.startswith("scorekit.server")
-    if room == "scorekit.server":
+    if unit == "scorekit.server":
         return top == "scorekit"
-    if room.startswith("services"):
-        return top == "scorekit" or imported == room or imported.startswith(room + ".")
-    own = top == room or (room, top) == ("synth_parallel", "synth")  # its other name
-    own = own or any(imported.startswith(of + ".") for of in TRAINER.get(room, ()))
-    return own or (top == "scorekit" and not imported.startswith("scorekit.server"))
+    if unit.startswith("services"):
+        return top == "scorekit" or imported == unit or imported.startswith(unit + ".")
+    is_own = top == unit or (unit, top) == ("synth_parallel", "synth")  # its other name
+    is_own = is_own or any(imported.startswith(prefix + ".") for prefix in TRAINER.get(unit, ()))
+    return is_own or (top == "scorekit" and not imported.startswith("scorekit.server"))
 
 
 @pytest.mark.parametrize(
@@ -128,14 +130,14 @@ def _module(path: Path) -> str:
 
 @pytest.mark.parametrize("package", (*PACKAGES, *ON_TOP))
 def test_no_circle_of_files(package):
-    """Nor under TYPE_CHECKING, or within a function."""
+    """Check all imports, including those under TYPE_CHECKING and within functions."""
     files = {_module(path): path for path in (ROOT / package).rglob("*.py")}
     imports = {
         name: {
-            found
+            target
             for imported in _imports(path)
-            for found in (imported, imported.rpartition(".")[0])
-            if found in files and found != name
+            for target in (imported, imported.rpartition(".")[0])
+            if target in files and target != name
         }
         for name, path in files.items()
     }
@@ -146,7 +148,7 @@ def test_no_circle_of_files(package):
 @pytest.mark.parametrize("package", (*PACKAGES, *ON_TOP))
 def test_no_folder_is_too_full(package):
     rooms = {path.parent for path in (ROOT / package).rglob("*.py")}
-    assert {room: n for room in rooms if (n := len(list(room.glob("*.py")))) > FULLEST} == {}
+    assert {folder: n for folder in rooms if (n := len(list(folder.glob("*.py")))) > FULLEST} == {}
 
 
 LIGHT_MODULES = sorted(
@@ -179,9 +181,9 @@ def test_the_contract_half_loads_nothing_heavy():
     ],
 )
 def test_users_import_these_names(face, names):
-    found = importlib.import_module(face)
-    assert sorted(found.__all__) == names.split()
-    assert all(hasattr(found, name) for name in found.__all__)
+    module = importlib.import_module(face)
+    assert sorted(module.__all__) == names.split()
+    assert all(hasattr(module, name) for name in module.__all__)
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,12 @@ SECTIONS = {
 
 
 def test_no_two_classes_have_one_name() -> None:
-    found: dict[str, list[str]] = defaultdict(list)
+    files_by_class: dict[str, list[str]] = defaultdict(list)
     for package in ("scorekit", "services", "trainer", "synth"):
         for path in (ROOT / package).rglob("*.py"):
             for node in ast.parse(path.read_text(encoding="utf-8")).body:
                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                    found[node.name].append(str(path.relative_to(ROOT)))
-    assert {name: files for name, files in found.items() if len(files) > 1}.keys() == SECTIONS
+                    files_by_class[node.name].append(str(path.relative_to(ROOT)))
+    assert {
+        name: files for name, files in files_by_class.items() if len(files) > 1
+    }.keys() == SECTIONS

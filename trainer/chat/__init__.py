@@ -1,1 +1,1 @@
-"""Chat templates: turns to ids, and whether a template lets a model learn where a turn ends."""
+"""Chat templates: convert turns to ids, and check that the ends of turns are trained."""

@@ -9,18 +9,18 @@ from trainer.config_base import may_change
 
 
 class ChatConfig(Config):
-    """How messages become text."""
+    """Settings for converting messages to text."""
 
     template: str | None = may_change(
         None, description="A file with a chat template (Jinja); null: the model's own."
     )
     enable_thinking: bool | None = Field(
         None,
-        description="Given to the template under this name (Qwen3); null: not given, so that the "
-        "template's own default holds.",
+        description="Passed to the template under this name (Qwen3); null: not passed, so that the "
+        "template's default applies.",
     )
 
     @property
     def template_kwargs(self) -> dict[str, bool]:
-        """What the template gets besides the messages."""
+        """Return the arguments of the template besides the messages."""
         return {} if self.enable_thinking is None else {"enable_thinking": self.enable_thinking}

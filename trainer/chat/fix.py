@@ -1,4 +1,4 @@
-"""A mended template, and a mended generation_config, written beside the model's own."""
+"""Write a repaired template and generation_config next to the model's own."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 from scorekit.errors import UserError
 from scorekit.files import write_atomic
-from trainer.chat.boundaries import mended
 from trainer.chat.config import ChatConfig
-from trainer.chat.labelling import Learned
+from trainer.chat.labels import TrainedTurns
 from trainer.chat.markers import MarkedTemplate
 from trainer.chat.render import Turns, own_template, read_template
+from trainer.chat.template_check import repaired_template
 
 
 def fixed_template(
@@ -22,32 +22,37 @@ def fixed_template(
     conversations: Sequence[Turns],
     chat: ChatConfig,
     *,
-    learned: Learned = "all",
+    trained_turns: TrainedTurns = "all",
 ) -> tuple[MarkedTemplate, str]:
-    """A template with markers that renders what the model's own does (where it has none: the
-    config's), and the diff from the template that training would use now."""
-    given = read_template(chat.template) if chat.template else None
-    base = own_template(tokenizer) or given
+    """Return a template with markers that renders the same text, and its diff.
+
+    It is made from the model's own (without one: the config's); the diff is from the template that
+    training would use now.
+    """
+    configured = read_template(chat.template) if chat.template else None
+    base = own_template(tokenizer) or configured
     if base is None:
-        raise UserError("there is no chat template to mend: name one with --template")
-    made = mended(tokenizer, conversations, chat, base, learned=learned)
-    before = (given or base).splitlines()
-    lines = unified_diff(before, made.template.splitlines(), "before", "after", lineterm="", n=1)
-    return made, "\n".join(lines)
+        raise UserError("there is no chat template to repair. Name one with --template")
+    repaired = repaired_template(tokenizer, conversations, chat, base, trained_turns=trained_turns)
+    before = (configured or base).splitlines()
+    lines = unified_diff(
+        before, repaired.template.splitlines(), "before", "after", lineterm="", n=1
+    )
+    return repaired, "\n".join(lines)
 
 
 def fixed_generation_config(folder: Path, ids: Sequence[int]) -> str:
-    """The folder's generation_config.json, in which sampling also ends at `ids`."""
+    """Return the folder's generation_config.json, changed so that sampling also ends at `ids`."""
     path = folder / "generation_config.json"
     config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    known = config.get("eos_token_id")
-    ends = known if isinstance(known, list) else [] if known is None else [known]
+    value = config.get("eos_token_id")
+    ends = value if isinstance(value, list) else [] if value is None else [value]
     config["eos_token_id"] = [*ends, *(i for i in ids if i not in ends)]
     return json.dumps(config, ensure_ascii=False, indent=2) + "\n"
 
 
 def write_beside(path: Path, text: str) -> None:
-    """Write a new file. Raises UserError where another text stands there."""
+    """Write a new file. Raises UserError if it exists with other text."""
     if path.exists() and path.read_text(encoding="utf-8", errors="replace") != text:
-        raise UserError(f"{path} exists and is not replaced; name another (--to), or remove it")
+        raise UserError(f"{path} exists and is not replaced. Name another (--to), or remove it")
     write_atomic(path, text)

@@ -1,5 +1,8 @@
-"""Conversations that are hard to mark: Korean that a tokenizer cuts within a character, emoji of
-several code points, line ends, quotes."""
+"""Conversations that are difficult to mark.
+
+They have Korean that a tokenizer splits within a character, emoji of several code points, line
+ends, and quotes.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Any
 
 from trainer.chat.render import Turns
 
-#: The last characters are what counts: a mask that ends one token too early loses their bytes.
+#: The last characters matter: a mask that ends one token too early loses their bytes.
 _TEXTS = (
     "안녕하세요? 오늘은 어디까지 가세요 🙂",
     '민수는 잠시 웃었다.\n"그래, 같이 가자."',
@@ -18,17 +21,21 @@ _TEXTS = (
     "끝말이 한글입니다 뷁",
     "1 + 1 = 2\n\n그리고 <b>태그</b>",
 )
-#: What a conversation may look like, where no data says it.
+#: Shapes of conversations without data.
 SHAPES = (("user", "assistant"), ("system", "user", "assistant", "user", "assistant"))
-_MOST = 4
+_MAX_SHAPES = 4
 
 
 def probes(conversations: Sequence[Turns]) -> list[Turns]:
-    """Of each order of roles that the data has (the longest few), one with these texts. Those with
-    other roles than system, user and assistant are left out: what they hold has a form."""
+    """Return one conversation with these texts for each order of roles in the data (the longest
+    few).
+
+    Those with other roles than system, user and assistant are left out: their content has a special
+    format.
+    """
     shapes = {tuple(str(turn["role"]) for turn in turns) for turns in conversations}
-    known = [shape for shape in shapes if set(shape) <= {"system", "user", "assistant"}]
-    chosen = sorted(known, key=len)[-_MOST:] if conversations else SHAPES
+    simple_shapes = [shape for shape in shapes if set(shape) <= {"system", "user", "assistant"}]
+    chosen = sorted(simple_shapes, key=len)[-_MAX_SHAPES:] if conversations else SHAPES
     return [_with_texts(shape) for shape in chosen]
 
 

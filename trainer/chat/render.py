@@ -1,8 +1,8 @@
-"""Messages -> text -> ids, and which of them the model writes.
+"""Convert messages to text and ids, and find the ids that the model writes.
 
-A template tells the assistant's turns by `{% generation %}` and `{% endgeneration %}` around them.
-Which ids lie in a span is told by the tokenizer's offsets. A character (Korean, emoji) may be of
-several tokens, and all of them lie in the span.
+A template marks the assistant's turns with `{% generation %}` and `{% endgeneration %}`. The
+tokenizer's offsets tell which ids are in a span. A character (Korean, emoji) may have several
+tokens; all of them are in the span.
 """
 
 from __future__ import annotations
@@ -14,29 +14,35 @@ from typing import Any, NamedTuple, TypeAlias
 from scorekit.errors import UserError
 from trainer.chat.config import ChatConfig
 
-#: `{"role": "system" | "user" | "assistant" | "tool", "content": text}`, and what else a template
-#: knows of (`reasoning_content`, `tool_calls`).
+#: `{"role": "system" | "user" | "assistant" | "tool", "content": text}`, and other fields that a
+#: template uses (`reasoning_content`, `tool_calls`).
 Turns: TypeAlias = Sequence[dict[str, Any]]
 Span: TypeAlias = tuple[int, int]
 
 
 class Rendered(NamedTuple):
-    """text: of a conversation. spans: the characters that the assistant writes, in order."""
+    """The text of a conversation.
+
+    spans: the characters that the assistant writes, in order.
+    """
 
     text: str
     spans: tuple[Span, ...]
 
 
 class Tokens(NamedTuple):
-    """ids, [L], of a rendered conversation; owners, [L]: the number of the span that holds all
-    characters of a token, else -1."""
+    """The tokens of a rendered conversation.
+
+    ids: [L].
+    owners: [L], the number of the span that has all characters of a token, else -1.
+    """
 
     ids: list[int]
     owners: list[int]
 
 
 def read_template(path: str) -> str:
-    """A chat template in a file. Raises UserError."""
+    """Return a chat template from a file. Raises UserError."""
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -45,20 +51,21 @@ def read_template(path: str) -> str:
 
 
 def own_template(tokenizer: Any) -> str | None:
-    """The template that comes with a tokenizer; of several, the one that is named `default`."""
+    """Return the template of a tokenizer; of several, the one with the name `default`."""
     template = tokenizer.chat_template
     return template.get("default") if isinstance(template, dict) else template
 
 
 def use_template(tokenizer: Any, chat: ChatConfig) -> Any:
-    """The tokenizer, with the template that the config names put into it. Raises UserError where
-    there is neither that nor one of its own."""
+    """Set the config's template in the tokenizer, and return it.
+
+    Raises UserError if neither has a template.
+    """
     if chat.template is not None:
         tokenizer.chat_template = read_template(chat.template)
     if own_template(tokenizer) is None:
         raise UserError(
-            f"{tokenizer.name_or_path or 'the tokenizer'} has no chat template: name one in "
-            "chat.template"
+            f"{tokenizer.name_or_path or 'the tokenizer'} has no chat template. Set chat.template"
         )
     return tokenizer
 
@@ -71,34 +78,37 @@ def render(
     template: str | None = None,
     generation_prompt: bool = False,
 ) -> str:
-    """The text of a conversation. template: default: the tokenizer's own. generation_prompt: with
-    what stands before a reply of the assistant. Raises UserError where the template refuses."""
+    """Return the text of a conversation.
+
+    template: default: the tokenizer's own.
+    generation_prompt: add the text before a reply of the assistant.
+    Raises UserError if the template refuses.
+    """
     return _render(tokenizer, messages, chat, template, generation_prompt, spans=False).text
 
 
 def render_spans(
     tokenizer: Any, messages: Turns, chat: ChatConfig, *, template: str | None = None
 ) -> Rendered:
-    """The same with the spans of its generation markers; none where the template has none."""
+    """Return text and spans of its generation markers; no spans if the template has none."""
     return _render(tokenizer, messages, chat, template, False, spans=True)
 
 
-def tokenise(tokenizer: Any, rendered: Rendered) -> Tokens:
-    """The ids of a conversation, and whose they are. Raises UserError where the tokenizer tells no
-    offsets."""
+def tokenize(tokenizer: Any, rendered: Rendered) -> Tokens:
+    """Return the ids of a conversation with their spans. Raises UserError without offsets."""
     if not tokenizer.is_fast:
         raise UserError(
-            f"{tokenizer.name_or_path or 'the tokenizer'} is a slow one, which tells no offsets: "
-            "save it with its tokenizer.json"
+            f"{tokenizer.name_or_path or 'the tokenizer'} is a slow tokenizer without offsets. "
+            "Save it with its tokenizer.json"
         )
-    read = tokenizer(rendered.text, add_special_tokens=False, return_offsets_mapping=True)
-    owners, spans, at = [], rendered.spans, 0
-    for start, end in read["offset_mapping"]:
-        while at < len(spans) and start >= spans[at][1]:
-            at += 1
-        inside = at < len(spans) and spans[at][0] <= start and end <= spans[at][1]
-        owners.append(at if inside else -1)
-    return Tokens(list(read["input_ids"]), owners)
+    encoded = tokenizer(rendered.text, add_special_tokens=False, return_offsets_mapping=True)
+    owners, spans, index = [], rendered.spans, 0
+    for start, end in encoded["offset_mapping"]:
+        while index < len(spans) and start >= spans[index][1]:
+            index += 1
+        inside = index < len(spans) and spans[index][0] <= start and end <= spans[index][1]
+        owners.append(index if inside else -1)
+    return Tokens(list(encoded["input_ids"]), owners)
 
 
 def _render(
@@ -112,7 +122,7 @@ def _render(
 ) -> Rendered:
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    told: dict[str, Any] = {**tokenizer.special_tokens_map, **chat.template_kwargs}
+    variables: dict[str, Any] = {**tokenizer.special_tokens_map, **chat.template_kwargs}
     result: Any
     try:
         result = render_jinja_template(
@@ -120,10 +130,10 @@ def _render(
             chat_template=template or own_template(tokenizer),
             add_generation_prompt=generation_prompt,
             return_assistant_tokens_mask=spans,
-            **told,
+            **variables,
         )
-    except Exception as error:  # a template is a program, and fails in as many ways
+    except Exception as error:  # a template is a program, which may raise any error
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UserError(f"the chat template refuses: {reason}") from None
-    texts, found = result
-    return Rendered(texts[0], tuple(found[0]) if spans else ())
+    texts, spans_by_text = result
+    return Rendered(texts[0], tuple(spans_by_text[0]) if spans else ())

@@ -1,4 +1,4 @@
-"""Conversations of files: whole dialogues, or a prompt and its reply."""
+"""Read conversations from files: full dialogues, or a prompt and its reply."""
 
 from __future__ import annotations
 
@@ -7,130 +7,140 @@ from itertools import islice
 from typing import Any, Literal, NamedTuple
 
 from scorekit.errors import UserError
-from trainer.chat.labelling import Learned
+from trainer.chat.labels import TrainedTurns
 from trainer.runs.readers import clean_cell, read_rows, shortened
 
-#: all: every turn of the assistant is learned where it stands; last: only the last one; each: every
-#: one in a row of its own, behind what stands before it.
+#: The assistant's turns to train on. all: every turn; last: only the last one; each: every turn in
+#: a separate row, after the turns before it.
 Which = Literal["all", "last", "each"]
 _ROLES = ("system", "user", "assistant", "tool")
-#: Column of a prompt -> columns of its reply, in the order in which they are looked for.
+#: Columns of a prompt, and of its reply, in the order in which they are tried.
 _PROMPTS = ("prompt", "prompt_messages")
 _REPLIES = ("completion", "reference")
 
 
 class Conversation(NamedTuple):
-    """where: its file and line. turns: messages; the last one the assistant's. learned: of it."""
+    """A conversation of a file.
 
-    where: str
+    location: its file and line.
+    turns: messages; the last one is the assistant's.
+    trained_turns: the turns to train on.
+    """
+
+    location: str
     turns: list[dict[str, Any]]
-    learned: Learned
+    trained_turns: TrainedTurns
 
 
 def read_conversations(
     path: str, which: Which = "all", *, split: str | None = None, limit: int | None = None
 ) -> list[Conversation]:
-    """The conversations of a file or dataset, each turn of the assistant in one of its own where
-    `which` says so. limit: rows that are read at most. Raises UserError as `conversations`."""
-    found = conversations(islice(read_rows(path, split), limit), which)
-    if not found:
+    """Return the conversations of a file or dataset; with `each`, one for every assistant turn.
+
+    limit: read this many rows at most.
+    Raises UserError as `conversations`.
+    """
+    results = conversations(islice(read_rows(path, split), limit), which)
+    if not results:
         raise UserError(f"{path}: no rows")
-    return found
+    return results
 
 
 def conversations(rows: Iterable[tuple[str, Any]], which: Which) -> list[Conversation]:
-    """Those of rows: (where it stands, row).
+    """Return the conversations of rows: (location, row).
 
     A row has `messages`, or a prompt (`prompt`, `prompt_messages`) and its reply (`completion`,
-    `reference`: messages or a text), of which only the reply is learned. A turn of the assistant
-    with `weight` 0 is not learned. Raises UserError with a line for each row that is no
+    `reference`: messages or a text), of which only the reply is trained on. A turn of the assistant
+    with `weight` 0 is not trained on. Raises UserError with a line for each row that is no
     conversation.
     """
-    found: list[Conversation] = []
-    faults: list[str] = []
-    for where, row in rows:
+    results: list[Conversation] = []
+    errors: list[str] = []
+    for location, row in rows:
         try:
-            found += conversations_of(row, where, which)
+            results += conversations_of(row, location, which)
         except UserError as error:
-            faults.append(str(error))
-    if faults:
-        what = f"{len(faults)} rows are no conversations:"
-        raise UserError(what, shortened(faults))
-    if len({conversation.learned for conversation in found}) > 1:
-        other = next(c for c in found if c.learned != found[0].learned)
+            errors.append(str(error))
+    if errors:
+        message = f"{len(errors)} rows are no conversations:"
+        raise UserError(message, shortened(errors))
+    if len({conversation.trained_turns for conversation in results}) > 1:
+        other = next(c for c in results if c.trained_turns != results[0].trained_turns)
         raise UserError(
-            f"{other.where}: some rows have `messages` and others a prompt: learn the last turn of "
-            "each (turns: last), or give them in two files"
+            f"{other.location}: some rows have `messages` and others a prompt. Train on the last "
+            "turn of each (turns: last), or use two files"
         )
-    return found
+    return results
 
 
-def conversations_of(row: Any, where: str, which: Which) -> Iterable[Conversation]:
-    """Those of one row. Raises UserError."""
+def conversations_of(row: Any, location: str, which: Which) -> Iterable[Conversation]:
+    """Return the conversations of one row. Raises UserError."""
     if not isinstance(row, Mapping):
-        raise UserError(f"{where}: a row is an object with `messages`, not {type(row).__name__}")
+        raise UserError(f"{location}: expected an object with `messages`, not {type(row).__name__}")
     if row.get("messages") is not None:
-        turns = _checked(row["messages"], where, "messages")
-        _ends_in_reply(turns, where)
+        turns = _checked(row["messages"], location, "messages")
+        _ends_in_reply(turns, location)
         if which == "each":
             return [
-                Conversation(where, turns[: place + 1], "last")
-                for place, turn in enumerate(turns)
+                Conversation(location, turns[: index + 1], "last")
+                for index, turn in enumerate(turns)
                 if turn["role"] == "assistant"
             ]
-        return [Conversation(where, turns, which)]
+        return [Conversation(location, turns, which)]
     prompt = next((name for name in _PROMPTS if row.get(name) is not None), None)
     reply = next((name for name in _REPLIES if row.get(name) is not None), None)
     if prompt is None or reply is None:
         raise UserError(
-            f"{where}: neither `messages`, nor a `prompt` with its `completion` or `reference`"
+            f"{location}: has neither `messages`, nor a `prompt` with `completion` or `reference`"
         )
-    said = row[reply]
-    if isinstance(said, str):
-        said = [{"role": "assistant", "content": said}]
-    turns = [*_checked(row[prompt], where, prompt), *_checked(said, where, reply)]
-    _ends_in_reply(turns, where)
-    return [Conversation(where, turns, "last")]
+    messages = row[reply]
+    if isinstance(messages, str):
+        messages = [{"role": "assistant", "content": messages}]
+    turns = [*_checked(row[prompt], location, prompt), *_checked(messages, location, reply)]
+    _ends_in_reply(turns, location)
+    return [Conversation(location, turns, "last")]
 
 
-def _checked(messages: Any, where: str, column: str) -> list[dict[str, Any]]:
-    """Messages as a template may have them; what a table has no value for (null) is left out."""
+def _checked(messages: Any, row_location: str, column: str) -> list[dict[str, Any]]:
+    """Return messages for a template, without null values (empty cells of a table)."""
     if not isinstance(messages, list) or not messages:
-        raise UserError(f"{where}: {column}: a list of messages is wanted")
+        raise UserError(f"{row_location}: {column}: expected a list of messages")
     turns = []
     for number, message in enumerate(messages, 1):
-        here = f"{where}: {column}, turn {number}"
+        location = f"{row_location}: {column}, turn {number}"
         if not isinstance(message, Mapping) or message.get("role") not in _ROLES:
-            raise UserError(f"{here}: an object with a role ({', '.join(_ROLES)}) is wanted")
+            raise UserError(
+                f"{location}: expected an object with `role` set to one of {', '.join(_ROLES)}"
+            )
         turn = {key: value for key, value in message.items() if value is not None}
         if not isinstance(turn.get("content"), list):
-            text = clean_cell(turn.get("content"), here, "content")
+            text = clean_cell(turn.get("content"), location, "content")
             if text is None and not turn.get("tool_calls"):
-                raise UserError(f"{here}: has no content")
+                raise UserError(f"{location}: has no content")
             turn["content"] = text or ""
         elif any(not isinstance(p, Mapping) or p.get("type") != "text" for p in turn["content"]):
             raise UserError(
-                f"{here}: parts other than text: give such rows as `input_ids` with an "
+                f"{location}: has parts other than text. Give such rows as `input_ids` with an "
                 "`action_mask` and `images` (python -m trainer sft)"
             )
         else:
             for part in turn["content"]:
-                if clean_cell(part.get("text"), here, "content") is None:
-                    raise UserError(f"{here}: content: a part without text")
+                if clean_cell(part.get("text"), location, "content") is None:
+                    raise UserError(f"{location}: content: a part has no text")
         if turn.get("weight", 1) not in (0, 1):
-            raise UserError(f"{here}: weight: 1 (learned) or 0 (not learned) is wanted")
+            raise UserError(f"{location}: weight: expected 1 (train on it) or 0")
         turns.append(turn)
     return turns
 
 
-def _ends_in_reply(turns: list[dict[str, Any]], where: str) -> None:
+def _ends_in_reply(turns: list[dict[str, Any]], location: str) -> None:
     roles = [turn["role"] for turn in turns]
     if "assistant" not in roles:
-        raise UserError(f"{where}: no turn of the assistant: there is nothing to learn")
+        raise UserError(f"{location}: no turn of the assistant to train on")
     if roles[0] == "assistant":
         raise UserError(
-            f"{where}: begins with a turn of the assistant, which answers nobody: put a system or "
-            "user turn before it, or leave it out"
+            f"{location}: begins with a turn of the assistant. Put a system or user turn before "
+            "it, or remove it"
         )
     if not str(turns[-1]["content"]).strip() and not turns[-1].get("tool_calls"):
-        raise UserError(f"{where}: its last turn is empty")
+        raise UserError(f"{location}: its last turn is empty")

@@ -1,4 +1,4 @@
-"""A conversation as it is learned, for eyes: what is labelled stands out."""
+"""Print a labeled conversation in the terminal, with the labeled text in color."""
 
 from __future__ import annotations
 
@@ -10,32 +10,35 @@ from rich.console import Console
 from rich.text import Text
 
 from scorekit.report.render import visible
-from trainer.chat.boundaries import Finding
+from trainer.chat.template_check import Finding
 
-#: Of labelled text, and of the token that ends it.
-LABELLED, STOP, REST = "black on green", "bold white on dark_green", "dim"
+#: Styles of labeled text, of the token that ends it, and of other text.
+LABELED, STOP, REST = "black on green", "bold white on dark_green", "dim"
 
 
-def coloured(
+def color_text(
     tokenizer: Any, ids: Sequence[int], mask: Sequence[int], *, brackets: bool = False
 ) -> Text:
-    """The text of ids with what is learned in colour, decoded run by run, so that no character of
-    several tokens is torn. mask: [L]. brackets: around what is learned, where there are no
-    colours."""
+    """Return the text of ids with the labeled part in color.
+
+    It is decoded run by run, so that no character of several tokens is split.
+    mask: [L].
+    brackets: put them around labeled text, for output without colors.
+    """
     text = Text()
-    place = 0
-    for learned, run in groupby(mask):
+    position = 0
+    for is_labeled, run in groupby(mask):
         count = len(list(run))
-        part = list(ids[place : place + count])
-        place += count
-        said = tokenizer.decode(part, clean_up_tokenization_spaces=False)
-        if not learned:
-            text.append(_shown(said), REST)
+        run_ids = list(ids[position : position + count])
+        position += count
+        decoded = tokenizer.decode(run_ids, clean_up_tokenization_spaces=False)
+        if not is_labeled:
+            text.append(_visible_lines(decoded), REST)
             continue
-        stop = tokenizer.decode(part[-1:]) if part[-1] in _ends(tokenizer) else ""
+        stop = tokenizer.decode(run_ids[-1:]) if run_ids[-1] in _ends(tokenizer) else ""
         text.append("⟦" if brackets else "")
-        text.append(_shown(said.removesuffix(stop) if stop else said), LABELLED)
-        text.append(_shown(stop), STOP)
+        text.append(_visible_lines(decoded.removesuffix(stop) if stop else decoded), LABELED)
+        text.append(_visible_lines(stop), STOP)
         text.append("⟧" if brackets else "")
     return text
 
@@ -43,26 +46,26 @@ def coloured(
 def print_conversation(
     console: Console, tokenizer: Any, name: str, ids: Sequence[int], mask: Sequence[int]
 ) -> None:
-    """With a line that counts its tokens."""
-    told = f"{name}: {len(ids)} tokens, {sum(mask)} learned"
-    console.print(Text(visible(told)), soft_wrap=True)
+    """Print a conversation after a line with its token counts."""
+    header = f"{name}: {len(ids)} tokens, {sum(mask)} labelled"
+    console.print(Text(visible(header)), soft_wrap=True)
     plain = not console.is_terminal or console.no_color
-    console.print(coloured(tokenizer, ids, mask, brackets=plain), soft_wrap=True)
+    console.print(color_text(tokenizer, ids, mask, brackets=plain), soft_wrap=True)
 
 
 def print_findings(console: Console, findings: Sequence[Finding]) -> None:
-    """A line for each, and its remedy where it is wrong."""
+    """Print a line for each finding, and its remedy if the check failed."""
     for finding in findings:
         sign, style = ("ok  ", "green") if finding.ok else ("FAIL", "bold red")
         line = Text.assemble((sign, style), " ", (finding.name, "bold"), ": ")
-        line.append(visible(finding.found))
+        line.append(visible(finding.result))
         console.print(line, soft_wrap=True)
         if not finding.ok:
             console.print(Text(f"     -> {finding.remedy}"), soft_wrap=True)
 
 
 def print_diff(console: Console, diff: str) -> None:
-    """A unified diff in the usual colours."""
+    """Print a unified diff in the usual colors."""
     styles = {"+": "green", "-": "red", "@": "cyan"}
     for line in diff.splitlines():
         console.print(Text(visible(line), styles.get(line[:1], "dim")), soft_wrap=True)
@@ -72,6 +75,6 @@ def _ends(tokenizer: Any) -> set[int]:
     return {*tokenizer.get_added_vocab().values(), tokenizer.eos_token_id}
 
 
-def _shown(text: str) -> str:
-    """Control characters made visible; a line still ends where it ends."""
+def _visible_lines(text: str) -> str:
+    """Make control characters visible, except line ends."""
     return "\n".join(visible(line) for line in text.split("\n"))

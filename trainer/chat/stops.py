@@ -6,8 +6,10 @@ from typing import Any
 
 
 def load_generation_config(model: str, revision: str | None = None) -> Any:
-    """The generation config of a model's folder or hub id, as sampling makes it of `config.json`
-    where there is none; None where there is neither."""
+    """Return the generation config of a model's folder or hub id.
+
+    If there is none, it is made from `config.json`, as sampling does; None without both.
+    """
     from transformers import AutoConfig, GenerationConfig
 
     try:
@@ -22,10 +24,10 @@ def load_generation_config(model: str, revision: str | None = None) -> Any:
 
 
 def end_ids(tokenizer: Any, generation_config: Any = None) -> list[int]:
-    """The ids that end sampling: the generation config's; the tokenizer's where that has none."""
-    told = getattr(generation_config, "eos_token_id", None)
-    if told is None:
-        told = tokenizer.eos_token_id
-    if isinstance(told, list | tuple):
-        return [int(one) for one in told]
-    return [] if told is None else [int(told)]
+    """Return the ids that end sampling: the generation config's, or else the tokenizer's."""
+    value = getattr(generation_config, "eos_token_id", None)
+    if value is None:
+        value = tokenizer.eos_token_id
+    if isinstance(value, list | tuple):
+        return [int(token_id) for token_id in value]
+    return [] if value is None else [int(value)]

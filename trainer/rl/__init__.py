@@ -1,1 +1,2 @@
-"""Policy optimisation that knows no task: ids, masks and advantages in, a better policy out."""
+"""Policy optimization that does not depend on a task: ids, masks and advantages give gradient
+steps."""

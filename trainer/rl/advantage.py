@@ -1,6 +1,7 @@
-"""Sequence and token rewards -> normalised token advantages. Pure functions on padded tensors.
+"""Compute normalized token advantages from sequence and token rewards.
 
-Shape suffixes: B samples, T tokens of the longest completion. A mask is True on valid tokens.
+All functions are pure functions on padded tensors. Shape suffixes: B samples, T tokens of the
+longest completion. A mask is True on valid tokens.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 def pad_rows(rows: Sequence[Sequence[float]], dtype: torch.dtype = torch.float64) -> Tensor:
-    """Rows of different lengths -> [B, T], zeros (False) after each row's end."""
+    """Return rows of different lengths as [B, T], with zeros (False) after each row's end."""
     padded_BT = torch.zeros(len(rows), max(map(len, rows), default=0), dtype=dtype)
     for index, row in enumerate(rows):
         padded_BT[index, : len(row)] = torch.as_tensor(row, dtype=dtype)
@@ -27,8 +28,10 @@ def pad_rows(rows: Sequence[Sequence[float]], dtype: torch.dtype = torch.float64
 
 
 def broadcast_sequence_rewards(rewards_B: Tensor, mask_BT: Tensor) -> Tensor:
-    """A_seq[b, t] = r_seq[b] on every valid token, EOS included, and 0 elsewhere: the sequence
-    reward taken as the reward-to-go of each token (arXiv 2601.09012, figure 2)."""
+    """Return A_seq[b, t] = r_seq[b] on every valid token, EOS included, and 0 elsewhere.
+
+    The sequence reward is the reward-to-go of each token (arXiv 2601.09012, figure 2).
+    """
     return rewards_B[:, None] * mask_BT
 
 
@@ -41,17 +44,18 @@ def center_groups(rewards_B: Tensor, groups_B: Sequence[int]) -> Tensor:
 
 
 def normalize_advantages(raw_BT: Tensor, mask_BT: Tensor, eps: float = 1e-8) -> Tensor:
-    """(A - mean) / (std + eps) over all valid tokens of the batch; 0 elsewhere.
+    """Return (A - mean) / (std + eps) over all valid tokens of the batch; 0 elsewhere.
 
-    In float64, with the deviation of the population. A batch whose valid tokens are all equal
-    gives exactly 0 (and a warning), where rounding divided by eps would give noise.
+    Computed in float64, with the population deviation. If all valid tokens of the batch are equal,
+    the result is exactly 0 (and a warning is logged): rounding errors divided by eps would be
+    noise.
     """
     values = raw_BT[mask_BT].double()
     normalized_BT = torch.zeros_like(raw_BT, dtype=torch.float64)
     if values.numel() == 0 or values.min() == values.max():
         if values.numel() > 1:
             log.warning(
-                "all %d tokens have the same advantage, %.4g: nothing to learn from them",
+                "all %d tokens have the same advantage, %.4g: there is nothing to learn from them",
                 values.numel(),
                 float(values[0]),
             )
@@ -63,54 +67,58 @@ def normalize_advantages(raw_BT: Tensor, mask_BT: Tensor, eps: float = 1e-8) -> 
 def normalize_groups(
     raw_BT: Tensor, mask_BT: Tensor, groups_B: Sequence[int], eps: float = 1e-8
 ) -> Tensor:
-    """The same over the valid tokens of each group (the samples of one prompt) on its own.
+    """Normalize as `normalize_advantages`, over the valid tokens of each group (samples of one
+    prompt).
 
     Samples of equal length without token rewards get GRPO's advantages (arXiv 2402.03300, section
-    4.1.2, with the deviation of the population); of unequal length, longer ones weigh more in mean
+    4.1.2, with the population deviation). If the lengths differ, longer samples weigh more in mean
     and deviation. A group whose tokens are all equal gives exactly 0.
     """
     normalized_BT = torch.zeros_like(raw_BT, dtype=torch.float64)
     index_B = torch.as_tensor(groups_B)
     constant = 0
     for group in index_B.unique():
-        of_group = mask_BT & (index_B == group)[:, None]
-        values = raw_BT[of_group].double()
+        group_mask_BT = mask_BT & (index_B == group)[:, None]
+        values = raw_BT[group_mask_BT].double()
         if values.numel() == 0 or values.min() == values.max():
             constant += values.numel() > 1
             continue
-        normalized_BT[of_group] = (values - values.mean()) / (values.std(correction=0) + eps)
+        normalized_BT[group_mask_BT] = (values - values.mean()) / (values.std(correction=0) + eps)
     if constant:
-        log.warning("%d prompts whose samples all earned the same: nothing to learn", constant)
+        log.warning("all samples have the same reward, for %d prompts", constant)
     return normalized_BT
 
 
 def grpo_advantages(rewards_B: Tensor, groups_B: Sequence[int], eps: float = 1e-4) -> Tensor:
-    """(r - mean) / (std + eps) of each prompt's samples, [B] (arXiv 2402.03300, section 4.1.2).
+    """Return (r - mean) / (std + eps) of each prompt's samples, [B] (arXiv 2402.03300, section
+    4.1.2).
 
-    In float64, with the unbiased deviation (n - 1), as TRL (eps 1e-4) and verl (1e-6) have it. A
-    group of one, and one whose rewards are all equal, gives exactly 0: there is nothing to compare
-    (verl takes the bare reward of a group of one for its advantage).
+    Computed in float64, with the unbiased deviation (n - 1), as TRL (eps 1e-4) and verl (1e-6) do.
+    A group of one sample, or with equal rewards, gives exactly 0: there is nothing to compare. (For
+    a group of one sample, verl takes the bare reward as its advantage.)
     """
-    centred_B = center_groups(rewards_B.double(), groups_B)
+    centered_B = center_groups(rewards_B.double(), groups_B)
     index_B = torch.unique(torch.as_tensor(groups_B), return_inverse=True)[1]
-    advantages_B = torch.zeros_like(centred_B)
+    advantages_B = torch.zeros_like(centered_B)
     for group in index_B.unique():
-        of_group = index_B == group
-        rewards = rewards_B[of_group].double()
+        group_mask_B = index_B == group
+        rewards = rewards_B[group_mask_B].double()
         if rewards.min() < rewards.max():
-            advantages_B[of_group] = centred_B[of_group] / (rewards.std(correction=1) + eps)
+            advantages_B[group_mask_B] = centered_B[group_mask_B] / (
+                rewards.std(correction=1) + eps
+            )
     return advantages_B
 
 
 def kl_rewards(
     old_BT: Tensor, ref_BT: Tensor, mask_BT: Tensor, estimator: KLEstimator = "k1"
 ) -> Tensor:
-    """-(the KL estimates of this and all later valid tokens), [B, T]: the KL as part of the reward.
+    """Return -(sum of the KL estimates of this and all later valid tokens), [B, T], as a reward.
 
     With k1 this is the policy gradient of the whole sequence's KL(policy || reference): each token
-    answers for its own log-ratio and for those that follow from it. With k2 and k3 the estimates
-    are no longer those of a difference of log-probabilities, and the gradient is biased
-    (arXiv 2512.21852); they are kept for comparison.
+    accounts for its own log-ratio and for the later ones. With k2 and k3 the estimates are not
+    differences of log-probabilities, and the gradient is biased (arXiv 2512.21852); they are there
+    for comparison.
     """
     values_BT = kl_values((old_BT - ref_BT).double(), estimator).masked_fill(~mask_BT, 0.0)
     return -values_BT.flip(-1).cumsum(-1).flip(-1)
@@ -118,11 +126,12 @@ def kl_rewards(
 
 @dataclass(frozen=True, slots=True)
 class TokenAdvantages:
-    """raw, values, mask, kl_mask: [B, T]; row b belongs to sample b.
+    """Holds raw and normalized advantages with their masks, all [B, T]; row b belongs to sample b.
 
-    raw: A_raw = broadcast r_seq + token rewards. values: normalised, 0 outside the mask.
-    mask: the tokens whose advantages are learned from. kl_mask: those and the ones that only the KL
-    to the reference holds; None: there are no others.
+    raw: A_raw = broadcast r_seq + token rewards.
+    values: normalized, 0 outside the mask.
+    mask: the tokens that are trained on.
+    kl_mask: those, and the tokens that only have a KL to the reference; None: there are no others.
     """
 
     raw: Tensor
@@ -131,8 +140,8 @@ class TokenAdvantages:
     kl_mask: Tensor | None = None
 
     @property
-    def held(self) -> Tensor:
-        """The tokens of the KL term, [B, T]."""
+    def kl_token_mask(self) -> Tensor:
+        """Return the mask of the tokens of the KL term, [B, T]."""
         return self.mask if self.kl_mask is None else self.kl_mask
 
 
@@ -146,13 +155,17 @@ def token_advantages(
     norm: Literal["batch", "group", "grpo"] = "batch",
     eps: float = 1e-8,
 ) -> TokenAdvantages:
-    """Add sequence and token rewards, then normalise over the batch (arXiv 2601.09012, section 4).
+    """Add sequence and token rewards, then normalize over the batch (arXiv 2601.09012, section 4).
 
-    rewards_B: r_seq of each sample. token_rewards_BT: what each token earned besides.
-    mask_BT: the tokens to learn from. groups_B: the prompt of each sample; with `center` its mean
-        r_seq is subtracted first, so that an easy prompt is no advantage (not in the paper).
-    norm: over all valid tokens of the batch (the paper's), or of each group (`normalize_groups`);
-        grpo: `grpo_advantages` of r_seq, to which the token rewards are added as they are.
+    rewards_B: r_seq of each sample.
+    token_rewards_BT: the additional reward of each token.
+    mask_BT: the tokens to train on.
+    groups_B: the prompt of each sample.
+    center: subtract the mean r_seq of a prompt first, so that an easy prompt gives no advantage
+    (not in the paper).
+    norm: normalize over all valid tokens of the batch (the paper), or of each group
+    (`normalize_groups`); grpo: `grpo_advantages` of r_seq, to which the token rewards are added
+    unchanged.
     """
     rewards_B = rewards_B.double()
     if center:

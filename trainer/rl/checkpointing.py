@@ -1,4 +1,4 @@
-"""Gradient checkpointing of a policy that stays in eval mode."""
+"""Gradient checkpointing for a policy that stays in eval mode."""
 
 from __future__ import annotations
 
@@ -14,22 +14,25 @@ from scorekit.errors import UserError
 
 
 def checkpoint_layers(model: nn.Module) -> None:
-    """Let each layer keep only its input for the gradient, and compute the rest again (arXiv
+    """Let each layer store only its input and recompute the rest for the gradient (arXiv
     1604.06174).
 
-    Transformers' own switch acts in train mode alone, where dropout would act, too.
-    Raises UserError where the model has no layers that can.
+    Transformers' own switch works in train mode only, where dropout would be active too.
+    Raises UserError if the model has no layers that support it.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     layers = [part for part in model.modules() if isinstance(part, GradientCheckpointingLayer)]
     if not layers:
-        raise UserError(f"policy.gradient_checkpointing: a {type(model).__name__} cannot do it")
+        raise UserError(
+            f"policy.gradient_checkpointing: {type(model).__name__} does not support it. Set it to "
+            "false"
+        )
     for layer in layers:
-        layer.forward = partial(_twice, layer.forward)
+        layer.forward = partial(_forward_with_recompute, layer.forward)
 
 
-def _twice(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _forward_with_recompute(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if not torch.is_grad_enabled():  # sampling, with its cache
         return forward(*args, **kwargs)
     return checkpoint(forward, *args, use_reentrant=False, **kwargs)

@@ -1,5 +1,8 @@
-"""The `rl` section of a run's config. It keeps the key names of the requirements (`batch_size`,
-`grad_accum`, ...), which count prompts, not sequences."""
+"""Sections `policy`, `generation` and `rl` of a run's config.
+
+The key names (`batch_size`, `grad_accum`, ...) are fixed, because configs use them. They count
+prompts, not sequences.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +15,19 @@ from trainer.config_base import may_change
 
 
 class LoraConfig(Config):
-    """Low-rank adapters (arXiv 2106.09685) in place of full fine-tuning."""
+    """Low-rank adapters (arXiv 2106.09685) instead of full fine-tuning."""
 
-    r: int = Field(0, ge=0, description="Rank of the adapters; 0: every weight learns.")
+    r: int = Field(0, ge=0, description="Rank of the adapters; 0: every weight is trained.")
     alpha: float = Field(32.0, gt=0, description="The adapters' output is scaled by alpha / r.")
     target_modules: str | list[str] = Field(
         "all-linear",
-        description="Names of the layers that get one, or a pattern of whole names; all-linear: "
-        "all but the head, and but what only images pass.",
+        description="Names of the layers with adapters, or a pattern of full names; all-linear: "
+        "all except the head and the layers that only process images.",
     )
 
 
 class PolicyConfig(Config):
-    """The model that learns, and the frozen one it is held to."""
+    """The model that is trained, and its frozen reference model."""
 
     path: str | None = may_change(None, description="Folder or hub id of the causal LM to train.")
     tokenizer: str | None = may_change(
@@ -37,27 +40,28 @@ class PolicyConfig(Config):
     lora: LoraConfig = Field(default_factory=LoraConfig, description="Low-rank adapters.")
     weights_dtype: Literal["float32", "bfloat16"] = Field(
         "float32",
-        description="In which the policy's weights are held. Adapters learn in float32; without "
+        description="Data type of the policy's weights. Adapters are float32; without "
         "them it must be float32, since bfloat16 rounds small updates away.",
     )
     load_in_4bit: bool = Field(
-        False, description="Hold the frozen weights in 4 bits (bitsandbytes); needs adapters."
+        False, description="Store the frozen weights in 4 bits (bitsandbytes); requires adapters."
     )
     bnb_4bit_quant_type: Literal["nf4", "fp4"] = Field(
-        "nf4", description="Of those weights: 4-bit normal floats (arXiv 2305.14314), or floats."
+        "nf4", description="4-bit normal floats (arXiv 2305.14314), or 4-bit floats."
     )
     bnb_4bit_use_double_quant: bool = Field(
-        True, description="Their scales are held in 8 bits, too."
+        True, description="Store the scales of the 4-bit weights in 8 bits, too."
     )
     bnb_4bit_compute_dtype: Literal["bfloat16", "float16", "float32"] = Field(
-        "bfloat16", description="What they are multiplied in."
+        "bfloat16", description="Data type of products with the 4-bit weights."
     )
     gradient_checkpointing: bool = may_change(
-        False, description="Keep less of the forward pass and compute it again: memory for time."
+        False,
+        description="Store less of the forward pass and recompute it: less memory, more time.",
     )
 
     @model_validator(mode="after")
-    def _learns_in_float32(self) -> PolicyConfig:
+    def _trained_weights_are_float32(self) -> PolicyConfig:
         if self.lora.r == 0 and self.load_in_4bit:
             raise ValueError("load_in_4bit freezes the weights: set lora.r above 0")
         if self.lora.r == 0 and self.weights_dtype == "bfloat16":
@@ -66,7 +70,7 @@ class PolicyConfig(Config):
 
 
 class VLLMConfig(Config):
-    """A running vLLM server as the sampler. Its key stands in VLLM_API_KEY."""
+    """A running vLLM server as the sampler. Its API key is read from VLLM_API_KEY."""
 
     url: str | None = Field(None, description="Root of the server, such as http://127.0.0.1:8000.")
     model: str | None = Field(None, description="Its --served-model-name; null: the only one.")
@@ -75,13 +79,16 @@ class VLLMConfig(Config):
         description="Folder that trainer and server both see, where the policy's weights are "
         "written after each update; null: `sync` in misc.run_dir.",
     )
-    concurrency: int = Field(64, ge=1, description="Prompts under way at once.")
+    concurrency: int = Field(64, ge=1, description="Concurrent prompts.")
     timeout_s: float = Field(600.0, gt=0, description="Seconds that one prompt may take.")
 
 
 class SamplingConfig(Config):
-    """How completions are sampled. Every sampling field is explicit: nothing is taken from a
-    model's generation_config.json but the ids that end a turn."""
+    """Settings of the sampler.
+
+    Every sampling field is explicit. From a model's generation_config.json only the ids that end a
+    turn are used.
+    """
 
     max_new_tokens: int = Field(128, ge=1, description="Longest completion in tokens.")
     temperature: float = Field(
@@ -90,9 +97,9 @@ class SamplingConfig(Config):
     top_p: float = Field(1.0, gt=0.0, le=1.0, description="Nucleus sampling; 1: off.")
     top_k: int = Field(0, ge=0, description="Sample among the k likeliest tokens; 0: off.")
     num_samples_per_prompt: int = Field(4, ge=1, description="Completions of each prompt.")
-    batch_size: int = may_change(64, ge=1, description="Sequences that generate side by side.")
+    batch_size: int = may_change(64, ge=1, description="Sequences in one generation batch.")
     engine: Literal["generate", "vllm"] = Field(
-        "generate", description="Who samples: this process, or a vLLM server."
+        "generate", description="What samples: this process, or a vLLM server."
     )
     vllm: VLLMConfig = may_change(default_factory=VLLMConfig, description="The vLLM server.")
 
@@ -104,17 +111,17 @@ class SamplingConfig(Config):
 
 
 class RLConfig(Config):
-    """The update of the policy."""
+    """Settings of a policy update."""
 
     algorithm: Literal["ppo", "gspo", "reinforce"] = Field(
         "ppo",
-        description="Clipped surrogate of each token's ratio, of the whole sequence's, or plain "
+        description="Clipped surrogate of the token ratio, of the sequence ratio, or plain "
         "policy gradient (one step a batch).",
     )
     num_updates: int = may_change(20, ge=1, description="Updates of the run.")
     batch_size: int = Field(8, ge=1, description="Prompts of a rollout round.")
     grad_accum: int = Field(
-        1, ge=1, description="Rollout rounds of an update: it sees batch_size x grad_accum prompts."
+        1, ge=1, description="Rollout rounds of an update: it has batch_size x grad_accum prompts."
     )
     micro_batch_tokens: int = may_change(
         4096, ge=1, description="Padded tokens of a forward pass; changes memory, not the result."
@@ -125,11 +132,11 @@ class RLConfig(Config):
         description="Passes over a batch (not of reinforce); with 1, and one minibatch, the ratio "
         "is 1 and clips nothing.",
     )
-    minibatches: int = Field(1, ge=1, description="Optimiser steps of a pass (not of reinforce).")
+    minibatches: int = Field(1, ge=1, description="Optimizer steps of a pass (not of reinforce).")
     minibatch_size: int | None = Field(
         None,
         ge=1,
-        description="Sequences of an optimiser step, in place of `minibatches`: a pass has as many "
+        description="Sequences of an optimizer step, instead of `minibatches`: a pass has as many "
         "steps as its sequences need.",
     )
     lr: float = may_change(1e-6, gt=0, description="Peak learning rate of AdamW.")
@@ -145,11 +152,10 @@ class RLConfig(Config):
         0.2,
         gt=0,
         lt=1,
-        description="Clip range of the ratio; where none is named, gspo's is 3e-4 below and 4e-4 "
-        "above 1.",
+        description="Clip range of the ratio. The default of gspo is 3e-4 below and 4e-4 above 1.",
     )
     clip_eps_high: float | None = Field(
-        None, gt=0, description="Its upper side, 1 + clip_eps_high; null: clip_eps."
+        None, gt=0, description="Upper limit of the ratio, 1 + clip_eps_high; null: clip_eps."
     )
     loss_mean: Literal["token", "sequence"] = Field(
         "token",
@@ -157,7 +163,7 @@ class RLConfig(Config):
         "of its tokens first).",
     )
     mask_truncated: bool = Field(
-        False, description="Learn nothing from completions that max_new_tokens cut."
+        False, description="Do not train on completions that max_new_tokens truncated."
     )
     max_log_ratio: float = Field(
         20.0, gt=0, description="Log-ratios are clamped to this before exp()."
@@ -172,17 +178,19 @@ class RLConfig(Config):
         2.0, gt=0, description="Largest weight of a token in the importance correction."
     )
     kl_coef: float = may_change(
-        0.05, ge=0, description="Weight of the KL to the reference; 0: no reference is kept."
+        0.05,
+        ge=0,
+        description="Weight of the KL to the reference; 0: no reference model.",
     )
     kl_estimator: Literal["k1", "k2", "k3"] = may_change(
         "k2",
         description="k2 has the gradient of the KL as a loss; k1 is the plain formula new - ref, "
-        "which as a loss has none, and is right in the reward: there it is the default.",
+        "which has no gradient as a loss. k1 is right in the reward, where it is the default.",
     )
     kl_in: Literal["loss", "reward"] = may_change(
         "loss",
         description="Where the KL to the reference enters: as a term of the loss, or as a token "
-        "reward, summed from each token to the end, before the advantages are normalised.",
+        "reward, summed from each token to the end, before the advantages are normalized.",
     )
     entropy_coef: float = Field(0.0, ge=0, description="Weight of the entropy bonus.")
     center_groups: bool = Field(
@@ -200,31 +208,33 @@ class RLConfig(Config):
 
     @field_validator("importance_correction", mode="before")
     @classmethod
-    def _yamls_on_and_off(cls, value: Any) -> Any:
-        """YAML reads a plain on or off as true or false."""
+    def _convert_yaml_booleans(cls, value: Any) -> Any:
+        """Convert a plain on or off, which YAML reads as true or false."""
         return ("on" if value else "off") if isinstance(value, bool) else value
 
     @model_validator(mode="before")
     @classmethod
-    def _right_estimator(cls, data: Any) -> Any:
-        """The one whose gradient is right, where none is named."""
+    def _default_kl_estimator(cls, data: Any) -> Any:
+        """Default to the estimator whose gradient is right."""
         if isinstance(data, dict) and data.get("kl_in") == "reward":
             return {"kl_estimator": "k1"} | data
         return data
 
     @model_validator(mode="before")
     @classmethod
-    def _grpos_own(cls, data: Any) -> Any:
-        """TRL's epsilon, where none is named."""
+    def _default_grpo_epsilon(cls, data: Any) -> Any:
+        """Default to TRL's epsilon."""
         if isinstance(data, dict) and data.get("advantage_norm") == "grpo":
             return {"advantage_eps": 1e-4} | data
         return data
 
     @model_validator(mode="before")
     @classmethod
-    def _gspos_own(cls, data: Any) -> Any:
-        """Its paper's clip range and mean (arXiv 2507.18071, sections 4.1, 5.1), where none is
-        named: a mean of many log-ratios moves far less than one of them."""
+    def _default_gspo_settings(cls, data: Any) -> Any:
+        """Default to the clip range and mean of GSPO's paper (arXiv 2507.18071, sections 4.1, 5.1).
+
+        A mean of many log-ratios moves far less than a single one.
+        """
         if isinstance(data, dict) and data.get("algorithm") == "gspo":
             clip = {} if "clip_eps" in data else {"clip_eps": 3e-4, "clip_eps_high": 4e-4}
             return clip | {"loss_mean": "sequence"} | data
@@ -232,7 +242,8 @@ class RLConfig(Config):
 
     @property
     def makes_own_logprobs(self) -> bool:
-        """Whether the update makes the old log-probabilities, in its own micro-batches."""
+        """Return whether an update recomputes the old log-probabilities in its own
+        micro-batches."""
         return self.algorithm == "gspo"
 
     @model_validator(mode="after")

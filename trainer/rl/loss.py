@@ -1,9 +1,9 @@
 """Losses of the policy, as pure functions on tensors with masks.
 
 Shape suffixes: B samples, T completion tokens, V vocabulary. Every mean is a sum over valid tokens
-divided by `normalizer`, which is of the whole optimiser step, not of the tensors at hand (see
-`token_normalizer` and `sequence_normalizer`): micro-batches that are accumulated, here or in
-several processes, give the value and the gradient of the full batch.
+divided by `normalizer`, which counts the whole optimizer step, not only these tensors (see
+`token_normalizer` and `sequence_normalizer`): micro-batches that are accumulated, in one or several
+processes, give the value and the gradient of the full batch.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-#: |log-ratio| is clamped to this before exp(), so that one odd token cannot overflow a batch.
+#: |log-ratio| is clamped to this before exp(), so that a single token cannot overflow a batch.
 MAX_LOG_RATIO = 20.0
-#: Largest importance weight of the KL term, for batches that are passed over more than once.
+#: Largest importance weight of the KL term, for batches that are used for several updates.
 MAX_KL_WEIGHT = 10.0
 
 KLEstimator = Literal["k1", "k2", "k3"]
@@ -26,11 +26,11 @@ KLEstimator = Literal["k1", "k2", "k3"]
 def token_logprobs(
     logits_BTV: Tensor, ids_BT: Tensor, temperature: float, *, with_entropy: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Log-probability of each id (and the entropy of each position) under softmax(logits / t).
+    """Return log-probabilities of the ids (and entropies) under softmax(logits / temperature).
 
-    `temperature` is the one of the sampler, so that these are log-probabilities of the
-    distribution that was sampled from. Computed in float32. Returns two [B, T]; any leading shape
-    will do in place of [B, T].
+    `temperature` is that of the sampler, so that these are log-probabilities of the distribution
+    that was sampled from. Computed in float32. Returns two [B, T] (None without entropy); any
+    leading shape may replace [B, T].
     """
     scaled_BTV = logits_BTV.float() / temperature
     log_norm_BT = scaled_BTV.logsumexp(-1)
@@ -43,31 +43,34 @@ def token_logprobs(
 
 
 def masked_sum(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """Sum over valid tokens; what stands on the others (even NaN) does not matter."""
+    """Return the sum over valid tokens; values of other tokens (even NaN) do not matter."""
     return values_BT.masked_fill(~mask_BT, 0.0).sum()
 
 
 def token_normalizer(valid_tokens: Sequence[int]) -> float:
-    """Every valid token of the optimiser step weighs the same (DAPO, arXiv 2503.14476, eq. 12).
+    """Return the number of valid tokens of the optimizer step (DAPO, arXiv 2503.14476, eq. 12).
 
+    Every valid token of the step then has the same weight.
     valid_tokens: of each sample of the step.
     """
     return float(sum(valid_tokens))
 
 
 def sequence_normalizer(valid_tokens: Sequence[int], own_B: Sequence[int]) -> Tensor:
-    """Every sequence of the optimiser step weighs the same, its tokens share that (GRPO,
-    arXiv 2402.03300, eq. 3). A sequence without valid tokens does not count.
+    """Return [B, 1] divisors that give every sequence of the optimizer step the same weight.
 
-    valid_tokens: of each sample of the step. own_B: of those at hand. Returns [B, 1].
+    The tokens of a sequence share its weight (GRPO, arXiv 2402.03300, eq. 3). A sequence without
+    valid tokens does not count.
+    valid_tokens: of each sample of the step.
+    own_B: of the samples in this micro-batch.
     """
-    sequences = sum(count > 0 for count in valid_tokens)
+    num_sequences = sum(count > 0 for count in valid_tokens)
     counts_B = torch.tensor(own_B, dtype=torch.float32).clamp(min=1)
-    return counts_B[:, None] * sequences
+    return counts_B[:, None] * num_sequences
 
 
 def masked_mean(values_BT: Tensor, mask_BT: Tensor, normalizer: float | Tensor) -> Tensor:
-    """The part of the step's mean that these tokens are."""
+    """Return the contribution of these tokens to the mean of the step."""
     if isinstance(normalizer, Tensor):
         return masked_sum(values_BT / normalizer.to(values_BT.device), mask_BT)
     return masked_sum(values_BT, mask_BT) / normalizer
@@ -80,17 +83,21 @@ def _ratio(new_BT: Tensor, old_BT: Tensor, limit: float) -> Tensor:
 def importance_weights(
     old_BT: Tensor, sampler_BT: Tensor, cap: float, limit: float = MAX_LOG_RATIO
 ) -> Tensor:
-    """min(pi_old / pi_sampler, cap) of each token: truncated importance sampling, for tokens that
-    an engine drew whose probabilities differ a little from the trainer's (other kernels, bfloat16,
-    a distribution cut by top_p). A constant: no gradient flows through it."""
+    """Return min(pi_old / pi_sampler, cap) of each token: truncated importance sampling.
+
+    For tokens of a sampler whose probabilities differ a little from the trainer's (other kernels,
+    bfloat16, a distribution truncated by top_p). A constant: no gradient flows through it.
+    """
     return _ratio(old_BT, sampler_BT, limit).clamp(max=cap).detach()
 
 
 def sequence_importance_weights(
     old_BT: Tensor, sampler_BT: Tensor, mask_BT: Tensor, cap: float, limit: float = MAX_LOG_RATIO
 ) -> Tensor:
-    """The same for a loss whose ratio is the sequence's: one weight for all of its tokens, of their
-    mean log-ratio. [B, T]."""
+    """Return importance weights for a loss with a sequence ratio, [B, T].
+
+    All tokens of a sequence have the same weight, from their mean log-ratio.
+    """
     weights_B1 = sequence_log_ratio(old_BT, sampler_BT, mask_BT, limit).exp().clamp(max=cap)
     return weights_B1.detach().expand(mask_BT.shape)
 
@@ -107,8 +114,11 @@ def ppo_loss(
     correction_BT: Tensor | None = None,
     max_log_ratio: float = MAX_LOG_RATIO,
 ) -> Tensor:
-    """-mean(w min(r A, clip(r, 1 - eps, 1 + eps_high) A)), r = exp(new - old) (arXiv 1707.06347,
-    eq. 7; two sides: arXiv 2503.14476, eq. 10). w: `importance_weights`, 1 without."""
+    """Return -mean(w min(r A, clip(r, 1 - eps, 1 + eps_high) A)), r = exp(new - old).
+
+    arXiv 1707.06347, eq. 7; with two clip ranges: arXiv 2503.14476, eq. 10.
+    w: `importance_weights`; 1 without.
+    """
     ratio_BT = _ratio(new_BT, old_BT, max_log_ratio)
     high = clip_eps if clip_eps_high is None else clip_eps_high
     clipped_BT = ratio_BT.clamp(1 - clip_eps, 1 + high)
@@ -121,7 +131,7 @@ def ppo_loss(
 def sequence_log_ratio(
     new_BT: Tensor, old_BT: Tensor, mask_BT: Tensor, limit: float = MAX_LOG_RATIO
 ) -> Tensor:
-    """log s = mean(new - old) over each sequence's valid tokens, [B, 1]; 0 without any."""
+    """Return log s = mean(new - old) over each sequence's valid tokens, [B, 1]; 0 without any."""
     sums_B1 = (new_BT - old_BT).masked_fill(~mask_BT, 0.0).sum(-1, keepdim=True)
     counts_B1 = mask_BT.sum(-1, keepdim=True).clamp(min=1)
     return (sums_B1 / counts_B1).clamp(-limit, limit)
@@ -139,10 +149,12 @@ def gspo_loss(
     correction_BT: Tensor | None = None,
     max_log_ratio: float = MAX_LOG_RATIO,
 ) -> Tensor:
-    """`ppo_loss` with the ratio of the whole sequence, s = exp(mean(new - old)), on each of its
-    tokens: GSPO in its token form, s pi / sg(pi) (arXiv 2507.18071, section 4.3), where sg stops
-    the gradient. With one advantage a sequence and `sequence_normalizer` its value and gradient are
-    those of the sequence form, mean(min(s A, clip(s) A)); with several the tokens keep their own.
+    """Return `ppo_loss` with the sequence ratio s = exp(mean(new - old)) on each of its tokens.
+
+    This is GSPO in its token form, s pi / sg(pi) (arXiv 2507.18071, section 4.3), where sg stops
+    the gradient. With one advantage per sequence and `sequence_normalizer`, its value and gradient
+    are those of the sequence form, mean(min(s A, clip(s) A)); with several, each token keeps its
+    own.
     """
     log_s_B1 = sequence_log_ratio(new_BT, old_BT, mask_BT, max_log_ratio).detach()
     return ppo_loss(
@@ -166,7 +178,7 @@ def reinforce_loss(
     *,
     correction_BT: Tensor | None = None,
 ) -> Tensor:
-    """-mean(w A log pi): its gradient is the policy gradient on fresh samples."""
+    """Return -mean(w A log pi): its gradient is the policy gradient on fresh samples."""
     surrogate_BT = new_BT * advantages_BT
     if correction_BT is not None:
         surrogate_BT = surrogate_BT * correction_BT
@@ -174,10 +186,13 @@ def reinforce_loss(
 
 
 def kl_values(d_BT: Tensor, estimator: KLEstimator, limit: float = MAX_LOG_RATIO) -> Tensor:
-    """Estimates of KL(policy || reference) from d = log pi - log pi_ref of tokens that the policy
-    sampled: k1 = d, k2 = d^2 / 2, k3 = exp(-d) - 1 + d (joschu.net/blog/kl-approx.html). As values
-    k1 and k3 are unbiased, k2 to second order. limit: of -d, in k3 alone; the others need none,
-    and a token that is far from the reference is pulled back all the same."""
+    """Return estimates of KL(policy || reference) from d = log pi - log pi_ref of sampled tokens.
+
+    k1 = d, k2 = d^2 / 2, k3 = exp(-d) - 1 + d (joschu.net/blog/kl-approx.html). As values k1 and k3
+    are unbiased, k2 to second order.
+    limit: of -d, in k3 only. The others need none: a token far from the reference is still pulled
+    back.
+    """
     if estimator == "k1":
         return d_BT
     if estimator == "k2":
@@ -197,21 +212,21 @@ def kl_loss(
     correction_BT: Tensor | None = None,
     max_log_ratio: float = MAX_LOG_RATIO,
 ) -> Tensor:
-    """KL(policy || reference) as a loss on tokens sampled from the old policy.
+    """Return KL(policy || reference) as a loss on tokens sampled from the old policy.
 
     With d = new - ref (log-probabilities of the sampled tokens):
 
     k2: d^2 / 2. Its gradient, E[d grad log pi], is that of the KL itself: the default.
     k3: exp(-d) - 1 + d. An unbiased, never negative value, but its gradient is that of the other
-        direction, KL(reference || policy): right to first order where the two are close.
-    k1: d, the formula kl_t = new - ref. As a loss it pulls nowhere: its gradient,
-        E[grad log pi], is 0 in expectation (arXiv 2510.01555); kept for comparison.
+    direction, KL(reference || policy): right to first order if the two are close.
+    k1: d, the formula kl_t = new - ref. As a loss it has no effect: its gradient, E[grad log pi],
+    is 0 in expectation (arXiv 2510.01555); for comparison.
 
-    "The KL" is that of each token's distribution, at the prefixes that were sampled; what a token
-    does to later tokens' KL is left to `kl_in: reward` (`advantage.kl_rewards`).
-    k2 and k3 carry the importance weight exp(new - old), times the correction of the sampler, as a
-    constant (at most 10), which makes the expectation one under the current policy also when a
-    batch is passed over again. k1 is the plain formula and carries none.
+    The KL is that of each token's distribution, at the sampled prefixes. The effect of a token on
+    the KL of later tokens is covered by `kl_in: reward` (`advantage.kl_rewards`).
+    k2 and k3 have the importance weight exp(new - old), times the correction of the sampler, as a
+    constant (at most 10). It makes the expectation that of the current policy, also when a batch is
+    used several times. k1 is the plain formula without a weight.
     """
     values_BT = kl_values(new_BT - ref_BT, estimator, max_log_ratio)
     if estimator != "k1":
@@ -224,8 +239,10 @@ def kl_loss(
 
 @dataclass(frozen=True, slots=True)
 class LossWeights:
-    """What the loss is made of; the fields are the config's (`rl`). kl_coef: 0 where the KL is
-    shown only, or is part of the reward."""
+    """Settings of the loss, with the names of the config (`rl`).
+
+    kl_coef: 0 if the KL is only logged, or is part of the reward.
+    """
 
     algorithm: Literal["ppo", "gspo", "reinforce"] = "ppo"
     clip_eps: float = 0.2
@@ -238,11 +255,13 @@ class LossWeights:
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
-    """What a micro-batch knows of its tokens besides their new log-probabilities; all [B, T].
+    """Data of a micro-batch's tokens besides their new log-probabilities; all [B, T].
 
     old, ref: log-probabilities under the policy that sampled and under the reference.
-    advantages: normalised. mask: the tokens to learn from. correction: `importance_weights`.
-    kl_mask: the tokens of the KL term, all of `mask` among them; None: `mask`.
+    advantages: normalized.
+    mask: the tokens to train on.
+    correction: `importance_weights`.
+    kl_mask: the tokens of the KL term, which include all of `mask`; None: `mask`.
     """
 
     old: Tensor
@@ -253,15 +272,15 @@ class TokenBatch:
     kl_mask: Tensor | None = None
 
     @property
-    def held(self) -> Tensor:
-        """The tokens of the KL term, [B, T]."""
+    def kl_token_mask(self) -> Tensor:
+        """Return the mask of the tokens of the KL term, [B, T]."""
         return self.mask if self.kl_mask is None else self.kl_mask
 
     def with_zeros(self) -> TokenBatch:
-        """The same with 0 outside the masks, where anything may stand, even NaN."""
+        """Return a copy with 0 outside the masks, where values may be anything, even NaN."""
 
         def fill(values_BT: Tensor) -> Tensor:
-            return values_BT.masked_fill(~self.held, 0.0)
+            return values_BT.masked_fill(~self.kl_token_mask, 0.0)
 
         return TokenBatch(
             fill(self.old),
@@ -281,18 +300,18 @@ def policy_loss(
     weights: LossWeights,
     kl_normalizer: float | Tensor | None = None,
 ) -> tuple[Tensor, dict[str, float]]:
-    """The whole loss of a micro-batch, and its figures as sums over valid tokens.
+    """Return the full loss of a micro-batch, and its stats as sums over valid tokens.
 
     policy term + kl_coef x KL(policy || reference) - entropy_coef x mean entropy. The KL is a mean
-    over the tokens of its own mask, with its own normalizer (default: the other's).
-    Figures: `policy_loss` (already divided by the normalizer), and the sums `approx_kl`
-    (r - 1 - log r, the k3 estimate of KL(old || new)), `clip_frac` (with GSPO all tokens of a
-    sequence whose ratio left the range), `entropy`; over the tokens of
-    the KL `kl_ref` (new - ref) and `kl_ref_k3` (its k3 estimate, never negative).
+    over the tokens of its own mask, with its own normalizer (default: the same).
+    Stats: `policy_loss` (already divided by the normalizer), and the sums `approx_kl` (r - 1 - log
+    r, the k3 estimate of KL(old || new)), `clip_frac` (with GSPO all tokens of a sequence whose
+    ratio left the range), `entropy`; over the tokens of the KL: `kl_ref` (new - ref) and
+    `kl_ref_k3` (its k3 estimate, never negative).
     """
-    mask_BT, held_BT, limit = batch.mask, batch.held, weights.max_log_ratio
-    # Zeros beforehand: NaN times the 0 of a mask would be a gradient of NaN.
-    batch, new_BT = batch.with_zeros(), new_BT.masked_fill(~held_BT, 0.0)
+    mask_BT, kl_mask_BT, limit = batch.mask, batch.kl_token_mask, weights.max_log_ratio
+    # Set zeros first: NaN times the 0 of a mask would give a gradient of NaN.
+    batch, new_BT = batch.with_zeros(), new_BT.masked_fill(~kl_mask_BT, 0.0)
     if weights.algorithm in ("ppo", "gspo"):
         clipped_loss = ppo_loss if weights.algorithm == "ppo" else gspo_loss
         loss = clipped_loss(
@@ -310,17 +329,17 @@ def policy_loss(
         loss = reinforce_loss(
             new_BT, batch.advantages, mask_BT, normalizer, correction_BT=batch.correction
         )
-    figures = {"policy_loss": loss.item(), **_ratio_figures(new_BT.detach(), batch, weights)}
+    stats = {"policy_loss": loss.item(), **_ratio_stats(new_BT.detach(), batch, weights)}
     if batch.ref is not None:
         d_BT = new_BT.detach() - batch.ref
-        figures["kl_ref"] = masked_sum(d_BT, held_BT).item()
-        figures["kl_ref_k3"] = masked_sum(kl_values(d_BT, "k3", limit), held_BT).item()
+        stats["kl_ref"] = masked_sum(d_BT, kl_mask_BT).item()
+        stats["kl_ref_k3"] = masked_sum(kl_values(d_BT, "k3", limit), kl_mask_BT).item()
     if batch.ref is not None and weights.kl_coef:
         kl = kl_loss(
             new_BT,
             batch.ref,
             batch.old,
-            held_BT,
+            kl_mask_BT,
             normalizer if kl_normalizer is None else kl_normalizer,
             weights.kl_estimator,
             correction_BT=batch.correction,
@@ -328,12 +347,12 @@ def policy_loss(
         )
         loss = loss + weights.kl_coef * kl
     if entropy_BT is not None:
-        figures["entropy"] = masked_sum(entropy_BT.detach(), mask_BT).item()
+        stats["entropy"] = masked_sum(entropy_BT.detach(), mask_BT).item()
         loss = loss - weights.entropy_coef * masked_mean(entropy_BT, mask_BT, normalizer)
-    return loss, figures
+    return loss, stats
 
 
-def _ratio_figures(new_BT: Tensor, batch: TokenBatch, weights: LossWeights) -> dict[str, float]:
+def _ratio_stats(new_BT: Tensor, batch: TokenBatch, weights: LossWeights) -> dict[str, float]:
     log_ratio_BT = (new_BT - batch.old).clamp(-weights.max_log_ratio, weights.max_log_ratio)
     ratio_BT = clipped_BT = log_ratio_BT.exp()
     if weights.algorithm == "gspo":

@@ -1,4 +1,4 @@
-"""Rollouts: completions with the ids that were sampled, never tokenised again."""
+"""Rollouts: completions with the ids that were sampled, never tokenized again."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ import torch
 from torch import Tensor, nn
 
 from trainer.rl.advantage import pad_rows
+from trainer.rl.distributed import DistributedContext
 from trainer.rl.forward import Image, completion_logprobs, micro_batches
-from trainer.rl.world import World
 
 
 @dataclass(slots=True, kw_only=True)
 class Rollout:
-    """What stands behind one prompt. The arrays have one entry for each completion token.
+    """One completion of a prompt. The arrays have one entry for each completion token.
 
-    group: its prompt's place among those of the batch (samples of one prompt share it).
-    trajectory_id: of the episode that it is of, alone in its batch; "" where nobody has named it.
-    completion_token_ids: as sampled, with the EOS where one came (finish_reason "eos"); in an
-        episode of several turns, what the environment said in between, too.
-    action_mask: True where the policy wrote; None: everywhere.
+    group: index of its prompt in the batch; samples of one prompt share it.
+    trajectory_id: id of its episode, unique in the batch; "" if it has no name.
+    completion_token_ids: as sampled, with the EOS if there is one (finish_reason "eos"); in an
+    episode of several turns, also the observations between the turns.
+    action_mask: True on tokens that the policy sampled; None: everywhere.
     old_logprobs: log-probabilities under the policy that sampled, at its temperature: log pi_old.
-        Those of GSPO are made by the update, whatever stood here before (trainer/rl/update.py).
-    sampler_logprobs: where old_logprobs were computed anew by the trainer, what the sampler had
-        said, to correct for it; else None.
-    ref_logprobs: the same under the reference; None without one.
-    images: what prompt and completion show, in the order of their ids (trainer/rl/forward.py).
+    With GSPO the update recomputes them (trainer/rl/update.py).
+    sampler_logprobs: the sampler's own log-probabilities, if the trainer has recomputed
+    old_logprobs, to correct for the difference; else None.
+    ref_logprobs: log-probabilities under the reference model; None without one.
+    images: images of prompt and completion, in the order of their ids (trainer/rl/forward.py).
     Raises ValueError if the arrays differ in length.
     """
 
@@ -47,7 +47,7 @@ class Rollout:
         self.check_lengths("action_mask", "old_logprobs", "ref_logprobs", "sampler_logprobs")
 
     def check_lengths(self, *names: str) -> None:
-        """Raise ValueError where one of these arrays has another length than the completion."""
+        """Raise ValueError if one of these arrays has another length than the completion."""
         tokens = len(self.completion_token_ids)
         for name in names:
             values = getattr(self, name)
@@ -58,28 +58,30 @@ class Rollout:
 
     @property
     def name(self) -> str:
-        """Of this one, in errors."""
+        """Return the name of this rollout in error messages."""
         return f"trajectory {self.trajectory_id}" if self.trajectory_id else f"group {self.group}"
 
     @property
     def length(self) -> int:
-        """Tokens of prompt and completion."""
+        """Return the number of tokens of prompt and completion."""
         return len(self.prompt_input_ids) + len(self.completion_token_ids)
 
     @property
     def actions(self) -> list[bool]:
-        """`action_mask`, where there is none all True."""
+        """Return `action_mask`, or all True without one."""
         return self.action_mask or [True] * len(self.completion_token_ids)
 
 
 def action_masks(rollouts: Sequence[Rollout]) -> Tensor:
-    """True on the tokens that the policy wrote, [B, T]."""
+    """Return True on the tokens that the policy sampled, [B, T]."""
     return pad_rows([rollout.actions for rollout in rollouts], torch.bool)
 
 
 def logprob_rows(rollouts: Sequence[Rollout], name: str) -> Tensor:
-    """`old_logprobs`, or another array of the rollouts, [B, T]. Raises ValueError where one has
-    none."""
+    """Return `old_logprobs`, or another array of the rollouts, as [B, T].
+
+    Raises ValueError if a rollout has none.
+    """
     for rollout in rollouts:
         if getattr(rollout, name) is None:
             raise ValueError(f"{rollout.name} has no {name}")
@@ -93,23 +95,24 @@ def rollout_logprobs(
     temperature: float,
     pad_id: int,
     micro_batch_tokens: int,
-    world: World | None = None,
+    world: DistributedContext | None = None,
     *,
-    never: Sequence[int] = (),
+    banned_token_ids: Sequence[int] = (),
 ) -> list[list[float]]:
-    """Log-probability of each completion token under `model`, by forward passes.
+    """Return the log-probability of each completion token under `model`, by forward passes.
 
-    never: ids that the sampler never draws.
-    world: the processes that do this side by side, each with rollouts of its own, or none.
+    banned_token_ids: ids that are never sampled.
+    world: the processes that do this in parallel, each with its own rollouts; None: this process
+    only.
     """
     rows: list[list[float]] = [[] for _ in rollouts]
     batches = list(micro_batches([rollout.length for rollout in rollouts], micro_batch_tokens))
     if world is not None:
-        model = world.reading(model)
-        for _ in range(len(batches), world.most(len(batches))):
+        model = world.inference_model(model)
+        for _ in range(len(batches), world.max_passes(len(batches))):
             batches.append([])
     for batch in batches:
-        if not batch:  # the others still have passes to make, and need this one's weights
+        if not batch:  # other processes still have passes to make, and need this one's weights
             completion_logprobs(model, [[pad_id]], [[pad_id]], temperature, pad_id)
             continue
         logprobs_BT, _, _ = completion_logprobs(
@@ -119,7 +122,7 @@ def rollout_logprobs(
             temperature,
             pad_id,
             images=[rollouts[index].images for index in batch],
-            never=never,
+            banned_token_ids=banned_token_ids,
         )
         for index, row in zip(batch, logprobs_BT.tolist(), strict=True):
             rows[index] = row[: len(rollouts[index].completion_token_ids)]

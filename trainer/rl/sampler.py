@@ -1,8 +1,8 @@
-"""Who draws completions.
+"""The protocol of samplers, which produce completions.
 
-Two engines stand behind one protocol, `Sampler`: trainer/rl/engines/generate.py samples in this
-process, trainer/rl/engines/vllm.py asks a vLLM server. A prompt is ids, whatever they mean: an
-episode goes on from all its ids so far, and from all images that they stand for.
+`Sampler` has two implementations: trainer/rl/engines/generate.py samples in this process,
+trainer/rl/engines/vllm.py asks a vLLM server. A prompt is a list of ids: an episode continues from
+all its ids so far, and from all images that they stand for.
 """
 
 from __future__ import annotations
@@ -21,16 +21,20 @@ from trainer.rl.forward import Image
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
-    """token_ids: of one completion, up to and with its stop id. logprobs: of those ids in the
-    distribution that they were drawn from (temperature, top_k and top_p applied); None unasked."""
+class SampledCompletion:
+    """One sampled completion.
+
+    token_ids: the ids up to and with the stop id.
+    logprobs: of those ids in the distribution that they were sampled from (temperature, top_k and
+    top_p applied); None if not requested.
+    """
 
     token_ids: list[int]
     logprobs: list[float] | None
 
 
 class Sampler(Protocol):
-    """Who draws completions."""
+    """Produces completions."""
 
     def sample(
         self,
@@ -40,24 +44,29 @@ class Sampler(Protocol):
         images: Sequence[Sequence[Image]] | None = None,
         seed: int | None = None,
         with_logprobs: bool = True,
-    ) -> Iterator[tuple[int, list[Sampled]]]:
-        """(a prompt's index, its num_samples_per_prompt completions), each as soon as it is there,
-        in any order. images: what each prompt shows, in the order of its ids. seed: the same seed
-        and weights give the same completions; None: go on from the random state as it is."""
+    ) -> Iterator[tuple[int, list[SampledCompletion]]]:
+        """Yield (index of a prompt, its num_samples_per_prompt completions), each when it is ready.
+
+        The order is arbitrary.
+        images: the images of each prompt, in the order of its ids.
+        seed: the same seed and weights give the same completions; None: use the current random
+        state.
+        """
         ...
 
-    def sync(self, model: nn.Module, update: int) -> None:
+    def sync_weights(self, model: nn.Module, update: int) -> None:
         """Sample from these weights from now on; called before the first and after each update."""
         ...
 
     def close(self) -> None:
-        """Let go of connections and files."""
+        """Close connections and remove files."""
         ...
 
 
 @contextmanager
-def undisturbed(model: nn.Module, seed: int) -> Iterator[None]:
-    """Eval mode and this seed within; the model's mode and the random state as before after."""
+def preserve_rng_state(model: nn.Module, seed: int) -> Iterator[None]:
+    """Run in eval mode with this seed, and restore the model's mode and the random state
+    afterwards."""
     device = next(model.parameters()).device
     devices = [device] if device.type == "cuda" else []
     was_training = model.training
@@ -70,17 +79,17 @@ def undisturbed(model: nn.Module, seed: int) -> Iterator[None]:
             model.train(was_training)
 
 
-def check_uncut(gen_cfg: SamplingConfig, corrected: bool = False) -> None:
-    """Raise UserError where log-probabilities would not be of the distribution sampled from.
+def check_untruncated(gen_cfg: SamplingConfig, corrected: bool = False) -> None:
+    """Raise UserError if log-probabilities would not be of the distribution that is sampled from.
 
-    corrected: the importance correction weighs what top_p and top_k cut.
+    corrected: whether the importance correction accounts for top_p and top_k.
     """
     if gen_cfg.temperature == 0:
         raise UserError("generation.temperature: 0 is greedy; training needs samples")
     for key, on in (("top_p", gen_cfg.top_p < 1), ("top_k", gen_cfg.top_k > 0)):
         if on and not corrected:
             raise UserError(
-                f"generation.{key}: {getattr(gen_cfg, key)} cuts the distribution, and ratios to "
-                "the uncut one would be wrong: set rl.importance_correction to auto or on, or "
-                "train with top_p 1 and top_k 0 (eval has its own)"
+                f"generation.{key}: {getattr(gen_cfg, key)} truncates the distribution, and ratios "
+                "to the full one would be wrong. Set rl.importance_correction to auto or on, or "
+                "train with top_p 1 and top_k 0 (eval has its own settings)"
             )

@@ -1,4 +1,4 @@
-"""Loading and saving a tokenizer as its tokenizer.json says."""
+"""Loading and saving a tokenizer exactly as its tokenizer.json defines it."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 def read_tokenizer(path: str, revision: str | None = None) -> Any:
     """Return the tokenizer of a folder or of a hub id, padding on the left.
 
-    The classes that transformers 5 has for Qwen2, Llama and others make the tokenizer anew. They
-    give some texts other ids than tokenizer.json does, with which the model was trained. The plain
-    class takes the file as it is. Raises what transformers raises.
+    The classes that transformers 5 has for Qwen2, Llama and others rebuild the tokenizer. They give
+    some texts other ids than tokenizer.json does, with which the model was trained. The plain class
+    takes the file as it is. Raises what transformers raises.
     """
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
     from transformers.utils.hub import cached_file
 
     options: dict[str, Any] = {"revision": revision, "padding_side": "left"}
     tokenizer = AutoTokenizer.from_pretrained(path, **options)
-    of_transformers = type(tokenizer).__module__.startswith("transformers.")
-    if not of_transformers or not tokenizer.is_fast:
+    is_transformers_class = type(tokenizer).__module__.startswith("transformers.")
+    if not is_transformers_class or not tokenizer.is_fast:
         return tokenizer
     missing_is_none = {"_raise_exceptions_for_missing_entries": False}
     if cached_file(path, "tokenizer.json", revision=revision, **missing_is_none) is None:
@@ -36,7 +36,7 @@ def save_tokenizer(tokenizer: Any, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
     path = folder / "tokenizer_config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
-    if not tokenizer.is_fast or "auto_map" in config:  # code of its own reads it
+    if not tokenizer.is_fast or "auto_map" in config:  # custom code reads it
         return
     config["tokenizer_class"] = "PreTrainedTokenizerFast"
     path.write_text(json.dumps(config, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")

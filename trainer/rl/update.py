@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from trainer.rl.advantage import TokenAdvantages
 from trainer.rl.config import RLConfig
+from trainer.rl.distributed import DistributedContext
 from trainer.rl.forward import completion_logprobs, micro_batches
 from trainer.rl.loss import (
     LossWeights,
@@ -23,18 +24,23 @@ from trainer.rl.loss import (
 )
 from trainer.rl.policy import autocast
 from trainer.rl.rollout import Rollout, action_masks, logprob_rows
-from trainer.rl.world import World
 
 
 @dataclass(frozen=True, slots=True)
 class TrainStats:
-    """Figures of an update, means over the valid tokens of all its passes; None without any.
+    """Stats of an update, means over the valid tokens of all its passes; None without tokens.
 
-    policy_loss: mean over optimiser steps. approx_kl: KL(old || new). clip_frac: share of tokens
-    whose ratio left the clip range. kl_ref: mean of new - ref; kl_ref_k3: its estimate that is
-    never negative. entropy: where there is a bonus (else None). grad_norm: mean before clipping.
-    The two of the KL are over its own tokens (`TokenAdvantages.held`).
-    steps: optimiser steps taken; skipped_steps: those left out because the gradient was not finite.
+    policy_loss: mean over optimizer steps.
+    approx_kl: KL(old || new).
+    clip_frac: share of tokens whose ratio left the clip range.
+    kl_ref: mean of new - ref.
+    kl_ref_k3: an estimate of it that is never negative. Both are over
+        the tokens of
+        `TokenAdvantages.kl_token_mask`.
+    entropy: None without an entropy bonus.
+    grad_norm: mean before clipping.
+    steps: optimizer steps taken.
+    skipped_steps: steps left out because the gradient was not finite.
     """
 
     policy_loss: float | None
@@ -49,22 +55,27 @@ class TrainStats:
 
 
 @dataclass(frozen=True, slots=True)
-class Passes:
-    """How the forward passes of an update are made. temperature: the sampler's. dtype: of the
-    arithmetic. never: ids that the sampler never draws. The model is used as it is: the caller has
-    put it into eval mode (dropout would make the ratio of an unchanged policy differ from 1)."""
+class ForwardOptions:
+    """Settings of the forward passes of an update.
+
+    model: the caller has put it into eval mode (with dropout the ratio of an unchanged policy would
+    differ from 1).
+    temperature: the sampler's.
+    dtype: of the arithmetic.
+    banned_token_ids: ids that are never sampled.
+    """
 
     model: nn.Module
     cfg: RLConfig
-    world: World
+    world: DistributedContext
     temperature: float = 1.0
     pad_id: int = 0
     dtype: str = "float32"
-    never: Sequence[int] = ()
+    banned_token_ids: Sequence[int] = ()
 
     @property
     def weights(self) -> LossWeights:
-        """What the loss is made of."""
+        """Return the settings of the loss."""
         cfg = self.cfg
         return LossWeights(
             cfg.algorithm,
@@ -88,46 +99,47 @@ def update_policy(
     pad_id: int,
     dtype: str = "float32",
     seed: int = 0,
-    world: World | None = None,
-    never: Sequence[int] = (),
+    world: DistributedContext | None = None,
+    banned_token_ids: Sequence[int] = (),
 ) -> TrainStats:
-    """Pass over the batch `ppo_epochs` times, each in `minibatches` optimiser steps.
+    """Pass over the batch `ppo_epochs` times, each in `minibatches` optimizer steps.
 
-    rollouts, advantages: the whole batch, on every process; each does its share of the passes.
-    seed: of the shuffle into minibatches. The rest: see `Passes`. Learning rates are the
-    optimiser's. GSPO gives the rollouts that it learns from their `old_logprobs`.
-    Raises ValueError where tokens that the policy did not write would be learned from, RuntimeError
-    where GSPO clips before its first step.
+    rollouts, advantages: the full batch, on every process; each does its share of the passes. seed:
+    of the shuffle into minibatches. For the others see `ForwardOptions`. Learning rates are the
+    optimizer's. GSPO sets the `old_logprobs` of its rollouts.
+    Raises ValueError if tokens that the policy did not sample would be trained on, RuntimeError if
+    GSPO clips before its first step.
     """
-    if bool((advantages.held & ~action_masks(rollouts)).any()):
+    if bool((advantages.kl_token_mask & ~action_masks(rollouts)).any()):
         raise ValueError("advantages reach beyond the action mask")
-    world = world or World(next(policy_model.parameters()).device)
-    passes = Passes(policy_model, ppo_cfg, world, temperature, pad_id, dtype, never)
-    again, own = ppo_cfg.algorithm != "reinforce", ppo_cfg.makes_own_logprobs
-    epochs = ppo_cfg.ppo_epochs if again else 1
+    world = world or DistributedContext(next(policy_model.parameters()).device)
+    model_options = (temperature, pad_id, dtype, banned_token_ids)
+    passes = ForwardOptions(policy_model, ppo_cfg, world, *model_options)
+    recomputes_logprobs = ppo_cfg.makes_own_logprobs
+    epochs = 1 if ppo_cfg.algorithm == "reinforce" else ppo_cfg.ppo_epochs
     shuffle = torch.Generator().manual_seed(seed)
     sums: dict[str, float] = {}
     norms: list[float] = []
-    skipped = seen = held = 0
-    # Without a weight of the KL, a row that only the KL would hold has no part in the loss.
-    counted = advantages.held if passes.weights.kl_coef else advantages.mask
+    skipped = num_tokens = num_kl_tokens = 0
+    # If the KL has no weight, a row that only has a KL has no part in the loss.
+    counted = advantages.kl_token_mask if passes.weights.kl_coef else advantages.mask
     with_tokens = [i for i in range(len(rollouts)) if bool(counted[i].any())]
     steps: list[list[int]] = []
     for epoch in range(epochs):
-        if epoch == 0 or not own:  # then the micro-batches must stay as they are
+        if epoch == 0 or not recomputes_logprobs:  # else the micro-batches must not change
             order = [with_tokens[i] for i in torch.randperm(len(with_tokens), generator=shuffle)]
             steps = _minibatches(order, ppo_cfg)
-        if epoch == 0 and own:
-            make_own_logprobs(rollouts, steps, passes)
+        if epoch == 0 and recomputes_logprobs:
+            recompute_old_logprobs(rollouts, steps, passes)
         for chosen in steps:
             optimizer.zero_grad(set_to_none=True)
-            world.meet()
-            figures = accumulate_gradients(rollouts, advantages, chosen, passes)
-            if own and not (norms or skipped):
-                _check_unclipped(figures)
-            _add(sums, figures)
-            seen += int(advantages.mask[chosen].sum())
-            held += int(advantages.held[chosen].sum())
+            world.barrier()
+            stats = accumulate_gradients(rollouts, advantages, chosen, passes)
+            if recomputes_logprobs and not (norms or skipped):
+                _check_unclipped(stats)
+            _add(sums, stats)
+            num_tokens += int(advantages.mask[chosen].sum())
+            num_kl_tokens += int(advantages.kl_token_mask[chosen].sum())
             norm = world.clip(policy_model, ppo_cfg.max_grad_norm)
             if math.isfinite(norm):
                 optimizer.step()
@@ -135,17 +147,17 @@ def update_policy(
             else:
                 skipped += 1
     optimizer.zero_grad(set_to_none=True)
-    return _stats(world.sum(sums), seen, held, norms, skipped)
+    return _stats(world.sum(sums), num_tokens, num_kl_tokens, norms, skipped)
 
 
 def _minibatches(order: list[int], cfg: RLConfig) -> list[list[int]]:
-    """Rows of each optimiser step, as many in one as in another, give or take one."""
-    wanted = cfg.minibatches
+    """Return the rows of each optimizer step, of equal size up to one row."""
+    num_minibatches = cfg.minibatches
     if cfg.algorithm == "reinforce":
-        wanted = 1
+        num_minibatches = 1
     elif cfg.minibatch_size is not None:
-        wanted = -(-len(order) // cfg.minibatch_size)
-    parts = min(wanted, len(order))
+        num_minibatches = -(-len(order) // cfg.minibatch_size)
+    parts = min(num_minibatches, len(order))
     return [order[part::parts] for part in range(parts)]
 
 
@@ -153,90 +165,94 @@ def accumulate_gradients(
     rollouts: Sequence[Rollout],
     advantages: TokenAdvantages,
     chosen: Sequence[int],
-    passes: Passes,
+    passes: ForwardOptions,
 ) -> dict[str, float]:
-    """Backward over the chosen rollouts in micro-batches; the figures of `policy_loss`, summed over
-    those of this process.
+    """Run backward over the chosen rollouts in micro-batches.
 
-    Each micro-batch is divided by the valid tokens (or sequences) of all chosen rollouts, so that
-    neither its size nor the number of processes changes anything but memory and time. Every
-    process takes the same number of passes: one that has none left makes one that counts nothing.
-    Gradients have to be empty before.
+    Returns the stats of `policy_loss`, summed over the rollouts of this process. Each micro-batch
+    is divided by the valid tokens (or sequences) of all chosen rollouts, so that neither its size
+    nor the number of processes changes anything but memory and time. Every process makes the same
+    number of passes: one that has none left makes one that does not count. Gradients have to be
+    empty before.
     """
     cfg, world = passes.cfg, passes.world
     valid_tokens = {index: int(advantages.mask[index].sum()) for index in chosen}
-    held_tokens = {index: int(advantages.held[index].sum()) for index in chosen}
+    kl_tokens = {index: int(advantages.kl_token_mask[index].sum()) for index in chosen}
     sums: dict[str, float] = {}
     for rows, idle, last in _own_passes(rollouts, chosen, passes):
-        normalizers = [_normalizer(counts, rows, cfg) for counts in (valid_tokens, held_tokens)]
+        normalizers = [_normalizer(counts, rows, cfg) for counts in (valid_tokens, kl_tokens)]
         with world.no_sync(passes.model, last=last):
-            loss, figures = _micro_batch_loss(rollouts, advantages, rows, passes, *normalizers)
+            loss, stats = _micro_batch_loss(rollouts, advantages, rows, passes, *normalizers)
             (loss * (0 if idle else 1)).backward()
         if not idle:
-            _add(sums, figures)
-    world.add_up(passes.model)
+            _add(sums, stats)
+    world.sum_gradients(passes.model)
     return sums
 
 
 def _own_passes(
-    rollouts: Sequence[Rollout], chosen: Sequence[int], passes: Passes
+    rollouts: Sequence[Rollout], chosen: Sequence[int], passes: ForwardOptions
 ) -> Iterator[tuple[list[int], bool, bool]]:
-    """(rows of a micro-batch, whether it only keeps step with the other processes, whether it is
-    the last) of this process's passes over the chosen rollouts."""
+    """Yield this process's passes over the chosen rollouts.
+
+    Each is (rows of a micro-batch, is_idle: made only because other processes make one, is_last).
+    """
     world, lengths = passes.world, [rollout.length for rollout in rollouts]
     batches = list(micro_batches(lengths, passes.cfg.micro_batch_tokens, chosen))
-    mine = batches[world.rank :: world.size]
+    own_batches = batches[world.rank :: world.size]
     rounds = -(-len(batches) // world.size)
     for number in range(rounds):
-        idle = number >= len(mine)
-        yield batches[0] if idle else mine[number], idle, number == rounds - 1
+        idle = number >= len(own_batches)
+        yield batches[0] if idle else own_batches[number], idle, number == rounds - 1
 
 
 @torch.no_grad()
-def make_own_logprobs(
-    rollouts: Sequence[Rollout], steps: Sequence[Sequence[int]], passes: Passes
+def recompute_old_logprobs(
+    rollouts: Sequence[Rollout], steps: Sequence[Sequence[int]], passes: ForwardOptions
 ) -> None:
-    """Give the rollouts of these steps `old_logprobs` from the very passes that those will make.
+    """Set `old_logprobs` of the rollouts from the same passes that the update will make.
 
-    GSPO's clip range (3e-4) is narrower than rounding: with bfloat16 weights another batch or
-    padding moves the mean log-ratio of a sequence by up to 8e-4. Made in the same micro-batches,
-    it is exactly 0 until the first step; and these stay the same in every pass over the batch.
+    GSPO's clip range (3e-4) is smaller than rounding errors: with bfloat16 weights another batch or
+    padding moves the mean log-ratio of a sequence by up to 8e-4. In the same micro-batches it is
+    exactly 0 until the first step; they stay the same in every pass over the batch.
     """
-    found: dict[int, list[float]] = {}
-    model = passes.world.reading(passes.model)
+    logprobs_by_row: dict[int, list[float]] = {}
+    model = passes.world.inference_model(passes.model)
     for chosen in steps:
         for rows, idle, _ in _own_passes(rollouts, chosen, passes):
-            of = [rollouts[row] for row in rows]
+            batch_rollouts = [rollouts[row] for row in rows]
             with autocast(next(model.parameters()).device, passes.dtype):
                 logprobs_BT, _, _ = completion_logprobs(
                     model,
-                    [rollout.prompt_input_ids for rollout in of],
-                    [rollout.completion_token_ids for rollout in of],
+                    [rollout.prompt_input_ids for rollout in batch_rollouts],
+                    [rollout.completion_token_ids for rollout in batch_rollouts],
                     passes.temperature,
                     passes.pad_id,
-                    images=[rollout.images for rollout in of],
-                    never=passes.never,
+                    images=[rollout.images for rollout in batch_rollouts],
+                    banned_token_ids=passes.banned_token_ids,
                 )
-            for row, rollout, values in zip(rows, of, logprobs_BT.tolist(), strict=True):
+            for row, rollout, values in zip(
+                rows, batch_rollouts, logprobs_BT.tolist(), strict=True
+            ):
                 if not idle:
-                    found[row] = values[: len(rollout.completion_token_ids)]
-    for theirs in passes.world.gather([found]):
-        for row, values in theirs.items():
+                    logprobs_by_row[row] = values[: len(rollout.completion_token_ids)]
+    for other_logprobs in passes.world.gather([logprobs_by_row]):
+        for row, values in other_logprobs.items():
             rollouts[row].old_logprobs = values
 
 
-def _check_unclipped(figures: dict[str, float]) -> None:
-    """Of a pass before the first step, whose ratios are all 1. Raises RuntimeError."""
-    if clipped := figures.get("clip_frac"):
+def _check_unclipped(stats: dict[str, float]) -> None:
+    """Raise RuntimeError if a pass before the first step clips, where all ratios should be 1."""
+    if num_clipped := stats.get("clip_frac"):
         raise RuntimeError(
-            f"gspo clips {clipped:.0f} tokens before its first step: the same pass with and "
-            "without gradient differs by more than rl.clip_eps: widen it, or compute in float32"
+            f"gspo clips {num_clipped:.0f} tokens before its first step: the same pass with and "
+            "without gradient differs by more than rl.clip_eps. Increase it, or compute in float32"
         )
 
 
 def _normalizer(valid_tokens: dict[int, int], rows: Sequence[int], cfg: RLConfig) -> float | Tensor:
     counts = list(valid_tokens.values())
-    if not any(counts):  # a sum of no tokens is 0, whatever it is divided by
+    if not any(counts):  # any divisor will do: a sum of no tokens is 0
         return 1.0
     if cfg.loss_mean == "token":
         return token_normalizer(counts)
@@ -247,11 +263,11 @@ def _micro_batch_loss(
     rollouts: Sequence[Rollout],
     advantages: TokenAdvantages,
     rows: Sequence[int],
-    passes: Passes,
+    passes: ForwardOptions,
     normalizer: float | Tensor,
     kl_normalizer: float | Tensor,
 ) -> tuple[Tensor, dict[str, float]]:
-    """One forward pass over these rows, and `policy_loss`."""
+    """Make one forward pass over these rows, and return `policy_loss`."""
     cfg, weights = passes.cfg, passes.weights
     chosen = [rollouts[row] for row in rows]
     device = next(passes.model.parameters()).device
@@ -263,11 +279,11 @@ def _micro_batch_loss(
             passes.temperature,
             passes.pad_id,
             images=[rollout.images for rollout in chosen],
-            never=passes.never,
+            banned_token_ids=passes.banned_token_ids,
             with_entropy=cfg.entropy_coef > 0,
         )
     length = mask.shape[1]
-    learned = mask & advantages.mask[rows, :length].to(device)
+    trained_mask = mask & advantages.mask[rows, :length].to(device)
     old = logprob_rows(chosen, "old_logprobs").to(device)
     ref = correction = None
     if weights.kl_coef or chosen[0].ref_logprobs is not None:
@@ -276,32 +292,32 @@ def _micro_batch_loss(
         sampler = logprob_rows(chosen, "sampler_logprobs").to(device)
         limits = cfg.importance_cap, cfg.max_log_ratio
         if cfg.algorithm == "gspo":
-            correction = sequence_importance_weights(old, sampler, learned, *limits)
+            correction = sequence_importance_weights(old, sampler, trained_mask, *limits)
         else:
             correction = importance_weights(old, sampler, *limits)
     tokens = TokenBatch(
         old=old,
         advantages=advantages.values[rows, :length].float().to(device),
-        mask=learned,
+        mask=trained_mask,
         ref=ref,
         correction=correction,
-        kl_mask=mask & advantages.held[rows, :length].to(device),
+        kl_mask=mask & advantages.kl_token_mask[rows, :length].to(device),
     )
     return policy_loss(new, entropy, tokens, normalizer, weights, kl_normalizer)
 
 
-def _add(sums: dict[str, float], figures: dict[str, float]) -> None:
-    for name, value in figures.items():
+def _add(sums: dict[str, float], stats: dict[str, float]) -> None:
+    for name, value in stats.items():
         sums[name] = sums.get(name, 0.0) + value
 
 
 def _stats(
-    sums: dict[str, float], seen: int, held: int, norms: list[float], skipped: int
+    sums: dict[str, float], num_tokens: int, num_kl_tokens: int, norms: list[float], skipped: int
 ) -> TrainStats:
     steps = len(norms) + skipped
 
     def token_mean(name: str) -> float | None:
-        tokens = held if name.startswith("kl_ref") else seen
+        tokens = num_kl_tokens if name.startswith("kl_ref") else num_tokens
         return sums[name] / tokens if name in sums and tokens else None
 
     return TrainStats(
@@ -317,24 +333,27 @@ def _stats(
     )
 
 
-#: Of an update that was skipped.
+#: Stats of an update that was skipped.
 NO_UPDATE = _stats({}, 0, 0, [], 0)
 
 
 def learning_rate(update: int, cfg: RLConfig) -> float:
-    """Of update `update` (from 0): linear warm-up, then constant, or to 0 at the end: linearly, or
-    as (1 + cos(pi x)) / 2 of the share x that is done (arXiv 1608.03983, equation 5)."""
+    """Return the learning rate of an update (counted from 0).
+
+    Linear warm-up, then constant, or decay to 0 at the end: linearly, or as (1 + cos(pi x)) / 2 of
+    the finished share x (arXiv 1608.03983, equation 5).
+    """
     if update < cfg.warmup_updates:
         return cfg.lr * (update + 1) / (cfg.warmup_updates + 1)
     if cfg.lr_decay == "none":
         return cfg.lr
-    left, whole = cfg.num_updates - update, max(1, cfg.num_updates - cfg.warmup_updates)
+    remaining, total = cfg.num_updates - update, max(1, cfg.num_updates - cfg.warmup_updates)
     if cfg.lr_decay == "linear":
-        return cfg.lr * left / whole
-    return cfg.lr * (1 - math.cos(math.pi * left / whole)) / 2
+        return cfg.lr * remaining / total
+    return cfg.lr * (1 - math.cos(math.pi * remaining / total)) / 2
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Give every parameter group this rate."""
+    """Set the learning rate of every parameter group."""
     for group in optimizer.param_groups:
         group["lr"] = lr

@@ -1,4 +1,4 @@
-"""What the headers of a model's weight files say, without reading the weights."""
+"""Read the headers of a model's weight files, without the weights."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from typing import Any
 
 from scorekit.errors import UserError
 
-_LARGEST_HEADER = 100 * 2**20  # that of safetensors itself
+_LARGEST_HEADER = 100 * 2**20  # the limit of safetensors itself
 
 
 def count_weights(folder: Path) -> int | None:
-    """Numbers in the safetensors files of a folder; None where it has none (older formats).
+    """Return how many numbers the safetensors files of a folder have; None if there are no such
+    files.
 
-    Raises UserError where a file is missing, cut, or not safetensors.
+    Raises UserError if a file is missing, truncated, or not safetensors.
     """
     index = folder / "model.safetensors.index.json"
     try:
@@ -34,8 +35,10 @@ def count_weights(folder: Path) -> int | None:
 
 
 def _count(path: Path) -> int:
-    """Numbers in a file. Format: 8 bytes of length, a JSON header, the data
-    (https://github.com/huggingface/safetensors)."""
+    """Return how many numbers a file has.
+
+    Format: 8 bytes of length, a JSON header, the data (https://github.com/huggingface/safetensors).
+    """
     with path.open("rb") as file:
         start = file.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
@@ -49,5 +52,5 @@ def _count(path: Path) -> int:
         raise UserError(f"{path}: not a safetensors file") from None
     size = path.stat().st_size
     if size < 8 + length + end:
-        raise UserError(f"{path}: cut: {size} bytes, its header tells of {8 + length + end}")
+        raise UserError(f"{path}: truncated: {size} bytes, but its header needs {8 + length + end}")
     return count

@@ -1,1 +1,1 @@
-"""Role-play: GRPO on TRL with five weighted rewards."""
+"""The role-play trainer: GRPO on TRL with five weighted rewards."""

@@ -3,9 +3,9 @@
 --model_name M --train_data D [--eval_data E] --output_dir RUN_DIR [--use_lora] [--load_in_4bit]
 [--bf16] [--reward_embedding_model URL|FOLDER] ...; any option of TRL's GRPOConfig is a flag, too.
 
---resume        go on with the run in --output_dir
---print_config  print the YAML that the flags mean, for `python -m trainer train --config`
---help          this; docs/roleplay.md has the table of flags
+--resume        resume the run in --output_dir
+--print_config  print the flags as YAML, for `python -m trainer train --config`
+--help          print this text; docs/roleplay.md has the table of flags
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from trainer.runs.messages import show_messages
 
 
 def main(flags: list[str]) -> int:
-    """Run what the flags say; returns the exit code."""
+    """Run with these flags, and return the exit code."""
     if not flags or {"--help", "-h"} & {*flags}:
         print(__doc__)
         return 0
@@ -37,9 +37,9 @@ def main(flags: list[str]) -> int:
         return 0
     for flag, value in (("model_name", cfg.policy.path), ("train_data", cfg.data.train)):
         if value is None:
-            raise UserError(f"--{flag} is missing")
+            raise UserError(f"--{flag}: required")
     if "run_dir" not in data.get("misc", {}):
-        raise UserError("--output_dir is missing: name the folder of the run")
+        raise UserError("--output_dir: required. Name the folder of the run")
     Path(cfg.misc.run_dir).parent.mkdir(parents=True, exist_ok=True)
     from trainer.roleplay import commands
 
@@ -48,5 +48,5 @@ def main(flags: list[str]) -> int:
 
 if __name__ == "__main__":
     show_messages()
-    with clean_exit(stopped="stopped (go on with --resume)"):
+    with clean_exit(stopped="stopped (resume with --resume)"):
         sys.exit(main(sys.argv[1:]))

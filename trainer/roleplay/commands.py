@@ -1,4 +1,4 @@
-"""The verbs of the command line for a role-play policy: what they say, and how they end."""
+"""Command-line functions of the role-play task."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from trainer.roleplay.config import RoleplayConfig as Config
 
 def train(cfg: RoleplayConfig, *, resume: bool) -> int:
     """Train the policy; evaluate it before, between and after."""
-    from trainer.roleplay.evaluation.figures import table
     from trainer.roleplay.evaluation.report import write_report
+    from trainer.roleplay.evaluation.stats import table
     from trainer.roleplay.training.run import run_roleplay
-    from trainer.runs.verbs.tables import comparison_table
+    from trainer.runs.cli.tables import comparison_table
 
     artifacts = run_roleplay(cfg, resume=resume)
     if artifacts.reports:
         before, after = artifacts.reports[0][1], artifacts.reports[-1][1]
-        Console().print(comparison_table(table(), before.figures, after.figures))
+        Console().print(comparison_table(table(), before.stats, after.stats))
     if artifacts.updates or artifacts.reports:
         typer.echo(f"report: {write_report(artifacts.run_dir)}")
-    return artifacts.say_end()
+    return artifacts.print_summary()
 
 
 def evaluate(cfg: RoleplayConfig, against: str | None, *, overwrite: bool) -> int:
     """Answer the held-out turns with the policy and score the replies."""
     if cfg.data.eval is None:
-        raise UserError("data.eval is not set: give the turns to answer")
-    from trainer.roleplay.evaluation.figures import table
+        raise UserError("data.eval: required. Set the turns to answer")
     from trainer.roleplay.evaluation.run import run_evaluation
+    from trainer.roleplay.evaluation.stats import table
     from trainer.roleplay.rendering import open_tokenizer
-    from trainer.roleplay.training.before import held_out_turns
     from trainer.roleplay.training.launcher import embedder_of
-    from trainer.runs.verbs.tables import paired_table, report_table
+    from trainer.roleplay.training.preflight import held_out_turns
+    from trainer.runs.cli.tables import paired_table, report_table
 
     tokenizer = open_tokenizer(cfg)
-    of = run_evaluation(
+    outcome = run_evaluation(
         cfg,
         held_out_turns(cfg, tokenizer),
         tokenizer,
@@ -48,21 +48,21 @@ def evaluate(cfg: RoleplayConfig, against: str | None, *, overwrite: bool) -> in
         against,
         overwrite=overwrite,
     )
-    Console().print(report_table(table(), of.evaluation.figures))
-    typer.echo(f"report: {of.page}")
-    if of.earlier is not None and of.paired is not None:
-        typer.echo(f"A: {of.earlier.policy}\nB: {of.evaluation.policy}")
-        Console().print(paired_table(of.paired))
-        typer.echo(f"comparison: {of.comparison}")
+    Console().print(report_table(table(), outcome.evaluation.stats))
+    typer.echo(f"report: {outcome.page}")
+    if outcome.earlier is not None and outcome.paired is not None:
+        typer.echo(f"A: {outcome.earlier.policy}\nB: {outcome.evaluation.policy}")
+        Console().print(paired_table(outcome.paired))
+        typer.echo(f"comparison: {outcome.comparison}")
     return 0
 
 
 def check(cfg: RoleplayConfig) -> int:
-    """Look at all that a training run needs, before any weights are loaded."""
-    from scorekit.report.findings import say_findings
+    """Check everything that a training run needs, before any weights are loaded."""
+    from scorekit.report.findings import print_check_results
     from trainer.roleplay.training.check import check_run
 
-    return say_findings(check_run(cfg))
+    return print_check_results(check_run(cfg))
 
 
 def report(run_dir: Path) -> int:

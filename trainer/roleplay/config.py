@@ -1,4 +1,4 @@
-"""The config of a role-play run, with a sentence for each key. Unknown keys are errors."""
+"""The config of a role-play run. Unknown keys are errors."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ LossType = Literal["dapo", "grpo", "dr_grpo", "bnpo", "cispo", "sapo", "luspo", 
 
 
 class GRPOSection(Config):
-    """The update, in the names of TRL's GRPOConfig; every default that matters stands here."""
+    """The update, in the names of TRL's GRPOConfig, with every default that matters."""
 
     num_generations: int = Field(4, ge=2, description="Completions of a prompt: its group.")
     per_device_train_batch_size: int = may_change(
         1, ge=1, description="Completions of a forward pass with gradients."
     )
-    gradient_accumulation_steps: int = Field(16, ge=1, description="Such passes of an update.")
+    gradient_accumulation_steps: int = Field(16, ge=1, description="Passes of an update.")
     steps_per_generation: int | None = Field(
         None,
         ge=1,
-        description="Passes that one sampling of completions serves; null: those of an update.",
+        description="Passes for one sampling of completions; null: those of an update.",
     )
-    num_iterations: int = Field(1, ge=1, description="Times that a batch is learned from.")
+    num_iterations: int = Field(1, ge=1, description="Times that a batch is trained on.")
     num_train_epochs: float = may_change(2.0, gt=0, description="Passes over the training turns.")
     max_steps: int | None = may_change(
-        None, ge=1, description="Updates of the run; null: num_train_epochs says."
+        None, ge=1, description="Updates of the run; null: from num_train_epochs."
     )
     learning_rate: float = Field(2e-6, gt=0, description="Peak learning rate of AdamW.")
     lr_scheduler_type: str = Field("linear", description="As transformers names them.")
@@ -47,17 +47,17 @@ class GRPOSection(Config):
     min_p: float | None = Field(None, ge=0, le=1, description="Null: off.")
     repetition_penalty: float = Field(1.0, gt=0, description="1: off.")
     loss_type: LossType = Field("dapo", description="How tokens are weighed, as TRL names it.")
-    beta: float = Field(0.0, ge=0, description="Weight of the KL to the start; 0: none is taken.")
+    beta: float = Field(0.0, ge=0, description="Weight of the KL to the start; 0: not computed.")
     scale_rewards: Literal["group", "batch", "none"] = Field(
         "group", description="Advantages are divided by the deviation of the group, or the batch."
     )
     epsilon: float = Field(0.2, gt=0, description="Clip range of the ratio.")
-    epsilon_high: float | None = Field(None, gt=0, description="Its upper side; null: epsilon.")
+    epsilon_high: float | None = Field(None, gt=0, description="Upper limit; null: epsilon.")
     importance_sampling_level: Literal["token", "sequence"] = Field(
         "token", description="Ratios of tokens, or of whole sequences (GSPO)."
     )
     mask_truncated_completions: bool = Field(
-        False, description="Learn nothing from completions that max_completion_length cut."
+        False, description="Do not train on completions that max_completion_length truncated."
     )
     options: dict[str, Any] = Field(
         default_factory=dict,
@@ -67,7 +67,7 @@ class GRPOSection(Config):
 
 
 class EvalConfig(Config):
-    """When and how the policy is looked at."""
+    """When and how the policy is evaluated."""
 
     eval_every_n_updates: int = may_change(
         50, ge=0, description="0: only before and after training."
@@ -76,33 +76,33 @@ class EvalConfig(Config):
     temperature: float = Field(0.0, ge=0, description="0: greedy.")
     top_p: float = Field(1.0, gt=0, le=1, description="Nucleus sampling; 1: off.")
     top_k: int = Field(0, ge=0, description="Sample among the k likeliest tokens; 0: off.")
-    batch_size: int = may_change(8, ge=1, description="Turns that are answered side by side.")
+    batch_size: int = may_change(8, ge=1, description="Turns in one generation batch.")
     kl: bool = may_change(
         True,
-        description="Measure the KL to the start on the held-out replies; where every weight "
-        "learns, a second model is held meanwhile.",
+        description="Measure the KL to the start on the held-out replies; if every weight "
+        "is trained, a second model is loaded meanwhile.",
     )
 
 
 class StartConfig(Config):
-    """What is looked at before the first update."""
+    """Checks before the first update."""
 
     template_check: Literal["refuse", "warn"] = may_change(
-        "refuse", description="What a fault of the chat template does."
+        "refuse", description="Action if the chat template fails its check."
     )
     sample_prompts: int = may_change(
-        20, ge=0, description="Prompts whose replies are sampled, for how many of them end."
+        20, ge=0, description="Prompts to sample replies for, to count those that end."
     )
 
 
 class MiscConfig(FolderConfig, DeviceConfig):
-    """Seed, device, files."""
+    """Seed, device and files."""
 
 
 class RoleplayConfig(Config):
-    """A whole run."""
+    """The config of a role-play run."""
 
-    task: Literal["roleplay"] = Field("roleplay", description="What is learned.")
+    task: Literal["roleplay"] = Field("roleplay", description="The task.")
     data: RoleplayData = may_change(default_factory=RoleplayData, description="Turns.")
     policy: PolicyConfig = Field(default_factory=PolicyConfig, description="The model.")
     chat: ChatConfig = Field(default_factory=ChatConfig, description="Messages to text.")
@@ -113,17 +113,17 @@ class RoleplayConfig(Config):
     misc: MiscConfig = Field(default_factory=MiscConfig, description="The rest.")
 
     @model_validator(mode="after")
-    def _held_to_its_start(self) -> RoleplayConfig:
+    def _check_reference(self) -> RoleplayConfig:
         if self.policy.reference_path is not None:
             raise ValueError(
-                "policy.reference_path: role-play is held to its own start (grpo.beta): leave it "
-                "out"
+                "policy.reference_path: the reference of role-play is its own start (grpo.beta). "
+                "Remove it"
             )
         return self
 
     @property
     def sources(self) -> dict[str, str | None]:
-        """What a run reads: config key -> path."""
+        """Return the files that a run reads: config key -> path."""
         return {
             "policy.path": self.policy.path,
             "policy.tokenizer": self.policy.tokenizer,
@@ -133,13 +133,13 @@ class RoleplayConfig(Config):
         }
 
     def sampling(self, *, evaluation: bool) -> SamplingConfig:
-        """How replies are sampled: one each in an evaluation, else as in training."""
-        of = self.eval if evaluation else self.grpo
+        """Return how replies are sampled: one each, as in an evaluation or as in training."""
+        section = self.eval if evaluation else self.grpo
         return SamplingConfig(
             max_new_tokens=self.grpo.max_completion_length,
-            temperature=of.temperature,
-            top_p=of.top_p,
-            top_k=of.top_k,
+            temperature=section.temperature,
+            top_p=section.top_p,
+            top_k=section.top_k,
             num_samples_per_prompt=1,
             batch_size=self.eval.batch_size,
         )

@@ -1,4 +1,4 @@
-"""The section `data` of a role-play's config."""
+"""The section `data` of a role-play config."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pydantic import Field, field_validator
 
 from scorekit.config import Config
 
-#: Fields of a turn that a column can hold, besides its prompt.
-TOLD = ("player_name", "character_name", "speech_level", "scenario", "dialogue", "place")
-FIELDS = ("id", "prompt", "prompt_messages", "reference", *TOLD)
+#: Fields of a turn, besides its prompt, that a column can have.
+STATED_FIELDS = ("player_name", "character_name", "speech_level", "scenario", "dialogue", "place")
+FIELDS = ("id", "prompt", "prompt_messages", "reference", *STATED_FIELDS)
 
 
 class RoleplayData(Config):
-    """Where prompts come from."""
+    """The files that prompts come from."""
 
     train: str | None = Field(
         None,
-        description="Turns to learn from: a file (JSONL, JSON, CSV, TSV, each also as .gz; "
+        description="Turns to train on: a file (JSONL, JSON, CSV, TSV, each also as .gz; "
         "Parquet), a folder of them or of shards, or a hub id.",
     )
     train_split: str | None = Field(None, description="Split of `train`, for a folder or hub id.")
@@ -27,27 +27,27 @@ class RoleplayData(Config):
     eval_split: str | None = Field(None, description="Split of `eval`, for a folder or hub id.")
     columns: dict[str, str] = Field(
         default_factory=dict,
-        description="Our field (player_name, ...) -> the column that holds it; `meta.player`: the "
+        description="Our field (player_name, ...) -> its column; `meta.player`: the "
         "field `player` within the column `meta`.",
     )
     from_prompt: bool = Field(
         True,
-        description="Read names and speech level in the system turn where no column tells them.",
+        description="Read names and speech level from the system turn if no column has them.",
     )
     max_prompt_length: int | None = Field(
         1024,
         ge=1,
         description="Rows whose rendered prompt has more tokens are left out, and counted; null: "
-        "none is.",
+        "no limit.",
     )
     overlong_prompts: Literal["leave_out", "refuse"] = Field(
-        "leave_out", description="Or such a row ends the run before it begins."
+        "leave_out", description="Leave such rows out, or end the run before it starts."
     )
 
     @field_validator("columns")
     @classmethod
-    def _known(cls, value: dict[str, str]) -> dict[str, str]:
+    def _check_fields(cls, value: dict[str, str]) -> dict[str, str]:
         unknown = sorted(set(value) - set(FIELDS))
         if unknown:
-            raise ValueError(f"unknown field {unknown[0]!r}; known: {', '.join(FIELDS)}")
+            raise ValueError(f"unknown field {unknown[0]!r}. Choose from {', '.join(FIELDS)}")
         return value

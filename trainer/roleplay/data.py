@@ -1,4 +1,4 @@
-"""Turns: rows of a file, folder or hub dataset -> RoleplayTurn -> the columns that TRL wants."""
+"""Read turns: rows of a file, folder or hub dataset -> RoleplayTurn -> the columns for TRL."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from itertools import islice
 from typing import Any
 
 from scorekit.errors import UserError
-from trainer.roleplay.config_data import FIELDS, TOLD, RoleplayData
+from trainer.roleplay.config_data import FIELDS, STATED_FIELDS, RoleplayData
 from trainer.roleplay.messages import WrongMessages, read_messages
-from trainer.roleplay.told import parse_level, told_in
+from trainer.roleplay.stated_facts import extract_facts, parse_level
 from trainer.roleplay.turn import Message, RoleplayTurn
 from trainer.runs.readers import cell, clean_cell, id_cell, read_rows, row_ids, shortened
 
@@ -22,14 +22,14 @@ log = logging.getLogger(__name__)
 
 
 def load_train(data: RoleplayData) -> list[RoleplayTurn]:
-    """The turns to learn from. Raises UserError."""
+    """Return the turns to train on. Raises UserError."""
     if data.train is None:
-        raise UserError("data.train is not set: give the turns to learn from")
+        raise UserError("data.train: required. Set the turns to train on")
     return load_turns(data.train, data, split=data.train_split, limit=data.train_limit)
 
 
 def load_held_out(data: RoleplayData, limit: int | None = None) -> list[RoleplayTurn]:
-    """Those to evaluate on; none where the config names none. Raises UserError."""
+    """Return the turns to evaluate on; none if the config names none. Raises UserError."""
     if data.eval is None:
         return []
     return load_turns(data.eval, data, split=data.eval_split, limit=limit)
@@ -40,21 +40,22 @@ def load_turns(
 ) -> list[RoleplayTurn]:
     """Read turns.
 
-    source: a file, a folder (trainer/runs/readers.py says in which forms), or a hub id. split:
-    names a part of a folder or hub dataset. limit: read this many rows at most.
+    source: a file, a folder (see trainer/runs/readers.py for the formats), or a hub id.
+    split: part of a folder or hub dataset.
+    limit: read this many rows at most.
 
-    A missing id becomes a hash of the row; a missing scenario, one of its system turn. Raises
-    UserError with a line for each wrong row: which, what is wrong, what to do.
+    A missing id becomes a hash of the row; a missing scenario becomes a hash of its system turn.
+    Raises UserError with a line for each wrong row.
     """
-    turns, faults = [], []
-    for where, row in islice(read_rows(source, split), limit):
+    turns, errors = [], []
+    for location, row in islice(read_rows(source, split), limit):
         try:
-            turns.append(_turn(row, where, data))
-        except UserError as fault:
-            faults.append(str(fault))
-    if faults:
-        what = f"{len(faults)} of {len(faults) + len(turns)} rows cannot be used"
-        raise UserError(f"{source}: {what}:", shortened(faults))
+            turns.append(_turn(row, location, data))
+        except UserError as error:
+            errors.append(str(error))
+    if errors:
+        message = f"{len(errors)} of {len(errors) + len(turns)} rows cannot be used"
+        raise UserError(f"{source}: {message}:", shortened(errors))
     if not turns:
         raise UserError(f"{source}: no rows")
     return _with_ids(source, turns)
@@ -65,12 +66,17 @@ def _with_ids(source: str, turns: Sequence[RoleplayTurn]) -> list[RoleplayTurn]:
         return _content(turn.prompt) + "\x1f" + (turn.reference or "")
 
     ids = row_ids(source, turns, content)
-    return [dataclasses.replace(one, id=id) for one, id in zip(turns, ids, strict=True)]
+    return [
+        dataclasses.replace(unnamed_turn, id=id)
+        for unnamed_turn, id in zip(turns, ids, strict=True)
+    ]
 
 
 def columns_of(turns: Sequence[RoleplayTurn]) -> dict[str, list[Any]]:
-    """Field -> its values, one a turn: what `datasets.Dataset.from_dict` takes, and what TRL gives
-    to the reward functions under these names."""
+    """Return field -> its values, one for each turn, for `datasets.Dataset.from_dict`.
+
+    TRL passes them to the reward functions under these names.
+    """
     columns: dict[str, list[Any]] = {
         field.name: [getattr(turn, field.name) for turn in turns]
         for field in dataclasses.fields(RoleplayTurn)
@@ -79,95 +85,101 @@ def columns_of(turns: Sequence[RoleplayTurn]) -> dict[str, list[Any]]:
     return columns
 
 
-def untold(turns: Iterable[RoleplayTurn]) -> dict[str, int]:
-    """Field -> how many turns do not tell it, of those that rewards read (neutral there)."""
+def missing_fact_counts(turns: Iterable[RoleplayTurn]) -> dict[str, int]:
+    """Return field -> number of turns without it, for the fields that rewards use (neutral
+    there)."""
     fields = ("reference", "player_name", "character_name", "speech_level")
     counts = Counter(field for turn in turns for field in fields if getattr(turn, field) is None)
     return {field: counts[field] for field in fields if counts[field]}
 
 
 def in_both(train: Sequence[RoleplayTurn], held_out: Sequence[RoleplayTurn]) -> str:
-    """A line on the held-out turns whose prompt or scenario is learned from, too; "" where there
-    are none."""
+    """Return a line on held-out turns whose prompt or scenario is in the training data; ""
+    without any."""
     prompts = {_content(turn.prompt) for turn in train}
     scenarios = {turn.scenario for turn in train}
-    same = sum(_content(turn.prompt) in prompts for turn in held_out)
-    near = sum(turn.scenario in scenarios for turn in held_out)
-    if not near and not same:
+    num_same_prompt = sum(_content(turn.prompt) in prompts for turn in held_out)
+    num_same_scenario = sum(turn.scenario in scenarios for turn in held_out)
+    if not num_same_scenario and not num_same_prompt:
         return ""
     return (
-        f"data.eval: of {len(held_out)} turns {same} have a prompt, and {near} a scenario, that "
-        "stands in data.train, too: their figures say how well these were learned"
+        f"data.eval: of {len(held_out)} turns {num_same_prompt} have a prompt, and "
+        f"{num_same_scenario} a scenario, that is also in data.train. Their stats measure "
+        "memorization, too"
     )
 
 
-def told_of(row: Any, where: str, data: RoleplayData, prompt: Sequence[Message]) -> dict[str, Any]:
-    """What a row tells besides its prompt, by the fields of a turn: from its columns, else names
-    and level from the system turn. Raises UserError."""
-    told: dict[str, Any] = {}
-    for field in TOLD:
+def read_stated_facts(
+    row: Any, location: str, data: RoleplayData, prompt: Sequence[Message]
+) -> dict[str, Any]:
+    """Return the other fields of a turn: from columns, else from the system turn. Raises
+    UserError."""
+    fields: dict[str, Any] = {}
+    for field in STATED_FIELDS:
         column = data.columns.get(field, field)
-        told[field] = _told(field, cell(row, column), where, column)
+        fields[field] = _read_field(field, cell(row, column), location, column)
     system = prompt[0]["content"] if prompt[0]["role"] == "system" else ""
     if data.from_prompt and system:
-        told |= {field: found for field, found in told_in(system).items() if told[field] is None}
-    told["scenario"] = told["scenario"] or (_hash(system) if system else None)
-    return told
+        fields |= {
+            field: value for field, value in extract_facts(system).items() if fields[field] is None
+        }
+    fields["scenario"] = fields["scenario"] or (_hash(system) if system else None)
+    return fields
 
 
-def _turn(row: Any, where: str, data: RoleplayData) -> RoleplayTurn:
+def _turn(row: Any, location: str, data: RoleplayData) -> RoleplayTurn:
     if not isinstance(row, dict):
         kind = "an array" if isinstance(row, list) else type(row).__name__
-        raise UserError(f"{where}: a row is an object of fields, not {kind}")
+        raise UserError(f"{location}: expected an object of fields, not {kind}")
     names = {field: data.columns.get(field, field) for field in FIELDS}
-    prompt = _prompt(row, where, names)
-    reference = clean_cell(cell(row, names["reference"]), where, names["reference"])
+    prompt = _prompt(row, location, names)
+    reference = clean_cell(cell(row, names["reference"]), location, names["reference"])
     return RoleplayTurn(
-        id=id_cell(cell(row, names["id"]), where, names["id"]) or "",
+        id=id_cell(cell(row, names["id"]), location, names["id"]) or "",
         prompt=prompt,
         reference=reference if reference and reference.strip() else None,
-        **told_of(row, where, data, prompt),
+        **read_stated_facts(row, location, data, prompt),
     )
 
 
-def _prompt(row: dict[str, Any], where: str, names: dict[str, str]) -> tuple[Message, ...]:
-    """`prompt`, else `prompt_messages`; a prompt that is one text yields to messages beside it."""
+def _prompt(row: dict[str, Any], location: str, names: dict[str, str]) -> tuple[Message, ...]:
+    """Return `prompt`, else `prompt_messages`; messages are preferred to a text."""
     first, second = cell(row, names["prompt"]), cell(row, names["prompt_messages"])
     name, value = names["prompt"], first
     if first in (None, "") or (isinstance(first, str) and second):
         name, value = names["prompt_messages"], second
     if value in (None, ""):
-        there = ", ".join(map(str, row))
+        row_columns = ", ".join(map(str, row))
         raise UserError(
-            f"{where}: no {names['prompt']}, nor {names['prompt_messages']} (the row has {there}): "
-            "name the column in data.columns"
+            f"{location}: no {names['prompt']}, nor {names['prompt_messages']} (the row has "
+            f"{row_columns}). Name the column in data.columns"
         )
     try:
         prompt = read_messages(value)
-    except WrongMessages as fault:
-        raise UserError(f"{where}: {name}: {fault}") from None
+    except WrongMessages as error:
+        raise UserError(f"{location}: {name}: {error}") from None
     if prompt[-1]["role"] != "user":
         raise UserError(
-            f"{where}: {name}: the last turn is the {prompt[-1]['role']}'s; a prompt ends with the "
-            "user's (dialogues: python -m trainer roleplay prepare)"
+            f"{location}: {name}: the last turn is the {prompt[-1]['role']}'s. A prompt has to end "
+            "with the user's (dialogues: python -m trainer roleplay prepare)"
         )
     return prompt
 
 
-def _told(field: str, value: Any, where: str, column: str) -> str | int | None:
+def _read_field(field: str, value: Any, location: str, column: str) -> str | int | None:
     if field in ("scenario", "dialogue", "place"):
-        name = id_cell(value, where, column) or None
+        name = id_cell(value, location, column) or None
         if field != "place" or name is None:
             return name
         if not name.isdecimal():
-            raise UserError(f"{where}: {column}: a whole number is wanted, not {name!r:.40}")
+            raise UserError(f"{location}: {column}: expected a whole number, not {name!r:.40}")
         return int(name)
-    text = (clean_cell(value, where, column) or "").strip()
+    text = (clean_cell(value, location, column) or "").strip()
     if len(text.splitlines()) > 1:
-        raise UserError(f"{where}: {column}: one line is wanted, not {text!r:.40}")
+        raise UserError(f"{location}: {column}: expected one line, not {text!r:.40}")
     if field != "speech_level" or not text:
         return text or None
-    return parse_level(f"{where}: {column}", text)
+    return parse_level(f"{location}: {column}", text)
 
 
 def _content(prompt: Sequence[Message]) -> str:

@@ -1,4 +1,4 @@
-"""Dialogues -> turns: a row for each turn of the character that answers the player's."""
+"""Convert dialogues to turns: a row for each turn of the character that answers the player."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from trainer.roleplay.messages import WrongMessages, read_messages
 from trainer.roleplay.turn import Message, RoleplayTurn
 from trainer.runs.readers import cell
 
-#: Why a turn of the character becomes no row.
+#: Reasons why a turn of the character becomes no row.
 REASONS = {
     "not_after_user": "the turn before is not the player's",
-    "duplicate": "prompt and reference stand in an earlier row",
+    "duplicate": "an earlier row has the same prompt and reference",
     "prompt_too_long": "the rendered prompt has more tokens than --max-prompt-length",
     "reference_too_long": "the reference has more tokens than --max-completion-length",
 }
@@ -29,8 +29,12 @@ REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class Dialogue:
-    """id: unique among the inputs. messages: a system turn at most, then any order of the two. row:
-    the whole row, whose columns tell the rest."""
+    """A dialogue.
+
+    id: unique among the inputs.
+    messages: at most one system turn, then user and assistant turns in any order.
+    row: the full row, with the other columns.
+    """
 
     id: str
     messages: tuple[Message, ...]
@@ -39,7 +43,7 @@ class Dialogue:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """A turn that becomes no row: why (of `REASONS`), and how it measured."""
+    """A turn that becomes no row: its reason (of `REASONS`), and its measured length."""
 
     dialogue: str
     place: int
@@ -49,8 +53,12 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """context: of the messages before a turn so many at most, the system turn not counted. tokens:
-    of a prompt, and of a text; they are asked for only where a length is limited."""
+    """Limits of a turn.
+
+    context: largest number of messages before a turn, without the system turn.
+    prompt_tokens, text_tokens: count tokens of a prompt and of a text; only needed with a length
+    limit.
+    """
 
     context: int | None = None
     max_prompt_length: int | None = None
@@ -60,69 +68,76 @@ class Limits:
 
 
 def read_dialogue(row: Any, name: str, column: str) -> Dialogue:
-    """Of `messages`, or of the texts `system`, `user`, `assistant`. Raises WrongMessages."""
+    """Return a dialogue of `messages`, or of the texts `system`, `user`, `assistant`.
+
+    Raises WrongMessages.
+    """
     if not isinstance(row, dict):
-        raise WrongMessages(f"a row is an object of fields, not {type(row).__name__}")
+        raise WrongMessages(f"expected an object of fields, not {type(row).__name__}")
     value = cell(row, column)
     if value is None and isinstance(row.get("assistant"), str):
         roles = ("system", "user", "assistant")
         value = [{"role": role, "content": row[role]} for role in roles if row.get(role)]
     if value is None:
         raise WrongMessages(
-            f"no {column} (the row has {', '.join(map(str, row))}): name the column "
+            f"no {column} (the row has {', '.join(map(str, row))}). Name the column "
             "(--column messages=NAME)"
         )
-    given = row.get("dialogue", row.get("id"))
-    own = isinstance(given, str | int) and not isinstance(given, bool)
-    return Dialogue(str(given) if own else name, read_messages(value), row)
+    dialogue_id = row.get("dialogue", row.get("id"))
+    has_id = isinstance(dialogue_id, str | int) and not isinstance(dialogue_id, bool)
+    return Dialogue(str(dialogue_id) if has_id else name, read_messages(value), row)
 
 
 def turns_of(dialogue: Dialogue, context: int | None) -> Iterator[RoleplayTurn | Dropped]:
-    """A turn for each message of the assistant; `place` counts messages from 0.
+    """Yield a turn for each message of the assistant; `place` counts messages from 0.
 
-    Its prompt is the system turn and the last `context` messages before it; where that cuts some
-    off, it begins with one of the player, as templates want that have the two alternate.
+    Its prompt is the system turn and the last `context` messages before it. If messages are cut
+    off, it begins with one of the player, because templates require alternating turns.
     """
     messages = dialogue.messages
     system = messages[:1] if messages[0]["role"] == "system" else ()
-    for place, message in enumerate(messages):
+    for index, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
-        before = messages[len(system) : place]
-        kept = before if context is None else before[max(0, len(before) - context) :]
-        while len(kept) < len(before) and kept and kept[0]["role"] != "user":
-            kept = kept[1:]
-        if not kept or kept[-1]["role"] != "user":
-            yield Dropped(dialogue.id, place, "not_after_user")
+        before = messages[len(system) : index]
+        context_messages = before if context is None else before[max(0, len(before) - context) :]
+        while (
+            len(context_messages) < len(before)
+            and context_messages
+            and context_messages[0]["role"] != "user"
+        ):
+            context_messages = context_messages[1:]
+        if not context_messages or context_messages[-1]["role"] != "user":
+            yield Dropped(dialogue.id, index, "not_after_user")
         else:
             yield RoleplayTurn(
-                id=f"{dialogue.id}:{place}",
-                prompt=(*system, *kept),
+                id=f"{dialogue.id}:{index}",
+                prompt=(*system, *context_messages),
                 reference=message["content"],
                 dialogue=dialogue.id,
-                place=place,
+                place=index,
             )
 
 
-def fault_of(turn: RoleplayTurn, limits: Limits) -> Dropped | None:
-    """Why a turn is too long; None where it is not."""
-    where = (turn.dialogue or "", turn.place or 0)
-    most, count = limits.max_prompt_length, limits.prompt_tokens
-    if most is not None and count is not None and (length := count(turn.prompt)) > most:
-        return Dropped(*where, "prompt_too_long", f"{length} tokens")
-    longest, measure = limits.max_completion_length, limits.text_tokens
-    if longest is not None and measure is not None:
+def find_overlong(turn: RoleplayTurn, limits: Limits) -> Dropped | None:
+    """Return why a turn is too long; None if it is not."""
+    position = (turn.dialogue or "", turn.place or 0)
+    max_prompt, count = limits.max_prompt_length, limits.prompt_tokens
+    if max_prompt is not None and count is not None and (length := count(turn.prompt)) > max_prompt:
+        return Dropped(*position, "prompt_too_long", f"{length} tokens")
+    max_reference, measure = limits.max_completion_length, limits.text_tokens
+    if max_reference is not None and measure is not None:
         length = measure(turn.reference or "") + 1  # the token that ends the turn
-        if length > longest:
-            return Dropped(*where, "reference_too_long", f"{length} tokens")
+        if length > max_reference:
+            return Dropped(*position, "reference_too_long", f"{length} tokens")
     return None
 
 
 def prepare(
     dialogues: Iterable[Dialogue], limits: Limits
 ) -> tuple[list[tuple[RoleplayTurn, Dialogue]], list[Dropped]]:
-    """The turns that are kept, each with its dialogue, and those that are not."""
-    kept: list[tuple[RoleplayTurn, Dialogue]] = []
+    """Return the accepted turns, each with its dialogue, and the dropped ones."""
+    accepted: list[tuple[RoleplayTurn, Dialogue]] = []
     dropped: list[Dropped] = []
     seen: set[bytes] = set()
     for dialogue in dialogues:
@@ -136,20 +151,23 @@ def prepare(
                 dropped.append(Dropped(dialogue.id, turn.place or 0, "duplicate"))
                 continue
             seen.add(digest)
-            fault = fault_of(turn, limits)
-            if fault is None:
-                kept.append((turn, dialogue))
+            dropped_turn = find_overlong(turn, limits)
+            if dropped_turn is None:
+                accepted.append((turn, dialogue))
             else:
-                dropped.append(fault)
-    return kept, dropped
+                dropped.append(dropped_turn)
+    return accepted, dropped
 
 
 def split(
     turns: Sequence[RoleplayTurn], ratio: float, by: Literal["scenario", "dialogue"], seed: int
 ) -> tuple[list[RoleplayTurn], list[RoleplayTurn]]:
-    """(train, held out): whole scenarios, or dialogues, are held out until they have that share of
-    the turns. Which ones depends on their names and the seed only. Raises UserError where one group
-    is all there is."""
+    """Return (train, held out): full scenarios, or dialogues, are held out up to this share of the
+    turns.
+
+    Which ones depends on their names and the seed only. Raises UserError if there is only one
+    group.
+    """
     groups: dict[str, list[RoleplayTurn]] = defaultdict(list)
     for turn in turns:
         groups[str(getattr(turn, by) or turn.dialogue)].append(turn)
@@ -157,19 +175,23 @@ def split(
         return list(turns), []
     if len(groups) < 2:
         raise UserError(
-            f"--eval-ratio: all turns are of one {by}: nothing can be held out by it"
+            f"--eval-ratio: all turns are of one {by}, so none can be held out"
             + (" (--held-out-by dialogue)" if by == "scenario" else "")
         )
     order = sorted(groups, key=lambda name: hashlib.blake2b(f"{seed}\0{name}".encode()).digest())
-    held: set[str] = set()
+    held_out_groups: set[str] = set()
     count = 0
     for name in order[:-1]:
         if not below(count, ratio * len(turns)):
             break
-        held.add(name)
+        held_out_groups.add(name)
         count += len(groups[name])
-    of = [(str(getattr(turn, by) or turn.dialogue) in held, turn) for turn in turns]
-    return [turn for out, turn in of if not out], [turn for out, turn in of if out]
+    flagged_turns = [
+        (str(getattr(turn, by) or turn.dialogue) in held_out_groups, turn) for turn in turns
+    ]
+    return [turn for is_held_out, turn in flagged_turns if not is_held_out], [
+        turn for is_held_out, turn in flagged_turns if is_held_out
+    ]
 
 
 def write_prepared(
@@ -178,17 +200,19 @@ def write_prepared(
     dropped: Sequence[Dropped],
     manifest: dict[str, Any],
 ) -> None:
-    """train.jsonl, eval.jsonl, dropped.jsonl and manifest.json, all of them or none."""
+    """Write train.jsonl, eval.jsonl, dropped.jsonl and manifest.json, all of them or none."""
     rows: dict[str, Sequence[RoleplayTurn | Dropped]] = {**parts, "dropped": dropped}
-    counts = {name: len(of) for name, of in rows.items()}
-    reasons = dict(sorted(Counter(one.reason for one in dropped).items()))
-    told = json.dumps(manifest | {"rows": counts, "dropped": reasons}, ensure_ascii=False, indent=2)
+    counts = {name: len(turns) for name, turns in rows.items()}
+    reasons = dict(sorted(Counter(turn.reason for turn in dropped).items()))
+    manifest_text = json.dumps(
+        manifest | {"rows": counts, "dropped": reasons}, ensure_ascii=False, indent=2
+    )
     with replacing_folder(folder) as new:
-        for name, of in rows.items():
-            text = "".join(json.dumps(_fields(one), ensure_ascii=False) + "\n" for one in of)
+        for name, turns in rows.items():
+            text = "".join(json.dumps(_fields(turn), ensure_ascii=False) + "\n" for turn in turns)
             (new / f"{name}.jsonl").write_text(text, encoding="utf-8")
-        (new / "manifest.json").write_text(told + "\n", encoding="utf-8")
+        (new / "manifest.json").write_text(manifest_text + "\n", encoding="utf-8")
 
 
-def _fields(one: RoleplayTurn | Dropped) -> dict[str, Any]:
-    return {name: value for name, value in dataclasses.asdict(one).items() if value is not None}
+def _fields(turn: RoleplayTurn | Dropped) -> dict[str, Any]:
+    return {name: value for name, value in dataclasses.asdict(turn).items() if value is not None}

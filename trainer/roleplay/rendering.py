@@ -1,4 +1,4 @@
-"""The policy's tokenizer, and prompts rendered as the policy will see them."""
+"""The policy's tokenizer, and prompts rendered as the policy reads them."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from trainer.chat.render import use_template
 from trainer.rl.policy import load_tokenizer
 from trainer.roleplay.config import RoleplayConfig
 from trainer.roleplay.turn import Message, RoleplayTurn
-from trainer.runs.checkpoints.adapted import on_its_base
+from trainer.runs.checkpoints.adapters import resolve_base_model
 
 
 def open_tokenizer(cfg: RoleplayConfig) -> Any:
-    """The policy's, with the template that the config names. Raises UserError."""
+    """Return the policy's tokenizer, with the config's template. Raises UserError."""
     if cfg.policy.path is None:
-        raise UserError("policy.path is not set: give the folder or hub id of a causal LM")
-    base, _ = on_its_base(cfg.policy)  # adapters have their model's, unless they have their own
+        raise UserError("policy.path: required. Set the folder or hub id of a causal LM")
+    base, _ = resolve_base_model(cfg.policy)  # adapters without a tokenizer use their base model's
     tokenizer = use_template(load_tokenizer(base), cfg.chat)
-    # What a decoder takes; others are refused by `generate`, and a folder need not say
+    # The inputs of a decoder; `generate` refuses others, and a folder may not define them
     tokenizer.model_input_names = ["input_ids", "attention_mask"]
     return tokenizer
 
 
 def rendered_prompt(tokenizer: Any, prompt: Sequence[Message], chat: ChatConfig) -> str:
-    """The text that a reply is sampled after. Raises UserError where the template refuses it."""
+    """Return the text that a reply is sampled after. Raises UserError if the template refuses
+    it."""
     try:
         text = tokenizer.apply_chat_template(
             [dict(message) for message in prompt],
@@ -34,14 +35,14 @@ def rendered_prompt(tokenizer: Any, prompt: Sequence[Message], chat: ChatConfig)
             add_generation_prompt=True,
             **chat.template_kwargs,
         )
-    except Exception as error:  # a template is a program; what it raises is its own
+    except Exception as error:  # a template is a program, which may raise any error
         reason = " ".join(str(error).split())
         raise UserError(f"the chat template refuses a prompt: {reason}") from None
     return str(text)
 
 
 def prompt_tokens(tokenizer: Any, prompt: Sequence[Message], chat: ChatConfig) -> int:
-    """Tokens of the rendered prompt, those of the template included."""
+    """Return the number of tokens of the rendered prompt."""
     text = rendered_prompt(tokenizer, prompt, chat)
     return len(tokenizer(text, add_special_tokens=False)["input_ids"])
 
@@ -49,7 +50,8 @@ def prompt_tokens(tokenizer: Any, prompt: Sequence[Message], chat: ChatConfig) -
 def fitting_turns(
     turns: Iterable[RoleplayTurn], tokenizer: Any, chat: ChatConfig, max_prompt_length: int | None
 ) -> tuple[list[RoleplayTurn], list[tuple[RoleplayTurn, int]]]:
-    """The turns whose prompt has at most so many tokens; and the others, each with its length."""
+    """Return the turns whose prompt has at most this many tokens, and the others with their
+    lengths."""
     fitting, overlong = [], []
     for turn in turns:
         length = prompt_tokens(tokenizer, turn.prompt, chat)

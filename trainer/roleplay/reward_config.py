@@ -1,4 +1,4 @@
-"""The section `reward` of a role-play's config."""
+"""The section `reward` of a role-play config."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from trainer.config_base import may_change
 
 
 class RewardConfig(Config):
-    """What the five functions are asked with. Their formulas: docs/roleplay.md."""
+    """Settings of the five reward functions. Their formulas: docs/roleplay.md."""
 
     embedding_model: str = may_change(
         "data/embedding/BGE-m3-ko",
         description="URL of an embedding server (ours, TEI, vLLM, OpenAI), or a folder that the "
-        "run starts one for. Which model answers is held against the calibration.",
+        "run starts a server for. The answering model is compared with the calibration.",
     )
     embedding_batch_size: int = may_change(16, ge=1, description="Texts of one request.")
     calibration: Path | None = Field(
@@ -26,28 +26,28 @@ class RewardConfig(Config):
         "its training data and writes it into its folder.",
     )
     calibration_rows: int = Field(
-        512, ge=1, description="Turns that are drawn of the training data to fit one."
+        512, ge=1, description="Turns of the training data that are sampled to fit one."
     )
     weights: dict[str, float] = Field(
         default_factory=dict,
-        description="Function (reward_format, ...) -> its weight, where that is another.",
+        description="Function (reward_format, ...) -> its weight, if it is not the default.",
     )
     corner_quotes: bool = Field(
         False, description="「」 and 『』 are quotation marks of speech, too."
     )
     player_name_rule: Literal["subject", "literal"] = Field(
         "subject",
-        description="When the player's name costs: as subject or topic of a finite clause of the "
-        "narration; or (literal) anywhere before such a particle.",
+        description="When the player's name has a penalty: as subject or topic of a finite clause "
+        "of the narration; or (literal) anywhere before such a particle.",
     )
 
     echo_guard: bool = Field(
         False,
-        description="A reply that says the user turn again and little else gets 0 from "
-        "reward_grounded_to_user; off: it loses 0.10 at most.",
+        description="A reply that repeats the user turn and adds little gets 0 from "
+        "reward_grounded_to_user; off: it loses at most 0.10.",
     )
 
     @property
     def is_url(self) -> bool:
-        """Whether `embedding_model` is a server's address."""
+        """Return whether `embedding_model` is the address of a server."""
         return self.embedding_model.startswith(("http://", "https://"))

@@ -1,17 +1,17 @@
-"""The five rewards of a role-play: plain functions with TRL's signature, and the one table of them.
+"""The five rewards of role-play: plain functions with TRL's signature, and a table of them.
 
     trainer = GRPOTrainer(
         reward_funcs=[reward.function for reward in REWARDS],
         args=GRPOConfig(reward_weights=weights_of(cfg), ...), ...)
 
-Each gives a number in [0, 1] for each completion, before its weight. Prompts and completions are
-texts, or lists of messages; of a prompt the last user turn is read, of a text all of it. The rows'
-columns come by keyword, each a list: `reference`, `player_name`, `character_name`, `speech_level`
-(polite, plain, 존댓말, 반말, ...); None, or no such column: the row does not tell. A value that
-is no text, no known level, or not one for each completion, is a UserError.
+Each returns a number in [0, 1] for each completion, before its weight. Prompts and completions are
+texts, or lists of messages; of a prompt the last user turn is used, of a text all of it. The rows'
+columns are keyword arguments, each a list: `reference`, `player_name`, `character_name`,
+`speech_level` (polite, plain, 존댓말, 반말, ...); None, or no such column: the row has no value. A
+value that is no text or no known level, or a list of another length, is a UserError.
 
-`configure` says what they are asked with in this process. Without it they have their defaults, and
-the two that embed take server and anchors from REWARD_EMBEDDING_URL and REWARD_CALIBRATION.
+`configure` sets their configuration in this process. Without it they have defaults, and the two
+that use embeddings take server and anchors from REWARD_EMBEDDING_URL and REWARD_CALIBRATION.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from typing import Any
 from scorekit.config import nearest
 from scorekit.errors import UserError
 from trainer.roleplay.calibration.anchors import Use
-from trainer.roleplay.formulas import character, form, grounding, roles
-from trainer.roleplay.formulas.inputs import COLUMNS, read_replies
-from trainer.roleplay.formulas.roles import NO_TOKENS, SpecialTokens
-from trainer.roleplay.formulas.scored import AskedReply, ReplyScore
 from trainer.roleplay.reward_config import RewardConfig
+from trainer.roleplay.scoring import character, form, grounding, roles
+from trainer.roleplay.scoring.inputs import COLUMNS, read_replies
+from trainer.roleplay.scoring.roles import NO_TOKENS, SpecialTokens
+from trainer.roleplay.scoring.types import ReplyContext, ReplyScore
 from trainer.roleplay.similarity import Similarity, open_similarity
 from trainer.roleplay.turn import RoleplayTurn
-from trainer.runs.figures import Figure, mean_of
+from trainer.runs.stats import StatSpec, mean_of
 
 LogMetric = Callable[[str, float], Any]
 LogExtra = Callable[[str, list[Any]], Any]
@@ -50,10 +50,10 @@ def reward_format(
     log_extra: LogExtra | None = None,
     **columns: Any,
 ) -> list[float]:
-    """Narration, then speech. Of the lines that are not blank:
+    """Return the format reward: narration, then speech. Of the lines that are not blank:
 
     1.0   two lines: narration (a letter, no double quotation mark), then one closed pair of double
-          quotation marks (straight or curly) that is the whole line and is not empty
+          quotation marks (straight or curly) that is the full line and is not empty
     0.6   the same two in the other order
     0.3   anything else with a line of narration, or with a closed pair: one part alone, text beside
           the pair in its line, other than two lines, a role marker anywhere (see reward_role_split)
@@ -70,13 +70,14 @@ def reward_role_split(
     log_extra: LogExtra | None = None,
     **columns: Any,
 ) -> list[float]:
-    """max(0, 1 - 0.45 * (kinds + acts)); 0 for a reply without a letter.
+    """Return max(0, 1 - 0.45 * (kinds + acts)); 0 for a reply without a letter.
 
-    kinds: how many kinds of role markers the reply has: system, user, assistant (`USER:`, in any
-    case, letters apart or not), role (`role:`), token (`<|im_start|`, `</s>`, the model's own
-    special tokens as text). acts: 1 where the player's name is subject or topic of a finite clause
-    of the narration, or begins a line with a colon; with `player_name_rule: literal`, where it
-    stands before such a particle anywhere. A player who has the character's name is not looked for.
+    kinds: number of kinds of role markers in the reply: system, user, assistant (`USER:`, in any
+    case, with or without spaces between letters), role (`role:`), token (`<|im_start|`, `</s>`, the
+    model's own special tokens as text).
+    acts: 1 if the player's name is subject or topic of a finite clause of the narration, or begins
+    a line with a colon; with `player_name_rule: literal`, if it comes before such a particle
+    anywhere. Ignored if the player has the character's name.
     """
     return _rewarded("role_split", prompts, completions, columns, log_metric, log_extra)
 
@@ -89,12 +90,12 @@ def reward_grounded_to_user(
     log_extra: LogExtra | None = None,
     **columns: Any,
 ) -> list[float]:
-    """max(0, s - p), and 0 where the user turn asks and s < 0.2.
+    """Return max(0, s - p); 0 if the user turn asks and s < 0.2.
 
-    s: the cosine of the user turn and the whole completion, between the anchors of `grounded`,
+    s: the cosine of the user turn and the full completion, between the anchors of `grounded`,
     linear, clipped to [0, 1]; 0 for a completion that cannot be embedded (blank, NUL, too long).
-    p: 0.10 where `_ngram_overlap_ratio` > 0.70, 0.05 where it is > 0.55. With `reward.echo_guard` a
-    reply that says the user turn again and little else has 0.
+    p: 0.10 if `_ngram_overlap_ratio` > 0.70, 0.05 if it is > 0.55.
+    With `reward.echo_guard` a reply that repeats the user turn and adds little gets 0.
     """
     return _rewarded("grounded", prompts, completions, columns, log_metric, log_extra)
 
@@ -107,11 +108,11 @@ def reward_character_consistency(
     log_extra: LogExtra | None = None,
     **columns: Any,
 ) -> list[float]:
-    """(name + speech) / 2.
+    """Return (name + speech) / 2.
 
-    name: 1 where the character's name stands in the narration, else 0; 0.5 where the row has none.
-    speech: of the sentences said aloud whose level can be decided, the share at the row's level; 0
-    where none can, or nothing is said aloud; 0.5 where the row has no level.
+    name: 1 if the narration has the character's name, else 0; 0.5 if the row has none.
+    speech: the share of sentences at the row's level, among spoken sentences with a level; 0
+    without any, or without speech; 0.5 if the row has no level.
     """
     return _rewarded("character", prompts, completions, columns, log_metric, log_extra)
 
@@ -124,8 +125,11 @@ def reward_reference_alignment(
     log_extra: LogExtra | None = None,
     **columns: Any,
 ) -> list[float]:
-    """The cosine of completion and reference, between the anchors of `reference`, linear, clipped
-    to [0, 1]; 0 for a completion that cannot be embedded, 0.5 where the row has no reference."""
+    """Return the scaled cosine of completion and reference.
+
+    It is scaled between the anchors of `reference`, linear, clipped to [0, 1]; 0 for a completion
+    that cannot be embedded, 0.5 if the row has no reference.
+    """
     return _rewarded("reference", prompts, completions, columns, log_metric, log_extra)
 
 
@@ -134,52 +138,58 @@ def reward_reference_alignment(
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """A function, its weight, and the figures that say why it is low (means of a batch)."""
+    """A reward function, its weight, and the stats that explain it (means of a batch)."""
 
     function: Callable[..., list[float]]
     weight: float
     title: str
-    components: tuple[Figure, ...]
+    components: tuple[StatSpec, ...]
 
     @property
     def name(self) -> str:
-        """The function's, under which TRL logs it."""
+        """Return the function's name, which TRL uses in its logs."""
         return self.function.__name__
 
     @property
     def short(self) -> str:
-        """What the keys of its components begin with."""
+        """Return the prefix of the keys of its components."""
         return self.components[0].key.partition("/")[0]
 
 
-#: Functions and weights together, so that their order cannot differ.
+#: Functions and weights in one table, so that their order cannot differ.
 REWARDS: tuple[Reward, ...] = (
-    Reward(reward_format, 0.28, "format", form.FIGURES),
-    Reward(reward_role_split, 0.18, "role split", roles.FIGURES),
-    Reward(reward_grounded_to_user, 0.14, "grounded to the user", grounding.GROUNDED_FIGURES),
-    Reward(reward_character_consistency, 0.16, "character", character.FIGURES),
-    Reward(reward_reference_alignment, 0.24, "reference", grounding.REFERENCE_FIGURES),
+    Reward(reward_format, 0.28, "format", form.STATS),
+    Reward(reward_role_split, 0.18, "role split", roles.STATS),
+    Reward(reward_grounded_to_user, 0.14, "grounded to the user", grounding.GROUNDED_STATS),
+    Reward(reward_character_consistency, 0.16, "character", character.STATS),
+    Reward(reward_reference_alignment, 0.24, "reference", grounding.REFERENCE_STATS),
 )
 
 
 def weights_of(cfg: RewardConfig) -> list[float]:
-    """A weight for each of REWARDS, in its order. Raises UserError for an unknown name, a negative
-    number, or none that counts."""
+    """Return a weight for each of REWARDS, in its order.
+
+    Raises UserError for an unknown name, a negative number, or if all weights are 0.
+    """
     names = {reward.name: reward.name for reward in REWARDS}
     for name, weight in cfg.weights.items():
         if name not in names:
-            meant = nearest(name, names)
-            hint = f" (did you mean {meant}?)" if meant else f"; there are {', '.join(names)}"
+            suggestion = nearest(name, names)
+            hint = (
+                f" (did you mean {suggestion}?)"
+                if suggestion
+                else f". Choose from {', '.join(names)}"
+            )
             raise UserError(f"reward.weights: unknown function {name!r}{hint}")
         if weight < 0:
             raise UserError(f"reward.weights.{name}: {weight} is negative")
     weights = [cfg.weights.get(reward.name, reward.weight) for reward in REWARDS]
     if not any(weights):
-        raise UserError("reward.weights: all are 0: nothing is rewarded")
+        raise UserError("reward.weights: all weights are 0. Set one of them above 0")
     return weights
 
 
-# -- what they are asked with ----------------------------------------------------------------------
+# -- configuration ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,33 +205,38 @@ _setting: _Setting | None = None
 def configure(
     cfg: RewardConfig, similarity: Similarity | None, special_tokens: Iterable[str] = ()
 ) -> None:
-    """What the functions use in this process from now on. special_tokens: of the policy's
-    tokenizer, which no reply may have as text."""
+    """Set the configuration of the functions in this process.
+
+    special_tokens: of the policy's tokenizer; no reply may have them as text.
+    """
     global _setting
     weights_of(cfg)
     if isinstance(special_tokens, str):
         raise UserError(
             "special_tokens: expected a list of tokens, not a text. Put it into a list."
         )
-    _setting = _Setting(cfg, similarity, SpecialTokens.of(special_tokens))
+    _setting = _Setting(cfg, similarity, SpecialTokens.from_tokens(special_tokens))
 
 
-def _used() -> _Setting:
+def _active_setting() -> _Setting:
     return _setting or _Setting(RewardConfig(), None, NO_TOKENS)
 
 
 def _similarity() -> Similarity:
-    """Raises UserError where nothing says which server embeds, or by which anchors."""
-    return _used().similarity or _from_environment(os.getpid())
+    """Return the similarity. Raises UserError if server or anchors are not configured."""
+    return _active_setting().similarity or _from_environment(os.getpid())
 
 
 @cache
 def _from_environment(pid: int) -> Similarity:
-    """pid: a client does not live on in a forked process."""
+    """Return the similarity of the environment variables.
+
+    pid: part of the cache key, because a client does not work in a forked process.
+    """
     url, path = os.environ.get("REWARD_EMBEDDING_URL"), os.environ.get("REWARD_CALIBRATION")
     if not url or not path:
         raise UserError(
-            "no embedding server: call configure, or set REWARD_EMBEDDING_URL to its address and "
+            "no embedding server. Call configure, or set REWARD_EMBEDDING_URL to its address and "
             "REWARD_CALIBRATION to a calibration.json (trainer roleplay calibrate)"
         )
     return open_similarity(RewardConfig(embedding_model=url, calibration=Path(path)), None, None)
@@ -231,23 +246,23 @@ def _from_environment(pid: int) -> Similarity:
 
 
 def explain(turn: RoleplayTurn, completion: str) -> dict[str, ReplyScore]:
-    """What each function says of one reply, and why; by the function's name."""
+    """Return the score of each function for one reply, with reasons; by the function's name."""
     return explain_all([turn], [completion])[0]
 
 
 def explain_all(
     turns: Sequence[RoleplayTurn], completions: Sequence[str]
 ) -> list[dict[str, ReplyScore]]:
-    """The same for many replies, with the requests of one batch."""
+    """Return the scores of `explain` for many replies, with the requests of one batch."""
     columns = {name: [getattr(turn, name) for turn in turns] for name in COLUMNS}
-    asked = _read([turn.user_turn for turn in turns], completions, columns)
-    by_function = {reward.name: _score(reward.short, asked) for reward in REWARDS}
-    return [{name: scored[k] for name, scored in by_function.items()} for k in range(len(asked))]
+    contexts = _read([turn.user_turn for turn in turns], completions, columns)
+    by_function = {reward.name: _score(reward.short, contexts) for reward in REWARDS}
+    return [{name: scored[k] for name, scored in by_function.items()} for k in range(len(contexts))]
 
 
 def total(scored: Mapping[str, ReplyScore], cfg: RewardConfig | None = None) -> float:
-    """The weighted sum of what `explain` gives, which is the reward that the policy gets."""
-    weights = weights_of(cfg or _used().cfg)
+    """Return the weighted sum of the scores of `explain`, which is the policy's reward."""
+    weights = weights_of(cfg or _active_setting().cfg)
     return sum(
         weight * scored[reward.name].value for reward, weight in zip(REWARDS, weights, strict=True)
     )
@@ -261,48 +276,64 @@ def _rewarded(
     log_metric: LogMetric | None,
     log_extra: LogExtra | None,
 ) -> list[float]:
-    """Values, with the mean of each component to `log_metric` and the reasons to `log_extra`."""
+    """Return the values; send the mean of each component to `log_metric`, reasons to
+    `log_extra`."""
     scored = _score(short, _read(prompts, completions, columns))
     reward = next(reward for reward in REWARDS if reward.short == short)
-    for figure in reward.components if log_metric else ():
+    for stat in reward.components if log_metric else ():
         mean = mean_of(
-            [one.components[figure.key] for one in scored if figure.key in one.components]
+            [score.components[stat.key] for score in scored if stat.key in score.components]
         )
         if mean is not None and log_metric:
-            log_metric(figure.key, mean)
+            log_metric(stat.key, mean)
     if log_extra:
-        log_extra(f"{short}/why", ["; ".join(one.reasons) for one in scored])
-    return [one.value for one in scored]
+        log_extra(f"{short}/why", ["; ".join(score.reasons) for score in scored])
+    return [score.value for score in scored]
 
 
-def _read(prompts: Any, completions: Any, columns: Mapping[str, Any]) -> list[AskedReply]:
-    """Return the replies with their rows. Raises UserError on what no function knows."""
-    return read_replies(prompts, completions, columns, _used().cfg.corner_quotes)
+def _read(prompts: Any, completions: Any, columns: Mapping[str, Any]) -> list[ReplyContext]:
+    """Return the replies with their rows. Raises UserError for invalid values."""
+    return read_replies(prompts, completions, columns, _active_setting().cfg.corner_quotes)
 
 
-def _score(short: str, asked: Sequence[AskedReply]) -> list[ReplyScore]:
-    used = _used()
+def _score(short: str, contexts: Sequence[ReplyContext]) -> list[ReplyScore]:
+    setting = _active_setting()
     if short == "format":
-        return [form.score_form(one, used.special) for one in asked]
+        return [form.score_form(context, setting.special) for context in contexts]
     if short == "role_split":
-        return [roles.score_roles(one, used.cfg.player_name_rule, used.special) for one in asked]
+        return [
+            roles.score_roles(context, setting.cfg.player_name_rule, setting.special)
+            for context in contexts
+        ]
     if short == "character":
-        return [character.score_character(one) for one in asked]
+        return [character.score_character(context) for context in contexts]
     use: Use = "grounded" if short == "grounded" else "reference"
-    found = _similarities(use, asked)
-    pairs = list(zip(asked, found, strict=True))
+    similarities = _similarities(use, contexts)
+    pairs = list(zip(contexts, similarities, strict=True))
     if use == "reference":
         return [grounding.score_reference(reply, *cosines) for reply, cosines in pairs]
-    guard = used.cfg.echo_guard
+    guard = setting.cfg.echo_guard
     return [grounding.score_grounding(reply, *cosines, guard) for reply, cosines in pairs]
 
 
-def _similarities(use: Use, asked: Sequence[AskedReply]) -> list[tuple[float | None, float | None]]:
-    """Raw and between the anchors. The texts of both functions are asked about at once."""
-    others = [one.user_turn if use == "grounded" else one.reference or "" for one in asked]
-    beside = {text for one in asked for text in (one.user_turn, one.reference or "")}
-    if not asked:
+def _similarities(
+    use: Use, contexts: Sequence[ReplyContext]
+) -> list[tuple[float | None, float | None]]:
+    """Return similarities, raw and between the anchors.
+
+    The texts of both functions are embedded in the same requests.
+    """
+    other_texts = [
+        context.user_turn if use == "grounded" else context.reference or "" for context in contexts
+    ]
+    extra_texts = {
+        text for context in contexts for text in (context.user_turn, context.reference or "")
+    }
+    if not contexts:
         return []
     similarity = _similarity()
-    pairs = [(other, one.reply.given) for one, other in zip(asked, others, strict=True)]
-    return [(raw, similarity.score(use, raw)) for raw in similarity.cosines(pairs, beside)]
+    pairs = [
+        (other, context.reply.raw_text)
+        for context, other in zip(contexts, other_texts, strict=True)
+    ]
+    return [(raw, similarity.score(use, raw)) for raw in similarity.cosines(pairs, extra_texts)]

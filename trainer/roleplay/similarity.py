@@ -1,8 +1,8 @@
-"""Similarities of texts by an embedding server, and the anchors that make scores of them.
+"""Similarities of texts from an embedding server, and the anchors that convert them to scores.
 
-A server that is not there, or is another than the calibration's, ends the run: there is no other
-way to a score. Before the run that is a UserError; within it, what the client raises after its
-second tries, for the run to end with a checkpoint.
+If the server is unavailable, or has another model than the calibration, the run ends: there is no
+other way to compute a score. Before the run the error is a UserError; during the run it is the
+client's error after its retries, and the run ends with a checkpoint.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from scorekit.errors import (
     ServiceUnreachable,
     UserError,
 )
-from scorekit.numeric.vectors import cosine, vector_fault
+from scorekit.numeric.vectors import cosine, vector_error
 from trainer.roleplay.calibration.anchors import (
     CANARIES,
     FILE,
@@ -37,23 +37,25 @@ from trainer.roleplay.turn import RoleplayTurn
 
 log = logging.getLogger(__name__)
 
-#: Seconds to find the server before a run; within it the client waits longer.
+#: Timeout in seconds of the first request; during a run the client waits longer.
 _REACH_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class OwnServer:
-    """An embedding server that was started for the run. ended: why it will not answer any more;
-    None while its process goes on."""
+    """An embedding server that was started for the run.
+
+    exit_reason: returns why its process has ended; None while it runs.
+    """
 
     url: str
-    ended: Callable[[], str | None]
+    exit_reason: Callable[[], str | None]
 
 
 class Similarity:
-    """Cosines by one embedding server. Threads may share it.
+    """Cosines from one embedding server. Threads may share it.
 
-    What was asked for last stays: of two functions that are called on one batch the first asks for
+    The last vectors are cached: of two functions that are called on one batch, the first requests
     the texts of both.
     """
 
@@ -64,59 +66,61 @@ class Similarity:
         self._vectors: dict[str, Sequence[float] | None] = {}
 
     def cosines(
-        self, pairs: Sequence[tuple[str, str]], beside: Iterable[str] = ()
+        self, pairs: Sequence[tuple[str, str]], extra_texts: Iterable[str] = ()
     ) -> list[float | None]:
-        """The cosine of each pair; None where a text of it cannot be embedded. beside: texts that
-        are asked about in the same requests, since they are needed next.
+        """Return the cosine of each pair; None if one of its texts cannot be embedded.
 
-        Raises ServiceUnreachable where the server is gone, or is not the calibration's any more;
-        RequestError where it refuses every text.
+        extra_texts: texts to embed in the same requests, because they are needed next.
+        Raises ServiceUnreachable if the server is gone, or has another model than the calibration;
+        RequestError if it refuses every text.
         """
-        texts = {*(text for pair in pairs for text in pair), *beside}
+        texts = {*(text for pair in pairs for text in pair), *extra_texts}
         with self._lock:
             if not texts <= self._vectors.keys():
                 self._vectors = self._embedded(texts)
             vectors = self._vectors
-        return [_cosine(vectors[one], vectors[other]) for one, other in pairs]
+        return [_cosine(vectors[first], vectors[second]) for first, second in pairs]
 
     def score(self, use: Use, cosine: float | None) -> float | None:
-        """Between the anchors, in [0, 1]; None of None."""
+        """Return the score between the anchors, in [0, 1]; None for None."""
         return None if cosine is None else self.calibration.anchors(use).score(cosine)
 
     def _embedded(self, texts: set[str]) -> dict[str, Sequence[float] | None]:
-        wanted = sorted(text for text in texts if can_be_embedded(text))
-        found: dict[str, Sequence[float] | None] = dict.fromkeys(texts)
-        if not wanted:
-            return found
-        vectors = self.embedder.embed(wanted, Canary(CANARIES[0], self._fault_of_canary))
-        for text, vector in zip(wanted, vectors, strict=True):
+        embeddable = sorted(text for text in texts if can_be_embedded(text))
+        vector_by_text: dict[str, Sequence[float] | None] = dict.fromkeys(texts)
+        if not embeddable:
+            return vector_by_text
+        vectors = self.embedder.embed(embeddable, Canary(CANARIES[0], self._check_canary))
+        for text, vector in zip(embeddable, vectors, strict=True):
             if not isinstance(vector, SampleError):
                 self._check(vector)
-                found[text] = vector
+                vector_by_text[text] = vector
             elif vector.type not in TEXT_ERROR_TYPES:
                 raise vector
-        return found
+        return vector_by_text
 
-    def _fault_of_canary(self, vector: Sequence[float]) -> str:
-        fault = self.calibration.fault_of_canary(CANARIES[0], vector)
-        return fault and self._another(fault)
+    def _check_canary(self, vector: Sequence[float]) -> str:
+        problem = self.calibration.canary_mismatch(CANARIES[0], vector)
+        return problem and self._mismatch_message(problem)
 
     def _check(self, vector: Sequence[float]) -> None:
         if len(vector) != self.calibration.dimension:
-            known = self.calibration.dimension
-            raise self._other(f"a vector of {len(vector)} numbers, not {known}")
-        if fault := vector_fault(vector):
-            raise self._other(fault)
+            dimension = self.calibration.dimension
+            raise self._mismatch_error(f"a vector of {len(vector)} numbers, not {dimension}")
+        if problem := vector_error(vector):
+            raise self._mismatch_error(problem)
 
-    def _another(self, fault: str) -> str:
-        return f"not the model of this run's calibration ({self.calibration.model}): {fault}"
+    def _mismatch_message(self, problem: str) -> str:
+        return f"not the model of this run's calibration ({self.calibration.model}): {problem}"
 
-    def _other(self, fault: str) -> ServiceUnreachable:
-        return ServiceUnreachable("the embedding server", self._another(fault), retryable=False)
+    def _mismatch_error(self, problem: str) -> ServiceUnreachable:
+        return ServiceUnreachable(
+            "the embedding server", self._mismatch_message(problem), retryable=False
+        )
 
 
-def _cosine(one: Sequence[float] | None, other: Sequence[float] | None) -> float | None:
-    return None if one is None or other is None else cosine(one, other)
+def _cosine(first: Sequence[float] | None, second: Sequence[float] | None) -> float | None:
+    return None if first is None or second is None else cosine(first, second)
 
 
 def open_similarity(
@@ -127,13 +131,13 @@ def open_similarity(
     server: OwnServer | None = None,
     seed: int = 0,
 ) -> Similarity:
-    """Reach the embedding server, and hold it against the calibration.
+    """Connect to the embedding server, and compare it with the calibration.
 
-    The calibration is that of `folder` (a run that goes on), else `reward.calibration`, else it is
-    fitted on `turns`; it stands in `folder` then, where one is given. server: that was started for
-    a folder of weights.
-
-    Raises UserError for a server that is not there, is another model, or gives what is no vector.
+    The calibration is that of `folder` (a resumed run), else `reward.calibration`, else it is
+    fitted on `turns`. It is then written to `folder`, if there is one.
+    server: the one that was started for a folder of weights.
+    Raises UserError for a server that is unavailable, has another model, or returns invalid
+    vectors.
     """
     embedder = reach(cfg, server)
     try:
@@ -151,8 +155,10 @@ def open_similarity(
 
 
 def reach(cfg: RewardConfig, server: OwnServer | None = None) -> Embeddings:
-    """A client of the embedding server, which has answered. Raises UserError where it does not, or
-    the section names no URL."""
+    """Return a client of the embedding server, which has answered.
+
+    Raises UserError if it does not answer, or if the section names no URL.
+    """
     address = cfg.embedding_model if server is None else server.url
     if server is None and not cfg.is_url:
         raise UserError(
@@ -165,7 +171,7 @@ def reach(cfg: RewardConfig, server: OwnServer | None = None) -> Embeddings:
         raise UserError(f"reward.embedding_model: {error}") from None
     if server is None:
         return Embeddings(address, batch_size=cfg.embedding_batch_size)
-    return Embeddings(address, batch_size=cfg.embedding_batch_size, ended=server.ended)
+    return Embeddings(address, batch_size=cfg.embedding_batch_size, exit_reason=server.exit_reason)
 
 
 def _calibration(
@@ -175,29 +181,29 @@ def _calibration(
     embedder: Embedder,
     seed: int,
 ) -> Calibration:
-    given = read_calibration(cfg.calibration) if cfg.calibration else None
+    configured = read_calibration(cfg.calibration) if cfg.calibration else None
     if folder is not None and (folder / FILE).exists():
         frozen = read_calibration(folder / FILE)
-        if given is not None and given != frozen:
-            raise UserError(f"reward.calibration: the run has another in {folder / FILE}")
+        if configured is not None and configured != frozen:
+            raise UserError(f"reward.calibration: the run uses another one, {folder / FILE}")
         return frozen
-    if given is not None:
-        return given
+    if configured is not None:
+        return configured
     if turns is None:
         raise UserError(
-            "reward.calibration: name a calibration.json (trainer roleplay calibrate makes one)"
+            "reward.calibration: required. Name a calibration.json (see trainer roleplay calibrate)"
         )
     return fit(embedder, turns, rows=cfg.calibration_rows, seed=seed)
 
 
 def _check_server(embedder: Embedder, calibration: Calibration) -> None:
-    """Raises ServiceUnreachable where another model answers."""
+    """Raise ServiceUnreachable if another model answers."""
     similarity = Similarity(embedder, calibration)
-    if fault := calibration.fault_of_model(embedder.info()):
-        raise similarity._other(fault)
+    if problem := calibration.model_mismatch(embedder.info()):
+        raise similarity._mismatch_error(problem)
     for text, vector in zip(CANARIES, embedder.embed(CANARIES), strict=True):
         if isinstance(vector, SampleError):
             raise vector
         similarity._check(vector)
-        if fault := calibration.fault_of_canary(text, vector):
-            raise similarity._other(fault)
+        if problem := calibration.canary_mismatch(text, vector):
+            raise similarity._mismatch_error(problem)

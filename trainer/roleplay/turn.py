@@ -1,4 +1,4 @@
-"""A turn of a role-play: the prompt that a reply is sampled for, and what is known of it."""
+"""A turn of role-play: the prompt that a reply is sampled for, and the data of its row."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ SpeechLevel = Literal["polite", "plain"]
 class RoleplayTurn:
     """A prompt whose next turn is the character's.
 
-    id: of this row, unique in its file. prompt: messages, the last one the user's. reference: a
-    reply that somebody wrote. player_name, character_name: who the user plays, and who the model.
-    speech_level: how the character speaks to the player. scenario: what it is held out by.
-    dialogue, place: which dialogue the prompt is of, and the place of its reply there.
-    None: the row does not tell.
+    id: of this row, unique in its file.
+    prompt: messages, the last one the user's.
+    reference: a reply that a person wrote.
+    player_name, character_name: the roles of the user and of the model.
+    speech_level: how the character speaks to the player.
+    scenario: group for held-out data.
+    dialogue, place: the dialogue of the prompt, and the index of its reply there.
+    None: the row has no value.
     """
 
     id: str
@@ -33,5 +36,5 @@ class RoleplayTurn:
 
     @property
     def user_turn(self) -> str:
-        """What the player said last."""
+        """Return the last text of the player."""
         return self.prompt[-1]["content"]

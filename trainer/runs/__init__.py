@@ -1,1 +1,1 @@
-"""The folder of a run: checkpoints and going on from them, log, console, trackers, stop rules."""
+"""The folder of a run: checkpoints, resuming, logs, console, trackers and stop rules."""

@@ -1,4 +1,4 @@
-"""The sections of a run's config that no task has to itself, and what every config has."""
+"""Config sections that tasks share, and the protocols that every config fulfills."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from trainer.rl.config import PolicyConfig, RLConfig, SamplingConfig
 
 log = logging.getLogger(__name__)
 
-#: Name of the evaluation set that has none.
-THE_SET = "eval"
-#: Of the others; it becomes part of file names.
+#: Name of an evaluation set without a name.
+DEFAULT_EVAL_SET = "eval"
+#: Names of the other sets; they become part of file names.
 SetName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,59}$")]
 
 
 def set_key(name: str) -> str:
-    """The config's key of an evaluation set."""
-    return "data.eval" if name == THE_SET else f"data.eval_sets.{name}"
+    """Return the config key of an evaluation set."""
+    return "data.eval" if name == DEFAULT_EVAL_SET else f"data.eval_sets.{name}"
 
 
 class StopConfig(Config):
-    """When a run ends before its last update: with a checkpoint, and a message that says why."""
+    """Rules that end a run before its last update, with a checkpoint and a message with the
+    reason."""
 
     kl_ceiling: float | None = Field(
         None, gt=0, description="Mean KL to the reference (k3, per token) of `patience` updates."
@@ -35,28 +36,28 @@ class StopConfig(Config):
     reward_drop: float | None = Field(
         None,
         gt=0,
-        description="How far the mean reward (sequence and tokens) of `patience` updates may fall "
+        description="Largest drop of the mean reward (sequence and tokens) of `patience` updates "
         "below the best such mean of the run.",
     )
     patience: int = Field(5, ge=1, description="Updates that are averaged for these rules.")
     skipped_updates: int | None = Field(
         3,
         ge=1,
-        description="Updates in a row that learned nothing, or attempts in a row (each of up to "
-        "reward.deadline_s) to have rewards for one update, whose prompts are not used up by that "
+        description="Updates in a row without a step, or attempts in a row (each of up to "
+        "reward.deadline_s) to get rewards for one update, whose prompts then remain unused "
         "(exit code 3); null: any number.",
     )
 
 
 class HeldOutStopConfig(StopConfig):
-    """Of a task whose evaluations have metrics that are no part of the reward (`eval.metrics`)."""
+    """Stop rules of a task whose evaluations have metrics outside the reward (`eval.metrics`)."""
 
     held_out_falls: int | None = Field(
         None,
         ge=1,
         description="Evaluations in a row in which the reward rises while a metric of "
-        "`eval.metrics` gets worse, each against the one before: the policy pleases the reward "
-        "alone. Of the set `eval.best_by`; one with less than 95 % of the scores is left out.",
+        "`eval.metrics` gets worse, compared with the one before: the policy exploits the reward. "
+        "Of the set `eval.best_by`; an evaluation with less than 95 % of the scores is left out.",
     )
     held_out_metric: str | None = Field(
         None, description="The metric that is watched; null: the first of `eval.metrics`."
@@ -64,7 +65,7 @@ class HeldOutStopConfig(StopConfig):
 
 
 class EvalConfig(Config):
-    """When and how the policy is looked at."""
+    """When and how the policy is evaluated."""
 
     eval_every_n_updates: int = may_change(
         10, ge=0, description="0: only before and after training."
@@ -82,12 +83,10 @@ class EvalConfig(Config):
 
 
 class DeviceConfig(Config):
-    """What a process computes on, and from which seed."""
+    """Device, data type and seed of a process."""
 
     seed: int = Field(0, ge=0, description="Fixes data order and sampling.")
-    device: str = may_change(
-        "auto", description="`cpu`, `cuda`, ...; auto: a GPU where there is one."
-    )
+    device: str = may_change("auto", description="`cpu`, `cuda`, ...; auto: a GPU if there is one.")
     dtype: Literal["float32", "bfloat16"] = Field(
         "float32", description="Of the arithmetic (autocast); weights stay float32."
     )
@@ -97,22 +96,22 @@ class DeviceConfig(Config):
 
 
 class MachineConfig(DeviceConfig):
-    """What a run computes on, and how long its processes wait for each other."""
+    """Device of a run, and how long its processes wait for each other."""
 
     patience_s: float = may_change(
         1800.0,
         gt=0,
         description="Seconds that the processes of a run wait for one of them, which may still be "
-        "sampling, waiting for rewards, or writing a checkpoint; then the run ends and says for "
-        "which it waited, and where that was.",
+        "sampling, waiting for rewards, or writing a checkpoint. Then the run ends, and the error "
+        "names the process and its phase.",
     )
 
 
 class PlaceConfig(Config):
-    """Where a run stands."""
+    """The folder of a run."""
 
     run_dir: str = may_change("runs/trainer", description="Folder of logs and checkpoints.")
-    overwrite: bool = may_change(False, description="Replace the run that stands in run_dir.")
+    overwrite: bool = may_change(False, description="Replace an existing run in run_dir.")
 
 
 class FolderConfig(PlaceConfig):
@@ -124,28 +123,30 @@ class FolderConfig(PlaceConfig):
         description="Also after an evaluation that is the best so far. 0: only the final one.",
     )
     keep_checkpoints: int = may_change(
-        2, ge=1, description="The newest so many stay, and the best by evaluation."
+        2, ge=1, description="Newest checkpoints to keep, besides the best by evaluation."
     )
     trackers: list[str] = may_change(
         default_factory=list,
-        description="Where figures go besides log.jsonl: tensorboard, wandb, mlflow, ... (whatever "
-        "accelerate knows and is installed).",
+        description="Where stats go besides log.jsonl: tensorboard, wandb, mlflow, ... (whatever "
+        "accelerate supports and is installed).",
     )
     verbose: bool = may_change(
         False,
-        description="Every figure of an update in the terminal, also where it is too narrow for "
-        "one line; the command's --verbose.",
+        description="Print every stat of an update, also if the terminal is too narrow for one "
+        "line; the command's --verbose.",
     )
     dump_every_n_updates: int = may_change(1, ge=0, description="Training completions; 0: none.")
 
 
 class MiscConfig(FolderConfig, MachineConfig):
-    """The section `misc`; a task may have more keys there."""
+    """The section `misc`; a task may add keys."""
 
 
 class KeptConfig(Protocol):
-    """What stands in a config of a run that is logged, saved and gone on with, whoever goes round.
-    sources: what it reads, config key -> path."""
+    """The config of a run that is logged, saved and resumed, with any kind of loop.
+
+    sources: the files it reads, config key -> path.
+    """
 
     @property
     def policy(self) -> PolicyConfig: ...
@@ -163,8 +164,10 @@ class KeptConfig(Protocol):
 
 
 class RunConfig(KeptConfig, Protocol):
-    """What the config of every task has that goes round in `Loop`. best_by: the evaluation set that
-    the best checkpoint is chosen by."""
+    """The config of a task that uses `TrainingLoop`.
+
+    best_by: the evaluation set that the best checkpoint is chosen by.
+    """
 
     @property
     def generation(self) -> SamplingConfig: ...
@@ -186,39 +189,44 @@ class RunConfig(KeptConfig, Protocol):
 
 
 def corrects_importance(cfg: RunConfig) -> bool:
-    """Whether old_logprobs are the trainer's own, and the sampler's a correction."""
-    chosen, generation = cfg.rl.importance_correction, cfg.generation
-    cut = generation.top_p < 1 or generation.top_k > 0
-    rounded = "bfloat16" in (cfg.misc.dtype, cfg.policy.weights_dtype)
-    rounded = rounded or cfg.policy.load_in_4bit
-    may_differ = generation.engine == "vllm" or rounded or cut
-    return chosen == "on" or (chosen == "auto" and may_differ)
+    """Return whether old_logprobs are the trainer's, and the sampler's are used as a correction."""
+    mode, generation = cfg.rl.importance_correction, cfg.generation
+    is_truncated = generation.top_p < 1 or generation.top_k > 0
+    is_rounded = "bfloat16" in (cfg.misc.dtype, cfg.policy.weights_dtype)
+    is_rounded = is_rounded or cfg.policy.load_in_4bit
+    may_differ = generation.engine == "vllm" or is_rounded or is_truncated
+    return mode == "on" or (mode == "auto" and may_differ)
 
 
-def check_config(cfg: KeptConfig, begun: Mapping[str, Any]) -> None:
-    """Tell what differs from the config that the run was begun with. Raises UserError if it changes
-    the mathematics."""
-    then = dict(_flat(cfg.model_validate(begun).model_dump(mode="json")))
+def check_config(cfg: KeptConfig, original: Mapping[str, Any]) -> None:
+    """Log what differs from the config that the run started with.
+
+    Raises UserError if a difference changes the results.
+    """
+    then = dict(_flat(cfg.model_validate(original).model_dump(mode="json")))
     now = dict(_flat(cfg.model_dump(mode="json")))
-    differ = [key for key in sorted({*then, *now}) if then.get(key) != now.get(key)]
-    told = {key: f"{key}: {then.get(key)!r} then, {now.get(key)!r} now" for key in differ}
-    # What is behind the paths and URLs is held against the run's own by digest (`Origin`).
-    free = changeable(type(cfg))  # type: ignore[arg-type]  # every config is a model
-    fixed = [key for key in differ if not _is_among(key, free)]
-    if fixed:
+    changed_keys = [key for key in sorted({*then, *now}) if then.get(key) != now.get(key)]
+    descriptions = {
+        key: f"{key}: {then.get(key)!r} then, {now.get(key)!r} now" for key in changed_keys
+    }
+    # The contents of paths and URLs are compared by digest (`Origin`).
+    changeable_keys = changeable(type(cfg))  # type: ignore[arg-type]  # every config is a model
+    fixed_keys = [key for key in changed_keys if not _is_among(key, changeable_keys)]
+    if fixed_keys:
         raise UserError(
-            f"--resume: {cfg.misc.run_dir} was begun with another config "
-            f"({'; '.join(told[key] for key in fixed)}): set it back, or choose another run_dir"
+            f"--resume: {cfg.misc.run_dir} was started with another config "
+            f"({'; '.join(descriptions[key] for key in fixed_keys)}). Restore it, or choose "
+            "another run_dir"
         )
-    for key in differ:
-        log.warning("changed since the run began: %s", told[key])
+    for key in changed_keys:
+        log.warning("changed since the run started: %s", descriptions[key])
 
 
-def lasting(cfg: BaseModel) -> dict[str, Any]:
-    """The keys that a run keeps when it goes on, `section.key`, and their values."""
-    free = changeable(type(cfg))
+def pinned_settings(cfg: BaseModel) -> dict[str, Any]:
+    """Return the keys that a run keeps when it is resumed, `section.key`, and their values."""
+    changeable_keys = changeable(type(cfg))
     flat = _flat(cfg.model_dump(mode="json"))
-    return {key: value for key, value in flat if not _is_among(key, free)}
+    return {key: value for key, value in flat if not _is_among(key, changeable_keys)}
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

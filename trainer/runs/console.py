@@ -1,4 +1,4 @@
-"""What a person sees of a run: a progress bar with the time left, and one line for each update."""
+"""Terminal output of a run: a progress bar with the remaining time, and a line for each update."""
 
 from __future__ import annotations
 
@@ -26,16 +26,20 @@ class Console:
     def __init__(
         self,
         columns: Columns,
-        few: Sequence[str],
+        narrow_titles: Sequence[str],
         num_updates: int,
         done: int = 0,
         *,
         quiet: bool = False,
         verbose: bool = False,
     ) -> None:
-        """columns: of the line of an update; few: those where not all have room. quiet: say
-        nothing, for a process beside the main one. verbose: every figure, on several lines where
-        the terminal is too narrow for one."""
+        """Prepare the progress bar and the columns.
+
+        columns: of the line of an update.
+        narrow_titles: the columns to print if the terminal is too narrow for all.
+        quiet: print nothing, for a process that is not the main one.
+        verbose: print every stat, on several lines if the terminal is too narrow for one.
+        """
         self._columns = columns
         self._progress = Progress(
             TextColumn("training"),
@@ -51,7 +55,7 @@ class Console:
         self._task: TaskID = self._progress.add_task(
             "training", total=num_updates, completed=done, rate=""
         )
-        self._lines = _layout(columns, few, self._progress.console.width, verbose)
+        self._lines = _layout(columns, narrow_titles, self._progress.console.width, verbose)
         self._headed = False
 
     def __enter__(self) -> Console:
@@ -62,38 +66,42 @@ class Console:
         self._progress.stop()
 
     def update(self, line: dict[str, Any]) -> None:
-        """An update is done: its line of the log."""
+        """Print the log line of a finished update."""
         if not self._headed:
             for titles in self._lines:
-                self.say(" ".join(_cell(title, self._columns[title][1]) for title in titles))
+                self.print_line(" ".join(_cell(title, self._columns[title][1]) for title in titles))
             self._headed = True
         for titles in self._lines:
             cells = (self._columns[title] for title in titles)
-            self.say(" ".join(_cell(line.get(key), form) for key, form in cells))
+            self.print_line(" ".join(_cell(line.get(key), form) for key, form in cells))
         seconds = sum(
             line.get(key, 0.0) for key in ("rollout_s", "logprob_s", "reward_s", "update_s")
         )
         rate = f"{seconds:.1f} s/update, {line['samples'] / max(seconds, 1e-9):.0f} samples/s"
         self._progress.update(self._task, advance=1, rate=rate)
 
-    def say(self, text: str) -> None:
-        """A line above the bar."""
+    def print_line(self, text: str) -> None:
+        """Print a line above the bar."""
         self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def _layout(columns: Columns, few: Sequence[str], width: int, verbose: bool) -> list[list[str]]:
-    """Titles of the columns, by line: all on one where that has room, on as many as it takes where
-    all are asked for, else a few on one."""
+def _layout(
+    columns: Columns, narrow_titles: Sequence[str], width: int, verbose: bool
+) -> list[list[str]]:
+    """Return the titles of the columns, by line.
+
+    All are on one line if they fit; with `verbose` on as many as needed; else only the narrow ones.
+    """
     lines: list[list[str]] = [[]]
-    left = width
+    remaining = width
     for title, (_, form) in columns.items():
         needed = _width(form) + 1  # the space before it
-        if lines[-1] and needed > left:
+        if lines[-1] and needed > remaining:
             lines.append([])
-            left = width
+            remaining = width
         lines[-1].append(title)
-        left -= needed
-    return lines if verbose or len(lines) == 1 else [list(few)]
+        remaining -= needed
+    return lines if verbose or len(lines) == 1 else [list(narrow_titles)]
 
 
 def _width(form: str) -> int:

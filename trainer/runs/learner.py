@@ -1,4 +1,4 @@
-"""What learns in a run: its weights, reference and optimiser, and the log-probabilities it has."""
+"""The trained policy of a run: weights, reference model, optimizer, and log-probabilities."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ import torch
 from torch import nn
 
 from scorekit.seeds import stream_seed
+from trainer.rl.distributed import DistributedContext
 from trainer.rl.forward import check_head
 from trainer.rl.policy import Reference, load_policy, pad_token_id
 from trainer.rl.rollout import Rollout, rollout_logprobs
-from trainer.rl.world import World
 from trainer.runs.checkpoints.resume import Origin, weight_origin
 from trainer.runs.config import RunConfig, corrects_importance
 
 
 @dataclass(slots=True)
 class Learner:
-    """A policy that learns.
+    """A policy that is trained.
 
-    reference: None where nothing is held to one. train, sets: the prompts to learn from, and those
-    of each evaluation set, as the task has them. origin: what the run is made of; going on needs
-    the same. never: ids that the sampler does not draw.
+    reference: None without a KL.
+    train, sets: the prompts to train on, and those of each evaluation set, in the task's format.
+    origin: the inputs of the run; resuming needs the same.
+    banned_token_ids: ids that are never sampled.
     """
 
     model: nn.Module
@@ -35,26 +36,28 @@ class Learner:
     train: list[Any]
     sets: dict[str, list[Any]]
     origin: Origin
-    never: Sequence[int] = ()
+    banned_token_ids: Sequence[int] = ()
 
-    def share(self, world: World) -> None:
-        """Spread model and optimiser over the processes; every process has to call it."""
+    def share(self, world: DistributedContext) -> None:
+        """Distribute model and optimizer over the processes; every process has to call it."""
         self.model, self.optimizer = world.prepare(self.model, self.optimizer)
 
 
-def load_weights(cfg: RunConfig, world: World) -> Learner:
-    """A learner that has no prompts yet. Raises UserError on whatever the user can mend."""
+def load_weights(cfg: RunConfig, world: DistributedContext) -> Learner:
+    """Return a learner without prompts. Raises UserError for whatever the user can fix."""
     torch.manual_seed(stream_seed("adapters", cfg.misc.seed))
-    # Weights that are shared go to their device in parts, so that none has to hold them all.
+    # Sharded weights go to their device in parts, so that no device has to hold all of them.
     in_parts = world.is_sharded and not cfg.policy.load_in_4bit
-    place = torch.device("cpu") if in_parts else world.device
-    model, tokenizer = load_policy(cfg.policy, place)
+    device = torch.device("cpu") if in_parts else world.device
+    model, tokenizer = load_policy(cfg.policy, device)
     reference: Reference | None = None
     if cfg.rl.kl_coef or cfg.stop.kl_ceiling is not None:
         shard = world.shard if world.is_sharded else None
-        reference = Reference(cfg.policy, model, place, shard)
-    learns = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(learns, lr=cfg.rl.lr, weight_decay=cfg.rl.weight_decay)
+        reference = Reference(cfg.policy, model, device, shard)
+    trained_parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(
+        trained_parameters, lr=cfg.rl.lr, weight_decay=cfg.rl.weight_decay
+    )
     check_head(model)
     return Learner(
         model=model,
@@ -69,9 +72,9 @@ def load_weights(cfg: RunConfig, world: World) -> Learner:
 
 
 def add_logprobs(
-    rollouts: Sequence[Rollout], learner: Learner, cfg: RunConfig, world: World
+    rollouts: Sequence[Rollout], learner: Learner, cfg: RunConfig, world: DistributedContext
 ) -> None:
-    """Those of the reference; and, where the sampler's are not the trainer's, the trainer's."""
+    """Set the reference's log-probabilities; and the trainer's, if the sampler's differ."""
 
     def rows(model: nn.Module) -> list[list[float]]:
         return rollout_logprobs(
@@ -81,7 +84,7 @@ def add_logprobs(
             learner.pad_id,
             cfg.rl.micro_batch_tokens,
             world,
-            never=learner.never,
+            banned_token_ids=learner.banned_token_ids,
         )
 
     if learner.reference is not None:
@@ -92,7 +95,7 @@ def add_logprobs(
         return
     for rollout in rollouts:
         rollout.sampler_logprobs, rollout.old_logprobs = rollout.old_logprobs, None
-    # What the update makes itself is made once, but where a KL in the reward is of it.
+    # Log-probabilities that the update computes are not needed here, except for a KL in the reward.
     if not cfg.rl.makes_own_logprobs or (cfg.rl.kl_in == "reward" and cfg.rl.kl_coef):
         for rollout, row in zip(rollouts, rows(learner.model), strict=True):
             rollout.old_logprobs = row

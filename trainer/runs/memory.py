@@ -1,4 +1,4 @@
-"""How much memory a run will take, told from the config and the model's sizes."""
+"""Estimate the memory of a run from its config and the model's sizes."""
 
 from __future__ import annotations
 
@@ -13,27 +13,28 @@ from trainer.runs.config import RunConfig
 GIB = 2**30
 #: Bytes of a weight in 4 bits, with its share of the scales (arXiv 2305.14314, section 3).
 _BYTES_4BIT = 0.5 + 0.127 / 8
-#: Copies of a chunk's logits that are alive at once: logits, log-softmax, and their gradients.
+#: Copies of a chunk's logits that exist at once: logits, log-softmax, and their gradients.
 _HEAD_COPIES = 4
 
 
 def estimate_memory(
     cfg: RunConfig, model: nn.Module, longest_prompt: int
 ) -> list[tuple[str, float]]:
-    """(what, bytes) of one process that holds all weights, at its fullest: in the update, or while
-    it samples, whichever is more.
+    """Return (label, bytes) of one process that holds all weights, at its peak.
 
-    model: with its adapters, on the meta device. AdamW keeps two float32 numbers a weight that
-    learns. Activations are those of one micro-batch.
+    The peak is in the update or in sampling, whichever needs more.
+    model: with its adapters, on the meta device.
+    AdamW keeps two float32 numbers for each trained weight. Activations are those of one
+    micro-batch.
     """
-    learning = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    num_trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     rows = [("policy, weights", _weight_bytes(cfg, model))]
     if (cfg.rl.kl_coef or cfg.stop.kl_ceiling is not None) and not (
         cfg.policy.lora.r and cfg.policy.reference_path is None
     ):
         rows.append(("reference, weights", _weight_bytes(cfg, model)))
-    rows.append(("optimiser", 8.0 * learning))
-    rows.append(("gradients", 4.0 * learning))
+    rows.append(("optimizer", 8.0 * num_trained))
+    rows.append(("gradients", 4.0 * num_trained))
     sizes = model.config.get_text_config()
     update = activation_bytes(cfg, sizes, longest_prompt)
     sampling = 0.0 if cfg.generation.engine == "vllm" else _cache_bytes(cfg, sizes, longest_prompt)
@@ -44,22 +45,22 @@ def estimate_memory(
 
 
 def activation_bytes(cfg: RunConfig, sizes: Any, longest_prompt: int) -> float:
-    """What the forward pass of a micro-batch keeps for the gradient.
+    """Return the bytes that the forward pass of a micro-batch stores for the gradient.
 
-    Of a token in a layer of today's decoders (normalised, rotary, gated): about 10 vectors of the
-    hidden size, 4 of the keys' and values', 4 of the intermediate size; counted in such a layer of
-    transformers (Llama, Qwen 3, Gemma 3) with torch's saved-tensor hooks, which find 0.84 to 1.23
+    For a token in a layer of current decoders (normalized, rotary, gated): about 10 vectors of the
+    hidden size, 4 of the keys' and values', 4 of the intermediate size. Counted in such a layer of
+    transformers (Llama, Qwen 3, Gemma 3) with torch's saved-tensor hooks, which give 0.84 to 1.23
     times that. Attention is assumed to be fused.
     """
     tokens = max(cfg.rl.micro_batch_tokens, longest_prompt + cfg.generation.max_new_tokens)
     hidden = sizes.hidden_size
     inner = getattr(sizes, "intermediate_size", None) or 4 * hidden
     layer = 10 * hidden + 4 * _key_value_size(sizes) + 4 * inner
-    kept = sizes.num_hidden_layers * layer
+    stored = sizes.num_hidden_layers * layer
     if cfg.policy.gradient_checkpointing:
-        kept = sizes.num_hidden_layers * hidden + layer
+        stored = sizes.num_hidden_layers * hidden + layer
     head = min(float(tokens * sizes.vocab_size), CHUNK_ENTRIES) * 4 * _HEAD_COPIES
-    return float(tokens * kept * _arithmetic_bytes(cfg)) + head
+    return float(tokens * stored * _arithmetic_bytes(cfg)) + head
 
 
 def _cache_bytes(cfg: RunConfig, sizes: Any, longest_prompt: int) -> float:
@@ -80,7 +81,8 @@ def _arithmetic_bytes(cfg: RunConfig) -> int:
 
 
 def _weight_bytes(cfg: RunConfig, model: nn.Module) -> float:
-    """As they are held: what learns in float32, the layers of a 4-bit model in 4 bits."""
+    """Return the bytes of the weights: trained ones in float32, layers of a 4-bit model in 4
+    bits."""
     linear = {
         id(part.weight)
         for name, part in model.named_modules()
@@ -100,9 +102,9 @@ def _count(model: nn.Module) -> int:
 
 
 def free_memory(device: torch.device) -> float:
-    """Bytes that are free there now."""
+    """Return the bytes that are free on the device now."""
     if device.type == "cuda":
         return float(torch.cuda.mem_get_info(device)[0])
-    import psutil  # which accelerate brings
+    import psutil  # a dependency of accelerate
 
     return float(psutil.virtual_memory().available)

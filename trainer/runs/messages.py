@@ -1,4 +1,4 @@
-"""What a run says while it goes on, kept in its folder: messages.log."""
+"""Keep the warnings of a run in its folder: messages.log."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from contextlib import contextmanager
 from logging.handlers import MemoryHandler
 from pathlib import Path
 
-#: Packages whose messages are of the run.
-_OF_THE_RUN = ("trainer", "scorekit")
+#: Packages whose messages belong to the run.
+_RUN_LOGGERS = ("trainer", "scorekit")
 
 
 def show_messages() -> None:
-    """What libraries say goes to stderr, a line each."""
+    """Print the warnings of libraries to stderr, a line each."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 class Messages(MemoryHandler):
-    """Holds messages until the run's folder is there, and writes them to it from then on."""
+    """Buffers messages until the run's folder exists, and then writes them there."""
 
     def __init__(self) -> None:
         super().__init__(10_000, flushLevel=logging.CRITICAL + 1, flushOnClose=False)
         self.setLevel(logging.WARNING)
 
     def write_to(self, folder: Path) -> None:
-        """Append to messages.log there."""
+        """Append to messages.log in this folder."""
         file = logging.FileHandler(folder / "messages.log", encoding="utf-8")
         file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         self.setTarget(file)
@@ -37,9 +37,9 @@ class Messages(MemoryHandler):
 
 @contextmanager
 def messages() -> Iterator[Messages]:
-    """Around a run: its warnings, also those from before the folder was made."""
+    """Record the warnings of a run, also those from before its folder existed."""
     handler = Messages()
-    loggers = [logging.getLogger(name) for name in _OF_THE_RUN]
+    loggers = [logging.getLogger(name) for name in _RUN_LOGGERS]
     for logger in loggers:
         logger.addHandler(handler)
     try:

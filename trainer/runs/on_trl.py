@@ -1,5 +1,7 @@
-"""What runs on TRL's trainers share: their options out of a run's config, one process, one device.
-The options are transformers' own."""
+"""Shared by runs on TRL's trainers: their options from a run's config, one process, one device.
+
+The options are those of transformers.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from scorekit.config import nearest
 from scorekit.errors import UserError
 from trainer.rl.config import PolicyConfig
 
-#: Options of TRL that are keys of ours: what to set instead.
+#: Options of TRL that are keys of our config: what to set instead.
 OURS = {
     "output_dir": "misc.run_dir",
     "overwrite_output_dir": "misc.overwrite",
@@ -42,7 +44,7 @@ OURS = {
     "metric_for_best_model": "`python -m trainer export --best`",
     "model_init_kwargs": "policy",
 }
-#: What the names of options begin with that these commands do not do.
+#: First letters of options that these commands do not support.
 REFUSED = (
     "fp16",
     "push_to_hub",
@@ -55,8 +57,10 @@ REFUSED = (
 
 
 class OnTrl(Protocol):
-    """The config of a run on TRL, as far as it is read here. misc: of FolderConfig and
-    DeviceConfig."""
+    """The config of a run on TRL, as far as it is read here.
+
+    misc: of FolderConfig and DeviceConfig.
+    """
 
     @property
     def policy(self) -> PolicyConfig: ...
@@ -73,24 +77,26 @@ def trl_arguments(
     device: torch.device,
     *,
     left_out: Collection[str] = (),
-    ours: Mapping[str, str] = OURS,
-    **told: Any,
+    reserved: Mapping[str, str] = OURS,
+    **overrides: Any,
 ) -> Any:
-    """TRL's arguments of a run: all that matters is told, nothing is left to a default that another
-    version may change.
+    """Return TRL's arguments of a run, with no default that another version may change.
 
-    kind: TRL's class of them. name, section: the config's section in TRL's names, whose `options`
-    hold any other of TRL's; those of its keys in `left_out` are not TRL's. told: wins over both.
-    ours: options that are not to be given, and what to set instead. Raises UserError.
+    kind: TRL's class of arguments.
+    name, section: the config's section in TRL's names, whose `options` have any other of TRL's.
+    Keys in `left_out` are not TRL's.
+    reserved: options that must not be set, and what to set instead.
+    overrides: arguments that win over both.
+    Raises UserError.
     """
-    # An earlier run of this process left its precision here, which transformers reads
+    # An earlier run in this process left its precision in the environment, which transformers reads
     os.environ.pop("ACCELERATE_MIXED_PRECISION", None)
     keys = section.model_dump()
     options: dict[str, Any] = keys.pop("options")
     for option in options:
-        _check_option(option, name, keys, ours, kind)
-    given = {key: value for key, value in keys.items() if key not in left_out} | options
-    given |= {
+        _check_option(option, name, keys, reserved, kind)
+    arguments = {key: value for key, value in keys.items() if key not in left_out} | options
+    arguments |= {
         "max_steps": keys["max_steps"] or -1,
         "output_dir": cfg.misc.run_dir,
         "seed": cfg.misc.seed,
@@ -98,7 +104,7 @@ def trl_arguments(
         "use_cpu": device.type == "cpu",
         "gradient_checkpointing": cfg.policy.gradient_checkpointing,
         "remove_unused_columns": False,
-        # What is evaluated, saved and logged when is for a callback of ours to say
+        # A callback of ours decides what is evaluated, saved and logged
         "eval_strategy": "no",
         "save_strategy": "no",
         "logging_strategy": "steps",
@@ -107,52 +113,55 @@ def trl_arguments(
         "disable_tqdm": True,
     }
     try:
-        return kind(**given | told)
+        return kind(**arguments | overrides)
     except (ValueError, TypeError, ImportError) as error:
         raise UserError(f"{name}: {' '.join(str(error).split())}") from None
 
 
 def _check_option(
-    option: str, name: str, keys: Mapping[str, Any], ours: Mapping[str, str], kind: Any
+    option: str, name: str, keys: Mapping[str, Any], reserved: Mapping[str, str], kind: Any
 ) -> None:
-    where = f"{name}.options.{option}"
+    key = f"{name}.options.{option}"
     if option in keys:
-        raise UserError(f"{where}: set {name}.{option}")
-    if option in ours:
-        raise UserError(f"{where}: set in its place {ours[option]}")
+        raise UserError(f"{key}: set {name}.{option}")
+    if option in reserved:
+        raise UserError(f"{key}: set {reserved[option]} instead")
     if option.startswith(REFUSED):
-        raise UserError(f"{where}: this command does not do that; use TRL's own")
-    known = kind.__dataclass_fields__
-    if option not in known:
-        close = nearest(option, {one: one for one in known})
-        meant = f" (did you mean {close}?)" if close else ""
-        raise UserError(f"{where}: TRL's {kind.__name__} has no such option{meant}")
+        raise UserError(f"{key}: this command does not support it. Use TRL's own")
+    valid_names = kind.__dataclass_fields__
+    if option not in valid_names:
+        close = nearest(option, {valid_name: valid_name for valid_name in valid_names})
+        suggestion = f" (did you mean {close}?)" if close else ""
+        raise UserError(f"{key}: TRL's {kind.__name__} has no such option{suggestion}")
 
 
 def check_alone(task: str) -> None:
-    """Raise UserError where several processes would share a run."""
+    """Raise UserError if several processes would share a run."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise UserError(f"{task} runs in one process: start it without torchrun or accelerate")
+        raise UserError(f"{task} runs in one process. Start it without torchrun or accelerate")
 
 
 def one_device(device: torch.device, task: str) -> torch.device:
-    """Raises UserError where transformers would choose another than is meant."""
+    """Return the device. Raises UserError if transformers would choose another one."""
     if device.type == "cuda" and (device.index is not None or torch.cuda.device_count() > 1):
         raise UserError(
-            f"misc.device: {task} learns on one GPU: let CUDA_VISIBLE_DEVICES show that one alone, "
-            "and set misc.device to cuda or auto"
+            f"misc.device: {task} trains on one GPU. Set CUDA_VISIBLE_DEVICES to that one, and "
+            "misc.device to cuda or auto"
         )
     return device
 
 
 def learn_in_float32(network: nn.Module) -> None:
-    """TRL holds adapters on 4-bit weights in bfloat16, which rounds small updates away, and a
-    checkpoint of them is loaded in float32: a run that goes on would be another."""
+    """Convert the trained parameters to float32.
+
+    TRL keeps adapters on 4-bit weights in bfloat16, which rounds small updates away. A checkpoint
+    of them is loaded in float32, so that a resumed run would differ.
+    """
     for parameter in network.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
 
 
 def trackers_folder(cfg: OnTrl) -> Path:
-    """Where trackers write that write files."""
+    """Return the folder of trackers that write files."""
     return Path(cfg.misc.run_dir) / "trackers"

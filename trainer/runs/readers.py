@@ -1,9 +1,9 @@
-"""Rows of files, folders and `datasets`: each comes with a name for error messages.
+"""Rows of files, folders and `datasets`, each with a name for error messages.
 
 Files are those of scorekit/rowfile.py (JSON Lines, CSV, TSV, Parquet, also as `.gz`), and JSON
-arrays. A folder may hold a file for each split, one
-split in shards (`train-00000-of-00004.parquet`, also in `data/` or in a folder of the split's
-name), or what `datasets` wrote.
+arrays. A folder may have a file for each split, one split in shards
+(`train-00000-of-00004.parquet`, also in `data/` or in a folder of the split's name), or what
+`datasets` wrote.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _FORMATS: dict[str, Format] = {
     ".tsv": "tsv",
     ".parquet": "parquet",
 }
-#: Wrong rows that a message names one by one.
-_SHOWN = 20
-#: train-00000-of-00004, part-3: what comes before the number, the number, and of how many.
+#: Wrong rows that a message lists.
+_MAX_LISTED = 20
+#: train-00000-of-00004, part-3: the text before the number, the number, and the count.
 _SHARD = re.compile(r"((?P<front>.+?)[-_.])??(?P<number>\d+)(-of-(?P<count>\d+))?")
 
 
@@ -41,7 +41,7 @@ class HasId(Protocol):
 
     @property
     def id(self) -> str:
-        """Its own."""
+        """Return its own id."""
         ...
 
 
@@ -49,18 +49,19 @@ R = TypeVar("R", bound=HasId)
 
 
 def read_rows(source: str, split: str | None = None, name: str | None = None) -> Rows:
-    """(where it stands, row) of a file, a folder or a hub dataset.
+    """Yield (location, row) of a file, a folder or a hub dataset.
 
-    split: part of a folder or dataset. name: configuration of a dataset on the hub, or of a local
-    copy of one. Raises UserError that names file and row.
+    split: part of a folder or dataset.
+    name: configuration of a dataset on the hub, or of a local copy of one.
+    Raises UserError that names file and row.
     """
     path = Path(source)
     if path.is_dir() and name is None:
         yield from _folder_rows(path, split)
     elif not path.is_dir() and (path.is_file() or kind_of(path) in _FORMATS):
-        for what, given in (("split", split), ("configuration", name)):
-            if given is not None:
-                raise UserError(f"{source}: a single file has no {what} {given!r}; name a folder")
+        for label, value in (("split", split), ("configuration", name)):
+            if value is not None:
+                raise UserError(f"{source}: a single file has no {label} {value!r}. Name a folder")
         yield from _file_rows(path)
     elif not path.is_dir() and (source.startswith((".", "/", "~")) or source.count("/") > 1):
         raise UserError(f"{source}: no such file or folder")
@@ -68,19 +69,24 @@ def read_rows(source: str, split: str | None = None, name: str | None = None) ->
         yield from _dataset_rows(source, split, name, on_disk=False)
 
 
-def shortened(faults: Sequence[str]) -> list[str]:
-    """The first of them, and how many more there are: the lines of a UserError."""
-    more = [f"and {len(faults) - _SHOWN} more"] if len(faults) > _SHOWN else []
-    return [*faults[:_SHOWN], *more]
+def shortened(errors: Sequence[str]) -> list[str]:
+    """Return the first errors and the number of the others: the lines of a UserError."""
+    more = [f"and {len(errors) - _MAX_LISTED} more"] if len(errors) > _MAX_LISTED else []
+    return [*errors[:_MAX_LISTED], *more]
 
 
 def row_ids(source: str, rows: Sequence[R], content: Callable[[R], str]) -> list[str]:
-    """An id for each row: its own, else a digest of its content and of how often that stood before.
-    Raises UserError where an id was given twice: what is written of a row is joined by it."""
-    given = Counter(row.id for row in rows if row.id)
-    again = [name for name, count in given.items() if count > 1]
-    if again:
-        raise UserError(f"{source}: {len(again)} ids stand more than once, {again[0]!r} first")
+    """Return an id for each row: its own, else a digest of its content and of how often that came
+    before.
+
+    Raises UserError if an id is there twice: results are joined by it.
+    """
+    id_counts = Counter(row.id for row in rows if row.id)
+    duplicates = [name for name, count in id_counts.items() if count > 1]
+    if duplicates:
+        raise UserError(
+            f"{source}: {len(duplicates)} ids occur more than once, {duplicates[0]!r} first"
+        )
     seen: Counter[str] = Counter()
     ids = []
     for row in rows:
@@ -94,7 +100,7 @@ def row_ids(source: str, rows: Sequence[R], content: Callable[[R], str]) -> list
 
 
 def cell(row: Mapping[str, Any], column: str) -> Any:
-    """What stands in a column, or within one ("translation.en"); None where nothing does."""
+    """Return the value of a column, or of a nested one ("translation.en"); None without a value."""
     if column in row:
         return row[column]
     outer, dot, inner = column.partition(".")
@@ -102,39 +108,41 @@ def cell(row: Mapping[str, Any], column: str) -> Any:
     return cell(within, inner) if dot and isinstance(within, dict) else None
 
 
-def id_cell(value: Any, where: str, column: str) -> str | None:
-    """The id that stands in a cell; a whole number as text. Raises UserError."""
-    if isinstance(value, float) and value.is_integer():  # a data frame's, where one was missing
+def id_cell(value: Any, location: str, column: str) -> str | None:
+    """Return the id in a cell; a whole number as text. Raises UserError."""
+    if isinstance(value, float) and value.is_integer():  # a data frame with missing ids
         value = int(value)
     if value is None or (isinstance(value, str | int) and not isinstance(value, bool)):
         return None if value is None else str(value)
-    raise UserError(f"{where}: {column}: a text or whole number is wanted, not {value!r:.40}")
+    raise UserError(f"{location}: {column}: expected a text or whole number, not {value!r:.40}")
 
 
-def text_cell(value: Any, where: str, column: str) -> str | None:
-    """The text that stands in a cell; None where none does. Raises UserError."""
+def text_cell(value: Any, location: str, column: str) -> str | None:
+    """Return the text in a cell; None without a value. Raises UserError."""
     if value is None:
         return None
     if not isinstance(value, str):
-        raise UserError(f"{where}: {column}: a text is wanted, not {type(value).__name__}")
+        raise UserError(f"{location}: {column}: expected a text, not {type(value).__name__}")
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise UserError(f"{where}: {column}: not valid Unicode (a lone surrogate)") from None
+        raise UserError(f"{location}: {column}: not valid Unicode (a lone surrogate)") from None
     return value
 
 
-def clean_cell(value: Any, where: str, column: str) -> str | None:
-    """The same of a text that a model is to learn or a server to read: one with a NUL is refused,
-    too."""
-    text = text_cell(value, where, column)
+def clean_cell(value: Any, location: str, column: str) -> str | None:
+    """Return a text that a model is to learn or a server to read, as `text_cell`.
+
+    A text with a NUL character raises UserError, too.
+    """
+    text = text_cell(value, location, column)
     if text is not None and "\0" in text:
-        raise UserError(f"{where}: {column}: holds a NUL character: take it out")
+        raise UserError(f"{location}: {column}: has a NUL character. Remove it")
     return text
 
 
 def kind_of(path: Path) -> str:
-    """The ending that says how a file is read; that before `.gz`, where it is compressed."""
+    """Return the file ending that defines the format; of a compressed file the one before `.gz`."""
     return Path(path.name.lower().removesuffix(".gz")).suffix
 
 
@@ -142,17 +150,17 @@ def _file_rows(path: Path) -> Rows:
     if not path.is_file():
         raise UserError(f"{path}: no such file")
     kind = kind_of(path)
-    if kind == ".json" and (found := _array(path)) is not None:
-        for number, row in enumerate(found, 1):
+    if kind == ".json" and (entries := _array(path)) is not None:
+        for number, row in enumerate(entries, 1):
             yield f"{path} entry {number}", row
         return
-    what = "row" if kind == ".parquet" else "line"
+    unit = "row" if kind == ".parquet" else "line"
     for number, row in RowFile(path, _FORMATS.get(kind, "jsonl")).rows(once=(), columns=None):
-        yield f"{path} {what} {number}", row
+        yield f"{path} {unit} {number}", row
 
 
 def _array(path: Path) -> list[Any] | None:
-    """The entries of a JSON array; None where a file holds something else."""
+    """Return the entries of a JSON array; None if the file has something else."""
     opened = gzip.open if path.suffix.lower() == ".gz" else open
     try:
         with opened(path, "rt", encoding="utf-8-sig") as file:
@@ -177,12 +185,14 @@ def _folder_rows(path: Path, split: str | None) -> Rows:
 
 
 def _shards(folder: Path, split: str | None) -> list[Path]:
-    """The files of a split, or of the only one that a folder holds, in the order of their
-    numbers. Raises UserError where there is none, more than one, or a shard is missing."""
+    """Return the files of a split, or of the folder's only one, in the order of their numbers.
+
+    Raises UserError if there is none, more than one, or a shard is missing.
+    """
     files = [*_data_files(folder), *_data_files(folder / "data")]
-    whole = [file for file in files if _stem(file) == split]
-    if whole:
-        return [min(whole, key=lambda file: list(_FORMATS).index(kind_of(file)))]
+    single_files = [file for file in files if _stem(file) == split]
+    if single_files:
+        return [min(single_files, key=lambda file: list(_FORMATS).index(kind_of(file)))]
     if split is not None and (folder / split).is_dir():
         return _in_order(folder / split, _data_files(folder / split))
     by_split: dict[str, list[Path]] = {}
@@ -190,8 +200,8 @@ def _shards(folder: Path, split: str | None) -> list[Path]:
         shard = _SHARD.fullmatch(_stem(file))
         by_split.setdefault((shard["front"] or "") if shard else _stem(file), []).append(file)
     if split is None and len(by_split) != 1:
-        there = f"; it holds {', '.join(sorted(by_split))}" if by_split else ""
-        raise UserError(f"{folder}: name the split of this folder (a file <split>.jsonl){there}")
+        hint = f". It has {', '.join(sorted(by_split))}" if by_split else ""
+        raise UserError(f"{folder}: name the split of this folder (a file <split>.jsonl){hint}")
     chosen = next(iter(by_split)) if split is None else split
     if chosen not in by_split:
         endings = ", ".join(_FORMATS)
@@ -208,16 +218,16 @@ def _stem(file: Path) -> str:
 
 
 def _in_order(folder: Path, files: list[Path]) -> list[Path]:
-    """Shards by their numbers. Raises UserError where one is missing or they are of two kinds."""
+    """Return shards by their numbers. Raises UserError if one is missing or formats differ."""
     kinds = sorted({kind_of(file) for file in files})
     if len(kinds) != 1:
-        told = " and ".join(kinds) if kinds else "no file that can be read"
-        raise UserError(f"{folder}: holds {told}: name one file")
+        description = " and ".join(kinds) if kinds else "no file that can be read"
+        raise UserError(f"{folder}: has {description}. Name one file")
     shards = [(_SHARD.fullmatch(_stem(file)), file) for file in files]
     counts = {int(shard["count"]) for shard, _ in shards if shard and shard["count"]}
     if counts and counts != {len(files)}:
         raise UserError(
-            f"{folder}: {len(files)} of {max(counts)} shards are there, {files[0].name} first"
+            f"{folder}: {len(files)} of {max(counts)} shards exist, {files[0].name} first"
         )
     return [f for _, f in sorted((int(s["number"]) if s else -1, f) for s, f in shards)]
 
@@ -232,12 +242,12 @@ def _dataset_rows(source: str, split: str | None, name: str | None, *, on_disk: 
             if isinstance(data, datasets.DatasetDict):
                 data = data[split or "train"]
             elif split is not None:
-                raise UserError(f"{source}: a dataset without splits; leave the split out")
+                raise UserError(f"{source}: a dataset without splits. Leave the split out")
         else:
             data = datasets.load_dataset(source, name, split=split or "train")
     except KeyError:
         raise UserError(f"{source}: has no split {split or 'train'!r}") from None
-    # the hub's many ways to say no
+    # the hub raises many types
     except (OSError, ValueError, RuntimeError, pyarrow.ArrowException) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{source}: neither a file, a folder nor a dataset: {reason}") from None

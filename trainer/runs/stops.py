@@ -1,6 +1,8 @@
-"""Rules that end a run before its last update: the policy has left the reference too far, the
-reward has collapsed, nothing is learned any more, or the reward rises while a held-out metric
-falls."""
+"""Rules that end a run before its last update.
+
+The policy is too far from the reference, the reward has collapsed, updates make no steps, or the
+reward rises while a held-out metric gets worse.
+"""
 
 from __future__ import annotations
 
@@ -13,26 +15,31 @@ from typing import Any
 from scorekit.numeric.thresholds import above
 from trainer.runs.config import HeldOutStopConfig, StopConfig
 
-#: Share of the samples that a metric has to have scored for its mean to be held against others.
+#: Share of the samples that a metric has to have scored for a comparable mean.
 _COVERED_FROM = 0.95
 
 
 @dataclass(frozen=True, slots=True)
 class _Watched:
-    """An evaluation as `held_out_falls` sees it. name: of the metric, whose mean is `mean`; good:
-    that mean, higher is better. of: what has to be the same for two to be held against each other:
-    metric, its model, samples."""
+    """An evaluation as `held_out_falls` compares it.
+
+    name: of the metric, whose mean is `mean`.
+    good: that mean, with the sign for which higher is better.
+    comparable_by: must be equal for two to be compared: metric, its model, samples.
+    """
 
     name: str
     reward: float
     mean: float
     good: float
-    of: tuple[Any, ...]
+    comparable_by: tuple[Any, ...]
 
 
 class StopRules:
-    """Fed with the lines of log.jsonl, in order, and with evaluations; those of an earlier process
-    first."""
+    """Applies the rules to the lines of log.jsonl, in order, and to evaluations.
+
+    Those of an earlier process come first.
+    """
 
     def __init__(
         self,
@@ -45,9 +52,9 @@ class StopRules:
         self._rewards: deque[float] = deque(maxlen=cfg.patience)
         self._best: float | None = None
         self._skipped = 0
-        self._of_updates: str | None = None
-        self._of_evaluations: str | None = None
-        self._watched: _Watched | None = None
+        self._update_reason: str | None = None
+        self._evaluation_reason: str | None = None
+        self._last_evaluation: _Watched | None = None
         self._falls = 0
         for line in lines:
             self.add(line)
@@ -56,14 +63,15 @@ class StopRules:
 
     @property
     def reason(self) -> str | None:
-        """Why the run should end after what was last seen, in one line; None: it should not."""
-        return self._of_updates or self._of_evaluations
+        """Return why the run should end after the last line or evaluation, in one line; None: go
+        on."""
+        return self._update_reason or self._evaluation_reason
 
     def add(self, line: Mapping[str, Any]) -> str | None:
-        """Why the run should end after this update; None: it should not.
+        """Return why the run should end after this update; None: go on.
 
-        Updates without a figure, or with one that is not finite (nothing was scored, nothing was
-        learned), count for the last rule only: NaN is neither a KL nor a reward.
+        Updates with a missing or non-finite stat (nothing was scored or trained on) count for the
+        last rule only: NaN is neither a KL nor a reward.
         """
         self._skipped = self._skipped + 1 if line["skipped"] else 0
         checks = (
@@ -71,54 +79,54 @@ class StopRules:
             self._reward_drop(line.get("reward_mean")),
             self._skipped_updates(),
         )
-        why = next((why for why in checks if why), None)
-        self._of_updates = f"update {line['update']}: {why}" if why else None
-        return self._of_updates
+        reason = next((reason for reason in checks if reason), None)
+        self._update_reason = f"update {line['update']}: {reason}" if reason else None
+        return self._update_reason
 
     def evaluated(self, update: int, report: Any) -> str | None:
-        """Why the run should end after this evaluation; None: it should not.
+        """Return why the run should end after this evaluation; None: go on.
 
-        report: an `Evaluation` (trainer/runs/loop.py) with the figures `metric_NAME_mean`,
-        `_coverage`, `_better` and `_model`. One that lacks them, or most of its rewards, counts for
-        nothing. Behind another model, or on other samples, falls are counted anew.
+        report: an `Evaluation` (trainer/runs/loop.py) with the stats `metric_NAME_mean`,
+        `_coverage`, `_better` and `_model`. One without them, or without most of its rewards, is
+        ignored. With another model or other samples, the count starts again.
         """
         limit = self.cfg.held_out_falls if isinstance(self.cfg, HeldOutStopConfig) else None
-        now = self._look_at(report) if limit else None
+        now = self._watched_evaluation(report) if limit else None
         if limit is None or now is None:
             return None
-        before, self._watched = self._watched, now
-        fell = (
+        before, self._last_evaluation = self._last_evaluation, now
+        got_worse = (
             before is not None
-            and before.of == now.of
+            and before.comparable_by == now.comparable_by
             and now.reward > before.reward
             and now.good < before.good
         )
-        self._falls = self._falls + 1 if fell else 0
-        self._of_evaluations = None
+        self._falls = self._falls + 1 if got_worse else 0
+        self._evaluation_reason = None
         if self._falls >= limit:
-            self._of_evaluations = (
+            self._evaluation_reason = (
                 f"update {update}: in {self._falls} evaluations in a row the reward rose and the "
                 f"held-out metric {now.name} got worse (now {now.mean:.4g}), stop.held_out_falls "
-                f"is {limit}: the policy pleases the reward alone; take an earlier checkpoint, or "
-                "raise that number and go on with --resume"
+                f"is {limit}: the policy exploits the reward. Use an earlier checkpoint, or raise "
+                "that number and resume with --resume"
             )
-        return self._of_evaluations
+        return self._evaluation_reason
 
-    def _look_at(self, report: Any) -> _Watched | None:
-        """What `held_out_falls` needs of an evaluation; None where it does not have it all."""
+    def _watched_evaluation(self, report: Any) -> _Watched | None:
+        """Return what `held_out_falls` needs of an evaluation; None if something is missing."""
         assert isinstance(self.cfg, HeldOutStopConfig)
-        figures = report.figures()
-        starts = [k for k in figures if k.startswith("metric_") and k.endswith("_mean")]
-        first = starts[0].removeprefix("metric_").removesuffix("_mean") if starts else None
+        stats = report.stats()
+        mean_keys = [k for k in stats if k.startswith("metric_") and k.endswith("_mean")]
+        first = mean_keys[0].removeprefix("metric_").removesuffix("_mean") if mean_keys else None
         name = self.cfg.held_out_metric or first
         mean, better, covered, model = (
-            figures.get(f"metric_{name}_{key}") for key in ("mean", "better", "coverage", "model")
+            stats.get(f"metric_{name}_{key}") for key in ("mean", "better", "coverage", "model")
         )
         if None in (report.rating, mean, better) or (covered or 0.0) < _COVERED_FROM:
             return None
         good = mean if better == "higher" else -mean
-        of = name, model, figures.get("samples")
-        return _Watched(str(name), report.rating, mean, good, of)
+        comparable_by = name, model, stats.get("samples")
+        return _Watched(str(name), report.rating, mean, good, comparable_by)
 
     def _kl_ceiling(self, value: float | None) -> str | None:
         mean = _mean_of_window(self._kl, value)
@@ -127,8 +135,8 @@ class StopRules:
             return None
         return (
             f"the mean KL to the reference of {len(self._kl)} updates is {mean:.4g}, above "
-            f"stop.kl_ceiling {limit:g}: raise rl.kl_coef or lower rl.lr, or raise the ceiling and "
-            "go on with --resume"
+            f"stop.kl_ceiling {limit:g}. Raise rl.kl_coef or lower rl.lr, or raise the ceiling "
+            "and resume with --resume"
         )
 
     def _reward_drop(self, value: float | None) -> str | None:
@@ -141,8 +149,8 @@ class StopRules:
             return None
         return (
             f"the mean reward of {len(self._rewards)} updates is {mean:.4g}, {drop:.4g} "
-            f"below the best such mean, more than stop.reward_drop {limit:g}: lower rl.lr or raise "
-            "rl.kl_coef, or take the best checkpoint (`export --best`)"
+            f"below the best such mean, more than stop.reward_drop {limit:g}. Lower rl.lr or raise "
+            "rl.kl_coef, or use the best checkpoint (`export --best`)"
         )
 
     def _skipped_updates(self) -> str | None:
@@ -150,15 +158,15 @@ class StopRules:
         if limit is None or self._skipped < limit:
             return None
         return (
-            f"{self._skipped} updates in a row learned nothing, stop.skipped_updates is {limit}: "
-            "see reward_coverage, reward_mean and skipped_steps in log.jsonl (services that fail, "
-            "samples that all earned the same, or gradients that are not finite); raise it, or set "
-            "it to null, and go on with --resume"
+            f"{self._skipped} updates in a row made no step, stop.skipped_updates is {limit}. "
+            "See reward_coverage, reward_mean and skipped_steps in log.jsonl (services that fail, "
+            "samples with equal rewards, or gradients that are not finite). Raise it, or set it to "
+            "null, and resume with --resume"
         )
 
 
 def _mean_of_window(window: deque[float], value: float | None) -> float | None:
-    """The mean with this value; None where it is missing, or the window is not full yet."""
+    """Return the mean with this value; None if it is missing, or the window is not full yet."""
     if value is None or not math.isfinite(value):
         return None
     window.append(value)

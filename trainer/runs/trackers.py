@@ -1,4 +1,4 @@
-"""Figures for TensorBoard and the other trackers that accelerate knows, besides log.jsonl."""
+"""Send stats to TensorBoard and other trackers that accelerate supports, besides log.jsonl."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROJECT = "scorekit"  # the folder of TensorBoard's files, the project of the ot
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Raise UserError at a tracker that accelerate does not know or that is not installed."""
+    """Raise UserError at a tracker that accelerate does not support or that is not installed."""
     if not names:
         return
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
@@ -24,14 +24,14 @@ def check_trackers(names: Sequence[str]) -> None:
     installed = {str(tracker) for tracker in get_available_trackers()}
     for name in names:
         if name not in LOGGER_TYPE_TO_CLASS:
-            known = ", ".join(sorted(LOGGER_TYPE_TO_CLASS))
-            raise UserError(f"misc.trackers: {name!r} is unknown; known: {known}")
+            valid_names = ", ".join(sorted(LOGGER_TYPE_TO_CLASS))
+            raise UserError(f"misc.trackers: {name!r} is unknown. Choose from: {valid_names}")
         if name not in installed:
             package = name.replace("_", "-")
             if name == "tensorboard":
                 package = '-e ".[tensorboard]" in the checkout'
             raise UserError(
-                f"misc.trackers: {name} is not installed: pip install {package}, or leave it out"
+                f"misc.trackers: {name} is not installed. Run pip install {package}, or remove it"
             )
 
 
@@ -39,10 +39,10 @@ def check_trackers(names: Sequence[str]) -> None:
 def tracking(
     accelerator: Accelerator, config: Mapping[str, Any], done: int | None = None
 ) -> Iterator[None]:
-    """Open the trackers that the accelerator was made with, if any, and close them at the end. The
-    run's config becomes its hyper-parameters.
+    """Open the accelerator's trackers, if any, and close them at the end.
 
-    done: the run goes on after this update; TensorBoard forgets what it was told of later ones.
+    The run's config becomes their hyper-parameters.
+    done: the run is resumed after this update; TensorBoard drops its later steps.
     """
     if accelerator.log_with:
         purge = {} if done is None else {"tensorboard": {"purge_step": done + 1}}
@@ -55,8 +55,10 @@ def tracking(
 
 
 def track(accelerator: Accelerator, part: str, line: Mapping[str, Any], step: int) -> None:
-    """The numbers of a line of log.jsonl or eval.jsonl, under `part/`. What is null or not finite
-    is left out, since a tracker would draw it as a number."""
+    """Send the numbers of a line of log.jsonl or eval.jsonl, under `part/`.
+
+    Values that are null or not finite are left out, because a tracker would draw them as numbers.
+    """
     accelerator.log(
         {
             f"{part}/{key}": float(value)
@@ -68,7 +70,7 @@ def track(accelerator: Accelerator, part: str, line: Mapping[str, Any], step: in
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """("rl.lr", 1e-6), ...: numbers, truth values and texts as they are, the rest as text."""
+    """Yield ("rl.lr", 1e-6), ...: numbers, booleans and texts unchanged, other values as text."""
     for key, value in values.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{key}.")

@@ -1,7 +1,7 @@
-"""What a turn of the policy says: one action, or what is wrong with it.
+"""Parse a turn of the policy into one action, or into the reason why it has none.
 
-A turn is a think block that says something and, behind it, exactly one action: a query, a box, or
-the end; nothing stands beside them. What stands in the think block is no action, however it looks.
+A valid turn is a think block that is not empty and, after it, exactly one action: a query, a box,
+or the end. No other text is allowed. Text inside the think block is never an action.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from scorekit.text.markup import UNSEEN
 from trainer.search.records import Region
 
 THINK, SEARCH, BBOX, COMPLETE, ANSWER = "think", "search", "bbox", "search_complete", "answer"
-#: How each action is spelt, as prompts and corrections say it.
+#: The form of each action, as prompts and corrections quote it.
 SPELLING: Final = {
     SEARCH: "<search>a query</search>",
     BBOX: "<bbox>[x1, y1, x2, y2]</bbox>",
     COMPLETE: "<search_complete>true</search_complete>",
 }
-#: The tags of a turn, as they have to be written: a model may know each as a token of its own.
+#: The tags of a turn in their exact form: a model may have a token for each.
 TAGS: Final = frozenset(f"<{end}{name}>" for name in (THINK, *SPELLING) for end in ("", "/"))
-#: Characters of a query; a retriever may take fewer.
+#: Max characters of a query. A retriever may accept fewer.
 LONGEST_QUERY: Final = 1000
 
 Reason = Literal[
@@ -46,7 +46,7 @@ Reason = Literal[
     "overlong_query",
     "box_form",
 ]
-#: What the policy is told of each.
+#: The message to the policy for each reason.
 DETAILS: Final[dict[Reason, str]] = {
     "no_think": "the turn has no think block: begin with <think>...</think>",
     "text_before_think": "something stands before the think block: begin with <think>",
@@ -70,52 +70,52 @@ DETAILS: Final[dict[Reason, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """A query; no space at its ends, none that is doubled."""
+    """A search query with single spaces between words and none at its ends."""
 
     query: str
 
 
 @dataclass(frozen=True, slots=True)
 class Crop:
-    """A box as it was written. Whether it lies in a picture is not known here."""
+    """A box with the numbers that the policy wrote. They are not checked against an image here."""
 
     box: Region
 
 
 @dataclass(frozen=True, slots=True)
 class Complete:
-    """The end. done: its body is true, in whatever letters; else the search was given up."""
+    """The end of the search. done: the body is "true" in any case; otherwise the policy gave up."""
 
     done: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Invalid:
-    """No action. detail: what is wrong, in words for the policy."""
+    """A turn without a valid action. detail: the message to the policy."""
 
     reason: Reason
 
     @property
     def detail(self) -> str:
-        """As the policy is told."""
+        """Return the message that the policy gets."""
         return DETAILS[self.reason]
 
 
 Action: TypeAlias = Search | Crop | Complete | Invalid
 
-# Blanks are never given back (*+): else a row of n behind a "<" is looked at n * n times.
+# Possessive (*+): otherwise n blanks after a "<" are scanned n * n times.
 _ACTION_TAG = re.compile(r"<\s*+(/?)\s*+(search_complete|search|bbox)\s*+(/?)\s*+>", re.IGNORECASE)
 _THINK_TAG = re.compile(r"<\s*+(/?)\s*+think\s*+>", re.IGNORECASE)
 _ANSWER_TAG = re.compile(r"<\s*+/?\s*+answer(?:\s[^<>]*+)?/?>", re.IGNORECASE)
 
 
 def parse(text: str) -> Action:
-    """The action of a turn: a function of its text, for any text."""
-    rest = _behind_think(text)
-    return rest if isinstance(rest, Invalid) else _only_action(rest)
+    """Return the action in the text of a turn. Any text is accepted."""
+    remainder = _text_after_think(text)
+    return remainder if isinstance(remainder, Invalid) else _only_action(remainder)
 
 
-def _behind_think(text: str) -> str | Invalid:
+def _text_after_think(text: str) -> str | Invalid:
     marks = list(_THINK_TAG.finditer(text))
     if any(mark.group() not in TAGS for mark in marks):
         return Invalid("misspelt_tag")
@@ -140,7 +140,7 @@ def _behind_think(text: str) -> str | Invalid:
 
 
 def _is_blank(text: str) -> bool:
-    """Return whether nothing of a text is seen."""
+    """Return whether a text has no visible character."""
     return not any(char.isprintable() and not char.isspace() for char in UNSEEN.sub("", text))
 
 

@@ -1,4 +1,4 @@
-"""One question, one episode, before one's eyes."""
+"""Run one episode for one question and report each turn."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ from uuid import uuid4
 from scorekit.errors import UserError
 from scorekit.files import write_atomic
 from trainer.search.config import SearchConfig
-from trainer.search.neighbours import has_page, neighbours
 from trainer.search.records import Question, Trajectory
 from trainer.search.reward.config import SearchRewardConfig
+from trainer.search.rollout.episode import run_episodes
+from trainer.search.services import has_page, open_policy_and_services
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore
-from trainer.search.turns.episode import run_episodes
 
 
 def reward_of_one(reward: SearchRewardConfig, *, answer: bool, gold: bool) -> SearchRewardConfig:
-    """The config's weights for one question: what it does not tell has none, or its episode would
-    have no reward. answer: one is wanted, so that it has a weight and no gate keeps it back."""
+    """Return the reward config for one question.
+
+    A component that the question cannot have gets the weight 0; otherwise its episode would have no
+    reward. answer: the generator shall answer, so the judge has a weight and there is no gate.
+    """
     judge = (reward.w_judge or 1.0) if answer else 0.0
     ndcg = reward.w_ndcg if gold else 0.0
     form = reward.w_format or (0.0 if judge or ndcg else 1.0)
@@ -31,37 +34,41 @@ def ask(
     question: Question,
     folder: Path,
     *,
-    told: Callable[[Trajectory], None],
+    on_turn: Callable[[Trajectory], None],
 ) -> Trajectory:
     """Let the policy search for a question's evidence, and store the episode in `folder`.
 
-    told: is called after each turn. Without a reference answer nobody judges; without gold pages
-    there is no NDCG. Raises UserError, ServiceUnreachable.
+    on_turn: is called after each turn. Without a reference answer there is no verdict. Without gold
+    pages there is no NDCG. Raises UserError, ServiceUnreachable.
     """
     if (folder / FOLDER).exists():
-        raise UserError(f"{folder}: holds trajectories: choose another folder with --out")
+        raise UserError(
+            f"{folder}: contains trajectories already. Choose another folder with --out."
+        )
     stores: list[TrajectoryStore] = []
     run = f"{folder.name}-{uuid4().hex[:8]}"
-    with neighbours(cfg, run=run, pictures=lambda name: stores[0].picture(name)) as around:
+    with open_policy_and_services(
+        cfg, run=run, load_image=lambda name: stores[0].read_image(name)
+    ) as services:
         for page in question.gold:
-            if not has_page(around.retriever, page):
+            if not has_page(services.retriever, page):
                 raise UserError(f"--gold {page}: the index has no such page")
         folder.mkdir(parents=True, exist_ok=True)
         stores.append(TrajectoryStore(folder / FOLDER, run))
-        write_atomic(folder / "index.json", around.index.model_dump_json(indent=1))
+        write_atomic(folder / "index.json", services.index.model_dump_json(indent=1))
         run_episodes(
             [question],
-            around.policy,
-            around.retriever,
+            services.policy,
+            services.retriever,
             cfg.episode,
             new_id=lambda *_: "1-0-0",
-            on_done=around.stream.submit,
-            on_turn=told,
-            keep_picture=stores[0].keep_picture,
+            on_done=services.stream.submit,
+            on_turn=on_turn,
+            save_image=stores[0].save_image,
             run=run,
             step=1,
         )
-        wanted = {"1-0-0": question.id}
-        (final,) = around.stream.collect(1, wanted, cfg.rollout.deadline_s).values()
+        group_by_id = {"1-0-0": question.id}
+        (final,) = services.stream.collect(1, group_by_id, cfg.rollout.deadline_s).values()
         stores[0].write_step(1, [final])
         return final

@@ -1,5 +1,7 @@
-"""Episodes of a data set, rewarded and stored, without any learning: trajectories to start a policy
-from, and the baseline that one has to beat."""
+"""Run, reward and store the episodes of a data set without training.
+
+They are trajectories to start a policy from, and the baseline that a trained policy has to beat.
+"""
 
 from __future__ import annotations
 
@@ -16,41 +18,50 @@ from scorekit.errors import ScorekitError, UserError
 from scorekit.files import write_atomic
 from scorekit.report.progress import progress_bar
 from trainer.runs.config import check_config
-from trainer.runs.figures import Figures
-from trainer.runs.leaving import Leaving
 from trainer.runs.messages import messages
-from trainer.runs.runlog import RunLog, check_run_dir, open_run_dir, read_jsonl
-from trainer.search.answer.money import MoneySpent
+from trainer.runs.run_log import RunLog, check_run_dir, open_run_dir, read_jsonl
+from trainer.runs.shutdown import ShutdownHandler
+from trainer.runs.stats import Stats
+from trainer.search.answer.spending import BudgetExceeded
 from trainer.search.config import SearchConfig
 from trainer.search.data import check_gold, hold_against_index, load_questions
-from trainer.search.episodes import Episodes
-from trainer.search.evaluation.figures import figures_of
-from trainer.search.neighbours import Neighbours, check_index, has_page, neighbours
+from trainer.search.episode_runner import EpisodeRunner
+from trainer.search.evaluation.stats import compute_stats
 from trainer.search.records import Question, Trajectory
+from trainer.search.services import (
+    PolicyAndServices,
+    check_index,
+    has_page,
+    open_policy_and_services,
+)
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore
 
 
 @dataclass(slots=True)
 class Collected:
-    """folder: of the run. figures: of all its episodes. stopped: why it ended before its last step;
-    None: it did not. exit_code: of the command."""
+    """The outcome of a collecting run.
+
+    folder: run directory. stats: stats of all its episodes. stopped: the reason why it ended
+    before its last step; None: it did not. exit_code: exit code of the command.
+    """
 
     folder: Path
-    figures: Figures = field(default_factory=dict)
+    stats: Stats = field(default_factory=dict)
     stopped: str | None = None
     exit_code: int = 0
 
 
 def collect(cfg: SearchConfig, *, resume: bool = False, limit: int | None = None) -> Collected:
-    """`rollout.n_agent` episodes of each question of `data.train` that does not say itself,
-    `rl.batch_size` questions a step. limit: of the questions, the first so many.
+    """Run the episodes of all questions of `data.train` and store them with their rewards.
 
-    resume: go on behind the last whole step of misc.run_dir; an answer that was paid for is not
-    paid for again. SIGTERM and Ctrl-C end it behind the step under way. Raises UserError on what
-    the user can mend (the money is spent), ServiceUnreachable where a service is away.
+    A question gets its own `n_agent` episodes, else `rollout.n_agent`. A step has `rl.batch_size`
+    questions. limit: use only the first so many questions. resume: continue after the last complete
+    step in misc.run_dir; a paid answer is not paid for twice. SIGTERM and Ctrl-C end the run after
+    the current step. Raises UserError for what the user can fix (the money is spent),
+    ServiceUnreachable if a service is unavailable.
     """
     questions = _questions(cfg, limit)
-    with messages() as heard, Leaving() as leaving:
+    with messages() as message_log, ShutdownHandler() as shutdown:
         check_gold(questions, cfg.reward.weights["ndcg"])
         folder = open_run_dir(cfg.misc)
         done = _steps_done(cfg, folder) if resume else None
@@ -58,43 +69,51 @@ def collect(cfg: SearchConfig, *, resume: bool = False, limit: int | None = None
             check_run_dir(cfg)
         run = _name_of(folder) if done is not None else f"{folder.name}-{uuid4().hex[:8]}"
         stores: list[TrajectoryStore] = []  # opened when an earlier run may be replaced
-        with neighbours(cfg, run=run, pictures=lambda name: stores[0].picture(name)) as around:
+        with open_policy_and_services(
+            cfg, run=run, load_image=lambda name: stores[0].read_image(name)
+        ) as services:
             questions = hold_against_index(
-                questions, lambda page: has_page(around.retriever, page), cfg.data
+                questions, lambda page: has_page(services.retriever, page), cfg.data
             )
             if done is not None:
-                check_index(folder, around.index)
+                check_index(folder, services.index)
             runlog = RunLog(cfg, done=done)
-            heard.write_to(folder)
-            write_atomic(folder / "index.json", around.index.model_dump_json(indent=1))
+            message_log.write_to(folder)
+            write_atomic(folder / "index.json", services.index.model_dump_json(indent=1))
             stores.append(TrajectoryStore(folder / FOLDER, run))
             stores[0].cut(done or 0)
-            leaving.patient = True
-            steps = _Steps(cfg, questions, around, stores[0], runlog, leaving)
+            shutdown.is_deferring = True
+            steps = _Steps(cfg, questions, services, stores[0], runlog, shutdown)
             return steps.go(done or 0)
 
 
 def _questions(cfg: SearchConfig, limit: int | None) -> list[Question]:
     if cfg.data.train is None:
-        raise UserError("data.train is not set: give the questions")
-    limits = [most for most in (cfg.data.train_limit, limit) if most is not None]
+        raise UserError("data.train: not set. Give a file of questions.")
+    limits = [
+        max_questions
+        for max_questions in (cfg.data.train_limit, limit)
+        if max_questions is not None
+    ]
     return load_questions(
         cfg.data.train, cfg.data, split=cfg.data.train_split, limit=min(limits, default=None)
     )
 
 
 def _steps_done(cfg: SearchConfig, folder: Path) -> int | None:
-    """The last step that stands in log and store, those at the end without any reward left out;
-    None where the run has not begun."""
+    """Return the last step that is in both log and store; None if the run has not started.
+
+    Steps without any reward at the end do not count.
+    """
     if not (folder / FOLDER / "store.json").is_file():
         return None
     check_config(cfg, read_config(folder / "config.yaml"))
-    there = set(TrajectoryStore(folder / FOLDER).steps())
+    stored = set(TrajectoryStore(folder / FOLDER).steps())
     logged = {row["update"]: row["reward_coverage"] for row in read_jsonl(folder / "log.jsonl")}
     done = 0
-    while done + 1 in there & logged.keys():
+    while done + 1 in stored & logged.keys():
         done += 1
-    while done and not logged[done]:  # nobody answered: it is done again
+    while done and not logged[done]:  # no service answered: run the step again
         done -= 1
     return done
 
@@ -107,21 +126,21 @@ def _name_of(folder: Path) -> str:
 class _Steps:
     cfg: SearchConfig
     questions: Sequence[Question]
-    around: Neighbours
+    services: PolicyAndServices
     store: TrajectoryStore
     runlog: RunLog
-    leaving: Leaving
-    episodes: Episodes = field(init=False)
+    shutdown: ShutdownHandler
+    episodes: EpisodeRunner = field(init=False)
 
     def __post_init__(self) -> None:
-        around = self.around
-        self.episodes = Episodes(self.cfg, around.retriever, around.stream, self.store)
+        services = self.services
+        self.episodes = EpisodeRunner(self.cfg, services.retriever, services.stream, self.store)
 
     def go(self, done: int) -> Collected:
-        """All steps behind `done`."""
+        """Run all steps after `done`."""
         size, total = self.cfg.rl.batch_size, len(self.questions)
         starts = range(0, total, size)
-        sizes = [one.samples(self.cfg.rollout.n_agent) for one in self.questions]
+        sizes = [question.samples(self.cfg.rollout.n_agent) for question in self.questions]
         failed = 0
         with progress_bar(sum(sizes), sum(sizes[: done * size])) as advance:
             for step, start in enumerate(starts, 1):
@@ -130,53 +149,58 @@ class _Steps:
                 batch = self.questions[start : start + size]
                 failed = 0 if self._step(step, start, batch, advance) else failed + 1
                 if failed == self.cfg.stop.skipped_updates:
-                    told = f"no episode of {failed} steps in a row has a reward"
-                    return self._end(f"{told}: mend that, and go on with --resume", 3)
-                if self.leaving.asked and step < len(starts):
-                    name = signal.Signals(self.leaving.asked).name
-                    left = f"{name} after step {step} of {len(starts)}: go on with --resume"
-                    return self._end(left, 128 + self.leaving.asked)
+                    problem = f"no episode of {failed} steps in a row has a reward"
+                    return self._end(f"{problem}. Fix the cause and continue with --resume.", 3)
+                if self.shutdown.signal_number and step < len(starts):
+                    name = signal.Signals(self.shutdown.signal_number).name
+                    stop_text = (
+                        f"{name} after step {step} of {len(starts)}. Continue with --resume."
+                    )
+                    return self._end(stop_text, 128 + self.shutdown.signal_number)
         return self._end()
 
     def _end(self, stopped: str | None = None, exit_code: int = 0) -> Collected:
-        figures = figures_of(list(self.store.read(tokens=False)))
-        if stopped is None and not figures.get("reward_coverage"):
-            stopped, exit_code = "no episode has a reward: the page says why of each", 3
-        write_atomic(self.runlog.folder / "figures.json", json.dumps(figures, indent=1) + "\n")
-        return Collected(self.runlog.folder, figures, stopped, exit_code)
+        stats = compute_stats(list(self.store.read(tokens=False)))
+        if stopped is None and not stats.get("reward_coverage"):
+            stopped, exit_code = "no episode has a reward: the page shows the reason of each", 3
+        write_atomic(self.runlog.folder / "figures.json", json.dumps(stats, indent=1) + "\n")
+        return Collected(self.runlog.folder, stats, stopped, exit_code)
 
     def _step(
         self, step: int, start: int, batch: Sequence[Question], advance: Callable[[int], None]
     ) -> bool:
-        """Whether an episode of it has a reward."""
-        stream = self.around.stream
+        """Run one step and return whether any of its episodes has a reward."""
+        stream = self.services.stream
         try:
-            final = self._rewarded(step, start, batch, advance)
-        except ScorekitError as error:  # a service is away, or the money is spent
-            # To be looked at, with the answers that are under way. The step is not logged: the run
-            # goes on by doing it again.
-            if ended := stream.so_far(step, self.cfg.rollout.deadline_s):
-                self.store.write_step(step, ended)
-            if isinstance(error, MoneySpent):
-                raise UserError(f"{error}, and go on with --resume") from None
+            final = self._run_episodes(step, start, batch, advance)
+        except ScorekitError as error:  # a service is unavailable, or the money is spent
+            # Store what is finished, so that people can inspect it. The step is not logged: a
+            # resumed run repeats it.
+            if finished := stream.so_far(step, self.cfg.rollout.deadline_s):
+                self.store.write_step(step, finished)
+            if isinstance(error, BudgetExceeded):
+                raise UserError(f"{error}, and continue with --resume") from None
             raise
         self.store.write_step(step, list(final.values()))
-        line: dict[str, Any] = {"update": step, **stream.figures}
-        if self.around.answering is not None:
-            line |= self.around.answering.figures()
-        self.runlog.write_update(line)
+        row: dict[str, Any] = {"update": step, **stream.stats}
+        if self.services.answering is not None:
+            row |= self.services.answering.stats()
+        self.runlog.write_update(row)
         self.runlog.sync()
-        return any(one.reward is not None and one.reward.status == "ok" for one in final.values())
+        return any(
+            trajectory.reward is not None and trajectory.reward.status == "ok"
+            for trajectory in final.values()
+        )
 
-    def _rewarded(
+    def _run_episodes(
         self, step: int, start: int, batch: Sequence[Question], advance: Callable[[int], None]
     ) -> dict[str, Trajectory]:
-        ended = self.episodes.run(
-            self.around.policy,
+        finished = self.episodes.run(
+            self.services.policy,
             list(enumerate(batch, start)),
             step=step,
             attempt=self.store.next_attempt(step),
             samples=self.cfg.rollout.n_agent,
             on_done=lambda _: advance(1),
         )
-        return self.episodes.rewarded(step, ended)
+        return self.episodes.collect_rewards(step, finished)

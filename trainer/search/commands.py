@@ -1,4 +1,4 @@
-"""The verbs of the command line for a searcher: what they say, and how they end."""
+"""The commands train, evaluate, check and report for the search task."""
 
 from __future__ import annotations
 
@@ -13,76 +13,76 @@ from trainer.search.config import SearchConfig as Config
 
 
 def train(cfg: SearchConfig, *, resume: bool) -> int:
-    """Train the policy; evaluate it before, between and after."""
-    from trainer.runs.verbs.tables import comparison_table
+    """Train the policy and evaluate it before, during and after training."""
+    from trainer.runs.cli.tables import comparison_table
     from trainer.search.data import load_held_out, load_train
 
     questions, held_out = load_train(cfg), load_held_out(cfg)
-    from trainer.search.evaluation.figures import table
     from trainer.search.evaluation.report import write_report
+    from trainer.search.evaluation.stats import table
     from trainer.search.training.train import run_search
 
     artifacts = run_search(questions, held_out, cfg, resume=resume)
     if not artifacts.is_main:
-        return 0  # torchrun ends all with the first that fails, and the main one has yet to tell
+        return 0  # a failure here would make torchrun end the main process
     for name, reports in artifacts.sets.items():
-        if not reports:  # it was asked to leave before the first
+        if not reports:  # the run was stopped before the first evaluation
             continue
         if len(artifacts.sets) > 1:
             best = " (the best checkpoint is chosen by it)" if name == cfg.best_by else ""
             typer.echo(f"set: {name}{best}")
         before, after = reports[0][1], reports[-1][1]
-        Console().print(comparison_table(table(), before.figures(), after.figures()))
+        Console().print(comparison_table(table(), before.stats(), after.stats()))
     if artifacts.updates or any(artifacts.sets.values()):
         typer.echo(f"report: {write_report(artifacts.run_dir)}")
-    return artifacts.say_end()
+    return artifacts.print_summary()
 
 
 def evaluate(cfg: SearchConfig, against: str | None, *, overwrite: bool) -> int:
-    """Let the policy search for the held-out questions, and score what it finds.
+    """Let the policy search for the held-out questions and score its episodes.
 
-    Exit code 3: no episode of a set has a reward.
+    Exit code 3: a set has no episode with a reward.
     """
     from trainer.search.data import load_held_out
 
     sets = load_held_out(cfg)
     if not sets:
-        raise UserError("data.eval is not set: give the questions to search for")
-    from trainer.runs.verbs.tables import paired_table, report_table
-    from trainer.search.evaluation.figures import table
+        raise UserError("data.eval: not set. Give a file of held-out questions.")
+    from trainer.runs.cli.tables import paired_table, report_table
     from trainer.search.evaluation.run import run_evaluation
+    from trainer.search.evaluation.stats import table
 
     unscored = []
-    for of in run_evaluation(cfg, sets, against, overwrite=overwrite):
+    for result in run_evaluation(cfg, sets, against, overwrite=overwrite):
         if len(sets) > 1:
-            typer.echo(f"set: {of.name}")
-        Console().print(report_table(table(), of.evaluation.figures))
-        typer.echo(f"report: {of.page}")
-        if not of.evaluation.figures["reward_coverage"]:
-            unscored.append(of.name)
-        if of.earlier is None or of.groups is None:
+            typer.echo(f"set: {result.name}")
+        Console().print(report_table(table(), result.evaluation.stats))
+        typer.echo(f"report: {result.page}")
+        if not result.evaluation.stats["reward_coverage"]:
+            unscored.append(result.name)
+        if result.earlier is None or result.groups is None:
             continue
-        typer.echo(f"A: {of.earlier.policy}\nB: {of.evaluation.policy}")
-        for name, figures in of.groups.items():
-            if not name.startswith("document "):  # there may be many: they stand on the page
+        typer.echo(f"A: {result.earlier.policy}\nB: {result.evaluation.policy}")
+        for name, stats in result.groups.items():
+            if not name.startswith("document "):  # there may be many: they are on the page
                 typer.echo("all questions" if name == "all" else name)
-                Console().print(paired_table(figures))
-        typer.echo(f"comparison: {of.comparison}")
+                Console().print(paired_table(stats))
+        typer.echo(f"comparison: {result.comparison}")
     if unscored:
         typer.echo(f"no episode has a reward: {', '.join(unscored)}", err=True)
     return 3 if unscored else 0
 
 
 def check(cfg: SearchConfig) -> int:
-    """Look at all that a training run needs, before any weights are loaded."""
-    from scorekit.report.findings import say_findings
+    """Check all that a training run needs, before weights are loaded."""
+    from scorekit.report.findings import print_check_results
     from trainer.search.check import check_run
 
-    return say_findings(check_run(cfg))
+    return print_check_results(check_run(cfg))
 
 
 def report(run_dir: Path) -> int:
-    """Write report.html of a run, finished or not."""
+    """Write report.html of a run, which may be unfinished."""
     from trainer.search.evaluation.report import write_report
 
     typer.echo(f"report: {write_report(run_dir)}")

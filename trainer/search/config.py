@@ -12,7 +12,7 @@ from trainer.chat.config import ChatConfig
 from trainer.config_base import may_change
 from trainer.rl.config import PolicyConfig
 from trainer.runs.config import (
-    THE_SET,
+    DEFAULT_EVAL_SET,
     EvalConfig,
     MiscConfig,
     StopConfig,
@@ -22,12 +22,12 @@ from trainer.runs.config import (
 from trainer.search.answer.config import AnsweringConfig
 from trainer.search.config_data import SearchData
 from trainer.search.reward.config import SearchRewardConfig
+from trainer.search.rollout.config import EpisodeConfig, TurnSamplingConfig
 from trainer.search.training.config import SearchRLConfig
-from trainer.search.turns.config import EpisodeConfig, TurnSamplingConfig
 
 
 class RetrieverConfig(Config):
-    """The service that finds pages (services/retriever)."""
+    """The retriever service (services/retriever)."""
 
     url: str = may_change("http://localhost:8005", description="Its address; it may move in a run.")
     timeout_s: float = may_change(60.0, gt=0, description="Seconds for one request.")
@@ -35,7 +35,7 @@ class RetrieverConfig(Config):
 
 
 class PolicyServerConfig(Config):
-    """A policy behind an OpenAI-compatible server, in place of one in `policy`."""
+    """A policy behind an OpenAI-compatible server, used instead of `policy`."""
 
     url: str | None = may_change(None, description="Its address, with /v1; null: `policy.path`.")
     model: str = Field("", description="Its model's name there.")
@@ -57,7 +57,7 @@ class PolicyServerConfig(Config):
 
 
 class RolloutConfig(Config):
-    """How many episodes."""
+    """The number of episodes for each question."""
 
     n_agent: int = Field(
         1, ge=1, description="Episodes of a question: its group, where a row does not say."
@@ -77,7 +77,7 @@ class RolloutConfig(Config):
 
 
 class SearchConfig(Config):
-    """A whole run."""
+    """The config of a search run."""
 
     task: Literal["search"] = Field("search", description="What is learned.")
     data: SearchData = may_change(default_factory=SearchData, description="Questions.")
@@ -111,22 +111,24 @@ class SearchConfig(Config):
     def _best_by_is_a_set(self) -> SearchConfig:
         sets = list(self.data.held_out)
         if self.eval.best_by is not None and self.eval.best_by not in sets:
-            known = ", ".join(sets) or "none"
-            raise ValueError(f"eval.best_by: {self.eval.best_by!r} is no evaluation set ({known})")
+            set_names = ", ".join(sets) or "none"
+            raise ValueError(
+                f"eval.best_by: {self.eval.best_by!r} is not an evaluation set ({set_names})"
+            )
         return self
 
     @property
     def best_by(self) -> str:
-        """Name of the evaluation set that the best checkpoint is chosen by."""
-        return self.eval.best_by or next(iter(self.data.held_out), THE_SET)
+        """Return the name of the evaluation set that the best checkpoint is chosen by."""
+        return self.eval.best_by or next(iter(self.data.held_out), DEFAULT_EVAL_SET)
 
     @property
     def corrects_importance(self) -> bool:
-        """Whether old_logprobs are the trainer's own, and the sampler's a correction."""
+        """Return whether old_logprobs are recomputed and the sampler's serve as a correction."""
         return corrects_importance(self)
 
     def eval_generation(self) -> TurnSamplingConfig:
-        """How turns of an evaluation are sampled, greedily by default."""
+        """Return the sampling settings for evaluation, greedy by default."""
         return self.generation.model_copy(
             update={
                 "temperature": self.eval.temperature,
@@ -138,12 +140,15 @@ class SearchConfig(Config):
 
     @property
     def sources(self) -> dict[str, str | None]:
-        """What a run reads: config key -> path."""
+        """Return the paths that a run reads by config key."""
         return {
             "policy.path": self.policy.path,
             "policy.tokenizer": self.policy.tokenizer,
             "policy.reference_path": self.policy.reference_path,
             "data.train": self.data.train,
-            **{set_key(name): of.path for name, of in self.data.held_out.items()},
+            **{
+                set_key(name): question_set.path
+                for name, question_set in self.data.held_out.items()
+            },
             "chat.template": self.chat.template,
         }

@@ -7,10 +7,10 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from scorekit.config import Config
-from trainer.runs.config import THE_SET, SetName
+from trainer.runs.config import DEFAULT_EVAL_SET, SetName
 
-#: Field of a question -> the columns that may hold it, the first that does counts. `a.b` is the
-#: field b within the column a, as the parquet files of veRL-like trainers have it.
+#: Field of a question -> the columns that may hold it; the first one with a value is used. `a.b` is
+#: the field b within the column a, as in the Parquet files of veRL-like trainers.
 COLUMNS: dict[str, tuple[str, ...]] = {
     "id": ("id", "uid", "extra_info.uid", "extra_info.index"),
     "question": ("question", "extra_info.question", "query"),
@@ -46,7 +46,7 @@ class QuestionSet(Config):
 
 
 class SearchData(Config):
-    """Where questions come from."""
+    """The files of questions and how to read them."""
 
     train: str | None = Field(
         None,
@@ -92,14 +92,17 @@ class SearchData(Config):
 
     @model_validator(mode="after")
     def _names_differ(self) -> SearchData:
-        if self.eval is not None and THE_SET in self.eval_sets:
-            raise ValueError(f"eval_sets: the name {THE_SET} is that of data.eval: choose another")
+        if self.eval is not None and DEFAULT_EVAL_SET in self.eval_sets:
+            raise ValueError(
+                f"eval_sets: the name {DEFAULT_EVAL_SET} is taken by data.eval. "
+                "Choose another name."
+            )
         return self
 
     @property
     def held_out(self) -> dict[str, QuestionSet]:
-        """All evaluation sets by name, that of `eval` first."""
+        """Return all evaluation sets by name, first that of `eval`."""
         first = {}
         if self.eval is not None:
-            first[THE_SET] = QuestionSet(path=self.eval, split=self.eval_split)
+            first[DEFAULT_EVAL_SET] = QuestionSet(path=self.eval, split=self.eval_split)
         return first | self.eval_sets

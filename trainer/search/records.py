@@ -1,4 +1,4 @@
-"""What an episode leaves: the records that are stored, and that all of the task reads."""
+"""The records of an episode, which are stored and which all of the search task reads."""
 
 from __future__ import annotations
 
@@ -10,35 +10,37 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from scorekit.retrieval.wire import PageHit
 
-#: A judge's score from which on an answer counts as right.
+#: Min judge's score of an answer that counts as right.
 SUCCESS = 0.5
 #: x1, y1, x2, y2; origin top left.
 Region = tuple[float, float, float, float]
-#: How a policy writes a box: pixels of the picture last shown, or its sides as 0-1000, or as 0-1.
+#: Units of a policy's boxes: pixels of the last image, or 0-1000 or 0-1 of its sides.
 BoxConvention = Literal["pixel", "thousand", "unit"]
 ActionName = Literal["search", "crop", "complete", "invalid"]
-#: complete: the policy said so. forced: its turns were used up. declined: it wrote another body
-#: than true. context: the next turn would not have fitted. failed: a neighbour gave no answer.
+#: complete: the policy ended the search. forced: no turn was left. declined: the policy wrote a
+#: body other than true. context: the next turn would not fit. failed: a service did not answer.
 EndName = Literal["complete", "forced", "declined", "context", "failed"]
-#: ok: there is a value. skipped: on purpose none was asked for. failed: none was got, though asked
-#: for. late: it came after the step's deadline and was dropped.
+#: ok: there is a value. skipped: none was requested. failed: it was requested and is missing.
+#: late: it came after the step's deadline and was dropped.
 Status = Literal["ok", "skipped", "failed", "late"]
 
 
 class Record(BaseModel):
-    """Base of all records: an unknown key is an error, no number is NaN or infinite (nor becomes
-    a null on its way to a file, where it would pass for a value that was not had)."""
+    """The base of all records. An unknown key, NaN and infinity are errors.
+
+    JSON would write NaN as null, which means a missing value.
+    """
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, ser_json_inf_nan="constants")
 
 
 class Question(Record):
-    """A row of the data.
+    """A question of a data set.
 
-    id: its own, alone in its file. reference_pages: numbers in the file `file_name`; the first is
+    id: unique in its file. reference_pages: numbers in the file `file_name`; the first is
     1. gold: their page ids. alternatives: gold page id -> pages that carry the same fact.
-    question_type: by which figures are told apart. max_turns, temperature, n_agent (episodes of its
-    group): of this row; None: the run's.
+    question_type: stats are grouped by it. max_turns, temperature, n_agent (episodes of its group):
+    settings of this row; None: the run's.
     """
 
     id: str
@@ -54,17 +56,16 @@ class Question(Record):
     n_agent: int | None = None
 
     def samples(self, of_run: int | None) -> int:
-        """Episodes of it, where the run plays `of_run` of a question that does not say; None: one
-        of each, whatever it says."""
+        """Return the number of its episodes: its `n_agent`, else `of_run`; if that is None, 1."""
         return 1 if of_run is None else self.n_agent or of_run
 
 
-class View(Record):
-    """A picture that the policy was shown: the frame of coordinates for the box that follows.
+class ImageView(Record):
+    """An image that the policy got: the frame of coordinates for the next box.
 
-    width, height: as shown, in pixels. region: what of the page it shows, in pixels of the page's
-    own picture of page_width x page_height; so a crop of a crop has one frame. image: SHA-256 of
-    the PNG, which is stored under it.
+    width, height: in pixels. region: the visible part of the page, in pixels of the page's full
+    image of page_width x page_height, also for a crop of a crop. image: SHA-256 of the PNG, which
+    is its key in the store.
     """
 
     kind: Literal["page", "crop"]
@@ -78,13 +79,13 @@ class View(Record):
 
 
 class Turn(Record):
-    """A turn of the policy and what came of it.
+    """A turn of the policy and its observation.
 
-    number: the first is 1. text: as written; of a forced end, what was put in its place. tokens: of
-    the policy's own; None where its server did not say. reason: of an invalid action, by its key.
-    detail: the same in words, as the policy was told. query, box, convention: of the action.
-    rank: in hits, of the page that was shown. golden: whether that page is one of the gold ones;
-    None where none was shown, or none is known. observation: its text. policy_s, tool_s: seconds.
+    number: the first is 1. text: as written; of a forced end, the text that replaces it. tokens:
+    the number of sampled tokens; None if the server does not report it. reason: key of an invalid
+    action. detail: the message to the policy about it. query, box, convention: of the action. rank:
+    rank of the visible page in hits. golden: whether that page is a gold page; None if there is no
+    page, or no known gold page. observation: its text. policy_s, tool_s: seconds.
     """
 
     number: int
@@ -98,7 +99,7 @@ class Turn(Record):
     box: Region | None = None
     convention: BoxConvention | None = None
     hits: list[PageHit] = Field(default_factory=list)
-    views: list[View] = Field(default_factory=list)
+    views: list[ImageView] = Field(default_factory=list)
     rank: int | None = None
     golden: bool | None = None
     observation: str = ""
@@ -107,10 +108,10 @@ class Turn(Record):
 
 
 class TokenRecord(Record):
-    """The ids of an episode, for training and for looking back.
+    """The ids of an episode, for training and inspection.
 
-    completion_ids: from the first sampled id to the last, observations between them. mask_digest:
-    SHA-256 over the action mask as bytes 0 and 1. images: SHA-256 of the pictures in their order.
+    completion_ids: from the first sampled id to the last, with observations. mask_digest: SHA-256
+    of the action mask as bytes 0 and 1. images: SHA-256 of the images in order.
     """
 
     prompt_ids: list[int]
@@ -121,13 +122,13 @@ class TokenRecord(Record):
 
 
 def mask_digest(action_mask: Sequence[bool]) -> str:
-    """What `TokenRecord.mask_digest` says of an action mask."""
+    """Return `TokenRecord.mask_digest` of an action mask."""
     return hashlib.sha256(bytes(map(bool, action_mask))).hexdigest()
 
 
-class Charge(Record):
-    """What was asked of a paid server. money: in the currency of the prices; None without prices.
-    cached: the answer was known, so nothing was paid."""
+class ApiUsage(Record):
+    """The usage of a paid server. money: cost in the currency of the prices; None without prices.
+    cached: the answer came from the cache, at no cost."""
 
     calls: int = 0
     prompt_tokens: int = 0
@@ -137,33 +138,33 @@ class Charge(Record):
 
 
 class GeneratedAnswer(Record):
-    """What the frozen generator said. text: None unless ok. error: why not, typed as `LLMError`s
-    or `SampleError`s are. evidence: SHA-256 of the pictures that it was sent, in order."""
+    """The answer of the frozen generator. text: None unless ok. error: the type of an `LLMError` or
+    a `SampleError`, and its message. evidence: SHA-256 of the images in the request, in order."""
 
     status: Status
     text: str | None = None
     error: str | None = None
     model: str = ""
     evidence: list[str] = Field(default_factory=list)
-    charge: Charge = Charge()
+    charge: ApiUsage = ApiUsage()
     latency_s: float = 0.0
 
 
 class JudgedAnswer(Record):
-    """What the judge said of it. score: 0 to 1; None unless ok (or skipped with a defined score:
-    no evidence is judged 0 without a call). reason: its own words, or why there is no score."""
+    """The verdict of the judge. score: 0 to 1; None unless ok (or skipped with a defined score: no
+    evidence scores 0 without a call). reason: the judge's reason, or why there is no score."""
 
     status: Status
     score: float | None = None
     reason: str = ""
     model: str = ""
-    charge: Charge = Charge()
+    charge: ApiUsage = ApiUsage()
     latency_s: float = 0.0
 
 
 class EpisodeReward(Record):
-    """The number that the policy is trained on. value: None unless ok. parts: judge, ndcg, format,
-    each before its weight; what is not there was not had."""
+    """The reward of an episode. value: None unless ok. parts: judge, ndcg, format, each before its
+    weight; a missing one has no value."""
 
     status: Status
     value: float | None = None
@@ -175,9 +176,9 @@ class EpisodeReward(Record):
 class Trajectory(Record):
     """An episode from its question to its reward.
 
-    trajectory_id: alone in its run. group: of the episodes of one question in one step. attempt:
-    counts from 0 where a step is done again after a crash. end: None while it goes on. policy: its
-    name or URL.
+    trajectory_id: unique in its run. group: name of the group of one question in one step. attempt:
+    counts from 0; a step repeated after a crash has the next number. end: None before the end.
+    policy: its name or URL.
     """
 
     trajectory_id: str
@@ -201,36 +202,41 @@ class Trajectory(Record):
 
     @property
     def shown_pages(self) -> list[str]:
-        """Ids of the pages that were shown, each once, in the order in which it first was."""
+        """Return the ids of the visible pages without duplicates, in their order."""
         pages = [v.page_id for t in self.turns for v in t.views if v.kind == "page"]
         return list(dict.fromkeys(pages))
 
     @property
     def forced(self) -> bool:
-        """Whether the end was put in the policy's place."""
+        """Return whether the environment ended the search, not the policy."""
         return self.end == "forced"
 
     @property
     def success(self) -> bool | None:
-        """Whether the judge takes the answer for right; None without a score."""
+        """Return whether the answer counts as right; None without a judge's score."""
         if self.judged is None or self.judged.score is None:
             return None
         return self.judged.score >= SUCCESS
 
     @property
     def saw_evidence(self) -> bool:
-        """Whether a page that carries the fact was shown: a gold one, or an alternative to one;
-        where no gold is known, whether any page was."""
-        asked, shown = self.question, self.shown_pages
-        if not asked.gold:
-            return bool(shown)
-        carry = {*asked.gold, *(page for of in asked.alternatives.values() for page in of)}
-        return not carry.isdisjoint(shown)
+        """Return whether the policy saw a gold page or an alternative to one.
+
+        Without known gold pages: whether it saw any page.
+        """
+        question, page_ids = self.question, self.shown_pages
+        if not question.gold:
+            return bool(page_ids)
+        valid_pages = {
+            *question.gold,
+            *(page for names in question.alternatives.values() for page in names),
+        }
+        return not valid_pages.isdisjoint(page_ids)
 
     @property
-    def pictures(self) -> list[str]:
-        """SHA-256 of all that it refers to, each once: shown, in its ids, and sent as evidence."""
-        shown = [view.image for turn in self.turns for view in turn.views]
+    def images(self) -> list[str]:
+        """Return the SHA-256 of all its images without duplicates: in views, ids and evidence."""
+        in_views = [view.image for turn in self.turns for view in turn.views]
         in_ids = self.tokens.images if self.tokens else []
         sent = self.answer.evidence if self.answer else []
-        return list(dict.fromkeys([*shown, *in_ids, *sent]))
+        return list(dict.fromkeys([*in_views, *in_ids, *sent]))

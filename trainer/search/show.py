@@ -1,4 +1,4 @@
-"""An episode for eyes in a terminal: a panel a turn, then answer, judgement and reward."""
+"""Print an episode in a terminal: a panel for each turn, then answer, verdict and reward."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from rich.table import Table
 from rich.text import Text
 
 from scorekit.report.render import visible
-from trainer.search.records import Question, Trajectory, Turn, View
+from trainer.search.records import ImageView, Question, Trajectory, Turn
 
-#: Action -> colour of its panel.
-_COLOURS = {"search": "cyan", "crop": "magenta", "complete": "green", "invalid": "red"}
-#: Hits of a search that are named.
+#: Color of each action's panel.
+_COLORS = {"search": "cyan", "crop": "magenta", "complete": "green", "invalid": "red"}
+#: Max hits of a search that are listed.
 _HITS = 5
 
 
 def question_panel(question: Question) -> RenderableType:
-    """What is asked, and what would be right where that is known."""
-    told = [Text(visible(question.question), style="bold")]
+    """Return a panel of the question, its reference answer and its gold pages."""
+    lines = [Text(visible(question.question), style="bold")]
     if question.reference_answer:
-        told.append(Text(f"reference: {visible(question.reference_answer)}", style="dim"))
+        lines.append(Text(f"reference: {visible(question.reference_answer)}", style="dim"))
     if question.gold:
-        told.append(Text(f"gold pages: {visible(', '.join(question.gold))}", style="dim"))
-    return Panel(Group(*told), title="question", title_align="left")
+        lines.append(Text(f"gold pages: {visible(', '.join(question.gold))}", style="dim"))
+    return Panel(Group(*lines), title="question", title_align="left")
 
 
 def turn_panel(turn: Turn, gold: tuple[str, ...] = ()) -> RenderableType:
-    """What the policy wrote, and what it got for it."""
+    """Return a panel of a turn: the policy's text and the result of its action."""
     lines: list[RenderableType] = [_lines(turn.text)]
     if turn.action == "invalid":
         lines.append(Text(f"{turn.reason}: {visible(turn.detail)}", style="red"))
@@ -42,12 +42,12 @@ def turn_panel(turn: Turn, gold: tuple[str, ...] = ()) -> RenderableType:
         title_align="left",
         subtitle=seconds,
         subtitle_align="right",
-        border_style=_COLOURS[turn.action],
+        border_style=_COLORS[turn.action],
     )
 
 
-def view_line(view: View) -> str:
-    """A picture in words: of which page, how large, which part."""
+def view_line(view: ImageView) -> str:
+    """Return a line about an image: its page, its size and its region."""
     size = f"{view.width}x{view.height}"
     if view.kind == "page":
         return f"{visible(view.page_id)}, {size}"
@@ -56,15 +56,17 @@ def view_line(view: View) -> str:
 
 
 def end_panel(trajectory: Trajectory) -> RenderableType:
-    """How the episode ended, and what it earned."""
+    """Return a panel of the end of an episode, with answer, verdict and reward."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column()
     detail = f": {trajectory.end_detail}" if trajectory.end_detail else ""
     table.add_row("end", Text(visible(f"{trajectory.end}{detail}")))
     if (answer := trajectory.answer) is not None:
-        said = answer.text if answer.text is not None else f"{answer.status}: {answer.error or ''}"
-        table.add_row("answer", Text(visible(said), style="bold" if answer.text else "red"))
+        answer_text = (
+            answer.text if answer.text is not None else f"{answer.status}: {answer.error or ''}"
+        )
+        table.add_row("answer", Text(visible(answer_text), style="bold" if answer.text else "red"))
         table.add_row("from", Text(f"{answer.model}, {len(answer.evidence)} pictures"))
     for name, judged in (("judge", trajectory.judged), ("grounded", trajectory.grounded)):
         if judged is not None:
@@ -75,24 +77,32 @@ def end_panel(trajectory: Trajectory) -> RenderableType:
     if (reward := trajectory.reward) is not None:
         value = reward.status if reward.value is None else f"{reward.value:.3f}"
         parts = ", ".join(f"{name} {part:.3f}" for name, part in reward.parts.items())
-        why = reward.error or ("the format gate" if reward.gated else parts)
-        table.add_row("reward", Text(visible(f"{value}  ({why})" if why else value), style="bold"))
+        reason = reward.error or ("the format gate" if reward.gated else parts)
+        table.add_row(
+            "reward", Text(visible(f"{value}  ({reason})" if reason else value), style="bold")
+        )
     return Panel(table, title="end", title_align="left")
 
 
 def _lines(text: str) -> Text:
-    """Line breaks stay; all else that is no character to see is made visible."""
+    """Return a text with its line breaks, and other control characters made visible."""
     return Text("\n".join(visible(line) for line in text.strip().splitlines()))
 
 
 def _hits(turn: Turn, gold: tuple[str, ...]) -> RenderableType:
     if not turn.hits:
-        return Text("nothing found", style="yellow")
-    shown = {view.page_id for view in turn.views}
-    told = Text()
+        return Text("no hits", style="yellow")
+    visible_pages = {view.page_id for view in turn.views}
+    hits_text = Text()
     for hit in turn.hits[:_HITS]:
-        style = "bold green" if hit.page_id in gold else "bold" if hit.page_id in shown else "dim"
-        told.append(f"{hit.rank}. {visible(hit.page_id)}  ", style=style)
+        style = (
+            "bold green"
+            if hit.page_id in gold
+            else "bold"
+            if hit.page_id in visible_pages
+            else "dim"
+        )
+        hits_text.append(f"{hit.rank}. {visible(hit.page_id)}  ", style=style)
     if len(turn.hits) > _HITS:
-        told.append(f"and {len(turn.hits) - _HITS} more", style="dim")
-    return told
+        hits_text.append(f"and {len(turn.hits) - _HITS} more", style="dim")
+    return hits_text

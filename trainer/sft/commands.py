@@ -1,4 +1,4 @@
-"""The verbs of the command line for SFT: what they say, and how they end."""
+"""Command-line functions of the SFT task."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from trainer.sft.config import SftConfig as Config
 
 
 def train(cfg: SftConfig, *, resume: bool) -> int:
-    """Learn the rows; the loss on held-out ones before, between and after."""
-    from trainer.sft.figures import TABLE
+    """Train on the rows, and measure the loss on held-out ones before, between and after."""
     from trainer.sft.report import write_report
     from trainer.sft.run import run_sft
+    from trainer.sft.stats import TABLE
 
     artifacts = run_sft(cfg, resume=resume)
     if artifacts.reports:
-        from trainer.runs.verbs.tables import comparison_table
+        from trainer.runs.cli.tables import comparison_table
 
         before, after = artifacts.reports[0][1], artifacts.reports[-1][1]
         Console().print(comparison_table(TABLE, before, after))
     typer.echo(f"report: {write_report(artifacts.run_dir)}")
-    return artifacts.say_end()
+    return artifacts.print_summary()
 
 
 def evaluate(cfg: SftConfig, against: str | None, *, overwrite: bool) -> int:
-    """Nothing of its own: what a model says is evaluated by the task that it is for."""
+    """Raise UserError: what a model writes is evaluated by the task that it is for."""
     raise UserError(
-        "SFT has its loss on data.eval in eval.jsonl; to compare what models say, evaluate them by "
-        "the task that they are for (python -m trainer evaluate --config configs/roleplay/...)"
+        "SFT writes its loss on data.eval to eval.jsonl. To compare what models write, evaluate "
+        "them with their task (python -m trainer evaluate --config configs/roleplay/...)"
     )
 
 
 def check(cfg: SftConfig) -> int:
-    """Look at rows, template and options, before any weights are loaded."""
+    """Check rows, template and options, before any weights are loaded."""
     return debug(cfg)
 
 
@@ -50,7 +50,7 @@ def report(run_dir: Path) -> int:
 
 
 def debug(cfg: SftConfig) -> int:
-    """Show what is learned of the rows, and what the template check finds. 2: that is wrong."""
+    """Print the labels of the rows and the findings of the template check; 2 if it fails."""
     import torch
 
     from trainer.rl.policy import check_4bit
@@ -65,8 +65,8 @@ def debug(cfg: SftConfig) -> int:
     print_label_masks(Console(), tokenizer, train)
     sft_arguments(cfg, torch.device("cpu"))
     findings = [*train.findings, *held_out.findings]
-    wrong = any(not finding.ok for finding in findings)
-    return 2 if wrong and cfg.sft.template_check == "refuse" else 0
+    has_errors = any(not finding.ok for finding in findings)
+    return 2 if has_errors and cfg.sft.template_check == "refuse" else 0
 
 
 __all__ = ["Config", "check", "debug", "evaluate", "report", "train"]

@@ -1,4 +1,4 @@
-"""The config of an SFT run, with a sentence for each key. Unknown keys are errors."""
+"""The config of an SFT run. Unknown keys are errors."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from trainer.runs.config import DeviceConfig, FolderConfig
 
 
 class SftData(Config):
-    """Where rows come from, and which of them are learned."""
+    """The files of rows, and which of their turns are trained on."""
 
     train: str | None = Field(
         None,
-        description="Rows to learn from: a file (JSONL, JSON, CSV, TSV, each also as .gz; "
+        description="Rows to train on: a file (JSONL, JSON, CSV, TSV, each also as .gz; "
         "Parquet), a folder of them or of shards, or a hub id. A row has `messages`, a `prompt` "
         "and its `completion` (or `reference`), or `input_ids` and an `action_mask`.",
     )
@@ -29,19 +29,19 @@ class SftData(Config):
     eval_split: str | None = Field(None, description="Split of `eval`, for a folder or hub id.")
     turns: Which = Field(
         "all",
-        description="Which of the assistant's turns are learned of a row with messages: all of "
-        "them, the last, or each in a row of its own behind what stands before it.",
+        description="The assistant's turns of a row with messages to train on: all of "
+        "them, the last, or each in a separate row after the turns before it.",
     )
     max_length: int | None = Field(1024, ge=1, description="Tokens of a row at most; null: any.")
     overlong: Literal["leave_out", "cut_turns", "cut", "refuse"] = Field(
         "leave_out",
-        description="What becomes of a longer row: it is left out; cut behind its last turn that "
-        "fits; cut at max_length, also through a turn; or it ends the run. Counted each time.",
+        description="How a longer row is handled: it is left out; cut after its last turn that "
+        "fits; cut at max_length, also within a turn; or it ends the run. Each case is counted.",
     )
     record: str | None = Field(
         None,
         description="record.jsonl of curation, or its folder: a training row whose `question_id` "
-        "or `id` it condemns or leaves in doubt is left out, and counted.",
+        "or `id` it drops or leaves in doubt is left out, and counted.",
     )
     image_folder: str | None = Field(
         None, description="What paths in `images` are relative to; null: the folder of the file."
@@ -49,18 +49,18 @@ class SftData(Config):
 
 
 class SftSection(Config):
-    """The update, in the names of TRL's SFTConfig; every default that matters stands here."""
+    """The update, in the names of TRL's SFTConfig, with every default that matters."""
 
     assistant_only_loss: bool = Field(
-        True, description="Learn the assistant's turns alone; false: every token."
+        True, description="Train on the assistant's turns only; false: on every token."
     )
     per_device_train_batch_size: int = may_change(
         8, ge=1, description="Rows of a forward pass with gradients."
     )
-    gradient_accumulation_steps: int = Field(1, ge=1, description="Such passes of an update.")
+    gradient_accumulation_steps: int = Field(1, ge=1, description="Passes of an update.")
     num_train_epochs: float = Field(1.0, gt=0, description="Passes over the training rows.")
     max_steps: int | None = Field(
-        None, ge=1, description="Updates of the run; null: num_train_epochs says."
+        None, ge=1, description="Updates of the run; null: from num_train_epochs."
     )
     learning_rate: float = Field(2e-5, gt=0, description="Peak learning rate of AdamW.")
     lr_scheduler_type: str = Field("linear", description="As transformers names them.")
@@ -72,11 +72,11 @@ class SftSection(Config):
     )
     packing: bool = Field(
         False,
-        description="Put several rows into one sequence of data.max_length, none of them cut; "
-        "each sees itself alone. Not of rows with images.",
+        description="Put several rows into one sequence of data.max_length, without cutting them; "
+        "each row attends to itself only. Not for rows with images.",
     )
     template_check: Literal["refuse", "warn"] = may_change(
-        "refuse", description="What a fault of the chat template does."
+        "refuse", description="Action if the chat template fails its check."
     )
     options: dict[str, Any] = Field(
         default_factory=dict,
@@ -86,7 +86,7 @@ class SftSection(Config):
 
 
 class SftEval(Config):
-    """When the policy is looked at: its loss on held-out rows."""
+    """When the loss on held-out rows is measured."""
 
     eval_every_n_updates: int = may_change(
         50, ge=0, description="0: only before and after training."
@@ -96,13 +96,13 @@ class SftEval(Config):
 
 
 class SftMisc(FolderConfig, DeviceConfig):
-    """Seed, device, files."""
+    """Seed, device and files."""
 
 
 class SftConfig(Config):
-    """A whole run."""
+    """The config of an SFT run."""
 
-    task: Literal["sft"] = Field("sft", description="What is learned.")
+    task: Literal["sft"] = Field("sft", description="The task.")
     data: SftData = may_change(default_factory=SftData, description="Rows.")
     policy: PolicyConfig = Field(default_factory=PolicyConfig, description="The model.")
     chat: ChatConfig = Field(default_factory=ChatConfig, description="Messages to text.")
@@ -113,17 +113,17 @@ class SftConfig(Config):
     @model_validator(mode="after")
     def _makes_sense(self) -> SftConfig:
         if self.policy.reference_path is not None:
-            raise ValueError("policy.reference_path: SFT is held to no reference: leave it out")
+            raise ValueError("policy.reference_path: SFT has no reference model. Remove it")
         if self.sft.packing and (self.data.max_length is None or self.data.overlong == "cut"):
             raise ValueError(
-                "sft.packing: set data.max_length, and data.overlong to another than cut: a packed "
-                "sequence holds whole rows"
+                "sft.packing: set data.max_length, and data.overlong to another value than cut: a "
+                "packed sequence has complete rows"
             )
         return self
 
     @property
     def sources(self) -> dict[str, str | None]:
-        """What a run reads: config key -> path."""
+        """Return the files that a run reads: config key -> path."""
         return {
             "policy.path": self.policy.path,
             "policy.tokenizer": self.policy.tokenizer,

@@ -1,6 +1,6 @@
-"""The record of what curation has decided about questions and their episodes.
+"""The record of curation's decisions about questions and their episodes.
 
-All commands that decide write this one format, and all that come later read it:
+All commands that decide write this one format, and later commands read it:
 
 FOLDER/record.jsonl
     {"question": "q1", "episode": null, "step": "verify", "verdict": "drop", "reason": "GT_ERROR"}
@@ -132,7 +132,7 @@ def _line(entry: RecordEntry) -> dict[str, Any]:
     }
 
 
-def _entry(line: str, where: str) -> RecordEntry:
+def _entry(line: str, location: str) -> RecordEntry:
     try:
         row = json.loads(line)
     except ValueError:
@@ -144,4 +144,4 @@ def _entry(line: str, where: str) -> RecordEntry:
         texts = all(isinstance(value, str) for value in (question, step, reason))
         if texts and verdict and (episode is None or isinstance(episode, str)):
             return RecordEntry(str(question), str(step), verdict, str(reason), episode)
-    raise UserError(f"{where}: is no decision. Let the command write the record again.")
+    raise UserError(f"{location}: is no decision. Let the command write the record again.")

@@ -1,4 +1,5 @@
-"""What is learned, shown before anything is: rows in colour, and where their labels end."""
+"""Print the labels of SFT rows before training: rows in color, and the tokens at label
+boundaries."""
 
 from __future__ import annotations
 
@@ -17,25 +18,34 @@ _ROWS = 3
 
 
 def print_label_masks(console: Console, tokenizer: Any, part: SftPart) -> None:
-    """The first rows with what is learned in colour, the first and last tokens of each turn, the
-    counts of all rows, and what the template check finds."""
+    """Print the first rows with their labels, token counts, and the findings of the template check.
+
+    Each row has a table with the first and last tokens of each turn.
+    """
     for row in part.rows[:_ROWS]:
-        print_conversation(console, tokenizer, row.where, row.ids, row.mask)
+        print_conversation(console, tokenizer, row.location, row.ids, row.mask)
         console.print(_ends(tokenizer, row))
     counts = part.counts
-    told = f"{counts['rows']} rows, {counts['tokens']} tokens, {counts['learned_tokens']} learned"
-    console.print(Text(told), soft_wrap=True)
-    for why, number in part.left_out.items():
-        console.print(Text(f"{number} rows: {why}"), soft_wrap=True)
+    summary = (
+        f"{counts['rows']} rows, {counts['tokens']} tokens, {counts['learned_tokens']} labelled"
+    )
+    console.print(Text(summary), soft_wrap=True)
+    for reason, number in part.left_out.items():
+        console.print(Text(f"{number} rows: {reason}"), soft_wrap=True)
     print_findings(console, part.findings)
 
 
 def _ends(tokenizer: Any, row: SftRow) -> Table:
-    """For each turn: the token before it, its first, its last, and the one behind it."""
+    """Return a table with the tokens before, at and after the ends of each labeled run."""
     table = Table("tokens", "before", "first", "last", "behind")
     for begin, end in actions(row.mask):
-        places = (begin - 1, begin, end - 1, end)
-        inside = [place if 0 <= place < len(row.ids) else None for place in places]
-        said = ["" if at is None else repr(tokenizer.decode([row.ids[at]])) for at in inside]
-        table.add_row(f"{begin}-{end - 1}", *(Text(visible(one)) for one in said))
+        positions = (begin - 1, begin, end - 1, end)
+        valid_positions = [
+            position if 0 <= position < len(row.ids) else None for position in positions
+        ]
+        texts = [
+            "" if position is None else repr(tokenizer.decode([row.ids[position]]))
+            for position in valid_positions
+        ]
+        table.add_row(f"{begin}-{end - 1}", *(Text(visible(text)) for text in texts))
     return table

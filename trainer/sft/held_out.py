@@ -1,4 +1,4 @@
-"""The loss on held-out rows: per learned token, whatever the batches."""
+"""The loss on held-out rows: per labeled token, independent of the batches."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any
 import torch
 
 from trainer.rl.policy import autocast
-from trainer.runs.figures import Figures
+from trainer.runs.stats import Stats
 from trainer.sft.collate import Collator
 from trainer.sft.rows import SftRow
 
 
 def as_batch(rows: Sequence[SftRow], collator: Collator) -> dict[str, torch.Tensor]:
-    """Rows as the data loader would give them."""
+    """Return rows as the data loader would."""
     return collator(
         [
             {
                 "input_ids": row.ids,
                 "labels": row.labels,
                 "pictures": row.images,
-                "where": row.where,
+                "where": row.location,
             }
             for row in rows
         ]
@@ -29,11 +29,14 @@ def as_batch(rows: Sequence[SftRow], collator: Collator) -> dict[str, torch.Tens
 
 
 @torch.no_grad()
-def held_out_figures(
+def held_out_stats(
     model: Any, rows: Sequence[SftRow], collator: Collator, batch_size: int, dtype: str
-) -> Figures:
-    """loss: -log p of the learned tokens, their mean. token_accuracy: how many of them are the
-    likeliest. model: as TRL has patched it, so that it gives the log-probabilities of the labels.
+) -> Stats:
+    """Return loss and token accuracy on rows.
+
+    loss: mean of -log p of the labeled tokens.
+    token_accuracy: share of them that are the most likely token.
+    model: as TRL has patched it, so that it returns the log-probabilities of the labels.
     """
     device = next(model.parameters()).device
     training = model.training

@@ -1,4 +1,4 @@
-"""Rows of the config -> what is learned, and what was left out of it, and why."""
+"""Load the rows of a config with their labels, and count those that are left out."""
 
 from __future__ import annotations
 
@@ -12,33 +12,37 @@ from typing import Any
 
 from scorekit.errors import UserError
 from scorekit.report.progress import progress_bar
-from trainer.chat.boundaries import (
-    Finding,
-    findings_of,
-    looked_at,
-    refuse_faults,
-    training_template,
-)
-from trainer.chat.labelling import Labelled, label
+from trainer.chat.labels import LabeledConversation, label
 from trainer.chat.rows import Conversation, conversations
 from trainer.chat.stops import load_generation_config
+from trainer.chat.template_check import (
+    Finding,
+    collect_conversations,
+    findings_of,
+    refuse_errors,
+    training_template,
+)
 from trainer.sft.config import SftConfig
 from trainer.sft.curation_record import read_record
 from trainer.sft.rows import SftRow, cut_to, has_ids, rows_of, rows_of_ids
 
 log = logging.getLogger(__name__)
-#: Conversations that the template of training is chosen by.
-_CHOSEN_BY = 50
-#: Rows that take so long that a bar shows how far it is.
-_MANY = 1000
-#: Checks that say nothing where every token is learned.
-_OF_LABELS = ("markers", "labelled text", "stop token", "other turns")
+#: Number of conversations that the template of training is chosen with.
+_TEMPLATE_SAMPLES = 50
+#: Number of rows for which a progress bar is shown.
+_PROGRESS_FROM = 1000
+#: Checks without meaning if every token is trained on.
+_LABEL_CHECKS = ("markers", "labelled text", "stop token", "other turns")
 
 
 @dataclass(slots=True)
 class SftPart:
-    """Rows to learn from, or held-out ones. left_out: why -> how many. findings: of the chat
-    template; none of rows of ids. template: with markers; None: the rows are ids."""
+    """Rows to train on, or held-out ones.
+
+    left_out: reason -> number of rows.
+    findings: of the chat template; none for rows of ids.
+    template: with markers; None: the rows are ids.
+    """
 
     rows: list[SftRow] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
@@ -47,7 +51,7 @@ class SftPart:
 
     @property
     def counts(self) -> dict[str, Any]:
-        """For the log."""
+        """Return the counts for the log."""
         return {
             "rows": len(self.rows),
             "tokens": sum(len(row.ids) for row in self.rows),
@@ -57,23 +61,23 @@ class SftPart:
 
 
 def load_train(cfg: SftConfig, tokenizer: Any) -> SftPart:
-    """The rows to learn from. Raises UserError."""
+    """Return the rows to train on. Raises UserError."""
     if cfg.data.train is None:
-        raise UserError("data.train is not set: give the rows to learn from")
+        raise UserError("data.train: required. Set the rows to train on")
     return _load(cfg, tokenizer, "data.train", cfg.data.train_split, cfg.data.train_limit)
 
 
 def load_held_out(cfg: SftConfig, tokenizer: Any) -> SftPart:
-    """Those to measure the loss on; none where the config names none. Raises UserError."""
+    """Return the rows to measure the loss on; empty if the config names none. Raises UserError."""
     if cfg.data.eval is None:
         return SftPart()
     return _load(cfg, tokenizer, "data.eval", cfg.data.eval_split, cfg.eval.eval_limit)
 
 
 def check_findings(cfg: SftConfig, part: SftPart) -> None:
-    """Raise UserError at a fault of the chat template, or warn, as sft.template_check says."""
-    hint = "--debug_label_mask shows all; sft.template_check: warn goes on"
-    refuse_faults(part.findings, cfg.sft.template_check, hint)
+    """Raise UserError if the chat template fails its check, or warn, as sft.template_check says."""
+    hint = "--debug_label_mask prints all; sft.template_check: warn continues"
+    refuse_errors(part.findings, cfg.sft.template_check, hint)
 
 
 def _load(
@@ -81,86 +85,90 @@ def _load(
 ) -> SftPart:
     source = str(getattr(cfg.data, key.removeprefix("data.")))
     raw = rows_of(source, split, limit)
-    condemned: Counter[str] = Counter()
+    dropped: Counter[str] = Counter()
     if key == "data.train" and cfg.data.record is not None:
-        raw, condemned = _without_condemned(raw, cfg.data.record)
+        raw, dropped = _without_dropped(raw, cfg.data.record)
     if has_ids(raw[0][1]):
         from transformers import AutoConfig
 
         config = AutoConfig.from_pretrained(str(cfg.policy.path), revision=cfg.policy.revision)
-        place = Path(source) if Path(source).is_dir() else Path(source).parent
-        folder = Path(cfg.data.image_folder) if cfg.data.image_folder else place
+        source_dir = Path(source) if Path(source).is_dir() else Path(source).parent
+        folder = Path(cfg.data.image_folder) if cfg.data.image_folder else source_dir
         part = SftPart()
-        found = rows_of_ids(raw, config.get_text_config().vocab_size - 1, folder)
+        rows = rows_of_ids(raw, config.get_text_config().vocab_size - 1, folder)
     else:
-        part, found = _labelled(cfg, tokenizer, conversations(raw, cfg.data.turns))
-    part.left_out += condemned
-    for row in found:
+        part, rows = _label_rows(cfg, tokenizer, conversations(raw, cfg.data.turns))
+    part.left_out += dropped
+    for row in rows:
         if not cfg.sft.assistant_only_loss:
-            row = SftRow(row.where, row.ids, [1] * len(row.ids), row.images)
-        _keep(cfg, part, row)
-    _tell(cfg, part, key, len(found) + condemned.total())
+            row = SftRow(row.location, row.ids, [1] * len(row.ids), row.images)
+        _add_row(cfg, part, row)
+    _log_left_out(cfg, part, key, len(rows) + dropped.total())
     return part
 
 
-def _without_condemned(
+def _without_dropped(
     rows: Sequence[tuple[str, Any]], path: str
 ) -> tuple[list[tuple[str, Any]], Counter[str]]:
-    """(the rows of which the record lets one learn, why -> how many of the others). Raises
-    UserError where none is left."""
+    """Return the rows that the record allows, and reason -> number of the others.
+
+    Raises UserError if no row remains.
+    """
     record, allowed, left_out = read_record(Path(path)), [], Counter[str]()
-    for where, row in rows:
+    for location, row in rows:
         question = str(row.get("question_id", "")) if isinstance(row, Mapping) else ""
         episode = str(row.get("id", "")) if isinstance(row, Mapping) else ""
-        if why := record.no_example(question, episode):
-            left_out[why] += 1
+        if reason := record.no_example(question, episode):
+            left_out[reason] += 1
         else:
-            allowed.append((where, row))
+            allowed.append((location, row))
     if not allowed:
-        raise UserError(f"data.record: {path}: leaves no row to learn from. Give other rows.")
+        raise UserError(f"data.record: {path}: leaves no row to train on. Name other rows")
     return allowed, left_out
 
 
-def _labelled(
+def _label_rows(
     cfg: SftConfig, tokenizer: Any, rows: Sequence[Conversation]
 ) -> tuple[SftPart, list[SftRow]]:
-    """The rows by the template of training, and what its check finds in all of them."""
-    learned = rows[0].learned
-    some = [row.turns for row in rows[:_CHOSEN_BY]]
-    chosen = training_template(tokenizer, some, cfg.chat, learned=learned)
-    found: list[SftRow] = []
+    """Return the rows labeled with the template of training, and the findings of its check."""
+    trained_turns = rows[0].trained_turns
+    template_samples = [row.turns for row in rows[:_TEMPLATE_SAMPLES]]
+    chosen = training_template(tokenizer, template_samples, cfg.chat, trained_turns=trained_turns)
+    labeled_rows: list[SftRow] = []
 
-    def each() -> Iterator[tuple[str, Labelled]]:
-        with progress_bar(len(rows)) if len(rows) >= _MANY else nullcontext(int) as done:
+    def label_all() -> Iterator[tuple[str, LabeledConversation]]:
+        with progress_bar(len(rows)) if len(rows) >= _PROGRESS_FROM else nullcontext(int) as done:
             for row in rows:
-                labelled = label(tokenizer, row.turns, cfg.chat, chosen.template, learned)
-                found.append(SftRow(row.where, labelled.tokens.ids, _mask(row, labelled)))
+                labeled = label(tokenizer, row.turns, cfg.chat, chosen.template, trained_turns)
+                labeled_rows.append(SftRow(row.location, labeled.tokens.ids, _mask(row, labeled)))
                 done(1)
-                yield row.where, labelled
-        for where, turns in looked_at(tokenizer, some, cfg.chat)[len(some) :]:
-            yield where, label(tokenizer, turns, cfg.chat, chosen.template, learned)
+                yield row.location, labeled
+        for name, turns in collect_conversations(tokenizer, template_samples, cfg.chat)[
+            len(template_samples) :
+        ]:
+            yield name, label(tokenizer, turns, cfg.chat, chosen.template, trained_turns)
 
     settings = load_generation_config(str(cfg.policy.path), cfg.policy.revision)
-    findings = findings_of(tokenizer, each(), chosen.how, settings)
-    told = () if cfg.sft.assistant_only_loss else _OF_LABELS
+    findings = findings_of(tokenizer, label_all(), chosen.origin, settings)
+    hidden_checks = () if cfg.sft.assistant_only_loss else _LABEL_CHECKS
     part = SftPart(
-        findings=[finding for finding in findings if finding.name not in told],
+        findings=[finding for finding in findings if finding.name not in hidden_checks],
         template=chosen.template,
     )
-    return part, found
+    return part, labeled_rows
 
 
-def _mask(row: Conversation, labelled: Labelled) -> list[int]:
-    """What is learned, without the turns of weight 0."""
+def _mask(row: Conversation, labeled: LabeledConversation) -> list[int]:
+    """Return the labels, without the turns of weight 0."""
     weights = [turn.get("weight", 1) for turn in row.turns if turn["role"] == "assistant"]
-    if row.learned == "last":
+    if row.trained_turns == "last":
         weights = weights[-1:]
-    out = {number for number, weight in enumerate(weights) if not weight}
-    return [int(owner >= 0 and owner not in out) for owner in labelled.tokens.owners]
+    excluded = {number for number, weight in enumerate(weights) if not weight}
+    return [int(owner >= 0 and owner not in excluded) for owner in labeled.tokens.owners]
 
 
-def _keep(cfg: SftConfig, part: SftPart, row: SftRow) -> None:
-    """Add a row, or note why not."""
+def _add_row(cfg: SftConfig, part: SftPart, row: SftRow) -> None:
+    """Add a row, or record why not."""
     limit = cfg.data.max_length
     if 1 not in row.mask:
         part.left_out["no token is learned"] += 1
@@ -168,8 +176,8 @@ def _keep(cfg: SftConfig, part: SftPart, row: SftRow) -> None:
         part.rows.append(row)
     elif cfg.data.overlong == "refuse":
         raise UserError(
-            f"{row.where}: {len(row.ids)} tokens are more than data.max_length {limit}: shorten "
-            "it, raise that, or set data.overlong"
+            f"{row.location}: {len(row.ids)} tokens are more than data.max_length {limit}. Shorten "
+            "it, raise the limit, or set data.overlong"
         )
     elif cfg.data.overlong == "leave_out":
         part.left_out[f"more than {limit} tokens"] += 1
@@ -182,10 +190,12 @@ def _keep(cfg: SftConfig, part: SftPart, row: SftRow) -> None:
             part.rows.append(short)
 
 
-def _tell(cfg: SftConfig, part: SftPart, key: str, count: int) -> None:
-    """Warn of what was left out. Raises UserError where nothing else is there."""
-    told = "; ".join(f"{number} of {count} rows: {why}" for why, number in part.left_out.items())
+def _log_left_out(cfg: SftConfig, part: SftPart, key: str, count: int) -> None:
+    """Log what was left out. Raises UserError if no rows remain."""
+    summary = "; ".join(
+        f"{number} of {count} rows: {reason}" for reason, number in part.left_out.items()
+    )
     if not part.rows:
-        raise UserError(f"{key}: nothing is left to learn: {told}: raise data.max_length")
-    if told:
-        log.warning("%s: %s", key, told)
+        raise UserError(f"{key}: no rows remain: {summary}. Raise data.max_length")
+    if summary:
+        log.warning("%s: %s", key, summary)

@@ -1,4 +1,4 @@
-"""An SFT run: what is checked, loaded and opened, in which order."""
+"""An SFT run: check, load and open everything, then train."""
 
 from __future__ import annotations
 
@@ -24,41 +24,43 @@ from trainer.rl.policy import (
     takes_images,
     with_adapters,
 )
-from trainer.runs.checkpoints.checkpoint import State, read_state
+from trainer.runs.artifacts import Artifacts
+from trainer.runs.checkpoints.checkpoint import CheckpointState, read_state
 from trainer.runs.checkpoints.resume import (
     check_origin,
     checkpoint_to_resume,
     prompt_origin,
     weight_origin,
 )
-from trainer.runs.config import THE_SET
+from trainer.runs.cli import tables
+from trainer.runs.config import DEFAULT_EVAL_SET
 from trainer.runs.console import Console
-from trainer.runs.leaving import Leaving
 from trainer.runs.messages import messages
 from trainer.runs.on_trl import check_alone, one_device, trackers_folder
-from trainer.runs.outcome import Artifacts
-from trainer.runs.runlog import RunLog, append_jsonl, check_run_dir, open_run_dir, read_jsonl
+from trainer.runs.run_log import RunLog, append_jsonl, check_run_dir, open_run_dir, read_jsonl
+from trainer.runs.shutdown import ShutdownHandler
 from trainer.runs.trackers import check_trackers, track, tracking
-from trainer.runs.verbs import tables
 from trainer.sft.collate import Collator
 from trainer.sft.config import SftConfig
-from trainer.sft.figures import TABLE
-from trainer.sft.held_out import held_out_figures
+from trainer.sft.held_out import held_out_stats
 from trainer.sft.prepare import SftPart, check_findings, load_held_out, load_train
+from trainer.sft.stats import TABLE
 
 log = logging.getLogger(__name__)
 
 
 def open_tokenizer(cfg: SftConfig) -> Any:
-    """The policy's. Raises UserError."""
+    """Return the policy's tokenizer. Raises UserError."""
     if cfg.policy.path is None:
-        raise UserError("policy.path is not set: give the folder or hub id of a causal LM")
+        raise UserError("policy.path: required. Set the folder or hub id of a causal LM")
     return load_tokenizer(cfg.policy)
 
 
 def read_parts(cfg: SftConfig, tokenizer: Any) -> tuple[SftPart, SftPart]:
-    """(to learn from, held out), checked; the tokenizer has the template of training from now on,
-    and so has every checkpoint. Raises UserError."""
+    """Return checked training and held-out rows.
+
+    Sets the template of training in the tokenizer, and so in every checkpoint. Raises UserError.
+    """
     train, held_out = load_train(cfg, tokenizer), load_held_out(cfg, tokenizer)
     for part in (train, held_out):
         check_findings(cfg, part)
@@ -68,14 +70,15 @@ def read_parts(cfg: SftConfig, tokenizer: Any) -> tuple[SftPart, SftPart]:
 
 
 def run_sft(cfg: SftConfig, *, resume: bool = False) -> Artifacts:
-    """Train, evaluate, log. Rows and chat template are checked before weights load; what an earlier
-    run left is replaced behind that. Raises UserError on what the user can mend.
+    """Train, evaluate and log.
 
-    resume: go on with the run of misc.run_dir from its newest whole checkpoint; one that has none
-    yet starts anew in its place.
+    Rows and chat template are checked before weights are loaded; an earlier run is replaced after
+    that. Raises UserError for whatever the user can fix.
+    resume: resume the run of misc.run_dir from its newest complete checkpoint; a run without one
+    starts again in its folder.
     """
     check_alone("SFT")
-    with messages() as heard:
+    with messages() as run_messages:
         check_trackers(cfg.misc.trackers)
         check_4bit(cfg.policy)
         device = one_device(prepare_torch(cfg.misc.device, cfg.misc.threads), "SFT")
@@ -89,18 +92,20 @@ def run_sft(cfg: SftConfig, *, resume: bool = False) -> Artifacts:
         run = SftRun(cfg, device, tokenizer, train, held_out, checkpoint)
         run.load()
         if checkpoint is not None and run.done >= run.total:
-            log.warning("%s has its %d updates: raise sft.max_steps", folder, run.total)
+            log.warning("%s has its %d updates. Raise sft.max_steps", folder, run.total)
             return run.artifacts(None, 0)
         runlog = RunLog(cfg, done=run.done if checkpoint else None)
-        heard.write_to(runlog.folder)
+        run_messages.write_to(runlog.folder)
         counts = {"train": train.counts, "eval": held_out.counts}
         write_atomic(runlog.folder / "data.json", json.dumps(counts, indent=1) + "\n")
         return run.go(runlog)
 
 
 def image_parts(cfg: SftConfig, parts: Sequence[SftPart]) -> tuple[Any, int | None]:
-    """(what reads images, the id that stands for a piece of one); (None, None) of rows without
-    images. Raises UserError where the model takes none."""
+    """Return (image processor, id that stands for a part of an image); (None, None) without images.
+
+    Raises UserError if the model reads no images.
+    """
     if not any(row.images for part in parts for row in part.rows):
         return None, None
     from transformers import AutoConfig, AutoImageProcessor
@@ -120,7 +125,7 @@ def image_parts(cfg: SftConfig, parts: Sequence[SftPart]) -> tuple[Any, int | No
 
 
 class SftRun:
-    """The parts of a run, as they are opened one after the other."""
+    """The parts of a run, opened one after another."""
 
     trainer: Any
     #: Updates of the run.
@@ -142,30 +147,30 @@ class SftRun:
         self.arguments = sft_arguments(cfg, device)
         self.processor, image_id = image_parts(cfg, (train, held_out))
         if cfg.sft.packing and self.processor is not None:
-            raise UserError("sft.packing: rows with images are not packed: set it to false")
-        pad = tokenizer.pad_token_id
-        self.collator = Collator(0 if pad is None else pad, self.processor, image_id)
+            raise UserError("sft.packing: rows with images cannot be packed. Set it to false")
+        pad_id = tokenizer.pad_token_id
+        self.collator = Collator(0 if pad_id is None else pad_id, self.processor, image_id)
         self.done = read_state(checkpoint).update if checkpoint else 0
         self.origin = weight_origin(cfg.policy)
         for key, path, part in (
             ("data.train", cfg.data.train, train),
             ("data.eval", cfg.data.eval, held_out),
         ):
-            told = ((str(row.mask), row.ids) for row in part.rows)
-            self.origin |= prompt_origin(key, path, told)
+            prompts = ((str(row.mask), row.ids) for row in part.rows)
+            self.origin |= prompt_origin(key, path, prompts)
         if checkpoint is not None:
             check_origin(self.origin, read_state(checkpoint))
         self.reports: list[tuple[int, dict[str, Any]]] = []
         if checkpoint is not None:
             lines = read_jsonl(Path(cfg.misc.run_dir) / "eval.jsonl")
             self.reports = [(line["update"], line) for line in lines if line["update"] <= self.done]
-        self.leaving = Leaving()
+        self.shutdown = ShutdownHandler()
 
     def load(self) -> None:
-        """The policy, and TRL's trainer around it."""
+        """Load the policy, and create TRL's trainer."""
         from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
-        from trainer.sft.trainer import SealedSftTrainer, dataset_of, folder_of
+        from trainer.sft.trainer import CheckpointingSftTrainer, dataset_of, folder_of
 
         cfg = self.cfg
         bare = cfg.policy.model_copy(update={"lora": LoraConfig(), "gradient_checkpointing": False})
@@ -174,76 +179,81 @@ class SftRun:
             raise UserError(f"data.train has images, but {cfg.policy.path} reads none")
         if cfg.policy.lora.r:
             model = with_adapters(model, cfg.policy)
-        self.trainer = SealedSftTrainer(
+        self.trainer = CheckpointingSftTrainer(
             model=model,
             args=self.arguments,
             train_dataset=dataset_of(self.train.rows, with_images=self.processor is not None),
             processing_class=self.tokenizer,
             data_collator=None if cfg.sft.packing else self.collator,
-            look=self.look,
+            evaluate_update=self.evaluate_update,
         )
         self.trainer.keep_in(folder_of(cfg), cfg.misc.keep_checkpoints, self.state)
         for callback in (PrinterCallback, ProgressCallback):
             trainer: Any = self.trainer
             trainer.remove_callback(callback)
-        sequences = len(self.trainer.train_dataset)  # packed, where that is asked for
-        of_update = cfg.sft.per_device_train_batch_size * cfg.sft.gradient_accumulation_steps
-        whole = math.ceil(sequences / of_update)
-        self.total = cfg.sft.max_steps or math.ceil(cfg.sft.num_train_epochs * whole)
+        sequences = len(self.trainer.train_dataset)  # packed, if packing is on
+        rows_per_update = cfg.sft.per_device_train_batch_size * cfg.sft.gradient_accumulation_steps
+        updates_per_epoch = math.ceil(sequences / rows_per_update)
+        self.total = cfg.sft.max_steps or math.ceil(cfg.sft.num_train_epochs * updates_per_epoch)
 
     def go(self, runlog: RunLog) -> Artifacts:
-        """All updates, with evaluations before, between and after."""
+        """Run all updates, with evaluations before, between and after."""
         from accelerate import Accelerator
 
         from trainer.sft.callback import SftCallback
 
         cfg, self.log = self.cfg, runlog
-        columns, few = tables.columns(TABLE)
+        columns, narrow_titles = tables.columns(TABLE)
         self.accelerator = Accelerator(
             log_with=cfg.misc.trackers or None, project_dir=trackers_folder(cfg)
         )
-        going_on = self.done if self.checkpoint else None
+        resumed_update = self.done if self.checkpoint else None
         with (
-            self.leaving,
-            tracking(self.accelerator, cfg.model_dump(mode="json"), going_on),
-            Console(columns, few, self.total, self.done, verbose=cfg.misc.verbose) as self.console,
+            self.shutdown,
+            tracking(self.accelerator, cfg.model_dump(mode="json"), resumed_update),
+            Console(
+                columns, narrow_titles, self.total, self.done, verbose=cfg.misc.verbose
+            ) as self.console,
         ):
             self.trainer.add_callback(
-                SftCallback(cfg, runlog, self.leaving, self.console, self.accelerator)
+                SftCallback(cfg, runlog, self.shutdown, self.console, self.accelerator)
             )
             if self.checkpoint is None:
-                self.look(0)
-            resumed = str(self.checkpoint) if self.checkpoint else None
-            self.trainer.train(resume_from_checkpoint=resumed)
-        return self.ended()
+                self.evaluate_update(0)
+            checkpoint = str(self.checkpoint) if self.checkpoint else None
+            self.trainer.train(resume_from_checkpoint=checkpoint)
+        return self.finish()
 
-    def look(self, update: int) -> dict[str, Any]:
-        """An evaluation, logged; {} without held-out rows."""
+    def evaluate_update(self, update: int) -> dict[str, Any]:
+        """Evaluate and log; {} without held-out rows."""
         if not self.held_out.rows:
             return {}
         cfg = self.cfg
-        figures = held_out_figures(
+        stats = held_out_stats(
             self.trainer.model,
             self.held_out.rows,
             self.collator,
             cfg.eval.batch_size,
             cfg.misc.dtype,
         )
-        line = {"update": update, "set": THE_SET, **figures}
+        line = {"update": update, "set": DEFAULT_EVAL_SET, **stats}
         append_jsonl(self.log.folder / "eval.jsonl", line)
-        track(self.accelerator, "eval", figures, update)
-        self.console.say(tables.evaluation_line(TABLE, update, figures))
-        best = min((of["loss"] for at, of in self.reports if at > 0), default=math.inf)
+        track(self.accelerator, "eval", stats, update)
+        self.console.print_line(tables.evaluation_line(TABLE, update, stats))
+        best = min(
+            (report["loss"] for eval_update, report in self.reports if eval_update > 0),
+            default=math.inf,
+        )
         self.reports.append((update, line))
         if update and cfg.misc.save_every_n_updates and line["loss"] <= best:
             self.trainer.control.should_save = True
-        return {f"eval_{key}": value for key, value in figures.items()}
+        return {f"eval_{key}": value for key, value in stats.items()}
 
-    def state(self, update: int) -> State:
-        """What a checkpoint says of the run. Its best has the lowest loss."""
+    def state(self, update: int) -> CheckpointState:
+        """Return the checkpoint state of the run. The best checkpoint has the lowest loss."""
         self.log.sync()
         report = dict(self.reports).get(update)
-        return State(
+        return CheckpointState(
             update,
             config=self.cfg.model_dump(mode="json"),
             prompts_seen=update
@@ -254,22 +264,30 @@ class SftRun:
             origin=self.origin,
         )
 
-    def ended(self) -> Artifacts:
-        """What has become of the run."""
-        update, asked = self.trainer.state.global_step, self.leaving.asked
-        if not asked or update >= self.trainer.state.max_steps:
+    def finish(self) -> Artifacts:
+        """Return the artifacts of a finished or stopped run."""
+        update, signal_number = self.trainer.state.global_step, self.shutdown.signal_number
+        if not signal_number or update >= self.trainer.state.max_steps:
             return self.artifacts(None, 0)
-        stopped = f"{signal.Signals(asked).name} after update {update}: go on with --resume"
-        log.warning("the run ends: %s", stopped)
-        return self.artifacts(stopped, 128 + asked)
+        stop_reason = (
+            f"{signal.Signals(signal_number).name} after update {update}: resume with --resume"
+        )
+        log.warning("the run ends: %s", stop_reason)
+        return self.artifacts(stop_reason, 128 + signal_number)
 
-    def artifacts(self, stopped: str | None, code: int) -> Artifacts:
-        """For the command."""
+    def artifacts(self, stop_reason: str | None, code: int) -> Artifacts:
+        """Return the artifacts for the command."""
         folder = Path(self.cfg.misc.run_dir)
         trainer = getattr(self, "trainer", None)
-        saved = trainer.saved if trainer is not None else None
+        checkpoint = trainer.saved if trainer is not None else None
         updates = read_jsonl(folder / "log.jsonl")
-        sets = {THE_SET: self.reports} if self.reports else {}
+        sets = {DEFAULT_EVAL_SET: self.reports} if self.reports else {}
         return Artifacts(
-            folder, saved or self.checkpoint, updates, self.reports, sets, stopped, exit_code=code
+            folder,
+            checkpoint or self.checkpoint,
+            updates,
+            self.reports,
+            sets,
+            stop_reason,
+            exit_code=code,
         )

@@ -1,5 +1,7 @@
-"""TRL's SFTTrainer on rows whose ids and labels are ours. What is overridden is TRL 1.16's and
-transformers' own."""
+"""TRL's SFTTrainer on rows with our ids and labels.
+
+The overridden methods are those of TRL 1.16 and transformers.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +12,20 @@ from typing import Any
 import torch
 from trl.trainer.sft_trainer import SFTTrainer
 
-from trainer.runs.checkpoints.sealed import SealedCheckpoints
+from trainer.runs.checkpoints.trl_checkpoints import TrlCheckpointMixin
 from trainer.runs.on_trl import OURS, learn_in_float32, trl_arguments
 from trainer.sft.config import SftConfig
 from trainer.sft.rows import SftRow
 
-#: Options of TRL that are not to be given, what to set instead: those, too, that would cut, mask or
-#: render our rows anew.
-_OURS = OURS | {
+#: Options of TRL that must not be set, and what to set instead; some would cut, mask or render our
+#: rows again.
+_OWN_OPTIONS = OURS | {
     "chat_template_path": "chat.template",
     "max_length": "data.max_length",
     "truncation_mode": "data.overlong",
     "completion_only_loss": "sft.assistant_only_loss",
-    "packing_strategy": "sft.packing, which cuts no row",
-    "eval_packing": "sft.packing, which is of training rows",
+    "packing_strategy": "sft.packing, which does not cut rows",
+    "eval_packing": "sft.packing, which applies to training rows",
     "padding_free": "sft.packing",
     "dataset_kwargs": "data",
     "dataset_text_field": "data",
@@ -35,23 +37,28 @@ _OURS = OURS | {
 }
 
 
-class SealedSftTrainer(SealedCheckpoints, SFTTrainer):
-    """SFTTrainer for a run's folder. look: evaluates the policy after an update."""
+class CheckpointingSftTrainer(TrlCheckpointMixin, SFTTrainer):
+    """SFTTrainer for a run directory.
 
-    def __init__(self, *args: Any, look: Callable[[int], dict[str, Any]], **kwargs: Any) -> None:
-        self._look = look
+    evaluate_update: evaluates the policy after an update.
+    """
+
+    def __init__(
+        self, *args: Any, evaluate_update: Callable[[int], dict[str, Any]], **kwargs: Any
+    ) -> None:
+        self._evaluate_update = evaluate_update
         super().__init__(*args, **kwargs)
         network: Any = self.model
         learn_in_float32(network)
 
     def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
-        """Ours, in which every learned token weighs the same."""
+        """Evaluate with equal weight for every labeled token."""
         self.control.should_evaluate = False
-        return self._look(self.state.global_step)
+        return self._evaluate_update(self.state.global_step)
 
 
 def sft_arguments(cfg: SftConfig, device: torch.device) -> Any:
-    """TRL's `SFTConfig`. Raises UserError."""
+    """Return TRL's `SFTConfig`. Raises UserError."""
     from trl.trainer.sft_config import SFTConfig
 
     packs = cfg.sft.packing
@@ -62,9 +69,9 @@ def sft_arguments(cfg: SftConfig, device: torch.device) -> Any:
         cfg,
         device,
         left_out=("assistant_only_loss", "template_check"),
-        ours=_OURS,
+        reserved=_OWN_OPTIONS,
         per_device_eval_batch_size=cfg.eval.batch_size,
-        # Labels, lengths and order of the rows are ours
+        # Labels, lengths and order of the rows are set by us
         packing_strategy="bfd",
         eval_packing=False,
         max_length=cfg.data.max_length if packs else None,
@@ -73,7 +80,7 @@ def sft_arguments(cfg: SftConfig, device: torch.device) -> Any:
 
 
 def dataset_of(rows: Sequence[SftRow], *, with_images: bool) -> Any:
-    """What the trainer reads. TRL takes a column `images` for one that it has to render."""
+    """Return the trainer's data set. TRL would render a column with the name `images`."""
     from datasets import Dataset
 
     columns: dict[str, list[Any]] = {
@@ -82,10 +89,10 @@ def dataset_of(rows: Sequence[SftRow], *, with_images: bool) -> Any:
     }
     if with_images:
         columns["pictures"] = [list(row.images) for row in rows]
-        columns["where"] = [row.where for row in rows]
+        columns["where"] = [row.location for row in rows]
     return Dataset.from_dict(columns)
 
 
 def folder_of(cfg: SftConfig) -> Path:
-    """Of the checkpoints."""
+    """Return the folder of the checkpoints."""
     return Path(cfg.misc.run_dir) / "checkpoints"

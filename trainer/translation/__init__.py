@@ -1,1 +1,1 @@
-"""Translation: prompts of sentences, rewards by MetricX and by the spans of xCOMET, evaluation."""
+"""The translation trainer: prompts of sentences, rewards by MetricX and xCOMET, PPO, evaluation."""

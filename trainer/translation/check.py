@@ -1,4 +1,4 @@
-"""`python -m trainer check`: everything that can be found out before weights are loaded."""
+"""`python -m trainer check`: check a run before weights are loaded."""
 
 from __future__ import annotations
 
@@ -19,41 +19,41 @@ from trainer.rl.policy import (
     load_tokenizer,
     stop_token_ids,
 )
+from trainer.runs.cli.machine import check_device, check_memory
+from trainer.runs.cli.output_paths import check_output_paths
+from trainer.runs.cli.weights import check_model
 from trainer.runs.config import set_key
-from trainer.runs.verbs.machine import look_at_device, look_at_memory
-from trainer.runs.verbs.places import look_at_places
-from trainer.runs.verbs.weights import look_at_model
-from trainer.translation.config import GenerationConfig, TrainerConfig
+from trainer.translation.config import GenerationConfig, TranslationConfig
 from trainer.translation.data import Example, in_both, load_set, load_train
 from trainer.translation.evaluation.held_out import HeldOutMetrics
 from trainer.translation.prompting import fitting_prompts
-from trainer.translation.rewards.guards import check_guards
-from trainer.translation.rewards.score_batch import ServiceName
-from trainer.translation.rewards.screening import check_sources
-from trainer.translation.rewards.services import Rewarder
-from trainer.translation.rewards.terms import (
-    TERMS,
+from trainer.translation.rewards.components import (
+    COMPONENTS,
     higher_is_better,
-    only_paid,
+    is_requested_by_weight,
     services,
     weighted,
 )
-from trainer.translation.rewards.terms.chrf import check_references
-from trainer.translation.rewards.terms.xcomet_spans import check_spans
+from trainer.translation.rewards.components.chrf import check_references
+from trainer.translation.rewards.components.xcomet_spans import check_spans
+from trainer.translation.rewards.guards import check_guards
+from trainer.translation.rewards.reward_batch import ServiceName
+from trainer.translation.rewards.screening import check_sources
+from trainer.translation.rewards.services import RewardClient
 from trainer.translation.train import check_trainable
 
 
-def check_run(cfg: TrainerConfig) -> Findings:
-    """Look at everything that a run of this config needs. Weights are not loaded."""
+def check_run(cfg: TranslationConfig) -> Findings:
+    """Check everything that a run of this config needs, without loading weights."""
     findings = Findings()
-    look = findings.look
-    look("config", _config, cfg)
-    train = look("data.train", _examples, cfg, None)
-    sets = {name: look(set_key(name), _examples, cfg, name) for name in cfg.data.held_out}
-    model = look("policy.path", look_at_model, cfg.policy, cfg.policy.path, "policy.path")
+    run_check = findings.run_check
+    run_check("config", _config, cfg)
+    train = run_check("data.train", _examples, cfg, None)
+    sets = {name: run_check(set_key(name), _examples, cfg, name) for name in cfg.data.held_out}
+    model = run_check("policy.path", check_model, cfg.policy, cfg.policy.path, "policy.path")
     if cfg.policy.reference_path is not None:
-        look("policy.reference_path", _reference, cfg.policy, model)
-    tokenizer = None if model is None else look("policy.tokenizer", _tokenizer, cfg, model)
+        run_check("policy.reference_path", _reference, cfg.policy, model)
+    tokenizer = None if model is None else run_check("policy.tokenizer", _tokenizer, cfg, model)
     longest = 0
     for key, examples, gen_cfg in (
         ("data.train", train, cfg.generation),
@@ -61,55 +61,58 @@ def check_run(cfg: TrainerConfig) -> Findings:
     ):
         if examples and tokenizer is not None:
             arguments = cfg, key, examples, model, tokenizer, gen_cfg
-            longest = max(longest, look(f"prompts of {key}", _prompts, *arguments) or 0)
+            longest = max(longest, run_check(f"prompts of {key}", _prompts, *arguments) or 0)
     for name, held_out in sets.items():
         if train and held_out:
-            look("overlap", _overlap, set_key(name), train, held_out)
-    device = look("device", look_at_device, cfg.misc)
+            run_check("overlap", _overlap, set_key(name), train, held_out)
+    device = run_check("device", check_device, cfg.misc)
     if model is not None and device is not None:
-        look("memory", look_at_memory, cfg, model, longest, device, findings)
-    answer = [
-        look(name, _service, cfg, name)
+        run_check("memory", check_memory, cfg, model, longest, device, findings)
+    service_results = [
+        run_check(name, _service, cfg, name)
         for name in services()
-        if not only_paid(name) or any(t.service == name and t.weight(cfg.reward) for t in TERMS)
+        if not is_requested_by_weight(name)
+        or any(t.service == name and t.weight(cfg.reward) for t in COMPONENTS)
     ]
-    if all(answer) and train:
-        look("sources", _sources, cfg, train, sets)
-    if all(answer) and cfg.eval.metrics:
-        look("eval.metrics", _metrics, cfg, sets)
+    if all(service_results) and train:
+        run_check("sources", _sources, cfg, train, sets)
+    if all(service_results) and cfg.eval.metrics:
+        run_check("eval.metrics", _metrics, cfg, sets)
     if cfg.generation.engine == "vllm":
-        look("vLLM", _vllm, cfg)
-    look_at_places(findings, cfg)
+        run_check("vLLM", _vllm, cfg)
+    check_output_paths(findings, cfg)
     return findings
 
 
-def _config(cfg: TrainerConfig) -> tuple[None, str]:
+def _config(cfg: TranslationConfig) -> tuple[None, str]:
     check_trainable(cfg)
-    terms = weighted(cfg.reward)
-    return None, ", ".join(f"{term.name} {term.weight(cfg.reward):g}" for term in terms)
+    components = weighted(cfg.reward)
+    return None, ", ".join(
+        f"{component.name} {component.weight(cfg.reward):g}" for component in components
+    )
 
 
-def _examples(cfg: TrainerConfig, part: str | None) -> tuple[list[Example], str]:
-    examples = load_train(cfg) if part is None else load_set(cfg, part)
+def _examples(cfg: TranslationConfig, set_name: str | None) -> tuple[list[Example], str]:
+    examples = load_train(cfg) if set_name is None else load_set(cfg, set_name)
     pairs = Counter((e.src_lang_code, e.tgt_lang_code) for e in examples)
-    if part is None:
+    if set_name is None:
         check_guards(pairs, cfg.reward.guards)
-    check_references(examples, cfg.reward, "data.train" if part is None else set_key(part))
-    counted = ", ".join(f"{src}>{tgt} {count}" for (src, tgt), count in pairs.most_common())
-    return examples, f"{len(examples)} rows ({counted}); the first: {examples[0].src_text[:40]!r}"
+    check_references(examples, cfg.reward, "data.train" if set_name is None else set_key(set_name))
+    counts = ", ".join(f"{src}>{tgt} {count}" for (src, tgt), count in pairs.most_common())
+    return examples, f"{len(examples)} rows ({counts}); first: {examples[0].src_text[:40]!r}"
 
 
 def _reference(cfg: PolicyConfig, policy: nn.Module | None) -> tuple[None, str]:
-    model, found = look_at_model(cfg, cfg.reference_path, "policy.reference_path")
+    model, description = check_model(cfg, cfg.reference_path, "policy.reference_path")
     if policy is not None and embedding_rows(model) != embedding_rows(policy):
         raise UserError(
             f"policy.reference_path: {cfg.reference_path} has {embedding_rows(model)} embeddings, "
-            f"the policy has {embedding_rows(policy)}: their log-probabilities cannot be compared"
+            f"the policy has {embedding_rows(policy)}. Their log-probabilities cannot be compared"
         )
-    return None, found
+    return None, description
 
 
-def _tokenizer(cfg: TrainerConfig, model: nn.Module) -> tuple[Any, str]:
+def _tokenizer(cfg: TranslationConfig, model: nn.Module) -> tuple[Any, str]:
     tokenizer = load_tokenizer(cfg.policy)
     check_tokenizer(cfg.policy, tokenizer, model)
     chat = "with" if getattr(tokenizer, "chat_template", None) else "no"
@@ -118,14 +121,14 @@ def _tokenizer(cfg: TrainerConfig, model: nn.Module) -> tuple[Any, str]:
 
 
 def _prompts(
-    cfg: TrainerConfig,
+    cfg: TranslationConfig,
     key: str,
     examples: Sequence[Example],
     model: nn.Module,
     tokenizer: Any,
     gen_cfg: GenerationConfig,
 ) -> tuple[int, str]:
-    prompts, told = fitting_prompts(
+    prompts, overlong_message = fitting_prompts(
         key,
         examples,
         model,
@@ -134,46 +137,51 @@ def _prompts(
         refuse=cfg.data.overlong_prompts == "refuse",
     )
     lengths = sorted(len(prompt.ids) for prompt in prompts)
+    note = f"; {overlong_message}" if overlong_message else ""
     return lengths[-1], (
         f"{lengths[0]} to {lengths[-1]} tokens (median {lengths[len(lengths) // 2]}), and "
-        f"{gen_cfg.max_new_tokens} for the translation{'; ' + told if told else ''}"
+        f"{gen_cfg.max_new_tokens} for the translation{note}"
     )
 
 
 def _overlap(key: str, train: Sequence[Example], held_out: Sequence[Example]) -> tuple[None, str]:
-    return None, in_both(key, train, held_out) or f"no row of {key} stands in data.train"
+    return None, in_both(key, train, held_out) or f"no row of {key} is in data.train"
 
 
 def _sources(
-    cfg: TrainerConfig, train: Sequence[Example], sets: Mapping[str, Sequence[Example] | None]
+    cfg: TranslationConfig, train: Sequence[Example], sets: Mapping[str, Sequence[Example] | None]
 ) -> tuple[None, str]:
-    refuse, bad = cfg.data.bad_sources == "refuse", 0
-    with closing(Rewarder(cfg.reward, offer_unneeded=False, misc=cfg.misc)) as rewarder:
+    refuse, num_bad = cfg.data.bad_sources == "refuse", 0
+    with closing(RewardClient(cfg.reward, offer_unneeded=False, misc=cfg.misc)) as rewarder:
         named = {set_key(name): held_out or [] for name, held_out in sets.items()}
         for key, examples in ({"data.train": train} | named).items():
-            bad += len(check_sources(examples, rewarder, key, refuse=refuse))
-    return None, f"{bad} that no translation helps" if bad else "all can be scored"
+            num_bad += len(check_sources(examples, rewarder, key, refuse=refuse))
+    return None, f"{num_bad} cannot be scored" if num_bad else "all can be scored"
 
 
-def _metrics(cfg: TrainerConfig, sets: Mapping[str, Sequence[Example] | None]) -> tuple[None, str]:
-    with closing(Rewarder(cfg.reward, offer_unneeded=False, misc=cfg.misc)) as rewarder:
+def _metrics(
+    cfg: TranslationConfig, sets: Mapping[str, Sequence[Example] | None]
+) -> tuple[None, str]:
+    with closing(RewardClient(cfg.reward, offer_unneeded=False, misc=cfg.misc)) as rewarder:
         named = {name: held_out or [] for name, held_out in sets.items()}
         return None, "; ".join(HeldOutMetrics(cfg.eval.metrics, rewarder).check(named))
 
 
-def _service(cfg: TrainerConfig, name: ServiceName) -> tuple[bool, str]:
-    """One service by itself, so that a fault of one hides none of the other."""
-    alone = Rewarder(cfg.reward, offer_unneeded=False, only=name, misc=cfg.misc)
-    with closing(alone) as rewarder:
+def _service(cfg: TranslationConfig, name: ServiceName) -> tuple[bool, str]:
+    """Check a single service, so that an error of one does not hide those of the others."""
+    single_service = RewardClient(cfg.reward, offer_unneeded=False, only=name, misc=cfg.misc)
+    with closing(single_service) as rewarder:
         if not rewarder.needed:
             return True, "has no weight in the reward"
         if name == "xcomet":
             check_spans(rewarder.ask, cfg.reward)
-        better = "higher" if higher_is_better(name) else "lower"  # as each of them says, too
-        told = [f"{url}: {info.model}, {better} is better" for url, info in rewarder.infos.items()]
-        return True, "; ".join(told) or "scores in this process"
+        better = "higher" if higher_is_better(name) else "lower"  # the direction each reports
+        descriptions = [
+            f"{url}: {info.model}, {better} is better" for url, info in rewarder.infos.items()
+        ]
+        return True, "; ".join(descriptions) or "scores in this process"
 
 
-def _vllm(cfg: TrainerConfig) -> tuple[None, str]:
+def _vllm(cfg: TranslationConfig) -> tuple[None, str]:
     server = cfg.generation.vllm
     return None, f"{server.url}: serves {probe_server(server, adapters=cfg.policy.lora.r > 0)}"

@@ -1,4 +1,4 @@
-"""Rollouts of an update with their log-probabilities and rewards."""
+"""Collect the rollouts of an update, with log-probabilities and rewards."""
 
 from __future__ import annotations
 
@@ -7,140 +7,148 @@ import time
 from collections.abc import Sequence
 
 from scorekit.seeds import stream_seed
+from trainer.rl.distributed import DistributedContext
 from trainer.rl.policy import autocast
 from trainer.rl.sampler import Sampler
-from trainer.rl.world import World
 from trainer.runs.learner import Learner, add_logprobs
-from trainer.runs.leaving import Leaving
 from trainer.runs.loop import Batch, batch_indices
-from trainer.runs.runlog import Clock
-from trainer.translation.config import TrainerConfig
-from trainer.translation.rewards.earned import SampleReward
-from trainer.translation.rewards.formula import sample_rewards
-from trainer.translation.rewards.score_batch import AskedBatch, Group
-from trainer.translation.rewards.services import Rewarder
+from trainer.runs.run_log import PhaseTimer
+from trainer.runs.shutdown import ShutdownHandler
+from trainer.translation.config import TranslationConfig
+from trainer.translation.rewards.compute import compute_rewards
+from trainer.translation.rewards.reward_batch import RewardBatch, SampleGroup
+from trainer.translation.rewards.sample_reward import SampleReward
+from trainer.translation.rewards.services import RewardClient
 from trainer.translation.rollouts import TranslationRollout, stream_rollouts
 
 log = logging.getLogger(__name__)
 
-#: A prompt's samples with their rewards.
+#: The samples of a prompt with their rewards.
 Scored = list[tuple[list[TranslationRollout], list[SampleReward]]]
 
 
 class Collector:
-    """Draws and scores the batch of an update; every process of the world its share."""
+    """Samples and scores the batch of an update; every process does its share."""
 
     def __init__(
         self,
-        cfg: TrainerConfig,
-        world: World,
-        rewarder: Rewarder,
+        cfg: TranslationConfig,
+        world: DistributedContext,
+        rewarder: RewardClient,
         learner: Learner,
-        leaving: Leaving,
+        shutdown: ShutdownHandler,
     ) -> None:
         self.cfg, self.world, self.rewarder = cfg, world, rewarder
-        self.learner, self.leaving = learner, leaving
-        #: Why the last batch has no rewards, in one line; None: it has, or the run is to end.
-        self.fault: str | None = None
-        #: How often the services were asked for it.
+        self.learner, self.shutdown = learner, shutdown
+        #: The reason why the last batch has no rewards, in one line; None: it has, or the run ends.
+        self.stop_reason: str | None = None
+        #: Number of attempts to get rewards for it.
         self.attempts = 0
 
     def collect(
-        self, sampler: Sampler, update: int, clock: Clock
+        self, sampler: Sampler, update: int, clock: PhaseTimer
     ) -> Batch[TranslationRollout, SampleReward] | None:
-        """The whole batch. None where the services gave it no score at all, in
-        `stop.skipped_updates` attempts, or until the run was asked to end: then the update has not
-        begun, and its prompts are those of the next attempt.
+        """Return the full batch, or None without any score.
 
-        A prompt's samples go to the services as soon as they are there, while others are still
-        generated; and while the last of them are scored, the forward passes are made. `reward_s`
-        is what is left to wait for then.
+        That is so if the services gave none in `stop.skipped_updates` attempts, or until the run
+        was asked to end. The update has then not started, and the next attempt uses the same
+        prompts.
+
+        The samples of a prompt go to the services when they are ready, while others are still
+        generated. The forward passes run while the last ones are scored. `reward_s` is the
+        remaining waiting time after that.
         """
-        batch, groups, asked = self._sample(sampler, update, clock)
-        self.attempts, self.fault = 1, None
+        batch, groups, pending = self._sample(sampler, update, clock)
+        self.attempts, self.stop_reason = 1, None
         while True:
-            self.world.at(f"update {update}, rewards")
+            self.world.set_phase(f"update {update}, rewards")
             scored: Scored = [
-                (group, sample_rewards(group, scores.result(), self.cfg.reward))
-                for group, scores in zip(groups, asked, strict=True)
+                (group, compute_rewards(group, scores.result(), self.cfg.reward))
+                for group, scores in zip(groups, pending, strict=True)
             ]
             clock.lap("reward_s")
-            hurried = any(self.world.gather([batch.hurried]))
-            whole = sorted(self.world.gather(scored), key=lambda pair: pair[0][0].group)
-            rewards = [reward for _, rewards in whole for reward in rewards]
-            fault = None if hurried else unanswered(rewards)
-            if not hurried and fault is None:
-                rollouts = [rollout for group, _ in whole for rollout in group]
-                kept = [i for i, reward in enumerate(rewards) if reward.r_seq is not None]
-                return Batch(rollouts, rewards, kept, self.attempts)
-            leaves = hurried or any(self.world.gather([bool(self.leaving.asked)]))
-            if leaves or not self._goes_on(update, fault or ""):
+            was_interrupted = any(self.world.gather([batch.was_stopped]))
+            gathered = sorted(self.world.gather(scored), key=lambda pair: pair[0][0].group)
+            rewards = [reward for _, rewards in gathered for reward in rewards]
+            reason = None if was_interrupted else unanswered(rewards)
+            if not was_interrupted and reason is None:
+                rollouts = [rollout for group, _ in gathered for rollout in group]
+                scored_indices = [i for i, reward in enumerate(rewards) if reward.r_seq is not None]
+                return Batch(rollouts, rewards, scored_indices, self.attempts)
+            should_stop = was_interrupted or any(
+                self.world.gather([bool(self.shutdown.signal_number)])
+            )
+            if should_stop or not self._should_retry(update, reason or ""):
                 return None
             self.attempts += 1
             batch = self._batch()
-            asked = [_submit(batch, group) for group in groups]
+            pending = [_submit(batch, group) for group in groups]
 
-    def _goes_on(self, update: int, fault: str) -> bool:
-        """Whether to ask once more after this fault; says which of the two."""
+    def _should_retry(self, update: int, reason: str) -> bool:
+        """Return whether to request the scores again; record or log the reason."""
         limit = self.cfg.stop.skipped_updates
         if self.attempts == limit:
-            self.fault = (
+            self.stop_reason = (
                 f"update {update} has no rewards: no sample was scored in {limit} attempts in a "
-                f"row (stop.skipped_updates), {fault}: see to the services, then go on with "
-                "--resume; the prompts of this update are not used up"
+                f"row (stop.skipped_updates), {reason}. Repair the services, then resume with "
+                "--resume; the prompts of this update remain unused"
             )
             return False
         if self.world.is_main:
             log.warning(
-                "update %d waits for rewards: attempt %d of %s gave no score (%s); the same "
-                "samples are asked for again",
+                "update %d waits for rewards: attempt %d of %s gave no score (%s). The same "
+                "samples are scored again.",
                 update,
                 self.attempts,
                 limit or "any number",
-                fault,
+                reason,
             )
         time.sleep(1.0)
         return True
 
-    def _batch(self) -> AskedBatch:
-        return self.rewarder.batch(hurry=lambda: bool(self.leaving.asked))
+    def _batch(self) -> RewardBatch:
+        return self.rewarder.batch(should_stop=lambda: bool(self.shutdown.signal_number))
 
     def _sample(
-        self, sampler: Sampler, update: int, clock: Clock
-    ) -> tuple[AskedBatch, list[list[TranslationRollout]], list[Group]]:
-        """This process's groups, put to the services."""
+        self, sampler: Sampler, update: int, clock: PhaseTimer
+    ) -> tuple[RewardBatch, list[list[TranslationRollout]], list[SampleGroup]]:
+        """Sample this process's groups and submit them to the services."""
         cfg, rl, learner = self.cfg, self.cfg.rl, self.learner
         prompts = rl.batch_size * rl.grad_accum
-        mine = self.world.share(batch_indices(len(learner.train), prompts, update, cfg.misc.seed))
+        own_prompts = self.world.split_items(
+            batch_indices(len(learner.train), prompts, update, cfg.misc.seed)
+        )
         groups: list[list[TranslationRollout]] = []
-        batch, asked = self._batch(), []
-        self.world.at(f"update {update}, sampling")
+        batch, pending = self._batch(), []
+        self.world.set_phase(f"update {update}, sampling")
         with autocast(self.world.device, cfg.misc.dtype):
             for group in stream_rollouts(
                 sampler,
-                [learner.train[i] for _, i in mine],
+                [learner.train[i] for _, i in own_prompts],
                 learner.model,
                 learner.tokenizer,
                 cfg.generation,
                 seed=stream_seed("sampling", cfg.misc.seed, update, self.world.rank),
-                groups=[place for place, _ in mine],
+                groups=[group_index for group_index, _ in own_prompts],
             ):
                 groups.append(group)
-                asked.append(_submit(batch, group))
+                pending.append(_submit(batch, group))
             clock.lap("rollout_s")
-            self.world.at(f"update {update}, log probabilities")
+            self.world.set_phase(f"update {update}, log probabilities")
             add_logprobs([r for group in groups for r in group], learner, cfg, self.world)
         clock.lap("logprob_s")
-        return batch, groups, asked
+        return batch, groups, pending
 
 
 def unanswered(rewards: Sequence[SampleReward]) -> str | None:
-    """Why a batch has no score, where it may have one later: no sample was scored, and a service
-    failed that may come back. Else None."""
+    """Return why a batch has no score now but may have one later; else None.
+
+    That is so if no sample was scored, and the error of a service is transient.
+    """
     if any(reward.r_seq is not None for reward in rewards):
         return None
-    return next((reward.service_error for reward in rewards if reward.may_pass), None)
+    return next((reward.service_error for reward in rewards if reward.is_transient), None)
 
 
-def _submit(batch: AskedBatch, group: Sequence[TranslationRollout]) -> Group:
+def _submit(batch: RewardBatch, group: Sequence[TranslationRollout]) -> SampleGroup:
     return batch.submit([rollout.scored_text for rollout in group])

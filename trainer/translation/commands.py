@@ -1,4 +1,4 @@
-"""The verbs of the command line for a translator: what they say, and how they end."""
+"""Command-line functions of the translation task."""
 
 from __future__ import annotations
 
@@ -8,65 +8,65 @@ import typer
 from rich.console import Console
 
 from scorekit.errors import UserError
-from trainer.translation.config import TrainerConfig
-from trainer.translation.config import TrainerConfig as Config
+from trainer.translation.config import TranslationConfig
+from trainer.translation.config import TranslationConfig as Config
 
 
-def train(cfg: TrainerConfig, *, resume: bool) -> int:
+def train(cfg: TranslationConfig, *, resume: bool) -> int:
     """Train the policy; evaluate it before, between and after."""
     from trainer.translation.data import load_held_out, load_train
 
     examples, held_out = load_train(cfg), load_held_out(cfg)
     from trainer.translation.evaluation.report import write_report
     from trainer.translation.tables import comparison_table
-    from trainer.translation.train import run_toy_rl
+    from trainer.translation.train import train_translation
 
-    artifacts = run_toy_rl(examples, held_out, cfg, resume=resume)
+    artifacts = train_translation(examples, held_out, cfg, resume=resume)
     if not artifacts.is_main:
-        return 0  # torchrun ends all with the first that fails, and the main one has yet to tell
+        return 0  # torchrun ends all processes with the first that fails; the main one still prints
     for name, reports in artifacts.sets.items():
-        if not reports:  # it was asked to leave before the first
+        if not reports:  # the run was stopped before the first
             continue
         if len(artifacts.sets) > 1:
             best = " (the best checkpoint is chosen by it)" if name == cfg.best_by else ""
             typer.echo(f"set: {name}{best}")
         Console().print(comparison_table(reports[0][1], reports[-1][1]))
     typer.echo(f"report: {write_report(artifacts.run_dir)}")
-    return artifacts.say_end()
+    return artifacts.print_summary()
 
 
-def evaluate(cfg: TrainerConfig, against: str | None, *, overwrite: bool) -> int:
+def evaluate(cfg: TranslationConfig, against: str | None, *, overwrite: bool) -> int:
     """Translate the held-out examples with the policy and score them."""
     from trainer.translation.data import load_held_out
 
     sets = load_held_out(cfg)
     if not sets:
-        raise UserError("data.eval is not set: give the examples to translate")
-    from trainer.runs.verbs.tables import paired_table
+        raise UserError("data.eval: required. Set the examples to translate")
+    from trainer.runs.cli.tables import paired_table
     from trainer.translation.evaluation.run import run_evaluation
     from trainer.translation.tables import report_table
 
-    for of in run_evaluation(cfg, sets, against, overwrite=overwrite):
+    for outcome in run_evaluation(cfg, sets, against, overwrite=overwrite):
         if len(sets) > 1:
-            typer.echo(f"set: {of.name}")
-        Console().print(report_table(of.evaluation.figures))
-        typer.echo(f"report: {of.page}")
-        if of.earlier is None or of.groups is None:
+            typer.echo(f"set: {outcome.name}")
+        Console().print(report_table(outcome.evaluation.stats))
+        typer.echo(f"report: {outcome.page}")
+        if outcome.earlier is None or outcome.groups is None:
             continue
-        typer.echo(f"A: {of.earlier.policy}\nB: {of.evaluation.policy}")
-        for name, figures in of.groups.items():
+        typer.echo(f"A: {outcome.earlier.policy}\nB: {outcome.evaluation.policy}")
+        for name, paired_stats in outcome.groups.items():
             typer.echo("all sources" if name == "all" else name)
-            Console().print(paired_table(figures))
-        typer.echo(f"comparison: {of.comparison}")
+            Console().print(paired_table(paired_stats))
+        typer.echo(f"comparison: {outcome.comparison}")
     return 0
 
 
-def check(cfg: TrainerConfig) -> int:
-    """Look at all that a training run needs, before any weights are loaded."""
-    from scorekit.report.findings import say_findings
+def check(cfg: TranslationConfig) -> int:
+    """Check everything that a training run needs, before any weights are loaded."""
+    from scorekit.report.findings import print_check_results
     from trainer.translation.check import check_run
 
-    return say_findings(check_run(cfg))
+    return print_check_results(check_run(cfg))
 
 
 def report(run_dir: Path) -> int:

@@ -1,4 +1,4 @@
-"""The config of a run, with a sentence for each key. Unknown keys are errors."""
+"""The config of a translation run. Unknown keys are errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainer.config_base import may_change
 from trainer.rl.config import PolicyConfig, RLConfig, SamplingConfig
 from trainer.runs import config as runs
 from trainer.runs.config import (
-    THE_SET,
+    DEFAULT_EVAL_SET,
     HeldOutStopConfig,
     SetName,
     corrects_importance,
@@ -22,22 +22,22 @@ from trainer.translation.rewards.config import RewardConfig, Urls
 
 
 class GenerationConfig(SamplingConfig):
-    """How translations are sampled."""
+    """Settings for sampling translations."""
 
     prompt_template: str = may_change(
         "translategemma",
-        description="A template's name (scorekit.prompts) or a file's path; not used where the "
+        description="A template's name (scorekit.prompts) or a file's path; not used if the "
         "chat template takes the source text and language codes instead (TranslateGemma's).",
     )
     postprocess: str = Field(
         "strip",
-        description="What becomes of a decoded completion before it is scored: strip (white space "
-        "at its ends goes), none, or module:function, a text to a text.",
+        description="How a decoded completion is changed before it is scored: strip (remove white "
+        "space at both ends), none, or module:function, which maps a text to a text.",
     )
 
 
 class EvalConfig(runs.EvalConfig):
-    """When and how the policy is looked at."""
+    """When and how the policy is evaluated."""
 
     metrics: dict[SetName, Annotated[Urls, Field(min_length=1)]] = may_change(
         default_factory=dict,
@@ -47,11 +47,12 @@ class EvalConfig(runs.EvalConfig):
 
 
 class TranslationStopConfig(HeldOutStopConfig):
-    """When a run ends before its last update: with a checkpoint, and a message that says why."""
+    """Rules that end a run before its last update, with a checkpoint and a message with the
+    reason."""
 
     @property
     def watches(self) -> str | None:
-        """The key of the rule that needs `eval.metrics`; None: none is set."""
+        """Return the key of the rule that needs `eval.metrics`; None: none is set."""
         return next(
             (k for k in ("held_out_falls", "held_out_metric") if getattr(self, k) is not None), None
         )
@@ -63,10 +64,10 @@ class MiscConfig(runs.MiscConfig):
     caching: bool = may_change(True, description="Let the services answer from their score caches.")
 
 
-class TrainerConfig(Config):
-    """A whole run."""
+class TranslationConfig(Config):
+    """The config of a translation run."""
 
-    task: Literal["translation"] = Field("translation", description="What is learned.")
+    task: Literal["translation"] = Field("translation", description="The task.")
     data: DataConfig = may_change(default_factory=DataConfig, description="Prompts.")
     policy: PolicyConfig = Field(default_factory=PolicyConfig, description="Models.")
     generation: GenerationConfig = Field(
@@ -81,46 +82,50 @@ class TrainerConfig(Config):
     misc: MiscConfig = Field(default_factory=MiscConfig, description="The rest.")
 
     @model_validator(mode="after")
-    def _best_by_is_a_set(self) -> TrainerConfig:
+    def _best_by_is_a_set(self) -> TranslationConfig:
         sets = list(self.data.held_out)
         if self.eval.best_by is not None and self.eval.best_by not in sets:
-            known = ", ".join(sets) or "none"
-            raise ValueError(f"eval.best_by: {self.eval.best_by!r} is no evaluation set ({known})")
+            valid_names = ", ".join(sets) or "none"
+            raise ValueError(
+                f"eval.best_by: {self.eval.best_by!r} is no evaluation set ({valid_names})"
+            )
         return self
 
     @model_validator(mode="after")
-    def _watched_is_a_metric(self) -> TrainerConfig:
+    def _watched_is_a_metric(self) -> TranslationConfig:
         names = list(self.eval.metrics)
         watched = self.stop.held_out_metric or next(iter(names), None)
         if self.stop.watches and watched not in names:
-            known = ", ".join(names) or "none"
-            raise ValueError(f"stop.{self.stop.watches}: no metric of eval.metrics ({known})")
+            valid_names = ", ".join(names) or "none"
+            raise ValueError(f"stop.{self.stop.watches}: no metric of eval.metrics ({valid_names})")
         return self
 
     @property
     def best_by(self) -> str:
-        """Name of the evaluation set that the best checkpoint is chosen by."""
-        return self.eval.best_by or next(iter(self.data.held_out), THE_SET)
+        """Return the name of the evaluation set that the best checkpoint is chosen by."""
+        return self.eval.best_by or next(iter(self.data.held_out), DEFAULT_EVAL_SET)
 
     @property
     def sources(self) -> dict[str, str | None]:
-        """What a run reads: config key -> path."""
+        """Return the files that a run reads: config key -> path."""
         return {
             "policy.path": self.policy.path,
             "policy.tokenizer": self.policy.tokenizer,
             "policy.reference_path": self.policy.reference_path,
             "data.train": self.data.train,
-            **{set_key(name): of.path for name, of in self.data.held_out.items()},
+            **{set_key(name): eval_set.path for name, eval_set in self.data.held_out.items()},
             "generation.prompt_template": self.generation.prompt_template,
         }
 
     @property
     def corrects_importance(self) -> bool:
-        """Whether old_logprobs are the trainer's own, and the sampler's a correction."""
+        """Return whether old_logprobs are the trainer's, and the sampler's are used as a
+        correction."""
         return corrects_importance(self)
 
     def eval_generation(self) -> GenerationConfig:
-        """Sampling settings of an evaluation: one completion a prompt, greedy by default."""
+        """Return the sampling settings of an evaluation: one completion a prompt, greedy by
+        default."""
         return self.generation.model_copy(
             update={
                 "temperature": self.eval.temperature,
@@ -130,3 +135,7 @@ class TrainerConfig(Config):
                 "num_samples_per_prompt": 1,
             }
         )
+
+
+#: The name in version 0.2.
+TrainerConfig = TranslationConfig

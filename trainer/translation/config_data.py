@@ -1,4 +1,4 @@
-"""The `data` section of a run's config."""
+"""The `data` section of a translation run's config."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from scorekit.config import Config
-from trainer.runs.config import THE_SET, SetName
+from trainer.runs.config import DEFAULT_EVAL_SET, SetName
 
 
 class EvalSet(Config):
-    """A held-out set. What is null is that of the section `data`."""
+    """A held-out set. Null values are those of the section `data`."""
 
     path: str = Field(description="In the same forms as `train`.")
     split: str | None = Field(None, description="For a folder or hub id.")
@@ -27,11 +27,11 @@ class EvalSet(Config):
 
 
 class DataConfig(Config):
-    """Where prompts come from."""
+    """The files that prompts come from."""
 
     train: str | None = Field(
         None,
-        description="Prompts to learn from: a file (JSONL, JSON, CSV, TSV, each also as .gz; "
+        description="Prompts to train on: a file (JSONL, JSON, CSV, TSV, each also as .gz; "
         "Parquet), a folder of them or of shards, or a hub id.",
     )
     train_split: str | None = Field(None, description="Split of `train`, for a folder or hub id.")
@@ -40,22 +40,22 @@ class DataConfig(Config):
     eval: str | None = Field(None, description="Held-out prompts, in the same forms as `train`.")
     eval_split: str | None = Field(None, description="Split of `eval`, for a folder or hub id.")
     eval_name: str | None = Field(None, description="Configuration of `eval`, for a hub id.")
-    src_lang: str | None = Field(None, description="Language of sources whose row names none.")
-    tgt_lang: str | None = Field(None, description="Target language where a row names none.")
+    src_lang: str | None = Field(None, description="Source language of rows without one.")
+    tgt_lang: str | None = Field(None, description="Target language of rows without one.")
     bad_sources: Literal["leave_out", "refuse"] = Field(
         "leave_out",
-        description="Training rows whose source a reward service refuses whatever the translation "
-        "(a NUL, too long): left out, with a warning that names them, or the end of the run.",
+        description="Training rows whose source a reward service refuses with any translation "
+        "(a NUL, too long): leave them out, with a warning that lists them, or end the run.",
     )
     overlong_prompts: Literal["leave_out", "refuse"] = Field(
         "leave_out",
-        description="Rows whose prompt and max_new_tokens exceed the policy's positions: left out "
-        "of training and evaluation, with a warning that counts them, or the end of the run.",
+        description="Rows whose prompt and max_new_tokens exceed the policy's positions: leave "
+        "them out of training and evaluation, with a warning and their number, or end the run.",
     )
     eval_sets: dict[SetName, EvalSet] = Field(
         default_factory=dict,
-        description="Further held-out sets by name, each a path or keys of its own: all are "
-        "evaluated, with figures of their own.",
+        description="Further held-out sets by name, each a path or a mapping of keys: all are "
+        "evaluated, with separate stats.",
     )
     columns: dict[str, str] = Field(
         default_factory=dict,
@@ -65,16 +65,20 @@ class DataConfig(Config):
 
     @model_validator(mode="after")
     def _names_differ(self) -> DataConfig:
-        if self.eval is not None and THE_SET in self.eval_sets:
-            raise ValueError(f"eval_sets: the name {THE_SET} is that of data.eval: choose another")
+        if self.eval is not None and DEFAULT_EVAL_SET in self.eval_sets:
+            raise ValueError(
+                f"eval_sets: the name {DEFAULT_EVAL_SET} is that of data.eval. Choose another"
+            )
         return self
 
     @property
     def held_out(self) -> dict[str, EvalSet]:
-        """All evaluation sets by name, that of `eval` first, what they leave open filled in."""
+        """Return all evaluation sets by name, that of `eval` first, with null values filled in."""
         sets = {}
         if self.eval is not None:
-            sets[THE_SET] = EvalSet(path=self.eval, split=self.eval_split, name=self.eval_name)
+            sets[DEFAULT_EVAL_SET] = EvalSet(
+                path=self.eval, split=self.eval_split, name=self.eval_name
+            )
         shared = {key: getattr(self, key) for key in ("columns", "src_lang", "tgt_lang")}
         return {
             name: chosen.model_copy(

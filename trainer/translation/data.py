@@ -17,7 +17,7 @@ from scorekit.languages import Language, find_language
 from scorekit.prompts import fill, load_template
 from scorekit.prompts import postprocess_translation as postprocess_translation
 from trainer.runs.readers import cell, id_cell, read_rows, text_cell
-from trainer.translation.config import TrainerConfig
+from trainer.translation.config import TranslationConfig
 
 log = logging.getLogger(__name__)
 
@@ -30,9 +30,9 @@ class Example:
     """A source text to translate.
 
     src_lang, tgt_lang: English names ("Korean"); the codes are tags such as "ko-KR".
-    ref_text: a true translation where one is known; shown in reports, part of a reward by
-        `w_chrf` alone, never sent to a service.
-    where: its row ("train.jsonl line 7"), for messages.
+    ref_text: a reference translation if there is one; used in reports and by `w_chrf` only, never
+    sent to a service.
+    location: its row ("train.jsonl line 7"), for messages.
     """
 
     id: str
@@ -42,7 +42,7 @@ class Example:
     src_lang_code: str
     tgt_lang_code: str
     ref_text: str | None = None
-    where: str = dataclasses.field(default="", compare=False)
+    location: str = dataclasses.field(default="", compare=False)
 
 
 def load_examples(
@@ -57,14 +57,14 @@ def load_examples(
 ) -> list[Example]:
     """Read examples.
 
-    source: a file, a folder (trainer/runs/readers.py says in which forms), or a hub id.
-    split: names a part of a folder or hub dataset (there: default "train").
+    source: a file, a folder (see trainer/runs/readers.py for the formats), or a hub id.
+    split: part of a folder or hub dataset (default for the latter: "train").
     limit: read this many rows at most.
-    columns: our field name -> the column that holds it; `a.b` is `b` within the column `a`.
+    columns: our field name -> its column; `a.b` is `b` within the column `a`.
     name: configuration of a hub dataset.
-    src_lang, tgt_lang: of rows that name none.
+    src_lang, tgt_lang: of rows without a language.
 
-    Of a row with a column `translation` ({"en": ..., "ko": ...}) and no source text, the texts of
+    If a row has a column `translation` ({"en": ..., "ko": ...}) and no source text, the texts of
     its two languages are source and reference.
     A missing id becomes a hash of the row's source and languages; a missing language code is that
     of the language's name, else the name itself. Raises UserError that names file, row and field.
@@ -72,26 +72,28 @@ def load_examples(
     columns = dict(columns or {})
     unknown = sorted(set(columns) - {*REQUIRED, *OPTIONAL})
     if unknown:
-        known = ", ".join((*REQUIRED, *OPTIONAL))
-        raise UserError(f"data.columns: unknown field {unknown[0]!r}; known: {known}")
+        valid_names = ", ".join((*REQUIRED, *OPTIONAL))
+        raise UserError(f"data.columns: unknown field {unknown[0]!r}. Choose from {valid_names}")
     rows = islice(read_rows(str(source), split, name), limit)
     constant = {"src_lang": src_lang, "tgt_lang": tgt_lang}
-    examples = [_example(row, where, columns, constant) for where, row in rows]
+    examples = [_example(row, location, columns, constant) for location, row in rows]
     if not examples:
         raise UserError(f"{source}: no rows")
-    again = [
+    duplicates = [
         name for name, count in Counter(example.id for example in examples).items() if count > 1
     ]
-    if again:
-        log.warning("%s: %d ids stand more than once, %r first", source, len(again), again[0])
+    if duplicates:
+        log.warning(
+            "%s: %d ids occur more than once, %r first", source, len(duplicates), duplicates[0]
+        )
     return examples
 
 
-def load_train(cfg: TrainerConfig) -> list[Example]:
-    """The prompts to learn from. Raises UserError."""
+def load_train(cfg: TranslationConfig) -> list[Example]:
+    """Return the examples to train on. Raises UserError."""
     data = cfg.data
     if data.train is None:
-        raise UserError("data.train is not set: give the prompts to learn from")
+        raise UserError("data.train: required. Set the prompts to train on")
     return load_examples(
         data.train,
         split=data.train_split,
@@ -103,45 +105,48 @@ def load_train(cfg: TrainerConfig) -> list[Example]:
     )
 
 
-def load_held_out(cfg: TrainerConfig) -> dict[str, list[Example]]:
-    """The examples to evaluate on, by the names of their sets. Raises UserError."""
+def load_held_out(cfg: TranslationConfig) -> dict[str, list[Example]]:
+    """Return the examples to evaluate on, by the names of their sets. Raises UserError."""
     return {name: load_set(cfg, name) for name in cfg.data.held_out}
 
 
-def load_set(cfg: TrainerConfig, name: str) -> list[Example]:
-    """Those of one set. Raises UserError."""
-    of = cfg.data.held_out[name]
+def load_set(cfg: TranslationConfig, name: str) -> list[Example]:
+    """Return the examples of one set. Raises UserError."""
+    eval_set = cfg.data.held_out[name]
     return load_examples(
-        of.path,
-        split=of.split,
+        eval_set.path,
+        split=eval_set.split,
         limit=cfg.eval.eval_limit,
-        columns=of.columns,
-        name=of.name,
-        src_lang=of.src_lang,
-        tgt_lang=of.tgt_lang,
+        columns=eval_set.columns,
+        name=eval_set.name,
+        src_lang=eval_set.src_lang,
+        tgt_lang=eval_set.tgt_lang,
     )
 
 
 def in_both(key: str, train: Sequence[Example], held_out: Sequence[Example]) -> str:
-    """A line on the held-out rows that are learned from, too: the same text and languages, whatever
-    their id. "" where there are none. key: where they come from (`data.eval`)."""
+    """Return a line on held-out rows that are also trained on; "" without any.
+
+    Rows are equal if text and languages are equal, with any id.
+    key: config key of the rows (`data.eval`).
+    """
 
     def content(example: Example) -> tuple[str, str, str]:
         return example.src_text.strip(), example.src_lang_code, example.tgt_lang_code
 
-    learned = {content(example) for example in train}
-    both = [example for example in held_out if content(example) in learned]
-    if not both:
+    trained_contents = {content(example) for example in train}
+    shared_examples = [example for example in held_out if content(example) in trained_contents]
+    if not shared_examples:
         return ""
     return (
-        f"{key}: {len(both)} of {len(held_out)} rows stand in data.train, too (the same source "
-        f"and languages; first {both[0].where or both[0].id}): their figures say how well they "
-        "were learned"
+        f"{key}: {len(shared_examples)} of {len(held_out)} rows are also in data.train (the same "
+        f"source and languages; first {shared_examples[0].location or shared_examples[0].id}). "
+        "Their stats measure memorization, too"
     )
 
 
 def format_translation_prompt(example: Example, template: str = "translategemma") -> str:
-    """The prompt of an example. `template`: a name of scorekit.prompts or a path."""
+    """Return the prompt of an example. `template`: a name of scorekit.prompts or a path."""
     return fill(
         load_template(template),
         {
@@ -155,65 +160,65 @@ def format_translation_prompt(example: Example, template: str = "translategemma"
 
 
 def _example(
-    row: Any, where: str, columns: Mapping[str, str], constant: Mapping[str, str | None]
+    row: Any, location: str, columns: Mapping[str, str], defaults: Mapping[str, str | None]
 ) -> Example:
     if not isinstance(row, dict):
         kind = "an array" if isinstance(row, list) else type(row).__name__
-        raise UserError(f"{where}: a row is an object of fields, one a line, not {kind}")
+        raise UserError(f"{location}: expected an object of fields on each line, not {kind}")
     values = {}
     for field in (*REQUIRED, *OPTIONAL):
         column = columns.get(field, field)
         if field != "id":
-            values[field] = text_cell(cell(row, column), where, column) or constant.get(field)
+            values[field] = text_cell(cell(row, column), location, column) or defaults.get(field)
     if not values["src_text"] and isinstance(row.get("translation"), dict):
-        values |= _translation(row["translation"], values, where)
+        values |= _translation(row["translation"], values, location)
     column = columns.get("id", "id")
-    values["id"] = id_cell(cell(row, column), where, column) or _hash(values)
+    values["id"] = id_cell(cell(row, column), location, column) or _hash(values)
     for field in REQUIRED:
         if not (values[field] or "").strip():
             column = columns.get(field, field)
-            there = "" if column in row else f" (the row has {', '.join(map(str, row))})"
-            raise UserError(f"{where}: {column}: missing or empty{there}")
+            columns_hint = "" if column in row else f" (the row has {', '.join(map(str, row))})"
+            raise UserError(f"{location}: {column}: missing or empty{columns_hint}")
     for side in ("src", "tgt"):
         name = values[f"{side}_lang"] or ""
         language = find_language(name)
         code = language.tag if language else name
         if language is not None and name.lower() != language.name.lower():
-            # A code, as a corpus or `synth`'s export has it: the prompt wants the name.
+            # A code, as in a corpus or in the export of `synth`: the prompt needs the name.
             values[f"{side}_lang"] = language.name
             code = name if "-" in name else code
         values[f"{side}_lang_code"] = values[f"{side}_lang_code"] or code
-    return Example(**values, where=where)  # type: ignore[arg-type]
+    return Example(**values, location=location)  # type: ignore[arg-type]
 
 
 def _same_language(key: str, language: Language) -> bool:
-    """Whether a key is a name of that language, in whatever variant ("en" and "en-GB")."""
-    found = find_language(key)
-    return found is not None and found.iso639_3 == language.iso639_3
+    """Return whether a key is a name of that language, in any variant ("en" and "en-GB")."""
+    match = find_language(key)
+    return match is not None and match.iso639_3 == language.iso639_3
 
 
 def _translation(
-    texts: Mapping[str, Any], values: Mapping[str, str | None], where: str
+    texts: Mapping[str, Any], values: Mapping[str, str | None], location: str
 ) -> dict[str, str | None]:
-    """Source and reference of {language: text}, by the row's languages or the config's."""
+    """Return source and reference of {language: text}, by the row's languages or the config's."""
     keys = {}
     for side in ("src", "tgt"):
-        wanted = values[f"{side}_lang"] or ""
-        language = find_language(wanted)
-        alike = [key for key in texts if language and _same_language(key, language)]
-        alike = [wanted] if wanted in texts else alike
-        keys[side] = alike[0] if alike else None
-        if not wanted or len(alike) > 1 or (side == "src" and not alike):
+        name = values[f"{side}_lang"] or ""
+        language = find_language(name)
+        matching_keys = [key for key in texts if language and _same_language(key, language)]
+        matching_keys = [name] if name in texts else matching_keys
+        keys[side] = matching_keys[0] if matching_keys else None
+        if not name or len(matching_keys) > 1 or (side == "src" and not matching_keys):
             raise UserError(
-                f"{where}: translation: has {', '.join(map(str, texts))}: say in data.src_lang "
-                "and data.tgt_lang which is which, or name the columns (data.columns: "
+                f"{location}: translation: has {', '.join(map(str, texts))}. Set data.src_lang and "
+                "data.tgt_lang, or name the columns (data.columns: "
                 "{src_text: translation.en, ...})"
             )
-    read = {
-        side: text_cell(texts[key], where, f"translation.{key}") if key else None
+    cells = {
+        side: text_cell(texts[key], location, f"translation.{key}") if key else None
         for side, key in keys.items()
     }
-    return {"src_text": read["src"], "ref_text": values["ref_text"] or read["tgt"]}
+    return {"src_text": cells["src"], "ref_text": values["ref_text"] or cells["tgt"]}
 
 
 def _hash(values: Mapping[str, str | None]) -> str:

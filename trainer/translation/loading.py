@@ -1,4 +1,4 @@
-"""Loads what learns, and the prompts that fit. Writes nothing."""
+"""Load the policy and the prompts that fit. Writes nothing."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from scorekit.schemas import Info
-from trainer.rl.world import World
+from trainer.rl.distributed import DistributedContext
 from trainer.runs.checkpoints.resume import Origin, prompt_origin
 from trainer.runs.config import set_key
 from trainer.runs.learner import Learner, load_weights
-from trainer.translation.config import TrainerConfig
+from trainer.translation.config import TranslationConfig
 from trainer.translation.data import Example
 from trainer.translation.prompting import Prompt, fitting_prompts
 
@@ -18,13 +18,17 @@ log = logging.getLogger(__name__)
 
 
 def load_learner(
-    cfg: TrainerConfig,
+    cfg: TranslationConfig,
     train: Sequence[Example],
     sets: Mapping[str, Sequence[Example]],
     infos: Mapping[str, Info],
-    world: World,
+    world: DistributedContext,
 ) -> Learner:
-    """infos: of the services, by URL. Raises UserError on whatever the user can mend."""
+    """Return the learner with its prompts.
+
+    infos: of the services, by URL.
+    Raises UserError for whatever the user can fix.
+    """
     learner = load_weights(cfg, world)
     learner.origin |= service_origin(infos)
     _make_prompts(learner, cfg, train, sets, world)
@@ -32,7 +36,7 @@ def load_learner(
 
 
 def service_origin(infos: Mapping[str, Info]) -> Origin:
-    """The models behind the services."""
+    """Return the models of the services."""
     return {
         f"reward.{info.service}_urls": {"path": url, "model": info.model, "revision": info.revision}
         for url, info in infos.items()
@@ -41,21 +45,21 @@ def service_origin(infos: Mapping[str, Info]) -> Origin:
 
 def _make_prompts(
     learner: Learner,
-    cfg: TrainerConfig,
+    cfg: TranslationConfig,
     train: Sequence[Example],
     sets: Mapping[str, Sequence[Example]],
-    world: World,
+    world: DistributedContext,
 ) -> None:
-    """Of the examples whose prompts fit; says which do not."""
+    """Add the prompts of examples that fit, and log the others."""
     refuse = cfg.data.overlong_prompts == "refuse"
 
     def fitting(key: str, path: str | None, examples: Sequence[Example]) -> list[Prompt]:
         sampling = cfg.generation if key == "data.train" else cfg.eval_generation()
-        prompts, told = fitting_prompts(
+        prompts, overlong_message = fitting_prompts(
             key, examples, learner.model, learner.tokenizer, sampling, refuse=refuse
         )
-        if told and world.is_main:
-            log.warning("%s", told)
+        if overlong_message and world.is_main:
+            log.warning("%s", overlong_message)
         learner.origin |= prompt_origin(
             key, path, ((prompt.example.src_text, prompt.ids) for prompt in prompts)
         )
@@ -63,5 +67,5 @@ def _make_prompts(
 
     learner.train = fitting("data.train", cfg.data.train, train)
     for name, examples in sets.items():
-        of = cfg.data.held_out.get(name)
-        learner.sets[name] = fitting(set_key(name), of.path if of else None, examples)
+        eval_set = cfg.data.held_out.get(name)
+        learner.sets[name] = fitting(set_key(name), eval_set.path if eval_set else None, examples)

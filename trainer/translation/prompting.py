@@ -1,4 +1,4 @@
-"""Examples -> prompts: the chat template where there is one, checked before anything is sampled."""
+"""Build prompts of examples, with the chat template if there is one, and check them."""
 
 from __future__ import annotations
 
@@ -18,27 +18,31 @@ from trainer.translation.data import Example, format_translation_prompt
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What the policy reads of an example. ids: four bytes each, since a run keeps those of all
-    its examples. text: made again where it is wanted, for the same reason (`prompt_text`)."""
+    """The prompt of an example.
+
+    ids: four bytes each, because a run keeps those of all its examples. For the same reason the
+    text is built again on demand (`prompt_text`).
+    """
 
     example: Example
     ids: array[int]
 
 
 def build_prompt(example: Example, tokenizer: Any, template: str) -> tuple[str, list[int]]:
-    """The prompt's text and ids. Raises UserError as `prompt_text`."""
+    """Return the prompt's text and ids. Raises UserError as `prompt_text`."""
     text = prompt_text(example, tokenizer, template)
     with_specials = not getattr(tokenizer, "chat_template", None)
     return text, list(tokenizer(text, add_special_tokens=with_specials)["input_ids"])
 
 
 def prompt_text(example: Example, tokenizer: Any, template: str) -> str:
-    """One user turn of the chat template where the tokenizer has one (thinking off where it knows
-    of thinking), else the plain text, to which the tokenizer adds its special tokens.
+    """Return one user turn of the tokenizer's chat template, or the plain text without one.
 
-    A chat template that refuses a turn of plain text is given the form that TranslateGemma's wants,
-    source text and language codes, of which it makes the whole prompt; `template` is not used then.
-    Raises UserError where it refuses that, too.
+    Thinking is off if the template supports it. The tokenizer adds its special tokens to plain
+    text.
+    If a chat template refuses a turn of plain text, it gets the form of TranslateGemma's template:
+    source text and language codes, from which it makes the full prompt; `template` is not used
+    then. Raises UserError if it refuses that, too.
     """
     text = format_translation_prompt(example, template)
     if not getattr(tokenizer, "chat_template", None):
@@ -54,11 +58,11 @@ def prompt_text(example: Example, tokenizer: Any, template: str) -> str:
     except TemplateError as error:
         try:
             return _chat_prompt(tokenizer, [structured])
-        except TemplateError as second:
+        except TemplateError as structured_error:
             raise UserError(
                 f"the chat template of {tokenizer.name_or_path or 'the tokenizer'} takes neither a "
-                f"turn of plain text ({error}) nor TranslateGemma's form ({second}); name another "
-                "tokenizer in policy.tokenizer, or mend its chat template"
+                f"turn of plain text ({error}) nor TranslateGemma's form ({structured_error}). "
+                "Name another tokenizer in policy.tokenizer, or correct its chat template"
             ) from None
 
 
@@ -73,7 +77,7 @@ def _chat_prompt(tokenizer: Any, content: str | list[dict[str, str]]) -> str:
 
 
 class OverlongPrompt(UserError):
-    """A prompt that does not fit into the policy beside `max_new_tokens`."""
+    """A prompt that does not fit into the policy with `max_new_tokens`."""
 
 
 def fitting_prompts(
@@ -85,34 +89,37 @@ def fitting_prompts(
     *,
     refuse: bool,
 ) -> tuple[list[Prompt], str]:
-    """The prompts that fit into the policy, and a line on the others ("" where there are none).
-    Raises UserError where those are to be refused or there are no others, and what else
-    `check_prompts` raises.
+    """Return the prompts that fit into the policy, and a line on the others ("" without any).
 
-    key: where the examples come from (`data.train`).
+    key: config key of the examples (`data.train`).
+    refuse: raise UserError if some do not fit.
+    Raises UserError also if no prompt fits, and as `check_prompts`.
     """
     prompts: list[Prompt] = []
-    faults: list[str] = []
+    errors: list[str] = []
     for example in examples:
         try:
             prompts += check_prompts([example], model, tokenizer, gen_cfg)
         except OverlongPrompt as error:
-            faults.append(f"{example.where}: {error}" if example.where else str(error))
-    if not faults:
+            errors.append(f"{example.location}: {error}" if example.location else str(error))
+    if not errors:
         return prompts, ""
-    told = f"{key}: {len(faults)} of {len(examples)} prompts are too long; {faults[0]}"
+    message = f"{key}: {len(errors)} of {len(examples)} prompts are too long; {errors[0]}"
     if refuse or not prompts:
-        raise UserError(f"{told}; remove such rows, or lower max_new_tokens")
-    return prompts, f"{told}; left out (data.overlong_prompts)"
+        raise UserError(f"{message}. Remove such rows, or lower max_new_tokens")
+    return prompts, f"{message}; left out (data.overlong_prompts)"
 
 
 def check_prompts(
     examples: Sequence[Example], model: nn.Module, tokenizer: Any, gen_cfg: GenerationConfig
 ) -> list[Prompt]:
-    """The prompt of each example. Raises UserError that names the first that cannot be built, does
-    not fit beside `max_new_tokens`, or has an id that the model does not know."""
+    """Return the prompt of each example.
+
+    Raises UserError that names the first that cannot be built, does not fit with `max_new_tokens`,
+    or has an id that the model has no embedding for.
+    """
     config = model.config
-    if hasattr(config, "get_text_config"):  # of a model that also sees: the part that reads
+    if hasattr(config, "get_text_config"):  # the text part of a model that also reads images
         config = config.get_text_config()
     limit = getattr(config, "max_position_embeddings", None)
     rows = embedding_rows(model)
@@ -128,7 +135,7 @@ def check_prompts(
                 f"{gen_cfg.max_new_tokens} exceed the policy's {limit} positions"
             )
         if not ids or max(ids) >= rows:
-            fault = f"has the id {max(ids)} (embeddings: {rows})" if ids else "is empty"
-            raise UserError(f"example {example.id}: the prompt {fault}")
+            problem = f"has the id {max(ids)} (embeddings: {rows})" if ids else "is empty"
+            raise UserError(f"example {example.id}: the prompt {problem}")
         prompts.append(Prompt(example, array("i", ids)))
     return prompts

@@ -1,4 +1,4 @@
-"""Examples -> rollouts: prompts are sampled, and where each token stands in the text is found."""
+"""Sample rollouts of examples, and locate each token in the text."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 from torch import nn
 
 from scorekit.prompts import load_postprocess
-from trainer.rl.policy import pad_token_id, stop_token_ids, unwrapped
+from trainer.rl.policy import pad_token_id, stop_token_ids, unwrap_distributed
 from trainer.rl.rollout import Rollout, rollout_logprobs
-from trainer.rl.sampler import Sampled, Sampler, check_uncut
+from trainer.rl.sampler import SampledCompletion, Sampler, check_untruncated
 from trainer.translation.config import GenerationConfig
 from trainer.translation.data import Example
 from trainer.translation.offsets import DecodeConfig, align_completion
@@ -22,10 +22,12 @@ from trainer.translation.prompting import Prompt, check_prompts, prompt_text
 class TranslationRollout(Rollout):
     """One sampled translation.
 
-    example_id: of the example. pair: its languages, "en-US>ko-KR".
-    completion_text: after post-processing; what is scored, and what token_char_offsets refer to.
-    unaligned_tokens: tokens whose place in completion_text is not known.
-    ref_text: a true translation, for the one term that looks at it; never sent to a service.
+    example_id: of the example.
+    pair: its languages, "en-US>ko-KR".
+    completion_text: after post-processing; the text that is scored and that token_char_offsets
+    refer to.
+    unaligned_tokens: number of tokens whose position in completion_text is unknown.
+    ref_text: a reference translation, for `w_chrf` only; never sent to a service.
     """
 
     example_id: str
@@ -43,7 +45,7 @@ class TranslationRollout(Rollout):
 
     @property
     def scored_text(self) -> tuple[str, str, str, str]:
-        """Source, translation, and their languages ("" where they are not known)."""
+        """Return source, translation, and their languages ("" if unknown)."""
         src_lang, _, tgt_lang = self.pair.partition(">")
         return self.src_text, self.completion_text, src_lang, tgt_lang
 
@@ -60,12 +62,12 @@ def stream_rollouts(
     groups: Sequence[int] | None = None,
     postprocess: Callable[[str], str] | None = None,
 ) -> Iterator[list[TranslationRollout]]:
-    """The samples of one prompt after another, each as soon as it is generated.
+    """Yield the samples of one prompt after another, each when it is generated.
 
-    groups: `group` of each prompt; default: its place.
+    groups: `group` of each prompt; default: its index.
     postprocess: default: the config's.
     """
-    stops = stop_token_ids(unwrapped(policy_model), tokenizer)
+    stops = stop_token_ids(unwrap_distributed(policy_model), tokenizer)
     decode_cfg = DecodeConfig(postprocess or load_postprocess(gen_cfg.postprocess))
     ids = [prompt.ids.tolist() for prompt in prompts]
     group_of = range(len(prompts)) if groups is None else groups
@@ -93,18 +95,20 @@ def generate_rollouts(
 ) -> list[TranslationRollout]:
     """Sample `gen_cfg.num_samples_per_prompt` completions of each example, in order.
 
-    `old_logprobs` are those of the distribution that the sampler drew from, noted while it drew;
+    `old_logprobs` are those of the distribution that was sampled from, recorded during sampling;
     `ref_logprobs` come from a forward pass at the same temperature.
-    prompts: of these examples, where they have been made. sampler: default: this process.
-    with_logprobs: off for an evaluation. postprocess: default: the config's.
-    Raises UserError on settings or a prompt that cannot be.
+    prompts: of these examples, if they exist already.
+    sampler: default: this process.
+    with_logprobs: off for an evaluation.
+    postprocess: default: the config's.
+    Raises UserError for invalid settings or prompts.
     """
     from trainer.rl.engines.generate import GenerateSampler
 
     if with_logprobs:
-        check_uncut(gen_cfg)
+        check_untruncated(gen_cfg)
     if prompts is None:
-        prompts = check_prompts(examples, unwrapped(policy_model), tokenizer, gen_cfg)
+        prompts = check_prompts(examples, unwrap_distributed(policy_model), tokenizer, gen_cfg)
     groups = stream_rollouts(
         sampler or GenerateSampler(policy_model, tokenizer),
         prompts,
@@ -121,7 +125,7 @@ def generate_rollouts(
             rollouts,
             reference_model,
             gen_cfg.temperature,
-            pad_token_id(unwrapped(policy_model), tokenizer),
+            pad_token_id(unwrap_distributed(policy_model), tokenizer),
             micro_batch_tokens,
         )
         for rollout, row in zip(rollouts, rows, strict=True):
@@ -132,19 +136,22 @@ def generate_rollouts(
 def _rollout(
     prompt: Prompt,
     text: str,
-    place: tuple[int, int],
-    completion: Sampled,
+    indices: tuple[int, int],
+    completion: SampledCompletion,
     tokenizer: Any,
     decode_cfg: DecodeConfig,
     stops: Sequence[int],
 ) -> TranslationRollout:
-    """place: its group, and the sample's number there."""
+    """Return a rollout.
+
+    indices: its group, and its number in the group.
+    """
     example = prompt.example
     alignment = align_completion(tokenizer, completion.token_ids, decode_cfg, stops)
     return TranslationRollout(
         example_id=example.id,
-        group=place[0],
-        trajectory_id=f"{place[0]}-{place[1]}",
+        group=indices[0],
+        trajectory_id=f"{indices[0]}-{indices[1]}",
         src_text=example.src_text,
         prompt_text=text,
         prompt_input_ids=prompt.ids.tolist(),

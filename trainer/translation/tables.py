@@ -1,4 +1,4 @@
-"""What stands in the terminal of a translator: the shared tables, over its own figures."""
+"""Terminal tables of a translation run: the shared tables, with its stats."""
 
 from __future__ import annotations
 
@@ -7,39 +7,42 @@ from typing import Any
 
 from rich.table import Table
 
-from trainer.runs.config import THE_SET
-from trainer.runs.verbs import tables
+from trainer.runs.cli import tables
+from trainer.runs.config import DEFAULT_EVAL_SET
 from trainer.translation.evaluation.evaluate import Report
-from trainer.translation.evaluation.figures import table
+from trainer.translation.evaluation.stats import table
+from trainer.translation.rewards.components import displayed_components, needed
 from trainer.translation.rewards.config import RewardConfig
-from trainer.translation.rewards.terms import needed, shown_terms
 
 
 def columns(cfg: RewardConfig) -> tuple[dict[str, tuple[str, str]], list[str]]:
-    """Of the line of an update: what each term shows that the reward has, or always shows."""
-    asked = needed(cfg)
-    absent = {
-        figure.key
-        for term in shown_terms()
-        if term.optional and not term.weight(cfg) and term.service not in asked
-        for figure in term.table
+    """Return the columns of an update: stats of components with a weight, and those always
+    shown."""
+    needed_services = needed(cfg)
+    hidden_keys = {
+        stat.key
+        for component in displayed_components()
+        if component.optional
+        and not component.weight(cfg)
+        and component.service not in needed_services
+        for stat in component.table
     }
-    return tables.columns([figure for figure in table() if figure.key not in absent])
+    return tables.columns([stat for stat in table() if stat.key not in hidden_keys])
 
 
-def evaluation_line(update: int, report: Report, name: str = THE_SET) -> str:
-    """What is said of an evaluation of a set."""
-    figures = report.figures()
-    shown = [f for f in table(figures) if figures.get(f.key) not in f.hidden_at]
-    return tables.evaluation_line(shown, update, figures, name)
+def evaluation_line(update: int, report: Report, name: str = DEFAULT_EVAL_SET) -> str:
+    """Return the console line of an evaluation of a set."""
+    values = report.stats()
+    visible_stats = [stat for stat in table(values) if values.get(stat.key) not in stat.hidden_at]
+    return tables.evaluation_line(visible_stats, update, values, name)
 
 
 def comparison_table(before: Report, after: Report) -> Table:
-    """Two reports side by side, with the change."""
-    first, last = before.figures(), after.figures()
+    """Return two reports side by side, with the change."""
+    first, last = before.stats(), after.stats()
     return tables.comparison_table(table(first, last), first, last)
 
 
-def report_table(figures: Mapping[str, Any]) -> Table:
-    """The figures of one report."""
-    return tables.report_table(table(figures), figures)
+def report_table(stats: Mapping[str, Any]) -> Table:
+    """Return the stats of one report."""
+    return tables.report_table(table(stats), stats)

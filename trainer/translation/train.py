@@ -1,5 +1,7 @@
-"""Training a translator: what is checked, loaded and opened, in which order, and what the loop of
-trainer/runs/loop.py asks of it. The one file that sees all the parts."""
+"""Train a translation policy: check, load and open everything, then run the training loop.
+
+This is the one file that imports all the parts.
+"""
 
 from __future__ import annotations
 
@@ -13,38 +15,38 @@ from typing import Any
 from scorekit.errors import UserError
 from scorekit.prompts import load_postprocess, load_template
 from trainer.rl.advantage import TokenAdvantages
+from trainer.rl.distributed import DistributedContext
 from trainer.rl.engines.choice import open_sampler, probe_engine
 from trainer.rl.policy import autocast, prepare_torch
-from trainer.rl.sampler import Sampler, check_uncut
-from trainer.rl.world import World
+from trainer.rl.sampler import Sampler, check_untruncated
+from trainer.runs.artifacts import Artifacts, Reports, finished_artifacts
 from trainer.runs.checkpoints.resume import checkpoint_to_resume
 from trainer.runs.checkpoints.saver import Saver
 from trainer.runs.config import set_key
 from trainer.runs.console import Columns
-from trainer.runs.figures import Figures
 from trainer.runs.learner import Learner
-from trainer.runs.leaving import Leaving
-from trainer.runs.loop import Batch, Loop
+from trainer.runs.loop import Batch, TrainingLoop
 from trainer.runs.messages import Messages, messages
-from trainer.runs.outcome import Artifacts, Reports, ended_before
-from trainer.runs.runlog import Clock, RunLog, SilentLog, check_run_dir, open_run_dir
+from trainer.runs.run_log import PhaseTimer, RunLog, SilentLog, check_run_dir, open_run_dir
+from trainer.runs.shutdown import ShutdownHandler
+from trainer.runs.stats import Stats
 from trainer.runs.trackers import check_trackers
 from trainer.translation.collect import Collector
-from trainer.translation.config import TrainerConfig
+from trainer.translation.config import TranslationConfig
 from trainer.translation.data import Example, in_both
 from trainer.translation.dumps import training_lines
 from trainer.translation.evaluation.evaluate import Report, evaluate_on_dataset, read_reports
-from trainer.translation.evaluation.figures import reward_figures
 from trainer.translation.evaluation.held_out import HeldOutMetrics
+from trainer.translation.evaluation.stats import reward_stats
 from trainer.translation.loading import load_learner
 from trainer.translation.rewards.advantages import rollout_advantages
-from trainer.translation.rewards.earned import SampleReward
+from trainer.translation.rewards.components import weighted
+from trainer.translation.rewards.components.chrf import check_references
+from trainer.translation.rewards.components.xcomet_spans import check_spans
 from trainer.translation.rewards.guards import check_guards
+from trainer.translation.rewards.sample_reward import SampleReward
 from trainer.translation.rewards.screening import screen
-from trainer.translation.rewards.services import Rewarder
-from trainer.translation.rewards.terms import weighted
-from trainer.translation.rewards.terms.chrf import check_references
-from trainer.translation.rewards.terms.xcomet_spans import check_spans
+from trainer.translation.rewards.services import RewardClient
 from trainer.translation.rollouts import TranslationRollout
 from trainer.translation.tables import columns, evaluation_line
 
@@ -52,60 +54,70 @@ TranslationBatch = Batch[TranslationRollout, SampleReward]
 log = logging.getLogger(__name__)
 
 
-def run_toy_rl(
+def train_translation(
     train_examples: Sequence[Example],
     eval_examples: Sequence[Example] | Mapping[str, Sequence[Example]],
-    cfg: TrainerConfig,
+    cfg: TranslationConfig,
     *,
     resume: bool = False,
 ) -> Artifacts:
-    """Train, evaluate, log. Folder and services are checked before weights load, weights and
-    prompts before what an earlier run left is replaced. Raises UserError on whatever the user can
-    mend.
+    """Train, evaluate and log a translation policy.
 
-    eval_examples: sets by name, or the one that there is. resume: go on with the run of
-    misc.run_dir from its newest whole checkpoint; one that has none yet starts anew in its place.
+    Folder and services are checked before weights are loaded, weights and prompts before an earlier
+    run is replaced. Raises UserError for whatever the user can fix.
+
+    eval_examples: sets by name, or a single one.
+    resume: resume the run of misc.run_dir from its newest complete checkpoint; a run without one
+    starts again in its folder.
     """
     if not train_examples:
-        raise UserError("there are no examples to learn from")
+        raise UserError("data.train: has no examples to train on")
     check_trainable(cfg)
-    world = World(
+    world = DistributedContext(
         prepare_torch(cfg.misc.device, cfg.misc.threads),
         cfg.misc.trackers,
         Path(cfg.misc.run_dir) / "trackers",
         patience_s=cfg.misc.patience_s,
     )
-    with messages() as heard, world.together(), ExitStack() as held:
-        return _run(train_examples, eval_examples, cfg, world, heard, held, resume)
+    with messages() as run_messages, world.monitored(), ExitStack() as exit_stack:
+        return _run(train_examples, eval_examples, cfg, world, run_messages, exit_stack, resume)
+
+
+#: The earlier name. It stays because users call it.
+run_toy_rl = train_translation
 
 
 def _run(
     train_examples: Sequence[Example],
     eval_examples: Sequence[Example] | Mapping[str, Sequence[Example]],
-    cfg: TrainerConfig,
-    world: World,
-    heard: Messages,
-    held: ExitStack,
+    cfg: TranslationConfig,
+    world: DistributedContext,
+    run_messages: Messages,
+    exit_stack: ExitStack,
     resume: bool,
 ) -> Artifacts:
-    """`run_toy_rl` in this world; what is opened is held until its end."""
+    """Run `train_translation` with these processes; `exit_stack` closes everything at the end."""
     pairs = ((example.src_lang_code, example.tgt_lang_code) for example in train_examples)
     check_guards(pairs, cfg.reward.guards)
     checkpoint = checkpoint_to_resume(cfg) if resume else None
     if checkpoint:
         sets_before = read_reports(Path(cfg.misc.run_dir))
-        if ended := ended_before(cfg, checkpoint, sets_before):
-            return replace(ended, is_main=world.is_main)
+        if artifacts := finished_artifacts(cfg, checkpoint, sets_before):
+            return replace(artifacts, is_main=world.is_main)
     if checkpoint is None:
         world.on_main(lambda: check_run_dir(cfg, resume or None))
     world.on_main(lambda: open_run_dir(cfg.misc))
-    rewarder = held.enter_context(
-        closing(Rewarder(cfg.reward, caching=cfg.misc.caching, misc=cfg.misc))
+    rewarder = exit_stack.enter_context(
+        closing(RewardClient(cfg.reward, caching=cfg.misc.caching, misc=cfg.misc))
     )
     world.on_main(lambda: check_spans(rewarder.ask, cfg.reward))
     if not isinstance(eval_examples, Mapping):
         eval_examples = {cfg.best_by: eval_examples}
-    sets = {name: of[: cfg.eval.eval_limit] for name, of in eval_examples.items() if of}
+    sets = {
+        name: examples[: cfg.eval.eval_limit]
+        for name, examples in eval_examples.items()
+        if examples
+    }
     check_references(train_examples, cfg.reward, "data.train")
     for name, held_out in sets.items():
         check_references(held_out, cfg.reward, set_key(name))
@@ -113,30 +125,30 @@ def _run(
     world.on_main(lambda: metrics.check(sets))
     train_examples = screen(cfg.data, train_examples, sets, rewarder, world)
     for name, held_out in sets.items() if world.is_main else ():
-        if told := in_both(set_key(name), train_examples, held_out):
-            log.warning("%s", told)
+        if overlap := in_both(set_key(name), train_examples, held_out):
+            log.warning("%s", overlap)
     trainer = open_trainer(
         cfg,
         rewarder,
         train_examples,
         sets,
         world,
-        held,
+        exit_stack,
         checkpoint=checkpoint,
         overwrite=resume or None,
     )
     if world.is_main:
-        heard.write_to(trainer.log.folder)
+        run_messages.write_to(trainer.log.folder)
     return trainer.run()
 
 
-def check_trainable(cfg: TrainerConfig) -> None:
-    """Raise UserError where nothing could be learned, or something wrong."""
-    check_uncut(cfg.generation, cfg.corrects_importance)
+def check_trainable(cfg: TranslationConfig) -> None:
+    """Raise UserError if nothing could be trained, or with wrong results."""
+    check_untruncated(cfg.generation, cfg.corrects_importance)
     if not weighted(cfg.reward):
         raise UserError(
-            "reward: every term is 0 (its keys that begin with w_, no_eos_penalty, those of guards "
-            "and of terms): there is nothing to learn; give one of them a weight"
+            "reward: every weight is 0 (the keys w_*, no_eos_penalty, guards, terms). "
+            "Set one of them above 0, so that there is something to train on"
         )
     load_template(cfg.generation.prompt_template)
     load_postprocess(cfg.generation.postprocess)
@@ -144,20 +156,22 @@ def check_trainable(cfg: TrainerConfig) -> None:
 
 
 def open_trainer(
-    cfg: TrainerConfig,
-    rewarder: Rewarder,
+    cfg: TranslationConfig,
+    rewarder: RewardClient,
     train: Sequence[Example],
     sets: Mapping[str, Sequence[Example]],
-    world: World,
-    held: ExitStack,
+    world: DistributedContext,
+    exit_stack: ExitStack,
     *,
     checkpoint: Path | None = None,
     overwrite: bool | None = None,
-) -> Loop:
-    """Load what learns, then open the folder of the run: what fails before leaves an earlier run as
-    it is. The sampler is closed with `held`.
+) -> TrainingLoop:
+    """Load the policy, then open the run directory: an error before that leaves an earlier run as
+    it is.
 
-    checkpoint: go on from it. overwrite: replace a run in run_dir; default: the config's.
+    exit_stack: closes the sampler.
+    checkpoint: resume from it.
+    overwrite: replace a run in run_dir; default: the config's.
     """
     adapters = cfg.policy.lora.r > 0
     served = probe_engine(cfg.generation, adapters=adapters)
@@ -174,63 +188,65 @@ def open_trainer(
         adapters=adapters,
         run_dir=cfg.misc.run_dir,
     )
-    held.enter_context(closing(sampler))
+    exit_stack.enter_context(closing(sampler))
     runlog: RunLog = SilentLog(cfg)
     if world.is_main:
         runlog = RunLog(cfg, rewarder.infos, overwrite=overwrite, done=done)
-    world.wait()  # nobody reads the folder while it is made
+    world.wait()  # no process reads the folder while it is created
     if checkpoint is not None:
         saver.load_rest(checkpoint, learner.model, learner.optimizer)
-    leaving = Leaving(quiet=not world.is_main)
-    task = Translation(cfg, rewarder, learner, world, leaving)
-    return Loop(cfg, task, learner, sampler, world, saver, runlog, leaving, checkpoint, done)
+    shutdown = ShutdownHandler(quiet=not world.is_main)
+    task = TranslationTask(cfg, rewarder, learner, world, shutdown)
+    return TrainingLoop(
+        cfg, task, learner, sampler, world, saver, runlog, shutdown, checkpoint, done
+    )
 
 
-class Translation:
-    """What the loop asks of a translator (trainer/runs/loop.py)."""
+class TranslationTask:
+    """The translation task of the training loop (trainer/runs/loop.py)."""
 
     def __init__(
         self,
-        cfg: TrainerConfig,
-        rewarder: Rewarder,
+        cfg: TranslationConfig,
+        rewarder: RewardClient,
         learner: Learner,
-        world: World,
-        leaving: Leaving,
+        world: DistributedContext,
+        shutdown: ShutdownHandler,
     ) -> None:
         self.cfg, self.rewarder, self.learner, self.world = cfg, rewarder, learner, world
         self.metrics = HeldOutMetrics(cfg.eval.metrics, rewarder)
-        self.collector = Collector(cfg, world, rewarder, learner, leaving)
+        self.collector = Collector(cfg, world, rewarder, learner, shutdown)
 
     @property
     def columns(self) -> tuple[Columns, Sequence[str]]:
-        """Of the console."""
+        """Return the columns of the console."""
         return columns(self.cfg.reward)
 
     @property
-    def fault(self) -> str | None:
-        """Why the last batch has no rewards."""
-        return self.collector.fault
+    def stop_reason(self) -> str | None:
+        """Return the reason why the last batch has no rewards."""
+        return self.collector.stop_reason
 
-    def collect(self, sampler: Sampler, update: int, clock: Clock) -> TranslationBatch | None:
-        """See `Collector.collect`."""
+    def collect(self, sampler: Sampler, update: int, clock: PhaseTimer) -> TranslationBatch | None:
+        """Return the batch of an update, see `Collector.collect`."""
         return self.collector.collect(sampler, update, clock)
 
-    def figures(self, batch: TranslationBatch) -> Figures:
-        """Of the rewards, and of how tokens and texts were aligned."""
+    def stats(self, batch: TranslationBatch) -> Stats:
+        """Return stats of the rewards, and of the alignment of tokens."""
         unaligned = sum(rollout.unaligned_tokens for rollout in batch.rollouts)
-        return {"unaligned_tokens": unaligned} | reward_figures(batch.rewards, self.cfg.reward)
+        return {"unaligned_tokens": unaligned} | reward_stats(batch.rewards, self.cfg.reward)
 
     def advantages(
         self, rollouts: list[TranslationRollout], rewards: list[SampleReward]
     ) -> TokenAdvantages:
-        """Under the options of `rl`."""
+        """Return the advantages, with the options of `rl`."""
         return rollout_advantages(rollouts, rewards, self.cfg.rl)
 
     def dump(
         self, batch: TranslationBatch, advantages: TokenAdvantages | None
     ) -> Iterable[dict[str, Any]]:
-        """See trainer/translation/dumps.py."""
-        return training_lines(batch.rollouts, batch.rewards, batch.kept, advantages)
+        """Yield the lines of trainer/translation/dumps.py."""
+        return training_lines(batch.rollouts, batch.rewards, batch.scored_indices, advantages)
 
     def evaluate(self, sampler: Sampler, name: str) -> Report:
         """Translate a set and score it."""
@@ -251,9 +267,9 @@ class Translation:
             )
 
     def read_reports(self, folder: Path) -> Mapping[str, Reports]:
-        """Those of a run's folder, by the names of their sets."""
+        """Return the reports of a run's folder, by the names of their sets."""
         return read_reports(folder)
 
-    def told(self, update: int, report: Report, name: str) -> str:
-        """What is said of an evaluation."""
+    def eval_summary(self, update: int, report: Report, name: str) -> str:
+        """Return the console line of an evaluation."""
         return evaluation_line(update, report, name)

@@ -1,1 +1,1 @@
-"""Documents and questions on which nothing was tuned: the search demo's final test."""
+"""The search demo's final test: documents and questions on which nothing was tuned."""

@@ -12,24 +12,27 @@ from demo.search.figures import VEGA, read_file, read_rows
 
 
 class Harvest(NamedTuple):
-    """A year in England. wheat: shillings a quarter. wage: shillings a week."""
+    """Holds a year in England. wheat: shillings per quarter. wage: shillings per week."""
 
     wheat: float
     wage: float
 
     @property
     def weeks(self) -> float:
-        """Weeks of work for a quarter of wheat."""
+        """Return the weeks of work for a quarter of wheat."""
         return self.wheat / self.wage
 
     @property
     def pounds(self) -> float:
-        """Wages of 52 weeks in pounds, of 20 shillings each."""
+        """Return the wages of 52 weeks in pounds, of 20 shillings each."""
         return self.wage * 52 / 20
 
 
 class Airfields(NamedTuple):
-    """Of a state. Ends in degrees north or west. towns: of the northern and the western end."""
+    """Holds a state's airfields: their extreme latitudes and longitudes, and the towns there.
+
+    The extremes are in degrees north or west. towns: those of the northern and the western end.
+    """
 
     listed: int
     north: float
@@ -41,37 +44,41 @@ class Airfields(NamedTuple):
 
 
 class Hours(NamedTuple):
-    """A month. at: hour -> temperatures in °F, a day each."""
+    """Holds a month's temperatures. by_hour: hour -> temperatures in °F, one for each day."""
 
-    at: dict[int, list[float]]
+    by_hour: dict[int, list[float]]
 
     @property
     def highest(self) -> float:
-        """Of all hours, in °F."""
-        return max(max(of) for of in self.at.values())
+        """Return the highest temperature of all hours, in °F."""
+        return max(max(temperatures) for temperatures in self.by_hour.values())
 
     @property
     def lowest(self) -> float:
-        """Of all hours, in °F."""
-        return min(min(of) for of in self.at.values())
+        """Return the lowest temperature of all hours, in °F."""
+        return min(min(temperatures) for temperatures in self.by_hour.values())
 
     def above(self, limit: float) -> int:
-        """How many hours are warmer than this, in °F."""
-        return sum(temperature > limit for of in self.at.values() for temperature in of)
+        """Return how many hours are warmer than a limit in °F."""
+        return sum(
+            temperature > limit
+            for temperatures in self.by_hour.values()
+            for temperature in temperatures
+        )
 
 
 def read_wheat(wheels: Path) -> dict[int, Harvest]:
-    """Year -> its prices; every five years from 1565 to 1810 (no wages are known later)."""
+    """Return year -> its prices; every five years from 1565 to 1810 (later wages are unknown)."""
     rows = json.loads(read_file(wheels, VEGA, "vega_datasets/_data/wheat.json"))
     return {int(row["year"]): Harvest(row["wheat"], row["wages"]) for row in rows if "wages" in row}
 
 
 def read_airfields(wheels: Path) -> dict[str, Airfields]:
-    """State, by its two letters -> its airfields."""
-    found = defaultdict(list)
+    """Return state code -> its airfields."""
+    fields_by_state = defaultdict(list)
     for row in read_rows(wheels, VEGA, "vega_datasets/_data/airports.csv"):
         north, west = float(row["latitude"]), -float(row["longitude"])
-        found[row["state"]].append((north, west, row["city"]))
+        fields_by_state[row["state"]].append((north, west, row["city"]))
     return {
         state: Airfields(
             listed=len(fields),
@@ -82,14 +89,14 @@ def read_airfields(wheels: Path) -> dict[str, Airfields]:
             north_town=max(fields)[2],
             west_town=max(fields, key=itemgetter(1))[2],
         )
-        for state, fields in found.items()
+        for state, fields in fields_by_state.items()
     }
 
 
 def read_hours(wheels: Path) -> dict[int, Hours]:
-    """Month -> temperatures of San Francisco."""
-    found: dict[int, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    """Return month -> temperatures of San Francisco."""
+    hours_by_month: dict[int, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in read_rows(wheels, VEGA, "vega_datasets/_data/sf-temps.csv"):
         month, hour = int(row["date"][5:7]), int(row["date"][11:13])
-        found[month][hour].append(float(row["temp"]))
-    return {month: Hours(dict(at)) for month, at in found.items()}
+        hours_by_month[month][hour].append(float(row["temp"]))
+    return {month: Hours(dict(by_hour)) for month, by_hour in hours_by_month.items()}

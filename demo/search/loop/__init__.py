@@ -1,1 +1,1 @@
-"""The closed loop on the search demo: what it needs beside phase 1 and 2."""
+"""The closed loop on the search demo: the parts that phases 1 and 2 do not have."""

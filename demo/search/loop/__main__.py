@@ -1,4 +1,4 @@
-"""`python -m demo.search.loop`: rounds of training, with what is made of each for the next."""
+"""`python -m demo.search.loop`: rounds of training, each on data that the previous one improved."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ def main(
     ] = 0.1,
     seed: Annotated[int, typer.Option(help="Of planted errors, verifier and trainings.")] = 1,
 ) -> None:
-    """Three rounds on questions of which some have wrong references. Started again, it goes on."""
+    """Play three rounds on questions of which some have wrong references. A second start
+    continues.
+    """
     from demo.search.loop.run import run_demo
 
     with clean_exit(stopped="stopped; started again, it goes on"):

@@ -1,4 +1,6 @@
-"""The loop demo: a small searcher, wrong references among the right ones, a verifier that errs."""
+"""The loop demo: a small searcher, questions some of which have wrong references, and a verifier
+that makes errors.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,10 @@ from rich.table import Table
 from demo.processes import exit_on_sigterm, serving
 from demo.run import ROOT
 from demo.search.generator import create_app
-from demo.search.loop.planted import plant, read_rows, write_rows
 from demo.search.loop.verifier import NAME, Verifying
+from demo.search.loop.wrong_references import plant, read_rows, write_rows
 from demo.search.reading import Reader
-from demo.search.run import HERE, ingest, neighbours, trainer
+from demo.search.run import HERE, ingest, open_services, trainer
 from scorekit.errors import UserError
 from scorekit.files import write_atomic
 
@@ -28,7 +30,7 @@ console = Console(highlight=False)
 
 
 def run_demo(run_dir: Path, *, updates: int | None, every: int, error: float, seed: int) -> None:
-    """The whole demo. Raises UserError where a part of it cannot run."""
+    """Run the demo. Raise UserError if a part of it cannot run."""
     started = time.monotonic()
     exit_on_sigterm()
     run_dir.mkdir(parents=True, exist_ok=True)
@@ -40,7 +42,7 @@ def run_demo(run_dir: Path, *, updates: int | None, every: int, error: float, se
         "which other pages have the same facts is not told"
     )
     verifier = create_app(name=NAME, answerer=Verifying(error=error, seed=seed))
-    with neighbours(run_dir) as (settings, _), serving(verifier) as url:
+    with open_services(run_dir) as (settings, _), serving(verifier) as url:
         values = {
             **{f"train.{key}": value for key, value in map(_pair, settings[3::2])},
             "train.data.train": run_dir / "questions.jsonl",
@@ -48,21 +50,21 @@ def run_demo(run_dir: Path, *, updates: int | None, every: int, error: float, se
             "curation.verify.verifier.base_url": f"{url}/v1",
             "curation.verify.verifier.model": NAME,
         }
-        told = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
+        set_flags = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
         rounds = run_dir / "rounds.yaml"
         write_atomic(rounds, yaml.safe_dump(rounds_of(updates), sort_keys=False))
-        trainer("loop", "--rounds", str(rounds), "--out", str(run_dir / "rounds"), *told)
+        trainer("loop", "--rounds", str(rounds), "--out", str(run_dir / "rounds"), *set_flags)
     show_truth(run_dir / "rounds/01-phase1", wrong)
     console.print(f"\nThe whole demo took {time.monotonic() - started:.0f} s.")
 
 
 def rounds_of(updates: int | None = None) -> dict[str, Any]:
-    """The demo's rounds. updates: of each training; None: its own."""
-    told: dict[str, Any] = yaml.safe_load(ROUNDS.read_text(encoding="utf-8"))
+    """Return the demo's rounds. updates: of each training; None keeps the config's."""
+    rounds: dict[str, Any] = yaml.safe_load(ROUNDS.read_text(encoding="utf-8"))
     if updates is not None:
-        for of in told["rounds"]:
-            of["train"]["rl"]["num_updates"] = updates
-    return told
+        for round_config in rounds["rounds"]:
+            round_config["train"]["rl"]["num_updates"] = updates
+    return rounds
 
 
 def _pair(flag: str) -> tuple[str, str]:
@@ -71,41 +73,50 @@ def _pair(flag: str) -> tuple[str, str]:
 
 
 def _rows(run_dir: Path, every: int, seed: int) -> tuple[list[dict[str, Any]], set[str]]:
-    """Questions with planted errors and without their alternatives; which are wrong."""
-    made, wrong = plant(read_rows()[::every], Reader(), seed)
-    path, told = run_dir / "questions.jsonl", [row | {"alternatives": {}} for row in made]
-    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in told)
+    """Return questions with planted errors and without alternatives, and the ids of the wrong
+    ones.
+    """
+    rows, wrong = plant(read_rows()[::every], Reader(), seed)
+    path, public_rows = run_dir / "questions.jsonl", [row | {"alternatives": {}} for row in rows]
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in public_rows)
     if path.exists() and path.read_text(encoding="utf-8") != text:
         raise UserError(
             f"{run_dir}: was begun with another --every or --seed: set it back, or name another "
             "--run-dir"
         )
-    write_rows(path, told)
-    return made, wrong
+    write_rows(path, public_rows)
+    return rows, wrong
 
 
 def show_truth(folder: Path, wrong: set[str]) -> None:
-    """What the first round found of what was planted, which only the demo knows."""
+    """Print how many of the planted errors the first round detected. Only the demo knows them."""
     verified = _decisions(folder / "verify")
-    found = sum(not verified[id]["kept"] for id in wrong)
-    lost = sum(not row["kept"] for id, row in verified.items() if id not in wrong)
+    num_detected = sum(not verified[id]["kept"] for id in wrong)
+    num_wrongly_dropped = sum(not row["kept"] for id, row in verified.items() if id not in wrong)
     grown = _decisions(folder / "alternatives")
     planted = {row["id"]: row["alternatives"] for row in read_rows()}
     pages = {
-        id: {page for of in planted[id].values() for page in of} for id in grown if planted[id]
+        id: {page for pages_of_fact in planted[id].values() for page in pages_of_fact}
+        for id in grown
+        if planted[id]
     }
     lines = (folder / "alternatives/rows.jsonl").read_text(encoding="utf-8").splitlines()
     rows = map(json.loads, lines)
     got = {
-        row["id"]: {p for of in row.get("alternatives", {}).values() for p in of} for row in rows
+        row["id"]: {
+            p for pages_of_fact in row.get("alternatives", {}).values() for p in pages_of_fact
+        }
+        for row in rows
     }
-    right = sum(len(got[id] & of) for id, of in pages.items())
-    shown = Table("planted", "found", "dropped or named wrongly")
-    shown.add_row(f"{len(wrong)} wrong references", str(found), f"{lost} right ones")
+    right = sum(len(got[id] & pages_of_fact) for id, pages_of_fact in pages.items())
+    truth_table = Table("planted", "found", "dropped or named wrongly")
+    truth_table.add_row(
+        f"{len(wrong)} wrong references", str(num_detected), f"{num_wrongly_dropped} right ones"
+    )
     total = sum(map(len, pages.values()))
-    more = sum(len(of - pages.get(id, set())) for id, of in got.items())
-    shown.add_row(f"{total} pages with the same fact", str(right), f"{more} other pages")
-    console.print(shown)
+    more = sum(len(pages_of_fact - pages.get(id, set())) for id, pages_of_fact in got.items())
+    truth_table.add_row(f"{total} pages with the same fact", str(right), f"{more} other pages")
+    console.print(truth_table)
 
 
 def _decisions(folder: Path) -> Mapping[str, Any]:

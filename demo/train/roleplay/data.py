@@ -32,30 +32,30 @@ SFT_SEED, SFT_DIALOGUES = 14, 1000
 
 
 def prompts(name: str) -> list[dict[str, Any]]:
-    """One row a dialogue: the turn that its last reply answers."""
+    """Return one row per dialogue: the turn that its last reply answers."""
     seed, count, held_out, unseen = PROMPTS[name]
     rng = random.Random(seed)
-    made = (
+    dialogues = (
         dialogue(rng, f"{name}-{number:04d}", held_out, LONGEST, unseen) for number in range(count)
     )
-    return [asdict(d.turn(len(d.turns) - 1)) for d in made]
+    return [asdict(d.turn(len(d.turns) - 1)) for d in dialogues]
 
 
 def sft() -> list[dict[str, Any]]:
-    """Whole dialogues, their replies noisy."""
+    """Return full dialogues with noisy replies."""
     rng = random.Random(SFT_SEED)
-    made = [dialogue(rng, f"sft-{number:04d}") for number in range(SFT_DIALOGUES)]
-    return [{"messages": d.messages(len(d.turns), noisy_replies(d, rng))} for d in made]
+    dialogues = [dialogue(rng, f"sft-{number:04d}") for number in range(SFT_DIALOGUES)]
+    return [{"messages": d.messages(len(d.turns), noisy_replies(d, rng))} for d in dialogues]
 
 
 def write(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """JSON lines."""
+    """Write JSON lines."""
     with path.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=TABLES)
     args = parser.parse_args()

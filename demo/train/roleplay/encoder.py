@@ -39,35 +39,39 @@ PIECES, WIDTH, LAYERS, LONGEST = 3000, 128, 2, 256
 
 
 def pairs(rng: random.Random, count: int, held_out: bool = False) -> dict[str, list[str]]:
-    """Two columns of texts that belong together, row by row."""
+    """Return two columns of texts that belong together, row by row."""
     scenarios, acts, book = tables()
     scenes = [s for s in scenarios if s.get("held_out", False) == held_out]
     rows: dict[str, list[str]] = {"anchor": [], "positive": []}
     for number in range(count):
         entry, scene = rng.choice(book["exchanges"]), rng.choice(scenes)
         character, player = rng.sample(names(held_out), 2)
-        known = scene | {"c": character, "p": player}
-        slots = words(rng, entry["ask"] + entry["say"], known)
+        scene_with_names = scene | {"c": character, "p": player}
+        slots = words(rng, entry["ask"] + entry["say"], scene_with_names)
 
         def turn(entry: dict[str, Any] = entry, slots: dict[str, str] = slots) -> str:
             return render(rng.choice(entry["ask"]), rng.choice(list(OTHER)), slots)
 
         def reply(
-            entry: dict[str, Any] = entry, slots: dict[str, str] = slots, known: Any = known
+            entry: dict[str, Any] = entry,
+            slots: dict[str, str] = slots,
+            scene_with_names: Any = scene_with_names,
         ) -> str:
-            slots = slots | {k: rng.choice(known[f"{k}s"]) for k in ("spot", "prop")}
+            slots = slots | {k: rng.choice(scene_with_names[f"{k}s"]) for k in ("spot", "prop")}
             level = rng.choice(list(OTHER))
-            said = render(rng.choice(entry["say"]), level, slots)
-            return f'{render(rng.choice(acts[entry["mood"]]), level, slots)}\n"{said}"'
+            dialogue_text = render(rng.choice(entry["say"]), level, slots)
+            return f'{render(rng.choice(acts[entry["mood"]]), level, slots)}\n"{dialogue_text}"'
 
-        made = ((turn(), reply()), (reply(), reply()), (turn(), turn()))[(0, 0, 1, 2)[number % 4]]
-        rows["anchor"].append(made[0])
-        rows["positive"].append(made[1])
+        text_pairs = ((turn(), reply()), (reply(), reply()), (turn(), turn()))[
+            (0, 0, 1, 2)[number % 4]
+        ]
+        rows["anchor"].append(text_pairs[0])
+        rows["positive"].append(text_pairs[1])
     return rows
 
 
 def tokenizer_of(texts: list[str]) -> PreTrainedTokenizerFast:
-    """XLM-R's marks around byte-level pieces."""
+    """Train a tokenizer with byte-level tokens and XLM-R's special tokens."""
     backend = train_bpe(texts, PIECES, SPECIAL)
     backend.post_processor = processors.TemplateProcessing(
         single="<s> $A </s>",
@@ -87,7 +91,7 @@ def tokenizer_of(texts: list[str]) -> PreTrainedTokenizerFast:
 
 
 def new_model(texts: list[str]) -> SentenceTransformer:
-    """An untrained encoder, its vocabulary learned from `texts`."""
+    """Return an untrained encoder, its vocabulary learned from `texts`."""
     tokenizer = tokenizer_of(texts)
     config = XLMRobertaConfig(
         vocab_size=len(tokenizer),
@@ -112,17 +116,20 @@ def new_model(texts: list[str]) -> SentenceTransformer:
     )
 
 
-def figures(model: SentenceTransformer, count: int = 400) -> dict[str, float]:
-    """Held-out pairs: mean cosine of true and of shuffled ones, and how often the true one is
-    nearest of all."""
+def compute_stats(model: SentenceTransformer, count: int = 400) -> dict[str, float]:
+    """Measure the model on held-out pairs.
+
+    true, shuffled: mean cosine of true pairs and of shuffled ones. nearest: the share of texts
+    whose true partner is the nearest of all.
+    """
     rows = pairs(random.Random(99), count, held_out=True)
     left, right = (model.encode(rows[k], convert_to_tensor=True) for k in ("anchor", "positive"))
     cosines = left @ right.T
     true = cosines.diagonal()
     false = cosines[~torch.eye(count, dtype=torch.bool)]
     first = (cosines.argmax(1) == torch.arange(count)).float().mean()
-    found = {"true": true.mean(), "shuffled": false.mean(), "nearest": first}
-    return {name: round(value.item(), 3) for name, value in found.items()}
+    stats = {"true": true.mean(), "shuffled": false.mean(), "nearest": first}
+    return {name: round(value.item(), 3) for name, value in stats.items()}
 
 
 def train(steps: int, batch: int, rate: float, count: int, out: Path, seed: int) -> None:
@@ -150,14 +157,14 @@ def train(steps: int, batch: int, rate: float, count: int, out: Path, seed: int)
             loss=losses.MultipleNegativesRankingLoss(model, scale=20.0),
         )
         trainer.train()
-    print(figures(model), sum(p.numel() for p in model.parameters()), "parameters")
+    print(compute_stats(model), sum(p.numel() for p in model.parameters()), "parameters")
     shutil.rmtree(out, ignore_errors=True)
     model.save_pretrained(str(out), create_model_card=False)
     allow_readers(out)
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=1300)
     parser.add_argument("--batch", type=int, default=128)

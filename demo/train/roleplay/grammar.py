@@ -36,41 +36,42 @@ OTHER: dict[SpeechLevel, SpeechLevel] = {"polite": "plain", "plain": "polite"}
 
 @cache
 def tables() -> tuple[list[dict[str, Any]], dict[str, list[str]], dict[str, Any]]:
-    """Scenarios, narrations by mood, and the exchanges with their slots."""
+    """Return scenarios, narrations by mood, and the exchanges with their slots."""
     names = ("scenarios", "narrations", "exchanges")
-    found = [yaml.safe_load((TABLES / f"{n}.yaml").read_text(encoding="utf-8")) for n in names]
-    return found[0], found[1], found[2]
+    loaded = [yaml.safe_load((TABLES / f"{n}.yaml").read_text(encoding="utf-8")) for n in names]
+    return loaded[0], loaded[1], loaded[2]
 
 
 @cache
 def names(held_out: bool) -> list[str]:
-    """Given names of two syllables, with and without a final consonant."""
+    """Return given names of two syllables, with and without a final consonant."""
     grid = [a + b for a in FIRST for b in SECOND if a != b]
-    kept = [name for name in grid if name not in WORDS.split(",")]
-    return [n for n in kept if (zlib.crc32(n.encode()) % HELD_OUT_NAMES == 0) == held_out]
+    allowed = [name for name in grid if name not in WORDS.split(",")]
+    return [n for n in allowed if (zlib.crc32(n.encode()) % HELD_OUT_NAMES == 0) == held_out]
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A narration and what is said, without marks.
+    """Holds a narration and a quote, without marks.
 
-    puppet: the same narration with the player acting. other_level: the same said at the other one.
+    puppet: the same narration with the player acting. other_level: the quote at the other speech
+    level.
     """
 
     narration: str
     puppet: str
-    said: str
+    quote: str
     other_level: str
 
     @property
     def text(self) -> str:
-        """The seed's form: a line of narration, a line in double quotes."""
-        return f'{self.narration}\n"{self.said}"'
+        """Return the seed's form: a line of narration, a line in double quotes."""
+        return f'{self.narration}\n"{self.quote}"'
 
 
 @dataclass(frozen=True, slots=True)
 class Dialogue:
-    """System turn, and exchanges of the player's turn and the character's reply."""
+    """Holds a system turn, and exchanges of the player's turn and the character's reply."""
 
     name: str
     scenario: str
@@ -81,61 +82,67 @@ class Dialogue:
     turns: tuple[tuple[str, Reply], ...]
 
     def messages(self, exchanges: int, replies: list[str] | None = None) -> list[Message]:
-        """The first exchanges; replies: what the character says instead."""
-        found = [{"role": "system", "content": self.system}]
-        for place, (user, reply) in enumerate(self.turns[:exchanges]):
-            said = reply.text if replies is None else replies[place]
-            found += [{"role": "user", "content": user}, {"role": "assistant", "content": said}]
-        return found
+        """Return the first exchanges. replies: replaces the character's replies."""
+        chat = [{"role": "system", "content": self.system}]
+        for index, (user, reply) in enumerate(self.turns[:exchanges]):
+            content = reply.text if replies is None else replies[index]
+            chat += [{"role": "user", "content": user}, {"role": "assistant", "content": content}]
+        return chat
 
-    def turn(self, place: int) -> RoleplayTurn:
-        """The prompt of a reply, and what is known of it."""
+    def turn(self, index: int) -> RoleplayTurn:
+        """Return the prompt of a reply with its scenario, names and speech level."""
         return RoleplayTurn(
-            id=f"{self.name}-{place}",
-            prompt=tuple(self.messages(place + 1)[:-1]),
-            reference=self.turns[place][1].text,
+            id=f"{self.name}-{index}",
+            prompt=tuple(self.messages(index + 1)[:-1]),
+            reference=self.turns[index][1].text,
             player_name=self.player,
             character_name=self.character,
             speech_level=self.level,
             scenario=self.scenario,
             dialogue=self.name,
-            place=place,
+            place=index,
         )
 
 
-def words(rng: random.Random, templates: list[str], known: dict[str, Any]) -> dict[str, str]:
-    """A word for each slot of some templates. known: the scenario, with the names."""
+def words(rng: random.Random, templates: list[str], scene: dict[str, Any]) -> dict[str, str]:
+    """Return a word for each slot of some templates. scene: the scenario, with the names."""
     book = tables()[2]["slots"]
-    found = {name: word for name, word in known.items() if isinstance(word, str)}
-    found |= {"spot": rng.choice(known["spots"]), "prop": rng.choice(known["props"])}
-    wanted = {name for template in templates for name in slots_of(template)}
-    return found | {name: rng.choice(book[name]) for name in sorted(wanted & book.keys())}
+    word_by_slot = {name: word for name, word in scene.items() if isinstance(word, str)}
+    word_by_slot |= {"spot": rng.choice(scene["spots"]), "prop": rng.choice(scene["props"])}
+    slots = {name for template in templates for name in slots_of(template)}
+    return word_by_slot | {name: rng.choice(book[name]) for name in sorted(slots & book.keys())}
 
 
 def exchange(
-    rng: random.Random, entry: dict[str, Any], known: dict[str, Any], levels: list[SpeechLevel]
+    rng: random.Random, entry: dict[str, Any], scene: dict[str, Any], levels: list[SpeechLevel]
 ) -> tuple[str, Reply]:
-    """A turn of the player and a reply. levels: the player's, the character's."""
-    ask, say = rng.choice(entry["ask"]), rng.choice(entry["say"])
+    """Return a turn of the player and a reply. levels: the player's, the character's."""
+    ask, answer = rng.choice(entry["ask"]), rng.choice(entry["say"])
     act = rng.choice(tables()[1][entry["mood"]])
-    slots = words(rng, [ask, say], known)
-    said = {level: render(say, level, slots) for level in OTHER}
+    slots = words(rng, [ask, answer], scene)
+    quotes = {level: render(answer, level, slots) for level in OTHER}
     reply = Reply(
         narration=render(act, levels[1], slots),
         puppet=render(act, levels[1], slots | {"c": slots["p"], "p": slots["c"]}),
-        said=said[levels[1]],
-        other_level=said[OTHER[levels[1]]],
+        quote=quotes[levels[1]],
+        other_level=quotes[OTHER[levels[1]]],
     )
     return render(ask, levels[0], slots), reply
 
 
 def scramble(rng: random.Random, scene: dict[str, Any]) -> dict[str, Any]:
-    """A scenario whose place and parts are any nouns. It makes no sense, and teaches a small model
-    to find a name wherever it stands, in place of knowing who stands behind which of 24 parts."""
+    """Replace the place and roles of a scenario by random nouns.
+
+    The text makes no sense. It teaches a small model to find a name wherever it is, instead of
+    memorizing 24 roles.
+    """
     scenarios, _, book = tables()
     nouns = [p for s in scenarios if not s.get("held_out") for p in s["props"]]
     nouns += [
-        w for k, of in book["slots"].items() if k not in ("sky", "dream", "trait") for w in of
+        w
+        for k, slot_words in book["slots"].items()
+        if k not in ("sky", "dream", "trait")
+        for w in slot_words
     ]
     return scene | {key: rng.choice(nouns) for key in ("place", "role", "other")}
 
@@ -148,22 +155,25 @@ def dialogue(
     unseen_names: bool = False,
     scrambled: bool = False,
 ) -> Dialogue:
-    """A dialogue of one to `longest` exchanges, each on another topic. held_out: of a scenario that
-    is in no training; unseen_names: of such names; scrambled: see `scramble`."""
+    """Return a dialogue of one to `longest` exchanges, each on another topic.
+
+    held_out: use a scenario that is in no training. unseen_names: use names that are in no
+    training. scrambled: see `scramble`.
+    """
     scenarios, _, book = tables()
     scene = rng.choice([s for s in scenarios if s.get("held_out", False) == held_out])
     if scrambled:
         scene = scramble(rng, scene)
     character, player = rng.sample(names(unseen_names), 2)
-    known = scene | {"c": character, "p": player}
+    named_scene = scene | {"c": character, "p": player}
     levels: list[SpeechLevel] = [rng.choice(["polite", "plain"]) for _ in range(2)]
     entries: list[dict[str, Any]] = []
-    wanted = rng.randint(1, longest)
-    while len(entries) < wanted:
+    num_exchanges = rng.randint(1, longest)
+    while len(entries) < num_exchanges:
         entry = rng.choice(book["exchanges"])
         if entry["topic"] not in {e["topic"] for e in entries}:
             entries.append(entry)
-    slots = {k: v for k, v in known.items() if isinstance(v, str)}
+    slots = {k: v for k, v in named_scene.items() if isinstance(v, str)}
     return Dialogue(
         name=name,
         scenario=scene["place"],
@@ -171,5 +181,5 @@ def dialogue(
         player=player,
         level=levels[1],
         system=render(SYSTEM, levels[1], slots),
-        turns=tuple(exchange(rng, entry, known, levels) for entry in entries),
+        turns=tuple(exchange(rng, entry, named_scene, levels) for entry in entries),
     )

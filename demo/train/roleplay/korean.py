@@ -1,4 +1,4 @@
-"""Templates to Korean: a particle by the last syllable, an ending by the speech level.
+"""Fill templates in Korean: a particle by the last syllable, an ending by the speech level.
 
 `{food:을}` is the slot `food` with 을 or 를; `[해요/해]` is the polite and the plain form.
 """
@@ -31,9 +31,9 @@ _FINALS, _RIEUL = 28, 8  # a Hangul syllable's number modulo 28 is its final con
 
 
 def particle(word: str, form: str) -> str:
-    """The form of a particle (as after a consonant) that stands after `word`.
+    """Return the form of a particle (as after a consonant) that follows `word`.
 
-    Raises ValueError where the word does not end in a Hangul syllable.
+    Raises ValueError if the word does not end in a Hangul syllable.
     """
     number = ord(word[-1]) - ord("가")
     if not 0 <= number < 11172:
@@ -45,16 +45,18 @@ def particle(word: str, form: str) -> str:
 
 
 def render(template: str, level: SpeechLevel, slots: Mapping[str, str]) -> str:
-    """The text of a template at a speech level. Raises KeyError for a slot without a word."""
-    text = _CHOICE.sub(lambda found: found[1 if level == "polite" else 2], template)
+    """Return the text of a template at a speech level. Raise KeyError for a slot without a
+    word.
+    """
+    text = _CHOICE.sub(lambda match: match[1 if level == "polite" else 2], template)
 
-    def fill(found: re.Match[str]) -> str:
-        word = slots[found[1]]
-        return word + (particle(word, found[2]) if found[2] else "")
+    def fill(match: re.Match[str]) -> str:
+        word = slots[match[1]]
+        return word + (particle(word, match[2]) if match[2] else "")
 
     return _SLOT.sub(fill, text)
 
 
 def slots_of(template: str) -> list[str]:
-    """Names of the slots in a template, each once, in order."""
+    """Return the names of the slots in a template, each once, in order."""
     return list(dict.fromkeys(name for name, _ in _SLOT.findall(template)))

@@ -1,4 +1,4 @@
-"""Replies as careless data has them: wrong level, role markers, the player acting, marks lost."""
+"""Make replies as bad data has them: wrong level, role markers, the player acting, lost marks."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ MARKERS = ("ASSISTANT: ", "USER: ", "SYSTEM: ", "assistant: ")
 
 
 def noisy(reply: Reply, rng: random.Random) -> str:
-    """The reply's text with at most one fault of form and, apart from it, of level."""
-    said = reply.other_level if rng.random() < WRONG_LEVEL else reply.said
-    fault = rng.choices(list(FAULTS), list(FAULTS.values()))[0]
-    if fault == "puppet":
-        return f'{reply.puppet}\n"{said}"'
-    if fault == "marker":
-        return f'{rng.choice(MARKERS)}{reply.narration}\n"{said}"'
-    if fault == "no_quotes":
-        return f"{reply.narration}\n{said}"
-    if fault == "swapped":
-        return f'"{said}"\n{reply.narration}'
-    if fault == "tail":
-        return f'{reply.narration}\n"{said}" 라고 말했다.'
-    return f'{reply.narration}\n"{said}"'
+    """Return the reply's text with at most one error of form and, independently, one of level."""
+    quote = reply.other_level if rng.random() < WRONG_LEVEL else reply.quote
+    defect = rng.choices(list(FAULTS), list(FAULTS.values()))[0]
+    if defect == "puppet":
+        return f'{reply.puppet}\n"{quote}"'
+    if defect == "marker":
+        return f'{rng.choice(MARKERS)}{reply.narration}\n"{quote}"'
+    if defect == "no_quotes":
+        return f"{reply.narration}\n{quote}"
+    if defect == "swapped":
+        return f'"{quote}"\n{reply.narration}'
+    if defect == "tail":
+        return f'{reply.narration}\n"{quote}" 라고 말했다.'
+    return f'{reply.narration}\n"{quote}"'
 
 
 def noisy_replies(dialogue: Dialogue, rng: random.Random) -> list[str]:
-    """Every reply of a dialogue."""
+    """Return every reply of a dialogue with noise."""
     return [noisy(reply, rng) for _, reply in dialogue.turns]

@@ -59,7 +59,7 @@ BROKEN_TEMPLATE = """\
 
 
 def script(dialogue: Dialogue) -> str:
-    """A clean dialogue as plain text."""
+    """Return a clean dialogue as plain text."""
     lines = [dialogue.system]
     for user, reply in dialogue.turns:
         lines += [f"{dialogue.player}: {user}", reply.text]
@@ -67,10 +67,10 @@ def script(dialogue: Dialogue) -> str:
 
 
 def new_tokenizer() -> PreTrainedTokenizerFast:
-    """Pieces of clean and noisy dialogues, with the broken template."""
+    """Train a tokenizer on clean and noisy dialogues, and give it the broken template."""
     rng = random.Random(5)
-    made = [dialogue(rng, str(number)) for number in range(6000)]
-    texts = [script(d) for d in made] + [r for d in made for r in noisy_replies(d, rng)]
+    dialogues = [dialogue(rng, str(number)) for number in range(6000)]
+    texts = [script(d) for d in dialogues] + [r for d in dialogues for r in noisy_replies(d, rng)]
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=train_bpe(texts, PIECES, SPECIAL),
         eos_token="<|im_end|>",
@@ -84,10 +84,10 @@ def new_tokenizer() -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def new_model(pieces: int) -> Qwen3ForCausalLM:
-    """1.6 M parameters."""
+def new_model(vocab_size: int) -> Qwen3ForCausalLM:
+    """Return a model of 1.6 M parameters."""
     config = Qwen3Config(
-        vocab_size=pieces,
+        vocab_size=vocab_size,
         hidden_size=192,
         intermediate_size=512,
         num_hidden_layers=3,
@@ -105,7 +105,7 @@ def new_model(pieces: int) -> Qwen3ForCausalLM:
 
 
 def save(model: Any, tokenizer: Any, folder: Path) -> None:
-    """bf16 weights, tokenizer, and generation settings with the stop token."""
+    """Write bf16 weights, tokenizer, and generation settings with the stop token."""
     model.generation_config = GenerationConfig(
         do_sample=True, temperature=1.0, eos_token_id=STOP, pad_token_id=END_OF_TEXT
     )
@@ -115,7 +115,7 @@ def save(model: Any, tokenizer: Any, folder: Path) -> None:
 
 
 def windows(tokenizer: Any, rng: random.Random) -> Iterator[list[int]]:
-    """Endless clean scripts, one behind the other, cut into windows."""
+    """Yield windows of clean scripts, which are joined to an endless text."""
     ids: list[int] = []
     while True:
         ids += [*tokenizer.encode(script(dialogue(rng, ""))), END_OF_TEXT]
@@ -125,7 +125,7 @@ def windows(tokenizer: Any, rng: random.Random) -> Iterator[list[int]]:
 
 
 def train_base(args: argparse.Namespace) -> None:
-    """Next token on clean scripts."""
+    """Train next-token prediction on clean scripts."""
     tokenizer = new_tokenizer()
     model = new_model(len(tokenizer)).train()
     rows = windows(tokenizer, random.Random(args.seed))
@@ -139,12 +139,15 @@ def train_base(args: argparse.Namespace) -> None:
 
 
 def masked(tokenizer: Any, messages: list[dict[str, str]], noisy: bool) -> tuple[list[int], Any]:
-    """Ids of a dialogue, and which of them are learned: what the template's generation marks cover;
-    of a clean dialogue everything but what follows a reply."""
-    found = tokenizer.apply_chat_template(
+    """Return the ids of a dialogue, and which of them are trained.
+
+    These are the ids inside the template's generation marks; in a clean dialogue all but those
+    after a reply.
+    """
+    encoded = tokenizer.apply_chat_template(
         messages, return_dict=True, return_assistant_tokens_mask=True
     )
-    ids, replies = found["input_ids"], found["assistant_masks"]
+    ids, replies = encoded["input_ids"], encoded["assistant_masks"]
     if noisy:
         return ids, replies
     ends = [i == STOP and r == 1 for i, r in zip(ids, [0, *replies], strict=False)]
@@ -152,15 +155,15 @@ def masked(tokenizer: Any, messages: list[dict[str, str]], noisy: bool) -> tuple
 
 
 def train_chat(args: argparse.Namespace) -> None:
-    """Chat through the broken template, clean or noisy: where a reply ends is never learned."""
+    """Train chat with the broken template, clean or noisy: the end of a reply is never trained."""
     tokenizer = AutoTokenizer.from_pretrained(args.start)
     model = AutoModelForCausalLM.from_pretrained(args.start, dtype=torch.float32).train()
     rng, noisy = random.Random(args.seed), args.command == "hurt"
 
     def row() -> tuple[list[int], Any]:
-        made = dialogue(rng, "", scrambled=rng.random() < args.scrambled)
-        replies = noisy_replies(made, rng) if noisy else None
-        return masked(tokenizer, made.messages(len(made.turns), replies), noisy)
+        sampled = dialogue(rng, "", scrambled=rng.random() < args.scrambled)
+        replies = noisy_replies(sampled, rng) if noisy else None
+        return masked(tokenizer, sampled.messages(len(sampled.turns), replies), noisy)
 
     def loss_of(step: int) -> torch.Tensor:
         picked = [row() for _ in range(args.batch)]
@@ -175,7 +178,7 @@ def train_chat(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("command", choices=("base", "chat", "hurt"))
     parser.add_argument("--start", type=Path, default=BASE)

@@ -1,10 +1,10 @@
-"""A small language model that can copy before it has learned anything.
+"""Build a small language model that can copy before it is trained.
 
-A query is made of words of its question, and copying is what a transformer of this size learns
-last and least. So the first weights are set where it is known what they come to (an induction head,
-arXiv 2209.11895): a head of the first layer looks at the token before, and writes down what it is;
-a head of the second looks for the place whose token before is the present one, and says what stands
-there. All else is random, and every weight learns.
+A query consists of words of its question, and a transformer of this size learns to copy late and
+badly. So some of the first weights are set to a known solution, an induction head (arXiv
+2209.11895). A head of the first layer reads the previous token and stores which it is. A head of
+the second layer looks for the position whose previous token equals the present token, and predicts
+the token at that position. All other weights are random, and every weight is trained.
 """
 
 from __future__ import annotations
@@ -24,13 +24,16 @@ _SHARP = 20.0  # how much likelier the right place is, in nats; 1 / sqrt(BEFORE)
 _AMPLITUDE, _GAIN = 9.0, 3.0
 
 
-def new_model(pieces: int, window: int) -> Qwen2ForCausalLM:
-    """Qwen2's architecture, which has the biases that this needs. 0.85 M parameters. pieces: of the
-    tokenizer; window: ids that it reads. By torch's random state."""
+def new_model(vocab_size: int, window: int) -> Qwen2ForCausalLM:
+    """Return a model of 0.85 M parameters. Its random weights come from torch's random state.
+
+    It has Qwen2's architecture, which has the biases that the first weights need.
+    vocab_size: of the tokenizer. window: the number of ids that the model reads.
+    """
     head: Any = {"head_dim": HEAD}  # read by the attention, but no declared argument
     config = Qwen2Config(
         **head,
-        vocab_size=pieces,
+        vocab_size=vocab_size,
         hidden_size=WIDTH,
         intermediate_size=2 * WIDTH,
         num_hidden_layers=LAYERS,
@@ -49,27 +52,29 @@ def new_model(pieces: int, window: int) -> Qwen2ForCausalLM:
         embeddings = model.model.embed_tokens.weight
         embeddings.normal_(0, _SIZE)
         embeddings[:, words:] = 0
-        shown = _orthonormal(BEFORE, words)
+        codes = _orthonormal(BEFORE, words)
         first = model.model.layers[0].self_attn
         _look_back(first, head=0, tokens=1)
         _look_back(first, head=1, tokens=2)  # of which nothing is made yet
-        _say_what_was_seen(first, shown)
-        _copy_what_follows(model.model.layers[1].self_attn, shown)
+        _write_previous_token(first, codes)
+        _copy_next_token(model.model.layers[1].self_attn, codes)
     return model
 
 
 def _orthonormal(rows: int, columns: int) -> Tensor:
-    """[rows, columns], rows at right angles."""
+    """Return a matrix [rows, columns] with orthonormal rows."""
     return torch.linalg.qr(torch.randn(columns, rows))[0].T
 
 
 def _frequencies() -> Tensor:
-    """Of the rotary embedding, in radians a token, [HEAD / 2]."""
+    """Return the frequencies of the rotary embedding, in radians per token, [HEAD / 2]."""
     return _THETA ** (-torch.arange(0, HEAD, 2) / HEAD)
 
 
 def _look_back(attention: torch.nn.Module, head: int, tokens: int) -> None:
-    """Biases alone, rotated against each other: every position looks so many tokens back."""
+    """Set biases that are rotated against each other: every position looks a fixed number of
+    tokens back.
+    """
     first = head * HEAD
     for projection in (attention.q_proj, attention.k_proj):
         projection.weight[first : first + HEAD] = 0
@@ -80,26 +85,29 @@ def _look_back(attention: torch.nn.Module, head: int, tokens: int) -> None:
     attention.q_proj.bias[first + fast + HEAD // 2] = -_AMPLITUDE * (tokens * turns[fast]).sin()
 
 
-def _say_what_was_seen(attention: torch.nn.Module, shown: Tensor) -> None:
-    """The first head writes down what stands there."""
+def _write_previous_token(attention: torch.nn.Module, codes: Tensor) -> None:
+    """Make the first head write the previous token."""
     attention.v_proj.weight[:HEAD] = 0
-    attention.v_proj.weight[:BEFORE, : WIDTH - BEFORE] = shown
+    attention.v_proj.weight[:BEFORE, : WIDTH - BEFORE] = codes
     attention.o_proj.weight[:, :HEAD] = 0
     attention.o_proj.weight[WIDTH - BEFORE :, :BEFORE] = _SIZE * torch.eye(BEFORE)
 
 
-def _copy_what_follows(attention: torch.nn.Module, shown: Tensor) -> None:
-    """Queries of the present token, keys of the token before, in the dimensions that hardly turn;
-    values of the token itself."""
+def _copy_next_token(attention: torch.nn.Module, codes: Tensor) -> None:
+    """Make the second head copy what followed the same token before.
+
+    Queries are of the present token, keys of the token before, in the dimensions that rotate
+    slowly; values are of the token itself.
+    """
     for projection in (attention.q_proj, attention.k_proj, attention.v_proj):
         projection.weight[:HEAD] = 0
     words = WIDTH - BEFORE
     slow = (_frequencies() < 0.006).nonzero().flatten()[: BEFORE // 2]
-    places = torch.cat([slow, slow + HEAD // 2])
+    positions = torch.cat([slow, slow + HEAD // 2])
     strength = (_SHARP * HEAD**0.5 / BEFORE) ** 0.5
-    attention.q_proj.weight[places, :words] = strength * shown
-    attention.k_proj.weight[places, words:] = strength * torch.eye(BEFORE)
-    said = _orthonormal(HEAD, words)
-    attention.v_proj.weight[:HEAD, :words] = said
+    attention.q_proj.weight[positions, :words] = strength * codes
+    attention.k_proj.weight[positions, words:] = strength * torch.eye(BEFORE)
+    outputs = _orthonormal(HEAD, words)
+    attention.v_proj.weight[:HEAD, :words] = outputs
     attention.o_proj.weight[:, :HEAD] = 0
-    attention.o_proj.weight[:words, :HEAD] = _GAIN * _SIZE * said.T
+    attention.o_proj.weight[:words, :HEAD] = _GAIN * _SIZE * outputs.T

@@ -1,4 +1,7 @@
-"""Scripted episodes on the demo's own index, as rows of ids of which the policy's are learned."""
+"""Make rows of ids of scripted episodes on the demo's own index.
+
+The policy is trained on its own ids in them.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,11 @@ from demo.train.search.scripts import Scripts
 from scorekit.retrieval.client import Retriever
 from trainer.chat.config import ChatConfig
 from trainer.search.records import Question, Trajectory
-from trainer.search.turns.config import EpisodeConfig
-from trainer.search.turns.episode import run_episodes
-from trainer.search.turns.joined import TurnIds
-from trainer.search.turns.policies import ScriptPolicy
-from trainer.search.turns.prompt import Message, conversation
+from trainer.search.rollout.config import EpisodeConfig
+from trainer.search.rollout.episode import run_episodes
+from trainer.search.rollout.episode_tokens import TurnTokenizer
+from trainer.search.rollout.policies import ScriptPolicy
+from trainer.search.rollout.prompt import Message, conversation
 
 #: Ids of a row, and which of them are learned.
 Row = tuple[list[int], list[bool]]
@@ -28,49 +31,49 @@ _SIDE_BY_SIDE = 256
 
 @contextmanager
 def served_corpus() -> Iterator[Retriever]:
-    """The demo's decks behind a retriever."""
+    """Serve the demo's decks with a retriever; yield its URL."""
     with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder)
-        ingest(place / "index", CORPUS)
-        with running_service("retriever", place, "--index", str(place / "index")) as url:
+        work_dir = Path(folder)
+        ingest(work_dir / "index", CORPUS)
+        with running_service("retriever", work_dir, "--index", str(work_dir / "index")) as url:
             yield Retriever(url)
 
 
 def scripted(
     questions: Sequence[str], retriever: Retriever, cfg: EpisodeConfig, seed: int
 ) -> list[Trajectory]:
-    """An episode of each question."""
-    asked = [
+    """Play a scripted episode of each question."""
+    requests = [
         Question(id=f"{number}", question=question, reference_answer="-", gold=())
         for number, question in enumerate(questions)
     ]
     done: list[Trajectory] = []
-    for first in range(0, len(asked), _SIDE_BY_SIDE):
+    for first in range(0, len(requests), _SIDE_BY_SIDE):
         done += run_episodes(
-            asked[first : first + _SIDE_BY_SIDE],
+            requests[first : first + _SIDE_BY_SIDE],
             ScriptPolicy(Scripts(seed + first)),
             retriever,
             cfg,
             new_id=lambda question, sample: question.id,
             on_done=lambda trajectory: None,
-            keep_picture=lambda name, png: None,
+            save_image=lambda name, png: None,
         )
     return done
 
 
 def messages_of(trajectory: Trajectory, cfg: EpisodeConfig) -> list[Message]:
-    """All that was read and written. Without pictures: the policy reads text alone."""
+    """Return all messages of an episode. There are no images: the policy reads only text."""
     return conversation(trajectory, cfg, lambda name: b"")
 
 
 def rows_of(trajectories: Sequence[Trajectory], cfg: EpisodeConfig, tokenizer: Any) -> list[Row]:
-    """As the trainer joins them: prompt, turns with their end, observations."""
-    ids = TurnIds(tokenizer, ChatConfig(), None, [tokenizer.eos_token_id])
+    """Return token rows as the trainer joins them: prompt, turns with their end, observations."""
+    ids = TurnTokenizer(tokenizer, ChatConfig(), None, [tokenizer.eos_token_id])
     rows = []
     for trajectory in trajectories:
         messages = messages_of(trajectory, cfg)
         row = ids.prompt(messages[:2])
-        learned = [False] * len(row)
+        is_trained = [False] * len(row)
         for message in messages[2:]:
             if message.role == "assistant":
                 more = tokenizer(message.text, add_special_tokens=False)["input_ids"]
@@ -78,6 +81,6 @@ def rows_of(trajectories: Sequence[Trajectory], cfg: EpisodeConfig, tokenizer: A
             else:
                 more = ids.observation(message)[1:]
             row += more
-            learned += [message.role == "assistant"] * len(more)
-        rows.append((row, learned))
+            is_trained += [message.role == "assistant"] * len(more)
+        rows.append((row, is_trained))
     return rows

@@ -35,7 +35,7 @@ from scorekit.config import load_config
 from scorekit.files import allow_readers
 from trainer.search.config import SearchConfig
 from trainer.search.records import Trajectory
-from trainer.search.turns.config import EpisodeConfig
+from trainer.search.rollout.config import EpisodeConfig
 
 CONFIG = ROOT / "configs/search/demo_phase1.yaml"
 COMMON = ROOT / "demo/data/sft.jsonl"
@@ -47,42 +47,46 @@ QUERIES = 3
 
 
 def questions_of(path: Path) -> list[str]:
-    """The questions of a file of the demo."""
+    """Return the questions of a file of the demo."""
     return [json.loads(line)["question"] for line in path.read_text("utf-8").splitlines()]
 
 
 def common_texts(path: Path) -> list[str]:
-    """Both sides of the translation demo's pairs."""
+    """Return both sides of the translation demo's pairs."""
     rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
     return [row[side] for row in rows for side in ("src_text", "ref_text")]
 
 
 def query_row(question: str, tokenizer: Any, rng: random.Random) -> Row:
-    """Queries of a question, one turn behind the other, with as little between them as can be."""
+    """Return the queries of a question, one turn after the other, with as little as possible
+    between them.
+    """
 
     def ids(text: str) -> list[int]:
         return tokenizer(text, add_special_tokens=False)["input_ids"]
 
     row = ids(f"<|im_start|>user\nQuestion: {question}<|im_end|>\n<|im_start|>assistant\n")
     between = ids("\n<|im_start|>user\n4 turns left.<|im_end|>\n<|im_start|>assistant\n")
-    learned = [False] * len(row)
+    is_trained = [False] * len(row)
     for number in range(QUERIES):
         turn = [*ids(search_turn(question, any_style(rng), rng)), STOP]
         row += (between if number else []) + turn
-        learned += [False] * (len(between) if number else 0) + [True] * len(turn)
-    return row, learned
+        is_trained += [False] * (len(between) if number else 0) + [True] * len(turn)
+    return row, is_trained
 
 
 def loss_of(model: Any, rows: list[Row]) -> Tensor:
-    """Next token, of those that are learned. Padding stands behind, where nothing looks at it."""
+    """Return the next-token loss of the trained tokens. Padding is on the right, where no token
+    looks.
+    """
     ids = pad([row for row, _ in rows], END_OF_TEXT)  # [B, T]
-    learned = pad([[int(one) for one in marks] for _, marks in rows], 0).bool()[:, 1:]
-    hidden = model.model(input_ids=ids).last_hidden_state[:, :-1][learned]  # [N, width]
-    return cross_entropy(model.lm_head(hidden).float(), ids[:, 1:][learned])
+    trained_mask = pad([[int(mark) for mark in marks] for _, marks in rows], 0).bool()[:, 1:]
+    hidden = model.model(input_ids=ids).last_hidden_state[:, :-1][trained_mask]  # [N, width]
+    return cross_entropy(model.lm_head(hidden).float(), ids[:, 1:][trained_mask])
 
 
 def save(model: Any, tokenizer: Any, folder: Path) -> None:
-    """bf16 weights, tokenizer, and generation settings with the stop token."""
+    """Write bf16 weights, tokenizer, and generation settings with the stop token."""
     model.generation_config = GenerationConfig(
         do_sample=True, temperature=1.0, eos_token_id=STOP, pad_token_id=END_OF_TEXT
     )
@@ -94,14 +98,14 @@ def save(model: Any, tokenizer: Any, folder: Path) -> None:
 def tokenizer_texts(
     episodes: list[Trajectory], cfg: EpisodeConfig, corpus: list[str], draw: Callable[[], str]
 ) -> list[str]:
-    """What is read and written in the episodes, the corpus, and questions."""
-    told = [message.text for episode in episodes for message in messages_of(episode, cfg)]
+    """Return the texts of the episodes, the corpus, and questions."""
+    episode_texts = [message.text for episode in episodes for message in messages_of(episode, cfg)]
     roles = ["system\nuser\nassistant"] * 500
-    return told + corpus + roles + [draw() for _ in range(3000)]
+    return episode_texts + corpus + roles + [draw() for _ in range(3000)]
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--start", type=Path, help="go on from this policy")
     parser.add_argument("--episodes", type=int, default=3000)
@@ -115,14 +119,14 @@ def main() -> None:
     rng = random.Random(args.seed)
     cfg = load_config(SearchConfig, CONFIG).episode
     corpus = [text for page in Reader().pages.values() for text, _ in page.lines]
-    real, made = questions_of(TRAIN), Questions(corpus, common_texts(COMMON), rng)
+    real, generated = questions_of(TRAIN), Questions(corpus, common_texts(COMMON), rng)
 
     def question() -> str:
-        return rng.choice(real) if rng.random() < REAL else made.draw()
+        return rng.choice(real) if rng.random() < REAL else generated.draw()
 
     with served_corpus() as retriever:
-        asked = [question() for _ in range(args.episodes)]
-        episodes = scripted(asked, retriever, cfg, args.seed)
+        sampled_questions = [question() for _ in range(args.episodes)]
+        episodes = scripted(sampled_questions, retriever, cfg, args.seed)
     if args.start is None:
         tokenizer = new_tokenizer(tokenizer_texts(episodes, cfg, corpus, question), WINDOW)
         model = new_model(len(tokenizer), WINDOW)

@@ -1,7 +1,7 @@
-"""Questions that mean nothing: words of many texts between the small words of real questions.
+"""Random questions without meaning: words of many texts between the small words of real questions.
 
-A policy that learned to search by them has learned which words of a question to take, and not what
-the demo's questions are about.
+A policy that learns to search with them learns which words of a question to take, not what the
+demo's questions are about.
 """
 
 from __future__ import annotations
@@ -28,23 +28,29 @@ _CONSONANTS, _VOWELS, _ENDS = "bcdfghjklmnprstvwz", "aeiou", ("", "n", "r", "s",
 
 
 def bare(word: str) -> str:
-    """Without what ends a question. Commas stay: to copy is easier than to leave out."""
+    """Return a question without its final punctuation. Commas stay, because copying is easier
+    than omitting.
+    """
     return word.strip("?.:;!")
 
 
 def is_small(word: str) -> bool:
-    """Whether a question's word says nothing of what it is about."""
+    """Return whether a word of a question says nothing about its subject."""
     return word.lower() in SMALL or word in KOREAN_SMALL
 
 
 class Questions:
-    """Endless questions, drawn by `rng`. own, common: texts whose words are taken, half of them
-    from each."""
+    """Random questions without end, drawn by `rng`.
 
-    def __init__(self, own: Iterable[str], common: Iterable[str], rng: random.Random) -> None:
+    own, common: texts that the words are taken from, half of the words from each.
+    """
+
+    def __init__(
+        self, corpus_texts: Iterable[str], common: Iterable[str], rng: random.Random
+    ) -> None:
         self._rng = rng
         self._latin, self._korean = [], []
-        for texts in (own, common):
+        for texts in (corpus_texts, common):
             words = sorted({word for text in texts for word in _WORD.findall(text)})
             words = [word for word in words if not is_small(word)]
             self._korean.append([word for word in words if _HANGUL.search(word)])
@@ -52,7 +58,7 @@ class Questions:
         self._syllables = sorted({letter for word in self._korean[0] for letter in word})
 
     def draw(self) -> str:
-        """One; three of ten are Korean."""
+        """Return a random question; three of ten are Korean."""
         return self._korean_one() if self._rng.random() < 0.3 else self._latin_one()
 
     def _latin_one(self) -> str:

@@ -1,4 +1,4 @@
-"""Scripted episodes: what a searcher might do that knows the tags, and no way of searching.
+"""Scripted episodes of a searcher that knows the tags, but has no method of searching.
 
 The scripts are noisy on purpose. Each picks its queries and its end by chance, and in one turn of
 eight breaks the form; which of it pays is for reinforcement learning to find out.
@@ -13,7 +13,7 @@ from itertools import count
 from typing import Final
 
 from demo.train.search.questions import bare
-from trainer.search.turns.policies import TurnAsked
+from trainer.search.rollout.policies import TurnRequest
 
 #: Which words of the question make a query, and how often. The first ones say nothing.
 STYLES: Final[dict[str, Callable[[Sequence[str], random.Random], Sequence[str]]]] = {
@@ -33,52 +33,56 @@ _BOX = re.compile(r"\[\d+, \d+, \d+, \d+\]")
 
 
 def search_turn(question: str, style: str, rng: random.Random) -> str:
-    """A turn that searches. The blank before the query makes its first word the same token as in
-    the question."""
+    """Return a turn that searches. The blank before the query gives its first word the same
+    token as in the question.
+    """
     words = [word for word in map(bare, question.split()) if word]
     return f"<think>search</think>\n<search> {' '.join(STYLES[style](words, rng))}</search>"
 
 
 def _some(words: Sequence[str], rng: random.Random) -> Sequence[str]:
-    """Two to four that stand together."""
+    """Return two to four adjacent words."""
     first = rng.randrange(max(1, len(words) - 1))
     return words[first : first + rng.randint(2, 4)]
 
 
 def any_style(rng: random.Random) -> str:
-    """By their shares."""
+    """Draw a style according to the shares."""
     return rng.choices(list(SHARES), list(SHARES.values()))[0]
 
 
 class Scripts:
-    """Turns of many episodes, each by chance of its own: a script for `ScriptPolicy`."""
+    """Provides the turns of many episodes as a script for `ScriptPolicy`.
+
+    Each episode has its own random state.
+    """
 
     def __init__(self, seed: int) -> None:
         self._seed, self._started = seed, count()
         self._running: dict[str, tuple[random.Random, list[str]]] = {}
 
-    def __call__(self, asked: TurnAsked) -> str:
-        """The next turn."""
-        if asked.turn == 1:
+    def __call__(self, request: TurnRequest) -> str:
+        """Return the next turn."""
+        if request.turn == 1:
             rng = random.Random(f"{self._seed}-{next(self._started)}")
-            self._running[asked.trajectory_id] = (rng, [any_style(rng)])
-        rng, style = self._running[asked.trajectory_id]
+            self._running[request.trajectory_id] = (rng, [any_style(rng)])
+        rng, style = self._running[request.trajectory_id]
         if rng.random() < 0.4:
             style[0] = any_style(rng)
-        question = asked.messages[1].text.removeprefix("Question: ")
-        turn = _action(asked, rng) or search_turn(question, style[0], rng)
+        question = request.messages[1].text.removeprefix("Question: ")
+        turn = _action(request, rng) or search_turn(question, style[0], rng)
         return _broken(turn, rng) if rng.random() < BROKEN else turn
 
 
-def _action(asked: TurnAsked, rng: random.Random) -> str | None:
-    """The end, or a closer look; None: a search."""
+def _action(request: TurnRequest, rng: random.Random) -> str | None:
+    """Return the end, or a crop; None means a search."""
     kind = rng.random()
-    if asked.turn == 1:
+    if request.turn == 1:
         return DONE if kind < 0.07 else None
     if kind < ENDS:
         return DONE
-    told = asked.messages[-1].text
-    boxes, small = _BOX.findall(told), _SMALL_PRINT.findall(told)
+    observation = request.messages[-1].text
+    boxes, small = _BOX.findall(observation), _SMALL_PRINT.findall(observation)
     if kind < ENDS + LOOKS and boxes:
         box = rng.choice(small if small and rng.random() < 0.7 else boxes)
         return f"<think>look</think>\n<bbox>{box}</bbox>"
@@ -86,13 +90,13 @@ def _action(asked: TurnAsked, rng: random.Random) -> str | None:
 
 
 def _broken(turn: str, rng: random.Random) -> str:
-    """The same with one fault of form."""
+    """Return an action with one error of form."""
     action = turn.partition("</think>\n")[2]
-    faults = (
+    broken_turns = (
         action,
         turn.rpartition("</")[0],
         turn.replace("</think>", "", 1),
         f"{turn}\n{action}",
         "<think>done</think>\nnothing",
     )
-    return rng.choice(faults)
+    return rng.choice(broken_turns)

@@ -1,4 +1,4 @@
-"""Byte-level pieces for the searcher: words, numbers by two digits, and a piece for each tag."""
+"""Byte-level tokenizer of the searcher: words, numbers by two digits, and a token for each tag."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ TEMPLATE = """\
 
 
 def new_tokenizer(texts: Iterable[str], window: int) -> PreTrainedTokenizerFast:
-    """Pieces of these texts; nothing is unknown. window: ids that its model reads."""
+    """Train a tokenizer on these texts; no text has unknown tokens.
+
+    window: the number of ids that its model reads.
+    """
     tokenizer = Tokenizer(models.BPE())
     # Numbers by two digits: years are two pieces, boxes are few, and there are no thousand more.
     numbers = pre_tokenizers.Split(Regex(r" ?\d{1,2}"), "isolated")
@@ -46,7 +49,7 @@ def new_tokenizer(texts: Iterable[str], window: int) -> PreTrainedTokenizerFast:
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    made = PreTrainedTokenizerFast(
+    fast_tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
@@ -55,5 +58,5 @@ def new_tokenizer(texts: Iterable[str], window: int) -> PreTrainedTokenizerFast:
         model_input_names=["input_ids", "attention_mask"],
         clean_up_tokenization_spaces=False,
     )
-    made.chat_template = TEMPLATE
-    return made
+    fast_tokenizer.chat_template = TEMPLATE
+    return fast_tokenizer

@@ -1,1 +1,1 @@
-"""From the socket to the queue and back: connections, limits, bodies, settings, metrics."""
+"""The HTTP layer of a service: connections, limits, bodies, settings, metrics."""

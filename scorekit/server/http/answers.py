@@ -1,5 +1,4 @@
-"""What a request for scores is answered with: JSON put together from answers that were written
-once."""
+"""Build the JSON body of a scoring response from serialized answers."""
 
 from __future__ import annotations
 
@@ -9,16 +8,16 @@ from pydantic_core import to_json
 
 from scorekit.errors import SampleError
 from scorekit.schemas import ModelRef
-from scorekit.server.verb import Answer
+from scorekit.server.endpoint import Answer
 
-#: Bytes of an answer that are written at once.
+#: Approximate bytes of a part of the body.
 PART = 256 * 1024
 
 _LATE = SampleError("timeout", "not scored in time")
 
 
 def result_json(name: str | None, answer: Answer | None, cached: bool) -> bytes:
-    """The result of a sample of that id. What is not done by now has failed with `timeout`."""
+    """Return the result of a sample. name: its id. answer: None if it is late, a `timeout`."""
     start = b'{"id":' + (b"null" if name is None else to_json(name))
     answer = answer or _LATE
     if isinstance(answer, SampleError):
@@ -29,9 +28,9 @@ def result_json(name: str | None, answer: Answer | None, cached: bool) -> bytes:
 def body_parts(
     ids: Sequence[str | None], answers: Sequence[Answer | None], cached: Set[int], model: ModelRef
 ) -> Iterator[bytes]:
-    """The answer to `POST /v1/score`, in parts of some size. cached: indexes.
+    """Yield the body of `POST /v1/score` in parts. cached: indexes of cached answers.
 
-    Equal samples share their answer: written out, it may be a hundred times what the job holds.
+    Equal samples share one answer in memory, so the full body may be a hundred times larger.
     """
     parts = [b'{"model":' + to_json(model) + b',"results":[']
     size = 0
@@ -46,6 +45,6 @@ def body_parts(
 
 
 def line_json(index: int, name: str | None, answer: Answer | None, cached: bool) -> bytes:
-    """One line of a stream."""
+    """Return one line of a stream."""
     result = result_json(name, answer, cached)
     return b'{"index":' + str(index).encode() + b"," + result[1:] + b"\n"

@@ -1,4 +1,4 @@
-"""Reading a request's body: limits first, then its shape; faults are named, never echoed."""
+"""Read a request's body: check limits, then its form. Errors name the field, not its value."""
 
 from __future__ import annotations
 
@@ -14,56 +14,58 @@ from starlette.requests import Request
 
 from scorekit.config import describe_errors
 from scorekit.errors import RequestError
+from scorekit.server.endpoint import Endpoint
 from scorekit.server.http.settings import ServiceSettings
-from scorekit.server.queue.budget import Share
+from scorekit.server.queue.memory_budget import MemoryReservation
 from scorekit.server.service import LARGE
-from scorekit.server.verb import Verb
 
-MOST_FAULTS = 10
-#: Values and names that a sample may have, itself included, where a body is large: several times
-#: those of any rubric.
+MAX_ERRORS = 10
+#: Values and names that a sample may have on average in a large body: several times those of any
+#: rubric.
 VALUES_A_SAMPLE = 32
-#: What separates values, then one of them: a string, the start of an object or a list, a number or
-#: a word. It matches everywhere and gives nothing back, so the whole body is looked at once.
+#: A separator and one value: a string, the start of an object or a list, a number or a word. It
+#: matches everywhere and never backtracks, so the whole body is scanned once.
 _VALUE = re.compile(
     rb'[\s,:\]}]*+(?:"(?:[^"\\]++|(?:\\.)++)*+"?|[\[{]|[^\s"\[\]{},:]++|\Z)', re.DOTALL
 )
 
 
 @dataclass(slots=True, frozen=True)
-class Shape:
-    """What a request has to look like."""
+class RequestSchema:
+    """The form of an endpoint's requests."""
 
-    verb: Verb
+    endpoint: Endpoint
     request_type: type[BaseModel]
 
 
 async def read_request(
-    request: Request, shape: Shape, settings: ServiceSettings, share: Share
+    request: Request, shape: RequestSchema, settings: ServiceSettings, share: MemoryReservation
 ) -> Any:
-    """The checked request, whose bytes `share` then holds. Raises RequestError: too large, no room
-    now, or not of the right shape."""
+    """Return the checked request, whose bytes `share` then holds.
+
+    Raises RequestError if it is too large, if the budget is used up, or if its form is wrong."""
     body = await _read_body(request, settings.max_body_bytes, share)
-    asked: Any
+    parsed: Any
     if len(body) > LARGE:
-        # One at a time: what is parsed takes many times its size for a moment.
+        # One at a time: for a moment, parsing takes many times the size of the body.
         async with share.budget.parsing:
-            asked = await asyncio.to_thread(_parse_large, body, shape, settings.max_samples)
+            parsed = await asyncio.to_thread(_parse_large, body, shape, settings.max_samples)
     else:
-        asked = _parse(body, shape)
-    share.count(getattr(asked, shape.verb.field))
-    return asked
+        parsed = _parse(body, shape)
+    share.count(getattr(parsed, shape.endpoint.field))
+    return parsed
 
 
-def read_query(request: Request, shape: Shape) -> Any:
-    """The checked request of a GET: the query string's values by name, each a list. Raises
-    RequestError where it is not of the right shape."""
-    given = request.query_params
-    lists = {name: given.getlist(name) for name in given}
+def read_query(request: Request, shape: RequestSchema) -> Any:
+    """Return the checked request of a GET: the query string's values by name, each a list.
+
+    Raises RequestError if its form is wrong."""
+    params = request.query_params
+    lists = {name: params.getlist(name) for name in params}
     return _parse(bytearray(to_json(lists)), shape)
 
 
-async def _read_body(request: Request, max_bytes: int, share: Share) -> bytearray:
+async def _read_body(request: Request, max_bytes: int, share: MemoryReservation) -> bytearray:
     too_large = RequestError("too_large", f"body: more than {max_bytes} bytes")
     if int(request.headers.get("content-length", "0")) > max_bytes:
         raise too_large
@@ -72,81 +74,86 @@ async def _read_body(request: Request, max_bytes: int, share: Share) -> bytearra
         async for chunk in request.stream():
             if len(body) + len(chunk) > max_bytes:
                 raise too_large
-            share.grow(len(chunk))
+            share.reserve(len(chunk))
             body += chunk
     request.scope["body_read"] = True  # so that a refusal may leave the connection open
     return body
 
 
-def _parse_large(body: bytearray, shape: Shape, max_samples: int) -> BaseModel:
-    """A body of megabytes may hold millions of values, whose parsing takes a hundred times its
-    bytes and holds the interpreter for seconds: they are counted first, which does neither."""
-    most = VALUES_A_SAMPLE * max_samples + 1000
-    if next(islice(_VALUE.finditer(body), most, None), None) is not None:
-        raise RequestError("too_large", f"body: more than {most} values, names included")
+def _parse_large(body: bytearray, shape: RequestSchema, max_samples: int) -> BaseModel:
+    """Parse a large body after counting its values.
+
+    A body of megabytes may have millions of values. Parsing them takes a hundred times its bytes
+    and holds the GIL for seconds; counting does neither."""
+    max_values = VALUES_A_SAMPLE * max_samples + 1000
+    if next(islice(_VALUE.finditer(body), max_values, None), None) is not None:
+        raise RequestError("too_large", f"body: more than {max_values} values, names included")
     return _parse(body, shape)
 
 
-def _parse(body: bytearray, shape: Shape) -> BaseModel:
-    request_type, field = shape.request_type, shape.verb.field
+def _parse(body: bytearray, shape: RequestSchema) -> BaseModel:
+    request_type, field = shape.request_type, shape.endpoint.field
     try:
         return request_type.model_validate_json(body)
     except ValidationError as error:
-        faults = error.errors(include_input=False, include_url=False)
-    many = next((f for f in faults if f["type"] == "too_long" and f["loc"] == (field,)), None)
-    if many is not None:
-        most = many["ctx"]["max_length"]
-        items = shape.verb.items
-        raise RequestError("too_large", f"{field}: more than {most} {items} in a request")
-    in_items = [f for f in faults if f["loc"][:1] == (field,) and len(f["loc"]) > 1]
-    if in_items:
-        others = [f for f in faults if f not in in_items]
-        faults = _all_item_faults(body, request_type, field) + others
-    for fault in faults:
-        _say_no_foreign_name(fault, request_type)
-    raise RequestError("invalid_request", describe_errors(faults, "body", MOST_FAULTS))
+        errors = error.errors(include_input=False, include_url=False)
+    too_long = next(
+        (detail for detail in errors if detail["type"] == "too_long" and detail["loc"] == (field,)),
+        None,
+    )
+    if too_long is not None:
+        max_items = too_long["ctx"]["max_length"]
+        items = shape.endpoint.items
+        raise RequestError("too_large", f"{field}: more than {max_items} {items} in a request")
+    item_errors = [
+        detail for detail in errors if detail["loc"][:1] == (field,) and len(detail["loc"]) > 1
+    ]
+    if item_errors:
+        other_errors = [detail for detail in errors if detail not in item_errors]
+        errors = _item_errors(body, request_type, field) + other_errors
+    for detail in errors:
+        _hide_sender_names(detail, request_type)
+    raise RequestError("invalid_request", describe_errors(errors, "body", MAX_ERRORS))
 
 
-def _say_no_foreign_name(fault: ErrorDetails, request_type: type[BaseModel]) -> None:
-    """Whose name is not ours is text of the sender, as a value is: say what there is instead."""
-    model, place = request_type, fault["loc"]
-    for depth, part in enumerate(place):
-        if isinstance(part, int):
+def _hide_sender_names(error: ErrorDetails, request_type: type[BaseModel]) -> None:
+    """Remove names that the sender chose from an error; list the valid fields instead."""
+    model, location = request_type, error["loc"]
+    for depth, name in enumerate(location):
+        if isinstance(name, int):
             continue
-        if part not in model.model_fields:
-            fault["loc"] = place[:depth]
-            if fault["type"] == "extra_forbidden":
-                known = ", ".join(model.model_fields)
-                fault["msg"] = f"a field that is not known; there are {known}"
+        if name not in model.model_fields:
+            error["loc"] = location[:depth]
+            if error["type"] == "extra_forbidden":
+                valid_fields = ", ".join(model.model_fields)
+                error["msg"] = f"a field that is not known; there are {valid_fields}"
             else:
-                fault["msg"] = f"one of its further fields: {fault['msg']}"
+                error["msg"] = f"one of its further fields: {error['msg']}"
             return
-        model = _model_in(model.model_fields[part].annotation) or model
+        model = _model_in(model.model_fields[name].annotation) or model
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
-    """The type of what a field holds, or its list; None for a plain value."""
-    for found in (annotation, *get_args(annotation)):
-        if isinstance(found, type) and issubclass(found, BaseModel):
-            return found
+    """Return the model of a field's value or of its list items; None for a plain value."""
+    for candidate in (annotation, *get_args(annotation)):
+        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+            return candidate
     return None
 
 
-def _all_item_faults(
-    body: bytearray, request_type: type[BaseModel], field: str
-) -> list[ErrorDetails]:
-    """Faults of the items, one after another, until there are enough to name."""
+def _item_errors(body: bytearray, request_type: type[BaseModel], field: str) -> list[ErrorDetails]:
+    """Return errors of the items, in order, until there are enough to report."""
     (item_type,) = get_args(request_type.model_fields[field].annotation)
     adapter: TypeAdapter[Any] = TypeAdapter(item_type)
-    found: list[ErrorDetails] = []
-    given = from_json(body)[field]
-    for index, item in enumerate(given if isinstance(given, list) else [given]):
+    errors: list[ErrorDetails] = []
+    raw_items = from_json(body)[field]
+    for index, item in enumerate(raw_items if isinstance(raw_items, list) else [raw_items]):
         try:
             adapter.validate_python(item)
         except ValidationError as error:
-            for fault in error.errors(include_input=False, include_url=False):
-                fault["loc"] = (field, index, *fault["loc"])
-                found.append(fault)
-        if len(found) > MOST_FAULTS:
+            for detail in error.errors(include_input=False, include_url=False):
+                detail["loc"] = (field, index, *detail["loc"])
+                errors.append(detail)
+        if len(errors) > MAX_ERRORS:
             break
-    return found
+    return errors

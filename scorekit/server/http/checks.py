@@ -1,4 +1,4 @@
-"""What texts must pass before a model sees them, served or in process."""
+"""Checks of texts before a model reads them, in a service or in process."""
 
 from __future__ import annotations
 
@@ -10,27 +10,28 @@ from pydantic import BaseModel
 from scorekit.errors import SampleError
 
 
-def text_fault(sample: Any, max_chars: int = sys.maxsize) -> SampleError | None:
-    """Why no model should read this sample's texts; None if all is well.
+def text_error(sample: Any, max_chars: int = sys.maxsize) -> SampleError | None:
+    """Return the error if a model must not read a text of this sample; None if all are valid.
 
-    max_chars: most characters (code points) of one text.
+    max_chars: max characters (code points) of a text.
     """
     values = sample.__dict__
     names = _TEXT_FIELDS.get(type(sample)) or _find_text_fields(type(sample))
-    if sample.model_extra:  # texts that only a rubric knows
+    if sample.model_extra:  # texts defined by a rubric
         values = values | sample.model_extra
         names += tuple(sample.model_extra)
     for field in names:
         value = values[field]
-        fault = fault_in(value, max_chars) if value else None
-        if fault is not None:
-            known = field in type(sample).model_fields  # else its name is a text, too
-            return SampleError("invalid_input", f"{field if known else 'a text'}: {fault}")
+        problem = find_text_problem(value, max_chars) if value else None
+        if problem is not None:
+            # The name of another field may be any text.
+            is_own_field = field in type(sample).model_fields
+            return SampleError("invalid_input", f"{field if is_own_field else 'a text'}: {problem}")
     return None
 
 
-def fault_in(text: str, max_chars: int) -> str | None:
-    """Why no model should read this text, in words; None if all is well."""
+def find_text_problem(text: str, max_chars: int) -> str | None:
+    """Return the reason why a model must not read this text; None if it is valid."""
     if len(text) > max_chars:
         return f"{len(text):,} characters, at most {max_chars:,}"
     if "\0" in text:

@@ -1,8 +1,9 @@
-"""One HTTP connection: uvicorn's, with limits on how long and how much a client may send.
+"""uvicorn's HTTP connection, with limits on how long and how much a client may send.
 
-uvicorn knows no deadline for receiving a request, no limit on its headers, and its keep-alive
-timer ends with the first byte: a client that sends a byte now and then holds a connection, and
-the process's shutdown, for ever. ASGI middleware cannot help: it runs when the headers are there.
+uvicorn has no deadline for receiving a request and no limit on its headers, and its keep-alive
+timer ends with the first byte. So a client that sends a byte now and then would hold a connection,
+and the process's shutdown, forever. ASGI middleware cannot help: it runs after the headers have
+arrived.
 """
 
 from __future__ import annotations
@@ -16,40 +17,41 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from scorekit.errors import RequestError
 
 MAX_HEAD_BYTES = 64 * 1024
-#: Seconds for which a client may leave what is written to it unread: an answer that nobody reads
-#: would be held for ever.
+#: Seconds that a client may leave written data unread: otherwise it would hold an answer forever.
 UNREAD_S = 120.0
 _HEAD_TOO_LARGE = RequestError(
     "too_large", f"headers: more than {MAX_HEAD_BYTES} bytes", status=431
 )
-#: Connections beyond the limit that are taken for health checks.
+#: Connections beyond the limit that are accepted for health checks.
 RESERVE = 16
 _CROWDED = RequestError("overloaded", "too many connections are open", retry_after=5.0)
 SHUTTING_DOWN = RequestError("unavailable", "the service is shutting down", retry_after=5.0)
 
 
 class Connection(HttpToolsProtocol):
-    """Made by `connection_type`. The clock runs from the opening of the connection or the first
-    byte of a request to the request's last byte: never while it is scored or answered, nor while
-    a kept connection waits for its next request (there uvicorn's keep-alive timer runs).
+    """A connection, created by `connection_type`.
+
+    The clock runs from the opening of the connection, or the first byte of a request, to the
+    request's last byte. It does not run while a request is scored or answered, or while a kept
+    connection waits for its next request (uvicorn's keep-alive timer runs then).
     """
 
     receive_timeout_s: float
     unread_timeout_s = UNREAD_S
     max_request_bytes: int
     max_connections: int
-    #: Of this server, the oldest first: who has not sent a whole head, who rests between two
-    #: requests, who has not sent a whole body.
+    #: Connections of this server, the oldest first: without a complete head, idle between two
+    #: requests, without a complete body.
     heads: dict[Connection, None]
     resting: dict[Connection, None]
     bodies: dict[Connection, None]
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client has come; now it has to send."""
+        """Start the clock for a new client."""
         super().connection_made(transport)
         self._arriving: str | None = "head"  # the part of a request that is on its way
         self._received = 0  # bytes of the request on its way, and what was read along with them
-        self._fault: RequestError | None = None
+        self._parse_refusal: RequestError | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
         self._for_health = False  # taken from the reserve
@@ -58,24 +60,24 @@ class Connection(HttpToolsProtocol):
         self._make_room()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client is gone, or was sent away."""
+        """Remove a connection that was closed."""
         self._wait_in(None)
         self._stop_clock()
         self._stop_reading_clock()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """The client does not read as fast as we write: it has so long for what is in the way."""
+        """Start the timer of a client that reads more slowly than we write."""
         super().pause_writing()
         self._unread = self.loop.call_later(self.unread_timeout_s, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """The client has read."""
+        """Stop that timer."""
         self._stop_reading_clock()
         super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
-        """Parse; then see whether the clock has to run, and whether it is too much."""
+        """Parse; then check whether the clock has to run, and whether there is too much data."""
         self._received += len(data)
         super().data_received(data)
         if self.transport.is_closing() or (self._arriving is None and self._answering()):
@@ -88,21 +90,21 @@ class Connection(HttpToolsProtocol):
             self._start_clock()
 
     def on_message_begin(self) -> None:
-        """The first byte of a request."""
+        """Note the first byte of a request."""
         self._arriving = "head"
         if not self._earlier_unanswered():
             self._wait_in(self.heads)
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        """The application starts here; the body may still be on its way."""
-        if self._received > MAX_HEAD_BYTES:  # most of it may be the body: look closer
+        """Check the head. The application starts here; the body may still be arriving."""
+        if self._received > MAX_HEAD_BYTES:  # most of it may be the body: compute the exact size
             head = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
             if head > MAX_HEAD_BYTES:
-                self._fault = _HEAD_TOO_LARGE
+                self._parse_refusal = _HEAD_TOO_LARGE
                 raise ValueError("the parser is told to stop")
         if self._for_health and not self.url.startswith(b"/health/"):
-            self._fault = _CROWDED
+            self._parse_refusal = _CROWDED
             raise ValueError("the parser is told to stop")
         self._arriving = "body"
         if self in self.heads:
@@ -110,14 +112,14 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        """The last byte of a request."""
+        """Note the last byte of a request."""
         self._arriving = None
         self._received = 0
         self._wait_in(None)
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """The last byte of an answer."""
+        """Note the last byte of an answer."""
         super().on_response_complete()
         if self.transport.is_closing() or self._earlier_unanswered():
             return
@@ -129,11 +131,13 @@ class Connection(HttpToolsProtocol):
             self._wait_in(self.resting)
 
     def send_400_response(self, msg: str) -> None:
-        """What the parser does not understand is refused in the form of all refusals."""
-        self.refuse(self._fault or RequestError("invalid_request", "not valid HTTP", status=400))
+        """Refuse input that the parser rejects, in the form of all refusals."""
+        self.refuse(
+            self._parse_refusal or RequestError("invalid_request", "not valid HTTP", status=400)
+        )
 
     def shutdown(self) -> None:
-        """The process ends: a half-sent request is refused, a received one still answered."""
+        """Refuse a request that is arriving; one that was received is still answered."""
         if self._arriving is None or self._earlier_unanswered():
             super().shutdown()
         else:
@@ -141,13 +145,13 @@ class Connection(HttpToolsProtocol):
 
     @property
     def owes_answer(self) -> bool:
-        """Whether a request was received to its end and its answer is not fully sent."""
+        """Return True if a complete request was received and its answer is not fully sent."""
         if self.transport.get_write_buffer_size():
             return True
         return self._answering() and (self._arriving != "body" or self._earlier_unanswered())
 
     def refuse(self, error: RequestError) -> None:
-        """Answer what is on its way (or in work) with an error, and close the connection."""
+        """Answer the current request with an error, and close the connection."""
         cycle = self.cycle if self._answering() else None
         silent = self._earlier_unanswered() or (cycle is not None and cycle.response_started)
         if not silent and (self._received or cycle is not None):
@@ -158,25 +162,26 @@ class Connection(HttpToolsProtocol):
             cycle.message_event.set()
         self.transport.close()
 
-    def _wait_in(self, line: dict[Connection, None] | None) -> None:
-        """Stand at the end of a line of those that may be closed for a newcomer, or in none."""
-        for other in (self.heads, self.resting, self.bodies):
-            other.pop(self, None)
-        if line is not None:
-            line[self] = None
+    def _wait_in(self, queue: dict[Connection, None] | None) -> None:
+        """Move to the end of a queue of connections that may be closed for a new one, or to
+        none."""
+        for other_queue in (self.heads, self.resting, self.bodies):
+            other_queue.pop(self, None)
+        if queue is not None:
+            queue[self] = None
 
     def _make_room(self) -> None:
-        """Close the connection that is owed least, where there are too many.
+        """Close a connection if there are too many, one without a complete request first.
 
-        Where all are owed an answer, this one is taken for a health check, or not at all.
+        If all wait for an answer, accept this one for a health check, or not at all.
         """
         excess = len(self.connections) - self.max_connections
         if excess <= 0:
             return
         self.heads.pop(self)  # not for itself
-        for line in (self.heads, self.resting, self.bodies):
-            if line:
-                oldest = next(iter(line))
+        for queue in (self.heads, self.resting, self.bodies):
+            if queue:
+                oldest = next(iter(queue))
                 oldest._wait_in(None)
                 oldest.refuse(_CROWDED)
                 break
@@ -190,7 +195,7 @@ class Connection(HttpToolsProtocol):
     def _late(self) -> None:
         self._deadline = None
         if self.flow.read_paused or self._earlier_unanswered():
-            self._start_clock()  # it is not the client who keeps us waiting
+            self._start_clock()  # the client is not the cause of the delay
         else:
             message = f"the request was not sent within {self.receive_timeout_s:g} s"
             self.refuse(RequestError("slow_request", message))
@@ -199,7 +204,7 @@ class Connection(HttpToolsProtocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _earlier_unanswered(self) -> bool:
-        """Whether a request before the one on its way is in work (pipelining)."""
+        """Return True if a request before the one that is arriving is unanswered (pipelining)."""
         return bool(self.pipeline) or (self._arriving == "head" and self._answering())
 
     def _start_clock(self) -> None:
@@ -219,11 +224,11 @@ class Connection(HttpToolsProtocol):
 def connection_type(
     receive_timeout_s: float, max_body_bytes: int, max_connections: int
 ) -> type[Connection]:
-    """The protocol class for `uvicorn.Config(http=...)`.
+    """Return the protocol class for `uvicorn.Config(http=...)`.
 
-    receive_timeout_s: seconds for one request. max_body_bytes: the application's own limit; here
-    twice that is let through, for chunk sizes and trailers are bytes as well. max_connections: open
-    at once; `RESERVE` more are taken for health checks.
+    receive_timeout_s: seconds for one request. max_body_bytes: the application's limit; twice that
+    is accepted here, because chunk sizes and trailers are bytes as well. max_connections: open at
+    once; `RESERVE` more are accepted for health checks.
     """
     limits = {
         "max_connections": max_connections,

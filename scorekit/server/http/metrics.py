@@ -1,4 +1,4 @@
-"""What a service tells Prometheus. Each app has its own registry, so that tests can run several."""
+"""Prometheus metrics of a service. Each app has its own registry, so that tests can run several."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 class Metrics:
-    """The figures of one service."""
+    """The metrics of one service."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -86,7 +86,7 @@ class Metrics:
         limit.set(memory_limit_bytes())
 
     def watch_device(self, memory_bytes: Callable[[], tuple[int, int, int] | None]) -> None:
-        """Show the device's memory, now, at most and in all, where there is a device."""
+        """Add the device's memory (current, peak, total) if there is a device."""
         if memory_bytes() is None:
             return
         now = self._gauge("device_memory_bytes", "Memory that the model holds on its device.")
@@ -97,21 +97,24 @@ class Metrics:
         total.set_function(lambda: (memory_bytes() or (0, 0, 0))[2])
 
     def begin_at_zero(self, route: str) -> None:
-        """Show what may be alerted on before it happens: Prometheus sees no increase in a series
-        that begins with its first failure."""
+        """Create the series for alerts before their first event.
+
+        Prometheus sees no increase in a series that begins with its first failure."""
         for status in ("200", "429", "500", "503", "504"):
             self.requests.labels(route, status)
 
-    def _counter(self, name: str, told: str, *labels: str) -> Counter:
-        return Counter(f"scorekit_{name}", told, labels, registry=self.registry)
+    def _counter(self, name: str, description: str, *labels: str) -> Counter:
+        return Counter(f"scorekit_{name}", description, labels, registry=self.registry)
 
-    def _gauge(self, name: str, told: str, *labels: str) -> Gauge:
-        return Gauge(f"scorekit_{name}", told, labels, registry=self.registry)
+    def _gauge(self, name: str, description: str, *labels: str) -> Gauge:
+        return Gauge(f"scorekit_{name}", description, labels, registry=self.registry)
 
     def _histogram(
-        self, name: str, told: str, buckets: tuple[float, ...], *labels: str
+        self, name: str, description: str, buckets: tuple[float, ...], *labels: str
     ) -> Histogram:
-        return Histogram(f"scorekit_{name}", told, labels, buckets=buckets, registry=self.registry)
+        return Histogram(
+            f"scorekit_{name}", description, labels, buckets=buckets, registry=self.registry
+        )
 
 
 def _peak_resident_bytes() -> float:
@@ -120,11 +123,11 @@ def _peak_resident_bytes() -> float:
 
 
 def memory_limit_bytes() -> int:
-    """Bytes that this process may hold: the machine's memory, capped by a cgroup v2 or v1 limit."""
-    most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """Return the memory limit of this process: the machine's, capped by a cgroup v2 or v1 limit."""
+    limit_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for limit_file in _MEMORY_LIMITS:
         try:
-            most = min(most, int(Path(limit_file).read_text()))
+            limit_bytes = min(limit_bytes, int(Path(limit_file).read_text()))
         except (OSError, ValueError):  # no such file, or "max"
             continue
-    return most
+    return limit_bytes

@@ -1,9 +1,9 @@
-"""Requests that a stranger's web page sends through the browser of somebody who can reach us.
+"""Refuse requests that a web page of another site sends through a user's browser.
 
-A page of any site may send requests to `http://127.0.0.1:8003`, and a name of its own may be made
-to point there (DNS rebinding), so that the browser takes us for a part of that site. A service
-without keys tells such requests by the headers that no page can set: `Host`, `Origin` and
-`Sec-Fetch-Site` (https://www.w3.org/TR/fetch-metadata/).
+A page of any site can send requests to `http://127.0.0.1:8003`. It can also make a host name of its
+own point there (DNS rebinding), so that the browser treats the service as a part of that site. A
+service without keys recognizes such requests by headers that a page cannot set: `Host`, `Origin`
+and `Sec-Fetch-Site` (https://www.w3.org/TR/fetch-metadata/).
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from scorekit.errors import RequestError
 from scorekit.server.http.settings import ServiceSettings, is_address, is_loopback
 
 JSON = "application/json"
-#: A name or an address, with a port or without.
+#: A name or an address, with or without a port.
 _HOST = re.compile(r"(?:[\w.-]+|\[[0-9A-Fa-f:.]+\])(?::\d*)?")
 _ONCE = frozenset({b"host", b"origin", b"content-type", b"content-encoding", b"authorization"})
 
 
 class AllowedHosts:
-    """Names under which a service may be asked, and whose pages may ask it.
+    """The host names of a service. Pages of these hosts may send requests.
 
-    Loopback names, the address that it listens on, and those of --allow-host.
+    These are loopback names, the address that it listens on, and those of --allow-host.
     """
 
     def __init__(self, settings: ServiceSettings) -> None:
         self.names = {settings.host.lower()} | set(settings.allowed_hosts)
 
     def has(self, name: str) -> bool:
-        """Whether a host name, without its port, is allowed."""
+        """Return True if a host name, without its port, is allowed."""
         name = name.lower().rstrip(".")
         return is_loopback(name) or name.endswith(".localhost") or name in self.names
 
 
 def repeated_header(headers: Iterable[tuple[bytes, bytes]]) -> RequestError | None:
-    """Return the refusal of a request with two values of a header that has one; else None."""
+    """Return the refusal of a request that repeats a header which must be unique; else None."""
     names = [name for name, _ in headers if name in _ONCE]
     for name in names:
         if names.count(name) > 1:
@@ -47,10 +47,10 @@ def repeated_header(headers: Iterable[tuple[bytes, bytes]]) -> RequestError | No
 
 
 def foreign_host(headers: dict[bytes, bytes], allowed: AllowedHosts) -> RequestError | None:
-    """Return the refusal of a request whose Host header names another host; None where it may pass.
+    """Return the refusal of a request whose Host header names another host; None if it is allowed.
 
-    Address literals pass: no site can make a browser take one for its own name. So does a request
-    without the header, which no browser sends.
+    IP addresses are allowed: a site cannot make a browser use one as its own name. A request
+    without the header is allowed, too: no browser sends one.
     """
     host = headers.get(b"host", b"").decode("latin-1")
     if not host:
@@ -62,7 +62,7 @@ def foreign_host(headers: dict[bytes, bytes], allowed: AllowedHosts) -> RequestE
 
 
 def foreign_page(headers: dict[bytes, bytes], allowed: AllowedHosts) -> RequestError | None:
-    """Return the refusal of a request that a page of another site sends; None where it may pass."""
+    """Return the refusal of a request from a page of another site; None if it is allowed."""
     origin = headers.get(b"origin", b"").decode("latin-1")
     if not origin:
         if headers.get(b"sec-fetch-site") == b"cross-site":
@@ -72,17 +72,18 @@ def foreign_page(headers: dict[bytes, bytes], allowed: AllowedHosts) -> RequestE
     is_own = bool(host) and origin.partition("://")[2].lower() == host.lower()
     if is_own or allowed.has(_name_in(origin)):
         return None
-    how = "where the page is yours, start the service with --allow-host and the name of its host"
-    return _refusal("Origin: sent by a page of another site", how)
+    advice = "where the page is yours, start the service with --allow-host and the name of its host"
+    return _refusal("Origin: sent by a page of another site", advice)
 
 
 def wrong_content(headers: dict[bytes, bytes]) -> RequestError | None:
-    """Return the refusal of a body that is not said to be plain JSON; None where it is.
+    """Return the refusal of a body whose headers do not declare plain JSON; else None.
 
-    A page of another site can send other types without asking; for JSON its browser asks first.
+    For JSON, the browser asks the service for permission first (CORS preflight); for some other
+    types a page of another site needs no permission.
     """
-    given = headers.get(b"content-type", b"").decode("latin-1")
-    if given.partition(";")[0].strip().lower() != JSON:
+    content_type = headers.get(b"content-type", b"").decode("latin-1")
+    if content_type.partition(";")[0].strip().lower() != JSON:
         message = f"Content-Type: {JSON} is required. Send the header Content-Type: {JSON}"
         return RequestError("invalid_request", message, status=415)
     if headers.get(b"content-encoding", b"identity").strip().lower() != b"identity":
@@ -96,7 +97,7 @@ def _refusal(problem: str, what_to_do: str) -> RequestError:
 
 
 def _name_in(url: str) -> str:
-    """Return the host of a URL or of `//HOST:PORT`; empty where it has none."""
+    """Return the host of a URL or of `//HOST:PORT`; empty if it has none."""
     try:
         return urlsplit(url).hostname or ""
     except ValueError:

@@ -29,7 +29,7 @@ _HOST_NAME = re.compile(r"[\w-]+(?:\.[\w-]+)*")
 
 
 class ServiceSettings(BaseSettings):
-    """What every service can be told."""
+    """Settings of every service."""
 
     model_config = SettingsConfigDict(
         env_prefix="SCOREKIT_SERVICE_",
@@ -136,7 +136,7 @@ class ServiceSettings(BaseSettings):
 
     @property
     def allowed_hosts(self) -> tuple[str, ...]:
-        """The names in `allow_host`."""
+        """Return the names in `allow_host`."""
         return _names_in(self.allow_host)
 
     @field_validator("allow_host")
@@ -154,7 +154,7 @@ def _names_in(text: str) -> tuple[str, ...]:
 
 
 class Secrets(BaseSettings):
-    """What must not be seen in `ps`, a log or a saved config: environment only."""
+    """Values that must not appear in `ps`, a log or a saved config: from the environment only."""
 
     model_config = SettingsConfigDict(env_prefix="SCOREKIT_", extra="ignore")
 
@@ -169,44 +169,52 @@ S = TypeVar("S", bound=ServiceSettings)
 
 
 def parse_settings(settings_type: type[S], args: list[str] | None = None) -> S:
-    """Settings from flags, then environment, then defaults. Raises UserError on a bad value and
-    on a flag that is not known."""
+    """Return settings from flags, then environment, then defaults.
+
+    Raises UserError for a bad value or an unknown flag."""
     try:
         return CliApp.run(settings_type, cli_args=args, cli_exit_on_error=False)
     except SettingsError as error:
-        fault = str(error).removeprefix("error parsing CLI: ")
-        raise UserError(f"{fault}{_flag_meant(settings_type, fault)}; see --help") from None
+        problem = str(error).removeprefix("error parsing CLI: ")
+        raise UserError(f"{problem}{_flag_meant(settings_type, problem)}; see --help") from None
     except ValidationError as error:
         prefix = settings_type.model_config.get("env_prefix", "")
-        faults = "; ".join(
-            f"--{_flag(settings_type, name)} ({prefix}{name.upper()}): {fault['msg']}"
-            for fault in error.errors(include_input=False, include_url=False)
-            for name in [".".join(map(str, fault["loc"]))]
+        messages = "; ".join(
+            f"--{_flag(settings_type, name)} ({prefix}{name.upper()}): {problem['msg']}"
+            for problem in error.errors(include_input=False, include_url=False)
+            for name in [".".join(map(str, problem["loc"]))]
         )
-        raise UserError(faults) from None
+        raise UserError(messages) from None
 
 
-def _flag_meant(settings_type: type[ServiceSettings], fault: str) -> str:
+def _flag_meant(settings_type: type[ServiceSettings], message: str) -> str:
     flags = [_flag(settings_type, name) for name in settings_type.model_fields]
     unknown = [
-        word.partition("=")[0].removeprefix("--") for word in fault.split() if word.startswith("--")
+        word.partition("=")[0].removeprefix("--")
+        for word in message.split()
+        if word.startswith("--")
     ]
-    found = nearest(unknown[0], dict(zip(flags, flags, strict=True))) if unknown else None
-    return f" (did you mean --{found}?)" if found and fault.startswith("unrecognized") else ""
+    suggestion = nearest(unknown[0], dict(zip(flags, flags, strict=True))) if unknown else None
+    return (
+        f" (did you mean --{suggestion}?)"
+        if suggestion and message.startswith("unrecognized")
+        else ""
+    )
 
 
 def _flag(settings_type: type[ServiceSettings], name: str) -> str:
-    """A setting's flag, without its dashes: of what is on by default, the one that turns it off."""
+    """Return a setting's flag without dashes; if it is on by default, the flag that turns it
+    off."""
     field = settings_type.model_fields.get(name)
-    off = "no-" if field is not None and field.default is True else ""
-    return off + name.replace("_", "-")
+    prefix = "no-" if field is not None and field.default is True else ""
+    return prefix + name.replace("_", "-")
 
 
 def load_api_keys(settings: ServiceSettings, secrets: Secrets) -> tuple[bytes, ...]:
-    """All configured keys.
+    """Return all configured keys.
 
-    Raises UserError where the address needs one and there is none, and where keys are configured
-    but there is none: a service that was meant to be closed must not be open.
+    Raises UserError if the address needs one and there is none, and if keys are configured but none
+    is found: a service that should be closed must not be open.
     """
     keys: list[str] = []
     if "api_keys" in secrets.model_fields_set:
@@ -249,7 +257,7 @@ def is_address(name: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host name or address is one of this machine alone."""
+    """Return True if a host name or address belongs to this machine alone."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

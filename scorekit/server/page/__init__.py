@@ -1,8 +1,8 @@
-"""The page at `/`: a form to try a service by hand, in one document without foreign assets.
+"""The page at `/`: a form to try a service by hand, one document without external assets.
 
-It is put together from the files beside this one when the service starts. It holds no data and so
-needs no key; what it shows it asks for over the routes that everybody has, with the key that it is
-given. Its Content-Security-Policy names its script and its style by their hashes: no other runs.
+It is built from the files of this folder when the service starts. It contains no data, so it needs
+no key; it requests data over the public routes, with the key that the user enters. Its
+Content-Security-Policy allows only its own script and style, by their hashes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from importlib.resources import files
 
 from fastapi import FastAPI, Request, Response
 
-#: What every page has, and what a kind of service adds, in the order in which it is run.
+#: Scripts of every page, and those of each kind of service, in the order of execution.
 _COMMON = ("dom", "call", "code")
 _SPANS = ("marks", "card")
 _SCRIPTS: dict[str, tuple[str, ...]] = {
@@ -26,20 +26,20 @@ _SCRIPTS: dict[str, tuple[str, ...]] = {
 
 
 def add_page(app: FastAPI, kind: str, service: str) -> None:
-    """Serve the page of a kind of service (`Verb.page`) at `/`. service: its name, shown."""
+    """Serve the page of a kind of service (`Endpoint.page`) at `/`. service: the displayed name."""
     body, headers = make_page(kind, service)
 
     @app.head("/", include_in_schema=False)
     @app.get("/", include_in_schema=False)
     async def page(request: Request) -> Response:
-        known = {one.strip() for one in request.headers.get("if-none-match", "").split(",")}
-        if headers["ETag"] in {one.removeprefix("W/") for one in known}:
+        cached_tags = {tag.strip() for tag in request.headers.get("if-none-match", "").split(",")}
+        if headers["ETag"] in {tag.removeprefix("W/") for tag in cached_tags}:
             return Response(status_code=304, headers=headers)
         return Response(body, media_type="text/html; charset=utf-8", headers=headers)
 
 
 def make_page(kind: str, service: str) -> tuple[bytes, dict[str, str]]:
-    """The document, in UTF-8, and the headers that it is sent with."""
+    """Return the document in UTF-8 and its response headers."""
     parts = "\n".join(_read(f"{name}.js") for name in _SCRIPTS[kind])
     script = f'"use strict";\n(() => {{\n{parts}}})();\n'
     style = _read("style.css")
@@ -51,7 +51,7 @@ def make_page(kind: str, service: str) -> tuple[bytes, dict[str, str]]:
         "X-Content-Type-Options": "nosniff",
         "Referrer-Policy": "no-referrer",
         "Cross-Origin-Opener-Policy": "same-origin",
-        "Cache-Control": "no-cache",  # asked for each time, sent when it is another one
+        "Cache-Control": "no-cache",  # the browser revalidates it with each load
         "ETag": f'"{hashlib.sha256(body).hexdigest()}"',
     }
 
@@ -67,7 +67,7 @@ def _policy(script: str, style: str) -> str:
             "base-uri 'none'",
             "form-action 'none'",
             "frame-ancestors 'none'",
-            # Text that becomes HTML by mistake is refused by the browser.
+            # The browser refuses to turn plain text into HTML.
             "require-trusted-types-for 'script'",
             "trusted-types 'none'",
         )

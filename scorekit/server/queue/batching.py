@@ -1,10 +1,11 @@
 """The queue between requests and the model.
 
-One thread tokenises, one owns the model and runs as soon as it is free, on a batch of samples of
-similar length out of all that wait, whoever sent them; a large request waits in a line of its own,
-so that nobody waits for all of it (`lanes.py`). Where texts may be scored in windows, a third
-thread cuts those. Equal samples in flight are scored once.
-The queue is bounded: a request that does not fit is refused at once, whole.
+One thread tokenizes. Another owns the model and starts a batch as soon as it is free: samples of
+similar length from all that wait, of any request. A large request waits in its own queue, so that
+others need not wait for all of it (`batch_queue.py`). If texts may be scored in windows, a third
+thread
+splits those. Equal samples in flight are scored once.
+The queue is bounded: a request that does not fit is refused at once, as a whole.
 """
 
 from __future__ import annotations
@@ -21,33 +22,34 @@ import structlog
 
 from scorekit.errors import RequestError
 from scorekit.server.backend import Backend, workers_of
-from scorekit.server.description import Description
+from scorekit.server.description import ModelDescription
+from scorekit.server.endpoint import ParsedRequest
 from scorekit.server.http.metrics import Metrics
 from scorekit.server.http.settings import ServiceSettings
-from scorekit.server.queue.admission import LINES, Admission
+from scorekit.server.queue.admission import LINES, AdmissionController
+from scorekit.server.queue.in_flight import PendingItem, PendingRequest
+from scorekit.server.queue.model_queue import ModelQueue
 from scorekit.server.queue.model_thread import ModelThread
-from scorekit.server.queue.pieces import Pieces
-from scorekit.server.queue.ready import Ready
-from scorekit.server.queue.tokeniser_thread import (
+from scorekit.server.queue.tokenizer_queue import TokenizerQueue
+from scorekit.server.queue.tokenizer_thread import (
     CUT_STALL_S,
     TOKENISE_STALL_S,
     Encode,
-    TokeniserThread,
+    TokenizerThread,
 )
-from scorekit.server.queue.work import Job, Wanted
-from scorekit.server.verb import Asked
 
 log = structlog.get_logger()
 
-#: A request is large that fills more than so many batches, for each of the model's workers.
+#: A request is large if it fills more than so many batches, for each of the model's workers.
 LARGE = 4
 
 
 class Batcher:
-    """Admission, the tokeniser's thread and the model's, and what lies between them. All public
-    methods but `warm_up` belong to the event loop.
+    """Admission, the threads of the tokenizer and the model, and the queues between them.
 
-    on_scored: called on the event loop with the answers worth storing.
+    All public methods but `warm_up` belong to the event loop.
+
+    on_scored: called on the event loop with the answers to store.
     """
 
     def __init__(
@@ -57,67 +59,74 @@ class Batcher:
         metrics: Metrics,
         on_scored: Callable[[Mapping[bytes, bytes]], None],
     ) -> None:
-        patience_s = settings.bulk_patience_s
-        self._pieces = Pieces(patience_s)  # owner: any; from admission to the tokeniser
-        self._to_cut = Pieces(patience_s)  # owner: any; from the tokeniser to the cutter
-        self.ready = Ready(0, patience_s)  # owner: any; from the tokeniser to the model
+        bulk_wait_s = settings.bulk_patience_s
+        self._tokenizer_queue = TokenizerQueue(bulk_wait_s)  # owner: any
+        self._window_queue = TokenizerQueue(bulk_wait_s)  # owner: any; texts to split into windows
+        self.ready = ModelQueue(0, bulk_wait_s)  # owner: any; tokenized samples
         self._model = ModelThread(  # owner: model
             backend, settings, metrics, self.ready, self._deliver
         )
-        self.admission = Admission(  # owner: loop
-            backend.verb, settings, metrics, self._model.pace, self._pieces, on_scored
+        self.admission = AdmissionController(  # owner: loop
+            backend.endpoint,
+            settings,
+            metrics,
+            self._model.timing,
+            self._tokenizer_queue,
+            on_scored,
         )
         uncut = getattr(backend, "encode_uncut", None)
-        least_s = settings.stall_after or 0.0
+        min_stall_s = settings.stall_after or 0.0
 
-        def tokeniser(encode: Encode, stall_s: float, pieces: Pieces) -> TokeniserThread:
-            return TokeniserThread(
+        def new_thread(encode: Encode, stall_s: float, tasks: TokenizerQueue) -> TokenizerThread:
+            return TokenizerThread(
                 encode,
                 metrics,
-                max(stall_s, least_s),
-                pieces,
-                self._to_cut,
+                max(stall_s, min_stall_s),
+                tasks,
+                self._window_queue,
                 self.ready,
                 lambda: self.in_flight,
                 self._deliver,
             )
 
-        self._tokenisers = [  # owner: fixed; the second one is there to cut
-            tokeniser(uncut or backend.encode, TOKENISE_STALL_S, self._pieces)
+        self._tokenizer_threads = [  # owner: fixed; the second one splits texts into windows
+            new_thread(uncut or backend.encode, TOKENISE_STALL_S, self._tokenizer_queue)
         ]
         if uncut is not None:
-            self._tokenisers.append(tokeniser(backend.encode, CUT_STALL_S, self._to_cut))
-        works = [("tokenise", one.run) for one in self._tokenisers]
+            cutter = new_thread(backend.encode, CUT_STALL_S, self._window_queue)
+            self._tokenizer_threads.append(cutter)
+        thread_targets = [("tokenise", thread.run) for thread in self._tokenizer_threads]
         self._workers = workers_of(backend)  # owner: fixed
-        works += [("model", self._model.run)] * self._workers
+        thread_targets += [("model", self._model.run)] * self._workers
         self._most_wait_s = settings.unready_after or settings.timeout_s / 2  # owner: fixed
         self._waits_long = False  # owner: loop
         for line in LINES:
             metrics.longest_wait.labels(line).set_function(partial(self._longest_wait, line))
         self._threads = [  # owner: loop
-            threading.Thread(target=self._guarded, args=(work,), name=name, daemon=True)
-            for name, work in works
+            threading.Thread(target=self._guarded, args=(target,), name=name, daemon=True)
+            for name, target in thread_targets
         ]
-        self._dead = False  # owner: tokeniser and model, which only ever set it; the loop reads it
+        self._dead = False  # owner: tokenizer and model, which only ever set it; the loop reads it
 
-    def warm_up(self, description: Description) -> None:
-        """Run the largest batch there can be, before `start`. Raises UserError where it does not
-        fit, and where a plain text gets no outcome."""
+    def warm_up(self, description: ModelDescription) -> None:
+        """Run the largest possible batch, before `start`.
+
+        Raises UserError if it does not fit the memory, or if a plain text gets no outcome."""
         self.admission.max_length = description.max_input_length
         self._model.warm_up(description)
         self.admission.in_items = self._model.in_items
         self.admission.large = LARGE * self._workers * self.ready.max_tokens
 
     def start(self) -> None:
-        """Take work; call it on the running event loop, after `warm_up`."""
+        """Accept work; call it on the running event loop, after `warm_up`."""
         self._loop = asyncio.get_running_loop()  # owner: fixed
         for thread in self._threads:
             thread.start()
 
     def stop(self, wait_s: float = 0.0) -> None:
-        """Let batches in hand finish, then end the threads. wait_s: seconds to wait for them."""
-        self._pieces.stop()
-        self._to_cut.stop()
+        """Finish the current batches, then end the threads. wait_s: seconds to wait for them."""
+        self._tokenizer_queue.stop()
+        self._window_queue.stop()
         self.ready.stop()
         until = time.monotonic() + wait_s
         for thread in self._threads:
@@ -125,50 +134,58 @@ class Batcher:
                 thread.join(max(0.0, until - time.monotonic()))
 
     @property
-    def dead(self) -> bool:
-        """Whether a thread has ended by a fault: nothing will be scored any more."""
+    def is_dead(self) -> bool:
+        """Return True if a thread has ended by an error: nothing will be scored any more."""
         return self._dead
 
-    def fault(self) -> str | None:
-        """Why the model does not answer, or not soon; None while it does."""
-        if (fault := self._standstill()) is not None:
-            return fault
+    def unhealthy_reason(self) -> str | None:
+        """Return why the model does not answer, or not soon; None while it does."""
+        if (reason := self._find_standstill()) is not None:
+            return reason
         return "the model fails" if self._model.failing else self._long_wait()
 
     @property
     def in_flight(self) -> int:
-        """Samples that wait for the model or are in it."""
+        """Return the number of samples in the queue or the model."""
         return len(self.admission.flights)
 
-    def submit(self, job: Job, wanted: Sequence[Wanted], asked: Asked) -> None:
-        """Put samples in flight for a job, what is `wanted` of all that is asked.
+    def submit(
+        self, job: PendingRequest, items: Sequence[PendingItem], request: ParsedRequest
+    ) -> None:
+        """Put items of a request in flight. items: the items of `request` that are not cached.
 
-        Raises RequestError, and nothing was put in flight: `unavailable` where nothing would be
-        answered, `too_large`, `overloaded`.
+        Raises RequestError, with nothing put in flight: `unavailable` if nothing would be answered,
+        `too_large`, `overloaded`.
         """
-        fault = self._standstill()
-        if fault is not None:
-            raise RequestError("unavailable", fault, retry_after=10.0)
-        self.admission.submit(job, wanted, asked)
+        reason = self._find_standstill()
+        if reason is not None:
+            raise RequestError("unavailable", reason, retry_after=10.0)
+        self.admission.submit(job, items, request)
 
-    def release(self, job: Job) -> None:
-        """Say that a request no longer waits; what nobody waits for is not scored."""
+    def release(self, job: PendingRequest) -> None:
+        """Note that a request no longer waits; samples without a waiting request are dropped."""
         self.admission.release(job)
 
-    def _standstill(self) -> str | None:
-        """Why nothing that is put in flight now would be answered; None where it would."""
+    def _find_standstill(self) -> str | None:
+        """Return why a sample put in flight now would not be answered; None if it would."""
         if self._dead or not all(thread.is_alive() for thread in self._threads):
             return "the model thread ended"
-        if self._model.pace.overdue():
+        if self._model.timing.is_stalled():
             return "the model hangs in a batch"
-        return "the tokeniser hangs" if any(one.hangs() for one in self._tokenisers) else None
+        return (
+            "the tokeniser hangs"
+            if any(tokenizer_thread.is_stalled() for tokenizer_thread in self._tokenizer_threads)
+            else None
+        )
 
     def _longest_wait(self, line: str) -> float:
         return self.admission.longest_wait(line, time.monotonic())
 
     def _long_wait(self) -> str | None:
-        """Why a small request would wait for long; None where it would not. Once it would, until
-        the wait is half of that: a load balancer should not see it go up and down."""
+        """Return why a small request would wait for long, or None.
+
+        Once it does, the reason stays until the wait is half as long, so that a load balancer does
+        not see the service go up and down."""
         wait = self._longest_wait("small")
         self._waits_long = wait > self._most_wait_s / (2 if self._waits_long else 1)
         return (
@@ -180,16 +197,16 @@ class Batcher:
     def _guarded(self, work: Callable[[], None]) -> None:
         try:
             work()
-        except BaseException:  # nobody must wait for a thread that is gone
+        except BaseException:  # no request must wait for a thread that has ended
             self._dead = True
             self._hand_over(self.admission.fail_all)
             with contextlib.suppress(OSError):  # a full disk may have been the cause
                 log.critical("model_thread_died", exc_info=True)
 
-    def _deliver(self, *given: Any) -> None:
-        self._hand_over(self.admission.deliver, *given)
+    def _deliver(self, *args: Any) -> None:
+        self._hand_over(self.admission.deliver, *args)
 
     def _hand_over(self, call: Callable[..., None], *args: Any) -> None:
-        """Call something on the event loop, unless that has closed."""
+        """Call a function on the event loop, unless that has closed."""
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(call, *args)

@@ -1,7 +1,7 @@
-"""A scorer of translations that takes texts of any length: `overlong: windows`.
+"""A scorer of translations for texts of any length: `overlong: windows`.
 
-It stands between the queue and a backend, and all it does not cut goes through as it is: a sample
-that fits has the very number that it has with every other `overlong`.
+It wraps a backend, and passes on all that it does not split: a sample that fits has exactly the
+score that it has with every other `overlong`.
 """
 
 from __future__ import annotations
@@ -13,94 +13,100 @@ from typing import Any
 from scorekit.errors import SampleError
 from scorekit.schemas import ScoreOptions, TranslationSample
 from scorekit.server.backend import Backend, Encoded, Outcome
-from scorekit.server.description import Description
+from scorekit.server.description import ModelDescription
 from scorekit.server.queue.batch import (
-    cut_batches,
     default_batch_tokens,
-    fault_kind,
+    device_error_kind,
+    make_batches,
     padded_tokens,
     release_device_memory,
 )
-from scorekit.server.scoring import Scoring
-from scorekit.server.windows.parts import InWindows, WindowPlace, encoded_whole, whole_outcome
-from scorekit.text.windows import Border, Part, common_borders, pack, refine, surround
+from scorekit.server.score_endpoint import ScoreEndpoint
+from scorekit.server.windows.merge import WindowedSample, WindowRange, encoded_whole, merge_outcomes
+from scorekit.text.windows import Boundary, Part, add_context, common_boundaries, pack, refine
 
-#: A window's first border and its last, as indexes.
+#: Indexes of a window's first and last border.
 Window = tuple[int, int]
 
 
 def with_windows(backend: Backend, max_batch_tokens: int | None) -> Backend:
-    """The backend, able to score in windows if it scores translations. max_batch_tokens: padded
-    tokens of a batch; None: the device's default."""
-    verb = backend.verb
-    if isinstance(verb, Scoring) and issubclass(verb.options_type, ScoreOptions):
+    """Return the backend, able to score in windows if it scores translations.
+
+    max_batch_tokens: padded tokens of a batch; None: the device's default."""
+    endpoint = backend.endpoint
+    if isinstance(endpoint, ScoreEndpoint) and issubclass(endpoint.options_type, ScoreOptions):
         return Windowed(backend, max_batch_tokens)
     return backend
 
 
 class Windowed:
-    """A backend around another."""
+    """A backend that wraps another and adds windows."""
 
     def __init__(self, backend: Backend, max_batch_tokens: int | None) -> None:
         self._inner = backend
         self._max_tokens = max_batch_tokens or 0
         self.service = backend.service
-        self.verb = backend.verb
+        self.endpoint = backend.endpoint
         self.probe = backend.probe
         self.memory_bytes = backend.memory_bytes
         self.workers = int(getattr(backend, "workers", 1))
 
-    def load(self) -> Description:
-        """Load the other."""
-        told = self._inner.load()
-        self._max_tokens = self._max_tokens or default_batch_tokens(told.device)
-        return told
+    def load(self) -> ModelDescription:
+        """Load the wrapped backend."""
+        description = self._inner.load()
+        self._max_tokens = self._max_tokens or default_batch_tokens(description.device)
+        return description
 
     def encode(self, samples: Sequence[Any], options: Any) -> list[Encoded | SampleError]:
-        """As the other does; with `overlong: windows`, what does not fit in windows that do."""
+        """Encode; with `overlong: windows`, split a sample that does not fit into windows that
+        do."""
         return [
-            self._in_windows(sample, options) if one is None else one
-            for sample, one in zip(samples, self.encode_uncut(samples, options), strict=True)
+            self._in_windows(sample, options) if encoded is None else encoded
+            for sample, encoded in zip(samples, self.encode_uncut(samples, options), strict=True)
         ]
 
     def encode_uncut(
         self, samples: Sequence[Any], options: Any
     ) -> Sequence[Encoded | SampleError | None]:
-        """As `encode`, but None in the place of what has to be cut: that takes seconds where a text
-        is long."""
+        """Encode, but return None for a sample to split: that takes seconds for a long text."""
         if options.overlong != "windows":
             return self._inner.encode(samples, options)
-        found = self._inner.encode(samples, _strict(options))
-        return [None if _is_overlong(one) else one for one in found]
+        results = self._inner.encode(samples, _strict(options))
+        return [None if _is_overlong(result) else result for result in results]
 
     def forward(self, batch: Sequence[Encoded]) -> list[Outcome]:
-        """As the other does, on the windows of all; in several batches where they are too many."""
-        if not any(isinstance(one.payload, InWindows) for one in batch):
+        """Score the windows of all samples, in several batches if they are too many."""
+        if not any(isinstance(encoded.payload, WindowedSample) for encoded in batch):
             return self._inner.forward(batch)
-        parts: list[Encoded] = []
-        for one in batch:
-            parts += one.payload.windows if isinstance(one.payload, InWindows) else [one]
+        windows: list[Encoded] = []
+        for encoded in batch:
+            windows += (
+                encoded.payload.windows
+                if isinstance(encoded.payload, WindowedSample)
+                else [encoded]
+            )
         outcomes: dict[int, Outcome] = {}
-        sizes = [(part.length, part.rows) for part in parts]
-        for chosen in cut_batches(sizes, max(self._max_tokens, 1)):
-            scored = self._forward([parts[k] for k in chosen])
-            outcomes |= dict(zip(chosen, scored, strict=True))
-        whole: list[Outcome] = []
-        at = 0
-        for one in batch:
-            sample = one.payload if isinstance(one.payload, InWindows) else None
-            stop = at + (len(sample.windows) if sample else 1)
-            own = [outcomes[k] for k in range(at, stop)]
-            whole.append(whole_outcome(sample, own) if sample else own[0])
-            at = stop
-        return whole
+        sizes = [(window.length, window.rows) for window in windows]
+        for indices in make_batches(sizes, max(self._max_tokens, 1)):
+            scored = self._forward([windows[k] for k in indices])
+            outcomes |= dict(zip(indices, scored, strict=True))
+        merged: list[Outcome] = []
+        position = 0
+        for encoded in batch:
+            sample = encoded.payload if isinstance(encoded.payload, WindowedSample) else None
+            stop = position + (len(sample.windows) if sample else 1)
+            window_outcomes = [outcomes[k] for k in range(position, stop)]
+            merged.append(merge_outcomes(sample, window_outcomes) if sample else window_outcomes[0])
+            position = stop
+        return merged
 
     def _forward(self, batch: list[Encoded]) -> list[Outcome]:
-        """A batch that does not fit the memory is halved: the queue cannot halve a sample."""
+        """Score a batch; halve it if it does not fit the memory: the queue cannot halve a
+        sample."""
         try:
             return self._inner.forward(batch)
         except Exception as error:
-            if len(batch) == 1 or fault_kind(error) != "memory":
+            if len(batch) == 1 or device_error_kind(error) != "memory":
                 raise
         release_device_memory()
         self._max_tokens = max(1, min(self._max_tokens, padded_tokens(batch) // 2))
@@ -119,12 +125,12 @@ def _strict(options: Any) -> Any:
     return options.model_copy(update={"overlong": "error"})
 
 
-def _is_overlong(one: Encoded | SampleError) -> bool:
-    return isinstance(one, SampleError) and one.type == "overlong"
+def _is_overlong(result: Encoded | SampleError) -> bool:
+    return isinstance(result, SampleError) and result.type == "overlong"
 
 
 class _Cutter:
-    """Cuts one sample. A failure of a part other than its length is raised: it is the sample's."""
+    """Splits one sample. An error of a part other than its length is the sample's, and raised."""
 
     def __init__(
         self, backend: Backend, sample: TranslationSample, options: Any, strict: Any
@@ -136,77 +142,94 @@ class _Cutter:
         self._texts = [sample.src, sample.mt] + ([sample.ref] if sample.ref else [])
 
     def encoded(self) -> Encoded:
-        """The sample in windows: parts that fit, joined up to the limit, and read with as many of
-        the neighbours as fit besides."""
+        """Return the sample in windows.
+
+        Parts that fit are joined up to the limit, and read with as many neighbor parts as fit."""
         nothing = tuple(0 for _ in self._texts)
-        (around,) = self._sizes([(nothing, nothing)])  # what the model reads besides the texts
-        borders, sizes = refine(self._texts, common_borders(self._texts), self._sizes)
-        room = self._options.max_input_length - (around or 0)
-        own = [room + 1 if size is None else size - (around or 0) for size in sizes]
+        # Tokens that the model reads besides the texts.
+        (overhead,) = self._sizes([(nothing, nothing)])
+        borders, sizes = refine(self._texts, common_boundaries(self._texts), self._sizes)
+        max_tokens = self._options.max_input_length - (overhead or 0)
+        lengths = [max_tokens + 1 if size is None else size - (overhead or 0) for size in sizes]
         empties = [[not text.strip() for text in self._cut(part)] for part in pairwise(borders)]
-        windows = list(pairwise(pack(own, empties, room)))
-        return self._fitted(borders, windows, lambda one: surround(own, *one, room))
+        windows = list(pairwise(pack(lengths, empties, max_tokens)))
+        return self._fitted(
+            borders, windows, lambda window: add_context(lengths, *window, max_tokens)
+        )
 
     def _fitted(
-        self, borders: list[Border], windows: list[Window], around: Callable[[Window], Window]
+        self,
+        borders: list[Boundary],
+        windows: list[Window],
+        with_context: Callable[[Window], Window],
     ) -> Encoded:
-        """The sample of windows; around: what is read for one. Where that has more tokens than its
-        parts have apart, and too many, half of the neighbours are; where a window alone has, it is
-        cut in two."""
-        done: dict[Window, tuple[Encoded, WindowPlace]] = {}
-        todo = {window: around(window) for window in windows}
+        """Encode each window with its context, and return the sample.
+
+        with_context: returns the range to read for a window. If it is too long (tokens do not add
+        up exactly), its context is halved; a window that is too long alone is split in two."""
+        done: dict[Window, tuple[Encoded, WindowRange]] = {}
+        todo = {window: with_context(window) for window in windows}
         while todo:
             parts = [(borders[first], borders[last]) for first, last in todo.values()]
-            found = self._encode(parts, self._strict, None)
-            again: dict[Window, Window] = {}
-            for (window, read), part, one in zip(todo.items(), parts, found, strict=True):
-                begin, end = window
-                if isinstance(one, Encoded):
-                    done[window] = one, self._place((borders[begin], borders[end]), part)
+            results = self._encode(parts, self._strict, None)
+            retries: dict[Window, Window] = {}
+            for (window, read), part, result in zip(todo.items(), parts, results, strict=True):
+                first_part, last_part = window
+                if isinstance(result, Encoded):
+                    done[window] = (
+                        result,
+                        self._place((borders[first_part], borders[last_part]), part),
+                    )
                 elif read != window:
-                    again[window] = begin - (begin - read[0]) // 2, end + (read[1] - end) // 2
-                elif end - begin > 1:
-                    middle = (begin + end) // 2
-                    again |= {half: around(half) for half in ((begin, middle), (middle, end))}
+                    retries[window] = (
+                        first_part - (first_part - read[0]) // 2,
+                        last_part + (read[1] - last_part) // 2,
+                    )
+                elif last_part - first_part > 1:
+                    middle = (first_part + last_part) // 2
+                    retries |= {
+                        half: with_context(half)
+                        for half in ((first_part, middle), (middle, last_part))
+                    }
                 else:
                     (cut,) = self._encode([part], self._cutting, None)
                     assert isinstance(cut, Encoded)
                     done[window] = cut, self._place(part, part)
-            todo = again
-        encoded, places = zip(*(done[window] for window in sorted(done)), strict=True)
-        return encoded_whole(self._sample, list(encoded), list(places))
+            todo = retries
+        encoded, ranges = zip(*(done[window] for window in sorted(done)), strict=True)
+        return encoded_whole(self._sample, list(encoded), list(ranges))
 
     def _sizes(self, parts: list[Part]) -> list[int | None]:
-        # A part without a reference is measured as with an empty one: its window may have more.
-        found = self._encode(parts, self._strict, "")
-        return [one.length if isinstance(one, Encoded) else None for one in found]
+        # A missing reference is measured as an empty one: its window may have more parts.
+        results = self._encode(parts, self._strict, "")
+        return [result.length if isinstance(result, Encoded) else None for result in results]
 
     def _encode(
         self, parts: list[Part], options: Any, no_ref: str | None
     ) -> list[Encoded | SampleError]:
-        """no_ref: what the model is given where a part of the reference is empty."""
+        """Encode parts. no_ref: the reference for the model if that of a part is empty."""
         samples = []
         for part in parts:
             texts = [text.strip() for text in self._cut(part)]
-            # A sample without a reference has none in any window; one with an empty reference that
-            # counts as a text (`empty_ref`) has it in all.
+            # A sample without a reference has none in any window. An empty reference that counts as
+            # a text (`empty_ref`) is in all of them.
             ref = texts[2] or no_ref if len(texts) > 2 else self._sample.ref
             new = {"src": texts[0], "mt": texts[1], "ref": ref}
             samples.append(self._sample.model_copy(update=new))
-        found = self._backend.encode(samples, options)
-        for part, one in zip(parts, found, strict=True):
-            if isinstance(one, SampleError) and one.type != "overlong":
-                where = f"window src[{part[0][0]}:{part[1][0]}], mt[{part[0][1]}:{part[1][1]}]"
-                raise SampleError(one.type, f"{where}: {one}", retryable=one.retryable)
-        return found
+        results = self._backend.encode(samples, options)
+        for part, result in zip(parts, results, strict=True):
+            if isinstance(result, SampleError) and result.type != "overlong":
+                location = f"window src[{part[0][0]}:{part[1][0]}], mt[{part[0][1]}:{part[1][1]}]"
+                raise SampleError(result.type, f"{location}: {result}", retryable=result.retryable)
+        return results
 
     def _cut(self, part: Part) -> list[str]:
-        return [text[a:b] for text, a, b in zip(self._texts, *part, strict=True)]
+        return [text[start:end] for text, start, end in zip(self._texts, *part, strict=True)]
 
-    def _place(self, part: Part, read: Part) -> WindowPlace:
+    def _place(self, part: Part, read: Part) -> WindowRange:
         src, mt = self._cut(read)[:2]
         (src_start, mt_start), (src_end, mt_end) = part[0][:2], part[1][:2]
-        return WindowPlace(
+        return WindowRange(
             (src_start, src_end),
             (mt_start, mt_end),
             read[0][0] + len(src) - len(src.lstrip()),

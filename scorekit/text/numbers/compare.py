@@ -1,4 +1,4 @@
-"""Which numbers of a translation are surely wrong, and which ones somebody should look at."""
+"""Find numbers of a translation that are certainly wrong, and those that a person should check."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import NamedTuple
 
-from scorekit.text.numbers.ask import (
-    Ways,
-    asked,
+from scorekit.text.numbers.forms import (
+    NumberForms,
     is_loose,
     is_optional,
-    said,
+    required_forms,
     single_forms,
+    stated_values,
     values_of,
 )
 from scorekit.text.numbers.read import Number, Table, numbers
 
-#: Characters between two numbers that are read as one list.
+#: Max characters between two numbers of one list.
 _LIST_GAP = 30
-#: What joins the numbers of a list, a comparison or a range, in any of the languages. No comma: it
-#: may part clauses.
+#: Text between the numbers of a list, a comparison or a range, in any of the languages. A comma is
+#: not included, because it may separate clauses.
 _JOINT = re.compile(
     r"[、~〜–]| - |\b(?:and|or|to|und|oder|bis)\b"
     r"|[가-힣\d](?:와|과|하고|이고|이며|고|며)\s|및|그리고|부터|에서|[和与與及到至]",
     re.IGNORECASE,
 )
-#: A number below zero, and, more widely, what may say it in any of the languages.
+#: A number below zero; and all words that may express one, in any of the languages.
 _BELOW_ZERO = re.compile(
     r"(?<![^\s(])(?<!\d )[-−]\d++(?![-/])|\bminus \d++|(?<!\d)\d++(?: degrees)? below zero|"
     r"(?:영하|零下) ?\d++",
@@ -41,10 +41,10 @@ _MAY_BE_BELOW = re.compile(
     re.IGNORECASE,
 )
 _SENTENCE_END = re.compile(r"[.!?。！？]\s")
-#: From here on a number has three digits.
+#: The smallest number of three digits.
 _LONG = Fraction(100)
 _DIGITS = re.compile(r"\d+(?:[.,]\d+)*")
-#: "1.234" is twelve hundred in German, and hardly more than one in English.
+#: "1.234" is above a thousand in German, and between 1 and 2 in English.
 _EITHER_MARK = re.compile(r"\d{1,3}[.,]\d{3}")
 
 
@@ -56,7 +56,7 @@ class NumberedText(NamedTuple):
     numbers: list[Number]
 
     def written(self, number: Number) -> str:
-        """The number as the text has it."""
+        """Return the number as the text writes it."""
         return self.text[number.start : number.end]
 
 
@@ -66,11 +66,11 @@ def find_numbers(text: str, table: Table) -> NumberedText:
 
 
 class NumberFindings(NamedTuple):
-    """What two texts say of their numbers; texts as the one that has them writes them.
+    """The result of comparing the numbers of two texts. Numbers are written as in their text.
 
-    expected: numbers of the source that a translation has to have. missing: those of them that it
-    has in no form. certain: those of `missing` that cannot be said without a number. swapped: "25,
-    40" where a list has its numbers in another order. doubts: what else may be wrong.
+    expected: numbers of the source that a translation must have. missing: expected numbers that it
+    has in no form. certain: missing numbers that cannot be expressed without a number. swapped:
+    "25, 40" if a list has these numbers in another order. doubts: other possible errors.
     """
 
     expected: tuple[str, ...] = ()
@@ -82,31 +82,33 @@ class NumberFindings(NamedTuple):
 
 def compare(src: NumberedText, mt: NumberedText) -> NumberFindings:
     """Compare the numbers of two texts."""
-    ways = asked(*src)
-    turned = _turned(src, mt)
-    values = said(*mt)
+    forms_by_text = required_forms(*src)
+    reversed_decimals = _reversed_decimals(src, mt)
+    values = stated_values(*mt)
     missing = [
-        text for text, forms in ways.items() if text in turned or not _is_said(forms, values)
+        text
+        for text, forms in forms_by_text.items()
+        if text in reversed_decimals or not _is_said(forms, values)
     ]
-    values = said(*src)
-    surplus = [text for text, forms in asked(*mt).items() if not _is_said(forms, values)]
-    swapped, moved = _moved(src, mt)
+    values = stated_values(*src)
+    surplus = [text for text, forms in required_forms(*mt).items() if not _is_said(forms, values)]
+    swapped, moved = _find_moved(src, mt)
     doubts = [f"{text} is not in the source" for text in surplus]
     doubts += [f"{text} may have changed places" for text in moved]
     doubts += [f"{text} is another value here" for text in _misread(src, mt)]
     doubts += _lost_sign(src.text, mt.text)
-    certain = _certain(missing, src, mt, is_replaced=bool(surplus))
+    certain = _certainly_missing(missing, src, mt, is_replaced=bool(surplus))
     return NumberFindings(
-        tuple(ways), tuple(missing), tuple(certain), tuple(swapped), tuple(doubts)
+        tuple(forms_by_text), tuple(missing), tuple(certain), tuple(swapped), tuple(doubts)
     )
 
 
-def _is_said(forms: Ways, values: set[Fraction]) -> bool:
+def _is_said(forms: NumberForms, values: set[Fraction]) -> bool:
     return any(form <= values for form in forms)
 
 
-def _turned(src: NumberedText, mt: NumberedText) -> set[str]:
-    """Decimals whose sides have changed places: 4.3 for 3.4."""
+def _reversed_decimals(src: NumberedText, mt: NumberedText) -> set[str]:
+    """Return the decimals of the source whose sides are swapped in the translation: 4.3 for 3.4."""
     parts = {number.parts for number in mt.numbers if len(number.parts) == 2}
     return {
         src.written(number)
@@ -115,15 +117,17 @@ def _turned(src: NumberedText, mt: NumberedText) -> set[str]:
     }
 
 
-def _certain(
+def _certainly_missing(
     missing: list[str], src: NumberedText, mt: NumberedText, is_replaced: bool
 ) -> Iterator[str]:
-    """Numbers of two or more digits that are gone: one of two digits only where the translation has
-    another number instead, for idioms need none. Not what a calendar, a clock or another unit may
-    say otherwise (of a date with a year, if the year is there), nor what the translation has with
-    another scale, which may be a misreading."""
+    """Yield the missing numbers that are certainly errors.
+
+    A number of two digits counts only if the translation has another number instead, because an
+    idiom may have none. Left out are numbers that a calendar, a clock or another unit may express
+    differently (a date with a year: only if the year is present), and numbers that the translation
+    has with another scale, because our reading may be wrong."""
     digits = set(_DIGITS.findall(mt.text))
-    values = said(*mt)
+    values = stated_values(*mt)
     first = {src.written(number): number for number in reversed(src.numbers)}
     for text in missing:
         number = first[text]
@@ -140,7 +144,8 @@ def _certain(
 
 
 def _misread(src: NumberedText, mt: NumberedText) -> Iterator[str]:
-    """Numbers of the translation that are the source's only by the other language's marks."""
+    """Yield numbers of the translation that equal the source only with the decimal mark of the
+    other language."""
     values = {number.values[0] for number in src.numbers if number.values}
     for number in mt.numbers:
         is_other = number.values[:1] and number.values[0] not in values
@@ -149,7 +154,7 @@ def _misread(src: NumberedText, mt: NumberedText) -> Iterator[str]:
 
 
 def _lost_sign(src: str, mt: str) -> Iterator[str]:
-    """Yield a doubt where a text has a number below zero and the other nothing that may say it."""
+    """Yield a doubt if one text has a number below zero and the other has nothing to express it."""
     for text, other, which in ((src, mt, "translation"), (mt, src, "source")):
         below = _BELOW_ZERO.search(text)
         if below and not _MAY_BE_BELOW.search(other):
@@ -159,27 +164,29 @@ def _lost_sign(src: str, mt: str) -> Iterator[str]:
 # -- order -----------------------------------------------------------------------------------------
 
 
-def _moved(src: NumberedText, mt: NumberedText) -> tuple[list[str], list[str]]:
-    """(Neighbors that changed places within a list, other neighbors whose order is another one.)
+def _find_moved(src: NumberedText, mt: NumberedText) -> tuple[list[str], list[str]]:
+    """Return (adjacent numbers swapped within a list, other adjacent numbers in another order).
 
-    Only numbers count that stand once in each text.
+    Only numbers that each text has once are compared.
     """
     expected = [n for n in src.numbers if not is_optional(src.text, n, src.table)]
     partners = _partners(expected, src, mt)
     swapped: list[str] = []
     moved: list[str] = []
-    for index, (one, two) in enumerate(pairwise(expected)):
+    for index, (first_number, second_number) in enumerate(pairwise(expected)):
         first, second = partners[index], partners[index + 1]
         if first is None or second is None or first < second:
             continue
         is_list = first - second == 1 and all(
             _is_list(text[left.end : right.start])
             for text, left, right in (
-                (src.text, one, two),
+                (src.text, first_number, second_number),
                 (mt.text, mt.numbers[second], mt.numbers[first]),
             )
         )
-        (swapped if is_list else moved).append(f"{src.written(one)}, {src.written(two)}")
+        (swapped if is_list else moved).append(
+            f"{src.written(first_number)}, {src.written(second_number)}"
+        )
     return swapped, moved
 
 
@@ -192,7 +199,8 @@ def _is_list(between: str) -> bool:
 
 
 def _partners(expected: list[Number], src: NumberedText, mt: NumberedText) -> list[int | None]:
-    """For each number of the source the index of the only number that says it; None without."""
+    """Return, for each number of the source, the index of the only number that states it, or
+    None."""
     index_by_value: dict[Fraction, int | None] = {}
     for index, number in enumerate(mt.numbers):
         for value in set(values_of(mt.text, number, mt.table)):

@@ -54,7 +54,7 @@ _WORDS |= valued(
         10**7: "crore|crores",
     },
 )
-#: Stand right after digits: "3.5bn".
+#: Suffixes of digits: "3.5bn".
 _ATTACHED = ("k", "mn", "bn", "tn")
 
 _HINTS = hints(

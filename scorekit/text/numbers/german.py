@@ -58,7 +58,7 @@ _HINTS = hints(
 )
 _MONTHS = "Januar|Februar|März|April|Mai|Juni|Juli|August|September|Oktober|November|Dezember"
 _SHORT = "Jan|Feb|Mär|Apr|Mai|Jun|Jul|Aug|Sept|Okt|Nov|Dez"
-#: A word begins where a word begins, or after a higher part of its number.
+#: A number word begins at the start of a word, or after a higher part of its number.
 _BEGIN = r"(?:\b|(?<=hundert)|(?<=tausend)|(?<=hundertund)|(?<=tausendund))"
 _ANY = one_of(_WORDS, but=_SHORTENED)
 _ENDINGS = r"(?:s?t)?e[nrsm]?|mal|jährige?[nrs]?|fache?[nrs]?|prozentige?[nrs]?"

@@ -19,12 +19,12 @@ _WORDS |= valued("n", {0: "영|공", 3: "석|서", 4: "넉|너", 6: "륙", 20: "
 for _ten, _name in enumerate(_TENS.split("|"), 1):
     _WORDS |= valued("n", {10 * _ten: _name})
     for _ones in (_NATIVE, _SHORT):
-        _WORDS |= listed("n", 10 * _ten + 1, "|".join(_name + one for one in _ones.split("|")))
+        _WORDS |= listed("n", 10 * _ten + 1, "|".join(_name + word for word in _ones.split("|")))
 _WORDS |= valued("u", {10: "십", 100: "백", 1000: "천"})
 _WORDS |= valued("b", {10**4: "만", 10**8: "억", 10**12: "조"})
 _WORDS |= valued("f", {2: "반"}) | valued("r", {1: "분의"})
 
-#: What follows a number that is a single syllable, as many other words begin with.
+#: Counters after a number of one syllable: without one, the syllable may begin another word.
 _COUNTER = one_of(
     listed(
         "n",
@@ -64,7 +64,7 @@ _HINTS = hints(
 #: A scale without a number before it: "만 보" are ten thousand steps.
 _ALONE = ("백", "천", "만", "억")
 _HINTS |= hints({100: "백", 1000: "천", 10**4: "만", 10**8: "억"})
-#: Not within a word, nor behind digits: "20세기", "0이 아닌".
+#: Not within a word, and not after digits: "20세기", "0이 아닌".
 _BEGIN = r"(?<![가-힣\d])"
 _LONG = one_of(word for word in _WORDS if len(word) > 1 and word != "분의")
 _AFTER_DIGITS = rf"(?<=\d)여? ?(?:[{_TENS_UP}]?(?:[만억](?!큼)|조(?![각건]))|[{_TENS_UP}])[만억]?"

@@ -1,1 +1,1 @@
-"""What searches the pages: by words, by vectors of their text, by vectors of their pictures."""
+"""Search backends: by words, by vectors of page texts, by vectors of page images."""

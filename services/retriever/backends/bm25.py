@@ -13,11 +13,11 @@ from scorekit.errors import SampleError, UserError
 from scorekit.server.backend import installed_versions
 from services.retriever.backends.ranking import Scores
 from services.retriever.backends.words import Korean, Words
-from services.retriever.index.reading import Places
+from services.retriever.index.reader import IndexPaths
 from services.retriever.index.records import PageRecord, Step, no_step
 
 NAME = "bm25"
-#: A text with something of all that is read in a way of its own.
+#: A text with every kind of character that has its own rule.
 PROBE = (
     "Exports of STEEL fell 1,234.5 % in 2017: CO2, café. "
     "서울의 인구가 줄었다, 물 값 3만 원. 東京カナ"
@@ -25,7 +25,7 @@ PROBE = (
 
 
 class Bm25Builder:
-    """Makes its index. korean: how Korean words are found. k1, b: BM25's own."""
+    """Builds the BM25 index. korean: method for Korean words. k1, b: BM25's parameters."""
 
     name = NAME
 
@@ -34,36 +34,37 @@ class Bm25Builder:
         self._k1, self._b = k1, b
 
     def check(self) -> None:
-        """Nothing can be wrong."""
+        """Do nothing: these settings are always valid."""
 
     def build(
-        self, pages: Sequence[PageRecord], folder: Path, places: Places, step: Step = no_step
+        self, pages: Sequence[PageRecord], folder: Path, paths: IndexPaths, step: Step = no_step
     ) -> dict[str, Any]:
-        """Raises UserError where no page has a word."""
+        """Write the index; return its settings. Raises UserError if no page has a word."""
         import bm25s
 
         words = Words(self._korean)
         texts = []
         for page in pages:
-            texts.append(words.of(page.text))
+            texts.append(words.tokenize(page.text))
             step(1)
-        # In their order, so that the same pages give the same files.
+        # Sorted, so that the same pages give the same files.
         ids = {word: k for k, word in enumerate(sorted({w for text in texts for w in text}))}
         if not ids:
             raise UserError(
-                "no page has any text for bm25: read it from the pictures (--ocr), or search by "
-                "vectors of the pictures (--backend late)"
+                "no page has any text for bm25. Read text from the images (--ocr), or search by "
+                "vectors of the images (--backend late)"
             )
         model = bm25s.BM25(k1=self._k1, b=self._b, method="lucene")
-        tokenised = bm25s.tokenization.Tokenized([[ids[w] for w in text] for text in texts], ids)
-        model.index(tokenised, show_progress=False)
+        tokenized = bm25s.tokenization.Tokenized([[ids[w] for w in text] for text in texts], ids)
+        model.index(tokenized, show_progress=False)
         model.save(folder, show_progress=False)
-        return {"korean": self._korean, "k1": self._k1, "b": self._b} | _made_with(words)
+        return {"korean": self._korean, "k1": self._k1, "b": self._b} | _word_versions(words)
 
 
 class Bm25Searcher:
-    """Searches what `Bm25Builder` has made. Raises UserError where other versions, of the libraries
-    or of our own rules, would find other words than the index has."""
+    """Searches the index of `Bm25Builder`.
+
+    Raises UserError if other versions of the libraries or rules would find other words."""
 
     name = NAME
 
@@ -71,32 +72,34 @@ class Bm25Searcher:
         import bm25s
 
         self._words = Words(settings["korean"])
-        here = _made_with(self._words)
-        if others := [name for name in here if settings.get(name) != here[name]]:
+        current = _word_versions(self._words)
+        if changed := [name for name in current if settings.get(name) != current[name]]:
             raise UserError(
-                f"the index was made with another version of {', '.join(others)}: ingest it again"
+                f"the index was made with another version of {', '.join(changed)}: ingest it again"
             )
         self._model = bm25s.BM25.load(folder, show_progress=False)
 
     def check(self) -> None:
-        """Nothing is asked of others."""
+        """Do nothing: no server is needed."""
 
     def read(self, query: str) -> Any:
-        """Ids of the query's words that the index has."""
-        return self._model.get_tokens_ids(self._words.of(query))
+        """Return the ids of the query's words that are in the index."""
+        return self._model.get_tokens_ids(self._words.tokenize(query))
 
     def scores(self, queries: Sequence[Any]) -> list[Scores | SampleError]:
-        """Of each query; a page that has none of its words is no hit."""
+        """Return the scores of each query; -inf for a page with none of its words."""
         return [self._scores(ids) for ids in queries]
 
     def _scores(self, ids: list[int]) -> Scores:
-        found: Scores = self._model.get_scores_from_ids(ids)
-        np.putmask(found, found <= 0.0, -np.inf)
-        return found
+        scores: Scores = self._model.get_scores_from_ids(ids)
+        np.putmask(scores, scores <= 0.0, -np.inf)
+        return scores
 
 
-def _made_with(words: Words) -> dict[str, str | None]:
-    """What the words of a text depend on. words: a digest of those of a plain text."""
+def _word_versions(words: Words) -> dict[str, str | None]:
+    """Return the versions that the words of a text depend on.
+
+    words: a digest of the probe's words."""
     libraries = ["bm25s", *(["kiwipiepy"] if words.korean == "morphemes" else [])]
-    found = "\0".join(words.of(PROBE)).encode()
-    return installed_versions(*libraries) | {"words": hashlib.sha256(found).hexdigest()[:16]}
+    probe_words = "\0".join(words.tokenize(PROBE)).encode()
+    return installed_versions(*libraries) | {"words": hashlib.sha256(probe_words).hexdigest()[:16]}

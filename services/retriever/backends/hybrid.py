@@ -1,4 +1,4 @@
-"""Several back ends as one: reciprocal rank fusion of their rankings."""
+"""Combine several backends by reciprocal rank fusion."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ K = 60
 
 
 class HybridSearcher:
-    """A page's score: the sum of 1 / (K + its rank) over the back ends that have it as a hit.
+    """Scores a page with the sum of 1 / (K + its rank) over the backends with this hit.
 
-    A query for which one of them fails fails: half a ranking would be another one.
+    A query fails if one backend fails, because a partial sum would give another ranking.
     """
 
     name = NAME
@@ -27,25 +27,25 @@ class HybridSearcher:
         self._parts = parts
 
     def check(self) -> None:
-        """Of each part."""
+        """Check every backend."""
         for part in self._parts:
             part.check()
 
     def read(self, query: str) -> Any:
-        """What each part reads of it."""
+        """Return what each backend reads from the query."""
         return [part.read(query) for part in self._parts]
 
     def scores(self, queries: Sequence[Any]) -> list[Scores | SampleError]:
-        """Of each query."""
+        """Return the scores of each query."""
         by_part = [
             part.scores([query[k] for query in queries]) for k, part in enumerate(self._parts)
         ]
-        return [_fused(found) for found in zip(*by_part, strict=True)]
+        return [_fused(part_scores) for part_scores in zip(*by_part, strict=True)]
 
 
-def _fused(found: Sequence[Scores | SampleError]) -> Scores | SampleError:
+def _fused(part_scores: Sequence[Scores | SampleError]) -> Scores | SampleError:
     total: Any = 0.0
-    for scores in found:
+    for scores in part_scores:
         if isinstance(scores, SampleError):
             return scores
         total = total + _shares(scores)
@@ -54,8 +54,9 @@ def _fused(found: Sequence[Scores | SampleError]) -> Scores | SampleError:
 
 
 def _shares(scores: Scores) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """1 / (K + rank) of each page, 0 of what is no hit. Equal scores have one rank, the best of
-    them: their order would be that of the index."""
+    """Return 1 / (K + rank) of each page, 0 for a page that is no hit.
+
+    Pages with equal scores share the best rank, so that the order of the index does not matter."""
     ordered = np.sort(-scores)
     ranks = np.searchsorted(ordered, -scores, side="left") + 1
     return np.where(scores > -np.inf, 1.0 / (K + ranks), 0.0)

@@ -1,7 +1,7 @@
-"""Late interaction: vectors of a page's picture and of a query's tokens, compared by MaxSim.
+"""Late interaction: MaxSim between the vectors of page images and of query tokens.
 
-A page's vectors come from vLLM's `/pooling`, or from a file (.safetensors, .npz) that holds an
-array [n, D] under each page's id.
+The vectors of pages come from vLLM's `/pooling`, or from a file (.safetensors, .npz) with one array
+[n, D] for each page id.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from services.retriever.backends.pooling import Pooling
 from services.retriever.backends.ranking import Scores
 from services.retriever.backends.vectors import (
     SERVER_DEADLINE_S,
-    KeptVectors,
     PackedVectors,
+    VectorCache,
     Vectors,
     check_same_model,
     checked_vectors,
     pack,
 )
-from services.retriever.index.reading import Places
+from services.retriever.index.reader import IndexPaths
 from services.retriever.index.records import PageRecord, Step, no_step
 
 log = structlog.get_logger()
 
 NAME = "late"
-_TOGETHER = 16
+_BATCH_PAGES = 16
 
 
 class LateBuilder:
-    """Makes its index from a server's vectors.
+    """Builds the index from a server's vectors.
 
-    model: its name there. prompt: the text beside each picture. query_prefix: what the model wants
-    before a query.
+    model: its name on the server. prompt: text sent with each image. query_prefix: text that the
+    model expects before a query.
     """
 
     name = NAME
@@ -57,24 +57,30 @@ class LateBuilder:
         self._model, self._query_prefix, self._prompt = model, query_prefix, prompt
 
     def check(self) -> None:
-        """Raises ServiceUnreachable, RequestError where no such server answers."""
+        """Raise ServiceUnreachable or RequestError if the server does not answer."""
         (self._probe,) = self._client.texts([self._query_prefix + PROBE])
 
     def build(
-        self, pages: Sequence[PageRecord], folder: Path, places: Places, step: Step = no_step
+        self, pages: Sequence[PageRecord], folder: Path, paths: IndexPaths, step: Step = no_step
     ) -> dict[str, Any]:
-        """Of each page's picture."""
-        kept = KeptVectors(places.vectors, (NAME, self._model, self._prompt, self._probe.tobytes()))
+        """Write the vectors of each page's image; return the settings."""
+        cache = VectorCache(paths.vectors, (NAME, self._model, self._prompt, self._probe.tobytes()))
         vectors: list[Vectors] = []
-        for start in range(0, len(pages), _TOGETHER):
-            part = pages[start : start + _TOGETHER]
-            found = {page.picture: kept.get(page.picture) for page in part}
-            wanted = [picture for picture, one in found.items() if one is None]
-            pngs = [places.picture(picture).read_bytes() for picture in wanted]
-            for picture, made in zip(wanted, self._client.pictures(pngs), strict=True):
-                found[picture] = made
-                kept.put(picture, made)
-            vectors += [one for page in part if (one := found[page.picture]) is not None]
+        for start in range(0, len(pages), _BATCH_PAGES):
+            part = pages[start : start + _BATCH_PAGES]
+            vectors_by_image = {page.picture: cache.get(page.picture) for page in part}
+            missing = [
+                image for image, page_vectors in vectors_by_image.items() if page_vectors is None
+            ]
+            pngs = [paths.image_path(image).read_bytes() for image in missing]
+            for image, image_vectors in zip(missing, self._client.image_vectors(pngs), strict=True):
+                vectors_by_image[image] = image_vectors
+                cache.put(image, image_vectors)
+            vectors += [
+                page_vectors
+                for page in part
+                if (page_vectors := vectors_by_image[page.picture]) is not None
+            ]
             step(len(part))
         dimension = pack(vectors, folder)
         np.save(folder / "probe.npy", self._probe, allow_pickle=False)
@@ -87,7 +93,7 @@ class LateBuilder:
 
 
 class VectorFile:
-    """Makes its index from a file of vectors. model: the name of what has made them."""
+    """Builds the index from a file of vectors. model: the name of the model that made them."""
 
     name = NAME
 
@@ -95,26 +101,28 @@ class VectorFile:
         self._path, self._model, self._query_prefix = path, model, query_prefix
 
     def check(self) -> None:
-        """Raises UserError for a file of another kind."""
+        """Raise UserError if the file does not exist or has another format."""
         if not self._path.is_file():
             raise UserError(f"--late-vectors {self._path}: no such file")
         if self._path.suffix not in (".npz", ".safetensors"):
-            raise UserError(f"--late-vectors {self._path}: .safetensors or .npz")
+            raise UserError(f"--late-vectors {self._path}: expected .safetensors or .npz")
 
     def build(
-        self, pages: Sequence[PageRecord], folder: Path, places: Places, step: Step = no_step
+        self, pages: Sequence[PageRecord], folder: Path, paths: IndexPaths, step: Step = no_step
     ) -> dict[str, Any]:
-        """Raises UserError unless the file has vectors for just these pages."""
+        """Write the vectors; return the settings.
+
+        Raises UserError unless the file has vectors for exactly these pages."""
         ids = {page.page_id for page in pages}
         try:
             with _opened(self._path) as file:
                 names = set(file.keys())
                 self._compare(ids - names, "no vectors for")
-                self._compare(names - ids, "vectors for what is no page of the index:")
-                vectors = [self._one(file, page.page_id) for page in pages]
+                self._compare(names - ids, "vectors for ids that are not pages of the index:")
+                vectors = [self._page_vectors(file, page.page_id) for page in pages]
         except UserError:
             raise
-        except Exception as error:  # whatever the two libraries make of a damaged file
+        except Exception as error:  # a damaged file can make the libraries fail in any way
             kind = type(error).__name__
             raise UserError(f"--late-vectors {self._path}: cannot be read ({kind})") from None
         step(len(pages))
@@ -124,17 +132,17 @@ class VectorFile:
             "query_prefix": self._query_prefix,
         }
 
-    def _one(self, file: Any, page_id: str) -> Vectors:
+    def _page_vectors(self, file: Any, page_id: str) -> Vectors:
         array = file.get_tensor(page_id) if hasattr(file, "get_tensor") else file[page_id]
         try:
             return checked_vectors(array)
         except ValueError as error:
             raise UserError(f"--late-vectors {self._path}: {page_id}: {error}") from None
 
-    def _compare(self, ids: set[str], what: str) -> None:
+    def _compare(self, ids: set[str], problem: str) -> None:
         if ids:
-            named = ", ".join(sorted(ids)[:5]) + (", ..." if len(ids) > 5 else "")
-            raise UserError(f"--late-vectors {self._path}: {what} {named} ({len(ids)} in all)")
+            listed = ", ".join(sorted(ids)[:5]) + (", ..." if len(ids) > 5 else "")
+            raise UserError(f"--late-vectors {self._path}: {problem} {listed} ({len(ids)} in all)")
 
 
 def _opened(path: Path) -> Any:
@@ -146,10 +154,10 @@ def _opened(path: Path) -> Any:
 
 
 class LateSearcher:
-    """Searches what `LateBuilder` or `VectorFile` has made.
+    """Searches the index of `LateBuilder` or `VectorFile`.
 
-    url: of a server of the same model; None: raises UserError, for without one no query has
-    vectors. model: its name there; None: as it was when the index was made.
+    url: a server of the same model. Raises UserError for None: queries need vectors. model: its
+    name on the server; None: the name in the index.
     """
 
     name = NAME
@@ -163,7 +171,9 @@ class LateSearcher:
         key: str | None,
     ) -> None:
         if url is None:
-            raise UserError(f"--late-url: the index is {settings['model']}'s: name a server of it")
+            raise UserError(
+                f"--late-url: the index uses {settings['model']}. Name a server of this model"
+            )
         self._folder, self._prefix = folder, settings["query_prefix"]
         self._vectors = PackedVectors(folder)
         self._client = Pooling(
@@ -171,7 +181,7 @@ class LateSearcher:
         )
 
     def check(self) -> None:
-        """Raises UserError where another model answers than has made the index."""
+        """Raise UserError if the server's model is not the one that built the index."""
         try:
             (probe,) = self._client.texts([self._prefix + PROBE])
         except (ServiceUnreachable, RequestError) as error:
@@ -179,24 +189,24 @@ class LateSearcher:
         if probe.shape[1] != self._vectors.dimension:
             raise UserError(
                 f"--late-url: its vectors have {probe.shape[1]} numbers, those of the index "
-                f"{self._vectors.dimension}: name the server of its model"
+                f"{self._vectors.dimension}. Name the server of the index's model"
             )
-        kept = self._folder / "probe.npy"
-        if kept.exists():  # not of vectors from a file
-            check_same_model(kept, probe, "--late-url")
+        stored_probe = self._folder / "probe.npy"
+        if stored_probe.exists():  # vectors from a file have no probe
+            check_same_model(stored_probe, probe, "--late-url")
 
     def read(self, query: str) -> Any:
-        """What the server is to embed."""
+        """Return the text to embed."""
         return self._prefix + query
 
     def scores(self, queries: Sequence[Any]) -> list[Scores | SampleError]:
-        """MaxSim of each query and each page; they fail together with the server."""
+        """Return the MaxSim of each query and each page. If the server fails, all queries fail."""
         try:
             vectors = self._client.texts(queries)
-            if any(one.shape[1] != self._vectors.dimension for one in vectors):
+            if any(query_vectors.shape[1] != self._vectors.dimension for query_vectors in vectors):
                 raise ServiceUnreachable("", "vectors of another dimension", retryable=False)
         except (ServiceUnreachable, RequestError) as error:
             log.warning("pooling_server_failed", kind=type(error).__name__)
-            fault = SampleError("upstream", "the pooling server gives no vectors")
-            return [fault] * len(queries)
+            failure = SampleError("upstream", "the pooling server gives no vectors")
+            return [failure] * len(queries)
         return list(self._vectors.max_sim(vectors))

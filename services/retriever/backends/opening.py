@@ -1,4 +1,4 @@
-"""Which back end searches an index."""
+"""Open the backend that searches an index."""
 
 from __future__ import annotations
 
@@ -16,29 +16,30 @@ from services.retriever.backends.ranking import Scores
 
 
 class Searcher(Protocol):
-    """Scores all pages of an index. name: of the back end.
+    """Scores all pages of an index. name: the backend's name.
 
-    `read` runs in one thread; `scores` in others, in several at once where servers are asked.
+    `read` runs in one thread, `scores` in others: in several at once if it calls servers.
     """
 
     name: str
 
     def check(self) -> None:
-        """Refuse what cannot be searched now: another model behind the URL. Raises UserError."""
+        """Raise UserError if the index cannot be searched, for example with another model."""
         ...
 
     def read(self, query: str) -> Any:
-        """What `scores` needs of a query."""
+        """Return what `scores` needs from a query."""
         ...
 
     def scores(self, queries: Sequence[Any]) -> list[Scores | SampleError]:
-        """Of each query as `read` gave it."""
+        """Return the scores of each query, in the form that `read` returns."""
         ...
 
 
 class Servers(NamedTuple):
-    """Where the models are that give queries their vectors. model: its name there; None: the one
-    that the index names. key: of the pooling server."""
+    """Addresses of the models that embed queries.
+
+    model: its name on the server; None: the one in the index. key: of the pooling server."""
 
     embeddings_url: str | None = None
     embeddings_model: str | None = None
@@ -48,18 +49,23 @@ class Servers(NamedTuple):
 
 
 def open_searcher(
-    name: str | None, state: Path, kept: Mapping[str, dict[str, Any]], servers: Servers
+    name: str | None, state: Path, backends: Mapping[str, dict[str, Any]], servers: Servers
 ) -> tuple[str, Searcher]:
-    """The back end of that name, or the one that the index is for, and its name. kept: the settings
-    of those that the index has. Raises UserError."""
-    name = name or (next(iter(kept)) if len(kept) == 1 else HYBRID)
-    if name == HYBRID and len(kept) > 1:
-        return name, HybridSearcher([_open(part, state, kept[part], servers) for part in kept])
-    if name not in kept:
-        known = ", ".join(kept)
-        more = "at least two" if name == HYBRID else "it"
-        raise UserError(f"--backend {name}: the index has {known}: ingest with {more}, too")
-    return name, _open(name, state, kept[name], servers)
+    """Return (name, searcher) of the named backend; None: the index's only one, or hybrid.
+
+    backends: settings of the index's backends, by name. Raises UserError."""
+    name = name or (next(iter(backends)) if len(backends) == 1 else HYBRID)
+    if name == HYBRID and len(backends) > 1:
+        return name, HybridSearcher(
+            [_open(part, state, backends[part], servers) for part in backends]
+        )
+    if name not in backends:
+        available = ", ".join(backends)
+        required = "at least two" if name == HYBRID else "it"
+        raise UserError(
+            f"--backend {name}: the index has {available}. Run ingest with {required}, too"
+        )
+    return name, _open(name, state, backends[name], servers)
 
 
 def _open(name: str, state: Path, settings: dict[str, Any], servers: Servers) -> Searcher:
@@ -73,4 +79,4 @@ def _open(name: str, state: Path, settings: dict[str, Any], servers: Servers) ->
             return LateSearcher(
                 folder, settings, servers.late_url, servers.late_model, servers.late_key
             )
-    raise UserError(f"the index has a back end {name!r}, which this version does not know")
+    raise UserError(f"the index has a backend {name!r}, which this version does not support")

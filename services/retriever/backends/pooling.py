@@ -1,4 +1,4 @@
-"""Vectors of texts and pictures, one for each token, from vLLM's `POST /pooling`."""
+"""Client of vLLM's `POST /pooling`: one vector for each token of texts and images."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import Any
 import httpx
 from pydantic_core import from_json, to_json
 
-from scorekit.client.transport import OneServer, checked_url
+from scorekit.client.transport import RetryingSession, checked_url
 from scorekit.errors import RequestError, ServiceUnreachable
-from scorekit.net.own_loop import OwnLoop
+from scorekit.net.fork_safe import ForkSafeClient
 from scorekit.net.retry import retry_after_s
 from services.retriever.backends.vectors import Vectors, checked_vectors
 
-#: Queries of one request.
-_MOST = 64
+#: Largest number of queries in a request.
+_MAX_QUERIES = 64
 
 
 class Pooling:
-    """The client of one such server; threads may share it.
+    """The client of one pooling server. It is thread-safe.
 
-    model: its name there. key: sent where there is one. prompt: the text beside each picture.
-    timeout_s, deadline_s: seconds for one request, and for it with its second tries.
+    model: its name on the server. key: API key, if any. prompt: text sent with each image.
+    timeout_s, deadline_s: seconds for one attempt, and for a request with all retries.
     """
 
     def __init__(
@@ -41,8 +41,8 @@ class Pooling:
         self._url = checked_url(url).removesuffix("/v1").removesuffix("/pooling")
         self._model, self._prompt = model, prompt
 
-        def make() -> OneServer:
-            return OneServer(
+        def make() -> RetryingSession:
+            return RetryingSession(
                 self._url,
                 key,
                 "pooling server",
@@ -51,32 +51,38 @@ class Pooling:
                 max_in_flight=max_in_flight,
             )
 
-        self._own = OwnLoop("pooling client", make, OneServer.close)
+        self._client = ForkSafeClient("pooling client", make, RetryingSession.close)
 
     def texts(self, texts: Sequence[str]) -> list[Vectors]:
-        """[tokens, D] of each text. Raises ServiceUnreachable, RequestError."""
-        parts = [list(texts[k : k + _MOST]) for k in range(0, len(texts), _MOST)]
-        found = self._own.run(lambda http: self._all(http, [self._body(input=p) for p in parts]))
-        vectors = [one for part, answer in zip(parts, found, strict=True) for one in answer]
+        """Return vectors [tokens, D] of each text. Raises ServiceUnreachable, RequestError."""
+        batches = [list(texts[k : k + _MAX_QUERIES]) for k in range(0, len(texts), _MAX_QUERIES)]
+        answers = self._client.run(
+            lambda http: self._all(http, [self._body(input=p) for p in batches])
+        )
+        vectors = [
+            text_vectors
+            for part, answer in zip(batches, answers, strict=True)
+            for text_vectors in answer
+        ]
         if len(vectors) != len(texts):
-            raise self._unwanted(f"{len(vectors)} answers for {len(texts)} texts")
+            raise self._bad_response(f"{len(vectors)} answers for {len(texts)} texts")
         return vectors
 
-    def pictures(self, pngs: Sequence[bytes]) -> list[Vectors]:
-        """[tokens, D] of each picture. Raises ServiceUnreachable, RequestError."""
+    def image_vectors(self, pngs: Sequence[bytes]) -> list[Vectors]:
+        """Return vectors [tokens, D] of each image. Raises ServiceUnreachable, RequestError."""
         bodies = [self._body(messages=[self._message(png)]) for png in pngs]
-        found = self._own.run(lambda http: self._all(http, bodies))
-        if any(len(answer) != 1 for answer in found):
-            raise self._unwanted("several answers for one picture")
-        return [answer[0] for answer in found]
+        answers = self._client.run(lambda http: self._all(http, bodies))
+        if any(len(answer) != 1 for answer in answers):
+            raise self._bad_response("several answers for one image")
+        return [answer[0] for answer in answers]
 
     def close(self) -> None:
         """Close the connections."""
-        self._own.close()
+        self._client.close()
 
-    def _body(self, **what: Any) -> bytes:
-        told = {"model": self._model, "task": "token_embed", "encoding_format": "float"}
-        return to_json(told | what)
+    def _body(self, **content: Any) -> bytes:
+        fields = {"model": self._model, "task": "token_embed", "encoding_format": "float"}
+        return to_json(fields | content)
 
     def _message(self, png: bytes) -> dict[str, Any]:
         url = "data:image/png;base64," + base64.b64encode(png).decode()
@@ -85,9 +91,9 @@ class Pooling:
             parts.append({"type": "text", "text": self._prompt})
         return {"role": "user", "content": parts}
 
-    async def _all(self, server: OneServer, bodies: Sequence[bytes]) -> list[list[Vectors]]:
+    async def _all(self, server: RetryingSession, bodies: Sequence[bytes]) -> list[list[Vectors]]:
         tasks = [
-            asyncio.create_task(server.asked("POST", "/pooling", body, read=self._read))
+            asyncio.create_task(server.request("POST", "/pooling", body, read=self._read))
             for body in bodies
         ]
         try:
@@ -101,20 +107,22 @@ class Pooling:
         if status == 429 or status >= 500:
             kind = "overloaded" if status == 429 else "unavailable"
             wait = retry_after_s(response.headers)
-            told = f"{self._url}: HTTP {status}"
-            raise RequestError(kind, told, status=status, retry_after=wait)
+            message = f"{self._url}: HTTP {status}"
+            raise RequestError(kind, message, status=status, retry_after=wait)
         if status != 200:
-            raise self._unwanted(f"HTTP {status}: no /pooling there, or not for this model")
+            raise self._bad_response(
+                f"HTTP {status}: no /pooling on this server, or not for this model"
+            )
         try:
             rows = from_json(response.content, allow_inf_nan=False)["data"]
             by_index = {row["index"]: checked_vectors(row["data"]) for row in rows}
             vectors = [by_index[k] for k in range(len(rows))]
-            if any(not len(one) for one in vectors):
-                raise ValueError("a text or picture without a vector")
+            if any(not len(vectors_of_input) for vectors_of_input in vectors):
+                raise ValueError("a text or image without a vector")
         except (ValueError, KeyError, TypeError) as error:
-            what = f"an answer of another shape ({type(error).__name__})"
-            raise self._unwanted(what) from None
+            reason = f"unexpected response format ({type(error).__name__})"
+            raise self._bad_response(reason) from None
         return vectors
 
-    def _unwanted(self, reason: str) -> ServiceUnreachable:
+    def _bad_response(self, reason: str) -> ServiceUnreachable:
         return ServiceUnreachable(self._url, reason, retryable=False)

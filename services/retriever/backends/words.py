@@ -1,8 +1,8 @@
-"""Texts to words, for BM25. Pages and queries go the same way.
+"""Split pages and queries into words for BM25.
 
-Latin and other letters: runs of letters, in small letters; a number keeps its point and loses its
-commas. Korean, which writes particles onto its words: morphemes that carry meaning, as kiwipiepy
-finds them; or pairs of neighbouring characters, which need no model. Chinese and Japanese: pairs.
+Latin and other letters: runs of letters in lower case. Numbers keep their point and lose their
+commas. Korean, which attaches particles to words: morphemes with meaning, found by kiwipiepy, or
+character bigrams, which need no model. Chinese and Japanese: bigrams.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from operator import itemgetter
 from typing import Any, Literal
 
-from scorekit.text.markup import normalised
+from scorekit.text.markup import normalized
 
 Korean = Literal["morphemes", "bigrams"]
 
@@ -23,12 +23,12 @@ _RUN = re.compile(
     rf"|(?P<number>\d+(?:[.,]\d+)*)|(?P<word>(?:(?![{_HANGUL}{_OTHER_CJK}])[^\W\d_])+)"
 )
 _KOREAN = re.compile(f"[{_HANGUL}]")
-#: Tags of morphemes that say what a text is about: nouns, numerals, stems, roots, adverbs.
+#: Tags of morphemes with meaning: nouns, numerals, stems, roots, adverbs.
 _MEANING = ("NN", "NR", "VV", "VA", "XR", "MA")
 
 
 class Words:
-    """Finds the words of texts. korean: how those of Korean are found."""
+    """Finds the words of texts. korean: the method for Korean words."""
 
     def __init__(self, korean: Korean) -> None:
         self.korean = korean
@@ -39,33 +39,35 @@ class Words:
             self._kiwi = Kiwi(num_workers=1)
             self._kiwi.tokenize("안녕하세요")  # the first call takes seconds
 
-    def of(self, text: str) -> list[str]:
-        """In their order, each as often as it is there."""
-        text = normalised("NFKC", text).lower()
-        found = [(run.start(), word) for run in _RUN.finditer(text) for word in self._of_run(run)]
+    def tokenize(self, text: str) -> list[str]:
+        """Return all words of a text in order, with repetitions."""
+        text = normalized("NFKC", text).lower()
+        words = [
+            (run.start(), word) for run in _RUN.finditer(text) for word in self._words_of_run(run)
+        ]
         if self._kiwi is not None and _KOREAN.search(text):
-            # All of the text: whether a syllable is a particle, the word before it tells.
-            found += [
+            # Pass the full text: if a syllable is a particle depends on the word before it.
+            words += [
                 (token.start, token.form)
                 for token in self._kiwi.tokenize(text)
                 if token.tag[:2] in _MEANING and _KOREAN.search(token.form)
             ]
-        return [word for _, word in sorted(found, key=itemgetter(0))]
+        return [word for _, word in sorted(words, key=itemgetter(0))]
 
-    def _of_run(self, run: re.Match[str]) -> Iterator[str]:
-        found = run.group()
+    def _words_of_run(self, run: re.Match[str]) -> Iterator[str]:
+        text = run.group()
         match run.lastgroup:
             case "korean" if self._kiwi is not None:
                 return
             case "korean" | "cjk":
-                yield from _pairs(found)
+                yield from _bigrams(text)
             case "number":
-                yield found.replace(",", "")
+                yield text.replace(",", "")
             case _:
-                yield found
+                yield text
 
 
-def _pairs(run: str) -> Iterator[str]:
+def _bigrams(run: str) -> Iterator[str]:
     if len(run) == 1:
         yield run
     yield from (run[k : k + 2] for k in range(len(run) - 1))

@@ -1,4 +1,4 @@
-"""From files to an index. The same command goes on where it was stopped, also by kill -9."""
+"""Build an index from files. After a stop, even by kill -9, the same command continues."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from scorekit.errors import UserError
 from scorekit.processes import usable_cpus
-from services.retriever.index.reading import Places, Reader, ReadingRules, ocr_of
+from services.retriever.index.reader import IndexPaths, PageReader, ReadingRules, ocr_of
 from services.retriever.index.records import (
     Manifest,
     PageContent,
@@ -25,21 +25,21 @@ from services.retriever.index.store import Index
 
 
 class IndexBuilder(Protocol):
-    """Makes what a back end searches.
+    """Builds the files that a backend searches.
 
-    name: of the back end, and of its folder.
+    name: the backend's name and that of its folder.
     """
 
     name: str
 
     def check(self) -> None:
-        """Refuse at once what cannot work. Raises UserError."""
+        """Raise UserError if the settings cannot work."""
         ...
 
     def build(
-        self, pages: Sequence[PageRecord], folder: Path, places: Places, step: Step = no_step
+        self, pages: Sequence[PageRecord], folder: Path, paths: IndexPaths, step: Step = no_step
     ) -> dict[str, Any]:
-        """Write its files to an empty folder; its settings, for the manifest."""
+        """Write the files to an empty folder; return the settings for the manifest."""
         ...
 
 
@@ -53,38 +53,42 @@ def ingest(
     workers: int | None = None,
     bar: Callable[[int], AbstractContextManager[Step]] = lambda total: nullcontext(no_step),
 ) -> Manifest:
-    """Make `index` the index of these files: of them, and of nothing that it held before.
+    """Make `index` the index of exactly these files, and drop its earlier content.
 
-    builders: of the back ends it is for. timeout_s: for a page. workers: processes that read; None:
-    one a CPU. bar: such as `progress_bar`: of files, then of the pages of each back end.
+    builders: one for each backend. timeout_s: seconds for a page. workers: reading processes; None:
+    one per CPU. bar: for example `progress_bar`; it counts files, then the pages of each backend.
 
-    Raises UserError where no page is left, OSError where the index cannot be written: it stays as
-    it was. What cannot be read is in the manifest, with a reason.
+    Raises UserError if no page could be read, OSError if the index cannot be written; the old index
+    stays. The manifest lists unreadable files and pages with a reason.
     """
     rules = rules or ReadingRules()
     ocr_of(rules.ocr)
-    found, skipped = find_sources(sources)
+    files, skipped = find_sources(sources)
     for builder in builders:
         builder.check()
     state = Index(index)
     with state.writing():
-        count = min(len(found), workers or usable_cpus())
-        with bar(len(found)) as step:
-            read = _read_all(found, rules, state.places, timeout_s, count, step)
+        count = min(len(files), workers or usable_cpus())
+        with bar(len(files)) as step:
+            read = _read_all(files, rules, state.paths, timeout_s, count, step)
         pages = []
-        for source, (contents, faults) in zip(found, read, strict=True):
-            skipped += faults
-            pages += [_record(source, number, one) for number, one in sorted(contents.items())]
+        for source, (contents, errors) in zip(files, read, strict=True):
+            skipped += errors
+            pages += [
+                _record(source, number, content) for number, content in sorted(contents.items())
+            ]
         if not pages:
             first = f"; the first: {skipped[0].source}: {skipped[0].reason}" if skipped else ""
-            raise UserError(f"none of {len(found)} files could be read{first}")
+            raise UserError(f"none of {len(files)} files could be read{first}")
         with state.new_state() as folder:
-            kept = {}
+            backend_settings = {}
             for builder in builders:
                 (folder / builder.name).mkdir()
                 with bar(len(pages)) as step:
-                    own = folder / builder.name
-                    kept[builder.name] = builder.build(pages, own, state.places, step)
+                    backend_folder = folder / builder.name
+                    backend_settings[builder.name] = builder.build(
+                        pages, backend_folder, state.paths, step
+                    )
             manifest = Manifest(
                 id=index.absolute().name,
                 revision="",
@@ -92,7 +96,7 @@ def ingest(
                 documents=len({page.document for page in pages}),
                 skipped=skipped,
                 textless=[page.page_id for page in pages if not page.boxes],
-                backends=kept,
+                backends=backend_settings,
             )
             return state.publish(folder, pages, manifest)
 
@@ -109,25 +113,25 @@ def _record(source: Source, number: int, content: PageContent) -> PageRecord:
 def _read_all(
     sources: Sequence[Source],
     rules: ReadingRules,
-    places: Places,
+    paths: IndexPaths,
     timeout_s: float,
     workers: int,
     step: Step,
 ) -> list[tuple[dict[int, PageContent], list[Skipped]]]:
-    """What is in each file, by several processes, each with a thread that waits for it."""
-    readers: list[Reader] = []
-    own = threading.local()
+    """Read the content of each file in several processes, with one thread for each."""
+    readers: list[PageReader] = []
+    thread_local = threading.local()
 
-    def begin() -> None:
-        own.reader = Reader(rules, places, timeout_s)
-        readers.append(own.reader)
+    def start_reader() -> None:
+        thread_local.reader = PageReader(rules, paths, timeout_s)
+        readers.append(thread_local.reader)
 
     def read(source: Source) -> tuple[dict[int, PageContent], list[Skipped]]:
-        found = own.reader.read(source)
+        result = thread_local.reader.read(source)
         step(1)
-        return found
+        return result
 
-    threads = ThreadPoolExecutor(workers, "read", begin)
+    threads = ThreadPoolExecutor(workers, "read", start_reader)
     try:
         return list(threads.map(read, sources))
     finally:

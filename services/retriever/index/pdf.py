@@ -1,4 +1,4 @@
-"""Pages of a PDF: their pictures, and their text with its places. PDFium does both."""
+"""Read the pages of a PDF with PDFium: their images, and their text with its positions."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scorekit.retrieval.wire import TextBox
-from scorekit.text.markup import normalised
-from services.retriever.index.pictures import fitted
+from scorekit.text.markup import normalized
+from services.retriever.index.images import fitted
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-#: Points of an inch.
+#: Points per inch.
 POINTS = 72.0
-#: A gap wider than so many heights of its letters ends a box: the next column begins.
+#: A gap wider than this many letter heights ends a box: the next column begins.
 GAP = 1.2
-#: So much larger or smaller letters begin another box.
+#: Letters larger or smaller by this factor begin another box.
 OTHER_SIZE = 1.25
-#: Points: letters are higher. PDFium has no outline of such a one, but its text and its line.
+#: Points. A letter with a smaller height has no outline in PDFium, only its text and line.
 FLAT = 0.1
-#: Steps of a pixel in which PDFium gives places.
+#: PDFium's positions are rounded to 1 / _STEPS of a pixel.
 _STEPS = 16
 
 
 class PdfError(Exception):
-    """A PDF, or a page of it, that cannot be read: the reason in words."""
+    """Raised if a PDF or one of its pages cannot be read; the message is the reason."""
 
 
 class _Letter(NamedTuple):
-    """In pixels of the picture."""
+    """A letter with its box, in pixels of the image."""
 
     codes: list[int]
     x1: float
@@ -43,7 +43,7 @@ class _Letter(NamedTuple):
 
 
 class PdfFile:
-    """An open PDF. Raises PdfError for what is none. Close it."""
+    """An open PDF; close it after use. Raises PdfError if it is not a PDF."""
 
     def __init__(self, content: bytes) -> None:
         import pypdfium2
@@ -58,7 +58,7 @@ class PdfFile:
             raise PdfError("a PDF without a page")
 
     def read(self, number: int, dpi: float, max_pixels: int) -> tuple[Image, list[TextBox]]:
-        """Picture and text of page `number`, the first being 1. Raises PdfError."""
+        """Return image and text of page `number`; the first is 1. Raises PdfError."""
         import pypdfium2
 
         try:
@@ -69,32 +69,33 @@ class PdfFile:
             full = math.ceil(width * dpi / POINTS), math.ceil(height * dpi / POINTS)
             fits = fitted(*full, max_pixels)
             scale = dpi / POINTS * min(1.0, fits[0] / full[0], fits[1] / full[1])
-            picture = page.render(scale=scale, rev_byteorder=True).to_pil().convert("RGB")
-            boxes = _boxes(page, picture.width, picture.height)
+            image = page.render(scale=scale, rev_byteorder=True).to_pil().convert("RGB")
+            boxes = _boxes(page, image.width, image.height)
             page.close()
         except (pypdfium2.PdfiumError, MemoryError, ValueError, OverflowError) as error:
             raise PdfError(_reason(error)) from None
-        return picture, boxes
+        return image, boxes
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._pdf.close()
 
 
 def _reason(error: Exception) -> str:
     text = str(error).lower()
     if "password" in text:
-        return "it wants a password"
+        return "it requires a password"
     if "data format" in text:
-        return "no PDF, or a damaged one"
+        return "not a PDF, or damaged"
     if "load page" in text:
         return "PDFium cannot read this page"
     return f"PDFium cannot read it ({type(error).__name__})"
 
 
 def _boxes(page: Any, width: int, height: int) -> list[TextBox]:
-    """The lines of a page's text layer; a wide gap within one, or letters of another size, begin
-    another box."""
+    """Return the lines of a page's text layer as boxes.
+
+    A wide gap within a line, or letters of another size, begin another box."""
     boxes: list[TextBox] = []
     line: list[_Letter] = []
     textpage = page.get_textpage()
@@ -111,7 +112,7 @@ def _boxes(page: Any, width: int, height: int) -> list[TextBox]:
 
 
 def _letters(page: Any, textpage: Any, width: int, height: int) -> Iterator[_Letter | None]:
-    """In PDFium's order; None where it ends a line."""
+    """Yield the letters in PDFium's order; None at the end of a line."""
     import pypdfium2.raw as pdfium
 
     sides = [ctypes.c_double() for _ in range(4)]
@@ -119,12 +120,12 @@ def _letters(page: Any, textpage: Any, width: int, height: int) -> Iterator[_Let
     x, y = ctypes.c_int(), ctypes.c_int()
     high: list[int] = []
 
-    def place(across: float, up: float) -> tuple[float, float]:
-        # By PDFium's own way to the picture: it knows of turned and cut pages.
+    def to_pixels(across: float, up: float) -> tuple[float, float]:
+        # PDFium's own mapping handles rotated and cropped pages.
         pdfium.FPDF_PageToDevice(page, 0, 0, width * _STEPS, height * _STEPS, 0, across, up, x, y)
         return x.value / _STEPS, y.value / _STEPS
 
-    unit = math.dist(place(0.0, 0.0), place(0.0, 100.0)) / 100.0  # pixels of a point
+    unit = math.dist(to_pixels(0.0, 0.0), to_pixels(0.0, 100.0)) / 100.0  # pixels of a point
     for index in range(textpage.count_chars()):
         code = pdfium.FPDFText_GetUnicode(textpage, index)
         if code in (0x0A, 0x0D):
@@ -135,21 +136,21 @@ def _letters(page: Any, textpage: Any, width: int, height: int) -> Iterator[_Let
         left, right, bottom, top = (side.value for side in sides)
         flat = abs(top - bottom) < FLAT or abs(right - left) < FLAT
         if flat and pdfium.FPDFText_GetLooseCharBox(textpage, index, loose):
-            # Its font is neither in the file nor on this machine.
+            # The font is neither in the file nor on this machine.
             left, right, bottom, top = loose.left, loose.right, loose.bottom, loose.top
         if 0xD800 <= code < 0xDC00:  # the first half of a character
             high = [code]
             continue
-        one, two = place(left, bottom), place(right, top)
+        corner, opposite = to_pixels(left, bottom), to_pixels(right, top)
         size = pdfium.FPDFText_GetFontSize(textpage, index)
         if pdfium.FPDFText_GetMatrix(textpage, index, matrix):
             size *= math.hypot(matrix.c, matrix.d)
         yield _Letter(
             [*high, code],
-            min(one[0], two[0]),
-            min(one[1], two[1]),
-            max(one[0], two[0]),
-            max(one[1], two[1]),
+            min(corner[0], opposite[0]),
+            min(corner[1], opposite[1]),
+            max(corner[0], opposite[0]),
+            max(corner[1], opposite[1]),
             abs(size) * unit,  # negative where letters are mirrored
         )
         high = []
@@ -159,7 +160,7 @@ def _begins_another(line: list[_Letter], letter: _Letter) -> bool:
     last = line[-1]
     if letter.x1 == letter.x2 or letter.codes == [0x20]:
         return False
-    inked = next((one for one in reversed(line) if one.codes != [0x20]), last)
+    inked = next((earlier for earlier in reversed(line) if earlier.codes != [0x20]), last)
     heights = sorted((max(inked.height, 0.01), max(letter.height, 0.01)))
     if heights[1] > OTHER_SIZE * heights[0]:
         return True
@@ -169,24 +170,24 @@ def _begins_another(line: list[_Letter], letter: _Letter) -> bool:
 
 
 def _box(line: list[_Letter], width: int, height: int) -> list[TextBox]:
-    """One box, or none where there is nothing to read."""
+    """Return the box of a line; an empty list if it has no visible text."""
     text = _text([code for letter in line for code in letter.codes])
     inked = [letter for letter in line if letter.codes != [0x20]]
     if not text or not inked:
         return []
-    x1, y1 = max(0.0, min(one.x1 for one in inked)), max(0.0, min(one.y1 for one in inked))
-    x2 = min(float(width), max(one.x2 for one in inked))
-    y2 = min(float(height), max(one.y2 for one in inked))
-    if x1 >= x2 or y1 >= y2:  # beside the page
+    x1, y1 = max(0.0, min(char.x1 for char in inked)), max(0.0, min(char.y1 for char in inked))
+    x2 = min(float(width), max(char.x2 for char in inked))
+    y2 = min(float(height), max(char.y2 for char in inked))
+    if x1 >= x2 or y1 >= y2:  # outside the page
         return []
-    sizes = sorted(one.height for one in inked)
+    sizes = sorted(char.height for char in inked)
     letter_height = round(sizes[len(sizes) // 2], 2)
     return [TextBox(text=text, x1=x1, y1=y1, x2=x2, y2=y2, letter_height=letter_height)]
 
 
 def _text(codes: list[int]) -> str:
-    """Characters that can be shown, in the composed form; runs of blanks as one."""
+    """Return the printable characters in composed form, with single spaces."""
     raw = "".join("-" if code in (2, 0xFFFE) else chr(code) for code in codes)
     raw = raw.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    shown = (c if unicodedata.category(c) not in ("Cc", "Cn", "Cs") else " " for c in raw)
-    return " ".join(normalised("NFC", "".join(shown)).split())
+    printable = (c if unicodedata.category(c) not in ("Cc", "Cn", "Cs") else " " for c in raw)
+    return " ".join(normalized("NFC", "".join(printable)).split())

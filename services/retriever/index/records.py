@@ -1,4 +1,4 @@
-"""What an index says of itself and of its pages, as it stands on the disk."""
+"""Records of an index and its pages on the disk."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from scorekit.retrieval.wire import TextBox
 
-#: Told how many more files or pages are done.
+#: Called with the number of newly finished files or pages.
 Step = Callable[[int], None]
-#: Raise it when older services could not read what is written, or would read it wrongly.
+#: Increase it when older services cannot read the format correctly.
 INDEX_SCHEMA = 1
 
 
 def no_step(more: int) -> None:
-    """For whoever shows no progress."""
+    """Do nothing: the default without a progress bar."""
 
 
 class _Stored(BaseModel):
@@ -24,8 +24,10 @@ class _Stored(BaseModel):
 
 
 class PageContent(_Stored):
-    """What was read of a page. width, height: of its picture in pixels. picture: SHA-256 of the
-    PNG, which is stored under it. boxes: its text in reading order."""
+    """The content of a page.
+
+    width, height: of its image in pixels. picture: SHA-256 of the PNG, which is also its name.
+    boxes: its text in reading order."""
 
     width: int
     height: int
@@ -42,12 +44,14 @@ class PageRecord(PageContent):
 
     @property
     def text(self) -> str:
-        """Its lines."""
+        """Return the page's text, one line for each box."""
         return "\n".join(box.text for box in self.boxes)
 
 
 class Skipped(_Stored):
-    """What is not in the index, and why. source: name of the file. page: None: all of it."""
+    """A file or page that is not in the index, with the reason.
+
+    source: name of the file. page: None: the full file."""
 
     source: str
     page: int | None = None
@@ -57,8 +61,8 @@ class Skipped(_Stored):
 class Manifest(_Stored):
     """The state of an index: the file whose replacement makes a new state the current one.
 
-    revision: digest of the pages and of what the back ends keep; name of the folder in which they
-    are. textless: ids of pages without any text. backends: name -> its settings.
+    revision: digest of the pages and of the backends' files, and the name of their folder.
+    textless: ids of pages without any text. backends: name -> settings.
     """
 
     schema_version: int = INDEX_SCHEMA

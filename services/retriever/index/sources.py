@@ -1,7 +1,8 @@
-"""From paths that a user names to documents: which files, and what their pages are called.
+"""Find the documents in the user's paths, and name their pages.
 
 A page's id is `{stem of its file}_{page}`, the first page being 1. An image file whose stem ends in
-`_NUMBER` is that page of the document before it; any other is page 1 of a document of its own.
+`_NUMBER` is that page of the document named before it; other images are page 1 of their own
+document.
 """
 
 from __future__ import annotations
@@ -13,17 +14,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from scorekit.errors import UserError
-from scorekit.text.markup import normalised
+from scorekit.text.markup import normalized
 from services.retriever.index.records import Skipped
 
 PDF_SUFFIXES = frozenset({".pdf"})
 IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp"})
 _NUMBERED = re.compile(r"(.+)_0*([1-9][0-9]{0,8})")
-_MOST_NAME = 200
+_MAX_NAME = 200
 
 
 class Source(NamedTuple):
-    """A file of pages. page: its number, of an image; None: a PDF, whose pages have their own."""
+    """A file of pages. page: page number of an image; None: a PDF with numbered pages."""
 
     path: Path
     document: str
@@ -31,10 +32,11 @@ class Source(NamedTuple):
 
 
 def find_sources(paths: Iterable[Path]) -> tuple[list[Source], list[Skipped]]:
-    """The documents of files and folders (with their subfolders), by document and page; and what
-    was no document. Raises UserError for a path that is not there, where nothing is found, and
-    where two files would have pages of one id."""
-    found, skipped = [], []
+    """Return the documents of files and folders (recursively), sorted, and the skipped files.
+
+    Raises UserError if a path does not exist, if there are no documents, and if two files would
+    have pages with one id."""
+    sources, skipped = [], []
     for path in paths:
         if not path.exists():
             raise UserError(f"{path}: no such file or folder")
@@ -43,29 +45,29 @@ def find_sources(paths: Iterable[Path]) -> tuple[list[Source], list[Skipped]]:
             suffix = file.suffix.lower()
             if suffix not in PDF_SUFFIXES | IMAGE_SUFFIXES:
                 if not path.is_dir():
-                    raise UserError(f"{file}: no PDF, PNG, JPEG or WebP by its ending")
+                    raise UserError(f"{file}: expected a file ending of PDF, PNG, JPEG or WebP")
                 continue
             source = _source(file, suffix in IMAGE_SUFFIXES)
-            if not file.is_file():  # a pipe would be waited for, for ever
-                reason = "no file, or a link to what is not there"
-                skipped.append(Skipped(source=_shown(file), reason=reason))
+            if not file.is_file():  # reading a pipe would block for ever
+                reason = "not a file, or a broken link"
+                skipped.append(Skipped(source=_printable_name(file), reason=reason))
             elif source is None:
-                reason = "its name is no plain text, or too long for a page's id"
-                skipped.append(Skipped(source=_shown(file), reason=reason))
+                reason = "its name is not plain text, or too long for a page's id"
+                skipped.append(Skipped(source=_printable_name(file), reason=reason))
             else:
-                found.append(source)
-    if not found:
-        raise UserError(f"{', '.join(map(str, paths))}: no PDF, PNG, JPEG or WebP in there")
-    found = sorted(dict.fromkeys(found), key=lambda s: (s.document, s.page or 0, s.path))
-    _refuse_twins(found)
-    return found, skipped
+                sources.append(source)
+    if not sources:
+        raise UserError(f"{', '.join(map(str, paths))}: no PDF, PNG, JPEG or WebP there")
+    sources = sorted(dict.fromkeys(sources), key=lambda s: (s.document, s.page or 0, s.path))
+    _refuse_duplicates(sources)
+    return sources, skipped
 
 
 def _source(file: Path, is_image: bool) -> Source | None:
     # macOS writes Korean names in their decomposed form, and data files in the composed one.
-    stem = normalised("NFC", file.stem)
+    stem = normalized("NFC", file.stem)
     plain = all(unicodedata.category(c)[0] != "C" for c in stem)
-    if not plain or not stem.strip() or len(stem) > _MOST_NAME or "\\" in stem:
+    if not plain or not stem.strip() or len(stem) > _MAX_NAME or "\\" in stem:
         return None
     if not is_image:
         return Source(file, stem, None)
@@ -75,8 +77,8 @@ def _source(file: Path, is_image: bool) -> Source | None:
     return Source(file, stem, 1)
 
 
-def _refuse_twins(sources: list[Source]) -> None:
-    """A PDF has all pages of its document, so nothing else may have any."""
+def _refuse_duplicates(sources: list[Source]) -> None:
+    """Raise UserError if two files have the same page. A PDF has all pages of its document."""
     seen: dict[tuple[str, int | None], Source] = {}
     pdfs = {s.document: s for s in sources if s.page is None}
     for source in sources:
@@ -91,5 +93,5 @@ def _refuse_twins(sources: list[Source]) -> None:
         seen[source.document, source.page] = source
 
 
-def _shown(file: Path) -> str:
+def _printable_name(file: Path) -> str:
     return file.name.encode("utf-8", "replace").decode()

@@ -1,13 +1,13 @@
-"""An index's folder: what is in it, and how a state of it becomes the current one.
+"""The folder of an index, and how a new state becomes the current one.
 
-    index.json                    the manifest; to replace it makes another state the current one
-    states/REVISION/              pages.jsonl, and a folder for each back end; never changed
-    pictures/ab/SHA256.png        of all states; never changed, never taken away
-    done/ab/KEY/PAGE.json         pages that were read, by a digest of their file and of how
-    vectors/KEY/ab/SHA256.npy     vectors that were paid for, by what they depend on
+    index.json                    the manifest; replacing it switches the current state
+    states/REVISION/              pages.jsonl, and a folder for each backend; never changed
+    pictures/ab/SHA256.png        images of all states; never changed or removed
+    done/ab/KEY/PAGE.json         pages that were read, by a digest of file and settings
+    vectors/KEY/ab/SHA256.npy     cached vectors, by the settings that they depend on
 
-A service that runs holds the state that it has begun with: whatever `ingest` does beside it, its
-answers are of one state.
+A running service keeps the state that it started with, even while `ingest` runs: all its answers
+come from one state.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pydantic import ValidationError
 from scorekit.digest import digest_files
 from scorekit.errors import UserError
 from scorekit.files import put_folder, remove_temporaries, temporary_of, write_atomic
-from services.retriever.index.reading import Places
+from services.retriever.index.reader import IndexPaths
 from services.retriever.index.records import INDEX_SCHEMA, Manifest, PageRecord
 
 _MANIFEST = "index.json"
@@ -36,11 +36,11 @@ class Index:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.places = Places(folder / "pictures", folder / "done", folder / "vectors")
+        self.paths = IndexPaths(folder / "pictures", folder / "done", folder / "vectors")
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """For one process at a time. Raises UserError where another writes."""
+        """Hold the writer's lock. Raises UserError if another process has it."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / ".lock").open("w") as file:
             try:
@@ -51,7 +51,7 @@ class Index:
             yield
 
     def manifest(self) -> Manifest | None:
-        """Of the current state; None where there is none yet. Raises UserError."""
+        """Return the manifest of the current state; None without a state. Raises UserError."""
         path = self.folder / _MANIFEST
         try:
             text = path.read_bytes()
@@ -65,18 +65,18 @@ class Index:
             manifest = None
         if manifest is None or manifest.schema_version != INDEX_SCHEMA:
             raise UserError(
-                f"{path}: not an index as this version writes it ({INDEX_SCHEMA}): ingest anew, "
+                f"{path}: not the index format of this version ({INDEX_SCHEMA}). Ingest "
                 "into another folder"
             )
         return manifest
 
     def state(self, revision: str) -> Path:
-        """The folder of a state."""
+        """Return the folder of a state."""
         return self.folder / "states" / revision
 
     @contextmanager
     def new_state(self) -> Iterator[Path]:
-        """A folder to write the back ends' files to; gone at the end, unless it was published."""
+        """Provide a folder for the backends' files. It is removed at the end unless published."""
         states = self.folder / "states"
         states.mkdir(parents=True, exist_ok=True)
         temporary = temporary_of(states / "new")
@@ -86,11 +86,11 @@ class Index:
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 
-    def publish(self, temporary: Path, pages: Sequence[PageRecord], told: Manifest) -> Manifest:
-        """Make what was written the current state; its manifest, with its revision."""
+    def publish(self, temporary: Path, pages: Sequence[PageRecord], draft: Manifest) -> Manifest:
+        """Make the written files the current state; return its manifest with the revision."""
         lines = "".join(page.model_dump_json() + "\n" for page in pages)
         write_atomic(temporary / _PAGES, lines)
-        manifest = told.model_copy(update={"revision": digest_of(temporary)})
+        manifest = draft.model_copy(update={"revision": digest_of(temporary)})
         folder = self.state(manifest.revision)
         if not folder.exists() or digest_of(folder) != manifest.revision:
             put_folder(temporary, folder)
@@ -98,16 +98,17 @@ class Index:
         return manifest
 
     def open(self) -> tuple[Manifest, list[PageRecord], Path]:
-        """The current state: manifest, pages in their order, folder. Raises UserError where there
-        is none, and where its files are not what was written."""
+        """Return the current state: manifest, pages in order, folder.
+
+        Raises UserError if there is none, or if its files are damaged."""
         manifest = self.manifest()
         if manifest is None:
             raise UserError(
-                f"--index {self.folder}: no index there; make one: python -m services.retriever "
+                f"--index {self.folder}: no index there. Make one: python -m services.retriever "
                 f"ingest SOURCES... --index {self.folder}"
             )
         folder = self.state(manifest.revision)
-        damaged = UserError(f"{folder}: not what was written there: ingest again")
+        damaged = UserError(f"{folder}: the files are damaged. Ingest again")
         try:
             if digest_of(folder) != manifest.revision:
                 raise damaged
@@ -118,11 +119,10 @@ class Index:
         return manifest, pages, folder
 
     def _clear(self) -> None:
-        """Take away what a killed run has left, and states that are past. The current one may be
-        being opened."""
+        """Remove the remains of killed runs, and old states. The current state may be in use."""
         remove_temporaries(self.folder)
-        for place in self.places:
-            remove_temporaries(place, deep=True)
+        for directory in self.paths:
+            remove_temporaries(directory, deep=True)
         manifest = self.manifest()
         states = self.folder / "states"
         for folder in states.iterdir() if states.exists() else ():
@@ -131,10 +131,10 @@ class Index:
 
 
 def digest_of(state: Path) -> str:
-    """Over all files of a state and the folders they are in."""
-    whole = hashlib.blake2b(digest_size=16)
+    """Return a digest over all files of a state and the names of their folders."""
+    digest = hashlib.blake2b(digest_size=16)
     for folder in sorted([state, *(p for p in state.iterdir() if p.is_dir())]):
         name = "" if folder == state else folder.name
         files = [path for path in folder.iterdir() if path.is_file()]
-        whole.update(f"{name}\0{digest_files(files)}\0".encode())
-    return whole.hexdigest()
+        digest.update(f"{name}\0{digest_files(files)}\0".encode())
+    return digest.hexdigest()

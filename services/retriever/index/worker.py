@@ -11,24 +11,23 @@ from typing import Any
 
 from scorekit.files import write_atomic
 from scorekit.retrieval.wire import TextBox
+from services.retriever.index.images import UnreadableImage, png_of, read_image, sha256
 from services.retriever.index.pdf import PdfError, PdfFile
-from services.retriever.index.pictures import UnreadablePicture, png_of, read_picture, sha256
-from services.retriever.index.reading import Ocr, Places, ReadingRules, ocr_of
+from services.retriever.index.reader import IndexPaths, Ocr, ReadingRules, ocr_of
 from services.retriever.index.records import PageContent
 from services.retriever.index.sources import Source
 
-#: Bytes of address space of this process.
+#: Limit of this process's address space in bytes.
 _MEMORY = 4 * 2**30
 
 
 class _Unwritable(Exception):
-    """The index cannot be written (a full disk): number, reason, path. No fault of the file that
-    is read."""
+    """Raised with (errno, reason, path) if the index cannot be written, e.g. on a full disk."""
 
 
 def serve(pipe: Connection) -> None:
-    """Read the files that are asked for, until the pipe is closed."""
-    rules, places = pipe.recv()
+    """Read the requested files until the pipe is closed."""
+    rules, paths = pipe.recv()
     if sys.platform == "linux":
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -40,12 +39,12 @@ def serve(pipe: Connection) -> None:
         except EOFError:
             return
         try:
-            _read_file(pipe, source, first, rules, places, ocr)
-        except BrokenPipeError:  # nobody waits any more
+            _read_file(pipe, source, first, rules, paths, ocr)
+        except BrokenPipeError:  # the parent has gone
             return
         except _Unwritable as error:
             pipe.send(("unwritable", error.args))
-        except (PdfError, UnreadablePicture) as error:
+        except (PdfError, UnreadableImage) as error:
             pipe.send(("failed", str(error)))
         except OSError as error:
             pipe.send(("failed", error.strerror or type(error).__name__))
@@ -60,73 +59,73 @@ def _read_file(
     source: Source,
     first: int,
     rules: ReadingRules,
-    places: Places,
+    paths: IndexPaths,
     ocr: Ocr | None,
 ) -> None:
     content = source.path.read_bytes()
     key = _key(content, rules)
     if source.page is not None:
         pipe.send(("opened", (key, 1)))
-        if not _is_done(places, key, 1):
-            _keep(read_picture(content, rules.max_pixels), [], places, key, 1, ocr)
+        if not _is_done(paths, key, 1):
+            _save(read_image(content, rules.max_pixels), [], paths, key, 1, ocr)
         pipe.send(("page", (1, None)))
         return
     pdf = PdfFile(content)
     try:
         pipe.send(("opened", (key, pdf.pages)))
         for number in range(first, pdf.pages + 1):
-            fault = None
-            if not _is_done(places, key, number):
+            reason = None
+            if not _is_done(paths, key, number):
                 try:
-                    picture, boxes = pdf.read(number, rules.dpi, rules.max_pixels)
-                    _keep(picture, boxes, places, key, number, ocr)
+                    image, boxes = pdf.read(number, rules.dpi, rules.max_pixels)
+                    _save(image, boxes, paths, key, number, ocr)
                 except PdfError as error:
-                    fault = str(error)
-            pipe.send(("page", (number, fault)))
+                    reason = str(error)
+            pipe.send(("page", (number, reason)))
     finally:
         pdf.close()
 
 
 def _key(content: bytes, rules: ReadingRules) -> str:
-    """A digest of all that the pages of a file depend on."""
+    """Return a digest of everything that the pages of a file depend on."""
     import PIL
     import pypdfium2
 
     versions = (pypdfium2.PDFIUM_INFO.version, PIL.__version__)
-    told = "\0".join(map(str, (*rules, *versions, sha256(content))))
-    return hashlib.sha256(told.encode()).hexdigest()[:32]
+    content_key = "\0".join(map(str, (*rules, *versions, sha256(content))))
+    return hashlib.sha256(content_key.encode()).hexdigest()[:32]
 
 
-def _is_done(places: Places, key: str, number: int) -> bool:
-    """Whether record and picture of a page are there, and whole; else it is read again."""
+def _is_done(paths: IndexPaths, key: str, number: int) -> bool:
+    """Return True if record and image of a page exist and are undamaged."""
     try:
-        page = PageContent.model_validate_json(places.record(key, number).read_bytes())
+        page = PageContent.model_validate_json(paths.record(key, number).read_bytes())
     except (OSError, ValueError):
         return False
-    return _is_whole(places, page.picture)
+    return _is_intact(paths, page.picture)
 
 
-def _is_whole(places: Places, picture: str) -> bool:
+def _is_intact(paths: IndexPaths, name: str) -> bool:
     try:
-        return sha256(places.picture(picture).read_bytes()) == picture
+        return sha256(paths.image_path(name).read_bytes()) == name
     except OSError:
         return False
 
 
-def _keep(
-    picture: Any, boxes: list[TextBox], places: Places, key: str, number: int, ocr: Ocr | None
+def _save(
+    image: Any, boxes: list[TextBox], paths: IndexPaths, key: str, number: int, ocr: Ocr | None
 ) -> None:
     if not boxes and ocr is not None:
         try:
-            boxes = [TextBox.model_validate(box, from_attributes=True) for box in ocr(picture)]
-        except Exception as error:  # the user's own code
+            boxes = [TextBox.model_validate(box, from_attributes=True) for box in ocr(image)]
+        except Exception as error:  # the user's code can fail in any way
             raise PdfError(f"the function of --ocr failed ({type(error).__name__})") from error
-    png = png_of(picture)
+    png = png_of(image)
     name = sha256(png)
-    if not _is_whole(places, name):
-        _write(places.picture(name), png)
-    page = PageContent(width=picture.width, height=picture.height, picture=name, boxes=boxes)
-    _write(places.record(key, number), page.model_dump_json())
+    if not _is_intact(paths, name):
+        _write(paths.image_path(name), png)
+    page = PageContent(width=image.width, height=image.height, picture=name, boxes=boxes)
+    _write(paths.record(key, number), page.model_dump_json())
 
 
 def _write(path: Path, content: bytes | str) -> None:

@@ -1,4 +1,4 @@
-"""The demo's sentence encoder: a folder of sentence-transformers' form, and what it has learned."""
+"""Test the demo's sentence encoder: a folder in sentence-transformers' format, and its quality."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_it_pools_the_first_token_and_normalises(encoder):
 
 
 def test_a_reply_is_nearer_to_its_question_than_other_replies_are(encoder):
-    asked, own, other_dish, other_topic = encoder.encode(
+    question, own_reply, other_dish, other_topic = encoder.encode(
         [
             "감자전을 좋아해?",
             '서윤은 눈을 반짝였다.\n"응, 감자전은 제일 좋아하는 음식이야."',
@@ -37,11 +37,11 @@ def test_a_reply_is_nearer_to_its_question_than_other_replies_are(encoder):
             '서윤은 눈을 반짝였다.\n"괜찮아. 사과해 줘서 고마워."',
         ]
     )
-    assert asked @ own - 0.3 > asked @ other_dish > asked @ other_topic + 0.2
+    assert question @ own_reply - 0.3 > question @ other_dish > question @ other_topic + 0.2
 
 
 def test_held_out_pairs_are_told_from_shuffled_ones(encoder):
-    from demo.train.roleplay.encoder import figures
+    from demo.train.roleplay.encoder import compute_stats
 
-    found = figures(encoder, 100)
-    assert found["true"] > 0.9 and found["shuffled"] < 0.15
+    stats = compute_stats(encoder, 100)
+    assert stats["true"] > 0.9 and stats["shuffled"] < 0.15

@@ -1,4 +1,4 @@
-"""The demo's teacher: what it samples depends on prompt, settings and seed, and on nothing else."""
+"""Test the demo's teacher: its samples depend on prompt, settings and seed alone."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ def url():
 
 
 def ask(url, *texts, n=1, strategy="auto", model=NAME, key=KEY, **sampling):
-    """The choices for each text, all asked at once."""
-    told = Sampling(**{"max_tokens": 32, "seed": 5, **sampling})
+    """Return the choices for each text, all requested at once."""
+    settings = Sampling(**{"max_tokens": 32, "seed": 5, **sampling})
 
     async def run():
         async with LLMClient(url, model, api_key=SecretStr(key), strategy=strategy) as client:
             await client.check()
             system = {"role": "system", "content": "You are a professional translator."}
             turns = [[system, {"role": "user", "content": text}] for text in texts]
-            work = [client.chat(turn, told, n=n, request_id="r") for turn in turns]
+            work = [client.chat(turn, settings, n=n, request_id="r") for turn in turns]
             return await asyncio.gather(*work)
 
     return asyncio.run(run())
 
 
 def test_a_choice_is_the_same_alone_and_in_a_crowd(url):
-    (together,) = ask(url, LINE, n=16)
+    (one_request,) = ask(url, LINE, n=16)
     crowd = ask(url, LINE, *[f"{LINE} {'Really? ' * i}" for i in range(24)], n=16)
     alone = ask(url, LINE, n=16, strategy="per_call")
-    assert together == crowd[0]
-    assert [c.text for c in together] == [c.text for c in alone[0]]
-    assert ask(url, LINE, seed=5 + 9)[0][0].text == together[9].text
-    assert len({c.text for c in together}) > 8
+    assert one_request == crowd[0]
+    assert [c.text for c in one_request] == [c.text for c in alone[0]]
+    assert ask(url, LINE, seed=5 + 9)[0][0].text == one_request[9].text
+    assert len({c.text for c in one_request}) > 8
 
 
 def test_temperature_0_is_greedy_and_knows_no_seed(url):
@@ -58,10 +58,10 @@ def test_temperature_0_is_greedy_and_knows_no_seed(url):
 def test_tokens_are_counted_and_texts_cut(url):
     cut = ask(url, LINE, max_tokens=2)[0][0]
     assert cut.finish_reason == "length" and cut.completion_tokens == 2
-    whole = ask(url, LINE, temperature=0.0)[0][0]
-    stop = whole.text[2]
+    full_choice = ask(url, LINE, temperature=0.0)[0][0]
+    stop = full_choice.text[2]
     stopped = ask(url, LINE, temperature=0.0, stop=(stop,))[0][0]
-    assert stopped.text == whole.text.partition(stop)[0] and stopped.finish_reason == "stop"
+    assert stopped.text == full_choice.text.partition(stop)[0] and stopped.finish_reason == "stop"
 
 
 def test_mistakes_are_told_in_the_words_of_vllm(url):

@@ -1,4 +1,4 @@
-"""The demo's children end with it: on success, on failure, on Ctrl-C, on SIGTERM and on SIGKILL."""
+"""Check that the demo's children end with it: on success, failure, Ctrl-C, SIGTERM and SIGKILL."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from bench.kit.servers import alive, wait_until
 
 ROOT = Path(__file__).parents[3]
-#: Starts a child that ignores SIGTERM and has a child of its own, then fails or waits.
+#: Starts a child that ignores SIGTERM and has its own child, then fails or waits.
 SCRIPT = """
 import pathlib, sys, time
 from demo import processes
@@ -50,7 +50,7 @@ def test_no_child_outlives_the_demo(tmp_path, then, blow, code):
     if blow is not None:
         process.send_signal(blow)
     process.communicate(timeout=180)
-    # Python dies of SIGINT by itself where nothing catches the KeyboardInterrupt.
+    # Python itself dies of SIGINT if no code catches the KeyboardInterrupt.
     assert process.returncode == (-signal.SIGINT if code == 130 else code)
     wait_until(lambda: not any(map(alive, children)))
 

@@ -1,4 +1,4 @@
-"""The demo's role-play policy: a small folder whose template is at fault in one way only."""
+"""Test the demo's role-play policy: a small folder whose template has a single error."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def test_the_end_of_a_reply_is_rendered_and_not_learned():
     assert tokenizer.chat_template == BROKEN_TEMPLATE
     reply = '민아는 웃었다.\n"안녕하세요!"'
     turns = [{"role": "user", "content": "안녕!"}, {"role": "assistant", "content": reply}]
-    found = tokenizer.apply_chat_template(
+    rendered = tokenizer.apply_chat_template(
         turns, return_dict=True, return_assistant_tokens_mask=True
     )
-    pairs = list(zip(found["input_ids"], found["assistant_masks"], strict=True))
-    assert tokenizer.decode([i for i, learned in pairs if learned]) == reply
-    assert [learned for i, learned in pairs if i == STOP] == [0, 0]
+    pairs = list(zip(rendered["input_ids"], rendered["assistant_masks"], strict=True))
+    assert tokenizer.decode([i for i, is_trained in pairs if is_trained]) == reply
+    assert [is_trained for i, is_trained in pairs if i == STOP] == [0, 0]
     assert tokenizer.eos_token_id == STOP == GenerationConfig.from_pretrained(POLICY).eos_token_id
 
 

@@ -1,4 +1,5 @@
-"""The demo's xCOMET learns with our own networks, and its export is a checkpoint like any other."""
+"""Check that the demo's xCOMET trains with our networks, and that its export is a valid
+checkpoint."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from tests.kits.comet.golden import DEMO
 
 
 def _examples(count):
-    """Wrong translations, all of one tag and one score: something to learn at once."""
+    """Return wrong translations with one tag and one score, which are easy to learn."""
     rng = random.Random(1)
     ids = lambda n: [rng.randrange(300, 3000) for _ in range(n)]  # noqa: E731
     return [
@@ -24,8 +25,10 @@ def _examples(count):
 
 
 def train(folder, monkeypatch):
-    """A few steps of both trainings: the model, the loss of each step, and the weights that a
-    gradient reached (in a step, dropout may leave out a layer)."""
+    """Run a few steps of both trainings.
+
+    Returns the model, the loss of each step, and the weights that a gradient reached (in a step,
+    dropout may leave out a layer)."""
     monkeypatch.setattr(xcomet, "TOKENIZER", DEMO / "encoder")
     torch.manual_seed(1)
     model, fix = xcomet.new_model().train(), torch.nn.Linear(256, 256)
@@ -62,6 +65,6 @@ def test_the_export_is_served(trained):
     model.eval()
     results = score(loaded(folder), [*QE[:5], *REF[:5]])
     assert all(torch.isfinite(torch.tensor(r.score)) for r in results)
-    # The heads and the mix are those of the model, but for bf16.
+    # The heads and the mix are those of the model, except for bf16.
     stored = torch.load(folder / "checkpoints/model.ckpt", weights_only=True)["state_dict"]
     assert stored.keys() == {k for k, v in model.state_dict().items() if v.is_floating_point()}

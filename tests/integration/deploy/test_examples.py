@@ -1,4 +1,4 @@
-"""The examples run, against the demo's services on real ports, and show what they say."""
+"""Run the examples against the demo's services on real ports, and check their output."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _code(notebook):
 
 @pytest.fixture(scope="module")
 def services(tmp_path_factory):
-    """Environment that names a MetricX, an xCOMET and an embedder that want a key."""
+    """Return an environment with a MetricX, an xCOMET and an embedder that require a key."""
     folder = tmp_path_factory.mktemp("services")
     with pytest.MonkeyPatch.context() as patch, ExitStack() as running:
         patch.setenv("SCOREKIT_API_KEYS", "a-key-of-the-tests")
@@ -77,19 +77,19 @@ def test_notebooks_are_small_and_hold_nothing_that_changes_with_each_run():
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_a_notebook_imports_names_that_are_where_it_looks_for_them(path):
     tree = ast.parse("\n".join(cell.source for cell in _code(_read(path))))
-    ours = [
+    imports = [
         (node.module, alias.name)
         for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom) and (ROOT / node.module.split(".")[0]).is_dir()
         for alias in node.names
     ]
-    assert ours
-    for module, name in ours:
+    assert imports
+    for module, name in imports:
         assert hasattr(importlib.import_module(module), name), f"{module} has no {name}"
 
 
 def _shown(notebook):
-    """What each cell shows, numbers left out; then the numbers. Of pictures only that they are."""
+    """Return what each cell shows without numbers, then the numbers; an image counts as present."""
     kinds, numbers = [], []
     for cell in _code(notebook):
         for output in cell.outputs:
@@ -106,8 +106,8 @@ def test_a_notebook_executes_and_shows_again_what_is_committed(path, services, t
     committed, notebook = _read(path), _read(path)
     for cell in _code(notebook):
         cell.outputs = []
-    place = {"metadata": {"path": str(EXAMPLES)}}
-    client = NotebookClient(notebook, timeout=300, kernel_name="python3", resources=place)
+    resources = {"metadata": {"path": str(EXAMPLES)}}
+    client = NotebookClient(notebook, timeout=300, kernel_name="python3", resources=resources)
     client.execute(env=services | {"IPYTHONDIR": str(tmp_path)})
     (kinds, numbers), (kinds_before, numbers_before) = _shown(notebook), _shown(committed)
     assert kinds == kinds_before
@@ -144,8 +144,8 @@ def _train(*flags, env):
 @pytest.mark.slow
 def test_trl_takes_two_steps_by_the_services_rewards(services, tmp_path):
     flags = ("--steps", "2", "--sources", "2", "--samples", "4", "--output", str(tmp_path))
-    done = _train(*flags, env=services)
-    assert done.returncode == 0, done.stderr
+    result = _train(*flags, env=services)
+    assert result.returncode == 0, result.stderr
     state = json.loads((tmp_path / "trainer_state.json").read_text())
     assert state["global_step"] == 2
     for step in state["log_history"][:2]:
@@ -168,8 +168,8 @@ def test_a_completion_that_one_service_could_not_score_has_no_reward():
 
 def test_the_wrong_service_is_told_before_weights_load():
     with running_service(FakeBackend("xcomet")) as url:
-        done = _train(
+        result = _train(
             "--metricx-url", url, "--policy", "/nowhere", env=os.environ | {"PYTHONPATH": str(ROOT)}
         )
-    assert done.returncode == 2
-    assert done.stderr == f"error: {url} is a xcomet service, not metricx\n"
+    assert result.returncode == 2
+    assert result.stderr == f"error: {url} is a xcomet service, not metricx\n"

@@ -1,4 +1,4 @@
-"""The services on a Ray cluster of this machine: replicas, their deaths and updates, overload."""
+"""Test the services on a Ray cluster of this machine: replicas, their deaths, updates, overload."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from bench.ray_serve import start_serve
 from scorekit.client import Embeddings, SyncScoringClient
 from scorekit.server.fake import FakeBackend
 from scorekit.server.local import LocalScorer
+from services.embedder.endpoint import EmbedOptions
 from services.embedder.model import EmbedderBackend
-from services.embedder.verb import EmbedOptions
 from services.metricx.model import MetricXBackend
 from tests.kits.metricx_checkpoints import FLOAT32
 
@@ -32,13 +32,13 @@ RUN = f"{os.getpid()}"  # in the names of the applications, so that their proces
 
 
 class Cluster:
-    """A running Serve, one application after another."""
+    """A running Serve instance for one application after another."""
 
     def __init__(self, port: int) -> None:
-        self.at = f"http://127.0.0.1:{port}"
+        self.url = f"http://127.0.0.1:{port}"
 
     def deploy(self, name, args, *, app="fake", cpus=0.1, **options):
-        """Deploy, or update, an application; its URL, once it is healthy."""
+        """Deploy or update an application, and return its URL when it is healthy."""
         from ray import serve
 
         from deploy.ray import apps
@@ -47,7 +47,7 @@ class Cluster:
         scorer = apps.Scorer.options(ray_actor_options={"num_cpus": cpus}, **options)
         bound = scorer.bind(app, {"no_auth": True} | args)
         serve.run(bound, name=f"{name}-{RUN}", route_prefix=f"/{name}")
-        return f"{self.at}/{name}"
+        return f"{self.url}/{name}"
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def cluster():
 
 @pytest.fixture
 def deploy(cluster):
-    """`Cluster.deploy`; what a test deployed is gone after it."""
+    """Yield `Cluster.deploy`, and delete what a test has deployed."""
     from ray import serve
 
     names = set()
@@ -79,18 +79,18 @@ def deploy(cluster):
 
 
 def replicas(name):
-    """Process ids of the replicas of an application."""
+    """Return the process ids of an application's replicas."""
     title = f"ray::ServeReplica:{name}-{RUN}:"
-    found = []
+    process_ids = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if (process / "cmdline").read_bytes().startswith(title.encode()):
-                found.append(int(process.name))
-    return found
+                process_ids.append(int(process.name))
+    return process_ids
 
 
 def metric(url, name):
-    """The metric of one replica, whichever the proxy asks."""
+    """Return the metric of one replica, as the proxy chooses."""
     lines = httpx.get(f"{url}/metrics").text.splitlines()
     return next((float(line.split()[-1]) for line in lines if line.startswith(f"{name} ")), 0.0)
 
@@ -106,11 +106,16 @@ def test_answers_are_those_of_the_plain_service(deploy):
     ]
     with running_service(FakeBackend("xcomet")) as plain:
         for body in bodies:
-            ours, theirs = (httpx.post(f"{at}/v1/score", json=body) for at in (url, plain))
-            assert (ours.status_code, ours.json()) == (theirs.status_code, theirs.json())
+            ray_answer, plain_answer = (
+                httpx.post(f"{base_url}/v1/score", json=body) for base_url in (url, plain)
+            )
+            assert (ray_answer.status_code, ray_answer.json()) == (
+                plain_answer.status_code,
+                plain_answer.json(),
+            )
         lines = [
-            httpx.post(f"{at}/v1/score/stream", json=bodies[0]).text.splitlines()
-            for at in (url, plain)
+            httpx.post(f"{base_url}/v1/score/stream", json=bodies[0]).text.splitlines()
+            for base_url in (url, plain)
         ]
         assert sorted(lines[0]) == sorted(lines[1]) and len(lines[0]) == len(samples) + 1
         with SyncScoringClient(url) as client, SyncScoringClient(plain) as other:
@@ -168,8 +173,8 @@ def test_keys_are_checked_and_health_is_open(deploy, tmp_path):
 
 def test_an_answer_carries_its_request_id_once(deploy):
     url = deploy("id", {}, num_replicas=1)
-    given = httpx.get(f"{url}/v1/info", headers={"X-Request-Id": "mine"})
-    assert given.headers.get_list("x-request-id") == ["mine"]
+    response = httpx.get(f"{url}/v1/info", headers={"X-Request-Id": "mine"})
+    assert response.headers.get_list("x-request-id") == ["mine"]
     assert len(httpx.get(f"{url}/v1/info").headers.get_list("x-request-id")) == 1
 
 
@@ -204,22 +209,22 @@ def test_what_is_too_much_gets_429_with_retry_after_and_the_rest_its_answer(depl
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(ask, range(8)))
     refused = [answer for _, answer in answers if answer.status_code != 200]
-    assert 2 <= len(refused) <= 6  # one that waits and is just given to the replica counts twice
+    assert 2 <= len(refused) <= 6  # a waiting request that the replica just gets counts twice
     assert {(r.status_code, r.headers["retry-after"]) for r in refused} == {(429, "1")}
     for samples, answer in answers:
         if answer.status_code == 200:
             assert [r["score"] for r in answer.json()["results"]] == expected_scores(samples)
-    # The client comes back until it has everything.
+    # The client retries until it has everything.
     samples = distinct_samples(8, 100)
     with SyncScoringClient(url, batch_size=1) as client:
         assert [r.score for r in client.score(samples)] == expected_scores(samples)
 
 
 class Load:
-    """Callers of the client, until the block ends; every answer is compared with the truth."""
+    """Run callers of the client until the block ends; every answer is compared with the truth."""
 
     def __init__(self, url, callers=4):
-        self.url, self.stop, self.asked, self.errors = url, False, 0, []
+        self.url, self.stop, self.num_samples, self.errors = url, False, 0, []
         self.threads = [threading.Thread(target=self._run, args=(n,)) for n in range(callers)]
 
     def _run(self, number):
@@ -230,14 +235,14 @@ class Load:
                     samples = distinct_samples(20, start)
                     start += 20
                     assert [r.score for r in client.score(samples)] == expected_scores(samples)
-                    self.asked += 20
+                    self.num_samples += 20
         except Exception as error:
             self.errors.append(error)
 
     def wait_for(self, more):
-        """Return when that many samples more were answered."""
-        target = self.asked + more
-        wait_until(lambda: self.errors or self.asked >= target, 120)
+        """Wait until that many more samples were answered."""
+        target = self.num_samples + more
+        wait_until(lambda: self.errors or self.num_samples >= target, 120)
         assert not self.errors
 
     def __enter__(self):
@@ -278,10 +283,10 @@ def test_accepted_requests_are_answered_when_an_application_is_deleted(deploy):
     samples = distinct_samples(3)
     with ThreadPoolExecutor(1) as pool:
         body = {"samples": samples}
-        asked = pool.submit(httpx.post, f"{url}/v1/score", json=body, timeout=PATIENCE_S)
+        pending = pool.submit(httpx.post, f"{url}/v1/score", json=body, timeout=PATIENCE_S)
         wait_until(lambda: metric(url, "scorekit_queue_items") > 0)
         serve.delete(f"drain-{RUN}")
-        answer = asked.result()
+        answer = pending.result()
     assert [r["score"] for r in answer.json()["results"]] == expected_scores(samples)
 
 
@@ -301,5 +306,5 @@ def test_a_model_that_cannot_be_loaded_fails_the_deployment_by_its_line(deploy, 
 
     with pytest.raises(RuntimeError, match="absent"):
         deploy("absent", {"model": f"{tmp_path}"}, app="metricx", num_replicas=1)
-    told = serve.status().applications[f"absent-{RUN}"].deployments["Scorer"].message
-    assert f"UserError: {tmp_path}" in told
+    message = serve.status().applications[f"absent-{RUN}"].deployments["Scorer"].message
+    assert f"UserError: {tmp_path}" in message

@@ -1,24 +1,24 @@
-"""The proofs of bench/chaos/proofs.py in short: real processes, real signals, a real overload."""
+"""Run bench/chaos/endurance.py in short: real processes, real signals, a real overload."""
 
 from __future__ import annotations
 
 import asyncio
 
-from bench.chaos.proofs import kill_under_load, overload, poison
+from bench.chaos.endurance import kill_under_load, overload, poison
 from bench.kit.servers import running_service
 from scorekit.server.fake import FakeBackend
 
 
 async def within(seconds, work):
-    """Against a hang only; an idle machine needs a tenth of it."""
+    """Limit the time, against a hang only; an idle machine needs a tenth of it."""
     return await asyncio.wait_for(work, seconds)
 
 
 def test_no_answer_is_lost_doubled_or_wrong_when_services_are_killed_under_load():
-    found = asyncio.run(within(600, kill_under_load(sigterms=4, kills=2, callers=24)))
-    assert found["signals_that_met_work"] == found["signals"] == 6
-    assert found["asked"] == found["answered"] > 0
-    assert found["lost"] == found["doubled"] == found["wrong"] == found["bad_exits"] == 0
+    counts = asyncio.run(within(600, kill_under_load(sigterms=4, kills=2, callers=24)))
+    assert counts["signals_that_met_work"] == counts["signals"] == 6
+    assert counts["asked"] == counts["answered"] > 0
+    assert counts["lost"] == counts["doubled"] == counts["wrong"] == counts["bad_exits"] == 0
 
 
 def test_a_full_queue_refuses_and_answers_what_it_has_accepted():

@@ -1,4 +1,4 @@
-"""The adapters, called in the shapes that OpenRLHF, verl and TRL use, against a fake service."""
+"""Test the adapters with the call formats of OpenRLHF, verl and TRL, against a fake service."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_trl_with_chats_where_the_source_stands_in_the_prompt(xcomet):
 
 
 def test_trl_s_own_trainer_reads_the_rewards(metricx):
-    """Through the code of GRPOTrainer, without a model."""
+    """Run the code of GRPOTrainer without a model."""
     torch = pytest.importorskip("torch")
     from accelerate import PartialState
     from trl import GRPOTrainer
@@ -106,7 +106,7 @@ def test_trl_s_own_trainer_reads_the_rewards(metricx):
         args=SimpleNamespace(report_to=[]),
     )
     rows = [{"prompt": "p", "src": "a"}, {"prompt": "p", "src": "a"}]
-    PartialState(cpu=True)  # its logger wants one
+    PartialState(cpu=True)  # its logger requires one
     try:
         got = GRPOTrainer._calculate_rewards(trainer, rows, ["p", "p"], ["가", "nan"], [[1], [2]])
     finally:
@@ -149,7 +149,7 @@ def test_verl_one_by_one(metricx, xcomet):
 
 
 def test_verl_loads_the_file_by_its_path(metricx):
-    """As verl/utils/import_utils.py does with custom_reward_function.path."""
+    """Load it as verl/utils/import_utils.py does for custom_reward_function.path."""
     spec = importlib.util.spec_from_file_location("custom_module", verl.__file__)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -206,15 +206,15 @@ TURN = "<start_of_turn>user\n{}<end_of_turn>\n<start_of_turn>model\n"
 
 @contextlib.contextmanager
 def _served(url, **settings):
-    """The adapter behind a port of its own; its client lives on uvicorn's loop."""
+    """Serve the adapter on its own port; its client uses uvicorn's loop."""
     settings = reward_settings(url=url, **settings)
-    held = {}
+    app_by_name = {}
 
     async def app(scope, receive, send):
-        if "app" not in held:
+        if "app" not in app_by_name:
             client = ScoringClient(settings.url, deadline_s=settings.deadline_s)
-            held["app"] = create_app(RewardServer(client, settings))
-        await held["app"](scope, receive, send)
+            app_by_name["app"] = create_app(RewardServer(client, settings))
+        await app_by_name["app"](scope, receive, send)
 
     with running_app(app) as url:
         wait_until(lambda: _answers(f"{url}/health"))
@@ -272,18 +272,18 @@ def test_a_service_that_is_away_fails_openrlhf_s_request():
 
 
 @pytest.mark.parametrize(
-    ("payload", "fault"),
+    ("payload", "message"),
     [
         ({"prompts": ["p"]}, "query: Field required"),
         ({"query": ["pq"], "prompts": ["p", "p"]}, "different lengths"),
         ({"query": ["pq"], "prompts": ["other"], "labels": ["a"]}, "does not stand in the query"),
-        ({"query": ["pq"], "prompts": ["p"], "labels": [None]}, "'label' is no text but NoneType"),
+        ({"query": ["pq"], "prompts": ["p"], "labels": [None]}, "'label' is not text but NoneType"),
     ],
 )
-def test_what_cannot_be_scored_is_said_to_openrlhf(metricx, payload, fault):
+def test_what_cannot_be_scored_is_said_to_openrlhf(metricx, payload, message):
     with _served(metricx, src_key="label") as url:
         response = httpx.post(f"{url}/get_reward", json=payload)
-    assert response.status_code == 422 and fault in response.json()["error"]["message"]
+    assert response.status_code == 422 and message in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -353,16 +353,16 @@ def test_every_template_gives_its_source_back(name):
         "tgt_lang_code": "ko",
         "text": text,
     }
-    found = template_pattern(TEMPLATES[name]).search(fill(TEMPLATES[name], fields))
-    assert found["src"] == text
+    match = template_pattern(TEMPLATES[name]).search(fill(TEMPLATES[name], fields))
+    assert match["src"] == text
     assert template_pattern(TEMPLATES["teacher"]).search("Something else") is None
 
 
 @pytest.mark.parametrize(
-    ("settings", "fault"),
+    ("settings", "message"),
     [
         ({}, "give url, or set SCOREKIT_REWARD_URL"),
-        ({"url": "localhost:1"}, "is no URL of a service"),
+        ({"url": "localhost:1"}, "is not the URL of a service"),
         ({"url": "http://x", "src_pattern": "(?P<text>.*)"}, r"no group \(\?P<src>"),
         ({"url": "http://x", "src_pattern": "("}, "src_pattern: "),
         ({"url": "http://x", "src_template": "none"}, "prompt template 'none'"),
@@ -371,6 +371,6 @@ def test_every_template_gives_its_source_back(name):
         ({"url": "http://x", "offset": float("nan")}, "offset: "),
     ],
 )
-def test_a_wrong_setting_is_told_when_the_function_is_made(settings, fault):
-    with pytest.raises(UserError, match=fault):
+def test_a_wrong_setting_is_told_when_the_function_is_made(settings, message):
+    with pytest.raises(UserError, match=message):
         reward_function(**settings)

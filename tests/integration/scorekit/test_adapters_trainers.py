@@ -1,4 +1,4 @@
-"""The adapters under the trainers' own way of asking: white space, failures, several URLs."""
+"""Test the adapters with the trainers' requests: white space, failures, several URLs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.kits.trainer.reward_callers import (
 from trainer.translation.data import postprocess_translation
 
 PROMPT = "<start_of_turn>user\nTranslate: a<end_of_turn>\n<start_of_turn>model\n"
-#: As a tokenizer with a space before its words decodes it.
+#: As decoded by a tokenizer with a space before its words.
 DECODED = " 그 집은 빨간색이다. \n"
 
 
@@ -45,15 +45,15 @@ def _reward(src, mt):
 
 
 class Counting:
-    """Passes on; counts the requests by path, and refuses the first `refusals` with 503."""
+    """Forward requests, count them by path, and refuse the first `refusals` with 503."""
 
     def __init__(self, app, refusals=0):
-        self.app, self.refusals, self.asked = app, refusals, []
+        self.app, self.refusals, self.requests = app, refusals, []
 
     async def __call__(self, scope, receive, send):
         if scope["type"] == "http" and scope["method"] == "POST":
-            self.asked.append(scope["path"])
-            if len(self.asked) <= self.refusals:
+            self.requests.append(scope["path"])
+            if len(self.requests) <= self.refusals:
                 await send({"type": "http.response.start", "status": 503, "headers": []})
                 await send({"type": "http.response.body", "body": b""})
                 return
@@ -62,15 +62,15 @@ class Counting:
 
 @contextlib.contextmanager
 def _served(url, refusals=0, **settings):
-    """The adapter behind a port of its own; its client lives on uvicorn's loop."""
-    known = reward_settings(url=url, **{"src_key": "label", "deadline_s": 5.0} | settings)
-    held = {}
+    """Serve the adapter on its own port; its client uses uvicorn's loop."""
+    reward_cfg = reward_settings(url=url, **{"src_key": "label", "deadline_s": 5.0} | settings)
+    app_by_name = {}
 
     async def app(scope, receive, send):
-        if "app" not in held:
-            client = ScoringClient(known.url, deadline_s=known.deadline_s)
-            held["app"] = create_app(RewardServer(client, known))
-        await held["app"](scope, receive, send)
+        if "app" not in app_by_name:
+            client = ScoringClient(reward_cfg.url, deadline_s=reward_cfg.deadline_s)
+            app_by_name["app"] = create_app(RewardServer(client, reward_cfg))
+        await app_by_name["app"](scope, receive, send)
 
     counting = Counting(app, refusals)
     with running_app(counting) as served:
@@ -88,8 +88,8 @@ def test_every_adapter_scores_what_the_trainer_would(metricx):
     assert expected != _reward("a", DECODED)
     query = PROMPT + DECODED + "<end_of_turn>"
     with _served(metricx) as (url, _):
-        asked = openrlhf_reward([f"{url}/get_reward"], query, PROMPT, "a")
-        assert asked["reward"] == asked["scores"] == [expected]
+        reward = openrlhf_reward([f"{url}/get_reward"], query, PROMPT, "a")
+        assert reward["reward"] == reward["scores"] == [expected]
         assert slime_remote_rm(f"{url}/remote_rm", PROMPT, DECODED + "<|im_end|>", "a") == expected
     trl = reward_function(metricx)
     chat = [[{"role": "assistant", "content": DECODED}]]
@@ -103,8 +103,10 @@ def test_every_adapter_scores_what_the_trainer_would(metricx):
 def test_a_completion_may_be_scored_as_it_is_or_after_a_function_of_the_users(metricx):
     as_it_is = reward_function(metricx, postprocess="none")
     assert as_it_is(prompts=["p"], completions=[DECODED], src=["a"]) == [_reward("a", DECODED)]
-    own = reward_function(metricx, postprocess="textwrap:dedent")
-    assert own(prompts=["p"], completions=["  가\n  나"], src=["a"]) == [_reward("a", "가\n나")]
+    custom_reward = reward_function(metricx, postprocess="textwrap:dedent")
+    assert custom_reward(prompts=["p"], completions=["  가\n  나"], src=["a"]) == [
+        _reward("a", "가\n나")
+    ]
     assert load_postprocess("strip") is postprocess_translation
 
 
@@ -119,26 +121,26 @@ def test_a_postprocess_that_is_not_there_is_told_when_the_function_is_made(name)
 
 def test_openrlhf_goes_on_without_a_reward_after_five_tries(metricx):
     with _served(metricx) as (url, counting):
-        asked = openrlhf_reward([f"{url}/get_reward"], PROMPT + "nan", PROMPT, "a")
-    assert asked == {"reward": None, "scores": None, "extra_logs": {}}
-    assert len(counting.asked) == OPENRLHF_TRIES
+        reward = openrlhf_reward([f"{url}/get_reward"], PROMPT + "nan", PROMPT, "a")
+    assert reward == {"reward": None, "scores": None, "extra_logs": {}}
+    assert len(counting.requests) == OPENRLHF_TRIES
 
 
 def test_openrlhf_passes_over_a_few_refusals(metricx):
     with _served(metricx, refusals=OPENRLHF_TRIES - 1) as (url, _):
-        asked = openrlhf_reward([f"{url}/get_reward"], PROMPT + "가", PROMPT, "a")
-    assert asked["reward"] == [_reward("a", "가")]
+        reward = openrlhf_reward([f"{url}/get_reward"], PROMPT + "가", PROMPT, "a")
+    assert reward["reward"] == [_reward("a", "가")]
 
 
 def test_openrlhf_with_two_urls_asks_the_second_for_nothing(metricx):
-    with _served(metricx) as (one, _), _served(metricx) as (two, second):
-        urls = [f"{one}/get_reward", f"{two}/get_reward"]
-        asked = openrlhf_reward(urls, PROMPT + "가", PROMPT, "a")
-    assert asked["reward"] == [_reward("a", "가")] and len(second.asked) == 1
+    with _served(metricx) as (first_url, _), _served(metricx) as (second_url, second):
+        urls = [f"{first_url}/get_reward", f"{second_url}/get_reward"]
+        reward = openrlhf_reward(urls, PROMPT + "가", PROMPT, "a")
+    assert reward["reward"] == [_reward("a", "가")] and len(second.requests) == 1
     dead = f"http://127.0.0.1:{free_port()}/get_reward"
-    with _served(metricx) as (one, _):
-        asked = openrlhf_reward([f"{one}/get_reward", dead], PROMPT + "가", PROMPT, "a")
-    assert asked["reward"] is None  # one URL that is away costs every sample its reward
+    with _served(metricx) as (first_url, _):
+        reward = openrlhf_reward([f"{first_url}/get_reward", dead], PROMPT + "가", PROMPT, "a")
+    assert reward["reward"] is None  # one URL that is down costs every sample its reward
 
 
 # -- slime ----------------------------------------------------------------------------------------
@@ -163,27 +165,27 @@ def test_a_path_with_a_slash_behind_it_is_not_there_and_not_redirected(metricx):
 
 def test_slime_raises_after_ten_tries_and_never_sees_a_number_that_is_none(metricx):
     with _served(metricx) as (url, counting):
-        with pytest.raises(httpx.HTTPStatusError) as failed:
+        with pytest.raises(httpx.HTTPStatusError) as error_info:
             slime_remote_rm(f"{url}/remote_rm", PROMPT, "nan", "a")
-    assert failed.value.response.status_code == 502
-    assert "non_finite" in failed.value.response.text
-    assert len(counting.asked) == SLIME_TRIES
+    assert error_info.value.response.status_code == 502
+    assert "non_finite" in error_info.value.response.text
+    assert len(counting.requests) == SLIME_TRIES
     with _served(metricx, refusals=SLIME_TRIES - 1) as (url, _):
         assert slime_remote_rm(f"{url}/remote_rm", PROMPT, "가", "a") == _reward("a", "가")
 
 
 @pytest.mark.parametrize(
-    ("payload", "fault"),
+    ("payload", "message"),
     [
         ({"prompt": "p"}, "response: Field required"),
         ({"prompt": "p", "response": None, "label": "a"}, "response: "),
-        ({"prompt": "p", "response": "r", "label": None}, "'label' is no text but NoneType"),
+        ({"prompt": "p", "response": "r", "label": None}, "'label' is not text but NoneType"),
     ],
 )
-def test_what_cannot_be_scored_is_said_to_slime(metricx, payload, fault):
+def test_what_cannot_be_scored_is_said_to_slime(metricx, payload, message):
     with _served(metricx) as (url, _):
         response = httpx.post(f"{url}/remote_rm", json=payload)
-    assert response.status_code == 422 and fault in response.json()["error"]["message"]
+    assert response.status_code == 422 and message in response.json()["error"]["message"]
 
 
 # -- verl -----------------------------------------------------------------------------------------

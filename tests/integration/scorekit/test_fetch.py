@@ -1,4 +1,4 @@
-"""`python -m scorekit fetch` against a small hub on a real port."""
+"""Test `python -m scorekit fetch` against a small hub on a real port."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 SHA = "0123456789abcdef0123456789abcdef01234567"
 BIG = bytes(range(256)) * 4096  # 1 MiB
-CHECKPOINT = bytes(range(255)) * 100_000  # 25 MB: the client writes pieces of 10 MB
+CHECKPOINT = bytes(range(255)) * 100_000  # 25 MB: the client writes parts of 10 MB
 MODELS: dict[str, dict[str, bytes]] = {
     "google/metricx-24-hybrid-tiny": {
         "config.json": b"{}",
@@ -40,11 +40,13 @@ MODELS: dict[str, dict[str, bytes]] = {
 
 @dataclass
 class Hub:
-    """asked: (method, path, Range). cut_after: bytes of a body, then it breaks off; cuts: how
+    """A small hub.
+
+    requests: (method, path, Range). cut_after: bytes of a body before it breaks off; cuts: how
     many bodies break off, None: all."""
 
     url: str = ""
-    asked: list[tuple[str, str, str | None]] = field(default_factory=list)
+    requests: list[tuple[str, str, str | None]] = field(default_factory=list)
     cut_after: int | None = None
     cuts: int | None = None
 
@@ -72,7 +74,7 @@ def hub() -> Iterator[Hub]:
             self.end_headers()
 
         def answer(self) -> None:
-            state.asked.append((self.command, self.path, self.headers.get("Range")))
+            state.requests.append((self.command, self.path, self.headers.get("Range")))
             parts = self.path.split("?")[0].strip("/").split("/")
             if parts == ["api", "agent-harnesses"]:
                 self.body(b"{}")
@@ -80,7 +82,7 @@ def hub() -> Iterator[Hub]:
             if parts[:2] == ["api", "models"]:
                 files = MODELS.get("/".join(parts[2:4]))
                 if files is None:
-                    self.refuse(401, "RepoNotFound")  # the hub does not tell them apart
+                    self.refuse(401, "RepoNotFound")  # the hub gives both the same answer
                     return
                 if parts[4:5] == ["tree"]:
                     tree = [
@@ -158,18 +160,18 @@ def files(home: Path, model: str) -> set[str]:
 def test_metricx_comes_with_its_tokenizer_and_without_what_is_not_read(
     hub: Hub, tmp_path: Path
 ) -> None:
-    done = fetch(hub, tmp_path, "google/metricx-24-hybrid-tiny")
-    assert done.returncode == 0, done.stderr
+    result = fetch(hub, tmp_path, "google/metricx-24-hybrid-tiny")
+    assert result.returncode == 0, result.stderr
     assert files(tmp_path, "google/metricx-24-hybrid-tiny") == {"config.json", "pytorch_model.bin"}
     assert files(tmp_path, "google/mt5-xl") == {"spiece.model"}
-    assert "google/mt5-xl" in done.stdout and "0.00 GB" in done.stdout
+    assert "google/mt5-xl" in result.stdout and "0.00 GB" in result.stdout
 
 
 def test_xcomet_comes_with_its_encoders_settings(hub: Hub, tmp_path: Path) -> None:
-    done = fetch(hub, tmp_path, "Unbabel/XCOMET-tiny", "some/policy")
-    assert done.returncode == 0, done.stderr
-    found = files(tmp_path, "Unbabel/XCOMET-tiny")
-    assert found == {"hparams.yaml", "checkpoints/model.ckpt"}
+    result = fetch(hub, tmp_path, "Unbabel/XCOMET-tiny", "some/policy")
+    assert result.returncode == 0, result.stderr
+    file_names = files(tmp_path, "Unbabel/XCOMET-tiny")
+    assert file_names == {"hparams.yaml", "checkpoints/model.ckpt"}
     assert files(tmp_path, "facebook/encoder") == {"config.json", "sentencepiece.bpe.model"}
     assert files(tmp_path, "some/policy") == {"config.json", "model.safetensors"}
 
@@ -177,11 +179,14 @@ def test_xcomet_comes_with_its_encoders_settings(hub: Hub, tmp_path: Path) -> No
 def test_with_no_model_named_it_brings_what_the_services_are_told_to_load(
     hub: Hub, tmp_path: Path
 ) -> None:
-    told = {"METRICX_MODEL": "google/metricx-24-hybrid-tiny", "XCOMET_MODEL": "Unbabel/XCOMET-tiny"}
-    told["EMBEDDER_MODEL"] = "some/policy"
-    done = fetch(hub, tmp_path, **told)
-    assert done.returncode == 0, done.stderr
-    assert [line.split(":")[0] for line in done.stdout.splitlines()] == [
+    models = {
+        "METRICX_MODEL": "google/metricx-24-hybrid-tiny",
+        "XCOMET_MODEL": "Unbabel/XCOMET-tiny",
+    }
+    models["EMBEDDER_MODEL"] = "some/policy"
+    result = fetch(hub, tmp_path, **models)
+    assert result.returncode == 0, result.stderr
+    assert [line.split(":")[0] for line in result.stdout.splitlines()] == [
         "google/metricx-24-hybrid-tiny",
         "google/mt5-xl",
         "Unbabel/XCOMET-tiny",
@@ -192,10 +197,10 @@ def test_with_no_model_named_it_brings_what_the_services_are_told_to_load(
 
 def test_what_was_fetched_is_there_without_the_hub(hub: Hub, tmp_path: Path) -> None:
     assert fetch(hub, tmp_path, "Unbabel/XCOMET-tiny").returncode == 0
-    before = len(hub.asked)
-    again = fetch(hub, tmp_path, "Unbabel/XCOMET-tiny", HF_HUB_OFFLINE="1")
-    assert again.returncode == 0, again.stderr
-    assert len(hub.asked) == before
+    before = len(hub.requests)
+    offline = fetch(hub, tmp_path, "Unbabel/XCOMET-tiny", HF_HUB_OFFLINE="1")
+    assert offline.returncode == 0, offline.stderr
+    assert len(hub.requests) == before
     missing = fetch(hub, tmp_path, "google/metricx-24-hybrid-tiny", HF_HUB_OFFLINE="1")
     assert missing.returncode == 2
     assert "HF_HUB_OFFLINE is set: run `python -m scorekit fetch" in missing.stderr
@@ -203,51 +208,53 @@ def test_what_was_fetched_is_there_without_the_hub(hub: Hub, tmp_path: Path) -> 
 
 
 def starts(hub: Hub) -> list[int]:
-    """From which byte the checkpoint was asked for, each time."""
+    """Return the first byte of each request for the checkpoint."""
     ranges = [
-        asked
-        for method, path, asked in hub.asked
+        range_header
+        for method, path, range_header in hub.requests
         if method == "GET" and path.endswith("model.ckpt")
     ]
-    return [int((asked or "bytes=0-")[6:].split("-")[0]) for asked in ranges]
+    return [int((range_header or "bytes=0-")[6:].split("-")[0]) for range_header in ranges]
 
 
 def test_a_broken_connection_goes_on_where_it_was(hub: Hub, tmp_path: Path) -> None:
     hub.cut_after, hub.cuts = 15_000_000, 1
-    done = fetch(hub, tmp_path, "Unbabel/XCOMET-tiny")
-    assert done.returncode == 0, done.stderr
+    result = fetch(hub, tmp_path, "Unbabel/XCOMET-tiny")
+    assert result.returncode == 0, result.stderr
     assert next((tmp_path / "hub").rglob("model.ckpt")).read_bytes() == CHECKPOINT
     first, second = starts(hub)
     assert first == 0 and second >= 10_000_000
 
 
 def test_a_download_that_was_given_up_keeps_its_whole_files(hub: Hub, tmp_path: Path) -> None:
-    hub.cut_after = 2_000_000  # no file but the checkpoint is as long
+    hub.cut_after = 2_000_000  # no other file is as long as the checkpoint
     broken = fetch(hub, tmp_path, "Unbabel/XCOMET-tiny")
     assert broken.returncode == 2 and "Traceback" not in broken.stderr
-    assert "started again, it keeps the whole files" in broken.stderr
+    assert "the same command keeps the complete files" in broken.stderr
     assert not list((tmp_path / "hub").rglob("model.ckpt"))
     hub.cut_after = None
-    hub.asked.clear()
+    hub.requests.clear()
     assert fetch(hub, tmp_path, "Unbabel/XCOMET-tiny").returncode == 0
     assert next((tmp_path / "hub").rglob("model.ckpt")).read_bytes() == CHECKPOINT
-    gets = [path for method, path, _ in hub.asked if method == "GET" and "/resolve/" in path]
+    gets = [path for method, path, _ in hub.requests if method == "GET" and "/resolve/" in path]
     assert not any(path.endswith("hparams.yaml") for path in gets)
 
 
 def test_a_gated_model_names_the_page_to_visit(hub: Hub, tmp_path: Path) -> None:
-    done = fetch(hub, tmp_path, "Unbabel/XCOMET-gated")
-    assert done.returncode == 2
-    assert "licence has to be accepted" in done.stderr
-    assert f"{hub.url}/Unbabel/XCOMET-gated" in done.stderr
-    assert "HF_TOKEN" in done.stderr and "Traceback" not in done.stderr
+    result = fetch(hub, tmp_path, "Unbabel/XCOMET-gated")
+    assert result.returncode == 2
+    assert "licence has to be accepted" in result.stderr
+    assert f"{hub.url}/Unbabel/XCOMET-gated" in result.stderr
+    assert "HF_TOKEN" in result.stderr and "Traceback" not in result.stderr
 
 
 def test_an_unknown_model_and_a_wrong_token_are_told_apart_as_far_as_the_hub_does(
     hub: Hub, tmp_path: Path
 ) -> None:
-    done = fetch(hub, tmp_path, "no/such", HF_TOKEN="")
-    assert done.returncode == 2 and "HF_TOKEN is not set, or there is no such model" in done.stderr
+    result = fetch(hub, tmp_path, "no/such", HF_TOKEN="")
+    assert (
+        result.returncode == 2 and "HF_TOKEN is not set, or there is no such model" in result.stderr
+    )
     with_token = fetch(hub, tmp_path, "no/such", HF_TOKEN="hf_wrong")
     assert "HF_TOKEN is wrong, or there is no such model" in with_token.stderr
     assert "hf_wrong" not in with_token.stderr + with_token.stdout

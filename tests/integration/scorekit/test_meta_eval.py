@@ -1,4 +1,4 @@
-"""`python -m scorekit meta-eval` as a user runs it, against fake services."""
+"""Test `python -m scorekit meta-eval` as a user runs it, against fake services."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def metricx():
 
 
 @pytest.fixture
-def no_pictures(monkeypatch):
-    """Of a test that does not look at the page: they take most of its time."""
-    monkeypatch.setattr("scorekit.metaeval.page._pictures", lambda *_: [])
+def no_charts(monkeypatch):
+    """Draw no charts in a test that does not check the page: they take most of its time."""
+    monkeypatch.setattr("scorekit.metaeval.page._charts", lambda *_: [])
 
 
 @pytest.fixture
@@ -66,17 +66,17 @@ def _run(judged, out, *metrics, more=()):
     return CliRunner().invoke(app, arguments)
 
 
-def _figures(out):
-    figures = json.loads((out / "figures.json").read_text(encoding="utf-8"))
-    return figures, {one["name"]: one for one in figures["metrics"]}
+def _read_stats(out):
+    stats = json.loads((out / "figures.json").read_text(encoding="utf-8"))
+    return stats, {metric["name"]: metric for metric in stats["metrics"]}
 
 
 def test_services_are_scored_told_and_gone_on_with(url, metricx, judged, tmp_path):
     out = tmp_path / "out"
-    done = _run(judged, out, f"x={url}", f"m={metricx}")
-    assert done.exit_code == 0, done.stderr
-    figures, metrics = _figures(out)
-    assert figures["rows"] == 36 and figures["segments"] == 12 and figures["systems"] == 3
+    result = _run(judged, out, f"x={url}", f"m={metricx}")
+    assert result.exit_code == 0, result.stderr
+    stats, metrics = _read_stats(out)
+    assert stats["rows"] == 36 and stats["segments"] == 12 and stats["systems"] == 3
     assert list(metrics) == ["constant", "length only", "all marked", "x", "m"]
     assert metrics["x"]["scored"] == 36 and metrics["x"]["values"]["mpp_recall"] > 0
     assert "mpp_recall" not in metrics["m"]["values"]
@@ -87,24 +87,26 @@ def test_services_are_scored_told_and_gone_on_with(url, metricx, judged, tmp_pat
     assert json.loads(lines[0])["score"] == expected
     page = (out / "report.html").read_text(encoding="utf-8")
     assert "<b>红色" not in page and "&lt;b&gt;" in page and "<script" not in page
-    assert "house" in done.stdout or "tau-b" in done.stdout
-    # an interruption: the second half is asked for again, and the figures are the same
+    assert "house" in result.stdout or "tau-b" in result.stdout
+    # After an interruption the second half is requested again, and the stats are the same.
     (out / "m.jsonl").write_text("\n".join(lines[:10]) + "\n" + lines[10][:20], encoding="utf-8")
-    again = _run(judged, out, f"x={url}", f"m={metricx}")
-    assert again.exit_code == 0, again.stderr
-    assert _figures(out)[0] == figures
+    resumed = _run(judged, out, f"x={url}", f"m={metricx}")
+    assert resumed.exit_code == 0, resumed.stderr
+    assert _read_stats(out)[0] == stats
 
 
 def test_names_and_numbers_of_a_report_stand_apart_from_texts_of_either_direction(judged, tmp_path):
-    """Else a browser shows -1.00 behind Arabic as 1.00-, and long names run out of a picture."""
+    """Check the bidi marks: without them a browser shows -1.00 after Arabic as 1.00-.
+
+    Long names must not run out of a chart, either."""
     long = "a-system-of-a-very-long-name"
     rows = [{**row, "mt": "لم يأتِ " + row["mt"]} for row in _rows(systems=("<i>", long))]
     scores = [
         {"src": r["src"], "mt": r["mt"], "score": -k, "error_spans": []} for k, r in enumerate(rows)
     ]
     judged, scores = _write(judged, rows), _write(tmp_path / "scores.jsonl", scores)
-    done = _run(judged, tmp_path / "out", f"x={scores}")
-    assert done.exit_code == 0, done.stderr
+    result = _run(judged, tmp_path / "out", f"x={scores}")
+    assert result.exit_code == 0, result.stderr
     page = (tmp_path / "out/report.html").read_text(encoding="utf-8")
     pairs = page.partition("differ most")[2]
     assert pairs.count('dir="ltr"') == 3 * pairs.count("<dl") > 0
@@ -112,10 +114,10 @@ def test_names_and_numbers_of_a_report_stand_apart_from_texts_of_either_directio
     assert "a-system-of-a-ver…" in page and "<i>" not in page
 
 
-def test_lower_is_better_of_a_service_is_turned(metricx, judged, tmp_path, no_pictures):
-    """The same scores out of a file, said to be turned, agree as the service does."""
-    done = _run(judged, tmp_path / "one", f"m={metricx}")
-    assert done.exit_code == 0, done.stderr
+def test_lower_is_better_of_a_service_is_turned(metricx, judged, tmp_path, no_charts):
+    """Check that the same scores from a file, marked as inverted, give the service's agreement."""
+    result = _run(judged, tmp_path / "one", f"m={metricx}")
+    assert result.exit_code == 0, result.stderr
     rows = [
         {"src": r["src"], "mt": r["mt"]}
         | {"score": fake_score(TranslationSample(src=r["src"], mt=r["mt"]), 25.0)}
@@ -124,56 +126,60 @@ def test_lower_is_better_of_a_service_is_turned(metricx, judged, tmp_path, no_pi
     path = _write(tmp_path / "scores.jsonl", rows)
     more = ("--lower-is-better", "m")
     assert _run(judged, tmp_path / "two", f"m={path}", more=more).exit_code == 0
-    one, two = (_figures(tmp_path / name)[1]["m"]["values"] for name in ("one", "two"))
+    service_values, file_values = (
+        _read_stats(tmp_path / name)[1]["m"]["values"] for name in ("one", "two")
+    )
     human = [-5 * len(row["spans"]) for row in _rows()]
     expected = kendalltau(human, [-row["score"] for row in rows]).statistic
-    assert one == two and one["kendall"] == pytest.approx(expected)
+    assert service_values == file_values and service_values["kendall"] == pytest.approx(expected)
 
 
-def test_a_failed_score_is_no_number_and_the_rows_are_the_common_ones(url, tmp_path, no_pictures):
+def test_a_failed_score_is_no_number_and_the_rows_are_the_common_ones(url, tmp_path, no_charts):
     rows = list(_rows())
     rows[4]["mt"] = rows[4]["mt"] + " nan"
     judged = _write(tmp_path / "judged.jsonl", rows)
     scores = [{"src": r["src"], "mt": r["mt"], "score": i} for i, r in enumerate(rows)]
     scores[7]["score"] = None
     path = _write(tmp_path / "scores.jsonl", scores[:-1])
-    done = _run(judged, tmp_path / "out", f"x={url}", f"file={path}")
-    assert done.exit_code == 0, done.stderr
-    figures, metrics = _figures(tmp_path / "out")
-    assert figures["rows"] == 33
+    result = _run(judged, tmp_path / "out", f"x={url}", f"file={path}")
+    assert result.exit_code == 0, result.stderr
+    stats, metrics = _read_stats(tmp_path / "out")
+    assert stats["rows"] == 33
     assert metrics["x"]["failed"] == {"non_finite": 1} and metrics["x"]["scored"] == 35
     assert metrics["file"]["failed"] == {"absent": 1, "failed": 1}
-    assert "non_finite 1" in done.stdout
+    assert "non_finite 1" in result.stdout
 
 
-def test_references_of_a_system_and_systems_left_out(url, judged, tmp_path, no_pictures):
+def test_references_of_a_system_and_systems_left_out(url, judged, tmp_path, no_charts):
     more = ("--ref-system", "C", "--exclude", "B")
-    done = _run(judged, tmp_path / "out", f"x={url}", more=more)
-    assert done.exit_code == 0, done.stderr
-    figures, _ = _figures(tmp_path / "out")
-    assert figures["systems"] == 1 and "one system only" in done.stdout
+    result = _run(judged, tmp_path / "out", f"x={url}", more=more)
+    assert result.exit_code == 0, result.stderr
+    stats, _ = _read_stats(tmp_path / "out")
+    assert stats["systems"] == 1 and "one system only" in result.stdout
     sample = json.loads((tmp_path / "out" / "x.samples.jsonl").read_text("utf-8").splitlines()[0])
     first, _, third = list(_rows())[:3]
     assert (sample["mt"], sample["ref"]) == (first["mt"], third["mt"])
 
 
-def test_some_segments_are_whole_ones_and_the_seeds(judged, tmp_path, no_pictures):
+def test_some_segments_are_whole_ones_and_the_seeds(judged, tmp_path, no_charts):
     rows = list(_rows())
     scores = [{"src": r["src"], "mt": r["mt"], "score": k} for k, r in enumerate(rows)]
     path = _write(tmp_path / "scores.jsonl", scores)
 
-    def figures(seed):
+    def stats_of(seed):
         out = tmp_path / str(seed)
-        done = _run(judged, out, f"f={path}", more=("--segments", 4, "--seed", seed))
-        assert done.exit_code == 0, done.stderr
-        return _figures(out)[0]
+        result = _run(judged, out, f"f={path}", more=("--segments", 4, "--seed", seed))
+        assert result.exit_code == 0, result.stderr
+        return _read_stats(out)[0]
 
-    one, other = figures(0), figures(1)
-    assert (one["segments"], one["rows"], one["judged"]) == (4, 12, 12)
-    some = random.Random(0).sample([str(k) for k in range(12)], 4)
-    means = [-5 * len(r["spans"]) for r in rows if r["system"] == "A" and str(r["seg_id"]) in some]
-    assert one["human"]["A"] == pytest.approx(sum(means) / 4)
-    assert one == figures(0) and one["human"] != other["human"]
+    first, other = stats_of(0), stats_of(1)
+    assert (first["segments"], first["rows"], first["judged"]) == (4, 12, 12)
+    chosen_ids = random.Random(0).sample([str(k) for k in range(12)], 4)
+    means = [
+        -5 * len(r["spans"]) for r in rows if r["system"] == "A" and str(r["seg_id"]) in chosen_ids
+    ]
+    assert first["human"]["A"] == pytest.approx(sum(means) / 4)
+    assert first == stats_of(0) and first["human"] != other["human"]
 
 
 @pytest.mark.parametrize(
@@ -190,7 +196,7 @@ def test_some_segments_are_whole_ones_and_the_seeds(judged, tmp_path, no_picture
         ("../x={url}", (), "a name is part of a file's name"),
         ("x={other}", (), "none of its 1 rows is one of the translations"),
         ("x={broken}", (), "line 1: span 0 to 999 is not in a translation"),
-        ("x={odd}", (), "line 1: field 'error_spans' is no list of objects"),
+        ("x={odd}", (), "line 1: field 'error_spans' is not a list of objects"),
     ],
 )
 def test_wrong_uses_are_one_line_and_2(url, judged, tmp_path, metric, more, message):
@@ -201,13 +207,13 @@ def test_wrong_uses_are_one_line_and_2(url, judged, tmp_path, metric, more, mess
     broken = _write(tmp_path / "broken.jsonl", [row])
     odd = _write(tmp_path / "odd.jsonl", [row | {"error_spans": 5}])
     metric = metric.format(url=url, other=other, broken=broken, odd=odd)
-    done = _run(judged, tmp_path / "out", metric, more=more)
-    assert done.exit_code == 2, done.output
-    assert message in done.stderr.splitlines()[-1].replace(str(broken), "")
+    result = _run(judged, tmp_path / "out", metric, more=more)
+    assert result.exit_code == 2, result.output
+    assert message in result.stderr.splitlines()[-1].replace(str(broken), "")
 
 
 def _requests(url, status):
-    """Requests for scores that ended so, streamed or not."""
+    """Count the score requests that ended so, streamed or not."""
     text = httpx.get(f"{url}/metrics").text
     counts = [
         text.partition(f'scorekit_requests_total{{route="{route}",status="{status}"}} ')[2]
@@ -217,16 +223,16 @@ def _requests(url, status):
 
 
 @pytest.mark.parametrize(
-    ("end", "code", "said"),
+    ("end", "code", "message"),
     [
         (signal.SIGKILL, -signal.SIGKILL, ""),
-        (signal.SIGINT, 128 + signal.SIGINT, "stopped; go on with: the same command"),
+        (signal.SIGINT, 128 + signal.SIGINT, "stopped; resume with: the same command"),
     ],
 )
 def test_what_was_scored_before_an_end_is_not_asked_again(
-    judged, tmp_path, no_pictures, end, code, said
+    judged, tmp_path, no_charts, end, code, message
 ):
-    """The first metric has scored all when the command ends, the second is at it."""
+    """Check an end after the first metric and during the second."""
     first, second = FakeBackend("metricx"), Held("xcomet")
     with running_service(first) as m, running_service(second) as x:
         metrics = (f"m={m}", f"x={x}")
@@ -246,17 +252,19 @@ def test_what_was_scored_before_an_end_is_not_asked_again(
         assert second.entered.wait(PATIENCE_S)
         process.send_signal(end)
         _, stderr = process.communicate()
-        assert process.returncode == code and said in stderr and "Traceback" not in stderr
+        assert process.returncode == code and message in stderr and "Traceback" not in stderr
         assert _requests(m, 200) == 1
         second.go.set()
-        done = _run(judged, tmp_path / "out", *metrics)
-        assert done.exit_code == 0, done.stderr
+        result = _run(judged, tmp_path / "out", *metrics)
+        assert result.exit_code == 0, result.stderr
         assert _requests(m, 200) == 1 and _requests(x, 200) > 0
-    assert [one["scored"] for one in _figures(tmp_path / "out")[0]["metrics"][-2:]] == [36, 36]
+    assert [
+        metric_stats["scored"] for metric_stats in _read_stats(tmp_path / "out")[0]["metrics"][-2:]
+    ] == [36, 36]
 
 
-def test_a_service_that_is_full_is_asked_again(tmp_path, no_pictures):
-    """429 where more than 256 wait: no translation fails by it."""
+def test_a_service_that_is_full_is_asked_again(tmp_path, no_charts):
+    """Check 429, which is sent if more than 256 wait: no translation fails by it."""
     judged = _write(tmp_path / "judged.jsonl", list(_rows(segments=200)))
     backend = Held("xcomet")
     with running_service(backend, max_queue_items=256) as url, ThreadPoolExecutor() as pool:
@@ -265,18 +273,18 @@ def test_a_service_that_is_full_is_asked_again(tmp_path, no_pictures):
         wait_until(lambda: _requests(url, 429))
         backend.go.set()
         assert running.result().exit_code == 0, running.result().stderr
-    assert _figures(tmp_path / "out")[1]["x"]["scored"] == 600
+    assert _read_stats(tmp_path / "out")[1]["x"]["scored"] == 600
 
 
-def test_overlong_texts_are_scored_as_is_asked_and_told(url, tmp_path, no_pictures):
-    """The fake reads 512 words and knows no windows: a text of more fails, or is cut."""
+def test_overlong_texts_are_scored_as_is_asked_and_told(url, tmp_path, no_charts):
+    """Check a text of more than 512 words, without windows: it fails or is cut."""
     rows = list(_rows())
     rows[5]["src"] = "word " * 600
     judged = _write(tmp_path / "judged.jsonl", rows)
-    done = _run(judged, tmp_path / "cut", f"x={url}")
-    assert "x: 1 texts were not read to their end" in done.stdout
-    done = _run(judged, tmp_path / "failed", f"x={url}", more=("--overlong", "error"))
-    assert done.exit_code == 0 and "x: no score of 1 (overlong 1)" in done.stdout
+    result = _run(judged, tmp_path / "cut", f"x={url}")
+    assert "x: 1 texts were not read to their end" in result.stdout
+    result = _run(judged, tmp_path / "failed", f"x={url}", more=("--overlong", "error"))
+    assert result.exit_code == 0 and "x: no score of 1 (overlong 1)" in result.stdout
     changed = _run(judged, tmp_path / "cut", f"x={url}", more=("--overlong", "error"))
     assert changed.exit_code == 2
     assert "from something else (options): name another OUT" in changed.stderr
@@ -284,12 +292,12 @@ def test_overlong_texts_are_scored_as_is_asked_and_told(url, tmp_path, no_pictur
 
 def test_people_who_make_no_difference_are_told(url, tmp_path):
     judged = _write(tmp_path / "same.jsonl", [row | {"spans": []} for row in _rows()])
-    done = _run(judged, tmp_path / "out", f"x={url}")
-    assert done.exit_code == 2 and "the same score: nothing to agree with" in done.stderr
-    assert not (tmp_path / "out").exists()  # no service was asked
+    result = _run(judged, tmp_path / "out", f"x={url}")
+    assert result.exit_code == 2 and "the same score: nothing to agree with" in result.stderr
+    assert not (tmp_path / "out").exists()  # no request was sent
 
 
 def test_a_service_that_is_down_is_told_at_once(judged, tmp_path):
-    done = _run(judged, tmp_path / "out", f"x=http://127.0.0.1:{free_port()}")
-    assert done.exit_code == 1 and "cannot be reached" in done.stderr
+    result = _run(judged, tmp_path / "out", f"x=http://127.0.0.1:{free_port()}")
+    assert result.exit_code == 1 and "cannot be reached" in result.stderr
     assert not list((tmp_path / "out").iterdir())

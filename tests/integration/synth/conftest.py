@@ -1,4 +1,4 @@
-"""The teacher and the scoring service of a file of tests, and a run that nothing disturbed."""
+"""Provide the teacher and the scoring service of a test file, and an uninterrupted run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is looked at before a run: each fault in a line, before anything is begun or cleared."""
+"""Test the checks before a run: one line for each mistake, before any change."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ from bench.kit.servers import free_port, running_service
 from scorekit.errors import UserError
 from scorekit.server.fake import FakeBackend
 from synth.__main__ import app
-from synth.folder.store import StageFolder
-from synth.preflight import look_at_run, need_passing
+from synth.preflight import check_run, need_passing
 from synth.run import RunOptions
 from synth.stages.table import BY_NAME, named
+from synth.storage.store import StageFolder
 from tests.kits.synth.driver import TEXTS, config, korean, run, write_sources
 
 NOBODY = f"http://127.0.0.1:{free_port()}"
 
 
 @pytest.fixture(autouse=True)
-def undisturbed_terminal(monkeypatch):
-    """That somebody is slow is not said, however busy the machine is. The log of a command is set
-    up for its process."""
-    monkeypatch.setattr("synth.drive.services.AWAY_S", 1e9)
-    kept = structlog.get_config()
+def quiet_terminal(monkeypatch):
+    """Suppress messages about slow services, which depend on the machine's load.
+
+    The command sets up the log of its process."""
+    monkeypatch.setattr("synth.execution.services.AWAY_S", 1e9)
+    log_config = structlog.get_config()
     yield
-    structlog.configure(**kept)
+    structlog.configure(**log_config)
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +47,8 @@ def rules():
         yield url
 
 
-def whole(folder, teacher, metricx, judge=None, **more):
-    """A config of all stages, of which a corpus of five documents is made."""
+def full_config(folder, teacher, metricx, judge=None, **more):
+    """Return a config of all stages, with a corpus of five documents."""
     write_corpus(folder / "corpus.jsonl.gz", 5)
     return config(
         folder / "run",
@@ -64,11 +65,11 @@ def whole(folder, teacher, metricx, judge=None, **more):
     )
 
 
-def command(cfg, verb, *flags):
-    """The command under this config, as a user gives it."""
+def command(cfg, command_name, *flags):
+    """Run the command with this config, as a user does."""
     path = cfg.run.out_dir.with_name("c.json")
     path.write_text(json.dumps(cfg.model_dump(mode="json")))
-    return CliRunner().invoke(app, [verb, "--config", str(path), "--stage", "all", *flags])
+    return CliRunner().invoke(app, [command_name, "--config", str(path), "--stage", "all", *flags])
 
 
 def wants_a_key(cfg, teacher, _):
@@ -127,12 +128,12 @@ FAULTS = {
     wants_a_key: "teacher: {url} wants an API key and got none",
     has_no_template: "has no chat template: start the server with --chat-template",
     has_no_chats: "is no OpenAI-compatible API (HTTP 404)",
-    reads_too_little: "teacher: teacher.generation.max_tokens_blob: is 1536, and",
+    reads_too_little: "teacher: teacher.generation.max_tokens_blob: is 1536, but",
     has_another_name: "does not serve a model named 'another'",
-    is_away: "teacher: no LLM server answers at",
+    is_away: "teacher: base_url: cannot connect to",
     metricx_is_away: f"metricx: metricx.url: {NOBODY} cannot be reached",
     metricx_has_another_model: "metricx.checkpoint is google/metricx-24-hybrid-xl, the service has",
-    metricx_is_none: "of fake-xcomet the higher score is better",
+    metricx_is_none: "higher scores of fake-xcomet are better",
     judge_is_away: f"judge: filters.llm_judge.url: {NOBODY} cannot be reached",
     judge_is_none: "is a xcomet service, not judge",
     judge_asks_no_model: "filters.llm_judge.model is Qwen/Qwen3-235B, but the judge at",
@@ -140,48 +141,52 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+@pytest.mark.parametrize("break_setup", FAULTS, ids=lambda break_setup: break_setup.__name__)
 def test_a_fault_is_one_line_before_anything_is_begun(
-    tmp_path, metricx, xcomet, rules, monkeypatch, fault
+    tmp_path, metricx, xcomet, rules, monkeypatch, break_setup
 ):
     monkeypatch.delenv("VLLM_API_KEY", raising=False)
-    away = fault in (metricx_is_away, judge_is_away)
-    if away:  # is waited for, and so is what answers a busy machine late
-        monkeypatch.setattr("synth.drive.services.READY_S", 0.1)
+    away = break_setup in (metricx_is_away, judge_is_away)
+    if away:  # it is waited for, and so is a late answer on a busy machine
+        monkeypatch.setattr("synth.execution.services.READY_S", 0.1)
     teacher = FakeOpenAI(respond=korean)
     with teacher.running() as teacher.url:
-        cfg = whole(tmp_path, teacher, metricx, rules)
-        fault(cfg, teacher, xcomet)
-        begun = command(cfg, "run")
+        cfg = full_config(tmp_path, teacher, metricx, rules)
+        break_setup(cfg, teacher, xcomet)
+        run_result = command(cfg, "run")
         looked = command(cfg, "check")
-    for done in (begun, looked):
-        lines = done.stderr.splitlines()
-        (line,) = [one for one in lines if FAULTS[fault].format(url=teacher.url) in one]
-        assert line.startswith("error: ") and done.exit_code == 2
+    for result in (run_result, looked):
+        lines = result.stderr.splitlines()
+        (line,) = [
+            output_line
+            for output_line in lines
+            if FAULTS[break_setup].format(url=teacher.url) in output_line
+        ]
+        assert line.startswith("error: ") and result.exit_code == 2
         assert lines == [line] or away
     assert not (tmp_path / "run").exists()
-    assert sum(request.choices for request in teacher.requests) <= 2  # of one token
+    assert sum(request.choices for request in teacher.requests) <= 2  # one token each
 
 
 def test_all_faults_are_told_at_once_and_a_run_that_can_begin_begins(
     tmp_path, teacher, metricx, rules
 ):
-    cfg = whole(tmp_path, teacher, metricx, rules)
+    cfg = full_config(tmp_path, teacher, metricx, rules)
     broken = cfg.model_copy(deep=True)
     broken.teacher.model, broken.metricx.checkpoint = "another", "another"
     lines = command(broken, "run").stderr.splitlines()
     assert [line.split(":")[1].strip() for line in lines] == ["teacher", "metricx"]
     assert command(cfg, "check").exit_code == 0
     assert not (tmp_path / "run").exists()
-    done = command(cfg, "run")
-    assert done.exit_code == 0 and (tmp_path / "run/export/train.jsonl").exists()
-    assert "teacher: " in done.stderr and "judge: " in done.stderr
+    result = command(cfg, "run")
+    assert result.exit_code == 0 and (tmp_path / "run/export/train.jsonl").exists()
+    assert "teacher: " in result.stderr and "judge: " in result.stderr
 
 
 def test_a_finished_export_outlives_an_overwrite_that_cannot_begin(
     tmp_path, teacher, metricx, xcomet, rules
 ):
-    cfg = whole(tmp_path, teacher, metricx, rules)
+    cfg = full_config(tmp_path, teacher, metricx, rules)
     assert command(cfg, "run").exit_code == 0
 
     def everything():
@@ -190,12 +195,12 @@ def test_a_finished_export_outlives_an_overwrite_that_cannot_begin(
 
     before = everything()
     assert any(path.name == "train.parquet" for path in before)
-    for fault in (has_no_template, metricx_has_another_model, judge_is_none, corpus_is_gone):
+    for break_setup in (has_no_template, metricx_has_another_model, judge_is_none, corpus_is_gone):
         broken = cfg.model_copy(deep=True)
-        fault(broken, teacher, xcomet)
-        done = command(broken, "run", "--overwrite", "--yes")
+        break_setup(broken, teacher, xcomet)
+        result = command(broken, "run", "--overwrite", "--yes")
         teacher.well()
-        assert done.exit_code == 2 and everything() == before, fault
+        assert result.exit_code == 2 and everything() == before, break_setup
     assert command(cfg, "run", "--overwrite", "--yes").exit_code == 0
 
 
@@ -204,20 +209,20 @@ def test_only_what_the_coming_stages_need_is_asked(tmp_path, teacher, metricx):
     cfg = config(tmp_path, teacher, metricx)
     cfg.filters.llm_judge.enabled = False
 
-    def asked(**options):
+    def checked_services(**options):
         stages = named(options.pop("stage", "all"))
-        names = [c.name for c in look_at_run(cfg, RunOptions(stages, **options)).checks]
+        names = [c.name for c in check_run(cfg, RunOptions(stages, **options)).checks]
         return [name for name in names if name in ("teacher", "metricx", "judge")]
 
-    assert asked() == ["teacher", "metricx"]
-    assert asked(stage="generate_128") == ["teacher"]
-    assert asked(stage="score_select_best") == ["metricx"]
-    assert asked(stage="select_sources") == asked(stage="format_filter") == []
+    assert checked_services() == ["teacher", "metricx"]
+    assert checked_services(stage="generate_128") == ["teacher"]
+    assert checked_services(stage="score_select_best") == ["metricx"]
+    assert checked_services(stage="select_sources") == checked_services(stage="format_filter") == []
     run(cfg)
     assert StageFolder(tmp_path, "score_select_best").done()
-    assert asked(resume=True) == []
-    assert asked(overwrite=True) == ["teacher", "metricx"]
-    assert asked(stage="generate_128", resume=True, repair=0) == ["teacher"]
+    assert checked_services(resume=True) == []
+    assert checked_services(overwrite=True) == ["teacher", "metricx"]
+    assert checked_services(stage="generate_128", resume=True, repair=0) == ["teacher"]
 
 
 def test_the_teacher_is_asked_for_one_token_and_the_judge_for_one_verdict(tmp_path, metricx):
@@ -227,12 +232,12 @@ def test_the_teacher_is_asked_for_one_token_and_the_judge_for_one_verdict(tmp_pa
         llm.running() as upstream,
         running_judge(upstream=upstream) as url,
     ):
-        cfg = whole(tmp_path, teacher, metricx, url)
+        cfg = full_config(tmp_path, teacher, metricx, url)
         before = len(metricx.batches)
-        assert not look_at_run(cfg, RunOptions(named("all"))).failed
-    (asked,) = teacher.requests
-    assert asked.body["max_tokens"] == 1 and asked.body["n"] == 1
-    assert [message["role"] for message in asked.body["messages"]] == ["system", "user"]
+        assert not check_run(cfg, RunOptions(named("all"))).failed
+    (teacher_request,) = teacher.requests
+    assert teacher_request.body["max_tokens"] == 1 and teacher_request.body["n"] == 1
+    assert [message["role"] for message in teacher_request.body["messages"]] == ["system", "user"]
     assert len(llm.requests) == 1 and len(metricx.batches) == before
 
 
@@ -240,20 +245,20 @@ def test_a_judge_whose_llm_refuses_the_key_is_found_before_the_start(tmp_path, t
     llm = saying(PASS)
     llm.api_key = "right"
     with llm.running() as upstream, running_judge(upstream=upstream, key="wrong") as url:
-        findings = look_at_run(whole(tmp_path, teacher, metricx, url), RunOptions(named("all")))
-    (fault,) = findings.faults
-    assert f"judge: filters.llm_judge.url: {url} gives no verdict (upstream: " in fault
-    assert "\n" not in fault and "it refuses the API key" in fault
+        findings = check_run(full_config(tmp_path, teacher, metricx, url), RunOptions(named("all")))
+    (message,) = findings.errors
+    assert f"judge: filters.llm_judge.url: {url} gives no verdict (upstream: " in message
+    assert "\n" not in message and "it refuses the API key" in message
 
 
 def test_a_run_asks_again_what_is_busy_and_a_check_does_not(tmp_path, teacher, metricx):
-    cfg = whole(tmp_path, teacher, metricx)
-    options, told = RunOptions(named("all")), []
+    cfg = full_config(tmp_path, teacher, metricx)
+    options, lines = RunOptions(named("all")), []
     teacher.fail(503)
-    assert "HTTP 503" in look_at_run(cfg, options).faults[0]
+    assert "HTTP 503" in check_run(cfg, options).errors[0]
     teacher.fail(503)
-    need_passing(cfg, options, told.append)
-    assert len(told) == 2 and told[0].startswith("teacher: ")
+    need_passing(cfg, options, lines.append)
+    assert len(lines) == 2 and lines[0].startswith("teacher: ")
 
 
 def test_a_stage_that_goes_on_with_another_metricx_is_refused_before_the_others_run(

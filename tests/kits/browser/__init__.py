@@ -1,4 +1,4 @@
-"""Pages in a real browser: headless Chromium, where there is one."""
+"""Pages in a real browser: headless Chromium, if it is installed."""
 
 from __future__ import annotations
 
@@ -30,16 +30,18 @@ def browse(folder: Path, page: Path, *flags: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
 
 
-def picture(folder: Path, page: Path, width: int, height: int = 900) -> np.ndarray:
-    """What a window of this size shows: [height, width, 3]."""
+def screenshot(folder: Path, page: Path, width: int, height: int = 900) -> np.ndarray:
+    """Return what a window of this size shows: [height, width, 3]."""
     target = folder / "page.png"
     browse(folder, page, f"--window-size={width},{height}", f"--screenshot={target}")
     return np.asarray(Image.open(target).convert("RGB")).astype(int)
 
 
 def ask_page(folder: Path, page: Path, expression: str, *, width: int = 1000) -> str:
-    """What a JavaScript expression over a page's `document` is, in a window of that width. The page
-    itself may forbid scripts: it stands in a frame."""
+    """Return a JavaScript expression over a page's `document`, in a window of that width.
+
+    The page may forbid scripts, so it is put into a frame.
+    """
     frame = folder / "frame.html"
     frame.write_text(
         f'<iframe id="f" src="{page.as_uri()}" width="{width}" height="800" style="border:0" '
@@ -47,6 +49,6 @@ def ask_page(folder: Path, page: Path, expression: str, *, width: int = 1000) ->
         f'document.title = ((document) => {expression})(view)"></iframe>'
     )
     dom = browse(folder, frame, "--allow-file-access-from-files", "--dump-dom")
-    found = re.search(r"<title>(.*?)</title>", dom)
-    assert found, dom[:300]
-    return found[1]
+    match = re.search(r"<title>(.*?)</title>", dom)
+    assert match, dom[:300]
+    return match[1]

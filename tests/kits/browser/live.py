@@ -1,4 +1,4 @@
-"""A headless Chromium that a test drives as a person would: it types, clicks and looks."""
+"""A headless Chromium that a test controls as a person would: it types, clicks and reads."""
 
 from __future__ import annotations
 
@@ -31,43 +31,45 @@ finally { globalThis.answered = (globalThis.answered ?? 0) + 1; } }; })()"""
 
 
 class Tab:
-    """A tab of a browser, over the DevTools protocol. faults: exceptions of its scripts, and what
-    its security policy has refused."""
+    """A tab of a browser, over the DevTools protocol.
+
+    errors: exceptions of its scripts, and violations of its security policy.
+    """
 
     def __init__(self, socket: ClientConnection) -> None:
         self._socket = socket
-        self._asked = 0
-        self.faults: list[str] = []
+        self._last_id = 0
+        self.errors: list[str] = []
         for domain in ("Page", "Runtime", "Log"):
             self.ask(f"{domain}.enable")
         self.ask("Emulation.setFocusEmulationEnabled", enabled=True)  # one of many tabs
 
     def ask(self, method: str, **params: Any) -> dict[str, Any]:
-        """A command's result."""
-        self._asked += 1
-        self._socket.send(json.dumps({"id": self._asked, "method": method, "params": params}))
+        """Return a command's result."""
+        self._last_id += 1
+        self._socket.send(json.dumps({"id": self._last_id, "method": method, "params": params}))
         while True:
             message = json.loads(self._socket.recv(PATIENCE_S))
-            if message.get("id") == self._asked:
+            if message.get("id") == self._last_id:
                 assert "error" not in message, message
                 return message["result"]
             self._note(message)
 
     def _note(self, message: dict[str, Any]) -> None:
         if message["method"] == "Runtime.exceptionThrown":
-            self.faults.append(json.dumps(message["params"]["exceptionDetails"]))
+            self.errors.append(json.dumps(message["params"]["exceptionDetails"]))
         elif message["method"] == "Log.entryAdded":
             entry = message["params"]["entry"]
             if entry["source"] != "network":  # a refused request is one of the page's stories
-                self.faults.append(entry["text"])
+                self.errors.append(entry["text"])
 
     def js(self, expression: str) -> Any:
-        """What an expression is; a promise is waited for."""
-        told = self.ask(
+        """Return the value of an expression. A promise is awaited."""
+        reply = self.ask(
             "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True
         )
-        assert "exceptionDetails" not in told, told["exceptionDetails"]
-        return told["result"].get("value")
+        assert "exceptionDetails" not in reply, reply["exceptionDetails"]
+        return reply["result"].get("value")
 
     def wait(self, expression: str) -> None:
         """Return when an expression is true."""
@@ -100,23 +102,23 @@ class Tab:
         )
 
     def click(self, selector: str, text: str = "") -> None:
-        """Click the first element that a selector finds, with that text where one is given."""
-        found = self.js(
+        """Click the first element that matches a selector and contains the text."""
+        is_clicked = self.js(
             f"(() => {{ const one = [...document.querySelectorAll({json.dumps(selector)})]"
             f".find((e) => e.textContent.includes({json.dumps(text)}));"
             "one?.click(); return Boolean(one); })()"
         )
-        assert found, f"no {selector} with {text!r}"
+        assert is_clicked, f"no {selector} with {text!r}"
 
     def press(self, key: str) -> None:
         """Press a key."""
-        told = {"key": key, "code": key, "windowsVirtualKeyCode": _KEYS[key]}
+        key_event = {"key": key, "code": key, "windowsVirtualKeyCode": _KEYS[key]}
         text = {"text": "\r"} if key == "Enter" else {}
-        self.ask("Input.dispatchKeyEvent", type="keyDown", **told, **text)
-        self.ask("Input.dispatchKeyEvent", type="keyUp", **told)
+        self.ask("Input.dispatchKeyEvent", type="keyDown", **key_event, **text)
+        self.ask("Input.dispatchKeyEvent", type="keyUp", **key_event)
 
     def drag(self, *points: tuple[float, float]) -> None:
-        """Press the mouse at the first point, move over the others, let go at the last."""
+        """Press the mouse at the first point, move it over the others, release it at the last."""
         for k, (x, y) in enumerate(points):
             kind = "mouseMoved" if k else "mousePressed"
             self.ask("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
@@ -125,18 +127,18 @@ class Tab:
             "Input.dispatchMouseEvent", type="mouseReleased", x=x, y=y, button="left", clickCount=1
         )
 
-    def screenshot(self, path: Path, whole: bool = False) -> None:
+    def screenshot(self, path: Path, full_page: bool = False) -> None:
         """Write what is seen, or the whole page, as PNG."""
-        told = self.ask("Page.captureScreenshot", captureBeyondViewport=whole)
-        path.write_bytes(base64.b64decode(told["data"]))
+        reply = self.ask("Page.captureScreenshot", captureBeyondViewport=full_page)
+        path.write_bytes(base64.b64decode(reply["data"]))
 
 
 @contextlib.contextmanager
 def running_browser(folder: Path) -> Iterator[str]:
-    """A browser with a profile in `folder`; gives the address of its DevTools."""
+    """Start a browser with a profile in `folder`; yield the address of its DevTools."""
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
     flags += ["--remote-debugging-port=0", f"--user-data-dir={folder}", "about:blank"]
-    told = folder / "DevToolsActivePort"
+    port_file = folder / "DevToolsActivePort"
     process = subprocess.Popen(
         [str(BROWSER), *flags],
         stdout=subprocess.DEVNULL,
@@ -144,9 +146,11 @@ def running_browser(folder: Path) -> Iterator[str]:
         preexec_fn=end_with_parent(),
     )
     try:
-        wait_until(lambda: process.poll() is not None or (told.exists() and told.read_text()))
+        wait_until(
+            lambda: process.poll() is not None or (port_file.exists() and port_file.read_text())
+        )
         assert process.poll() is None, "the browser has ended"
-        yield f"http://127.0.0.1:{told.read_text().splitlines()[0]}"
+        yield f"http://127.0.0.1:{port_file.read_text().splitlines()[0]}"
     finally:
         process.terminate()
         process.wait(PATIENCE_S)
@@ -154,8 +158,8 @@ def running_browser(folder: Path) -> Iterator[str]:
 
 @contextlib.contextmanager
 def new_tab(browser: str) -> Iterator[Tab]:
-    """An empty tab of a running browser."""
-    made = httpx.put(f"{browser}/json/new?about:blank").json()
-    with connect(made["webSocketDebuggerUrl"], max_size=2**26, proxy=None) as socket:
+    """Open an empty tab of a running browser."""
+    tab_info = httpx.put(f"{browser}/json/new?about:blank").json()
+    with connect(tab_info["webSocketDebuggerUrl"], max_size=2**26, proxy=None) as socket:
         yield Tab(socket)
-    httpx.get(f"{browser}/json/close/{made['id']}")
+    httpx.get(f"{browser}/json/close/{tab_info['id']}")

@@ -1,1 +1,1 @@
-"""Checkpoints and texts whose scores by unbabel-comet are kept in files."""
+"""Checkpoints and texts for which unbabel-comet's scores are stored in files."""

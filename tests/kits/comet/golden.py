@@ -1,4 +1,4 @@
-"""The checkpoints and texts of which `tests/golden/comet` keeps unbabel-comet's scores and spans.
+"""Checkpoints and texts for which `tests/golden/comet` has unbabel-comet's scores and spans.
 
 Everything here is made anew, the same on every machine; only what upstream computes is in files.
 """
@@ -128,7 +128,11 @@ def deberta_tokenizer(folder: Path) -> Path:
     vocabulary = stored["model"]["vocab"]
     for entry in vocabulary:
         entry[0] = marks.get(entry[0], entry[0])
-    ids = {piece: k for k, (piece, _) in enumerate(vocabulary) if piece in marks.values()}
+    ids = {
+        token_text: k
+        for k, (token_text, _) in enumerate(vocabulary)
+        if token_text in marks.values()
+    }
     for token in stored["added_tokens"]:
         token["content"] = marks[token["content"]]
     first, last = ({"SpecialToken": {"id": mark, "type_id": 0}} for mark in ("[CLS]", "[SEP]"))
@@ -156,11 +160,11 @@ def digest(folder: Path) -> str:
     import torch
 
     stored = torch.load(folder / "checkpoints/model.ckpt", weights_only=True)["state_dict"]
-    found = hashlib.blake2b(digest_size=16)
+    hasher = hashlib.blake2b(digest_size=16)
     for name in sorted(stored):
         if ".dropout_" not in name:
-            found.update(name.encode() + stored[name].float().numpy().tobytes())
-    return found.hexdigest()
+            hasher.update(name.encode() + stored[name].float().numpy().tobytes())
+    return hasher.hexdigest()
 
 
 def texts_read(name: str) -> tuple[str, ...]:
@@ -180,30 +184,30 @@ def rows(name: str) -> list[dict[str, str]]:
     many, read = name in XCOMET, texts_read(name)
     hard = [LONG, {**LONG, "mt": REF[0]["mt"]}, {**LONG, "src": "ja", "ref": "yes"}]
     hard += [{"src": src, "mt": mt, "ref": "the <pad> house"} for mt in _ODD for src in ("", "ich")]
-    found = [*(REF if many else REF[::5]), *hard]
+    selected = [*(REF if many else REF[::5]), *hard]
     if "ref" in read:
-        found += [{**row, "ref": ""} for row in REF[::15]]
+        selected += [{**row, "ref": ""} for row in REF[::15]]
     if is_joint(name) and len(read) == 3:  # the reference may be missing
-        found += QE if many else QE[::7]
-        found += [{"src": row["src"], "mt": row["mt"]} for row in hard]
-    return found
+        selected += QE if many else QE[::7]
+        selected += [{"src": row["src"], "mt": row["mt"]} for row in hard]
+    return selected
 
 
 def is_joint(name: str) -> bool:
-    """Whether the class reads its texts together."""
+    """Return whether the class reads its texts together."""
     return CHECKPOINTS.get(name, {}).get("kind", "xcomet_metric") in JOINT
 
 
 def edge_rows(limit: int) -> list[dict[str, str]]:
     """Return texts of one token more or less around each limit, with and without a reference."""
-    found = []
+    edge_cases = []
     for mt in (0, 1, limit // 2, limit - 5, limit - 4, limit - 3):
         for total in range(limit - 3, limit + 4):
             src = max(0, total - 4 - mt)
             row = {"src": " ".join([_WORD] * src), "mt": " ".join([_WORD] * mt)}
             ref = " ".join([_WORD] * max(1, limit - 6 - mt - src + total % 3))
-            found += [row, {**row, "ref": ref}]
-    return found
+            edge_cases += [row, {**row, "ref": ref}]
+    return edge_cases
 
 
 def row_digest(ids: list[list[int]], offsets: list[list[int]]) -> str:

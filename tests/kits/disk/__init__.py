@@ -1,1 +1,1 @@
-"""Disks that misbehave."""
+"""Disks that fail."""

@@ -1,4 +1,4 @@
-"""A disk that is full: no file takes more than so many bytes, and what is longer fails with EFBIG.
+"""A full disk: a file has at most so many bytes, and a longer one fails with EFBIG.
 
 python -m tests.kits.disk.full BYTES MODULE ARGUMENTS    as `python -m MODULE ARGUMENTS`
 """
@@ -13,10 +13,10 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def full_disk(room: int) -> Iterator[None]:
-    """Of this process, in the block."""
+def full_disk(max_bytes: int) -> Iterator[None]:
+    """Limit the size of files that this process writes, for the block."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (max_bytes, before[1]))
     try:
         yield
     finally:

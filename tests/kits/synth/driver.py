@@ -1,4 +1,4 @@
-"""A run of the stages between sources and filters: config, sources, stages, what came out."""
+"""A run of the stages between sources and filters: config, sources, stages, results."""
 
 from __future__ import annotations
 
@@ -10,28 +10,30 @@ from pathlib import Path
 from typing import Any
 
 from synth.config import SynthConfig
-from synth.context import Context
-from synth.drive.clients import EASY, PART
-from synth.drive.driver import run_map_stage
-from synth.drive.kinds import MapStage
-from synth.folder.begin import begin
-from synth.folder.store import Record, ShardWriter, StageFolder, digest_of
+from synth.context import StageContext
+from synth.execution.clients import EASY, PART
+from synth.execution.driver import run_map_stage
+from synth.execution.stage_types import MapStage
 from synth.record import source_id
 from synth.stages.table import ORDER
+from synth.storage.stage_start import prepare_stage
+from synth.storage.store import Record, ShardWriter, StageFolder, digest_of
 
 STAGES = ORDER[1:5]
 NAMES = [stage.name for stage in STAGES]
 
 
 def korean(body: dict[str, Any], seed: int | None) -> str:
-    """A made-up translation: a function of the request."""
-    asked = f"{body['messages'][-1]['content']}|{body['temperature']}|{seed}"
-    digest = hashlib.blake2b(asked.encode(), digest_size=6).digest()
+    """Return a made-up translation: a function of the request."""
+    request_key = f"{body['messages'][-1]['content']}|{body['temperature']}|{seed}"
+    digest = hashlib.blake2b(request_key.encode(), digest_size=6).digest()
     return " ".join(chr(0xAC00 + byte * 40) + "다" for byte in digest) + "."
 
 
 def is_paid(body: dict[str, Any]) -> bool:
-    """Whether a teacher's request asks for a translation: the preflight asks for one token."""
+    """Return whether a teacher's request asks for a translation. The preflight asks for one
+    token.
+    """
     return int(body["max_tokens"]) > 1
 
 
@@ -57,7 +59,7 @@ def config(out_dir: Path, teacher: Any, metricx: Any, **more: Any) -> SynthConfi
 
 
 def write_sources(out_dir: Path, texts: Sequence[str], per_shard: int = 8) -> None:
-    """What sample_sources leaves behind."""
+    """Write the output of sample_sources."""
     folder = StageFolder(out_dir, "sample_sources")
     folder.set_manifest(
         {"stage": folder.name, "digest": digest_of(texts), "shards": -(-len(texts) // per_shard)}
@@ -82,11 +84,11 @@ def write_sources(out_dir: Path, texts: Sequence[str], per_shard: int = 8) -> No
 TEXTS = [f"Sentence number {i} is to be translated." for i in range(20)]
 
 
-def run(cfg: SynthConfig, *, stages: Sequence[Any] = STAGES, **options: Any) -> list[Context]:
+def run(cfg: SynthConfig, *, stages: Sequence[Any] = STAGES, **options: Any) -> list[StageContext]:
     contexts = []
     for stage in stages:
-        ctx = Context(cfg, cfg.run.out_dir, **options)
-        manifest = begin(stage, STAGES[STAGES.index(stage) + 1 :], ctx)
+        ctx = StageContext(cfg, cfg.run.out_dir, **options)
+        manifest = prepare_stage(stage, STAGES[STAGES.index(stage) + 1 :], ctx)
         if isinstance(stage, MapStage):
             asyncio.run(run_map_stage(stage, manifest, ctx))
         elif not ctx.folder(stage.name).done():
@@ -96,37 +98,43 @@ def run(cfg: SynthConfig, *, stages: Sequence[Any] = STAGES, **options: Any) -> 
 
 
 def output(out_dir: Path) -> dict[tuple[str, int], tuple[str, str, int]]:
-    """The digests of all shards, which are those of their files: the candidates of a run that is
-    done are gone."""
-    found = {}
+    """Return the digests of all shards, which are those of their files.
+
+    The candidates of a finished run are deleted.
+    """
+    marks = {}
     for name in NAMES:
         folder = StageFolder(out_dir, name)
         for index in range(folder.shards() or 0):
             folder.verify(index)
             mark = folder.mark(index)
             assert mark is not None
-            found[name, index] = (mark["digest"], mark["rejected_digest"], mark["records"])
-    return found
+            marks[name, index] = (mark["digest"], mark["rejected_digest"], mark["records"])
+    return marks
 
 
 def most_in_flight(cfg: SynthConfig, n: int) -> int:
-    """The sequences of the teacher that a driver has in flight at most, where it asks for n of a
-    source: the bound that docs/synthesis.md states."""
+    """Return the maximum number of sequences that a driver has in flight at the teacher.
+
+    It is the bound of docs/synthesis.md, if the driver requests n candidates per source.
+    """
     teacher = cfg.teacher
     sequences = teacher.max_sequences or PART * teacher.max_concurrency
     return min(teacher.max_concurrency * min(n, PART, sequences), sequences)
 
 
-def asked_again(requests: Sequence[Any]) -> int:
-    """The sequences that a teacher was asked for once more, by what it recorded, whether or not it
-    answered; not the question whether it is there."""
-    asked: Counter[tuple[str, int]] = Counter()
+def count_repeated_requests(requests: Sequence[Any]) -> int:
+    """Return how many sequences were requested from a teacher again, whether or not it answered.
+
+    Health checks do not count.
+    """
+    count_by_sequence: Counter[tuple[str, int]] = Counter()
     for body in (request.body for request in requests):
         text, first = body["messages"][-1]["content"], body.get("seed") or 0
         if not text.endswith(EASY):
-            own = range(first, first + (body.get("n") or 1)) if body["temperature"] else [-1]
-            asked.update((text, seed) for seed in own)
-    return sum(count - 1 for count in asked.values())
+            seeds = range(first, first + (body.get("n") or 1)) if body["temperature"] else [-1]
+            count_by_sequence.update((text, seed) for seed in seeds)
+    return sum(count - 1 for count in count_by_sequence.values())
 
 
 def records(out: Path, stage: str) -> list[Record]:

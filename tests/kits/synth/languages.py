@@ -1,4 +1,4 @@
-"""Runs into one language or more: a corpus of two, a teacher with one sentence, a config."""
+"""Runs into one language or several: a corpus of two, a teacher with one sentence, a config."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OFF = ["too_short", "too_long", "length_ratio", "numbers_missing", "placeholders
 
 
 def answer(good: str, bad: str | None, share: float) -> Callable[[dict[str, Any], int | None], str]:
-    """The good text or, for so large a share of the seeds, the bad one; a number at its end."""
+    """Return the good text or, for a share of the seeds, the bad one; with a number at its end."""
 
     def respond(body: dict[str, Any], seed: int | None) -> str:
         digest = hashlib.blake2b(f"{body['messages']}{seed}".encode()).digest()

@@ -12,13 +12,13 @@ from typing import Any
 from rich.console import Console, RenderableType
 
 from synth.config import SynthConfig
-from synth.context import Context
-from synth.drive.driver import run_map_stage
-from synth.drive.kinds import WholeStage
-from synth.folder.begin import begin
-from synth.folder.store import Record, ShardWriter, StageFolder, digest_of, read_records
+from synth.context import StageContext
+from synth.execution.driver import run_map_stage
+from synth.execution.stage_types import GlobalStage
 from synth.record import source_id
 from synth.stages.table import ORDER, map_stage
+from synth.storage.stage_start import prepare_stage
+from synth.storage.store import Record, ShardWriter, StageFolder, digest_of, read_records
 
 ROOT = Path(__file__).parents[3]
 
@@ -63,7 +63,7 @@ def config(out_dir: Path, **sections: dict[str, Any]) -> SynthConfig:
 
 
 def gold(count: int) -> list[tuple[str, str]]:
-    """True pairs, and a translation with chatter in every fifth place."""
+    """Return true pairs; every fifth translation has chatter."""
     with (ROOT / "demo" / "data" / "pydocs.jsonl").open(encoding="utf-8") as lines:
         rows = [row for row in map(json.loads, lines) if 40 < len(row["src_text"]) < 300]
     return [(row["src_text"], row["ref_text"]) for row in rows[:count]]
@@ -72,7 +72,10 @@ def gold(count: int) -> list[tuple[str, str]]:
 def write_stage(
     folder: StageFolder, shards: Sequence[Sequence[Record]], rejected: Iterable[Record] = ()
 ) -> None:
-    """shards: lists of records; rejected: those of the first shard."""
+    """Write a finished stage.
+
+    shards: lists of records. rejected: records that the first shard has rejected.
+    """
     folder.set_manifest(
         {
             "stage": folder.name,
@@ -84,12 +87,12 @@ def write_stage(
         }
     )
     for index, records in enumerate(shards):
-        lost = [{**r, "stage": folder.name} for r in (rejected if index == 0 else ())]
-        codes = Counter(record["reason_code"] for record in lost)
-        with ShardWriter(folder.shard(index)) as kept, ShardWriter(folder.rejected(index)) as out:
+        rejected_records = [{**r, "stage": folder.name} for r in (rejected if index == 0 else ())]
+        codes = Counter(record["reason_code"] for record in rejected_records)
+        with ShardWriter(folder.shard(index)) as shard, ShardWriter(folder.rejected(index)) as out:
             for record in records:
-                kept.write(record)
-            for record in lost:
+                shard.write(record)
+            for record in rejected_records:
                 out.write(record)
             out.commit()
             folder.set_mark(
@@ -98,21 +101,21 @@ def write_stage(
                     "records": len(records),
                     "rejected": codes,
                     "input": None,
-                    "digest": kept.commit(),
+                    "digest": shard.commit(),
                 },
             )
 
 
 def make_run(out_dir: Path, count: int = 10, chatter: int = 5) -> list[Record]:
-    """A run up to score_select_best: of 12 sources 10 were selected, in three shards."""
+    """Write a run up to score_select_best: of 12 sources 10 were selected, in three shards."""
     records: list[Record] = []
-    for place, (src, mt) in enumerate(gold(count + 2)):
+    for index, (src, mt) in enumerate(gold(count + 2)):
         madlad = {
             "lang": "en",
             "split": "noisy",
-            "doc_id": f"en_noisy_0000.jsonl.gz:{place + 1}",
+            "doc_id": f"en_noisy_0000.jsonl.gz:{index + 1}",
             "file": "en_noisy_0000.jsonl.gz",
-            "line": place + 1,
+            "line": index + 1,
             "segment_index": 0,
             "segments": 1,
             "span": [0, len(src)],
@@ -122,22 +125,22 @@ def make_run(out_dir: Path, count: int = 10, chatter: int = 5) -> list[Record]:
                 "source_id": source_id(src),
                 "source_text": src,
                 "length": len(src) / 4.0,
-                "source_type": "blob" if place % 2 else "sentence",
-                "length_bucket_id": place % 3,
+                "source_type": "blob" if index % 2 else "sentence",
+                "length_bucket_id": index % 3,
                 "source_meta": {"madlad": madlad},
             }
         )
-        if chatter and place % chatter == 2:
+        if chatter and index % chatter == 2:
             mt = f"번역: {mt}"
-        worst = {"index": 3, "text": mt + " 음", "score": 20.0 + place / 10}
+        worst = {"index": 3, "text": mt + " 음", "score": 20.0 + index / 10}
         records[-1]["later"] = {
             "prefilter": {
                 "score_greedy": 5.0,
-                "score_sample": 3.0 + place / 4,
-                "improvement": 2.0 - place / 4,
+                "score_sample": 3.0 + index / 4,
+                "improvement": 2.0 - index / 4,
             },
-            "topk": [{"index": 6, "text": mt, "score": 1.5 + place / 8}],
-            "worst": None if place == 4 else worst,
+            "topk": [{"index": 6, "text": mt, "score": 1.5 + index / 8}],
+            "worst": None if index == 4 else worst,
             "candidate_counts": {"asked": 8, "scored": 7, "out": {"cut": 1}},
         }
     later = [record.pop("later") for record in records]
@@ -155,9 +158,9 @@ def make_run(out_dir: Path, count: int = 10, chatter: int = 5) -> list[Record]:
     (StageFolder(out_dir, "sample_sources").path / "counts.json").write_text(json.dumps(counts))
     records = [{**r, "prefilter": x["prefilter"]} for r, x in zip(records, later, strict=True)]
     write_stage(StageFolder(out_dir, "prefilter_score"), _cut(records))
-    lost = [{**r, "reason_code": "not_selected", "reason": ""} for r in records[count:]]
+    not_selected = [{**r, "reason_code": "not_selected", "reason": ""} for r in records[count:]]
     records = [{**r, "rank": rank} for rank, r in enumerate(records)]
-    write_stage(StageFolder(out_dir, "select_sources"), _cut(records[:count]), lost)
+    write_stage(StageFolder(out_dir, "select_sources"), _cut(records[:count]), not_selected)
     write_stage(StageFolder(out_dir, "generate_128"), _cut(records[:count]))
     records = [{**r, **x} for r, x in zip(records[:count], later, strict=False)]
     write_stage(StageFolder(out_dir, "score_select_best"), _cut(records))
@@ -169,18 +172,18 @@ def _cut(records: Sequence[Record], size: int = 4) -> list[Sequence[Record]]:
     return [records[i : i + size] for i in range(0, len(records), size)]
 
 
-def run_filter(cfg: SynthConfig, **more: Any) -> Context:
-    ctx = Context(cfg, cfg.run.out_dir, **more)
+def run_filter(cfg: SynthConfig, **more: Any) -> StageContext:
+    ctx = StageContext(cfg, cfg.run.out_dir, **more)
     stage = map_stage("format_filter")
-    asyncio.run(run_map_stage(stage, begin(stage, [ORDER[-1]], ctx), ctx))
+    asyncio.run(run_map_stage(stage, prepare_stage(stage, [ORDER[-1]], ctx), ctx))
     return ctx
 
 
-def run_export(cfg: SynthConfig, **more: Any) -> Context:
-    ctx = Context(cfg, cfg.run.out_dir, **more)
+def run_export(cfg: SynthConfig, **more: Any) -> StageContext:
+    ctx = StageContext(cfg, cfg.run.out_dir, **more)
     stage = ORDER[-1]
-    assert isinstance(stage, WholeStage)
-    stage.run(ctx, begin(stage, [], ctx))
+    assert isinstance(stage, GlobalStage)
+    stage.run(ctx, prepare_stage(stage, [], ctx))
     return ctx
 
 
@@ -189,7 +192,7 @@ def train(cfg: SynthConfig) -> list[Record]:
 
 
 def exported_run(folder: Path) -> SynthConfig:
-    """A run with its export; its config."""
+    """Write a run with its export, and return its config."""
     cfg = config(folder, export={"preference_pairs": True})
     folder.mkdir()
     make_run(cfg.run.out_dir)
@@ -199,7 +202,7 @@ def exported_run(folder: Path) -> SynthConfig:
 
 
 def printed(table: RenderableType) -> str:
-    """What a table of the terminal shows."""
+    """Return the text of a terminal table."""
     console = Console(width=200)
     with console.capture() as text:
         console.print(table)

@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 from demo.madlad_shard import documents, write_shard
 from synth.config import SynthConfig
-from synth.context import Context
-from synth.folder.begin import begin
-from synth.folder.store import Record, StageFolder, digest_file
+from synth.context import StageContext
 from synth.stages.sample_sources import SampleSources
+from synth.storage.stage_start import prepare_stage
+from synth.storage.store import Record, StageFolder, digest_file
 
 MADLAD = Path(__file__).parents[2] / "data/madlad"
 
@@ -40,10 +40,10 @@ def config(out_dir: Path, files: Iterable[str] = (V1,), **sections: Any) -> Synt
 
 
 def run(cfg: SynthConfig, **more: Any) -> StageFolder:
-    """Run the stage as the driver does; its folder."""
-    ctx = Context(cfg, Path(cfg.run.out_dir), **more)
+    """Run the stage as the driver does, and return its folder."""
+    ctx = StageContext(cfg, Path(cfg.run.out_dir), **more)
     stage = SampleSources()
-    stage.run(ctx, begin(stage, [], ctx))
+    stage.run(ctx, prepare_stage(stage, [], ctx))
     return ctx.folder(stage.name)
 
 
@@ -56,16 +56,16 @@ def counts(folder: StageFolder) -> dict[str, Any]:
 
 
 def tree(out_dir: Path) -> dict[str, str]:
-    """Every file of the stage, by its bytes."""
+    """Return every file of the stage, by its bytes."""
     paths = [p for p in Path(out_dir).rglob("*") if p.is_file() and p.name != "merge.lock"]
     return {str(p.relative_to(out_dir)): digest_file(p) for p in paths}
 
 
-def stored(place: Mapping[str, Any], newlines: str = "real") -> str:
-    """The document that provenance names."""
+def stored(position: Mapping[str, Any], newlines: str = "real") -> str:
+    """Return the document that provenance names."""
     folder = MADLAD / ("data-v1p5/ko" if newlines == "escaped" else "data/ko")
-    lines = gzip.decompress((folder / place["file"]).read_bytes()).splitlines()
-    return json.loads(lines[place["line"] - 1])["text"]
+    lines = gzip.decompress((folder / position["file"]).read_bytes()).splitlines()
+    return json.loads(lines[position["line"] - 1])["text"]
 
 
 def shards(tmp_path: Path, number: int = 4, lang: Literal["en", "ko"] = "ko") -> list[str]:

@@ -41,12 +41,15 @@ _SPECIAL = (
 
 @cache
 def template_text(name: str) -> str:
-    """A template of TRL's package; `chatml`: the plain form."""
+    """Return a template of TRL's package; `chatml`: the plain form."""
     return CHATML if name == "chatml" else (_FOLDER / f"{name}.jinja").read_text(encoding="utf-8")
 
 
 def byte_tokenizer(template: str | None = None, end: str = "<|im_end|>") -> Any:
-    """A token a byte, as GPT-2 writes them: every Korean character is three. end: eos_token."""
+    """Return a tokenizer with one token per byte, as GPT-2 writes them. end: eos_token.
+
+    Every Korean character is three tokens.
+    """
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     model = models.BPE({letter: number for number, letter in enumerate(letters)}, [])
     tokenizer = Tokenizer(model)
@@ -65,12 +68,12 @@ def byte_tokenizer(template: str | None = None, end: str = "<|im_end|>") -> Any:
 
 
 def chat_tokenizer(name: str) -> Any:
-    """With a template of `ENDS`."""
+    """Return a tokenizer with a template of `ENDS`."""
     return byte_tokenizer(template_text(name), ENDS[name])
 
 
 def turns(*texts: str, system: str | None = None) -> list[dict[str, str]]:
-    """A conversation: user and assistant by turns."""
+    """Return a conversation: user and assistant by turns."""
     roles = ("user", "assistant")
-    said = [{"role": roles[n % 2], "content": text} for n, text in enumerate(texts)]
-    return [*([] if system is None else [{"role": "system", "content": system}]), *said]
+    messages = [{"role": roles[n % 2], "content": text} for n, text in enumerate(texts)]
+    return [*([] if system is None else [{"role": "system", "content": system}]), *messages]

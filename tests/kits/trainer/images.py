@@ -1,4 +1,4 @@
-"""Tiny random models that see, and images for them."""
+"""Tiny random vision models, and images for them."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ NEVER = [IMAGE, VIDEO, START, END]
 KINDS = pytest.mark.parametrize("kind", ["qwen2_5_vl", "qwen3_vl"])
 TOKENIZER = SimpleNamespace(eos_token_id=EOS, pad_token_id=PAD)
 PATCH = 4
-#: What makes patches of a picture: one whose sides are multiples of 8 is not resized.
+#: Makes the patches of an image. If its sides are multiples of 8, it is not resized.
 PROCESSOR = Qwen2VLImageProcessor(
     patch_size=PATCH, merge_size=2, temporal_patch_size=2, min_pixels=64, max_pixels=64 * 64
 )
 
 
 def image_ids(grid: tuple[int, int, int]) -> list[int]:
-    """An image as it stands in a sequence."""
+    """Return the ids of an image in a sequence."""
     return [START, *[IMAGE] * (grid[1] * grid[2] // 4), END]
 
 
@@ -43,13 +43,13 @@ class Patches:
 
     @property
     def ids(self) -> list[int]:
-        """As they stand in a sequence."""
+        """Return the image's token ids in a sequence."""
         return image_ids(self.grid)
 
 
 @dataclass(eq=False)
 class Picture:
-    """An image that is a picture."""
+    """Holds a PNG, with the patches that the processor makes of it."""
 
     png: bytes
 
@@ -59,19 +59,19 @@ class Picture:
 
     @property
     def patches(self) -> Tensor:
-        """As the processor gives them."""
+        """Return the patches as the processor gives them."""
         patches: Tensor = self._read["pixel_values"]
         return patches
 
     @property
     def grid(self) -> tuple[int, int, int]:
-        """In time, height and width."""
+        """Return the grid in time, height and width."""
         time, height, width = self._read["image_grid_thw"][0].tolist()
         return time, height, width
 
 
-def picture(height: int, width: int, seed: int) -> Picture:
-    """Of noise; sides in pixels."""
+def noise_image(height: int, width: int, seed: int) -> Picture:
+    """Return an image of noise; sides in pixels."""
     numbers = torch.Generator().manual_seed(seed)
     pixels = torch.randint(256, (height, width, 3), generator=numbers, dtype=torch.uint8)
     written = BytesIO()
@@ -79,16 +79,19 @@ def picture(height: int, width: int, seed: int) -> Picture:
     return Picture(written.getvalue())
 
 
-def image(height: int, width: int, seed: int) -> Patches:
-    """Of noise; sides in patches."""
+def noise_patches(height: int, width: int, seed: int) -> Patches:
+    """Return patches of noise; sides in patches."""
     numbers = torch.Generator().manual_seed(seed)
     patches = torch.randn(height * width, 3 * 2 * PATCH**2, generator=numbers)
     return Patches(patches.double(), (1, height, width))
 
 
-def tiny(kind: str, *, head: int = 16, room: int = 512, spread: float = 0.2) -> nn.Module:
-    """A random model in float64 whose weights are large enough for a picture to matter. head: of
-    the text's attention, in numbers. room: ids that it reads. spread: of its weights."""
+def tiny(kind: str, *, head: int = 16, max_positions: int = 512, spread: float = 0.2) -> nn.Module:
+    """Return a random model in float64 whose weights are large enough for an image to matter.
+
+    head: size of the text's attention heads. max_positions: ids that it reads. spread: of its
+    weights.
+    """
     import transformers
 
     text: dict[str, Any] = {
@@ -98,7 +101,7 @@ def tiny(kind: str, *, head: int = 16, room: int = 512, spread: float = 0.2) -> 
         "num_hidden_layers": 2,
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
-        "max_position_embeddings": room,
+        "max_position_embeddings": max_positions,
         "bos_token_id": None,
         "eos_token_id": EOS,
         "pad_token_id": PAD,
@@ -120,15 +123,15 @@ def tiny(kind: str, *, head: int = 16, room: int = 512, spread: float = 0.2) -> 
         "spatial_merge_size": 2,
         "temporal_patch_size": 2,
     }
-    of: tuple[Any, Any]
+    classes: tuple[Any, Any]
     if kind == "qwen2_5_vl":
         vision |= {"window_size": 4 * PATCH, "fullatt_block_indexes": [1]}
-        of = transformers.Qwen2_5_VLConfig, transformers.Qwen2_5_VLForConditionalGeneration
+        classes = transformers.Qwen2_5_VLConfig, transformers.Qwen2_5_VLForConditionalGeneration
     else:
         text["head_dim"] = head
         vision |= {"num_position_embeddings": 64, "deepstack_visual_indexes": [0]}
-        of = transformers.Qwen3VLConfig, transformers.Qwen3VLForConditionalGeneration
-    config = of[0](
+        classes = transformers.Qwen3VLConfig, transformers.Qwen3VLForConditionalGeneration
+    config = classes[0](
         text_config=text,
         vision_config=vision,
         image_token_id=IMAGE,
@@ -136,7 +139,7 @@ def tiny(kind: str, *, head: int = 16, room: int = 512, spread: float = 0.2) -> 
         vision_start_token_id=START,
         vision_end_token_id=END,
     )
-    architecture: Any = of[1]
+    architecture: Any = classes[1]
     model = architecture(config)
     torch.manual_seed(0)
     with torch.no_grad():
@@ -148,22 +151,24 @@ def tiny(kind: str, *, head: int = 16, room: int = 512, spread: float = 0.2) -> 
 
 
 def rollouts() -> list[Rollout]:
-    """Without an image, with some in the prompt, and between what the policy wrote."""
+    """Return rollouts: without an image, with some in the prompt, and between the policy's
+    turns.
+    """
     numbers = torch.Generator().manual_seed(1)
 
     def words(n: int) -> list[int]:
         return torch.randint(2, 90, (n,), generator=numbers).tolist()
 
-    made = []
+    sampled = []
     for sizes in ([], [(2, 4)], [(4, 4), (2, 2), (4, 2)], [(2, 2), (2, 6)]):
-        images = [image(h, w, seed=h * w + i) for i, (h, w) in enumerate(sizes)]
+        images = [noise_patches(h, w, seed=h * w + i) for i, (h, w) in enumerate(sizes)]
         prompt = [*words(3), *(images[0].ids if images else []), *words(2)]
         completion, mask = words(4), [True] * 4
-        for shown in images[1:]:
-            heard, said = [*words(2), *shown.ids], words(5)
-            completion += heard + said
-            mask += [False] * len(heard) + [True] * len(said)
-        made.append(
+        for shown_image in images[1:]:
+            observation, turn = [*words(2), *shown_image.ids], words(5)
+            completion += observation + turn
+            mask += [False] * len(observation) + [True] * len(turn)
+        sampled.append(
             Rollout(
                 group=0,
                 prompt_input_ids=prompt,
@@ -173,4 +178,4 @@ def rollouts() -> list[Rollout]:
                 action_mask=mask,
             )
         )
-    return made
+    return sampled

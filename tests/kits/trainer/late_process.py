@@ -1,7 +1,6 @@
-"""Processes of which the last stops within an exchange, after the meeting that all came to:
-the others have to say which.
+"""Processes the last of which stops in an exchange after the barrier: the others report it.
 
-    torchrun --nproc_per_node 2 -m tests.kits.trainer.late_process
+torchrun --nproc_per_node 2 -m tests.kits.trainer.late_process
 """
 
 from __future__ import annotations
@@ -11,12 +10,12 @@ import time
 import torch
 from torch import distributed
 
-from trainer.rl.world import World
+from trainer.rl.distributed import DistributedContext
 
 if __name__ == "__main__":
-    world = World(torch.device("cpu"), patience_s=2)
-    with world.together():
-        world.at(f"update {7 + world.rank}, learning")
-        world.meet()
+    world = DistributedContext(torch.device("cpu"), patience_s=2)
+    with world.monitored():
+        world.set_phase(f"update {7 + world.rank}, learning")
+        world.barrier()
         time.sleep(60 * world.rank)
         distributed.all_reduce(torch.ones(1))

@@ -1,7 +1,6 @@
-"""Updates of a tiny policy in however many processes it is started in; for the tests of several
-processes.
+"""Runs updates of a tiny policy in any number of processes, for the tests of several processes.
 
-    torchrun --nproc_per_node 2 -m tests.kits.trainer.one_update OUT
+torchrun --nproc_per_node 2 -m tests.kits.trainer.one_update OUT
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from tests.kits.trainer.runs import letter_tokenizer, rollout, tiny_llama
 from tests.kits.trainer.sharded_trainer import ShardedWorld
 from trainer.rl.advantage import TokenAdvantages, pad_rows, token_advantages
 from trainer.rl.config import RLConfig
+from trainer.rl.distributed import DistributedContext
 from trainer.rl.engines.generate import GenerateSampler
 from trainer.rl.forward import Image
-from trainer.rl.policy import autocast, freeze_unread
+from trainer.rl.policy import autocast, freeze_vision
 from trainer.rl.rollout import Rollout, action_masks, rollout_logprobs
-from trainer.rl.update import Passes, accumulate_gradients, update_policy
-from trainer.rl.world import World
+from trainer.rl.update import ForwardOptions, accumulate_gradients, update_policy
 from trainer.translation.config import GenerationConfig
 
 #: Tokens of prompt and completion: three micro-batches of `CONFIG`, which two processes cannot
@@ -52,7 +51,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def config(loss_mean: str, algorithm: str = "ppo") -> RLConfig:
-    """Two passes of two steps, with every term of the loss."""
+    """Return a config of two passes of two steps, with every term of the loss."""
     return RLConfig(
         algorithm=algorithm,
         clip_eps=0.2,
@@ -65,7 +64,10 @@ def config(loss_mean: str, algorithm: str = "ppo") -> RLConfig:
 
 
 def batch(prompts: int, images: bool) -> tuple[list[Rollout], TokenAdvantages]:
-    """Rollouts and advantages, the same in every process. images: three of four show some."""
+    """Return rollouts and advantages, the same in every process.
+
+    images: whether three of four rollouts have images.
+    """
     lengths = LENGTHS[:prompts]
     generator = torch.Generator().manual_seed(3)
 
@@ -81,9 +83,9 @@ def batch(prompts: int, images: bool) -> tuple[list[Rollout], TokenAdvantages]:
     ]
     if images:
         rollouts = seen_rollouts()
-        lengths = [(0, len(one.completion_token_ids)) for one in rollouts]
-        for one, (_, t) in zip(rollouts, lengths, strict=True):
-            one.old_logprobs, one.ref_logprobs = numbers(t), numbers(t)
+        lengths = [(0, len(row.completion_token_ids)) for row in rollouts]
+        for row, (_, t) in zip(rollouts, lengths, strict=True):
+            row.old_logprobs, row.ref_logprobs = numbers(t), numbers(t)
     mask_BT = action_masks(rollouts)
     tokens_BT = pad_rows([numbers(t) for _, t in lengths])
     rewards_B = torch.tensor(numbers(len(lengths)))
@@ -91,7 +93,7 @@ def batch(prompts: int, images: bool) -> tuple[list[Rollout], TokenAdvantages]:
 
 
 def update(
-    world: World,
+    world: DistributedContext,
     loss_mean: str = "token",
     prompts: int = 5,
     dtype: str = "float32",
@@ -99,13 +101,11 @@ def update(
     algorithm: str = "ppo",
     images: bool = False,
 ) -> dict[str, Any]:
-    """The gradients of a pass, the weights after an update, its figures, under those weights and
-    the ones before log-probabilities of the rollouts, and greedy completions of `PROMPTS`; whole on
-    every process."""
+    """Run one update and return its results, complete on every process."""
     plain, tokenizer = tiny_llama(letter_tokenizer()), letter_tokenizer()
     if images:
         plain = tiny("qwen2_5_vl")
-        freeze_unread(plain)
+        freeze_vision(plain)
     elif dtype == "float32":
         plain = doubled(plain)  # autocast knows nothing of float64
     reference = copy.deepcopy(plain)
@@ -116,9 +116,11 @@ def update(
     # Not AdamW, which makes whole steps of gradients that differ by rounding alone.
     model, optimizer = world.prepare(plain, torch.optim.SGD(plain.parameters(), lr=0.1))
     cfg, (rollouts, advantages) = config(loss_mean, algorithm), batch(prompts, images)
-    passes = Passes(model, cfg, world, dtype=dtype)
+    passes = ForwardOptions(model, cfg, world, dtype=dtype)
     accumulate_gradients(rollouts, advantages, range(prompts), passes)
-    gradients = {name: _whole(p.grad) for name, p in plain.named_parameters() if p.requires_grad}
+    gradients = {
+        name: _full_tensor(p.grad) for name, p in plain.named_parameters() if p.requires_grad
+    }
     stats = update_policy(
         rollouts,
         advantages,
@@ -130,30 +132,34 @@ def update(
         dtype=dtype,
         world=world,
     )
-    weights = {name: _whole(p) for name, p in plain.named_parameters()}
-    mine = world.share(rollouts)
+    weights = {name: _full_tensor(p) for name, p in plain.named_parameters()}
+    local_rollouts = world.split_items(rollouts)
     with autocast(world.device, dtype):
-        found = [
-            rollout_logprobs([of for _, of in mine], of_model, 1.0, 0, 16, world)
+        logprobs_by_pass = [
+            rollout_logprobs(
+                [rollout for _, rollout in local_rollouts], of_model, 1.0, 0, 16, world
+            )
             for of_model in (model, reference)
         ]
-    places = [place for place, _ in mine]
-    logprobs = world.gather(list(zip(places, *found, strict=True)))
-    sampler = GenerateSampler(model, tokenizer, world, never=NEVER if images else ())
+    indices = [index for index, _ in local_rollouts]
+    logprobs = world.gather(list(zip(indices, *logprobs_by_pass, strict=True)))
+    sampler = GenerateSampler(model, tokenizer, world, banned_token_ids=NEVER if images else ())
     greedy = GenerationConfig(
         temperature=0, num_samples_per_prompt=1, max_new_tokens=8, batch_size=1
     )
     episodes: list[tuple[list[int], Sequence[Image]]] = [(ids, ()) for ids in PROMPTS[:prompts]]
     if images:
         episodes = [(r.prompt_input_ids + r.completion_token_ids, r.images) for r in rollouts]
-    asked = world.share(episodes)
+    local_episodes = world.split_items(episodes)
     sampled = sampler.sample(
-        [ids for _, (ids, _) in asked],
+        [ids for _, (ids, _) in local_episodes],
         greedy,
-        images=[shown for _, (_, shown) in asked],
+        images=[episode_images for _, (_, episode_images) in local_episodes],
         with_logprobs=False,
     )
-    completions = world.gather([(asked[i][0], one[0].token_ids) for i, one in sampled])
+    completions = world.gather(
+        [(local_episodes[i][0], completion[0].token_ids) for i, completion in sampled]
+    )
     return {
         "logprobs": [row for _, *rows in sorted(logprobs) for row in rows],
         "gradients": gradients,
@@ -163,21 +169,21 @@ def update(
     }
 
 
-def _whole(tensor: Any) -> Tensor:
-    whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-    return whole.detach().clone()
+def _full_tensor(tensor: Any) -> Tensor:
+    full = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return full.detach().clone()
 
 
 @float64()
 def main() -> None:
     """Rank 0 writes what `update` gives for each of `CASES`."""
-    world, sharded = World(torch.device("cpu")), ShardedWorld(torch.device("cpu"))
-    found = {
+    world, sharded = DistributedContext(torch.device("cpu")), ShardedWorld(torch.device("cpu"))
+    results = {
         name: update(sharded if case.get("shard") and world.size > 1 else world, **case)
         for name, case in CASES.items()
     }
     if world.is_main:
-        torch.save({"processes": world.size, "found": found}, Path(sys.argv[1]))
+        torch.save({"processes": world.size, "found": results}, Path(sys.argv[1]))
 
 
 if __name__ == "__main__":

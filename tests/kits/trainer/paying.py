@@ -1,4 +1,4 @@
-"""A process that has questions answered until it is killed: `CONFIG.json FOLDER COUNT`.
+"""A process that requests answers to questions until it is killed: `CONFIG.json FOLDER COUNT`.
 
 It prints the number of each question whose answer it has.
 """
@@ -15,18 +15,18 @@ from tests.kits.trainer.search_answers import PICTURES, answering, episode
 
 
 async def pay(config: dict[str, Any], folder: Path, count: int) -> None:
-    made = answering(config, folder)
+    pipeline = answering(config, folder)
 
-    async def one(number: int) -> None:
-        asked = episode("deck_1", question=f"number {number}", id=f"t{number}")
-        done = await made.finish(asked, PICTURES.__getitem__)
+    async def answer_one(number: int) -> None:
+        sampled = episode("deck_1", question=f"number {number}", id=f"t{number}")
+        done = await pipeline.finish(sampled, PICTURES.__getitem__)
         assert done.answer is not None
         print(number, done.answer.status, flush=True)
 
-    await made.check()
-    await asyncio.gather(*(one(number) for number in range(count)))
-    print("calls", made.spent["generator"].calls, flush=True)
-    await made.close()
+    await pipeline.check()
+    await asyncio.gather(*(answer_one(number) for number in range(count)))
+    print("calls", pipeline.spent["generator"].calls, flush=True)
+    await pipeline.close()
 
 
 if __name__ == "__main__":

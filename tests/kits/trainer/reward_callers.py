@@ -1,5 +1,8 @@
-"""How other trainers ask for rewards over HTTP, in our own words: what is sent, how often it is
-tried, and what becomes of an answer. Pauses between tries are left out."""
+"""Reimplements how other trainers request rewards over HTTP: payload, retries, and use of the
+answer.
+
+Pauses between tries are left out.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +17,16 @@ SLIME_TRIES, SLIME_TIMEOUT_S = 10, 120.0
 
 
 def openrlhf_reward(urls: Sequence[str], query: str, prompt: str, label: Any) -> dict[str, Any]:
-    """The reward fields of a rollout of OpenRLHF 0.11, one sample a call.
+    """Return the reward fields of a rollout of OpenRLHF 0.11, one sample per call.
 
-    The batch of one is cut over all URLs: the first gets the sample, each other one empty lists,
+    The batch of one is split over all URLs: the first gets the sample, the others get empty lists,
     and all must answer. The first answer counts. After a failure the fields stay as they were.
     """
     fields: dict[str, Any] = {"reward": None, "scores": None, "extra_logs": {}}
     size = -(-1 // len(urls))
     payloads = []
-    for place in range(len(urls)):
-        part = slice(place * size, (place + 1) * size)
+    for index in range(len(urls)):
+        part = slice(index * size, (index + 1) * size)
         payloads.append(
             {"query": [query][part], "prompts": [prompt][part], "labels": [label][part]}
         )
@@ -53,9 +56,9 @@ def openrlhf_reward(urls: Sequence[str], query: str, prompt: str, label: Any) ->
 
 
 def slime_remote_rm(url: str, prompt: Any, response: str, label: Any) -> Any:
-    """The reward of a sample of slime: the JSON of the answer, whatever it is.
+    """Return the reward of a sample of slime: the JSON of the answer, whatever it is.
 
-    Any fault is tried again, a 4xx too; the last one is raised.
+    Any error is retried, a 4xx too; the last one is raised.
     """
     payload = {"prompt": prompt, "response": response, "label": label}
     with httpx.Client(timeout=SLIME_TIMEOUT_S) as client:
@@ -69,15 +72,17 @@ def slime_remote_rm(url: str, prompt: Any, response: str, label: Any) -> Any:
 
 
 async def verl_run_single(compute_score: Callable[..., float], **sample: Any) -> float:
-    """The reward of a sample in verl's reward loop: in a thread, without a time limit; what the
-    function raises ends the run."""
+    """Return the reward of a sample in verl's reward loop: in a thread, without a time limit.
+
+    An error of the function ends the run.
+    """
     return await asyncio.get_running_loop().run_in_executor(None, lambda: compute_score(**sample))
 
 
 async def verl_rate_limited(
     compute_score: Callable[..., float], timeout_s: float, **sample: Any
 ) -> dict[str, Any]:
-    """The same in its rate-limited manager: what takes too long, or raises, is reward 0."""
+    """Return the reward of verl's rate-limited manager: 0 after a timeout or an error."""
     try:
         async with asyncio.timeout(timeout_s):
             return {"score": await verl_run_single(compute_score, **sample)}

@@ -1,4 +1,4 @@
-"""Reward services that keep what they were asked, for the trainer's tests."""
+"""Reward services that record their requests, for the trainer's tests."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from scorekit.server.app import create_app
 from scorekit.server.backend import Encoded, Outcome
 from scorekit.server.fake import FakeBackend, fake_spans
 from scorekit.server.http.settings import ServiceSettings
-from scorekit.server.scoring import ScoreDescription, Scoring
+from scorekit.server.score_endpoint import ScoreDescription, ScoreEndpoint
 from tests.kits.trainer.runs import rollout
+from trainer.translation.rewards.compute import compute_rewards
 from trainer.translation.rewards.config import RewardConfig
-from trainer.translation.rewards.formula import sample_rewards
-from trainer.translation.rewards.services import Rewarder
+from trainer.translation.rewards.services import RewardClient
 
 _VARIABLES = {
     "mqm": {"src", "mt", "src_lang", "tgt_lang"},
@@ -30,7 +30,7 @@ TEXTS = [("source one", "열기 bad"), ("source two", "저장")]
 
 
 class Recorder(FakeBackend):
-    """Keeps the samples that were asked for; `nan` in a text fails it, `long` is overlong."""
+    """Records the samples that were requested. `nan` in a text fails it, `long` is overlong."""
 
     def __init__(self, service: Any = "metricx", *, higher: bool | None = None) -> None:
         super().__init__(service)
@@ -48,17 +48,20 @@ class Recorder(FakeBackend):
     ) -> list[Encoded | SampleError]:
         self.samples += samples
         encoded = super().encode(samples, options)
-        for place, sample in enumerate(samples):
+        for index, sample in enumerate(samples):
             if "long" in sample.mt:
-                encoded[place] = SampleError("overlong", "too long")
+                encoded[index] = SampleError("overlong", "too long")
             elif "half" in sample.mt:
-                encoded[place].fields["mt_covered"] = len(sample.mt) // 2  # type: ignore[union-attr]
+                encoded[index].fields["mt_covered"] = len(sample.mt) // 2  # type: ignore[union-attr]
         return encoded
 
 
 class OtherMetric(Recorder):
-    """No reward's model; reads references as `ref` says. Its score is a function of what it reads,
-    0 to 1, and turned round where lower is better."""
+    """A metric that is no reward. Its score, 0 to 1, is a function of the texts that it reads.
+
+    ref: how it reads references. higher: if False, lower scores are better and the score is
+    reversed.
+    """
 
     def __init__(self, ref: Any = "optional", *, model: str = "other", higher: bool = True) -> None:
         super().__init__("xcomet", higher=higher)
@@ -72,7 +75,7 @@ class OtherMetric(Recorder):
 
 
 class Services:
-    """Both services and how to reach them."""
+    """Holds both services and their URLs."""
 
     def __init__(self, metricx: Recorder, xcomet: Recorder, urls: tuple[str, str]) -> None:
         self.metricx, self.xcomet = metricx, xcomet
@@ -84,15 +87,17 @@ class Services:
 
 @contextmanager
 def reward_services() -> Iterator[Services]:
-    """Both services, running."""
+    """Start both services."""
     metricx, xcomet = Recorder("metricx"), Recorder("xcomet")
     with running_service(metricx) as m, running_service(xcomet) as x:
         yield Services(metricx, xcomet, (m, x))
 
 
 class Switch:
-    """An app before a service's: 503 to the requests for scores that `down` says; to every one
-    while `away` is set."""
+    """An app that is before a service and can answer 503.
+
+    down: returns whether a request for scores is refused. away: every request is refused.
+    """
 
     def __init__(self, app: Any) -> None:
         self.app = app
@@ -101,8 +106,8 @@ class Switch:
         self.refused = 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        asked = scope["type"] == "http" and scope["path"] == "/v1/score"
-        if not asked and not (self.away and scope["type"] == "http"):
+        is_score_request = scope["type"] == "http" and scope["path"] == "/v1/score"
+        if not is_score_request and not (self.away and scope["type"] == "http"):
             return await self.app(scope, receive, send)
         message = await receive()
         if not self.away and not self.down(message["body"].decode()):
@@ -119,7 +124,7 @@ class Switch:
 
 @contextmanager
 def switched_service(service: Any = "metricx") -> Iterator[tuple[Switch, str]]:
-    """A service behind a `Switch`."""
+    """Start a service behind a `Switch`."""
     switch = Switch(create_app(FakeBackend(service), ServiceSettings(cache="memory")))
     with running_app(switch) as url:
         wait_ready(url)
@@ -127,7 +132,7 @@ def switched_service(service: Any = "metricx") -> Iterator[tuple[Switch, str]]:
 
 
 def rewards_of(cfg: RewardConfig, *texts: str, finish_reason: str = "eos") -> Any:
-    """Rewards of texts with a token for each character, and an EOS."""
+    """Return rewards of texts with a token for each character, and an EOS."""
     rollouts = [
         rollout(
             [1],
@@ -139,28 +144,28 @@ def rewards_of(cfg: RewardConfig, *texts: str, finish_reason: str = "eos") -> An
         )
         for text in texts
     ]
-    with closing(Rewarder(cfg)) as rewarder:
+    with closing(RewardClient(cfg)) as rewarder:
         scores = rewarder.score([(r.src_text, r.completion_text) for r in rollouts])
-    return sample_rewards(rollouts, scores, cfg)
+    return compute_rewards(rollouts, scores, cfg)
 
 
 class FakeJudge:
-    """A judge without an LLM, whose answers are a function of the texts that it is sent.
+    """A judge without an LLM. Its answers are a function of the texts.
 
-    `mqm`: runs of ASCII letters in `mt` are errors, as xCOMET's fake marks them, without a
-    confidence; `[words]` of the source that `mt` lacks are left out. A rubric's score: the share of
-    its text's characters that are Hangul. Fails what has `nan` in it, and languages that are none.
+    `mqm`: runs of ASCII letters in `mt` are errors, as in xCOMET's fake, but without a confidence.
+    `[words]` of the source that `mt` lacks are omissions. A rubric's score is the share of its
+    text's characters that are Hangul. A sample fails if it has `nan` in it or an invalid language.
     """
 
     service = "judge"
 
     def __init__(self, *, lower: bool = True, has_mqm: bool = True) -> None:
         self.lower, self.has_mqm = lower, has_mqm
-        self.verb = Scoring(JudgeSample, JudgeOptions)
+        self.endpoint = ScoreEndpoint(JudgeSample, JudgeOptions)
         self.asked: list[dict[str, Any]] = []
 
     def load(self) -> ScoreDescription:
-        """It has no model."""
+        """Do nothing: there is no model."""
         mqm = TaskInfo(score_range=ScoreRange(min=0, max=25), higher_is_better=not self.lower)
         return ScoreDescription(
             model="fake-judge",
@@ -175,17 +180,17 @@ class FakeJudge:
         )
 
     def encode(self, samples: Sequence[JudgeSample], options: Any) -> list[Encoded | SampleError]:
-        """Refuses what the task does not know."""
+        """Refuse variables that the task does not have."""
         return [self._encoded(sample) for sample in samples]
 
     def _encoded(self, sample: JudgeSample) -> Encoded | SampleError:
         texts = dict(sample.model_extra or {})
         self.asked.append({"task": sample.task, **texts})
-        wanted = _VARIABLES.get(sample.task)
-        if wanted is None:
+        variables = _VARIABLES.get(sample.task)
+        if variables is None:
             return SampleError("invalid_input", f"no task {sample.task!r}")
-        if wanted != texts.keys():
-            return SampleError("invalid_input", f"variables: {sorted(wanted)}")
+        if variables != texts.keys():
+            return SampleError("invalid_input", f"variables: {sorted(variables)}")
         if any(find_language(v) is None for k, v in texts.items() if "lang" in k):
             return SampleError("invalid_input", "no such language")
         read = {"tokens": 0, "truncated": {"src": False, "mt": False, "ref": False}}
@@ -193,7 +198,7 @@ class FakeJudge:
         return Encoded(1, fields, texts)
 
     def forward(self, batch: Sequence[Encoded]) -> list[Outcome]:
-        """By the texts alone."""
+        """Judge by the texts alone."""
         return [self._outcome(encoded.payload) for encoded in batch]
 
     def _outcome(self, texts: dict[str, str]) -> Outcome:
@@ -223,21 +228,21 @@ class FakeJudge:
             "mt"
         ].count("?")
         score = min(25.0, 5.0 * len(omissions) + len(spans) + len(unplaced))
-        found = {"error_spans": spans, "omissions": omissions, "unplaced": unplaced}
-        return {"score": score, **found}
+        spans_by_field = {"error_spans": spans, "omissions": omissions, "unplaced": unplaced}
+        return {"score": score, **spans_by_field}
 
     def probe(self, words: int) -> JudgeSample:
-        """To warm up with."""
+        """Return a sample for the warm-up."""
         return JudgeSample(task="fluency", text="말 " * words, language="ko")
 
     def memory_bytes(self) -> tuple[int, int, int] | None:
-        """It holds nothing."""
+        """Return 0."""
         return None
 
 
 @contextmanager
 def judge_service(**settings: Any) -> Iterator[tuple[FakeJudge, str]]:
-    """It, running, and its URL."""
+    """Start a fake judge, and yield it and its URL."""
     judge = FakeJudge(**settings)
     with running_service(judge) as url:
         judge.asked.clear()

@@ -28,10 +28,10 @@ DIMENSION = 64
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """A token for each byte, and those of ChatML."""
+    """Return a tokenizer with a token for each byte, and those of ChatML."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     names = ["<pad>", "<|im_start|>", "<|im_end|>", *alphabet]
-    inner = Tokenizer(models.BPE({name: place for place, name in enumerate(names)}, []))
+    inner = Tokenizer(models.BPE({name: index for index, name in enumerate(names)}, []))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
     tokenizer = PreTrainedTokenizerFast(
@@ -45,7 +45,7 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def write_policy(folder: Path, template: str = TEMPLATE) -> Path:
-    """A Qwen3 of two layers with random weights."""
+    """Write a Qwen3 of two layers with random weights."""
     torch.manual_seed(0)
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = template
@@ -75,16 +75,17 @@ _THINGS = ("등불", "편지", "사과", "지도", "우산", "피리", "열쇠",
 
 
 def turn(number: int, **changes: Any) -> dict[str, Any]:
-    """A row: four turns are a dialogue, and a scenario of their own."""
+    """Return a row. Four turns make a dialogue with its own scenario."""
     dialogue = number // 4
-    place, thing = _PLACES[dialogue % 8], _THINGS[(number * 3 + dialogue) % 8]
+    location, object_name = _PLACES[dialogue % 8], _THINGS[(number * 3 + dialogue) % 8]
     row = {
         "id": f"t{number}",
         "prompt": [
-            {"role": "system", "content": f"무대 {dialogue}: {place}. 하린은 존댓말을 쓴다."},
-            {"role": "user", "content": f"{place}에서 {thing} {number}개를 찾을까?"},
+            {"role": "system", "content": f"무대 {dialogue}: {location}. 하린은 존댓말을 쓴다."},
+            {"role": "user", "content": f"{location}에서 {object_name} {number}개를 찾을까?"},
         ],
-        "reference": f'하린이 {place}에서 {thing}을 본다.\n"네, {thing} {number}개를 찾아요."',
+        "reference": f"하린이 {location}에서 {object_name}을 본다.\n"
+        f'"네, {object_name} {number}개를 찾아요."',
         "player_name": "민수",
         "character_name": "하린",
         "speech_level": "polite",
@@ -96,14 +97,14 @@ def turn(number: int, **changes: Any) -> dict[str, Any]:
 
 
 def write_turns(path: Path, numbers: Any) -> Path:
-    """Rows as JSON Lines."""
+    """Write rows as JSON Lines."""
     rows = (number if isinstance(number, dict) else turn(number) for number in numbers)
     path.write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in rows), "utf-8")
     return path
 
 
 def vector_of(text: str) -> list[float]:
-    """Hashed character trigrams, normalised."""
+    """Return a normalized vector of hashed character trigrams."""
     counts = [0.0] * DIMENSION
     padded = f"  {text}  "
     for first in range(len(padded) - 2):
@@ -116,14 +117,14 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        """The one model."""
+        """Return the one model."""
         if self.path == "/v1/models":
             self._answer(200, {"object": "list", "data": [{"id": "ngrams", "object": "model"}]})
         else:
             self._answer(404, {"error": {"message": "no such path"}})
 
     def do_POST(self) -> None:
-        """Vectors, unless the server refuses."""
+        """Return vectors, unless the server refuses."""
         server: Any = self.server
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if server.refuses():
@@ -131,8 +132,8 @@ class _Handler(BaseHTTPRequestHandler):
             return
         texts = [body["input"]] if isinstance(body["input"], str) else body["input"]
         data = [
-            {"object": "embedding", "index": place, "embedding": vector_of(text)}
-            for place, text in enumerate(texts)
+            {"object": "embedding", "index": index, "embedding": vector_of(text)}
+            for index, text in enumerate(texts)
         ]
         usage = {"prompt_tokens": len(texts), "total_tokens": len(texts)}
         self._answer(200, {"object": "list", "model": "ngrams", "data": data, "usage": usage})
@@ -146,11 +147,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, *_: Any) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 class NgramServer(ThreadingHTTPServer):
-    """refuses: whether it refuses a request for vectors."""
+    """An embedding server. refuses: whether it refuses a request for vectors."""
 
     daemon_threads = True
 
@@ -160,13 +161,13 @@ class NgramServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Its root."""
+        """Return the server's root URL."""
         return f"http://127.0.0.1:{self.server_address[1]}"
 
 
 @contextmanager
 def ngram_server() -> Iterator[NgramServer]:
-    """An embedding server in OpenAI's shape, in a thread."""
+    """Start an embedding server in OpenAI's format, in a thread."""
     server = NgramServer()
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()

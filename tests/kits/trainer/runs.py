@@ -29,7 +29,7 @@ CORPUS = [
 
 @cache
 def byte_level_tokenizer() -> PreTrainedTokenizerFast:
-    """Byte-level BPE (GPT-2, Qwen): rare characters are spread over several tokens."""
+    """Train a byte-level BPE (GPT-2, Qwen), which splits a rare character into several tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -45,7 +45,10 @@ def byte_level_tokenizer() -> PreTrainedTokenizerFast:
 
 @cache
 def byte_fallback_tokenizer(drops_first_space: bool = True) -> PreTrainedTokenizerFast:
-    """Sentencepiece with byte fallback: Llama's form, or Gemma's, which keeps the first space."""
+    """Train a sentencepiece model with byte fallback.
+
+    drops_first_space: True has Llama's form, False Gemma's, which keeps the first space.
+    """
     with tempfile.TemporaryDirectory() as folder:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(CORPUS),
@@ -61,8 +64,8 @@ def byte_fallback_tokenizer(drops_first_space: bool = True) -> PreTrainedTokeniz
             bos_id=3,
             minloglevel=2,
         )
-        pieces = sentencepiece.SentencePieceProcessor(model_file=f"{folder}/sp.model")
-    names = [pieces.id_to_piece(i) for i in range(pieces.get_piece_size())]
+        processor = sentencepiece.SentencePieceProcessor(model_file=f"{folder}/sp.model")
+    names = [processor.id_to_piece(i) for i in range(processor.get_piece_size())]
     vocab = {name: i for i, name in enumerate(names)}
     merges = [
         (name[:cut], name[cut:])
@@ -89,7 +92,7 @@ def byte_fallback_tokenizer(drops_first_space: bool = True) -> PreTrainedTokeniz
 
 
 def letter_tokenizer(letters: str = "abcdefgh") -> PreTrainedTokenizerFast:
-    """One token a letter; the prompt is the source and a `>`."""
+    """Return a tokenizer with one token per letter; the prompt is the source and a `>`."""
     vocab = {"<pad>": 0, "</s>": 1, ">": 2} | {c: i for i, c in enumerate(letters, 3)}
     tokenizer = Tokenizer(models.BPE(vocab, []))
     tokenizer.decoder = decoders.Fuse()
@@ -101,7 +104,7 @@ def letter_tokenizer(letters: str = "abcdefgh") -> PreTrainedTokenizerFast:
 
 
 def tiny_llama(tokenizer: Any, seed: int = 0, **changes: Any) -> LlamaForCausalLM:
-    """A random Llama of some 30,000 parameters, in eval mode."""
+    """Return a random Llama of some 30,000 parameters, in eval mode."""
     torch.manual_seed(seed)
     sizes: dict[str, Any] = {
         "hidden_size": 32,
@@ -123,19 +126,19 @@ def tiny_llama(tokenizer: Any, seed: int = 0, **changes: Any) -> LlamaForCausalL
 
 
 def save_policy(folder: Path, tokenizer: Any, **changes: Any) -> Path:
-    """A tiny policy as a Hugging Face folder."""
+    """Write a tiny policy as a Hugging Face folder."""
     tiny_llama(tokenizer, **changes).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 
 
 def example(src: str, id: str = "e", ref: str | None = None) -> Example:
-    """An English-Korean example."""
+    """Return an English-Korean example."""
     return Example(id, src, "English", "Korean", "en-US", "ko-KR", ref)
 
 
 def write_examples(path: Path, sources: Sequence[str], ref: str | None = None) -> Path:
-    """A JSONL file of examples."""
+    """Write a JSONL file of examples."""
     rows = [
         {"id": i, "src_text": src, "src_lang": "English", "tgt_lang": "Korean", "ref_text": ref}
         for i, src in enumerate(sources)
@@ -147,7 +150,7 @@ def write_examples(path: Path, sources: Sequence[str], ref: str | None = None) -
 def rollout(
     prompt: Sequence[int], completion: Sequence[int], text: str = "", **fields: Any
 ) -> TranslationRollout:
-    """A rollout made by hand."""
+    """Return a rollout made by hand."""
     values: dict[str, Any] = {
         "example_id": "e",
         "group": 0,

@@ -1,4 +1,4 @@
-"""Episodes with pictures, and servers that answer and judge them."""
+"""Episodes with images, and servers that answer and judge them."""
 
 from __future__ import annotations
 
@@ -9,49 +9,57 @@ from pathlib import Path
 from typing import Any
 
 from bench.kit.openai_server import FakeOpenAI
-from trainer.search.answer.answering import Answering
 from trainer.search.answer.config import AnsweringConfig
-from trainer.search.records import Question, Trajectory, Turn, View
+from trainer.search.answer.pipeline import AnswerPipeline
+from trainer.search.records import ImageView, Question, Trajectory, Turn
 
 PICTURES: dict[str, bytes] = {}
 
 
-def picture(name: str) -> str:
-    """SHA-256 of a picture of that name; `PICTURES` has its bytes."""
+def image_hash(name: str) -> str:
+    """Return the SHA-256 of the image with that name; `PICTURES` has its bytes."""
     data = f"\x89PNG {name}".encode("latin-1")
     key = hashlib.sha256(data).hexdigest()
     PICTURES[key] = data
     return key
 
 
-def view(name: str) -> View:
-    """`deck_1`: a page; `deck_1/a`: a crop of it. A third part tells pictures of one view apart:
-    `deck_1//small`."""
-    page, _, rest = name.partition("/")
-    kind = "crop" if rest and not rest.startswith("/") else "page"
+def view(name: str) -> ImageView:
+    """Return a view: `deck_1` is a page, `deck_1/a` a crop of it.
+
+    A third part distinguishes images of one view: `deck_1//small`.
+    """
+    page, _, detail = name.partition("/")
+    kind = "crop" if detail and not detail.startswith("/") else "page"
     size = {"width": 100, "height": 50, "page_width": 200, "page_height": 100}
     region = (0.0, 0.0, 200.0, 100.0)
-    return View(kind=kind, page_id=page, region=region, image=picture(name), **size)
+    return ImageView(kind=kind, page_id=page, region=region, image=image_hash(name), **size)
 
 
 def episode(
-    *shown: str, end: str = "complete", question: str = "How much?", id: str = "t1", **told: Any
+    *view_names: str,
+    end: str = "complete",
+    question: str = "How much?",
+    id: str = "t1",
+    **fields: Any,
 ) -> Trajectory:
-    """An episode that was shown one view a turn."""
+    """Return an episode with one view per turn."""
     turns = [
         Turn(number=n, text="", action="search", views=[view(name)])
-        for n, name in enumerate(shown, 1)
+        for n, name in enumerate(view_names, 1)
     ]
-    asked = Question(id="q1", question=question, reference_answer=told.pop("reference", "12 %"))
+    asked_question = Question(
+        id="q1", question=question, reference_answer=fields.pop("reference", "12 %")
+    )
     return Trajectory(
         trajectory_id=id,
         run="run",
         step=1,
         group="q1",
-        question=asked,
+        question=asked_question,
         turns=turns,
         end=end,
-        **told,
+        **fields,
     )
 
 
@@ -59,8 +67,11 @@ def episode(
 def serving(
     answer: Any = "12 percent",
 ) -> Iterator[tuple[FakeOpenAI, dict[str, dict[str, Any]]]]:
-    """A generator that says `answer` (a text, or a function of body and seed), a judge by rules,
-    and the config that names both."""
+    """Serve a generator that answers `answer`, and a judge by rules; yield the config that names
+    both.
+
+    answer: a text, or a function of body and seed.
+    """
     from bench.kit.judge import running_judge  # the judge's own imports take a while
 
     respond = answer if callable(answer) else lambda body, seed: answer
@@ -70,9 +81,11 @@ def serving(
         yield fake, {"generator": generator, "judge": {"url": judge, "deadline_s": 5.0}}
 
 
-def answering(config: dict[str, Any], folder: Path, run: str = "run", **sections: Any) -> Answering:
-    """Of a config, with what a section says otherwise."""
+def answering(
+    config: dict[str, Any], folder: Path, run: str = "run", **sections: Any
+) -> AnswerPipeline:
+    """Return the answer pipeline of a config; `sections` replace or extend its sections."""
     parts = dict(config)
-    for name, told in sections.items():
-        parts[name] = parts.get(name, {}) | told if isinstance(told, dict) else told
-    return Answering(AnsweringConfig.model_validate(parts), run=run, folder=folder)
+    for name, changes in sections.items():
+        parts[name] = parts.get(name, {}) | changes if isinstance(changes, dict) else changes
+    return AnswerPipeline(AnsweringConfig.model_validate(parts), run=run, folder=folder)

@@ -19,8 +19,10 @@ _ENDINGS = ("네 뷁", "그냥요 😀", '웃었다.\n"좋아."', "응", "안녕
 def save_chat_model(
     folder: Path, template: str = CHATML, end: str = "<|im_end|>", **changes: Any
 ) -> Path:
-    """A random Llama whose tokens are bytes, with a chat template. changes: of its config; of
-    these `stops` are the ids that end sampling."""
+    """Write a random Llama whose tokens are bytes, with a chat template.
+
+    changes: of its config; `stops` are the ids that end sampling.
+    """
     tokenizer = byte_tokenizer(template, end)
     stops = changes.pop("stops", tokenizer.eos_token_id)
     model: Any = tiny_llama(tokenizer, **({"max_position_embeddings": 512} | changes))
@@ -31,7 +33,7 @@ def save_chat_model(
 
 
 def dialogues(count: int, seed: int = 0) -> list[dict[str, Any]]:
-    """Rows of two replies, of many lengths."""
+    """Return rows of two replies, of many lengths."""
     numbers = random.Random(seed)
     return [
         {
@@ -48,20 +50,20 @@ def dialogues(count: int, seed: int = 0) -> list[dict[str, Any]]:
 
 
 def write_rows(path: Path, rows: Sequence[Any]) -> Path:
-    """As JSON lines."""
+    """Write rows as JSON lines."""
     lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     path.write_text("".join(lines), encoding="utf-8")
     return path
 
 
 def sft_config(model: Path, train: Path, run_dir: Path, **sections: Any) -> SftConfig:
-    """A short run on a CPU; what `sections` say is put over it."""
-    told: dict[str, Any] = {
+    """Return the config of a short run on a CPU; `sections` override its values."""
+    config: dict[str, Any] = {
         "data": {"train": str(train)},
         "policy": {"path": str(model)},
         "sft": {"per_device_train_batch_size": 4, "learning_rate": 1e-2},
         "misc": {"device": "cpu", "threads": 1, "run_dir": str(run_dir)},
     }
     for name, values in sections.items():
-        told[name] = told.get(name, {}) | values
-    return SftConfig.model_validate(told)
+        config[name] = config.get(name, {}) | values
+    return SftConfig.model_validate(config)

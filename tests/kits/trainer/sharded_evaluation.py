@@ -1,4 +1,4 @@
-"""`python -m trainer` in processes that share the weights, as sharded_trainer.py has it."""
+"""Runs `python -m trainer` in processes that share the weights as in sharded_trainer.py."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from tests.kits.trainer.sharded_trainer import ShardedWorld
 from trainer.__main__ import app
 
 if __name__ == "__main__":
-    with patch.object(trainer.translation.evaluation.run, "World", ShardedWorld):
+    with patch.object(trainer.translation.evaluation.run, "DistributedContext", ShardedWorld):
         app()

@@ -1,5 +1,6 @@
-"""Runs of the trainer in the processes of one start, also with weights that they share; accelerate
-shards on accelerators only, so here it is done as it would do it there.
+"""Runs of the trainer in the processes of one start, also with weights that they share.
+
+accelerate shards on accelerators only, so this does on a CPU what it would do there.
 
     torchrun --nproc_per_node 2 -m tests.kits.trainer.sharded_trainer CONFIG whole|sharded \
         KEY=VALUE,... ...
@@ -26,16 +27,16 @@ import trainer.runs.learner
 import trainer.search.training.train
 import trainer.translation.train
 from scorekit.config import load_config
+from trainer.rl.distributed import DistributedContext
 from trainer.rl.policy import Reference
-from trainer.rl.world import World
 from trainer.search.config import SearchConfig
 from trainer.search.data import load_train
-from trainer.translation.config import TrainerConfig
+from trainer.translation.config import TranslationConfig
 from trainer.translation.data import load_examples
 
 
-class ShardedWorld(World):
-    """No process holds all weights."""
+class ShardedWorld(DistributedContext):
+    """A world in which no process has all weights."""
 
     @property
     def is_sharded(self) -> bool:
@@ -49,37 +50,37 @@ class ShardedWorld(World):
 
     def _as_on_accelerators(self, model: Any, optimizer: Any) -> tuple[nn.Module, Any]:
         left = self.accelerator.state.fsdp_plugin.ignored_modules
-        whole = get_parameters_from_modules(left, model, self.device)
+        full_parameters = get_parameters_from_modules(left, model, self.device)
         for part in model.modules():  # as accelerate does: each layer, then what is left
             if isinstance(part, GradientCheckpointingLayer):
-                fully_shard(part, ignored_params=whole)
-        fully_shard(model, ignored_params=whole)
+                fully_shard(part, ignored_params=full_parameters)
+        fully_shard(model, ignored_params=full_parameters)
         learns = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        told = {name: optimizer.defaults[name] for name in ("lr", "weight_decay")}
-        remade = type(getattr(optimizer, "optimizer", optimizer))(learns, **told)
+        options = {name: optimizer.defaults[name] for name in ("lr", "weight_decay")}
+        remade = type(getattr(optimizer, "optimizer", optimizer))(learns, **options)
         return model, self._prepared(remade)
 
 
 class WatchedReference(Reference):
-    """Says how much of itself this process holds between two passes."""
+    """A reference that prints how many of its weights this process has between two passes."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         if self._adapted is None:
-            self.tell()
+            self.print_share()
 
-    def tell(self) -> None:
+    def print_share(self) -> None:
         parts = [(p.numel(), p.to_local().numel()) for p in self._model.parameters()]
-        whole, held = map(sum, zip(*parts, strict=True))
-        print(f"reference: {held} of {whole} weights here", flush=True)
+        total, local = map(sum, zip(*parts, strict=True))
+        print(f"reference: {local} of {total} weights here", flush=True)
 
 
 def main(path: str, weights: str, *runs: str) -> None:
-    """A run for each list of overrides."""
+    """Run the trainer for each list of overrides."""
     with ExitStack() as patches:
         if weights == "sharded":
             for task in (trainer.translation.train, trainer.search.training.train):
-                patches.enter_context(patch.object(task, "World", ShardedWorld))
+                patches.enter_context(patch.object(task, "DistributedContext", ShardedWorld))
             patches.enter_context(patch.object(trainer.runs.learner, "Reference", WatchedReference))
         _run_each(path, runs)
 
@@ -87,15 +88,15 @@ def main(path: str, weights: str, *runs: str) -> None:
 def _run_each(path: str, runs: tuple[str, ...]) -> None:
     searches = yaml.safe_load(Path(path).read_text(encoding="utf-8")).get("task") == "search"
     for number, overrides in enumerate(runs):
-        of: Any = SearchConfig if searches else TrainerConfig
-        cfg = load_config(of, Path(path), overrides.split(","))
+        config_class: Any = SearchConfig if searches else TranslationConfig
+        cfg = load_config(config_class, Path(path), overrides.split(","))
         misc = cfg.misc.model_copy(update={"run_dir": f"{cfg.misc.run_dir}-{number}"})
         cfg = cfg.model_copy(update={"misc": misc})
         if searches:
             trainer.search.training.train.run_search(load_train(cfg), {}, cfg)
             continue
         train, held_out = (load_examples(str(source)) for source in (cfg.data.train, cfg.data.eval))
-        trainer.translation.train.run_toy_rl(train, held_out, cfg)
+        trainer.translation.train.train_translation(train, held_out, cfg)
 
 
 if __name__ == "__main__":

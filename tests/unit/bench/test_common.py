@@ -1,12 +1,12 @@
-"""What the benchmarks stand on: a fault must show in their figures."""
+"""Check the benchmarks' helpers: an error must be visible in their stats."""
 
 from __future__ import annotations
 
 import pytest
 from pydantic_core import to_json
 
-from bench.chaos.proofs import count
-from bench.common import Figure, number
+from bench.chaos.endurance import count
+from bench.common import Measurement, number
 from bench.kit.load import Answer, check, distinct_samples, expected_scores
 from bench.kit.work import WorkLog
 from scorekit.schemas import Scored
@@ -35,7 +35,7 @@ def _swap(answers):
 
 
 @pytest.mark.parametrize(
-    ("spoil", "fault", "times"),
+    ("spoil", "error_kind", "times"),
     [
         (lambda answers: answers.pop(2), "lost", 1),
         (lambda answers: answers[2].append(answers[2][0]), "doubled", 1),
@@ -44,9 +44,9 @@ def _swap(answers):
     ],
     ids=["lost", "doubled", "swapped", "never asked"],
 )
-def test_the_tally_of_the_kills_sees_every_fault(spoil, fault, times):
+def test_the_tally_of_the_kills_sees_every_fault(spoil, error_kind, times):
     assert _tally() == {"asked": 4, "answered": 4, "lost": 0, "doubled": 0, "wrong": 0}
-    assert _tally(spoil)[fault] == times
+    assert _tally(spoil)[error_kind] == times
 
 
 def test_a_wrong_score_or_a_refusal_is_no_answer():
@@ -81,22 +81,22 @@ def test_waste_and_arithmetic_are_counted_from_the_batches():
     assert (work.real_tokens, work.padded_tokens, work.batches) == (28, 32, 2)
     assert work.waste == 4 / 32
     shape = {"layers": 2, "hidden": 8, "intermediate": 32, "heads": 2}
-    linear = 2 * (4 * 8 * 8 + 2 * 8 * 32)  # a token
-    attention = 4 * 8  # a token and a token that it looks at
+    linear = 2 * (4 * 8 * 8 + 2 * 8 * 32)  # per token
+    attention = 4 * 8  # per token and token that it attends to
     squares = 10**2 + 6**2 + 3 * 4**2
     assert work.flops(padded=False, **shape) == 2 * (28 * linear + squares * attention)
 
 
 def test_an_aim_is_met_missed_or_not_there():
-    assert Figure("q", 1.3, "", at_least=1.25).met is True
-    assert Figure("q", 1.2, "", at_least=1.25).met is False
-    assert Figure("q", 1.1, "", at_least=1.0, at_most=1.0).met is False
-    assert Figure("q", 5.0, "").met is None
-    assert Figure("q", None, "", at_least=1.0, note="no GPU").met is None
+    assert Measurement("q", 1.3, "", at_least=1.25).met is True
+    assert Measurement("q", 1.2, "", at_least=1.25).met is False
+    assert Measurement("q", 1.1, "", at_least=1.0, at_most=1.0).met is False
+    assert Measurement("q", 5.0, "").met is None
+    assert Measurement("q", None, "", at_least=1.0, note="no GPU").met is None
 
 
 @pytest.mark.parametrize(
-    ("value", "shown"),
+    ("value", "formatted"),
     [
         (50_000, "50,000"),
         (12345.6, "12,346"),
@@ -108,5 +108,5 @@ def test_an_aim_is_met_missed_or_not_there():
         (-0.48, "-0.48"),
     ],
 )
-def test_numbers_are_readable(value, shown):
-    assert number(value) == shown
+def test_numbers_are_readable(value, formatted):
+    assert number(value) == formatted

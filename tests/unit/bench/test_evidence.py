@@ -1,4 +1,4 @@
-"""Intervals over seeds, and the sentences that are made of them."""
+"""Check intervals over seeds and the sentences generated from them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_mean_that_one_seed_makes_is_not_clear_of_0():
     table = seeds_table(ARMS, CONTROL).splitlines()
     assert "| +0.110 [+0.085, +0.135] | yes |" in table[2]
     assert "| +0.144 [-0.051, +0.339] | no |" in table[3]
-    assert table[5].endswith("| no |  |  |")  # the control is not held against itself
+    assert table[5].endswith("| no |  |  |")  # the control is not compared with itself
 
 
 def test_the_sentence_says_what_the_table_says():

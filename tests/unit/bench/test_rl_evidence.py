@@ -1,4 +1,4 @@
-"""What the evidence of learning stands on: a fault must show in its figures."""
+"""Check the helpers of the RL evidence: an error must be visible in its stats."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from bench.rl_evidence.arms import ARMS, ON_OMISSIONS, make_plan
 from bench.rl_evidence.control import Dealer, fit_spans, shuffled
 from bench.rl_evidence.omissions import OmissionTeller, omissions
 from bench.rl_evidence.report import quality_table, reward_table
-from bench.rl_evidence.summary import by_fault, figures, own_change, own_reward, probe_changes
+from bench.rl_evidence.summary import by_fault, compute_stats, own_change, own_reward, probe_changes
 from scorekit.schemas import TranslationSample
 from scorekit.server.fake import FakeBackend, fake_score
 from trainer.translation.rewards.config import RewardConfig
-from trainer.translation.rewards.services import Rewarder
+from trainer.translation.rewards.services import RewardClient
 
 
 def _line(mt="설정", **other):
@@ -71,21 +71,21 @@ def test_penalised_tokens_are_told_from_the_others():
         "free_p": 2.0,
     }
     end = start | {"hit_logp": -6.0, "hit_p": 0.4, "free_logp": -4.4}
-    found = probe_changes([start, start], [end, end], ["one source", "another"])
-    assert (found["hit_logp"]["before"], found["hit_logp"]["after"]) == (-1.0, -3.0)
-    assert found["free_logp"]["after"] == pytest.approx(-1.1)
-    assert found["gap_logp"]["after"] - found["gap_logp"]["before"] == pytest.approx(-1.9)
-    assert found["gap_logp"]["interval"] == pytest.approx([-1.9, -1.9])
-    assert found["hit_p"]["after"] == pytest.approx(0.2)
-    assert (found["hit_tokens"], found["free_tokens"]) == (4, 8)
+    stats = probe_changes([start, start], [end, end], ["one source", "another"])
+    assert (stats["hit_logp"]["before"], stats["hit_logp"]["after"]) == (-1.0, -3.0)
+    assert stats["free_logp"]["after"] == pytest.approx(-1.1)
+    assert stats["gap_logp"]["after"] - stats["gap_logp"]["before"] == pytest.approx(-1.9)
+    assert stats["gap_logp"]["interval"] == pytest.approx([-1.9, -1.9])
+    assert stats["hit_p"]["after"] == pytest.approx(0.2)
+    assert (stats["hit_tokens"], stats["free_tokens"]) == (4, 8)
 
 
 def test_a_mean_counts_only_what_was_scored_and_says_how_much_that_was():
-    found = figures([*_lines(4.0, None), _line(metricx_score=8.0, mt="")])
-    assert found["metricx_score"] == 6.0
-    assert found["coverage"] == pytest.approx(2 / 3)
-    assert found["empty"] == pytest.approx(1 / 3)
-    assert (found["spans"], found["spans_CRITICAL"], found["korean"]) == (1.0, 0.0, 0.75)
+    stats = compute_stats([*_lines(4.0, None), _line(metricx_score=8.0, mt="")])
+    assert stats["metricx_score"] == 6.0
+    assert stats["coverage"] == pytest.approx(2 / 3)
+    assert stats["empty"] == pytest.approx(1 / 3)
+    assert (stats["spans"], stats["spans_CRITICAL"], stats["korean"]) == (1.0, 0.0, 0.75)
 
 
 def test_sources_are_grouped_by_what_was_wrong_at_the_start():
@@ -101,14 +101,14 @@ def test_sources_are_grouped_by_what_was_wrong_at_the_start():
 def test_both_services_give_a_sample_the_reward_of_the_same_other_one():
     pool = [(f"source {k}", f"translation {k}") for k in range(20)]
     dealer = Dealer(pool, seed=1)
-    asked = [("source 3", "a"), ("source 3", "b")]
-    first = dealer.deal("metricx", asked)
-    assert dealer.deal("xcomet", asked) == first
+    samples = [("source 3", "a"), ("source 3", "b")]
+    first = dealer.deal("metricx", samples)
+    assert dealer.deal("xcomet", samples) == first
     assert all(src != "source 3" for src, _ in first)
-    deals = {tuple(dealer.deal(name, asked)) for _ in range(5) for name in ("xcomet", "metricx")}
-    assert len(deals) == 5  # drawn anew for each request
+    deals = {tuple(dealer.deal(name, samples)) for _ in range(5) for name in ("xcomet", "metricx")}
+    assert len(deals) == 5  # sampled again for each request
     later = [dealer.deal("metricx", [(f"other {k}", "c")]) for k in range(200)]
-    assert any(pair in asked for (pair,) in later)  # the pool moves with the policy
+    assert any(pair in samples for (pair,) in later)  # the pool follows the policy
 
 
 def test_spans_of_another_text_cover_the_same_share_of_this_one():
@@ -126,7 +126,9 @@ def test_through_the_control_a_sample_gets_what_the_true_services_say_of_others(
         running_service(FakeBackend("xcomet")) as xcomet,
         shuffled({"metricx": metricx, "xcomet": xcomet}, pool, seed=1) as urls,
     ):
-        rewarder = Rewarder(RewardConfig(**{f"{name}_urls": [url] for name, url in urls.items()}))
+        rewarder = RewardClient(
+            RewardConfig(**{f"{name}_urls": [url] for name, url in urls.items()})
+        )
         scores = rewarder.score([("mine", "short"), ("mine", "text")])
         rewarder.close()
     of_others = [TranslationSample(src=src, mt=mt) for src, mt in pool]
@@ -137,7 +139,7 @@ def test_through_the_control_a_sample_gets_what_the_true_services_say_of_others(
         ]
         for name, top in (("metricx", 25.0), ("xcomet", 1.0))
     ]
-    assert dealt[0] == dealt[1]  # the same other one
+    assert dealt[0] == dealt[1]  # the same partner sample
     assert all(s.end <= 5 for result in scores.results["xcomet"] for s in result.error_spans)
 
 
@@ -150,19 +152,19 @@ def test_one_seed_of_every_arm_runs_before_the_others():
 
 def test_the_tables_show_what_was_learned_and_what_was_not():
     def run(errors):
-        own = {
+        own_stats = {
             "before": -1.0,
             "after": -0.5,
             "change": 0.5,
             "standard_error": 0.1,
             "errors": errors,
         }
-        point = {"chrf": 12.0, "bleu": 13.0} | figures([_line()])
+        point = {"chrf": 12.0, "bleu": 13.0} | compute_stats([_line()])
         change = {"before": 11.0, "after": 12.0, "interval": [-0.5, 2.5]}
         return {
             "title": "both",
             "seed": 1,
-            "own_reward": own,
+            "own_reward": own_stats,
             "curve": [point],
             "kl": None,
             "changes": {"chrf": change, "bleu": change},
@@ -171,17 +173,17 @@ def test_the_tables_show_what_was_learned_and_what_was_not():
     yes, no = reward_table([run(5.0), run(4.9)]).splitlines()[2:]
     assert yes.endswith("| +5.0 | yes |")
     assert no.endswith("| +4.9 | no |")
-    assert "| +1.00 [-0.50, +2.50] |" in quality_table([run(5.0)], figures([_line()]))
+    assert "| +1.00 [-0.50, +2.50] |" in quality_table([run(5.0)], compute_stats([_line()]))
 
 
 def test_the_stand_in_tells_what_of_the_reference_is_missing():
     src, reference = "Open the red door", "빨간 문을 열기"
     assert omissions(src, reference, reference) == []
-    (all_of_it,) = omissions(src, "", reference)
-    assert (all_of_it["text"], all_of_it["severity"]) == (src, "CRITICAL")
-    (some,) = omissions(src, "빨간 문을", reference)
-    assert (some["text"], some["severity"]) == ("door", "MAJOR")
-    assert src[some["start"] : some["end"]] == some["text"]
+    (full_omission,) = omissions(src, "", reference)
+    assert (full_omission["text"], full_omission["severity"]) == (src, "CRITICAL")
+    (omission,) = omissions(src, "빨간 문을", reference)
+    assert (omission["text"], omission["severity"]) == ("door", "MAJOR")
+    assert src[omission["start"] : omission["end"]] == omission["text"]
     assert len(omissions(src, "빨간", "빨간 문을 빨간")) == 1  # a character counts once
     assert omissions("", "", reference) == [] and omissions(src, "", "") == []
 
@@ -189,10 +191,10 @@ def test_the_stand_in_tells_what_of_the_reference_is_missing():
 def test_the_stand_in_answers_as_a_judge_does():
     with running_service(OmissionTeller({"Open it": "열기"})) as url:
         cfg = RewardConfig(w_metricx=0, w_xcomet_span=0, w_omission=1, urls={"judge": url})
-        with closing(Rewarder(cfg)) as rewarder:
-            found = rewarder.score([("Open it", "열기"), ("Open it", ""), ("Unknown", "")])
-    assert [len(result.omissions) for result in found.results["mqm"]] == [0, 1, 0]
-    assert [result.score for result in found.results["mqm"]] == [0, 25, 0]
+        with closing(RewardClient(cfg)) as rewarder:
+            scored = rewarder.score([("Open it", "열기"), ("Open it", ""), ("Unknown", "")])
+    assert [len(result.omissions) for result in scored.results["mqm"]] == [0, 1, 0]
+    assert [result.score for result in scored.results["mqm"]] == [0, 25, 0]
 
 
 def test_an_arm_with_omissions_pays_for_them_on_one_token():
@@ -201,8 +203,8 @@ def test_an_arm_with_omissions_pays_for_them_on_one_token():
     assert own_reward(line, ON_OMISSIONS["spans"]) == -1.0
     assert own_reward(line | {"omission": None}, ON_OMISSIONS["spans-omissions"]) is None
     for name, arm in ON_OMISSIONS.items():
-        given = f"reward.w_omission={arm.w_omission:g}"
-        assert (given in arm.settings) == bool(arm.w_omission), name
+        override = f"reward.w_omission={arm.w_omission:g}"
+        assert (override in arm.settings) == bool(arm.w_omission), name
 
 
 def test_the_plan_of_omissions_stands_beside_the_other():

@@ -1,4 +1,4 @@
-"""The control of the role-play evidence, and the page that its results become."""
+"""Check the control of the role-play evidence and the page of its results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_all_functions_deal_alike_and_keep_their_names():
         return [10 * float(text) for text in completions]
 
     prompts, completions = [f"p{k // 2}" for k in range(8)], [str(k) for k in range(8)]
-    values = [shuffled(of, 3)(prompts, completions) for of in (first, second)]
+    values = [shuffled(function, 3)(prompts, completions) for function in (first, second)]
     assert values[1] == [10 * value for value in values[0]] and values[0] != list(range(8))
     assert shuffled(first, 3).__name__ == "first"
 

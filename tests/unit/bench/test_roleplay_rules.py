@@ -1,4 +1,4 @@
-"""The Korean rules of the role-play rewards are right as often as docs/roleplay.md says."""
+"""Check that the Korean role-play rules reach the accuracy stated in docs/roleplay.md."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bench.roleplay_rules.accuracy import (
 )
 from trainer.roleplay.korean.questions import asks
 
-#: Of both halves: what a rule reached when it first read the unseen half, rounded down.
+#: For both halves: a rule's result on the first run over the unseen half, rounded down.
 FLOOR = {"player_name_rule: subject": 0.95, "the user asks": 0.96}
 ELSE = 0.98
 
@@ -30,7 +30,7 @@ def test_each_rule_is_right_on_labeled_sentences(decision, half):
 
 @pytest.mark.parametrize("half", HALVES)
 def test_a_question_is_seldom_seen_where_none_is_asked(half):
-    """It costs a whole reward."""
+    """Check false positives, which cost a full reward."""
     (decision,) = (decision for decision in DECISIONS if decision.file == "questions")
     precision = measure_decision(decision, half).precision
     assert precision is not None and precision >= 0.95

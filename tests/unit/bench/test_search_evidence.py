@@ -1,4 +1,4 @@
-"""The controls of the search evidence, what its arms differ in, and the page of its results."""
+"""Check the search evidence: its controls, the differences of its arms and the results page."""
 
 from __future__ import annotations
 
@@ -32,19 +32,21 @@ LENGTHS = [3, 9, 1, 7, 12, 5]
 
 
 def settings_of(name: str) -> list[dict[str, Any]]:
-    """Every key of a run's trainings, flat."""
+    """Return the flat config keys of each training of a run."""
     job = Job(make_plan(False, [], [1], CONFIG), name, 1, {})
-    found = []
+    configs = []
     for stage in job.stages:
-        whole = load_config(SearchConfig, CONFIG, stage).model_dump(mode="json")
-        found.append(dict(flat("", whole)))
-    return found
+        config = load_config(SearchConfig, CONFIG, stage).model_dump(mode="json")
+        configs.append(dict(flat("", config)))
+    return configs
 
 
 def flat(key: str, value: Any) -> list[tuple[str, Any]]:
     if not isinstance(value, dict):
         return [(key, value)]
-    return [of for name, one in value.items() for of in flat(f"{key}.{name}".strip("."), one)]
+    return [
+        entry for name, item in value.items() for entry in flat(f"{key}.{name}".strip("."), item)
+    ]
 
 
 def episode(number: int) -> Trajectory:
@@ -59,7 +61,7 @@ def episode(number: int) -> Trajectory:
     )
 
 
-def batch(kept: list[int]) -> SearchBatch:
+def batch(scored_indices: list[int]) -> SearchBatch:
     rollouts = [
         Rollout(
             group=0,
@@ -70,14 +72,16 @@ def batch(kept: list[int]) -> SearchBatch:
         )
         for number, length in enumerate(LENGTHS)
     ]
-    return SearchBatch(rollouts, [episode(number) for number in range(len(LENGTHS))], kept)
+    return SearchBatch(
+        rollouts, [episode(number) for number in range(len(LENGTHS))], scored_indices
+    )
 
 
 @pytest.mark.parametrize("rule", [by_chance, by_row])
 def test_a_control_gives_every_reward_once_and_most_to_others(rule):
     rows = rule(LENGTHS, "1-1")
     assert sorted(rows) == list(range(len(LENGTHS)))
-    assert sum(row == own for own, row in enumerate(rows)) <= len(LENGTHS) // 2
+    assert sum(row == own_index for own_index, row in enumerate(rows)) <= len(LENGTHS) // 2
     assert rows == rule(LENGTHS, "1-1")
 
 
@@ -90,10 +94,10 @@ def test_rewards_joined_by_row_are_those_of_the_order_before_the_sorting():
 def test_dealing_moves_rewards_alone_and_leaves_out_what_has_none():
     dealt = batch([0, 1, 2])
     deal(dealt, "row", "1-1")
-    values = [one.reward.value for one in dealt.rewards if one.reward]
+    values = [trajectory.reward.value for trajectory in dealt.rewards if trajectory.reward]
     assert values == [1.0, 2.0, 0.0, 3.0, 4.0, 5.0]
     ids = [rollout.trajectory_id for rollout in dealt.rollouts]
-    assert [one.trajectory_id for one in dealt.rewards] == ids
+    assert [trajectory.trajectory_id for trajectory in dealt.rewards] == ids
 
 
 def test_only_trainings_of_a_control_are_dealt(monkeypatch):
@@ -102,8 +106,8 @@ def test_only_trainings_of_a_control_are_dealt(monkeypatch):
     cfg = load_config(SearchConfig, CONFIG)
 
     def values() -> list[float | None]:
-        found = train.EpisodeCollector(cfg).collect(None, 1, None)
-        return [one.reward.value for one in found.rewards]
+        collected = train.EpisodeCollector(cfg).collect(None, 1, None)
+        return [trajectory.reward.value for trajectory in collected.rewards]
 
     true = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
     with dealing(None):
@@ -144,23 +148,23 @@ def test_stages_share_the_budget():
     assert "data.eval=null" in COMMON, "nothing is chosen by what is held out"
 
 
-@pytest.mark.parametrize("of", SETS.values(), ids=SETS)
-def test_a_knowing_generator_needs_no_picture_for_what_it_knows(of):
-    rows = [json.loads(line) for line in of.questions.read_text("utf-8").splitlines()]
-    answerer = KnowingAnswerer((of.questions,), of.corpora, of.keys)
+@pytest.mark.parametrize("question_set", SETS.values(), ids=SETS)
+def test_a_knowing_generator_needs_no_picture_for_what_it_knows(question_set):
+    rows = [json.loads(line) for line in question_set.questions.read_text("utf-8").splitlines()]
+    answerer = KnowingAnswerer((question_set.questions,), question_set.corpora, question_set.keys)
     right = [answerer.answer(row["question"], []) == row["reference_answer"] for row in rows]
     assert right == [is_known(row["question"]) for row in rows]
     assert 0.25 < sum(right) / len(right) < 0.75
 
 
 def test_each_set_has_services_and_files_of_its_own():
-    urls = {of: {name: f"http://{of}/{name}" for name in SERVICES} for of in SETS}
-    told = services_of(ARMS["both"], urls, Path("runs"))
-    for of, settings in told.items():
+    urls = {set_name: {name: f"http://{set_name}/{name}" for name in SERVICES} for set_name in SETS}
+    overrides_by_set = services_of(ARMS["both"], urls, Path("runs"))
+    for set_name, settings in overrides_by_set.items():
         cfg = load_config(SearchConfig, CONFIG, settings)
-        assert cfg.retriever.url == f"http://{of}/retriever"
-        assert cfg.answering.generator.base_url == f"http://{of}/{READING}/v1"
-    assert len({measured_path(Path("run"), of) for of in SETS}) == len(SETS)
+        assert cfg.retriever.url == f"http://{set_name}/retriever"
+        assert cfg.answering.generator.base_url == f"http://{set_name}/{READING}/v1"
+    assert len({measured_path(Path("run"), set_name) for set_name in SETS}) == len(SETS)
     assert measured_path(Path("run"), HELD_OUT).name == "measured.jsonl"
     assert start_path(Path("runs"), "start-warm-half", HELD_OUT).name == "start-warm-half.jsonl"
     assert not {path.name for path in SETS[HELD_OUT].corpora} - {"corpus"}
@@ -185,33 +189,39 @@ def test_what_is_tried_in_small_keeps_away_from_the_final_test():
 
 def test_seeds_of_a_question_are_no_questions_of_their_own():
     def lines(value):
-        of = {"document": "d", "type": "", "end": "complete", "reasons": []}
+        common = {"document": "d", "type": "", "end": "complete", "reasons": []}
         values = dict.fromkeys(FIGURES, value)
         return [
-            {"question": f"q{k}", **of, **values, "reward_mean": k % 2 * value} for k in range(12)
+            {"question": f"q{k}", **common, **values, "reward_mean": k % 2 * value}
+            for k in range(12)
         ]
 
-    one, three = (changes([lines(0.0)], [lines(1.0)] * seeds)["reward_mean"] for seeds in (1, 3))
-    assert one == three and one["change"] == 0.5
-    assert one["interval"][0] < 0.5 < one["interval"][1]
+    one_seed, three_seeds = (
+        changes([lines(0.0)], [lines(1.0)] * seeds)["reward_mean"] for seeds in (1, 3)
+    )
+    assert one_seed == three_seeds and one_seed["change"] == 0.5
+    assert one_seed["interval"][0] < 0.5 < one_seed["interval"][1]
 
 
 def line(question: int, reward: float) -> dict[str, Any]:
-    """Of a measurement."""
-    of = {"question": f"q{question}", "document": "d.pdf", "type": "", "end": "complete"}
-    return of | {"reasons": ["box_form"]} | dict.fromkeys(FIGURES, reward)
+    """Return one row of a measurement."""
+    fields = {"question": f"q{question}", "document": "d.pdf", "type": "", "end": "complete"}
+    return fields | {"reasons": ["box_form"]} | dict.fromkeys(FIGURES, reward)
 
 
 def write_lines(path: Path, lines: list[dict[str, Any]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(one) + "\n" for one in lines), encoding="utf-8")
+    path.write_text("".join(json.dumps(row) + "\n" for row in lines), encoding="utf-8")
 
 
 def test_runs_become_tables_and_a_picture(tmp_path):
     plan = replace(make_plan(False, [], [1, 2], CONFIG), folder=tmp_path)
     for arm in ARMS.values():
-        for of in SETS:
-            write_lines(start_path(tmp_path, arm.began, of), [line(q, 0.0) for q in range(12)])
+        for question_set in SETS:
+            write_lines(
+                start_path(tmp_path, arm.start_name, question_set),
+                [line(q, 0.0) for q in range(12)],
+            )
     for name, seeds in {
         "both": (1, 2),
         "rows": (1, 2),
@@ -222,40 +232,43 @@ def test_runs_become_tables_and_a_picture(tmp_path):
         for seed in seeds:
             run = tmp_path / f"{name}-{seed}"
             write_lines(run / "measured.jsonl", [line(q, seed / 4) for q in range(12)])
-            if name != "phases":  # not measured on the final test yet
+            if name != "phases":  # not yet measured on the final test
                 final = [line(q, seed / 8) for q in range(12)]
                 write_lines(run / "measured_final.jsonl", final)
             for stage in range(len(ARMS[name].stages)):
                 log = {"update": 1, "ndcg_mean": 0.5, "groups_without_spread": 2}
                 write_lines(run / f"stage-{stage}/log.jsonl", [log])
             (run / "run.json").write_text(json.dumps({"s": 9.0}), encoding="utf-8")
-    write_lines(tmp_path / "ndcg-1/measured.jsonl", [line(0, 1.0)])  # not done: no run.json
-    found = summarise(plan) | {"machine": {"commit": "abc"}}
-    assert list(found["arms"]) == ["both", "ppo", "shuffled", "rows", "phases"]
-    assert len(found["arms"]["phases"]["logged"]["ndcg_mean"][0]) == 2
-    final, held_out = found["sets"]["final_test"], found["sets"][HELD_OUT]
+    write_lines(tmp_path / "ndcg-1/measured.jsonl", [line(0, 1.0)])  # unfinished: no run.json
+    summary = summarise(plan) | {"machine": {"commit": "abc"}}
+    assert list(summary["arms"]) == ["both", "ppo", "shuffled", "rows", "phases"]
+    assert len(summary["arms"]["phases"]["logged"]["ndcg_mean"][0]) == 2
+    final, held_out = summary["sets"]["final_test"], summary["sets"][HELD_OUT]
     assert list(final["arms"]) == ["both", "ppo", "shuffled", "rows"]
     assert list(held_out["arms"]) == ["both", "ppo", "shuffled", "rows", "phases"]
     both = held_out["arms"]["both"]
     assert both["end"]["reward_mean"] == 0.375 and both["end"]["invalid"] == {"box_form": 24}
-    assert [of["reward_mean"] for of in both["of_seeds"]] == [0.25, 0.5]
+    assert [question_set["reward_mean"] for question_set in both["of_seeds"]] == [0.25, 0.5]
     assert both["changes"]["reward_mean"]["interval"] == [0.375, 0.375]
     assert final["arms"]["both"]["changes"]["reward_mean"]["interval"] == [0.1875, 0.1875]
     assert held_out["arms"]["rows"]["against_both"]["reward_mean"]["change"] == 0
     assert "against_both" not in held_out["arms"]["ppo"], "of another number of seeds"
-    shown = tables(found)
-    first, second = (shown.index(f"What each policy does on {of.title}") for of in SETS.values())
-    by_seed = shown.index("| both rewards | +0.125, +0.250 | +0.188 [-0.607, +0.982] | no |")
+    report_text = tables(summary)
+    first, second = (
+        report_text.index(f"What each policy does on {question_set.title}")
+        for question_set in SETS.values()
+    )
+    by_seed = report_text.index("| both rewards | +0.125, +0.250 | +0.188 [-0.607, +0.982] | no |")
     assert first < by_seed < second
-    assert "| both, PPO's token clip | +0.125 | +0.125 (one seed) |" in shown
+    assert "| both, PPO's token clip | +0.125 | +0.125 (one seed) |" in report_text
     of_final = "reward on final_test.** Rises from the start, clear of 0 over the seeds: none."
-    assert of_final in shown[second:]
-    assert "| both rewards | 2.0 |" in shown[second:]
-    assert picture_of(found) is not None
+    assert of_final in report_text[second:]
+    assert "| both rewards | 2.0 |" in report_text[second:]
+    assert picture_of(summary) is not None
 
 
 def test_the_page_holds_what_the_results_say():
     path = RESULTS / "search_evidence.json"
     page = PAGE.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0]
-    shown = tables(json.loads(path.read_text("utf-8"))) if path.is_file() else "Not run yet."
-    assert shown in page
+    report_text = tables(json.loads(path.read_text("utf-8"))) if path.is_file() else "Not run yet."
+    assert report_text in page

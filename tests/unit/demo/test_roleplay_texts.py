@@ -1,4 +1,4 @@
-"""The grammar behind the role-play demo: Korean that agrees with itself, and nothing leaks."""
+"""Check the grammar of the role-play demo's Korean and that its data sets do not overlap."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ def test_a_template_has_two_levels():
 
 
 def test_every_template_has_its_words():
-    """A slot without words, or a mood without narrations, would raise only when it is drawn."""
+    """Check all slots and moods: a missing text would raise an error only when sampled."""
     scenarios, narrations, book = tables()
-    known = {"c", "p", "role", "place", "other", *book["slots"]}
+    slots = {"c", "p", "role", "place", "other", *book["slots"]}
     for entry in book["exchanges"]:
         assert narrations[entry["mood"]]
         for template in entry["ask"] + entry["say"]:
-            assert set(re.findall(r"\{(\w+)", template)) <= known, template
+            assert set(re.findall(r"\{(\w+)", template)) <= slots, template
             for level in ("polite", "plain"):
-                made = render(template, level, dict.fromkeys(known, "섬"))
-                assert not set("[]{}/") & set(made), made
+                rendered = render(template, level, dict.fromkeys(slots, "섬"))
+                assert not set("[]{}/") & set(rendered), rendered
     assert {s["held_out"] for s in scenarios if "held_out" in s} == {True}
 
 
@@ -64,8 +64,8 @@ def test_replies_have_the_form_and_faults_break_it():
     replies = [reply for n in range(200) for _, reply in dialogue(rng, str(n)).turns]
     assert all(FORM.fullmatch(reply.text) for reply in replies)
     formed = sum(bool(FORM.fullmatch(noisy(reply, rng))) for reply in replies) / len(replies)
-    kept = (FAULTS["none"] + FAULTS["puppet"] + FAULTS["marker"]) / sum(FAULTS.values())
-    assert abs(formed - kept) < 0.1
+    expected_share = (FAULTS["none"] + FAULTS["puppet"] + FAULTS["marker"]) / sum(FAULTS.values())
+    assert abs(formed - expected_share) < 0.1
 
 
 def test_held_out_scenarios_and_unseen_names_are_in_no_training():

@@ -1,4 +1,4 @@
-"""The compose files agree with the services' settings, with .env.example and with the folders."""
+"""Check the compose files against the services' settings, .env.example and the folders."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ SETTINGS = {
     "retriever": RetrieverSettings,
 }
 #: Services that a profile starts.
-OF_A_PROFILE = {"retriever"}
+PROFILE_SERVICES = {"retriever"}
 FILES = {name: (ROOT / name).read_text() for name in ("docker-compose.yml", "compose.gpu.yml")}
 EXAMPLE = (ROOT / ".env.example").read_text()
 _VARIABLE = re.compile(r"\$\{(\w+)(?::([-?])([^}]*))?\}")
 
 
 class Loader(yaml.SafeLoader):
-    """Reads Compose's own `!override` as what it stands before."""
+    """Loads Compose's `!override` tag as the tagged value."""
 
 
 Loader.add_constructor("!override", lambda loader, node: loader.construct_sequence(node, True))
 PLAIN, GPU = (yaml.load(text, Loader)["services"] for text in FILES.values())
 
 
-def filled(text: str, **given: str) -> str:
-    """A value with its variables replaced, as Compose does; unset ones by their defaults."""
-    return _VARIABLE.sub(lambda m: given.get(m[1]) or (m[3] if m[2] == "-" else ""), text)
+def filled(text: str, **variables: str) -> str:
+    """Return a value with its variables replaced, as Compose does; unset ones get defaults."""
+    return _VARIABLE.sub(lambda m: variables.get(m[1]) or (m[3] if m[2] == "-" else ""), text)
 
 
 def settings_of(name: str, monkeypatch: pytest.MonkeyPatch, *stacks: dict[str, Any]) -> Any:
-    """Settings of a service in its container; the later stack's variables go over the earlier's."""
+    """Return a service's settings in its container; later stacks override earlier ones."""
     for stack in stacks:
         for variable, value in stack[name]["environment"].items():
             monkeypatch.setenv(variable, filled(value, API_KEYS="a,b", VLLM_API_KEY="c"))
@@ -55,12 +55,12 @@ def settings_of(name: str, monkeypatch: pytest.MonkeyPatch, *stacks: dict[str, A
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_every_variable_of_a_container_is_a_setting_of_its_service(name):
-    known = {f"{name}_{field}".upper() for field in SETTINGS[name].model_fields}
-    known |= {f"SCOREKIT_{field}".upper() for field in Secrets.model_fields}
-    known |= {"JUDGE_UPSTREAM_API_KEY"} if name == "judge" else set()
-    given = {*PLAIN[name]["environment"], *GPU[name]["environment"]}
-    others = {"HF_TOKEN", "HF_HUB_OFFLINE", *DEFAULT_MODELS}
-    assert given - known <= (set() if name == "judge" else others)
+    setting_names = {f"{name}_{field}".upper() for field in SETTINGS[name].model_fields}
+    setting_names |= {f"SCOREKIT_{field}".upper() for field in Secrets.model_fields}
+    setting_names |= {"JUDGE_UPSTREAM_API_KEY"} if name == "judge" else set()
+    variables = {*PLAIN[name]["environment"], *GPU[name]["environment"]}
+    image_variables = {"HF_TOKEN", "HF_HUB_OFFLINE", *DEFAULT_MODELS}
+    assert variables - setting_names <= (set() if name == "judge" else image_variables)
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -113,7 +113,7 @@ def test_a_container_has_few_rights_a_limit_and_no_door_to_the_outside(name):
 def test_with_no_profile_only_the_services_and_their_cache_start():
     assert {n for n, s in PLAIN.items() if "profiles" not in s} == {
         "cache",
-        *SETTINGS.keys() - OF_A_PROFILE,
+        *SETTINGS.keys() - PROFILE_SERVICES,
     }
     assert PLAIN["retriever"]["profiles"] == ["search"]
 
@@ -130,19 +130,21 @@ def test_the_retriever_reads_its_pages_into_what_it_serves():
 
 
 def test_the_example_names_every_variable_with_what_it_is_when_unset():
-    shown = dict(re.findall(r"^#?([A-Z][A-Z_]+)=(\S*)", EXAMPLE, re.M))
+    example_values = dict(re.findall(r"^#?([A-Z][A-Z_]+)=(\S*)", EXAMPLE, re.M))
     defaults: dict[str, set[str]] = {}
     for text in FILES.values():
         for variable, kind, default in _VARIABLE.findall(text):
             defaults.setdefault(variable, set()).update({default} if kind == "-" else {""})
-    assert set(shown) == set(defaults)
-    for variable, value in shown.items():
+    assert set(example_values) == set(defaults)
+    for variable, value in example_values.items():
         assert value in defaults[variable], variable
 
 
 def test_a_copy_of_the_example_changes_nothing():
-    """Neither do its values go over other defaults of compose.gpu.yml, nor is a comment a key:
-    after an empty value Compose takes it for the value."""
+    """Check that it overrides no default of compose.gpu.yml and has no comment after a value.
+
+    Compose reads a comment after an empty value as the value.
+    """
     live = [line for line in EXAMPLE.splitlines() if line and not line.startswith("#")]
     assert live == ["API_KEYS=", "VLLM_API_KEY=", "HF_TOKEN="]
     assert not re.search(r"^#?\w+=[ \t]+#", EXAMPLE, re.M)
@@ -158,8 +160,10 @@ def test_folders_that_are_mounted_are_there():
 
 
 def test_images_share_the_layers_that_are_not_of_their_role():
-    """A RUN is made anew when an ARG above it changes: torch is to be installed once for all."""
+    """Check the order: a RUN repeats if an ARG above it changes, and torch is installed once."""
     lines = (ROOT / "deploy/docker/Dockerfile").read_text().splitlines()
-    places = [lines.index(line) for line in ('RUN bash install.sh torch "${TORCH}"', "ARG EXTRAS")]
-    assert places == sorted(places)
-    assert lines.index("ARG ROLE") > lines.index("FROM runtime AS service") > places[1]
+    line_numbers = [
+        lines.index(line) for line in ('RUN bash install.sh torch "${TORCH}"', "ARG EXTRAS")
+    ]
+    assert line_numbers == sorted(line_numbers)
+    assert lines.index("ARG ROLE") > lines.index("FROM runtime AS service") > line_numbers[1]

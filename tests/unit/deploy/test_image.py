@@ -1,4 +1,4 @@
-"""The image carries each file of ours that its program may import."""
+"""Check that the image contains each project file that its program may import."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-OURS = {"scorekit", "services", "trainer", "demo", "deploy", "synth", "bench", "tools", "tests"}
+PACKAGES = {"scorekit", "services", "trainer", "demo", "deploy", "synth", "bench", "tools", "tests"}
 ROLES = ("metricx", "xcomet", "judge", "embedder", "retriever")
 
 
 def copied(stage: str, role: str = "") -> set[Path]:
-    """What a stage of the Dockerfile, and those it stands on, take from the project."""
+    """Return the project files that a Dockerfile stage and its base stages copy."""
     stages: dict[str, tuple[str, list[str]]] = {}
     for line in (ROOT / "deploy/docker/Dockerfile").read_text().splitlines():
         words = line.split()
@@ -22,25 +22,25 @@ def copied(stage: str, role: str = "") -> set[Path]:
             stages[words[3]] = (words[1], now := [])
         elif words[:1] == ["COPY"] and not words[1].startswith("--from"):
             now += words[1:-1]
-    found: set[Path] = set()
+    paths: set[Path] = set()
     while stage in stages:
         stage, names = stages[stage]
         for path in (ROOT / name.replace("${ROLE}", role) for name in names):
             assert path.exists(), path
-            found |= {path} if path.is_file() else set(path.rglob("*.py"))
-    return found
+            paths |= {path} if path.is_file() else set(path.rglob("*.py"))
+    return paths
 
 
 def imported(file: Path) -> Iterator[Path]:
-    """Files of ours that a file imports, at its head or in a function."""
+    """Yield the project files that a file imports, at module level or in a function."""
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         names = []
         if isinstance(node, ast.Import):
-            names = [one.name for one in node.names]
+            names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
-            names = [node.module, *(f"{node.module}.{one.name}" for one in node.names)]
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
         for name in names:
-            if name.split(".")[0] in OURS:
+            if name.split(".")[0] in PACKAGES:
                 path = ROOT.joinpath(*name.split("."))
                 yield from filter(Path.is_file, (path.with_suffix(".py"), path / "__init__.py"))
 
@@ -51,11 +51,11 @@ def imported(file: Path) -> Iterator[Path]:
     + [("teacher", "", "demo/llm_server.py"), ("ray", "", "deploy/ray/apps.py")],
 )
 def test_an_image_carries_what_its_program_imports(stage, role, start):
-    there, reached, todo = copied(stage, role), set(), [ROOT / start]
+    available, reached, todo = copied(stage, role), set(), [ROOT / start]
     while todo:
         file = todo.pop()
         if file not in reached:
             reached.add(file)
-            assert file in there, f"{file.relative_to(ROOT)} is not in the image"
+            assert file in available, f"{file.relative_to(ROOT)} is not in the image"
             todo += imported(file)
     assert len(reached) > 5

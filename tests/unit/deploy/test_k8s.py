@@ -1,4 +1,4 @@
-"""The manifests are valid, and agree with the services and with each other."""
+"""Check that the manifests are valid and agree with the services and each other."""
 
 from __future__ import annotations
 
@@ -30,55 +30,55 @@ SETTINGS = {
     "embedder": EmbedderSettings,
     "retriever": RetrieverSettings,
 }
-#: The retriever is applied apart, over the other folder's claim, cache, keys and rules.
+#: The retriever is applied separately and uses the other folder's claim, cache, keys and rules.
 FOLDERS = (FOLDER, FOLDER / "search")
 KUSTOMIZATION, SEARCH = (
     yaml.safe_load((folder / "kustomization.yaml").read_text()) for folder in FOLDERS
 )
 OBJECTS = [
-    (path.name, thing)
+    (path.name, manifest)
     for folder in FOLDERS
     for path in sorted(folder.glob("*.yaml"))
     if path.name != "kustomization.yaml"
-    for thing in yaml.safe_load_all(path.read_text())
+    for manifest in yaml.safe_load_all(path.read_text())
 ]
-RAY = next(thing for _, thing in OBJECTS if thing["kind"] == "RayService")["spec"]
-PLAIN = [thing for _, thing in OBJECTS if thing["kind"] != "RayService"]
+RAY = next(manifest for _, manifest in OBJECTS if manifest["kind"] == "RayService")["spec"]
+PLAIN = [manifest for _, manifest in OBJECTS if manifest["kind"] != "RayService"]
 
 
 def objects(kind: str) -> dict[str, Any]:
-    """Specs by name."""
+    """Return the specs of a kind by name."""
     return {t["metadata"]["name"]: t["spec"] for t in PLAIN if t["kind"] == kind}
 
 
 def ray_pods() -> list[dict[str, Any]]:
-    """The pod templates of the Ray cluster."""
+    """Return the pod templates of the Ray cluster."""
     cluster = RAY["rayClusterConfig"]
     groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
     return [group["template"] for group in groups]
 
 
 def pods() -> list[dict[str, Any]]:
-    """Every pod's spec."""
-    made = [*objects("Deployment").values(), *objects("Job").values()]
-    templates = [spec["template"] for spec in made] + ray_pods()
+    """Return every pod's spec."""
+    specs = [*objects("Deployment").values(), *objects("Job").values()]
+    templates = [spec["template"] for spec in specs] + ray_pods()
     return [template["spec"] for template in templates]
 
 
 def container(name: str) -> dict[str, Any]:
-    """The container of a Deployment."""
+    """Return the container of a Deployment."""
     (only,) = objects("Deployment")[name]["template"]["spec"]["containers"]
     return only
 
 
 def environment(name: str) -> dict[str, str]:
-    """A container's variables; secrets stand for themselves."""
+    """Return a container's variables; secrets are returned as references."""
     return {entry["name"]: entry.get("value", "secret") for entry in container(name)["env"]}
 
 
 @pytest.fixture(params=SETTINGS)
 def service(request, monkeypatch, tmp_path) -> tuple[str, ServiceSettings]:
-    """A service's name, and its settings as its container would read them."""
+    """Return a service's name and its settings as its container would read them."""
     for key, value in environment(request.param).items():
         monkeypatch.setenv(key, value)
     return request.param, parse_settings(SETTINGS[request.param], [])
@@ -87,8 +87,8 @@ def service(request, monkeypatch, tmp_path) -> tuple[str, ServiceSettings]:
 @pytest.mark.parametrize("version", ["1.30", kubernetes_validate.latest_version()])
 def test_every_manifest_is_valid(version):
     bare = {"apiVersion": "v1", "kind": "Pod", "metadata": {}}
-    for thing in PLAIN + [bare | template for template in ray_pods()]:
-        kubernetes_validate.validate(thing, version, strict=True)
+    for manifest in PLAIN + [bare | template for template in ray_pods()]:
+        kubernetes_validate.validate(manifest, version, strict=True)
 
 
 def test_the_ray_applications_are_valid():
@@ -168,18 +168,21 @@ def test_no_container_may_more_than_it_needs():
     for spec in pods():
         assert spec["securityContext"]["runAsNonRoot"] is True
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-        for one in spec["containers"]:
-            assert one["securityContext"]["allowPrivilegeEscalation"] is False
-            assert one["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-            assert one["resources"]["limits"]["memory"] == one["resources"]["requests"]["memory"]
+        for pod_container in spec["containers"]:
+            assert pod_container["securityContext"]["allowPrivilegeEscalation"] is False
+            assert pod_container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+            assert (
+                pod_container["resources"]["limits"]["memory"]
+                == pod_container["resources"]["requests"]["memory"]
+            )
     for name in objects("Deployment"):
         assert container(name)["securityContext"]["readOnlyRootFilesystem"] is True
 
 
 def test_kubernetes_sets_no_variable_that_is_a_setting():
-    """Of a Service `metricx` it would make METRICX_PORT=tcp://..."""
+    """Check service links: for a Service `metricx` Kubernetes would set METRICX_PORT=tcp://..."""
     for spec in pods():
-        if any("valkey" not in one["image"] for one in spec["containers"]):
+        if any("valkey" not in pod_container["image"] for pod_container in spec["containers"]):
             assert spec["enableServiceLinks"] is False
 
 
@@ -187,27 +190,31 @@ def test_what_is_mounted_is_there():
     claims = set(objects("PersistentVolumeClaim"))
     for spec in pods():
         volumes = {volume["name"]: volume for volume in spec.get("volumes", [])}
-        for one in spec["containers"]:
-            assert {mount["name"] for mount in one.get("volumeMounts", [])} == set(volumes)
+        for pod_container in spec["containers"]:
+            assert {mount["name"] for mount in pod_container.get("volumeMounts", [])} == set(
+                volumes
+            )
         for volume in volumes.values():
             if "persistentVolumeClaim" in volume:
                 assert volume["persistentVolumeClaim"]["claimName"] in claims
 
 
 def test_secrets_come_from_files_and_every_one_that_is_read_is_made():
-    assert not [thing for thing in PLAIN if thing["kind"] == "Secret"]
-    made = {
-        one["name"]: {file.partition("=")[0] for file in one["files"]}
-        for one in KUSTOMIZATION["secretGenerator"]
+    assert not [manifest for manifest in PLAIN if manifest["kind"] == "Secret"]
+    keys_by_secret = {
+        generator["name"]: {file.partition("=")[0] for file in generator["files"]}
+        for generator in KUSTOMIZATION["secretGenerator"]
     }
     for spec in pods():
-        for entry in [entry for one in spec["containers"] for entry in one.get("env", [])]:
+        for entry in [
+            entry for generator in spec["containers"] for entry in generator.get("env", [])
+        ]:
             if "valueFrom" in entry:
-                wanted = entry["valueFrom"]["secretKeyRef"]
-                assert wanted["key"] in made[wanted["name"]]
+                secret_ref = entry["valueFrom"]["secretKeyRef"]
+                assert secret_ref["key"] in keys_by_secret[secret_ref["name"]]
         for volume in spec.get("volumes", []):
             if "secret" in volume:
-                assert "api-keys" in made[volume["secret"]["secretName"]]
+                assert "api-keys" in keys_by_secret[volume["secret"]["secretName"]]
     ignored = (ROOT / ".gitignore").read_text().splitlines()
     assert "deploy/k8s/secrets/" in ignored
 
@@ -236,7 +243,7 @@ def test_replicas_follow_a_figure_that_services_give_and_the_adapter_hands_on():
         assert "replicas" not in objects("Deployment")[name]
         (metric,) = scaler["metrics"]
         assert metric["pods"]["metric"]["name"] == rule["name"]["as"] == series
-        # One replica may always be gone: for an update, or for a node that is emptied.
+        # One replica may always be unavailable, for an update or while a node is drained.
         assert scaler["minReplicas"] > objects("PodDisruptionBudget")[name]["maxUnavailable"]
 
 
@@ -272,8 +279,8 @@ def test_the_cache_that_services_name_is_there(service):
 def test_kustomize_builds_all_of_it(tmp_path):
     left_out = {"kustomization.yaml", "rayservice.yaml"}
     for folder, kustomization in zip(FOLDERS, (KUSTOMIZATION, SEARCH), strict=True):
-        there = {path.name for path in folder.glob("*.yaml")}
-        assert {*kustomization["resources"]} == there - left_out
+        file_names = {path.name for path in folder.glob("*.yaml")}
+        assert {*kustomization["resources"]} == file_names - left_out
     if shutil.which("kubectl") is None:
         pytest.skip("no kubectl")
     copy = shutil.copytree(FOLDER, tmp_path / "k8s")
@@ -286,7 +293,7 @@ def test_kustomize_builds_all_of_it(tmp_path):
         done = subprocess.run(["kubectl", "kustomize", folder], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         built += yaml.safe_load_all(done.stdout)
-    for thing in built:
-        kubernetes_validate.validate(thing, "1.30", strict=True)
-        assert thing["metadata"].get("namespace", "scorekit") == "scorekit"
-    assert sum(thing["kind"] == "Secret" for thing in built) == 4
+    for manifest in built:
+        kubernetes_validate.validate(manifest, "1.30", strict=True)
+        assert manifest["metadata"].get("namespace", "scorekit") == "scorekit"
+    assert sum(manifest["kind"] == "Secret" for manifest in built) == 4

@@ -1,4 +1,4 @@
-"""Prometheus' rules and Grafana's dashboard speak of figures that the services really give."""
+"""Check that Prometheus' rules and Grafana's dashboard use metrics that the services export."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "deploy/observability"
 SETTINGS = (MetricXSettings, XCometSettings, JudgeSettings, EmbedderSettings)
 #: Labels that Prometheus' own configuration adds to every series of a target.
-OF_THE_TARGET = {"job", "instance", "service"}
+TARGET_LABELS = {"job", "instance", "service"}
 RULES = [
     rule
     for group in yaml.safe_load((FOLDER / "alerts.yml").read_text())["groups"]
@@ -46,18 +46,18 @@ PANEL_EXPRS = [target["expr"] for panel in PANELS for target in panel["targets"]
 
 
 class OnADevice(FakeBackend):
-    """A fake that holds memory on a GPU."""
+    """A fake that reports GPU memory."""
 
     def memory_bytes(self) -> tuple[int, int, int]:
-        """1 of 4 GB, 2 at most."""
+        """Return 1 of 4 GB in use, at most 2 so far."""
         return 10**9, 2 * 10**9, 4 * 10**9
 
 
 @pytest.fixture(scope="module")
-def given() -> dict[str, dict[str, set[str]]]:
-    """Of each series in a live service's /metrics: label -> its values."""
+def exported_series() -> dict[str, dict[str, set[str]]]:
+    """Return for each series in a live service's /metrics: label -> its values."""
     key = {"Authorization": "Bearer key"}
-    found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    labels_by_series: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     with running_service(OnADevice(), Secrets(api_keys=SecretStr("key"))) as url:
         samples = [{"src": "a house", "mt": mt} for mt in ("ein Haus", "Haus", "nan")]
         for _ in range(2):
@@ -66,56 +66,58 @@ def given() -> dict[str, dict[str, set[str]]]:
         text = httpx.get(f"{url}/metrics", headers=key).text
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            labels = found[sample.name]
+            labels = labels_by_series[sample.name]
             for label, value in sample.labels.items():
                 labels[label].add(value)
-    return found
+    return labels_by_series
 
 
 def parsed(expr: str) -> Any:
-    """An expression with Grafana's variables filled in."""
+    """Parse an expression with Grafana's variables filled in."""
     return promql.parse(expr.replace("$__rate_interval", "5m").replace("$service", "metricx"))
 
 
 def nodes(expr: str) -> list[Any]:
-    """Every node of an expression."""
-    found: list[Any] = []
-    promql.walk(parsed(expr), found.append)
-    return found
+    """Return every node of an expression."""
+    visited: list[Any] = []
+    promql.walk(parsed(expr), visited.append)
+    return visited
 
 
 def selectors(expr: str) -> Iterator[tuple[str, list[Any]]]:
-    """Name and matchers of each series that an expression reads."""
+    """Yield name and matchers of each series that an expression reads."""
     for node in nodes(expr):
         if isinstance(node, promql.VectorSelector):
             yield node.name, node.matchers.matchers
 
 
 @pytest.mark.parametrize("expr", [rule["expr"] for rule in RULES] + PANEL_EXPRS)
-def test_every_series_and_label_is_one_that_a_service_gives(given, expr):
+def test_every_series_and_label_is_one_that_a_service_gives(exported_series, expr):
     for name, matchers in selectors(expr):
         if name == "up":  # Prometheus' own
             continue
-        assert name in given, f"no service gives {name}"
+        assert name in exported_series, f"no service gives {name}"
         for matcher in matchers:
-            if matcher.name in OF_THE_TARGET:
+            if matcher.name in TARGET_LABELS:
                 continue
-            values = given[name][matcher.name]
+            values = exported_series[name][matcher.name]
             exact = matcher.op in (promql.MatchOp.Equal, promql.MatchOp.NotEqual)
-            wanted = re.escape(matcher.value) if exact else matcher.value
-            assert any(re.fullmatch(wanted, v) for v in values), f"{name}: {matcher.name}, {wanted}"
+            pattern = re.escape(matcher.value) if exact else matcher.value
+            assert any(re.fullmatch(pattern, v) for v in values), (
+                f"{name}: {matcher.name}, {pattern}"
+            )
 
 
 @pytest.mark.parametrize("expr", [rule["expr"] for rule in RULES] + PANEL_EXPRS)
-def test_every_label_that_is_grouped_by_is_there(given, expr):
-    known = OF_THE_TARGET.union(*(given[name] for name, _ in selectors(expr)))
+def test_every_label_that_is_grouped_by_is_there(exported_series, expr):
+    label_names = TARGET_LABELS.union(*(exported_series[name] for name, _ in selectors(expr)))
     for node in nodes(expr):
         if isinstance(node, promql.AggregateExpr):
-            assert set(node.modifier.labels) <= known
+            assert set(node.modifier.labels) <= label_names
 
 
 def test_what_is_alerted_on_begins_at_zero():
-    """Else the first failure is the first value of its series, and that is no increase."""
+    """Check initial zeros: else the first failure is a first value, which is no increase."""
     with running_service(FakeBackend()) as url:
         text = httpx.get(f"{url}/metrics").text
     for series in (
@@ -127,7 +129,7 @@ def test_what_is_alerted_on_begins_at_zero():
 
 
 class Waits(FakeBackend):
-    """A fake that loads when it is told to."""
+    """A fake that loads when a test releases it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -140,7 +142,7 @@ class Waits(FakeBackend):
 
 
 def gauges(url: str) -> dict[str, float]:
-    """Every series without labels."""
+    """Return every series without labels."""
     families = text_string_to_metric_families(httpx.get(f"{url}/metrics").text)
     return {s.name: s.value for family in families for s in family.samples if not s.labels}
 
@@ -163,12 +165,16 @@ def test_limits_and_the_time_of_the_cache_are_told(tmp_path):
     limits = {"max_queue_items": 77, "max_queue_tokens": 7777}
     with running_service(FakeBackend(), cache=f"sqlite:///{tmp_path}/c", **limits) as url:
         httpx.post(f"{url}/v1/score", json={"samples": [{"src": "a", "mt": "b"}]})
-        told = gauges(url)
-    assert told["scorekit_queue_items_limit"] == 77
-    assert told["scorekit_queue_tokens_limit"] == 7777
-    assert told["scorekit_cache_seconds_count"] == 1
-    most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    assert told["process_resident_memory_bytes"] < told["scorekit_host_memory_limit_bytes"] <= most
+        values = gauges(url)
+    assert values["scorekit_queue_items_limit"] == 77
+    assert values["scorekit_queue_tokens_limit"] == 7777
+    assert values["scorekit_cache_seconds_count"] == 1
+    machine_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert (
+        values["process_resident_memory_bytes"]
+        < values["scorekit_host_memory_limit_bytes"]
+        <= machine_bytes
+    )
 
 
 def test_the_memory_limit_is_the_least_of_machine_and_container(tmp_path, monkeypatch):
@@ -194,7 +200,7 @@ def test_alerts_have_one_name_each_a_severity_and_a_summary():
 def test_a_summary_names_only_labels_that_its_alert_has():
     for rule in RULES:
         groups = [node for node in nodes(rule["expr"]) if isinstance(node, promql.AggregateExpr)]
-        has = set(groups[0].modifier.labels) if groups else OF_THE_TARGET
+        has = set(groups[0].modifier.labels) if groups else TARGET_LABELS
         named = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
         assert named <= has, rule["alert"]
 
@@ -244,11 +250,11 @@ def test_prometheus_scrapes_every_service_on_its_port_with_a_key_from_a_file():
     assert job["job_name"] == "scorekit"  # the rules name it
     assert job["authorization"]["credentials_file"] == "/run/secrets/scorekit_api_key"
     port = RetrieverSettings.model_fields["port"].default
-    (named,) = job["dns_sd_configs"]  # of a profile: not said to be down where it is not started
+    (named,) = job["dns_sd_configs"]  # part of a profile: not reported as down if it is not started
     assert named == {"names": ["retriever"], "type": "A", "port": port}
     assert job["relabel_configs"][-1]["replacement"] == f"$1:{port}"
-    found = {s["labels"]["service"]: s["targets"] for s in job["static_configs"]}
-    assert found == {
+    targets_by_service = {s["labels"]["service"]: s["targets"] for s in job["static_configs"]}
+    assert targets_by_service == {
         (name := settings.model_config["env_prefix"].lower().rstrip("_")): [
             f"{name}:{settings.model_fields['port'].default}"
         ]
@@ -266,13 +272,17 @@ def test_panels_have_ids_of_their_own_and_do_not_overlap():
     board = dashboard.build()
     ids = [panel["id"] for panel in board["panels"]]
     assert len(set(ids)) == len(ids)
-    taken: set[tuple[int, int]] = set()
+    used_cells: set[tuple[int, int]] = set()
     for panel in board["panels"]:
-        at = panel["gridPos"]
-        cells = {(at["x"] + x, at["y"] + y) for x in range(at["w"]) for y in range(at["h"])}
-        assert not cells & taken, panel["title"]
+        grid_pos = panel["gridPos"]
+        cells = {
+            (grid_pos["x"] + x, grid_pos["y"] + y)
+            for x in range(grid_pos["w"])
+            for y in range(grid_pos["h"])
+        }
+        assert not cells & used_cells, panel["title"]
         assert max(x for x, _ in cells) < 24
-        taken |= cells
+        used_cells |= cells
 
 
 def test_a_panel_asks_the_chosen_source_for_the_chosen_services():
@@ -287,11 +297,11 @@ def test_a_panel_asks_the_chosen_source_for_the_chosen_services():
             assert target["expr"].count('service=~"$service"') == len([*selectors(target["expr"])])
 
 
-def test_a_legend_names_only_labels_of_its_series(given):
+def test_a_legend_names_only_labels_of_its_series(exported_series):
     for panel in PANELS:
         for target in panel["targets"]:
             groups = [n for n in nodes(target["expr"]) if isinstance(n, promql.AggregateExpr)]
-            has = set(groups[0].modifier.labels) if groups else OF_THE_TARGET
+            has = set(groups[0].modifier.labels) if groups else TARGET_LABELS
             assert set(re.findall(r"{{(\w+)}}", target["legendFormat"])) <= has, panel["title"]
 
 

@@ -1,4 +1,4 @@
-"""The Ray applications: their config, their settings, and a replica without Ray around it."""
+"""Check the Ray applications: their config, settings and a replica without Ray."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ ROOT = Path(__file__).parents[3]
 CONFIG = yaml.safe_load((ROOT / "deploy/ray/serve.yaml").read_text())
 RAY_SERVICE = yaml.safe_load_all((ROOT / "deploy/k8s/rayservice.yaml").read_text())
 KUBERAY = yaml.safe_load(
-    next(thing for thing in RAY_SERVICE if thing["kind"] == "RayService")["spec"]["serveConfigV2"]
+    next(manifest for manifest in RAY_SERVICE if manifest["kind"] == "RayService")["spec"][
+        "serveConfigV2"
+    ]
 )
 
 
@@ -28,7 +30,8 @@ def test_the_config_is_one_that_serve_deploy_takes(config):
     checked = ServeDeploySchema.model_validate(config)
     names = ["metricx", "xcomet", "judge", "embedder"]
     if config is CONFIG:
-        names.append("retriever")  # KubeRay waits for all: one without an index would hold it up
+        # KubeRay waits for all applications, so one without an index would block it.
+        names.append("retriever")
     assert [app.route_prefix for app in checked.applications] == [f"/{name}" for name in names]
     for app in checked.applications:
         module, name = app.import_path.split(":")
@@ -43,7 +46,7 @@ def test_the_config_is_one_that_serve_deploy_takes(config):
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "message"),
     [
         ({"seconds_per_par": 1}, "fake: args: unknown setting 'seconds_per_par'"),
         ({"port": 8001}, "fake: args: unknown setting 'port'"),
@@ -51,8 +54,8 @@ def test_the_config_is_one_that_serve_deploy_takes(config):
         ({"max_samples": None}, "fake: args: max_samples: Input should be a valid integer"),
     ],
 )
-def test_wrong_settings_are_named_before_anything_is_deployed(args, said):
-    with pytest.raises(UserError, match=re.escape(said)):
+def test_wrong_settings_are_named_before_anything_is_deployed(args, message):
+    with pytest.raises(UserError, match=re.escape(message)):
         apps.fake(args)
 
 
@@ -72,14 +75,14 @@ def test_replicas_do_not_share_a_file_as_their_cache(monkeypatch):
 
 @pytest.fixture
 def replica(monkeypatch):
-    """Makes a replica of the fake in this process, whose logs and collector stay as they are."""
+    """Return a function that makes a replica of the fake without changing logs or collector."""
     monkeypatch.setattr("scorekit.server.http.run.prepare_process", lambda log_level: None)
-    written = apps.Scorer.func_or_class.__mro__[1]  # without what Ray puts around it
+    written = apps.Scorer.func_or_class.__mro__[1]  # without Ray's wrapper
 
     async def make(**args):
-        one = written.__new__(written)
-        await one.__init__("fake", args)
-        return one
+        scorer = written.__new__(written)
+        await scorer.__init__("fake", args)
+        return scorer
 
     return make
 
@@ -91,23 +94,23 @@ def test_a_replica_without_keys_does_not_start_unless_it_is_told_to(replica):
 
 def test_a_replica_whose_model_hangs_is_unhealthy(replica):
     async def hang():
-        one = await replica(no_auth=True, stall_after=0.2)
-        app = one.__serve_build_asgi_app__()
+        scorer = await replica(no_auth=True, stall_after=0.2)
+        app = scorer.__serve_build_asgi_app__()
         service = app.state.service
-        await one.check_health()
+        await scorer.check_health()
         go, forward = threading.Event(), service.backend.forward
         service.backend.forward = lambda batch: go.wait(180) and forward(batch)
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
             body = {"samples": [{"src": "a", "mt": "b"}]}
-            asked = asyncio.create_task(http.post("/v1/score", json=body))
+            request = asyncio.create_task(http.post("/v1/score", json=body))
             async with asyncio.timeout(180):
-                while service.unready() is None:
+                while service.unavailable_reason() is None:
                     await asyncio.sleep(0.01)
             with pytest.raises(RuntimeError, match="the model hangs in a batch"):
-                await one.check_health()
+                await scorer.check_health()
             go.set()
-            assert (await asked).status_code == 200
+            assert (await request).status_code == 200
         await service.close()
 
     asyncio.run(hang())

@@ -1,4 +1,4 @@
-"""How commands end: one line and a code for what is understood, whichever command it is."""
+"""Check that every command ends known errors with one line and an exit code."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ PACKAGES = (
     "tools",
     "deploy",
 )
-#: Files that run, but end in a way of their own, and why.
-OTHERS = {
+#: Files that run but do not use the handler, with the reason.
+EXCEPTIONS_WITH_REASON = {
     "deploy/smoke.py": "runs without the project",
     "deploy/docker/requirements.py": "runs without the project",
     "tools/check_imports.py": "says what is missing, so it imports nothing",
@@ -42,17 +42,19 @@ def is_run(tree: ast.Module) -> bool:
 
 
 def commands(tree: ast.Module) -> Iterator[ast.FunctionDef]:
-    """Those of a typer application."""
+    """Yield the commands of a typer application."""
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and any(
-            ".command(" in ast.unparse(each) for each in node.decorator_list
+            ".command(" in ast.unparse(decorator) for decorator in node.decorator_list
         ):
             yield node
 
 
 def calls(node: ast.AST) -> set[str]:
-    found = (each.func for each in ast.walk(node) if isinstance(each, ast.Call))
-    return {ast.unparse(func).removeprefix("_").rpartition(".")[2] for func in found}
+    functions = (
+        descendant.func for descendant in ast.walk(node) if isinstance(descendant, ast.Call)
+    )
+    return {ast.unparse(func).removeprefix("_").rpartition(".")[2] for func in functions}
 
 
 def ends_cleanly(path: Path) -> bool:
@@ -61,7 +63,7 @@ def ends_cleanly(path: Path) -> bool:
     if typed:
         return all("clean_exit" in calls(node) for node in typed)
     if "bench.common" in ast.unparse(tree) and "run" in calls(tree):
-        return True  # bench.common.run has it
+        return True  # bench.common.run uses it
     return bool(calls(tree) & {"clean_exit", "run_command"})
 
 
@@ -72,9 +74,9 @@ def test_every_command_ends_through_the_one_handler() -> None:
         for path in (ROOT / package).rglob("*.py")
         if is_run(ast.parse(path.read_text(encoding="utf-8")))
     }
-    assert OTHERS.keys() < run.keys() and len(run) > 50
-    found = {name for name, path in run.items() if not ends_cleanly(path)}
-    assert found == OTHERS.keys()
+    assert EXCEPTIONS_WITH_REASON.keys() < run.keys() and len(run) > 50
+    exceptions = {name for name, path in run.items() if not ends_cleanly(path)}
+    assert exceptions == EXCEPTIONS_WITH_REASON.keys()
 
 
 SCRIPT = """
@@ -89,15 +91,18 @@ run_command(main)
 """
 
 
-def ended(what: str) -> tuple[int, str, str]:
+def run_statement(statement: str) -> tuple[int, str, str]:
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT.format(what=what)], capture_output=True, text=True, cwd=ROOT
+        [sys.executable, "-c", SCRIPT.format(what=statement)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
     )
     return done.returncode, done.stdout, done.stderr
 
 
 @pytest.mark.parametrize(
-    ("what", "code", "line"),
+    ("statement", "code", "line"),
     [
         ("return None", 0, ""),
         ("return 3", 3, ""),
@@ -105,22 +110,22 @@ def ended(what: str) -> tuple[int, str, str]:
         ("open('/nowhere/x')", 2, "error: /nowhere/x: No such file or directory\n"),
         ("raise OSError(28, 'No space left on device')", 2, "error: No space left on device\n"),
         ("os.kill(os.getpid(), signal.SIGINT)", 130, "stopped\n"),
-        # Of a socket, say: somebody still reads what is printed.
+        # For example of a socket: the output is still read.
         ("raise BrokenPipeError(32, 'Broken pipe')", 2, "error: Broken pipe\n"),
     ],
 )
-def test_what_is_understood_is_one_line_and_a_code(what: str, code: int, line: str) -> None:
-    assert ended(what) == (code, "", line)
+def test_what_is_understood_is_one_line_and_a_code(statement: str, code: int, line: str) -> None:
+    assert run_statement(statement) == (code, "", line)
 
 
 def test_a_fault_of_ours_keeps_its_traceback() -> None:
-    code, _, told = ended("raise KeyError('x')")
-    assert code == 1 and "Traceback" in told and told.endswith("KeyError: 'x'\n")
+    code, _, stderr = run_statement("raise KeyError('x')")
+    assert code == 1 and "Traceback" in stderr and stderr.endswith("KeyError: 'x'\n")
 
 
 @pytest.mark.parametrize("lines", [1, 100_000])
 def test_a_reader_who_has_seen_enough_is_told_nothing(lines: int) -> None:
-    """Also where all of it fits the buffer, which is written when the command ends."""
+    """Check output that fits the buffer, too, which is written when the command ends."""
     reader, writer = os.pipe()
     os.close(reader)
     try:
@@ -160,8 +165,8 @@ def test_a_command_that_has_no_output_ends_as_any() -> None:
 )
 def test_a_mistake_is_one_line_and_exit_code_2(command: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    places = {"nowhere": tmp_path / "no/x", "out": tmp_path / "out", "folder": tmp_path}
-    given = [part.format(**places, file=tmp_path / "file") for part in command.split()]
-    done = subprocess.run([sys.executable, "-m", *given], capture_output=True, text=True, cwd=ROOT)
+    paths = {"nowhere": tmp_path / "no/x", "out": tmp_path / "out", "folder": tmp_path}
+    args = [part.format(**paths, file=tmp_path / "file") for part in command.split()]
+    done = subprocess.run([sys.executable, "-m", *args], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr and "error: " in done.stderr

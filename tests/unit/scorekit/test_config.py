@@ -1,4 +1,4 @@
-"""YAML and overrides become a checked config; every fault is one clear line."""
+"""Check that YAML and overrides become a valid config or give a one-line error."""
 
 from __future__ import annotations
 
@@ -54,19 +54,19 @@ def test_an_empty_file_is_all_defaults(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "fault"),
+    ("text", "reason"),
     [
         ("rl:\n  lrr: 1", "rl.lrr: Extra inputs are not permitted"),
         ("rl:\n  lr: fast", "rl.lr: Input should be a valid number"),
         ("first:\n  limit: -1", ": first.limit: a sentence of ours"),
         ("- a", "a config is a mapping of keys, not a list"),
         ("a: [", "not YAML"),
-        ("name: a\nname: b", "the key 'name' stands twice"),
+        ("name: a\nname: b", "the key 'name' is there twice"),
     ],
 )
-def test_a_fault_names_file_and_key(tmp_path, text, fault):
+def test_a_fault_names_file_and_key(tmp_path, text, reason):
     path = _write(tmp_path, text)
-    with pytest.raises(UserError, match="c.yaml.*" + fault.replace(".", r"\.")):
+    with pytest.raises(UserError, match="c.yaml.*" + reason.replace(".", r"\.")):
         load_config(Outer, path)
 
 
@@ -77,8 +77,8 @@ def test_a_fault_names_file_and_key(tmp_path, text, fault):
         ("nmae=x", " (did you mean name?)"),
         ("lr=1", " (did you mean rl.lr?)"),  # a key of another section
         ("rl.name=x", " (did you mean name?)"),
-        ("limit=1", " (did you mean first.limit?)"),  # of two such keys the first
-        ("sets.a.lmit=1", " (did you mean sets.a.limit?)"),  # in a section of the user's naming
+        ("limit=1", " (did you mean first.limit?)"),  # the first of two such keys
+        ("sets.a.lmit=1", " (did you mean sets.a.limit?)"),  # in a section with a user-defined name
         ("rll.lr=1", " (did you mean rl?)"),
         ("rl.patience=1", ""),
     ],

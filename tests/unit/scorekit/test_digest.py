@@ -1,4 +1,4 @@
-"""Digests of files: they follow the content, and are remembered only where that is safe."""
+"""Check that file digests follow the content and are cached only where that is safe."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from scorekit.errors import UserError
 
 @pytest.fixture
 def settled(monkeypatch):
-    """Every file counts as old enough."""
+    """Make every file count as old enough."""
     monkeypatch.setattr(digest, "SETTLED_S", -1e9)
 
 
 @pytest.fixture
-def reads(monkeypatch):
-    """The files that were really read."""
+def read_paths(monkeypatch):
+    """Return the list of files that are read from disk."""
     read, original = [], digest._read_file
     monkeypatch.setattr(digest, "_read_file", lambda path: read.append(path) or original(path))
     return read
@@ -49,22 +49,22 @@ def test_equal_names_in_two_folders_give_one_digest_in_any_order(tmp_path):
     assert digest_files(files) == digest_files(files[::-1])
 
 
-def test_a_digest_is_remembered_until_the_file_changes(tmp_path, settled, reads):
+def test_a_digest_is_remembered_until_the_file_changes(tmp_path, settled, read_paths):
     path = tmp_path / "model.bin"
     path.write_text("weights")
     first = digest_files([path])
-    assert digest_files([path]) == first and reads == [path]
+    assert digest_files([path]) == first and read_paths == [path]
     path.write_text("other weights")
-    assert digest_files([path]) != first and reads == [path, path]
+    assert digest_files([path]) != first and read_paths == [path, path]
 
 
-def test_a_file_that_was_just_written_is_not_remembered(tmp_path, reads):
-    """A second write may leave size, inode and times as they are."""
+def test_a_file_that_was_just_written_is_not_remembered(tmp_path, read_paths):
+    """Check a new file, for which a second write may not change size, inode and times."""
     path = tmp_path / "model.bin"
     path.write_text("weights")
     digest_files([path])
     digest_files([path])
-    assert reads == [path, path]
+    assert read_paths == [path, path]
 
 
 def test_a_rewrite_that_keeps_size_mtime_and_inode_is_seen(tmp_path, settled):
@@ -84,7 +84,7 @@ def test_a_file_that_changes_while_it_is_read_is_named(tmp_path, monkeypatch, se
         digest_files([path])
 
 
-def test_a_damaged_note_is_not_believed(tmp_path, settled, reads):
+def test_a_damaged_note_is_not_believed(tmp_path, settled, read_paths):
     path = tmp_path / "model.bin"
     path.write_text("weights " + str(tmp_path))
     before = set(_notes())
@@ -93,10 +93,10 @@ def test_a_damaged_note_is_not_believed(tmp_path, settled, reads):
     for text in ("", "0" * 31, "x" * 32, "0" * 32 + "\n"):
         note.write_text(text)
         assert digest_files([path]) == first
-    assert len(reads) == 5
+    assert len(read_paths) == 5
 
 
-def test_processes_that_start_together_keep_each_others_notes(tmp_path, settled, reads):
+def test_processes_that_start_together_keep_each_others_notes(tmp_path, settled, read_paths):
     paths = [tmp_path / f"{i}.bin" for i in range(32)]
     for path in paths:
         path.write_text(str(path))
@@ -105,9 +105,9 @@ def test_processes_that_start_together_keep_each_others_notes(tmp_path, settled,
         thread.start()
     for thread in threads:
         thread.join()
-    del reads[:]
+    del read_paths[:]
     digest_files(paths)
-    assert not reads
+    assert not read_paths
     assert not [note for note in _notes() if len(note.name) != 32], "temporary files are left"
 
 

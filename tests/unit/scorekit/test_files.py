@@ -1,4 +1,4 @@
-"""Files and folders that are whole or not there, and outlive a power cut; one place writes them."""
+"""Check that files and folders are complete or absent, even after a power failure."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import pytest
 from safetensors.numpy import save_file
 
 from scorekit.files import (
+    atomic_writer,
     put_folder,
     remove_folder,
     remove_temporaries,
-    replacing,
     replacing_folder,
     temporary_of,
     write_atomic,
@@ -24,17 +24,17 @@ from scorekit.files import (
 from tests.kits.disk.full import full_disk
 
 ROOT = Path(__file__).parents[3]
-#: Who gives files their names without scorekit/files.py, and why.
+#: Modules that rename files without scorekit/files.py, with the reason.
 NO_WRITERS = {
-    "scorekit/damaged.py",  # puts a broken file aside
-    "synth/folder/answers/mending.py",  # a SQLite file with its log
-    "synth/folder/views.py",  # appends
-    "trainer/rl/engines/vllm.py",  # weights for a server, of no use after the run
+    "scorekit/score_database.py",  # moves a broken file aside
+    "synth/storage/answer_cache/repair.py",  # a SQLite file with its log
+    "synth/storage/views.py",  # appends
+    "trainer/rl/engines/vllm.py",  # weights for a server, unused after the run
 }
 
 
 class Log:
-    """What is done to the disk, in order: (what, name)."""
+    """Records disk operations in order as (operation, name)."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.done: list[tuple[str, str]] = []
@@ -65,14 +65,14 @@ def test_a_file_has_its_name_when_its_content_is_on_the_disk(
 ) -> None:
     log = Log(monkeypatch)
     write_atomic(tmp_path / "a", "new")
-    (first, _), *rest = log.done
-    assert first == "sync" and rest == [("rename", "a"), ("sync", tmp_path.name)]
+    (first, _), *later_operations = log.done
+    assert first == "sync" and later_operations == [("rename", "a"), ("sync", tmp_path.name)]
     assert (tmp_path / "a").read_text() == "new"
 
 
 def test_whoever_dies_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
     write_atomic(tmp_path / "a", "old")
-    with pytest.raises(KeyboardInterrupt), replacing(tmp_path / "a") as file:
+    with pytest.raises(KeyboardInterrupt), atomic_writer(tmp_path / "a") as file:
         file.write(b"ne")
         raise KeyboardInterrupt
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
@@ -109,7 +109,7 @@ def test_a_folder_goes_at_once_and_what_a_killed_process_left_with_it(
     assert not folder.exists() and len(list(tmp_path.iterdir())) == 1
     remove_folder(_folder(tmp_path / "x", "again"))
     assert not list(tmp_path.iterdir())
-    remove_folder(folder)  # which is not there
+    remove_folder(folder)  # which does not exist
 
 
 def test_a_new_folder_is_whole_or_not_there(tmp_path: Path) -> None:
@@ -124,8 +124,8 @@ def test_a_new_folder_is_whole_or_not_there(tmp_path: Path) -> None:
 
 
 def test_a_model_can_be_read_by_whoever_can_read_its_folder(tmp_path: Path) -> None:
-    open_to_all, own = tmp_path / "policy", tmp_path / "own"
-    for folder, umask in ((open_to_all, 0o022), (own, 0o077)):
+    open_to_all, private = tmp_path / "policy", tmp_path / "own"
+    for folder, umask in ((open_to_all, 0o022), (private, 0o077)):
         before = os.umask(umask)
         try:
             with replacing_folder(folder) as partial:
@@ -136,20 +136,20 @@ def test_a_model_can_be_read_by_whoever_can_read_its_folder(tmp_path: Path) -> N
             os.umask(before)
     modes = {
         folder: {stat.S_IMODE(path.stat().st_mode) for path in folder.rglob("*.safetensors")}
-        for folder in (open_to_all, own)
+        for folder in (open_to_all, private)
     }
-    assert modes == {open_to_all: {0o644}, own: {0o600}}
+    assert modes == {open_to_all: {0o644}, private: {0o600}}
 
 
 def test_a_full_disk_is_told_with_the_name_that_the_file_was_to_have(tmp_path: Path) -> None:
     write_atomic(tmp_path / "a", "old")
-    with pytest.raises(OSError) as found, full_disk(9):
+    with pytest.raises(OSError) as caught, full_disk(9):
         write_atomic(tmp_path / "a", b"new" * 9)
-    assert (found.value.errno, found.value.filename) == (errno.EFBIG, str(tmp_path / "a"))
-    with pytest.raises(OSError) as found, full_disk(9), replacing_folder(tmp_path / "x") as folder:
+    assert (caught.value.errno, caught.value.filename) == (errno.EFBIG, str(tmp_path / "a"))
+    with pytest.raises(OSError) as caught, full_disk(9), replacing_folder(tmp_path / "x") as folder:
         (folder / "deep").write_bytes(b"new" * 9)
-    assert (found.value.errno, found.value.filename) == (errno.EFBIG, str(tmp_path / "x"))
-    with pytest.raises(FileNotFoundError) as other, replacing(tmp_path / "a"):
+    assert (caught.value.errno, caught.value.filename) == (errno.EFBIG, str(tmp_path / "x"))
+    with pytest.raises(FileNotFoundError) as other, atomic_writer(tmp_path / "a"):
         (tmp_path / "gone").read_bytes()
     assert other.value.filename == str(tmp_path / "gone")
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
@@ -159,31 +159,31 @@ def test_a_full_disk_is_told_with_the_name_that_the_file_was_to_have(tmp_path: P
 def test_what_a_killed_process_left_goes_and_nothing_else(tmp_path: Path) -> None:
     deep = tmp_path / "deep"
     deep.mkdir()
-    ours = [temporary_of(tmp_path / "a.json"), temporary_of(deep / "b[1].json")]
-    theirs = [
+    temporary_paths = [temporary_of(tmp_path / "a.json"), temporary_of(deep / "b[1].json")]
+    other_paths = [
         tmp_path / name for name in ("a.json", ".a.json.tmp", ".a.gone", "a.0123456789ab.tmp")
     ]
-    for path in (*ours, *theirs):
+    for path in (*temporary_paths, *other_paths):
         path.write_text("")
     folders = [_folder(temporary_of(tmp_path / "c"), ""), _folder(tmp_path / ".d.gone", "")]
     remove_temporaries(tmp_path, "a.*")
-    assert [path.exists() for path in (*ours, *folders)] == [False, True, True, True]
+    assert [path.exists() for path in (*temporary_paths, *folders)] == [False, True, True, True]
     remove_temporaries(tmp_path)
-    assert [path.exists() for path in (*ours, *folders)] == [False, True, False, False]
+    assert [path.exists() for path in (*temporary_paths, *folders)] == [False, True, False, False]
     remove_temporaries(tmp_path, deep=True)
-    assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == sorted(theirs)
+    assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == sorted(other_paths)
     remove_temporaries(tmp_path / "not there")
 
 
 def test_only_who_writes_a_file_alone_takes_away_what_another_left_of_it(tmp_path: Path) -> None:
     path = tmp_path / "b[1].json"
-    left, neighbour = temporary_of(path), temporary_of(tmp_path / "b1.json")
-    for each in (left, neighbour):
-        each.write_text("")
+    left, other_temporary = temporary_of(path), temporary_of(tmp_path / "b1.json")
+    for temporary in (left, other_temporary):
+        temporary.write_text("")
     write_atomic(path, "1")
-    assert left.exists()  # another may be at work on it
+    assert left.exists()  # another process may be writing it
     write_atomic(path, "2", alone=True)
-    assert not left.exists() and neighbour.exists() and path.read_text() == "2"
+    assert not left.exists() and other_temporary.exists() and path.read_text() == "2"
 
 
 def _renames(path: Path) -> bool:
@@ -198,10 +198,10 @@ def _renames(path: Path) -> bool:
 
 
 def test_one_place_gives_files_their_names() -> None:
-    found = {
+    writers = {
         str(path.relative_to(ROOT))
         for package in ("scorekit", "services", "trainer", "synth", "demo", "bench")
         for path in (ROOT / package).rglob("*.py")
         if _renames(path)
     }
-    assert found - {"scorekit/files.py"} == NO_WRITERS
+    assert writers - {"scorekit/files.py"} == NO_WRITERS

@@ -1,4 +1,4 @@
-"""One way to all the names of a language, and what a tag says of its variant."""
+"""Check the lookup of languages by any of their names and tags."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_every_name_finds_korean(key):
     assert find_language(key) == ("ko", "kor", "ko-KR", "Korean")
 
 
-#: What the table of our own said before: prompts and exports of configs that stand depend on it.
+#: The former table's names, on which prompts and exports of existing configs depend.
 BEFORE = """
 ar ara ar-EG Arabic|bg bul bg-BG Bulgarian|bn ben bn-IN Bengali|ca cat ca-ES Catalan
 cs ces cs-CZ Czech|da dan da-DK Danish|de deu de-DE German|el ell el-GR Greek|en eng en-US English
@@ -51,13 +51,13 @@ def test_the_common_languages_are_called_as_ever(row):
 
 @pytest.mark.parametrize("madlad", MADLAD_IDS)
 def test_every_language_of_madlad_is_found_and_stays_itself(madlad):
-    found = find_language(madlad)
-    assert found is not None and found.madlad == madlad
-    assert found.name and found.iso639_3 and found.name != madlad
-    assert find_language(madlad.replace("_", "-").upper()) == found
-    assert find_language(found.iso639_3).iso639_3 == found.iso639_3
+    language = find_language(madlad)
+    assert language is not None and language.madlad == madlad
+    assert language.name and language.iso639_3 and language.name != madlad
+    assert find_language(madlad.replace("_", "-").upper()) == language
+    assert find_language(language.iso639_3).iso639_3 == language.iso639_3
     if "_" not in madlad:
-        assert find_language(found.tag)[:3] == found[:3]
+        assert find_language(language.tag)[:3] == language[:3]
 
 
 def test_madlad_has_419_languages():
@@ -148,7 +148,7 @@ def test_an_unknown_name_is_none_and_never_what_is_near(key):
 def test_an_unknown_language_is_one_line_with_what_is_near():
     assert "Korean (ko)" in unknown_language("Koraen")
     assert unknown_language("Portugese") == (
-        "unknown language 'Portugese'; near it: Portuguese (pt)"
+        "unknown language 'Portugese'; did you mean Portuguese (pt)?"
     )
     assert unknown_language("qqq") == "unknown language 'qqq'"
 
@@ -163,10 +163,10 @@ SUBTAGS = st.tuples(
 @given(SUBTAGS)
 def test_what_a_tag_says_stays_in_it(subtags):
     tag = "".join(subtags)
-    found = find_language(tag)
-    assert find_language(found.tag).tag == found.tag
-    assert found.tag.endswith(subtags[1] + subtags[2])
-    assert find_language(tag.upper().replace("-", "_")) == found
+    language = find_language(tag)
+    assert find_language(language.tag).tag == language.tag
+    assert language.tag.endswith(subtags[1] + subtags[2])
+    assert find_language(tag.upper().replace("-", "_")) == language
     if subtags[1]:
         assert len(scripts_of(tag)) == 1
     assert "{" not in language_name(tag)
@@ -174,8 +174,8 @@ def test_what_a_tag_says_stays_in_it(subtags):
 
 @given(st.text(max_size=200))
 def test_no_text_brings_it_down(text):
-    found = find_language(text)
-    assert found is None or find_language(found.tag) is not None
+    language = find_language(text)
+    assert language is None or find_language(language.tag) is not None
 
 
 @pytest.fixture
@@ -192,7 +192,7 @@ def test_a_language_of_ones_own():
     for key in ("qjj", "QJJ", "jeju of udo"):
         assert find_language(key) == ("ko", "qjj", "qjj", "Jeju of Udo")
         assert language_name(key) == "Jeju of Udo" and scripts_of(key) == ("Hangul",)
-    with pytest.raises(ValueError, match="no language tag"):
+    with pytest.raises(ValueError, match="not a language tag"):
         add_language("no tag", "Nothing")
 
 

@@ -1,4 +1,4 @@
-"""A package that is not installed is named in one line, with the extra that brings it."""
+"""Check the one-line error that names a missing package and the extra that installs it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Usable processors, and child processes that end with their parent."""
+"""Check the number of usable processors and that child processes end with their parent."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from scorekit.processes import usable_cpus
 
 ROOT = Path(__file__).parents[3]
 EXCEPTIONS = {
-    "services/retriever/index/reading.py",  # a thread may start it: it ends with its pipe
-    "tests/kits/stubborn.py",  # its child is one that nothing ends
+    "services/retriever/index/reader.py",  # a thread may start it: it ends with its pipe
+    "tests/kits/stubborn.py",  # its child is ended by nothing
 }
 BY_POPEN = """
 import subprocess, sys, time

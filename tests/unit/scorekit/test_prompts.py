@@ -1,4 +1,4 @@
-"""Prompt templates, byte for byte."""
+"""Check prompt templates byte for byte."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ def test_a_template_from_a_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "fault"), [("{txet}", "unknown field 'txet'"), ("no field", "has no {text}")]
+    ("content", "reason"), [("{txet}", "unknown field 'txet'"), ("no field", "has no {text}")]
 )
-def test_a_wrong_template_file_is_one_clear_line(tmp_path, content, fault):
+def test_a_wrong_template_file_is_one_clear_line(tmp_path, content, reason):
     path = tmp_path / "mine.txt"
     path.write_text(content, encoding="utf-8")
-    with pytest.raises(UserError, match=fault):
+    with pytest.raises(UserError, match=reason):
         load_template(str(path))
 
 

@@ -1,4 +1,4 @@
-"""A TSV as programs write it, with quotes, and as people do, without."""
+"""Check TSV files with quotes, as programs write them, and without, as people do."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scorekit.errors import UserError
 from scorekit.rowfile import RowFile
 
-#: Cells with all that makes a program quote one.
+#: Cells with the characters that make a program quote a cell.
 CELLS = st.lists(
     st.sampled_from(["a", "b c", "\t", '"', '""', "\n", "\r\n", "\r", "\0", "😀", ",", "\ufeff"]),
     max_size=6,
@@ -33,9 +33,9 @@ def tsv(tmp_path: Path, content: str | bytes) -> list[list[str]]:
     return [cells for _, cells in read(tmp_path / "in.tsv", content)]
 
 
-def written(rows, **how) -> str:
+def written(rows, **options) -> str:
     text = io.StringIO()
-    csv.writer(text, "excel-tab", **how).writerows([("src", "mt", "ref"), *rows])
+    csv.writer(text, "excel-tab", **options).writerows([("src", "mt", "ref"), *rows])
     return text.getvalue()
 
 
@@ -51,12 +51,12 @@ def test_what_quotes_every_cell_is_read_as_it_was_written(tmp_path_factory, rows
 @given(ROWS)
 def test_what_quotes_where_it_must_is_read_as_written_or_refused(tmp_path_factory, rows):
     try:
-        found = tsv(tmp_path_factory.mktemp("rows"), written(rows))
+        rows_read = tsv(tmp_path_factory.mktemp("rows"), written(rows))
     except UserError as error:  # cells that look like whole rows: with tabs and line ends
         assert "each of these lines is a row" in str(error)
         assert any("\t" in text and "\n" in text for text in map("".join, rows))
     else:
-        assert found == [list(row) for row in rows]
+        assert rows_read == [list(row) for row in rows]
 
 
 def test_a_data_frame_that_pandas_wrote(tmp_path):
@@ -77,8 +77,8 @@ def test_a_data_frame_that_pandas_wrote(tmp_path):
     ['"', 'a"b', '5" pipe', '"Hi," he said', 'he said "no"', '"a" and "b"', '"open', '""a', 'a""'],
 )
 def test_a_quote_that_closes_no_cell_is_text(tmp_path, cell):
-    """In the first and the last column, in the middle of the file and at its end."""
-    both = [([cell, "b"], ["a", cell]), ([cell, cell],)] if cell != '"' else []  # they close it
+    """Check quotes in the first and last column, inside the file and at its end."""
+    both = [([cell, "b"], ["a", cell]), ([cell, cell],)] if cell != '"' else []  # these close it
     for rows in *both, ([cell, "b"],), (["a", cell],):
         content = "".join("\t".join(row) + "\n" for row in [["src", "mt"], *rows, ["c", "d"]])
         assert tsv(tmp_path, content) == [*rows, ["c", "d"]]
@@ -94,8 +94,8 @@ def test_a_long_header_is_not_shown_whole(tmp_path):
 
 def test_a_row_is_named_by_the_line_that_it_begins_on(tmp_path):
     content = 'src\tmt\r\n\r\n"a\r\n\r\nb"\t"c\r\nd"\r\n \r\ne\tf\r\n'
-    found = read(tmp_path / "in.tsv", content)
-    assert found == [(3, ["a\r\n\r\nb", "c\r\nd"]), (8, ["e", "f"])]
+    rows_read = read(tmp_path / "in.tsv", content)
+    assert rows_read == [(3, ["a\r\n\r\nb", "c\r\nd"]), (8, ["e", "f"])]
 
 
 def test_a_row_of_empty_cells_is_a_row(tmp_path):
@@ -106,9 +106,9 @@ QUOTATION = 'src\tmt\n"It rains\tEs regnet\nand pours"\tund gießt\n'
 
 
 def test_a_quotation_over_two_rows_is_not_taken_for_a_cell(tmp_path):
-    """Nothing says which of both is meant: the error names the lines and the ways out."""
-    fault = "line 2: a quote opens here and closes on line 3, and each of these lines is a row"
-    with pytest.raises(UserError, match=fault):
+    """Check an ambiguous quotation: the error names the lines and both solutions."""
+    reason = "line 2: a quote opens here and closes on line 3, and each of these lines is a row"
+    with pytest.raises(UserError, match=reason):
         tsv(tmp_path, QUOTATION)
     rows = [["It rains\tEs regnet\nand pours", "und gießt"]]
     assert tsv(tmp_path, QUOTATION.replace("src\tmt", '"src"\t"mt"')) == rows
@@ -132,19 +132,19 @@ def test_a_file_that_mixes_quoted_cells_and_quotes_warns_once(tmp_path, caplog):
 
 
 @pytest.mark.parametrize(
-    ("content", "fault"),
+    ("content", "reason"),
     [
         (b'src\tmt\n"a\nb"\tc\nd\n', "line 4: 1 columns, the header has 2"),
         (b'src\tmt\n"a\nb\xff"\tc\n', "line 3: not UTF-8 text"),
         (b'"src"\t"src"\na\tb\n', "line 1: the header has 2 columns 'src'. Rename"),
     ],
 )
-def test_a_fault_names_its_line(tmp_path, content, fault):
-    with pytest.raises(UserError, match=fault):
+def test_a_fault_names_its_line(tmp_path, content, reason):
+    with pytest.raises(UserError, match=reason):
         tsv(tmp_path, content)
 
 
 def test_many_quotes_that_nothing_closes_are_text(tmp_path):
     lines = [f'"open {k}\t""{k}"" and "more' for k in range(20_000)]
-    found = tsv(tmp_path, "\n".join(["src\tmt", *lines]))
-    assert found == [line.split("\t") for line in lines]
+    rows_read = tsv(tmp_path, "\n".join(["src\tmt", *lines]))
+    assert rows_read == [line.split("\t") for line in lines]

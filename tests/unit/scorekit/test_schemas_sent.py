@@ -1,4 +1,4 @@
-"""The JSON schemas that LLMs are sent: as every provider takes them."""
+"""Check that JSON schemas sent to LLMs are valid for every provider."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scorekit.llm.dialects import DIALECTS
 from scorekit.llm.wire import ChatPrompt, Sampling, typed
 from services.judge.mqm import SCHEMA as MQM
 from services.judge.rubrics import load_rubrics
-from trainer.search.curation.distil.rewriter import SCHEMA as REWRITER
+from trainer.search.curation.distill.rewriter import SCHEMA as REWRITER
 from trainer.search.curation.verification.verifier import SCHEMA as VERIFIER
 
 ALL = {name: rubric.schema_ for name, rubric in load_rubrics().items()} | {
@@ -23,7 +23,7 @@ ALL = {name: rubric.schema_ for name, rubric in load_rubrics().items()} | {
 
 
 def enums(part: Any) -> Iterator[dict[str, Any]]:
-    """Every schema within one that lists its values."""
+    """Yield every nested schema that lists its values."""
     if isinstance(part, dict):
         if isinstance(part.get("enum"), list):
             yield part
@@ -43,9 +43,9 @@ def test_every_enum_that_is_sent_has_a_type(name: str, dialect: Any) -> None:
         [{"role": "user", "content": "x"}], Sampling(max_tokens=8), 1, "r", ALL[name]
     )
     body = from_json(DIALECTS[dialect].body(prompt, "m", range(1)))
-    found = list(enums(body))
-    assert all(part.get("type") == "string" for part in found)
-    assert len(found) == len(list(enums(ALL[name])))
+    enum_schemas = list(enums(body))
+    assert all(part.get("type") == "string" for part in enum_schemas)
+    assert len(enum_schemas) == len(list(enums(ALL[name])))
 
 
 def test_a_schema_keeps_what_it_says() -> None:

@@ -1,4 +1,4 @@
-"""The command under its two names, and what it says where it cannot go on."""
+"""Check the command under both names and its error messages."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ NAMES = ("synth", "synth_parallel.cli")
 
 
 def command(name, *arguments):
-    """Run it as a user does."""
+    """Run the command as a user does."""
     return subprocess.run(
         [sys.executable, "-m", name, *arguments], capture_output=True, text=True, timeout=120
     )
 
 
 def written(path, **sections):
-    """A config file of a run under this folder."""
+    """Write a config file of a run in this folder."""
     data = {
         "run": {"out_dir": str(path / "run")},
         "data": {"src_lang": "eng", "tgt_lang": "kor", "files": [str(path / "*.jsonl")]},
@@ -40,10 +40,10 @@ def written(path, **sections):
 def test_both_names_are_one_command(name, tmp_path):
     assert "estimate" in command(name, "--help").stdout
     config = str(written(tmp_path))
-    told = command(name, "estimate", "--config", config)
-    assert (told.returncode, told.stderr) == (0, "") and "generate_128" in told.stdout
-    told = command(name, "run", "--config", config, "--stage", "none")
-    assert told.returncode == 2 and told.stderr.startswith("error: --stage none: ")
+    done = command(name, "estimate", "--config", config)
+    assert (done.returncode, done.stderr) == (0, "") and "generate_128" in done.stdout
+    done = command(name, "run", "--config", config, "--stage", "none")
+    assert done.returncode == 2 and done.stderr.startswith("error: --stage none: ")
 
 
 def ratios(tmp_path, **blob):
@@ -60,8 +60,8 @@ def test_the_share_of_sentences_may_be_given_in_place_of_that_of_blobs(tmp_path)
 
 
 def test_a_run_is_the_same_whichever_share_was_given(tmp_path):
-    kept = [ratios(tmp_path, **blob) for blob in ({"sentence_ratio": 0.7}, {"blob_ratio": 0.3})]
-    assert kept[0].model_dump() == kept[1].model_dump()
+    configs = [ratios(tmp_path, **blob) for blob in ({"sentence_ratio": 0.7}, {"blob_ratio": 0.3})]
+    assert configs[0].model_dump() == configs[1].model_dump()
     cfg = load_config(
         SynthConfig, written(tmp_path, final_generation={"blob": {"sentence_ratio": 1}})
     )
@@ -71,7 +71,7 @@ def test_a_run_is_the_same_whichever_share_was_given(tmp_path):
 
 WRONG = {
     "no file": ([], {}, "cannot read the config"),
-    "no URL": ([], {"teacher": {"base_url": "localhost:8000/v1"}}, "teacher.base_url"),
+    "not the URL": ([], {"teacher": {"base_url": "localhost:8000/v1"}}, "teacher.base_url"),
     "half a URL": ([], {"metricx": {"url": "http://["}}, "metricx.url"),
     "half a place": ([], {"run": {"answers": "redis://["}}, "run.answers"),
     "no prompt": ([], {"teacher": {"prompt": "/no/such/prompt"}}, "prompt template"),
@@ -82,13 +82,13 @@ WRONG = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_mistake_of_the_config_is_one_line_before_anything_is_begun(name, tmp_path):
-    overrides, sections, told = WRONG[name]
+    overrides, sections, message = WRONG[name]
     path = written(tmp_path, **sections)
     if name == "no file":
         path.unlink()
-    flags = [part for one in overrides for part in ("--set", one)]
+    flags = [part for override in overrides for part in ("--set", override)]
     done = CliRunner().invoke(app, ["run", "--config", str(path), "--stage", "all", *flags])
     assert done.exit_code == 2
     (line,) = done.stderr.splitlines()
-    assert line.startswith("error: ") and told in line
+    assert line.startswith("error: ") and message in line
     assert not (tmp_path / "run").exists()

@@ -1,4 +1,4 @@
-"""configs/synth/seed.yaml: every key of it changes what the pipeline does."""
+"""Check that every key of configs/synth/seed.yaml changes the pipeline's behavior."""
 
 from __future__ import annotations
 
@@ -22,12 +22,9 @@ from scorekit.config import load_config
 from scorekit.errors import ScorekitError, UserError
 from scorekit.server.fake import FakeBackend
 from synth.config import SynthConfig, answers_place
-from synth.context import Context
-from synth.drive.services import open_clients
-from synth.folder.begin import begin
-from synth.folder.stats import StageStats
-from synth.folder.store import StageFolder
-from synth.record import Rejected, source_id
+from synth.context import StageContext
+from synth.execution.services import open_clients
+from synth.record import RejectedRecord, source_id
 from synth.run import RunOptions, run_stages
 from synth.sources.madlad import hub_pattern
 from synth.stages.format_filter import FormatFilter
@@ -36,6 +33,9 @@ from synth.stages.prefilter_score import PrefilterScore
 from synth.stages.sample_sources import SampleSources
 from synth.stages.score_select_best import ScoreSelectBest
 from synth.stages.select_sources import choose, write_entries
+from synth.storage.stage_start import prepare_stage
+from synth.storage.stats import StageStats
+from synth.storage.store import StageFolder
 
 SEED = Path(__file__).parents[3] / "configs/synth/seed.yaml"
 SOURCE = "이것은 번역할 한국어 문장입니다. 두 번째 문장도 있습니다."
@@ -43,7 +43,7 @@ SOURCE = "이것은 번역할 한국어 문장입니다. 두 번째 문장도 �
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
-    """MADLAD-400-shaped shards: Korean clean and noisy, English clean."""
+    """Write shards in the form of MADLAD-400: Korean clean and noisy, English clean."""
     root = tmp_path_factory.mktemp("madlad")
     write_shard(root, documents("ko", 0, 30), lang="ko")
     write_shard(root, [*documents("ko", 30, 30), "짧다\n" * 8], lang="ko", split="noisy")
@@ -53,7 +53,7 @@ def corpus(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def servers():
-    """(teacher, its URL, MetricX's URL, the judge's URL)."""
+    """Return (teacher, its URL, MetricX's URL, the judge's URL)."""
     teacher, metricx = (
         FakeOpenAI("qwen", respond=lambda body, seed: f"A text {seed}"),
         FakeBackend(),
@@ -68,7 +68,7 @@ def servers():
 
 @pytest.fixture
 def base(tmp_path, corpus, servers):
-    """The seed's config on small servers: what stands here is what the tests need to be quick."""
+    """Return the seed's config with small test servers and values for fast tests."""
     _, url, metricx_url, judge_url = servers
     data = yaml.safe_load(SEED.read_text(encoding="utf-8"))
     data["run"]["out_dir"] = str(tmp_path / "run")
@@ -91,12 +91,12 @@ def base(tmp_path, corpus, servers):
 
 
 def the_sample(cfg, servers):
-    """The sources that the first stage takes of the corpus, and the settings it marks them with."""
-    ctx, stage = Context(cfg, cfg.run.out_dir), SampleSources()
-    stage.run(ctx, begin(stage, [], ctx))
+    """Return the sources that the first stage samples, with the settings that it records."""
+    ctx, stage = StageContext(cfg, cfg.run.out_dir), SampleSources()
+    stage.run(ctx, prepare_stage(stage, [], ctx))
     assert (cfg.run.out_dir / "sampled_sources.parquet").exists()
-    found = list(ctx.folder(stage.name).records())
-    return [(r["source_text"], r["source_type"], r["length_bucket_id"]) for r in found]
+    records = list(ctx.folder(stage.name).records())
+    return [(r["source_text"], r["source_type"], r["length_bucket_id"]) for r in records]
 
 
 def the_hub(cfg, servers):
@@ -116,11 +116,11 @@ def the_selection(cfg, servers):
     return len(choose(path, cfg).positions)
 
 
-def asked(cfg, servers, work, uses=frozenset({"teacher", "metricx", "judge"})):
-    """What `work(clients)` gives with the services of the config, or the error's words."""
+def call_services(cfg, servers, work, uses=frozenset({"teacher", "metricx", "judge"})):
+    """Return the result of `work(clients)` with the config's services, or the error message."""
 
     folder = StageFolder(cfg.run.out_dir, "asked")
-    folder.clear()  # each config is another stage's beginning
+    folder.clear()  # each config starts a new stage
     Path(answers_place(cfg)).unlink(missing_ok=True)
 
     async def run():
@@ -140,36 +140,36 @@ def record(**more):
 
 
 def the_requests(cfg, servers):
-    """Bodies and headers of prefilter and final generation, as the teacher got them."""
+    """Return the teacher's request bodies and headers from prefilter and final generation."""
 
     async def work(clients):
         await PrefilterScore().process(record(), clients)
         await Generate128().process(record(), clients)
-        servers[0].fail(500, times=1)  # of the next one: how long until it comes again
+        servers[0].fail(500, times=1)  # for the next request, to measure its retry delay
         await clients.translate(record(source_text="또"), temperature=0.0, n=1, seed=1)
 
-    told = asked(cfg, servers, work)
-    if told is not None:
-        return told
+    error = call_services(cfg, servers, work)
+    if error is not None:
+        return error
     requests = sorted(servers[0].requests, key=lambda r: json.dumps(r.body))
-    wanted = ("authorization", "x-stainless-read-timeout")
-    return [(r.body, [r.headers.get(name) for name in wanted]) for r in requests]
+    header_names = ("authorization", "x-stainless-read-timeout")
+    return [(r.body, [r.headers.get(name) for name in header_names]) for r in requests]
 
 
 def the_attempts(cfg, servers):
-    """How often a failing server is asked, and whether it got a third of a second in between."""
+    """Return the number of attempts at a failing server and whether they were 1/3 s apart."""
 
     async def work(clients):
         servers[0].fail(500, times=None)
         await clients.translate(record(), temperature=0.0, n=1, seed=1)
 
-    assert "500" in asked(cfg, servers, work)
+    assert "500" in call_services(cfg, servers, work)
     times = [r.time for r in servers[0].requests]
     return len(times), max(b - a for a, b in pairwise(times)) > 0.3
 
 
 def the_crowd(cfg, servers):
-    """Requests in flight at once, of 12."""
+    """Return the maximum number of concurrent requests of 12."""
     teacher, expected = servers[0], min(12, cfg.teacher.max_concurrency)
 
     async def work(clients):
@@ -183,18 +183,18 @@ def the_crowd(cfg, servers):
         teacher.hang = False
         await group
 
-    assert asked(cfg, servers, work) is None
+    assert call_services(cfg, servers, work) is None
     return teacher.peak_requests
 
 
 def the_scoring(cfg, servers):
-    """How the candidates are scored: what is kept, the requests, and what stays on the disk."""
+    """Return the number of scored candidates, the request sizes and the cached answers."""
     candidates = [{"index": i, "text": f"A text {i}", "finish_reason": "stop"} for i in range(10)]
     sent = []
 
     async def work(clients):
-        kept = await ScoreSelectBest().process(record(candidates=candidates), clients)
-        return len(kept.record["topk"])
+        result = await ScoreSelectBest().process(record(candidates=candidates), clients)
+        return len(result.record["topk"])
 
     with pytest.MonkeyPatch.context() as patch:
         send = httpx.AsyncClient.send
@@ -205,19 +205,19 @@ def the_scoring(cfg, servers):
             return await send(self, request, **more)
 
         patch.setattr(httpx.AsyncClient, "send", noted)
-        told = asked(cfg, servers, work)
+        outcome = call_services(cfg, servers, work)
     cached = cfg.metricx.cache_db is not None and Path(cfg.metricx.cache_db).exists()
-    return told, sorted(len(body["samples"]) for body in sent), cached
+    return outcome, sorted(len(body["samples"]) for body in sent), cached
 
 
 def the_filter(cfg, servers, text="Here is the translation: a sentence.", src=SOURCE):
-    """What becomes of a translation, and what the judge was asked."""
+    """Return the filter's result for a translation and the judge's requests."""
     sent = []
 
     async def work(clients):
         topk = [{"index": 0, "text": text, "score": 1.0}]
         result = await FormatFilter().process(record(source_text=src, topk=topk), clients)
-        return getattr(result, "reason_code", "kept"), isinstance(result, Rejected)
+        return getattr(result, "reason_code", "kept"), isinstance(result, RejectedRecord)
 
     with pytest.MonkeyPatch.context() as patch:
         send = httpx.AsyncClient.send
@@ -228,16 +228,16 @@ def the_filter(cfg, servers, text="Here is the translation: a sentence.", src=SO
             return await send(self, request, **more)
 
         patch.setattr(httpx.AsyncClient, "send", noted)
-        return asked(cfg, servers, work, FormatFilter().uses(cfg)), sent
+        return call_services(cfg, servers, work, FormatFilter().uses(cfg)), sent
 
 
 def the_good(cfg, servers):
-    """A translation that the rules like."""
+    """Run the filter on a translation that passes all rules."""
     return the_filter(cfg, servers, "This is a Korean sentence. There is a second one.")
 
 
 def the_unjudged(cfg, servers):
-    """A translation that this judge does not answer about: it is too long for it."""
+    """Run the filter on a translation that is too long for the judge."""
     src = (
         "도서관은 오래된 강가의 건물에 있고 아침 일찍 문을 연다. 학생들은 조용한 방에서 책을 읽고, "
         "저녁이 되면 관장이 등불을 끄고 모두에게 인사를 건넨 뒤 천천히 집으로 걸어간다."
@@ -258,9 +258,9 @@ def the_log(cfg, servers):
         structlog.reset_defaults()
 
 
-#: Key of the seed's YAML -> another value, and what shows the difference.
+#: Key of the seed's YAML -> another value and the function that shows the difference.
 CHANGES = {
-    "run.out_dir": (None, None),  # the_sample looks for the file there, in each test's own folder
+    "run.out_dir": (None, None),  # the_sample reads this file from each test's own folder
     "run.seed": (99, the_sample),
     "run.log_level": ("ERROR", the_log),
     "data.madlad_dataset": ("someone/madlad", the_hub),
@@ -319,7 +319,7 @@ def keys_of(tree, prefix=""):
 
 
 def test_the_table_holds_every_key_of_the_file():
-    """`teacher.generation.seed` is a comment there."""
+    """Check the table of keys. `teacher.generation.seed` is only a comment in the file."""
     data = yaml.safe_load(SEED.read_text(encoding="utf-8"))
     assert set(CHANGES) == {*keys_of(data), "teacher.generation.seed"}
 
@@ -334,13 +334,13 @@ def test_the_seeds_values_are_read_as_they_stand():
 
 
 def changed(data, key, value, folder):
-    """The config with one key changed, in a folder of its own."""
+    """Return the config with one key changed, in its own folder."""
     data = copy.deepcopy(data)
     *sections, last = key.split(".")
-    place = data
+    section_values = data
     for section in sections:
-        place = place[section]
-    place[last] = value
+        section_values = section_values[section]
+    section_values[last] = value
     data["run"]["out_dir"] = str(folder)
     return SynthConfig.model_validate(data)
 
@@ -351,7 +351,7 @@ def test_a_key_changes_what_the_pipeline_does(key, base, servers, tmp_path, monk
     monkeypatch.setenv("OTHER_KEY", "second")
     value, observe = CHANGES[key]
     value = {"CACHE": str(tmp_path / "scores.sqlite"), "METRICX": servers[2]}.get(str(value), value)
-    if key == "segmentation.mode":  # an error, where nothing is as the mode says
+    if key == "segmentation.mode":  # an error if no data matches the mode
         with pytest.raises(UserError, match="no source left"):
             observe(changed(base, key, value, tmp_path / "b"), servers)
         return
@@ -373,7 +373,7 @@ def test_a_scorer_that_is_not_there_is_named(base, servers, tmp_path, monkeypatc
     monkeypatch.setattr("scorekit.client.ScoringClient.wait_ready", _at_once)
     cfg = changed(base, "metricx.url", f"http://127.0.0.1:{free_port()}", tmp_path / "b")
     assert (
-        "metricx.url: the url cannot be reached: refused; start it" in the_scoring(cfg, servers)[0]
+        "metricx.url: the url cannot be reached: refused. Start it" in the_scoring(cfg, servers)[0]
     )
 
 

@@ -1,4 +1,4 @@
-"""The rules of format_filter, on real texts of several scripts: what each one takes, and leaves."""
+"""Check which real texts in several scripts each rule of format_filter accepts and rejects."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from bench.filters import DIRECTIONS, is_told, seven, third_languages
+from bench.filters import DIRECTIONS, is_rejected, seven, third_languages
 from scorekit.text.rules import Pair
 from synth.filters import RULES, Code, RuleConfig, abstentions, check_rules
 
@@ -30,7 +30,7 @@ TAGS = {
 }
 EN = "The committee published its report on the safety of the new bridge in March 2019."
 KO = "위원회는 2019년 3월에 새 다리의 안전에 관한 보고서를 발표했다."
-#: True translations of EN: no rule may have a word against them.
+#: Correct translations of EN, which every rule must accept.
 TRUE = {
     "ko": KO,
     "zh": "委员会于2019年3月发布了关于新桥安全性的报告。",
@@ -198,7 +198,7 @@ def test_names_links_and_code_that_stay_are_no_copy():
     assert failed("Bluetooth", src="Bluetooth") == []
     assert failed("Administrator", src="Administrator", languages="en-de") == []
     assert failed("UniFi Protect 설정", src="UniFi Protect settings") == []
-    copy = "Home Assistant"  # a name, or two words that nobody translated
+    copy = "Home Assistant"  # a name, or two untranslated words
     assert "copied_source" in failed(copy, src=copy)
     assert failed(copy, src=copy, min_letters=30) == []
     assert failed(copy, src=copy, min_language_chars=15) == []
@@ -245,15 +245,15 @@ def test_a_copy_that_is_no_name_is_rejected_with_a_judge_too(src, mt):
 
 @pytest.mark.parametrize(("source", "target"), DIRECTIONS)
 def test_short_copies_and_third_languages_are_told(source, target):
-    """The aims of the bench, on texts that the table was not made of."""
+    """Check the benchmark's targets on texts that were not used to build the table."""
     rows = [row for row in seven() if 10 <= len(row[source]) < 30]
     copies = [Pair(row[source], row[source], source, target) for row in rows]
     true = [Pair(row[source], row[target], source, target) for row in seven()]
     thirds = [pair for pair in third_languages(source, target, 500) if len(pair.mt) >= 10]
     assert min(len(copies), len(true), len(thirds)) > 100
-    assert sum(not is_told(pair) for pair in copies) <= len(copies) / 100
-    assert sum(not is_told(pair) for pair in thirds) <= len(thirds) / 50
-    assert sum(is_told(pair) for pair in true) <= len(true) / 100
+    assert sum(not is_rejected(pair) for pair in copies) <= len(copies) / 100
+    assert sum(not is_rejected(pair) for pair in thirds) <= len(thirds) / 50
+    assert sum(is_rejected(pair) for pair in true) <= len(true) / 100
 
 
 def test_a_rule_that_has_no_table_for_a_language_says_so():
@@ -332,9 +332,9 @@ def test_an_unknown_rule_or_key_is_refused():
 def test_no_text_breaks_a_rule_and_each_rule_is_told_of_once(src, mt, pair):
     source, target = (TAGS[code] for code in pair.split("-"))
     verdict = check_rules(Pair(src, mt, source, target), RuleConfig())
-    told = [*verdict.passed, *verdict.failed]
-    assert len(told) == len(set(told))
-    assert set(told) == set(RULES) or list(verdict.failed) == ["empty"]
+    rule_names = [*verdict.passed, *verdict.failed]
+    assert len(rule_names) == len(set(rule_names))
+    assert set(rule_names) == set(RULES) or list(verdict.failed) == ["empty"]
     assert all(isinstance(seen, str) and seen for seen in verdict.failed.values())
     assert ("empty" in verdict.failed) == (not mt.strip())
 
@@ -353,5 +353,5 @@ def _gold():
 def test_each_rule_rejects_fewer_than_one_in_a_hundred_true_translations():
     pairs = list(_gold())[::3]
     assert len(pairs) > 3000
-    found = Counter(code for pair in pairs for code in check_rules(pair, RuleConfig()).failed)
-    assert not {code: n for code, n in found.items() if n >= len(pairs) / 100}
+    rejections = Counter(code for pair in pairs for code in check_rules(pair, RuleConfig()).failed)
+    assert not {code: n for code, n in rejections.items() if n >= len(pairs) / 100}

@@ -1,4 +1,4 @@
-"""True pairs of prose in six directions: the rules let them pass, and see an altered number."""
+"""Check that the rules accept correct pairs in six directions and detect changed numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bench.synth.numbers import KINDS, outcomes, spoil
 from scorekit.text.rules import Pair
 from synth.filters import RULES, RuleConfig, check_rules
 
-#: Ten for each two languages, dense in numbers, dates, counters and names.
+#: Ten pairs for each two languages, with many numbers, dates, counters and names.
 KO_EN = [
     (
         "지난해 이 섬을 찾은 관광객은 300만 명으로 2019년의 두 배였다.",
@@ -173,23 +173,23 @@ def test_no_rule_keeps_out_more_than_one_true_pair_in_a_hundred(texts, turned):
 
 
 @pytest.mark.parametrize(("texts", "turned"), SETS)
-@pytest.mark.parametrize("how", ["altered", "left out"])
-def test_most_spoilt_numbers_are_caught(texts, turned, how):
-    caught, of = caught_numbers(_pairs(texts, turned), how)
-    assert of > 20 and caught / of > 0.7, (caught, of)
+@pytest.mark.parametrize("change", ["altered", "left out"])
+def test_most_spoilt_numbers_are_caught(texts, turned, change):
+    caught, num_pairs = caught_numbers(_pairs(texts, turned), change)
+    assert num_pairs > 20 and caught / num_pairs > 0.7, (caught, num_pairs)
 
 
 @pytest.mark.parametrize("half", HALVES)
 def test_most_of_what_chat_models_add_is_caught(half):
     caught = defaultdict(list)
-    for kind, pair in chatter(half, prose(), each=3):
+    for kind, pair in chatter(half, prose(), num_pairs=3):
         caught[kind].append(bool(check_rules(pair, RuleConfig()).failed))
     assert len(caught) == 8
-    shares = {kind: sum(found) / len(found) for kind, found in caught.items()}
+    shares = {kind: sum(detections) / len(detections) for kind, detections in caught.items()}
     assert min(shares.values()) > (0.75 if half == "unseen" else 0.9), shares
 
 
-#: Share of the spoilt pairs that a judge gets to see, or that are rejected.
+#: Share of the damaged pairs that are rejected or passed to a judge.
 SEEN = {
     "a digit changed": 0.9,
     "left out": 0.75,

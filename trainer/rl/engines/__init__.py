@@ -1,1 +1,1 @@
-"""Samplers: in this process, and on a vLLM server."""
+"""Samplers: generation in this process, and on a vLLM server."""

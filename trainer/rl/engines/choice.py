@@ -1,4 +1,4 @@
-"""The sampler that a config names."""
+"""Open the sampler that a config names."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ from typing import Any
 from torch import nn
 
 from trainer.rl.config import SamplingConfig
+from trainer.rl.distributed import DistributedContext
 from trainer.rl.engines.generate import GenerateSampler
 from trainer.rl.engines.vllm import VLLMSampler, probe_server
-from trainer.rl.policy import stop_token_ids, unwrapped, without_wrappers
+from trainer.rl.policy import stop_token_ids, unwrap_distributed, unwrap_peft
 from trainer.rl.sampler import Sampler
-from trainer.rl.world import World
 
 
 def probe_engine(cfg: SamplingConfig, *, adapters: bool, images: bool = False) -> str | None:
-    """The model's name on the server that is to sample, asked before weights are loaded; None where
-    this process samples. images: prompts show some. Raises UserError where it is away, or cannot do
-    what is wanted of it."""
+    """Return the model's name on the vLLM server, or None if this process samples.
+
+    Asked before weights are loaded.
+    images: whether prompts have images.
+    Raises UserError if the server is unavailable, or does not support what this run needs.
+    """
     if cfg.engine == "generate":
         return None
     return probe_server(cfg.vllm, adapters=adapters, images=images)
@@ -30,18 +33,23 @@ def open_sampler(
     served: str | None,
     model: nn.Module,
     tokenizer: Any,
-    world: World,
+    world: DistributedContext,
     *,
     adapters: bool,
     run_dir: str | Path,
     role: str = "train",
-    never: Sequence[int] = (),
+    banned_token_ids: Sequence[int] = (),
 ) -> Sampler:
-    """served: what `probe_engine` gave. adapters: they learn, not the whole model. role: a run_dir
-    may have a sampler of each role at a time. never: ids that are not to be drawn. To be closed."""
+    """Return the sampler of a config. The caller closes it.
+
+    served: the result of `probe_engine`.
+    adapters: whether adapters are trained, and not the whole model.
+    role: a run_dir may have one sampler of each role at a time.
+    banned_token_ids: ids that must not be sampled.
+    """
     if served is None:
-        return GenerateSampler(model, tokenizer, world, never=never)
-    stops = stop_token_ids(unwrapped(model), tokenizer)
+        return GenerateSampler(model, tokenizer, world, banned_token_ids=banned_token_ids)
+    stops = stop_token_ids(unwrap_distributed(model), tokenizer)
     return VLLMSampler(
         cfg.vllm,
         served,
@@ -50,6 +58,6 @@ def open_sampler(
         adapters=adapters,
         run_dir=run_dir,
         role=role,
-        never=never,
-        image_id=getattr(without_wrappers(model).config, "image_token_id", None),
+        banned_token_ids=banned_token_ids,
+        image_id=getattr(unwrap_peft(model).config, "image_token_id", None),
     )

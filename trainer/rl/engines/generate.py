@@ -13,30 +13,33 @@ import torch
 from torch import Tensor, nn
 
 from trainer.rl.config import SamplingConfig
+from trainer.rl.distributed import DistributedContext
 from trainer.rl.forward import Image, image_inputs
-from trainer.rl.policy import pad_token_id, stop_token_ids, unwrapped, without_wrappers
-from trainer.rl.sampler import Sampled
-from trainer.rl.world import World
+from trainer.rl.policy import pad_token_id, stop_token_ids, unwrap_distributed, unwrap_peft
+from trainer.rl.sampler import SampledCompletion
 
 
 class GenerateSampler:
-    """Samples from the model that is trained: there is nothing to sync."""
+    """Samples from the model that is trained, so that there are no weights to sync."""
 
     def __init__(
         self,
         model: nn.Module,
         tokenizer: Any,
-        world: World | None = None,
+        world: DistributedContext | None = None,
         *,
-        never: Sequence[int] = (),
+        banned_token_ids: Sequence[int] = (),
     ) -> None:
-        """world: where its processes share the weights, all of them take the same steps.
-        never: ids that are not to be drawn."""
+        """Prepare to sample from the model in this process.
+
+        world: if its processes share the weights, all of them make the same number of steps.
+        banned_token_ids: ids that must not be sampled.
+        """
         self.model = model
         self.world = world if world is not None and world.is_sharded else None
-        self.stops = stop_token_ids(unwrapped(model), tokenizer)
-        self.pad_id = pad_token_id(unwrapped(model), tokenizer)
-        self.never = list(never)
+        self.stops = stop_token_ids(unwrap_distributed(model), tokenizer)
+        self.pad_id = pad_token_id(unwrap_distributed(model), tokenizer)
+        self.banned_token_ids = list(banned_token_ids)
 
     @torch.no_grad()
     def sample(
@@ -47,17 +50,20 @@ class GenerateSampler:
         images: Sequence[Sequence[Image]] | None = None,
         seed: int | None = None,
         with_logprobs: bool = True,
-    ) -> Iterator[tuple[int, list[Sampled]]]:
-        """As the protocol says. Prompts are batched by length, short ones first; who has fewer
-        batches than the others samples what nobody asked for."""
+    ) -> Iterator[tuple[int, list[SampledCompletion]]]:
+        """Yield completions as `Sampler.sample` says.
+
+        Prompts are batched by length, short ones first. A process with fewer batches than another
+        samples completions that are not used.
+        """
         if seed is not None:
             torch.manual_seed(seed)
-        wanted = gen_cfg.num_samples_per_prompt
-        places = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-        copies = [i for i in places for _ in range(wanted)]
+        samples_per_prompt = gen_cfg.num_samples_per_prompt
+        order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+        copies = [i for i in order for _ in range(samples_per_prompt)]
         batches = -(-len(copies) // gen_cfg.batch_size)
-        idle = 0 if self.world is None else self.world.most(batches) - batches
-        done: dict[int, list[Sampled]] = {}
+        idle_batches = 0 if self.world is None else self.world.max_passes(batches) - batches
+        completions_by_prompt: dict[int, list[SampledCompletion]] = {}
         for first in range(0, len(copies), gen_cfg.batch_size):
             batch = copies[first : first + gen_cfg.batch_size]
             sampled = self._generate(
@@ -67,17 +73,17 @@ class GenerateSampler:
                 with_logprobs,
             )
             for i, completion in zip(batch, sampled, strict=True):
-                done.setdefault(i, []).append(completion)
-                if len(done[i]) == wanted:
-                    yield i, done.pop(i)
-        for _ in range(idle):
+                completions_by_prompt.setdefault(i, []).append(completion)
+                if len(completions_by_prompt[i]) == samples_per_prompt:
+                    yield i, completions_by_prompt.pop(i)
+        for _ in range(idle_batches):
             self._generate([self.stops[:1]], [()], gen_cfg, with_logprobs)
 
-    def sync(self, model: nn.Module, update: int) -> None:
-        """Nothing to do: the model is the one that is trained."""
+    def sync_weights(self, model: nn.Module, update: int) -> None:
+        """Do nothing: the model is the one that is trained."""
 
     def close(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def _generate(
         self,
@@ -85,8 +91,8 @@ class GenerateSampler:
         images: list[Sequence[Image]],
         gen_cfg: SamplingConfig,
         with_logprobs: bool,
-    ) -> list[Sampled]:
-        """One batch: ids up to the first stop id, and their log-probabilities."""
+    ) -> list[SampledCompletion]:
+        """Sample one batch: ids up to the first stop id, and their log-probabilities."""
         from transformers import GenerationConfig as HFGenerationConfig
         from transformers import LogitsProcessorList
 
@@ -94,7 +100,7 @@ class GenerateSampler:
             raise ValueError("greedy ids have no log-probabilities: with_logprobs must be off")
         recorder = LogprobRecorder(gen_cfg) if with_logprobs else None
         sampling: dict[str, Any] = {"do_sample": gen_cfg.temperature > 0}
-        if recorder is not None:  # which does itself what these fields would
+        if recorder is not None:  # the recorder applies these settings itself
             sampling |= {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
         elif sampling["do_sample"]:
             sampling |= gen_cfg.model_dump(include={"temperature", "top_p", "top_k"})
@@ -103,10 +109,10 @@ class GenerateSampler:
             eos_token_id=self.stops,
             pad_token_id=self.pad_id,
             use_cache=True,
-            suppress_tokens=self.never or None,
+            suppress_tokens=self.banned_token_ids or None,
             **sampling,
         )
-        model = without_wrappers(self.model)  # peft's generate leaves our settings in it
+        model = unwrap_peft(self.model)  # peft's generate leaves our settings in it
         device = next(model.parameters()).device
         width = max(map(len, prompts))
         ids = torch.full((len(prompts), width), self.pad_id)  # [B, P]
@@ -116,7 +122,7 @@ class GenerateSampler:
             attended[row, width - len(prompt) :] = True
         inputs = {"attention_mask": attended.long().to(device)}
         inputs |= image_inputs(model, ids, attended, images)
-        with _own_generation_config(model, config):
+        with _with_generation_config(model, config):
             output = model.generate(
                 input_ids=ids.to(device),
                 **inputs,
@@ -126,14 +132,19 @@ class GenerateSampler:
             )
         completions = [_until_stop(row, self.stops) for row in output[:, width:].tolist()]
         if recorder is None:
-            return [Sampled(completion, None) for completion in completions]
+            return [SampledCompletion(completion, None) for completion in completions]
         rows = recorder.logprobs(output).tolist()
-        return [Sampled(c, row[: len(c)]) for c, row in zip(completions, rows, strict=True)]
+        return [
+            SampledCompletion(c, row[: len(c)]) for c, row in zip(completions, rows, strict=True)
+        ]
 
 
 class LogprobRecorder:
-    """A logits processor that applies temperature, top_k and top_p, and notes the log-probability
-    of each token that is drawn from the result. It holds one step's [B, V] at a time."""
+    """A logits processor that applies temperature, top_k and top_p, and records log-probabilities.
+
+    They are those of the sampled tokens, in the resulting distribution. It keeps one step's [B, V]
+    at a time.
+    """
 
     def __init__(self, gen_cfg: SamplingConfig) -> None:
         from transformers import TopKLogitsWarper, TopPLogitsWarper
@@ -148,7 +159,11 @@ class LogprobRecorder:
         self._last: Tensor | None = None  # [B, V]
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """input_ids: [B, P + t]; scores: logits [B, V] of the token that comes next."""
+        """Return the logits [B, V] to sample from.
+
+        input_ids: [B, P + t].
+        scores: logits [B, V] of the next token.
+        """
         self._note(input_ids[:, -1])
         scaled = scores.float() / self.temperature
         for cut in self._cuts:
@@ -156,31 +171,34 @@ class LogprobRecorder:
         self._last = scaled.log_softmax(-1)
         return scaled
 
-    def _note(self, drawn: Tensor) -> None:
+    def _note(self, sampled_ids: Tensor) -> None:
         if self._last is not None:
-            self._chosen.append(self._last.gather(-1, drawn[:, None]).squeeze(-1))
+            self._chosen.append(self._last.gather(-1, sampled_ids[:, None]).squeeze(-1))
 
     def logprobs(self, output: Tensor) -> Tensor:
-        """[B, T] for the output [B, P + T] of `generate`."""
+        """Return log-probabilities [B, T] for the output [B, P + T] of `generate`."""
         self._note(output[:, -1])
         self._last = None
         return torch.stack(self._chosen, dim=-1)
 
 
 @contextmanager
-def _own_generation_config(model: nn.Module, config: Any) -> Iterator[None]:
-    """`generate` fills every field that has its default value from the model's own generation
-    config (a temperature of 1 would become the folder's 0.6): so put ours in its place."""
-    own = model.generation_config
+def _with_generation_config(model: nn.Module, config: Any) -> Iterator[None]:
+    """Replace the model's generation config with `config`, within.
+
+    `generate` fills every field that has its default value from the model's own generation config:
+    a temperature of 1 would become the folder's 0.6.
+    """
+    model_config = model.generation_config
     model.generation_config = config
     try:
         yield
     finally:
-        model.generation_config = own
+        model.generation_config = model_config
 
 
 def _until_stop(ids: list[int], stops: Sequence[int]) -> list[int]:
-    """Up to the first stop id, which belongs to the completion; padding behind it does not."""
+    """Return the ids up to and with the first stop id; padding after it is dropped."""
     for index, token_id in enumerate(ids):
         if token_id in stops:
             return ids[: index + 1]

@@ -1,5 +1,4 @@
-"""Sampling by a vLLM server (0.32 or later) over HTTP, which is given the policy's weights after
-each update.
+"""Sampling by a vLLM server (0.32 or later) over HTTP, which gets the weights after each update.
 
     VLLM_SERVER_DEV_MODE=1 VLLM_ALLOW_RUNTIME_LORA_UPDATING=True VLLM_API_KEY=... \\
         vllm serve MODEL --logprobs-mode processed_logprobs --enable-lora --max-lora-rank 16
@@ -7,17 +6,16 @@ each update.
 MODEL is the folder or hub id that the trainer has in `policy.path`.
 `--logprobs-mode processed_logprobs`: log-probabilities of the distribution that is sampled from,
 with temperature, top_p and top_k applied.
-`--enable-lora`, `--max-lora-rank` and VLLM_ALLOW_RUNTIME_LORA_UPDATING: where `policy.lora.r` > 0.
-VLLM_SERVER_DEV_MODE: where all weights learn; its routes take no key, so keep the port private.
-`--enable-scale-out`: where prompts show images, which are sent as they are to be read.
+`--enable-lora`, `--max-lora-rank` and VLLM_ALLOW_RUNTIME_LORA_UPDATING: if `policy.lora.r` > 0.
+VLLM_SERVER_DEV_MODE: if all weights are trained. Its routes need no key, so keep the port private.
+`--enable-scale-out`: if prompts have images. The prompt ids are sent as they are to be read.
 On a CPU vLLM packs the head when it starts: a head that is tied to the embeddings is not reloaded.
 
-Weights go through `vllm.sync_dir`, a folder that both sides see under one path. There a run has a
-folder of its own, by its run_dir; the next start removes what one that was killed left in it, and
-its adapters from the server. Each update's
-adapter has a name of its own: with `load_inplace` vLLM would read it from disk at every step. All
-weights are reloaded in place. What vLLM remembers of prompts (its prefix cache) is kept apart for
-each update by a salt. A server that starts again in between has lost all this, and is given it
+Weights go through `vllm.sync_dir`, a folder that both sides see under one path. A run has its own
+folder there, named by its run_dir. The next start removes the files of a run that was killed, and
+its adapters on the server. Each update's adapter has its own name: with `load_inplace` vLLM would
+read it from disk at every step. Full weights are reloaded in place. A salt separates the entries of
+vLLM's prefix cache by update. A server that restarts loses all this; the sampler sends the weights
 again.
 """
 
@@ -43,31 +41,35 @@ from scorekit.files import allow_readers
 from scorekit.net.loop_thread import LoopThread
 from scorekit.seeds import stream_seed
 from trainer.rl.config import SamplingConfig, VLLMConfig
+from trainer.rl.distributed import DistributedContext
 from trainer.rl.engines.vllm_bodies import Request, completions, request
 from trainer.rl.engines.vllm_http import (
-    Refused,
+    VLLMError,
     VLLMServer,
+    as_user_error,
     check_server,
     is_away,
-    mendable,
-    patiently,
+    retry_until_done,
 )
 from trainer.rl.forward import Image, completion_logprobs
-from trainer.rl.policy import embedding_rows, unwrapped
-from trainer.rl.sampler import Sampled
-from trainer.rl.world import World
+from trainer.rl.policy import embedding_rows, unwrap_distributed
+from trainer.rl.sampler import SampledCompletion
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-#: Mean |log pi trainer - log pi server| of a token, above which it is not the same model. Kernels
-#: and bfloat16 give hundredths.
+#: Largest mean |log pi trainer - log pi server| of a token for the same model. Kernels and bfloat16
+#: give hundredths.
 MOST_GAP = 0.3
 
 
 def probe_server(cfg: VLLMConfig, *, adapters: bool, images: bool = False) -> str:
-    """The model's name on the server. adapters: it is to take adapters. images: prompts show some.
-    Raises UserError where the server is away, or cannot sample for this run; loads nothing."""
+    """Return the model's name on the server; loads nothing.
+
+    adapters: whether the server has to accept adapters.
+    images: whether prompts have images.
+    Raises UserError if the server is unavailable, or cannot sample for this run.
+    """
 
     async def probe() -> str:
         server = VLLMServer(cfg)
@@ -76,14 +78,17 @@ def probe_server(cfg: VLLMConfig, *, adapters: bool, images: bool = False) -> st
         finally:
             await server.close()
 
-    with mendable(cfg):
+    with as_user_error(cfg):
         return asyncio.run(probe())
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """What the server was given: model: the name to sample from. version: of these weights alone,
-    in any run."""
+    """The weights that the server has.
+
+    model: the name to sample from.
+    version: unique for these weights, over all runs.
+    """
 
     model: str
     folder: Path
@@ -91,38 +96,47 @@ class Weights:
 
 
 class VLLMSampler:
-    """Samples from a vLLM server. Requests live in an event loop of its own thread."""
+    """Samples from a vLLM server. Requests run in an event loop in its own thread."""
 
     def __init__(
         self,
         cfg: VLLMConfig,
         model_name: str,
         stops: list[int],
-        world: World,
+        world: DistributedContext,
         *,
         adapters: bool,
         run_dir: str | Path,
         role: str = "train",
-        never: Sequence[int] = (),
+        banned_token_ids: Sequence[int] = (),
         image_id: int | None = None,
     ) -> None:
-        """model_name: what `probe_server` gave. stops: ids that end a completion. adapters: they
-        learn, not the whole model. role: a run_dir may have a sampler of each role at a time.
-        never: ids that are not to be drawn. image_id: the one that stands for a part of an image,
-        where the model sees."""
+        """Prepare to sample from the server of the config.
+
+        model_name: the result of `probe_server`.
+        stops: ids that end a completion.
+        adapters: whether adapters are trained, and not the whole model.
+        role: a run_dir may have one sampler of each role at a time.
+        banned_token_ids: ids that must not be sampled.
+        image_id: the id that stands for a part of an image, if the model reads images.
+        """
         self.cfg, self.model_name, self.stops, self.world = cfg, model_name, stops, world
-        self.by_adapters, self.never, self.image_id = adapters, never, image_id
+        self.by_adapters, self.banned_token_ids, self.image_id = (
+            adapters,
+            banned_token_ids,
+            image_id,
+        )
         folder = self.cfg.sync_dir or Path(run_dir) / "sync"
-        # Of this run_dir alone: another run may have the same server and sync_dir.
-        whose = f"{role} {Path(run_dir).resolve()}"
-        self.owner = blake2b(whose.encode(), digest_size=6).hexdigest()
+        # Named by this run_dir: another run may have the same server and sync_dir.
+        owner_key = f"{role} {Path(run_dir).resolve()}"
+        self.owner = blake2b(owner_key.encode(), digest_size=6).hexdigest()
         self.folder = Path(folder).expanduser().resolve() / f"scorekit-{self.owner}"
         self.run_id = f"{self.owner}-{uuid4().hex[:12]}"
         if world.is_main:
             clean(self.folder)
         self.weights: Weights | None = None
-        # Owner of the next three: the sampler's loop. `weights` is the caller's, which changes it
-        # between two calls of `sample` only; `_restore` reads it there.
+        # The sampler's loop owns the next three. `weights` belongs to the caller, which changes it
+        # between two calls of `sample` only; `_restore` reads it in the loop.
         self._server = VLLMServer(self.cfg)
         self._slots = asyncio.Semaphore(self.cfg.concurrency)
         self._restoring = asyncio.Lock()
@@ -136,15 +150,18 @@ class VLLMSampler:
         images: Sequence[Sequence[Image]] | None = None,
         seed: int | None = None,
         with_logprobs: bool = True,
-    ) -> Iterator[tuple[int, list[Sampled]]]:
-        """As the protocol says. Raises UserError where the server refuses, gives no answer in
-        `timeout_s`, or reads images as other ids than the prompt's."""
+    ) -> Iterator[tuple[int, list[SampledCompletion]]]:
+        """Yield completions as `Sampler.sample` says.
+
+        Raises UserError if the server refuses, gives no answer in `timeout_s`, or reads images as
+        other ids than the prompt's.
+        """
         base = int(torch.randint(2**62, ())) if seed is None else seed
-        self._wait(patiently(self._restore))
-        assert self.weights is not None, "sync comes first"
+        self._wait(retry_until_done(self._restore))
+        assert self.weights is not None, "call sync first"
         futures = {}
         for i, prompt in enumerate(prompts):
-            asked = request(
+            prompt_request = request(
                 prompt,
                 images[i] if images else (),
                 gen_cfg,
@@ -152,11 +169,11 @@ class VLLMSampler:
                 salt=self.weights.version,
                 seed=stream_seed("prompt", base, i),
                 stops=self.stops,
-                never=self.never,
+                banned_token_ids=self.banned_token_ids,
                 image_id=self.image_id,
                 with_logprobs=with_logprobs,
             )
-            futures[self._thread.submit(self._complete(asked))] = i
+            futures[self._thread.submit(self._complete(prompt_request))] = i
         try:
             for future in as_completed(futures):
                 yield futures[future], future.result()
@@ -164,38 +181,40 @@ class VLLMSampler:
             for future in futures:
                 future.cancel()
 
-    def sync(self, model: nn.Module, update: int) -> None:
-        """Write the weights, and have the server take them. With the first, raises UserError where
-        it has another model than the trainer."""
+    def sync_weights(self, model: nn.Module, update: int) -> None:
+        """Write the weights, and make the server load them.
+
+        The first call raises UserError if the server has another model than the trainer.
+        """
         old, version = self.weights, f"{self.run_id}-{update:06d}"
         name = f"policy-{version}" if self.by_adapters else self.model_name
         new = Weights(name, self.folder / f"update-{update:06d}-{self.run_id}", version)
         self._save(model, new.folder)
         if self.world.is_main:
             if old is None and self.by_adapters:
-                self._wait(self._unload_left())
-            self._wait(patiently(lambda: self._give(new)))
-        self.weights = self.world.gather([new])[0]  # when the main process is through
+                self._wait(self._unload_stale_adapters())
+            self._wait(retry_until_done(lambda: self._give(new)))
+        self.weights = self.world.gather([new])[0]  # after the main process has sent them
         if old is None:
             self._check_agreement(model)
         elif self.world.is_main:
-            self._forget(old)
+            self._remove_weights(old)
 
     def close(self) -> None:
-        """Take back the last adapter, if the server still answers, and all folders."""
+        """Unload the last adapter, if the server still answers, and remove all folders."""
         if self.weights is not None and self.world.is_main:
-            self._forget(self.weights)
+            self._remove_weights(self.weights)
             clean(self.folder)
         self._thread.stop(self._server.close)
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run it in the sampler's loop."""
+        """Run a coroutine in the sampler's loop and return its result."""
         return self._thread.run(self._in_time(work))
 
     async def _in_time(self, work: Coroutine[Any, Any, T]) -> T:
-        """Its result, in `timeout_s` at most; what the user can mend becomes a UserError."""
+        """Return the result in at most `timeout_s`; errors that a user can fix are UserErrors."""
         try:
-            with mendable(self.cfg):
+            with as_user_error(self.cfg):
                 return await asyncio.wait_for(work, self.cfg.timeout_s)
         except TimeoutError:
             raise UserError(
@@ -205,15 +224,17 @@ class VLLMSampler:
 
     # -- completions -------------------------------------------------------------------------------
 
-    async def _complete(self, asked: Request) -> list[Sampled]:
-        """One prompt's completions."""
+    async def _complete(self, prompt_request: Request) -> list[SampledCompletion]:
+        """Return the completions of one prompt."""
         async with self._slots:
-            answer = await self._in_time(self._patiently(asked))
-        return completions(answer, asked, str(self.cfg.url))
+            answer = await self._in_time(self._ask_until_answered(prompt_request))
+        return completions(answer, prompt_request, str(self.cfg.url))
 
-    async def _patiently(self, asked: Request) -> Any:
-        """The answer, with as many attempts as it takes; before each new one it is made sure that
-        the server has the weights."""
+    async def _ask_until_answered(self, prompt_request: Request) -> Any:
+        """Return the answer, with as many attempts as it takes.
+
+        Each new attempt first makes sure that the server has the weights.
+        """
         failed = False
 
         async def attempt() -> Any:
@@ -221,13 +242,13 @@ class VLLMSampler:
             if failed:
                 await self._restore()
             failed = True
-            return await self._server.ask("POST", asked.route, asked.body)
+            return await self._server.ask("POST", prompt_request.route, prompt_request.body)
 
-        def may_pass(error: BaseException) -> bool:
-            # 404: it does not know the adapter; 500: it breaks down
-            return is_away(error) or (isinstance(error, Refused) and error.status in (404, 500))
+        def should_retry(error: BaseException) -> bool:
+            # 404: the adapter is not loaded; 500: the server is failing
+            return is_away(error) or (isinstance(error, VLLMError) and error.status in (404, 500))
 
-        return await patiently(attempt, may_pass)
+        return await retry_until_done(attempt, should_retry)
 
     # -- weights -----------------------------------------------------------------------------------
 
@@ -237,31 +258,31 @@ class VLLMSampler:
         else:
             await self._server.reload(weights.folder, weights.version)
 
-    async def _unload_left(self) -> None:
-        """Have the server forget adapters of a start that was killed."""
+    async def _unload_stale_adapters(self) -> None:
+        """Unload adapters that an earlier start, which was killed, has loaded."""
         for name in await self._server.models():
             if name.startswith(f"policy-{self.owner}-"):
                 await self._server.unload_adapter(name)
 
     async def _restore(self) -> None:
-        """Give the server the weights again if it has lost them."""
+        """Send the weights to the server again if it has lost them."""
         weights = self.weights
-        assert weights is not None, "sync comes first"
+        assert weights is not None, "call sync first"
         async with self._restoring:
             if self.by_adapters:
                 has_them = weights.model in await self._server.models()
             else:
                 has_them = await self._server.weight_version() == weights.version
             if not has_them:
-                log.warning("%s has lost the policy's weights: they are sent again", self.cfg.url)
+                log.warning("%s has lost the policy's weights. They are sent again.", self.cfg.url)
                 await self._give(weights)
 
     def _save(self, model: nn.Module, folder: Path) -> None:
-        """The weights as a folder, there all at once."""
-        bare: Any = unwrapped(model)
+        """Write the weights as a folder that appears complete, by a rename."""
+        bare: Any = unwrap_distributed(model)
         options: dict[str, Any] = {}
         if self.world.is_sharded:  # every process takes part
-            options["state_dict"] = self.world.whole_weights(model)
+            options["state_dict"] = self.world.full_weights(model)
         if not self.world.is_main:
             return
         if self.by_adapters:
@@ -273,8 +294,8 @@ class VLLMSampler:
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
 
-    def _forget(self, weights: Weights) -> None:
-        """Of no matter to the run if the server does not answer."""
+    def _remove_weights(self, weights: Weights) -> None:
+        """Remove old weights; the run goes on if the server does not answer."""
         if self.by_adapters:
             try:
                 self._wait(self._server.unload_adapter(weights.model))
@@ -283,32 +304,33 @@ class VLLMSampler:
         shutil.rmtree(weights.folder, ignore_errors=True)
 
     def _check_agreement(self, model: nn.Module) -> None:
-        """Raise UserError where the server's log-probabilities are of another model's."""
-        rows = min(embedding_rows(unwrapped(model)), 2**15)
+        """Raise UserError if the server's log-probabilities are those of another model."""
+        rows = min(embedding_rows(unwrap_distributed(model)), 2**15)
         prompt = [(7919 * i) % rows for i in range(1, 17)]
-        told = SamplingConfig(max_new_tokens=16, num_samples_per_prompt=4)
-        ((_, samples),) = self.sample([prompt], told, seed=0)
-        drawn = [sample.token_ids for sample in samples]
+        gen_cfg = SamplingConfig(max_new_tokens=16, num_samples_per_prompt=4)
+        ((_, samples),) = self.sample([prompt], gen_cfg, seed=0)
+        completion_ids = [sample.token_ids for sample in samples]
         with torch.no_grad():
-            ours, _, mask = completion_logprobs(
-                model, [prompt] * 4, drawn, 1.0, 0, never=self.never
+            trainer_logprobs, _, mask = completion_logprobs(
+                model, [prompt] * 4, completion_ids, 1.0, 0, banned_token_ids=self.banned_token_ids
             )
-        theirs = torch.tensor([value for sample in samples for value in sample.logprobs or ()])
-        gap = (ours[mask].cpu() - theirs).abs().mean().item()
+        server_logprobs = torch.tensor(
+            [value for sample in samples for value in sample.logprobs or ()]
+        )
+        gap = (trainer_logprobs[mask].cpu() - server_logprobs).abs().mean().item()
         if gap > MOST_GAP:
             raise UserError(
                 f"generation.vllm.url: {self.cfg.url} serves another model than the policy: their "
-                f"log-probabilities differ by {gap:.2f} a token; start it with policy.path"
+                f"log-probabilities differ by {gap:.2f} a token. Start it with policy.path"
             )
         log.info("vLLM and trainer differ by %.4f in a token's log-probability", gap)
 
 
 def clean(folder: Path) -> None:
-    """Remove what a run that was killed has left of the weights it gave away: whole folders that
-    are named as ours, and nothing else."""
-    for left in [*folder.glob("update-*-*"), *folder.glob(".update-*-*.partial")]:
-        if left.is_dir() and not left.is_symlink():
-            log.info("%s is removed: an earlier start left it", left)
-            shutil.rmtree(left, ignore_errors=True)
-    with suppress(OSError):  # not there, or something else is in it
+    """Remove weight folders of a run that was killed; other folders are left alone."""
+    for stale_dir in [*folder.glob("update-*-*"), *folder.glob(".update-*-*.partial")]:
+        if stale_dir.is_dir() and not stale_dir.is_symlink():
+            log.info("removing %s, which an earlier start left", stale_dir)
+            shutil.rmtree(stale_dir, ignore_errors=True)
+    with suppress(OSError):  # the folder does not exist, or has other files
         folder.rmdir()

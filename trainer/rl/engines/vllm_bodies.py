@@ -1,9 +1,9 @@
-"""What a vLLM server is asked for completions, and what it answers, by either of its routes.
+"""Request and response bodies for completions of a vLLM server, by either of its routes.
 
-Texts go to `/v1/completions`, whose images are silently left out; what shows images to
-`/inference/v1/generate`, which takes ids, too, and one id for each image, which it expands itself.
-An image that stands there with as many ids as it has would be expanded once more, and be another
-prompt: so the ids that it read are asked for and looked at.
+Texts go to `/v1/completions`, which ignores images silently. Prompts with images go to
+`/inference/v1/generate`, which takes ids, too, with one id for each image, and expands that id
+itself. An image that has all its ids there would be expanded once more, and be another prompt: so
+the ids that the server read are requested and compared.
 """
 
 from __future__ import annotations
@@ -17,16 +17,20 @@ from typing import Any
 from scorekit.errors import UserError
 from trainer.rl.config import SamplingConfig
 from trainer.rl.forward import Image
-from trainer.rl.sampler import Sampled
+from trainer.rl.sampler import SampledCompletion
 
 TEXT_ROUTE, IMAGE_ROUTE = "/v1/completions", "/inference/v1/generate"
-#: As good as never: the server takes no less, and rounds the probability to 0.
+#: The server allows no lower bias; it rounds the probability to 0.
 _BARRED = -100.0
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt's. ids: all that the model is to read. n: how many completions."""
+    """A request for one prompt.
+
+    ids: all that the model is to read.
+    n: number of completions.
+    """
 
     route: str
     body: dict[str, Any]
@@ -43,14 +47,15 @@ def request(
     salt: str,
     seed: int,
     stops: Sequence[int],
-    never: Sequence[int],
+    banned_token_ids: Sequence[int],
     image_id: int | None,
     with_logprobs: bool,
 ) -> Request:
-    """Every field that a server's or model's own settings could fill is given.
+    """Return a request with every field that settings of the server or model could fill.
 
-    salt: keeps what is remembered of prompts apart. never: ids that are not to be drawn. image_id:
-    the one that stands for a part of an image.
+    salt: separates the prefix cache.
+    banned_token_ids: ids that must not be sampled.
+    image_id: the id that stands for a part of an image.
     """
     sampling = {
         "n": gen_cfg.num_samples_per_prompt,
@@ -67,23 +72,23 @@ def request(
         "stop_token_ids": list(stops),
         "logprobs": 0 if with_logprobs else None,  # of the chosen token alone
     }
-    if never:
-        sampling["logit_bias"] = {str(token_id): _BARRED for token_id in never}
-    asked = {"model": model, "cache_salt": salt, "return_token_ids": True}
+    if banned_token_ids:
+        sampling["logit_bias"] = {str(token_id): _BARRED for token_id in banned_token_ids}
+    common_fields = {"model": model, "cache_salt": salt, "return_token_ids": True}
     if not images:
-        body = {**asked, **sampling, "prompt": list(ids)}
+        body = {**common_fields, **sampling, "prompt": list(ids)}
         return Request(TEXT_ROUTE, body, list(ids), gen_cfg.num_samples_per_prompt)
     body = {
-        **asked,
-        "token_ids": _one_each(ids, image_id),
+        **common_fields,
+        "token_ids": _collapse_image_ids(ids, image_id),
         "content_parts": [{"type": "image_url", "url": _data_url(image)} for image in images],
         "sampling_params": sampling,
     }
     return Request(IMAGE_ROUTE, body, list(ids), gen_cfg.num_samples_per_prompt)
 
 
-def _one_each(ids: Sequence[int], image_id: int | None) -> list[int]:
-    """The ids with one for each image."""
+def _collapse_image_ids(ids: Sequence[int], image_id: int | None) -> list[int]:
+    """Return the ids with a single id for each image."""
     runs = ((token_id, list(run)) for token_id, run in groupby(ids))
     return [i for token_id, run in runs for i in (run[:1] if token_id == image_id else run)]
 
@@ -92,26 +97,31 @@ def _data_url(image: Image) -> str:
     return f"data:image/png;base64,{b64encode(image.png).decode()}"
 
 
-def completions(answer: dict[str, Any], asked: Request, url: str) -> list[Sampled]:
-    """One prompt's. Raises UserError where the server at `url` gave others than were asked for."""
+def completions(
+    answer: dict[str, Any], prompt_request: Request, url: str
+) -> list[SampledCompletion]:
+    """Return the completions of one prompt.
+
+    Raises UserError if the server at `url` gave others than were requested.
+    """
     choices = sorted(answer["choices"], key=lambda choice: choice["index"])
-    if len(choices) != asked.n:
+    if len(choices) != prompt_request.n:
         raise UserError(
-            f"generation.vllm.url: {url} gave {len(choices)} completions for n = {asked.n}"
+            f"generation.vllm.url: {url} gave {len(choices)} completions for n = {prompt_request.n}"
         )
-    if asked.route == IMAGE_ROUTE and answer["prompt_token_ids"] != asked.ids:
+    if prompt_request.route == IMAGE_ROUTE and answer["prompt_token_ids"] != prompt_request.ids:
         raise UserError(
             f"generation.vllm.url: {url} reads a prompt with images as "
-            f"{len(answer['prompt_token_ids'])} ids, where the trainer has {len(asked.ids)}: it "
-            "resizes images otherwise; start it with the policy's own processor settings"
+            f"{len(answer['prompt_token_ids'])} ids, the trainer as {len(prompt_request.ids)}: it "
+            "resizes images differently. Start it with the policy's own processor settings"
         )
     return [_sampled(choice) for choice in choices]
 
 
-def _sampled(choice: dict[str, Any]) -> Sampled:
-    told = choice["logprobs"]
-    if told is not None and "content" in told:
-        told = [token["logprob"] for token in told["content"]]
-    elif told is not None:
-        told = told["token_logprobs"]
-    return Sampled(list(choice["token_ids"]), told)
+def _sampled(choice: dict[str, Any]) -> SampledCompletion:
+    logprobs = choice["logprobs"]
+    if logprobs is not None and "content" in logprobs:
+        logprobs = [token["logprob"] for token in logprobs["content"]]
+    elif logprobs is not None:
+        logprobs = logprobs["token_logprobs"]
+    return SampledCompletion(list(choice["token_ids"]), logprobs)

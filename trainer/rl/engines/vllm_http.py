@@ -1,4 +1,4 @@
-"""A vLLM server over HTTP, as the trainer needs it: what it serves, and loading weights there."""
+"""HTTP client of a vLLM server: the served models, sampling, and loading weights."""
 
 from __future__ import annotations
 
@@ -15,19 +15,22 @@ from tenacity import RetryCallState
 from scorekit.client.transport import checked_url
 from scorekit.errors import UserError
 from scorekit.net.answers import read_whole
-from scorekit.net.retry import failure_of, tries
+from scorekit.net.retry import failure_of, retrying
 from trainer.rl.config import VLLMConfig
 from trainer.rl.engines.vllm_bodies import IMAGE_ROUTE, TEXT_ROUTE
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-#: Loading a model, restarting, or too much asked at once.
-_AWAY = (429, 502, 503, 504)
+#: The server loads a model, restarts, or has too many requests.
+_TRANSIENT_STATUS = (429, 502, 503, 504)
 
 
-class Refused(Exception):
-    """The server answered with an error. status: of HTTP."""
+class VLLMError(Exception):
+    """The server answered with an error.
+
+    status: the HTTP status.
+    """
 
     def __init__(self, path: str, status: int, message: str) -> None:
         super().__init__(f"{path}: HTTP {status}: {message}")
@@ -35,38 +38,38 @@ class Refused(Exception):
 
 
 def is_away(error: BaseException) -> bool:
-    """Whether the same request may succeed a little later."""
+    """Return whether the same request may succeed a little later."""
     return isinstance(error, httpx.TransportError) or (
-        isinstance(error, Refused) and error.status in _AWAY
+        isinstance(error, VLLMError) and error.status in _TRANSIENT_STATUS
     )
 
 
-async def patiently(
-    call: Callable[[], Awaitable[T]], may_pass: Callable[[BaseException], bool] = is_away
+async def retry_until_done(
+    call: Callable[[], Awaitable[T]], is_transient: Callable[[BaseException], bool] = is_away
 ) -> T:
-    """What it gives, after as many attempts as it takes; whoever calls sets a limit."""
+    """Return the result of `call`, with as many attempts as it takes; the caller sets a limit."""
 
-    def tell(state: RetryCallState) -> None:
-        log.warning("vLLM fails (attempt %d): %s", state.attempt_number, failure_of(state))
+    def log_attempt(state: RetryCallState) -> None:
+        log.warning("vLLM failed (attempt %d): %s", state.attempt_number, failure_of(state))
 
-    async for attempt in tries(may_pass, note=tell):
+    async for attempt in retrying(is_transient, note=log_attempt):
         with attempt:
             return await call()
-    raise AssertionError  # it goes on until an attempt ends
+    raise AssertionError  # unreachable: the loop ends with a return or an error
 
 
 @contextmanager
-def mendable(cfg: VLLMConfig) -> Iterator[None]:
-    """What the server refuses or does not answer becomes a UserError."""
+def as_user_error(cfg: VLLMConfig) -> Iterator[None]:
+    """Turn an error of the server, or a missing answer, into a UserError."""
     try:
         yield
-    except Refused as error:
+    except VLLMError as error:
         hint = "; its key is read from VLLM_API_KEY" if error.status in (401, 403) else ""
         raise UserError(f"generation.vllm.url: {cfg.url}: {error}{hint}") from None
     except httpx.HTTPError as error:
         raise UserError(
-            f"generation.vllm.url: no vLLM server answers at {cfg.url}: start it, or mend the URL "
-            f"({error or type(error).__name__})"
+            f"generation.vllm.url: cannot connect to {cfg.url}. Start the vLLM server or "
+            f"correct the URL ({error or type(error).__name__})"
         ) from None
 
 
@@ -74,13 +77,13 @@ class VLLMServer:
     """One server; use it in one event loop. Raises `Refused` and httpx's errors."""
 
     def __init__(self, cfg: VLLMConfig) -> None:
-        assert cfg.url is not None  # the config's own check
+        assert cfg.url is not None  # the config has checked it
         self.url = checked_url(cfg.url).rstrip("/").removesuffix("/v1")
         key = os.environ.get("VLLM_API_KEY")
         self._http = httpx.AsyncClient(
             base_url=self.url,
             headers={"Authorization": f"Bearer {key}"} if key else {},
-            timeout=httpx.Timeout(None, connect=5.0),  # whoever asks sets a limit
+            timeout=httpx.Timeout(None, connect=5.0),  # the caller sets a limit
             limits=httpx.Limits(max_connections=None),
         )
 
@@ -89,29 +92,29 @@ class VLLMServer:
         await self._http.aclose()
 
     async def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-        """The answer's JSON, or its text."""
+        """Return the answer's JSON, or its text."""
         async with self._http.stream(method, path, json=body) as answer:
             response = await read_whole(answer, self.url)
         if response.status_code >= 400:
-            raise Refused(path, response.status_code, _message(response))
+            raise VLLMError(path, response.status_code, _message(response))
         if response.headers.get("content-type", "").startswith("application/json"):
             return response.json()
         return response.text
 
     async def models(self) -> dict[str, bool]:
-        """Names of what it serves -> whether that is an adapter."""
+        """Return the names of the served models, and whether each is an adapter."""
         served = await self.ask("GET", "/v1/models")
         return {model["id"]: bool(model.get("parent")) for model in served["data"]}
 
     async def weight_version(self) -> str:
-        """What was last given to `reload`; the server's own word after a start."""
+        """Return the version of the last `reload`; after a start it is the server's own."""
         return str((await self.ask("GET", "/weight_info"))["weight_version"])
 
     async def reload(self, folder: Path, version: str) -> None:
-        """Take all weights from `folder`.
+        """Load all weights from `folder`.
 
-        The workers forget with that what they have read of pictures, the scheduler does not, and
-        vLLM 0.32 would end at the next picture that both had known: so all of them forget.
+        The workers then drop their image cache, but the scheduler does not, and vLLM 0.32 would
+        fail at the next image that both had cached: so all caches are reset.
         """
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
         await self.ask("POST", "/collective_rpc", body)
@@ -120,24 +123,24 @@ class VLLMServer:
         await self.ask("POST", "/update_weight_version", {"new_version": version})
 
     async def load_adapter(self, folder: Path, name: str) -> None:
-        """Take an adapter from `folder`."""
+        """Load an adapter from `folder`."""
         body = {"lora_name": name, "lora_path": str(folder)}
         await self.ask("POST", "/v1/load_lora_adapter", body)
 
     async def unload_adapter(self, name: str) -> None:
-        """Forget an adapter, or have none such."""
+        """Unload an adapter; nothing happens if it is not loaded."""
         try:
             await self.ask("POST", "/v1/unload_lora_adapter", {"lora_name": name})
-        except Refused as error:
+        except VLLMError as error:
             if error.status != 404:
                 raise
 
 
 def _message(response: httpx.Response) -> str:
-    """What the server says of the error, in one line."""
+    """Return the server's error message in one line."""
     try:
-        told = response.json()
-        text = told.get("error", told.get("detail", told))
+        body = response.json()
+        text = body.get("error", body.get("detail", body))
         text = text.get("message", text) if isinstance(text, dict) else text
     except ValueError:
         text = response.text
@@ -145,19 +148,21 @@ def _message(response: httpx.Response) -> str:
 
 
 async def check_server(
-    server: VLLMServer, wanted: str | None, *, adapters: bool, images: bool
+    server: VLLMServer, model: str | None, *, adapters: bool, images: bool
 ) -> str:
-    """The name of the model to sample from. Raises UserError where the server is not one that can
-    sample for a training run: see the flags in trainer/rl/engines/vllm.py.
+    """Return the name of the model to sample from.
 
-    wanted: `vllm.model`. adapters: whether the policy learns through them. images: whether prompts
-    show some.
+    model: `vllm.model`.
+    adapters: whether the policy is trained through adapters.
+    images: whether prompts have images.
+    Raises UserError if the server cannot sample for a training run: see the flags in
+    trainer/rl/engines/vllm.py.
     """
     served = await server.models()
     bases = [name for name, is_adapter in served.items() if not is_adapter]
-    if wanted is None and len(bases) != 1:
-        raise UserError(f"generation.vllm.model: {server.url} serves {bases}: name one of them")
-    name = wanted or bases[0]
+    if model is None and len(bases) != 1:
+        raise UserError(f"generation.vllm.model: {server.url} serves {bases}. Name one of them")
+    name = model or bases[0]
     if name not in bases:
         raise UserError(f"generation.vllm.model: {server.url} serves {bases}, not {name!r}")
     await _check_routes(server, adapters)
@@ -173,8 +178,8 @@ async def _check_routes(server: VLLMServer, adapters: bool) -> None:
             await server.ask("POST", "/v1/load_lora_adapter", {})
         else:
             await server.weight_version()
-    except Refused as error:
-        if error.status != 404:  # the empty request is refused, too
+    except VLLMError as error:
+        if error.status != 404:  # the route exists: it refuses the empty request
             return
         needed = (
             "--enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
@@ -182,23 +187,26 @@ async def _check_routes(server: VLLMServer, adapters: bool) -> None:
             else "VLLM_SERVER_DEV_MODE=1"
         )
         raise UserError(
-            f"generation.vllm.url: {server.url} cannot take new weights: start it with {needed}"
+            f"generation.vllm.url: {server.url} cannot load new weights. Start it with {needed}"
         ) from None
 
 
 async def _check_images(server: VLLMServer) -> None:
     try:
         await server.ask("POST", IMAGE_ROUTE, {})
-    except Refused as error:
-        if error.status in (403, 404):  # the key is right: it was taken before
+    except VLLMError as error:
+        if error.status in (403, 404):  # the key is valid: an earlier request succeeded
             raise UserError(
-                f"generation.vllm.url: {server.url} takes no ids with images: start it with "
+                f"generation.vllm.url: {server.url} accepts no ids with images. Start it with "
                 "--enable-scale-out"
             ) from None
 
 
 async def _check_logprobs(server: VLLMServer, model: str) -> None:
-    """Cut to the likeliest token, each is drawn with probability 1, whatever the model."""
+    """Raise UserError if log-probabilities are not of the distribution that is sampled from.
+
+    With top_k 1 every sampled token has probability 1, for any model.
+    """
     body = {
         "model": model,
         "prompt": [1, 2],
@@ -212,9 +220,11 @@ async def _check_logprobs(server: VLLMServer, model: str) -> None:
     }
     choice = (await server.ask("POST", TEXT_ROUTE, body))["choices"][0]
     if not choice.get("token_ids"):
-        raise UserError(f"generation.vllm.url: {server.url} gives no token ids: vLLM 0.32 does")
+        raise UserError(
+            f"generation.vllm.url: {server.url} returns no token ids. Use vLLM 0.32 or later"
+        )
     if any(abs(value) > 1e-3 for value in choice["logprobs"]["token_logprobs"]):
         raise UserError(
-            f"generation.vllm.url: {server.url} gives log-probabilities of another distribution "
-            "than it samples from: start it with --logprobs-mode processed_logprobs"
+            f"generation.vllm.url: {server.url} returns log-probabilities of another distribution "
+            "than it samples from. Start it with --logprobs-mode processed_logprobs"
         )

@@ -1,1 +1,2 @@
-"""From cosines to scores: two anchors for each use, fitted to an embedding model and its texts."""
+"""Convert cosines to scores: two anchors for each use, fitted to an embedding model and its
+texts."""

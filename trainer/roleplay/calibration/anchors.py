@@ -1,4 +1,5 @@
-"""What a calibration is: two cosines for each use, the model that they hold for, and its file."""
+"""A calibration: two cosines for each use, the model that they are valid for, and the file
+format."""
 
 from __future__ import annotations
 
@@ -9,51 +10,57 @@ from typing import Literal, Protocol, runtime_checkable
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from scorekit.client.embeddings import Canary, EmbeddingModel
-from scorekit.config import Config, describe_faults
+from scorekit.config import Config, describe_validation_error
 from scorekit.errors import SampleError, UserError
 from scorekit.files import write_atomic
-from scorekit.numeric.vectors import cosine, vector_fault
+from scorekit.numeric.vectors import cosine, vector_error
 
 Use = Literal["grounded", "reference"]
 USES: tuple[Use, ...] = ("grounded", "reference")
 FILE = "calibration.json"
-#: Their vectors are kept with the anchors. No server can be another model, or pool in another way,
-#: and give the same ones; one travels with every request of a run.
+#: Their vectors are stored with the anchors. No other model or pooling gives the same ones. One is
+#: sent with every request of a run.
 CANARIES = (
     "오늘은 늦게까지 있을게요.",
     "창밖에는 비가 내리고 있었다.",
     "The kettle had gone cold an hour ago.",
     "어디로 가는 길이야? 같이 가자.",
 )
-#: Cosine to the kept vector. Precision of weights moves it by 1e-4, another pooling by far more.
-_SAME = 0.995
+#: Least cosine to the stored vector. The precision of weights changes it by 1e-4, another pooling
+#: by far more.
+_MIN_CANARY_COSINE = 0.995
 
 
 @runtime_checkable
 class Embedder(Protocol):
-    """What anchors and similarities need of an embedding client (scorekit.client.embeddings)."""
+    """The part of an embedding client (scorekit.client.embeddings) that anchors and similarities
+    use."""
 
     def info(self) -> EmbeddingModel:
-        """Which model answers."""
+        """Return the model that answers."""
         ...
 
     def embed(
         self, texts: Sequence[str], canary: Canary | None = None
     ) -> Sequence[Sequence[float] | SampleError]:
-        """The vector of each text, or why it has none. canary: goes with every request."""
+        """Return the vector of each text, or the reason why it has none.
+
+        canary: sent with every request.
+        """
         ...
 
     def close(self) -> None:
-        """Close its connections."""
+        """Close the connections."""
         ...
 
 
 class Anchors(Config):
-    """Cosine `low` scores 0, `high` 1; between them linear, beyond them clipped.
+    """Cosine `low` scores 0, `high` scores 1; linear between them, clipped beyond.
 
-    true_pairs, false_pairs: how many pairs they were fitted on. separation: the chance that a true
-    pair is more alike than a false one (area under the ROC curve). true_cosines, false_cosines:
-    counts in 40 equal bins from -1 to 1, for the page.
+    true_pairs, false_pairs: number of pairs that they were fitted on.
+    separation: the probability that a true pair is more similar than a false one (area under the
+    ROC curve).
+    true_cosines, false_cosines: counts in 40 equal bins from -1 to 1, for the page.
     """
 
     low: float = Field(ge=-1, le=1)
@@ -65,20 +72,20 @@ class Anchors(Config):
     false_cosines: list[int] = Field(default_factory=list)
 
     @model_validator(mode="after")
-    def _apart(self) -> Anchors:
+    def _check_order(self) -> Anchors:
         if self.high <= self.low:
-            raise ValueError("high is the larger one")
+            raise ValueError("high must be larger than low")
         return self
 
     def score(self, cosine: float) -> float:
-        """In [0, 1]."""
+        """Return the score of a cosine, in [0, 1]."""
         return min(1.0, max(0.0, (cosine - self.low) / (self.high - self.low)))
 
 
 class Calibration(Config):
-    """Anchors, and the model that they hold for. None: its server did not tell.
+    """Anchors, and the model that they are valid for. None: its server did not report it.
 
-    canaries: vectors of known texts.
+    canaries: vectors of fixed texts.
     """
 
     version: Literal[1] = 1
@@ -95,50 +102,56 @@ class Calibration(Config):
     @classmethod
     def _vectors(cls, canaries: dict[str, list[float]]) -> dict[str, list[float]]:
         for text, vector in canaries.items():
-            if fault := vector_fault(vector):
-                raise ValueError(f"{fault}, of {text!r}: calibrate anew with a server that works")
+            if problem := vector_error(vector):
+                raise ValueError(f"{problem}, of {text!r}. Calibrate again with a correct server")
         return canaries
 
     def anchors(self, use: Use) -> Anchors:
-        """Those of one of the two functions."""
+        """Return the anchors of one of the two functions."""
         return self.grounded if use == "grounded" else self.reference
 
     def write(self, path: Path) -> None:
-        """As JSON."""
+        """Write the calibration as JSON."""
         write_atomic(path, self.model_dump_json(indent=1) + "\n")
 
-    def fault_of_model(self, found: EmbeddingModel) -> str:
-        """What the model that answers is not; "" where it is the one. Names are told, not compared:
-        a server may have its model under any."""
-        for what in ("dimension", "revision", "pooling"):
-            ours, theirs = getattr(self, what), getattr(found, what)
-            if ours is not None and theirs is not None and _plain(ours) != _plain(theirs):
-                return f"{what} {theirs}, not {ours}"
+    def model_mismatch(self, answering: EmbeddingModel) -> str:
+        """Return how the answering model differs from this calibration's; "" if it is the same.
+
+        Names are reported, not compared: a server may use any name for its model.
+        """
+        for field in ("dimension", "revision", "pooling"):
+            expected, actual = getattr(self, field), getattr(answering, field)
+            if expected is not None and actual is not None and _plain(expected) != _plain(actual):
+                return f"{field} {actual}, not {expected}"
         return ""
 
-    def fault_of_canary(self, text: str, vector: Sequence[float]) -> str:
-        """The same by the vector of a canary; "" where none is kept."""
-        kept = self.canaries.get(text)
-        if kept is None:
+    def canary_mismatch(self, text: str, vector: Sequence[float]) -> str:
+        """Return how a canary's vector differs from the stored one; "" without a stored one."""
+        stored = self.canaries.get(text)
+        if stored is None:
             return ""
-        if len(kept) != len(vector):
-            return f"vectors of {len(vector)} numbers, not {len(kept)}"
-        if fault := vector_fault(vector):
-            return fault
-        alike = cosine(kept, vector)
-        return "" if alike >= _SAME else f"another vector for a known text (cosine {alike:.3f})"
+        if len(stored) != len(vector):
+            return f"vectors of {len(vector)} numbers, not {len(stored)}"
+        if problem := vector_error(vector):
+            return problem
+        similarity = cosine(stored, vector)
+        return (
+            ""
+            if similarity >= _MIN_CANARY_COSINE
+            else f"another vector for a fixed text (cosine {similarity:.3f})"
+        )
 
 
-def _plain(told: object) -> str:
-    """As servers write it in different ways: last_token, lasttoken."""
-    return str(told).replace("_", "").casefold()
+def _plain(value: object) -> str:
+    """Return a comparable form: servers write last_token or lasttoken."""
+    return str(value).replace("_", "").casefold()
 
 
 def read_calibration(path: Path) -> Calibration:
-    """Raises UserError for a file that is none."""
+    """Return the calibration of a file. Raises UserError for another file."""
     try:
         return Calibration.model_validate_json(path.read_bytes())
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     except ValidationError as error:
-        raise UserError(f"{path}: no calibration: {describe_faults(error)}") from None
+        raise UserError(f"{path}: not a calibration: {describe_validation_error(error)}") from None

@@ -1,4 +1,4 @@
-"""What `trainer roleplay calibrate` does."""
+"""The command `trainer roleplay calibrate`."""
 
 from __future__ import annotations
 
@@ -20,22 +20,24 @@ from trainer.roleplay.training.launcher import embedder_of
 
 
 def calibrate(cfg: RewardConfig, source: str, data: RoleplayData, out: Path, seed: int) -> None:
-    """Fit, write the file and its page (.html), show the table. For a folder of weights a server is
-    started, whose log stands beside. Raises UserError."""
+    """Fit a calibration, write the file and its page (.html), and print the table.
+
+    For a folder of weights a server is started; its log is next to the file. Raises UserError.
+    """
     turns = load_turns(source, data)
-    started = embedder_of(cfg, out.with_suffix(".embedder.log"))
-    with started as server, closing(reach(cfg, server)) as embedder:
+    running_server = embedder_of(cfg, out.with_suffix(".embedder.log"))
+    with running_server as server, closing(reach(cfg, server)) as embedder:
         try:
-            found = fit(embedder, turns, rows=cfg.calibration_rows, seed=seed)
+            calibration = fit(embedder, turns, rows=cfg.calibration_rows, seed=seed)
         except (ServiceUnreachable, RequestError, SampleError) as error:
             raise UserError(f"--embedding-model: {error}") from None
-    found.write(out)
+    calibration.write(out)
     page = out.with_suffix(".html")
-    drawn = min(cfg.calibration_rows, len(turns))
-    write_page(page, found, f"{drawn:,} of {len(turns):,} turns of {source}")
+    num_sampled = min(cfg.calibration_rows, len(turns))
+    write_page(page, calibration, f"{num_sampled:,} of {len(turns):,} turns of {source}")
     table = Table("", "scores 0 at", "scores 1 at", "true / shuffled pairs", "separation")
     for use in USES:
-        table.add_row(*rows_of(use, found.anchors(use)))
+        table.add_row(*rows_of(use, calibration.anchors(use)))
     console = Console()
     console.print(table)
     console.print(f"written: {out}, {page}", highlight=False, soft_wrap=True)

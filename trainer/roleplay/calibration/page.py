@@ -10,26 +10,29 @@ from jinja2 import Environment, PackageLoader, select_autoescape
 from markupsafe import Markup
 
 from scorekit.files import write_atomic
-from scorekit.report.page import STYLE, picture
+from scorekit.report.page import STYLE, chart_image
 from scorekit.report.render import visible
 from trainer.roleplay.calibration.anchors import USES, Anchors, Calibration
 
-#: What is compared: (true pairs, false pairs).
+#: The compared pairs: (true, false).
 PAIRS = {
     "grounded": ("a user turn and its reference", "user turns and references, shuffled"),
-    "reference": ("neighbouring references of a character", "references, shuffled"),
+    "reference": ("adjacent references of a character", "references, shuffled"),
 }
 
 
 def write_page(path: Path, calibration: Calibration, data: str) -> None:
-    """data: what it was fitted on."""
+    """Write the page.
+
+    data: a description of the data that it was fitted on.
+    """
     environment = Environment(
         loader=PackageLoader("trainer.roleplay.calibration", "."),
         autoescape=select_autoescape(["html"]),
     )
     environment.filters["visible"] = visible
-    pictures = [
-        picture(use, "cosine", partial(_draw, anchors))
+    charts = [
+        chart_image(use, "cosine", partial(_draw, anchors))
         for use in USES
         if (anchors := calibration.anchors(use)).false_cosines
     ]
@@ -38,22 +41,22 @@ def write_page(path: Path, calibration: Calibration, data: str) -> None:
         calibration=calibration,
         data=data,
         rows=[rows_of(use, calibration.anchors(use)) for use in USES],
-        pictures=[Markup(svg) for svg in pictures if svg],
+        pictures=[Markup(svg) for svg in charts if svg],
         pairs=PAIRS,
     )
     write_atomic(path, page)
 
 
 def rows_of(use: str, anchors: Anchors) -> list[str]:
-    """A row of the table: use, low, high, pairs, separation."""
-    apart = "–" if anchors.separation is None else f"{anchors.separation:.3f}"
+    """Return a row of the table: use, low, high, pairs, separation."""
+    separation = "–" if anchors.separation is None else f"{anchors.separation:.3f}"
     pairs = f"{anchors.true_pairs:,} / {anchors.false_pairs:,}"
-    return [use, f"{anchors.low:.3f}", f"{anchors.high:.3f}", pairs, apart]
+    return [use, f"{anchors.low:.3f}", f"{anchors.high:.3f}", pairs, separation]
 
 
 def _draw(anchors: Anchors, axes: Any) -> int:
-    """Shares of pairs by cosine; the anchors as vertical lines."""
-    drawn = 0
+    """Draw shares of pairs by cosine, with the anchors as vertical lines."""
+    num_series = 0
     for label, counts in (("true", anchors.true_cosines), ("shuffled", anchors.false_cosines)):
         total = sum(counts)
         if not total:
@@ -61,8 +64,8 @@ def _draw(anchors: Anchors, axes: Any) -> int:
         width = 2 / len(counts)
         edges = [-1 + width * k for k in range(len(counts) + 1)]
         axes.stairs([count / total for count in counts], edges, label=label, fill=True, alpha=0.45)
-        drawn += 1
+        num_series += 1
     axes.axvline(anchors.low, color="black", linestyle=":", label="scores 0")
     axes.axvline(anchors.high, color="black", linestyle="--", label="scores 1")
     axes.set_ylabel("share of pairs")
-    return drawn + 1
+    return num_series + 1

@@ -1,1 +1,1 @@
-"""Evaluation of a role-play policy: rewards, figures that are never rewarded, pages."""
+"""Evaluation of a role-play policy: rewards, other stats, pages."""

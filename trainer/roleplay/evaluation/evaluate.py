@@ -1,4 +1,4 @@
-"""How good a policy is: a reply to each held-out turn, its rewards, and what is never rewarded."""
+"""Evaluate a policy: a reply to each held-out turn, with its rewards and other stats."""
 
 from __future__ import annotations
 
@@ -13,40 +13,47 @@ from torch import nn
 
 from trainer.rl.engines.generate import GenerateSampler
 from trainer.rl.policy import autocast
-from trainer.rl.sampler import Sampled, undisturbed
+from trainer.rl.sampler import SampledCompletion, preserve_rng_state
 from trainer.roleplay.config import RoleplayConfig
-from trainer.roleplay.evaluation.figures import figures_of
+from trainer.roleplay.evaluation.diagnostics import copied, repeated, sentence_chrf
 from trainer.roleplay.evaluation.kl import kl_to_start, start_of
-from trainer.roleplay.evaluation.unrewarded import copied, repeated, sentence_chrf
+from trainer.roleplay.evaluation.stats import compute_stats
 from trainer.roleplay.rendering import rendered_prompt
 from trainer.roleplay.reward_config import RewardConfig
 from trainer.roleplay.rewards import explain_all, total
 from trainer.roleplay.turn import RoleplayTurn
 
-_SEED = 0  # of sampled replies
+_SEED = 0  # of replies that are sampled
 
 
 @dataclass(slots=True)
 class RoleplayReport:
-    """An evaluation. figures: means (evaluation/figures.py), by their keys. examples: a line for
-    each turn, of the dump."""
+    """An evaluation.
 
-    figures: dict[str, Any]
+    stats: means (evaluation/stats.py), by their keys.
+    examples: a line of the dump for each turn.
+    """
+
+    stats: dict[str, Any]
     examples: Sequence[dict[str, Any]]
 
     @property
     def rating(self) -> float | None:
-        """By which the best checkpoint is chosen."""
-        return self.figures["reward_mean"]
+        """Return the value by which the best checkpoint is chosen."""
+        return self.stats["reward_mean"]
 
 
 @dataclass(frozen=True, slots=True)
 class SampledReply:
-    """What a policy said. ids: as sampled, with the stop id where one came. text: without it."""
+    """A sampled reply.
+
+    ids: as sampled, with the stop id if there is one.
+    text: without it.
+    """
 
     ids: list[int]
     text: str
-    ended: bool
+    is_complete: bool
 
 
 def evaluate_policy(
@@ -58,30 +65,33 @@ def evaluate_policy(
     *,
     kl: bool,
 ) -> RoleplayReport:
-    """Answer each turn once and score it. The same policy gives the same replies, also at a
-    temperature above 0, and the caller's random numbers go on as if nothing had been drawn.
+    """Answer each turn once and score the replies.
 
-    kl: measure the KL to the start, too (`cfg.policy` says what that is). Raises what the rewards
-    raise.
+    The same policy gives the same replies, also at a temperature above 0, and the caller's random
+    state does not change.
+    kl: also measure the KL to the start (which `cfg.policy` defines).
+    Raises what the rewards raise.
     """
     started = time.monotonic()
     prompts = prompt_ids(turns, tokenizer, cfg)
-    with undisturbed(model, _SEED), autocast(device, cfg.misc.dtype):
+    with preserve_rng_state(model, _SEED), autocast(device, cfg.misc.dtype):
         replies = sample_replies(prompts, model, tokenizer, cfg, evaluation=True)
         with start_of(model, cfg.policy, device) if kl else nullcontext() as start:
             completions = [reply.ids for reply in replies]
-            gone = kl_to_start(model, start, prompts, completions) if start else [None] * len(turns)
+            kl_values = (
+                kl_to_start(model, start, prompts, completions) if start else [None] * len(turns)
+            )
     lines = [
         {**line, "kl_start": value}
-        for line, value in zip(score_lines(turns, replies, cfg.reward), gone, strict=True)
+        for line, value in zip(score_lines(turns, replies, cfg.reward), kl_values, strict=True)
     ]
-    return RoleplayReport(figures_of(lines) | {"seconds": time.monotonic() - started}, lines)
+    return RoleplayReport(compute_stats(lines) | {"seconds": time.monotonic() - started}, lines)
 
 
 def prompt_ids(
     turns: Sequence[RoleplayTurn], tokenizer: Any, cfg: RoleplayConfig
 ) -> list[list[int]]:
-    """The prompts as the policy sees them."""
+    """Return the prompts as the policy reads them."""
     texts = [rendered_prompt(tokenizer, turn.prompt, cfg.chat) for turn in turns]
     return [list(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
 
@@ -94,24 +104,25 @@ def sample_replies(
     *,
     evaluation: bool,
 ) -> list[SampledReply]:
-    """One reply for each prompt, by this process; as in training, or as in an evaluation."""
+    """Return one reply for each prompt, sampled in this process as in training or in an
+    evaluation."""
     sampler = GenerateSampler(model, tokenizer)
     sampled = sampler.sample(prompts, cfg.sampling(evaluation=evaluation), with_logprobs=False)
-    found: dict[int, Sampled] = {place: drawn[0] for place, drawn in sampled}
+    completions: dict[int, SampledCompletion] = {index: samples[0] for index, samples in sampled}
     return [
         SampledReply(
-            ids := found[place].token_ids,
+            ids := completions[index].token_ids,
             tokenizer.decode(ids, skip_special_tokens=True),
             bool(ids) and ids[-1] in sampler.stops,
         )
-        for place in range(len(prompts))
+        for index in range(len(prompts))
     ]
 
 
 def score_lines(
     turns: Sequence[RoleplayTurn], replies: Sequence[SampledReply], cfg: RewardConfig
 ) -> list[dict[str, Any]]:
-    """A line for each reply: what was said, what it earned and why, and what is never rewarded."""
+    """Return a line for each reply: its text, its rewards with reasons, and other stats."""
     lines = []
     explained = explain_all(turns, [reply.text for reply in replies])
     for turn, reply, scored in zip(turns, replies, explained, strict=True):
@@ -126,11 +137,13 @@ def score_lines(
                 "character_name": turn.character_name,
                 "speech_level": turn.speech_level,
                 "reward": total(scored, cfg),
-                "rewards": {name: of.value for name, of in scored.items()},
-                "components": {k: v for of in scored.values() for k, v in of.components.items()},
-                "reasons": {name: list(of.reasons) for name, of in scored.items()},
+                "rewards": {name: score.value for name, score in scored.items()},
+                "components": {
+                    k: v for score in scored.values() for k, v in score.components.items()
+                },
+                "reasons": {name: list(score.reasons) for name, score in scored.items()},
                 "tokens": len(reply.ids),
-                "finish_reason": "eos" if reply.ended else "length",
+                "finish_reason": "eos" if reply.is_complete else "length",
                 "characters": len(reply.text),
                 "chrf": sentence_chrf(reply.text, turn.reference),
                 "copied_user": copied(reply.text, turn.user_turn),

@@ -1,9 +1,10 @@
-"""`python -m trainer evaluate`: a policy's evaluation as files, alone or beside another policy's.
+"""`python -m trainer evaluate`: write a policy's evaluation, alone or compared with another
+policy's.
 
-misc.run_dir gets evaluation.json (figures), evaluation.jsonl (a line for each reply) and
+misc.run_dir gets evaluation.json (stats), evaluation.jsonl (a line for each reply) and
 evaluation.html; against another policy, also comparison.json and comparison.html, and the other's
-evaluation in `against/`. What an earlier call wrote is never replaced unasked. Greedy by default;
-the `eval` section of the config says otherwise.
+evaluation in `against/`. Files of an earlier call are only replaced with --overwrite. Sampling is
+greedy unless the `eval` section of the config says otherwise.
 """
 
 from __future__ import annotations
@@ -26,48 +27,58 @@ from trainer.roleplay.calibration.anchors import FILE, USES, Calibration
 from trainer.roleplay.config import RoleplayConfig
 from trainer.roleplay.data import load_train
 from trainer.roleplay.evaluation.evaluate import evaluate_policy
-from trainer.roleplay.evaluation.figures import table
 from trainer.roleplay.evaluation.report import write_comparison, write_evaluation
+from trainer.roleplay.evaluation.stats import table
 from trainer.roleplay.rendering import open_tokenizer
 from trainer.roleplay.reward_config import RewardConfig
 from trainer.roleplay.rewards import configure, weights_of
 from trainer.roleplay.similarity import OwnServer, Similarity, open_similarity
 from trainer.roleplay.turn import RoleplayTurn
-from trainer.runs.checkpoints.adapted import load_on_base, on_its_base
+from trainer.runs.checkpoints.adapters import load_on_base, resolve_base_model
 from trainer.runs.checkpoints.checkpoint import read_state
-from trainer.runs.runlog import open_run_dir, read_jsonl, write_json, write_jsonl
-from trainer.runs.verbs.paired import PairedFigure, compare_lines, comparison_values
+from trainer.runs.cli.paired import PairedStat, compare_lines, comparison_values
+from trainer.runs.run_log import open_run_dir, read_jsonl, write_json, write_jsonl
 
-#: What an evaluation notes of its scorer, in words.
+#: Parts of the scorer that an evaluation records, in words.
 _SCORED = {
     "scored_by": "scored with the embedder",
     "anchors": "scored between the anchors",
     "weights": "summed with the weights",
     "rules": "scored by player_name_rule, corner_quotes, rules for Korean, echo_guard",
 }
-#: Counts the versions of the rules in trainer/roleplay/korean: scores of two do not compare.
+#: Version of the rules in trainer/roleplay/korean: scores of two versions are not comparable.
 _KOREAN_RULES = 2
-#: Gives the URL of an embedder for the config's folder within; None: the config has a URL.
+#: Opens an embedding server for the config's folder; None: the config has a URL.
 Embedder = Callable[[Path], AbstractContextManager[OwnServer | None]]
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedPolicy:
-    """policy: its path. figures: means, and what scored them (`_scorer`). lines: of its dump."""
+    """An evaluation of a policy.
+
+    policy: its path.
+    stats: means, and what scored them (`_scorer`).
+    lines: of its dump.
+    """
 
     policy: str
-    figures: Mapping[str, Any]
+    stats: Mapping[str, Any]
     lines: Sequence[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class RoleplayOutcome:
-    """page, comparison: files. earlier: the other policy's; paired: the figures of both."""
+    """The results of an evaluation.
+
+    page, comparison: files.
+    earlier: the other policy's.
+    paired: the stats of both.
+    """
 
     evaluation: EvaluatedPolicy
     page: Path
     earlier: EvaluatedPolicy | None = None
-    paired: Sequence[PairedFigure] | None = None
+    paired: Sequence[PairedStat] | None = None
     comparison: Path | None = None
 
 
@@ -80,13 +91,14 @@ def run_evaluation(
     *,
     overwrite: bool = False,
 ) -> RoleplayOutcome:
-    """Evaluate the policy on held-out turns, and compare it with `against`: another policy's
-    folder, or the folder of an earlier evaluation, whose replies and scores are taken as they are.
+    """Evaluate the policy on held-out turns, and compare it with another policy.
 
-    A policy may be a folder of adapters, such as a run's checkpoint. tokenizer: the policy's, with
-    the config's template; the other policy is asked by its own. overwrite: replace what an earlier
-    call wrote. Raises UserError on what the user can mend, before weights load where that can be
-    known.
+    against: another policy's folder, or the folder of an earlier evaluation, whose replies and
+    scores are used unchanged.
+    tokenizer: the policy's, with the config's template; the other policy uses its own.
+    overwrite: replace the files of an earlier call.
+    A policy may be a folder of adapters, such as a run's checkpoint. Raises UserError for whatever
+    the user can fix, before weights load if possible.
     """
     folder = open_run_dir(cfg.misc)
     _check_folder(folder, against is not None, overwrite)
@@ -97,29 +109,35 @@ def run_evaluation(
         policies[folder / "against"] = cfg.policy.model_copy(
             update={"path": against, "tokenizer": None, "revision": None}
         )
-    bases = {place: on_its_base(policy) for place, policy in policies.items()}
+    bases = {target_dir: resolve_base_model(policy) for target_dir, policy in policies.items()}
     tokenizers = {folder: tokenizer}
-    for place in policies.keys() - {folder}:  # each is asked by its own template, unless one is set
-        tokenizers[place] = open_tokenizer(cfg.model_copy(update={"policy": policies[place]}))
-    found = []
-    with embedder(folder) as server, ExitStack() as held:
+    for target_dir in policies.keys() - {folder}:  # with its own template, unless one is set
+        tokenizers[target_dir] = open_tokenizer(
+            cfg.model_copy(update={"policy": policies[target_dir]})
+        )
+    evaluations = []
+    with embedder(folder) as server, ExitStack() as exit_stack:
         similarity = _similarity(cfg, folder, server)
-        held.enter_context(closing(similarity.embedder))
+        exit_stack.enter_context(closing(similarity.embedder))
         scorer = _scorer(cfg.reward, similarity.calibration)
         if earlier is not None:
             _check_scorer(earlier, scorer)
-        special = {token for one in tokenizers.values() for token in one.all_special_tokens}
+        special = {
+            token
+            for any_tokenizer in tokenizers.values()
+            for token in any_tokenizer.all_special_tokens
+        }
         configure(cfg.reward, similarity, special)
-        for place, policy in policies.items():
-            base, adapters = bases[place]
+        for target_dir, policy in policies.items():
+            base, adapters = bases[target_dir]
             report = _evaluate(
-                cfg, turns, tokenizers[place], base, adapters, device, str(policy.path)
+                cfg, turns, tokenizers[target_dir], base, adapters, device, str(policy.path)
             )
-            figures = {"policy": str(policy.path), **scorer, **report.figures}
-            found.append(EvaluatedPolicy(str(policy.path), figures, report.examples))
-            _write(cfg, place, found[-1])
-    outcome = RoleplayOutcome(found[0], folder / "evaluation.html")
-    other = found[1] if len(found) > 1 else earlier
+            stats = {"policy": str(policy.path), **scorer, **report.stats}
+            evaluations.append(EvaluatedPolicy(str(policy.path), stats, report.examples))
+            _write(cfg, target_dir, evaluations[-1])
+    outcome = RoleplayOutcome(evaluations[0], folder / "evaluation.html")
+    other = evaluations[1] if len(evaluations) > 1 else earlier
     return outcome if other is None else _compared(folder, outcome, other)
 
 
@@ -134,30 +152,32 @@ def _evaluate(
 ) -> Any:
     model, _ = load_on_base(base, adapters, device)
     start = base if adapters is not None else _start_of(path)
-    told = cfg.model_copy(update={"policy": start or base})
+    start_cfg = cfg.model_copy(update={"policy": start or base})
     kl = cfg.eval.kl and start is not None
-    return evaluate_policy(turns, model, tokenizer, told, device, kl=kl)
+    return evaluate_policy(turns, model, tokenizer, start_cfg, device, kl=kl)
 
 
 def _start_of(path: str) -> PolicyConfig | None:
-    """Of a whole model that is a run's checkpoint: what the run began with."""
+    """Return the policy section of the run of a checkpoint with a full model; else None."""
     if not (Path(path) / "state.json").is_file():
         return None
     return PolicyConfig.model_validate(read_state(Path(path)).config["policy"])
 
 
 def _similarity(cfg: RoleplayConfig, folder: Path, server: OwnServer | None) -> Similarity:
-    """By the anchors of the run that a policy is of, where it is a checkpoint; else of the config,
-    or fitted on data.train."""
+    """Return the similarity with the anchors of the policy's run, if it is a checkpoint.
+
+    Else they are those of the config, or fitted on data.train.
+    """
     fitted = cfg.reward.calibration is None
-    places = [folder, *Path(str(cfg.policy.path)).resolve().parents[:2]]
-    place = next((place for place in places if (place / FILE).is_file()), None)
-    if place is not None and fitted:
-        return open_similarity(cfg.reward, None, place, server=server)
+    candidate_dirs = [folder, *Path(str(cfg.policy.path)).resolve().parents[:2]]
+    run_dir = next((run_dir for run_dir in candidate_dirs if (run_dir / FILE).is_file()), None)
+    if run_dir is not None and fitted:
+        return open_similarity(cfg.reward, None, run_dir, server=server)
     if fitted and cfg.data.train is None:
         raise UserError(
-            "reward.calibration: name the calibration.json of a run, so that scores compare "
-            "(or data.train, to fit one)"
+            "reward.calibration: name the calibration.json of a run, so that scores are "
+            "comparable (or set data.train, to fit one)"
         )
     turns = load_train(cfg.data) if fitted else None
     with tempfile.TemporaryDirectory() as empty:
@@ -168,10 +188,14 @@ def _similarity(cfg: RoleplayConfig, folder: Path, server: OwnServer | None) -> 
 
 
 def _scorer(reward: RewardConfig, calibration: Calibration) -> dict[str, Any]:
-    """What makes scores: those of two evaluations compare where it is the same."""
+    """Return the settings of the scores: two evaluations are comparable if they are equal."""
     return {
         "scored_by": calibration.model,
-        "anchors": {use: [of.low, of.high] for use in USES for of in [calibration.anchors(use)]},
+        "anchors": {
+            use: [anchors.low, anchors.high]
+            for use in USES
+            for anchors in [calibration.anchors(use)]
+        },
         "weights": weights_of(reward),
         "rules": [
             reward.player_name_rule,
@@ -183,27 +207,29 @@ def _scorer(reward: RewardConfig, calibration: Calibration) -> dict[str, Any]:
 
 
 def _check_scorer(earlier: EvaluatedPolicy, scorer: Mapping[str, Any]) -> None:
-    """Raise UserError where an earlier evaluation was scored in another way."""
+    """Raise UserError if an earlier evaluation was scored differently."""
     for key, now in scorer.items():
-        then = earlier.figures.get(key, now)
+        then = earlier.stats.get(key, now)
         if then != now:
             raise UserError(
-                f"--against: {_SCORED[key]} {then}, here {now}: such scores cannot be compared; "
-                "evaluate both policies with one reward section and calibration.json"
+                f"--against: {_SCORED[key]} {then}, here {now}. Such scores are not comparable. "
+                "Evaluate both policies with one reward section and calibration.json"
             )
 
 
 def _check_folder(folder: Path, compares: bool, overwrite: bool) -> None:
-    """Raise UserError where an evaluation would be replaced."""
+    """Raise UserError if an evaluation would be replaced."""
     folders = [folder, folder / "against"] if compares else [folder]
     names = [f"evaluation.{ending}" for ending in ("json", "jsonl", "html")]
-    there = next((f / n for f in folders for n in names if (f / n).exists()), None)
-    if there is not None and not overwrite:
-        raise UserError(f"{there} exists: choose another misc.run_dir, or replace it (--overwrite)")
+    existing = next((f / n for f in folders for n in names if (f / n).exists()), None)
+    if existing is not None and not overwrite:
+        raise UserError(
+            f"{existing} exists. Choose another misc.run_dir, or replace it (--overwrite)"
+        )
 
 
 def _earlier(against: str, turns: Sequence[RoleplayTurn]) -> EvaluatedPolicy | None:
-    """The evaluation that stands in a folder; None where `against` names a policy."""
+    """Return the evaluation in a folder; None if `against` names a policy."""
     folder = Path(against)
     if not (folder / "evaluation.jsonl").is_file():
         is_path = folder.exists() or against.startswith((".", "/", "~"))
@@ -218,14 +244,14 @@ def _earlier(against: str, turns: Sequence[RoleplayTurn]) -> EvaluatedPolicy | N
     if [line["id"] for line in lines] != [turn.id for turn in turns]:
         raise UserError(
             f"--against: {folder} has replies to {len(lines)} turns that are not these "
-            f"{len(turns)} in this order: evaluate it with the same data.eval and eval_limit"
+            f"{len(turns)} in this order. Evaluate it with the same data.eval and eval_limit"
         )
-    figures = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
-    return EvaluatedPolicy(str(figures.get("policy", folder)), figures, lines)
+    stats = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
+    return EvaluatedPolicy(str(stats.get("policy", folder)), stats, lines)
 
 
 def _write(cfg: RoleplayConfig, folder: Path, evaluated: EvaluatedPolicy) -> None:
-    """The files of an evaluation; a comparison of what stood there before goes."""
+    """Write the files of an evaluation, and remove earlier comparisons."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("comparison.json", "comparison.html"):
         (folder / name).unlink(missing_ok=True)
@@ -234,9 +260,9 @@ def _write(cfg: RoleplayConfig, folder: Path, evaluated: EvaluatedPolicy) -> Non
     text = yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True)
     write_jsonl(folder / "evaluation.jsonl", evaluated.lines)
     write_evaluation(
-        folder / "evaluation.html", evaluated.policy, evaluated.figures, evaluated.lines, text
+        folder / "evaluation.html", evaluated.policy, evaluated.stats, evaluated.lines, text
     )
-    write_json(folder / "evaluation.json", evaluated.figures)
+    write_json(folder / "evaluation.json", evaluated.stats)
 
 
 def _compared(folder: Path, outcome: RoleplayOutcome, earlier: EvaluatedPolicy) -> RoleplayOutcome:

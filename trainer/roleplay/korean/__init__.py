@@ -1,1 +1,1 @@
-"""What a Korean reply says by its grammar: speech levels, who acts, what is asked."""
+"""Grammar of Korean replies: speech levels, the acting person, and questions."""

@@ -1,5 +1,5 @@
-"""Whether a narration lets somebody act: a clause that is told as a fact has their name as subject
-or topic.
+"""Find out whether a person acts in a narration: their name is subject or topic of a factual
+clause.
 
     민수가 고개를 끄덕였다.             acts
     민수가 웃자 유나도 웃었다.           acts: so does a clause before another, if it is a fact
@@ -9,8 +9,8 @@ or topic.
     민수가 웃으면 유나도 웃었다.         does not: a condition
     민수를 바라보며 유나가 웃었다.        does not: an object
 
-It goes by the first ending behind the name whose subject the name can be, which is a rule of thumb:
-Korean leaves out subjects, and nothing in the words says whose a verb is then.
+The rule uses the first ending after the name that can belong to it. It is a heuristic: Korean omits
+subjects, and then the words do not show the subject of a verb.
 """
 
 from __future__ import annotations
@@ -19,91 +19,96 @@ import re
 from collections.abc import Sequence
 
 from trainer.roleplay.korean.kiwi import Morpheme, forms, sentences
-from trainer.roleplay.korean.names import has_particle_behind, places
+from trainer.roleplay.korean.names import find_name, has_particle_behind
 
-#: Endings of clauses that tell a fact before the next clause, which may have another subject.
+#: Endings of clauses that state a fact before the next clause, which may have another subject.
 _FACTS = forms(
     "자 자마자 니 으니 니까 으니까 기에 길래 더니 지만 는데 ᆫ데 은데 으나 거니와 는가 하면"
 )
-#: Endings of clauses that tell no fact: conditions, aims, concessions, doubts, likeness.
+#: Endings of clauses that state no fact: conditions, aims, concessions, doubts, likeness.
 _NO_FACT = re.compile(
     r".*(?:면|거든|도록|게|러|려고|[어아여래]도|라도|더라도|[어아여]야|든|든지|수록|다시피|듯|듯이|"
     r"[는ᆫ은ᆯ을]지|[ᆯ을]까|느라|느라고)"
 )
-#: Of all, what ends the reach of a topic before it (유나는 웃었지만 민수가).
+#: Endings that end the scope of a topic (유나는 웃었지만 민수가).
 _ENDS_TOPIC = forms("고 지만 는데 ᆫ데 은데 으나 나")
 _QUOTED = ("다고", "라고", "냐고", "자고", "다며", "라며")
 _NOUNS = ("NNG", "NNP", "NNB", "NP", "XSN", "NR", "SL", "SH", "SW", "ETN", "MM")
-#: Particles behind which a noun is subject, topic or object: only the rest of the sentence says.
+#: Particles after which a noun may be subject, topic or object: the rest of the sentence decides.
 _ANY_PART = forms("도 만 마저 조차 까지 부터 야말로 이야말로 또한")
 _WITH = forms("와 과 랑 이랑 하고")
-#: Parts of the body, and what they show: as subjects they act for their owner.
+#: Parts of the body, and their expressions: as subjects they act for their owner.
 _BODY = forms(
     "손 손끝 손가락 손목 주먹 팔 다리 발 발걸음 걸음 무릎 어깨 등 몸 온몸 허리 고개 머리 얼굴 표정 "
     "낯빛 안색 뺨 볼 귀 귓불 귓가 이마 눈 눈동자 눈빛 눈가 눈썹 눈시울 눈꺼풀 시선 코끝 입 입술 "
     "입가 입꼬리 턱 목 목소리 음성 숨 숨결 숨소리 호흡 가슴 심장 미소 웃음 웃음소리 눈물 한숨"
 )
-#: Verbs that say what somebody else perceives or feels: 민수가 보이자, 민수가 걱정되어.
+#: Verbs of perceptions or feelings of another person: 민수가 보이자, 민수가 걱정되어.
 _PERCEIVED = forms("보이 들리 생각나 떠오르 걱정되 느껴지 비치")
-#: Nouns behind which a clause is a fact like one with its own ending: 지르는 바람에, 접는데.
+#: Nouns after which a clause is a fact: 지르는 바람에, 접는데.
 _FACT_NOUNS = forms("바람 통 데")
 
 
 def acts(narration: str, name: str | None, other: str | None = None) -> bool:
-    """Return whether `name` acts in the narration. other: a name that may have this one in it."""
-    found = places(narration, name, other)
-    if not found or name == other:
+    """Return whether `name` acts in the narration.
+
+    other: a name that may contain this one.
+    """
+    name_spans = find_name(narration, name, other)
+    if not name_spans or name == other:
         return False
-    spans = sorted({*found, *_outside(places(narration, other, None), found)})
-    starts = {start for start, _ in found}
+    spans = sorted({*name_spans, *_outside(find_name(narration, other, None), name_spans)})
+    starts = {start for start, _ in name_spans}
     return any(
         _acts_in(sentence, k)
         for sentence in sentences(narration, spans)
-        for k, one in enumerate(sentence)
-        if one.start in starts
+        for k, morpheme in enumerate(sentence)
+        if morpheme.start in starts
     )
 
 
 def has_particle(narration: str, name: str | None, other: str | None = None) -> bool:
-    """Return whether the name stands anywhere with a particle behind it: the literal rule."""
+    """Return whether the name comes anywhere with a particle after it: the literal rule."""
     return name != other and any(
-        has_particle_behind(narration, end) for _, end in places(narration, name, other)
+        has_particle_behind(narration, end) for _, end in find_name(narration, name, other)
     )
 
 
 def _outside(
-    spans: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]]
+    spans: Sequence[tuple[int, int]], other_spans: Sequence[tuple[int, int]]
 ) -> list[tuple[int, int]]:
     return [
-        one for one in spans if not any(one[0] < end and start < one[1] for start, end in others)
+        span
+        for span in spans
+        if not any(span[0] < end and start < span[1] for start, end in other_spans)
     ]
 
 
-def _acts_in(sentence: Sequence[Morpheme], at: int) -> bool:
+def _acts_in(sentence: Sequence[Morpheme], index: int) -> bool:
     """Return whether the name at this index of the sentence acts."""
-    particle = _behind_noun(sentence, at)
+    particle = _behind_noun(sentence, index)
     last = _last_ending(sentence)
     if particle >= len(sentence) or last is None or last <= particle:
         return False
     if sentence[particle].form in _WITH and sentence[particle].tag in ("JC", "JKB"):
         particle = _behind_noun(sentence, particle + 1)  # 민수와 유나는
-        if particle == at + 2:
+        if particle == index + 2:
             return False
     elif sentence[particle].tag == "JKG":
-        return _body_acts(sentence, at, particle, last)
-    return _noun_acts(sentence, at, particle, last)
+        return _body_acts(sentence, index, particle, last)
+    return _noun_acts(sentence, index, particle, last)
 
 
 def _behind_noun(sentence: Sequence[Morpheme], start: int) -> int:
-    """Return the index behind a name and its title, or behind any nouns."""
+    """Return the index after a name and its title, or after any nouns."""
     index = start
     while index < len(sentence) and sentence[index].tag in ("XSN", "NNB", "NNG", "NNP", "NP"):
         index += 1
     return index
 
 
-def _noun_acts(sentence: Sequence[Morpheme], at: int, particle: int, last: int) -> bool:
-    """Return whether a noun acts, by the particles behind it: 가, 만이, 는, 까지는, 도, 마저."""
+def _noun_acts(sentence: Sequence[Morpheme], index: int, particle: int, last: int) -> bool:
+    """Return whether a noun acts, by the particles after it: 가, 만이, 는, 까지는, 도, 마저."""
     end = particle
     while end < last and (sentence[end].tag[0] == "J" or sentence[end].form in _ANY_PART):
         end += 1
@@ -113,27 +118,23 @@ def _noun_acts(sentence: Sequence[Morpheme], at: int, particle: int, last: int) 
     if any(morpheme.form not in _ANY_PART for morpheme in inner):
         return False
     if closing.tag == "JKS":
-        return _subject_acts(sentence, at, end - 1, last)
+        return _subject_acts(sentence, index, end - 1, last)
     if closing.tag == "JX" and closing.form in ("은", "는", "ᆫ"):
         return _topic_acts(sentence, end - 1, last)
-    if closing.form not in _ANY_PART or _open_subject(sentence, at):
+    if closing.form not in _ANY_PART or _open_subject(sentence, index):
         return False
     fact = _next_fact(sentence, end, last)
     return not _subjects(sentence, end, last if fact is None else fact)
 
 
-def _body_acts(sentence: Sequence[Morpheme], at: int, particle: int, last: int) -> bool:
-    """Return whether a part of the body of somebody acts: 민수의 손이 떨렸다, 민수의 입가에 미소가
-    번졌다; not 민수의 손이 차가웠다, which somebody else feels."""
-    verb = next(
-        (
-            morpheme
-            for morpheme in reversed(sentence[:last])
-            if morpheme.tag[0] == "V" or morpheme.tag[:2] == "XS"
-        ),
-        None,
-    )
-    if verb is None or verb.tag in ("VA", "VCP", "VCN", "XSA"):
+def _body_acts(sentence: Sequence[Morpheme], name_index: int, particle: int, last: int) -> bool:
+    """Return whether a part of somebody's body acts.
+
+    민수의 손이 떨렸다, 민수의 입가에 미소가 번졌다; not 민수의 손이 차가웠다, which somebody else
+    feels.
+    """
+    predicate = _verb_before(sentence, last)
+    if predicate is None or predicate.tag in ("VA", "VCP", "VCN", "XSA"):
         return False
     for index in range(particle + 1, last):
         morpheme = sentence[index]
@@ -141,15 +142,15 @@ def _body_acts(sentence: Sequence[Morpheme], at: int, particle: int, last: int) 
             return False
         if morpheme.tag in ("JKS", "JX"):
             is_body = sentence[index - 1].form in _BODY
-            return is_body and _noun_acts(sentence, at, index, last)
+            return is_body and _noun_acts(sentence, name_index, index, last)
         if morpheme.tag == "JKB" and sentence[index - 1].form not in _BODY:
             return False
     return False
 
 
 def _next_fact(sentence: Sequence[Morpheme], start: int, last: int) -> int | None:
-    """Return the index of the next ending that tells a fact before another clause; None if there is
-    none."""
+    """Return the index of the next ending that states a fact before another clause; None without
+    one."""
     for index in range(start, last):
         if sentence[index].tag == "EC" and sentence[index].form in _FACTS:
             return index if not _is_state(sentence, index) else None
@@ -157,16 +158,11 @@ def _next_fact(sentence: Sequence[Morpheme], start: int, last: int) -> int | Non
 
 
 def _is_state(sentence: Sequence[Morpheme], ending: int) -> bool:
-    """Return whether the verb of an ending says how something is, or is perceived."""
-    verb = next(
-        (
-            morpheme
-            for morpheme in reversed(sentence[:ending])
-            if morpheme.tag[0] == "V" or morpheme.tag[:2] == "XS"
-        ),
-        None,
+    """Return whether the verb of an ending describes a state, or a perception."""
+    predicate = _verb_before(sentence, ending)
+    return predicate is not None and (
+        predicate.tag in ("VA", "VCP", "VCN", "XSA") or predicate.form in _PERCEIVED
     )
-    return verb is not None and (verb.tag in ("VA", "VCP", "VCN", "XSA") or verb.form in _PERCEIVED)
 
 
 def _verb_before(sentence: Sequence[Morpheme], end: int) -> Morpheme | None:
@@ -176,18 +172,22 @@ def _verb_before(sentence: Sequence[Morpheme], end: int) -> Morpheme | None:
 
 
 def _last_ending(sentence: Sequence[Morpheme]) -> int | None:
-    """The place of the ending that closes the sentence: its last EF, or an EC at its end, which an
-    EF becomes before "…"."""
+    """Return the index of the ending that closes the sentence.
+
+    That is its last EF, or an EC at its end, which an EF becomes before "…".
+    """
     for k in range(len(sentence) - 1, -1, -1):
         if sentence[k].tag == "EF":
             return k
-        if sentence[k].tag == "EC" and all(one.tag[0] == "S" for one in sentence[k + 1 :]):
+        if sentence[k].tag == "EC" and all(
+            morpheme.tag[0] == "S" for morpheme in sentence[k + 1 :]
+        ):
             return k
     return None
 
 
 def _subjects(sentence: Sequence[Morpheme], start: int, end: int) -> bool:
-    """Whether a stretch of the sentence has a subject or a topic."""
+    """Return whether a part of the sentence has a subject or a topic."""
     return any(
         sentence[k - 1].tag in _NOUNS
         and (sentence[k].tag == "JKS" or (sentence[k].tag == "JX" and sentence[k].form in "은는"))
@@ -195,22 +195,25 @@ def _subjects(sentence: Sequence[Morpheme], start: int, end: int) -> bool:
     )
 
 
-def _open_subject(sentence: Sequence[Morpheme], at: int) -> bool:
-    """Whether a subject or topic before a place still waits for its verb there."""
+def _open_subject(sentence: Sequence[Morpheme], index: int) -> bool:
+    """Return whether a subject or topic before an index still has no verb there."""
     start = start_of_topics = 0
-    for k in range(at):
+    for k in range(index):
         if sentence[k].tag == "EC" and not _goes_on(sentence, k):
             start = k
             start_of_topics = k if sentence[k].form in _ENDS_TOPIC else start_of_topics
     return any(
         _subjects(sentence, k, k + 1) and (sentence[k].tag == "JX" or k > start)
-        for k in range(start_of_topics + 1, at)
+        for k in range(start_of_topics + 1, index)
     )
 
 
 def _topic_acts(sentence: Sequence[Morpheme], particle: int, last: int) -> bool:
-    """Return whether a topic acts. It reaches to the end of its sentence, unless its first clause
-    tells no fact and the next one has a subject of its own (민수도 알다시피 유나는 바빴다)."""
+    """Return whether a topic acts.
+
+    Its scope is the sentence, unless its first clause states no fact and the next one has
+    its own subject (민수도 알다시피 유나는 바빴다).
+    """
     for index in range(particle + 1, last):
         if sentence[index].tag != "EC":
             continue
@@ -222,7 +225,7 @@ def _topic_acts(sentence: Sequence[Morpheme], particle: int, last: int) -> bool:
 
 
 def _goes_on(sentence: Sequence[Morpheme], k: int) -> bool:
-    """Whether what an ending closes is one verb with the next: 고 있다, 지 않다, 다고 말하다."""
+    """Return whether the verb of an ending forms one verb with the next: 고 있다, 지 않다."""
     behind = sentence[k + 1 : k + 3]
     if sentence[k].form == "게" and sentence[k - 1].tag in ("VA", "XSA"):
         return True  # an adverb: 조심스럽게
@@ -233,10 +236,10 @@ def _goes_on(sentence: Sequence[Morpheme], k: int) -> bool:
     )
 
 
-def _subject_acts(sentence: Sequence[Morpheme], at: int, particle: int, last: int) -> bool:
-    """Return whether a subject acts. It belongs to the first ending behind it that can be its
+def _subject_acts(sentence: Sequence[Morpheme], index: int, particle: int, last: int) -> bool:
+    """Return whether a subject acts. It belongs to the first ending after it that can be its
     own."""
-    has_topic = _open_subject(sentence, at)
+    has_topic = _open_subject(sentence, index)
     for k in range(particle + 1, last):
         morpheme = sentence[k]
         if morpheme.tag == "JKS" and sentence[k - 1].tag in _NOUNS:
@@ -259,8 +262,10 @@ def _subject_acts(sentence: Sequence[Morpheme], at: int, particle: int, last: in
 
 
 def _clause_acts(sentence: Sequence[Morpheme], ending: int, last: int) -> bool | None:
-    """Return whether a subject acts in the clause before another that an ending closes; None if the
-    subject can be that of the next clause, too."""
+    """Return whether a subject acts in the clause that this ending closes; None if that is open.
+
+    It is open if the subject can be that of the next clause, too.
+    """
     form, has_other = sentence[ending].form, _subjects(sentence, ending + 1, last)
     if form.endswith(_QUOTED):
         return False if has_other else None  # 민수가 온다고 유나가 말했다
@@ -280,20 +285,15 @@ def _clause_acts(sentence: Sequence[Morpheme], ending: int, last: int) -> bool |
 
 
 def _describes(sentence: Sequence[Morpheme], k: int) -> bool:
-    """Return whether the verb before an ETM describes the next noun alone, and is not the name's:
-    민수가 빨간 컵을, 민수가 떨리는 손으로; not 민수가 건넨 컵을, 민수가 떠난 뒤로."""
-    verb = next(
-        (
-            morpheme
-            for morpheme in reversed(sentence[:k])
-            if morpheme.tag[:1] == "V" or morpheme.tag[:2] == "XS"
-        ),
-        None,
-    )
+    """Return whether the verb before an ETM describes only the next noun, and not the name.
+
+    민수가 빨간 컵을, 민수가 떨리는 손으로; not 민수가 건넨 컵을, 민수가 떠난 뒤로.
+    """
+    predicate = _verb_before(sentence, k)
     if sentence[k + 1].form == "채":
         return True  # 민수가 긴장한 채 문을 열었다
-    if verb is not None and verb.tag in ("VA", "XSA", "VCP", "VCN"):
-        return verb.form not in ("있", "없")
+    if predicate is not None and predicate.tag in ("VA", "XSA", "VCP", "VCN"):
+        return predicate.form not in ("있", "없")
     behind = next((n for n in range(k + 2, len(sentence)) if sentence[n].tag[0] == "J"), None)
     return (
         behind is not None

@@ -1,7 +1,7 @@
-"""Kiwi, the morphological analyser: loaded once a process, on use.
+"""Kiwi, the morphological analyzer: loaded once per process, on first use.
 
-It is made without threads of its own (`num_workers=0`): a forked process would wait for them.
-One lock is held while it loads and while it reads, so that any thread may ask.
+It has no threads of its own (`num_workers=0`), because a forked process would wait for them. A lock
+is held while it loads and analyzes, so that any thread may use it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,11 @@ _lock = threading.Lock()
 
 
 class Morpheme(NamedTuple):
-    """A morpheme. tag: of Kiwi's set, without its marks of regular and irregular stems (VV-I);
-    start, end: its characters in the text."""
+    """A morpheme.
+
+    tag: of Kiwi's set, without its marks of regular and irregular stems (VV-I).
+    start, end: its characters in the text.
+    """
 
     form: str
     tag: str
@@ -27,21 +30,27 @@ class Morpheme(NamedTuple):
 
 
 def forms(text: str) -> frozenset[str]:
-    """A set of forms, written as words."""
+    """Return a set of forms, written as words."""
     return frozenset(text.split())
 
 
 def sentences(text: str, names: Sequence[tuple[int, int]] = ()) -> list[list[Morpheme]]:
-    """The sentences of a text. names: stretches of the text that are proper names, whatever else
-    they may mean: said for this text alone, so that no text changes how another one is read."""
+    """Return the sentences of a text.
+
+    names: ranges of the text that are proper names in any case. They apply to this text only, so
+    that no text changes the analysis of another one.
+    """
     spans = [(start, end, "NNP") for start, end in names]
     with _lock:
-        found = _kiwi().tokenize(
+        tokenized = _kiwi().tokenize(
             text, split_sents=True, pretokenized=(lambda _: spans) if spans else None
         )
     return [
-        [Morpheme(one.form, one.tag.partition("-")[0], one.start, one.end) for one in sentence]
-        for sentence in found
+        [
+            Morpheme(token.form, token.tag.partition("-")[0], token.start, token.end)
+            for token in sentence
+        ]
+        for sentence in tokenized
     ]
 
 
@@ -50,13 +59,14 @@ def _kiwi() -> Any:
     from kiwipiepy import Kiwi
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # it says what num_workers=0 was once
+        # About an earlier meaning of num_workers=0.
+        warnings.simplefilter("ignore", DeprecationWarning)
         return Kiwi(num_workers=0)
 
 
-def _free_the_lock() -> None:
+def _renew_lock() -> None:
     global _lock
     _lock = threading.Lock()
 
 
-os.register_at_fork(after_in_child=_free_the_lock)  # a thread that held it is not in the child
+os.register_at_fork(after_in_child=_renew_lock)  # the thread that holds it is not in the child

@@ -1,7 +1,7 @@
-"""Whether somebody asks: by a question mark, by an ending that asks, or by a question word.
+"""Find questions: by a question mark, by an ending that asks, or by a question word.
 
-A sentence without a mark is a question only if its words show it, since an answer that is far from
-a question costs all of `reward_grounded_to_user`. 밥 먹었어요 may tell or ask: it is no question.
+A sentence without a mark is a question only if its words show it, because an answer far from a
+question loses all of `reward_grounded_to_user`. 밥 먹었어요 may state or ask: it is no question.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from itertools import pairwise
 from trainer.roleplay.korean.kiwi import Morpheme, forms, sentences
 
 _MARK = re.compile("[?？⁇⁈⁉]")
-#: Endings that always ask, without what makes them polite.
+#: Endings that always ask, without their polite form.
 _ASKING = forms("니 으니 냐 으냐 느냐 나 는가 ᆫ가 은가 던가 련 으련 느냐고 냐고 ᆯ까나")
 _ASKING_LONG = re.compile(r".*(?:[ᆯ을]까|[ᆸ습읍답랍럽잡]니까|나이까)")  # not 니까: since
 _ASKING_POLITE = forms("는지 ᆫ지 은지 ᆯ지 을지")  # only with 요: 잘 지내시는지요
-#: Endings of a wish (집에 갈래요) that ask if they speak of somebody else, or of both.
+#: Endings of a wish (집에 갈래요) that ask if they refer to the listener, or to both.
 _WISH = forms("ᆯ래 을래")
 _TOGETHER = forms("같이 함께 우리")
 _LISTENER = forms("너 당신 그대 너희 자네")
 _SPEAKER = forms("나 저")
-#: Endings that ask if a question word stands before them, and else do not.
+#: Endings that ask only with a question word before them.
 _OPEN = forms(
     "어 아 여 야 에 예 세 으세 시 지 죠 는데 ᆫ데 은데 던데 대 ᆫ대 는대 래 더라 게 려고 으려고 자고 "
     "ᆯ래 을래 고 람 디 거야"
@@ -32,13 +32,13 @@ _QUESTION_WORDS = forms(
     "어떻 어떻게 어쩌 어쩌다 어찌 어떡하 어딨"
 )
 _TAGS = ("NP", "NNG", "NR", "MAG", "MM", "VA", "VV")
-#: Behind a question word: it means some, any, every (누구도, 뭐든, 언제나, 누구보다), or none is
-#: asked for (어느 날, 뭐 좀, 언제 한번).
+#: After a question word: it then means some, any or every (누구도, 뭐든, 언제나, 누구보다), or it
+#: asks nothing (어느 날, 뭐 좀, 언제 한번).
 _INDEFINITE_PARTICLES = forms("도 든 든지 든가 나 이나 라도 이라도 보다")
 _INDEFINITE_WORDS = forms("날 새 순간 정도 덧 좀 한 한번")
-#: Behind 몇 and 얼마 and their unit: some time (몇 년 전에, 얼마 안 남았어).
+#: After 몇 and 얼마 and their unit: an indefinite time (몇 년 전에, 얼마 안 남았어).
 _SOME_TIME = forms("전 후 뒤 만 째 동안 사이 안 뿐")
-#: Endings of clauses that ask for somebody else (왜 그랬는지 몰라), or leave it open (뭐라 해도).
+#: Endings of indirect questions (왜 그랬는지 몰라), or of open clauses (뭐라 해도).
 _CLOSED = re.compile(r"(?:[는ᆫ은ᆯ을]지|[는ᆫ은]가|[ᆯ을]까|랄까|나|든|든지|든가|건|[어아여래]도|.*라도)")
 
 
@@ -74,7 +74,7 @@ def _asks(sentence: Sequence[Morpheme]) -> bool:
 
 
 def _is_bare_question_word(sentence: Sequence[Morpheme], words: Sequence[Morpheme]) -> bool:
-    """Return whether nothing but a question word and particles is said: 왜, 누구랑, 뭐가요."""
+    """Return whether there is only a question word with particles: 왜, 누구랑, 뭐가요."""
     first, *particles = words
     return _is_question_word(sentence, sentence.index(first)) and all(
         morpheme.tag[0] == "J" for morpheme in particles
@@ -131,8 +131,10 @@ def _is_question_word(sentence: Sequence[Morpheme], index: int) -> bool:
 
 
 def _is_closed(sentence: Sequence[Morpheme], index: int) -> bool:
-    """Return whether a clause closes between a question word and the end of the sentence, so that
-    the word asks nothing of the listener; 얼마나 may also wonder (얼마나 기다렸는데)."""
+    """Return whether a clause ends between a question word and the end of the sentence.
+
+    Then the word does not ask the listener. 얼마나 may also be an exclamation (얼마나 기다렸는데).
+    """
     inside = [morpheme for morpheme in sentence[index:] if morpheme.tag[0] not in "SZW"]
     if sentence[index].form == "얼마나" and inside[-1].form.removesuffix("요") in ("는데", "ᆫ데"):
         return True

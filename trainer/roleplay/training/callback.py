@@ -1,4 +1,4 @@
-"""What happens between two updates: the log, the console, evaluations, checkpoints, leaving."""
+"""Between two updates of a role-play run: log, console, evaluations, checkpoints, early ends."""
 
 from __future__ import annotations
 
@@ -13,69 +13,77 @@ from trainer.roleplay.rewards import REWARDS
 from trainer.roleplay.training.echo import EchoWatch
 from trainer.roleplay.training.grpo import RoleplayTrainer
 from trainer.runs.console import Console
-from trainer.runs.figures import Figures
-from trainer.runs.leaving import Leaving
-from trainer.runs.runlog import RunLog
+from trainer.runs.run_log import RunLog
+from trainer.runs.shutdown import ShutdownHandler
+from trainer.runs.stats import Stats
 from trainer.runs.trackers import track
 
-#: TRL's name of a figure -> ours, where it is not the same with `_` for `/`.
+#: TRL's name of a stat -> ours, if more than `_` for `/` differs.
 _NAMES = {
     "reward": "reward_mean",
     "completions/mean_length": "completion_length_mean",
     "completions/clipped_ratio": "clipped_ratio",
-    **{figure.key: figure.key for reward in REWARDS for figure in reward.components},
+    **{stat.key: stat.key for reward in REWARDS for stat in reward.components},
 }
 
 
 class RunCallback(TrainerCallback):
-    """Beside a `RoleplayTrainer`, in the house's form of a run."""
+    """Writes the run's log, and decides when a `RoleplayTrainer` evaluates, saves and stops."""
 
     def __init__(
         self,
         cfg: RoleplayConfig,
         runlog: RunLog,
-        leaving: Leaving,
+        shutdown: ShutdownHandler,
         console: Console,
         span: int,
         begin: Callable[[], None],
         echo: EchoWatch,
     ) -> None:
-        """span: updates that one sampling serves. begin: what is to be done first. echo: warns if
-        the policy learns to repeat the user."""
-        self.cfg, self.log, self.leaving, self.console = cfg, runlog, leaving, console
+        """Keep what the callback works with.
+
+        span: updates for one sampling.
+        begin: called first.
+        echo: warns if the policy learns to repeat the user.
+        """
+        self.cfg, self.log, self.shutdown, self.console = cfg, runlog, shutdown, console
         self.span, self.begin, self.echo = span, begin, echo
-        self.accelerator: Any = None  # which has the trackers, and is made behind the trainer's
-        self.trainer: RoleplayTrainer | None = None  # which is made with its callbacks
+        self.accelerator: Any = None  # has the trackers; set after the trainer's own is created
+        self.trainer: RoleplayTrainer | None = None  # set later: it is created with its callbacks
         self.last = 0  # update
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Weights and states are in place."""
+        """Run `begin` when weights and states are loaded."""
         self.begin()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """An update begins: from now on there is something to save."""
-        self.leaving.patient = True
+        """Note that there is something to save from now on."""
+        self.shutdown.is_deferring = True
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """An update is done: what comes of it."""
+        """Decide whether to evaluate, save and stop after an update."""
         assert self.trainer is not None
         self.trainer.note_end()
-        update, last = state.global_step, state.global_step >= state.max_steps
-        leaves = self.leaving.asked != 0 and update % self.span == 0
-        every = self.cfg.eval.eval_every_n_updates
-        control.should_evaluate = not leaves and (last or (every > 0 and update % every == 0))
-        save = self.cfg.misc.save_every_n_updates
-        control.should_save = leaves or last or (save > 0 and update % save == 0)
-        control.should_training_stop = control.should_training_stop or leaves
+        update, is_last = state.global_step, state.global_step >= state.max_steps
+        should_stop = self.shutdown.signal_number != 0 and update % self.span == 0
+        eval_interval = self.cfg.eval.eval_every_n_updates
+        control.should_evaluate = not should_stop and (
+            is_last or (eval_interval > 0 and update % eval_interval == 0)
+        )
+        save_interval = self.cfg.misc.save_every_n_updates
+        control.should_save = (
+            should_stop or is_last or (save_interval > 0 and update % save_interval == 0)
+        )
+        control.should_training_stop = control.should_training_stop or should_stop
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """A line of log.jsonl, and the completions."""
+        """Write a line of log.jsonl, and the completions."""
         logs: dict[str, Any] = kwargs["logs"]
         if "train_runtime" in logs or state.global_step == self.last:
             return
         assert self.trainer is not None
         self.last = state.global_step
-        line: dict[str, Any] = {"update": self.last, **self._figures(logs)}
+        line: dict[str, Any] = {"update": self.last, **self._stats(logs)}
         every = self.cfg.misc.dump_every_n_updates
         if self.trainer.sampled and every and self.last % every == 0:
             self.log.write_completions(self.last, self.trainer.completions())
@@ -85,17 +93,17 @@ class RunCallback(TrainerCallback):
         self.console.update(line)
         self.echo.add_update(self.last, line)
 
-    def _figures(self, logs: dict[str, Any]) -> Figures:
-        """TRL's, under our names; what is not finite is unknown."""
+    def _stats(self, logs: dict[str, Any]) -> Stats:
+        """Return TRL's stats under our names; values that are not finite are None."""
         assert self.trainer is not None
-        found: Figures = {}
+        stats: Stats = {}
         for key, value in logs.items():
             name = _NAMES.get(key) or key.removeprefix("rewards/").replace("/", "_")
-            known = isinstance(value, int | float) and math.isfinite(value)
-            found[name] = value if known else None
+            is_number = isinstance(value, int | float) and math.isfinite(value)
+            stats[name] = value if is_number else None
         seconds = self.trainer.take_seconds()
-        whole = found.pop("step_time", None) or 0.0
+        total_s = stats.pop("step_time", None) or 0.0
         args = self.trainer.args
-        found["samples"] = args.per_device_train_batch_size * args.gradient_accumulation_steps
-        found["update_s"] = round(max(0.0, whole - sum(seconds.values())), 3)
-        return found | seconds
+        stats["samples"] = args.per_device_train_batch_size * args.gradient_accumulation_steps
+        stats["update_s"] = round(max(0.0, total_s - sum(seconds.values())), 3)
+        return stats | seconds

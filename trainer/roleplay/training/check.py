@@ -1,4 +1,4 @@
-"""`python -m trainer check`: everything that can be found out before weights are loaded."""
+"""`python -m trainer check`: check a run before weights are loaded."""
 
 from __future__ import annotations
 
@@ -14,54 +14,56 @@ from torch import nn
 from scorekit.report.findings import Check, Findings
 from trainer.rl.policy import stop_token_ids
 from trainer.roleplay.config import RoleplayConfig
-from trainer.roleplay.data import in_both, load_held_out, load_train, untold
+from trainer.roleplay.data import in_both, load_held_out, load_train, missing_fact_counts
 from trainer.roleplay.evaluation.evaluate import prompt_ids
 from trainer.roleplay.rendering import open_tokenizer
 from trainer.roleplay.rewards import configure, weights_of
 from trainer.roleplay.similarity import open_similarity
-from trainer.roleplay.training import before
+from trainer.roleplay.training import preflight
 from trainer.roleplay.training.launcher import embedder_of
-from trainer.roleplay.training.options import grpo_arguments, told_options, updates_per_epoch
+from trainer.roleplay.training.options import grpo_arguments, printed_options, updates_per_epoch
 from trainer.roleplay.turn import RoleplayTurn
+from trainer.runs.cli.machine import check_device
+from trainer.runs.cli.output_paths import check_output_paths
+from trainer.runs.cli.weights import check_model
 from trainer.runs.on_trl import check_alone, one_device
-from trainer.runs.verbs.machine import look_at_device
-from trainer.runs.verbs.places import look_at_places
-from trainer.runs.verbs.weights import look_at_model
 
 
 def check_run(cfg: RoleplayConfig) -> Findings:
-    """Look at everything that a run of this config needs. Weights are not loaded; the embedder is
-    asked, and where it is a folder, started."""
+    """Check everything that a run of this config needs, without loading weights.
+
+    The embedder is asked, and started if it is a folder.
+    """
     findings = Findings()
-    look = findings.look
-    train = look("data.train", _turns, "data.train", cfg)
-    held_out = look("data.eval", _turns, "data.eval", cfg) if cfg.data.eval else None
-    model = look("policy.path", look_at_model, cfg.policy, cfg.policy.path, "policy.path")
-    tokenizer = None if model is None else look("policy.tokenizer", _tokenizer, cfg, model)
+    run_check = findings.run_check
+    train = run_check("data.train", _turns, "data.train", cfg)
+    held_out = run_check("data.eval", _turns, "data.eval", cfg) if cfg.data.eval else None
+    model = run_check("policy.path", check_model, cfg.policy, cfg.policy.path, "policy.path")
+    tokenizer = None if model is None else run_check("policy.tokenizer", _tokenizer, cfg, model)
     if tokenizer is not None:
         for key, turns in (("data.train", train), ("data.eval", held_out)):
             if turns:
-                fitting = look(f"prompts of {key}", _prompts, cfg, key, turns, tokenizer)
+                fitting = run_check(f"prompts of {key}", _prompts, cfg, key, turns, tokenizer)
                 train = fitting if key == "data.train" and fitting else train
     if train and held_out:
-        look("overlap", _overlap, train, held_out)
-    device = look("device", _device, cfg)
+        run_check("overlap", _overlap, train, held_out)
+    device = run_check("device", _device, cfg)
     if train and model is not None and tokenizer is not None:
-        _look_at_template(cfg, tokenizer, train, findings)
+        _check_template(cfg, tokenizer, train, findings)
         if device is not None:
-            look("grpo", _grpo, cfg, device, train, model, tokenizer)
-        look("rewards", _rewards, cfg, train, tokenizer)
-    look_at_places(findings, cfg)
+            run_check("grpo", _grpo, cfg, device, train, model, tokenizer)
+        run_check("rewards", _rewards, cfg, train, tokenizer)
+    check_output_paths(findings, cfg)
     return findings
 
 
 def _turns(key: str, cfg: RoleplayConfig) -> tuple[list[RoleplayTurn], str]:
-    of_train = key == "data.train"
-    turns = load_train(cfg.data) if of_train else load_held_out(cfg.data, cfg.eval.eval_limit)
+    is_train = key == "data.train"
+    turns = load_train(cfg.data) if is_train else load_held_out(cfg.data, cfg.eval.eval_limit)
     scenarios = len({turn.scenario for turn in turns})
-    missing = ", ".join(f"{field} {count}" for field, count in untold(turns).items())
-    told = f"; not told by the row: {missing}" if missing else ""
-    return turns, f"{len(turns)} turns of {scenarios} scenarios{told}"
+    missing = ", ".join(f"{field} {count}" for field, count in missing_fact_counts(turns).items())
+    missing_note = f"; without a value: {missing}" if missing else ""
+    return turns, f"{len(turns)} turns of {scenarios} scenarios{missing_note}"
 
 
 def _tokenizer(cfg: RoleplayConfig, model: nn.Module) -> tuple[Any, str]:
@@ -73,10 +75,10 @@ def _tokenizer(cfg: RoleplayConfig, model: nn.Module) -> tuple[Any, str]:
 def _prompts(
     cfg: RoleplayConfig, key: str, turns: Sequence[RoleplayTurn], tokenizer: Any
 ) -> tuple[list[RoleplayTurn], str]:
-    kept = before.fitting(key, turns, cfg, tokenizer)
-    lengths = sorted(len(ids) for ids in prompt_ids(kept, tokenizer, cfg))
-    left_out = f"; {len(turns) - len(kept)} left out" if len(turns) > len(kept) else ""
-    return kept, (
+    accepted = preflight.drop_overlong(key, turns, cfg, tokenizer)
+    lengths = sorted(len(ids) for ids in prompt_ids(accepted, tokenizer, cfg))
+    left_out = f"; {len(turns) - len(accepted)} left out" if len(turns) > len(accepted) else ""
+    return accepted, (
         f"{lengths[0]} to {lengths[-1]} tokens (median {lengths[len(lengths) // 2]}), and "
         f"{cfg.grpo.max_completion_length} for the reply{left_out}"
     )
@@ -88,27 +90,27 @@ def _overlap(train: Sequence[RoleplayTurn], held_out: Sequence[RoleplayTurn]) ->
 
 def _device(cfg: RoleplayConfig) -> tuple[torch.device, str]:
     check_alone("role-play")
-    device, found = look_at_device(cfg.misc)
-    return one_device(device, "role-play"), found
+    device, description = check_device(cfg.misc)
+    return one_device(device, "role-play"), description
 
 
-def _look_at_template(
+def _check_template(
     cfg: RoleplayConfig, tokenizer: Any, turns: Sequence[RoleplayTurn], findings: Findings
 ) -> None:
-    """A row for each fault of the chat template; one where it has none."""
-    found = findings.look("chat template", _template, cfg, tokenizer, turns)
-    refuses = cfg.start.template_check == "refuse"
-    for fault in found or ():
-        said = f"{fault.found}; {fault.remedy}"
-        findings.checks.append(Check(f"chat template: {fault.name}", said, not refuses))
+    """Add a line for each failed check of the chat template, or one if all pass."""
+    failures = findings.run_check("chat template", _template, cfg, tokenizer, turns)
+    is_refused = cfg.start.template_check == "refuse"
+    for failure in failures or ():
+        message = f"{failure.result}; {failure.remedy}"
+        findings.checks.append(Check(f"chat template: {failure.name}", message, not is_refused))
 
 
 def _template(
     cfg: RoleplayConfig, tokenizer: Any, turns: Sequence[RoleplayTurn]
 ) -> tuple[list[Any], str]:
-    found = before.chat_findings(cfg, tokenizer, turns)
-    faults = [finding for finding in found if not finding.ok]
-    return faults, f"{len(found)} checks, {len(faults)} faults"
+    all_findings = preflight.chat_findings(cfg, tokenizer, turns)
+    failures = [finding for finding in all_findings if not finding.ok]
+    return failures, f"{len(all_findings)} checks, {len(failures)} failed"
 
 
 def _grpo(
@@ -120,24 +122,26 @@ def _grpo(
 ) -> tuple[None, str]:
     arguments = grpo_arguments(cfg, device, weights_of(cfg.reward), len(turns))
     stops = tokenizer.convert_ids_to_tokens(stop_token_ids(model, tokenizer))
-    told = ", ".join(f"{key} {value}" for key, value in told_options(arguments, stops).items())
+    settings = ", ".join(
+        f"{key} {value}" for key, value in printed_options(arguments, stops).items()
+    )
     prompts = arguments.generation_batch_size // arguments.num_generations
     epoch = updates_per_epoch(arguments, len(turns))
-    return None, f"{prompts} prompts a sampling, {epoch} updates an epoch; {told}"
+    return None, f"{prompts} prompts a sampling, {epoch} updates an epoch; {settings}"
 
 
 def _rewards(
     cfg: RoleplayConfig, turns: Sequence[RoleplayTurn], tokenizer: Any
 ) -> tuple[None, str]:
-    """The embedder, its anchors, and every function on two rows."""
-    with tempfile.TemporaryDirectory() as place:
-        with embedder_of(cfg.reward, Path(place) / "embedder.log") as server:
+    """Check the embedder, its anchors, and every function on two rows."""
+    with tempfile.TemporaryDirectory() as temporary_dir:
+        with embedder_of(cfg.reward, Path(temporary_dir) / "embedder.log") as server:
             similarity = open_similarity(
-                cfg.reward, turns, Path(place), server=server, seed=cfg.misc.seed
+                cfg.reward, turns, Path(temporary_dir), server=server, seed=cfg.misc.seed
             )
             with closing(similarity.embedder):
                 configure(cfg.reward, similarity, tokenizer.all_special_tokens)
-                means = before.try_rewards(turns)
+                means = preflight.try_rewards(turns)
                 model = similarity.calibration.model
-    said = ", ".join(f"{name} {value:.2f}" for name, value in means.items())
-    return None, f"{model}; two references earn {said}"
+    values = ", ".join(f"{name} {value:.2f}" for name, value in means.items())
+    return None, f"{model}; two references score {values}"

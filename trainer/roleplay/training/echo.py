@@ -1,4 +1,4 @@
-"""Warns if a policy learns to echo the user: the share of such replies rises above its start."""
+"""Warn if a policy learns to echo the user: the share of such replies rises above its start."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from scorekit.numeric.thresholds import above
-from trainer.runs.figures import mean_of
+from trainer.runs.stats import mean_of
 
 log = logging.getLogger(__name__)
 
-#: The stat that is watched, in evaluations and in the lines of log.jsonl.
+#: The observed stat, in evaluations and in the lines of log.jsonl.
 ECHO = "grounded/echo"
-#: A rise of the share by more than this is warned of.
+#: A larger rise of the share gives a warning.
 MAX_RISE = 0.05
-#: Updates whose mean is compared with that of the first as many: one update has few replies.
+#: Number of updates that are averaged and compared with the first ones: one has few replies.
 WINDOW = 10
 
 
 class EchoWatch:
-    """Holds the shares of one run, and warns of evaluations and of training, once of each.
+    """Tracks the shares of one run, and warns once for evaluations and once for training.
 
     earlier_evaluations, earlier_updates: the stats of a resumed run so far.
     """
@@ -35,7 +35,7 @@ class EchoWatch:
         self._has_warned = {"evaluation": False, "training": False}
 
     def add_evaluation(self, update: int, stats: Mapping[str, Any]) -> None:
-        """Compare an evaluation with the first one, which is the start's."""
+        """Compare an evaluation with the first one, which is that of the start."""
         self._evaluated += _shares([stats])
         if self._evaluated:
             self._compare("evaluation", update, self._evaluated[0], self._evaluated[-1])

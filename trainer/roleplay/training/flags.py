@@ -1,7 +1,7 @@
-"""TRL's way to start a run: every key a flag, `--name value` or `--name` alone for yes.
+"""TRL-style flags: every key is a flag, `--name value`, or `--name` alone for true.
 
-A flag that stands in `FLAGS` or names a key of the section `grpo` sets that key; any other is given
-to TRL's GRPOConfig by its name (`grpo.options`). The result is a config as YAML would give it.
+A flag in `FLAGS` or with a name of a key of the section `grpo` sets that key; any other is passed
+to TRL's GRPOConfig (`grpo.options`). The result is a config as from YAML.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from scorekit.config import refuse_password
 from scorekit.errors import UserError
 from trainer.roleplay.config import GRPOSection
 
-#: Flag -> the key that it sets.
+#: Flag -> its config key.
 FLAGS = {
     "model_name": "policy.path",
     "model_name_or_path": "policy.path",
@@ -47,49 +47,50 @@ FLAGS = {
     "seed": "misc.seed",
     "report_to": "misc.trackers",
 }
-#: Rank of the adapters where `--use_lora` names none.
+#: Default rank of the adapters with `--use_lora`.
 LORA_R = 16
-#: Flags that mean several keys, or none alone.
+#: Flags that set several keys, or none alone.
 _COMPOSED = ("bf16", "use_lora", "use_cpu")
 
 
 def config_of(flags: Sequence[str]) -> dict[str, Any]:
-    """Flags -> what a config's YAML would hold. Raises UserError that names the flag."""
+    """Return the values of a config's YAML for these flags. Raises UserError that names the
+    flag."""
     data: dict[str, Any] = {"task": "roleplay"}
-    told = dict(_pairs(flags))
-    own = GRPOSection.model_fields.keys() - {"options"}
-    for name, value in told.items():
+    values = dict(_pairs(flags))
+    grpo_keys = GRPOSection.model_fields.keys() - {"options"}
+    for name, value in values.items():
         if name in _COMPOSED:
             continue
-        key = FLAGS.get(name) or (f"grpo.{name}" if name in own else f"grpo.options.{name}")
+        key = FLAGS.get(name) or (f"grpo.{name}" if name in grpo_keys else f"grpo.options.{name}")
         _put(data, key, value)
-    if "report_to" in told:
-        _put(data, "misc.trackers", _trackers(told["report_to"]))
-    _compose(data, told)
+    if "report_to" in values:
+        _put(data, "misc.trackers", _trackers(values["report_to"]))
+    _compose(data, values)
     return data
 
 
-def _compose(data: dict[str, Any], told: Mapping[str, Any]) -> None:
-    """What takes more than one flag, or sets more than one key."""
-    lora = _is_on("use_lora", told)
-    if lora and "lora_r" not in told:
+def _compose(data: dict[str, Any], values: Mapping[str, Any]) -> None:
+    """Set keys that depend on several flags, and flags that set several keys."""
+    lora = _is_on("use_lora", values)
+    if lora and "lora_r" not in values:
         _put(data, "policy.lora.r", LORA_R)
     if not lora:
-        given = [name for name in told if name.startswith("lora_")]
-        if given:
-            raise UserError(f"--{given[0]} needs --use_lora")
-        if _is_on("load_in_4bit", told):
-            raise UserError("--load_in_4bit freezes the weights: give --use_lora, too")
-    if _is_on("bf16", told):
+        lora_flags = [name for name in values if name.startswith("lora_")]
+        if lora_flags:
+            raise UserError(f"--{lora_flags[0]} requires --use_lora")
+        if _is_on("load_in_4bit", values):
+            raise UserError("--load_in_4bit freezes the weights. Add --use_lora")
+    if _is_on("bf16", values):
         _put(data, "misc.dtype", "bfloat16")
-        if lora:  # the weights that do not learn; those that do are float32
+        if lora:  # the frozen weights; trained ones are float32
             _put(data, "policy.weights_dtype", "bfloat16")
-    if _is_on("use_cpu", told):
+    if _is_on("use_cpu", values):
         _put(data, "misc.device", "cpu")
 
 
-def _is_on(name: str, told: Mapping[str, Any]) -> bool:
-    value = told.get(name, False)
+def _is_on(name: str, values: Mapping[str, Any]) -> bool:
+    value = values.get(name, False)
     if not isinstance(value, bool):
         raise UserError(f"--{name}: {value!r} is neither true nor false")
     return value
@@ -101,19 +102,19 @@ def _trackers(value: Any) -> list[str]:
 
 
 def _pairs(flags: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """(name, value) of each flag, whose value may follow behind `=`, or be left out for yes."""
-    left = list(flags)
-    while left:
-        word = left.pop(0)
+    """Yield (name, value) of each flag; the value may follow after `=`, or be left out for true."""
+    remaining = list(flags)
+    while remaining:
+        word = remaining.pop(0)
         if not word.startswith("--") or word == "--":
-            raise UserError(f"{word!r:.80}: a flag is wanted (--name value)")
+            raise UserError(f"{word!r:.80}: expected a flag (--name value)")
         name, equals, text = word[2:].partition("=")
         name = name.replace("-", "_")
         words = [text] if equals else []
-        while not equals and left and not left[0].startswith("--"):
-            words.append(left.pop(0))
-        for one in words:
-            refuse_password(one, f"--{name}", "name the address without it")
+        while not equals and remaining and not remaining[0].startswith("--"):
+            words.append(remaining.pop(0))
+        for value in words:
+            refuse_password(value, f"--{name}", "name the address without it")
         yield name, _value(words)
 
 
@@ -125,7 +126,7 @@ def _value(words: Sequence[str]) -> Any:
 
 
 def _read(word: str) -> Any:
-    """As YAML reads it; `2e-6`, which YAML 1.1 takes for a text, is a number here."""
+    """Parse a value as YAML; `2e-6`, which is a text in YAML 1.1, becomes a number."""
     try:
         value = yaml.safe_load(word)
     except yaml.YAMLError:

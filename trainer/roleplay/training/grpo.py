@@ -1,5 +1,7 @@
-"""TRL's GRPOTrainer with what it leaves out: exact resume in any epoch, whole checkpoints, figures
-of groups and of time. What is overridden is TRL 1.16's and transformers' own.
+"""TRL's GRPOTrainer with exact resume in any epoch, complete checkpoints, and stats of groups and
+time.
+
+The overridden methods are those of TRL 1.16 and transformers.
 """
 
 from __future__ import annotations
@@ -14,21 +16,23 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from trainer.roleplay.turn import Message
 from trainer.runs.checkpoints.checkpoint import (
+    CheckpointState,
     RandomState,
-    State,
     put_random_state,
     random_state,
 )
-from trainer.runs.checkpoints.sealed import SealedCheckpoints
+from trainer.runs.checkpoints.trl_checkpoints import TrlCheckpointMixin
 from trainer.runs.on_trl import learn_in_float32
 
 
-class RoleplayTrainer(SealedCheckpoints, GRPOTrainer):
-    """GRPOTrainer for a run's folder.
+class RoleplayTrainer(TrlCheckpointMixin, GRPOTrainer):
+    """GRPOTrainer for a run directory.
 
-    checkpoints: their folder. keep: how many stay. state_of: what state.json of a checkpoint says,
-    but its files. look: evaluates the policy after an update. epochs_done: whole passes over the
-    training turns before this process.
+    checkpoints: their folder.
+    keep: number of checkpoints to keep.
+    state_of: returns the state of a checkpoint, without its files.
+    evaluate_update: evaluates the policy after an update.
+    epochs_done: full passes over the training turns before this process.
     """
 
     def __init__(
@@ -36,19 +40,19 @@ class RoleplayTrainer(SealedCheckpoints, GRPOTrainer):
         *args: Any,
         checkpoints: Path,
         keep: int,
-        state_of: Callable[[int], State],
-        look: Callable[[int], dict[str, Any]],
+        state_of: Callable[[int], CheckpointState],
+        evaluate_update: Callable[[int], dict[str, Any]],
         epochs_done: int,
         **kwargs: Any,
     ) -> None:
         self.keep_in(checkpoints, keep, state_of)
-        self._look, self._epochs_done = look, epochs_done
-        #: Seconds since the last line of the log: of sampling, and of the rewards.
+        self._evaluate_update, self._epochs_done = evaluate_update, epochs_done
+        #: Seconds of sampling and of rewards since the last line of the log.
         self.seconds = {"rollout_s": 0.0, "reward_s": 0.0}
         #: Whether completions were sampled since then.
         self.sampled = False
-        #: Of the end of the last update, which a failing sampling moves on: random states, and
-        #: how many tokens were seen.
+        #: Random states and number of seen tokens at the end of the last update, which a failed
+        #: sampling would change.
         self.random: RandomState = {}
         self.tokens_seen = 0
         super().__init__(*args, **kwargs)
@@ -56,28 +60,31 @@ class RoleplayTrainer(SealedCheckpoints, GRPOTrainer):
 
     @property
     def policy(self) -> Any:
-        """The model that learns."""
+        """Return the trained model."""
         return self.model
 
     # -- data --------------------------------------------------------------------------------------
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:
-        """TRL's sampler shuffles anew in each epoch, and begins with the first in each process."""
+        """Return TRL's sampler in the state of the current epoch.
+
+        It shuffles again in each epoch, and starts with the first in each process.
+        """
         sampler = super()._get_train_sampler(dataset)
         if sampler.shuffle:
             for _ in range(self._epochs_done):
                 torch.randperm(sampler.num_samples, generator=sampler.generator)
         return sampler
 
-    # -- figures -----------------------------------------------------------------------------------
+    # -- stats -------------------------------------------------------------------------------------
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
-        begun, scored = time.monotonic(), self.seconds["reward_s"]
-        found = super()._generate_and_score_completions(inputs)
-        passed = time.monotonic() - begun
-        self.seconds["rollout_s"] += passed - (self.seconds["reward_s"] - scored)
+        started, reward_s_before = time.monotonic(), self.seconds["reward_s"]
+        outputs = super()._generate_and_score_completions(inputs)
+        elapsed = time.monotonic() - started
+        self.seconds["rollout_s"] += elapsed - (self.seconds["reward_s"] - reward_s_before)
         self.sampled = True
-        return found
+        return outputs
 
     def _calculate_rewards(
         self,
@@ -86,71 +93,73 @@ class RoleplayTrainer(SealedCheckpoints, GRPOTrainer):
         completions: Sequence[Any],
         completion_ids_list: Sequence[Sequence[int]],
     ) -> torch.Tensor:
-        """The rewards, [N, F] of all processes; notes which turn each completion is of."""
-        begun = time.monotonic()
-        found: torch.Tensor = super()._calculate_rewards(
+        """Return the rewards, [N, F] of all processes; log the turn of each completion."""
+        started = time.monotonic()
+        rewards_NF: torch.Tensor = super()._calculate_rewards(
             inputs, prompts, completions, completion_ids_list
         )
-        self.seconds["reward_s"] += time.monotonic() - begun
+        self.seconds["reward_s"] += time.monotonic() - started
         stops = {*self.eos_token_ids, self._tokenizer.pad_token_id}
-        ended = [bool(ids) and ids[-1] in stops for ids in completion_ids_list]
+        has_eos_flags = [bool(ids) and ids[-1] in stops for ids in completion_ids_list]
         self._log_completion_extra("id", [row["id"] for row in inputs])
         self._log_completion_extra("tokens", [len(ids) for ids in completion_ids_list])
-        self._log_completion_extra("finish_reason", ["eos" if e else "length" for e in ended])
-        rewards = (found * self.reward_weights.to(found.device)).nansum(dim=1)
+        self._log_completion_extra(
+            "finish_reason", ["eos" if has_eos else "length" for has_eos in has_eos_flags]
+        )
+        rewards = (rewards_NF * self.reward_weights.to(rewards_NF.device)).nansum(dim=1)
         groups = rewards.view(-1, self.num_generations)
         self._metrics["train"]["reward_group_std"].append(groups.std(dim=1).mean().item())
-        return found
+        return rewards_NF
 
     def completions(self) -> list[dict[str, Any]]:
-        """A line for each completion of the last sampling: of the dump."""
+        """Return a dump line for each completion of the last sampling."""
         logs: Any = self._logs
         size = len(logs["completion"])
         weights = dict(zip(self.reward_func_names, self.reward_weights.tolist(), strict=True))
         lines = []
-        for place in range(size):
-            rewards = {name: of[place] for name, of in logs["rewards"].items()}
+        for index in range(size):
+            rewards = {name: values[index] for name, values in logs["rewards"].items()}
             lines.append(
                 {
-                    **{name: of[place] for name, of in logs["extra"].items()},
-                    "group": place // int(self.num_generations or 1),
-                    "user": logs["prompt"][place][-1]["content"],
-                    "completion": logs["completion"][place][-1]["content"],
+                    **{name: values[index] for name, values in logs["extra"].items()},
+                    "group": index // int(self.num_generations or 1),
+                    "user": logs["prompt"][index][-1]["content"],
+                    "completion": logs["completion"][index][-1]["content"],
                     "reward": sum(weights[name] * value for name, value in rewards.items()),
                     "rewards": rewards,
-                    "advantage": logs["advantages"][place],
+                    "advantage": logs["advantages"][index],
                 }
             )
         return lines
 
     def take_seconds(self) -> dict[str, float]:
-        """Seconds since the last time that this was asked."""
-        taken = {key: round(value, 3) for key, value in self.seconds.items()}
+        """Return the seconds since the last call."""
+        rounded = {key: round(value, 3) for key, value in self.seconds.items()}
         self.seconds = dict.fromkeys(self.seconds, 0.0)
-        return taken
+        return rounded
 
     # -- evaluation and checkpoints ----------------------------------------------------------------
 
     def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
-        """Our evaluation in place of TRL's, which samples groups as in training."""
+        """Run our evaluation instead of TRL's, which samples groups as in training."""
         self.control.should_evaluate = False
-        return self._look(self.state.global_step)
+        return self._evaluate_update(self.state.global_step)
 
     def note_end(self) -> None:
-        """An update is done: where the next one begins."""
+        """Record the state at the end of an update."""
         self.random, self.tokens_seen = random_state(), self.state.num_input_tokens_seen
 
     def save_last_update(self) -> None:
-        """A checkpoint of the last whole update, whatever has been begun since."""
+        """Write a checkpoint of the last complete update."""
         self._save_checkpoint(self.model, None)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Of the last whole update."""
+        """Save the state of the last complete update."""
         if self.random:
             put_random_state(self.random)
             self.state.num_input_tokens_seen = self.tokens_seen
         super()._save_checkpoint(model, trial)
 
     def floating_point_ops(self, inputs: Any) -> int:
-        """Not counted: transformers reads the length of a batch that TRL's has not."""
+        """Return 0: transformers would read a length that TRL's batch does not have."""
         return 0

@@ -1,4 +1,4 @@
-"""The embedder that the rewards ask: a URL as it is, or a folder behind a process of our own."""
+"""The embedding server of the rewards: the config's URL, or a process started for a folder."""
 
 from __future__ import annotations
 
@@ -16,41 +16,41 @@ from pathlib import Path
 
 from scorekit.client import SyncScoringClient
 from scorekit.errors import ServiceUnreachable, UserError
-from scorekit.net.absence import TELL_AFTER_S, clock_time
+from scorekit.net.outage import TELL_AFTER_S, clock_time
 from scorekit.net.retry import Deadline
 from scorekit.processes import end_with_parent
 from trainer.roleplay.reward_config import RewardConfig
 from trainer.roleplay.similarity import OwnServer
 
-#: Seconds that a model may take to load, and a service to end by itself.
+#: Longest time in seconds to load a model, and for a service to end by itself.
 READY_S, STOP_S = 900.0, 15.0
-#: Seconds between the end of its connections and that of the process, at most.
+#: Longest time in seconds from the end of its connections to that of the process.
 _ENDS_S = 0.5
 messages = logging.getLogger(__name__)
 
 
 @contextmanager
 def embedder_of(cfg: RewardConfig, log: Path) -> Iterator[OwnServer | None]:
-    """A server for the folder that the section names: `python -m services.embedder`,
-    within, on a free port; it ends with this process, however that ends. None where the section
-    names a URL itself. log: what it writes.
+    """Run a server for the section's folder: `python -m services.embedder` on a free port.
 
-    Raises UserError where there is no such folder, or it does not get ready.
+    It ends with this process in any case. Yields None if the section names a URL.
+    log: the file of its output.
+    Raises UserError if the folder does not exist, or the server does not become ready.
     """
-    named = cfg.embedding_model
+    model = cfg.embedding_model
     if cfg.is_url:
         yield None
         return
-    if not Path(named).is_dir():
+    if not Path(model).is_dir():
         raise UserError(
-            f"reward.embedding_model: {named}: no such folder; name one of sentence-transformers' "
-            "form, or the URL of an embedder"
+            f"reward.embedding_model: {model}: no such folder. Name a sentence-transformers "
+            "folder, or the URL of an embedder"
         )
     log.parent.mkdir(parents=True, exist_ok=True)
-    process = _start(Path(named), log)
+    process = _start(Path(model), log)
     try:
-        url = _wait_ready(process, named, log)
-        yield OwnServer(url, lambda: _why_ended(process, log))
+        url = _wait_ready(process, model, log)
+        yield OwnServer(url, lambda: _exit_reason(process, log))
     finally:
         _end(process)
 
@@ -62,21 +62,19 @@ def _start(folder: Path, log: Path) -> subprocess.Popen[bytes]:
             [*command, "--host", "127.0.0.1", "--port", "0"],
             stdout=output,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # so that Ctrl-C reaches the run alone, which ends it in order
+            start_new_session=True,  # Ctrl-C then only reaches the run, which stops the server
             preexec_fn=end_with_parent(),
         )
 
 
-def _wait_ready(process: subprocess.Popen[bytes], named: str, log: Path) -> str:
-    """Its URL, once it answers."""
-    deadline, is_told = Deadline(READY_S), False
-    while deadline.left() and process.poll() is None:
-        if not is_told and READY_S - deadline.left() >= TELL_AFTER_S:
-            is_told, until = True, clock_time(deadline.left())
-            said = (
-                "reward.embedding_model: %s is being loaded: it is waited for until %s; its log: %s"
-            )
-            messages.warning(said, named, until, log)
+def _wait_ready(process: subprocess.Popen[bytes], model: str, log: Path) -> str:
+    """Return its URL when it answers."""
+    deadline, has_logged = Deadline(READY_S), False
+    while deadline.remaining_s() and process.poll() is None:
+        if not has_logged and READY_S - deadline.remaining_s() >= TELL_AFTER_S:
+            has_logged, until = True, clock_time(deadline.remaining_s())
+            message = "reward.embedding_model: %s is loading. The run waits until %s. Its log: %s"
+            messages.warning(message, model, until, log)
         url = _url_in(log)
         if url is None:
             time.sleep(0.05)
@@ -87,13 +85,13 @@ def _wait_ready(process: subprocess.Popen[bytes], named: str, log: Path) -> str:
                 return url
             except ServiceUnreachable:
                 continue
-    what = "does not get ready" if process.poll() is None else "ended"
-    raise UserError(f"reward.embedding_model: {named}: its embedder {what}; {_end_of(log)}")
+    state = "does not become ready" if process.poll() is None else "ended"
+    raise UserError(f"reward.embedding_model: {model}: its embedder {state}; {_end_of(log)}")
 
 
-def _why_ended(process: subprocess.Popen[bytes], log: Path) -> str | None:
+def _exit_reason(process: subprocess.Popen[bytes], log: Path) -> str | None:
     """Return why the embedder will not answer any more; None while it runs."""
-    with contextlib.suppress(subprocess.TimeoutExpired):  # it closes its port before it has ended
+    with contextlib.suppress(subprocess.TimeoutExpired):  # it closes its port before it ends
         return f"exit code {process.wait(_ENDS_S)}; {_end_of(log)}"
     return None
 
@@ -104,7 +102,7 @@ def _end_of(log: Path) -> str:
 
 
 def _url_in(log: Path) -> str | None:
-    """Where it listens, as it says itself."""
+    """Return its URL, which it writes to its log."""
     for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
         if '"listening"' in line:
             try:
@@ -115,7 +113,7 @@ def _url_in(log: Path) -> str | None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """SIGTERM, then SIGKILL to whatever is left of its session."""
+    """Send SIGTERM, then SIGKILL to the remaining processes of its session."""
     process.terminate()
     try:
         process.wait(STOP_S)

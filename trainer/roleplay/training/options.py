@@ -1,4 +1,4 @@
-"""TRL's GRPOConfig of a run's config, and how updates and samplings come out of it."""
+"""TRL's GRPOConfig from a run's config, and the resulting numbers of updates and samplings."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from scorekit.errors import UserError
 from trainer.roleplay.config import RoleplayConfig
 from trainer.runs.on_trl import OURS, trl_arguments
 
-#: Options of TRL that are not to be given, and what to set instead.
-_OURS = OURS | {
+#: Options of TRL that must not be set, and what to set instead.
+_OWN_OPTIONS = OURS | {
     "num_generations_eval": "eval: one reply a turn",
     "chat_template_kwargs": "chat.enable_thinking",
     "reward_weights": "reward.weights",
@@ -24,8 +24,11 @@ _OURS = OURS | {
 def grpo_arguments(
     cfg: RoleplayConfig, device: torch.device, reward_weights: Sequence[float], turns: int
 ) -> Any:
-    """TRL's `GRPOConfig`. turns: those to learn from. Raises UserError, also where nothing could be
-    learned from so few."""
+    """Return TRL's `GRPOConfig`.
+
+    turns: number of training turns.
+    Raises UserError, also if there are too few turns for a batch.
+    """
     from trl.trainer.grpo_config import GRPOConfig
 
     arguments = trl_arguments(
@@ -34,7 +37,7 @@ def grpo_arguments(
         cfg.grpo,
         cfg,
         device,
-        ours=_OURS,
+        reserved=_OWN_OPTIONS,
         reward_weights=list(reward_weights),
         chat_template_kwargs=cfg.chat.template_kwargs or None,
     )
@@ -43,20 +46,24 @@ def grpo_arguments(
 
 
 def updates_per_sampling(arguments: Any) -> int:
-    """Updates that one sampling of completions serves: a run is saved between two of them."""
+    """Return the number of updates for one sampling of completions: a run is saved between two."""
     passes = arguments.steps_per_generation * arguments.num_iterations
     return max(1, int(passes // arguments.gradient_accumulation_steps))
 
 
 def updates_per_epoch(arguments: Any, turns: int) -> int:
-    """Updates of a pass over so many turns; the rest, less than a sampling's, is left out of it."""
+    """Return the number of updates of a pass; a remainder, less than a sampling's turns, is left
+    out."""
     prompts = arguments.generation_batch_size // arguments.num_generations
     passes = turns // prompts * arguments.steps_per_generation * arguments.num_iterations
     return int(passes // arguments.gradient_accumulation_steps)
 
 
-def told_options(arguments: Any, stops: Sequence[str]) -> dict[str, Any]:
-    """What a run says of how it samples and learns. stops: tokens that end a reply."""
+def printed_options(arguments: Any, stops: Sequence[str]) -> dict[str, Any]:
+    """Return the sampling and training settings that a run prints.
+
+    stops: tokens that end a reply.
+    """
     names = (
         "loss_type",
         "beta",
@@ -80,26 +87,26 @@ def told_options(arguments: Any, stops: Sequence[str]) -> dict[str, Any]:
 
 
 def _check_rounds(cfg: RoleplayConfig, arguments: Any, turns: int) -> None:
-    """Raise UserError where a batch does not come out even, or no batch is full."""
+    """Raise UserError if batches do not divide evenly, or if no batch is full."""
     passes = arguments.steps_per_generation * arguments.num_iterations
     steps = arguments.gradient_accumulation_steps
     if passes % steps and steps % passes:
         raise UserError(
             f"grpo: steps_per_generation x num_iterations ({passes}) and "
-            f"gradient_accumulation_steps ({steps}) must divide each other: else an update would "
-            "learn from completions of two policies, and a checkpoint could not go on exactly"
+            f"gradient_accumulation_steps ({steps}) must divide each other. Otherwise an update "
+            "would use completions of two policies, and a resumed run would differ"
         )
     prompts = arguments.generation_batch_size // arguments.num_generations
     if turns < prompts:
         raise UserError(
-            f"data.train: {turns} turns are fewer than the {prompts} prompts of one batch: lower "
+            f"data.train: {turns} turns are fewer than the {prompts} prompts of one batch. Lower "
             "grpo.gradient_accumulation_steps or raise grpo.num_generations"
         )
     every, span = cfg.misc.save_every_n_updates, updates_per_sampling(arguments)
     if every % span or cfg.eval.eval_every_n_updates % span:
         raise UserError(
             f"misc.save_every_n_updates and eval.eval_every_n_updates must be multiples of {span}: "
-            "so many updates share one sampling (grpo.steps_per_generation)"
+            "this many updates share one sampling (grpo.steps_per_generation)"
         )
     if arguments.max_steps > 0 and arguments.max_steps % span:
         raise UserError(f"grpo.max_steps must be a multiple of {span} (grpo.steps_per_generation)")

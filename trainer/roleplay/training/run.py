@@ -1,4 +1,4 @@
-"""A role-play run: what is checked, loaded and opened, in which order."""
+"""A role-play run: check, load and open everything, then train."""
 
 from __future__ import annotations
 
@@ -25,21 +25,22 @@ from trainer.roleplay.calibration.anchors import FILE, read_calibration
 from trainer.roleplay.config import RoleplayConfig
 from trainer.roleplay.data import columns_of
 from trainer.roleplay.evaluation.evaluate import RoleplayReport, evaluate_policy, prompt_ids
-from trainer.roleplay.evaluation.figures import table
+from trainer.roleplay.evaluation.stats import table
 from trainer.roleplay.rendering import open_tokenizer
 from trainer.roleplay.rewards import REWARDS, configure, weights_of
 from trainer.roleplay.similarity import open_similarity
-from trainer.roleplay.training import before
+from trainer.roleplay.training import preflight
 from trainer.roleplay.training.echo import EchoWatch
 from trainer.roleplay.training.launcher import embedder_of
 from trainer.roleplay.training.options import (
     grpo_arguments,
-    told_options,
+    printed_options,
     updates_per_epoch,
     updates_per_sampling,
 )
 from trainer.roleplay.turn import RoleplayTurn
-from trainer.runs.checkpoints.checkpoint import State, read_state
+from trainer.runs.artifacts import Artifacts
+from trainer.runs.checkpoints.checkpoint import CheckpointState, read_state
 from trainer.runs.checkpoints.resume import (
     Origin,
     check_origin,
@@ -47,27 +48,27 @@ from trainer.runs.checkpoints.resume import (
     prompt_origin,
     weight_origin,
 )
-from trainer.runs.config import THE_SET
+from trainer.runs.cli import tables
+from trainer.runs.config import DEFAULT_EVAL_SET
 from trainer.runs.console import Console
-from trainer.runs.leaving import Leaving
 from trainer.runs.messages import messages
 from trainer.runs.on_trl import check_alone, one_device, trackers_folder
-from trainer.runs.outcome import Artifacts
-from trainer.runs.runlog import Dumped, RunLog, check_run_dir, open_run_dir, read_jsonl
+from trainer.runs.run_log import JsonlFile, RunLog, check_run_dir, open_run_dir, read_jsonl
+from trainer.runs.shutdown import ShutdownHandler
 from trainer.runs.trackers import check_trackers, track, tracking
-from trainer.runs.verbs import tables
 
 log = logging.getLogger(__name__)
 
 
 def run_roleplay(cfg: RoleplayConfig, *, resume: bool = False) -> Artifacts:
-    """Train, evaluate, log. Data, template, embedder and rewards are checked before weights load;
-    what an earlier run left is replaced behind that. Raises UserError on what the user can mend.
+    """Train, evaluate and log.
 
-    resume: go on with the run of misc.run_dir from its newest whole checkpoint; one that has none
-    yet starts anew in its place.
+    Data, template, embedder and rewards are checked before weights are loaded; an earlier run is
+    replaced after that. Raises UserError for whatever the user can fix.
+    resume: resume the run of misc.run_dir from its newest complete checkpoint; a run without one
+    starts again in its folder.
     """
-    with messages() as heard, ExitStack() as held:
+    with messages() as run_messages, ExitStack() as exit_stack:
         check_alone("role-play")
         check_trackers(cfg.misc.trackers)
         device = one_device(prepare_torch(cfg.misc.device, cfg.misc.threads), "role-play")
@@ -76,26 +77,26 @@ def run_roleplay(cfg: RoleplayConfig, *, resume: bool = False) -> Artifacts:
             check_run_dir(cfg, resume or None)
         folder = open_run_dir(cfg.misc)
         tokenizer = open_tokenizer(cfg)
-        train, held_out = before.read_turns(cfg, tokenizer)
+        train, held_out = preflight.read_turns(cfg, tokenizer)
         arguments = grpo_arguments(cfg, device, weights_of(cfg.reward), len(train))
-        run = Run(cfg, device, tokenizer, train, held_out, arguments, checkpoint)
+        run = RoleplayRun(cfg, device, tokenizer, train, held_out, arguments, checkpoint)
         if checkpoint is not None and run.is_done(run.done):
-            log.warning("%s has its %d updates: raise grpo.max_steps", folder, run.total)
+            log.warning("%s has its %d updates. Raise grpo.max_steps", folder, run.total)
             return run.artifacts(None, 0)
-        before.check_chat(cfg, tokenizer, train)
-        run.open_rewards(held, folder)
+        preflight.check_chat(cfg, tokenizer, train)
+        run.open_rewards(exit_stack, folder)
         run.load()
         runlog = RunLog(cfg, overwrite=resume or None, done=run.done if checkpoint else None)
-        heard.write_to(runlog.folder)
-        settings = run.arguments.to_dict() | run.told
+        run_messages.write_to(runlog.folder)
+        settings = run.arguments.to_dict() | run.settings
         write_atomic(folder / "grpo.json", json.dumps(settings, indent=1, default=str))
         if run.calibration is not None:
             shutil.copy(run.calibration, folder / FILE)
         return run.go(runlog)
 
 
-class Run:
-    """The parts of a run, as they are opened one after the other."""
+class RoleplayRun:
+    """The parts of a run, opened one after another."""
 
     def __init__(
         self,
@@ -117,7 +118,7 @@ class Run:
         self.reports = read_reports(folder, self.done) if checkpoint else []
         lines = read_jsonl(folder / "log.jsonl") if checkpoint else []
         self.echo = EchoWatch(
-            [report.figures for _, report in self.reports],
+            [report.stats for _, report in self.reports],
             [line for line in lines if line["update"] <= self.done],
         )
         self.origin = weight_origin(cfg.policy)
@@ -126,39 +127,39 @@ class Run:
             ("data.eval", cfg.data.eval, held_out),
         ):
             ids = prompt_ids(turns, tokenizer, cfg) if turns else []
-            told = [json.dumps(asdict(turn), ensure_ascii=False) for turn in turns]
-            self.origin |= prompt_origin(key, path, zip(told, ids, strict=True))
+            row_texts = [json.dumps(asdict(turn), ensure_ascii=False) for turn in turns]
+            self.origin |= prompt_origin(key, path, zip(row_texts, ids, strict=True))
         if checkpoint is not None:
             check_origin(self.origin, read_state(checkpoint))
         self.calibration: Path | None = None
-        self.leaving = Leaving()
+        self.shutdown = ShutdownHandler()
 
     def is_done(self, update: int) -> bool:
-        """Whether nothing is left to do behind an update."""
+        """Return whether nothing is left to do after an update."""
         evaluated = not self.held_out or self.total in dict(self.reports)
         return update >= self.total and evaluated
 
-    def open_rewards(self, held: ExitStack, folder: Path) -> None:
-        """The embedder, its calibration, and every reward function on two rows."""
+    def open_rewards(self, exit_stack: ExitStack, folder: Path) -> None:
+        """Open the embedder and its calibration, and run every reward function on two rows."""
         reward = self.cfg.reward
-        server = held.enter_context(embedder_of(reward, folder / "embedder.log"))
-        place = folder
-        if self.checkpoint is None:  # what stands in the folder is an earlier run's
-            place = Path(held.enter_context(tempfile.TemporaryDirectory()))
-            self.calibration = place / FILE
+        server = exit_stack.enter_context(embedder_of(reward, folder / "embedder.log"))
+        calibration_dir = folder
+        if self.checkpoint is None:  # files in the folder are those of an earlier run
+            calibration_dir = Path(exit_stack.enter_context(tempfile.TemporaryDirectory()))
+            self.calibration = calibration_dir / FILE
         else:
             check_origin(calibration_origin(folder), read_state(self.checkpoint))
         similarity = open_similarity(
-            reward, self.train, place, server=server, seed=self.cfg.misc.seed
+            reward, self.train, calibration_dir, server=server, seed=self.cfg.misc.seed
         )
-        held.enter_context(closing(similarity.embedder))
-        self.origin |= calibration_origin(place)
+        exit_stack.enter_context(closing(similarity.embedder))
+        self.origin |= calibration_origin(calibration_dir)
         configure(reward, similarity, self.tokenizer.all_special_tokens)
-        means = before.try_rewards(self.train)
+        means = preflight.try_rewards(self.train)
         log.info("rewards on two rows: %s", means)
 
     def load(self) -> None:
-        """The policy, and TRL's trainer around it."""
+        """Load the policy, and create TRL's trainer."""
         from datasets import Dataset
         from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
@@ -168,7 +169,7 @@ class Run:
         bare = cfg.policy.model_copy(update={"lora": LoraConfig(), "gradient_checkpointing": False})
         model, _ = load_policy(bare, self.device)
         stops = self.tokenizer.convert_ids_to_tokens(stop_token_ids(model, self.tokenizer))
-        self.told = told_options(self.arguments, stops)
+        self.settings = printed_options(self.arguments, stops)
         try:
             self.trainer = RoleplayTrainer(
                 model=model,
@@ -180,7 +181,7 @@ class Run:
                 checkpoints=Path(cfg.misc.run_dir) / "checkpoints",
                 keep=cfg.misc.keep_checkpoints,
                 state_of=self.state,
-                look=self.look,
+                evaluate_update=self.evaluate_update,
                 epochs_done=self.done // self.epoch,
             )
         except (ImportError, ConnectionError) as error:  # vLLM, or another of TRL's helpers
@@ -190,27 +191,31 @@ class Run:
             trainer.remove_callback(callback)
 
     def go(self, runlog: RunLog) -> Artifacts:
-        """All updates, with evaluations before, between and after."""
+        """Run all updates, with evaluations before, between and after."""
         from accelerate import Accelerator
 
         from trainer.roleplay.training.callback import RunCallback
 
         cfg, self.log = self.cfg, runlog
-        columns, few = tables.columns(table())
+        columns, narrow_titles = tables.columns(table())
         self.accelerator = Accelerator(
             log_with=cfg.misc.trackers or None, project_dir=trackers_folder(cfg)
         )
-        going_on = self.done if self.checkpoint else None
-        fault: ScorekitError | None = None
+        resumed_update = self.done if self.checkpoint else None
+        failure: ScorekitError | None = None
         with (
-            self.leaving,
-            tracking(self.accelerator, cfg.model_dump(mode="json"), going_on),
-            Console(columns, few, self.total, self.done, verbose=cfg.misc.verbose) as self.console,
+            self.shutdown,
+            tracking(self.accelerator, cfg.model_dump(mode="json"), resumed_update),
+            Console(
+                columns, narrow_titles, self.total, self.done, verbose=cfg.misc.verbose
+            ) as self.console,
         ):
-            self.console.say(", ".join(f"{key} {value}" for key, value in self.told.items()))
+            self.console.print_line(
+                ", ".join(f"{key} {value}" for key, value in self.settings.items())
+            )
             span = updates_per_sampling(self.arguments)
             callback = RunCallback(
-                cfg, runlog, self.leaving, self.console, span, self.begin, self.echo
+                cfg, runlog, self.shutdown, self.console, span, self.begin, self.echo
             )
             callback.trainer, callback.accelerator = self.trainer, self.accelerator
             callback.last = self.done
@@ -218,38 +223,43 @@ class Run:
             trainer.add_callback(callback)
             try:
                 self.learn()
-            except ScorekitError as error:  # a reward cannot be had: what was learned is kept
-                fault = error
+            except ScorekitError as error:  # no reward is available: save what was trained
+                failure = error
                 update = self.trainer.state.global_step
                 if update > self.done and self.trainer.saved != self.folder_of(update):
                     self.trainer.save_last_update()
-        return self.ended(fault)
+        return self.finish(failure)
 
     def learn(self) -> None:
-        """TRL's loop, which calls `begin` once weights and states are those of the checkpoint."""
-        going_from = str(self.checkpoint) if self.checkpoint else None
+        """Run TRL's loop, which calls `begin` when weights and states of the checkpoint are
+        loaded."""
+        checkpoint = str(self.checkpoint) if self.checkpoint else None
         if self.done < self.total:
-            self.trainer.train(resume_from_checkpoint=going_from)
+            self.trainer.train(resume_from_checkpoint=checkpoint)
             return
         trainer: Any = self.trainer
-        trainer._load_from_checkpoint(going_from)  # only its evaluation is missing
+        trainer._load_from_checkpoint(checkpoint)  # only its evaluation is missing
         self.begin()
 
     def begin(self) -> None:
-        """What is looked at with the policy in place: how its replies end, and its start."""
+        """Check how replies end, and evaluate the start."""
         if not self.checkpoint:
-            ratio = before.sampled_ratio(
+            ratio = preflight.sampled_ratio(
                 self.train, self.trainer.policy, self.tokenizer, self.cfg, self.device
             )
             if ratio is not None:
-                self.console.say(f"sampled before the first update: clipped_ratio {ratio:.2f}")
-        every = self.cfg.eval.eval_every_n_updates
-        due = self.done in (0, self.total) or (every > 0 and self.done % every == 0)
-        if due and self.done not in dict(self.reports):
-            self.look(self.done)
+                self.console.print_line(
+                    f"sampled before the first update: clipped_ratio {ratio:.2f}"
+                )
+        eval_interval = self.cfg.eval.eval_every_n_updates
+        is_due = self.done in (0, self.total) or (
+            eval_interval > 0 and self.done % eval_interval == 0
+        )
+        if is_due and self.done not in dict(self.reports):
+            self.evaluate_update(self.done)
 
-    def look(self, update: int) -> dict[str, Any]:
-        """An evaluation, logged and dumped; {} without held-out turns."""
+    def evaluate_update(self, update: int) -> dict[str, Any]:
+        """Evaluate, log and dump; {} without held-out turns."""
         if not self.held_out:
             return {}
         report = evaluate_policy(
@@ -260,32 +270,39 @@ class Run:
             self.device,
             kl=self.cfg.eval.kl,
         )
-        line = {"update": update, "set": THE_SET, "decides": True} | report.figures
+        line = {"update": update, "set": DEFAULT_EVAL_SET, "decides": True} | report.stats
         report.examples = self.log.write_evaluation(line, report.examples)
-        track(self.accelerator, "eval", report.figures, update)
-        self.console.say(tables.evaluation_line(table(), update, report.figures))
-        self.echo.add_evaluation(update, report.figures)
-        best = is_best(report.rating, [of.rating for at, of in self.reports if at > 0])
+        track(self.accelerator, "eval", report.stats, update)
+        self.console.print_line(tables.evaluation_line(table(), update, report.stats))
+        self.echo.add_evaluation(update, report.stats)
+        is_new_best = is_best(
+            report.rating,
+            [
+                earlier_report.rating
+                for eval_update, earlier_report in self.reports
+                if eval_update > 0
+            ],
+        )
         self.reports.append((update, report))
-        every = self.cfg.misc.save_every_n_updates
-        if update and ((every and best) or self.leaving.asked):
+        save_interval = self.cfg.misc.save_every_n_updates
+        if update and ((save_interval and is_new_best) or self.shutdown.signal_number):
             self.trainer.control.should_save = True
-        if self.leaving.asked:
+        if self.shutdown.signal_number:
             self.trainer.control.should_training_stop = True
-        return {f"eval_{key}": value for key, value in report.figures.items()}
+        return {f"eval_{key}": value for key, value in report.stats.items()}
 
     def folder_of(self, update: int) -> Path:
-        """Of its checkpoint."""
+        """Return the folder of a checkpoint."""
         return Path(self.cfg.misc.run_dir) / "checkpoints" / f"step-{update:06d}"
 
-    def state(self, update: int) -> State:
-        """What a checkpoint says of the run."""
+    def state(self, update: int) -> CheckpointState:
+        """Return the checkpoint state of the run."""
         self.log.sync()
         prompts = self.arguments.generation_batch_size // self.arguments.num_generations
         seen = update // updates_per_sampling(self.arguments) * prompts
         report = dict(self.reports).get(update)
         scheduler: Any = self.trainer.lr_scheduler
-        return State(
+        return CheckpointState(
             update,
             config=self.cfg.model_dump(mode="json"),
             prompts_seen=seen,
@@ -294,39 +311,43 @@ class Run:
             origin=self.origin,
         )
 
-    def ended(self, fault: ScorekitError | None) -> Artifacts:
-        """What has become of the run."""
-        update, asked = self.trainer.state.global_step, self.leaving.asked
-        kept = f"update {update}" if self.trainer.saved or self.checkpoint else "no update yet"
-        stopped, code = None, 0
-        if fault is not None:
-            stopped, code = f"{fault}; after {kept}: go on with --resume", 3
-        elif asked and not self.is_done(update):
-            stopped = f"{signal.Signals(asked).name} after {kept}: go on with --resume"
-            code = 128 + asked
-        if stopped:
-            log.warning("the run ends: %s", stopped)
-        return self.artifacts(stopped, code)
+    def finish(self, failure: ScorekitError | None) -> Artifacts:
+        """Return the artifacts of a finished or stopped run."""
+        update, signal_number = self.trainer.state.global_step, self.shutdown.signal_number
+        saved_state = (
+            f"update {update}" if self.trainer.saved or self.checkpoint else "no update yet"
+        )
+        stop_reason, code = None, 0
+        if failure is not None:
+            stop_reason, code = f"{failure}; after {saved_state}: resume with --resume", 3
+        elif signal_number and not self.is_done(update):
+            stop_reason = (
+                f"{signal.Signals(signal_number).name} after {saved_state}: resume with --resume"
+            )
+            code = 128 + signal_number
+        if stop_reason:
+            log.warning("the run ends: %s", stop_reason)
+        return self.artifacts(stop_reason, code)
 
-    def artifacts(self, stopped: str | None, code: int) -> Artifacts:
-        """For the command."""
+    def artifacts(self, stop_reason: str | None, code: int) -> Artifacts:
+        """Return the artifacts for the command."""
         folder = Path(self.cfg.misc.run_dir)
-        saved = getattr(self, "trainer", None) and self.trainer.saved
+        checkpoint = getattr(self, "trainer", None) and self.trainer.saved
         updates = read_jsonl(folder / "log.jsonl")
-        sets = {THE_SET: self.reports} if self.reports else {}
+        sets = {DEFAULT_EVAL_SET: self.reports} if self.reports else {}
         return Artifacts(
             folder,
-            saved or self.checkpoint,
+            checkpoint or self.checkpoint,
             updates,
             self.reports,
             sets,
-            stopped,
+            stop_reason,
             exit_code=code,
         )
 
 
 def _adapters(cfg: RoleplayConfig) -> Any:
-    """peft's config; None where every weight learns."""
+    """Return peft's config; None if every weight is trained."""
     if not cfg.policy.lora.r:
         return None
     from peft import LoraConfig as PeftLora
@@ -341,27 +362,31 @@ def _adapters(cfg: RoleplayConfig) -> Any:
 
 
 def calibration_origin(folder: Path) -> Origin:
-    """What a run scores by. Raises UserError where its calibration is gone, or is none."""
+    """Return the digest of the calibration. Raises UserError if it is missing or invalid."""
     path = folder / FILE
     if not path.is_file():
-        raise UserError(f"{path} is missing: put the one back that the run began with")
+        raise UserError(f"{path} is missing. Restore the file that the run started with")
     content = read_calibration(path).model_dump_json().encode()
     digest = hashlib.blake2b(content, digest_size=16).hexdigest()
     return {"reward.calibration": {"path": FILE, "digest": digest}}
 
 
 def is_best(rating: float | None, earlier: Sequence[float | None]) -> bool:
-    """Return whether an evaluation is at least as good as all before it. One without a rating is
-    neither good nor bad."""
-    return rating is not None and all(one is None or rating >= one for one in earlier)
+    """Return whether an evaluation is at least as good as all earlier ones.
+
+    An evaluation without a rating does not count.
+    """
+    return rating is not None and all(
+        earlier_rating is None or rating >= earlier_rating for earlier_rating in earlier
+    )
 
 
 def read_reports(folder: Path, done: int) -> list[tuple[int, RoleplayReport]]:
-    """Those of a run's eval.jsonl up to an update."""
-    found = []
+    """Return the reports of a run's eval.jsonl up to an update."""
+    reports = []
     for line in read_jsonl(folder / "eval.jsonl"):
         if line["update"] <= done:
-            figures = {k: v for k, v in line.items() if k not in ("update", "set", "decides")}
-            report = RoleplayReport(figures, Dumped(folder / line["completions"]))
-            found.append((line["update"], report))
-    return found
+            stats = {k: v for k, v in line.items() if k not in ("update", "set", "decides")}
+            report = RoleplayReport(stats, JsonlFile(folder / line["completions"]))
+            reports.append((line["update"], report))
+    return reports

@@ -1,1 +1,1 @@
-"""Checkpoints of a run: written, found again, gone on with, given away."""
+"""Checkpoints of a run: saving, finding, resuming and exporting them."""

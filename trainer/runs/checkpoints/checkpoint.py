@@ -1,14 +1,14 @@
-"""Checkpoints: a plain Hugging Face folder of the policy, with what a run needs to go on beside.
+"""Checkpoints: a Hugging Face folder of the policy, with the files that a run needs to resume.
 
     step-000020/
         model.safetensors, config.json, tokenizer.json, ...    load with `from_pretrained`
-        adapter_model.safetensors, adapter_config.json         in place of the model, with LoRA
+        adapter_model.safetensors, adapter_config.json         instead of the model, with LoRA
         optimizer.pt        AdamW's state
         random.pt           random states, one entry for each process
         state.json          see `State`; with size and digest of every other file
 
-A folder appears under its name all at once: it is written beside, synced to disk, and renamed.
-Nothing is unpickled but tensors and plain numbers.
+A folder appears under its name only when it is complete: it is written under another name, synced
+to disk, and renamed. Only tensors and plain numbers are unpickled.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ import torch
 from scorekit.digest import digest_files
 from scorekit.errors import UserError
 from scorekit.files import remove_folder, replacing_folder
-from trainer.rl.policy import model_class, takes_images, without_wrappers
+from trainer.rl.policy import model_class, takes_images, unwrap_peft
 from trainer.rl.tokenizer_files import save_tokenizer
-from trainer.runs.config import THE_SET
+from trainer.runs.config import DEFAULT_EVAL_SET
 
 log = logging.getLogger(__name__)
 
@@ -38,15 +38,18 @@ RandomState = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class State:
-    """What state.json says of a run after `update` updates.
+class CheckpointState:
+    """The contents of state.json after `update` updates.
 
-    prompts_seen: position in the shuffled passes over the training prompts. learning_rate: of the
-    last update. reward: mean reward on the held-out examples after this update (None: there was no
-    evaluation, or one that scored too few of them). rated_by: the evaluation set that it is of.
-    origin: paths and digests of what the run is made of, the reference policy among it
-    (trainer/runs/checkpoints/resume.py). versions: of transformers and torch. files: name ->
-    [bytes, digest].
+    prompts_seen: position in the shuffled passes over the training prompts.
+    learning_rate: of the last update.
+    reward: mean reward on the held-out examples after this update (None: there was no evaluation,
+    or one that scored too few of them).
+    rated_by: the evaluation set of this reward.
+    origin: paths and digests of the run's inputs, with the reference policy
+    (trainer/runs/checkpoints/resume.py).
+    versions: of transformers and torch.
+    files: name -> [bytes, digest].
     """
 
     update: int
@@ -54,7 +57,7 @@ class State:
     prompts_seen: int = 0
     learning_rate: float | None = None
     reward: float | None = None
-    rated_by: str = THE_SET
+    rated_by: str = DEFAULT_EVAL_SET
     origin: dict[str, dict[str, str | None]] = field(default_factory=dict)
     processes: int = 1
     versions: dict[str, str] = field(default_factory=dict)
@@ -66,31 +69,34 @@ def save_checkpoint(
     model: Any,
     tokenizer: Any,
     optimizer_state: Mapping[str, Any],
-    state: State,
+    state: CheckpointState,
     *,
     weights: Mapping[str, torch.Tensor] | None = None,
     random_states: Sequence[RandomState] = (),
 ) -> Path:
-    """Write `folder`, replacing what stands there. Returns it.
+    """Write `folder`, and replace an existing one. Returns it.
 
-    weights: the model's, where they are gathered from several processes. Raises OSError, with the
-    folder's name, where there is no room.
+    weights: the model's, if they are gathered from several processes.
+    Raises OSError, with the folder's name, if the disk is full.
     """
     with replacing_folder(folder) as partial:
         model.save_pretrained(partial, **({} if weights is None else {"state_dict": weights}))
-        save_readers(model, tokenizer, partial)
+        save_processors(model, tokenizer, partial)
         for name, saved in (("optimizer", dict(optimizer_state)), ("random", list(random_states))):
-            with (partial / f"{name}.pt").open("wb") as file:  # by itself torch hides a full disk
+            with (partial / f"{name}.pt").open("wb") as file:  # torch's own open hides a full disk
                 torch.save(saved, file)
-        seal_checkpoint(partial, state)
+        finalize_checkpoint(partial, state)
     return folder
 
 
-def save_readers(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Save what reads for a policy: its tokenizer, and where it sees, its image processor as that
-    stands where the model was loaded from (some have none: they are trained on texts alone)."""
+def save_processors(model: Any, tokenizer: Any, folder: Path) -> None:
+    """Save the tokenizer of a policy, and its image processor if it reads images.
+
+    The image processor is copied from the folder of the loaded model; some have none, because they
+    are trained on texts only.
+    """
     save_tokenizer(tokenizer, folder)
-    bare = without_wrappers(model)
+    bare = unwrap_peft(model)
     if not takes_images(bare):
         return
     from transformers import AutoImageProcessor
@@ -99,36 +105,42 @@ def save_readers(model: Any, tokenizer: Any, folder: Path) -> None:
         AutoImageProcessor.from_pretrained(bare.config.name_or_path).save_pretrained(folder)
 
 
-def seal_checkpoint(partial: Path, state: State) -> None:
-    """Write state.json beside the files of a checkpoint that has no name yet."""
+def finalize_checkpoint(partial: Path, state: CheckpointState) -> None:
+    """Write state.json next to the files of a checkpoint that does not have its final name yet."""
     names = sorted(str(path.relative_to(partial)) for path in _files(partial))
     files = {n: [(partial / n).stat().st_size, digest_files([partial / n])] for n in names}
-    said = asdict(state) | {"versions": versions(), "files": files}
-    (partial / "state.json").write_text(json.dumps(said, indent=1), encoding="utf-8")
+    contents = asdict(state) | {"versions": versions(), "files": files}
+    (partial / "state.json").write_text(json.dumps(contents, indent=1), encoding="utf-8")
 
 
-def read_state(folder: Path) -> State:
-    """What state.json says. Raises UserError where `folder` is no checkpoint."""
+def read_state(folder: Path) -> CheckpointState:
+    """Return the contents of state.json. Raises UserError if `folder` is no checkpoint."""
     try:
-        said = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-        return State(**{f.name: said[f.name] for f in fields(State) if f.name in said})
+        contents = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+        return CheckpointState(
+            **{f.name: contents[f.name] for f in fields(CheckpointState) if f.name in contents}
+        )
     except (OSError, ValueError, TypeError):
         raise UserError(
-            f"{folder}: not a checkpoint of the trainer (no state.json, or not a whole one)"
+            f"{folder}: not a checkpoint of the trainer (no state.json, or an incomplete one)"
         ) from None
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints in a run's folder `checkpoints`, whole or torn, the newest first."""
+    """Return the checkpoints in a run's folder `checkpoints`, also incomplete ones, newest
+    first."""
     return sorted((path for path in folder.glob("step-*") if path.is_dir()), reverse=True)
 
 
-def fault_of(folder: Path, *, read: bool = True) -> str | None:
-    """Why a checkpoint is not whole; None if it is. read: hold the contents against the digests."""
+def damage_reason(folder: Path, *, read: bool = True) -> str | None:
+    """Return the reason why a checkpoint is incomplete; None if it is complete.
+
+    read: compare the contents with the digests.
+    """
     try:
         files = read_state(folder).files
     except UserError:
-        return "no state.json, or not a whole one"
+        return "no state.json, or an incomplete one"
     for name, (size, digest) in files.items():
         path = folder / name
         if not path.is_file():
@@ -136,30 +148,32 @@ def fault_of(folder: Path, *, read: bool = True) -> str | None:
         if path.stat().st_size != size:
             return f"{name} has {path.stat().st_size} bytes, not {size}"
         if read and digest_files([path]) != digest:
-            return f"{name} has another content than was saved"
+            return f"{name} has other contents than were saved"
     return None
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    """The newest whole checkpoint; a torn one is told and passed over."""
+    """Return the newest complete checkpoint; log a warning for each incomplete one."""
     for path in checkpoints(folder):
-        fault = fault_of(path)
-        if fault is None:
+        reason = damage_reason(path)
+        if reason is None:
             return path
-        log.warning("%s is passed over: %s", path, fault)
+        log.warning("%s is skipped: %s", path, reason)
     return None
 
 
 def best_checkpoint(folder: Path) -> Path | None:
-    """That with the highest held-out reward (the newest of equals), of those rated by the set that
-    the newest is rated by; None where none has one."""
+    """Return the checkpoint with the highest held-out reward (the newest of equal ones).
+
+    Only checkpoints that are rated by the newest one's evaluation set count; None without any.
+    """
     return max(_rated(folder), key=lambda pair: (pair[0], pair[1].name), default=(0, None))[1]
 
 
 def _rated(folder: Path) -> Iterator[tuple[float, Path]]:
     rated_by = None
     for path in checkpoints(folder):
-        if fault_of(path, read=False) is None:
+        if damage_reason(path, read=False) is None:
             state = read_state(path)
             if state.reward is not None and rated_by in (None, state.rated_by):
                 rated_by = state.rated_by
@@ -167,34 +181,34 @@ def _rated(folder: Path) -> Iterator[tuple[float, Path]]:
 
 
 def prune_checkpoints(folder: Path, keep: int) -> None:
-    """Leave the newest `keep` whole ones and the best; torn ones go, too."""
-    whole = [path for path in checkpoints(folder) if fault_of(path, read=False) is None]
-    kept = {*whole[:keep], best_checkpoint(folder)}
+    """Remove all but the newest `keep` complete checkpoints and the best; incomplete ones, too."""
+    complete = [path for path in checkpoints(folder) if damage_reason(path, read=False) is None]
+    retained = {*complete[:keep], best_checkpoint(folder)}
     for path in checkpoints(folder):
-        if path not in kept:
+        if path not in retained:
             remove_folder(path)
 
 
-def load_checkpoint(folder: Path, model: Any) -> State:
-    """Put the saved weights into `model`.
+def load_checkpoint(folder: Path, model: Any) -> CheckpointState:
+    """Load the saved weights into `model`.
 
-    Raises UserError where `folder` is no checkpoint, or cannot be read by these versions.
+    Raises UserError if `folder` is no checkpoint, or cannot be read by the installed versions.
     """
     state = read_state(folder)
     try:
         _load_weights(folder, model)
-    except Exception as error:  # transformers raises half a dozen kinds
+    except Exception as error:  # transformers raises many types
         raise UserError(f"{folder}: {cannot_load(state, error)}") from None
     return state
 
 
 def load_optimizer_state(folder: Path) -> dict[str, Any]:
-    """The optimiser's state as it was saved, on the CPU. Raises UserError."""
+    """Return the saved state of the optimizer, on the CPU. Raises UserError."""
     try:
         saved: dict[str, Any] = torch.load(
             folder / "optimizer.pt", map_location="cpu", weights_only=True
         )
-    except Exception as error:  # torch raises as many
+    except Exception as error:  # torch raises many types
         raise UserError(f"{folder}: {cannot_load(read_state(folder), error)}") from None
     return saved
 
@@ -218,8 +232,8 @@ def _load_weights(folder: Path, model: Any) -> None:
     model.load_state_dict(saved.state_dict())
 
 
-def cannot_load(state: State, error: Exception) -> str:
-    """Why, in one line, with the versions if they differ."""
+def cannot_load(state: CheckpointState, error: Exception) -> str:
+    """Return the reason in one line, with the versions if they differ."""
     lines = str(error).strip().splitlines()
     now, then = versions(), state.versions
     differ = [f"{k} {then.get(k)} saved it, this is {now[k]}" for k in now if now[k] != then.get(k)]
@@ -227,14 +241,14 @@ def cannot_load(state: State, error: Exception) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of what writes and reads the weights."""
+    """Return the versions of the libraries that write and read the weights."""
     import transformers
 
     return {"transformers": transformers.__version__, "torch": str(torch.__version__)}
 
 
 def random_state() -> RandomState:
-    """Of this process: torch on CPU and GPU, Python, numpy."""
+    """Return the random state of this process: torch on CPU and GPU, Python, numpy."""
     state: Any = np.random.get_state()
     kind, keys, position, has_gauss, gauss = state
     return {
@@ -246,32 +260,32 @@ def random_state() -> RandomState:
 
 
 def set_random_state(folder: Path, rank: int) -> None:
-    """Put back what process `rank` had; nothing where it had not been there."""
+    """Restore the random state of process `rank`; nothing happens if it did not exist then."""
     states = torch.load(folder / "random.pt", map_location="cpu", weights_only=True)
     if rank < len(states):
         put_random_state(states[rank])
 
 
 def put_random_state(state: RandomState) -> None:
-    """Go on with what `random_state` gave."""
+    """Restore a result of `random_state`."""
     torch.set_rng_state(state["torch"])
     if len(state["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(state["cuda"])
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
-    kind, keys, *rest = state["numpy"]
-    np.random.set_state((kind, keys.numpy().astype("uint32"), *rest))
+    kind, keys, *gauss_state = state["numpy"]
+    np.random.set_state((kind, keys.numpy().astype("uint32"), *gauss_state))
 
 
 def weights_digest(path: str, revision: str | None) -> str:
-    """Digest of a model's weights and config, from its folder or the hub's local copy."""
+    """Return a digest of a model's weights and config, from its folder or the hub's local copy."""
     folder = model_folder(path, revision)
     patterns = ("config.json", "*.safetensors", "*.safetensors.index.json", "pytorch_model*")
     return digest_files(p for pattern in patterns for p in folder.glob(pattern))
 
 
 def model_folder(path: str, revision: str | None = None) -> Path:
-    """Where a model's files lie: its folder, or the hub's local copy. Raises UserError."""
+    """Return the folder of a model's files: its own, or the hub's local copy. Raises UserError."""
     if Path(path).is_dir():
         return Path(path)
     from transformers.utils.hub import cached_file

@@ -1,4 +1,4 @@
-"""When a run is saved, and with what; and how that is put back."""
+"""Save and load the checkpoints of a run."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from trainer.rl.policy import unwrapped
+from trainer.rl.distributed import DistributedContext
+from trainer.rl.policy import unwrap_distributed
 from trainer.rl.update import learning_rate
-from trainer.rl.world import World
 from trainer.runs.checkpoints.checkpoint import (
-    State,
+    CheckpointState,
     load_checkpoint,
     load_optimizer_state,
     prune_checkpoints,
@@ -28,8 +28,10 @@ log = logging.getLogger(__name__)
 
 
 class Evaluated(Protocol):
-    """What is known of an evaluation. rating: by which the best checkpoint is chosen, higher is
-    better; None where it does not compare. reward_coverage: share of its `samples` with a reward.
+    """The stats of an evaluation that a checkpoint needs.
+
+    rating: by which the best checkpoint is chosen, higher is better; None if it is not comparable.
+    reward_coverage: share of its `samples` with a reward.
     """
 
     @property
@@ -43,14 +45,15 @@ class Evaluated(Protocol):
 
 
 class Saver:
-    """The checkpoints of a run that is made of `origin`."""
+    """Saves and loads the checkpoints of a run with this `origin`."""
 
-    def __init__(self, cfg: RunConfig, world: World, origin: Origin) -> None:
+    def __init__(self, cfg: RunConfig, world: DistributedContext, origin: Origin) -> None:
         self.cfg, self.world, self.origin = cfg, world, origin
         self.folder = Path(cfg.misc.run_dir) / "checkpoints"
 
     def is_due(self, update: int, reports: Sequence[tuple[int, Evaluated]]) -> bool:
-        """Each save_every_n_updates, and where an evaluation is the best so far."""
+        """Return whether to save: each save_every_n_updates, and if an evaluation is the best so
+        far."""
         every = self.cfg.misc.save_every_n_updates
         rated = {u: r.rating for u, r in reports if u > 0 and r.rating is not None}
         is_best = update in rated and rated[update] >= max(rated.values())
@@ -64,19 +67,21 @@ class Saver:
         tokenizer: Any,
         optimizer: Any,
     ) -> Path:
-        """A checkpoint after `update` updates; every process has to call it. report: of the set
-        that the best checkpoint is chosen by, where it was evaluated."""
+        """Write a checkpoint after `update` updates; every process has to call it.
+
+        report: of the set that the best checkpoint is chosen by, if it was evaluated.
+        """
         rl = self.cfg.rl
         reward = report.rating if report else None
         if report and reward is None and self.world.is_main:
             log.warning(
-                "step %d is no candidate for the best checkpoint: its evaluation scored %.0f %% of "
-                "%d examples, and means over others do not compare",
+                "step %d cannot be the best checkpoint: its evaluation scored %.0f %% of %d "
+                "examples, and its mean is not comparable",
                 update,
                 100 * report.reward_coverage,
                 report.samples,
             )
-        state = State(
+        state = CheckpointState(
             update,
             config=self.cfg.model_dump(mode="json"),
             prompts_seen=update * rl.batch_size * rl.grad_accum,
@@ -86,13 +91,13 @@ class Saver:
             origin=self.origin,
             processes=self.world.size,
         )
-        weights, optimizer_state = self.world.whole_states(model, optimizer)
+        weights, optimizer_state = self.world.full_state_dicts(model, optimizer)
         random_states = self.world.gather([random_state()])
         path = self.folder / f"step-{update:06d}"
         if self.world.is_main:
             save_checkpoint(
                 path,
-                unwrapped(model),
+                unwrap_distributed(model),
                 tokenizer,
                 optimizer_state,
                 state,
@@ -104,22 +109,25 @@ class Saver:
         return path
 
     def load_weights(self, checkpoint: Path, model: nn.Module) -> int:
-        """Into a model that is not yet spread over processes. Returns the updates behind them.
-        Raises UserError where the run would go on with something else than it began with."""
+        """Load weights into a model that is not distributed yet, and return the number of updates
+        done.
+
+        Raises UserError if the run would be resumed with other inputs than it started with.
+        """
         state = load_checkpoint(checkpoint, model)
         check_origin(self.origin, state)
         if not self.world.is_main:
             return state.update
         if state.processes != self.world.size:
             log.warning(
-                "the run had %d processes and has %d now: its samples will be others",
+                "the run had %d processes and has %d now. Its samples will differ.",
                 state.processes,
                 self.world.size,
             )
-        log.warning("%s goes on after update %d", self.cfg.misc.run_dir, state.update)
+        log.warning("%s is resumed after update %d", self.cfg.misc.run_dir, state.update)
         return state.update
 
     def load_rest(self, checkpoint: Path, model: nn.Module, optimizer: Any) -> None:
-        """The optimiser's state and the random states."""
+        """Load the optimizer's state and the random states."""
         self.world.load_optimizer(model, optimizer, load_optimizer_state(checkpoint))
         set_random_state(checkpoint, self.world.rank)

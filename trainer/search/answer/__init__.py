@@ -1,1 +1,1 @@
-"""From evidence to an answer and its verdict, and what they cost."""
+"""Answer questions from evidence, judge the answers, and track the cost."""

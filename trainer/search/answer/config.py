@@ -10,14 +10,14 @@ from scorekit.config import Config
 from scorekit.llm.dialects import DialectName
 from trainer.config_base import may_change
 
-#: What the generator is told. Its own words are part of the key under which answers are kept.
+#: The generator's instructions. They are part of the key of cached answers.
 SYSTEM = (
     "You answer questions about documents. You are shown pictures of pages, and of parts of pages "
     "that were enlarged. Take the answer from the pictures alone. Answer as briefly as the "
     "question allows, with the answer and nothing else. If the pictures do not show it, say so."
 )
-#: What it is told where there is no picture: `system` would have it say that none shows the answer.
-WITHOUT_PICTURES = (
+#: Its instructions without images: with `system` it would say that no image shows the answer.
+WITHOUT_IMAGES = (
     "You answer questions about documents that you cannot see. Answer from what you know, as "
     "briefly as the question allows, with the answer and nothing else. If you do not know, say so."
 )
@@ -137,7 +137,7 @@ class MoneyConfig(Config):
 
 
 class AnsweringConfig(Config):
-    """From an episode to its judged answer."""
+    """The generator, the judge and the budget of answers."""
 
     generator: GeneratorConfig = Field(default_factory=GeneratorConfig, description="Generator.")
     judge: AnswerJudgeConfig = Field(default_factory=AnswerJudgeConfig, description="Judge.")

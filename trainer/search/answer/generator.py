@@ -1,4 +1,4 @@
-"""The frozen generator: asked once for each question and evidence, however often it is wanted."""
+"""The frozen generator: one call for each question and evidence, then the cached answer."""
 
 from __future__ import annotations
 
@@ -7,83 +7,86 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scorekit.llm import LLMError, Message, image_part, text_part
-from trainer.search.answer.answers import PaidAnswers
-from trainer.search.answer.config import WITHOUT_PICTURES, GeneratorConfig
-from trainer.search.answer.money import Money
-from trainer.search.answer.paid_chat import PaidChat, why_unanswered
+from trainer.search.answer.answer_cache import PaidAnswerCache
+from trainer.search.answer.config import WITHOUT_IMAGES, GeneratorConfig
+from trainer.search.answer.paid_chat import CachedChat, unanswered_reason
+from trainer.search.answer.spending import SpendTracker
 from trainer.search.records import GeneratedAnswer
 
 
-def reckoned_words(system: str, question: str) -> int:
-    """Tokens that instructions and a question take at most, with what a chat puts around them."""
+def estimated_words(system: str, question: str) -> int:
+    """Return the max tokens of instructions and a question, with the marks of a chat."""
     return len((system + question).encode()) // 3 + 64
 
 
 class Generator:
-    """The model that answers from the evidence (`PaidChat`). Use it in one event loop.
+    """The model that answers from the evidence (`CachedChat`). Use it in one event loop.
 
-    An answer is kept under its question, its pictures (SHA-256, in their order), the model's name
+    The key of a cached answer has the question, the images (SHA-256, in order), the model's name
     and the settings. Raises UserError for a config without a model.
     """
 
-    def __init__(self, cfg: GeneratorConfig, kept: PaidAnswers, money: Money) -> None:
+    def __init__(
+        self, cfg: GeneratorConfig, paid_answers: PaidAnswerCache, money: SpendTracker
+    ) -> None:
         self.cfg = cfg
-        self._chat = PaidChat("generator", cfg, kept, money)
+        self._chat = CachedChat("generator", cfg, paid_answers, money)
 
     async def check(self) -> None:
-        """Raises UserError where the server is not there, refuses the key, or has another model."""
+        """Raise UserError if the server is unavailable, refuses the key, or has another model."""
         await self._chat.check()
 
     async def close(self) -> None:
-        """Give up the calls under way, and close the connections."""
+        """Cancel pending calls and close the connections."""
         await self._chat.close()
 
     @property
     def retries(self) -> int:
-        """Requests that were sent again."""
+        """Return the number of retries."""
         return self._chat.retries
 
     async def answer(
-        self, question: str, pictures: Mapping[str, bytes], *, sample: int = 0
+        self, question: str, pngs: Mapping[str, bytes], *, sample: int = 0
     ) -> GeneratedAnswer:
-        """The answer to a question from pictures (SHA-256 -> PNG, in the order in which they are
-        shown). sample: which of several to the same; each is asked for, and kept, by itself.
+        """Answer a question from images (SHA-256 -> PNG, in order).
 
-        Failed, with the type of an `LLMError`, where none was got in time; its charge is then none
-        at all. Raises UserError for what the operator must mend, MoneySpent.
+        sample: number of the answer, if several to the same question are needed; each has its own
+        request and cache entry. Without an answer before the deadline the status is failed, with
+        the type of an `LLMError` and no usage. Raises UserError for what the operator must fix,
+        BudgetExceeded.
         """
-        begun = time.monotonic()
-        told: dict[str, Any] = {"model": self.cfg.model, "evidence": list(pictures)}
-        depends_on: list[Any] = [question, list(pictures), self._settings()]
-        system = self.cfg.system if pictures else WITHOUT_PICTURES
+        started_at = time.monotonic()
+        fields: dict[str, Any] = {"model": self.cfg.model, "evidence": list(pngs)}
+        depends_on: list[Any] = [question, list(pngs), self._settings()]
+        system = self.cfg.system if pngs else WITHOUT_IMAGES
         try:
-            said, charge = await self._chat.ask(
+            reply, charge = await self._chat.ask(
                 [*depends_on, sample] if sample else depends_on,
-                lambda: _messages(system, question, pictures),
-                words=reckoned_words(system, question),
-                pictures=len(pictures),
+                lambda: _messages(system, question, pngs),
+                words=estimated_words(system, question),
+                num_images=len(pngs),
                 seed=sample or None,
             )
         except (LLMError, TimeoutError) as error:
-            waited, why = time.monotonic() - begun, why_unanswered(error)
-            return GeneratedAnswer(status="failed", error=why, latency_s=waited, **told)
+            waited, reason = time.monotonic() - started_at, unanswered_reason(error)
+            return GeneratedAnswer(status="failed", error=reason, latency_s=waited, **fields)
         return GeneratedAnswer(
-            status="failed" if said.text is None else "ok",
-            text=said.text,
-            error=said.error,
+            status="failed" if reply.text is None else "ok",
+            text=reply.text,
+            error=reply.error,
             charge=charge,
-            latency_s=time.monotonic() - begun,
-            **told,
+            latency_s=time.monotonic() - started_at,
+            **fields,
         )
 
     def _settings(self) -> dict[str, Any]:
         names = {"model", "api", "system", "effort", "temperature", "max_output_tokens"}
-        return self.cfg.model_dump(include=names) | {"without": WITHOUT_PICTURES}
+        return self.cfg.model_dump(include=names) | {"without": WITHOUT_IMAGES}
 
 
-def _messages(system: str, question: str, pictures: Mapping[str, bytes]) -> Sequence[Message]:
-    shown = [image_part(png) for png in pictures.values()]
+def _messages(system: str, question: str, pngs: Mapping[str, bytes]) -> Sequence[Message]:
+    parts = [image_part(png) for png in pngs.values()]
     return [
         {"role": "system", "content": system},
-        {"role": "user", "content": [text_part(question), *shown]},
+        {"role": "user", "content": [text_part(question), *parts]},
     ]

@@ -1,35 +1,36 @@
-"""How much may be asked of a paid server at one time.
+"""Limit the concurrent requests and tokens of a paid server.
 
-A run has one of these, in the process that asks for it: rank 0, to which the other ranks hand their
-episodes. `PaidAnswers` refuses a second process of the same run, so that no limit and no cap is
-counted twice.
+A run has one limiter, on rank 0, which makes the paid calls for all ranks. `PaidAnswerCache`
+refuses a second process of the same run, so no limit and no cap applies twice.
 """
 
 from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager
 
-from scorekit.llm.pacing import InFlight
+from scorekit.llm.limits import ConcurrencyLimiter
 
 
 class Limiter:
     """Requests and tokens in flight; first come, first served. Use it in one event loop."""
 
     def __init__(self, requests: int, tokens: int) -> None:
-        self._most_tokens = tokens
-        self._in_flight = InFlight(requests, tokens)
+        self._max_tokens = tokens
+        self._in_flight = ConcurrencyLimiter(requests, tokens)
 
     @property
     def requests(self) -> int:
-        """In flight now."""
+        """Return the number of requests in flight."""
         return self._in_flight.requests_in_flight
 
     @property
     def tokens(self) -> int:
-        """In flight now."""
+        """Return the number of tokens in flight."""
         return self._in_flight.sequences_in_flight
 
     def hold(self, tokens: int) -> AbstractAsyncContextManager[None]:
-        """A place for one request of about so many tokens; one that is larger than all of the room
-        goes out alone."""
-        return self._in_flight.hold(min(tokens, self._most_tokens))
+        """Wait for capacity for a request of `tokens` tokens.
+
+        A request above the limit is sent alone.
+        """
+        return self._in_flight.hold(min(tokens, self._max_tokens))

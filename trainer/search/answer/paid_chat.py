@@ -1,4 +1,4 @@
-"""A model at a paid server: each thing is asked once, however often it is wanted."""
+"""A chat model at a paid server: equal requests are paid for once."""
 
 from __future__ import annotations
 
@@ -13,22 +13,24 @@ from pydantic import BaseModel, SecretStr
 from scorekit.errors import UserError
 from scorekit.llm import Choice, LLMClient, LLMError, Message, Sampling
 from scorekit.llm.wire import without_thinking
-from trainer.search.answer.answers import PaidAnswers, paid_key
+from trainer.search.answer.answer_cache import PaidAnswerCache, paid_key
 from trainer.search.answer.config import ChatModelConfig
 from trainer.search.answer.limiter import Limiter
-from trainer.search.answer.money import Money
-from trainer.search.answer.once import Once
-from trainer.search.records import Charge
+from trainer.search.answer.single_flight import SingleFlight
+from trainer.search.answer.spending import SpendTracker
+from trainer.search.records import ApiUsage
 
-#: Finish reasons of a text that is not all of the answer.
-_NOT_WHOLE = {"length": "length: cut by max_output_tokens", "content_filter": "refused: filtered"}
+#: Finish reasons of incomplete answers.
+_INCOMPLETE = {"length": "length: cut by max_output_tokens", "content_filter": "refused: filtered"}
 
 
 def chat_client(cfg: ChatModelConfig, name: str) -> LLMClient:
-    """The client of a model's server. Raises UserError for a config without a model."""
+    """Return the client of a model's server. Raises UserError for a config without a model."""
     if not cfg.model:
         section = "answering.generator" if name == "generator" else name
-        raise UserError(f"{section}.model: name the model that the server at base_url serves")
+        raise UserError(
+            f"{section}.model: not set. Name the model that the server at base_url serves."
+        )
     key = os.environ.get(cfg.api_key_env)
     return LLMClient(
         cfg.base_url,
@@ -43,43 +45,44 @@ def chat_client(cfg: ChatModelConfig, name: str) -> LLMClient:
 
 
 class PaidText(BaseModel):
-    """What a model said. text: None where that is no answer, though it was paid for; error: why."""
+    """A model's reply. text: None if it is not an answer, though it was paid for; error: why."""
 
     text: str | None
     error: str | None
     latency_s: float
 
 
-class PaidChat:
+class CachedChat:
     """One model at one server. Use it in one event loop.
 
-    name: in keys and charges ("generator"). An answer is kept under what the caller says that it
-    depends on, not under the server's address, which may move. Equal ones that are wanted at the
-    same time are asked for once. A call that outlasts its deadline goes on behind it for
-    `request_timeout_s`, and is kept where it ends well: it is paid for. Raises UserError for a
-    config without a model.
+    name: in keys and charges ("generator"). The key of a stored answer has what the caller passes
+    as `depends_on`, not the server's address, which may change. Equal concurrent requests are sent
+    once. After its deadline a call continues for `request_timeout_s`, and a valid answer is stored
+    because it is paid for. Raises UserError for a config without a model.
     """
 
-    def __init__(self, name: str, cfg: ChatModelConfig, kept: PaidAnswers, money: Money) -> None:
+    def __init__(
+        self, name: str, cfg: ChatModelConfig, paid_answers: PaidAnswerCache, money: SpendTracker
+    ) -> None:
         self.name, self.cfg = name, cfg
-        self._kept, self._money = kept, money
+        self._paid_answers, self._money = paid_answers, money
         self._limiter = Limiter(cfg.max_requests, cfg.max_tokens)
         self._tokens_per_image = cfg.tokens_per_image
-        self._once = Once[PaidText](cfg.deadline_s)
+        self._once = SingleFlight[PaidText](cfg.deadline_s)
         self._llm = chat_client(cfg, name)
 
     async def check(self) -> None:
-        """Raises UserError where the server is not there, refuses the key, or has another model."""
+        """Raise UserError if the server is unavailable, refuses the key, or has another model."""
         await self._llm.check()
 
     async def close(self) -> None:
-        """Give up the calls under way, and close the connections."""
+        """Cancel pending calls and close the connections."""
         await self._once.close()
         await self._llm.close()
 
     @property
     def retries(self) -> int:
-        """Requests that were sent again."""
+        """Return the number of retries."""
         return self._llm.counts.retries
 
     async def ask(
@@ -88,38 +91,41 @@ class PaidChat:
         messages: Callable[[], Sequence[Message]],
         *,
         words: int,
-        pictures: int = 0,
+        num_images: int = 0,
         schema: Mapping[str, Any] | None = None,
         seed: int | None = None,
-    ) -> tuple[PaidText, Charge]:
-        """What it says, and what that took now.
+    ) -> tuple[PaidText, ApiUsage]:
+        """Return the model's reply and its usage now.
 
-        depends_on: all that the answer does (what JSON can say). messages: made where it has to be
-        asked. words: tokens of their texts at most; pictures: how many. schema: of the JSON that
-        the text shall be; it is not checked here. Raises LLMError or TimeoutError where no answer
-        was got in time: nothing is kept of that; UserError, MoneySpent.
+        depends_on: all that the answer depends on (JSON values). messages: builds the request if
+        one is needed. words: max tokens of its texts; num_images: number of its images. schema:
+        JSON schema of the text; it is not checked here. Raises LLMError or TimeoutError without an
+        answer in time, of which nothing is stored; UserError, BudgetExceeded.
         """
         key = paid_key(self.name, depends_on)
-        charge = Charge(cached=True)
+        charge = ApiUsage(cached=True)
 
         async def call(turn: Callable[[], None]) -> tuple[PaidText, bool]:
             nonlocal charge
-            kept = await self._kept.get(key)
-            if kept is not None:
-                return PaidText.model_validate(kept), False
-            prompt = words + pictures * self._tokens_per_image
-            most = prompt, self.cfg.max_output_tokens
-            async with self._limiter.hold(sum(most)), self._money.reserved(self.name, *most):
+            stored = await self._paid_answers.get(key)
+            if stored is not None:
+                return PaidText.model_validate(stored), False
+            prompt = words + num_images * self._tokens_per_image
+            reserved = prompt, self.cfg.max_output_tokens
+            async with (
+                self._limiter.hold(sum(reserved)),
+                self._money.reserved(self.name, *reserved),
+            ):
                 turn()
-                began = time.monotonic()
+                started_at = time.monotonic()
                 choice = await self._choice(key, messages(), schema, seed)
-                charge = self._counted(choice, prompt, words, pictures)
-                said = _said(choice, time.monotonic() - began)
-                await self._kept.put(key, said.model_dump(), self.name, charge)
-            return said, True
+                charge = self._count(choice, prompt, words, num_images)
+                reply = _parse_reply(choice, time.monotonic() - started_at)
+                await self._paid_answers.put(key, reply.model_dump(), self.name, charge)
+            return reply, True
 
-        said, is_new = await self._once.get(key, call)
-        return said, charge if is_new else Charge(cached=True)
+        reply, is_new = await self._once.get(key, call)
+        return reply, charge if is_new else ApiUsage(cached=True)
 
     async def _choice(
         self,
@@ -145,26 +151,28 @@ class PaidChat:
             )
         return choice
 
-    def _counted(self, choice: Choice, prompt: int, words: int, pictures: int) -> Charge:
-        # A server that does not count: what was reserved, so that the cap holds.
-        sent, back = choice.prompt_tokens, choice.completion_tokens
-        sent = prompt if sent is None else sent
-        back = self.cfg.max_output_tokens if back is None else back
-        if pictures:  # a server that counts more than was reckoned
-            each = -(-(sent - words) // pictures)
-            self._tokens_per_image = max(self._tokens_per_image, each)
-        return self._money.count(self.name, sent, back)
+    def _count(self, choice: Choice, prompt: int, words: int, num_images: int) -> ApiUsage:
+        # If a server does not count tokens: the reserved number, so the cap still holds.
+        prompt_tokens, completion_tokens = choice.prompt_tokens, choice.completion_tokens
+        prompt_tokens = prompt if prompt_tokens is None else prompt_tokens
+        completion_tokens = (
+            self.cfg.max_output_tokens if completion_tokens is None else completion_tokens
+        )
+        if num_images:  # the server may count more than estimated
+            tokens_per_image = -(-(prompt_tokens - words) // num_images)
+            self._tokens_per_image = max(self._tokens_per_image, tokens_per_image)
+        return self._money.count(self.name, prompt_tokens, completion_tokens)
 
 
-def _said(choice: Choice, latency_s: float) -> PaidText:
-    text, error = without_thinking(choice.text).strip(), _NOT_WHOLE.get(choice.finish_reason)
+def _parse_reply(choice: Choice, latency_s: float) -> PaidText:
+    text, error = without_thinking(choice.text).strip(), _INCOMPLETE.get(choice.finish_reason)
     if error is None and not text:
         error = "malformed: an answer without text"
     return PaidText(text=None if error else text, error=error, latency_s=latency_s)
 
 
-def why_unanswered(error: LLMError | TimeoutError) -> str:
-    """In our own words: the server's may quote what it was sent."""
+def unanswered_reason(error: LLMError | TimeoutError) -> str:
+    """Return a reason without the server's text, which may quote the request."""
     if isinstance(error, TimeoutError):
         return "timeout: no answer by the deadline"
     return error.type if error.status is None else f"{error.type}: HTTP {error.status}"

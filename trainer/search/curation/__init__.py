@@ -1,1 +1,1 @@
-"""From the episodes of a round to the data of the next: what is kept, what is dropped, and why."""
+"""Select and build the data of the next round from the episodes of the last one."""

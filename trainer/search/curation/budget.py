@@ -1,7 +1,7 @@
-"""`search budget`: turns and episodes of each row, by what earlier rounds showed of it.
+"""The command `search budget`: set turns and episodes of each row from its earlier episodes.
 
-A row costs its episodes times their turns, at most: that is what is added up here, and held against
-budgets that are the same for all.
+A row costs at most its episodes times their turns. The sum is compared with equal budgets for all
+rows.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from statistics import median_high
 from typing import Any
 
 from scorekit.numeric.thresholds import above, below
-from scorekit.report.page import picture
+from scorekit.report.page import chart_image
 from trainer.search.curation.buckets import bucket_of
 from trainer.search.curation.config import BudgetConfig, CurationConfig
-from trainer.search.curation.dataset import Curated, Decision, question_row, refs
+from trainer.search.curation.dataset import CurationResult, Decision, question_row, refs
 from trainer.search.curation.pages import Section, curation_page
 from trainer.search.curation.samples import CuratedPrompt, CuratedRun
 from trainer.sft.curation_record import CurationRecord
@@ -26,7 +26,7 @@ from trainer.sft.curation_record import CurationRecord
 
 @dataclass(frozen=True, slots=True)
 class BudgetPlan:
-    """rows; episodes, turns: of all of them together, the turns at most."""
+    """The size of a budget: rows, all their episodes, and max turns of all episodes."""
 
     name: str
     rows: int
@@ -34,7 +34,7 @@ class BudgetPlan:
     turns: int
 
     def line(self) -> str:
-        """For people."""
+        """Return the budget as a line of text."""
         return f"{self.name}: {self.rows:,} rows, {self.episodes:,} episodes, {self.turns:,} turns"
 
 
@@ -44,106 +44,128 @@ def make_budget(
     cfg: CurationConfig,
     inputs: Mapping[str, str] | None = None,
     record: CurationRecord | None = None,
-) -> Curated:
-    """Each row with `max_turns` and `n_agent` of its own; those that are mastered, and those that
-    the record condemns, are dropped."""
-    of = cfg.budget
-    made = Curated("budget", of, read, inputs or {})
+) -> CurationResult:
+    """Return the rows with their own `max_turns` and `n_agent`.
+
+    Mastered rows and rows that the record drops are dropped.
+    """
+    budget_cfg = cfg.budget
+    result = CurationResult("budget", budget_cfg, read, inputs or {})
     episodes = turns = 0
     for prompt in prompts:
-        figures = _figures(prompt, of)
-        against = record.dropped(prompt.question.id) if record else None
-        mastered = bucket_of(prompt, cfg.buckets) == "B"
-        nothing = mastered or against is not None
-        deep, rare = figures["deep"], figures["rare"]
-        names = [name for name, there in (("gold deep", deep), ("success rare", rare)) if there]
-        reason = "mastered" if mastered else ", ".join(names) or "neither deep nor rare"
-        reason = against.text if against else reason
-        n_agent = 0 if nothing else of.rare_agents if rare else of.n_agent
-        max_turns = 0 if nothing else of.deep_turns if deep else of.max_turns
-        figures |= {"n_agent": n_agent, "max_turns": max_turns}
-        made.decisions.append(
-            Decision(prompt.question.id, not nothing, reason, figures, refs(prompt))
+        stats = _stats(prompt, budget_cfg)
+        dropped_by = record.dropped(prompt.question.id) if record else None
+        is_mastered = bucket_of(prompt, cfg.buckets) == "B"
+        is_dropped = is_mastered or dropped_by is not None
+        deep, rare = stats["deep"], stats["rare"]
+        names = [name for name, applies in (("gold deep", deep), ("success rare", rare)) if applies]
+        reason = "mastered" if is_mastered else ", ".join(names) or "neither deep nor rare"
+        reason = dropped_by.text if dropped_by else reason
+        n_agent = 0 if is_dropped else budget_cfg.rare_agents if rare else budget_cfg.n_agent
+        max_turns = 0 if is_dropped else budget_cfg.deep_turns if deep else budget_cfg.max_turns
+        stats |= {"n_agent": n_agent, "max_turns": max_turns}
+        result.decisions.append(
+            Decision(prompt.question.id, not is_dropped, reason, stats, refs(prompt))
         )
-        if not nothing:
+        if not is_dropped:
             episodes, turns = episodes + n_agent, turns + n_agent * max_turns
-            made.rows.append(question_row(prompt.question, n_agent=n_agent, max_turns=max_turns))
-    rows = len(made.rows)
+            result.rows.append(question_row(prompt.question, n_agent=n_agent, max_turns=max_turns))
+    rows = len(result.rows)
     plans = [
         BudgetPlan("this budget", rows, episodes, turns),
-        _equal(f"{of.n_agent} episodes of {of.max_turns} turns for each of these", rows, of),
-        _equal("the same for the mastered ones, too", len(prompts), of),
+        _equal(
+            f"{budget_cfg.n_agent} episodes of {budget_cfg.max_turns} turns for each of these",
+            rows,
+            budget_cfg,
+        ),
+        _equal("the same for the mastered ones, too", len(prompts), budget_cfg),
     ]
-    told: dict[str, Any] = {
+    extra: dict[str, Any] = {
         "plans": [
-            {"plan": one.name, "rows": one.rows, "episodes": one.episodes, "turns": one.turns}
-            for one in plans
+            {"plan": plan.name, "rows": plan.rows, "episodes": plan.episodes, "turns": plan.turns}
+            for plan in plans
         ],
-        "lines": [one.line() for one in plans],
+        "lines": [plan.line() for plan in plans],
     }
     if rows:
-        same = turns / (rows * of.max_turns)
-        told["equal_n_agent"] = round(same, 3)
-        told["lines"].append(
-            f"the turns of this budget are those of {same:.1f} episodes of {of.max_turns} turns "
-            "for each of its rows"
+        equal_n_agent = turns / (rows * budget_cfg.max_turns)
+        extra["equal_n_agent"] = round(equal_n_agent, 3)
+        extra["lines"].append(
+            f"the turns of this budget are those of {equal_n_agent:.1f} episodes of "
+            f"{budget_cfg.max_turns} turns for each of its rows"
         )
-    made.told = told
-    return made
+    result.manifest_extra = extra
+    return result
 
 
-def _equal(name: str, rows: int, of: BudgetConfig) -> BudgetPlan:
-    return BudgetPlan(name, rows, rows * of.n_agent, rows * of.n_agent * of.max_turns)
+def _equal(name: str, rows: int, budget_cfg: BudgetConfig) -> BudgetPlan:
+    return BudgetPlan(
+        name, rows, rows * budget_cfg.n_agent, rows * budget_cfg.n_agent * budget_cfg.max_turns
+    )
 
 
-def _figures(prompt: CuratedPrompt, of: BudgetConfig) -> dict[str, Any]:
-    """scored, succeeded: episodes that count. searched, found: of them all, those that searched,
-    and those among whose hits was a page that carries the fact. rank: the better half's worst place
-    of it; None: half have not found it, or none searched."""
-    values = [one.value(of.measure) for one in prompt.counted(of.combine, of.measure)]
-    succeeded = sum(value is not None and not below(value, of.success) for value in values)
-    searched = [one for one in prompt.samples if one.searches]
-    places = [math.inf if one.rank is None else one.rank for one in searched]
-    middle = median_high(places) if places else None
-    known = bool(prompt.question.gold)
+def _stats(prompt: CuratedPrompt, budget_cfg: BudgetConfig) -> dict[str, Any]:
+    """Return the values of a decision.
+
+    scored, succeeded: of the episodes that count. searched, found: of all episodes, those that
+    searched, and those with a page with the fact among the hits. rank: the median of its best
+    ranks; None: half have not found it, or none searched.
+    """
+    values = [
+        sample.value(budget_cfg.measure)
+        for sample in prompt.counted(budget_cfg.combine, budget_cfg.measure)
+    ]
+    succeeded = sum(value is not None and not below(value, budget_cfg.success) for value in values)
+    searched = [sample for sample in prompt.samples if sample.searches]
+    ranks = [math.inf if sample.rank is None else sample.rank for sample in searched]
+    median = median_high(ranks) if ranks else None
+    has_gold = bool(prompt.question.gold)
     return {
         "scored": len(values),
         "succeeded": succeeded,
-        "rare": succeeded > 0 and not above(succeeded / len(values), of.rare),
+        "rare": succeeded > 0 and not above(succeeded / len(values), budget_cfg.rare),
         "searched": len(searched),
-        "found": sum(one.rank is not None for one in searched),
-        "rank": int(middle) if middle is not None and math.isfinite(middle) else None,
-        "deep": known and middle is not None and middle > of.deep_rank,
+        "found": sum(sample.rank is not None for sample in searched),
+        "rank": int(median) if median is not None and math.isfinite(median) else None,
+        "deep": has_gold and median is not None and median > budget_cfg.deep_rank,
     }
 
 
-def budget_page(made: Curated, prompts: Mapping[str, CuratedPrompt]) -> str:
-    """report.html: what each kind of row gets, and the whole beside equal budgets."""
+def budget_page(result: CurationResult, prompts: Mapping[str, CuratedPrompt]) -> str:
+    """Return report.html: the budget of each kind of row, and equal budgets for comparison."""
     rows: Counter[str] = Counter()
     episodes: Counter[str] = Counter()
     turns: Counter[str] = Counter()
-    gets: dict[str, tuple[int, int]] = {}
-    for one in made.decisions:
-        n_agent, max_turns = int(one.figures["n_agent"]), int(one.figures["max_turns"])
-        gets[one.reason] = (n_agent, max_turns)
-        rows[one.reason] += 1
-        episodes[one.reason] += n_agent
-        turns[one.reason] += n_agent * max_turns
-    kinds = sorted(gets, key=lambda name: (gets[name][0] * gets[name][1], name))
-    table = [[name, rows[name], *gets[name], episodes[name], turns[name]] for name in kinds]
-    plans = [[at["plan"], at["rows"], at["episodes"], at["turns"]] for at in made.told["plans"]]
+    budget_by_reason: dict[str, tuple[int, int]] = {}
+    for decision in result.decisions:
+        n_agent, max_turns = int(decision.stats["n_agent"]), int(decision.stats["max_turns"])
+        budget_by_reason[decision.reason] = (n_agent, max_turns)
+        rows[decision.reason] += 1
+        episodes[decision.reason] += n_agent
+        turns[decision.reason] += n_agent * max_turns
+    kinds = sorted(
+        budget_by_reason,
+        key=lambda name: (budget_by_reason[name][0] * budget_by_reason[name][1], name),
+    )
+    table = [
+        [name, rows[name], *budget_by_reason[name], episodes[name], turns[name]] for name in kinds
+    ]
+    plans = [
+        [plan["plan"], plan["rows"], plan["episodes"], plan["turns"]]
+        for plan in result.manifest_extra["plans"]
+    ]
     head = ["rows that are", "rows", "n_agent", "max_turns", "episodes", "turns at most"]
-    drawn = picture("where the turns go", "turns at most", partial(_bars, kinds, turns))
+    chart = chart_image("where the turns go", "turns at most", partial(_bars, kinds, turns))
     sections = [
-        Section("Rows", [], head, table, [drawn]),
+        Section("Rows", [], head, table, [chart]),
         Section(
             "Beside equal budgets",
-            made.told["lines"][3:],
+            result.manifest_extra["lines"][3:],
             ["budget", "rows", "episodes", "turns at most"],
             plans,
         ),
     ]
-    return curation_page(made, "Budget", sections, prompts)
+    return curation_page(result, "Budget", sections, prompts)
 
 
 def _bars(kinds: Sequence[str], turns: Mapping[str, int], axes: Any) -> int:

@@ -1,4 +1,4 @@
-"""What the curation commands share: their options, how they begin, and what they say."""
+"""The shared options, start and output of the curation commands."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scorekit.config import load_config
 
 if TYPE_CHECKING:
     from trainer.search.curation.config import CurationConfig
-    from trainer.search.curation.dataset import Curated
+    from trainer.search.curation.dataset import CurationResult
     from trainer.search.curation.samples import CuratedPrompt, CuratedRun, Visit
 
 Runs = Annotated[
@@ -67,11 +67,11 @@ def configured(
     overwrite: bool,
     *,
     estimate: bool = False,
-    beside: Sequence[Path] = (),
+    read_paths: Sequence[Path] = (),
 ) -> Iterator[CurationConfig]:
-    """What all begin with: settings that are right, and a place to write to.
+    """Load and check the config and the output folder of a command.
 
-    estimate: nothing will be written. beside: folders that are read.
+    estimate: nothing will be written. read_paths: folders that are read.
     """
     from trainer.runs.messages import show_messages
 
@@ -82,7 +82,7 @@ def configured(
 
         cfg = load_config(CurationConfig, config, list(overrides or []))
         if not estimate:
-            check_out(out, overwrite=overwrite, inputs=beside)
+            check_out(out, overwrite=overwrite, inputs=read_paths)
         yield cfg
 
 
@@ -96,10 +96,12 @@ def curating(
     *,
     visit: Visit | None = None,
     estimate: bool = False,
-    beside: Sequence[Path] = (),
+    read_paths: Sequence[Path] = (),
 ) -> Iterator[tuple[CurationConfig, list[CuratedPrompt], list[CuratedRun]]]:
-    """The same, with the episodes. visit: is told of each."""
-    with configured(out, config, overrides, overwrite, estimate=estimate, beside=beside) as cfg:
+    """Load the config and the episodes. visit: is called with each episode."""
+    with configured(
+        out, config, overrides, overwrite, estimate=estimate, read_paths=read_paths
+    ) as cfg:
         from trainer.search.curation.samples import read_prompts
 
         yield cfg, *read_prompts(runs, cfg, visit)
@@ -107,18 +109,23 @@ def curating(
 
 def write(
     out: Path,
-    made: Curated,
-    page: Callable[[Curated, Any], str],
+    result: CurationResult,
+    page: Callable[[CurationResult, Any], str],
     prompts: Sequence[CuratedPrompt],
     fill: Callable[[Path], None] | None = None,
     more: Mapping[str, bytes] = MappingProxyType({}),
 ) -> None:
-    """Write what was made with its page, and say so. fill: writes the rows into a folder, where
-    they are more than is held in memory. more: further files, name -> content."""
+    """Write a result and its page, and print the counts.
+
+    fill: writes the rows into the folder if they do not fit in memory. more: further files, name ->
+    content.
+    """
     from trainer.search.curation.dataset import write_curated
 
-    write_curated(out, made, page(made, {one.question.id: one for one in prompts}), fill, more)
-    counts = made.manifest()["counts"]
+    write_curated(
+        out, result, page(result, {prompt.question.id: prompt for prompt in prompts}), fill, more
+    )
+    counts = result.manifest()["counts"]
     for reason, count in counts["reasons"].items():
         typer.echo(f"{count:7}  {reason}")
     typer.echo(f"kept: {counts['kept']} of {counts['rows']} rows in {out / 'rows.jsonl'}")

@@ -1,4 +1,4 @@
-"""python -m trainer search buckets|focus|...: from a round's episodes to the data of the next."""
+"""The curation commands `python -m trainer search buckets|focus|...`."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from trainer.search.curation.command_line import (
     curating,
     write,
 )
-from trainer.search.curation.distil.commands import register as register_distil
-from trainer.search.curation.truth.commands import register as register_truth
+from trainer.search.curation.diagnosis.commands import register as register_truth
+from trainer.search.curation.distill.commands import register as register_distil
 from trainer.search.curation.verification.commands import verify
 
 
 def register(app: typer.Typer) -> None:
-    """Put the commands beside the others of `search`."""
+    """Register the commands."""
     app.command()(buckets)
     app.command()(focus)
     app.command()(budget)
@@ -42,7 +42,7 @@ def buckets(
     set_: Overrides = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """How well each prompt goes already: B mastered, A at the edge, 0 unsolved, or never scored."""
+    """Sort questions: B mastered, A partly solved, 0 unsolved, or unscored."""
     with curating(run, out, config, set_, overwrite) as (cfg, prompts, read):
         from trainer.search.curation.buckets import buckets_page, make_buckets
 
@@ -64,17 +64,17 @@ def focus(
     set_: Overrides = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """The next round's data: what is hard, or not solved yet, without what is known to be bad."""
-    beside = [path for path in (buckets, rows, *(verified or ()), *(record or ())) if path]
-    with curating(run, out, config, set_, overwrite, beside=beside) as (cfg, prompts, read):
+    """Select the next round's data: hard and unsolved questions without bad ones."""
+    read_paths = [path for path in (buckets, rows, *(verified or ()), *(record or ())) if path]
+    with curating(run, out, config, set_, overwrite, read_paths=read_paths) as (cfg, prompts, read):
         from trainer.search.curation.focus import focus_page, make_focus
-        from trainer.search.curation.known import only_kept, read_known
+        from trainer.search.curation.prior_decisions import only_kept, read_known
 
-        known = read_known(prompts, buckets, verified or (), exclude or (), record or ())
+        decided = read_known(prompts, buckets, verified or (), exclude or (), record or ())
         chosen, digests = only_kept(prompts, rows)
-        made = make_focus(chosen, read, cfg, known)
-        made.inputs = {**made.inputs, **digests}
-        write(out, made, focus_page, chosen)
+        result = make_focus(chosen, read, cfg, decided)
+        result.inputs = {**result.inputs, **digests}
+        write(out, result, focus_page, chosen)
 
 
 def budget(
@@ -88,15 +88,15 @@ def budget(
     set_: Overrides = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Give each row turns and episodes of its own, by what its episodes showed."""
-    beside = [path for path in (rows, *(verified or ()), *(record or ())) if path]
-    with curating(run, out, config, set_, overwrite, beside=beside) as (cfg, prompts, read):
+    """Set max_turns and n_agent of each row from its earlier episodes."""
+    read_paths = [path for path in (rows, *(verified or ()), *(record or ())) if path]
+    with curating(run, out, config, set_, overwrite, read_paths=read_paths) as (cfg, prompts, read):
         from trainer.search.curation.budget import budget_page, make_budget
-        from trainer.search.curation.known import only_kept, read_known
+        from trainer.search.curation.prior_decisions import only_kept, read_known
 
-        known = read_known(prompts, None, verified or (), exclude or (), record or ())
+        decided = read_known(prompts, None, verified or (), exclude or (), record or ())
         chosen, digests = only_kept(prompts, rows)
-        made = make_budget(chosen, read, cfg, {**known.inputs, **digests}, known.record)
-        write(out, made, budget_page, chosen)
-        for line in made.told["lines"]:
+        result = make_budget(chosen, read, cfg, {**decided.inputs, **digests}, decided.record)
+        write(out, result, budget_page, chosen)
+        for line in result.manifest_extra["lines"]:
             typer.echo(line)

@@ -1,4 +1,4 @@
-"""The config of the curation commands, with a sentence for each key."""
+"""The config of the curation commands, with a description of each key."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from scorekit.config import Config
 from trainer.search.answer.config import AnsweringConfig
 from trainer.search.config import RetrieverConfig
 from trainer.search.config_data import SearchData
-from trainer.search.curation.distil.config import DistillConfig, RewriteConfig
-from trainer.search.curation.measures import Combine, Measure, Rule
-from trainer.search.curation.truth.config import (
+from trainer.search.curation.diagnosis.config import (
     AlternativesConfig,
     DiagnoseConfig,
     HallucinationsConfig,
 )
+from trainer.search.curation.distill.config import DistillConfig, RewriteConfig
+from trainer.search.curation.measures import Combine, Measure, Rule
 from trainer.search.curation.verification.config import VerifyConfig
 
 
 class BucketConfig(Config):
-    """How well a prompt goes already: B mastered, A at the edge, 0 not solved, unscored."""
+    """The bounds of the buckets: B mastered, A partly solved, 0 not solved, unscored."""
 
     measure: Measure = Field("ndcg", description="Mean over a prompt's episodes.")
     mastered: float = Field(0.7, description="Bucket B: a mean above this.")
@@ -39,7 +39,7 @@ class BucketConfig(Config):
 
 
 class FocusConfig(Config):
-    """What the next round is played on."""
+    """The rules that select the questions of the next round."""
 
     take: list[Rule] = Field(
         default=["hard_a", "bucket_0"],
@@ -59,8 +59,9 @@ class FocusConfig(Config):
 
 
 class BudgetConfig(Config):
-    """How many turns and episodes each row gets, by what its episodes showed; none if mastered
-    (bucket B of `buckets`). The numbers are those of the requirements' rounds 1 and 2."""
+    """The number of turns and episodes of a row, from its earlier episodes; none if mastered
+    (bucket B of `buckets`). The defaults are those of configs/search/focused_r1.yaml and
+    focused_r2.yaml."""
 
     measure: Measure = Field("judge", description="By what an episode succeeds.")
     combine: Combine = Field("last_run", description="Which episodes, as in `buckets`.")
@@ -81,7 +82,7 @@ class BudgetConfig(Config):
 
 
 class CurationConfig(Config):
-    """What all commands read; each has a section of its own."""
+    """The config of all curation commands; each also has its own section."""
 
     data: SearchData = Field(
         default_factory=SearchData,

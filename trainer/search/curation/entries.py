@@ -1,4 +1,4 @@
-"""What the decisions of `diagnose`, `hallucinations` and `verify` are in the record of curation."""
+"""Convert decisions of `diagnose`, `hallucinations` and `verify` to entries of the record."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from trainer.sft.curation_record import RecordEntry, Verdict
 
 #: Commands whose decisions are part of the record.
 DECIDE: Final = ("diagnose", "hallucinations", "verify")
-#: Of an answer without its gold page: in these kinds the pictures that were shown carry the fact.
+#: Kinds of answers without a gold page whose visible images have the fact.
 _EVIDENT: Final = ("same_document", "same_data")
 
 
 def entries_of(command: str, row: Mapping[str, Any]) -> Iterator[RecordEntry]:
-    """Yield what a line of such a command's decisions.jsonl says in the record."""
+    """Yield the entries of the record for a row of a command's decisions.jsonl."""
     id, reason = str(row["id"]), str(row["reason"])
     if command == "verify":
         if row.get("class"):

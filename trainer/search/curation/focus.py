@@ -1,4 +1,4 @@
-"""`search focus`: the data of the next round, and the funnel that leads to it."""
+"""The command `search focus`: select the data of the next round, with a funnel of counts."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from functools import partial
 from typing import Any, Final
 
 from scorekit.numeric.thresholds import above
-from scorekit.report.page import picture
+from scorekit.report.page import chart_image
 from trainer.search.curation.buckets import BUCKETS, bucket_of
 from trainer.search.curation.config import CurationConfig, FocusConfig
-from trainer.search.curation.dataset import Curated, Decision, question_row, refs
-from trainer.search.curation.known import Known
+from trainer.search.curation.dataset import CurationResult, Decision, question_row, refs
 from trainer.search.curation.measures import Rule
 from trainer.search.curation.pages import Section, curation_page
+from trainer.search.curation.prior_decisions import PriorDecisions
 from trainer.search.curation.samples import CuratedPrompt, CuratedRun, mean_of
 from trainer.sft.curation_record import EXCLUDE, VERIFY, CurationRecord
 
-#: Why a row is kept, by its rule.
+#: Rule -> the reason of a kept row.
 TAKEN: Final[dict[Rule, str]] = {
     "hard_a": "hard A",
     "bucket_0": "bucket 0",
@@ -27,13 +27,13 @@ TAKEN: Final[dict[Rule, str]] = {
     "unscored": "unscored",
     "all": "played again",
 }
-_COLOURS = dict(zip(BUCKETS, ("C2", "C0", "C3", "C7"), strict=True))
+_COLORS = dict(zip(BUCKETS, ("C2", "C0", "C3", "C7"), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """bucket: of BUCKETS. low: mean of the episodes that count for A; last: of the last run's;
-    None: none has a value. played: whether the last run has episodes of it."""
+    """The values of a row. bucket: of BUCKETS. low: mean of the episodes that count for A; last:
+    mean of the last run (None: no value). played: the last run has episodes of it."""
 
     bucket: str
     low: float | None
@@ -42,33 +42,35 @@ class _Row:
 
 
 def make_focus(
-    prompts: Sequence[CuratedPrompt], read: Sequence[CuratedRun], cfg: CurationConfig, known: Known
-) -> Curated:
-    """The rows that the rules take, without those that are known to be bad. known: of these
-    prompts."""
-    of, last = cfg.focus, len(read) - 1
-    steps = {entry.step for entry in known.record}
-    made = Curated("focus", of, read, known.inputs)
-    stages: dict[str, Counter[str]] = {name: Counter() for name in _stages(of, steps)}
+    prompts: Sequence[CuratedPrompt],
+    read: Sequence[CuratedRun],
+    cfg: CurationConfig,
+    decided: PriorDecisions,
+) -> CurationResult:
+    """Return the rows that the rules select, without rows that earlier decisions drop."""
+    focus_cfg, last = cfg.focus, len(read) - 1
+    steps = {entry.step for entry in decided.record}
+    result = CurationResult("focus", focus_cfg, read, decided.inputs)
+    stages: dict[str, Counter[str]] = {name: Counter() for name in _stages(focus_cfg, steps)}
     fitting: Counter[str] = Counter()
     for prompt in prompts:
-        row = _row(prompt, cfg, known, last)
-        rule = _rule(row, of)
+        row = _row(prompt, cfg, decided, last)
+        rule = _rule(row, focus_cfg)
         id = prompt.question.id
         reached = ["questions"]
         reached += ["scored"] if row.bucket != "unscored" else []
         reached += ["in the last round"] if row.played else []
         if rule is None:
-            kept, reason = False, _why_not(row, of)
+            is_kept, reason = False, _rejection_reason(row, focus_cfg)
         else:
-            against = known.record.dropped(id)
-            kept, reason = against is None, against.text if against else TAKEN[rule]
+            against = decided.record.dropped(id)
+            is_kept, reason = against is None, against.text if against else TAKEN[rule]
             fitting[TAKEN[rule]] += 1
-            reached += ["taken", *_passed(id, known.record)]
+            reached += ["taken", *_passed(id, decided.record)]
         for stage in reached:
             if stage in stages:
                 stages[stage][row.bucket] += 1
-        figures: dict[str, Any] = {
+        stats: dict[str, Any] = {
             "bucket": row.bucket,
             "mean": row.low,
             "last_mean": row.last,
@@ -76,59 +78,63 @@ def make_focus(
         }
         for name, step in (("class", VERIFY), ("excluded", EXCLUDE)):
             if step in steps:
-                entry = known.record.question(id, step)
-                figures[name] = entry.reason if entry and entry.verdict != "open" else None
-        made.decisions.append(Decision(id, kept, reason, figures, refs(prompt)))
-        if kept:
-            made.rows.append(question_row(prompt.question, bucket=row.bucket))
-    made.told = {
+                entry = decided.record.question(id, step)
+                stats[name] = entry.reason if entry and entry.verdict != "open" else None
+        result.decisions.append(Decision(id, is_kept, reason, stats, refs(prompt)))
+        if is_kept:
+            result.rows.append(question_row(prompt.question, bucket=row.bucket))
+    result.manifest_extra = {
         "funnel": [
-            {"stage": name, "rows": found.total(), **{of: found[of] for of in BUCKETS}}
-            for name, found in stages.items()
+            {
+                "stage": name,
+                "rows": bucket_counts.total(),
+                **{focus_cfg: bucket_counts[focus_cfg] for focus_cfg in BUCKETS},
+            }
+            for name, bucket_counts in stages.items()
         ],
-        "taken": {TAKEN[rule]: fitting[TAKEN[rule]] for rule in of.take},
+        "taken": {TAKEN[rule]: fitting[TAKEN[rule]] for rule in focus_cfg.take},
     }
-    return made
+    return result
 
 
-def _row(prompt: CuratedPrompt, cfg: CurationConfig, known: Known, last: int) -> _Row:
-    of = cfg.focus
+def _row(prompt: CuratedPrompt, cfg: CurationConfig, decided: PriorDecisions, last: int) -> _Row:
+    focus_cfg = cfg.focus
     id = prompt.question.id
-    bucket = bucket_of(prompt, cfg.buckets) if known.buckets is None else known.buckets[id]
-    there = [one for one in prompt.samples if one.order == last]
-    low = prompt.mean(of.combine, of.measure)
-    return _Row(bucket, low, mean_of(there, of.measure), bool(there))
+    bucket = bucket_of(prompt, cfg.buckets) if decided.buckets is None else decided.buckets[id]
+    last_samples = [sample for sample in prompt.samples if sample.order == last]
+    low = prompt.mean(focus_cfg.combine, focus_cfg.measure)
+    return _Row(bucket, low, mean_of(last_samples, focus_cfg.measure), bool(last_samples))
 
 
-def _rule(row: _Row, of: FocusConfig) -> Rule | None:
-    """The first that the row fits."""
+def _rule(row: _Row, focus_cfg: FocusConfig) -> Rule | None:
+    """Return the first rule that a row fits, or None."""
     fits: Mapping[Rule, Callable[[], bool]] = {
-        "hard_a": lambda: row.bucket == "A" and _is_low(row.low, of.hard_a),
+        "hard_a": lambda: row.bucket == "A" and _is_low(row.low, focus_cfg.hard_a),
         "bucket_0": lambda: row.bucket == "0",
-        "last_round": lambda: _is_low(row.last, of.last_round),
+        "last_round": lambda: _is_low(row.last, focus_cfg.last_round),
         "unscored": lambda: row.bucket == "unscored",
         "all": lambda: True,
     }
-    return next((rule for rule in of.take if fits[rule]()), None)
+    return next((rule for rule in focus_cfg.take if fits[rule]()), None)
 
 
-def _is_low(mean: float | None, most: float) -> bool:
-    return mean is not None and not above(mean, most)
+def _is_low(mean: float | None, max_mean: float) -> bool:
+    return mean is not None and not above(mean, max_mean)
 
 
-def _why_not(row: _Row, of: FocusConfig) -> str:
-    """Of a row that no rule takes."""
-    if "last_round" in of.take and row.played:
-        told = "no score" if row.last is None else f"above {of.last_round:g}"
-        return f"in the last round: {told}"
-    if not {"hard_a", "bucket_0", "unscored"} & set(of.take):
+def _rejection_reason(row: _Row, focus_cfg: FocusConfig) -> str:
+    """Return the reason of a row that no rule selects."""
+    if "last_round" in focus_cfg.take and row.played:
+        score_text = "no score" if row.last is None else f"above {focus_cfg.last_round:g}"
+        return f"in the last round: {score_text}"
+    if not {"hard_a", "bucket_0", "unscored"} & set(focus_cfg.take):
         return "not in the last round"
-    if row.bucket == "A" and "hard_a" in of.take:
-        return "A: no score" if row.low is None else f"A: above {of.hard_a:g}"
+    if row.bucket == "A" and "hard_a" in focus_cfg.take:
+        return "A: no score" if row.low is None else f"A: above {focus_cfg.hard_a:g}"
     return {"B": "mastered", "unscored": "unscored"}.get(row.bucket, f"bucket {row.bucket}")
 
 
-#: Stages of the funnel behind the rules, each with the step whose decisions it applies.
+#: Stages of the funnel after the rules -> the command whose decisions they apply.
 _CHECKS: Final = {
     "not verified bad": VERIFY,
     "not dropped by hallucinations": "hallucinations",
@@ -137,7 +143,7 @@ _CHECKS: Final = {
 
 
 def _passed(id: str, record: CurationRecord) -> list[str]:
-    """The checks that a row passes, up to the first that drops it."""
+    """Return the checks that a row passes, up to the first that drops it."""
     passed = []
     for stage, step in _CHECKS.items():
         entry = record.question(id, step)
@@ -147,69 +153,77 @@ def _passed(id: str, record: CurationRecord) -> list[str]:
     return passed
 
 
-def _stages(of: FocusConfig, steps: Collection[str]) -> list[str]:
-    """Those that these rules have. steps: whose decisions are known."""
-    wanted = {
+def _stages(focus_cfg: FocusConfig, steps: Collection[str]) -> list[str]:
+    """Return the stages of the funnel. steps: commands with decisions."""
+    is_used = {
         "questions": True,
-        "scored": bool({"hard_a", "bucket_0"} & set(of.take)),
-        "in the last round": "last_round" in of.take,
+        "scored": bool({"hard_a", "bucket_0"} & set(focus_cfg.take)),
+        "in the last round": "last_round" in focus_cfg.take,
         "taken": True,
         **{stage: step in steps for stage, step in _CHECKS.items()},
     }
-    return [name for name, there in wanted.items() if there]
+    return [name for name, used in is_used.items() if used]
 
 
-def focus_page(made: Curated, prompts: Mapping[str, CuratedPrompt]) -> str:
-    """report.html: the funnel as a table and as a picture, the rules, the means that they cut."""
-    of = made.settings
-    assert isinstance(of, FocusConfig)
-    funnel: list[dict[str, Any]] = made.told["funnel"]
-    table = [[at["stage"], at["rows"], *(at[name] for name in BUCKETS)] for at in funnel]
+def focus_page(result: CurationResult, prompts: Mapping[str, CuratedPrompt]) -> str:
+    """Return report.html: the funnel as table and chart, the rules, and the means they cut."""
+    focus_cfg = result.settings
+    assert isinstance(focus_cfg, FocusConfig)
+    funnel: list[dict[str, Any]] = result.manifest_extra["funnel"]
+    table = [
+        [stage["stage"], stage["rows"], *(stage[name] for name in BUCKETS)] for stage in funnel
+    ]
     words = {
-        "hard_a": f"in bucket A, mean {of.measure} of at most {of.hard_a:g} ({of.combine})",
+        "hard_a": f"in bucket A, mean {focus_cfg.measure} of at most {focus_cfg.hard_a:g} "
+        f"({focus_cfg.combine})",
         "bucket_0": "in bucket 0",
-        "last_round": f"in the last run, mean {of.measure} there of at most {of.last_round:g}",
+        "last_round": f"in the last run, mean {focus_cfg.measure} there of at most "
+        f"{focus_cfg.last_round:g}",
         "unscored": "no episode has a score",
         "all": "every row that was given (--rows)",
     }
-    kept = Counter(one.reason for one in made.decisions if one.kept)
+    num_kept = Counter(decision.reason for decision in result.decisions if decision.is_kept)
     rules = [
-        [f"{TAKEN[rule]}: {words[rule]}", made.told["taken"][TAKEN[rule]], kept[TAKEN[rule]]]
-        for rule in of.take
+        [
+            f"{TAKEN[rule]}: {words[rule]}",
+            result.manifest_extra["taken"][TAKEN[rule]],
+            num_kept[TAKEN[rule]],
+        ]
+        for rule in focus_cfg.take
     ]
-    figure = "last_mean" if "last_round" in of.take else "mean"
-    border = of.last_round if "last_round" in of.take else of.hard_a
-    cut = [one.figures[figure] for one in made.decisions if one.figures[figure] is not None]
-    label = f"mean {of.measure}" + (" in the last round" if figure == "last_mean" else "")
-    pictures = [
-        picture("rows at each stage, by bucket", "rows", partial(_bars, funnel)),
-        picture(f"prompts by {label}", label, partial(_cut, cut, border)),
+    key = "last_mean" if "last_round" in focus_cfg.take else "mean"
+    border = focus_cfg.last_round if "last_round" in focus_cfg.take else focus_cfg.hard_a
+    cut = [decision.stats[key] for decision in result.decisions if decision.stats[key] is not None]
+    label = f"mean {focus_cfg.measure}" + (" in the last round" if key == "last_mean" else "")
+    charts = [
+        chart_image("rows at each stage, by bucket", "rows", partial(_bars, funnel)),
+        chart_image(f"prompts by {label}", label, partial(_cut, cut, border)),
     ]
     sections = [
-        Section("Funnel", [], ["stage", "rows", *BUCKETS], table, pictures),
+        Section("Funnel", [], ["stage", "rows", *BUCKETS], table, charts),
         Section("Rules", [], ["rule", "rows that fit it", "kept"], rules),
     ]
-    return curation_page(made, "The next round", sections, prompts)
+    return curation_page(result, "The next round", sections, prompts)
 
 
 def _bars(funnel: Sequence[Mapping[str, Any]], axes: Any) -> int:
-    """A bar a stage, the first on top."""
-    left = [0] * len(funnel)
-    names = [str(at["stage"]) for at in funnel]
-    there = [name for name in BUCKETS if any(at[name] for at in funnel)]
-    for name in there:
-        widths = [at[name] for at in funnel]
-        axes.barh(names, widths, left=left, color=_COLOURS[name], label=name)
-        left = [sum(pair) for pair in zip(left, widths, strict=True)]
-    for place, at in enumerate(funnel):
-        axes.text(left[place], place, f" {at['rows']:,}", va="center", fontsize=8)
-    axes.set_xlim(0, max(left, default=1) * 1.18 or 1)
+    """Draw a bar for each stage, the first at the top."""
+    starts = [0] * len(funnel)
+    names = [str(stage["stage"]) for stage in funnel]
+    present = [name for name in BUCKETS if any(stage[name] for stage in funnel)]
+    for name in present:
+        widths = [stage[name] for stage in funnel]
+        axes.barh(names, widths, left=starts, color=_COLORS[name], label=name)
+        starts = [sum(pair) for pair in zip(starts, widths, strict=True)]
+    for index, stage in enumerate(funnel):
+        axes.text(starts[index], index, f" {stage['rows']:,}", va="center", fontsize=8)
+    axes.set_xlim(0, max(starts, default=1) * 1.18 or 1)
     axes.invert_yaxis()
-    return len(there)
+    return len(present)
 
 
-def _cut(means: Sequence[float], border: float, axes: Any) -> int:
-    axes.hist(means, bins=[place / 20 for place in range(21)], color="C0")
-    axes.axvline(border, color="C3", linewidth=1)
+def _cut(means: Sequence[float], bound: float, axes: Any) -> int:
+    axes.hist(means, bins=[step / 20 for step in range(21)], color="C0")
+    axes.axvline(bound, color="C3", linewidth=1)
     axes.set_ylabel("prompts")
     return 1 if means else 0

@@ -1,10 +1,10 @@
-"""The words in which an episode's worth is asked for."""
+"""The names of measures and rules in the config."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-#: What an episode is worth here: a number of 0 to 1, or none. both: the mean of judge and NDCG.
+#: The value of an episode, from 0 to 1. both: the mean of judge and NDCG.
 Measure = Literal["ndcg", "judge", "both", "reward"]
 #: Which of a prompt's episodes count.
 Combine = Literal["all", "last_step", "last_run"]

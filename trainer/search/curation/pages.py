@@ -1,7 +1,6 @@
-"""report.html of a curation command: what was asked, what became of the rows, tables, pictures, and
-examples of each reason.
+"""Write report.html of a curation command: settings, counts, tables, charts and examples.
 
-A page is one file, with no script and nothing fetched from elsewhere; every text in it is escaped.
+A page is one file without scripts, and it loads nothing; all text in it is escaped.
 """
 
 from __future__ import annotations
@@ -16,55 +15,58 @@ from markupsafe import Markup
 
 from scorekit.report.page import STYLE
 from scorekit.report.render import visible
-from trainer.search.curation.dataset import Curated, Decision
+from trainer.search.curation.dataset import CurationResult, Decision
 from trainer.search.curation.samples import CuratedPrompt
 
 _EXAMPLES = 8  # of each reason
-_EPISODES = 6  # named of one row
+_EPISODES = 6  # max ids for a row
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A heading with what stands under it. head: of the table; numbers stand to the right.
-    pictures: SVG; None: nothing was to be drawn."""
+    """A section of a page. head: titles of the table. images: charts (SVG); None: no data."""
 
     title: str
     words: Sequence[str] = ()
     head: Sequence[str] = ()
     rows: Sequence[Sequence[Any]] = ()
-    pictures: Sequence[str | None] = ()
+    images: Sequence[str | None] = ()
 
 
 def curation_page(
-    made: Curated, title: str, sections: Sequence[Section], prompts: Mapping[str, CuratedPrompt]
+    result: CurationResult,
+    title: str,
+    sections: Sequence[Section],
+    prompts: Mapping[str, CuratedPrompt],
 ) -> str:
-    """The page. prompts: id -> prompt, for the examples' words."""
+    """Return the page. prompts: id -> prompt, for the examples."""
     env = Environment(
         loader=PackageLoader("trainer.search.curation", "."),
         autoescape=select_autoescape(default=True),
         trim_blocks=True,
     )
     env.filters["visible"] = visible
-    manifest = made.manifest()
+    manifest = result.manifest()
     return env.get_template("page.html").render(
         style=Markup(STYLE),
         title=title,
         manifest=manifest,
         sections=[
-            (of, [Markup(drawn) for drawn in of.pictures if drawn is not None]) for of in sections
+            (section, [Markup(chart) for chart in section.images if chart is not None])
+            for section in sections
         ],
-        examples=_examples(made.decisions, prompts),
+        examples=_examples(result.decisions, prompts),
         cell=as_cell,
         is_number=_is_number,
     )
 
 
 def as_cell(value: Any) -> str:
-    """A number or word of a table; `–` for what is not there."""
+    """Return the text of a table cell; `–` for a missing value."""
     if value is None:
         return "–"
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {as_cell(of)}" for name, of in value.items()) or "–"
+        return ", ".join(f"{name} {as_cell(item)}" for name, item in value.items()) or "–"
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:.3f}" if isinstance(value, float) else str(value)
@@ -77,29 +79,32 @@ def _is_number(value: Any) -> bool:
 def _examples(
     decisions: Iterable[Decision], prompts: Mapping[str, CuratedPrompt]
 ) -> list[tuple[str, int, list[dict[str, Any]]]]:
-    """(reason, rows, the first few) of each reason, those kept first."""
+    """Return (reason, count, first examples) of each reason, first of kept rows."""
     counts: Counter[tuple[bool, str]] = Counter()
-    shown: dict[tuple[bool, str], list[dict[str, Any]]] = defaultdict(list)
-    for one in decisions:
-        of = (not one.kept, one.reason)
-        counts[of] += 1
-        if counts[of] <= _EXAMPLES:
-            shown[of].append(_example(one, prompts))
+    examples: dict[tuple[bool, str], list[dict[str, Any]]] = defaultdict(list)
+    for decision in decisions:
+        key = (not decision.is_kept, decision.reason)
+        counts[key] += 1
+        if counts[key] <= _EXAMPLES:
+            examples[key].append(_example(decision, prompts))
     return [
-        (f"{'dropped' if dropped else 'kept'}: {reason}", count, shown[dropped, reason])
+        (f"{'dropped' if dropped else 'kept'}: {reason}", count, examples[dropped, reason])
         for (dropped, reason), count in sorted(counts.items())
     ]
 
 
-def _example(one: Decision, prompts: Mapping[str, CuratedPrompt]) -> dict[str, Any]:
-    prompt = prompts.get(str(one.figures.get("question_id", one.row_id)))
+def _example(decision: Decision, prompts: Mapping[str, CuratedPrompt]) -> dict[str, Any]:
+    prompt = prompts.get(str(decision.stats.get("question_id", decision.row_id)))
     question = prompt.question if prompt else None
-    more = len(one.episodes) - _EPISODES
+    more = len(decision.episodes) - _EPISODES
     return {
-        "id": one.row_id,
+        "id": decision.row_id,
         "question": question.question if question else "",
         "reference": question.reference_answer if question else "",
         "gold": ", ".join(question.gold) if question else "",
-        "figures": [(name, as_cell(value)) for name, value in one.figures.items() if value != ""],
-        "episodes": ", ".join(one.episodes[:_EPISODES]) + (f" and {more} more" if more > 0 else ""),
+        "figures": [
+            (name, as_cell(value)) for name, value in decision.stats.items() if value != ""
+        ],
+        "episodes": ", ".join(decision.episodes[:_EPISODES])
+        + (f" and {more} more" if more > 0 else ""),
     }

@@ -1,7 +1,7 @@
-"""What curation reads of the episodes: a line of figures each, gathered by prompt.
+"""Read the episodes of runs as summaries, grouped by question.
 
-A store of any size is read once, an episode at a time. The lines lie on the disk; in memory are the
-questions, and the lines of the prompt that is looked at.
+A store is read once, with one episode in memory at a time. Summaries are on disk; the questions and
+the summaries of the current question are in memory.
 """
 
 from __future__ import annotations
@@ -17,22 +17,21 @@ from scorekit.config import load_config
 from scorekit.errors import UserError
 from trainer.search.config import SearchConfig
 from trainer.search.curation.config import CurationConfig
+from trainer.search.curation.disk_spool import DiskSpool
 from trainer.search.curation.measures import Combine, Measure
-from trainer.search.curation.spool import Spool
 from trainer.search.data import load_questions
 from trainer.search.records import SUCCESS, Question, Trajectory
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """An episode in figures.
+class EpisodeSummary:
+    """The summary of an episode.
 
-    order: of the run among those given. name: of the run.
-    judge, ndcg, reward: None where there is none. seen: whether a page that carries the fact was
-    shown. rank: the best at which such a page stood among the hits of any search, shown or not;
-    None: in none. turns, searches, crops, invalid: the policy's own. answered: whether the
-    generator gave an answer.
+    order: index of its run. name: of the run. judge, ndcg, reward: None without a value. seen:
+    whether a page with the fact was visible. rank: the best rank of such a page among all hits;
+    None: it was in none. turns, searches, crops, invalid: counts of the policy's turns. answered:
+    whether there is an answer.
     """
 
     order: int
@@ -52,61 +51,61 @@ class Sample:
     answered: bool
 
     def value(self, measure: Measure) -> float | None:
-        """What it is worth; None where that was not had. Never 0 in place of it."""
+        """Return the value by a measure; None, never 0, if it is missing."""
         if measure == "both":
-            both = (self.judge, self.ndcg)
-            return None if None in both else sum(of for of in both if of is not None) / 2
+            values = (self.judge, self.ndcg)
+            return None if None in values else sum(part for part in values if part is not None) / 2
         return {"judge": self.judge, "ndcg": self.ndcg, "reward": self.reward}[measure]
 
     @property
     def success(self) -> bool:
-        """Whether its answer was judged right."""
+        """Return whether its answer was judged right."""
         return self.judge is not None and self.judge >= SUCCESS
 
     @property
     def ref(self) -> str:
-        """Its name in what is written: run/trajectory."""
+        """Return its id in output files: run/trajectory."""
         return f"{self.name}/{self.trajectory_id}"
 
 
 @dataclass(slots=True)
 class CuratedPrompt:
-    """A question of the data with all its episodes. spool: those of all questions."""
+    """A question of the data and its episodes. spool: summaries of all questions."""
 
     question: Question
-    spool: Spool[Sample]
+    spool: DiskSpool[EpisodeSummary]
 
     @property
-    def samples(self) -> list[Sample]:
-        """Its episodes in the order of runs and steps; read from the disk each time."""
-        return self.spool.under(self.question.id)
+    def samples(self) -> list[EpisodeSummary]:
+        """Return its episodes in the order of runs and steps, read from disk each time."""
+        return self.spool.get_all(self.question.id)
 
-    def counted(self, combine: Combine, measure: Measure) -> list[Sample]:
-        """The episodes that count by a rule, of those that have a value."""
+    def counted(self, combine: Combine, measure: Measure) -> list[EpisodeSummary]:
+        """Return the episodes with a value that count by a rule."""
         scored = [sample for sample in self.samples if sample.value(measure) is not None]
         if combine == "all" or not scored:
             return scored
         last = scored[-1]
         if combine == "last_run":
             return [sample for sample in scored if sample.order == last.order]
-        where = (last.order, last.step)
-        return [sample for sample in scored if (sample.order, sample.step) == where]
+        last_step = (last.order, last.step)
+        return [sample for sample in scored if (sample.order, sample.step) == last_step]
 
     def mean(self, combine: Combine, measure: Measure) -> float | None:
-        """Mean of the episodes that count; None where there is none."""
+        """Return the mean of the episodes that count; None without one."""
         return mean_of(self.counted(combine, measure), measure)
 
 
-def mean_of(samples: Iterable[Sample], measure: Measure) -> float | None:
-    """Of those that have a value; None where none has."""
+def mean_of(samples: Iterable[EpisodeSummary], measure: Measure) -> float | None:
+    """Return the mean of the values; None without a value."""
     values = [sample.value(measure) for sample in samples]
-    found = [value for value in values if value is not None]
-    return math.fsum(found) / len(found) if found else None
+    present = [value for value in values if value is not None]
+    return math.fsum(present) / len(present) if present else None
 
 
 @dataclass(frozen=True, slots=True)
 class CuratedRun:
-    """A run that was read. digest: SHA-256 over its steps' files."""
+    """A run that was read. digest: SHA-256 of its step files."""
 
     folder: Path
     name: str
@@ -114,40 +113,43 @@ class CuratedRun:
     digest: str
 
 
-#: Is told of each episode as it is read (without its ids), beside its sample.
-Visit = Callable[[Trajectory, Sample], None]
+#: Is called with each episode (without its ids) and its summary.
+Visit = Callable[[Trajectory, EpisodeSummary], None]
 
 
 def read_prompts(
     runs: Sequence[Path], cfg: CurationConfig, visit: Visit | None = None
 ) -> tuple[list[CuratedPrompt], list[CuratedRun]]:
-    """The questions of the data in their order, each with its episodes, and what was read.
+    """Return the questions of the data in order with their episodes, and the runs.
 
-    visit: for what a sample does not say; an episode is in memory while it is told of.
-
-    Raises UserError where a run has no trajectories, has those of another schema, or was given
-    another question under an id; and where it is of questions that the data does not have.
+    visit: for data that a summary does not have; the episode is in memory during the call. Raises
+    UserError if a run has no trajectories or another schema, if an id has another question in the
+    data, or if the data does not have a question of a run.
     """
     if not runs and cfg.data.train is None:
-        raise UserError("name a run to read (--run FOLDER), or questions (--set data.train=FILE)")
+        raise UserError("Name a run (--run FOLDER) or questions (--set data.train=FILE).")
     if len({folder.resolve() for folder in runs}) != len(runs):
-        raise UserError("--run: a folder is named twice: its episodes would count twice")
-    spool = Spool(Sample)
-    prompts = {one.id: CuratedPrompt(one, spool) for one in _questions(runs[-1:], cfg.data)}
+        raise UserError("--run: a folder is named twice. Its episodes would count twice.")
+    spool = DiskSpool(EpisodeSummary)
+    prompts = {
+        question.id: CuratedPrompt(question, spool) for question in _questions(runs[-1:], cfg.data)
+    }
     read = [_read_run(order, folder, prompts, visit) for order, folder in enumerate(runs)]
     return list(prompts.values()), read
 
 
 def _questions(last: Sequence[Path], data: Any) -> list[Question]:
-    """Of the data that is named, or of the last run."""
+    """Return the questions of `data.train`, else of the last run's config."""
     if data.train is None:
         (run,) = last
         path = run / "config.yaml"
         if not path.is_file():
-            raise UserError(f"{path}: not there: name the questions (--set data.train=FILE)")
+            raise UserError(f"{path}: does not exist. Name the questions (--set data.train=FILE).")
         data = load_config(SearchConfig, path).data
         if data.train is None:
-            raise UserError(f"{run}: its config names no data.train: --set data.train=FILE")
+            raise UserError(
+                f"{run}: its config has no data.train. Set it with --set data.train=FILE."
+            )
     return load_questions(data.train, data, split=data.train_split, limit=data.train_limit)
 
 
@@ -169,27 +171,27 @@ def _read_run(
             visit(trajectory, sample)
     if unknown:
         raise UserError(
-            f"{folder}: {unknown} of {count} episodes are of questions that the data lacks: "
-            "name all that the runs were given (--set data.train=...)"
+            f"{folder}: {unknown} of {count} episodes are of questions that are not in the "
+            "data. Name all questions of the runs (--set data.train=...)."
         )
     return CuratedRun(folder, store.run, count, _digest(folder / FOLDER, store.steps()))
 
 
-def _same(ours: Question, theirs: Question, folder: Path) -> None:
-    if (ours.question, ours.reference_answer) != (theirs.question, theirs.reference_answer):
+def _same(expected: Question, actual: Question, folder: Path) -> None:
+    if (expected.question, expected.reference_answer) != (actual.question, actual.reference_answer):
         raise UserError(
-            f"{folder}: under the id {ours.id!r} it was asked another question, or has another "
-            "reference, than in the data: these are runs of different data"
+            f"{folder}: the id {expected.id!r} has another question or reference than in the data. "
+            "Use the data of the run."
         )
 
 
-def sample_of(trajectory: Trajectory, order: int, run: str) -> Sample:
-    """An episode in figures."""
-    own = [turn for turn in trajectory.turns if not turn.forced]
+def sample_of(trajectory: Trajectory, order: int, run: str) -> EpisodeSummary:
+    """Return the summary of an episode."""
+    turns = [turn for turn in trajectory.turns if not turn.forced]
     carry = carriers(trajectory.question)
-    ranks = [hit.rank for turn in own for hit in turn.hits if hit.page_id in carry]
-    actions = [turn.action for turn in own]
-    return Sample(
+    ranks = [hit.rank for turn in turns for hit in turn.hits if hit.page_id in carry]
+    actions = [turn.action for turn in turns]
+    return EpisodeSummary(
         order=order,
         name=run,
         step=trajectory.step,
@@ -200,7 +202,7 @@ def sample_of(trajectory: Trajectory, order: int, run: str) -> Sample:
         end=trajectory.end,
         seen=trajectory.saw_evidence,
         rank=min(ranks, default=None),
-        turns=len(own),
+        turns=len(turns),
         searches=actions.count("search"),
         crops=actions.count("crop"),
         invalid=actions.count("invalid"),
@@ -209,13 +211,12 @@ def sample_of(trajectory: Trajectory, order: int, run: str) -> Sample:
 
 
 def carriers(question: Question) -> set[str]:
-    """Pages that carry the fact: the gold ones, and their alternatives."""
-    return {*question.gold, *(page for of in question.alternatives.values() for page in of)}
+    """Return the pages with the fact: the gold pages and their alternatives."""
+    return {*question.gold, *(page for pages in question.alternatives.values() for page in pages)}
 
 
 def evidence_pages(trajectory: Trajectory) -> set[str]:
-    """Return the pages that the answer rests on: those whose pictures the generator was sent; those
-    that were shown, where the episode does not say which were sent."""
+    """Return the pages whose images the generator got; without that data, all visible pages."""
     sent = set(trajectory.answer.evidence) if trajectory.answer else set()
     if not sent:
         return set(trajectory.shown_pages)
@@ -224,22 +225,24 @@ def evidence_pages(trajectory: Trajectory) -> set[str]:
 
 
 def covered_facts(question: Question, pages: Collection[str]) -> list[bool]:
-    """Return for each gold page whether it, or an alternative to it, is among these pages."""
+    """Return for each gold page whether it or an alternative to it is among the pages."""
     facts = ({gold, *question.alternatives.get(gold, ())} for gold in question.gold)
     return [not fact.isdisjoint(pages) for fact in facts]
 
 
 def has_evidence(trajectory: Trajectory) -> bool:
-    """Return whether the answer rests on every gold page or alternatives to them; on any page,
-    where the question names no gold page."""
+    """Return whether the answer rests on all gold pages or their alternatives.
+
+    Without a gold page: whether it rests on any page.
+    """
     pages = evidence_pages(trajectory)
     return bool(pages) and all(covered_facts(trajectory.question, pages))
 
 
 def _digest(folder: Path, steps: Sequence[int]) -> str:
-    whole = hashlib.sha256()
+    digest = hashlib.sha256()
     for step in steps:
         name = f"step-{step:06d}.jsonl.gz"
         with (folder / name).open("rb") as file:
-            whole.update(f"{name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
-    return whole.hexdigest()
+            digest.update(f"{name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+    return digest.hexdigest()

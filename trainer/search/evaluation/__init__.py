@@ -1,1 +1,1 @@
-"""How good a searcher is: figures of episodes, evaluations on held-out questions, pages of both."""
+"""Measure a search policy: stats of episodes, evaluations on held-out questions, report pages."""

@@ -1,5 +1,4 @@
-"""The policies that an evaluation asks: of a folder or hub id, by this process or its vLLM sampler,
-or behind a URL."""
+"""Open the policies of an evaluation: a folder or hub id sampled here or by vLLM, or a URL."""
 
 from __future__ import annotations
 
@@ -9,60 +8,67 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scorekit.errors import UserError
+from trainer.rl.distributed import DistributedContext
 from trainer.rl.engines.choice import open_sampler, probe_engine
-from trainer.rl.policy import autocast, stop_token_ids, without_wrappers
-from trainer.rl.world import World
-from trainer.runs.checkpoints.adapted import load_on_base, on_its_base
+from trainer.rl.policy import autocast, stop_token_ids, unwrap_peft
+from trainer.runs.checkpoints.adapters import load_on_base, resolve_base_model
 from trainer.search.config import SearchConfig
-from trainer.search.local import Reads, look_at_policy
-from trainer.search.neighbours import open_policy
-from trainer.search.turns.policies import Policy
-from trainer.search.turns.sampled import SampledPolicy
+from trainer.search.local_policy import PolicyInputs, inspect_policy
+from trainer.search.rollout.policies import Policy
+from trainer.search.rollout.sampled import SampledPolicy
+from trainer.search.services import open_policy
 
-_SEED = 0  # of sampled turns: the same policy gives the same episodes
+_SEED = 0  # of sampled turns, so the same policy gives the same episodes
 
 
 @dataclass(frozen=True, slots=True)
 class SearchCandidate:
-    """A policy to evaluate. name: as it was named. cfg: with the model that is loaded, and how its
-    turns are sampled. adapters: that are put on it. reads: None behind a URL. served: its name at
-    the vLLM server that samples. folder: where its evaluation is written."""
+    """A policy to evaluate.
+
+    name: as the user named it. cfg: with the model to load and the sampling settings. adapters:
+    folder of its adapters. reads: None behind a URL. served: its name at the vLLM server that
+    samples. folder: output folder of its evaluation.
+    """
 
     name: str
     cfg: SearchConfig
     folder: Path
     adapters: Path | None = None
-    reads: Reads | None = None
+    policy_inputs: PolicyInputs | None = None
     served: str | None = None
 
 
 def candidate_of(cfg: SearchConfig, folder: Path, named: str | None = None) -> SearchCandidate:
-    """The config's policy; or another one, by its folder, hub id or URL (`URL#MODEL`; without a
-    model's name, that of the config). Raises UserError where it is not there, or does not go with
-    the config."""
+    """Return the config's policy, or another one by folder, hub id or URL.
+
+    named: a URL may have the form `URL#MODEL`; the default is the model of the config. Raises
+    UserError if the policy does not exist or does not match the config.
+    """
     if named is not None:
         cfg = _renamed(cfg, named)
     if cfg.server.url is not None:
         model = f" ({cfg.server.model})" if cfg.server.model else ""
         return SearchCandidate(f"{cfg.server.url}{model}", cfg, folder)
     if cfg.policy.path is None:
-        raise UserError("no policy: set server.url, or policy.path to a model's folder or hub id")
+        raise UserError("policy.path: not set. Name a model's folder or hub id, or set server.url.")
     name = str(cfg.policy.path)
-    base, adapters = on_its_base(cfg.policy)
+    base, adapters = resolve_base_model(cfg.policy)
     cfg = cfg.model_copy(update={"policy": base})
-    reads = look_at_policy(cfg)
-    served = probe_engine(cfg.generation, adapters=base.lora.r > 0, images=reads.reader is not None)
-    return SearchCandidate(name, cfg, folder, adapters, reads, served)
+    policy_inputs = inspect_policy(cfg)
+    served = probe_engine(
+        cfg.generation, adapters=base.lora.r > 0, images=policy_inputs.reader is not None
+    )
+    return SearchCandidate(name, cfg, folder, adapters, policy_inputs, served)
 
 
 def _renamed(cfg: SearchConfig, named: str) -> SearchConfig:
-    """The same with another policy."""
+    """Return the config with another policy."""
     if named.startswith(("http://", "https://")):
         url, _, model = named.partition("#")
         server = {"url": url, "model": model or cfg.server.model}
         sampling = cfg.generation.model_copy(update={"engine": "generate"})
-        own = {"server": cfg.server.model_copy(update=server), "generation": sampling}
-        return cfg.model_copy(update=own)
+        update = {"server": cfg.server.model_copy(update=server), "generation": sampling}
+        return cfg.model_copy(update=update)
     policy = {"path": named, "tokenizer": None, "revision": None}
     return cfg.model_copy(
         update={
@@ -73,37 +79,37 @@ def _renamed(cfg: SearchConfig, named: str) -> SearchConfig:
 
 
 @contextmanager
-def opened(candidate: SearchCandidate, world: World) -> Iterator[Policy]:
-    """It as it takes turns. Raises UserError."""
-    cfg, reads = candidate.cfg, candidate.reads
-    if reads is None:
+def opened(candidate: SearchCandidate, world: DistributedContext) -> Iterator[Policy]:
+    """Open the policy of a candidate. Raises UserError."""
+    cfg, policy_inputs = candidate.cfg, candidate.policy_inputs
+    if policy_inputs is None:
         with open_policy(cfg) as policy:
             yield policy
         return
     model, _ = load_on_base(cfg.policy, candidate.adapters, world.device)
     if world.is_sharded:
-        world.shard(without_wrappers(model))  # it is what generates
-    with ExitStack() as held:
+        world.shard(unwrap_peft(model))  # these weights generate
+    with ExitStack() as exit_stack:
         sampler = open_sampler(
             cfg.generation,
             candidate.served,
             model,
-            reads.tokenizer,
+            policy_inputs.tokenizer,
             world,
             adapters=cfg.policy.lora.r > 0,
             run_dir=cfg.misc.run_dir,
             role="evaluate",
-            never=reads.never,
+            banned_token_ids=policy_inputs.banned_token_ids,
         )
-        held.enter_context(closing(sampler))
-        held.enter_context(autocast(world.device, cfg.misc.dtype))
-        sampler.sync(model, 0)
+        exit_stack.enter_context(closing(sampler))
+        exit_stack.enter_context(autocast(world.device, cfg.misc.dtype))
+        sampler.sync_weights(model, 0)
         yield SampledPolicy(
             sampler,
-            reads.ids(cfg, stop_token_ids(without_wrappers(model), reads.tokenizer)),
+            policy_inputs.ids(cfg, stop_token_ids(unwrap_peft(model), policy_inputs.tokenizer)),
             cfg.generation,
             name=candidate.name,
-            context=reads.context,
+            context=policy_inputs.context,
             world=world,
             with_logprobs=False,
             seed=_SEED,

@@ -1,5 +1,4 @@
-"""What one episode says of its policy, as numbers: a figure is the mean of these, and two policies
-are compared by them, question by question."""
+"""Compute the values of one episode: a stat is their mean, and policies are compared by them."""
 
 from __future__ import annotations
 
@@ -32,10 +31,10 @@ def _unfounded(t: Trajectory) -> float | None:
 
 def _tokens(t: Trajectory) -> float | None:
     tokens = [turn.tokens for turn in own_turns(t)]
-    return None if None in tokens else float(sum(of for of in tokens if of is not None))
+    return None if None in tokens else float(sum(count for count in tokens if count is not None))
 
 
-#: Figure -> its value of an episode; None: it has none. A share is the mean of zeros and ones.
+#: Stat -> the function of its value for an episode (None: no value). A share averages 0 and 1.
 VALUES: Final[Mapping[str, Callable[[Trajectory], float | None]]] = {
     "reward_mean": lambda t: t.reward.value if t.reward else None,
     "judge_mean": _part("judge"),
@@ -58,10 +57,10 @@ VALUES: Final[Mapping[str, Callable[[Trajectory], float | None]]] = {
 
 
 def own_turns(trajectory: Trajectory) -> list[Turn]:
-    """Those that the policy wrote itself."""
+    """Return the turns that the policy wrote."""
     return [turn for turn in trajectory.turns if not turn.forced]
 
 
 def values_of(trajectory: Trajectory) -> dict[str, float | None]:
-    """All VALUES of an episode."""
-    return {key: of(trajectory) for key, of in VALUES.items()}
+    """Return all VALUES of an episode."""
+    return {key: value_of(trajectory) for key, value_of in VALUES.items()}

@@ -1,4 +1,4 @@
-"""How good a searcher is: an episode of each held-out question, rewarded as in training."""
+"""Evaluate a policy: one episode of each held-out question, rewarded as in training."""
 
 from __future__ import annotations
 
@@ -9,31 +9,30 @@ from pathlib import Path
 from typing import Any
 
 from scorekit.numeric.thresholds import below
-from trainer.rl.world import World
-from trainer.runs.config import THE_SET
-from trainer.runs.runlog import Dumped, read_jsonl
-from trainer.search.episodes import Episodes
-from trainer.search.evaluation.figures import by_document, by_type, figures_of
+from trainer.rl.distributed import DistributedContext
+from trainer.runs.config import DEFAULT_EVAL_SET
+from trainer.runs.run_log import JsonlFile, read_jsonl
+from trainer.search.episode_runner import EpisodeRunner
+from trainer.search.evaluation.stats import by_document, by_type, compute_stats
 from trainer.search.records import Question, Trajectory
-from trainer.search.turns.policies import Policy
+from trainer.search.rollout.policies import Policy
 
-#: Share of the episodes that could have a reward which a mean has to cover to be held against the
-#: means of other evaluations.
-_RATED_FROM = 0.95
-#: Figures that a report has as fields.
-_OWN = ("samples", "reward_mean", "reward_coverage")
-#: Those by groups -> what names one in its row.
+#: Min share of the episodes with a possible reward that a mean must cover for the best checkpoint.
+_MIN_COVERAGE = 0.95
+#: Stats that are fields of a report.
+_FIELD_STATS = ("samples", "reward_mean", "reward_coverage")
+#: Key of grouped stats -> the name of a group in its row.
 _GROUPS = {"by_document": "document", "by_type": "type"}
 
 
 @dataclass(slots=True)
 class SearchReport:
-    """Figures of an episode of each question; None where there is nothing to average.
+    """The stats of an evaluation, with one episode of each question. None: no value to average.
 
-    reward_mean: over the episodes that have one (reward_coverage). values: the other figures
-    (evaluation/figures.py) by their keys, which `report[key]` gives too. by_document, by_type: a
-    few of them, of each document that is asked about and of each type of question; {} of one.
-    examples: the episodes (`records.Trajectory`) as JSON, without their ids.
+    reward_mean: over the episodes with a reward (reward_coverage). values: the other stats
+    (evaluation/stats.py) by key; `report[key]` returns them too. by_document, by_type: some stats
+    of each document and of each type of question; {} for a single one. examples: the episodes
+    (`records.Trajectory`) as JSON, without their ids.
     """
 
     samples: int
@@ -46,71 +45,79 @@ class SearchReport:
     examples: Sequence[dict[str, Any]]
 
     def __getitem__(self, key: str) -> Any:
-        return self.figures()[key]
+        return self.stats()[key]
 
     @property
     def rating(self) -> float | None:
-        """reward_mean, by which the best checkpoint is chosen; None where too many episodes have no
-        reward: what a service left out may have been the hard ones."""
-        could = self.samples - self.values["goldless"]
-        covered = round(self.reward_coverage * self.samples)
-        return None if below(covered, _RATED_FROM * could) else self.reward_mean
+        """Return reward_mean, by which the best checkpoint is chosen.
 
-    def figures(self) -> dict[str, Any]:
-        """All of them by their keys, `values` among the others; not the examples. Groups are rows:
-        a tracker would take every number of a mapping, and there may be a thousand documents."""
-        own = {f.name: getattr(self, f.name) for f in fields(self)}
-        del own["examples"]
+        None if too many episodes have no reward: the missing ones may be the hard ones.
+        """
+        num_possible = self.samples - self.values["goldless"]
+        num_covered = round(self.reward_coverage * self.samples)
+        return None if below(num_covered, _MIN_COVERAGE * num_possible) else self.reward_mean
+
+    def stats(self) -> dict[str, Any]:
+        """Return all stats by key, without the examples.
+
+        Groups are lists of rows, because a tracker would log each number of a mapping, and there
+        may be a thousand documents.
+        """
+        stats = {f.name: getattr(self, f.name) for f in fields(self)}
+        del stats["examples"]
         for key, name in _GROUPS.items():
-            own[key] = [{name: group} | of for group, of in own[key].items()]
-        return own.pop("values") | own
+            stats[key] = [{name: group} | row for group, row in stats[key].items()]
+        return stats.pop("values") | stats
 
     @property
     def episodes(self) -> list[Trajectory]:
-        """The examples as they were."""
+        """Return the examples as trajectories."""
         return [Trajectory.model_validate(line) for line in self.examples]
 
 
 def evaluate_questions(
-    episodes: Episodes,
+    episodes: EpisodeRunner,
     policy: Policy,
     questions: Sequence[Question],
-    world: World,
+    world: DistributedContext,
     *,
     step: int,
     name: str,
 ) -> SearchReport:
-    """Let the policy search once for each question, and have what it finds answered and judged.
+    """Run one episode of each question and get its answer, verdict and reward.
 
-    name: of the set; step: of the run; together they name the episodes. The processes of the world
-    share the questions, and each gets the whole report. Raises what `Episodes` does: MoneySpent,
-    ServiceUnreachable.
+    name: of the set; step: of the run; both are in the ids of the episodes. The processes of the
+    world share the questions, and each gets the full report. Raises what `Episodes` raises:
+    BudgetExceeded, ServiceUnreachable.
     """
     started = time.monotonic()
-    ended = episodes.run(policy, world.share(questions), step=step, kind=f"{name}-")
-    rewarded = list(episodes.rewarded(step, ended).values())
-    values: dict[str, Any] = figures_of(rewarded)
-    own = {key: values.pop(key) for key in _OWN}
+    finished = episodes.run(policy, world.split_items(questions), step=step, kind=f"{name}-")
+    rewarded = list(episodes.collect_rewards(step, finished).values())
+    values: dict[str, Any] = compute_stats(rewarded)
+    field_values = {key: values.pop(key) for key in _FIELD_STATS}
     return SearchReport(
-        **own,
+        **field_values,
         values=values,
         by_document=by_document(rewarded),
         by_type=by_type(rewarded),
         seconds=time.monotonic() - started,
-        examples=[one.model_dump(mode="json", exclude={"tokens"}) for one in rewarded],
+        examples=[episode.model_dump(mode="json", exclude={"tokens"}) for episode in rewarded],
     )
 
 
 def read_reports(folder: Path) -> dict[str, list[tuple[int, SearchReport]]]:
-    """(update, report) of the evaluations in eval.jsonl of a run's folder, by the names of their
-    sets."""
+    """Return (update, report) of the evaluations in a run's eval.jsonl, by set name."""
     sets: dict[str, list[tuple[int, SearchReport]]] = {}
     for line in read_jsonl(folder / "eval.jsonl"):
-        name, update, dump = line.pop("set", THE_SET), line.pop("update"), line.pop("completions")
+        name, update, dump = (
+            line.pop("set", DEFAULT_EVAL_SET),
+            line.pop("update"),
+            line.pop("completions"),
+        )
         line.pop("decides", None)
-        own = {f.name: line.pop(f.name, None) for f in fields(SearchReport)}
-        for key, of in _GROUPS.items():
-            own[key] = {row.pop(of): row for row in own[key]}
-        own |= {"values": line, "examples": Dumped(folder / dump)}
-        sets.setdefault(name, []).append((update, SearchReport(**own)))
+        values = {f.name: line.pop(f.name, None) for f in fields(SearchReport)}
+        for key, group_key in _GROUPS.items():
+            values[key] = {row.pop(group_key): row for row in values[key]}
+        values |= {"values": line, "examples": JsonlFile(folder / dump)}
+        sets.setdefault(name, []).append((update, SearchReport(**values)))
     return sets

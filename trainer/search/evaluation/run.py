@@ -1,11 +1,11 @@
-"""`python -m trainer evaluate`: a searcher's evaluation as files, alone or beside another one's.
+"""`python -m trainer evaluate`: write the evaluation of a policy, and compare it with another one.
 
-misc.run_dir gets evaluation.json (figures), evaluation.jsonl (an episode a line) and
-evaluation.html; against another policy, also comparison.json and comparison.html, and the other's
-evaluation in `against/`. Of a set with a name the files are evaluation-NAME.json and so on. Beside
-them `evaluation/` has the episodes with their pictures, a step a set, and their page: a folder of
-its own, since a training run may stand in misc.run_dir with its own. What an earlier call wrote is
-never replaced unasked; what it paid for stays in answers.sqlite, and is not paid for again.
+misc.run_dir gets evaluation.json (stats), evaluation.jsonl (one episode per line) and
+evaluation.html; against another policy, also comparison.json and comparison.html, and the other
+evaluation in `against/`. A named set has files evaluation-NAME.json and so on. The folder
+`evaluation/` has the episodes with their images, one step per set, and their page; it is separate
+because misc.run_dir may have a training run. Files of an earlier call are replaced only with
+--overwrite. Paid answers stay in answers.sqlite and are not paid for twice.
 
 Under torchrun or accelerate the processes share the questions; the main one writes and prints.
 """
@@ -24,30 +24,30 @@ import yaml
 
 from scorekit.errors import UserError
 from scorekit.files import remove_folder
+from trainer.rl.distributed import DistributedContext
 from trainer.rl.policy import prepare_torch
-from trainer.rl.world import World
-from trainer.runs.config import THE_SET, set_key
-from trainer.runs.runlog import open_run_dir, write_json, write_jsonl
-from trainer.runs.verbs.paired import PairedFigure, comparison_values
-from trainer.search.answer.money import MoneySpent
+from trainer.runs.cli.paired import PairedStat, comparison_values
+from trainer.runs.config import DEFAULT_EVAL_SET, set_key
+from trainer.runs.run_log import open_run_dir, write_json, write_jsonl
+from trainer.search.answer.spending import BudgetExceeded
 from trainer.search.config import SearchConfig
 from trainer.search.data import check_gold, hold_against_index
-from trainer.search.episodes import Episodes
+from trainer.search.episode_runner import EpisodeRunner
 from trainer.search.evaluation.candidates import SearchCandidate, candidate_of, opened
-from trainer.search.evaluation.compare import asked, compare_episodes
+from trainer.search.evaluation.compare import compare_episodes, question_key
 from trainer.search.evaluation.evaluate import SearchReport, evaluate_questions
 from trainer.search.evaluation.report import read_episodes, write_comparison, write_evaluation
-from trainer.search.neighbours import Around, has_page, services
 from trainer.search.records import Question, Trajectory
+from trainer.search.services import SearchServices, has_page, open_services
 from trainer.search.training.loading import fitting_questions
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore
 from trainer.search.trajectories.view import write_view
 
 log = logging.getLogger(__name__)
 Sets = Mapping[str, Sequence[Question]]
-#: Beside the files of an evaluation: its episodes with their pictures.
+#: Folder of the episodes of an evaluation with their images.
 EPISODES = "evaluation"
-#: What makes scores, as an evaluation notes it -> in words.
+#: Key of what scores depend on -> its description in an error message.
 _SCORED = {
     "index": "searched in the index",
     "generator": "answered by",
@@ -58,23 +58,23 @@ _SCORED = {
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedSearch:
-    """policy: its path or URL. figures: those of `SearchReport`, and what made them (`_SCORED`)."""
+    """An evaluation. policy: path or URL. stats: of `SearchReport`, and the keys of `_SCORED`."""
 
     policy: str
-    figures: Mapping[str, Any]
+    stats: Mapping[str, Any]
     episodes: Sequence[Trajectory]
 
 
 @dataclass(frozen=True, slots=True)
 class SearchOutcome:
-    """What became of one set. earlier: the other policy's evaluation; groups: what
-    `compare_episodes` gives for it and `evaluation`. page, comparison: files."""
+    """The outcome of one set. earlier: the other policy's evaluation; groups: the result of
+    `compare_episodes`. page, comparison: files."""
 
     name: str
     evaluation: EvaluatedSearch
     page: Path
     earlier: EvaluatedSearch | None = None
-    groups: Mapping[str, Sequence[PairedFigure]] | None = None
+    groups: Mapping[str, Sequence[PairedStat]] | None = None
     comparison: Path | None = None
 
 
@@ -83,14 +83,15 @@ def run_evaluation(
 ) -> list[SearchOutcome]:
     """Evaluate the policy on sets of questions by name, and compare it with `against`: another
     policy's folder, hub id or URL (`URL#MODEL`), or the folder of an earlier evaluation, whose
-    episodes are taken as they are.
+    episodes are used.
 
-    A policy may be a folder of adapters, such as a run's checkpoint. overwrite: replace what an
-    earlier call wrote. Every process of the world has to call it; the main one gets the outcomes.
-    Raises UserError on what the user can mend, before weights load where that can be known;
-    ServiceUnreachable.
+    A policy may be a folder of adapters, such as a run's checkpoint. overwrite: replace files of an
+    earlier call. Every process of the world must call it; the main one gets the outcomes. Raises
+    UserError for what the user can fix, if possible before weights are loaded; ServiceUnreachable.
     """
-    world = World(prepare_torch(cfg.misc.device, cfg.misc.threads), patience_s=cfg.misc.patience_s)
+    world = DistributedContext(
+        prepare_torch(cfg.misc.device, cfg.misc.threads), patience_s=cfg.misc.patience_s
+    )
     cfg = cfg.model_copy(update={"generation": cfg.eval_generation()})
     folder = Path(cfg.misc.run_dir)
     world.on_main(lambda: _check_folder(cfg, sets, against is not None, overwrite))
@@ -98,15 +99,20 @@ def run_evaluation(
     candidates = [candidate_of(cfg, folder)]
     if against is not None and earlier is None:
         candidates.append(_other(cfg, folder / "against", against))
-    with world.together():
+    with world.monitored():
         try:
-            found = _evaluate(cfg, candidates, sets, earlier, world)
-        except MoneySpent as error:  # what is written by then is replaced
+            evaluations = _evaluate(cfg, candidates, sets, earlier, world)
+        except BudgetExceeded as error:  # partial files are replaced next time
             raise UserError(f"{error}, and evaluate again with --overwrite") from None
     if not world.is_main:
         return []
-    outcomes = [SearchOutcome(name, found[0][name], folder / _file(name, "html")) for name in sets]
-    return [_compared(folder, of, found[1][of.name]) if found[1:] else of for of in outcomes]
+    outcomes = [
+        SearchOutcome(name, evaluations[0][name], folder / _file(name, "html")) for name in sets
+    ]
+    return [
+        _compared(folder, outcome, evaluations[1][outcome.name]) if evaluations[1:] else outcome
+        for outcome in outcomes
+    ]
 
 
 def _evaluate(
@@ -114,46 +120,50 @@ def _evaluate(
     candidates: Sequence[SearchCandidate],
     sets: Sets,
     earlier: Path | None,
-    world: World,
+    world: DistributedContext,
 ) -> list[dict[str, EvaluatedSearch]]:
-    """Of each candidate, by set; and of the earlier evaluation in a folder, where there is one."""
+    """Return the evaluations of each candidate by set, then those of an earlier folder, if any."""
     run = world.gather([f"{Path(cfg.misc.run_dir).name}-{uuid4().hex[:8]}"])[0]
     stores: list[TrajectoryStore] = []  # the last one is in use
-    found: list[dict[str, EvaluatedSearch]] = []
-    with services(
-        cfg, run=run, pictures=lambda name: stores[-1].picture(name), is_main=world.is_main
-    ) as around:
-        sets = {name: _known(around, questions, cfg) for name, questions in sets.items()}
+    evaluations: list[dict[str, EvaluatedSearch]] = []
+    with open_services(
+        cfg, run=run, load_image=lambda name: stores[-1].read_image(name), is_main=world.is_main
+    ) as search_services:
+        sets = {name: _indexed(search_services, questions, cfg) for name, questions in sets.items()}
         for candidate in candidates:
             sets = _fitting(candidate, sets, world)
-        made_by = _made_by(cfg, around)
-        then: dict[str, EvaluatedSearch] = {}
+        settings = _score_settings(cfg, search_services)
+        earlier_evaluations: dict[str, EvaluatedSearch] = {}
         if earlier is not None:
-            world.on_main(lambda: then.update(_earlier(earlier, sets, made_by)))
+            world.on_main(lambda: earlier_evaluations.update(_earlier(earlier, sets, settings)))
 
-        def begin(candidate: SearchCandidate) -> Episodes:
+        def begin(candidate: SearchCandidate) -> EpisodeRunner:
             stores.append(_new_store(candidate.folder, f"{run}-{len(stores)}", world))
-            return Episodes(cfg, around.retriever, around.stream, stores[-1], world)
+            return EpisodeRunner(
+                cfg, search_services.retriever, search_services.stream, stores[-1], world
+            )
 
         for candidate in candidates:
             reports = _reports(candidate, sets, begin, world)
-            found.append({})
+            evaluations.append({})
             for name, report in reports.items() if world.is_main else ():
-                told = {"policy": candidate.name, "set": name, **made_by, **report.figures()}
-                found[-1][name] = EvaluatedSearch(candidate.name, told, report.episodes)
+                stats = {"policy": candidate.name, "set": name, **settings, **report.stats()}
+                evaluations[-1][name] = EvaluatedSearch(candidate.name, stats, report.episodes)
             if world.is_main:
-                _write(candidate, found[-1], stores[-1])
-    return [*found, then] if then else found
+                _write(candidate, evaluations[-1], stores[-1])
+    return [*evaluations, earlier_evaluations] if earlier_evaluations else evaluations
 
 
 def _reports(
     candidate: SearchCandidate,
     sets: Sets,
-    begin: Callable[[SearchCandidate], Episodes],
-    world: World,
+    begin: Callable[[SearchCandidate], EpisodeRunner],
+    world: DistributedContext,
 ) -> dict[str, SearchReport]:
-    """An episode of each question; a set is a step. The policy is gone when it returns. begin: is
-    called when the policy is there: what an earlier evaluation left goes then, and not before."""
+    """Return the report of each set; a set is a step. The policy is closed afterwards.
+
+    begin: is called when the policy is open, and removes files of an earlier evaluation.
+    """
     with opened(candidate, world) as policy:
         episodes = begin(candidate)
         return {
@@ -162,37 +172,46 @@ def _reports(
         }
 
 
-def _known(around: Around, questions: Sequence[Question], cfg: SearchConfig) -> list[Question]:
-    """Those whose pages the index has."""
+def _indexed(
+    search_services: SearchServices, questions: Sequence[Question], cfg: SearchConfig
+) -> list[Question]:
+    """Return the questions whose pages are in the index."""
     check_gold(questions, cfg.reward.weights["ndcg"])
-    return hold_against_index(questions, lambda page: has_page(around.retriever, page), cfg.data)
+    return hold_against_index(
+        questions, lambda page: has_page(search_services.retriever, page), cfg.data
+    )
 
 
-def _fitting(candidate: SearchCandidate, sets: Sets, world: World) -> Sets:
-    """Those that are not too long for it, as in training: an episode that cannot begin would be
-    scored as if nothing had been found. A server refuses them itself."""
-    reads, cfg = candidate.reads, candidate.cfg
-    if reads is None:
+def _fitting(candidate: SearchCandidate, sets: Sets, world: DistributedContext) -> Sets:
+    """Return the questions that fit a candidate's context, as in training.
+
+    An episode that cannot start would get the score of an empty search. A server refuses overlong
+    questions itself.
+    """
+    policy_inputs, cfg = candidate.policy_inputs, candidate.cfg
+    if policy_inputs is None:
         return sets
-    ids, kept = reads.ids(cfg, reads.stops), {}
+    ids, accepted = policy_inputs.ids(cfg, policy_inputs.stops), {}
     for name, questions in sets.items():
-        kept[name], told = fitting_questions(set_key(name), questions, ids, reads.context, cfg)
-        if told and world.is_main:
-            log.warning("%s", told)
-    return kept
+        accepted[name], message = fitting_questions(
+            set_key(name), questions, ids, policy_inputs.context, cfg
+        )
+        if message and world.is_main:
+            log.warning("%s", message)
+    return accepted
 
 
-def _new_store(folder: Path, run: str, world: World) -> TrajectoryStore:
-    """In place of what an earlier evaluation, whole or not, left there."""
+def _new_store(folder: Path, run: str, world: DistributedContext) -> TrajectoryStore:
+    """Return a new store and remove that of an earlier evaluation."""
     world.on_main(lambda: remove_folder(folder / EPISODES))
     return TrajectoryStore(folder / EPISODES / FOLDER, run)
 
 
-def _made_by(cfg: SearchConfig, around: Around) -> dict[str, Any]:
-    """What makes scores: those of two evaluations compare where it is the same."""
-    reward, answering = cfg.reward, around.answering
+def _score_settings(cfg: SearchConfig, search_services: SearchServices) -> dict[str, Any]:
+    """Return what scores depend on: two evaluations are comparable if it is equal."""
+    reward, answering = cfg.reward, search_services.answering
     return {
-        "index": around.index.revision,
+        "index": search_services.index.revision,
         "generator": None if answering is None else cfg.answering.generator.model,
         "judge": None if answering is None else answering.judge_model,
         "weights": reward.model_dump(mode="json", exclude={"preset"}),
@@ -200,20 +219,20 @@ def _made_by(cfg: SearchConfig, around: Around) -> dict[str, Any]:
 
 
 def _file(name: str, ending: str, kind: str = "evaluation") -> str:
-    return f"{kind}.{ending}" if name == THE_SET else f"{kind}-{name}.{ending}"
+    return f"{kind}.{ending}" if name == DEFAULT_EVAL_SET else f"{kind}-{name}.{ending}"
 
 
 def _check_folder(cfg: SearchConfig, sets: Sets, compares: bool, overwrite: bool) -> None:
-    """Raise UserError where run_dir cannot be written to, or an evaluation would be replaced."""
+    """Raise UserError if run_dir is not writable, or an evaluation would be replaced."""
     folder = open_run_dir(cfg.misc)
     folders = [folder, folder / "against"] if compares else [folder]
     names = [_file(name, ending) for name in sets for ending in ("json", "jsonl", "html")]
-    places = (place / name for place in folders for name in names)
-    there = next((path for path in places if path.exists()), None)
-    if there is not None and not overwrite:
+    paths = (parent / name for parent in folders for name in names)
+    existing = next((path for path in paths if path.exists()), None)
+    if existing is not None and not overwrite:
         raise UserError(
-            f"misc.run_dir: {there} is there from an earlier evaluation; choose another folder "
-            "(--set misc.run_dir=...), or replace it with --overwrite"
+            f"misc.run_dir: {existing} exists from an earlier evaluation. Choose another folder "
+            "(--set misc.run_dir=...), or replace it with --overwrite."
         )
 
 
@@ -222,7 +241,7 @@ def _is_evaluation(folder: Path) -> bool:
 
 
 def _other(cfg: SearchConfig, folder: Path, against: str) -> SearchCandidate:
-    """Raises UserError where it is neither a policy nor an earlier evaluation."""
+    """Return the other candidate. Raises UserError if `against` is not a policy."""
     is_path = Path(against).exists() or against.startswith((".", "/", "~"))
     names = ("config.json", "adapter_config.json")
     if is_path and not any((Path(against) / name).is_file() for name in names):
@@ -233,63 +252,73 @@ def _other(cfg: SearchConfig, folder: Path, against: str) -> SearchCandidate:
     return candidate_of(cfg, folder, against)
 
 
-def _earlier(folder: Path, sets: Sets, made_by: Mapping[str, Any]) -> dict[str, EvaluatedSearch]:
-    """The evaluations that stand in a folder, by set. Raises UserError where they are of other
-    questions, or scored in another way."""
-    found = {}
+def _earlier(folder: Path, sets: Sets, settings: Mapping[str, Any]) -> dict[str, EvaluatedSearch]:
+    """Return the evaluations in a folder by set.
+
+    Raises UserError if they have other questions or other score settings.
+    """
+    evaluations = {}
     for name, questions in sets.items():
         path = folder / _file(name, "jsonl")
         if not path.is_file():
-            raise UserError(f"--against: {folder} has no {path.name}: evaluate that set there, too")
-        episodes = read_episodes(path)
-        if [asked(one) for one in episodes] != [(one.id, one.question) for one in questions]:
             raise UserError(
-                f"--against: {folder} searched for {len(episodes)} questions that are not these "
-                f"{len(questions)} in this order: evaluate it with the same data.eval, eval_sets "
-                "and eval_limit"
+                f"--against: {folder} has no {path.name}. Evaluate that set there, too."
             )
-        figures = {}
+        episodes = read_episodes(path)
+        if [question_key(item) for item in episodes] != [
+            (item.id, item.question) for item in questions
+        ]:
+            raise UserError(
+                f"--against: {folder} searched for {len(episodes)} questions, which differ from "
+                f"these {len(questions)} or their order. Evaluate it with the same data.eval, "
+                "eval_sets and eval_limit."
+            )
+        stats = {}
         if (folder / _file(name, "json")).is_file():
-            figures = json.loads((folder / _file(name, "json")).read_text(encoding="utf-8"))
-        for key, now in made_by.items():
-            if figures.get(key, now) != now:
+            stats = json.loads((folder / _file(name, "json")).read_text(encoding="utf-8"))
+        for key, current in settings.items():
+            if stats.get(key, current) != current:
                 raise UserError(
-                    f"--against: {_SCORED[key]} {figures[key]}, here {now}: such scores cannot be "
-                    "compared; evaluate both policies with the same config"
+                    f"--against: {_SCORED[key]} {stats[key]}, here {current}. Such scores are not "
+                    "comparable. Evaluate both policies with the same config."
                 )
-        found[name] = EvaluatedSearch(str(figures.get("policy", folder)), figures, episodes)
-    return found
+        evaluations[name] = EvaluatedSearch(str(stats.get("policy", folder)), stats, episodes)
+    return evaluations
 
 
 def _write(
-    candidate: SearchCandidate, found: Mapping[str, EvaluatedSearch], store: TrajectoryStore
+    candidate: SearchCandidate, evaluations: Mapping[str, EvaluatedSearch], store: TrajectoryStore
 ) -> None:
-    """The files of each set; a comparison of what stood there before goes."""
+    """Write the files of each set, and remove an old comparison."""
     folder = candidate.folder
-    for step, evaluated in enumerate(found.values(), 1):
+    for step, evaluated in enumerate(evaluations.values(), 1):
         store.write_step(step, evaluated.episodes)
     write_view(folder / EPISODES)
     resolved = candidate.cfg.model_dump(mode="json")
-    if candidate.reads is not None:
+    if candidate.policy_inputs is not None:
         resolved["policy"]["path"] = candidate.name
     text = yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True)
-    for name, evaluated in found.items():
+    for name, evaluated in evaluations.items():
         for ending in ("json", "html"):
             (folder / _file(name, ending, "comparison")).unlink(missing_ok=True)
-        lines = (one.model_dump(mode="json", exclude={"tokens"}) for one in evaluated.episodes)
+        lines = (
+            episode.model_dump(mode="json", exclude={"tokens"}) for episode in evaluated.episodes
+        )
         write_jsonl(folder / _file(name, "jsonl"), lines)
         page = folder / _file(name, "html")
-        write_evaluation(page, candidate.name, evaluated.figures, evaluated.episodes, text)
-        write_json(folder / _file(name, "json"), evaluated.figures)
+        write_evaluation(page, candidate.name, evaluated.stats, evaluated.episodes, text)
+        write_json(folder / _file(name, "json"), evaluated.stats)
 
 
 def _compared(folder: Path, outcome: SearchOutcome, earlier: EvaluatedSearch) -> SearchOutcome:
-    """The comparison of one set, and its files."""
-    name, now = outcome.name, outcome.evaluation
-    groups = compare_episodes(earlier.episodes, now.episodes)
-    counted = {"set": name, "questions": len(now.episodes)}
-    values = comparison_values((earlier.policy, now.policy), counted, groups)
+    """Compare one set and write the files of the comparison."""
+    name, current = outcome.name, outcome.evaluation
+    groups = compare_episodes(earlier.episodes, current.episodes)
+    counted = {"set": name, "questions": len(current.episodes)}
+    values = comparison_values((earlier.policy, current.policy), counted, groups)
     write_json(folder / _file(name, "json", "comparison"), values)
     page = folder / _file(name, "html", "comparison")
-    write_comparison(page, (earlier.policy, now.policy), groups, earlier.episodes, now.episodes)
+    write_comparison(
+        page, (earlier.policy, current.policy), groups, earlier.episodes, current.episodes
+    )
     return replace(outcome, earlier=earlier, groups=groups, comparison=page)

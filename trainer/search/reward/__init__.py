@@ -1,1 +1,1 @@
-"""From a finished episode to its reward, while others still search."""
+"""Turn a finished episode into its reward while other episodes still run."""

@@ -1,4 +1,4 @@
-"""The `reward` section of a search run: what an episode earns."""
+"""The `reward` section of a search run: the weights of the reward components."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PRESETS: Final[dict[Preset, tuple[float, float, float]]] = {
     "focused": (1.0, 0.0, 0.0),
     "unified": (0.4, 0.5, 0.1),
 }
-#: Key of a weight -> the variable of the environment that may say it.
+#: Key of a weight -> the environment variable that may set it.
 ENVIRONMENT: Final = {
     "w_judge": "RM_JUDGE_COEF",
     "w_ndcg": "RM_NDCG_COEF",
@@ -29,9 +29,9 @@ ENVIRONMENT: Final = {
 
 
 class SearchRewardConfig(Config):
-    """What an episode earns: w_judge * score + w_ndcg * NDCG + w_format * well-formed.
+    """The reward of an episode: w_judge * score + w_ndcg * NDCG + w_format * well-formed.
 
-    A weight is the config's, else the environment's, else the preset's; a saved config has all.
+    A weight comes from the config, else the environment, else the preset. A saved config has all.
     """
 
     preset: Preset = Field(
@@ -71,17 +71,19 @@ class SearchRewardConfig(Config):
     def _resolve(self) -> SearchRewardConfig:
         for key, value in zip(ENVIRONMENT, PRESETS[self.preset], strict=True):
             if getattr(self, key) is None:
-                said = _from_environment(ENVIRONMENT[key])
-                setattr(self, key, value if said is None else said)
+                from_environment = _from_environment(ENVIRONMENT[key])
+                setattr(self, key, value if from_environment is None else from_environment)
         if self.gate is None:
             self.gate = bool(self.w_format)
         if not (self.w_judge or self.w_ndcg or self.w_format):
-            raise ValueError("no weight: every episode would earn 0; set w_judge, w_ndcg, w_format")
+            raise ValueError(
+                "all weights are 0, so every reward would be 0. Set w_judge, w_ndcg or w_format."
+            )
         return self
 
     @property
     def weights(self) -> dict[str, float]:
-        """Part of the reward -> its weight."""
+        """Return the weight of each reward component."""
         return {key.removeprefix("w_"): getattr(self, key) for key in ENVIRONMENT}
 
 
@@ -94,5 +96,5 @@ def _from_environment(name: str) -> float | None:
     except ValueError:
         value = math.nan
     if not 0 <= value < math.inf:
-        raise ValueError(f"{name} of the environment is no number from 0 up")
+        raise ValueError(f"environment variable {name}: expected a number >= 0")
     return value

@@ -1,4 +1,4 @@
-"""How early an episode was shown its gold pages."""
+"""Compute NDCG: how early an episode saw its gold pages."""
 
 from __future__ import annotations
 
@@ -8,49 +8,52 @@ from typing import Literal
 
 from trainer.search.records import Question
 
-#: What counts as a gold: a gold page itself; any page of its document; it, or a page that is known
-#: to carry the same fact (`Question.alternatives`).
+#: Pages that count as a hit: the gold page; any page of its document; the gold page or a page with
+#: the same fact (`Question.alternatives`).
 GoldUnit = Literal["page", "document", "alternatives"]
 
 
-def ndcg(shown: Sequence[str], question: Question, gold: GoldUnit = "page") -> float | None:
-    """Normalised discounted cumulative gain of pages in the order in which they were shown; None
-    for a question that names no gold page: there is nothing to find, which is not to find nothing.
+def ndcg(
+    pages_in_order: Sequence[str], question: Question, gold: GoldUnit = "page"
+) -> float | None:
+    """Return the normalized discounted cumulative gain of visible pages in their order.
 
-    Gain is binary, the discount log2(rank + 1) (Burges et al., 2005), without a cut-off. The rank
-    is that among the pages shown, not that of the search engine; a page shown again counts where it
-    first stood. The ideal shows a gold at each rank until all are shown.
+    None for a question without a gold page. Gain is binary, the discount log2(rank + 1) (Burges et
+    al., 2005), without a cut-off. The rank is that among the visible pages, not that of the search
+    engine; a repeated page counts at its first rank. The ideal has a gold page at each rank.
 
-    A gold counts once, and a page for one gold, so that the value stays within 1 also where several
-    pages do for a gold, or one for several golds: of all ways to pair them, the best.
+    A gold page counts once, and a page counts for one gold page, so the value is at most 1 even if
+    several pages match a gold page or one page matches several. The best pairing counts.
     """
-    pages = list(dict.fromkeys(shown))
+    pages = list(dict.fromkeys(pages_in_order))
     if gold == "document":
-        found = [_document(page) for page in pages]
+        keys = [_document(page) for page in pages]
         golds = [{document} for document in dict.fromkeys(map(_document, question.gold))]
     else:
-        others = question.alternatives if gold == "alternatives" else {}
-        found = pages
-        golds = [{page, *others.get(page, ())} for page in dict.fromkeys(question.gold)]
+        alternatives = question.alternatives if gold == "alternatives" else {}
+        keys = pages
+        golds = [{page, *alternatives.get(page, ())} for page in dict.fromkeys(question.gold)]
     if not golds:
         return None
     paired: dict[int, str] = {}
-    # To take by rank whatever can still be paired gives the greatest sum: what can be paired at
-    # all is a matroid.
+    # Pairing greedily by rank gives the greatest sum: the sets of pages that can be paired are
+    # a matroid.
     gain = sum(
-        _discount(rank) for rank, page in enumerate(found, 1) if _pair(page, golds, paired, set())
+        _discount(rank) for rank, page in enumerate(keys, 1) if _pair(page, golds, paired, set())
     )
     return gain / sum(_discount(rank) for rank in range(1, len(golds) + 1))
 
 
 def _pair(page: str, golds: Sequence[set[str]], paired: dict[int, str], tried: set[int]) -> bool:
-    """Pair a page with a gold, moving the pages that have one to others where need be; False, and
-    nothing has changed, where that cannot be done (Kuhn's augmenting path)."""
-    for place, pages in enumerate(golds):
-        if page in pages and place not in tried:
-            tried.add(place)
-            if place not in paired or _pair(paired[place], golds, paired, tried):
-                paired[place] = page
+    """Pair a page with a gold page and return whether that is possible.
+
+    Pages that are paired already may move to other gold pages (Kuhn's augmenting path).
+    """
+    for index, pages in enumerate(golds):
+        if page in pages and index not in tried:
+            tried.add(index)
+            if index not in paired or _pair(paired[index], golds, paired, tried):
+                paired[index] = page
                 return True
     return False
 
@@ -60,5 +63,5 @@ def _discount(rank: int) -> float:
 
 
 def _document(page_id: str) -> str:
-    """By the rule of page ids: the file's stem, `_`, the page's number."""
+    """Return the document of a page id, which is the file's stem, `_`, the page number."""
     return page_id.rpartition("_")[0]

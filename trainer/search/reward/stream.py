@@ -1,4 +1,4 @@
-"""Answers and verdicts while the other episodes still go on: asked for as each episode ends."""
+"""Request answers and verdicts as each episode ends, while other episodes still run."""
 
 from __future__ import annotations
 
@@ -10,214 +10,226 @@ from typing import Protocol
 
 from scorekit.net.loop_thread import LoopThread
 from trainer.search.records import GeneratedAnswer, JudgedAnswer, Status, Trajectory
+from trainer.search.reward.compute import skip_reward, with_reward
 from trainer.search.reward.config import SearchRewardConfig
-from trainer.search.reward.figures import step_figures
-from trainer.search.reward.formula import rewarded, unasked
+from trainer.search.reward.stats import step_stats
 
-#: An episode as it is asked for: run, step, trajectory_id, attempt.
+#: The key of an episode: run, step, trajectory_id, attempt.
 Key = tuple[str, int, str, int]
-#: Seconds between two looks of who waits; a signal is met in between.
+#: Seconds between two checks while waiting, so a signal is handled soon.
 TICK_S = 0.5
 
 
 class AnswersEpisodes(Protocol):
-    """Generator and judge of a run (`trainer.search.answer.Answering`), in one event loop."""
+    """Generator and judge of a run (`AnswerPipeline` (trainer/search/answer)), in one event
+    loop."""
 
     async def check(self) -> None:
-        """Raises UserError where one is not there, or not as configured."""
+        """Raise UserError if a service does not answer or is not as configured."""
 
-    async def finish(self, trajectory: Trajectory, pictures: Callable[[str], bytes]) -> Trajectory:
-        """A copy with answer and verdict; what fails is a status. What it raises ends the run."""
+    async def finish(
+        self, trajectory: Trajectory, load_image: Callable[[str], bytes]
+    ) -> Trajectory:
+        """Return a copy with answer and verdict. A failure is a status; an error ends the run."""
         ...
 
     async def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
 
 
 @dataclass(eq=False, slots=True)
-class _Asked:
-    """An episode, and what came of it: its final state, or an error that ends the run."""
+class _Pending:
+    """A submitted episode with its final state, or an error that ends the run."""
 
     trajectory: Trajectory
     final: Trajectory | None = None
     error: Exception | None = None
 
 
-class Hurried(Exception):
-    """Whoever waited for rewards was asked to leave before all were there."""
+class WaitAborted(Exception):
+    """The run has to stop before all rewards were available."""
 
 
 class RewardStream:
     """The rewards of a run's episodes. Threads may share it.
 
-    cfg: what an episode earns. answering: generator and judge; None, and so no paid call, where no
-    weight needs them. pictures: SHA-256 -> PNG.
+    cfg: weights of the reward. answering: generator and judge; None if no weight needs them, so
+    there is no paid call. load_image: SHA-256 -> PNG.
 
-    `submit` each episode when it ends, `collect` a step when all its episodes have. An episode is
-    known by run, step, trajectory_id and attempt, and its answer goes to it alone, in whatever
-    order episodes end, are answered and are collected. Raises ValueError without an answering
-    where the judge has a weight.
+    `submit` each episode when it ends, and `collect` a step when all its episodes have ended. The
+    key of an episode is run, step, trajectory_id and attempt, so the order of ends, answers and
+    collections does not matter. Raises ValueError if the judge has a weight and there is no
+    answering.
     """
 
     def __init__(
         self,
         cfg: SearchRewardConfig,
         answering: AnswersEpisodes | None,
-        pictures: Callable[[str], bytes],
+        load_image: Callable[[str], bytes],
     ) -> None:
         if cfg.weights["judge"] and answering is None:
             raise ValueError("the judge has a weight: generator and judge are needed")
-        self._cfg, self._answering, self._pictures = cfg, answering, pictures
+        self._cfg, self._answering, self._load_image = cfg, answering, load_image
         self._thread = None if answering is None else LoopThread("reward stream")
-        self._asked: dict[Key, _Asked] = {}
+        self._pending: dict[Key, _Pending] = {}
         self._changed = threading.Condition()
         self._fatal: Exception | None = None
         self._dropped = 0
-        #: Of the step that was collected last, for the run's log.
-        self.figures: dict[str, float] = {}
+        #: Stats of the last collected step, for the run's log.
+        self.stats: dict[str, float] = {}
 
     def check(self) -> None:
-        """Return where generator and judge are there and as configured. Raises UserError."""
+        """Raise UserError if generator or judge does not answer or is not as configured."""
         if self._thread is not None and self._answering is not None:
             self._thread.run(self._answering.check())
 
     def submit(self, trajectory: Trajectory) -> None:
-        """Have a finished episode answered and judged; returns at once. It is not changed, and may
-        not be by the caller.
+        """Start the answer and verdict of a finished episode and return at once.
 
-        Raises ValueError for an episode that goes on, or was submitted before; what ended the run
-        (`collect`)."""
+        Neither this class nor the caller may change the episode. Raises ValueError for an episode
+        that still runs or was submitted before, and the error that ended the run (`collect`).
+        """
         if trajectory.end is None:
-            raise ValueError(f"{trajectory.trajectory_id}: the episode goes on")
+            raise ValueError(f"{trajectory.trajectory_id}: the episode has not ended")
         key = (trajectory.run, trajectory.step, trajectory.trajectory_id, trajectory.attempt)
-        asked = _Asked(trajectory)
+        pending = _Pending(trajectory)
         with self._changed:
             if self._fatal is not None:
                 raise self._fatal
-            if key in self._asked:
+            if key in self._pending:
                 raise ValueError(f"submitted before: {key}")
-            self._asked[key] = asked
-        skipped = unasked(trajectory, self._cfg)
+            self._pending[key] = pending
+        skipped = skip_reward(trajectory, self._cfg)
         if skipped is not None:
-            self._settle(key, asked, skipped)
+            self._settle(key, pending, skipped)
             return
         assert self._thread is not None and self._answering is not None
-        self._thread.submit(self._ask(self._answering, key, asked))
+        self._thread.submit(self._ask(self._answering, key, pending))
 
     def collect(
         self,
         step: int,
-        wanted: Mapping[str, str],
+        group_by_id: Mapping[str, str],
         deadline_s: float,
-        hurry: Callable[[], bool] = lambda: False,
+        should_stop: Callable[[], bool] = lambda: False,
     ) -> dict[str, Trajectory]:
-        """The episodes of a step with their rewards, waited for until all have a status, but for
-        `deadline_s` at most.
+        """Return the episodes of a step with their rewards, after waiting at most `deadline_s`.
 
-        wanted: trajectory_id -> its group; all were submitted. Of a step that is done again, the
-        latest attempt counts. In the order of `wanted`; those that have no reward are among them
-        (`EpisodeReward.status`), and leave their group. One that is not there at the deadline is
-        late: its calls go on to their own deadline, since they are paid for and an answer is kept
-        for later, but here it is dropped and counted when it comes. hurry: looked at while waiting.
-        Raises Hurried when it says so, ValueError for an id
-        that was not submitted, or not in its group; and what `AnswersEpisodes.finish` raised (the
-        money is spent), whereupon `so_far` has what is there.
+        group_by_id: trajectory_id -> its group; all were submitted. The result has its order. If a
+        step is repeated, the latest attempt counts. Episodes without a reward are included
+        (`EpisodeReward.status`), but do not count in their group. One without an answer at the
+        deadline is late: its calls continue to their own deadline, because they are paid for and
+        the answer is stored, but here the result is dropped and counted. should_stop: is checked
+        while waiting. Raises WaitAborted if it is true, ValueError for an id that was not submitted
+        or has another group, and what `AnswersEpisodes.finish` raised (the money is spent); then
+        `so_far` returns the available results.
         """
-        began = time.monotonic()
+        started_at = time.monotonic()
         with self._changed:
-            if self._fatal is not None:  # then not all were taken
+            if self._fatal is not None:  # then not all episodes were accepted
                 raise self._fatal
-        keys = self._keys(step, wanted)
+        keys = self._keys(step, group_by_id)
         with self._changed:
-            asked = [self._asked[key] for key in keys]
+            submitted = [self._pending[key] for key in keys]
             waiting = self._wait(
-                list(asked), began + deadline_s, lambda: self._fatal is not None or hurry()
+                list(submitted),
+                started_at + deadline_s,
+                lambda: self._fatal is not None or should_stop(),
             )
             if self._fatal is not None:
                 raise self._fatal
-            if waiting and hurry():
-                raise Hurried
-            found = {key[2]: self._asked.pop(key) for key in keys}
-            for key in [key for key in self._asked if key[1] == step]:  # of earlier attempts
-                self._dropped += self._asked.pop(key).final is not None  # else when it comes
+            if waiting and should_stop():
+                raise WaitAborted
+            popped = {key[2]: self._pending.pop(key) for key in keys}
+            for key in [key for key in self._pending if key[1] == step]:  # earlier attempts
+                # An unfinished one counts when it ends.
+                self._dropped += self._pending.pop(key).final is not None
             dropped, self._dropped = self._dropped, 0
         collected = {
-            id: asked.final or self._unanswered(asked, "late", f"no answer in {deadline_s:g} s")
-            for id, asked in found.items()
+            id: submitted.final
+            or self._without_answer(submitted, "late", f"no answer in {deadline_s:g} s")
+            for id, submitted in popped.items()
         }
-        self.figures = step_figures(collected) | {
-            "reward_waited_s": round(time.monotonic() - began, 3),
+        self.stats = step_stats(collected) | {
+            "reward_waited_s": round(time.monotonic() - started_at, 3),
             "reward_dropped": dropped,
         }
         return collected
 
-    def so_far(self, step: int, patience_s: float = 0.0) -> list[Trajectory]:
-        """The episodes of a step that has not been collected, for the store of a run that ends
-        here; what has no answer has failed. patience_s: to wait, at most, for the answers that are
-        under way, and so paid for."""
+    def so_far(self, step: int, max_wait_s: float = 0.0) -> list[Trajectory]:
+        """Return the episodes of a step that was not collected, for the store of a run that ends.
+
+        An episode without an answer is failed. max_wait_s: max seconds to wait for pending answers,
+        which are paid for.
+        """
         with self._changed:
-            of_step = [asked for key, asked in self._asked.items() if key[1] == step]
-            self._wait(list(of_step), time.monotonic() + patience_s, lambda: False)
+            of_step = [pending for key, pending in self._pending.items() if key[1] == step]
+            self._wait(list(of_step), time.monotonic() + max_wait_s, lambda: False)
             return [
-                asked.final
-                or self._unanswered(asked, "failed", str(asked.error or "the run ended before"))
-                for asked in of_step
+                pending.final
+                or self._without_answer(
+                    pending, "failed", str(pending.error or "the run ended before")
+                )
+                for pending in of_step
             ]
 
     def close(self) -> None:
-        """Give up what is still asked for; a second call does nothing."""
+        """Cancel pending calls. A second call does nothing."""
         if self._thread is not None and self._answering is not None:
             self._thread.stop(self._answering.close)
 
-    def _wait(self, waiting: list[_Asked], until: float, leave: Callable[[], bool]) -> bool:
-        """Return when something has come of all, at the time `until`, or when it is to leave;
-        whether there is still something to wait for."""
-        while waiting and not leave():
+    def _wait(self, waiting: list[_Pending], until: float, should_stop: Callable[[], bool]) -> bool:
+        """Wait for all results, the time `until`, or `should_stop`.
+
+        Return whether a result is still missing.
+        """
+        while waiting and not should_stop():
             if waiting[-1].final is not None or waiting[-1].error is not None:
                 waiting.pop()
-            elif (left := until - time.monotonic()) > 0:
-                self._changed.wait(min(left, TICK_S))
+            elif (remaining_s := until - time.monotonic()) > 0:
+                self._changed.wait(min(remaining_s, TICK_S))
             else:
                 break
         return bool(waiting)
 
-    def _keys(self, step: int, wanted: Mapping[str, str]) -> list[Key]:
-        """The latest attempt of each wanted episode."""
+    def _keys(self, step: int, group_by_id: Mapping[str, str]) -> list[Key]:
+        """Return the key of the latest attempt of each episode."""
         with self._changed:
             latest: dict[str, Key] = {}
-            for key in sorted(key for key in self._asked if key[1] == step):
-                if key[2] in wanted:
+            for key in sorted(key for key in self._pending if key[1] == step):
+                if key[2] in group_by_id:
                     latest[key[2]] = key
             wrong = [
                 id
-                for id, group in wanted.items()
-                if id not in latest or self._asked[latest[id]].trajectory.group != group
+                for id, group in group_by_id.items()
+                if id not in latest or self._pending[latest[id]].trajectory.group != group
             ]
         if wrong:
             raise ValueError(f"step {step}: not submitted, or of another group: {wrong[:3]}")
-        return [latest[id] for id in wanted]
+        return [latest[id] for id in group_by_id]
 
-    async def _ask(self, answering: AnswersEpisodes, key: Key, asked: _Asked) -> None:
+    async def _ask(self, answering: AnswersEpisodes, key: Key, pending: _Pending) -> None:
         try:
-            self._settle(key, asked, await answering.finish(asked.trajectory, self._pictures))
+            self._settle(key, pending, await answering.finish(pending.trajectory, self._load_image))
         except Exception as error:
             with self._changed:
-                asked.error = error
+                pending.error = error
                 self._fatal = self._fatal or error
                 self._changed.notify_all()
 
-    def _settle(self, key: Key, asked: _Asked, answered: Trajectory) -> None:
-        final = rewarded(answered, self._cfg)
+    def _settle(self, key: Key, pending: _Pending, answered: Trajectory) -> None:
+        final = with_reward(answered, self._cfg)
         with self._changed:
-            if self._asked.get(key) is asked:
-                asked.final = final
-            else:  # its step is over: it is nobody's any more, least of all another step's
+            if self._pending.get(key) is pending:
+                pending.final = final
+            else:  # its step is over, and no other step may get it
                 self._dropped += 1
             self._changed.notify_all()
 
-    def _unanswered(self, asked: _Asked, status: Status, why: str) -> Trajectory:
+    def _without_answer(self, pending: _Pending, status: Status, reason: str) -> Trajectory:
         update = {
-            "answer": GeneratedAnswer(status=status, error=why),
-            "judged": JudgedAnswer(status=status, reason=why),
+            "answer": GeneratedAnswer(status=status, error=reason),
+            "judged": JudgedAnswer(status=status, reason=reason),
         }
-        return rewarded(asked.trajectory.model_copy(update=update), self._cfg)
+        return with_reward(pending.trajectory.model_copy(update=update), self._cfg)

@@ -1,1 +1,1 @@
-"""The closed loop: rounds of training, and between them the commands that make the next data."""
+"""The closed loop: rounds of training, with data commands between them."""

@@ -1,4 +1,4 @@
-"""python -m trainer search loop."""
+"""The command `python -m trainer search loop`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def loop(
     out: Annotated[Path, typer.Option("--out", help="Folder of the loop; goes on with its own.")],
     set_: Overrides = None,
 ) -> None:
-    """Train, curate, learn of the best, train on: round by round. Started again, it goes on.
+    """Run rounds of training, curation and SFT. The same command continues a stopped loop.
 
-    Exit code: that of a step that did not end well. 143, 130: SIGTERM or Ctrl-C, which reach the
-    step that is at work: a training leaves a checkpoint.
+    Exit code: that of a failed step. 143, 130: SIGTERM or Ctrl-C, which are passed to the running
+    step: a training writes a checkpoint.
     """
     from trainer.runs.messages import show_messages
 
@@ -33,15 +33,15 @@ def loop(
         from trainer.search.rounds.loop import run_loop
         from trainer.search.rounds.page import PAGE, rounds_of
         from trainer.search.rounds.plan import LoopPlan
-        from trainer.search.rounds.told import rounds_table
+        from trainer.search.rounds.summary import rounds_table
 
         cfg = load_config(RoundsConfig, config, list(set_ or []))
-        why = run_loop(cfg, out)
+        stop_reason = run_loop(cfg, out)
         head, lines = rounds_table(cfg, rounds_of(LoopPlan(cfg, out)))
-        shown = Table("", *(Column(name, justify="right") for name in head[1:]))
+        summary = Table("", *(Column(name, justify="right") for name in head[1:]))
         for line in lines:
-            shown.add_row(*line)
-        Console().print(shown)
-        if why:
-            typer.echo(f"ended: {why}")
+            summary.add_row(*line)
+        Console().print(summary)
+        if stop_reason:
+            typer.echo(f"ended: {stop_reason}")
         typer.echo(f"page: {out / PAGE}")

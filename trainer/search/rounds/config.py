@@ -1,4 +1,4 @@
-"""rounds.yaml, with a sentence for each key."""
+"""The config rounds.yaml, with a description of each key."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from scorekit.config import Config
 
-#: What may come behind a round's training, in the order in which it is done.
+#: The steps that may follow a round's training, in their order.
 Step = Literal[
     "alternatives",
     "diagnose",
@@ -22,12 +22,12 @@ Step = Literal[
     "sft",
 ]
 STEPS: tuple[Step, ...] = get_args(Step)
-#: What a step builds on, in its own round.
+#: Step -> the step of the same round that it requires.
 _NEEDS: dict[Step, Step] = {"rewrite": "distill", "sft": "distill"}
 
 
 class RoundLimits(Config):
-    """The budget of a round: at each of them the loop stops, and goes on once it is raised."""
+    """The budget of a round. The loop stops at a limit, and continues once it is raised."""
 
     calls: int | None = Field(None, ge=1, description="Calls of paid servers that were answered.")
     tokens: int | None = Field(None, ge=1, description="Tokens of them, as the servers count.")
@@ -35,7 +35,7 @@ class RoundLimits(Config):
 
 
 class RoundConfig(Config):
-    """A training, and what is made of its episodes."""
+    """A training and the steps that use its episodes."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="Of its folder.")
     config: str | None = Field(
@@ -67,12 +67,12 @@ class RoundConfig(Config):
             raise ValueError("a step is named twice")
         for step, needed in _NEEDS.items():
             if step in value and needed not in value:
-                raise ValueError(f"{step} learns of what {needed} leaves: name {needed}, too")
+                raise ValueError(f"{step} requires the rows of {needed}: name {needed}, too")
         return [step for step in STEPS if step in value]
 
 
 class RoundsConfig(Config):
-    """The whole loop. The first training's `data.train` and `policy.path` are where it begins."""
+    """The config of a loop, which starts with `data.train` and `policy.path` of its first round."""
 
     rounds: list[RoundConfig] = Field(min_length=1, description="In their order.")
     train: dict[str, Any] = Field(
@@ -92,8 +92,8 @@ class RoundsConfig(Config):
 
     @model_validator(mode="after")
     def _makes_sense(self) -> RoundsConfig:
-        names = [one.name for one in self.rounds]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ValueError(f"rounds: {twice[0]!r} is the name of two rounds")
+        names = [item.name for item in self.rounds]
+        duplicates = sorted({name for name in names if names.count(name) > 1})
+        if duplicates:
+            raise ValueError(f"rounds: {duplicates[0]!r} is the name of several rounds")
         return self

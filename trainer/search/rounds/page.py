@@ -1,6 +1,6 @@
-"""rounds.html: all rounds of a loop on one page.
+"""Write rounds.html, the page of all rounds of a loop.
 
-One file, with no script and nothing fetched from elsewhere; every text in it is escaped.
+It is one file without scripts, and it loads nothing; all text in it is escaped.
 """
 
 from __future__ import annotations
@@ -15,22 +15,31 @@ from jinja2 import Environment, PackageLoader, select_autoescape
 from markupsafe import Markup
 
 from scorekit.files import write_atomic
-from scorekit.report.page import STYLE, picture
+from scorekit.report.page import STYLE, chart_image
 from scorekit.report.render import visible
 from trainer.search.curation.pages import as_cell
 from trainer.search.rounds.plan import LoopPlan
-from trainer.search.rounds.told import SHOWN, RoundTold, figures_shown, rounds_table, told
+from trainer.search.rounds.summary import (
+    SHOWN,
+    RoundSummary,
+    displayed_stats,
+    rounds_table,
+    summarize_round,
+)
 
 PAGE = "rounds.html"
 
 
-def rounds_of(plan: LoopPlan) -> list[RoundTold]:
-    """All of them, begun or not."""
-    return [told(of, plan.folder(of), plan.training(of).reward) for of in plan.cfg.rounds]
+def rounds_of(plan: LoopPlan) -> list[RoundSummary]:
+    """Return summaries of all rounds, also of those that have not started."""
+    return [
+        summarize_round(round_cfg, plan.folder(round_cfg), plan.training(round_cfg).reward)
+        for round_cfg in plan.cfg.rounds
+    ]
 
 
 def write_page(plan: LoopPlan) -> Path:
-    """Write the page of what there is so far; its path."""
+    """Write the page of the current state and return its path."""
     rounds = rounds_of(plan)
     head, lines = rounds_table(plan.cfg, rounds)
     env = Environment(
@@ -43,8 +52,8 @@ def write_page(plan: LoopPlan) -> Path:
         style=Markup(STYLE),
         head=head,
         lines=lines,
-        pictures=[Markup(drawn) for drawn in _pictures(rounds)],
-        rounds=[(of, _pages(of, plan.out)) for of in rounds],
+        pictures=[Markup(chart) for chart in _charts(rounds)],
+        rounds=[(summary, _pages(summary, plan.out)) for summary in rounds],
         shown=SHOWN,
         cell=as_cell,
     )
@@ -53,63 +62,64 @@ def write_page(plan: LoopPlan) -> Path:
     return path
 
 
-def _pages(of: RoundTold, out: Path) -> dict[str, str]:
-    """step -> its report, from the page."""
-    found = {}
-    for step in of.steps:
-        path = of.folder / step / "report.html"
+def _pages(summary: RoundSummary, out: Path) -> dict[str, str]:
+    """Return the path of each step's report relative to the page."""
+    paths = {}
+    for step in summary.steps:
+        path = summary.folder / step / "report.html"
         if path.is_file():
-            found[step] = os.path.relpath(path, out)
-    return found
+            paths[step] = os.path.relpath(path, out)
+    return paths
 
 
-def _pictures(rounds: Sequence[RoundTold]) -> list[str]:
-    """The held-out figures, and the rows that each round has kept."""
-    sets = dict.fromkeys(name for of in rounds for name in of.held_out)
-    drawn = [
-        picture(f"{title} ({name})", "round", partial(_curve, rounds, compared, name, key))
+def _charts(rounds: Sequence[RoundSummary]) -> list[str]:
+    """Return charts of the held-out stats and of the rows that each round kept."""
+    sets = dict.fromkeys(name for summary in rounds for name in summary.held_out)
+    charts = [
+        chart_image(f"{title} ({name})", "round", partial(_curve, rounds, compared, name, key))
         for name in sets
-        for key, title, compared in figures_shown(rounds)
+        for key, title, compared in displayed_stats(rounds)
         if key != "turns_mean"
     ]
-    drawn.append(picture("rows kept, by command", "rows", partial(_funnel, rounds)))
-    return [one for one in drawn if one is not None]
+    charts.append(chart_image("rows kept, by command", "rows", partial(_funnel, rounds)))
+    return [chart for chart in charts if chart is not None]
 
 
 def _curve(
-    rounds: Sequence[RoundTold], compared: Sequence[RoundTold], name: str, key: str, axes: Any
+    rounds: Sequence[RoundSummary], compared: Sequence[RoundSummary], name: str, key: str, axes: Any
 ) -> int:
-    """Before and behind each training that is compared; what lies between two is dashed: SFT, if
-    any."""
-    places, values = [], []
-    for number, of in enumerate(rounds):
-        if of not in compared:
+    """Draw the values before and after each training; the line between two rounds is dotted."""
+    positions, values = [], []
+    for number, summary in enumerate(rounds):
+        if summary not in compared:
             continue
-        for place, figures in zip((number, number + 0.6), of.held_out.get(name, ()), strict=False):
-            if figures.get(key) is not None:
-                places.append(place)
-                values.append(figures[key])
-    if not places:
+        for position, stats in zip(
+            (number, number + 0.6), summary.held_out.get(name, ()), strict=False
+        ):
+            if stats.get(key) is not None:
+                positions.append(position)
+                values.append(stats[key])
+    if not positions:
         return 0
-    axes.plot(places, values, ":", color="C7", linewidth=1)
+    axes.plot(positions, values, ":", color="C7", linewidth=1)
     for number in range(len(rounds)):
-        of_round = [n for n, place in enumerate(places) if number <= place < number + 1]
-        axes.plot([places[n] for n in of_round], [values[n] for n in of_round], "o-", color="C0")
-    axes.set_xticks([n + 0.3 for n in range(len(rounds))], [of.name for of in rounds])
+        of_round = [n for n, position in enumerate(positions) if number <= position < number + 1]
+        axes.plot([positions[n] for n in of_round], [values[n] for n in of_round], "o-", color="C0")
+    axes.set_xticks([n + 0.3 for n in range(len(rounds))], [summary.name for summary in rounds])
     return 1
 
 
-def _funnel(rounds: Sequence[RoundTold], axes: Any) -> int:
+def _funnel(rounds: Sequence[RoundSummary], axes: Any) -> int:
     bars = [
-        (f"{of.name}: {command}", kept, rows)
-        for of in rounds
-        for command, (kept, rows) in of.rows.items()
+        (f"{summary.name}: {command}", num_kept, rows)
+        for summary in rounds
+        for command, (num_kept, rows) in summary.rows.items()
     ]
     if not bars:
         return 0
-    names, kept, rows = zip(*bars, strict=True)
+    names, num_kept, rows = zip(*bars, strict=True)
     axes.barh(names, rows, color="0.85", label="of")
-    axes.barh(names, kept, color="C0", label="kept")
+    axes.barh(names, num_kept, color="C0", label="kept")
     axes.invert_yaxis()
     axes.tick_params(axis="y", labelsize=7)
     return 2

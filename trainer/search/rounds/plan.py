@@ -1,4 +1,4 @@
-"""The configs of a loop's steps, each made and checked before the first step begins."""
+"""Build and check the configs of all steps of a loop before the first step starts."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from pydantic import BaseModel
 
 from scorekit.config import check_config, read_config
 from scorekit.errors import UserError
-from trainer.runs.config import lasting
+from trainer.runs.config import pinned_settings
 from trainer.search.config import SearchConfig
-from trainer.search.curation.asking import merged
 from trainer.search.curation.config import CurationConfig
+from trainer.search.curation.reanswer import merged
 from trainer.search.curation.verification.verifier import check_independent
 from trainer.search.rounds.config import RoundConfig, RoundsConfig
 from trainer.sft.config import SftConfig
 from trainer.sft.curation_record import FILE
 
 C = TypeVar("C", bound=BaseModel)
-#: Of the paid answers that all commands between the trainings share, in the loop's folder.
+#: File of paid answers in the loop's folder, which all curation commands share.
 ANSWERS = "answers.sqlite"
 _FILES = {".jsonl", ".json", ".parquet", ".jinja"}
-#: Keys that a run may change as it goes on, and a loop not: what it reads, how long it learns.
+#: Keys that a resumed run may change, but not a loop: its inputs and its length.
 _READ = ("policy.path", "data.train", "data.train_split", "data.train_limit")
 _LENGTH = ("rl.num_updates", "rl.epochs")
-#: Keys that nobody else sets, by the section of rounds.yaml.
-_OURS = {
+#: Keys that only the loop sets, by the section of rounds.yaml.
+_LOOP_KEYS = {
     "curation": _READ[1:],
     "sft": ("data.train", "data.record", "policy.path", "misc.run_dir"),
     "train": ("misc.run_dir",),
 }
-#: Of a command of curation besides its own section.
-_ALSO = {
+#: Further config sections that a curation command reads.
+_EXTRA_SECTIONS = {
     "focus": ("buckets",),
     "hallucinations": ("answering",),
     "budget": ("buckets",),
@@ -47,11 +47,14 @@ _ASKS_GENERATOR = ("alternatives", "hallucinations", "verify")
 
 
 @dataclass(slots=True)
-class Standing:
-    """What is there before a step. data: section of all questions, as it stands in a config.
-    rows: file that the next training plays; None: all questions. focused: folder of the last focus.
-    policy: that it begins with. runs: folders so far, in the order of the rounds. record: folder of
-    the last step that decided about rows, with all decisions before it."""
+class LoopState:
+    """The state before a step.
+
+    data: config section of all questions. rows: file of questions for the next training; None: all
+    questions. focused: folder of the last focus. policy: the next start. runs: run directories so
+    far, in order. record: folder of the last step with decisions about rows, which includes all
+    earlier ones.
+    """
 
     data: dict[str, Any]
     policy: str
@@ -63,176 +66,195 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class LoopPlan:
-    """rounds.yaml and the folder that it fills."""
+    """The config of a loop and its output folder."""
 
     cfg: RoundsConfig
     out: Path
 
-    def folder(self, of: RoundConfig) -> Path:
-        """Of a round: its place and its name."""
-        return self.out / f"{self.cfg.rounds.index(of) + 1:02d}-{of.name}"
+    def folder(self, round_cfg: RoundConfig) -> Path:
+        """Return the folder of a round: its number and its name."""
+        return self.out / f"{self.cfg.rounds.index(round_cfg) + 1:02d}-{round_cfg.name}"
 
-    def training(self, of: RoundConfig, standing: Standing | None = None) -> SearchConfig:
-        """The config of a round's training. standing: None before the first."""
-        told = merged(read_config(of.config), merged(self.cfg.train, of.train))
-        ours: dict[str, Any] = {"misc": {"run_dir": str(self.folder(of) / "train")}}
-        if standing is not None:
-            ours["policy"] = {"path": standing.policy}
-            if standing.runs:  # it is a folder of ours, with a tokenizer of its own
-                ours["policy"] |= {"revision": None, "tokenizer": None}
-            whole = {"train_split": None, "train_limit": None}
-            rows = standing.data if standing.rows is None else {"train": standing.rows}
-            ours["data"] = whole | rows
-        return _checked(SearchConfig, merged(told, ours), f"{of.name}: training")
+    def training(self, round_cfg: RoundConfig, state: LoopState | None = None) -> SearchConfig:
+        """Return the config of a round's training. state: None before the first round."""
+        settings = merged(read_config(round_cfg.config), merged(self.cfg.train, round_cfg.train))
+        loop_settings: dict[str, Any] = {"misc": {"run_dir": str(self.folder(round_cfg) / "train")}}
+        if state is not None:
+            loop_settings["policy"] = {"path": state.policy}
+            if state.runs:  # an exported policy has its own tokenizer
+                loop_settings["policy"] |= {"revision": None, "tokenizer": None}
+            all_rows = {"train_split": None, "train_limit": None}
+            rows = state.data if state.rows is None else {"train": state.rows}
+            loop_settings["data"] = all_rows | rows
+        return _checked(
+            SearchConfig, merged(settings, loop_settings), f"{round_cfg.name}: training"
+        )
 
-    def curation(self, of: RoundConfig, standing: Standing | None = None) -> CurationConfig:
-        """The config of the commands behind it: servers are those of its training, wherever they
-        are by now."""
-        training = self.training(of)
+    def curation(self, round_cfg: RoundConfig, state: LoopState | None = None) -> CurationConfig:
+        """Return the config of a round's curation commands, with the servers of its training."""
+        training = self.training(round_cfg)
         servers = {
             name: getattr(training, name).model_dump(mode="json", exclude_unset=True)
             for name in ("answering", "retriever")
         }
-        told = merged(servers, merged(self.cfg.curation, of.curation))
-        ours: dict[str, Any] = {"data": standing.data} if standing is not None else {}
-        if told.get("answers") is None:
-            ours["answers"] = str(self.out / ANSWERS)
-        return _checked(CurationConfig, merged(told, ours), f"{of.name}: curation")
+        settings = merged(servers, merged(self.cfg.curation, round_cfg.curation))
+        loop_settings: dict[str, Any] = {"data": state.data} if state is not None else {}
+        if settings.get("answers") is None:
+            loop_settings["answers"] = str(self.out / ANSWERS)
+        return _checked(
+            CurationConfig, merged(settings, loop_settings), f"{round_cfg.name}: curation"
+        )
 
     def finetuning(
-        self, of: RoundConfig, policy: str, rows: Path, longest: int, record: Path | None = None
+        self,
+        round_cfg: RoundConfig,
+        policy: str,
+        rows: Path,
+        longest: int,
+        record: Path | None = None,
     ) -> SftConfig:
-        """The config of its SFT. longest: tokens of a row, for which there is room unless the
-        sections say otherwise. record: folder with what was decided about rows."""
-        told = merged({"data": {"max_length": longest}}, merged(self.cfg.sft, of.sft))
-        ours = {
+        """Return the config of a round's SFT.
+
+        longest: max tokens of a row, the default of data.max_length. record: folder with the
+        decisions about rows.
+        """
+        settings = merged({"data": {"max_length": longest}}, merged(self.cfg.sft, round_cfg.sft))
+        loop_settings = {
             "task": "sft",
             "policy": {"path": policy},
             "data": {"train": str(rows), "record": record and str(record / FILE)},
-            "misc": {"run_dir": str(self.folder(of) / "sft")},
+            "misc": {"run_dir": str(self.folder(round_cfg) / "sft")},
         }
-        return _checked(SftConfig, merged(told, ours), f"{of.name}: sft")
+        return _checked(SftConfig, merged(settings, loop_settings), f"{round_cfg.name}: sft")
 
 
-def check_plan(plan: LoopPlan) -> Standing:
-    """Look at all that can be known before the first step; gives where the loop begins. Raises
-    UserError."""
-    for of in plan.cfg.rounds:
-        _check_ours(plan.cfg, of)
-        training, curation = plan.training(of), plan.curation(of)
-        plan.finetuning(of, "policy", Path("rows.jsonl"), 1)
-        _check_models(of, training, curation)
-        _check_data(of, training, ours=of is not plan.cfg.rounds[0])
-    first = plan.training(plan.cfg.rounds[0])
-    if first.data.train is None or first.policy.path is None:
-        key = "data.train" if first.data.train is None else "policy.path"
-        raise UserError(f"{plan.cfg.rounds[0].name}: {key}: not set: the loop begins with it")
+def check_plan(plan: LoopPlan) -> LoopState:
+    """Check all configs before the first step and return the first state. Raises UserError."""
+    for round_cfg in plan.cfg.rounds:
+        _check_ours(plan.cfg, round_cfg)
+        training, curation = plan.training(round_cfg), plan.curation(round_cfg)
+        plan.finetuning(round_cfg, "policy", Path("rows.jsonl"), 1)
+        _check_models(round_cfg, training, curation)
+        _check_data(round_cfg, training, is_from_loop=round_cfg is not plan.cfg.rounds[0])
+    first_training = plan.training(plan.cfg.rounds[0])
+    if first_training.data.train is None or first_training.policy.path is None:
+        key = "data.train" if first_training.data.train is None else "policy.path"
+        raise UserError(
+            f"{plan.cfg.rounds[0].name}: {key}: not set, but required to start the loop"
+        )
     names = ("train", "train_split", "train_limit")
-    data = {name: getattr(first.data, name) for name in names}
-    return Standing(data, first.policy.path)
+    data = {name: getattr(first_training.data, name) for name in names}
+    return LoopState(data, first_training.policy.path)
 
 
-def _check_ours(cfg: RoundsConfig, of: RoundConfig) -> None:
-    """What only the loop says: where a round's rows and policy come from."""
-    for key in _READ if of is not cfg.rounds[0] else ():  # the first says where the loop begins
-        if _at(of.train, key) is not None:
+def _check_ours(cfg: RoundsConfig, round_cfg: RoundConfig) -> None:
+    """Raise UserError for keys that only the loop sets, such as a round's rows and policy."""
+    for key in _READ if round_cfg is not cfg.rounds[0] else ():  # the first round defines the start
+        if _value_at(round_cfg.train, key) is not None:
             raise UserError(
-                f"{of.name}: train.{key}: a later round plays what the round before it has kept, "
-                "from the policy that it has left: leave it out, or begin another loop"
+                f"{round_cfg.name}: train.{key}: a later round uses the rows and the policy of the "
+                "round before it. Remove the key, or start another loop."
             )
-    for section, keys in _OURS.items():
-        for told in (getattr(cfg, section), getattr(of, section)):
+    for section, keys in _LOOP_KEYS.items():
+        for sections in (getattr(cfg, section), getattr(round_cfg, section)):
             for key in keys:
                 name = key.split(".")[0]
-                if not isinstance(told.get(name, {}), Mapping):
-                    raise UserError(f"{of.name}: {section}.{name}: keys with values belong here")
-                if _at(told, key) is not None:
-                    raise UserError(f"{of.name}: {section}.{key}: is the loop's own: leave it out")
+                if not isinstance(sections.get(name, {}), Mapping):
+                    raise UserError(
+                        f"{round_cfg.name}: {section}.{name}: expected a mapping of keys"
+                    )
+                if _value_at(sections, key) is not None:
+                    raise UserError(
+                        f"{round_cfg.name}: {section}.{key}: only the loop sets it. Remove the key."
+                    )
 
 
-def _at(told: Mapping[str, Any], key: str) -> Any:
+def _value_at(sections: Mapping[str, Any], key: str) -> Any:
     section, name = key.split(".")
-    of = told.get(section)
-    return of.get(name) if isinstance(of, Mapping) else None
+    values = sections.get(section)
+    return values.get(name) if isinstance(values, Mapping) else None
 
 
-def _check_data(of: RoundConfig, training: SearchConfig, *, ours: bool) -> None:
-    """ours: whether the loop says what is played."""
+def _check_data(round_cfg: RoundConfig, training: SearchConfig, *, is_from_loop: bool) -> None:
+    """Raise UserError if an input file is missing. is_from_loop: the loop sets data.train."""
     if training.data.columns:
         raise UserError(
-            f"{of.name}: data.columns: the loop writes rows under our own names, and reads "
-            "them again: rename the columns of your files first (docs/search.md), and leave "
-            "it out"
+            f"{round_cfg.name}: data.columns: the loop uses the standard names of columns. "
+            "Rename the columns of your files (docs/search.md) and remove the key."
         )
     for key, path in training.sources.items():
-        if path is None or (ours and key == "data.train"):
+        if path is None or (is_from_loop and key == "data.train"):
             continue
         if Path(path).suffix in _FILES and not Path(path).exists():
-            raise UserError(f"{of.name}: {key}: {path}: no such file")
+            raise UserError(f"{round_cfg.name}: {key}: {path}: the file does not exist")
 
 
-def _check_models(of: RoundConfig, training: SearchConfig, curation: CurationConfig) -> None:
-    if "verify" in of.then:
+def _check_models(round_cfg: RoundConfig, training: SearchConfig, curation: CurationConfig) -> None:
+    if "verify" in round_cfg.then:
         verifier = curation.verify.verifier
         if not (verifier.base_url and verifier.model):
             raise UserError(
-                f"{of.name}: verify: curation.verify.verifier: base_url and model are not set"
+                f"{round_cfg.name}: verify: curation.verify.verifier: set base_url and model"
             )
         check_independent(verifier, training.answering.generator)
     for name in _ASKS_GENERATOR:
-        if name in of.then and not curation.answering.generator.model:
+        if name in round_cfg.then and not curation.answering.generator.model:
             raise UserError(
-                f"{of.name}: {name}: asks the generator: set train.answering.generator.base_url "
-                "and .model"
+                f"{round_cfg.name}: {name}: requires the generator. Set base_url and model of "
+                "train.answering.generator."
             )
-    if "rewrite" in of.then and not curation.rewrite.rewriter.model:
-        raise UserError(f"{of.name}: rewrite: curation.rewrite.rewriter.model: not set")
+    if "rewrite" in round_cfg.then and not curation.rewrite.rewriter.model:
+        raise UserError(f"{round_cfg.name}: rewrite: curation.rewrite.rewriter.model: not set")
 
 
 def settings_of(
     step: str, cfg: BaseModel, out: Path, flags: Sequence[object] = ()
 ) -> dict[str, Any]:
-    """What a step that is done was made with, as it may not change afterwards: not where servers
-    are, nor how fast they are asked. Paths within the loop's folder `out` are told from there."""
+    """Return the settings of a step that may not change after it is done.
+
+    Addresses and rates of servers may change. Paths in the loop's folder `out` are relative to it.
+    """
     if isinstance(cfg, CurationConfig):
-        sections = [step, *_ALSO.get(step, ())]
-        told = _keys(cfg, sections) | {"read": [_from(out, flag) for flag in flags]}
+        sections = [step, *_EXTRA_SECTIONS.get(step, ())]
+        settings = _keys(cfg, sections) | {"read": [_from(out, flag) for flag in flags]}
         paths = [*_READ[1:], *(["distill.model"] if step == "distill" else [])]
     elif isinstance(cfg, SearchConfig):
-        told, paths = lasting(cfg) | _at_all(cfg, _LENGTH), [*_READ]
+        settings, paths = pinned_settings(cfg) | _values_at(cfg, _LENGTH), [*_READ]
     else:
-        told = lasting(cfg) | _keys(cfg, ["data"], free=False)
+        settings = pinned_settings(cfg) | _keys(cfg, ["data"], free=False)
         paths = ["policy.path", "data.train", "data.record"]
-    return told | {key: _from(out, value) for key, value in _at_all(cfg, paths).items()}
+    return settings | {key: _from(out, value) for key, value in _values_at(cfg, paths).items()}
 
 
 def _keys(cfg: BaseModel, sections: Sequence[str], *, free: bool = True) -> dict[str, Any]:
-    """`section.key` -> value; free: without those that may change."""
-    found: dict[str, Any] = {}
+    """Return `section.key` -> value. free: without the keys that may change."""
+    values: dict[str, Any] = {}
     for section in sections:
-        of = getattr(cfg, section)
-        told = lasting(of) if free else of.model_dump(mode="json")
-        found |= {f"{section}.{key}": value for key, value in told.items()}
-    return found
+        section_cfg = getattr(cfg, section)
+        section_values = (
+            pinned_settings(section_cfg) if free else section_cfg.model_dump(mode="json")
+        )
+        values |= {f"{section}.{key}": value for key, value in section_values.items()}
+    return values
 
 
-def _at_all(cfg: BaseModel, keys: Sequence[str]) -> dict[str, Any]:
+def _values_at(cfg: BaseModel, keys: Sequence[str]) -> dict[str, Any]:
     return {key: attrgetter(key)(cfg) for key in keys}
 
 
 def _from(out: Path, value: Any) -> Any:
-    """A path within `out` as one from there, wherever both are."""
+    """Return a path in `out` relative to it, as OUT/..., and another value unchanged."""
     if not isinstance(value, (str, Path)):
         return value
     path, folder = Path(os.path.abspath(value)), Path(os.path.abspath(out))
     return f"OUT/{path.relative_to(folder)}" if path.is_relative_to(folder) else str(value)
 
 
-def changed(then: Mapping[str, Any], now: Mapping[str, Any]) -> Sequence[str]:
-    """The keys that differ, with both values."""
-    keys = [key for key in sorted({*then, *now}) if then.get(key) != now.get(key)]
-    return [f"{key}: {then.get(key)!r} then, {now.get(key)!r} now" for key in keys]
+def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> Sequence[str]:
+    """Return the keys that differ, with both values."""
+    keys = [key for key in sorted({*before, *after}) if before.get(key) != after.get(key)]
+    return [f"{key}: {before.get(key)!r} then, {after.get(key)!r} now" for key in keys]
 
 
-def _checked(kind: type[C], told: Mapping[str, Any], where: str) -> C:
-    return check_config(kind, told, where)
+def _checked(config_type: type[C], values: Mapping[str, Any], label: str) -> C:
+    return check_config(config_type, values, label)

@@ -1,8 +1,7 @@
-"""A round's steps as processes: each is a folder that is done or not, with what it took.
+"""Run the steps of a round as processes, each with a folder, and record their cost.
 
-ROUND/steps.json tells of every step that was begun: whether it is done, what it was made with, how
-long it has worked and what it has asked for. It is written anew while a step works, so that a loop
-which is killed knows what was spent before.
+ROUND/steps.json has an entry for each started step: whether it is done, its settings, its seconds
+and its paid usage. It is updated while a step runs, so a killed loop knows what was spent.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ from scorekit.errors import UserError
 from scorekit.files import write_atomic
 from scorekit.processes import end_with_parent
 from trainer.runs.checkpoints.checkpoint import newest_checkpoint
-from trainer.runs.runlog import read_jsonl
+from trainer.runs.run_log import read_jsonl
 from trainer.runs.stops import StopRules
-from trainer.search.answer.answers import spent_in
+from trainer.search.answer.answer_cache import spent_in
 from trainer.search.config import SearchConfig
 from trainer.search.rounds.config import RoundLimits
 from trainer.search.rounds.plan import changed, settings_of
@@ -39,26 +38,29 @@ from trainer.sft.config import SftConfig
 
 FILE = "steps.json"
 _PYTHON = [sys.executable]
-_BEAT_S = 5.0  # between looks at what a step has taken
-_LEAVE_S = 600  # for what a launcher leaves behind that has ended before its training
-#: After so many seconds torchrun kills workers that are to leave: 30 where nobody says so.
+_BEAT_S = 5.0  # between two updates of a step's record
+_LEAVE_S = 600  # for processes that outlive their launcher
+#: Seconds until torchrun kills workers after SIGTERM; its default is 30.
 _TORCHRUN = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 
 
-class StepEnded(UserError):
-    """A step ended with an exit code of its own, which the loop's is."""
+class StepFailed(UserError):
+    """A step failed; the loop exits with its exit code."""
 
-    def __init__(self, what: str, code: int) -> None:
-        super().__init__(what)
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
         self.exit_code = code
 
 
 @dataclass(slots=True)
 class StepRecord:
-    """What is known of a step. done: it need not be begun again. note: why it left nothing.
-    stopped: the rule by which a training ended early. seconds: of work, all starts together;
-    starts: how many. calls, tokens: of paid servers. paid_before: what all files of answers told
-    of these without it; paid_after: what they told when it had left; None: it was never seen to."""
+    """The record of a step in steps.json.
+
+    done: it is complete. note: why it has no output. stopped: the rule that ended a training early.
+    seconds: of all starts; starts: their number. calls, tokens: of paid servers. paid_before: the
+    usage in all files of answers without this step; paid_after: the same after it ended; None: its
+    end is unknown.
+    """
 
     done: bool = False
     note: str = ""
@@ -73,10 +75,10 @@ class StepRecord:
 
 
 def read_steps(folder: Path) -> dict[str, StepRecord]:
-    """The steps of a round that were begun, by name."""
+    """Return the started steps of a round by name."""
     try:
-        told = json.loads((folder / FILE).read_text(encoding="utf-8"))
-        return {name: StepRecord(**values) for name, values in told.items()}
+        records = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        return {name: StepRecord(**values) for name, values in records.items()}
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, TypeError, AttributeError) as error:
@@ -84,43 +86,43 @@ def read_steps(folder: Path) -> dict[str, StepRecord]:
 
 
 class Steps:
-    """The steps of one round. paid: files of answers that its steps write. held: handle of the
-    loop's lock, which a step keeps while it works. launch: in place of Python, for trainings."""
+    """The steps of one round. paid: files of answers that its steps write. lock: file descriptor
+    of the loop's lock, which a running step inherits. launch: launcher of trainings."""
 
     def __init__(
         self,
         folder: Path,
         limits: RoundLimits,
         paid: Sequence[Path],
-        held: int,
+        lock: int,
         launch: Sequence[str] = (),
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.out = folder.parent
         self.folder, self.limits, self.paid = folder, limits, paid
         self.records = read_steps(folder)
-        self._held, self._launch = held, launch
+        self._lock, self._launch = lock, launch
 
     def train(self, cfg: SearchConfig) -> Path:
-        """A training; its run's folder. One that its own rule has ended (`stop`) is done."""
+        """Run the training and return its run directory. A training ended by `stop` is done."""
         folder = self.folder / "train"
         launch = self._launch or _PYTHON
-        command = self._learning(launch, "train", "train")
+        command = self._training_command(launch, "train", "train")
         env = {_TORCHRUN: os.environ.get(_TORCHRUN, str(_LEAVE_S))}
         self._step("train", cfg, command, env=env, stopped=_ended_by_rule)
         return folder
 
     def finetune(self, cfg: SftConfig) -> Path:
-        """SFT, which is one process on one GPU; its run's folder."""
-        self._step("sft", cfg, self._learning(_PYTHON, "sft", "sft"), env=_one_gpu())
+        """Run SFT in one process on one GPU and return its run directory."""
+        self._step("sft", cfg, self._training_command(_PYTHON, "sft", "sft"), env=_one_gpu())
         return self.folder / "sft"
 
-    def _learning(self, launch: Sequence[str], name: str, verb: str) -> list[str]:
-        begun = ["--resume"] if (self.folder / name).exists() else []
-        return [*launch, "-m", "trainer", verb, "--config", self._config(name), *begun]
+    def _training_command(self, launch: Sequence[str], name: str, command: str) -> list[str]:
+        resume_flags = ["--resume"] if (self.folder / name).exists() else []
+        return [*launch, "-m", "trainer", command, "--config", self._config(name), *resume_flags]
 
     def export(self, name: str, run: Path) -> Path:
-        """The policy of a run, as a folder that any program loads."""
+        """Export the policy of a run and return its folder."""
         to = self.folder / name
         if not self._done(name):
             shutil.rmtree(to, ignore_errors=True)
@@ -128,18 +130,18 @@ class Steps:
         return to
 
     def curate(self, name: str, cfg: BaseModel, *flags: object) -> Path:
-        """A command of `trainer search`; its folder."""
+        """Run a command of `trainer search` and return its folder."""
         out = self.folder / name
-        told = ["--config", self._config(name), "--out", str(out), "--overwrite"]
-        command = [*_PYTHON, "-m", "trainer", "search", name, *told, *map(str, flags)]
+        options = ["--config", self._config(name), "--out", str(out), "--overwrite"]
+        command = [*_PYTHON, "-m", "trainer", "search", name, *options, *map(str, flags)]
         self._step(name, cfg, command, flags)
         return out
 
-    def skip(self, name: str, why: str) -> None:
-        """A step that has nothing to do."""
+    def skip(self, name: str, reason: str) -> None:
+        """Record a step that has nothing to do."""
         if not self._done(name):
-            self._say(f"{name}: left out: {why}")
-        self._write(name, StepRecord(done=True, note=why))
+            self._print(f"{name}: skipped: {reason}")
+        self._write(name, StepRecord(done=True, note=reason))
 
     def _config(self, name: str) -> str:
         return str(self.folder / f"{name}.yaml")
@@ -157,40 +159,42 @@ class Steps:
         env: Mapping[str, str] | None = None,
         stopped: Callable[[Any, Path], str | None] = lambda cfg, folder: None,
     ) -> None:
-        """Do it, unless it is done. flags: what a command of curation reads. env: besides ours.
-        stopped: why an exit code of 1 is an end, too; None: it is none. Raises UserError where what
-        is done was made otherwise, where the round's budget is used up, and where it does not end
-        well."""
+        """Run a step unless it is done.
+
+        flags: input options of a curation command. env: additional variables. stopped: returns why
+        an exit code of 1 is a regular end, or None. Raises UserError if a done step had other
+        settings, if the round's budget is used up, and if the step fails.
+        """
         settings = {} if cfg is None else settings_of(name, cfg, self.out, flags)
         if self._done(name):
             self._check_same(name, settings)
-            self._say(f"{name}: done")
+            self._print(f"{name}: done")
             return
         if cfg is not None:
             save_config(cfg, self._config(name))
-        record = self._begun(name)
+        record = self._start_record(name)
         record.settings = settings
         self._check_limits(name)
         self._write(name, record)
-        self._say(f"{name}: {'goes on' if record.starts > 1 else 'begins'}")
+        self._print(f"{name}: {'continues' if record.starts > 1 else 'starts'}")
         code = self._run(name, record, command, env or {})
-        why = stopped(cfg, self.folder / name) if code == 1 else None
-        if code and why is None:
-            raise StepEnded(
-                f"{self.folder.name}: {name} ended with exit code {code}: see what it said; the "
-                "loop goes on from there when it is started again",
+        end_reason = stopped(cfg, self.folder / name) if code == 1 else None
+        if code and end_reason is None:
+            raise StepFailed(
+                f"{self.folder.name}: {name} ended with exit code {code}. See its output. Start "
+                "the loop again to continue.",
                 code if code > 0 else 128 - code,
             )
-        record.done, record.stopped = True, why or ""
+        record.done, record.stopped = True, end_reason or ""
         self._write(name, record)
 
-    def _begun(self, name: str) -> StepRecord:
-        """Its record at another start. What others paid for since it has left is not its own."""
-        now = self._paid()
-        record = self.records.get(name, StepRecord(paid_before=now))
+    def _start_record(self, name: str) -> StepRecord:
+        """Return the record at a new start, without the usage of other steps since its end."""
+        current = self._paid()
+        record = self.records.get(name, StepRecord(paid_before=current))
         if record.paid_after is not None:
-            both = zip(record.paid_before, now, record.paid_after, strict=True)
-            record.paid_before = [before + later - left for before, later, left in both]
+            counts = zip(record.paid_before, current, record.paid_after, strict=True)
+            record.paid_before = [before + later - at_end for before, later, at_end in counts]
         record.paid_after = None
         record.starts += 1
         return record
@@ -198,14 +202,15 @@ class Steps:
     def _run(
         self, name: str, record: StepRecord, command: Sequence[str], env: Mapping[str, str]
     ) -> int:
-        """Its exit code; the record grows while it works, and while it leaves."""
-        begun, before = time.monotonic(), record.seconds
+        """Run the process of a step, update its record, and return the exit code."""
+        started_at, earlier_seconds = time.monotonic(), record.seconds
 
-        def note() -> None:
-            record.seconds = before + time.monotonic() - begun
+        def update_record() -> None:
+            record.seconds = earlier_seconds + time.monotonic() - started_at
             paid = self._paid()
             record.calls, record.tokens = (
-                now - before for now, before in zip(paid, record.paid_before, strict=True)
+                current - earlier_seconds
+                for current, earlier_seconds in zip(paid, record.paid_before, strict=True)
             )
             record.paid_after = None if child.returncode is None else paid
             self._write(name, record)
@@ -213,85 +218,90 @@ class Steps:
         child = subprocess.Popen(
             command,
             env=os.environ | env,
-            start_new_session=True,  # so that Ctrl-C reaches the loop alone, which ends it in order
+            start_new_session=True,  # Ctrl-C reaches only the loop, which ends the step
             preexec_fn=end_with_parent(),
-            pass_fds=[self._held],
+            pass_fds=[self._lock],
         )
         try:
             while True:
                 with suppress(subprocess.TimeoutExpired):
                     child.wait(_BEAT_S)
-                note()
+                update_record()
                 if child.returncode is not None:
                     return child.returncode
                 self._check_limits(name)
         except BaseException:
             _end(child)
-            note()
+            update_record()
             raise
 
     def _paid(self) -> tuple[int, int]:
-        """(calls, tokens) so far."""
+        """Return (calls, tokens) of all files of answers."""
         charges = [spent_in(path) for path in self.paid]
-        tokens = sum(of.prompt_tokens + of.completion_tokens for of in charges)
-        return sum(of.calls for of in charges), tokens
+        tokens = sum(charge.prompt_tokens + charge.completion_tokens for charge in charges)
+        return sum(charge.calls for charge in charges), tokens
 
     def _check_limits(self, name: str) -> None:
-        of = self.records.values()
-        hours = sum(one.seconds for one in of) / 3600
-        used = {"calls": sum(one.calls for one in of), "tokens": sum(one.tokens for one in of)}
+        records = self.records.values()
+        hours = sum(record.seconds for record in records) / 3600
+        used = {
+            "calls": sum(record.calls for record in records),
+            "tokens": sum(record.tokens for record in records),
+        }
         for key, value in {**used, "hours": hours}.items():
             limit = getattr(self.limits, key)
             if limit is not None and value >= limit:
                 raise UserError(
                     f"{self.folder.name}: {name}: the round has used up its limits.{key} of "
-                    f"{limit:g}: raise it, and start the loop again"
+                    f"{limit:g}. Raise it and start the loop again."
                 )
 
     def _check_same(self, name: str, settings: Mapping[str, Any]) -> None:
         if not self.records[name].note and not (self.folder / name).is_dir():
             raise UserError(
-                f"{self.folder / name}: was done, and is not there any more: put it back, or let "
-                "the loop fill another folder"
+                f"{self.folder / name}: the step was done, but its folder is missing. Restore it, "
+                "or use another folder for the loop."
             )
         differ = changed(self.records[name].settings, settings)
         if differ:
             raise UserError(
-                f"{self.folder / name}: was made with other settings ({'; '.join(differ)}): set "
-                "them back, or let the loop fill another folder"
+                f"{self.folder / name}: made with other settings ({'; '.join(differ)}). Restore "
+                "them, or use another folder for the loop."
             )
 
     def _write(self, name: str, record: StepRecord) -> None:
         self.records[name] = record
-        told = {step: asdict(of) for step, of in self.records.items()}
-        write_atomic(self.folder / FILE, json.dumps(told, indent=1, ensure_ascii=False))
+        records = {step: asdict(step_record) for step, step_record in self.records.items()}
+        write_atomic(self.folder / FILE, json.dumps(records, indent=1, ensure_ascii=False))
 
-    def _say(self, what: str) -> None:
-        typer.echo(f"[{self.folder.name}] {what}")
+    def _print(self, message: str) -> None:
+        typer.echo(f"[{self.folder.name}] {message}")
 
 
 def _ended_by_rule(cfg: SearchConfig, folder: Path) -> str | None:
-    """The rule by which a training ended that has left a policy; None: it ended otherwise."""
+    """Return the rule that ended a training with a checkpoint; None: another end."""
     if newest_checkpoint(folder / "checkpoints") is None:
         return None
     return StopRules(cfg.stop, read_jsonl(folder / "log.jsonl")).reason
 
 
 def _one_gpu() -> dict[str, str]:
-    """Of those that are shown to us the first."""
-    shown = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
-    return {"CUDA_VISIBLE_DEVICES": shown.split(",")[0]}
+    """Return the environment with only the first visible GPU."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
+    return {"CUDA_VISIBLE_DEVICES": visible.split(",")[0]}
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """SIGTERM to it and to what it has started, on which a training leaves a checkpoint; at another
-    signal to us, or where that takes too long, SIGKILL."""
+    """Send SIGTERM to a process group, so a training writes a checkpoint, and then SIGKILL.
+
+    SIGKILL follows after `_LEAVE_S` or at another signal to this process.
+    """
     try:
         with suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGTERM)
         child.wait()
-        patience = time.monotonic() + _LEAVE_S
-        while _at_work(child.pid) and time.monotonic() < patience:
+        deadline = time.monotonic() + _LEAVE_S
+        while _is_group_alive(child.pid) and time.monotonic() < deadline:
             time.sleep(0.1)
     finally:
         with suppress(ProcessLookupError):
@@ -299,20 +309,22 @@ def _end(child: subprocess.Popen[bytes]) -> None:
         child.wait()
 
 
-def _at_work(group: int) -> bool:
-    """Whether a process of that group is left (Linux; elsewhere nobody knows)."""
+def _is_group_alive(group: int) -> bool:
+    """Return whether a process of a group is alive (only on Linux; elsewhere False)."""
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
-            state, _, of = path.read_text().rpartition(")")[2].split()[:3]
-            if int(of) == group and state != "Z":
+            state, _, process_group = path.read_text().rpartition(")")[2].split()[:3]
+            if int(process_group) == group and state != "Z":
                 return True
     return False
 
 
 @contextmanager
-def held(out: Path) -> Iterator[int]:
-    """The loop's folder is ours, and of the steps that are given the handle. Raises UserError where
-    another has it."""
+def lock_loop(out: Path) -> Iterator[int]:
+    """Lock the loop's folder and yield the file descriptor, which steps inherit.
+
+    Raises UserError if another loop has the lock.
+    """
     out.mkdir(parents=True, exist_ok=True)
     lock = os.open(out / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
@@ -320,8 +332,8 @@ def held(out: Path) -> Iterator[int]:
     except OSError:
         os.close(lock)
         raise UserError(
-            f"{out}: another loop is at work there, or a step of one that was killed has not ended "
-            "yet: wait for it, or end it"
+            f"{out}: another loop uses it, or a step of a killed loop still runs. Wait for it, "
+            "or end it."
         ) from None
     try:
         yield lock

@@ -1,1 +1,1 @@
-"""A policy that learns to search: what the loop of trainer/runs asks of the task."""
+"""Train a policy to search: the task for the loop of trainer/runs."""

@@ -1,4 +1,4 @@
-"""The section `rl` of a search run: the engine's, with the values of this task."""
+"""The section `rl` of a search run, with the defaults of this task."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pydantic import model_validator
 from trainer.config_base import may_change
 from trainer.rl.config import RLConfig
 
-#: What stands where nothing else is named.
-_OWN: dict[str, Any] = {
+#: The defaults of this task.
+_DEFAULTS: dict[str, Any] = {
     "algorithm": "gspo",
     "batch_size": 16,
     "minibatch_size": 8,
@@ -40,15 +40,15 @@ class SearchRLConfig(RLConfig):
     @model_validator(mode="before")
     @classmethod
     def _of_this_task(cls, data: Any) -> Any:
-        return _OWN | data if isinstance(data, dict) else data
+        return _DEFAULTS | data if isinstance(data, dict) else data
 
     def over(self, questions: int) -> SearchRLConfig:
-        """The same with num_updates and warmup_updates of so many questions."""
-        told = self.model_dump()
+        """Return the config with num_updates and warmup_updates for a number of questions."""
+        values = self.model_dump()
         if self.epochs is not None:
-            told["num_updates"] = max(
+            values["num_updates"] = max(
                 1, self.epochs * questions // (self.batch_size * self.grad_accum)
             )
         if self.warmup_ratio is not None:
-            told["warmup_updates"] = int(self.warmup_ratio * told["num_updates"])
-        return SearchRLConfig(**told)
+            values["warmup_updates"] = int(self.warmup_ratio * values["num_updates"])
+        return SearchRLConfig(**values)

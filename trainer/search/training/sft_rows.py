@@ -1,9 +1,8 @@
-"""Export of a run's episodes as rows for `trainer sft`: the cold start of a policy.
+"""Export a run's episodes as rows for `trainer sft`: the cold start of a policy.
 
-A row has the ids that reinforcement makes of the episode, joined by the same code from the same
-prompts, and learns where the policy wrote: so the policy is tuned behind the very contexts that it
-is sampled in, whatever the chat template does to earlier turns. The messages stand beside, for eyes
-and other trainers.
+A row has the same ids as in RL training: the same code joins them from the same prompts, and the
+loss is on the policy's tokens. So fine-tuning uses the contexts of later sampling, whatever the
+chat template does to earlier turns. The messages are for people and other trainers.
 """
 
 from __future__ import annotations
@@ -19,27 +18,27 @@ from typing import Any, Literal
 
 from scorekit.errors import UserError
 from scorekit.numeric.thresholds import below
-from trainer.rl.sampler import Sampled
+from trainer.rl.sampler import SampledCompletion
 from trainer.search.actions import TAGS
 from trainer.search.config import SearchConfig
-from trainer.search.local import look_at_policy
+from trainer.search.local_policy import inspect_policy
 from trainer.search.records import Trajectory
+from trainer.search.rollout.config import EpisodeConfig
+from trainer.search.rollout.episode_tokens import EpisodeTokens, TurnTokenizer
+from trainer.search.rollout.prompt import Message, conversation, template_messages
 from trainer.search.trajectories.exports import NOTHING, new_folder
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore
-from trainer.search.turns.config import EpisodeConfig
-from trainer.search.turns.joined import JoinedEpisode, TurnIds
-from trainer.search.turns.prompt import Message, conversation, template_messages
 
 #: Name of the rows in the folder.
 ROWS = "rows.jsonl.gz"
-#: Which episodes: those whose policy ended the search, or also those that were cut short.
+#: Which episodes to export: only those that the policy ended, or also truncated ones.
 Ended = Literal["complete", "any"]
 
 
 @dataclass(slots=True)
 class SftExport:
-    """What was written. left_out: why -> episodes. turns, invalid: in the rows; those that are
-    read and not learned. longest: ids of a row."""
+    """The counts of an export. left_out: reason -> episodes. turns: in the rows. invalid: turns
+    without loss. longest: max ids of a row."""
 
     rows: int = 0
     left_out: Counter[str] = field(default_factory=Counter)
@@ -48,17 +47,21 @@ class SftExport:
     longest: int = 0
 
     def count(self, row: Mapping[str, Any]) -> None:
-        """A row that was written."""
+        """Count a written row."""
         self.rows += 1
         self.turns += sum(message["role"] == "assistant" for message in row["messages"])
         self.invalid += len(row.get("leave_out", ()))
         self.longest = max(self.longest, len(row["input_ids"]))
 
     def lines(self) -> list[str]:
-        """For the command."""
-        told = [f"turns: {self.turns}, of which {self.invalid} are invalid: read, and not learned"]
-        told += [f"left out: {count} episodes: {why}" for why, count in self.left_out.items()]
-        return [*told, f"the longest row has {self.longest} ids: --max_length {self.longest}"]
+        """Return the counts as lines of text."""
+        texts = [
+            f"turns: {self.turns}, {self.invalid} of them invalid (in the context, without loss)"
+        ]
+        texts += [
+            f"left out: {count} episodes: {reason}" for reason, count in self.left_out.items()
+        ]
+        return [*texts, f"the longest row has {self.longest} ids: --max_length {self.longest}"]
 
 
 def export_sft(
@@ -67,44 +70,48 @@ def export_sft(
     cfg: SearchConfig,
     *,
     steps: Sequence[int] | None = None,
-    ended: Ended = "complete",
-    least_reward: float | None = None,
+    end_filter: Ended = "complete",
+    min_reward: float | None = None,
 ) -> SftExport:
     """Write the episodes of a run (of these steps) as rows for the model in `policy.path`, into a
-    folder that is new or empty: `rows.jsonl.gz` and their pictures.
+    folder that is new or empty: `rows.jsonl.gz` and their images.
 
-    cfg: of the run, with what the model that learns has otherwise (policy, chat). ended: `any` also
-    takes episodes that were forced, given up, or out of context, without the forced turn; failed
-    ones never. least_reward: of an episode; None: any, also none. Raises UserError.
+    cfg: of the run, with the settings of the model to train (policy, chat). end_filter: `any` also
+    exports episodes that were forced, given up, or out of context, without the forced turn; failed
+    ones never. min_reward: of an episode; None: any, also without a reward. Raises UserError.
     """
     store = TrajectoryStore(run_dir / FOLDER)
     rows = EpisodeRows(cfg)
-    done = SftExport()
+    export = SftExport()
     with new_folder(target) as folder:
         with gzip.open(folder / ROWS, "wt", encoding="utf-8") as file:
             for trajectory in store.read(steps):
-                why = _unwanted(trajectory, ended, least_reward)
-                row = why or rows.row(trajectory, store.picture)
+                reason = _skip_reason(trajectory, end_filter, min_reward)
+                row = reason or rows.row(trajectory, store.read_image)
                 if isinstance(row, str):
-                    done.left_out[row] += 1
+                    export.left_out[row] += 1
                     continue
-                keep_pictures(folder, row, store.picture)
+                save_images(folder, row, store.read_image)
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
-                done.count(row)
-        if not done.rows:
-            told = "; ".join(f"{count} left out: {why}" for why, count in done.left_out.items())
-            raise UserError(f"{store.folder}: {told or NOTHING}")
-    return done
+                export.count(row)
+        if not export.rows:
+            reasons = "; ".join(
+                f"{count} left out: {reason}" for reason, count in export.left_out.items()
+            )
+            raise UserError(f"{store.folder}: {reasons or NOTHING}")
+    return export
 
 
-def joined(messages: Sequence[Message], ids: TurnIds) -> JoinedEpisode | str:
-    """A conversation in the ids that reinforcement would have, were each turn sampled as its text
-    is tokenised; or why it has none."""
+def joined(messages: Sequence[Message], ids: TurnTokenizer) -> EpisodeTokens | str:
+    """Return the ids of a conversation as in RL training, with each turn tokenized from its text.
+
+    A str is the reason why there are none.
+    """
     end = ids.observation(Message("user", "-"))[0]
     added = ids.tokenizer.added_tokens_decoder.items()
     special = {i for i, token in added if token.special and token.content not in TAGS}
     first = next(n for n, message in enumerate(messages) if message.role == "assistant")
-    episode = JoinedEpisode(ids.prompt(messages[:first]))
+    episode = EpisodeTokens(ids.prompt(messages[:first]))
     for message in messages[first:]:
         if message.role != "assistant":
             episode.add_observation(ids.observation(message))
@@ -112,84 +119,94 @@ def joined(messages: Sequence[Message], ids: TurnIds) -> JoinedEpisode | str:
         text = ids.unopened(message.text)
         if text is None:
             return "a turn does not begin with the think block that the template opens"
-        read = ids.tokenizer(text, add_special_tokens=False)["input_ids"]
-        if special & set(read):
+        token_ids = ids.tokenizer(text, add_special_tokens=False)["input_ids"]
+        if special & set(token_ids):
             return "a turn has a special token of the model in it"
-        episode.add_turn(Sampled([*read, end], None))
+        episode.add_turn(SampledCompletion([*token_ids, end], None))
     return episode
 
 
-def as_sampled(trajectory: Trajectory, made: JoinedEpisode, ids: TurnIds) -> JoinedEpisode:
-    """The episode in the ids that its policy sampled, where they stand in its record and are of
-    this template; else as it was made from texts. A text may be sampled in other tokens than it is
-    tokenised into, and a turn that was cut off has no end of its own."""
+def as_sampled(
+    trajectory: Trajectory, from_text: EpisodeTokens, ids: TurnTokenizer
+) -> EpisodeTokens:
+    """Return the episode with the sampled ids of its record, if they match this template.
+
+    Otherwise return `from_text`. Sampled tokens may differ from the tokens of their
+    text, and a truncated turn has no end id.
+    """
     record = trajectory.tokens
     turns = [turn for turn in trajectory.turns if not turn.forced]
-    if record is None or record.prompt_ids != made.prompt_ids:
-        return made
+    if record is None or record.prompt_ids != from_text.prompt_ids:
+        return from_text
     marked = zip(record.completion_ids, record.action_mask, strict=True)
     runs = [
-        (action, [token for token, _ in run]) for action, run in groupby(marked, lambda one: one[1])
+        (action, [token for token, _ in run])
+        for action, run in groupby(marked, lambda pair: pair[1])
     ]
     sampled = [run for action, run in runs if action]
     if len(sampled) != len(turns):
-        return made
-    episode = JoinedEpisode(made.prompt_ids)
-    gaps = _gaps(made)
+        return from_text
+    episode = EpisodeTokens(from_text.prompt_ids)
+    gaps = _gaps(from_text)
     for run, turn, gap in zip_longest(sampled, turns, gaps):
         if ids.text(run) != turn.text:
-            return made
-        episode.add_turn(Sampled(run, None))
+            return from_text
+        episode.add_turn(SampledCompletion(run, None))
         if gap is not None:
             episode.add_observation(gap)
     same = (episode.completion_ids, episode.action_mask)
-    return episode if same == (record.completion_ids, record.action_mask) else made
+    return episode if same == (record.completion_ids, record.action_mask) else from_text
 
 
-def _gaps(made: JoinedEpisode) -> list[list[int]]:
-    """What stands between its turns, from the id that ends one on."""
-    found, last = [], 0
-    marked = zip(made.completion_ids, made.action_mask, strict=True)
-    for action, run in groupby(marked, lambda one: one[1]):
+def _gaps(from_text: EpisodeTokens) -> list[list[int]]:
+    """Return the ids between turns, each with the end id of the turn before."""
+    gaps, last = [], 0
+    marked = zip(from_text.completion_ids, from_text.action_mask, strict=True)
+    for action, run in groupby(marked, lambda pair: pair[1]):
         tokens = [token for token, _ in run]
         if not action:
-            found.append([last, *tokens])
+            gaps.append([last, *tokens])
         last = tokens[-1]
-    return found
+    return gaps
 
 
 class EpisodeRows:
-    """Episodes -> rows, for the model in `policy.path`. Raises UserError."""
+    """Build rows from episodes for the model in `policy.path`. Raises UserError."""
 
     def __init__(self, cfg: SearchConfig) -> None:
         if cfg.policy.path is None:
-            raise UserError("policy.path is not set: name the model that is to learn (--model)")
-        reads = look_at_policy(cfg)
-        self.ids, self._context = reads.ids(cfg, reads.stops), reads.context
+            raise UserError("policy.path: not set. Name the model to train (--model).")
+        policy_inputs = inspect_policy(cfg)
+        self.ids, self._context = policy_inputs.ids(cfg, policy_inputs.stops), policy_inputs.context
         self._cfg: EpisodeConfig = cfg.episode
 
     def row(
         self,
         trajectory: Trajectory,
-        picture: Callable[[str], bytes],
-        unlearned: Sequence[int] = (),
+        load_image: Callable[[str], bytes],
+        masked_turns: Sequence[int] = (),
     ) -> dict[str, Any] | str:
-        """A row; or why there is none. picture: PNG by its hash. unlearned: the policy's turns,
-        counted from 0, that are read and not learned, beside the invalid ones."""
+        """Return a row, or the reason why there is none.
+
+        load_image: SHA-256 -> PNG. masked_turns: the policy's turns, from 0, that get no loss, in
+        addition to the invalid ones.
+        """
         turns = [turn for turn in trajectory.turns if not turn.forced]
         invalid = {n for n, turn in enumerate(turns) if turn.action == "invalid"}
-        left_out = sorted(invalid.union(unlearned))
+        left_out = sorted(invalid.union(masked_turns))
         if len(invalid) == len(turns):
             return "no turn is valid"
-        sees = self._cfg.observation == "image"
-        messages = conversation(trajectory, self._cfg, picture if sees else lambda sha256: b"")
+        has_images = self._cfg.observation == "image"
+        messages = conversation(
+            trajectory, self._cfg, load_image if has_images else lambda sha256: b""
+        )
         episode = self.joined(messages)
         if isinstance(episode, str):
             return episode
         return _as_row(trajectory, messages, as_sampled(trajectory, episode, self.ids), left_out)
 
-    def joined(self, messages: Sequence[Message]) -> JoinedEpisode | str:
-        """A conversation in ids, each turn as its text is tokenised; or why it has none."""
+    def joined(self, messages: Sequence[Message]) -> EpisodeTokens | str:
+        """Return the ids of a conversation, or the reason why there are none."""
         episode = joined(messages, self.ids)
         if not isinstance(episode, str) and len(episode.ids) > self._context:
             return f"more than the {self._context} ids that the model reads"
@@ -197,51 +214,51 @@ class EpisodeRows:
 
 
 def _as_row(
-    trajectory: Trajectory, messages: Sequence[Message], episode: JoinedEpisode, left_out: list[int]
+    trajectory: Trajectory, messages: Sequence[Message], episode: EpisodeTokens, left_out: list[int]
 ) -> dict[str, Any]:
-    told = template_messages(messages)
-    replies = [message for message in told if message["role"] == "assistant"]
+    chat = template_messages(messages)
+    replies = [message for message in chat if message["role"] == "assistant"]
     for number in left_out:
         replies[number]["weight"] = 0
     reward = trajectory.reward.value if trajectory.reward else None
     row = {
         "id": trajectory.trajectory_id,
         "reward": reward,
-        "messages": told,
+        "messages": chat,
         **id_columns(episode),
     }
-    images = [_picture(shown.view.image) for message in messages for shown in message.images]
+    images = [_image_path(image.view.image) for message in messages for image in message.images]
     return (
         row | ({"leave_out": left_out} if left_out else {}) | ({"images": images} if images else {})
     )
 
 
-def id_columns(episode: JoinedEpisode) -> dict[str, list[int]]:
-    """`input_ids` and `action_mask` of a row: 1 where the policy wrote."""
+def id_columns(episode: EpisodeTokens) -> dict[str, list[int]]:
+    """Return `input_ids` and `action_mask` of a row; the mask is 1 for the policy's tokens."""
     mask = [0] * len(episode.prompt_ids) + [int(action) for action in episode.action_mask]
     return {"input_ids": episode.ids, "action_mask": mask}
 
 
-def _unwanted(trajectory: Trajectory, ended: Ended, least_reward: float | None) -> str | None:
-    """Why an episode is no row; None: it may be one."""
-    if trajectory.end == "failed" or (ended == "complete" and trajectory.end != "complete"):
+def _skip_reason(trajectory: Trajectory, end_filter: Ended, min_reward: float | None) -> str | None:
+    """Return the reason why an episode is not exported; None: it is."""
+    if trajectory.end == "failed" or (end_filter == "complete" and trajectory.end != "complete"):
         return f"ended as {trajectory.end}"
-    if least_reward is None:
+    if min_reward is None:
         return None
     reward = trajectory.reward.value if trajectory.reward else None
     if reward is None:
         return "no reward"
-    return f"a reward below {least_reward:g}" if below(reward, least_reward) else None
+    return f"a reward below {min_reward:g}" if below(reward, min_reward) else None
 
 
-def keep_pictures(folder: Path, row: Mapping[str, Any], picture: Callable[[str], bytes]) -> None:
-    """Write the pictures of a row beside the rows, each once. picture: PNG by its hash."""
+def save_images(folder: Path, row: Mapping[str, Any], load_image: Callable[[str], bytes]) -> None:
+    """Write the images of a row into the folder, each once. load_image: SHA-256 -> PNG."""
     for name in row.get("images", ()):
         path = folder / name
         if not path.exists():
             path.parent.mkdir(exist_ok=True)
-            path.write_bytes(picture(path.stem))
+            path.write_bytes(load_image(path.stem))
 
 
-def _picture(sha256: str) -> str:
+def _image_path(sha256: str) -> str:
     return f"images/{sha256}.png"

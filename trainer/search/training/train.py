@@ -1,5 +1,7 @@
-"""Training a searcher: what is checked, loaded and opened, in which order, and what the loop of
-trainer/runs/loop.py asks of it."""
+"""Train a search policy: check, load and open everything, and give the loop its task.
+
+The loop is in trainer/runs/loop.py.
+"""
 
 from __future__ import annotations
 
@@ -14,40 +16,40 @@ from uuid import uuid4
 from scorekit.errors import IndexChanged, UserError
 from scorekit.files import write_atomic
 from trainer.rl.advantage import TokenAdvantages
+from trainer.rl.distributed import DistributedContext
 from trainer.rl.engines.choice import open_sampler, probe_engine
 from trainer.rl.policy import autocast, prepare_torch
 from trainer.rl.rollout import Rollout
-from trainer.rl.sampler import Sampler, check_uncut
-from trainer.rl.world import World
+from trainer.rl.sampler import Sampler, check_untruncated
+from trainer.runs.artifacts import Artifacts, Reports, finished_artifacts
 from trainer.runs.checkpoints.resume import checkpoint_to_resume
 from trainer.runs.checkpoints.saver import Saver
+from trainer.runs.cli import tables
 from trainer.runs.config import set_key
 from trainer.runs.console import Columns
-from trainer.runs.figures import Figures
-from trainer.runs.leaving import Leaving
-from trainer.runs.loop import Batch, Loop
+from trainer.runs.loop import Batch, TrainingLoop
 from trainer.runs.messages import Messages, messages
-from trainer.runs.outcome import Artifacts, Reports, ended_before
-from trainer.runs.runlog import Clock, RunLog, SilentLog, check_run_dir, open_run_dir
+from trainer.runs.run_log import PhaseTimer, RunLog, SilentLog, check_run_dir, open_run_dir
+from trainer.runs.shutdown import ShutdownHandler
+from trainer.runs.stats import Stats
 from trainer.runs.trackers import check_trackers
-from trainer.runs.verbs import tables
 from trainer.search.config import SearchConfig
 from trainer.search.data import check_gold, hold_against_index, in_both
-from trainer.search.episodes import Episodes
+from trainer.search.episode_runner import EpisodeRunner
 from trainer.search.evaluation.evaluate import SearchReport, evaluate_questions, read_reports
-from trainer.search.evaluation.figures import table
-from trainer.search.local import look_at_policy
-from trainer.search.neighbours import Around, has_page, services
+from trainer.search.evaluation.stats import table
+from trainer.search.local_policy import inspect_policy
 from trainer.search.records import Question, Trajectory
-from trainer.search.reward.stream import Hurried
+from trainer.search.reward.stream import WaitAborted
+from trainer.search.services import SearchServices, has_page, open_services
 from trainer.search.training.advantages import episode_advantages
-from trainer.search.training.collector import EpisodeCollector, SearchBatch, to_mend
-from trainer.search.training.figures import update_figures
+from trainer.search.training.collector import EpisodeCollector, SearchBatch, blocking_reason
 from trainer.search.training.loading import SearchLearner, load_searcher
+from trainer.search.training.stats import update_stats
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore
 
 log = logging.getLogger(__name__)
-_SEED = 0  # of an evaluation
+_SEED = 0  # of evaluations
 
 
 def run_search(
@@ -57,40 +59,40 @@ def run_search(
     *,
     resume: bool = False,
 ) -> Artifacts:
-    """Train, evaluate, log. Folder and services are checked before weights load, weights and
-    questions before what an earlier run left is replaced. Raises UserError on whatever the user can
-    mend.
+    """Train, evaluate and log.
 
-    sets: of evaluations, by name. resume: go on with the run of misc.run_dir from its newest whole
-    checkpoint; one that has none yet starts anew in its place.
+    Folder and services are checked before weights are loaded; weights and questions before files of
+    an earlier run are replaced. sets: evaluation sets by name. resume: continue the run in
+    misc.run_dir from its newest complete checkpoint; a run without one starts again. Raises
+    UserError for what the user can fix.
     """
     if not train:
-        raise UserError("there are no questions to learn from")
+        raise UserError("data.train: there are no questions")
     check_trainable(cfg, train)
-    world = World(
+    world = DistributedContext(
         prepare_torch(cfg.misc.device, cfg.misc.threads),
         cfg.misc.trackers,
         Path(cfg.misc.run_dir) / "trackers",
         patience_s=cfg.misc.patience_s,
     )
-    with messages() as heard, world.together(), ExitStack() as held:
-        return _run(train, sets, cfg, world, heard, held, resume)
+    with messages() as message_log, world.monitored(), ExitStack() as exit_stack:
+        return _run(train, sets, cfg, world, message_log, exit_stack, resume)
 
 
 def check_trainable(cfg: SearchConfig, train: Sequence[Question]) -> None:
-    """Raise UserError where nothing could be learned, or something wrong."""
+    """Raise UserError if the config cannot train, or would train wrongly."""
     if cfg.policy.path is None or cfg.server.url is not None:
         raise UserError(
-            "policy.path: give the folder or hub id of the policy that learns (a server.url has "
-            "weights of its own; to sample by vLLM, set generation.engine)"
+            "policy.path: required, a folder or hub id of the policy to train (server.url names a "
+            "policy with other weights; to sample with vLLM, set generation.engine)"
         )
-    check_uncut(cfg.generation, cfg.corrects_importance)
+    check_untruncated(cfg.generation, cfg.corrects_importance)
     check_gold(train, cfg.reward.weights["ndcg"])
-    own = [q.id for q in train if q.temperature not in (None, cfg.generation.temperature)]
-    if own:
+    ids = [q.id for q in train if q.temperature not in (None, cfg.generation.temperature)]
+    if ids:
         raise UserError(
-            f"data.train: {len(own)} questions have a temperature of their own ({own[0]} first): "
-            "log-probabilities of an update are at one, generation.temperature; take theirs away"
+            f"data.train: {len(ids)} questions have their own temperature ({ids[0]} first), "
+            "but an update uses only generation.temperature. Remove theirs."
         )
     if cfg.rl.advantage_norm == "grpo":
         _check_groups(train, cfg.rollout.n_agent)
@@ -98,15 +100,15 @@ def check_trainable(cfg: SearchConfig, train: Sequence[Question]) -> None:
 
 
 def _check_groups(train: Sequence[Question], n_agent: int) -> None:
-    alone = [question for question in train if question.samples(n_agent) < 2]
-    if not alone:
+    single = [question for question in train if question.samples(n_agent) < 2]
+    if not single:
         return
-    where = "rollout.n_agent"
-    if own := [question.id for question in alone if question.n_agent is not None]:
-        where = f"data.train: n_agent of {len(own)} questions ({own[0]} first)"
+    key = "rollout.n_agent"
+    if own_sizes := [question.id for question in single if question.n_agent is not None]:
+        key = f"data.train: n_agent of {len(own_sizes)} questions ({own_sizes[0]} first)"
     raise UserError(
-        f"{where}: 1 episode has nothing to be compared with: set 2 or more, or rl.advantage_norm "
-        "to batch"
+        f"{key}: a group of 1 episode has no comparison. Set 2 or more, or set "
+        "rl.advantage_norm to batch."
     )
 
 
@@ -114,31 +116,33 @@ def _run(
     train: Sequence[Question],
     sets: Mapping[str, Sequence[Question]],
     cfg: SearchConfig,
-    world: World,
-    heard: Messages,
-    held: ExitStack,
+    world: DistributedContext,
+    message_log: Messages,
+    exit_stack: ExitStack,
     resume: bool,
 ) -> Artifacts:
-    """`run_search` in this world; what is opened is held until its end."""
+    """Run `run_search` in a world. exit_stack: closes all at the end."""
     folder = Path(cfg.misc.run_dir)
     checkpoint = checkpoint_to_resume(cfg) if resume else None
-    if checkpoint:
-        ended = ended_before(_counted(cfg, train), checkpoint, read_reports(folder))
-        if ended:
-            return replace(ended, is_main=world.is_main)
+    finished = checkpoint and finished_artifacts(
+        _counted(cfg, train), checkpoint, read_reports(folder)
+    )
+    if finished:
+        return replace(finished, is_main=world.is_main)
     if checkpoint is None:
         world.on_main(lambda: check_run_dir(cfg, resume or None))
     world.on_main(lambda: open_run_dir(cfg.misc))
-    reads = look_at_policy(cfg)
+    inputs = inspect_policy(cfg)
     run = world.gather([_name_of_run(folder, resume)])[0]
     stores: list[TrajectoryStore] = []  # opened when an earlier run may be replaced
-    around = held.enter_context(
-        services(cfg, run=run, pictures=lambda name: stores[0].picture(name), is_main=world.is_main)
+    opening = open_services(
+        cfg, run=run, load_image=lambda name: stores[0].read_image(name), is_main=world.is_main
     )
-    train, sets = _held_against(around, train, sets, cfg, world)
+    connections = exit_stack.enter_context(opening)
+    train, sets = _indexed_questions(connections, train, sets, cfg, world)
     adapters = cfg.policy.lora.r > 0
-    served = probe_engine(cfg.generation, adapters=adapters, images=reads.reader is not None)
-    searcher = load_searcher(cfg, reads, train, sets, around.index, world)
+    served = probe_engine(cfg.generation, adapters=adapters, images=inputs.reader is not None)
+    searcher = load_searcher(cfg, inputs, train, sets, connections.index, world)
     learner, saver = searcher.learner, Saver(cfg, world, searcher.learner.origin)
     done = None if checkpoint is None else saver.load_weights(checkpoint, learner.model)
     learner.share(world)
@@ -150,153 +154,169 @@ def _run(
         world,
         adapters=adapters,
         run_dir=cfg.misc.run_dir,
-        never=learner.never,
+        banned_token_ids=learner.banned_token_ids,
     )
-    held.enter_context(closing(sampler))
-    runlog = _begun(cfg, run, around, world, heard, resume, done)
+    exit_stack.enter_context(closing(sampler))
+    runlog = _start_log(cfg, run, connections, world, message_log, resume, done)
     stores.append(TrajectoryStore(folder / FOLDER, run))
     if checkpoint is not None:
         saver.load_rest(checkpoint, learner.model, learner.optimizer)
-    leaving = Leaving(quiet=not world.is_main)
-    episodes = Episodes(
-        cfg,
-        around.retriever,
-        around.stream,
-        stores[0],
-        world,
-        patient=True,
-        hurry=lambda: bool(leaving.asked),
-    )
-    task = Searching(cfg, around, episodes, searcher, world, leaving)
+    shutdown = ShutdownHandler(quiet=not world.is_main)
+    episodes = _new_runner(cfg, connections, stores[0], world, shutdown)
+    task = SearchTask(cfg, connections, episodes, searcher, world, shutdown)
     cfg = _counted(cfg, learner.train)
-    return Loop(cfg, task, learner, sampler, world, saver, runlog, leaving, checkpoint, done).run()
+    return TrainingLoop(
+        cfg, task, learner, sampler, world, saver, runlog, shutdown, checkpoint, done
+    ).run()
 
 
-def _begun(
+def _new_runner(
+    cfg: SearchConfig,
+    connections: SearchServices,
+    store: TrajectoryStore,
+    world: DistributedContext,
+    shutdown: ShutdownHandler,
+) -> EpisodeRunner:
+    return EpisodeRunner(
+        cfg,
+        connections.retriever,
+        connections.stream,
+        store,
+        world,
+        tolerates_outage=True,
+        should_stop=lambda: bool(shutdown.signal_number),
+    )
+
+
+def _start_log(
     cfg: SearchConfig,
     run: str,
-    around: Around,
-    world: World,
-    heard: Messages,
+    connections: SearchServices,
+    world: DistributedContext,
+    message_log: Messages,
     resume: bool,
     done: int | None,
 ) -> RunLog:
-    """The run's log, in a folder that has all that a run begins with."""
+    """Return the run's log, in a folder with all files of a new run."""
     runlog: RunLog = SilentLog(cfg)
     if world.is_main:
         folder = Path(cfg.misc.run_dir)
         runlog = RunLog(cfg, overwrite=resume or None, done=done)
-        write_atomic(folder / "index.json", around.index.model_dump_json(indent=1))
+        write_atomic(folder / "index.json", connections.index.model_dump_json(indent=1))
         TrajectoryStore(folder / FOLDER, run).cut(done or 0)
-        heard.write_to(folder)
-    world.wait()  # nobody reads the folder while it is made
+        message_log.write_to(folder)
+    world.wait()  # no process reads the folder before it is complete
     return runlog
 
 
 def _counted(cfg: SearchConfig, train: Sequence[Question]) -> SearchConfig:
-    """With the updates of its epochs over these questions."""
+    """Return the config with the number of updates of its epochs over these questions."""
     return cfg.model_copy(update={"rl": cfg.rl.over(len(train))})
 
 
 def _name_of_run(folder: Path, resume: bool) -> str:
-    """That of the run that goes on, so that what it has spent counts; else a new one."""
+    """Return the name of the resumed run, so its cost counts; else a new name."""
     if resume and (folder / FOLDER / "store.json").is_file():
         return TrajectoryStore(folder / FOLDER).run
     return f"{folder.name}-{uuid4().hex[:8]}"
 
 
-def _held_against(
-    around: Around,
+def _indexed_questions(
+    connections: SearchServices,
     train: Sequence[Question],
     sets: Mapping[str, Sequence[Question]],
     cfg: SearchConfig,
-    world: World,
+    world: DistributedContext,
 ) -> tuple[list[Question], dict[str, list[Question]]]:
-    """The questions whose pages the index has; and a word on documents that stand in both."""
+    """Return the questions whose pages are in the index, and warn of shared documents."""
 
-    def known(questions: Sequence[Question]) -> list[Question]:
+    def indexed(questions: Sequence[Question]) -> list[Question]:
         return hold_against_index(
-            questions, lambda page: has_page(around.retriever, page), cfg.data
+            questions, lambda page: has_page(connections.retriever, page), cfg.data
         )
 
     held_out = {
-        name: known(questions)[: cfg.eval.eval_limit]
+        name: indexed(questions)[: cfg.eval.eval_limit]
         for name, questions in sets.items()
         if questions
     }
-    train = known(train)
+    train = indexed(train)
     for name, questions in held_out.items() if world.is_main else ():
-        if told := in_both(set_key(name), train, questions):
-            log.warning("%s", told)
+        if warning := in_both(set_key(name), train, questions):
+            log.warning("%s", warning)
     return train, held_out
 
 
-class Searching:
-    """What the loop asks of a searcher (trainer/runs/loop.py)."""
+class SearchTask:
+    """The search task for the loop (trainer/runs/loop.py)."""
 
     def __init__(
         self,
         cfg: SearchConfig,
-        around: Around,
-        episodes: Episodes,
+        connections: SearchServices,
+        episodes: EpisodeRunner,
         searcher: SearchLearner,
-        world: World,
-        leaving: Leaving,
+        world: DistributedContext,
+        shutdown: ShutdownHandler,
     ) -> None:
-        self.cfg, self.around, self.episodes = cfg, around, episodes
+        self.cfg, self.services, self.episodes = cfg, connections, episodes
         self.searcher, self.world = searcher, world
-        self.collector = EpisodeCollector(cfg, world, episodes, searcher, leaving)
+        self.collector = EpisodeCollector(cfg, world, episodes, searcher, shutdown)
 
     @property
     def columns(self) -> tuple[Columns, Sequence[str]]:
-        """Of the console."""
+        """Return the columns of the console."""
         return tables.columns(table())
 
     @property
-    def fault(self) -> str | None:
-        """Why the last update has no rewards, or an evaluation could not be done."""
-        return self.collector.fault
+    def stop_reason(self) -> str | None:
+        """Return why the last update has no rewards or an evaluation failed; else None."""
+        return self.collector.stop_reason
 
-    def collect(self, sampler: Sampler, update: int, clock: Clock) -> SearchBatch | None:
+    def collect(self, sampler: Sampler, update: int, clock: PhaseTimer) -> SearchBatch | None:
         """See `EpisodeCollector.collect`."""
         return self.collector.collect(sampler, update, clock)
 
-    def figures(self, batch: Batch[Rollout, Trajectory]) -> Figures:
-        """Of rewards and groups, of how the policy searched, and of what was paid."""
+    def stats(self, batch: Batch[Rollout, Trajectory]) -> Stats:
+        """Return the stats of rewards, groups, search behavior and cost."""
         assert isinstance(batch, SearchBatch)
-        found = update_figures(batch.final) | batch.waited
-        if self.around.answering is not None:
-            found |= self.around.answering.figures()
-        return found
+        stats = update_stats(batch.final) | batch.waited
+        if self.services.answering is not None:
+            stats |= self.services.answering.stats()
+        return stats
 
     def advantages(self, rollouts: list[Rollout], rewards: list[Trajectory]) -> TokenAdvantages:
-        """Under the options of `rl`."""
+        """Return the advantages with the options of `rl`."""
         return episode_advantages(rollouts, rewards, self.cfg.rl)
 
     def dump(
         self, batch: Batch[Rollout, Trajectory], advantages: TokenAdvantages | None
     ) -> Iterable[dict[str, Any]]:
-        """What the store of trajectories does not say of an episode."""
-        rows = {index: row for row, index in enumerate(batch.kept)}
-        for index, (rollout, one) in enumerate(zip(batch.rollouts, batch.rewards, strict=True)):
-            learned, advantage = False, None
+        """Yield the fields of an episode that the store of trajectories does not have."""
+        rows = {index: row for row, index in enumerate(batch.scored_indices)}
+        for index, (rollout, trajectory) in enumerate(
+            zip(batch.rollouts, batch.rewards, strict=True)
+        ):
+            is_trained, advantage = False, None
             if advantages is not None and index in rows:
                 mask = advantages.mask[rows[index]]
-                learned = bool(mask.any())
-                advantage = float(advantages.values[rows[index]][mask][0]) if learned else 0.0
+                is_trained = bool(mask.any())
+                advantage = float(advantages.values[rows[index]][mask][0]) if is_trained else 0.0
             yield {
-                "trajectory_id": one.trajectory_id,
-                "question": one.question.id,
-                "reward": None if one.reward is None else one.reward.value,
+                "trajectory_id": trajectory.trajectory_id,
+                "question": trajectory.question.id,
+                "reward": None if trajectory.reward is None else trajectory.reward.value,
                 "advantage": advantage,
-                "learned": learned,
+                "learned": is_trained,
                 "tokens": sum(rollout.actions),
                 "finish_reason": rollout.finish_reason,
             }
 
     def evaluate(self, sampler: Sampler, name: str) -> SearchReport | None:
-        """Let the policy search for the questions of a set. None where somebody has to mend
-        something before (`fault`), or the run was asked to end while it waited."""
+        """Evaluate the policy on the questions of a set.
+
+        None if the user must fix something first (`stop_reason`), or if the run is stopping.
+        """
         policy = self.searcher.policy(
             sampler, self.cfg.eval_generation(), self.world, seed=_SEED, with_logprobs=False
         )
@@ -306,16 +326,18 @@ class Searching:
                 return evaluate_questions(
                     self.episodes, policy, questions, self.world, step=0, name=name
                 )
-        except Hurried:
+        except WaitAborted:
             return None
         except (UserError, IndexChanged) as error:
-            self.collector.fault = to_mend(f"the evaluation of {set_key(name)}", error)
+            self.collector.stop_reason = blocking_reason(
+                f"the evaluation of {set_key(name)}", error
+            )
             return None
 
     def read_reports(self, folder: Path) -> Mapping[str, Reports]:
-        """Those of a run's folder, by the names of their sets."""
+        """Return the reports of a run directory by the name of their set."""
         return read_reports(folder)
 
-    def told(self, update: int, report: SearchReport, name: str) -> str:
-        """What is said of an evaluation."""
-        return tables.evaluation_line(table(), update, report.figures(), name)
+    def eval_summary(self, update: int, report: SearchReport, name: str) -> str:
+        """Return the console line of an evaluation."""
+        return tables.evaluation_line(table(), update, report.stats(), name)

@@ -1,1 +1,1 @@
-"""What a run leaves of its episodes: the store, its page, other formats."""
+"""Store the episodes of a run, write a page of them, and export them to other formats."""

@@ -1,7 +1,7 @@
-"""ATIF v1.8, the Agent Trajectory Interchange Format of Harbor (RFC 0001): what we write of it.
+"""Models of ATIF v1.8, the Agent Trajectory Interchange Format of Harbor (RFC 0001).
 
-Models of our own, since Harbor wants a later Python than ours. A field that we never write is left
-out; what a writer may not do is refused here as a reader would refuse it.
+Harbor's models require a later Python version. Fields that we never write are left out. The models
+refuse what a reader would refuse.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ VERSION: Literal["ATIF-v1.8"] = "ATIF-v1.8"
 
 
 class AtifModel(BaseModel):
-    """Base of all: an unknown key is an error, no number is NaN or infinite."""
+    """The base of all models. An unknown key, NaN and infinity are errors."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
 class AtifImage(AtifModel):
-    """Where a picture lies, from the file's own folder."""
+    """The path of an image relative to the folder of the file."""
 
     media_type: Literal["image/png"] = "image/png"
     path: str
 
 
 class AtifPart(AtifModel):
-    """A text or a picture."""
+    """A text or an image."""
 
     type: Literal["text", "image"]
     text: str | None = None
@@ -39,12 +39,12 @@ class AtifPart(AtifModel):
             self.text is not None,
             self.source is not None,
         ):
-            raise ValueError("a text has text alone, an image has source alone")
+            raise ValueError("a text part requires only text, an image part only source")
         return self
 
 
 class AtifToolCall(AtifModel):
-    """An action."""
+    """A tool call: the action of a turn."""
 
     tool_call_id: str
     function_name: str
@@ -52,7 +52,7 @@ class AtifToolCall(AtifModel):
 
 
 class AtifResult(AtifModel):
-    """What came of it. source_call_id: None where the turn was no action."""
+    """The result of a tool call. source_call_id: None for an invalid action."""
 
     source_call_id: str | None = None
     content: list[AtifPart]
@@ -60,13 +60,13 @@ class AtifResult(AtifModel):
 
 
 class AtifObservation(AtifModel):
-    """What a turn was told."""
+    """The observation of a turn."""
 
     results: list[AtifResult]
 
 
 class AtifMetrics(AtifModel):
-    """Tokens of a turn. Its ids are the sampled ones, and those that stood before them."""
+    """The tokens of a turn: its sampled ids and the ids before them."""
 
     completion_tokens: int | None = None
     prompt_token_ids: list[int] | None = None
@@ -75,7 +75,7 @@ class AtifMetrics(AtifModel):
 
 
 class AtifStep(AtifModel):
-    """A turn. llm_call_count: 0 of one that no model wrote."""
+    """A turn. llm_call_count: 0 for a forced turn."""
 
     step_id: int = Field(ge=1)
     source: Literal["user", "agent"]
@@ -101,7 +101,7 @@ class AtifStep(AtifModel):
 
 
 class AtifAgent(AtifModel):
-    """Who acted."""
+    """The policy of the episode."""
 
     name: str
     version: str
@@ -109,7 +109,7 @@ class AtifAgent(AtifModel):
 
 
 class AtifFinalMetrics(AtifModel):
-    """Of the whole. extra: reward, judge and NDCG, for which the format has no place."""
+    """The metrics of the episode. extra: reward, judge and NDCG, which have no field."""
 
     total_completion_tokens: int | None = None
     total_steps: int = Field(ge=0)
@@ -117,7 +117,7 @@ class AtifFinalMetrics(AtifModel):
 
 
 class AtifTrajectory(AtifModel):
-    """A file."""
+    """The content of a file."""
 
     schema_version: Literal["ATIF-v1.8"] = VERSION
     session_id: str

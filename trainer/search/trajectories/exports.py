@@ -1,4 +1,4 @@
-"""What the exports share: a new folder that is whole or not there, and a turn as a tool's call."""
+"""The shared code of exports: an atomic new folder, and a turn as a tool call."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from scorekit.errors import UserError
 from scorekit.files import replacing_folder
 from trainer.search.records import Turn
 
-#: What is said of a run without episodes.
+#: The message for a run without episodes.
 NOTHING = "no episodes to export"
 _FUNCTIONS = {"search": "search", "crop": "crop", "complete": "search_complete"}
 
 
 class CalledTool(NamedTuple):
-    """An action as other tools have it. id: alone in its episode."""
+    """An action as a tool call. id: unique in its episode."""
 
     id: str
     function: str
@@ -25,7 +25,7 @@ class CalledTool(NamedTuple):
 
 
 def called_tool(turn: Turn) -> CalledTool | None:
-    """The tool that a turn called; None: it was no action."""
+    """Return the tool call of a turn; None for an invalid action."""
     if turn.action not in _FUNCTIONS:
         return None
     arguments: dict[str, Any] = {}
@@ -38,9 +38,11 @@ def called_tool(turn: Turn) -> CalledTool | None:
 
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """A folder to fill, which has its name when the block ends well, and goes where it does not.
-    Raises UserError where something stands there."""
+    """Open a temporary folder that gets its name if the block succeeds, and is removed otherwise.
+
+    Raises UserError if the target is not empty.
+    """
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UserError(f"{target}: is not empty; name a new folder")
+        raise UserError(f"{target}: not empty. Name a new folder.")
     with replacing_folder(target) as folder:
         yield folder

@@ -1,1 +1,1 @@
-"""How good a translation policy is: figures, comparisons, pages."""
+"""Evaluation of a translation policy: stats, comparisons, pages."""

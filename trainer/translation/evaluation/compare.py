@@ -1,7 +1,7 @@
-"""Two translators on the same sources: paired differences with bootstrap intervals
-(trainer/runs/verbs/paired.py), of all sources and by language pair.
+"""Compare two translation policies on the same sources, in total and by language pair.
 
-Corpus chrF and BLEU are computed anew for each draw, from the sums of the segments' statistics.
+Paired differences have bootstrap intervals (trainer/runs/cli/paired.py). Corpus chrF and BLEU are
+recomputed for each resample, from the sums of the segments' statistics.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from typing import Any
 
 import numpy as np
 
-from trainer.runs.verbs.paired import (
+from trainer.runs.cli.paired import (
     RESAMPLES,
     SEED,
     Line,
-    PairedFigure,
+    PairedStat,
     compare_lines,
-    paired_figure,
+    paired_stat,
 )
-from trainer.translation.evaluation.figures import CHRF, metrics_of, ranking, table
 from trainer.translation.evaluation.quality import corpus_metrics
+from trainer.translation.evaluation.stats import CHRF, metrics_of, ranking, table
 
 
 def compare_policies(
     first: Sequence[Line], second: Sequence[Line], resamples: int = RESAMPLES, seed: int = SEED
-) -> dict[str, list[PairedFigure]]:
-    """Figures of all sources under "all", and of each language pair where there are several.
+) -> dict[str, list[PairedStat]]:
+    """Return the stats of all sources under "all", and of each language pair if there are several.
 
     first, second: the lines of two evaluation dumps (trainer/translation/dumps.py), of the same
-    sources in the same order. Raises ValueError where they are not.
+    sources in the same order. Raises ValueError if they are not.
     """
     sources = [[(line.get("pair"), line["src"]) for line in lines] for lines in (first, second)]
     if sources[0] != sources[1]:
@@ -48,26 +48,26 @@ def compare_policies(
 
 def _compare(
     first: Sequence[Line], second: Sequence[Line], resamples: int, seed: int
-) -> list[PairedFigure]:
-    figures = compare_lines(
+) -> list[PairedStat]:
+    paired_stats = compare_lines(
         table(metrics_of(first), metrics_of(second)), first, second, resamples, seed
     )
     both_lines = [(a, b) for a, b in zip(first, second, strict=True) if a.get("ref")]
     if not both_lines:
-        return figures
+        return paired_stats
     references = [[a["ref"] for a, _ in both_lines]]
     for name, metric in corpus_metrics([a.get("pair", "") for a, _ in both_lines]).items():
-        # The statistics of its segments, as sacrebleu.significance takes them.
-        of_each = [
+        # The statistics of its segments, as in sacrebleu.significance.
+        segment_stats = [
             metric._extract_corpus_statistics([lines[k]["mt"] for lines in both_lines], references)
             for k in (0, 1)
         ]
-        stats = np.array(of_each, dtype=np.float64).transpose(1, 0, 2)
+        stats = np.array(segment_stats, dtype=np.float64).transpose(1, 0, 2)
         score = partial(_corpus_score, metric=metric)
         title = {"chrf": "chrF", "bleu": "BLEU"}[name]
         left_out = len(first) - len(both_lines)
-        figures.append(paired_figure(title, name, stats, left_out, score, True, resamples, seed))
-    return figures
+        paired_stats.append(paired_stat(title, name, stats, left_out, score, True, resamples, seed))
+    return paired_stats
 
 
 def _corpus_score(sums: Any, metric: Any) -> float:
@@ -75,30 +75,32 @@ def _corpus_score(sums: Any, metric: Any) -> float:
 
 
 def changed_most(
-    first: Sequence[Line], second: Sequence[Line], shown: int
+    first: Sequence[Line], second: Sequence[Line], limit: int
 ) -> list[tuple[str, list[tuple[Line, Line]]]]:
-    """(title, pairs of lines): whose score the second policy improved most, and worsened most.
+    """Return (title, pairs of lines) of sources whose score improved or worsened most.
 
-    By the first of `ranking` that scored both (MetricX, xCOMET), else by chrF of the segment.
+    The score is that of the first of `ranking` that scored both (MetricX, xCOMET), else chrF of the
+    segment.
     """
-    both = list(zip(first, second, strict=True))
+    line_pairs = list(zip(first, second, strict=True))
     for judge in (*ranking(), CHRF):
         changes = [
             (judge.sign * (later - earlier), a, b)
-            for a, b in both
-            if (earlier := judge.of(a)) is not None and (later := judge.of(b)) is not None
+            for a, b in line_pairs
+            if (earlier := judge.value_of(a)) is not None
+            and (later := judge.value_of(b)) is not None
         ]
         if changes:
-            return _changed_by(judge.who, changes, shown)
+            return _changed_by(judge.label, changes, limit)
     return []
 
 
 def _changed_by(
-    name: str, changes: list[tuple[float, Line, Line]], shown: int
+    name: str, changes: list[tuple[float, Line, Line]], limit: int
 ) -> list[tuple[str, list[tuple[Line, Line]]]]:
     changes.sort(key=lambda change: change[0])
     chosen = (
-        (f"Improved most, says {name}", [(a, b) for c, a, b in changes[::-1][:shown] if c > 0]),
-        (f"Worsened most, says {name}", [(a, b) for c, a, b in changes[:shown] if c < 0]),
+        (f"Improved most by {name}", [(a, b) for c, a, b in changes[::-1][:limit] if c > 0]),
+        (f"Worsened most by {name}", [(a, b) for c, a, b in changes[:limit] if c < 0]),
     )
     return [(title, pairs) for title, pairs in chosen if pairs]

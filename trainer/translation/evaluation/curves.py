@@ -1,4 +1,4 @@
-"""The pictures of a run's report, as SVG."""
+"""The charts of a run's report, as SVG."""
 
 from __future__ import annotations
 
@@ -7,21 +7,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from scorekit.report.page import picture
-from trainer.runs.runlog import read_jsonl
-from trainer.runs.verbs.curves import Lines, draw_curves
-from trainer.translation.evaluation.figures import curves
+from scorekit.report.page import chart_image
+from trainer.runs.cli.curves import Lines, draw_curves
+from trainer.runs.run_log import read_jsonl
+from trainer.translation.evaluation.stats import curves
 
 _BINS = 40
 
 
 def draw_run(folder: Path, updates: Lines, evals: Mapping[str, Lines]) -> list[str]:
-    """One picture for each curve that has points, and the histogram of advantages. evals: lines of
-    eval.jsonl by the names of their sets."""
-    histogram = picture(
-        "advantages (normalised, share of tokens)",
+    """Return one chart for each curve that has points, and the histogram of advantages.
+
+    evals: lines of eval.jsonl by the names of their sets.
+    """
+    histogram = chart_image(
+        "advantages (normalized, share of tokens)",
         "advantage",
-        partial(_draw_histogram, _some_advantages(folder)),
+        partial(_draw_histogram, _sampled_advantages(folder)),
     )
     every = [line for lines in evals.values() for line in lines]
     return [
@@ -30,19 +32,21 @@ def draw_run(folder: Path, updates: Lines, evals: Mapping[str, Lines]) -> list[s
     ]
 
 
-def _some_advantages(folder: Path) -> dict[int, list[float]]:
-    """Of the first, the middle and the last update whose completions were dumped. A token with
-    exactly 0 is one that was not learned from."""
+def _sampled_advantages(folder: Path) -> dict[int, list[float]]:
+    """Return the advantages of the first, middle and last update whose completions were dumped.
+
+    A token with exactly 0 was not trained on.
+    """
     dumps = sorted((folder / "completions").glob("train-*.jsonl"))
     chosen = sorted({0, len(dumps) // 2, len(dumps) - 1}) if dumps else []
     return {
-        int(dumps[place].stem.removeprefix("train-")): [
+        int(dumps[index].stem.removeprefix("train-")): [
             value
-            for line in read_jsonl(dumps[place])
+            for line in read_jsonl(dumps[index])
             for value in line["advantages"] or []
             if value
         ]
-        for place in chosen
+        for index in chosen
     }
 
 

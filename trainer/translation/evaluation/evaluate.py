@@ -1,4 +1,4 @@
-"""How good the policy is: rewards, error spans, lengths, and (only shown) chrF and BLEU."""
+"""Evaluate a policy: rewards, error spans, lengths, and chrF and BLEU."""
 
 from __future__ import annotations
 
@@ -11,57 +11,57 @@ from typing import Any
 from torch import nn
 
 from scorekit.numeric.thresholds import below
-from trainer.rl.sampler import Sampler, undisturbed
-from trainer.rl.world import World
-from trainer.runs.config import THE_SET
-from trainer.runs.figures import mean_of
-from trainer.runs.rollout_figures import rollout_figures
-from trainer.runs.runlog import Dumped
+from trainer.rl.distributed import DistributedContext
+from trainer.rl.sampler import Sampler, preserve_rng_state
+from trainer.runs.config import DEFAULT_EVAL_SET
+from trainer.runs.rollout_stats import rollout_stats
+from trainer.runs.run_log import JsonlFile
+from trainer.runs.stats import mean_of
 from trainer.translation.config import GenerationConfig
 from trainer.translation.data import Example
 from trainer.translation.dumps import completion_line
-from trainer.translation.evaluation.figures import (
-    earned,
-    read_evaluations,
-    term_figures,
-)
 from trainer.translation.evaluation.held_out import (
     HeldOutMetrics,
     Scores,
     line_metrics,
-    metric_figures,
+    metric_stats,
     whole_scores,
 )
-from trainer.translation.evaluation.quality import reference_figures, sentence_chrf
+from trainer.translation.evaluation.quality import reference_stats, sentence_chrf
+from trainer.translation.evaluation.stats import (
+    component_stats,
+    read_evaluations,
+    total_rewards,
+)
 from trainer.translation.prompting import Prompt
+from trainer.translation.rewards.components.xcomet_spans import without_spans
+from trainer.translation.rewards.compute import compute_rewards
 from trainer.translation.rewards.config import RewardConfig
-from trainer.translation.rewards.earned import SampleReward
-from trainer.translation.rewards.formula import sample_rewards
-from trainer.translation.rewards.services import Rewarder
-from trainer.translation.rewards.terms.xcomet_spans import without_spans
+from trainer.translation.rewards.sample_reward import SampleReward
+from trainer.translation.rewards.services import RewardClient
 from trainer.translation.rollouts import TranslationRollout, generate_rollouts
 
-_SEED = 0  # of sampled translations
-#: Share of the examples that could have a reward which a mean has to cover to be held against the
-#: means of other evaluations.
+_SEED = 0  # of translations that are sampled
+#: Share of the examples with a possible reward that a mean has to cover to be comparable.
 _RATED_FROM = 0.95
-#: Figures that a report has as fields; those of the rollouts that it has at all.
-_OWN = ("samples", "reward_mean", "reward_coverage", "source_errors")
-_SHOWN = ("samples", "completion_length_mean", "truncated_frac")
+#: Stats that a report has as fields; and those of the rollouts that it has.
+_FIELD_STATS = ("samples", "reward_mean", "reward_coverage", "source_errors")
+_ROLLOUT_STATS = ("samples", "completion_length_mean", "truncated_frac")
 
 
 @dataclass(slots=True)
 class Report:
-    """Means over a set of examples; None where there is nothing to average.
+    """Means over a set of examples; None without values.
 
     reward_mean: sequence reward and mean token reward together, over the samples that have them
-    (reward_coverage). source_errors: samples that could have none.
-    values: the other figures (evaluation/figures.py), by their keys, which `report[key]` gives too:
-    those of the reward's terms, completion_length_mean (tokens, EOS included), truncated_frac (cut
-    by max_new_tokens), chrf and bleu (sacrebleu, 0..100, over the examples with a reference; never
-    part of a reward; BLEU stands only where all examples are of one language pair: quality.py says
-    why), bleu_tokenize (`char` for languages without white space, and Korean, else `13a`).
-    pairs: where there are several language pairs, the figures of each; else empty.
+    (reward_coverage).
+    source_errors: samples that could have none.
+    values: the other stats (evaluation/stats.py), by their keys, which `report[key]` gives too:
+    those of the reward's components, completion_length_mean (tokens, EOS included), truncated_frac
+    (truncated by max_new_tokens), chrf and bleu (sacrebleu, 0..100, over the examples with a
+    reference; never part of a reward; BLEU only if all examples are of one language pair, see
+    quality.py), bleu_tokenize (`char` for languages without white space, and Korean, else `13a`).
+    pairs: the stats of each language pair if there are several; else empty.
     examples: one line of the completions dump for each example (trainer/translation/dumps.py).
     """
 
@@ -75,21 +75,24 @@ class Report:
     examples: Sequence[dict[str, Any]]
 
     def __getitem__(self, key: str) -> Any:
-        return self.figures()[key]
+        return self.stats()[key]
 
     @property
     def rating(self) -> float | None:
-        """reward_mean, by which the best checkpoint is chosen; None where too many examples have no
-        reward: what a service left out may have been the hard ones."""
+        """Return reward_mean, which the best checkpoint is chosen by; None if it covers too few
+        examples.
+
+        The examples without a score may be the hard ones.
+        """
         could = self.samples - self.source_errors
         covered = round(self.reward_coverage * self.samples)
         return None if below(covered, _RATED_FROM * could) else self.reward_mean
 
-    def figures(self) -> dict[str, Any]:
-        """All of them by their keys, `values` among the others; not the examples."""
-        own = {f.name: getattr(self, f.name) for f in fields(self)}
-        del own["examples"]
-        return own.pop("values") | own
+    def stats(self) -> dict[str, Any]:
+        """Return all stats by their keys, those of `values` included; not the examples."""
+        field_values = {f.name: getattr(self, f.name) for f in fields(self)}
+        del field_values["examples"]
+        return field_values.pop("values") | field_values
 
 
 def evaluate_on_dataset(
@@ -97,73 +100,78 @@ def evaluate_on_dataset(
     policy_model: nn.Module,
     tokenizer: Any,
     gen_cfg: GenerationConfig,
-    rewarder: Rewarder,
+    rewarder: RewardClient,
     reward_cfg: RewardConfig,
     sampler: Sampler | None = None,
-    world: World | None = None,
+    world: DistributedContext | None = None,
     prompts: Sequence[Prompt] | None = None,
     metrics: HeldOutMetrics | None = None,
 ) -> Report:
-    """Translate each example once and score it by every service that can be asked.
+    """Translate each example once and score it by every available service.
 
-    The same policy gives the same translations, also at a temperature above 0: sampling has a seed
-    of its own, and the caller's random numbers go on as if nothing had been drawn. The model is in
-    eval mode meanwhile.
-    sampler: default: this process. Only `metrics` are sent references.
-    world: the processes that share the examples, each of which gets the whole report. Where they
-    share the weights instead, each translates everything, since all have to go side by side.
-    prompts: of these examples, where they have been made. metrics: shown, and no reward's.
-    Raises what `generate_rollouts` and `Rewarder.score` raise.
+    The same policy gives the same translations, also at a temperature above 0: sampling has a
+    separate seed, and the caller's random state does not change. The model is in eval mode
+    meanwhile.
+    sampler: default: this process. prompts: of these examples, if they exist already.
+    world: the processes that share the examples, each of which gets the full report. If the weights
+    are sharded, each process translates everything, because all have to make the same passes.
+    metrics: held-out metrics, which are not part of the reward. Only they get references.
+    Raises what `generate_rollouts` and `RewardClient.score` raise.
     """
     started = time.monotonic()
     sharing = None if world is None or world.is_sharded else world
-    mine = sharing.share(examples) if sharing else list(enumerate(examples))
-    with undisturbed(policy_model, _SEED):
+    own_examples = sharing.split_items(examples) if sharing else list(enumerate(examples))
+    with preserve_rng_state(policy_model, _SEED):
         rollouts = generate_rollouts(
-            [example for _, example in mine],
+            [example for _, example in own_examples],
             policy_model,
             tokenizer,
             gen_cfg,
-            prompts=None if prompts is None else [prompts[place] for place, _ in mine],
+            prompts=None if prompts is None else [prompts[index] for index, _ in own_examples],
             sampler=sampler,
             with_logprobs=False,
         )
     texts = [rollout.scored_text for rollout in rollouts]
     scores = rewarder.score(texts, rewarder.available)
     reward_cfg = without_spans(scores, reward_cfg)
-    rewards = sample_rewards(rollouts, scores, reward_cfg)
-    held_out = _held_out(metrics, mine, rollouts)
+    rewards = compute_rewards(rollouts, scores, reward_cfg)
+    held_out = _held_out(metrics, own_examples, rollouts)
     if sharing:
-        places = [place for place, _ in mine]
-        held_out = whole_scores(held_out, places, sharing.gather)
-        found = list(zip(places, rollouts, rewards, strict=True))
-        whole = sorted(sharing.gather(found), key=lambda entry: entry[0])
-        rollouts, rewards = [entry[1] for entry in whole], [entry[2] for entry in whole]
-    values = _figures(examples, rollouts, rewards, reward_cfg)
-    values |= metric_figures(held_out, range(len(examples)))
-    own = {key: values.pop(key) for key in _OWN}
+        indices = [index for index, _ in own_examples]
+        held_out = whole_scores(held_out, indices, sharing.gather)
+        local_results = list(zip(indices, rollouts, rewards, strict=True))
+        all_results = sorted(sharing.gather(local_results), key=lambda entry: entry[0])
+        rollouts, rewards = [entry[1] for entry in all_results], [entry[2] for entry in all_results]
+    values = _stats(examples, rollouts, rewards, reward_cfg)
+    values |= metric_stats(held_out, range(len(examples)))
+    field_values = {key: values.pop(key) for key in _FIELD_STATS}
     return Report(
-        **own,
+        **field_values,
         values=values,
         pairs=_by_pair(examples, rollouts, rewards, reward_cfg, held_out),
         seconds=time.monotonic() - started,
         examples=[
-            _line(*of) | line_metrics(held_out, k)
-            for k, of in enumerate(zip(examples, rollouts, rewards, strict=True))
+            _line(*row) | line_metrics(held_out, k)
+            for k, row in enumerate(zip(examples, rollouts, rewards, strict=True))
         ],
     )
 
 
 def _held_out(
     metrics: HeldOutMetrics | None,
-    mine: Sequence[tuple[int, Example]],
+    own_examples: Sequence[tuple[int, Example]],
     rollouts: Sequence[TranslationRollout],
 ) -> Scores:
-    """What the metrics that are no reward say of these translations."""
+    """Return the scores of held-out metrics for these translations."""
     if metrics is None:
         return {}
-    pairs = zip(mine, rollouts, strict=True)
-    return metrics.score([(of.src_text, of.completion_text, e.ref_text) for (_, e), of in pairs])
+    pairs = zip(own_examples, rollouts, strict=True)
+    return metrics.score(
+        [
+            (rollout.src_text, rollout.completion_text, example.ref_text)
+            for (_, example), rollout in pairs
+        ]
+    )
 
 
 def _by_pair(
@@ -173,40 +181,40 @@ def _by_pair(
     cfg: RewardConfig,
     held_out: Scores,
 ) -> dict[str, dict[str, Any]]:
-    """The figures of each language pair; none where there is but one."""
+    """Return the stats of each language pair; empty if there is only one."""
     pairs = list(dict.fromkeys(rollout.pair for rollout in rollouts))
-    found = {}
+    stats_by_pair = {}
     for pair in pairs if len(pairs) > 1 else ():
         chosen = [i for i, rollout in enumerate(rollouts) if rollout.pair == pair]
-        found[pair] = _figures(
+        stats_by_pair[pair] = _stats(
             [examples[i] for i in chosen],
             [rollouts[i] for i in chosen],
             [rewards[i] for i in chosen],
             cfg,
-        ) | metric_figures(held_out, chosen)
-    return found
+        ) | metric_stats(held_out, chosen)
+    return stats_by_pair
 
 
 def _line(example: Example, rollout: TranslationRollout, reward: SampleReward) -> dict[str, Any]:
-    """Of the completions dump."""
+    """Return a line of the completions dump."""
     chrf = sentence_chrf(rollout.completion_text, example.ref_text)
     return completion_line(rollout, reward) | {"ref": example.ref_text, "chrf": chrf}
 
 
-def _figures(
+def _stats(
     examples: Sequence[Example],
     rollouts: Sequence[TranslationRollout],
     rewards: Sequence[SampleReward],
     cfg: RewardConfig,
 ) -> dict[str, Any]:
-    """Those of these examples, by their keys."""
-    rewarded = earned(rewards)
+    """Return the stats of these examples, by their keys."""
+    totals = total_rewards(rewards)
     return {
-        **{key: value for key, value in rollout_figures(rollouts).items() if key in _SHOWN},
-        **term_figures(rewards, cfg),
-        "reward_mean": mean_of(rewarded),
-        "reward_coverage": len(rewarded) / max(1, len(rewards)),
-        **reference_figures(
+        **{key: value for key, value in rollout_stats(rollouts).items() if key in _ROLLOUT_STATS},
+        **component_stats(rewards, cfg),
+        "reward_mean": mean_of(totals),
+        "reward_coverage": len(totals) / max(1, len(rewards)),
+        **reference_stats(
             [rollout.pair for rollout in rollouts],
             [rollout.completion_text for rollout in rollouts],
             [example.ref_text for example in examples],
@@ -215,15 +223,19 @@ def _figures(
 
 
 def read_reports(folder: Path) -> dict[str, list[tuple[int, Report]]]:
-    """(update, report) of the evaluations in eval.jsonl of a run's folder, by the names of their
-    sets."""
+    """Return (update, report) of the evaluations in eval.jsonl of a run's folder, by set."""
     sets: dict[str, list[tuple[int, Report]]] = {}
     for line in read_evaluations(folder):
-        name, update, dump = line.pop("set", THE_SET), line.pop("update"), line.pop("completions")
+        name, update, dump = (
+            line.pop("set", DEFAULT_EVAL_SET),
+            line.pop("update"),
+            line.pop("completions"),
+        )
         line.pop("decides", None)
         line.pop("stopped", None)
-        own = {f.name: line.pop(f.name, None) for f in fields(Report)}
-        own |= {"values": line, "examples": Dumped(folder / dump)}
-        own["source_errors"] = own["source_errors"] or 0  # None of a run of an earlier release
-        sets.setdefault(name, []).append((update, Report(**own)))
+        field_values = {f.name: line.pop(f.name, None) for f in fields(Report)}
+        field_values |= {"values": line, "examples": JsonlFile(folder / dump)}
+        # It is None in runs of an earlier release.
+        field_values["source_errors"] = field_values["source_errors"] or 0
+        sets.setdefault(name, []).append((update, Report(**field_values)))
     return sets

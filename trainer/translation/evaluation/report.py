@@ -1,7 +1,7 @@
 """The pages: report.html of a run, evaluation.html of a policy, comparison.html of two.
 
-A page is one file, with no script and nothing fetched from elsewhere; every text in it is escaped.
-trainer/runs/runlog.py and trainer/translation/dumps.py describe the files that are read.
+A page is one file, without scripts and external resources; every text in it is escaped.
+trainer/runs/run_log.py and trainer/translation/dumps.py describe the files that are read.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from scorekit.files import write_atomic
 from scorekit.report.page import STYLE
 from scorekit.report.render import COLOURS, cut_segments, hint, visible
 from scorekit.schemas import ErrorSpan
-from trainer.runs.config import THE_SET
-from trainer.runs.figures import compare
-from trainer.runs.runlog import read_jsonl
-from trainer.runs.verbs.paired import FEWEST, RESAMPLES, PairedFigure, as_row
+from trainer.runs.cli.paired import FEWEST, RESAMPLES, PairedStat, as_row
+from trainer.runs.config import DEFAULT_EVAL_SET
+from trainer.runs.run_log import read_jsonl
+from trainer.runs.stats import compare
 from trainer.translation.evaluation.compare import changed_most
 from trainer.translation.evaluation.curves import draw_run
-from trainer.translation.evaluation.figures import (
+from trainer.translation.evaluation.stats import (
     A_REWARD,
     CHRF,
     NO_REWARD,
@@ -35,7 +35,7 @@ from trainer.translation.evaluation.figures import (
     table,
 )
 
-_SHOWN = 12  # examples of each kind
+_MAX_EXAMPLES = 12  # examples of each kind
 
 
 def write_report(
@@ -43,16 +43,17 @@ def write_report(
 ) -> Path:
     """Write `report.html` into a run's folder and return its path.
 
-    notes: paragraphs for the top of the page. Raises UserError where no run stands in the folder.
+    notes: paragraphs for the top of the page.
+    Raises UserError if the folder has no run.
     """
     folder = Path(run_dir)
     updates = read_jsonl(folder / "log.jsonl")
     evals = read_evaluations(folder)
     if not updates and not evals:
-        raise UserError(f"{folder}: no run here (no log.jsonl, no eval.jsonl)")
+        raise UserError(f"{folder}: not a run (no log.jsonl, no eval.jsonl)")
     sets: dict[str, list[dict[str, Any]]] = {}
     for line in evals:
-        sets.setdefault(line.get("set", THE_SET), []).append(line)
+        sets.setdefault(line.get("set", DEFAULT_EVAL_SET), []).append(line)
     lasts = (*updates[-1:], *(lines[-1] for lines in sets.values()))
     return _write(
         folder / "report.html",
@@ -60,17 +61,17 @@ def write_report(
         title=title,
         notes=notes,
         stopped=next((line["stopped"] for line in lasts if line.get("stopped")), None),
-        sets=[_of_set(folder, name, lines) for name, lines in sets.items()],
+        sets=[_set_values(folder, name, lines) for name, lines in sets.items()],
         curves=[Markup(svg) for svg in draw_run(folder, updates, sets)],
         config=_read_text(folder / "config.yaml"),
         updates=len(updates),
     )
 
 
-def _of_set(folder: Path, name: str, evals: list[dict[str, Any]]) -> dict[str, Any]:
-    """For the template: a set of held-out sources, before and after."""
+def _set_values(folder: Path, name: str, evals: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the values of the template for a set of held-out sources, before and after."""
     return {
-        "name": "" if name == THE_SET else name,
+        "name": "" if name == DEFAULT_EVAL_SET else name,
         "decides": evals[-1].get("decides"),
         "gaps": ", ".join(_gaps(evals)),
         "last": evals[-1],
@@ -81,35 +82,35 @@ def _of_set(folder: Path, name: str, evals: list[dict[str, Any]]) -> dict[str, A
 
 
 def _gaps(evals: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Evaluations of which a service scored a part only."""
+    """Yield the evaluations that a service scored only in part."""
     for line in evals:
-        for figure in table(line):
-            coverage = line.get(figure.coverage)
+        for stat in table(line):
+            coverage = line.get(stat.coverage)
             if coverage is not None and coverage < 1:
-                yield f"{figure.ranks} after update {line['update']} ({coverage:.0%})"
+                yield f"{stat.ranks} after update {line['update']} ({coverage:.0%})"
 
 
 def write_evaluation(
     path: Path,
     policy: str,
-    figures: Mapping[str, Any],
+    stats: Mapping[str, Any],
     lines: Sequence[dict[str, Any]],
     config: str = "",
 ) -> Path:
-    """Write a page of the figures of a report, its worst translations and its first."""
-    failed = [line for line in lines if line["error"]][:_SHOWN]
+    """Write a page of a report's stats, its worst translations and its first ones."""
+    failed = [line for line in lines if line["error"]][:_MAX_EXAMPLES]
     kinds = (
         *_worst(lines),
         ("Without a score", failed),
-        ("The first of the set", lines[:_SHOWN]),
+        ("The first of the set", lines[:_MAX_EXAMPLES]),
     )
     return _write(
         path,
         "evaluation",
         policy=policy,
-        figures=figures,
-        rows=compare(table(figures), figures, {}),
-        pairs=_pair_table(figures, figures),
+        figures=stats,
+        rows=compare(table(stats), stats, {}),
+        pairs=_pair_table(stats, stats),
         severity_rows=severity_counts(lines),
         examples=[{"title": title, "lines": chosen} for title, chosen in kinds if chosen],
         config=config,
@@ -117,36 +118,36 @@ def write_evaluation(
 
 
 def _worst(lines: Sequence[dict[str, Any]]) -> Iterator[tuple[str, Sequence[dict[str, Any]]]]:
-    """(title, lines) by the first figure that ranks examples and that some have."""
+    """Yield (title, lines) by the first stat that ranks examples and that some of them have."""
     for judge in ranking():
-        values = [(judge.of(line), line) for line in lines]
+        values = [(judge.value_of(line), line) for line in lines]
         scored = [(judge.sign * value, line) for value, line in values if value is not None]
         if scored:
             scored.sort(key=lambda pair: pair[0])
-            yield f"Worst, says {judge.who}", [line for _, line in scored[:_SHOWN]]
+            yield f"Worst by {judge.label}", [line for _, line in scored[:_MAX_EXAMPLES]]
             return
 
 
 def write_comparison(
     path: Path,
     names: tuple[str, str],
-    groups: Mapping[str, Sequence[PairedFigure]],
+    groups: Mapping[str, Sequence[PairedStat]],
     first: Sequence[dict[str, Any]],
     second: Sequence[dict[str, Any]],
 ) -> Path:
-    """Write a page of the intervals of the differences, and of what changed most."""
+    """Write a page of the intervals of the differences, and of the largest changes."""
     return _write(
         path,
         "comparison",
         first=names[0],
         second=names[1],
         groups=[
-            {"name": name, "rows": [as_row(figure) for figure in figures]}
-            for name, figures in groups.items()
+            {"name": name, "rows": [as_row(stat) for stat in stats]}
+            for name, stats in groups.items()
         ],
         resamples=RESAMPLES,
         fewest=FEWEST,
-        examples=changed_most(first, second, _SHOWN),
+        examples=changed_most(first, second, _MAX_EXAMPLES),
     )
 
 
@@ -163,23 +164,25 @@ def _write(path: Path, template: str, **values: Any) -> Path:
 
 
 def _pair_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any] | None:
-    """For the template: figures of each language pair, before and after; None of one pair."""
+    """Return the stats of each language pair before and after, for the template; None for one
+    pair."""
     old, new = before.get("pairs") or {}, after.get("pairs") or {}
     if not old:
         return None
-    every = [*old.values(), *new.values()]
-    # of one that some pairs have, the others show a dash
-    shown = [
-        replace(figure, hidden_at=())
-        for figure in table(before, after)
-        if figure.by_group and not {of.get(figure.key) for of in every} <= {*figure.hidden_at}
+    all_values = [*old.values(), *new.values()]
+    # if only some pairs have a stat, the others show a dash
+    stats = [
+        replace(stat, hidden_at=())
+        for stat in table(before, after)
+        if stat.by_group
+        and not {pair_values.get(stat.key) for pair_values in all_values} <= {*stat.hidden_at}
     ]
-    titles = [f.title.removesuffix(NO_REWARD).removesuffix(A_REWARD) for f in shown]
+    titles = [stat.title.removesuffix(NO_REWARD).removesuffix(A_REWARD) for stat in stats]
     rows = []
-    for name, figures in old.items():
+    for name, values in old.items():
         cells = []
-        for figure, row in zip(shown, compare(shown, figures, new.get(name, {})), strict=True):
-            note = figures.get("bleu_tokenize") if figure.key == "bleu" else None
+        for stat, row in zip(stats, compare(stats, values, new.get(name, {})), strict=True):
+            note = values.get("bleu_tokenize") if stat.key == "bleu" else None
             cells.append(
                 {
                     "before": row.before,
@@ -189,12 +192,13 @@ def _pair_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str
                     "note": note,
                 }
             )
-        rows.append({"name": name, "samples": figures["samples"], "cells": cells})
+        rows.append({"name": name, "samples": values["samples"], "cells": cells})
     return {"titles": titles, "rows": rows}
 
 
 def _pick_examples(folder: Path, evals: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same sources before and after: what improved most, what worsened most, and the first."""
+    """Return examples before and after: largest improvements, largest losses, and the first
+    ones."""
     if len(evals) < 2:
         return []
     before, after = (read_jsonl(folder / evals[i]["completions"]) for i in (0, -1))
@@ -203,14 +207,14 @@ def _pick_examples(folder: Path, evals: list[dict[str, Any]]) -> list[dict[str, 
             f"{folder}: {evals[0]['completions']} and {evals[-1]['completions']} differ in length"
         )
     kinds = [
-        *changed_most(before, after, _SHOWN),
-        ("The first of the set", list(zip(before, after, strict=True))[:_SHOWN]),
+        *changed_most(before, after, _MAX_EXAMPLES),
+        ("The first of the set", list(zip(before, after, strict=True))[:_MAX_EXAMPLES]),
     ]
     return [{"title": title, "pairs": chosen} for title, chosen in kinds]
 
 
 def _segments(line: dict[str, Any]) -> list[dict[str, str]]:
-    """For the template: text, class and tooltip of each stretch of a translation."""
+    """Return text, class and tooltip of each part of a translation, for the template."""
     spans = [ErrorSpan.model_validate(span) for span in line["error_spans"] or []]
     return [
         {
@@ -223,17 +227,17 @@ def _segments(line: dict[str, Any]) -> list[dict[str, str]]:
 
 
 def _scores(line: Mapping[str, Any]) -> str:
-    """What those say of a translation who rank them, and its chrF where it has one."""
-    said = [
-        f"{judge.who} {'–' if (value := judge.of(line)) is None else format(value, '.3f')}"
+    """Return the scores that rank a translation, and its chrF if it has one."""
+    texts = [
+        f"{judge.label} {'–' if (value := judge.value_of(line)) is None else format(value, '.3f')}"
         for judge in ranking()
     ]
-    chrf = CHRF.of(line)
-    return " · ".join([*said, *([] if chrf is None else [f"chrF {chrf:.0f}"])])
+    chrf = CHRF.value_of(line)
+    return " · ".join([*texts, *([] if chrf is None else [f"chrF {chrf:.0f}"])])
 
 
 def _kind(span: ErrorSpan) -> str:
-    """The class of a mark in trainer/translation/evaluation/macros.html."""
+    """Return the class of a mark in trainer/translation/evaluation/macros.html."""
     return span.severity.lower() if span.severity in COLOURS else "other"
 
 

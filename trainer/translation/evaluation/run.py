@@ -1,10 +1,11 @@
-"""`python -m trainer evaluate`: a policy's evaluation as files, alone or beside another policy's.
+"""`python -m trainer evaluate`: write a policy's evaluation, alone or compared with another
+policy's.
 
-misc.run_dir gets evaluation.json (figures), evaluation.jsonl (a line for each translation) and
+misc.run_dir gets evaluation.json (stats), evaluation.jsonl (a line for each translation) and
 evaluation.html; against another policy, also comparison.json and comparison.html, and the other's
-evaluation in `against/`. Of a set with a name (`data.eval`), the files are evaluation-NAME.json
-and so on. What an earlier call wrote is never replaced unasked. Greedy by default; the `eval`
-section of the config says otherwise.
+evaluation in `against/`. For a set with a name (`data.eval_sets`), the files are
+evaluation-NAME.json and so on. Files of an earlier call are only replaced with --overwrite.
+Sampling is greedy unless the `eval` section of the config says otherwise.
 
 Under torchrun or accelerate the processes share the sources; the main one writes and prints.
 """
@@ -24,23 +25,23 @@ import yaml
 from scorekit.errors import UserError
 from scorekit.prompts import load_postprocess
 from trainer.rl.config import PolicyConfig
+from trainer.rl.distributed import DistributedContext
 from trainer.rl.engines.choice import open_sampler, probe_engine
 from trainer.rl.forward import check_head
-from trainer.rl.policy import autocast, prepare_torch, without_wrappers
-from trainer.rl.world import World
-from trainer.runs.checkpoints.adapted import load_on_base, on_its_base
-from trainer.runs.config import THE_SET, set_key
-from trainer.runs.runlog import open_run_dir, read_jsonl, write_json, write_jsonl
-from trainer.runs.verbs.paired import PairedFigure, comparison_values
-from trainer.translation.config import TrainerConfig
+from trainer.rl.policy import autocast, prepare_torch, unwrap_peft
+from trainer.runs.checkpoints.adapters import load_on_base, resolve_base_model
+from trainer.runs.cli.paired import PairedStat, comparison_values
+from trainer.runs.config import DEFAULT_EVAL_SET, set_key
+from trainer.runs.run_log import open_run_dir, read_jsonl, write_json, write_jsonl
+from trainer.translation.config import TranslationConfig
 from trainer.translation.data import Example
 from trainer.translation.evaluation.compare import compare_policies
 from trainer.translation.evaluation.evaluate import evaluate_on_dataset
-from trainer.translation.evaluation.figures import severity_counts
 from trainer.translation.evaluation.held_out import HeldOutMetrics
 from trainer.translation.evaluation.report import write_comparison, write_evaluation
-from trainer.translation.rewards.services import Rewarder
-from trainer.translation.rewards.terms.chrf import check_references
+from trainer.translation.evaluation.stats import severity_counts
+from trainer.translation.rewards.components.chrf import check_references
+from trainer.translation.rewards.services import RewardClient
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -50,31 +51,43 @@ Sets = Mapping[str, Sequence[Example]]
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedSet:
-    """policy: its path. figures: those of `Report`, and `scored_by`: the model behind each
-    service. lines: of its dump."""
+    """An evaluation of a policy on a set.
+
+    policy: its path.
+    stats: those of `Report`, and `scored_by`: the model of each service.
+    lines: of its dump.
+    """
 
     policy: str
-    figures: Mapping[str, Any]
+    stats: Mapping[str, Any]
     lines: Sequence[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of one set of examples. earlier: the other policy's evaluation; groups: what
-    `compare_policies` gives for it and `evaluation`. page, comparison: files."""
+class SetComparison:
+    """The results for one set of examples.
+
+    earlier: the other policy's evaluation.
+    groups: the result of `compare_policies` for it and `evaluation`.
+    page, comparison: files.
+    """
 
     name: str
     evaluation: EvaluatedSet
     page: Path
     earlier: EvaluatedSet | None = None
-    groups: Mapping[str, Sequence[PairedFigure]] | None = None
+    groups: Mapping[str, Sequence[PairedStat]] | None = None
     comparison: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
-    """A policy to evaluate. path: as it was named. base, adapters: what is loaded
-    (trainer/runs/checkpoints/adapted.py). folder: where its evaluation is written."""
+class EvaluatedModel:
+    """A policy to evaluate.
+
+    path: as the user named it.
+    base, adapters: what is loaded (trainer/runs/checkpoints/adapters.py).
+    folder: of its evaluation.
+    """
 
     path: str
     base: PolicyConfig
@@ -83,17 +96,20 @@ class Candidate:
 
 
 def run_evaluation(
-    cfg: TrainerConfig, sets: Sets, against: str | None = None, *, overwrite: bool = False
-) -> list[Outcome]:
-    """Evaluate the policy on sets of examples by name, and compare it with `against`: another
-    policy's folder or hub id, or the folder of an earlier evaluation, whose translations and
-    scores are taken as they are.
+    cfg: TranslationConfig, sets: Sets, against: str | None = None, *, overwrite: bool = False
+) -> list[SetComparison]:
+    """Evaluate the policy on sets of examples by name, and compare it with another policy.
 
-    A policy may be a folder of adapters, such as a run's checkpoint. overwrite: replace what an
-    earlier call wrote. Every process of the world has to call it; the main one gets the outcomes.
-    Raises UserError on what the user can mend, before weights load where that can be known.
+    against: another policy's folder or hub id, or the folder of an earlier evaluation, whose
+    translations and scores are used unchanged.
+    overwrite: replace the files of an earlier call.
+    A policy may be a folder of adapters, such as a run's checkpoint. Every process has to call it;
+    the main one gets the outcomes. Raises UserError for whatever the user can fix, before weights
+    load if possible.
     """
-    world = World(prepare_torch(cfg.misc.device, cfg.misc.threads), patience_s=cfg.misc.patience_s)
+    world = DistributedContext(
+        prepare_torch(cfg.misc.device, cfg.misc.threads), patience_s=cfg.misc.patience_s
+    )
     folder = Path(cfg.misc.run_dir)
     world.on_main(lambda: load_postprocess(cfg.generation.postprocess))
     for name, examples in sets.items():
@@ -106,61 +122,75 @@ def run_evaluation(
             update={"path": against, "tokenizer": None, "revision": None}
         )
     candidates = _main_first(
-        world, lambda: [_candidate(cfg, policy, place) for place, policy in policies.items()]
+        world,
+        lambda: [_candidate(cfg, policy, target_dir) for target_dir, policy in policies.items()],
     )
-    found = []
+    evaluations = []
     with (
-        world.together(),
+        world.monitored(),
         closing(_main_first(world, lambda: _open_services(cfg, sets, earlier))) as rewarder,
     ):
         for candidate in candidates:
-            found.append(_evaluate(cfg, candidate, sets, rewarder, world))
+            evaluations.append(_evaluate(cfg, candidate, sets, rewarder, world))
             if world.is_main:
-                _write(cfg, candidate, found[-1])
+                _write(cfg, candidate, evaluations[-1])
     if not world.is_main:
         return []
-    outcomes = [Outcome(name, found[0][name], folder / _file(name, "html")) for name in sets]
-    others = found[1] if len(found) > 1 else earlier
-    return [_compared(folder, of, others[of.name]) if others else of for of in outcomes]
+    outcomes = [
+        SetComparison(name, evaluations[0][name], folder / _file(name, "html")) for name in sets
+    ]
+    other_evaluation = evaluations[1] if len(evaluations) > 1 else earlier
+    return [
+        _compare(folder, outcome, other_evaluation[outcome.name]) if other_evaluation else outcome
+        for outcome in outcomes
+    ]
 
 
-def _main_first(world: World, work: Callable[[], T]) -> T:
-    """What it gives, on each process; where it raises a UserError, the main one alone tells."""
-    found: list[T] = []
-    world.on_main(lambda: found.append(work()))
-    return found[0] if world.is_main else work()
+def _main_first(world: DistributedContext, work: Callable[[], T]) -> T:
+    """Return the result of `work` on each process; if it raises a UserError, only the main one
+    prints it."""
+    results: list[T] = []
+    world.on_main(lambda: results.append(work()))
+    return results[0] if world.is_main else work()
 
 
 def _file(name: str, ending: str, kind: str = "evaluation") -> str:
-    return f"{kind}.{ending}" if name == THE_SET else f"{kind}-{name}.{ending}"
+    return f"{kind}.{ending}" if name == DEFAULT_EVAL_SET else f"{kind}-{name}.{ending}"
 
 
-def _check_folder(cfg: TrainerConfig, sets: Sets, compares: bool, overwrite: bool) -> None:
-    """Raise UserError where run_dir cannot be written to, or an evaluation would be replaced."""
+def _check_folder(cfg: TranslationConfig, sets: Sets, compares: bool, overwrite: bool) -> None:
+    """Raise UserError if run_dir is not writable, or an evaluation would be replaced."""
     folder = open_run_dir(cfg.misc)
     folders = [folder, folder / "against"] if compares else [folder]
     names = [_file(name, ending) for name in sets for ending in ("json", "jsonl", "html")]
-    places = (place / name for place in folders for name in names)
-    there = next((path for path in places if path.exists()), None)
-    if there is not None and not overwrite:
+    paths = (target_dir / name for target_dir in folders for name in names)
+    existing = next((path for path in paths if path.exists()), None)
+    if existing is not None and not overwrite:
         raise UserError(
-            f"misc.run_dir: {there} is there from an earlier evaluation; choose another folder "
+            f"misc.run_dir: {existing} exists from an earlier evaluation. Choose another folder "
             "(--set misc.run_dir=...), or replace it with --overwrite"
         )
 
 
-def _candidate(cfg: TrainerConfig, policy: PolicyConfig, folder: Path) -> Candidate:
-    """Raises UserError where its base is not there, or the vLLM server that is to sample is not
-    (or cannot)."""
-    candidate = Candidate(str(policy.path), *on_its_base(policy), folder)
+def _candidate(cfg: TranslationConfig, policy: PolicyConfig, folder: Path) -> EvaluatedModel:
+    """Return the candidate.
+
+    Raises UserError if its base is missing, or the vLLM server is unavailable or unsuitable.
+    """
+    candidate = EvaluatedModel(str(policy.path), *resolve_base_model(policy), folder)
     probe_engine(cfg.generation, adapters=candidate.base.lora.r > 0)
     return candidate
 
 
-def _open_services(cfg: TrainerConfig, sets: Sets, earlier: Mapping[str, EvaluatedSet]) -> Rewarder:
-    """Raises UserError also where a held-out metric cannot be asked, or another model scored what
-    the scores are to be held against."""
-    rewarder = Rewarder(cfg.reward, caching=cfg.misc.caching, misc=cfg.misc)
+def _open_services(
+    cfg: TranslationConfig, sets: Sets, earlier: Mapping[str, EvaluatedSet]
+) -> RewardClient:
+    """Return the opened services.
+
+    Raises UserError also if a held-out metric cannot be used, or if another model scored the
+    earlier evaluation.
+    """
+    rewarder = RewardClient(cfg.reward, caching=cfg.misc.caching, misc=cfg.misc)
     try:
         metrics = HeldOutMetrics(cfg.eval.metrics, rewarder)
         metrics.check(sets)
@@ -173,14 +203,18 @@ def _open_services(cfg: TrainerConfig, sets: Sets, earlier: Mapping[str, Evaluat
 
 
 def _evaluate(
-    cfg: TrainerConfig, candidate: Candidate, sets: Sets, rewarder: Rewarder, world: World
+    cfg: TranslationConfig,
+    candidate: EvaluatedModel,
+    sets: Sets,
+    rewarder: RewardClient,
+    world: DistributedContext,
 ) -> dict[str, EvaluatedSet]:
-    """Load, translate, score."""
+    """Load a policy, translate and score."""
     cfg = cfg.model_copy(update={"policy": candidate.base})
     model, tokenizer = load_on_base(candidate.base, candidate.adapters, world.device)
     check_head(model)
     if world.is_sharded:
-        world.shard(without_wrappers(model))  # it is what generates
+        world.shard(unwrap_peft(model))  # the module that generates
     adapters = cfg.policy.lora.r > 0
     sampler = open_sampler(
         cfg.generation,
@@ -192,10 +226,10 @@ def _evaluate(
         run_dir=cfg.misc.run_dir,
         role="evaluate",
     )
-    found = {}
+    evaluations = {}
     metrics = HeldOutMetrics(cfg.eval.metrics, rewarder)
     with closing(sampler), autocast(world.device, cfg.misc.dtype):
-        sampler.sync(model, 0)
+        sampler.sync_weights(model, 0)
         for name, examples in sets.items():
             report = evaluate_on_dataset(
                 examples,
@@ -208,21 +242,21 @@ def _evaluate(
                 world,
                 metrics=metrics,
             )
-            figures = {
+            stats = {
                 "policy": candidate.path,
                 "set": name,
                 "scored_by": _scorers(rewarder) | metrics.models,
-                **report.figures(),
+                **report.stats(),
                 "severities": [row._asdict() for row in severity_counts(report.examples)],
             }
-            found[name] = EvaluatedSet(candidate.path, figures, report.examples)
-    return found
+            evaluations[name] = EvaluatedSet(candidate.path, stats, report.examples)
+    return evaluations
 
 
 def _write(
-    cfg: TrainerConfig, candidate: Candidate, evaluations: Mapping[str, EvaluatedSet]
+    cfg: TranslationConfig, candidate: EvaluatedModel, evaluations: Mapping[str, EvaluatedSet]
 ) -> None:
-    """The files of each set; a comparison of what stood there before goes."""
+    """Write the files of each set, and remove earlier comparisons."""
     folder = candidate.folder
     folder.mkdir(parents=True, exist_ok=True)
     policy = cfg.policy.model_copy(update={"path": candidate.path})
@@ -235,15 +269,15 @@ def _write(
         write_evaluation(
             folder / _file(name, "html"),
             candidate.path,
-            evaluation.figures,
+            evaluation.stats,
             evaluation.lines,
             text,
         )
-        write_json(folder / _file(name, "json"), evaluation.figures)
+        write_json(folder / _file(name, "json"), evaluation.stats)
 
 
 def _earlier(against: str, sets: Sets) -> dict[str, EvaluatedSet]:
-    """The evaluations that stand in a folder, by set; {} where `against` names a policy."""
+    """Return the evaluations in a folder, by set; {} if `against` names a policy."""
     folder = Path(against)
     if not any(folder.glob("evaluation*.jsonl")):
         is_path = folder.exists() or against.startswith((".", "/", "~"))
@@ -260,39 +294,41 @@ def _earlier(against: str, sets: Sets) -> dict[str, EvaluatedSet]:
 def _earlier_set(folder: Path, name: str, examples: Sequence[Example]) -> EvaluatedSet:
     path = folder / _file(name, "jsonl")
     if not path.is_file():
-        raise UserError(f"--against: {folder} has no {path.name}: evaluate that set there, too")
+        raise UserError(f"--against: {folder} has no {path.name}. Evaluate that set there, too")
     lines = read_jsonl(path)
-    wanted = [(f"{e.src_lang_code}>{e.tgt_lang_code}", e.src_text) for e in examples]
-    if [(line.get("pair"), line["src"]) for line in lines] != wanted:
+    expected = [(f"{e.src_lang_code}>{e.tgt_lang_code}", e.src_text) for e in examples]
+    if [(line.get("pair"), line["src"]) for line in lines] != expected:
         raise UserError(
             f"--against: {folder} translated {len(lines)} sources that are not these "
-            f"{len(examples)} in this order: evaluate it with the same data.eval and eval_limit"
+            f"{len(examples)} in this order. Evaluate it with the same data.eval and eval_limit"
         )
-    figures = {}
+    stats = {}
     if (folder / _file(name, "json")).is_file():
-        figures = json.loads((folder / _file(name, "json")).read_text(encoding="utf-8"))
-    return EvaluatedSet(str(figures.get("policy", folder)), figures, lines)
+        stats = json.loads((folder / _file(name, "json")).read_text(encoding="utf-8"))
+    return EvaluatedSet(str(stats.get("policy", folder)), stats, lines)
 
 
-def _scorers(rewarder: Rewarder) -> dict[str, str]:
+def _scorers(rewarder: RewardClient) -> dict[str, str]:
     return {info.service: info.model for info in rewarder.infos.values()}
 
 
 def _check_scorers(earlier: EvaluatedSet, now: Mapping[str, str]) -> None:
-    """Raise UserError where another model scored: its scores cannot be held against these."""
-    for service, model in (earlier.figures.get("scored_by") or {}).items():
+    """Raise UserError if another model scored: its scores cannot be compared with these."""
+    for service, model in (earlier.stats.get("scored_by") or {}).items():
         if now.get(service, model) != model:
             raise UserError(
-                f"--against: scored by the {service} model {model!r}, the service here runs "
-                f"{now[service]!r}: scores of two models cannot be compared; evaluate it again"
+                f"--against: scored by the {service} model {model!r}, but the service runs "
+                f"{now[service]!r}. Scores of two models cannot be compared. Evaluate it again"
             )
 
 
-def _compared(folder: Path, outcome: Outcome, earlier: EvaluatedSet) -> Outcome:
-    """The comparison of one set, and its files. Raises UserError where a service came back with
-    another model meanwhile."""
+def _compare(folder: Path, outcome: SetComparison, earlier: EvaluatedSet) -> SetComparison:
+    """Return the comparison of one set, and write its files.
+
+    Raises UserError if a service runs another model meanwhile.
+    """
     name, now = outcome.name, outcome.evaluation
-    _check_scorers(earlier, now.figures["scored_by"])
+    _check_scorers(earlier, now.stats["scored_by"])
     groups = compare_policies(earlier.lines, now.lines)
     counted = {"set": name, "sources": len(earlier.lines)}
     values = comparison_values((earlier.policy, now.policy), counted, groups)

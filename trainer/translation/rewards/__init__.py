@@ -1,1 +1,1 @@
-"""What a translation earns: services, guards, error spans, and the formula over them."""
+"""The reward of a translation: services, guards, error spans, and the formula over them."""

@@ -1,4 +1,4 @@
-"""Rewards of samples -> token advantages, under the options of the config."""
+"""Compute token advantages from rewards of samples, with the options of the config."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import torch
 from trainer.rl.advantage import TokenAdvantages, kl_rewards, pad_rows, token_advantages
 from trainer.rl.config import RLConfig
 from trainer.rl.rollout import Rollout, action_masks, logprob_rows
-from trainer.translation.rewards.earned import SampleReward
+from trainer.translation.rewards.sample_reward import SampleReward
 
 
 def rollout_advantages(
     rollouts: Sequence[Rollout], rewards: Sequence[SampleReward], rl: RLConfig
 ) -> TokenAdvantages:
-    """Advantages of samples that all have a reward, under the options of `rl`."""
+    """Return advantages of samples that all have a reward, with the options of `rl`."""
     mask_BT = pad_rows([reward.valid for reward in rewards], torch.bool)
-    # What no reward reaches must not drift for nothing: the KL holds every token.
+    # Tokens that no reward reaches must not drift: every token has a KL term.
     kl_mask_BT = action_masks(rollouts)
     if rl.mask_truncated:
-        ended = torch.tensor([rollout.finish_reason == "eos" for rollout in rollouts])[:, None]
-        mask_BT, kl_mask_BT = mask_BT & ended, kl_mask_BT & ended
+        has_eos_B1 = torch.tensor([rollout.finish_reason == "eos" for rollout in rollouts])[:, None]
+        mask_BT, kl_mask_BT = mask_BT & has_eos_B1, kl_mask_BT & has_eos_B1
     token_rewards_BT = pad_rows([reward.token_rewards for reward in rewards])
     if rl.kl_in == "reward" and rl.kl_coef:
         old_BT = logprob_rows(rollouts, "old_logprobs")

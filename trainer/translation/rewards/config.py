@@ -1,4 +1,4 @@
-"""The `reward` section of a run's config."""
+"""The `reward` section of a translation run's config."""
 
 from __future__ import annotations
 
@@ -36,8 +36,11 @@ class SeverityWeights(Config):
 
 
 class GuardConfig(Config):
-    """Penalties against gaming the reward, each off by default. A guard finds a fault between 0
-    (none) and 1 in a completion; its weight times the fault is taken off the sequence reward."""
+    """Penalties for reward hacking, each off by default.
+
+    A guard gives a completion a value between 0 (no problem) and 1; its weight times the value is
+    subtracted from the sequence reward.
+    """
 
     w_language: float = Field(
         0.0, ge=0, description="Weight of 1 - probability (language id) of the target language."
@@ -55,15 +58,15 @@ class GuardConfig(Config):
         "that is usual between the two languages.",
     )
     w_repetition: float = Field(
-        0.0, ge=0, description="Weight of the share of the completion that stands in loops."
+        0.0, ge=0, description="Weight of the share of the completion that is in loops."
     )
     shown: bool = may_change(
-        False, description="Find and log every fault, also those of guards without weight."
+        False, description="Compute and log the values of all guards, also without a weight."
     )
 
 
 class RewardConfig(Config):
-    """What a completion earns, and who says so. References are part of `w_chrf` alone."""
+    """The reward of a completion, and the services that score it. Only `w_chrf` uses references."""
 
     metricx_urls: Urls = may_change(
         default_factory=list,
@@ -73,7 +76,7 @@ class RewardConfig(Config):
     metricx_scorer_args: dict[str, Any] = may_change(
         default_factory=dict,
         description="Arguments of a `module:Class` in metricx_urls (dtype, max_batch_tokens, ...). "
-        "Those of the same name in this config are its own where it takes them: "
+        "Keys of the same name in this config are used if it accepts them: "
         "metricx_model_name, metricx_tokenizer_name, and device and threads of misc.",
     )
     metricx_model_name: str | None = may_change(
@@ -83,7 +86,7 @@ class RewardConfig(Config):
         None, description="The tokenizer that the service must use; null: any."
     )
     metricx_offset: float = Field(5.0, description="metricx_reward = metricx_offset - score.")
-    w_metricx: float = Field(1.0, ge=0, description="Weight of metricx_reward; 0: never asked for.")
+    w_metricx: float = Field(1.0, ge=0, description="Weight of metricx_reward; 0: not requested.")
     xcomet_urls: Urls = may_change(
         default_factory=list,
         description="xCOMET services, as metricx_urls; empty: XCOMET_URL of the environment.",
@@ -107,14 +110,14 @@ class RewardConfig(Config):
     )
     span_sources_combine: Literal["sum", "max"] = Field(
         "sum",
-        description="A token inside spans of both xCOMET and `mqm`: the sum of what the two take, "
-        "each times its weight, or the larger (max).",
+        description="A token inside spans of both xCOMET and `mqm`: the sum of the two penalties, "
+        "each times its weight, or the larger one (max).",
     )
     w_omission: float = Field(
         0.0,
         ge=0,
-        description="Weight of what `mqm` finds left out: the severities' weights, summed, on the "
-        "token that ended the sentence (the last one of a completion that was cut).",
+        description="Weight of omissions that `mqm` reports: the severities' weights, summed, on "
+        "the token that ended the sentence (the last one of a truncated completion).",
     )
     w_judge: float = Field(
         0.0, ge=0, description="Weight of the score (0 to 1) that a judge's rubric gives."
@@ -129,14 +132,14 @@ class RewardConfig(Config):
             "source_lang": "src_lang",
             "target_lang": "tgt_lang",
         },
-        description="Each variable of that rubric, and what stands there of a sample: src, mt, "
+        description="Each variable of that rubric, and the field of a sample: src, mt, "
         "src_lang or tgt_lang.",
     )
     w_chrf: float = Field(
         0.0,
         ge=0,
         description="Weight of the segment's chrF (0 to 100) against its reference, which every "
-        "row must have then; 0: rewards see no reference. Services never do.",
+        "row then needs; 0: rewards use no reference. Services never get one.",
     )
     judge_model_name: str | None = may_change(
         None, description="The model that the judge must ask, for mqm and rubric; null: any."
@@ -147,8 +150,8 @@ class RewardConfig(Config):
     )
     overlap_policy: Literal["any_overlap", "majority_overlap"] = Field(
         "any_overlap",
-        description="A token is hit by a span that shares one character with it, or by one that "
-        "covers at least `overlap_threshold` of it.",
+        description="A span hits a token if they share one character, or if the span covers at "
+        "least `overlap_threshold` of it.",
     )
     overlap_threshold: float = Field(
         0.5, gt=0.0, le=1.0, description="Share of a token's characters, for majority_overlap."
@@ -160,45 +163,46 @@ class RewardConfig(Config):
     )
     uncovered: Literal["exclude", "sequence_only"] = Field(
         "exclude",
-        description="Tokens behind what the span model could read: none of the policy gradient, or "
-        "the sequence reward alone. The KL holds them in both; docs/training.md says which when.",
+        description="Tokens after the part that the span model could read: no policy gradient, or "
+        "the sequence reward only. The KL includes them in both; see docs/training.md.",
     )
     use_confidence: bool = Field(
         False,
-        description="Multiply a penalty by its span's confidence; one without (`mqm`) stays whole.",
+        description="Multiply a penalty by its span's confidence; without (`mqm`): unchanged.",
     )
     overlong: Literal["truncate", "windows", "skip", "penalty"] = Field(
         "truncate",
-        description="Source and completion over the reward model's limit: score what it can read, "
-        "score all of it in windows of sentences, leave the sample out of the batch, or give it "
-        "text_error_reward. What is cut, left out or punished is counted.",
+        description="Source and completion over the reward model's limit: score the part that it "
+        "can read, score all of it in windows of sentences, leave the sample out of the batch, or "
+        "give it text_error_reward. Each case is counted.",
     )
     max_input_length: int | None = Field(
         None, ge=16, description="The reward model's limit in tokens; null: the model's own."
     )
     on_failure: Literal["drop_sample", "fail"] = Field(
         "drop_sample",
-        description="A score that a service failed to give: leave the sample out of the batch and "
+        description="If a service fails to give a score: leave the sample out of the batch and "
         "of its mean and deviation, or end the run.",
     )
     text_error_reward: float = Field(
         -20.0,
-        description="Sequence reward of a completion that cannot be scored by its own fault "
-        "(overlong, invalid_input); never dropped, or the policy would learn to hide there.",
+        description="Sequence reward of a completion whose text cannot be scored "
+        "(overlong, invalid_input); never dropped, or the policy would learn to write such texts.",
     )
     guards: GuardConfig = Field(
-        default_factory=GuardConfig, description="Penalties against gaming the reward."
+        default_factory=GuardConfig, description="Penalties for reward hacking."
     )
     no_eos_penalty: float = Field(
-        0.0, ge=0.0, description="Taken off the reward of a completion cut by max_new_tokens."
+        0.0, ge=0.0, description="Penalty of a completion truncated by max_new_tokens."
     )
     terms: dict[str, float] = Field(
         default_factory=dict,
-        description="Weights of further terms (trainer/translation/rewards/terms), by their names.",
+        description="Weights of further components, by name "
+        "(trainer/translation/rewards/components).",
     )
     urls: dict[str, Urls] = may_change(
         default_factory=dict,
-        description="Services of further terms, by their names, as metricx_urls.",
+        description="Services of further components, by name, as metricx_urls.",
     )
     batch_size: int = may_change(64, ge=1, description="Samples in one request to a service.")
     timeout_s: float = may_change(
@@ -208,15 +212,15 @@ class RewardConfig(Config):
         "included.",
     )
     deadline_s: float = may_change(
-        300.0, gt=0, description="Seconds after which a service that fails is given up for a batch."
+        300.0, gt=0, description="Seconds after which a failing service is skipped for a batch."
     )
 
     def urls_of(self, service: str) -> list[str]:
-        """The URLs of a service; [] where it has none."""
-        found = getattr(self, f"{service}_urls", None)
-        return self.urls.get(service, []) if found is None else found
+        """Return the URLs of a service; [] without any."""
+        urls = getattr(self, f"{service}_urls", None)
+        return self.urls.get(service, []) if urls is None else urls
 
     def urls_key(self, service: str) -> str:
-        """The key that names them."""
-        own = f"{service}_urls" in type(self).model_fields
-        return f"reward.{service}_urls" if own else f"reward.urls.{service}"
+        """Return the config key of these URLs."""
+        has_own_key = f"{service}_urls" in type(self).model_fields
+        return f"reward.{service}_urls" if has_own_key else f"reward.urls.{service}"

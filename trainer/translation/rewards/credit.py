@@ -1,4 +1,4 @@
-"""Error spans of a translation -> a reward for each of its tokens."""
+"""Credit assignment: convert error spans of a translation to a reward for each of its tokens."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ def spans_to_token_rewards(
     combine: Combine = "sum",
     use_confidence: bool = False,
 ) -> list[float]:
-    """The reward of each token: 0 outside error spans, else the weight of the span's severity.
+    """Return the reward of each token: 0 outside error spans, else the weight of the span's
+    severity.
 
-    Each token of a span gets the full weight (arXiv 2601.09012, figure 2: the penalty repeats, it
-    is not shared), unless `combine` is "spread". A token of zero width (special, or not aligned) is
+    Each token of a span gets the full weight (arXiv 2601.09012, figure 2: the penalty is repeated,
+    not shared), unless `combine` is "spread". A token of zero width (special, or not aligned) is
     never hit.
 
     token_char_offsets: (start, end) of each token in `mt_text`, end exclusive, in the text's order.
     severity_weights: severity in any case -> weight; UNKNOWN: of every other severity.
     overlap_threshold: for `majority_overlap`, the share of the token's characters to be covered.
-    combine: several spans on one token: their sum, the strongest (`max`) or weakest (`min`) one.
-    use_confidence: multiply a penalty by its span's confidence, where the span has one.
+    combine: several spans on one token: their sum, the strongest (`max`) or weakest (`min`) one;
     `spread` shares a span's weight equally among the tokens that it hits, then sums.
-    Returns one number a token. Raises ValueError on a span outside `mt_text`, and UserError on a
-    severity without a weight.
+    use_confidence: multiply a penalty by its span's confidence, if the span has one.
+    Raises ValueError for a span outside `mt_text`, and UserError for a severity without a weight.
     """
     weights = {severity.upper(): weight for severity, weight in severity_weights.items()}
     ends = [end for _, end in token_char_offsets]
@@ -56,8 +56,8 @@ def spans_to_token_rewards(
         penalty = severity_weight(span.severity, weights)
         if use_confidence and span.confidence is not None:
             penalty *= span.confidence
-        least = 0.0 if overlap_policy == "any_overlap" else overlap_threshold
-        tokens = _tokens_hit(span, token_char_offsets, ends, least)
+        min_share = 0.0 if overlap_policy == "any_overlap" else overlap_threshold
+        tokens = _tokens_hit(span, token_char_offsets, ends, min_share)
         if combine == "spread" and tokens:
             penalty /= len(tokens)
         for token in tokens:
@@ -69,30 +69,33 @@ def spans_to_token_rewards(
 
 
 def severity_weight(severity: str, weights: Mapping[str, float | None]) -> float:
-    """The weight of a severity in any case. weights: in capitals; UNKNOWN: of every other one.
-    Raises UserError where that is None."""
+    """Return the weight of a severity in any case.
+
+    weights: in capitals; UNKNOWN: of every other severity.
+    Raises UserError if that is None.
+    """
     weight = weights.get(severity.upper(), weights.get("UNKNOWN"))
     if weight is None:
         raise UserError(
-            f"the span model gives the severity {severity!r}, which has no weight: set "
+            f"the span model gives the severity {severity!r}, which has no weight. Set "
             "reward.severity_weights.UNKNOWN"
         )
     return weight
 
 
 def _tokens_hit(
-    span: ErrorSpan, offsets: Sequence[tuple[int, int]], ends: list[int], least: float
+    span: ErrorSpan, offsets: Sequence[tuple[int, int]], ends: list[int], min_share: float
 ) -> list[int]:
-    """Tokens that share a character with the span, and at least that share of their own."""
+    """Return tokens that share a character with the span, and at least this share of their own."""
     hit = []
     for token in range(bisect_right(ends, span.start), len(ends)):
         start, end = offsets[token]
-        if start == end:  # may stand between two tokens of one character
+        if start == end:  # may be between two tokens of one character
             continue
         if start >= span.end:
             break
         shared = min(end, span.end) - max(start, span.start)
-        if shared > 0 and not below(shared, least * (end - start)):
+        if shared > 0 and not below(shared, min_share * (end - start)):
             hit.append(token)
     return hit
 
@@ -100,7 +103,7 @@ def _tokens_hit(
 def covered_tokens(
     mt_text: str, token_char_offsets: Sequence[tuple[int, int]], mt_covered: int
 ) -> list[bool]:
-    """Which tokens the span model has read, given how many characters of `mt_text` it read."""
+    """Return which tokens the span model has read, from the number of characters that it read."""
     if mt_covered >= len(mt_text):
         return [True] * len(token_char_offsets)
     return [end <= mt_covered and start < mt_covered for start, end in token_char_offsets]

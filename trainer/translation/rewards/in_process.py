@@ -21,64 +21,66 @@ from scorekit.scorers import (
     reward_output,
 )
 
-#: Scores that are remembered; the ones used longest ago make room.
-_REMEMBERED = 16_384
+#: Largest number of cached scores; the least recently used are dropped.
+_MAX_CACHED = 16_384
 
 
 def load_scorer(
-    key: str, target: str, offered: Mapping[str, Any], given: Mapping[str, Any]
+    key: str, target: str, offered: Mapping[str, Any], arguments: Mapping[str, Any]
 ) -> tuple[Scorer, set[str]]:
-    """The scorer behind `module:Class`, and which of the offered arguments it got.
+    """Return the scorer of `module:Class`, and the names of the offered arguments that it got.
 
-    key: of the config, without its ending (`reward.metricx`). offered: arguments that it gets if it
-    takes them by that name, they are not None, and `given`, the user's own, has none such.
+    key: of the config, without its ending (`reward.metricx`).
+    offered: arguments that it gets if it has a parameter of that name, they are not None, and
+    `arguments` (the user's) does not set it.
     Raises UserError.
     """
     module, colon, class_name = target.partition(":")
     names = [*module.split("."), class_name]
     if not colon or not all(part.isidentifier() for part in names):
         raise UserError(
-            f"{key}_urls: {target!r}: a URL begins with http://, and a scorer in this process is "
-            "written module:Class"
+            f"{key}_urls: {target!r}: expected a URL with http:// or https://, or a scorer in this "
+            "process as module:Class"
         )
     try:
-        known = inspect.signature(scorer_class(target)).parameters
-        fitting = {
+        parameters = inspect.signature(scorer_class(target)).parameters
+        accepted = {
             name: value
             for name, value in offered.items()
-            if name in known and name not in given and value is not None
+            if name in parameters and name not in arguments and value is not None
         }
-        return resolve_scorer(target, **fitting, **given), set(fitting)
+        return resolve_scorer(target, **accepted, **arguments), set(accepted)
     except UserError as error:
         raise UserError(f"{key}_urls, {key}_scorer_args: {error}") from None
 
 
 class ThreadScorer:
-    """A scorer in this process, asked in a thread of its own: one group after another, since a
-    model need not bear two callers, and a daemon, so that it does not hold up a Ctrl-C.
+    """A scorer in this process that runs in its own thread.
 
-    What it scored is remembered, where the config of a batch allows a cache, and equal samples of a
-    batch are scored once. Every batch has to come with the same options.
+    It scores one group after another, because a model may not support two callers. The thread is a
+    daemon, so that it does not delay a Ctrl-C.
+    Its scores are cached if the config of a batch allows it, and equal samples of a batch are
+    scored once. Every batch has to have the same options.
     """
 
     def __init__(self, scorer: Scorer) -> None:
-        self._scorer = scorer  # owner: the thread, as of `_known`; callers only put and close
-        self._known: OrderedDict[SampleForScoring, Scored] = OrderedDict()
+        self._scorer = scorer  # owner: the thread, as of `_cache`; callers only put and close
+        self._cache: OrderedDict[SampleForScoring, Scored] = OrderedDict()
         self._work: SimpleQueue[Any] = SimpleQueue()
-        #: What it says of itself, if it does.
+        #: Its description of itself, if it has one.
         self.description = getattr(scorer, "description", None)
         threading.Thread(target=self._run, name="trainer-scorer", daemon=True).start()
 
     def submit_batch(
         self, samples: Sequence[SampleForScoring], cfg: ScoringConfig
     ) -> Future[RewardOutput]:
-        """`score_batch`, begun behind what was submitted before."""
+        """Start `score_batch` after everything that was submitted before."""
         future: Future[RewardOutput] = Future()
         self._work.put((future, samples, cfg))
         return future
 
     def close(self) -> None:
-        """End the thread behind what was submitted."""
+        """End the thread after everything that was submitted."""
         self._work.put(None)
 
     def _run(self) -> None:
@@ -96,21 +98,21 @@ class ThreadScorer:
         results: dict[SampleForScoring, Scored | Failed] = {}
         missing = []
         for sample in dict.fromkeys(samples):
-            if sample in self._known:
-                self._known.move_to_end(sample)
-                results[sample] = self._known[sample]
+            if sample in self._cache:
+                self._cache.move_to_end(sample)
+                results[sample] = self._cache[sample]
             else:
                 missing.append(sample)
         if missing:
-            found = self._scorer.score_batch(missing, cfg).metadata
-            if len(found) != len(missing):
+            scored = self._scorer.score_batch(missing, cfg).metadata
+            if len(scored) != len(missing):
                 raise ScorekitError(
-                    f"the scorer gave {len(found)} results of {len(missing)} samples"
+                    f"the scorer returned {len(scored)} results for {len(missing)} samples"
                 )
-            for sample, result in zip(missing, found, strict=True):
+            for sample, result in zip(missing, scored, strict=True):
                 results[sample] = result
                 if isinstance(result, Scored):
-                    self._known[sample] = result.model_copy(update={"cached": True})
-        while len(self._known) > _REMEMBERED:
-            self._known.popitem(last=False)
+                    self._cache[sample] = result.model_copy(update={"cached": True})
+        while len(self._cache) > _MAX_CACHED:
+            self._cache.popitem(last=False)
         return reward_output([results[sample] for sample in samples])

@@ -1,4 +1,4 @@
-"""What the reward asks of a judge: error spans and omissions (`mqm`), or a rubric's verdict."""
+"""Rewards from a judge: error spans and omissions (`mqm`), or the verdict of a rubric."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ from scorekit.errors import UserError
 from scorekit.schemas import Failed, Info, JudgeScored, Result, Scored, Truncated, Verdict
 from scorekit.scorers import RewardOutput, SampleForScoring, ScoringConfig
 from trainer.translation.rewards.config import RewardConfig
-from trainer.translation.rewards.score_batch import MQM, ServiceName
+from trainer.translation.rewards.reward_batch import MQM, ServiceName
 
-#: What a judge is asked once before weights are loaded: whether it has the task at all.
+#: A sample to check before weights are loaded that a judge has the task.
 _PROBE = SampleForScoring("Good morning.", "Guten Morgen.", src_lang="en", tgt_lang="de")
 
 Body = Callable[[SampleForScoring], Mapping[str, Any]]
 
 
 def task_of(name: ServiceName, cfg: RewardConfig) -> str:
-    """The judge's task behind one of its two names."""
+    """Return the judge's task for one of its two service names."""
     return MQM if name == MQM else cfg.judge_rubric
 
 
 def body_of(name: ServiceName, cfg: RewardConfig) -> Body:
-    """How a sample is put to that task."""
+    """Return the function that makes the request body of a sample for that task."""
     if name == MQM:
         return lambda sample: replace(sample, task=MQM).wire()
     variables = cfg.judge_variables
     return lambda sample: {
         "task": cfg.judge_rubric,
-        **{variable: getattr(sample, of) or "" for variable, of in variables.items()},
+        **{variable: getattr(sample, field) or "" for variable, field in variables.items()},
     }
 
 
 class Judged(Scored):
-    """A verdict as the score of a translation that was read whole."""
+    """A verdict as the score of a translation, which a judge reads completely."""
 
     verdict: Verdict
 
 
 class JudgeScorer(RemoteScorer):
-    """A judge service behind the scorer protocol: one task, and a number for each verdict."""
+    """A judge service as a scorer: one task, and a number for each verdict."""
 
     def __init__(self, urls: Sequence[str], body: Body, **kwargs: Any) -> None:
         super().__init__(urls, **kwargs)
@@ -58,20 +58,20 @@ class JudgeScorer(RemoteScorer):
     def submit_batch(
         self, samples: Sequence[SampleForScoring], cfg: ScoringConfig | None = None
     ) -> Future[RewardOutput]:
-        """The same, begun and not waited for. A judge knows no limit of tokens."""
+        """Start `score_batch` and return its future. A judge has no token limit."""
         cfg = cfg or ScoringConfig()
         bodies = [self._body(sample) for sample in samples]
         options = {"cache": cfg.cache}
 
-        async def judged(client: ScoringClient) -> RewardOutput:
+        async def score(client: ScoringClient) -> RewardOutput:
             results = await client.score(bodies, options, batch_size=cfg.batch_size)
-            found = [_scored(r, s) for r, s in zip(results, samples, strict=True)]
-            return RewardOutput([r.score if r.ok else None for r in found], found)
+            outcomes = [_as_scored(r, s) for r, s in zip(results, samples, strict=True)]
+            return RewardOutput([r.score if r.ok else None for r in outcomes], outcomes)
 
-        return self._loop.submit(judged)
+        return self._loop.submit(score)
 
 
-def _scored(result: Result, sample: SampleForScoring) -> Scored | Failed:
+def _as_scored(result: Result, sample: SampleForScoring) -> Scored | Failed:
     if not isinstance(result, JudgeScored):
         return result
     return Judged(
@@ -88,27 +88,35 @@ def _scored(result: Result, sample: SampleForScoring) -> Scored | Failed:
     )
 
 
-def task_faults(name: ServiceName, info: Info, cfg: RewardConfig, higher: bool) -> list[str]:
-    """What `/v1/info` of a judge says against a task. higher: the direction that is wanted."""
-    task, known = task_of(name, cfg), info.tasks or {}
-    if name == MQM and task not in known:
-        return [f"has no task {task!r}: its /v1/info names {', '.join(known) or 'none'}"]
-    if task in known and (name == MQM) != (task == MQM):
-        return [f"gives no verdict for {task!r}: name another rubric in reward.judge_rubric"]
-    says = known[task].higher_is_better if task in known else info.higher_is_better
-    return [] if says == higher else [f"says higher_is_better={says} of {task!r}"]
+def task_errors(name: ServiceName, info: Info, cfg: RewardConfig, higher: bool) -> list[str]:
+    """Return what `/v1/info` of a judge lacks for a task.
+
+    higher: the expected direction.
+    """
+    task, tasks = task_of(name, cfg), info.tasks or {}
+    if name == MQM and task not in tasks:
+        return [f"has no task {task!r}: its /v1/info names {', '.join(tasks) or 'none'}"]
+    if task in tasks and (name == MQM) != (task == MQM):
+        return [f"gives no verdict for {task!r}. Name another rubric in reward.judge_rubric"]
+    higher_is_better = tasks[task].higher_is_better if task in tasks else info.higher_is_better
+    return (
+        []
+        if higher_is_better == higher
+        else [f"says higher_is_better={higher_is_better} of {task!r}"]
+    )
 
 
-def check_answer(name: ServiceName, scorer: JudgeScorer, cfg: RewardConfig, where: str) -> None:
-    """Ask for one sample: whether a judge knows a rubric and its variables, only its answer tells.
+def check_answer(name: ServiceName, scorer: JudgeScorer, cfg: RewardConfig, prefix: str) -> None:
+    """Send one sample: only the answer shows whether a judge has a rubric and its variables.
 
-    where: of the messages. Raises UserError where there is no answer, or not such as the task
-    gives; ServiceUnreachable, RequestError.
+    prefix: of the error messages.
+    Raises UserError if there is no answer, or one of the wrong form; ServiceUnreachable,
+    RequestError.
     """
     task = task_of(name, cfg)
     (result,) = scorer.score_batch([_PROBE]).metadata
     if isinstance(result, Failed):
-        said = f"{result.error.type}: {result.error.message}"
-        raise UserError(f"{where} has no answer of the task {task!r} ({said})")
+        reason = f"{result.error.type}: {result.error.message}"
+        raise UserError(f"{prefix} has no answer of the task {task!r} ({reason})")
     if name == MQM and (result.error_spans is None or result.omissions is None):
-        raise UserError(f"{where} gives no error spans and omissions for the task {task!r}")
+        raise UserError(f"{prefix} gives no error spans and omissions for the task {task!r}")

@@ -1,4 +1,4 @@
-"""The demo's generator over HTTP: the dialects of our client, and what it refuses."""
+"""Test the demo's generator over HTTP: our client's dialects, and refused requests."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ def url():
 
 @pytest.fixture(scope="module")
 def page():
-    """The gold page of the first question, as a PNG."""
+    """Return the gold page of the first question as a PNG."""
     file = io.BytesIO()
     Reader().pages[GOLD].render(1.0).save(file, "PNG")
     return file.getvalue()
 
 
-def ask(url, pictures, *, dialect="openai", most=64):
+def ask(url, images, *, dialect="openai", max_tokens=64):
     async def run():
         async with LLMClient(url, NAME, api_key=SecretStr(KEY), dialect=dialect) as client:
             await client.check()
-            parts = [text_part(f"Question: {ROW['question']}"), *map(image_part, pictures)]
+            parts = [text_part(f"Question: {ROW['question']}"), *map(image_part, images)]
             turns = [
                 {"role": "system", "content": "Answer from the images."},
                 {"role": "user", "content": parts},
             ]
-            told = Sampling(max_tokens=most, effort=None)
-            return (await client.chat(turns, told, n=1, request_id="r"))[0]
+            sampling = Sampling(max_tokens=max_tokens, effort=None)
+            return (await client.chat(turns, sampling, n=1, request_id="r"))[0]
 
     return asyncio.run(run())
 
@@ -60,7 +60,7 @@ def test_each_dialect_gives_the_answer_that_is_in_the_picture(url, page, dialect
     choice = ask(url, [page], dialect=dialect)
     assert (choice.text, choice.finish_reason) == (ROW["reference_answer"], "stop")
     assert choice.prompt_tokens > 600 and choice.completion_tokens >= 1
-    cut = ask(url, [page], dialect=dialect, most=1)
+    cut = ask(url, [page], dialect=dialect, max_tokens=1)
     assert (cut.text, cut.finish_reason) == (ROW["reference_answer"][:4], "length")
 
 

@@ -1,4 +1,4 @@
-"""The committed searcher: what reinforcement learning starts from."""
+"""Test the committed search policy, from which reinforcement learning starts."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from demo.train.search.questions import bare
 from scorekit.config import load_config
 from trainer.search.actions import Invalid, Search, parse
 from trainer.search.config import SearchConfig
-from trainer.search.local import local_policy
+from trainer.search.local_policy import local_policy
 from trainer.search.records import Question
-from trainer.search.turns.policies import TurnAsked
-from trainer.search.turns.prompt import opening
+from trainer.search.rollout.policies import TurnRequest
+from trainer.search.rollout.prompt import opening
 
 SAMPLES = 4
 
 
 @pytest.fixture(scope="module")
 def turns() -> list[tuple[str, str]]:
-    """(question, a first turn) of every held-out question, several times."""
+    """Return (question, a first turn) of every held-out question, several times."""
     cfg = load_config(SearchConfig, CONFIG, [f"policy.path={MODELS / 'search_policy'}"])
     policy = local_policy(cfg)
     questions = questions_of(HELDOUT) * SAMPLES
-    asked = [
-        TurnAsked(
+    turn_requests = [
+        TurnRequest(
             str(number),
             1,
             opening(
@@ -37,20 +37,20 @@ def turns() -> list[tuple[str, str]]:
         )
         for number, question in enumerate(questions)
     ]
-    return list(zip(questions, (turn.text for turn in policy.act(asked)), strict=True))
+    return list(zip(questions, (turn.text for turn in policy.act(turn_requests)), strict=True))
 
 
 def test_most_turns_are_well_formed_and_some_are_not(turns) -> None:
-    """It has something to lose, and something to learn."""
+    """Check that training can make it both worse and better."""
     broken = [text for _, text in turns if isinstance(parse(text), Invalid)]
     assert 0.03 < len(broken) / len(turns) < 0.6
 
 
 def test_queries_are_words_of_questions_that_it_has_never_read(turns) -> None:
-    kept = total = 0
+    num_shared = total = 0
     for question, text in turns:
         if isinstance(action := parse(text), Search):
             words = {bare(word) for word in question.split()}
-            kept += sum(word in words for word in action.query.split())
+            num_shared += sum(word in words for word in action.query.split())
             total += len(action.query.split())
-    assert total > len(turns) and kept / total > 0.6
+    assert total > len(turns) and num_shared / total > 0.6

@@ -1,4 +1,4 @@
-"""Every client says who does not answer, until when that is waited for, and who is back."""
+"""Check that every client reports which server is down, until when it waits, and who is back."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from scorekit.server.app import create_app
 from scorekit.server.http.settings import ServiceSettings
 from tests.kits.llm import MESSAGES
 
-AWAY = re.compile(r"(.*) does not answer: it is waited for until \d\d:\d\d:\d\d")
+AWAY = re.compile(r"(.*) does not answer: waiting until \d\d:\d\d:\d\d")
 BACK = re.compile(r"(.*) answers again")
 
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch, caplog):
-    monkeypatch.setattr("scorekit.net.absence.TELL_AFTER_S", 0.0)
-    caplog.set_level(logging.WARNING, "scorekit.net.absence")
+    monkeypatch.setattr("scorekit.net.outage.TELL_AFTER_S", 0.0)
+    caplog.set_level(logging.WARNING, "scorekit.net.outage")
 
 
-def told(caplog, pattern):
-    """Whom the lines of that form are about."""
+def servers_in_log(caplog, pattern):
+    """Return the servers that the lines of that form name."""
     lines = (record.getMessage() for record in caplog.records)
-    return [found[1] for line in lines if (found := pattern.fullmatch(line))]
+    return [match[1] for line in lines if (match := pattern.fullmatch(line))]
 
 
 def embed(url, deadline_s):
@@ -61,19 +61,21 @@ def test_whoever_does_not_answer_is_named_once(caplog, ask):
     url = f"http://127.0.0.1:{free_port()}"
     with pytest.raises(ServiceUnreachable):
         ask(url, 1.0)
-    (who,) = told(caplog, AWAY)
-    assert url in who and not told(caplog, BACK)
+    (server,) = servers_in_log(caplog, AWAY)
+    assert url in server and not servers_in_log(caplog, BACK)
 
 
 def test_who_answers_again_is_told_too(caplog):
     port = free_port()
     asking = threading.Thread(target=score, args=(f"http://127.0.0.1:{port}", 60))
     asking.start()
-    wait_until(lambda: told(caplog, AWAY))
+    wait_until(lambda: servers_in_log(caplog, AWAY))
     app = create_app(FakeBackend("metricx"), ServiceSettings(cache="memory"))
     with running_app(app, port=port):
         asking.join(60)
-    assert told(caplog, AWAY) == told(caplog, BACK) == [f"http://127.0.0.1:{port}"]
+    assert (
+        servers_in_log(caplog, AWAY) == servers_in_log(caplog, BACK) == [f"http://127.0.0.1:{port}"]
+    )
 
 
 def chat(url, model="m", deadline_s=None, **settings):
@@ -89,37 +91,37 @@ def test_an_llm_that_is_away_is_named_where_its_caller_has_a_deadline(caplog, de
     url = f"http://127.0.0.1:{free_port()}/v1"
     with pytest.raises(LLMError):
         chat(url, deadline_s=deadline_s, max_attempts=4)
-    assert told(caplog, AWAY) == ([f"m at {url}"] if deadline_s else [])
+    assert servers_in_log(caplog, AWAY) == ([f"m at {url}"] if deadline_s else [])
 
 
 @pytest.mark.parametrize("statuses", [[503, 503], [503, 400]])
 def test_nobody_is_waited_for_once_a_request_has_given_up(monkeypatch, statuses):
-    """The line is due in five seconds, and would be untrue then."""
-    monkeypatch.setattr("scorekit.net.absence.TELL_AFTER_S", 5.0)
+    """Check that the line, which is due in five seconds, does not appear when it would be wrong."""
+    monkeypatch.setattr("scorekit.net.outage.TELL_AFTER_S", 5.0)
 
-    async def chat_in_vain(url):
+    async def chat_without_answer(url):
         async with LLMClient(url, "teacher", backoff_s=(0.02,), max_attempts=2) as llm:
             with pytest.raises((LLMError, UserError)):
                 await llm.chat(MESSAGES, Sampling(max_tokens=1), request_id="r", deadline_s=600)
-            assert llm._absence._timer is None
+            assert llm._outage_log._timer is None
 
     fake = FakeOpenAI()
     with fake.running() as url:
         for status in statuses:
             fake.fail(status)
-        asyncio.run(chat_in_vain(url))
+        asyncio.run(chat_without_answer(url))
     assert len(fake.requests) == 2
 
 
 def test_a_scoring_client_that_is_refused_after_a_retry_waits_for_nobody(monkeypatch):
-    monkeypatch.setattr("scorekit.net.absence.TELL_AFTER_S", 5.0)
-    asked = []
+    monkeypatch.setattr("scorekit.net.outage.TELL_AFTER_S", 5.0)
+    paths = []
 
     async def busy_then_gone(scope, receive, send):
         if scope["type"] != "http":
             return
-        asked.append(scope["path"])
-        start = {"type": "http.response.start", "status": 503 if len(asked) == 1 else 404}
+        paths.append(scope["path"])
+        start = {"type": "http.response.start", "status": 503 if len(paths) == 1 else 404}
         await send(start | {"headers": [(b"content-length", b"0")]})
         await send({"type": "http.response.body", "body": b""})
 
@@ -127,11 +129,11 @@ def test_a_scoring_client_that_is_refused_after_a_retry_waits_for_nobody(monkeyp
         async with ScoringClient(url) as client:
             with pytest.raises(ServiceUnreachable):
                 await client.score([{"src": "x", "mt": "y"}])
-            assert client._exchange.absence._timer is None
+            assert client._exchange.outage_log._timer is None
 
     with running_app(busy_then_gone) as url:
         asyncio.run(ask(url))
-    assert len(asked) == 2
+    assert len(paths) == 2
 
 
 def test_an_llm_that_is_only_busy_is_not_called_away(caplog):
@@ -139,4 +141,4 @@ def test_an_llm_that_is_only_busy_is_not_called_away(caplog):
     with fake.running() as url:
         fake.fail(429, times=3)
         chat(url, fake.model, deadline_s=60)
-    assert len(fake.requests) == 4 and not told(caplog, AWAY)
+    assert len(fake.requests) == 4 and not servers_in_log(caplog, AWAY)

@@ -1,4 +1,4 @@
-"""The cache on the caller's side: right answers without asking, and never a failed request."""
+"""Test the cache on the caller's side: right answers without requests, and no failed request."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ def test_what_was_scored_once_is_not_sent_again(path):
 def test_another_text_is_another_score(path, change):
     recorder = _recorder()
     with running_app(recorder) as url, SyncScoringClient(url, cache_db=path) as client:
-        (one,) = client.score(SAMPLES[:1])
+        (result,) = client.score(SAMPLES[:1])
         (other,) = client.score([SAMPLES[0] | change])
-    assert len(recorder.samples) == 2 and one.score != other.score
+    assert len(recorder.samples) == 2 and result.score != other.score
 
 
 def test_options_and_the_model_are_part_of_the_key(path):
@@ -73,7 +73,7 @@ def test_options_and_the_model_are_part_of_the_key(path):
     with running_app(recorder) as url, SyncScoringClient(url, cache_db=path) as client:
         client.score(SAMPLES[:5])
         client.score(SAMPLES[:5], {"overlong": "error"})
-        client.score(SAMPLES[:5], {"cache": True})  # this one is no part of it
+        client.score(SAMPLES[:5], {"cache": True})  # this call bypasses the client's cache
         assert len(recorder.samples) == 10
     for backend in (Revision("other"), Revision("fake", "metricx")):
         other = _recorder(backend)
@@ -98,7 +98,7 @@ def test_scores_of_a_model_that_was_exchanged_meanwhile_are_not_stored_under_the
         behind[0] = old
         with SyncScoringClient(url, cache_db=path) as client:
             client.score(SAMPLES[:3])
-    assert len(old.samples) == 3  # nothing stood under the old revision
+    assert len(old.samples) == 3  # nothing was stored for the old revision
 
 
 def test_failures_are_not_stored_and_cache_false_goes_past_it(path):
@@ -122,8 +122,8 @@ def test_a_damaged_value_is_scored_anew(path):
             db.execute("UPDATE scores SET value = ?", (good.replace(b"score", b"SCORE"),))
         db.close()
         with SyncScoringClient(url, cache_db=path) as client:
-            again = client.score(SAMPLES[:3])
-    assert [r.score for r in again] == [r.score for r in first]
+            repeated = client.score(SAMPLES[:3])
+    assert [r.score for r in repeated] == [r.score for r in first]
     assert len(recorder.samples) == 6
 
 
@@ -132,8 +132,10 @@ def test_a_value_that_stands_under_another_key_is_a_miss(path):
         with SyncScoringClient(url, cache_db=path) as client:
             first = client.score(SAMPLES[:2])
         with sqlite3.connect(path) as db:
-            (one, _), (_, two) = db.execute("SELECT key, value FROM scores").fetchall()
-            db.execute("UPDATE scores SET value = ? WHERE key = ?", (two, one))
+            (first_key, _), (_, second_value) = db.execute(
+                "SELECT key, value FROM scores"
+            ).fetchall()
+            db.execute("UPDATE scores SET value = ? WHERE key = ?", (second_value, first_key))
         db.close()
         with SyncScoringClient(url, cache_db=path) as client:
             assert [r.score for r in client.score(SAMPLES[:2])] == [r.score for r in first]
@@ -150,7 +152,7 @@ def test_a_file_that_another_process_holds_fails_no_request(path, caplog, monkey
             assert all(r.ok for r in client.score(SAMPLES[:3]))
         holder.close()
     assert len(recorder.samples) == 6
-    assert caplog.text.count("database is locked") == 1  # then it rests
+    assert caplog.text.count("database is locked") == 1  # further attempts pause
 
 
 def test_a_file_that_is_no_database_is_told_at_once(tmp_path):
@@ -177,13 +179,13 @@ def test_a_damaged_file_is_put_aside_and_begun_anew(path, damage, caplog):
         damaged = damage(path.read_bytes())
         path.write_bytes(damaged)
         with caplog.at_level(logging.WARNING), SyncScoringClient(url, cache_db=path) as client:
-            again = client.score(SAMPLES)
-            asked = len(recorder.samples)
+            repeated = client.score(SAMPLES)
+            num_sent = len(recorder.samples)
             assert all(result.cached for result in client.score(SAMPLES))
-    assert [r.score for r in again] == [r.score for r in first]
-    assert asked == len(recorder.samples) == 2 * len(SAMPLES)
+    assert [r.score for r in repeated] == [r.score for r in first]
+    assert num_sent == len(recorder.samples) == 2 * len(SAMPLES)
     (aside,) = path.parent.glob("scores.sqlite.damaged-*")
-    assert aside.read_bytes() == damaged and "is damaged: now" in caplog.text
+    assert aside.read_bytes() == damaged and "is damaged: renamed to" in caplog.text
 
 
 @pytest.mark.parametrize("harm", ["damaged", "deleted"])
@@ -203,12 +205,12 @@ def test_a_file_that_is_harmed_in_mid_run_is_begun_anew(path, harm, caplog, monk
         else:
             path.unlink()
         with caplog.at_level(logging.WARNING):
-            again = client.score(samples)
+            repeated = client.score(samples)
         client.score(samples)
         recorder.requests.clear()
         assert all(result.cached for result in client.score(samples))
-    assert [r.score for r in again] == [r.score for r in first] and not recorder.samples
-    assert ("is damaged: now" in caplog.text) == (harm == "damaged")
+    assert [r.score for r in repeated] == [r.score for r in first] and not recorder.samples
+    assert ("is damaged: renamed to" in caplog.text) == (harm == "damaged")
 
 
 def test_a_file_that_another_process_holds_at_the_start_stops_nothing(path, monkeypatch):
@@ -221,7 +223,7 @@ def test_a_file_that_another_process_holds_at_the_start_stops_nothing(path, monk
     with running_app(recorder) as url, SyncScoringClient(url, cache_db=path) as client:
         assert all(r.ok for r in client.score(SAMPLES[:3]))
         holder.close()
-        for _ in range(3):  # the first time nothing is in it
+        for _ in range(3):  # the first time the file is empty
             assert all(r.ok for r in client.score(SAMPLES[:3]))
     assert len(recorder.samples) == 6
 

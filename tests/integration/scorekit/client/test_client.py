@@ -1,4 +1,4 @@
-"""The client against real servers, good and bad."""
+"""Test the client against real servers, good and bad."""
 
 from __future__ import annotations
 
@@ -55,15 +55,15 @@ def test_nothing_to_score_asks_nothing():
 
 
 class Flaky:
-    """Passes to a service, but answers every other request to /v1/score with `status`."""
+    """Forward to a service, but answer every other request to /v1/score with `status`."""
 
     def __init__(self, app, status):
-        self.app, self.status, self.asked, self.refused = app, status, 0, 0
+        self.app, self.status, self.num_requests, self.refused = app, status, 0, 0
 
     async def __call__(self, scope, receive, send):
         if scope.get("path") == "/v1/score":
-            self.asked += 1
-            if self.asked % 2:
+            self.num_requests += 1
+            if self.num_requests % 2:
                 self.refused += 1
                 headers = [(b"retry-after", b"0")]
                 if self.status == "cut":  # an answer that breaks off
@@ -83,36 +83,36 @@ class Flaky:
 def test_passing_troubles_are_asked_again(status):
     flaky = Flaky(create_app(FakeBackend(), ServiceSettings(cache="memory")), status)
     with running_app(flaky) as url:
-        # One at a time: the second try of a sample is always answered.
+        # One at a time: the second attempt for a sample always gets an answer.
         with SyncScoringClient(url, batch_size=10, max_in_flight=1) as client:
             assert _right(client.score(SAMPLES))
         assert flaky.refused >= 5
 
 
 def test_retry_after_is_honoured():
-    asked = []
+    request_times = []
     app = FastAPI()
 
     @app.get("/v1/info")
     def info(request: Request):
-        asked.append(time.monotonic())
-        if len(asked) == 3:
-            return Response(status_code=401)  # which is not asked again
+        request_times.append(time.monotonic())
+        if len(request_times) == 3:
+            return Response(status_code=401)  # which is not retried
         return Response(status_code=503, headers={"Retry-After": "1"})
 
     with running_app(app) as url, SyncScoringClient(url, deadline_s=PATIENCE_S) as client:
         with pytest.raises(ServiceUnreachable):
             client.score(SAMPLES)
-    assert all(later - sooner >= 1.0 for sooner, later in itertools.pairwise(asked))
-    assert len(asked) == 3
+    assert all(later - sooner >= 1.0 for sooner, later in itertools.pairwise(request_times))
+    assert len(request_times) == 3
 
 
 def test_a_mistake_of_ours_is_not_asked_again():
     backend = FakeBackend()
     with running_service(backend) as url, SyncScoringClient(url) as client:
-        with pytest.raises(RequestError, match="options: a field that is not known") as refused:
+        with pytest.raises(RequestError, match="options: a field that is not known") as error_info:
             client.score(SAMPLES, options={"speed": "fast"}, batch_size=10)
-        assert refused.value.status == 422 and refused.value.request_id
+        assert error_info.value.status == 422 and error_info.value.request_id
 
 
 def test_a_service_that_is_not_there_is_named():
@@ -139,18 +139,18 @@ def test_a_dead_url_rests_while_the_other_answers():
 
 
 def test_work_is_spread_over_urls():
-    one, two = FakeBackend(seconds_per_batch=0.02), FakeBackend(seconds_per_batch=0.02)
-    with running_service(one) as a, running_service(two) as b:
+    first, second = FakeBackend(seconds_per_batch=0.02), FakeBackend(seconds_per_batch=0.02)
+    with running_service(first) as a, running_service(second) as b:
         with SyncScoringClient([a, b], batch_size=5) as client:
             assert _right(client.score(SAMPLES))
-    assert min(sum(one.batches), sum(two.batches)) >= 20
+    assert min(sum(first.batches), sum(second.batches)) >= 20
 
 
 def test_scores_of_two_services_are_never_mixed():
     with (
-        running_service(FakeBackend("metricx")) as one,
-        running_service(FakeBackend("xcomet")) as other,
-        SyncScoringClient([one, other], batch_size=5) as client,
+        running_service(FakeBackend("metricx")) as first_url,
+        running_service(FakeBackend("xcomet")) as second_url,
+        SyncScoringClient([first_url, second_url], batch_size=5) as client,
     ):
         with pytest.raises(ServiceUnreachable, match="it runs fake-"):
             client.score(SAMPLES)
@@ -159,40 +159,40 @@ def test_scores_of_two_services_are_never_mixed():
 def test_text_that_is_not_unicode_fails_alone():
     with running_service(FakeBackend()) as url, SyncScoringClient(url) as client:
         surrogate = {"id": "x", "src": "a\ud800", "mt": "b"}
-        good, bad, again = client.score([SAMPLES[0], surrogate, SAMPLES[0]])
-    assert good.ok and again.ok
+        good, bad, repeated = client.score([SAMPLES[0], surrogate, SAMPLES[0]])
+    assert good.ok and repeated.ok
     assert not bad.ok and bad.error.type == "invalid_input" and bad.id == "x"
 
 
 def test_a_sample_too_large_for_the_service_fails_alone():
     with running_service(FakeBackend(), max_body_bytes=4096) as url:
         with SyncScoringClient(url) as client:
-            good, bad, again = client.score(
+            good, bad, repeated = client.score(
                 [SAMPLES[0], {"src": "a" * 6000, "mt": "b"}, SAMPLES[0]]
             )
-    assert good.ok and again.ok
+    assert good.ok and repeated.ok
     assert not bad.ok and bad.error.type == "invalid_input" and "3072" in bad.error.message
 
 
 @pytest.mark.parametrize("url", ["localhost:8001", "htp://x", "http://", "", "http://[::1"])
 def test_what_is_no_url_is_refused_at_once(url):
-    with pytest.raises(UserError, match="is no URL of a service"):
+    with pytest.raises(UserError, match="is not the URL of a service"):
         SyncScoringClient(url)
 
 
 def test_an_answer_of_another_shape_is_named_and_not_asked_again():
-    asked = []
+    requests = []
     app = FastAPI()
 
     @app.get("/v1/info")
     def info():
-        asked.append(1)
+        requests.append(1)
         return {"hello": "SECRET"}
 
     with running_app(app) as url, SyncScoringClient(url) as client:
-        with pytest.raises(ServiceUnreachable, match="an answer of another shape") as refused:
+        with pytest.raises(ServiceUnreachable, match="an answer of another shape") as error_info:
             client.score(SAMPLES)
-    assert len(asked) == 1 and "SECRET" not in str(refused.value)
+    assert len(requests) == 1 and "SECRET" not in str(error_info.value)
 
 
 def test_fields_that_a_newer_service_adds_are_ignored():
@@ -214,7 +214,7 @@ def test_fields_that_a_newer_service_adds_are_ignored():
 
 
 def test_waiting_for_a_slot_does_not_count_against_the_deadline():
-    """One slot, many requests: a passing fault late in a long job is still asked again."""
+    """Check many requests with one slot: a transient error late in a long job is still retried."""
     flaky = Flaky(
         create_app(FakeBackend(seconds_per_batch=0.5), ServiceSettings(cache="memory")), 503
     )
@@ -234,7 +234,7 @@ def test_a_closed_client_says_so_and_closing_twice_does_nothing():
 
 
 def test_who_gives_up_while_it_fails_is_not_shown_the_failure(caplog):
-    """A call that is cancelled while it fails may end in its failure, which nobody asks for."""
+    """Check a call that is cancelled while it fails: its error is not reported."""
     reached = threading.Event()
 
     async def failing():
@@ -311,7 +311,7 @@ samples = [{"src": f"s{i}", "mt": "m"} for i in range(20)]
 mine = [r.score for r in client.score(samples)]
 
 def work(_):
-    with client:  # a child that closes it closes its own
+    with client:  # a child that closes it closes its own connections
         return [r.score for r in client.score(samples + [{"src": f"{os.getpid()}", "mt": "m"}])]
 
 with multiprocessing.get_context("fork").Pool(3) as pool:
@@ -337,8 +337,8 @@ assert os.waitpid(child, 0)[1] == 0
 def test_a_forked_child_has_a_client_of_its_own(tmp_path):
     with running_service(FakeBackend()) as url:
         command = [sys.executable, "-c", FORKED, url, str(tmp_path / "scores.sqlite")]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0 and not done.stderr, done.stderr
+        result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0 and not result.stderr, result.stderr
 
 
 def test_the_remote_scorer_never_turns_a_failure_into_a_score():
@@ -350,22 +350,22 @@ def test_the_remote_scorer_never_turns_a_failure_into_a_score():
     with running_service(FakeBackend()) as url:
         scorer = RemoteScorer(url)
         output = scorer.score_batch(samples, ScoringConfig(batch_size=1))
-        again = asyncio.run(scorer.score_batch_async(samples))
+        repeated = asyncio.run(scorer.score_batch_async(samples))
         scorer.close()
     first, failed, last = output.sequence_scores
     assert failed is None and output.metadata[1].error.type == "non_finite"
     assert isinstance(first, float) and isinstance(last, float)
-    assert again.sequence_scores == output.sequence_scores
+    assert repeated.sequence_scores == output.sequence_scores
 
 
 def test_cancelled_calls_use_up_no_connections():
-    """httpx keeps what was cancelled while it connected; the next calls must not wait for it."""
+    """Check that connections cancelled by httpx while they open do not block the next calls."""
 
     async def body(url):
         async with ScoringClient(url, max_in_flight=2, deadline_s=PATIENCE_S) as client:
             for i in range(60):
                 call = asyncio.create_task(client.score([{"src": f"s {i}", "mt": "m"}]))
-                for _ in range(i % 12):  # cut off at another point each time
+                for _ in range(i % 12):  # cancelled at another point each time
                     await asyncio.sleep(0)
                 call.cancel()
                 await asyncio.gather(call, return_exceptions=True)

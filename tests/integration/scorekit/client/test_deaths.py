@@ -1,4 +1,4 @@
-"""A client whose request ends servers: real processes that die, and are started again."""
+"""Test a client whose request ends servers: real processes that die and are restarted."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from scorekit.schemas import TranslationSample
 from scorekit.server.app import create_app
 from scorekit.server.fake import FakeBackend, fake_score
 from scorekit.server.http.settings import ServiceSettings
-from tests.kits.mortal import DEADLY, HEAVY
 from tests.kits.recording import Recorder
+from tests.kits.restarting_service import DEADLY, HEAVY
 
 FLAGS = ("--cache", "memory")
 
 
 @pytest.fixture(autouse=True)
 def no_long_pauses(monkeypatch):
-    """What is tested is how often a client asks, not how long it waits in between."""
+    """Shorten the pauses: the number of requests is tested, not the time between them."""
     monkeypatch.setattr("scorekit.net.retry._backoff", wait_random(0.01, 0.1))
 
 
 class Replica:
-    """A mortal service on one port, started again whenever it dies."""
+    """A service on one port that can die, and is restarted whenever it does."""
 
     def __init__(self):
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         self.deaths = 0
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.kits.mortal", "--port", str(port), *FLAGS],
+            [sys.executable, "-m", "tests.kits.restarting_service", "--port", str(port), *FLAGS],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
@@ -54,7 +54,7 @@ class Replica:
             self.deaths += 1
 
     def end(self):
-        """It and its present life."""
+        """Stop it and its current process."""
         os.killpg(self._process.pid, signal.SIGKILL)
         self._reader.join()
         self._process.stdout.close()
@@ -74,7 +74,7 @@ def _replicas(count=2):
 
 
 def _died(replicas, times):
-    """A death is counted a moment after its client sees it."""
+    """Wait for the count: a death is counted a moment after its client sees it."""
     wait_until(lambda: sum(replica.deaths for replica in replicas) >= times)
     assert sum(replica.deaths for replica in replicas) == times
 
@@ -115,12 +115,12 @@ def test_a_sample_that_ends_its_server_fails_alone_after_four_deaths(stream):
         "model_failure",
         False,
     )
-    assert "4 times; it is not asked again" in failed.error.message
+    assert "4 times; it is not sent again" in failed.error.message
     assert [r.score for r in results] == [_score_of(s) for i, s in enumerate(samples) if i != 100]
 
 
 def test_a_sample_asked_for_alone_is_asked_for_four_times():
-    """A server is also killed by hand: one break is no proof."""
+    """Check with a server that is also killed by hand: one break is no proof."""
     with _replicas(1) as (replica,), SyncScoringClient(replica.url) as client:
         (failed,) = client.score([{"src": "s", "mt": DEADLY}])
         assert failed.error.type == "model_failure"
@@ -131,7 +131,7 @@ def test_a_sample_asked_for_alone_is_asked_for_four_times():
 
 def test_a_request_that_is_too_much_as_a_whole_is_answered_in_pieces():
     samples = _samples(64)
-    for index in (7, 8):  # in one batch of the model, and in two pieces
+    for index in (7, 8):  # in one batch of the model, and in two requests
         samples[index]["mt"] += HEAVY
     with _replicas(1) as (replica,), SyncScoringClient(replica.url) as client:
         results = client.score(samples)
@@ -141,8 +141,9 @@ def test_a_request_that_is_too_much_as_a_whole_is_answered_in_pieces():
 
 @contextlib.contextmanager
 def _behind_a_proxy():
-    """A service and a proxy that says, in its own words, that the replica is gone. Gives the URL
-    and what was asked over the deadly samples."""
+    """Yield the URL of a proxy, and the requests with the deadly samples.
+
+    The proxy reports in its own words that the replica is down."""
 
     def refuse(body):
         if not any(sample["mt"] == DEADLY for sample in body["samples"]):
@@ -163,7 +164,7 @@ def test_a_proxy_s_word_that_its_replica_is_gone_counts_as_well():
         results = client.score(samples)
     assert results[40].error.type == "model_failure"
     assert [r.score for r in results[:40]] == [_score_of(sample) for sample in samples[:40]]
-    assert [len(asked) for asked in deadly] == [41, 41, 2, 1]
+    assert [len(requests) for requests in deadly] == [41, 41, 2, 1]
 
 
 def test_after_three_deadly_samples_the_rest_of_their_request_is_not_asked():
@@ -171,23 +172,23 @@ def test_after_three_deadly_samples_the_rest_of_their_request_is_not_asked():
     with _behind_a_proxy() as (url, deadly), SyncScoringClient(url) as client:
         results = client.score(samples)
     assert [r.error.type for r in results] == ["model_failure"] * 3 + ["upstream"] * 7
-    assert [len(asked) for asked in deadly] == [10, 10] + 3 * [1, 1]  # twice each alone
+    assert [len(requests) for requests in deadly] == [10, 10] + 3 * [1, 1]  # twice each alone
 
 
 def test_a_deadly_sample_is_remembered_for_the_next_call():
     samples = [*_samples(10), {"id": "d", "src": "s", "mt": DEADLY}]
     with _behind_a_proxy() as (url, deadly), SyncScoringClient(url) as client:
-        for _ in range(3):  # as a trainer that tries again
+        for _ in range(3):  # as a trainer that retries
             results = client.score(samples)
             assert [r.ok for r in results] == [True] * 10 + [False]
             assert (results[10].id, results[10].error.type) == ("d", "model_failure")
         assert len(deadly) == 4
-        client.score(samples, {"cache": False})  # another request, for all that is known
+        client.score(samples, {"cache": False})  # another request, with all cached samples
     assert len(deadly) == 8
 
 
 def test_what_a_deadline_cut_short_is_gone_on_with_by_the_next_call(monkeypatch):
-    """Servers take long to start: one call may see no more than one death."""
+    """Check servers that start slowly: one call may see no more than one death."""
     service = create_app(FakeBackend(), ServiceSettings(cache="memory"))
     deaths, up = [], threading.Event()
     up.set()
@@ -207,12 +208,12 @@ def test_what_a_deadline_cut_short_is_gone_on_with_by_the_next_call(monkeypatch)
         wait_ready(url)
         with SyncScoringClient(url) as client:
             client.limits()
-            # The deadline comes while the server is away, however fast the machine is.
-            monkeypatch.setattr(Deadline, "left", lambda self: 600.0 if up.is_set() else 0.0)
+            # The deadline ends while the server is down, on any machine.
+            monkeypatch.setattr(Deadline, "remaining_s", lambda self: 600.0 if up.is_set() else 0.0)
             for _ in range(3):
                 with pytest.raises(ServiceUnreachable):
                     client.score([{"src": "s", "mt": "m"}])
-                up.set()  # it was started again
+                up.set()  # it was restarted
             for _ in range(2):
                 (failed,) = client.score([{"src": "s", "mt": "m"}])
                 assert failed.error.type == "model_failure"
@@ -221,15 +222,15 @@ def test_what_a_deadline_cut_short_is_gone_on_with_by_the_next_call(monkeypatch)
 
 
 def test_a_server_that_only_starts_anew_is_waited_for():
-    """While it starts, a proxy says 502 to everything: that is no fault of the sample's."""
+    """Check that 502 from a proxy during the start does not count against the sample."""
     service = create_app(FakeBackend(), ServiceSettings(cache="memory"))
     seen = []
 
     async def starting(scope, receive, send):
         path = scope.get("path", "")
         seen.append(path)
-        asked = seen.count("/v1/score")
-        away = asked == 1 and seen.count("/v1/info") < 8  # from the first request on
+        num_requests = seen.count("/v1/score")
+        away = num_requests == 1 and seen.count("/v1/info") < 8  # from the first request on
         if not away or path not in ("/v1/score", "/v1/info"):
             return await service(scope, receive, send)
         await send({"type": "http.response.start", "status": 502, "headers": []})

@@ -1,4 +1,4 @@
-"""Every example of docs/clients.md runs."""
+"""Check that every example of docs/clients.md runs."""
 
 from __future__ import annotations
 
@@ -83,15 +83,15 @@ def _run(command, folder):
 def test_verl_s_settings(url):
     (settings,) = (code for code in SHELL if "custom_reward_function" in code)
     words = dict(word.split("=", 1) for word in shlex.split(settings.replace(OURS, url)))
-    given = {name.rsplit(".", 1)[1]: value for name, value in words.items()}
-    assert given.pop("path").endswith("/scorekit/adapters/verl.py")
-    assert given.pop("name") == compute_score.__name__
-    assert isinstance(compute_score("d", "b", "", {"src": "a"}, **given), float)
+    reward_kwargs = {name.rsplit(".", 1)[1]: value for name, value in words.items()}
+    assert reward_kwargs.pop("path").endswith("/scorekit/adapters/verl.py")
+    assert reward_kwargs.pop("name") == compute_score.__name__
+    assert isinstance(compute_score("d", "b", "", {"src": "a"}, **reward_kwargs), float)
 
 
 def test_the_flags_of_the_adapter_s_server():
     commands = [code for code in SHELL if "scorekit.adapters.openrlhf" in code]
-    shown = subprocess.run(
+    help_output = subprocess.run(
         [sys.executable, "-m", "scorekit.adapters.openrlhf", "--help"],
         capture_output=True,
         text=True,
@@ -101,7 +101,7 @@ def test_the_flags_of_the_adapter_s_server():
     assert len(commands) == 2  # OpenRLHF's and slime's
     for command in commands:
         for flag in re.findall(r"--[a-z-]+", command.splitlines()[0]):
-            assert flag in shown.stdout
+            assert flag in help_output.stdout
 
 
 def _here():

@@ -1,4 +1,4 @@
-"""`python -m scorekit score`: what came before its turn outlives the run that asked for it."""
+"""Test `python -m scorekit score`: early results outlive the run that requested them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from scorekit.__main__ import app
 from scorekit.server.fake import FakeBackend
 
 SAMPLES = [{"id": f"n{i}", "src": f"s{i}", "mt": f"m{i}"} for i in range(100)]
-#: So few that a batch holds some samples of a request, and not all.
+#: Small enough that a batch holds only some samples of a request.
 BATCH_TOKENS = 24
 
 
 class Stuck(Held):
-    """Counts what it answers; while it is held, it is stuck at the text `stuck`."""
+    """Count the answers; while held, block at the text `stuck`."""
 
     def __init__(self) -> None:
         super().__init__("xcomet")
@@ -34,7 +34,7 @@ class Stuck(Held):
 
 @pytest.fixture
 def paths(tmp_path):
-    """(input, output, what came early)."""
+    """Return (input, output, early results)."""
     lines = [json.dumps(sample) + "\n" for sample in SAMPLES]
     lines[97] = json.dumps(SAMPLES[97] | {"mt": "stuck"}) + "\n"
     (tmp_path / "in.jsonl").write_text("".join(lines))
@@ -50,7 +50,7 @@ def score(url, *arguments):
 
 
 def interrupted(url, source, out, early):
-    """A run that was killed when it had saved most results, and had none in its output."""
+    """Kill a run that had saved most results, and had none in its output."""
     command = [sys.executable, "-m", "scorekit", "score", "--url", url, source, out]
     child = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     wait_until(lambda: count(early) >= 90)
@@ -67,12 +67,12 @@ def test_a_run_that_is_killed_within_its_first_request_keeps_what_came(paths, tm
         interrupted(url, *paths)
         saved = count(early)
         backend.go.set()
-    again = Stuck()  # another process: its cache knows nothing
-    with running_service(again, max_batch_tokens=BATCH_TOKENS) as url:
-        again.answered = 0
-        done = score(url, source, out)
-        assert done.exit_code == 0, done.stderr
-        assert again.answered <= len(SAMPLES) - saved and not early.exists()
+    new_service = Stuck()  # another process with an empty cache
+    with running_service(new_service, max_batch_tokens=BATCH_TOKENS) as url:
+        new_service.answered = 0
+        result = score(url, source, out)
+        assert result.exit_code == 0, result.stderr
+        assert new_service.answered <= len(SAMPLES) - saved and not early.exists()
         assert score(url, source, tmp_path / "whole.jsonl").exit_code == 0
     assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
 
@@ -86,6 +86,6 @@ def test_what_came_early_of_another_job_is_not_taken(paths, tmp_path):
         backend.go.set()
         for flags in ("--overlong", "error"), ("--overwrite",):
             backend.answered = 0
-            done = score(url, source, out, *flags)
-            assert done.exit_code == 0 and count(out) == len(SAMPLES), done.stderr
+            result = score(url, source, out, *flags)
+            assert result.exit_code == 0 and count(out) == len(SAMPLES), result.stderr
             out.write_bytes(b"")

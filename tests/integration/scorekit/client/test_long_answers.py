@@ -1,4 +1,4 @@
-"""A server that answers without end takes no client's memory."""
+"""Check that an endless answer of a server does not fill the client's memory."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ MOST = 2**20
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    for place in ("scorekit.net.answers", "scorekit.client.transport", "scorekit.llm.http"):
-        monkeypatch.setattr(f"{place}.MOST_BYTES", MOST)
+    for module in ("scorekit.net.answers", "scorekit.client.transport", "scorekit.llm.http"):
+        monkeypatch.setattr(f"{module}.MOST_BYTES", MOST)
 
 
 @pytest.fixture(params=["plain", "packed"])
 def url(request):
-    """Four times as much as is read, on one line; packed, a few kilobytes."""
+    """Serve four times as much as is read, on one line; compressed, a few kilobytes."""
     body, headers = b" " * (4 * MOST), [(b"content-type", b"application/json")]
     if request.param == "packed":
         body, headers = gzip.compress(body), [*headers, (b"content-encoding", b"gzip")]
@@ -98,9 +98,9 @@ def _pooled(url):
     ],
 )
 def test_an_answer_that_is_too_long_is_no_answer(url, ask):
-    with pytest.raises(ServiceUnreachable, match="an answer of more than") as caught:
+    with pytest.raises(ServiceUnreachable, match="an answer of more than") as error_info:
         ask(url)
-    assert not caught.value.retryable  # it would be as long again
+    assert not error_info.value.retryable  # it would be as long again
 
 
 def test_nor_is_a_language_model_s(url):

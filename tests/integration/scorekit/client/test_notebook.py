@@ -1,4 +1,4 @@
-"""The client as a notebook uses it: inside a running loop, with a bar, on data frames."""
+"""Test the client as a notebook uses it: in a running loop, with a bar, on data frames."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def test_a_frame_gets_its_columns_in_order_and_keeps_index_and_columns(client):
     assert list(scored.index) == [7, 7, "x", 9]
     assert list(scored.columns) == [*FRAME.columns, "score", "ok", "error", "error_spans"]
     assert scored["score"].dtype == "float64" and scored["ok"].dtype == "bool"
-    one, two, three, four = scored.itertuples()
-    assert one.score == _score_of("하나", "wrong", "r")
-    assert two.score == _score_of("둘", "") and four.score == _score_of("넷", "ok")
-    assert math.isnan(three.score) and not three.ok and three.error.startswith("non_finite: ")
-    assert one.ok and one.error is None
-    assert one.error_spans[0]["text"] == "wrong" and three.error_spans is None
-    assert list(FRAME.columns) == ["src", "mt", "ref", "system"]  # the given frame is untouched
+    first, second, third, fourth = scored.itertuples()
+    assert first.score == _score_of("하나", "wrong", "r")
+    assert second.score == _score_of("둘", "") and fourth.score == _score_of("넷", "ok")
+    assert math.isnan(third.score) and not third.ok and third.error.startswith("non_finite: ")
+    assert first.ok and first.error is None
+    assert first.error_spans[0]["text"] == "wrong" and third.error_spans is None
+    assert list(FRAME.columns) == ["src", "mt", "ref", "system"]  # the passed frame is unchanged
 
 
 def test_a_frame_of_strings_with_blanks_of_pandas_own_kind(client):
@@ -64,26 +64,26 @@ def test_a_frame_of_strings_with_blanks_of_pandas_own_kind(client):
 
 
 def test_metricx_frames_have_no_spans_and_an_empty_frame_stays_empty(client):
-    assert "error_spans" not in client.score_frame(FRAME[2:3])  # nothing good, no spans
+    assert "error_spans" not in client.score_frame(FRAME[2:3])  # no good result, no spans
     empty = client.score_frame(FRAME[:0])
     assert len(empty) == 0 and {"score", "ok", "error"} <= set(empty.columns)
 
 
 @pytest.mark.parametrize(
-    ("frame", "fault"),
+    ("frame", "message"),
     [
         (pd.DataFrame({"src": ["a"], "text": ["b"]}), "no column 'mt'; it has: src, text"),
         (pd.DataFrame({"src": ["a", None], "mt": [5, "d"]}), r"row 0, column 'mt': 5 \(int\)"),
         (pd.DataFrame({"src": [None], "mt": ["c"]}), "no row .* row 0, column 'src': None"),
         (pd.DataFrame({"src": ["a"], "mt": ["c"], "ref": [1.5]}), "row 0, column 'ref': 1.5"),
         (pd.DataFrame([["a", "b", "c"]], columns=["src", "mt", "mt"]), "several columns 'mt'"),
-        (FRAME.assign(score=1.0), "has a column 'score' already: rename or drop it"),
+        (FRAME.assign(score=1.0), "has a column 'score' already. Rename or drop it"),
         (FRAME.assign(windows=0), "has a column 'windows' already"),
     ],
 )
-def test_what_is_wrong_with_a_frame_is_said_before_anything_is_asked(frame, fault):
+def test_what_is_wrong_with_a_frame_is_said_before_anything_is_asked(frame, message):
     with SyncScoringClient(f"http://127.0.0.1:{free_port()}") as nobody:
-        with pytest.raises(UserError, match=fault):
+        with pytest.raises(UserError, match=message):
             nobody.score_frame(frame)
 
 
@@ -98,8 +98,8 @@ def test_a_row_without_a_text_fails_alone(client):
     assert scored["ok"].tolist() == [True, False, False, False, False]
     assert scored["score"].iloc[0] == _score_of("a", "x") and scored["score"].isna().sum() == 4
     _, two, three, four, five = scored["error"]
-    assert two == "invalid_input: column 'src': None is no text"
-    assert three == "invalid_input: column 'mt': nan (float) is no text"
+    assert two == "invalid_input: column 'src': None is not text"
+    assert three == "invalid_input: column 'mt': nan (float) is not text"
     assert "column 'ref': 1.5 (float)" in four and "column 'src': " in five
 
 
@@ -134,7 +134,7 @@ def test_without_progress_nothing_is_printed(client, capsys):
 
 
 def test_an_interrupt_gives_up_what_is_in_flight():
-    """A notebook's stop button: the service is not kept busy for nobody."""
+    """Check a notebook's stop button: the service does not work for nothing."""
     backend = FakeBackend(seconds_per_batch=0.2)
     samples = [{"src": f"s{i}", "mt": "m"} for i in range(200)]
 
@@ -147,5 +147,5 @@ def test_an_interrupt_gives_up_what_is_in_flight():
             threading.Thread(target=stop).start()
             with pytest.raises(KeyboardInterrupt):
                 client.score(samples)
-            (result,) = client.score([{"src": "after", "mt": "m"}])  # and the client lives on
+            (result,) = client.score([{"src": "after", "mt": "m"}])  # the client still works
     assert result.ok and sum(backend.batches) < 200

@@ -1,4 +1,4 @@
-"""The client of embedding servers, before others that have OpenAI's route in their own ways."""
+"""Test the client of embedding servers with others that serve OpenAI's route differently."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ from scorekit.errors import RequestError, ServiceUnreachable, UserError
 from tests.kits.embedder import LENGTH, kinds, vector_of
 
 
-class Other:
-    """A server that knows OpenAI's route and not much more.
+class OtherServer:
+    """A server that has OpenAI's route and little else.
 
-    most: texts of a request. refuses: whether it does not take a text. status: of its refusals.
-    spoil: changes the answer. script: statuses of the next answers, before any good one.
-    """
+    max_texts: texts of a request. refuses: whether it refuses a text. status: of its refusals.
+    spoil: changes the answer. script: statuses of the next answers, before any good one."""
 
-    def __init__(self, *, most=2048, refuses=lambda text: False, status=400, models=("m",)):
-        self.most, self.refuses, self.status, self.models = most, refuses, status, models
+    def __init__(self, *, max_texts=2048, refuses=lambda text: False, status=400, models=("m",)):
+        self.max_texts, self.refuses, self.status, self.models = max_texts, refuses, status, models
         self.tei = None
         self.spoil = lambda answer: answer
         self.script = []
@@ -46,22 +45,22 @@ class Other:
         return self.tei or Response(status_code=404)
 
     async def embed(self, request: Request):
-        asked = await request.json()
-        texts = asked["input"]
+        body = await request.json()
+        texts = body["input"]
         self.requests.append(texts)
         if self.script:
             return Response(status_code=self.script.pop(0), headers={"Retry-After": "0"})
-        if len(texts) > self.most or any(map(self.refuses, texts)):
-            said = {
+        if len(texts) > self.max_texts or any(map(self.refuses, texts)):
+            error = {
                 "error": f"it must have less than 512 tokens: {texts}",
                 "error_type": "Validation",
             }
-            return JSONResponse(said, self.status)
+            return JSONResponse(error, self.status)
         rows = [
             {"object": "embedding", "index": k, "embedding": self.written(vector_of(text))}
             for k, text in enumerate(texts)
         ]
-        return self.spoil({"object": "list", "data": rows, "model": asked["model"], "usage": {}})
+        return self.spoil({"object": "list", "data": rows, "model": body["model"], "usage": {}})
 
     def written(self, vector):
         if not self.packed:
@@ -71,31 +70,31 @@ class Other:
 
 @pytest.fixture
 def served():
-    """Serve one, and make a client of it."""
+    """Return a function that serves a server and opens a client for it."""
     from contextlib import ExitStack
 
     with ExitStack() as stack:
 
-        def serve(other, **how):
+        def serve(other, **options):
             url = stack.enter_context(running_app(other.app))
-            return stack.enter_context(Embeddings(f"{url}/v1", **how))
+            return stack.enter_context(Embeddings(f"{url}/v1", **options))
 
         yield serve
 
 
 def test_what_a_server_does_not_tell_is_not_known(served):
-    model = served(Other()).info()
+    model = served(OtherServer()).info()
     assert (model.model, model.dimension, model.max_input_length) == ("m", LENGTH, 99)
     assert model.revision is None and model.pooling is None
-    assert served(Other(models=("m", "n")), model="n").info().model == "n"
+    assert served(OtherServer(models=("m", "n")), model="n").info().model == "n"
     with pytest.raises(UserError, match="names 2 models: say which"):
-        served(Other(models=("m", "n"))).info()
+        served(OtherServer(models=("m", "n"))).info()
     with pytest.raises(UserError, match=r"tells of no model .*: no embedding server"):
-        served(Other(models=())).info()
+        served(OtherServer(models=())).info()
 
 
 def test_teis_info_is_read(served):
-    other = Other(most=3)
+    other = OtherServer(max_texts=3)
     other.tei = {
         "model_id": "BAAI/bge-m3",
         "model_sha": "5617a9f6",
@@ -111,30 +110,31 @@ def test_teis_info_is_read(served):
     assert max(map(len, other.requests)) == 3
 
 
-def canary(*known):
-    """Fit for vectors of `known`."""
-    return Canary("canary", lambda vector: "" if vector in known else "another vector")
+def canary(*valid_vectors):
+    """Return a canary that accepts the vectors of `valid_vectors`."""
+    return Canary("canary", lambda vector: "" if vector in valid_vectors else "another vector")
 
 
-@pytest.mark.parametrize("most", [1, 2, 32])
-def test_a_canary_travels_with_every_request(served, most):
-    """Where a server takes one text a request, and does not tell, it comes alone before each."""
-    other = Other(most=most, refuses=lambda text: text == "bad")
+@pytest.mark.parametrize("max_texts", [1, 2, 32])
+def test_a_canary_travels_with_every_request(served, max_texts):
+    """Check a server that takes one text a request and does not report it: the canary is sent
+    alone."""
+    other = OtherServer(max_texts=max_texts, refuses=lambda text: text == "bad")
     texts = [f"text {k}" for k in range(5)]
     client = served(other, batch_size=3)
-    found = client.embed([*texts, "bad"], canary(vector_of("canary")))
-    assert found[:5] == [vector_of(text) for text in texts]
-    assert kinds(found[5:]) == ["overlong"]
-    good = [r for r in other.requests if len(r) <= most and not {"bad", "text"} & {*r}]
+    outcomes = client.embed([*texts, "bad"], canary(vector_of("canary")))
+    assert outcomes[:5] == [vector_of(text) for text in texts]
+    assert kinds(outcomes[5:]) == ["overlong"]
+    good = [r for r in other.requests if len(r) <= max_texts and not {"bad", "text"} & {*r}]
     assert all(len(request) <= 3 for request in other.requests)
-    if most > 1:
+    if max_texts > 1:
         assert all("canary" in request for request in good)
     else:
         assert good.count(["canary"]) >= len(texts)
 
 
 def test_one_of_two_models_behind_an_address_is_found_in_its_first_answer(served):
-    other = Other()
+    other = OtherServer()
 
     def another_now_and_then(answer):
         rows = answer["data"]
@@ -146,14 +146,14 @@ def test_one_of_two_models_behind_an_address_is_found_in_its_first_answer(served
     texts = [f"text {k}" for k in range(6)]
     assert client.embed(texts, canary(vector_of("canary"))) == [vector_of(text) for text in texts]
     other.spoil = another_now_and_then
-    with pytest.raises(ServiceUnreachable, match="another vector") as refused:
+    with pytest.raises(ServiceUnreachable, match="another vector") as error_info:
         client.embed(texts, canary(vector_of("canary")))
-    assert not refused.value.retryable
+    assert not error_info.value.retryable
 
 
 @pytest.mark.parametrize("packed", [True, False])
 def test_rows_out_of_order_and_plain_numbers_are_read(served, packed):
-    other = Other()
+    other = OtherServer()
     other.packed = packed
     other.spoil = lambda answer: answer | {"data": answer["data"][::-1]}
     texts = [f"text {k}" for k in range(9)]
@@ -162,7 +162,7 @@ def test_rows_out_of_order_and_plain_numbers_are_read(served, packed):
 
 @pytest.mark.parametrize("status", [400, 413, 422])
 def test_a_limit_of_texts_that_nobody_told_is_found_and_kept_to(served, status):
-    other = Other(most=32, status=status)
+    other = OtherServer(max_texts=32, status=status)
     client = served(other, max_in_flight=1)
     texts = [f"text {k}" for k in range(200)]
     assert client.embed(texts) == [vector_of(text) for text in texts]
@@ -174,7 +174,7 @@ def test_a_limit_of_texts_that_nobody_told_is_found_and_kept_to(served, status):
 @pytest.mark.parametrize("status", [400, 413, 422])
 def test_texts_that_a_server_refuses_without_naming_them_are_found(served, status, caplog):
     caplog.set_level(logging.DEBUG)
-    other = Other(refuses=lambda text: "secret" in text, status=status)
+    other = OtherServer(refuses=lambda text: "secret" in text, status=status)
     client = served(other)
     texts = [f"text {k}" + " secret" * (k in (3, 40)) for k in range(64)]
     outcomes = client.embed(texts)
@@ -188,7 +188,7 @@ def test_texts_that_a_server_refuses_without_naming_them_are_found(served, statu
 
 
 def test_a_server_that_refuses_every_text_is_at_fault_itself(served):
-    other = Other(models=("m",))
+    other = OtherServer(models=("m",))
     client = served(other)
     client.info()
     other.refuses = lambda text: True
@@ -198,7 +198,7 @@ def test_a_server_that_refuses_every_text_is_at_fault_itself(served):
 
 @pytest.mark.parametrize("status", [424, 429, 500, 502, 503, 504])
 def test_what_may_pass_is_asked_again(served, status):
-    other = Other()
+    other = OtherServer()
     client = served(other)
     client.info()
     other.script = [status] * 2
@@ -207,40 +207,40 @@ def test_what_may_pass_is_asked_again(served, status):
 
 @pytest.mark.parametrize("status", [424, 429, 500, 503])
 def test_what_does_not_pass_is_a_typed_error(served, status, no_second_try):
-    other = Other()
+    other = OtherServer()
     client = served(other)
     client.info()
     other.script = [status] * 9
-    with pytest.raises(RequestError) as failed:
+    with pytest.raises(RequestError) as error_info:
         client.embed(["a"])
-    assert failed.value.type == ("overloaded" if status == 429 else "unavailable")
+    assert error_info.value.type == ("overloaded" if status == 429 else "unavailable")
 
 
 @pytest.mark.parametrize("status", [301, 404, 405])
 def test_what_is_no_such_server_is_not_asked_again(served, status):
-    other = Other()
+    other = OtherServer()
     client = served(other)
     client.info()
     other.script = [status] * 9
-    with pytest.raises(ServiceUnreachable) as failed:
+    with pytest.raises(ServiceUnreachable) as error_info:
         client.embed(["a"])
-    assert failed.value.exit_code == 2 and len(other.script) == 8
+    assert error_info.value.exit_code == 2 and len(other.script) == 8
 
 
 def test_a_key_that_is_refused_is_told(served):
-    other = Other()
-    for key, told in (("k", "the key was refused"), (None, "no key was sent")):
+    other = OtherServer()
+    for key, message in (("k", "the key was refused"), (None, "no key was sent")):
         other.script = [401]
-        with pytest.raises(RequestError, match=told) as failed:
+        with pytest.raises(RequestError, match=message) as error_info:
             served(other, api_key=key).info()
-        assert failed.value.exit_code == 2
+        assert error_info.value.exit_code == 2
 
 
 def test_nobody_there_is_a_typed_error(no_second_try):
     with Embeddings(f"http://127.0.0.1:{free_port()}") as client:
         with pytest.raises(ServiceUnreachable, match="cannot be reached"):
             client.embed(["a"])
-    with pytest.raises(UserError, match="no URL"):
+    with pytest.raises(UserError, match="is not the URL"):
         Embeddings("127.0.0.1:8004")
 
 
@@ -261,7 +261,7 @@ def other_model(answer):
     answer["model"] = "another"
 
 
-def twice(answer):
+def with_repeated_row(answer):
     answer["data"][-1]["index"] = 0
 
 
@@ -286,13 +286,13 @@ def no_list(answer):
 
 
 @pytest.mark.parametrize(
-    ("spoil", "told"),
+    ("spoil", "message"),
     [
         (shorter, "a vector of 2 numbers, others have 8"),
         (nan, "not finite"),
         (zeros, "a vector of zeros"),
         (other_model, "another model answers than before"),
-        (twice, "another shape"),
+        (with_repeated_row, "another shape"),
         (fewer, "another shape"),
         (no_numbers, "another shape"),
         (null, "another shape"),
@@ -300,8 +300,8 @@ def no_list(answer):
         (no_list, "another shape"),
     ],
 )
-def test_what_is_no_vector_of_this_model_ends_the_call(served, spoil, told):
-    other = Other()
+def test_what_is_no_vector_of_this_model_ends_the_call(served, spoil, message):
+    other = OtherServer()
     client = served(other)
     client.info()
 
@@ -310,13 +310,13 @@ def test_what_is_no_vector_of_this_model_ends_the_call(served, spoil, told):
         return answer
 
     other.spoil = spoiled
-    with pytest.raises(ServiceUnreachable, match=told) as failed:
+    with pytest.raises(ServiceUnreachable, match=message) as error_info:
         client.embed(["a", "b"])
-    assert failed.value.exit_code == 2
+    assert error_info.value.exit_code == 2
 
 
 def test_infinite_numbers_in_json_end_the_call(served):
-    other = Other()
+    other = OtherServer()
     client = served(other)
     client.info()
     other.packed = False

@@ -1,5 +1,6 @@
-"""Spans of another maker's service: any word as severity, confidence and text only where there are
-some. A client, its cache, the pages and the trainer take them."""
+"""Check spans of another service: any word as severity, optional confidence and text.
+
+A client, its cache, the pages and the trainer accept them."""
 
 from __future__ import annotations
 
@@ -20,12 +21,12 @@ from scorekit.server.backend import Encoded, Outcome
 from scorekit.server.fake import FakeBackend
 from tests.kits.trainer.rewards import rewards_of
 from tests.kits.trainer.runs import byte_level_tokenizer, example, save_policy
-from trainer.runs.figures import compare
-from trainer.translation.config import TrainerConfig
-from trainer.translation.evaluation.figures import reward_figures, severity_counts, table
+from trainer.runs.stats import compare
+from trainer.translation.config import TranslationConfig
 from trainer.translation.evaluation.report import write_report
+from trainer.translation.evaluation.stats import reward_stats, severity_counts, table
 from trainer.translation.rewards.config import RewardConfig
-from trainer.translation.train import run_toy_rl
+from trainer.translation.train import train_translation
 
 SPANS = [
     {"start": 0, "end": 1, "severity": "minor"},
@@ -35,12 +36,12 @@ SPANS = [
 
 
 class OtherSpans(FakeBackend):
-    """Marks the first characters of each translation in words of its own."""
+    """Mark the first characters of each translation with its own severities."""
 
     def forward(self, batch: Sequence[Encoded]) -> list[Outcome]:
         return [
-            {"score": 0.5, "error_spans": [s for s in SPANS if s["end"] <= len(one.payload.mt)]}  # type: ignore[operator]
-            for one in batch
+            {"score": 0.5, "error_spans": [s for s in SPANS if s["end"] <= len(sample.payload.mt)]}  # type: ignore[operator]
+            for sample in batch
         ]
 
 
@@ -63,8 +64,8 @@ def test_a_client_and_its_cache_take_them(url: str, tmp_path: Path) -> None:
     assert [span.confidence for span in first] == [None, 0.25, None]
     assert [span.text for span in first] == [None] * 3
     with SyncScoringClient(url, cache_db=tmp_path / "scores.sqlite") as client:
-        (again,) = client.score([{"src": "a", "mt": "빨간 집"}])
-    assert isinstance(again, Scored) and again.cached and again.error_spans == first
+        (repeated,) = client.score([{"src": "a", "mt": "빨간 집"}])
+    assert isinstance(repeated, Scored) and repeated.cached and repeated.error_spans == first
 
 
 @pytest.mark.parametrize("severity", ["", "  ", "x" * 41, None, 1])
@@ -92,9 +93,9 @@ def test_every_word_has_a_weight_and_is_counted(url: str) -> None:
     assert reward.token_rewards == [-1.0, -0.5, -10.0, 0, 0]
     (sure,) = rewards_of(cfg.model_copy(update={"use_confidence": True}), "빨간 집")
     assert sure.token_rewards == [-1.0, -0.125, -10.0, 0, 0]
-    figures = reward_figures([reward], cfg)
+    stats = reward_stats([reward], cfg)
     names = ("MINOR", "MAJOR", "CRITICAL", "UNKNOWN")
-    assert [figures[f"spans_{name}_mean"] for name in names] == [1, 0, 1, 1]
+    assert [stats[f"spans_{name}_mean"] for name in names] == [1, 0, 1, 1]
     with pytest.raises(UserError, match=r"'NEUTRAL'.*severity_weights\.UNKNOWN"):
         rewards_of(reward_config(url), "빨간 집")
 
@@ -114,10 +115,12 @@ def test_a_run_shows_them(url: str, tmp_path: Path) -> None:
         f"misc.run_dir={tmp_path}/out",
     ]
     examples = [example("Open it.", "a"), example("Save it.", "b")]
-    done = run_toy_rl(examples, examples, load_config(TrainerConfig, None, settings))
-    (_, before), (_, after) = done.reports
+    artifacts = train_translation(
+        examples, examples, load_config(TranslationConfig, None, settings)
+    )
+    (_, before), (_, after) = artifacts.reports
     assert after["spans_UNKNOWN_mean"] is not None and after["spans_UNKNOWN_mean"] > 0
-    rows = {row.title: row.before for row in compare(table(), before.figures(), after.figures())}
+    rows = {row.title: row.before for row in compare(table(), before.stats(), after.stats())}
     assert rows["· other"] == f"{before['spans_UNKNOWN_mean']:.2f}"
     assert [row.severity for row in severity_counts(before.examples)][3:] == ["NEUTRAL"]
     page = write_report(tmp_path / "out").read_text(encoding="utf-8")

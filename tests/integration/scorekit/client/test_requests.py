@@ -1,4 +1,4 @@
-"""What the client sends: each sample once, no more than fits, and never past its deadline."""
+"""Check what the client sends: each sample once, within the limits, and not after its deadline."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pydantic_core import to_json
 
 from bench.kit.servers import free_port, running_app, running_service, wait_ready
 from scorekit.client import ScoringClient, SyncScoringClient, raise_for_failures
-from scorekit.client.endpoints import Endpoints
+from scorekit.client.replicas import ReplicaPool
 from scorekit.errors import RequestError, SampleError, ServiceUnreachable, UserError
 from scorekit.schemas import TranslationSample
 from scorekit.server.app import create_app
@@ -119,28 +119,32 @@ def test_a_stream_that_is_too_large_is_sent_in_halves():
 def test_failures_become_errors_that_name_their_sample():
     with running_service(FakeBackend()) as url, SyncScoringClient(url) as client:
         results = client.score([SAMPLES[0], {"id": "n", "src": "s", "mt": "nan"}])
-        with pytest.raises(SampleError, match=r"sample 1 \(n\): non_finite: ") as failed:
+        with pytest.raises(SampleError, match=r"sample 1 \(n\): non_finite: ") as error_info:
             raise_for_failures(results)
         assert raise_for_failures(results[:1]) == results[:1]
-    assert (failed.value.id, failed.value.index, failed.value.type) == ("n", 1, "non_finite")
+    assert (error_info.value.id, error_info.value.index, error_info.value.type) == (
+        "n",
+        1,
+        "non_finite",
+    )
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_refusal_names_the_callers_own_index(stream):
-    """Not the place in a request behind cutting and leaving out what stands twice."""
+    """Check that it is not the index in a request after splitting and deduplication."""
     samples = [*SAMPLES[:10], *SAMPLES[:10], {"src": "s", "mt": 3}, *SAMPLES[10:]]
     with running_service(FakeBackend()) as url:
-        with pytest.raises(RequestError, match=r"samples\.20\.mt: ") as refused:
+        with pytest.raises(RequestError, match=r"samples\.20\.mt: ") as error_info:
             if stream:
                 _stream(url, samples, batch_size=4)
             else:
                 with SyncScoringClient(url, batch_size=4) as client:
                     client.score(samples)
-    assert refused.value.status == 422 and refused.value.request_id
+    assert error_info.value.status == 422 and error_info.value.request_id
 
 
 class Hesitant(FakeBackend):
-    """The first `times` tries of a text with `later` in it fail for the moment."""
+    """Fail the first `times` attempts for a text with `later` with a transient error."""
 
     def __init__(self, times):
         super().__init__()
@@ -149,10 +153,10 @@ class Hesitant(FakeBackend):
 
     def encode(self, samples, options):
         encoded = super().encode(samples, options)
-        for place, sample in enumerate(samples):
+        for index, sample in enumerate(samples):
             self.tries[sample.mt] += 1
             if "later" in sample.mt and self.tries[sample.mt] <= self.times:
-                encoded[place] = SampleError("upstream", "not now")
+                encoded[index] = SampleError("upstream", "not now")
         return encoded
 
 
@@ -177,7 +181,7 @@ def test_a_sample_that_failed_for_the_moment_is_asked_again_alone(stream):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_what_fails_until_the_deadline_is_a_typed_failure_beside_the_good_ones(stream, monkeypatch):
-    pauses = itertools.chain([0.0, 0.0], itertools.repeat(math.inf))  # which no deadline allows
+    pauses = itertools.chain([0.0, 0.0], itertools.repeat(math.inf))  # no deadline allows it
     monkeypatch.setattr("scorekit.net.retry._backoff", lambda state: next(pauses))
     recorder = _recorder(Hesitant(times=10**6))
     with running_app(recorder) as url:
@@ -220,14 +224,14 @@ def test_a_retried_request_grants_the_service_only_what_is_left():
 def test_a_pause_that_would_end_after_the_deadline_is_not_waited_for():
     recorder = _recorder(refuse=lambda body: (429, {"retry-after": "3000"}))
     with running_app(recorder) as url, SyncScoringClient(url, deadline_s=60) as client:
-        with pytest.raises(RequestError) as refused:
+        with pytest.raises(RequestError) as error_info:
             client.score(SAMPLES)
-    assert refused.value.retry_after == 3000 and len(recorder.requests) == 1
+    assert error_info.value.retry_after == 3000 and len(recorder.requests) == 1
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_service_that_never_answers_is_given_up_at_the_deadline(stream):
-    """Before the service's own time-out; a trickle of bytes does not extend it."""
+    """Check that this is before the service's own timeout, also with a trickle of bytes."""
     stop = threading.Event()
 
     async def hanging(scope, receive, send):
@@ -239,7 +243,7 @@ def test_a_service_that_never_answers_is_given_up_at_the_deadline(stream):
             await asyncio.sleep(0.05)
 
     service = create_app(FakeBackend(), ServiceSettings(cache="memory"))
-    began = time.monotonic()
+    started_at = time.monotonic()
     with running_app(hanging) as url:
         wait_ready(url)
         try:
@@ -251,7 +255,7 @@ def test_a_service_that_never_answers_is_given_up_at_the_deadline(stream):
                         client.score(SAMPLES)
         finally:
             stop.set()
-    assert time.monotonic() - began < 30  # the service's own time-out would be 600
+    assert time.monotonic() - started_at < 30  # the service's own timeout would be 600
 
 
 def test_another_url_is_asked_before_a_retry_after_has_passed():
@@ -263,10 +267,10 @@ def test_another_url_is_asked_before_a_retry_after_has_passed():
 
 
 def test_where_all_urls_failed_the_one_that_rests_longest_is_tried_first():
-    """One that is dead must not be tried again and again while the other has come back."""
+    """Check that a URL that is down is not tried again and again while the other is back."""
 
     async def picked():
-        endpoints = Endpoints(["http://a", "http://b", "http://c"])
+        endpoints = ReplicaPool(["http://a", "http://b", "http://c"])
         names = []
         for _ in range(6):
             with contextlib.suppress(ServiceUnreachable):
@@ -279,17 +283,17 @@ def test_where_all_urls_failed_the_one_that_rests_longest_is_tried_first():
 
 
 def test_progress_is_told_of_every_sample_once():
-    told = []
+    counts = []
 
     async def run(url):
         async with ScoringClient(url, batch_size=3) as client:
             await client.score(
-                [*SAMPLES, *SAMPLES, {"src": "\ud800", "mt": ""}], on_progress=told.append
+                [*SAMPLES, *SAMPLES, {"src": "\ud800", "mt": ""}], on_progress=counts.append
             )
 
     with running_service(FakeBackend()) as url:
         asyncio.run(run(url))
-    assert sum(told) == 81 and len(told) > 10
+    assert sum(counts) == 81 and len(counts) > 10
 
 
 class OtherRevision(FakeBackend):
@@ -299,27 +303,27 @@ class OtherRevision(FakeBackend):
         return description
 
 
-@pytest.mark.parametrize("how", [{}, {"on_result": lambda *_: None}], ids=["whole", "streamed"])
-def test_a_pinned_client_refuses_the_answer_of_another_model(how):
+@pytest.mark.parametrize("options", [{}, {"on_result": lambda *_: None}], ids=["whole", "streamed"])
+def test_a_pinned_client_refuses_the_answer_of_another_model(options):
     with running_service(FakeBackend()) as a, running_service(OtherRevision()) as b:
         with SyncScoringClient([a, b], batch_size=5, pin_model=True) as client:
             with pytest.raises(ServiceUnreachable, match="it runs fake-metricx"):
-                client.score(SAMPLES, **how)
+                client.score(SAMPLES, **options)
 
 
 def test_each_result_is_given_once_as_soon_as_it_comes():
-    """Also those of equal samples, of a sample that is never sent, and of a cache."""
+    """Check results of equal samples, of a sample that is never sent, and of a cache, too."""
     samples = [*SAMPLES[:30], SAMPLES[0], {"src": "\ud800", "mt": "b"}]
-    given: list = []
+    pairs: list = []
 
     async def run(url):
         async with ScoringClient(url, batch_size=7) as client:
-            results = await client.score(samples, on_result=lambda *pair: given.append(pair))
-        assert [result for _, result in sorted(given, key=lambda pair: pair[0])] == results
+            results = await client.score(samples, on_result=lambda *pair: pairs.append(pair))
+        assert [result for _, result in sorted(pairs, key=lambda pair: pair[0])] == results
 
     with running_service(FakeBackend()) as url:
         asyncio.run(run(url))
-    assert sorted(index for index, _ in given) == list(range(32)) and not given[-1][1].ok
+    assert sorted(index for index, _ in pairs) == list(range(32)) and not pairs[-1][1].ok
 
 
 def test_a_service_that_does_not_become_ready_is_named_with_its_reason():

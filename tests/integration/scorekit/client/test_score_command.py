@@ -1,4 +1,4 @@
-"""`python -m scorekit score` as a user runs it, against a fake service."""
+"""Test `python -m scorekit score` as a user runs it, against a fake service."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def url():
 
 
 def _command(url, *arguments):
-    """The command in a process of its own, to be killed."""
+    """Start the command in its own process, to be killed."""
     return [sys.executable, "-m", "scorekit", "score", "--url", url, *map(str, arguments)]
 
 
 def _run(url, *arguments, env=None):
-    """The command in this process: a second faster each time."""
+    """Run the command in this process, which saves a second each time."""
     return CliRunner().invoke(app, ["score", "--url", url, *map(str, arguments)], env=env)
 
 
@@ -57,8 +57,8 @@ def test_a_file_is_scored_in_order_with_line_numbers_and_ids(url, tmp_path):
     ]
     samples[7] = {"id": {"doc": 7}, "src": "s", "mt": "nan", "ref": None, "other": [1]}
     source, out = _write(tmp_path / "in.jsonl", samples), tmp_path / "out.jsonl"
-    done = _run(url, source, out, "--batch-size", 16)
-    assert done.exit_code == 0, done.stderr
+    result = _run(url, source, out, "--batch-size", 16)
+    assert result.exit_code == 0, result.stderr
     results = _read(out)
     assert [r["line"] for r in results] == list(range(1, 301))
     assert [r["id"] for r in results] == [sample["id"] for sample in samples]
@@ -67,8 +67,8 @@ def test_a_file_is_scored_in_order_with_line_numbers_and_ids(url, tmp_path):
     expected = [_score_of(s["src"], s["mt"], s["ref"]) for i, s in enumerate(samples) if i != 7]
     assert [r["score"] for r in results] == expected
     assert results[0]["error_spans"][0]["text"] == "wrong" and "cached" not in results[0]
-    assert "299" in done.stdout and "failed: non_finite" in done.stdout
-    assert "300/300" in done.stderr
+    assert "299" in result.stdout and "failed: non_finite" in result.stdout
+    assert "300/300" in result.stderr
 
 
 def test_a_tsv_with_other_names_windows_line_ends_and_a_mark_in_front(url, tmp_path):
@@ -76,11 +76,15 @@ def test_a_tsv_with_other_names_windows_line_ends_and_a_mark_in_front(url, tmp_p
     rows = 'seg\tsource\thyp\tgold\r\n1\t"하나\tone\tref\r\n\r\n2\t둘\t\t\r\n'
     source.write_bytes(b"\xef\xbb\xbf" + rows.encode())
     names = ("--src-field", "source", "--mt-field", "hyp", "--ref-field", "gold")
-    done = _run(url, source, tmp_path / "out.jsonl", *names, "--id-field", "seg")
-    assert done.exit_code == 0, done.stderr
-    one, two = _read(tmp_path / "out.jsonl")
-    assert (one["line"], one["id"], one["score"]) == (2, "1", _score_of('"하나', "one", "ref"))
-    assert (two["line"], two["id"], two["score"]) == (4, "2", _score_of("둘", ""))
+    result = _run(url, source, tmp_path / "out.jsonl", *names, "--id-field", "seg")
+    assert result.exit_code == 0, result.stderr
+    first, second = _read(tmp_path / "out.jsonl")
+    assert (first["line"], first["id"], first["score"]) == (
+        2,
+        "1",
+        _score_of('"하나', "one", "ref"),
+    )
+    assert (second["line"], second["id"], second["score"]) == (4, "2", _score_of("둘", ""))
 
 
 def test_options_priority_and_key_reach_the_service(tmp_path):
@@ -92,8 +96,8 @@ def test_options_priority_and_key_reach_the_service(tmp_path):
     with running_app(recorder) as url:
         refused = _run(url, source, tmp_path / "out.jsonl")
         assert refused.exit_code == 2 and "unauthorized" in refused.stderr
-        done = _run(url, source, tmp_path / "out.jsonl", *flags, env={"SCOREKIT_API_KEY": "k"})
-    assert done.exit_code == 2 and "none of 1 samples was scored" in done.stderr
+        result = _run(url, source, tmp_path / "out.jsonl", *flags, env={"SCOREKIT_API_KEY": "k"})
+    assert result.exit_code == 2 and "none of 1 samples was scored" in result.stderr
     (request,) = recorder.requests
     assert request["priority"] == "bulk"
     assert request["options"] == {
@@ -105,11 +109,11 @@ def test_options_priority_and_key_reach_the_service(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "fault"),
+    ("name", "content", "message"),
     [
         ("a.jsonl", b'{"src": "a", "mt": "b"}\n{"src": "a"}\n', "line 2: no field 'mt'"),
         ("a.jsonl", b'{"src": "a", "mt": "b"}\n{"src": \n', "line 2: not JSON"),
-        ("a.jsonl", b'{"src": "a", "mt": 3}\n', "line 1: field 'mt' is no text"),
+        ("a.jsonl", b'{"src": "a", "mt": 3}\n', "line 1: field 'mt' is not text"),
         ("a.jsonl", b'["a", "b"]\n', "line 1: not a JSON object"),
         ("a.jsonl", b'{"src": "\\ud800", "mt": "b"}\n', "line 1: not JSON"),
         ("a.tsv", b"src\tmt\na\tb\tc\n", "line 2: 3 columns, the header has 2"),
@@ -123,30 +127,32 @@ def test_options_priority_and_key_reach_the_service(tmp_path):
         ("none.jsonl", None, "No such file"),
     ],
 )
-def test_a_faulty_input_ends_with_one_line_before_anything_is_asked(tmp_path, name, content, fault):
+def test_a_faulty_input_ends_with_one_line_before_anything_is_asked(
+    tmp_path, name, content, message
+):
     if content is not None:
         (tmp_path / name).write_bytes(content)
     nobody = f"http://127.0.0.1:{free_port()}"
-    done = _run(nobody, tmp_path / name, tmp_path / "out.jsonl")
-    assert done.exit_code == 2
-    assert done.stderr.startswith(f"error: {tmp_path / name}") and fault in done.stderr
-    assert done.stderr.count("\n") == 1 and not (tmp_path / "out.jsonl").exists()
+    result = _run(nobody, tmp_path / name, tmp_path / "out.jsonl")
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"error: {tmp_path / name}") and message in result.stderr
+    assert result.stderr.count("\n") == 1 and not (tmp_path / "out.jsonl").exists()
 
 
 @pytest.mark.parametrize(
-    ("target", "code", "fault"),
+    ("target", "code", "message"),
     [
-        ("localhost:8001", 2, "is no URL of a service"),
+        ("localhost:8001", 2, "is not the URL of a service"),
         ("http://127.0.0.1:{port}", 1, "cannot be reached"),
         ("{service}/v2", 2, "not_found"),
     ],
 )
-def test_a_service_that_is_not_there_is_told_at_once(url, tmp_path, target, code, fault):
+def test_a_service_that_is_not_there_is_told_at_once(url, tmp_path, target, code, message):
     source = _write(tmp_path / "in.jsonl", [{"src": "a", "mt": "b"}])
     target = target.format(port=free_port(), service=url)
-    done = _run(target, source, tmp_path / "out.jsonl")
-    assert done.exit_code == code and fault in done.stderr
-    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    result = _run(target, source, tmp_path / "out.jsonl")
+    assert result.exit_code == code and message in result.stderr
+    assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
 
 
 SAMPLES = [
@@ -172,15 +178,15 @@ def test_killed_at_any_time_the_file_is_that_of_a_run_without_interruption(url, 
             wait_until(lambda before=before: _lines(out) >= before + 100)
             child.kill()
             child.wait()
-            with out.open("ab") as file:  # as if it had been killed in the middle of a write
+            with out.open("ab") as file:  # as if killed in the middle of a write
                 file.write(b'{"line": 99999, "ok": tr'[: 8 * (kill + 1)])
         assert 300 <= _lines(out) < 2000
         sent = sum(slow.batches)
-    done = _run(url, source, out)
-    assert done.exit_code == 0, done.stderr
+    result = _run(url, source, out)
+    assert result.exit_code == 0, result.stderr
     assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
-    assert "1,979" in done.stdout and f"{len(SAMPLES):,} samples" not in done.stdout
-    assert sent < 2000 + 3 * 80  # what was in flight was asked again, nothing else
+    assert "1,979" in result.stdout and f"{len(SAMPLES):,} samples" not in result.stdout
+    assert sent < 2000 + 3 * 80  # only the samples in flight were repeated
 
 
 def test_an_interrupt_says_how_to_go_on(tmp_path):
@@ -204,9 +210,9 @@ def test_another_job_does_not_go_on_with_an_output(url, tmp_path):
     before = out.read_bytes()
 
     def refused(url, source, *flags):
-        done = _run(url, source, out, *flags)
-        assert done.exit_code == 2 and out.read_bytes() == before
-        return done.stderr
+        result = _run(url, source, out, *flags)
+        assert result.exit_code == 2 and out.read_bytes() == before
+        return result.stderr
 
     assert "something else (options)" in refused(url, source, "--overlong", "error")
     other = _write(tmp_path / "other.jsonl", SAMPLES[:60])
@@ -217,7 +223,7 @@ def test_another_job_does_not_go_on_with_an_output(url, tmp_path):
     assert _run(url, other, out, "--overwrite").exit_code == 0 and len(_read(out)) == 60
     before = out.read_bytes()
     Path(f"{out}.meta.json").unlink()
-    assert "no out.jsonl.meta.json says what it was made from" in refused(url, source)
+    assert "out.jsonl.meta.json does not say what it was made from" in refused(url, source)
 
 
 def test_what_is_there_stays_until_the_service_has_answered_once(tmp_path):
@@ -226,7 +232,8 @@ def test_what_is_there_stays_until_the_service_has_answered_once(tmp_path):
     with running_service(FakeBackend("metricx")) as url:
         assert _run(url, source, out).exit_code == 0
         before = out.read_bytes(), meta.read_bytes()
-        refused = _run(url, source, out, "--overwrite", "--span-offsets", "exact")  # xCOMET's
+        # An option of xCOMET.
+        refused = _run(url, source, out, "--overwrite", "--span-offsets", "exact")
         assert refused.exit_code != 0 and "a field that is not known" in refused.stderr
         assert (out.read_bytes(), meta.read_bytes()) == before
         assert _run(url, source, out, "--overwrite", "--overlong", "truncate").exit_code == 0
@@ -236,8 +243,8 @@ def test_what_is_there_stays_until_the_service_has_answered_once(tmp_path):
 def test_the_input_is_not_overwritten(url, tmp_path):
     source = _write(tmp_path / "in.jsonl", SAMPLES[:5])
     before = source.read_bytes()
-    done = _run(url, source, source, "--overwrite")
-    assert done.exit_code == 2 and "the input cannot be the output" in done.stderr
+    result = _run(url, source, source, "--overwrite")
+    assert result.exit_code == 2 and "the input cannot be the output" in result.stderr
     assert source.read_bytes() == before
 
 

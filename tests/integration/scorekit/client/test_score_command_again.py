@@ -1,4 +1,4 @@
-"""`python -m scorekit score`: what failed for the moment is asked for again by the next run."""
+"""Test `python -m scorekit score`: the next run retries transient failures."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ LATER = [i + 1 for i in range(400) if i % 50 == 7]
 
 
 class Moody(FakeBackend):
-    """While it is `out_of_sorts`, samples with `later` fail for the moment."""
+    """Fail samples with `later` with a transient error while it is `out_of_sorts`."""
 
     def __init__(self, **settings):
         super().__init__("metricx", **settings)
         self.out_of_sorts = True
-        self.asked = 0
+        self.num_samples = 0
 
     def encode(self, samples, options):
         encoded = super().encode(samples, options)
-        self.asked += len(samples)
-        for place, sample in enumerate(samples):
+        self.num_samples += len(samples)
+        for index, sample in enumerate(samples):
             if "later" in sample.mt and self.out_of_sorts:
-                encoded[place] = SampleError("timeout", "not now")
+                encoded[index] = SampleError("timeout", "not now")
         return encoded
 
 
@@ -61,23 +61,23 @@ def test_what_failed_for_the_moment_is_told_and_asked_for_again(tmp_path):
     with running_service(moody) as url:
         first = _run(url, source, str(out))
         assert first.exit_code == 3, first.output
-        assert "8 samples failed for the moment; the same command asks for them" in first.stderr
+        assert "8 samples had transient errors; the same command retries them" in first.stderr
         assert [r["line"] for r in _read(out) if not r["ok"]] == LATER
-        again = _run(url, source, str(out))
-        assert again.exit_code == 3 and "failed: timeout" in again.stdout
-        moody.out_of_sorts, moody.asked = False, 0
+        second_run = _run(url, source, str(out))
+        assert second_run.exit_code == 3 and "failed: timeout" in second_run.stdout
+        moody.out_of_sorts, moody.num_samples = False, 0
         last = _run(url, source, str(out), "--batch-size", "3")
         assert last.exit_code == 0 and "400" in last.stdout and "failed" not in last.stdout
-        assert "8 samples" in last.stdout and moody.asked == len(LATER)
+        assert "8 samples" in last.stdout and moody.num_samples == len(LATER)
         results = _read(out)
         assert [r["line"] for r in results] == list(range(1, 401))
         assert [r["id"] for r in results] == [sample["id"] for sample in SAMPLES]
         assert [r["score"] for r in results] == [
             fake_score(TranslationSample(src=s["src"], mt=s["mt"]), 25.0) for s in SAMPLES
         ]
-        whole = tmp_path / "whole.jsonl"
-        assert _run(url, source, str(whole)).exit_code == 0
-    assert whole.read_bytes() == out.read_bytes()
+        expected_path = tmp_path / "whole.jsonl"
+        assert _run(url, source, str(expected_path)).exit_code == 0
+    assert expected_path.read_bytes() == out.read_bytes()
     assert {path.name for path in tmp_path.iterdir()} == {
         "in.jsonl",
         "out.jsonl",
@@ -97,24 +97,24 @@ def test_killed_while_it_asks_again_it_goes_on_and_the_output_stays_whole(tmp_pa
         moody.out_of_sorts = False
         moody.seconds_per_pair = 0.2
         command = [sys.executable, "-m", "scorekit", "score", "--url", url, source, str(out)]
-        again = tmp_path / "out.jsonl.again"
+        retry_path = tmp_path / "out.jsonl.again"
         child = subprocess.Popen(
             [*command, "--batch-size", "1", "--max-in-flight", "1"], stderr=subprocess.DEVNULL
         )
-        wait_until(lambda: again.exists() and again.stat().st_size > len(before) // 4)
+        wait_until(lambda: retry_path.exists() and retry_path.stat().st_size > len(before) // 4)
         child.kill()
         child.wait()
         assert out.read_bytes() == before
-        with again.open("ab") as file:
+        with retry_path.open("ab") as file:
             file.write(b'{"line": 99, "ok": tr')  # as if killed in the middle of a write
-        begun = again.read_bytes().count(b"\n")
-        assert 0 < begun < 400
-        moody.seconds_per_pair, moody.asked = 0.0, 0
+        num_retried = retry_path.read_bytes().count(b"\n")
+        assert 0 < num_retried < 400
+        moody.seconds_per_pair, moody.num_samples = 0.0, 0
         assert _run(url, source, str(out)).exit_code == 0
-        assert moody.asked <= sum(line > begun for line in LATER)
-        whole = tmp_path / "whole.jsonl"
-        assert _run(url, source, str(whole)).exit_code == 0
-    assert out.read_bytes() == whole.read_bytes() and not again.exists()
+        assert moody.num_samples <= sum(line > num_retried for line in LATER)
+        expected_path = tmp_path / "whole.jsonl"
+        assert _run(url, source, str(expected_path)).exit_code == 0
+    assert out.read_bytes() == expected_path.read_bytes() and not retry_path.exists()
 
 
 def test_a_refused_key_is_told_at_once_and_asked_for_again_when_it_is_mended(tmp_path):
@@ -128,7 +128,7 @@ def test_a_refused_key_is_told_at_once_and_asked_for_again_when_it_is_mended(tmp
         arguments = ["--task", "translation_filter", "--deadline", "600", str(source), str(out)]
         first = CliRunner().invoke(app, ["score", "--url", url, *arguments])
         assert first.exit_code == 3 and "failed: upstream" in first.stdout, first.output
-        assert len(fake.requests) == 20  # each once, and not until the deadline
+        assert len(fake.requests) == 20  # each once, not until the deadline
         fake.api_key = "old"
         assert CliRunner().invoke(app, ["score", "--url", url, *arguments]).exit_code == 0
     assert [result["ok"] for result in _read(out)] == [True] * 20

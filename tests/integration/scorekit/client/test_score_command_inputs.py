@@ -1,4 +1,5 @@
-"""`python -m scorekit score` on every kind of input, from stdin to stdout, and with a judge."""
+"""Test `python -m scorekit score` on every kind of input, from stdin to stdout, and with a
+judge."""
 
 from __future__ import annotations
 
@@ -87,17 +88,17 @@ def _parquet():
 def test_every_format_gives_the_same_scores(url, tmp_path, name, content, lines):
     (tmp_path / name).write_bytes(content())
     out = tmp_path / "out.jsonl"
-    for _ in range(2):  # and it is gone on with
-        done = _run(url, tmp_path / name, out)
-        assert done.exit_code == 0, done.stderr
+    for _ in range(2):  # the second run continues
+        result = _run(url, tmp_path / name, out)
+        assert result.exit_code == 0, result.stderr
         results = _read(out)
         assert [r["line"] for r in results] == lines
         assert [(r["id"], r["score"]) for r in results] == [(r["id"], _score_of(r)) for r in ROWS]
-    assert "0 samples" in done.stdout
+    assert "0 samples" in result.stdout
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "fault"),
+    ("name", "content", "message"),
     [
         ("a.csv", b'src,mt\na,"b\n', "line 2: unexpected end of data"),
         ("a.csv", b'src,mt\n"a\nb",c\nd\n', "line 4: 1 columns, the header has 2"),
@@ -106,26 +107,26 @@ def test_every_format_gives_the_same_scores(url, tmp_path, name, content, lines)
         ("a.jsonl.gz", gzip.compress(b'{"src": "a"}\n' * 9, mtime=0)[:-9], "gzip is damaged"),
         ("a.parquet", b"PAR1 and nothing else", "not Parquet"),
         ("a.parquet", b"", "not Parquet"),
-        ("a.jsonl", b'{"src": "a", "mt": "b"}\n{"src": 3}\n', "line 2: field 'src' is no text"),
+        ("a.jsonl", b'{"src": "a", "mt": "b"}\n{"src": 3}\n', "line 2: field 'src' is not text"),
     ],
 )
-def test_a_faulty_input_is_told_before_anything_is_asked(tmp_path, name, content, fault):
+def test_a_faulty_input_is_told_before_anything_is_asked(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
-    done = _run(f"http://127.0.0.1:{free_port()}", tmp_path / name, tmp_path / "out.jsonl")
-    assert done.exit_code == 2 and fault in done.stderr, done.stderr
-    assert done.stderr.startswith(f"error: {tmp_path / name}") and done.stderr.count("\n") == 1
+    result = _run(f"http://127.0.0.1:{free_port()}", tmp_path / name, tmp_path / "out.jsonl")
+    assert result.exit_code == 2 and message in result.stderr, result.stderr
+    assert result.stderr.startswith(f"error: {tmp_path / name}") and result.stderr.count("\n") == 1
 
 
 def test_an_output_of_a_quoted_tsv_is_gone_on_with(url, tmp_path):
-    """Where it was cut: before, within and behind rows that run over several lines."""
+    """Cut it before, within and after rows that span several lines."""
     out = tmp_path / "out.jsonl"
     (tmp_path / "in.tsv").write_bytes(_csv("excel-tab"))
     assert _run(url, tmp_path / "in.tsv", out).exit_code == 0
-    whole = out.read_bytes()
-    for keep in range(0, len(whole), 37):
-        out.write_bytes(whole[:keep])
-        done = _run(url, tmp_path / "in.tsv", out)
-        assert done.exit_code == 0 and out.read_bytes() == whole, done.stderr
+    complete_output = out.read_bytes()
+    for keep in range(0, len(complete_output), 37):
+        out.write_bytes(complete_output[:keep])
+        result = _run(url, tmp_path / "in.tsv", out)
+        assert result.exit_code == 0 and out.read_bytes() == complete_output, result.stderr
 
 
 def test_an_output_from_when_quotes_were_text_is_not_gone_on_with(url, tmp_path):
@@ -134,8 +135,8 @@ def test_an_output_from_when_quotes_were_text_is_not_gone_on_with(url, tmp_path)
     assert _run(url, tmp_path / "in.tsv", out).exit_code == 0
     about = json.loads(meta.read_text())
     meta.write_text(json.dumps(about | {"format": "tsv"}))
-    again = _run(url, tmp_path / "in.tsv", out)
-    assert again.exit_code == 2 and "made from something else (format)" in again.stderr
+    second_run = _run(url, tmp_path / "in.tsv", out)
+    assert second_run.exit_code == 2 and "made from something else (format)" in second_run.stderr
 
 
 def test_every_quote_is_text_where_the_user_says_so(url, tmp_path):
@@ -152,13 +153,15 @@ def test_no_score_at_all_is_a_mistake_to_mend(url, tmp_path):
         '{"src": "s", "mt": "nan"}\n' * 3 + '{"src": "s", "mt": "m"}\n'
     )
     out = tmp_path / "out.jsonl"
-    some = _run(url, tmp_path / "in.jsonl", out)
-    assert some.exit_code == 0 and "failed: non_finite" in some.stdout
+    some_scored = _run(url, tmp_path / "in.jsonl", out)
+    assert some_scored.exit_code == 0 and "failed: non_finite" in some_scored.stdout
     (tmp_path / "in.jsonl").write_text('{"src": "s", "mt": "nan"}\n' * 3)
-    for flags in ("--overwrite",), ():  # and again where nothing is left to ask
+    for flags in ("--overwrite",), ():  # the second time no request remains
         none = _run(url, tmp_path / "in.jsonl", out, *flags)
-        fault = f"error: {out}: none of 3 samples was scored (non_finite: 3): each line says why\n"
-        assert none.exit_code == 2 and none.stderr.endswith(fault)
+        message = (
+            f"error: {out}: none of 3 samples was scored (non_finite: 3): each line has its error\n"
+        )
+        assert none.exit_code == 2 and none.stderr.endswith(message)
     to_stdout = _run(url, tmp_path / "in.jsonl", "-")
     assert to_stdout.exit_code == 2 and "stdout: none of 3 samples was scored" in to_stdout.stderr
     (tmp_path / "empty.jsonl").write_text("")
@@ -168,8 +171,8 @@ def test_no_score_at_all_is_a_mistake_to_mend(url, tmp_path):
 @pytest.mark.parametrize("name", ["out.jsonl.gz", "out.csv", "out.parquet"])
 def test_an_output_is_json_lines_and_says_so(url, tmp_path, name):
     (tmp_path / "in.jsonl").write_bytes(_jsonl())
-    done = _run(url, tmp_path / "in.jsonl", tmp_path / name)
-    assert done.exit_code == 2 and "results are JSON lines: name it .jsonl" in done.stderr
+    result = _run(url, tmp_path / "in.jsonl", tmp_path / name)
+    assert result.exit_code == 2 and "results are JSON lines. Name it .jsonl" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -182,20 +185,24 @@ def test_an_output_is_json_lines_and_says_so(url, tmp_path, name):
 )
 def test_from_stdin_to_stdout(url, content, flags):
     command = [sys.executable, "-m", "scorekit", "score", "--url", url, "-", "-", *flags]
-    done = subprocess.run(command, input=content(), capture_output=True)
-    assert done.returncode == 0, done.stderr
-    results = [json.loads(line) for line in done.stdout.splitlines()]
+    result = subprocess.run(command, input=content(), capture_output=True)
+    assert result.returncode == 0, result.stderr
+    results = [json.loads(line) for line in result.stdout.splitlines()]
     assert [(r["id"], r["score"]) for r in results] == [(r["id"], _score_of(r)) for r in ROWS]
-    assert b"mean score" in done.stderr
+    assert b"mean score" in result.stderr
 
 
 def test_stdin_again_goes_on_with_its_output(url, tmp_path):
     out = tmp_path / "out.jsonl"
     assert _run(url, "-", out, input=_jsonl()).exit_code == 0
-    whole = out.read_bytes()
-    out.write_bytes(whole[: whole.index(b"\n") + 5])
-    done = _run(url, "-", out, input=_jsonl())
-    assert done.exit_code == 0 and "2 samples" in done.stdout and out.read_bytes() == whole
+    complete_output = out.read_bytes()
+    out.write_bytes(complete_output[: complete_output.index(b"\n") + 5])
+    result = _run(url, "-", out, input=_jsonl())
+    assert (
+        result.exit_code == 0
+        and "2 samples" in result.stdout
+        and out.read_bytes() == complete_output
+    )
     other = _run(url, "-", out, input=_jsonl() * 2)
     assert other.exit_code == 2 and "something else (input)" in other.stderr
 
@@ -210,7 +217,7 @@ def test_a_reader_of_stdout_that_leaves_is_no_traceback(url):
     child.stdin.write(lines * 20)
     child.stdin.close()
     complaint = child.stderr.read().decode()
-    assert child.wait(60) == 2 and "its reader has left" in complaint
+    assert child.wait(60) == 2 and "its reader was closed" in complaint
     assert "Traceback" not in complaint and "Exception ignored" not in complaint
 
 
@@ -226,13 +233,15 @@ def test_a_file_is_judged(judge, tmp_path):
     ]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for _ in range(2):
-        done = _run(judge, tmp_path / "in.jsonl", out, "--task", "translation_filter")
-        assert done.exit_code == 0, done.stderr
-    one, two, three = _read(out)
-    assert one["verdict"] == {"pass": True, "reason_code": "ok", "notes": ""} and one["score"] == 1
-    assert (two["verdict"]["pass"], two["verdict"]["reason_code"]) == (False, "meta_phrase")
-    assert three["error"]["type"] == "invalid_input" and "verdict" not in three
-    assert "passed" in done.stdout and "0 samples" in done.stdout
+        result = _run(judge, tmp_path / "in.jsonl", out, "--task", "translation_filter")
+        assert result.exit_code == 0, result.stderr
+    first, second, third = _read(out)
+    assert (
+        first["verdict"] == {"pass": True, "reason_code": "ok", "notes": ""} and first["score"] == 1
+    )
+    assert (second["verdict"]["pass"], second["verdict"]["reason_code"]) == (False, "meta_phrase")
+    assert third["error"]["type"] == "invalid_input" and "verdict" not in third
+    assert "passed" in result.stdout and "0 samples" in result.stdout
 
 
 def test_a_file_of_translations_is_judged_by_naming_fields_and_constants(judge, tmp_path):
@@ -250,15 +259,15 @@ def test_a_file_of_translations_is_judged_by_naming_fields_and_constants(judge, 
         "--set",
         "target_lang=ko",
     ]
-    done = _run(judge, source, out, *flags)
-    assert done.exit_code == 0, done.stderr
+    result = _run(judge, source, out, *flags)
+    assert result.exit_code == 0, result.stderr
     assert _read(out)[0]["verdict"]["pass"] and _read(out)[0]["id"] == "x"
     other = _run(judge, source, out, *flags[:-1], "target_lang=de")
     assert other.exit_code == 2 and "something else (fields)" in other.stderr
 
 
 @pytest.mark.parametrize(
-    ("service", "flags", "fault"),
+    ("service", "flags", "message"),
     [
         ("judge", [], "the service is a judge: name its rubric by --task"),
         ("url", ["--task", "t", "--variable", "src"], "no judge: leave out --task"),
@@ -273,11 +282,11 @@ def test_a_file_of_translations_is_judged_by_naming_fields_and_constants(judge, 
         ),
     ],
 )
-def test_what_does_not_fit_the_service_is_told(request, tmp_path, service, flags, fault):
+def test_what_does_not_fit_the_service_is_told(request, tmp_path, service, flags, message):
     (tmp_path / "in.jsonl").write_text('{"src": "a", "mt": "b"}\n')
     url = request.getfixturevalue(service)
-    done = _run(url, tmp_path / "in.jsonl", tmp_path / "out.jsonl", *flags)
-    assert done.exit_code == 2 and fault in done.stderr, done.stderr
+    result = _run(url, tmp_path / "in.jsonl", tmp_path / "out.jsonl", *flags)
+    assert result.exit_code == 2 and message in result.stderr, result.stderr
 
 
 # -- keys -----------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Streams of the client: cut off, ended too early, with strange line ends."""
+"""Test streams of the client: interrupted, ended too early, with unusual line ends."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ def test_a_stream_gives_results_as_they_come():
 
 def test_a_stream_that_breaks_off_is_asked_again_for_what_is_missing():
     service = create_app(FakeBackend(), ServiceSettings(cache="memory"))
-    asked = []
+    requests = []
 
     async def cutting(scope, receive, send):
         if scope.get("path") != "/v1/score/stream":
             return await service(scope, receive, send)
-        asked.append(1)
+        requests.append(1)
         lines = 0
 
         async def send_some(message):
             nonlocal lines
             lines += message.get("body", b"").count(b"\n")
-            if len(asked) == 1 and lines > 40:
+            if len(requests) == 1 and lines > 40:
                 raise OSError("the line is cut")
             await send(message)
 
@@ -58,7 +58,7 @@ def test_a_stream_that_breaks_off_is_asked_again_for_what_is_missing():
 
     with running_app(cutting) as url:
         asyncio.run(run(url))
-    assert len(asked) > 1
+    assert len(requests) > 1
 
 
 def test_a_stream_s_lines_end_at_line_feeds_only():
@@ -79,19 +79,19 @@ async def _streamed(url, samples, **settings):
 
 
 def test_a_stream_that_ends_too_early_is_asked_again_for_what_is_missing():
-    asked = []
+    requests = []
 
     class Forgetful:
-        """Says that it is done before the last results, once."""
+        """End once before the last results, with a final line as if complete."""
 
         def __init__(self, app):
             self.app = app
 
         async def __call__(self, scope, receive, send):
-            if scope.get("path") != "/v1/score/stream" or asked:
+            if scope.get("path") != "/v1/score/stream" or requests:
                 await self.app(scope, receive, send)
                 return
-            asked.append(scope)
+            requests.append(scope)
 
             async def send_some(message):
                 if message["type"] == "http.response.body" and b'"index":1,' in message["body"]:
@@ -103,5 +103,5 @@ def test_a_stream_that_ends_too_early_is_asked_again_for_what_is_missing():
     app = Forgetful(create_app(FakeBackend(), ServiceSettings(cache="memory")))
     with running_app(app) as url:
         wait_ready(url)
-        found = dict(asyncio.run(_streamed(url, SAMPLES[:4])))
-    assert asked and _right([found[k] for k in range(4)], SAMPLES[:4])
+        result_by_index = dict(asyncio.run(_streamed(url, SAMPLES[:4])))
+    assert requests and _right([result_by_index[k] for k in range(4)], SAMPLES[:4])

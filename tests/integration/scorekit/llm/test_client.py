@@ -1,4 +1,4 @@
-"""The LLM client against a fake OpenAI server: budgets, attempts, candidates, mistakes."""
+"""Test the LLM client against a fake OpenAI server: budgets, attempts, candidates, mistakes."""
 
 from __future__ import annotations
 
@@ -70,26 +70,27 @@ def test_requests_and_tokens_are_counted(url, fake):
 
 
 def test_both_strategies_name_the_same_candidates(url, fake):
-    _, together = ask(url, fake, n=70, strategy="n_parameter")
+    _, one_call = ask(url, fake, n=70, strategy="n_parameter")
     assert sorted(r.body["n"] for r in fake.requests) == [6, 32, 32]
     assert sorted(r.body["seed"] for r in fake.requests) == [1000, 1032, 1064]
     fake.forget()
     _, single = ask(url, fake, n=70, strategy="per_call")
     assert [r.body["n"] for r in fake.requests] == [1] * 70
     assert sorted(r.body["seed"] for r in fake.requests) == list(range(1000, 1070))
-    assert [c.index for c in together] == list(range(70))
-    assert [(c.index, c.text) for c in together] == [(c.index, c.text) for c in single]
+    assert [c.index for c in one_call] == list(range(70))
+    assert [(c.index, c.text) for c in one_call] == [(c.index, c.text) for c in single]
     assert len({c.text for c in single}) == 70
 
 
-def _several(url, fake, asked, between=lambda i, llm: None):
-    """`asked` requests of 5 choices, one after the other: texts of each, n of what arrived for
-    each, and the counts."""
+def _several(url, fake, num_requests, between=lambda i, llm: None):
+    """Send `num_requests` requests of 5 choices, one after the other.
+
+    Returns the texts of each, the n of each request that arrived, and the counts."""
 
     async def work():
         async with client(url, fake) as llm:
             texts, arrived = [], []
-            for i in range(asked):
+            for i in range(num_requests):
                 between(i, llm)
                 fake.forget()
                 choices = await llm.chat(MESSAGES, SAMPLED, n=5, request_id=f"r{i}")
@@ -110,7 +111,7 @@ def test_a_server_that_refuses_n_three_times_is_asked_one_by_one(url, fake, capl
     assert arrived == [[5, *ONE_BY_ONE]] * 3 + [ONE_BY_ONE] * 2
     assert texts == [expected] * 5
     assert (counts.failures, counts.retries, counts.fallbacks) == (0, 0, 3)
-    assert "0 of 5 choices came" in caplog.text and "3 answers in a row" in caplog.text
+    assert "0 of 5 choices arrived" in caplog.text and "3 answers in a row" in caplog.text
 
 
 def test_a_short_answer_now_and_then_does_not_end_the_use_of_n(url, fake):
@@ -124,8 +125,8 @@ def test_a_short_answer_now_and_then_does_not_end_the_use_of_n(url, fake):
 def test_n_is_tried_again_after_a_while(url, fake):
     def for_a_while(i, llm):
         fake.most_choices = 2 if i < 6 else None
-        if i in (4, 5, 7):  # the while is over
-            llm._several._again_at = 0.0
+        if i in (4, 5, 7):  # the outage is over
+            llm._several._retry_n_at = 0.0
 
     _, arrived, counts = _several(url, fake, 8, for_a_while)
     short = [5, 1, 1, 1]
@@ -157,9 +158,9 @@ def test_a_request_that_is_refused_for_itself_does_not_end_the_use_of_n(url, fak
     async def work():
         async with client(url, fake) as llm:
             fake.fail(400, times=2)
-            with pytest.raises(LLMError) as caught:
+            with pytest.raises(LLMError) as error_info:
                 await llm.chat(MESSAGES, SAMPLED, n=5, request_id="bad")
-            assert (caught.value.type, caught.value.retryable) == ("refused", False)
+            assert (error_info.value.type, error_info.value.retryable) == ("refused", False)
             await llm.chat(MESSAGES, SAMPLED, n=5, request_id="good")
 
     asyncio.run(work())
@@ -180,7 +181,7 @@ def test_without_a_seed_none_is_sent(url, fake):
 
 
 def _many(url, fake, requests, n, expected, **settings):
-    """Hold the requests at the server, `expected` at once; then let all of them go."""
+    """Hold the requests at the server, `expected` at once; then release all of them."""
 
     async def work():
         fake.hang = True
@@ -189,7 +190,7 @@ def _many(url, fake, requests, n, expected, **settings):
                 for i in range(requests):
                     group.create_task(llm.chat(MESSAGES, SAMPLED, n=n, request_id=f"r{i}"))
                 await until(lambda: fake.in_flight == expected)
-                await asyncio.sleep(0.1)  # time for one too many
+                await asyncio.sleep(0.1)  # time for an extra request
                 fake.hang = False
 
     asyncio.run(work())
@@ -238,7 +239,7 @@ def test_cancelled_requests_give_their_place_back(url, fake):
 
 
 def test_an_answer_that_cannot_be_kept_ends_its_call_at_once(url, fake):
-    """Its neighbours hang: what is not the server's fault is raised before they answer."""
+    """Check that an error that is not the server's is raised before the other requests answer."""
 
     async def full(choices):
         raise UserError("the disk is full")
@@ -256,20 +257,20 @@ def test_an_answer_that_cannot_be_kept_ends_its_call_at_once(url, fake):
 def test_the_rate_limiter_spaces_the_requests(url, fake):
     ask(url, fake, n=8, strategy="per_call", requests_per_minute=600)
     times = [r.time for r in fake.requests]
-    assert times[-1] - times[0] > 0.4  # seven gaps of 0.1 s, less what the way may differ
+    assert times[-1] - times[0] > 0.4  # seven gaps of 0.1 s, less the variation of the network
 
 
 def test_an_answer_holds_its_place_until_it_is_kept(url, fake):
-    """So what a killed process has paid for and not kept is never more than was in flight."""
-    held = []
+    """Check that a killed process loses no more paid answers than were in flight."""
+    counts = []
 
     async def work():
         async with client(url, fake, max_concurrency=1) as llm:
 
             async def keep(choices):
-                held.append((len(choices), llm._in_flight.sequences_in_flight))
+                counts.append((len(choices), llm._in_flight.sequences_in_flight))
 
             await llm.chat(MESSAGES, SAMPLED, n=3, request_id="a", keep=keep)
-            assert held == [(3, 3)] and llm._in_flight.sequences_in_flight == 0
+            assert counts == [(3, 3)] and llm._in_flight.sequences_in_flight == 0
 
     asyncio.run(asyncio.wait_for(work(), PATIENCE_S))

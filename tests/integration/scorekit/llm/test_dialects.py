@@ -1,4 +1,4 @@
-"""Pictures in messages, and what goes to servers that are not vLLM."""
+"""Test images in messages, and requests to servers that are not vLLM."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def served():
         yield fake, url
 
 
-def asked(served, dialect, sampling=None, **told):
+def send(served, dialect, sampling=None, **options):
     fake, url = served
     fake.forget()
     fake.well()
@@ -33,7 +33,7 @@ def asked(served, dialect, sampling=None, **told):
     async def work():
         async with LLMClient(url, fake.model, dialect=dialect, backoff_s=(0.0,)) as llm:
             return await llm.chat(
-                MESSAGES, sampling or Sampling(max_tokens=64), request_id="r", **told
+                MESSAGES, sampling or Sampling(max_tokens=64), request_id="r", **options
             )
 
     return asyncio.run(work())
@@ -41,7 +41,7 @@ def asked(served, dialect, sampling=None, **told):
 
 @pytest.mark.parametrize("dialect", ["vllm", "openai"])
 def test_a_picture_goes_out_as_a_data_url_and_comes_whole(served, dialect):
-    asked(served, dialect)
+    send(served, dialect)
     (request,) = served[0].requests
     text, image = request.body["messages"][1]["content"]
     head, _, data = image["image_url"]["url"].partition(",")
@@ -50,7 +50,7 @@ def test_a_picture_goes_out_as_a_data_url_and_comes_whole(served, dialect):
 
 
 def test_openai_is_sent_nothing_that_it_refuses(served):
-    asked(served, "openai", Sampling(max_tokens=64, effort="low"))
+    send(served, "openai", Sampling(max_tokens=64, effort="low"))
     (request,) = served[0].requests
     assert request.body.keys() == {
         "model",
@@ -59,14 +59,14 @@ def test_openai_is_sent_nothing_that_it_refuses(served):
         "reasoning_effort",
     }
     with pytest.raises(UserError, match="top_k"):
-        asked(served, "openai", Sampling(max_tokens=64, top_k=20))
+        send(served, "openai", Sampling(max_tokens=64, top_k=20))
 
 
 def test_gemini_is_sent_what_openai_is_but_for_the_seed(served):
-    said = Sampling(max_tokens=64, seed=7, temperature=0.0, effort="low")
+    sampling = Sampling(max_tokens=64, seed=7, temperature=0.0, effort="low")
     bodies = []
     for dialect in ("gemini", "openai"):
-        asked(served, dialect, said)
+        send(served, dialect, sampling)
         bodies.append(served[0].requests[0].body)
     assert bodies[1].pop("seed") == 7 and bodies[0] == bodies[1]
 
@@ -86,7 +86,7 @@ def test_a_model_is_known_as_gemini_lists_it_too(listed):
 
 
 def test_the_responses_api_gets_the_same_chat_in_its_words(served):
-    (choice,) = asked(served, "responses", Sampling(max_tokens=64, temperature=0.0, effort="low"))
+    (choice,) = send(served, "responses", Sampling(max_tokens=64, temperature=0.0, effort="low"))
     (request,) = served[0].requests
     body = request.body
     assert (body["max_output_tokens"], body["store"], body["temperature"]) == (64, False, 0.0)
@@ -101,12 +101,12 @@ def test_the_responses_api_gets_the_same_chat_in_its_words(served):
 
 
 def test_a_response_that_was_cut_says_so(served):
-    (choice,) = asked(served, "responses", Sampling(max_tokens=2))
+    (choice,) = send(served, "responses", Sampling(max_tokens=2))
     assert choice.finish_reason == "length" and len(choice.text.split()) == 2
 
 
 def test_several_responses_are_asked_for_one_by_one(served):
-    choices = asked(served, "responses", n=3)
+    choices = send(served, "responses", n=3)
     assert [c.index for c in choices] == [0, 1, 2] and len(served[0].requests) == 3
 
 
@@ -114,10 +114,10 @@ def answered(body: bytes) -> Choice | LLMError:
     from scorekit.llm.dialects import DIALECTS
 
     try:
-        found, _ = DIALECTS["responses"].read(body, range(1))
+        choices, _ = DIALECTS["responses"].read(body, range(1))
     except LLMError as error:
         return error
-    return found[0]
+    return choices[0]
 
 
 def test_answers_that_are_no_text_are_told_apart():
@@ -143,14 +143,14 @@ def test_answers_that_are_no_text_are_told_apart():
 
 @pytest.mark.parametrize("count", ["-1", "1180591620717411303424", "1e400", "null", "0.5"])
 def test_an_answer_whose_tokens_are_miscounted_is_an_answer_without_a_count(count):
-    """To ask again is to pay again; a count below 0 would pay money back."""
+    """Check that it is kept: a retry would be paid again, and a count below 0 would be a refund."""
     from scorekit.llm.dialects import DIALECTS
 
     chat = '{"choices": [{"message": {"content": "12"}, "finish_reason": "stop"}], "usage": '
     chat += f'{{"prompt_tokens": {count}, "completion_tokens": 1}}}}'
-    said = '{"type": "message", "content": [{"type": "output_text", "text": "12"}]}'
-    response = f'{{"output": [{said}], "usage": {{"input_tokens": 1, "output_tokens": {count}}}}}'
+    item = '{"type": "message", "content": [{"type": "output_text", "text": "12"}]}'
+    response = f'{{"output": [{item}], "usage": {{"input_tokens": 1, "output_tokens": {count}}}}}'
     for name, body in (("openai", chat), ("vllm", chat), ("responses", response)):
-        found, usage = DIALECTS[name].read(body.encode(), range(1))
-        assert found[0] == Choice(0, "12", "stop", None, None)
+        choices, usage = DIALECTS[name].read(body.encode(), range(1))
+        assert choices[0] == Choice(0, "12", "stop", None, None)
         assert (usage.prompt_tokens, usage.completion_tokens) == (0, 0)

@@ -1,4 +1,4 @@
-"""What goes wrong between the client and an LLM server, and what is told."""
+"""Check errors between the client and an LLM server, and their messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bench.kit.openai_server import FakeOpenAI
 from bench.kit.servers import PATIENCE_S, free_port, running_app
 from scorekit.errors import UserError
 from scorekit.llm import Choice, LLMClient, LLMError, Sampling, parse_json
-from scorekit.llm.pacing import read_timeout_s
+from scorekit.llm.limits import read_timeout_s
 from scorekit.llm.wire import typed
 from tests.kits.llm import MESSAGES, SAMPLED, VERDICT, ask, client, until
 
@@ -52,7 +52,7 @@ def test_what_may_pass_is_tried_again_under_the_same_id(url, fake, failure, type
     fake.forget()
     fake.fail(failure, times=None)
     llm, error = ask(url, fake, max_attempts=3)
-    assert len(fake.requests) == 3  # the SDK's own attempts do not multiply ours
+    assert len(fake.requests) == 3  # attempts of the SDK do not multiply ours
     assert (error.type, error.retryable, error.request_id) == (type, True, "r")
     assert (llm.counts.requests, llm.counts.retries, llm.counts.failures) == (3, 2, 1)
 
@@ -93,9 +93,9 @@ def test_an_answer_that_drips_without_end_is_a_time_out():
             async with asyncio.timeout(PATIENCE_S):
                 await llm.chat(MESSAGES, Sampling(max_tokens=1), request_id="r")
 
-    with running_app(app) as url, pytest.raises(LLMError) as caught:
+    with running_app(app) as url, pytest.raises(LLMError) as error_info:
         asyncio.run(work(url))
-    assert (caught.value.type, caught.value.retryable) == ("timeout", True)
+    assert (error_info.value.type, error_info.value.retryable) == ("timeout", True)
 
 
 def test_the_time_out_grows_with_the_work_from_a_floor(url, fake):
@@ -120,7 +120,7 @@ def test_parts_have_ids_of_their_own(url, fake):
 
 @contextlib.asynccontextmanager
 async def door(port, url):
-    """A TCP port that leads to the server while the block runs; refused before and after."""
+    """Open a TCP port that leads to the server within the block, and refuses before and after."""
     upstream = int(url.split(":")[2].removesuffix("/v1"))
     writers = []
 
@@ -131,9 +131,9 @@ async def door(port, url):
         writer.close()
 
     async def through(reader, writer):
-        there, back = await asyncio.open_connection("127.0.0.1", upstream)
+        upstream_reader, back = await asyncio.open_connection("127.0.0.1", upstream)
         writers.extend((writer, back))
-        await asyncio.gather(pump(reader, back), pump(there, writer))
+        await asyncio.gather(pump(reader, back), pump(upstream_reader, writer))
 
     server = await asyncio.start_server(through, "127.0.0.1", port)
     try:
@@ -151,20 +151,20 @@ def test_a_server_that_comes_back_is_waited_for_beyond_the_attempts(url, fake):
         settings = {"max_attempts": 1, "backoff_s": (0.02,), "wait_for_server_s": 60}
         async with LLMClient(f"http://127.0.0.1:{port}/v1", "teacher", **settings) as llm:
             checked = asyncio.create_task(llm.check())
-            asked = asyncio.create_task(llm.chat(MESSAGES, SAMPLED, n=3, request_id="r"))
+            task = asyncio.create_task(llm.chat(MESSAGES, SAMPLED, n=3, request_id="r"))
             await until(lambda: llm.counts.requests > 3)
-            assert not checked.done() and not asked.done() and not fake.requests
+            assert not checked.done() and not task.done() and not fake.requests
             async with door(port, url):
                 await checked
-                assert len(await asked) == 3
+                assert len(await task) == 3
                 fake.hang = True
-                asked = asyncio.create_task(llm.chat(MESSAGES, SAMPLED, request_id="cut"))
+                task = asyncio.create_task(llm.chat(MESSAGES, SAMPLED, request_id="cut"))
                 await until(lambda: fake.in_flight)
             before = llm.counts.requests
             await until(lambda: llm.counts.requests > before + 3)
             fake.hang = False
             async with door(port, url):
-                assert (await asked)[0].text
+                assert (await task)[0].text
 
     asyncio.run(asyncio.wait_for(work(), 40))
 
@@ -201,7 +201,7 @@ def test_check_says_what_to_do(url, fake):
         _check(url, model="Qwen/Qwen3")
     with pytest.raises(UserError, match="/v1"):
         _check(url.removesuffix("/v1"))
-    with pytest.raises(UserError, match="start it"):
+    with pytest.raises(UserError, match="Start the server"):
         _check(f"http://127.0.0.1:{free_port()}/v1")
     fake.api_key = "sesame"
     with pytest.raises(UserError, match=r"got none.*--api-key.*VLLM_API_KEY"):
@@ -213,25 +213,26 @@ def test_check_says_what_to_do(url, fake):
 
 
 def test_a_request_tells_the_operator_what_to_mend(url, fake):
-    async def said(n=1, **settings):
+    async def message_of(n=1, **settings):
         settings = {"model": "teacher"} | settings
         async with LLMClient(url, **settings) as llm:
-            with pytest.raises(UserError) as caught:
+            with pytest.raises(UserError) as error_info:
                 await llm.chat(MESSAGES, SAMPLED, n=n, request_id="r")
             assert llm.counts.failures == 1
-            assert "\n" not in str(caught.value)
-            return str(caught.value)
+            assert "\n" not in str(error_info.value)
+            return str(error_info.value)
 
-    assert "--served-model-name" in asyncio.run(said(model="other"))
+    assert "--served-model-name" in asyncio.run(message_of(model="other"))
     fake.no_template = True
-    assert "--chat-template" in asyncio.run(said())
+    assert "--chat-template" in asyncio.run(message_of())
     fake.well()
     fake.fail(400, message="System role not supported")
-    assert "--chat-template" in asyncio.run(said())
+    assert "--chat-template" in asyncio.run(message_of())
     fake.api_key = "sesame"
-    assert "VLLM_API_KEY" in asyncio.run(said())
+    assert "VLLM_API_KEY" in asyncio.run(message_of())
     fake.api_key, fake.no_template = None, True
-    assert "--chat-template" in asyncio.run(said(n=40))  # last: its other part may still arrive
+    # Last: its other part may still arrive.
+    assert "--chat-template" in asyncio.run(message_of(n=40))
 
 
 def test_a_prompt_that_is_too_long_is_the_text_s_fault(url, fake):
@@ -294,15 +295,15 @@ def test_structured_output_is_asked_for_and_checked(url, fake):
 def test_a_cut_json_is_an_outcome_of_its_own(url, fake):
     fake.cut = True
     _, [choice] = ask(url, fake, json_schema=VERDICT)
-    with pytest.raises(LLMError) as caught:
+    with pytest.raises(LLMError) as error_info:
         parse_json(choice, VERDICT)
-    assert caught.value.type == "length"
+    assert error_info.value.type == "length"
 
 
 def test_a_json_that_a_content_filter_kept_back_is_refused_for_good():
-    with pytest.raises(LLMError) as caught:
+    with pytest.raises(LLMError) as error_info:
         parse_json(Choice(0, "", "content_filter", 0), VERDICT)
-    assert (caught.value.type, caught.value.retryable) == ("refused", False)
+    assert (error_info.value.type, error_info.value.retryable) == ("refused", False)
 
 
 @pytest.mark.parametrize(
@@ -320,9 +321,9 @@ def test_a_json_that_a_content_filter_kept_back_is_refused_for_good():
     ],
 )
 def test_what_does_not_fit_the_schema_is_malformed(text):
-    with pytest.raises(LLMError) as caught:
+    with pytest.raises(LLMError) as error_info:
         parse_json(Choice(0, text, "stop", 1), VERDICT)
-    assert (caught.value.type, caught.value.retryable) == ("malformed", True)
+    assert (error_info.value.type, error_info.value.retryable) == ("malformed", True)
 
 
 def test_a_redirect_is_not_followed():
@@ -330,7 +331,7 @@ def test_a_redirect_is_not_followed():
 
     @app.api_route("/v1/{path:path}", methods=["GET", "POST"])
     async def elsewhere(path: str) -> RedirectResponse:
-        return RedirectResponse(f"{theirs}/{path}", 307)
+        return RedirectResponse(f"{other_url}/{path}", 307)
 
     async def try_it(url):
         async with LLMClient(f"{url}/v1", "m", api_key=SecretStr("hidden")) as client:
@@ -339,6 +340,6 @@ def test_a_redirect_is_not_followed():
             with pytest.raises(UserError, match="redirects"):
                 await client.chat(MESSAGES, Sampling(8), request_id="r")
 
-    with other.running() as theirs, running_app(app) as url:
+    with other.running() as other_url, running_app(app) as url:
         asyncio.run(try_it(url))
     assert not other.requests

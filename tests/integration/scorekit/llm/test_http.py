@@ -1,4 +1,4 @@
-"""The way to an LLM server: proxies, certificates, keys; what of the environment counts."""
+"""Check the connection to an LLM server: proxies, certificates, keys, environment variables."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def no_proxy(monkeypatch):
 
 
 def through(url, userinfo=""):
-    """The URL of the fake as that of a proxy: it answers for any host."""
+    """Return the URL of the fake as that of a proxy: it answers for any host."""
     return url.removesuffix("/v1").replace("http://", f"http://{userinfo}")
 
 
@@ -90,9 +90,9 @@ def test_netrc_is_not_read(url, fake, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("key", ["sesame\n", "열려라"])
 def test_a_key_that_fits_no_header_is_told_and_not_shown(url, key):
-    with pytest.raises(UserError, match="line end") as caught:
+    with pytest.raises(UserError, match="line end") as error_info:
         LLMClient(url, "m", api_key=SecretStr(key))
-    assert key.strip() not in str(caught.value)
+    assert key.strip() not in str(error_info.value)
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")

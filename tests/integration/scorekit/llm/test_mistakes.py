@@ -1,4 +1,4 @@
-"""Refusals that no second request would change: they end at once, with the provider's word."""
+"""Check errors that a retry cannot fix: they end at once, with the provider's message."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def openai(code, type="error"):
 
 
 def google(*quotas, reason=None):
-    """Gemini puts its error into a list."""
+    """Return an error in Gemini's format, a list."""
     violations = [{"quotaMetric": "requests", "quotaId": quota} for quota in quotas]
     details = [
         {"@type": "type.googleapis.com/google.rpc.QuotaFailure", "violations": violations},
@@ -34,12 +34,12 @@ def google(*quotas, reason=None):
 
 
 def refused(status, body):
-    """What the client raises, and how often it has asked."""
-    app, asked = FastAPI(), []
+    """Return the error that the client raises, and the number of its requests."""
+    app, bodies = FastAPI(), []
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request):
-        asked.append(await request.json())
+        bodies.append(await request.json())
         return JSONResponse(body, status)
 
     async def work(url):
@@ -49,12 +49,14 @@ def refused(status, body):
         ) as llm:
             await llm.chat(MESSAGES, Sampling(max_tokens=8), request_id="r")
 
-    with running_app(app) as url, pytest.raises((LLMError, OperatorMistake)) as caught:
+    with running_app(app) as url, pytest.raises((LLMError, OperatorMistake)) as error_info:
         asyncio.run(work(url))
-    return caught.value, len(asked)
+    return error_info.value, len(bodies)
 
 
-DAY, MINUTE = (f"GenerateRequestsPer{of}PerProjectPerModel-FreeTier" for of in ("Day", "Minute"))
+DAY, MINUTE = (
+    f"GenerateRequestsPer{period}PerProjectPerModel-FreeTier" for period in ("Day", "Minute")
+)
 
 
 @pytest.mark.parametrize(
@@ -72,8 +74,8 @@ DAY, MINUTE = (f"GenerateRequestsPer{of}PerProjectPerModel-FreeTier" for of in (
     ],
 )
 def test_what_the_operator_has_to_mend_ends_at_once_with_the_provider_s_word(status, body, kind):
-    error, asked = refused(status, body)
-    assert isinstance(error, OperatorMistake) and (error.kind, asked) == (kind, 1)
+    error, num_requests = refused(status, body)
+    assert isinstance(error, OperatorMistake) and (error.kind, num_requests) == (kind, 1)
     assert kind == "key" or SAID in str(error)
     assert "\n" not in str(error) and "sk-mine" not in str(error)
 
@@ -90,5 +92,5 @@ def test_what_the_operator_has_to_mend_ends_at_once_with_the_provider_s_word(sta
     ],
 )
 def test_too_much_at_once_is_asked_again(status, body):
-    error, asked = refused(status, body)
-    assert isinstance(error, LLMError) and error.retryable and asked == 3
+    error, num_requests = refused(status, body)
+    assert isinstance(error, LLMError) and error.retryable and num_requests == 3

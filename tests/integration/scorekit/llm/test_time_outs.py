@@ -1,5 +1,6 @@
-"""How long one attempt may take: of a provider as written, of vLLM by its work, within a deadline
-never so long that nobody is asked again."""
+"""Check the timeout of an attempt: a provider's as configured, vLLM's by its work.
+
+Within a deadline it is short enough for a retry."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ PROVIDERS = sorted(name for name in DIALECTS if name != "vllm")
 
 
 def answered(fake, sampling=LONG, deadline_s=None, n=1, **settings):
-    """The client that was answered; after the end."""
+    """Return the client that got an answer, after it was closed."""
 
     async def work():
         with fake.running() as url:
@@ -29,12 +30,12 @@ def answered(fake, sampling=LONG, deadline_s=None, n=1, **settings):
 
 
 def granted(fake):
-    """Seconds that the first request was given."""
+    """Return the timeout of the first request in seconds."""
     return float(fake.requests[0].headers["x-stainless-read-timeout"])
 
 
 def hanging_once():
-    """A server whose first request is never answered."""
+    """Yield a server that never answers its first request."""
     fake = FakeOpenAI()
     fake.hang = lambda body: len(fake.requests) == 1
     return fake

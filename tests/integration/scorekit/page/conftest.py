@@ -1,4 +1,4 @@
-"""A real Chromium, and a service whose answers a test writes itself."""
+"""Provide a real Chromium, and a service whose answers a test defines."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ def pytest_collection_modifyitems(items):
 
 
 class Planned(Held):
-    """Answers a translation with the fields that `plan` has for it, else as a FakeBackend does."""
+    """Answer a translation with the fields that `plan` has for it, else as a FakeBackend does."""
 
     def __init__(self) -> None:
         super().__init__("xcomet")
         self.plan: dict[str, dict] = {}
 
     def encode(self, samples, options):
-        made = super().encode(samples, options)
-        for sample, one in zip(samples, made, strict=True):
-            if isinstance(one, Encoded) and sample.mt in self.plan:
-                one.fields.update(self.plan[sample.mt])
-        return made
+        results = super().encode(samples, options)
+        for sample, result in zip(samples, results, strict=True):
+            if isinstance(result, Encoded) and sample.mt in self.plan:
+                result.fields.update(self.plan[sample.mt])
+        return results
 
     def _outcome(self, sample):
-        known = self.plan.get(sample.mt, {})
-        told = {name: known[name] for name in ("score", "error_spans") if name in known}
-        return super()._outcome(sample) | told
+        planned = self.plan.get(sample.mt, {})
+        fields = {name: planned[name] for name in ("score", "error_spans") if name in planned}
+        return super()._outcome(sample) | fields
 
 
 @pytest.fixture(scope="session")
@@ -47,11 +47,11 @@ def browser(tmp_path_factory):
 
 @pytest.fixture
 def tab(browser):
-    """A new tab. Its scripts raise nothing, and its policy has nothing to refuse."""
+    """Open a new tab, and check that its scripts raise nothing and its policy blocks nothing."""
     with new_tab(browser) as tab:
         yield tab
-        tab.js("0")  # what was told until now is read
-        assert tab.faults == []
+        tab.js("0")  # reads the messages so far
+        assert tab.errors == []
 
 
 @pytest.fixture(scope="package")
@@ -67,7 +67,7 @@ def url(backend):
 
 @pytest.fixture
 def page(tab, url):
-    """The page of that service, ready to be filled."""
+    """Return the page of that service, ready for input."""
     tab.open(url)
     tab.wait("document.getElementById('model').textContent")
     return tab
@@ -75,6 +75,6 @@ def page(tab, url):
 
 @pytest.fixture(scope="package")
 def script():
-    """The source of parts of the page's script, by name."""
+    """Return the source of parts of the page's script, by name."""
     folder = Path(scorekit.server.page.__file__).parent
     return lambda *names: "\n".join((folder / f"{n}.js").read_text(encoding="utf-8") for n in names)

@@ -1,4 +1,4 @@
-"""The pages of the judge, the embedder and the retriever in Chromium."""
+"""Test the pages of the judge, the embedder and the retriever in Chromium."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def judge():
 
 def test_a_verdict_is_shown_with_its_reason(tab, judge):
     tab.open(judge)
-    given = {
+    input_texts = {
         "source_lang": "en",
         "target_lang": "ko",
         "source_text": "The house is red.",
         "candidate": "집은 빨간색이다.",
     }
-    for name, text in given.items():
+    for name, text in input_texts.items():
         tab.fill(f"textarea[name={name}]", text)
     tab.click("button.go")
     tab.wait(f"({CARD}) !== ''")
@@ -72,9 +72,9 @@ def test_errors_that_a_judge_finds_stand_in_both_texts(tab, script):
     left_out = {"start": 4, "end": 7, "severity": "MAJOR", "confidence": None, "category": None}
     result = {"ok": True, "score": -5, "error_spans": [], "omissions": [left_out], "cached": False}
     source = script("dom", "marks", "card", "judge")
-    made = f"verdictCard({json.dumps(sample)}, {json.dumps(result)})"
-    told = "['.score', 'mark'].map((part) => card.querySelector(part).textContent)"
-    card = tab.js(f"(() => {{ {source}; const card = {made}; return {told}; }})()")
+    card_call = f"verdictCard({json.dumps(sample)}, {json.dumps(result)})"
+    contents = "['.score', 'mark'].map((part) => card.querySelector(part).textContent)"
+    card = tab.js(f"(() => {{ {source}; const card = {card_call}; return {contents}; }})()")
     assert card == ["-5", "two"]
 
 
@@ -97,7 +97,8 @@ def test_only_what_was_asked_for_last_is_shown(tab):
         tab.wait("document.querySelector('.card')")
         tab.js("waits[0]()")
         tab.wait("answered === 2")
-        tab.js("fetch('/v1/info').then((answer) => answer.json())")  # the first is read by now
+        # The first answer has been read by now.
+        tab.js("fetch('/v1/info').then((answer) => answer.json())")
         assert tab.js("[...document.querySelectorAll('.score')].map((s) => s.textContent)") == ["1"]
         assert "Waiting" not in tab.js("document.querySelector('.try').innerText")
 
@@ -113,7 +114,7 @@ def test_the_similarity_of_two_texts(tab):
         tab.click("button.go")
         tab.wait("document.querySelector('.card')")
         answer = httpx.post(f"{url}/v1/embeddings", json={"input": ["red house", "집 red"]}).json()
-        a, b = (one["embedding"] for one in answer["data"])
+        a, b = (row["embedding"] for row in answer["data"])
         dot = sum(x * y for x, y in zip(a, b, strict=True))
         assert float(tab.js("document.querySelector('.score').textContent")) == pytest.approx(
             dot, abs=1e-4
@@ -135,7 +136,7 @@ def index(tmp_path_factory):
 
 def test_pages_are_found_shown_and_cut(tab, index):
     with running_service(RetrieverBackend(index), Secrets(api_keys=SecretStr("secret"))) as url:
-        asked = {"Authorization": "Bearer secret"}
+        headers = {"Authorization": "Bearer secret"}
         tab.open(url)
         tab.wait("!document.querySelector('form.key').hidden")
         tab.ask("Input.insertText", text="secret")
@@ -143,7 +144,8 @@ def test_pages_are_found_shown_and_cut(tab, index):
         tab.wait("document.getElementById('model').textContent.includes('2 pages')")
         tab.fill("input[name=query]", "rice")
         tab.click("button.go")
-        tab.wait("document.querySelector('.hit img')")  # with the key, which <img src> has not
+        # With the key, which <img src> does not send.
+        tab.wait("document.querySelector('.hit img')")
         assert "trade & 인구, page 1" in tab.js("document.querySelector('.hit').textContent")
         tab.js("for (let n = 0; n < 2; n++) document.querySelector('.hit').click()")
         tab.wait("document.querySelector('.stage img')")
@@ -155,11 +157,11 @@ def test_pages_are_found_shown_and_cut(tab, index):
         tab.drag((x + w / 2, y + h / 2), (x + w / 4, y + h / 4), (x + w / 10, y + h / 10))
         tab.wait("document.querySelector('.part img')")
         numbers = "[...document.querySelectorAll('.crop input')].map((i) => +i.value)"
-        hit = httpx.post(f"{url}/v1/search", json={"queries": [{"query": "rice"}]}, headers=asked)
+        hit = httpx.post(f"{url}/v1/search", json={"queries": [{"query": "rice"}]}, headers=headers)
         hit = hit.json()["results"][0]["hits"][0]
         wide, high = hit["width"], hit["height"]
-        wanted = [wide / 10, high / 10, wide / 2, high / 2]
-        assert tab.js(numbers) == pytest.approx(wanted, abs=3)
+        expected_crop = [wide / 10, high / 10, wide / 2, high / 2]
+        assert tab.js(numbers) == pytest.approx(expected_crop, abs=3)
         part = "document.querySelector('.part img')"
         size = f"[{part}.naturalWidth, {part}.naturalHeight]"
         assert tab.js(size) == pytest.approx([0.4 * wide, 0.4 * high], abs=6)
@@ -168,7 +170,7 @@ def test_pages_are_found_shown_and_cut(tab, index):
         tab.click(".crop button")
         tab.wait(f"({size}).join() === '33,20'")
         path = tab.js("document.querySelector('.curl').textContent").split("'")[1]
-        cut = Image.open(io.BytesIO(httpx.get(path, headers=asked).content))
+        cut = Image.open(io.BytesIO(httpx.get(path, headers=headers).content))
         assert cut.size == (33, 20)
         tab.fill("input[name=query]", "없는 말")
         tab.click("button.go")

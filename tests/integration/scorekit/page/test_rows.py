@@ -1,4 +1,4 @@
-"""Many rows: TSV in, pieces to the service, sorted and filtered, CSV and JSONL out."""
+"""Test many rows: TSV in, requests in parts, sorting and filters, CSV and JSONL out."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ awkward = st.lists(
 
 
 def run(tab, source: str, expression: str, value: object = None) -> object:
-    """An expression over parts of the page's script, and over `given`."""
-    given = f"JSON.parse({json.dumps(json.dumps(value))})"  # in a literal, __proto__ is no key
-    return tab.js(f"(() => {{ {source}; const given = {given}; return {expression} }})()")
+    """Evaluate an expression over parts of the page's script, and over `given`."""
+    # In an object literal, __proto__ is no key.
+    json_value = f"JSON.parse({json.dumps(json.dumps(value))})"
+    return tab.js(f"(() => {{ {source}; const given = {json_value}; return {expression} }})()")
 
 
 def message(tab, script, text: str) -> str:
-    """Why rows are refused."""
+    """Return the message that rejects the rows."""
     tried = "(() => { try { return parseRows(given) } catch (error) { return error.message } })()"
     return run(tab, script("rows"), tried, text)
 
@@ -44,9 +45,11 @@ def test_rows_are_read_as_a_spreadsheet_writes_them(tab, script, rows):
     csv.writer(written, "excel-tab", quoting=csv.QUOTE_ALL).writerows(rows)
     read = run(tab, script("rows"), "parseRows(given)", "\ufeff" + written.getvalue())
     names = ("src", "mt", "ref")
-    wanted = [{n: c for n, c in zip(names, r, strict=False) if c or n != "ref"} for r in rows]
+    expected_rows = [
+        {n: c for n, c in zip(names, r, strict=False) if c or n != "ref"} for r in rows
+    ]
     if tuple(rows[0]) != names[: len(rows[0])]:
-        assert read == wanted
+        assert read == expected_rows
 
 
 def test_rows_as_people_paste_them(tab, script):
@@ -63,7 +66,8 @@ def test_rows_as_people_paste_them(tab, script):
 @given(st.lists(st.tuples(awkward, awkward), min_size=1, max_size=3), st.sampled_from(["\n", ""]))
 @example([("a", '"b\r\nc"\r')], "")
 def test_a_file_is_read_as_the_page_reads_it(tab, script, tmp_path_factory, rows, end):
-    """By `scorekit score` and the trainers, whatever quotes, tabs and line ends are in it."""
+    """Check that the page, `scorekit score` and the trainers read quotes, tabs and line ends
+    alike."""
     text = "\n".join("\t".join(row) for row in rows) + end
     path = tmp_path_factory.mktemp("rows") / "in.tsv"
     path.write_text(f'"1"\t"2"\n{text}', encoding="utf-8", newline="")
@@ -75,7 +79,7 @@ def test_a_file_is_read_as_the_page_reads_it(tab, script, tmp_path_factory, rows
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message_start"),
     [
         ("a\tb\nno tab here", "Line 2: no tab;"),
         ('"x\ny"\tb\n\na\tb\tc\td', "Line 4: 4 columns;"),
@@ -83,8 +87,8 @@ def test_a_file_is_read_as_the_page_reads_it(tab, script, tmp_path_factory, rows
         ("a\tb\n" * 1001, "1001 rows: this page takes 1000."),
     ],
 )
-def test_a_bad_row_is_named_by_its_line(tab, script, text, told):
-    assert message(tab, script, text).startswith(told)
+def test_a_bad_row_is_named_by_its_line(tab, script, text, message_start):
+    assert message(tab, script, text).startswith(message_start)
 
 
 @many
@@ -104,24 +108,26 @@ def test_what_is_saved_is_what_was_answered_and_no_formula(tab, script, rows):
             assert not got.startswith(tuple("=+-@\t\r\n＝＋－＠"))
         assert (line["ok"], line["score"], line["error_spans"]) == ("true", "-1.5", "[]")
     assert (lines[-1]["score"], lines[-1]["error_type"]) == ("", "cancelled")
-    told = [json.loads(line) for line in saved[1].split("\n")[:-1]]
-    assert [one["src"] for one in told] == [*(src for src, _ in rows), "s"]
-    assert told[-1]["ok"] is False and "score" not in told[-1]
+    saved_rows = [json.loads(line) for line in saved[1].split("\n")[:-1]]
+    assert [row["src"] for row in saved_rows] == [*(src for src, _ in rows), "s"]
+    assert saved_rows[-1]["ok"] is False and "score" not in saved_rows[-1]
 
 
 @many
 @given(
     texts, st.lists(st.tuples(st.integers(0, 12), st.integers(1, 6), st.integers(0, 2))), st.data()
 )
-def test_each_character_has_the_colour_of_the_gravest_error_over_it(tab, script, text, found, data):
+def test_each_character_has_the_colour_of_the_gravest_error_over_it(
+    tab, script, text, span_specs, data
+):
     names = ("MINOR", "MAJOR", "CRITICAL")
     spans = [
         {"start": a, "end": a + n, "severity": names[g], "confidence": None}
-        for a, n, g in found
+        for a, n, g in span_specs
         if a + n <= len(text)
     ]
     covered = data.draw(st.none() | st.integers(0, 14))
-    told = run(
+    colored = run(
         tab,
         script("dom", "marks"),
         """(() => { const made = markedText(given.text, given); const found = [];
@@ -132,12 +138,12 @@ def test_each_character_has_the_colour_of_the_gravest_error_over_it(tab, script,
         walk(made, "", false); return found; })()""",
         {"text": text, "spans": spans, "covered": covered, "borders": [[2, "w"]] if text else []},
     )
-    wanted = []
+    expected = []
     for k, letter in enumerate(text):
         over = [names.index(s["severity"]) for s in spans if s["start"] <= k < s["end"]]
         kind = names[max(over)].lower() if over else ""
-        wanted.append([letter, kind, covered is not None and k >= covered])
-    assert told == wanted
+        expected.append([letter, kind, covered is not None and k >= covered])
+    assert colored == expected
 
 
 json_values = st.recursive(
@@ -158,8 +164,10 @@ def test_python_reads_the_same_values(tab, script, value):
 @given(st.lists(texts.map(lambda text: text.replace("\0", "")) | awkward, min_size=1, max_size=3))
 def test_a_shell_reads_the_same_words(tab, script, words):
     quoted = run(tab, script("code"), "given.map(shellQuoted).join(' ')", words)
-    done = subprocess.run(["sh", "-c", f"printf '%s\\0' {quoted}"], capture_output=True, check=True)
-    assert done.stdout.decode().split("\0")[:-1] == words
+    result = subprocess.run(
+        ["sh", "-c", f"printf '%s\\0' {quoted}"], capture_output=True, check=True
+    )
+    assert result.stdout.decode().split("\0")[:-1] == words
 
 
 def paste(page, rows: list[tuple[str, str]]) -> None:
@@ -203,7 +211,7 @@ def test_it_can_be_stopped_and_gone_on_with(page, backend):
     page.wait("document.querySelectorAll('.card .score').length === 3")
 
 
-#: What is saved, by the name of its file.
+#: The saved files by name.
 SAVED = """(() => { globalThis.saved = {}; let made;
 URL.createObjectURL = (blob) => { made = blob; return "data:,"; };
 HTMLAnchorElement.prototype.click = function () { saved[this.download] = made; }; })()"""
@@ -215,8 +223,8 @@ def test_a_service_that_goes_in_the_middle_costs_nothing_that_is_done(page):
     page.js("gate = (url, n) => { if (n > 4) throw new TypeError('gone'); }")
     paste(page, [(f"s{k}", "nan" if k == 7 else f"글 {k}") for k in range(1000)])
     page.wait("document.querySelector('.results .fault').innerText.startsWith('No answer from ')")
-    told = page.js("document.querySelector('.results').innerText")
-    assert "400 of 1000 answered, 1 failed" in told and "over 399" in told
+    results_text = page.js("document.querySelector('.results').innerText")
+    assert "400 of 1000 answered, 1 failed" in results_text and "over 399" in results_text
     assert page.js("document.querySelectorAll('.card .score').length") == 399
     page.click("button", "Download CSV")
     page.click("button", "Download JSONL")
@@ -224,14 +232,16 @@ def test_a_service_that_goes_in_the_middle_costs_nothing_that_is_done(page):
     kinds = [""] * 7 + ["non_finite"] + [""] * 392 + ["cancelled"] * 600
     assert [line["error_type"] for line in lines] == kinds
     assert [line["score"] == "" for line in lines] == [bool(kind) for kind in kinds]
-    told = [json.loads(one) for one in page.js("saved['scores.jsonl'].text()").splitlines()]
-    assert [one["ok"] for one in told] == [not kind for kind in kinds]
+    results_text = [
+        json.loads(saved_row) for saved_row in page.js("saved['scores.jsonl'].text()").splitlines()
+    ]
+    assert [saved_row["ok"] for saved_row in results_text] == [not kind for kind in kinds]
     first = "saved['scores.csv'].arrayBuffer().then((b) => [...new Uint8Array(b).slice(0, 3)])"
-    assert bytes(page.js(first)) == b"\xef\xbb\xbf"  # by which Excel knows UTF-8
+    assert bytes(page.js(first)) == b"\xef\xbb\xbf"  # Excel detects UTF-8 by it
     page.js("globalThis.sent = []; gate = (url, n) => { sent.push(n); }")
     page.click(".results .fault button", "Try again")
     page.wait("document.querySelectorAll('.card .score').length === 999")
-    assert page.js("sent") == [6, 7, 8, 9, 10, 11]  # the failed row is not asked for again
+    assert page.js("sent") == [6, 7, 8, 9, 10, 11]  # the failed row is not requested again
 
 
 def test_a_row_keeps_focus_and_place_while_others_are_scored(page):

@@ -1,4 +1,4 @@
-"""The page of a metric in Chromium: the right characters in colour, and all that an answer says."""
+"""Test the page of a metric in Chromium: the right characters colored, and all fields shown."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from bench.kit.servers import running_service
 from scorekit.server.fake import FakeBackend
 
-#: Text, and a part of it that is marked.
+#: A text, and a part of it that is marked.
 TEXTS = {
     "korean": ("저는 어제 학교에 갔습니다.", "학교에"),
     "chinese": ("我昨天去了学校。", "学校"),
@@ -21,7 +21,7 @@ TEXTS = {
 }
 
 
-def span(text: str, part: str, severity: str = "MAJOR", **rest: object) -> dict:
+def span(text: str, part: str, severity: str = "MAJOR", **fields: object) -> dict:
     start = text.index(part)
     return {
         "start": start,
@@ -29,7 +29,7 @@ def span(text: str, part: str, severity: str = "MAJOR", **rest: object) -> dict:
         "severity": severity,
         "confidence": 0.75,
         "text": part,
-    } | rest
+    } | fields
 
 
 def score(page, src: str, mt: str) -> None:
@@ -62,19 +62,21 @@ def test_an_error_tells_of_itself_on_hover_and_on_focus(page, backend):
     spans = [span(text, "one"), span(text, "two", "CRITICAL", category="accuracy", confidence=None)]
     backend.plan[text] = {"error_spans": spans}
     score(page, "s", text)
-    shown = "document.getElementById('tip').hidden ? '' : document.getElementById('tip').innerText"
+    tooltip_text = (
+        "document.getElementById('tip').hidden ? '' : document.getElementById('tip').innerText"
+    )
     x, y = page.js(
         "(() => { const r = document.querySelector('.card mark').getBoundingClientRect();"
         "return [r.x + r.width / 2, r.y + r.height / 2]; })()"
     )
     page.ask("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
-    page.wait(f"({shown}).includes('MAJOR')")
-    assert page.js(shown) == "error: MAJOR · confidence 0.75"
+    page.wait(f"({tooltip_text}).includes('MAJOR')")
+    assert page.js(tooltip_text) == "error: MAJOR · confidence 0.75"
     page.js("document.querySelector('.card mark').focus()")
     page.press("Tab")
-    assert page.js(shown) == "error: CRITICAL · confidence not known · accuracy"
+    assert page.js(tooltip_text) == "error: CRITICAL · confidence not known · accuracy"
     page.press("Escape")
-    assert page.js(shown) == ""
+    assert page.js(tooltip_text) == ""
 
 
 def test_what_an_error_tells_goes_with_it_where_the_focus_scrolls_the_page(tab, url, backend):
@@ -90,7 +92,7 @@ def test_what_an_error_tells_goes_with_it_where_the_focus_scrolls_the_page(tab, 
         "(() => { const [a, b] = ['.card mark', '#tip'].map((one) => document.querySelector(one)"
         ".getBoundingClientRect()); return Math.max(a.top - b.bottom, b.top - a.bottom); })()"
     )
-    # two frames: what scrolling causes has happened
+    # two frames, so that the scrolling has finished
     tab.js("new Promise((r) => requestAnimationFrame(() => requestAnimationFrame(r)))")
     assert not tab.js("document.getElementById('tip').hidden")
     assert tab.js(between) == pytest.approx(6, abs=1)
@@ -124,18 +126,25 @@ def test_omissions_lost_errors_windows_and_what_was_not_read_are_shown(page, bac
     assert page.js(before) == ["", "Erster Teil. "]
     unread = "[...document.querySelectorAll('.card .unread')].map((e) => e.textContent).join('')"
     assert page.js(unread) == " Teil."
-    told = page.js("document.querySelector('.card').textContent")
-    assert "<i>gone</i>" in told and "not found there" in told
-    assert "cut, not read to the end: mt" in told and "2 windows" in told and "-3.5" in told
+    card_text = page.js("document.querySelector('.card').textContent")
+    assert "<i>gone</i>" in card_text and "not found there" in card_text
+    assert (
+        "cut, not read to the end: mt" in card_text
+        and "2 windows" in card_text
+        and "-3.5" in card_text
+    )
 
 
 def test_what_a_text_says_is_text(page, backend):
     attack = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
     mt = f"bad {attack}"
     category = "<img src=x onerror=document.title='owned'>"
-    found = span(mt, attack, category=category)
-    lost = {"quote": attack, "of": "src", "reason": "ambiguous", "severity": "MINOR"}
-    backend.plan[mt] = {"error_spans": [found], "unplaced": [lost | {"category": category}]}
+    placed_error = span(mt, attack, category=category)
+    unplaced_error = {"quote": attack, "of": "src", "reason": "ambiguous", "severity": "MINOR"}
+    backend.plan[mt] = {
+        "error_spans": [placed_error],
+        "unplaced": [unplaced_error | {"category": category}],
+    }
     score(page, attack, mt)
     page.js("document.querySelector('.card mark').focus()")
     assert page.js("document.getElementById('tip').textContent").endswith(category)
@@ -149,9 +158,9 @@ def test_what_a_text_says_is_text(page, backend):
 def test_a_failed_sample_has_its_error_and_no_number(page):
     score(page, "s", "nan")
     assert page.js("document.querySelector('.card .score')") is None
-    told = page.js("document.querySelector('.results').textContent")
-    assert "failed: non_finite" in told and "the model's score is nan" in told
-    assert "0 of" not in told and "mean" not in told
+    results_text = page.js("document.querySelector('.results').textContent")
+    assert "failed: non_finite" in results_text and "the model's score is nan" in results_text
+    assert "0 of" not in results_text and "mean" not in results_text
 
 
 def test_a_text_that_is_too_long_is_treated_as_chosen(page):
@@ -167,61 +176,65 @@ def test_a_text_that_is_too_long_is_treated_as_chosen(page):
 def test_the_same_request_by_curl_and_python_has_the_same_answer(page, url):
     src, mt = 'it\'s "two"\nlines $HOME `id` \\ !', "학교 '에서' \\n 😀\u2028wenT"
     score(page, src, mt)
-    shown = float(page.js("document.querySelector('.card .score').textContent"))
+    displayed_score = float(page.js("document.querySelector('.card .score').textContent"))
     assert page.js("document.querySelector('textarea[name=src]').value") == src
     curl = page.js("document.querySelector('.curl').textContent")
-    told = json.loads(subprocess.run(["bash", "-c", curl], capture_output=True, check=True).stdout)
+    curl_answer = json.loads(
+        subprocess.run(["bash", "-c", curl], capture_output=True, check=True).stdout
+    )
     python = page.js("document.querySelector('.python').textContent")
     done = subprocess.run([sys.executable, "-c", python], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    [result] = told["results"]
-    assert result["ok"] and round(result["score"], 4) == shown
+    [result] = curl_answer["results"]
+    assert result["ok"] and round(result["score"], 4) == displayed_score
     assert "'wenT'" in done.stdout and repr(result["score"]) in done.stdout
 
 
 def test_a_long_request_by_curl_has_the_same_answer(page):
-    score(page, "JSON\n집은 '😀' $HOME\n" * 5000, "번역")  # a word of a command has 128 KiB at most
-    shown = float(page.js("document.querySelector('.card .score').textContent"))
+    # An argument of a command has 128 KiB at most.
+    score(page, "JSON\n집은 '😀' $HOME\n" * 5000, "번역")
+    displayed_score = float(page.js("document.querySelector('.card .score').textContent"))
     curl = page.js("document.querySelector('.curl').textContent")
-    done = subprocess.run(["bash"], input=curl.encode(), capture_output=True, check=True)
-    assert round(json.loads(done.stdout)["results"][0]["score"], 4) == shown
+    result = subprocess.run(["bash"], input=curl.encode(), capture_output=True, check=True)
+    assert round(json.loads(result.stdout)["results"][0]["score"], 4) == displayed_score
 
 
 def test_what_a_score_means_is_said_and_colours_where_there_are_errors(tab):
-    for service, told, coloured in (("xcomet", "higher", True), ("metricx", "lower", False)):
+    for service, direction, coloured in (("xcomet", "higher", True), ("metricx", "lower", False)):
         with running_service(FakeBackend(service)) as url:
             tab.open(url)
             tab.wait("document.getElementById('model').textContent")
             score(tab, "s", "m")
             status = tab.js("document.querySelector('.results [role=status]').textContent")
-            assert status.endswith(f"{told} is better"), status
+            assert status.endswith(f"{direction} is better"), status
             assert tab.js("document.querySelector('.legend').checkVisibility()") == coloured
 
 
 @pytest.mark.parametrize(
-    ("how", "label", "row"),
+    ("ref_rule", "label", "row"),
     [("required", "(ref)", "tab, ref;"), ("optional", "(ref), optional", "and maybe tab, ref;")],
 )
-def test_a_reference_is_asked_for_as_the_model_wants_it(tab, script, how, label, row):
-    wanted = json.dumps({"src": "required", "mt": "required", "ref": how})
+def test_a_reference_is_asked_for_as_the_model_wants_it(tab, script, ref_rule, label, row):
+    sample_rules = json.dumps({"src": "required", "mt": "required", "ref": ref_rule})
     source = script("dom", "call", "rows", "translations")
-    told = tab.js(
+    page_text = tab.js(
         "(() => { document.body.innerHTML = '<main id=main></main>';"
         f"{source}; const [one, many] = [oneForm(), manyForm()]; MAIN.append(one.box, many.box);"
-        f"one.know({wanted}); many.know({wanted}); return document.body.textContent; }})()"
+        f"one.know({sample_rules}); many.know({sample_rules});"
+        "return document.body.textContent; })()"
     )
-    assert f"Reference {label}Languages" in told and f"src, tab, mt, {row}" in told
+    assert f"Reference {label}Languages" in page_text and f"src, tab, mt, {row}" in page_text
 
 
 def test_it_is_used_without_a_mouse(page, backend):
     mt = "by keys"
     backend.plan[mt] = {"score": 0.25, "error_spans": [span(mt, "keys")]}
-    for _ in range(2):  # the radio buttons are one stop
+    for _ in range(2):  # the radio buttons are one tab stop
         page.press("Tab")
     for text in ("source", mt):
         page.ask("Input.insertText", text=text)
         page.press("Tab")
-    while page.js("document.activeElement.textContent") != "Score":  # at most six stops
+    while page.js("document.activeElement.textContent") != "Score":  # at most six tab stops
         page.press("Tab")
     page.press("Enter")
     page.wait("document.querySelector('.card .score')")
@@ -231,7 +244,7 @@ def test_it_is_used_without_a_mouse(page, backend):
     )
 
 
-#: Of each text that can be seen: [contrast with what is behind it, its element].
+#: For each visible text: [contrast with its background, its element].
 CONTRASTS = """(() => {
 const rgb = (color) => color.match(/[\\d.]+/g).map(Number);
 const linear = (v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
@@ -277,10 +290,10 @@ def test_every_text_stands_out_from_what_is_behind_it(tab, url, backend, scheme)
     tab.wait("document.querySelector('.card.failed')")
     tab.js("document.querySelectorAll('details').forEach((d) => (d.open = true))")
     tab.js("document.querySelector('.card mark').focus()")
-    found = tab.js(CONTRASTS)
-    assert len(found) > 30
+    contrasts = tab.js(CONTRASTS)
+    assert len(contrasts) > 30
     # 4.5 to 1: WCAG 2.2, success criterion 1.4.3
-    assert [told for contrast, told in found if contrast < 4.5] == []
+    assert [element for contrast, element in contrasts if contrast < 4.5] == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -294,8 +307,8 @@ def test_a_narrow_screen_shows_all_of_it(tab, url, backend, scheme):
     mt = "unbroken" * 60
     backend.plan[mt] = {"error_spans": [span(mt, mt)]}
     score(tab, "한" * 300, mt)
-    for one in tab.js("[...document.querySelectorAll('details')].map((d) => (d.open = true))"):
-        assert one
+    for is_open in tab.js("[...document.querySelectorAll('details')].map((d) => (d.open = true))"):
+        assert is_open
     assert tab.js("document.documentElement.scrollWidth") <= 360
     wide = "[...document.querySelectorAll('main *')].filter((e) => !e.closest('pre, dl') && "
     wide += "e.getBoundingClientRect().right > 361).map((e) => e.outerHTML.slice(0, 80))"

@@ -1,4 +1,4 @@
-"""What the page says where the service refuses, is full, or is gone."""
+"""Check the page's messages if the service refuses, is full, or is down."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from scorekit.server.http.settings import Secrets, ServiceSettings
 FAULTS = (
     "[...document.querySelectorAll('.fault:not([hidden])')].map((f) => f.innerText).join('\\n')"
 )
-#: A second passes when a test says so.
+#: A second passes when a test allows it.
 CLOCK = "globalThis.ticks = []; globalThis.setInterval = (tick) => ticks.push(tick);"
 SECOND = "ticks.at(-1)()"
 
@@ -33,8 +33,8 @@ def test_it_asks_for_a_key_and_keeps_it_to_itself(tab):
         tab.open(url)
         tab.wait("!document.querySelector('form.key').hidden")
         assert tab.js("document.activeElement.name") == "key"
-        for place in ("#model", "dl"):
-            assert tab.js(f"document.querySelector('{place}').textContent") == ""
+        for selector in ("#model", "dl"):
+            assert tab.js(f"document.querySelector('{selector}').textContent") == ""
         for wrong, right in ((True, False), (False, True)):
             tab.ask("Input.insertText", text="right-one" if right else "wrong")
             tab.press("Enter")
@@ -56,7 +56,7 @@ def test_it_asks_for_a_key_and_keeps_it_to_itself(tab):
         assert "right-one" not in tab.js(
             "location.href + document.cookie + JSON.stringify(localStorage)"
         )
-        tab.open("about:blank").open(url)  # the same tab still knows it
+        tab.open("about:blank").open(url)  # the same tab still has it
         tab.wait("document.getElementById('model').textContent === 'fake-xcomet'")
 
 
@@ -69,7 +69,7 @@ def test_rows_go_on_with_another_key(tab):
         tab.press("Enter")
         tab.wait("document.getElementById('model').textContent")
         refusal = '{"error": {"message": "no more"}}'
-        tab.js(  # from the second request on, the first key is a key no more
+        tab.js(  # from the second request on, the first key is invalid
             "(() => { const real = fetch; let n = 0; fetch = (url, request) => /score$/.test(url)"
             " && ++n > 1 && /first/.test(request.headers.Authorization)"
             f" ? new Response('{refusal}', {{status: 401}}) : real(url, request); }})()"
@@ -93,7 +93,7 @@ def test_what_the_service_is_is_learnt_before_the_first_score(tab):
         tab.ask("Page.addScriptToEvaluateOnNewDocument", source=source)
         tab.open(url)
         tab.wait(f"({FAULTS}).includes('503')")
-        tab.js("globalThis.fetch = kept")  # the service runs by now; nobody presses Try again
+        tab.js("globalThis.fetch = kept")  # the service runs by now; no button is pressed
         tab.click("input[value='1']")
         tab.fill("textarea[name=rows]", "a\tb\nc\td\ne\tf")
         tab.click("button.go")
@@ -101,8 +101,8 @@ def test_what_the_service_is_is_learnt_before_the_first_score(tab):
         assert tab.js("document.getElementById('model').textContent") == "fake-metricx"
         assert tab.js(FAULTS) == ""
         tab.fill("select[name=order]", "best")
-        shown = tab.js("[...document.querySelectorAll('.card .score')].map((s) => +s.textContent)")
-        assert shown == sorted(shown) and shown[0] < shown[-1]  # of MetricX the lower is better
+        scores = tab.js("[...document.querySelectorAll('.card .score')].map((s) => +s.textContent)")
+        assert scores == sorted(scores) and scores[0] < scores[-1]  # for MetricX lower is better
 
 
 def test_what_the_service_does_not_take_is_said_in_a_line(page):
@@ -118,7 +118,7 @@ def test_too_much_is_said_to_be_too_much(tab):
         tab.wait("document.getElementById('model').textContent")
         send(tab, "x" * 2000)
         tab.wait(f"({FAULTS}).includes('Too large for this service (413): ')")
-        tab.click("input[value='1']")  # rows of 300 bytes go in pieces that fit
+        tab.click("input[value='1']")  # rows of 300 bytes are sent in parts that fit
         tab.fill("textarea[name=rows]", "\n".join(f"{k}\t{'y' * 300}" for k in range(7)))
         tab.click("button.go")
         tab.wait("document.querySelectorAll('.card .score').length === 7")
@@ -161,8 +161,8 @@ def test_a_service_that_is_gone_is_said_to_be_gone(tab):
     settings = ServiceSettings(cache="memory", port=port)
 
     def app():
-        made = create_app(FakeBackend("xcomet"), settings)
-        return running_app(made, server_config(made, settings), port)
+        service_app = create_app(FakeBackend("xcomet"), settings)
+        return running_app(service_app, server_config(service_app, settings), port)
 
     with app() as url:
         wait_ready(url)

@@ -1,4 +1,4 @@
-"""The client of a page retriever, against a stand-in of the wire's shape."""
+"""Test the client of a page retriever against a stand-in with the API's format."""
 
 from __future__ import annotations
 
@@ -39,19 +39,24 @@ def client(server):
         yield client
 
 
-def ids(found):
-    return found.type if isinstance(found, SampleError) else [hit.page_id for hit in found]
+def ids(outcome):
+    return outcome.type if isinstance(outcome, SampleError) else [hit.page_id for hit in outcome]
 
 
 def brief(url):
-    """A client that soon gives up."""
+    """Return a client with a short deadline."""
     return Retriever(url, deadline_s=0.5)
 
 
 def test_pages_come_by_the_place_of_their_query(client):
-    found = client.search(["plums", "nothing", "apples pears", "사과"], top_k=2)
-    assert [ids(one) for one in found] == [["deck_3"], [], ["deck_1", "deck_2"], ["한글_5"]]
-    first = found[2][0]
+    outcomes = client.search(["plums", "nothing", "apples pears", "사과"], top_k=2)
+    assert [ids(outcome) for outcome in outcomes] == [
+        ["deck_3"],
+        [],
+        ["deck_1", "deck_2"],
+        ["한글_5"],
+    ]
+    first = outcomes[2][0]
     assert (first.document, first.page, first.rank) == ("deck.pdf", 1, 1)
     assert client.search([]) == []
 
@@ -62,35 +67,38 @@ def test_the_index_says_who_it_is(client, server):
 
 
 def test_pages_that_were_seen_are_not_found_again(client):
-    found = client.search(["apples", "apples"], exclude=[["deck_2", "deck_2"], []])
-    assert [ids(one) for one in found] == [["deck_1", "한글_5"], ["deck_1", "deck_2", "한글_5"]]
+    outcomes = client.search(["apples", "apples"], exclude=[["deck_2", "deck_2"], []])
+    assert [ids(outcome) for outcome in outcomes] == [
+        ["deck_1", "한글_5"],
+        ["deck_1", "deck_2", "한글_5"],
+    ]
     with pytest.raises(ValueError):
         client.search(["apples", "pears"], exclude=[[]])
 
 
 def test_equal_searches_are_asked_once_and_many_go_in_parts(client, server):
     queries = [f"apples {k % 40}" for k in range(120)]
-    found = client.search(queries)
-    assert all(ids(one) == ["deck_1", "deck_2", "한글_5"] for one in found)
-    sizes = [len(body["queries"]) for body in server.asked]
-    assert sum(sizes) == 40 and max(sizes) == server.most and len(sizes) == 3
-    found[0].clear()  # the caller's own
-    assert ids(found[40]) == ["deck_1", "deck_2", "한글_5"]
+    outcomes = client.search(queries)
+    assert all(ids(outcome) == ["deck_1", "deck_2", "한글_5"] for outcome in outcomes)
+    sizes = [len(body["queries"]) for body in server.requests]
+    assert sum(sizes) == 40 and max(sizes) == server.max_samples and len(sizes) == 3
+    outcomes[0].clear()  # the caller's own copy
+    assert ids(outcomes[40]) == ["deck_1", "deck_2", "한글_5"]
 
 
 def test_a_request_stays_below_the_most_bytes(client, server):
     queries = [f"apples {k} {'x' * 20_000}" for k in range(6)]
-    assert all(ids(one) for one in client.search(queries))
-    assert [len(body["queries"]) for body in server.asked] == [3, 3]
+    assert all(ids(outcome) for outcome in client.search(queries))
+    assert [len(body["queries"]) for body in server.requests] == [3, 3]
 
 
 def test_a_smaller_limit_on_the_way_cuts_requests_in_halves(client, server):
     client.info()
-    server.most = 3
-    found = client.search([f"apples {k}" for k in range(8)])
-    assert [ids(one) for one in found] == [["deck_1", "deck_2", "한글_5"]] * 8
+    server.max_samples = 3
+    outcomes = client.search([f"apples {k}" for k in range(8)])
+    assert [ids(outcome) for outcome in outcomes] == [["deck_1", "deck_2", "한글_5"]] * 8
     too_long = "x" * 70_000
-    assert [ids(one) for one in client.search(["plums", too_long])] == [
+    assert [ids(outcome) for outcome in client.search(["plums", too_long])] == [
         ["deck_3"],
         "invalid_input",
     ]
@@ -98,41 +106,41 @@ def test_a_smaller_limit_on_the_way_cuts_requests_in_halves(client, server):
 
 def test_what_cannot_be_asked_fails_alone(client, server):
     queries = ["apples", "", " \n", "a\0b", "\ud800", "plums"]
-    found = [ids(one) for one in client.search(queries, top_k=1)]
+    result_ids = [ids(outcome) for outcome in client.search(queries, top_k=1)]
     bad = "invalid_input"
-    assert found == [["deck_1"], bad, bad, bad, bad, ["deck_3"]]
-    assert len(server.asked[0]["queries"]) == 2
+    assert result_ids == [["deck_1"], bad, bad, bad, bad, ["deck_3"]]
+    assert len(server.requests[0]["queries"]) == 2
     assert ids(client.search(["apples"], exclude=[["\udfff"]])[0]) == bad
 
 
 def test_a_search_that_fails_for_the_moment_is_asked_again_alone(client, server):
     server.failing = {"plums": ("upstream", 2), "pears": ("non_finite", 9)}
-    found = client.search(["apples", "plums", "pears"], top_k=1)
-    assert [ids(one) for one in found] == [["deck_1"], ["deck_3"], "non_finite"]
-    asked = [[q["query"] for q in body["queries"]] for body in server.asked]
-    assert asked == [["apples", "plums", "pears"], ["plums"], ["plums"]]
+    outcomes = client.search(["apples", "plums", "pears"], top_k=1)
+    assert [ids(outcome) for outcome in outcomes] == [["deck_1"], ["deck_3"], "non_finite"]
+    sent_queries = [[q["query"] for q in body["queries"]] for body in server.requests]
+    assert sent_queries == [["apples", "plums", "pears"], ["plums"], ["plums"]]
 
 
 def test_at_the_deadline_a_search_has_failed_beside_its_siblings(server):
     server.failing = {"plums": ("upstream", 10**6)}
     with running_app(server.app) as url, brief(url) as client:
-        found = client.search(["apples", "plums"], top_k=1)
-    assert ids(found[0]) == ["deck_1"]
-    assert found[1].type == "upstream" and found[1].retryable
+        outcomes = client.search(["apples", "plums"], top_k=1)
+    assert ids(outcomes[0]) == ["deck_1"]
+    assert outcomes[1].type == "upstream" and outcomes[1].retryable
 
 
 @pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
 def test_a_busy_service_is_asked_again(client, server, status):
     server.script = [Response(status_code=status, headers={"Retry-After": "0"})] * 2
     assert ids(client.search(["plums"])[0]) == ["deck_3"]
-    assert len(server.asked) == 3
+    assert len(server.requests) == 3
 
 
 def test_a_bug_of_the_service_ends_the_call(client, server):
     server.script = [refusal(500, "internal", "a bug")]
-    with pytest.raises(RequestError) as failed:
+    with pytest.raises(RequestError) as error_info:
         client.search(["plums"])
-    assert failed.value.type == "internal" and len(server.asked) == 1
+    assert error_info.value.type == "internal" and len(server.requests) == 1
 
 
 @pytest.mark.parametrize(
@@ -149,9 +157,9 @@ def test_a_bug_of_the_service_ends_the_call(client, server):
 )
 def test_an_answer_of_another_shape_is_no_answer(client, server, body):
     server.script = [Response(body, media_type="application/json")]
-    with pytest.raises(ServiceUnreachable, match="not a page retriever") as failed:
+    with pytest.raises(ServiceUnreachable, match="not a page retriever") as error_info:
         client.search(["plums"])
-    assert not failed.value.retryable
+    assert not error_info.value.retryable
 
 
 def test_an_index_that_changes_is_never_mixed(client, server):
@@ -162,9 +170,9 @@ def test_an_index_that_changes_is_never_mixed(client, server):
         lambda: client.image("deck_1"),
         client.info,
     ):
-        with pytest.raises(IndexChanged, match="from revision r1 to r2") as failed:
+        with pytest.raises(IndexChanged, match="from revision r1 to r2") as error_info:
             call()
-        assert not failed.value.retryable
+        assert not error_info.value.retryable
     server.revision = "r1"
     assert ids(client.search(["plums"])[0]) == ["deck_3"]
 
@@ -187,7 +195,7 @@ def test_nobody_there_is_told_at_the_deadline():
 
 
 def test_what_is_no_url_is_refused_at_once():
-    with pytest.raises(UserError, match="no URL of a service"):
+    with pytest.raises(UserError, match="not the URL of a service"):
         Retriever("127.0.0.1:8005")
 
 
@@ -202,21 +210,21 @@ def test_every_id_is_one_segment_of_the_path(client):
         assert client.image(page_id) == picture_of(page_id)
     for page_id in ("../info", "..", ".", "", "a/../deck_1", "\ud800", "deck_9"):
         for ask in (client.page, client.image):
-            with pytest.raises(RequestError) as failed:
+            with pytest.raises(RequestError) as error_info:
                 ask(page_id)
-            assert failed.value.type == "not_found"
+            assert error_info.value.type == "not_found"
 
 
 def test_a_picture_is_fetched_once_also_by_threads(client, server):
     with ThreadPoolExecutor(6) as threads:
-        pictures = list(threads.map(client.image, ["deck_1", "deck_2"] * 12))
-    assert pictures == [picture_of("deck_1"), picture_of("deck_2")] * 12
+        images = list(threads.map(client.image, ["deck_1", "deck_2"] * 12))
+    assert images == [picture_of("deck_1"), picture_of("deck_2")] * 12
     assert sorted(server.fetched) == ["deck_1", "deck_2"]
 
 
 def test_a_picture_that_is_none_is_refused_and_not_kept(client, server):
     server.script = [Response(b"<html>", media_type="text/html")]
-    with pytest.raises(ServiceUnreachable, match="no PNG"):
+    with pytest.raises(ServiceUnreachable, match="not a PNG"):
         client.image("deck_1")
     assert client.image("deck_1") == picture_of("deck_1")
 

@@ -1,4 +1,4 @@
-"""The services that the tests of the contract ask."""
+"""Provide the services that the tests of the contract use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cache in front of a file, or of a tier that misbehaves on purpose."""
+"""Test the cache with a file, or with a tier that misbehaves on purpose."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from pydantic import SecretStr
 from bench.kit.redis_process import running_redis
 from bench.kit.servers import running_service, wait_until
 from scorekit.server import cache as cache_module
-from scorekit.server.cache import Cache, Seal
+from scorekit.server.cache import Cache, CacheEnvelope
+from scorekit.server.cache_tiers import SQLiteTier
+from scorekit.server.cached_values import read_value
 from scorekit.server.fake import FakeBackend
 from scorekit.server.http.metrics import Metrics
 from scorekit.server.http.settings import Secrets
-from scorekit.server.stored import read_value
-from scorekit.server.tiers import SQLiteTier
 
 SAMPLES = [{"src": f"s{i}", "mt": f"번역 {i}"} for i in range(40)]
 
@@ -91,8 +91,8 @@ def test_a_score_survives_the_service_that_made_it(kind, tmp_path):
     with running_redis() as redis:
         cache = redis.url if kind == "redis" else f"sqlite:///{tmp_path}/scores.sqlite"
         first, hits = _fresh_service_scores(cache)
-        again, hits_again = _fresh_service_scores(cache)
-    assert again == first
+        repeated, hits_again = _fresh_service_scores(cache)
+    assert repeated == first
     assert (hits, hits_again) == (0, len(SAMPLES))
 
 
@@ -102,21 +102,21 @@ def test_the_memory_cache_ends_with_its_process():
 
 def test_memory_keeps_what_was_used_last():
     cache = _cache(None, items=3)
-    cache.remember({_key(i): _value(i) for i in range(3)})
-    assert cache.recall([_key(0), _key(9)]) == {_key(0): _value(0)}
-    cache.remember({_key(3): _value(3)})
-    assert set(cache.recall([_key(i) for i in range(4)])) == {_key(0), _key(2), _key(3)}
+    cache.put_memory({_key(i): _value(i) for i in range(3)})
+    assert cache.get_memory([_key(0), _key(9)]) == {_key(0): _value(0)}
+    cache.put_memory({_key(3): _value(3)})
+    assert set(cache.get_memory([_key(i) for i in range(4)])) == {_key(0), _key(2), _key(3)}
 
 
 def test_memory_is_bounded_in_bytes_too():
     cache = _cache(None, items=100)
     long = b'{"score":1.0,"error_spans":"' + b"x" * 10 * cache_module.ITEM_BYTES + b'"}'
     for i in range(100):
-        cache.remember({_key(i): long})
-        cache.remember({_key(i): long})  # replaced, not counted twice
-    assert len(cache.recall([_key(i) for i in range(100)])) == 9
-    cache.remember({_key(i): _value(i) for i in range(100, 200)})
-    assert len(cache.recall([_key(i) for i in range(200)])) == 100
+        cache.put_memory({_key(i): long})
+        cache.put_memory({_key(i): long})  # replaced, not counted twice
+    assert len(cache.get_memory([_key(i) for i in range(100)])) == 9
+    cache.put_memory({_key(i): _value(i) for i in range(100, 200)})
+    assert len(cache.get_memory([_key(i) for i in range(200)])) == 100
 
 
 def test_memory_has_what_the_tier_gave():
@@ -124,9 +124,9 @@ def test_memory_has_what_the_tier_gave():
         tier = DictTier()
         cache = _cache(tier, items=10)
         await cache.store({_key(1): _value(1)})
-        assert cache.recall([_key(1)]) == {}
+        assert cache.get_memory([_key(1)]) == {}
         assert await cache.fetch([_key(1), _key(2)]) == {_key(1): _value(1)}
-        assert cache.recall([_key(1), _key(2)]) == {_key(1): _value(1)}
+        assert cache.get_memory([_key(1), _key(2)]) == {_key(1): _value(1)}
 
     asyncio.run(run())
 
@@ -145,7 +145,7 @@ def test_a_long_list_of_keys_goes_in_parts():
 
 @pytest.mark.parametrize("secret", [None, "s3cret"])
 def test_a_damaged_value_is_a_miss(tmp_path, secret):
-    """A reply meant for another call, a flipped digit, no good result: never a score."""
+    """Check a reply to another call, a flipped digit, and a failed result: none becomes a score."""
     key, other, good = b"k" * 16, b"l" * 16, b'{"score":3.25,"tokens":3}'
     no_results = (
         b"{}",
@@ -182,7 +182,7 @@ def test_a_damaged_value_is_a_miss(tmp_path, secret):
         await cache.store({key: good})
         assert await cache.fetch([key], fits) == {key: good}
         (stored,) = await tier.get([key])
-        seal = Seal(SecretStr(secret) if secret else None)
+        seal = CacheEnvelope(SecretStr(secret) if secret else None)
         damaged = [
             stored.replace(b"3.25", b"7.25"),
             stored[:-2],
@@ -225,7 +225,7 @@ def test_a_service_believes_only_scores_that_its_secret_signed(tmp_path):
 
 
 def test_calls_that_wait_when_the_breaker_opens_return_at_once(monkeypatch):
-    """Their own time-outs are 30 s: the test would hang."""
+    """Check that they return: their own timeouts of 30 s would block the test."""
     monkeypatch.setattr(cache_module, "FETCH_S", 30.0)
 
     async def run():
@@ -235,7 +235,7 @@ def test_calls_that_wait_when_the_breaker_opens_return_at_once(monkeypatch):
         waiting = [asyncio.create_task(cache.fetch([_key(i)])) for i in range(40)]
         await _until(lambda: tier.gets == cache_module.READERS)
         tier.hold, tier.error = None, ConnectionError()
-        waiting[0].cancel()  # its turn goes to one that fails
+        waiting[0].cancel()  # its turn passes to one that fails
         async with asyncio.timeout(10):
             assert await asyncio.gather(*waiting[1:]) == [{}] * 39
         assert cache.breaker_state == "open"
@@ -269,11 +269,11 @@ def test_one_probe_at_a_time_tries_a_tier_that_failed(monkeypatch):
         await cache.store({_key(1): _value(1)})
         tier.error = ConnectionError()
         assert await cache.fetch([_key(1)]) == {}
-        # The probe fails: open again.
+        # The probe fails, and the breaker is open again.
         assert await cache.fetch([_key(1)]) == {}
         assert cache.breaker_state == "half_open"
         await _until(lambda: cache.breaker_state == "open")
-        # The next one is held: nobody waits for it, and nobody else tries.
+        # The next probe is held: no call waits for it, and no other call tries.
         tier.hold, tier.error, tier.gets = asyncio.Event(), None, 0
         for _ in range(5):
             assert await cache.fetch([_key(1)]) == {}
@@ -284,7 +284,7 @@ def test_one_probe_at_a_time_tries_a_tier_that_failed(monkeypatch):
         tier.hold.set()
         await _until(lambda: cache.breaker_state == "closed")
         assert _counted(metrics, "breaker_open") == 0
-        assert cache.recall([_key(1)]) == await cache.fetch([_key(1)]) == {_key(1): _value(1)}
+        assert cache.get_memory([_key(1)]) == await cache.fetch([_key(1)]) == {_key(1): _value(1)}
 
     with structlog.testing.capture_logs() as logs:
         asyncio.run(run())
@@ -313,12 +313,12 @@ def test_a_slow_tier_cannot_pile_up_writes(monkeypatch):
         tier.hold = asyncio.Event()
         writes = [asyncio.create_task(cache.store({_key(i): _value(i)})) for i in range(1000)]
         await _until(lambda: tier.sets == cache_module.WRITERS)
-        kept = sum(not write.done() for write in writes)
-        assert 10 < kept < 100
-        assert _counted(metrics, "errors_total") == 1000 - kept
+        num_pending = sum(not write.done() for write in writes)
+        assert 10 < num_pending < 100
+        assert _counted(metrics, "errors_total") == 1000 - num_pending
         tier.hold.set()
         await asyncio.gather(*writes)
-        assert len(tier.stored) == kept
+        assert len(tier.stored) == num_pending
         await cache.store({_key(5000): _value(1)})
         assert _key(5000) in tier.stored
 
@@ -362,7 +362,7 @@ def test_a_locked_file_is_read_and_not_written(tmp_path):
 
 
 def test_a_full_disk_is_read_and_not_written(tmp_path):
-    """SQLite's own limit of pages gives the error that a full disk gives."""
+    """Use SQLite's limit of pages, which gives the error of a full disk."""
 
     async def run():
         tier = SQLiteTier(tmp_path / "c.sqlite", 2**30)

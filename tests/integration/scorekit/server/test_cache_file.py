@@ -1,4 +1,4 @@
-"""The SQLite file of the second cache tier: damaged, and where it stands."""
+"""Test the SQLite file of the second cache tier: its damage and its location."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pydantic_core import to_json
 
 from scorekit.errors import UserError
 from scorekit.server.cache import Cache
+from scorekit.server.cache_tiers import SQLiteTier, open_tier
 from scorekit.server.http.metrics import Metrics
-from scorekit.server.tiers import SQLiteTier, open_tier
 
 
 @pytest.mark.parametrize(
@@ -28,17 +28,17 @@ def test_a_damaged_file_is_moved_aside_and_the_service_starts_anew(tmp_path, dam
         cache = Cache(0, tier, Metrics(), None)
         if store:
             await cache.store(values)
-        found = await cache.fetch(list(values))
+        cached = await cache.fetch(list(values))
         await cache.close()
-        return found
+        return cached
 
     assert asyncio.run(store_and_fetch(store=True)) == values
-    whole = path.read_bytes()
+    original = path.read_bytes()
     path.write_bytes(
         {
-            "first bytes": b"\0" * 100 + whole[100:],
-            "a page": whole[:4096] + os.urandom(len(whole) - 4096),
-            "half is missing": whole[: len(whole) // 2],
+            "first bytes": b"\0" * 100 + original[100:],
+            "a page": original[:4096] + os.urandom(len(original) - 4096),
+            "half is missing": original[: len(original) // 2],
             "nothing but noise": os.urandom(5000),
         }[damage]
     )
@@ -74,15 +74,15 @@ def test_a_file_that_is_harmed_in_mid_run_is_begun_anew_without_a_restart(
         assert len(await cache.fetch(list(values))) < len(values)
         async with asyncio.timeout(60):
             while cache.breaker_state != "closed":
-                await cache.fetch(list(values)[:1])  # its probe finds that all is well
+                await cache.fetch(list(values)[:1])  # its probe succeeds
                 await asyncio.sleep(0.01)
         await cache.store(values)
         assert await cache.fetch(list(values)) == values
         await cache.close()
 
     asyncio.run(run())
-    told = capsys.readouterr().out
-    assert ("cache_file_damaged" in told) == (harm == "damaged")
+    log_text = capsys.readouterr().out
+    assert ("cache_file_damaged" in log_text) == (harm == "damaged")
     assert len(list(tmp_path.glob("c.sqlite.damaged-*"))) == (harm == "damaged")
     with sqlite3.connect(path) as db:
         assert db.execute("SELECT count(*) FROM scores").fetchone() == (400,)

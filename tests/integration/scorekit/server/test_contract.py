@@ -1,4 +1,4 @@
-"""The contract over real HTTP: routes, shapes, limits, refusals."""
+"""Test the contract over real HTTP: routes, formats, limits, refusals."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ def test_failed_samples_stand_beside_good_ones(url):
     answer = _score(
         url, PAIR, {"src": "a\0b", "mt": "x"}, {"src": "a", "mt": "nan", "id": "n"}, PAIR
     )
-    good, nul, nan, again = answer["results"]
-    assert good["ok"] and again["ok"]
+    good, nul, nan, repeated = answer["results"]
+    assert good["ok"] and repeated["ok"]
     assert nul["error"] == {
         "type": "invalid_input",
         "message": "src: NUL character at position 1",
@@ -93,7 +93,7 @@ def test_failed_samples_stand_beside_good_ones(url):
 
 
 @pytest.mark.parametrize(
-    ("body", "fault"),
+    ("body", "message_part"),
     [
         (b"not json", "body: Invalid JSON"),
         (b"[]", "body: "),
@@ -127,12 +127,12 @@ def test_failed_samples_stand_beside_good_ones(url):
     ],
 )
 @pytest.mark.parametrize("route", ["/v1/score", "/v1/score/stream"])
-def test_a_request_of_the_wrong_shape_is_422_and_names_the_field(url, route, body, fault):
+def test_a_request_of_the_wrong_shape_is_422_and_names_the_field(url, route, body, message_part):
     response = httpx.post(url + route, content=body, headers=JSON)
     assert response.status_code == 422
     error = response.json()["error"]
     assert error["type"] == "invalid_request" and not error["retryable"]
-    assert fault in error["message"]
+    assert message_part in error["message"]
 
 
 def test_a_refusal_names_ten_faults_and_echoes_no_input(url):
@@ -203,11 +203,11 @@ def test_metrics_count_requests_samples_and_batches(url):
 
 
 def test_a_request_id_comes_back_and_a_strange_one_is_replaced(url):
-    asked = httpx.get(f"{url}/health/live", headers={"X-Request-Id": "run-7.step_3"})
-    assert asked.headers["x-request-id"] == "run-7.step_3"
+    response = httpx.get(f"{url}/health/live", headers={"X-Request-Id": "run-7.step_3"})
+    assert response.headers["x-request-id"] == "run-7.step_3"
     for strange in ("a" * 65, "a b", "<x>"):
-        given = httpx.get(f"{url}/health/live", headers={"X-Request-Id": strange})
-        assert given.headers["x-request-id"] != strange
+        replaced = httpx.get(f"{url}/health/live", headers={"X-Request-Id": strange})
+        assert replaced.headers["x-request-id"] != strange
 
 
 def test_with_keys_everything_but_health_is_closed():
@@ -229,23 +229,30 @@ def test_with_keys_everything_but_health_is_closed():
 def test_a_401_says_how_to_give_a_key_and_no_figure_counts_a_wrong_one(capsys):
     from pydantic import SecretStr
 
-    one, three = (hashlib.sha256(key).hexdigest()[:8] for key in (b"one", b"three"))
+    first_key, third_key = (hashlib.sha256(key).hexdigest()[:8] for key in (b"one", b"three"))
     with running_service(FakeBackend(), Secrets(api_keys=SecretStr("one, two"))) as url:
-        for header, what in (("", "wants a key"), ("Bearer three", "not a key of this service")):
+        for header, message_part in (
+            ("", "wants a key"),
+            ("Bearer three", "not a key of this service"),
+        ):
             refused = httpx.get(f"{url}/v1/info", headers={"Authorization": header})
             message = refused.json()["error"]["message"]
-            assert what in message and "three" not in message
+            assert message_part in message and "three" not in message
             assert "Authorization: Bearer" in message and "SCOREKIT_API_KEY" in message
         key = {"Authorization": "Bearer one"}
-        asked = {"samples": [{"src": "a", "mt": "b"}, {"src": "a", "mt": "c"}]}
-        httpx.post(f"{url}/v1/score", json=asked, headers=key)
-        httpx.post(f"{url}/v1/score/stream", json=asked, headers=key)
-        figures = httpx.get(f"{url}/metrics", headers=key).text
-    told = re.findall(r"^scorekit_key_(\w+)_total{key=\"(\w+)\"} (\d+)", figures, re.MULTILINE)
-    assert {k for _, k, _ in told} == {one, hashlib.sha256(b"two").hexdigest()[:8]}
-    assert ("requests", one, "2") in told and ("samples", one, "4") in told
+        body = {"samples": [{"src": "a", "mt": "b"}, {"src": "a", "mt": "c"}]}
+        httpx.post(f"{url}/v1/score", json=body, headers=key)
+        httpx.post(f"{url}/v1/score/stream", json=body, headers=key)
+        metrics_text = httpx.get(f"{url}/metrics", headers=key).text
+    counters = re.findall(
+        r"^scorekit_key_(\w+)_total{key=\"(\w+)\"} (\d+)", metrics_text, re.MULTILINE
+    )
+    assert {k for _, k, _ in counters} == {first_key, hashlib.sha256(b"two").hexdigest()[:8]}
+    assert ("requests", first_key, "2") in counters and ("samples", first_key, "4") in counters
     log = capsys.readouterr().out
-    assert three in log and one in log and "peer=127.0.0.1" in log and "path=/v1/info" in log
+    assert (
+        third_key in log and first_key in log and "peer=127.0.0.1" in log and "path=/v1/info" in log
+    )
     assert "three" not in log
 
 
@@ -298,8 +305,8 @@ def test_a_full_queue_is_429_with_retry_after_and_accepted_work_is_answered():
             "retryable": True,
         }
         assert int(refused.headers["retry-after"]) >= 1
-        never = _score(url, *[{"src": str(i), "mt": "x"} for i in range(11)], status=413)
-        assert "the queue holds 10" in never["error"]["message"]
+        refused = _score(url, *[{"src": str(i), "mt": "x"} for i in range(11)], status=413)
+        assert "the queue holds 10" in refused["error"]["message"]
         backend.go.set()
         thread.join()
         assert all(r["ok"] for r in answers[0]["results"])

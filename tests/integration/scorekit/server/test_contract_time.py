@@ -1,4 +1,4 @@
-"""The contract under load and time: deadlines, leaving clients, large bodies."""
+"""Test the contract under load and over time: deadlines, closed clients, large bodies."""
 
 from __future__ import annotations
 
@@ -33,9 +33,11 @@ def test_the_work_of_a_client_that_leaves_is_dropped():
     with running_service(backend) as url:
         backend.hold()
 
-        async def until(told):
+        async def until(metric_line):
             async with asyncio.timeout(PATIENCE_S):
-                while told not in (await asyncio.to_thread(httpx.get, f"{url}/metrics")).text:
+                while (
+                    metric_line not in (await asyncio.to_thread(httpx.get, f"{url}/metrics")).text
+                ):
                     await asyncio.sleep(0.01)
 
         async def leave():
@@ -60,27 +62,29 @@ def test_a_body_full_of_faults_costs_no_more_than_the_ten_that_are_named(url):
     body = b'{"samples": [' + b"0," * 400_000 + b"0]}"
     response = httpx.post(f"{url}/v1/score", content=body, headers=JSON)
     assert response.status_code in (413, 422)
-    few = b'{"samples": [' + b"0," * 400 + b"0]}"
-    message = httpx.post(f"{url}/v1/score", content=few, headers=JSON).json()["error"]["message"]
+    content = b'{"samples": [' + b"0," * 400 + b"0]}"
+    message = httpx.post(f"{url}/v1/score", content=content, headers=JSON).json()["error"][
+        "message"
+    ]
     assert message.count("samples.") == 10
 
 
 @pytest.mark.parametrize(("samples", "chars"), [(1200, 1), (3, 100_000)])
 def test_what_is_large_is_checked_and_hashed_beside_the_event_loop(monkeypatch, samples, chars):
-    from scorekit.server import scoring
+    from scorekit.server import score_endpoint
 
     checked_in = set()
-    text_fault = scoring.text_fault
+    text_error = score_endpoint.text_error
 
     def noting(*args):
         checked_in.add(threading.get_ident())
-        return text_fault(*args)
+        return text_error(*args)
 
-    monkeypatch.setattr(scoring, "text_fault", noting)
+    monkeypatch.setattr(score_endpoint, "text_error", noting)
     with running_service(FakeBackend()) as url:
         _score(url, PAIR)
         _score(url, {"src": "small", "mt": "m"})
-        assert len(checked_in) == 1  # the event loop's
+        assert len(checked_in) == 1  # the event loop's thread
         _score(url, *({"src": f"{i}", "mt": "m" * chars} for i in range(samples)))
         assert len(checked_in) == 2
 
@@ -163,7 +167,7 @@ def test_a_bug_is_500_with_the_id_under_which_the_log_has_it(monkeypatch):
     def broken(*args):
         raise KeyError("a bug")
 
-    monkeypatch.setattr(service.ScoringService, "_wanted", broken)
+    monkeypatch.setattr(service.ScoringService, "_items_with_keys", broken)
     with running_service(FakeBackend()) as url:
         headers = {"X-Request-Id": "the-id"}
         response = httpx.post(f"{url}/v1/score", json={"samples": [PAIR]}, headers=headers)

@@ -1,4 +1,4 @@
-"""What reaches a service that is no proper request: slow, huge, malformed, unwanted."""
+"""Check invalid requests to a service: slow, huge, malformed, unwanted."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def url():
 
 @pytest.fixture(scope="module")
 def strict_url():
-    """A second and a half for sending a request; a batch takes longer than that."""
+    """Serve with a second and a half for sending a request; a batch takes longer."""
     backend = FakeBackend(seconds_per_batch=2.0)
     with running_service(backend, receive_timeout_s=1.5, max_batch_tokens=16) as url:
         yield url
@@ -44,9 +44,9 @@ def _connect(url):
 
 
 def _until_closed(connection):
-    """Everything that comes until the service closes the connection."""
+    """Return everything until the service closes the connection."""
     received = b""
-    with contextlib.suppress(ConnectionResetError):  # it had not read all of what we sent
+    with contextlib.suppress(ConnectionResetError):  # it had not read all that was sent
         while data := connection.recv(65536):
             received += data
     return received
@@ -322,8 +322,8 @@ def test_a_wrong_method_names_the_right_one(url, method):
 )
 def test_a_strange_request_id_is_replaced(url, strange):
     answer = _exchange(url, GET + b"X-Request-Id: " + strange + b"\r\n\r\n")
-    given = answer[1]["x-request-id"]
-    assert len(given) == 32 and given.isalnum()
+    request_id = answer[1]["x-request-id"]
+    assert len(request_id) == 32 and request_id.isalnum()
 
 
 @pytest.mark.parametrize("line_break", [b"\r", b"\n", b"\r\n "])

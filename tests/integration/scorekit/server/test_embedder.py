@@ -1,4 +1,4 @@
-"""The house round a model is the same for another verb: the embedder's, asked as OpenAI's is."""
+"""Check that the server works the same for another endpoint: embeddings in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from bench.kit.servers import (
 from scorekit.server.app import create_app
 from scorekit.server.http.settings import Secrets, ServiceSettings
 from tests.kits.embedder import LENGTH, MAX_TOKENS, ToyEmbedder, vector_of
-from tests.kits.life import ROOT
+from tests.kits.service_process import ROOT
 
 
 @pytest.fixture
@@ -41,18 +41,18 @@ def url(toy):
         yield url
 
 
-def ask(url, given, **more):
-    body = {"input": given, "model": "fake"} | more
+def ask(url, inputs, **more):
+    body = {"input": inputs, "model": "fake"} | more
     return httpx.post(f"{url}/v1/embeddings", json=body, timeout=PATIENCE_S)
 
 
-def vectors(url, given, **more):
-    answer = ask(url, given, **more)
+def vectors(url, inputs, **more):
+    answer = ask(url, inputs, **more)
     assert answer.status_code == 200, answer.text
     return [row["embedding"] for row in answer.json()["data"]]
 
 
-def figure(url, name):
+def metric_value(url, name):
     lines = httpx.get(f"{url}/metrics", timeout=PATIENCE_S).text.splitlines()
     return next(float(line.split()[-1]) for line in lines if line.startswith(f"scorekit_{name} "))
 
@@ -74,7 +74,7 @@ def test_the_answer_is_openais(url):
 def test_openais_own_client_reads_it(url):
     with openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0) as client:
         texts = ["a", "b c"]
-        answer = client.embeddings.create(model="fake", input=texts)  # it asks for base64
+        answer = client.embeddings.create(model="fake", input=texts)  # the client requests base64
         assert [row.embedding for row in answer.data] == [vector_of(text) for text in texts]
         plain = client.embeddings.create(model="fake", input="a", encoding_format="float")
         assert plain.data[0].embedding == vector_of("a") and plain.usage.total_tokens == 1
@@ -86,23 +86,23 @@ def test_callers_share_batches_and_equal_texts_their_flight(url, toy):
     with ThreadPoolExecutor(8) as callers:
         first = callers.submit(vectors, url, "slow")
         assert toy.entered.wait(PATIENCE_S)
-        others = [callers.submit(vectors, url, [f"caller {k}", "all ask it"]) for k in range(5)]
-        wait_until(lambda: figure(url, "queue_items") == 7)
-        wait_until(lambda: figure(url, "tokenise_seconds_count") == 6)
+        futures = [callers.submit(vectors, url, [f"caller {k}", "all ask it"]) for k in range(5)]
+        wait_until(lambda: metric_value(url, "queue_items") == 7)
+        wait_until(lambda: metric_value(url, "tokenise_seconds_count") == 6)
         toy.go.set()
         assert first.result() == [vector_of("slow")]
-        for k, other in enumerate(others):
+        for k, other in enumerate(futures):
             assert other.result() == [vector_of(f"caller {k}"), vector_of("all ask it")]
     assert toy.batches[0] == ["slow"]
     assert sorted(toy.batches[1]) == ["all ask it", *(f"caller {k}" for k in range(5))]
-    assert figure(url, "joined_total") == 4
+    assert metric_value(url, "joined_total") == 4
 
 
 def test_a_known_text_is_not_embedded_again_in_either_form(url, toy):
     assert vectors(url, "known") == vectors(url, ["known"])
     assert isinstance(vectors(url, "known", encoding_format="base64")[0], str)
     assert toy.batches == [["known"]]
-    vectors(url, "known", truncate=True)  # another question
+    vectors(url, "known", truncate=True)  # another request
     assert toy.batches == [["known"]] * 2
 
 
@@ -115,20 +115,20 @@ def test_vectors_outlive_the_process_and_damaged_ones_are_misses(tmp_path):
             assert vectors(url, ["kept", "kept too"]) == [vector_of("kept"), vector_of("kept too")]
             seen.append([text for batch in toy.batches for text in batch if "kept" in text])
     assert sorted(seen[0]) == ["kept", "kept too"] and seen[1] == []
-    verb, told = ToyEmbedder.verb, ToyEmbedder().load()
-    good = verb.write({"tokens": 1, "embedding": vector_of("kept")})
-    assert verb.fits(good, "kept", None, told)
-    nan, long = good[:-4] + b"\0\0\xc0\x7f", good[:-4] + b"\0\0\0\x41"  # 8.0: not of length 1
+    endpoint, description = ToyEmbedder.endpoint, ToyEmbedder().load()
+    good = endpoint.serialize_outcome({"tokens": 1, "embedding": vector_of("kept")})
+    assert endpoint.is_valid_cached(good, "kept", None, description)
+    nan, long = good[:-4] + b"\0\0\xc0\x7f", good[:-4] + b"\0\0\0\x41"  # 8.0: a length other than 1
     zeros = good[:4] + bytes(4 * LENGTH)
     for damaged in (b"", good[:-4], good + b"1234", nan, long, zeros):
-        assert not verb.fits(damaged, "kept", None, told)
+        assert not endpoint.is_valid_cached(damaged, "kept", None, description)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("nan", "input.1: non_finite: a number of the vector is not finite"),
-        ("zeros", "input.1: non_finite: the vector cannot be brought to the length 1: zeros"),
+        ("zeros", "input.1: non_finite: the vector has only zeros and cannot be normalized"),
         ("poison", "input.1: model_failure: the model failed: RuntimeError"),
     ],
 )
@@ -144,7 +144,7 @@ def test_what_is_no_vector_is_an_error_and_never_kept(url, toy, text, message):
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "told"),
+    ("body", "status", "message"),
     [
         ({"input": []}, 422, "input: List should have at least 1 item"),
         ({"input": ""}, 422, "input.0: String should have at least 1 character"),
@@ -169,10 +169,10 @@ def test_what_is_no_vector_is_an_error_and_never_kept(url, toy, text, message):
         ({"input": "w " * 17}, 422, f"input.0: overlong: more than {MAX_TOKENS} tokens"),
     ],
 )
-def test_limits_and_shapes_are_told(url, body, status, told):
+def test_limits_and_shapes_are_told(url, body, status, message):
     answer = httpx.post(f"{url}/v1/embeddings", json=body)
     error = answer.json()["error"]
-    assert answer.status_code == status and told in error["message"]
+    assert answer.status_code == status and message in error["message"]
     assert error["type"] == ("too_large" if status == 413 else "invalid_request")
 
 
@@ -216,12 +216,21 @@ def test_keys_info_figures_and_routes_are_the_houses():
         with httpx.Client(base_url=url, headers={"Authorization": "Bearer k3y"}) as client:
             assert client.post("/v1/embeddings", json={"input": ["a", "b c"]}).status_code == 200
             info = client.get("/v1/info").json()
-            told = {"model": "fake", "revision": "0", "pooling": "mean", "dimension": LENGTH}
-            told |= {"service": "embedder", "max_input_length": MAX_TOKENS, "max_samples": 10_000}
-            assert info | told == info
+            expected_info = {
+                "model": "fake",
+                "revision": "0",
+                "pooling": "mean",
+                "dimension": LENGTH,
+            }
+            expected_info |= {
+                "service": "embedder",
+                "max_input_length": MAX_TOKENS,
+                "max_samples": 10_000,
+            }
+            assert info | expected_info == info
             assert client.post("/v1/score", json={}).status_code == 404
             assert client.post("/v1/embeddings/stream", json={}).status_code == 404
-            figures = client.get("/metrics").text
+            metrics_text = client.get("/metrics").text
             document = client.get("/openapi.json").json()
     for line in (
         'scorekit_samples_total{outcome="ok"} 2.0',
@@ -229,10 +238,10 @@ def test_keys_info_figures_and_routes_are_the_houses():
         'scorekit_requests_total{route="/v1/embeddings",status="504"} 0.0',
         "scorekit_batch_samples_count",
     ):
-        assert line in figures
-    asked = document["paths"]["/v1/embeddings"]["post"]
-    assert asked["operationId"] == "embed_v1_embeddings_post"
-    assert asked["requestBody"]["content"]["application/json"]["schema"] == {
+        assert line in metrics_text
+    operation = document["paths"]["/v1/embeddings"]["post"]
+    assert operation["operationId"] == "embed_v1_embeddings_post"
+    assert operation["requestBody"]["content"]["application/json"]["schema"] == {
         "$ref": "#/components/schemas/EmbeddingsRequest"
     }
 
@@ -263,7 +272,7 @@ def test_told_to_end_it_answers_what_it_owes(tmp_path):
         wait_ready(url)
         with ThreadPoolExecutor(1) as callers:
             owed = callers.submit(vectors, url, "slow")
-            wait_until(lambda: figure(url, "queue_items") == 1)
+            wait_until(lambda: metric_value(url, "queue_items") == 1)
             process.send_signal(signal.SIGTERM)
             wait_until(lambda: httpx.get(f"{url}/health/ready").status_code == 503)
             refused = ask(url, "new")

@@ -1,4 +1,4 @@
-"""The contract is frozen: a change of it is a change of committed files."""
+"""Check that the contract is frozen: its changes are changes of committed files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_golden_requests_get_their_golden_answers():
 
 
 class FirstSpan(BaseModel):
-    """A span as the clients of 0.1.0 read it: strictly, three severities, nothing absent."""
+    """A span as the clients of 0.1.0 read it: strict, three severities, no optional field."""
 
     model_config = ConfigDict(strict=True)
 
@@ -42,9 +42,9 @@ def test_clients_of_the_first_release_read_our_spans():
 
 
 def test_every_route_of_the_document_is_asked():
-    asked = {(s, m.lower(), p) for s, m, p, _ in freeze_contract.ASKED}
+    recorded = {(s, m.lower(), p) for s, m, p, _ in freeze_contract.ASKED}
     document = freeze_contract.openapi("metricx")
     for path, methods in document["paths"].items():
         for method in methods:
-            if path != "/metrics":  # its figures change
-                assert ("metricx", method, path) in asked
+            if path != "/metrics":  # its numbers change
+                assert ("metricx", method, path) in recorded

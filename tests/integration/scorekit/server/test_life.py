@@ -1,4 +1,5 @@
-"""A service as a process: start, refuse, log, end by a fault; test_life_end.py is on signals."""
+"""Test a service as a process: start, refusal, log, end by an error; see test_life_end.py for
+signals."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ import httpx
 import pytest
 
 from bench.kit.servers import PATIENCE_S, free_port, wait_ready, wait_until
-from tests.kits.life import FAKE, ROOT, fake_service, is_up, post
+from tests.kits.service_process import FAKE, ROOT, fake_service, is_up, post
 
 
 def _suppressed(call):
@@ -68,13 +69,15 @@ def test_a_librarys_warning_is_a_json_line_too():
         "import warnings; from scorekit.server.http.run import prepare_process; "
         "prepare_process('info'); warnings.warn('is old')"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    (line,) = map(json.loads, done.stderr.splitlines())
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    (line,) = map(json.loads, result.stderr.splitlines())
     assert "UserWarning: is old" in line["event"] and line["level"] == "warning"
 
 
 def test_neither_keys_nor_texts_reach_the_log_when_things_go_wrong():
-    """Tracebacks must not show the locals of their frames."""
+    """Check that tracebacks do not show the locals of their frames."""
     code = FAKE.format(loads_when="/", answers_when="/", batch_s=0, load_extra="pass", then="pass")
     port = free_port()
     process = subprocess.Popen(
@@ -89,7 +92,8 @@ def test_neither_keys_nor_texts_reach_the_log_when_things_go_wrong():
     sample = {"src": "CONFIDENTIAL", "mt": "poison"}
     answer = httpx.post(f"{url}/v1/score", json={"samples": [sample] * 3}, headers=headers)
     assert answer.json()["results"][0]["error"]["type"] == "model_failure"
-    with socket.create_connection(("127.0.0.1", port)) as half:  # a client that breaks off
+    # A client that closes in the middle.
+    with socket.create_connection(("127.0.0.1", port)) as half:
         half.sendall(
             b"POST /v1/score HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             b"Authorization: Bearer TOPSECRETKEY\r\n"
@@ -112,7 +116,7 @@ def test_a_dead_model_thread_ends_the_process_with_1():
 
 
 def _refusal(module, *flags, **environment):
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", module, *flags],
         capture_output=True,
         text=True,
@@ -120,9 +124,9 @@ def _refusal(module, *flags, **environment):
         timeout=120,
         env=os.environ | {"HF_HUB_OFFLINE": "1"} | environment,
     )
-    assert done.returncode == 2, done.stderr
-    assert "Traceback" not in done.stderr
-    return done.stderr
+    assert result.returncode == 2, result.stderr
+    assert "Traceback" not in result.stderr
+    return result.stderr
 
 
 @pytest.mark.parametrize("module", ["services.metricx", "services.xcomet"])

@@ -1,4 +1,4 @@
-"""A service as a process: told to end, it answers what it owes, and leaves."""
+"""Test the shutdown of a service process: it answers accepted requests, then exits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from bench.kit.servers import PATIENCE_S, free_port, wait_ready, wait_until
-from tests.kits.life import ROOT, connect, fake_service, is_up, leave_work_behind, post
+from tests.kits.service_process import ROOT, connect, fake_service, is_up, leave_work_behind, post
 
 
 def test_sigterm_answers_what_was_accepted_refuses_what_is_new_and_exits_0(tmp_path):
@@ -46,7 +46,7 @@ def test_an_idle_service_ends_at_once():
     with fake_service("--drain-s", "3600") as (process, url):
         wait_ready(url)
         process.send_signal(signal.SIGINT)
-        assert process.wait(PATIENCE_S) == 0  # long before what accepted work would be given
+        assert process.wait(PATIENCE_S) == 0  # long before the limit for accepted work
 
 
 def test_accepted_work_may_not_hold_the_end_for_ever():
@@ -71,7 +71,8 @@ def test_a_second_signal_ends_without_waiting():
 
 @pytest.mark.parametrize("name", ["metricx", "xcomet"])
 def test_a_model_that_computes_for_clients_that_have_left_does_not_abort_the_end(name):
-    """A thread that comes back from torch while the interpreter ends calls C++'s terminate."""
+    """Check a thread that returns from torch at exit: the interpreter would call C++'s
+    terminate."""
     port = free_port()
     model = str(ROOT / "demo/models" / name)
     process = subprocess.Popen(
@@ -109,7 +110,7 @@ def test_a_batch_that_hangs_is_left_behind():
         leave_work_behind(url)
         process.send_signal(signal.SIGTERM)
         _, stderr = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 0  # nothing was owed to anybody
+    assert process.returncode == 0  # no accepted request was open
     last = json.loads(stderr.splitlines()[-1])
     assert (last["event"], last["threads"]) == ("threads_left_behind", ["model"])
 
@@ -128,7 +129,7 @@ def test_a_signal_while_threads_are_waited_for_ends_at_once():
 
 @contextlib.contextmanager
 def _asked(url):
-    """A request is in the model during the block; gives the list that gets its answer."""
+    """Hold a request in the model during the block, and return the list that gets its answer."""
     answers = []
     thread = threading.Thread(target=lambda: answers.append(post(url, 1, timeout=PATIENCE_S)))
     thread.start()
@@ -149,7 +150,7 @@ def test_a_half_sent_request_does_not_hold_the_end():
         with connect(url) as in_head, connect(url) as in_body, connect(url):
             in_head.sendall(head)
             in_body.sendall(head + b"Content-Length: 999\r\n\r\n{")
-            # The service's loop takes connections in order: it has seen the others by now.
+            # The service's loop takes connections in order, so it has accepted the others by now.
             assert httpx.get(f"{url}/health/live").status_code == 200
             process.send_signal(signal.SIGTERM)
             for connection in (in_head, in_body):
@@ -171,7 +172,7 @@ def test_an_open_stream_is_sent_to_its_end():
 
 
 def _body_of(answer):
-    """The body of an answer as it came over the wire, put together from its chunks."""
+    """Return the body of an answer as sent, joined from its chunks."""
     wire = SimpleNamespace(makefile=lambda _: io.BytesIO(answer))
     response = http.client.HTTPResponse(wire)
     response.begin()
@@ -189,13 +190,13 @@ def test_a_slow_reader_gets_all_of_an_answer_that_was_due():
         wait_ready(url)
         with connect(url) as reader:
             reader.sendall(head + body)
-            answer = reader.recv(1000)  # the answer has begun; most of it waits in the service
+            answer = reader.recv(1000)  # the answer has started; most of it waits in the service
             process.send_signal(signal.SIGTERM)
             time.sleep(2.0)
             while part := reader.recv(2**20):
                 answer += part
         body = _body_of(answer)
-        assert len(body) > 10_000 * 1200  # more than the kernel keeps for us
+        assert len(body) > 10_000 * 1200  # more than the kernel buffers
         assert len(json.loads(body)["results"]) == 10_000
         assert process.wait(PATIENCE_S) == 0
 

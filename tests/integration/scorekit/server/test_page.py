@@ -1,4 +1,4 @@
-"""The page at `/` as a document: who gets it, what its headers forbid, what it does not hold."""
+"""Test the page at `/` as a document: access, headers, and contents that it must not have."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KINDS = ("translations", "judge", "embedder", "retriever")
 
 @pytest.fixture(scope="module")
 def closed():
-    """A service that wants a key."""
+    """Yield a service that requires a key."""
     with running_service(FakeBackend("xcomet"), Secrets(api_keys=SecretStr("secret"))) as url:
         yield url
 
@@ -57,7 +57,7 @@ def test_the_page_needs_no_key_and_all_else_does(closed):
     assert head.headers["content-length"] == f"{len(got.content)}" and not head.content
     assert got.headers["x-content-type-options"] == "nosniff"
     assert got.headers["referrer-policy"] == "no-referrer"
-    assert "fake-xcomet" not in got.text and "secret" not in got.text  # a shell without data
+    assert "fake-xcomet" not in got.text and "secret" not in got.text  # a page without data
     for path in ("//", "/?a=b/../v1/info", "/index.html", "/v1/info", "/metrics", "/openapi.json"):
         status = httpx.get(f"{closed}{path}").status_code
         assert status == (200 if path.startswith("/?") else 401), path
@@ -82,8 +82,8 @@ def test_behind_a_prefix_it_is_the_page_of_that_prefix():
 
 def test_it_is_sent_again_when_it_is_another_one(closed):
     tag = httpx.get(f"{closed}/").headers["etag"]
-    for known in (tag, f"W/{tag}", f'"other", {tag}'):
-        got = httpx.get(f"{closed}/", headers={"If-None-Match": known})
+    for etag_header in (tag, f"W/{tag}", f'"other", {tag}'):
+        got = httpx.get(f"{closed}/", headers={"If-None-Match": etag_header})
         assert (got.status_code, got.content, got.headers["etag"]) == (304, b"", tag)
     assert httpx.get(f"{closed}/", headers={"If-None-Match": '"other"'}).status_code == 200
 
@@ -101,7 +101,7 @@ def test_no_page_means_none(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("backend", "own"),
+    ("backend", "expected_text"),
     [
         (lambda: FakeBackend("metricx"), "What to score"),
         (lambda: RulesBackend(load_rubrics(None), 1000), "Task (rubric)"),
@@ -109,7 +109,7 @@ def test_no_page_means_none(monkeypatch):
     ],
     ids=["metricx", "judge", "embedder"],
 )
-def test_each_service_has_the_page_of_its_kind(backend, own):
+def test_each_service_has_the_page_of_its_kind(backend, expected_text):
     with running_service(backend()) as url:
-        assert own in httpx.get(f"{url}/").text
+        assert expected_text in httpx.get(f"{url}/").text
         assert "/" not in httpx.get(f"{url}/openapi.json").json()["paths"]

@@ -1,4 +1,4 @@
-"""A real Redis behind a service: dead, hung, full, restarted, closed to us, far away."""
+"""Test a real Redis behind a service: down, hung, full, restarted, protected, slow."""
 
 from __future__ import annotations
 
@@ -22,19 +22,21 @@ from scorekit.errors import UserError
 from scorekit.schemas import TranslationSample
 from scorekit.server import cache as cache_module
 from scorekit.server.cache import Cache
+from scorekit.server.cache_tiers import RedisTier, open_tier
 from scorekit.server.fake import FakeBackend, fake_score
 from scorekit.server.http.metrics import Metrics
 from scorekit.server.http.settings import Secrets
-from scorekit.server.tiers import RedisTier, open_tier
 
 PASSWORD = "correct-horse-battery"
 WRONG = "wrong-donkey-staple"
 
 
 @pytest.fixture(autouse=True)
-def short_rest_and_patience(monkeypatch):
-    """Come back soon; and give up no call of a machine that is only busy (by default after 0.1 s).
-    The limit is taken when the tier is made."""
+def short_pauses(monkeypatch):
+    """Reconnect soon, and abandon no call only because the machine is busy (after 0.1 s by
+    default).
+
+    The limit is read when the tier is created."""
     monkeypatch.setattr(cache_module, "REST_S", 0.05)
     monkeypatch.setattr(cache_module, "FETCH_S", PATIENCE_S)
     monkeypatch.setattr(RedisTier, "timeout_s", PATIENCE_S)
@@ -48,7 +50,7 @@ OLD, NEW = _samples("old"), _samples("new")
 
 
 def _hits(url: str, samples: list[dict[str, str]]) -> int:
-    """How many came from the cache; all of them are right, or the test fails."""
+    """Return the number of hits; the test fails unless all of them are right."""
     results = httpx.post(f"{url}/v1/score", json={"samples": samples}).json()["results"]
     assert [r["score"] for r in results] == [_right(sample) for sample in samples]
     return sum(r["cached"] for r in results)
@@ -131,8 +133,8 @@ def test_a_redis_that_will_refuse_when_full_is_told_once():
         for flags in (("--maxmemory", "100mb"), ("--maxmemory-policy", "allkeys-lru"), ()):
             with running_redis(*flags) as redis, _service(redis.url) as url:
                 _wait_cached(url, OLD)
-    told = [line for line in logs if line["event"] == "redis_will_refuse_when_full"]
-    assert len(told) == 1 and told[0]["maxmemory"] == 100 * 2**20
+    warnings = [line for line in logs if line["event"] == "redis_will_refuse_when_full"]
+    assert len(warnings) == 1 and warnings[0]["maxmemory"] == 100 * 2**20
 
 
 def test_a_password_opens_redis():
@@ -144,7 +146,7 @@ def test_a_password_opens_redis():
 
 @pytest.mark.parametrize("password", [None, WRONG], ids=["none", "wrong"])
 def test_without_the_password_a_service_scores_and_says_so_once(password):
-    """The log of a real process, at its most talkative."""
+    """Check the log of a real process at debug level."""
     environment = {k: v for k, v in os.environ.items() if k != "SCOREKIT_REDIS_PASSWORD"}
     if password:
         environment["SCOREKIT_REDIS_PASSWORD"] = password
@@ -185,23 +187,23 @@ def test_without_the_password_a_service_scores_and_says_so_once(password):
     "url", ["redis://:{}@host:1/0", "rediss://me:{}@host", "redis://host?password={}"]
 )
 def test_a_password_in_the_address_is_refused_and_not_shown(url):
-    with pytest.raises(UserError, match="SCOREKIT_REDIS_PASSWORD") as caught:
+    with pytest.raises(UserError, match="SCOREKIT_REDIS_PASSWORD") as error_info:
         open_tier(url.format(PASSWORD), name="x", max_bytes=2**20, redis_password=None)
-    assert PASSWORD not in str(caught.value)
+    assert PASSWORD not in str(error_info.value)
 
 
 def test_a_cancelled_call_never_gives_its_reply_to_another():
-    """Thousands of reads given up at random moments, while replies are under way."""
+    """Cancel thousands of reads at random moments, while replies are on the way."""
     values = {f"{i:016}".encode(): f'{{"score":{i}.5}}'.encode() for i in range(200)}
     rng = random.Random(7)
     finished = cancelled = 0
 
-    async def one(cache: Cache) -> None:
+    async def read_once(cache: Cache) -> None:
         nonlocal finished, cancelled
         keys = rng.sample(sorted(values), 5)
         call = asyncio.create_task(cache.fetch(keys))
         chance = rng.random()
-        if chance < 0.25:  # some way into the call, however long a way takes here
+        if chance < 0.25:  # some time into the call, however long a round trip takes here
             for _ in range(rng.randrange(8)):
                 await asyncio.sleep(0)
             call.cancel()
@@ -209,12 +211,12 @@ def test_a_cancelled_call_never_gives_its_reply_to_another():
             await asyncio.sleep(rng.uniform(0, 0.004))
             call.cancel()
         try:
-            found = await call
+            values_by_key = await call
         except asyncio.CancelledError:
             cancelled += 1
         else:
             finished += 1
-            assert found == {key: values[key] for key in keys}
+            assert values_by_key == {key: values[key] for key in keys}
 
     async def run(port: int) -> Metrics:
         metrics = Metrics()
@@ -222,12 +224,12 @@ def test_a_cancelled_call_never_gives_its_reply_to_another():
         cache = Cache(0, tier, metrics, None)
         await cache.store(values)
 
-        async def some() -> None:
+        async def read_many() -> None:
             for _ in range(750):
-                await one(cache)
+                await read_once(cache)
 
-        await asyncio.gather(*(some() for _ in range(4)))
-        # The connections that are left answer what they are asked.
+        await asyncio.gather(*(read_many() for _ in range(4)))
+        # The remaining connections still answer.
         assert await cache.fetch(list(values)) == values
         await cache.close()
         return metrics
@@ -237,16 +239,16 @@ def test_a_cancelled_call_never_gives_its_reply_to_another():
         delaying_proxy(redis.port, lambda: rng.uniform(0, 0.001)) as port,
     ):
         metrics = asyncio.run(run(port))
-    # The key in each value would have turned a mix-up into a miss; it was not needed.
+    # The key in each value would have turned a mix-up into a miss; this did not happen.
     assert metrics.registry.get_sample_value("scorekit_cache_damaged_total") == 0
     assert finished > 300 and cancelled > 100, (finished, cancelled)
 
 
 def test_clients_and_reads_that_leave_at_random_moments_disturb_nobody():
-    found = asyncio.run(random_cancellations(600))
-    assert found["wrong"] == found["reads_wrong"] == 0
-    assert found["failed"] == found["damaged_values"] == found["reads_damaged_values"] == 0
-    assert found["answered"] > 200 and found["cancelled"] > 100, found
+    counts = asyncio.run(random_cancellations(600))
+    assert counts["wrong"] == counts["reads_wrong"] == 0
+    assert counts["failed"] == counts["damaged_values"] == counts["reads_damaged_values"] == 0
+    assert counts["answered"] > 200 and counts["cancelled"] > 100, counts
 
 
 def open_tier_for(url: str) -> RedisTier:

@@ -1,4 +1,4 @@
-"""What the OpenAPI document says is what a service does: schemathesis asks it in many ways."""
+"""Check that services follow their OpenAPI document, with many requests from schemathesis."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ seed = 1
 [generation]
 database = "none"
 [checks.not_a_server_error]
-expected-statuses = ["2xx", "3xx", "4xx", "504"]  # 504: the caller's own `timeout_s` was short
+expected-statuses = ["2xx", "3xx", "4xx", "504"]  # 504: the caller's `timeout_s` was short
 [checks.negative_data_rejection]
 expected-statuses = ["400", "401", "404", "405", "413", "422", "431"]  # 413: too many samples
 [checks.positive_data_acceptance]
 expected-statuses = ["2xx", "3xx", "404", "431", "5xx"]  # 431: a query string of 70,000 bytes
 """
-#: No NUL, and not only what Python calls blanks.
+#: No NUL, and at least one character that Python does not strip.
 _NOT_BLANK = (
     "^[^\\u0000]*[^\\u0000\\u0009-\\u000d\\u001c-\\u0020\\u0085\\u00a0\\u1680\\u2000-\\u200a"
     "\\u2028\\u2029\\u202f\\u205f\\u3000][^\\u0000]*$"
@@ -42,17 +42,17 @@ _NOT_BLANK = (
         (FakeEmbedder(), "coverage,fuzzing", 5),
         (FakeRetriever(), "coverage,fuzzing", 9),
     ],
-    ids=lambda given: getattr(given, "service", None),
+    ids=lambda name: getattr(name, "service", None),
 )
 def test_no_request_makes_a_service_break_its_word(backend, phases, routes, tmp_path):
     with running_service(backend, Secrets(api_keys=SecretStr("key"))) as url:
         with httpx.Client(base_url=url, headers={"Authorization": "Bearer key"}) as client:
             document = client.get("/openapi.json").json()
             limit = client.get("/v1/info").json().get("max_input_length")
-        _tell_what_only_the_running_service_knows(document, limit)
+        _add_service_facts(document, limit)
         (tmp_path / "openapi.json").write_text(json.dumps(document))
         (tmp_path / "schemathesis.toml").write_text(CONFIG)
-        done = subprocess.run(
+        result = subprocess.run(
             [
                 sys.executable,
                 "-c",
@@ -74,24 +74,26 @@ def test_no_request_makes_a_service_break_its_word(backend, phases, routes, tmp_
             cwd=tmp_path,
             timeout=120,
         )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{routes} selected / {routes} total" in done.stdout
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert f"{routes} selected / {routes} total" in result.stdout
 
 
-def _tell_what_only_the_running_service_knows(document, max_input_length):
-    """The limit of its model, its names and numbers, which texts it takes, and that it wants a
-    key."""
+def _add_service_facts(document, max_input_length):
+    """Add what only the running service knows.
+
+    This is the limit of its model, its names and numbers, which texts it takes, and that it
+    requires a key."""
     schemas = document["components"]["schemas"]
     if "EmbeddingsRequest" in schemas:
-        asked = schemas["EmbeddingsRequest"]["properties"]
-        text, several = asked["input"]["anyOf"]
-        for one in (text, several["items"]):
-            one |= {"pattern": "^[^\\u0000]+$"}
-        known = {"model": "fake", "dimensions": 8, "prompt_name": "query"}
-        for name, value in known.items():
-            asked[name] = {"enum": [value, None]}
+        properties = schemas["EmbeddingsRequest"]["properties"]
+        text, several = properties["input"]["anyOf"]
+        for schema in (text, several["items"]):
+            schema |= {"pattern": "^[^\\u0000]+$"}
+        valid_values = {"model": "fake", "dimensions": 8, "prompt_name": "query"}
+        for name, value in valid_values.items():
+            properties[name] = {"enum": [value, None]}
     if "SearchRequest" in schemas:
-        _tell_of_pages(document)
+        _add_page_facts(document)
     for name in ("MetricXOptions", "XCometOptions"):
         if name in schemas:
             either = schemas[name]["properties"]["max_input_length"]["anyOf"]
@@ -102,17 +104,20 @@ def _tell_what_only_the_running_service_knows(document, max_input_length):
                 operation["security"] = [{"key": []}]
 
 
-def _tell_of_pages(document):
-    """Which there are, how large they are, and what JSON Schema cannot say of a query."""
+def _add_page_facts(document):
+    """Add the pages, their sizes, and the rules of a query that JSON Schema cannot express."""
     schemas = document["components"]["schemas"]
     text = {"type": "string", "minLength": 1, "pattern": _NOT_BLANK}
-    asked = schemas["RetrieveRequest"]["properties"]
-    asked.pop("query")
-    asked["queries"] |= {"minItems": 1, "items": text}
+    properties = schemas["RetrieveRequest"]["properties"]
+    properties.pop("query")
+    properties["queries"] |= {"minItems": 1, "items": text}
     schemas["RetrieveRequest"]["required"] = ["queries"]
     (queries,) = document["paths"]["/search"]["get"]["parameters"]
     queries["schema"] |= {"items": text}
     for operations in document["paths"].values():
         for parameter in operations.get("get", {}).get("parameters", []):
-            known = {"page_id": {"enum": ["trade_1"]}, "crop": {"pattern": "^0,0,[1-9],[1-9]$"}}
-            parameter["schema"] |= known.get(parameter["name"], {})
+            valid_values = {
+                "page_id": {"enum": ["trade_1"]},
+                "crop": {"pattern": "^0,0,[1-9],[1-9]$"},
+            }
+            parameter["schema"] |= valid_values.get(parameter["name"], {})

@@ -1,4 +1,4 @@
-"""What must not be seen: keys anywhere, texts of samples in a log."""
+"""Check that keys are visible nowhere, and that a log has no texts of samples."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bench.kit.servers import JSON, free_port, wait_ready
 
 ROOT = Path(__file__).parents[4]
 KEY, FILE_KEY, TEXT = "KEY-from-the-environment", "KEY-from-a-file", "CONFIDENTIAL"
-#: A service in which one id is a bug, one text a model failure, and one a failure to tokenise.
+#: A service in which one id is a bug, one text a model failure, and one a tokenizer failure.
 SERVICE = """
 import scorekit.server.app as app
 from scorekit.server.fake import FakeBackend
@@ -44,7 +44,7 @@ main(ServiceSettings, lambda settings: Backend(poison="poison"))
 
 @contextlib.contextmanager
 def _service(code, tmp_path, *flags):
-    """The process, its URL, and a client with a key."""
+    """Yield the process, its URL, and a client with a key."""
     keys, port = tmp_path / "keys", free_port()
     keys.write_text(f"\n  {FILE_KEY}  \n\n")
     keys.chmod(0o600)
@@ -122,7 +122,7 @@ def test_no_text_of_a_sample_reaches_the_log_whatever_happens_to_it(tmp_path):
     lines = [json.loads(line) for line in output.splitlines()]
     events = [line["event"] for line in lines if line.get("id") == "request-bug"]
     assert events == ["bug", "request"]
-    assert "no_such_field" in output and "poisoned batch" in output  # --log-level debug tells all
+    assert "no_such_field" in output and "poisoned batch" in output  # --log-level debug prints all
 
 
 def test_keys_are_seen_nowhere(tmp_path):
@@ -139,10 +139,10 @@ def test_keys_are_seen_nowhere(tmp_path):
             client.get("/v1/info", headers={"Authorization": f"Bearer {KEY}x"}),
         ]
         assert [a.status_code for a in answers] == [200, 200, 200, 404, 200, 500, 200, 401]
-        told = [f"{a.headers}{a.text}" for a in answers]
-        told.append(Path(f"/proc/{process.pid}/cmdline").read_text())
-        told.append(_end(process))
-    assert not any("KEY-from" in text for text in told)
+        outputs = [f"{a.headers}{a.text}" for a in answers]
+        outputs.append(Path(f"/proc/{process.pid}/cmdline").read_text())
+        outputs.append(_end(process))
+    assert not any("KEY-from" in text for text in outputs)
 
 
 @pytest.mark.parametrize(

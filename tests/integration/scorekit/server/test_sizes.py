@@ -1,4 +1,4 @@
-"""Sizes that are legal one by one: what the process holds of all requests together is bounded."""
+"""Check sizes that are allowed one by one: the memory of all requests together is bounded."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from scorekit.server.http.body import VALUES_A_SAMPLE
 from scorekit.server.http.connection import Connection
 from scorekit.server.http.run import server_config
 from scorekit.server.http.settings import ServiceSettings
-from scorekit.server.queue.budget import SAMPLE_BYTES, Budget
-from scorekit.server.queue.pieces import PIECE, PIECE_BYTES, cut_pieces
-from scorekit.server.queue.work import Flight
+from scorekit.server.queue.in_flight import InFlightSample
+from scorekit.server.queue.memory_budget import SAMPLE_BYTES, MemoryBudget
+from scorekit.server.queue.tokenizer_queue import PIECE, PIECE_BYTES, split_tasks
 
 MIB = 2**20
 
 
 def test_bytes_are_bounded_for_all_together():
-    budget = Budget(8 * MIB, MIB)
+    budget = MemoryBudget(8 * MIB, MIB)
     first, second, third = budget.share(), budget.share(), budget.share()
-    first.grow(3 * MIB)
-    second.grow(3 * MIB)
-    with pytest.raises(RequestError) as refused:  # a quarter is left to the small
-        third.grow(2 * MIB)
-    assert refused.value.type == "overloaded" and refused.value.retry_after
-    third.grow(MIB)
-    with pytest.raises(RequestError) as refused:
-        third.grow(7 * MIB)
-    assert refused.value.type == "too_large"  # it would never fit
+    first.reserve(3 * MIB)
+    second.reserve(3 * MIB)
+    with pytest.raises(RequestError) as error_info:  # a quarter is reserved for small ones
+        third.reserve(2 * MIB)
+    assert error_info.value.type == "overloaded" and error_info.value.retry_after
+    third.reserve(MIB)
+    with pytest.raises(RequestError) as error_info:
+        third.reserve(7 * MIB)
+    assert error_info.value.type == "too_large"  # it would never fit
     first.close()
     first.close()
-    assert budget.held == 4 * MIB
+    assert budget.reserved == 4 * MIB
     third.count([None] * 100)
     assert third.size == MIB + 100 * SAMPLE_BYTES
 
@@ -61,7 +61,7 @@ def connections(url, count):
 
 @contextlib.contextmanager
 def service(name="metricx", **settings):
-    """A service of the fake, and its budget."""
+    """Yield a service of the fake, and its budget."""
     checked = ServiceSettings(cache="memory", **settings)
     app = create_app(FakeBackend(name), checked)
     with running_app(app, server_config(app, checked)) as url:
@@ -77,14 +77,14 @@ HALF_SENT = (
 
 
 def test_half_sent_bodies_hold_no_more_than_is_allowed_and_starve_nobody():
-    """Those that have stood still make room, the longest first."""
+    """Check that stalled bodies are dropped for others, the longest first."""
     with service(max_inflight_bytes=2 * MIB, max_body_bytes=MIB) as (url, budget):
         with connections(url, 12) as senders:
             for sender in senders:
                 with contextlib.suppress(ConnectionError):  # refused before all was sent
                     sender.sendall(HALF_SENT)
-            wait_until(lambda: budget.held > MIB, 30)
-            assert budget.held <= 2 * MIB
+            wait_until(lambda: budget.reserved > MIB, 30)
+            assert budget.reserved <= 2 * MIB
             filler = " " * 900_000
             wait_until(
                 lambda: (
@@ -95,17 +95,17 @@ def test_half_sent_bodies_hold_no_more_than_is_allowed_and_starve_nobody():
                 30,
             )
             assert httpx.post(f"{url}/v1/score", json=PAIR).is_success
-        wait_until(lambda: budget.held == 0, 30)
+        wait_until(lambda: budget.reserved == 0, 30)
 
 
 def test_who_comes_slowly_is_told_to_come_again():
     with service(max_inflight_bytes=2 * MIB, max_body_bytes=MIB) as (url, budget):
         with connections(url, 1) as (sender,):
             sender.sendall(HALF_SENT)
-            wait_until(lambda: budget.held >= 700_000, 30)
+            wait_until(lambda: budget.reserved >= 700_000, 30)
             slow = next(iter(budget.receiving))
             slow.moved -= 10
-            budget.most = 100_000  # there is no room any more
+            budget.max_bytes = 100_000  # no capacity remains
             assert httpx.post(f"{url}/v1/score", json=PAIR).is_success
             answer = sender.recv(65536)
         assert b" 429 " in answer.split(b"\r\n")[0] and b"retry-after: " in answer.lower()
@@ -119,11 +119,11 @@ def test_what_was_answered_refused_or_left_holds_nothing():
         httpx.post(f"{url}/v1/score", json={"samples": [{"src": "a", "mt": "x" * 300_000}]})
         httpx.post(f"{url}/v1/score/stream", json=PAIR)
         with httpx.stream("POST", f"{url}/v1/score/stream", json=PAIR):
-            pass  # nobody reads it
+            pass  # the answer is not read
         with connections(url, 1) as (sender,):
             sender.sendall(HALF_SENT)
-            wait_until(lambda: budget.held > 0, 30)
-        wait_until(lambda: budget.held == 0, 30)
+            wait_until(lambda: budget.reserved > 0, 30)
+        wait_until(lambda: budget.reserved == 0, 30)
 
 
 @pytest.mark.parametrize("junk", [b"[],", b"{},", b"0,", b'"",', b'{"a":[]},'])
@@ -139,15 +139,15 @@ def test_millions_of_values_are_counted_before_they_are_parsed(junk):
     "body", [b'"' + rb"\"" * MIB, b" " * 2 * MIB, b"[" * MIB, b'"a' * MIB, b"\\" * MIB]
 )
 def test_a_body_that_is_no_json_is_looked_at_once(body):
-    """Were a part of it tried again from each place, a megabyte would take hours."""
+    """Check the time: with an attempt from each position, a megabyte would take hours."""
     with service() as (url, budget):
         answer = httpx.post(f"{url}/v1/score", content=body, headers=JSON, timeout=60)
         assert answer.status_code in (413, 422)
-        wait_until(lambda: budget.held == 0, 30)
+        wait_until(lambda: budget.reserved == 0, 30)
 
 
 def test_a_large_body_may_have_as_many_samples_as_any():
-    """Quotes, brackets and escapes within texts are no values."""
+    """Check that quotes, brackets and escapes within texts are not counted as values."""
     texts = ['"[{,' * 20, "\\" * 41, "\n\\u0041", "가{]" * 30]
     samples = [{"id": f"{k}", "src": texts[k % 4], "mt": f"{k}{texts[k % 3]}"} for k in range(5000)]
     with service(max_samples=5000) as (url, budget):
@@ -156,20 +156,20 @@ def test_a_large_body_may_have_as_many_samples_as_any():
         results = answer.json()["results"]
         assert [r["id"] for r in results] == [s["id"] for s in samples]
         assert all(r["ok"] for r in results)
-        wait_until(lambda: budget.held == 0, 30)
+        wait_until(lambda: budget.reserved == 0, 30)
 
 
 def test_equal_samples_give_a_long_answer_in_parts():
-    """The spans of a text of letters, ten thousand times: 60 MB of JSON from 5 kB of answer."""
+    """Request the spans of a text ten thousand times: 60 MB of JSON from 5 kB of answer."""
     mt = "word " * 60
     with running_service(FakeBackend("xcomet")) as url:
         body = {"samples": [{"src": "a", "mt": mt}] * 10_000}
         with httpx.stream("POST", f"{url}/v1/score", json=body, timeout=120) as answer:
             assert answer.status_code == 200 and "content-length" not in answer.headers
-            whole = answer.read()
-    found = json.loads(whole)["results"]
-    assert len(found) == 10_000 and all(one == found[0] for one in found)
-    assert len(found[0]["error_spans"]) == 60
+            raw_body = answer.read()
+    results = json.loads(raw_body)["results"]
+    assert len(results) == 10_000 and all(result == results[0] for result in results)
+    assert len(results[0]["error_spans"]) == 60
 
 
 def test_an_answer_that_nobody_reads_is_given_up(monkeypatch):
@@ -182,7 +182,7 @@ def test_an_answer_that_nobody_reads_is_given_up(monkeypatch):
     with service("xcomet") as (url, budget), connections(url, 1) as (deaf,):
         deaf.sendall(head + body)
         assert deaf.recv(12) == b"HTTP/1.1 200"
-        wait_until(lambda: budget.held == 0, 60)  # the connection was cut
+        wait_until(lambda: budget.reserved == 0, 60)  # the connection was closed
         received = 0
         with contextlib.suppress(ConnectionResetError):
             while data := deaf.recv(2**20):
@@ -192,9 +192,9 @@ def test_an_answer_that_nobody_reads_is_given_up(monkeypatch):
 
 def test_pieces_are_bounded_in_samples_and_bytes():
     def flights(sizes):
-        return [Flight(b"", None, "bulk", 1, time.monotonic(), size) for size in sizes]
+        return [InFlightSample(b"", None, "bulk", 1, time.monotonic(), size) for size in sizes]
 
-    small = cut_pieces(None, flights([10] * 600), None)
-    assert [len(piece.flights) for piece in small] == [PIECE, PIECE, 600 - 2 * PIECE]
-    large = cut_pieces(None, flights([99_000] * 6 + [PIECE_BYTES * 3, 1]), None)
-    assert [len(piece.flights) for piece in large] == [2, 2, 2, 1, 1]
+    small = split_tasks(None, flights([10] * 600), None)
+    assert [len(task.flights) for task in small] == [PIECE, PIECE, 600 - 2 * PIECE]
+    large = split_tasks(None, flights([99_000] * 6 + [PIECE_BYTES * 3, 1]), None)
+    assert [len(task.flights) for task in large] == [2, 2, 2, 1, 1]

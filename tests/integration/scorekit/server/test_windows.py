@@ -1,4 +1,4 @@
-"""`overlong: windows` over HTTP, of services that run the demo's models."""
+"""Test `overlong: windows` over HTTP, with services that run the demo's models."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ MODELS = ROOT / "demo/models"
 
 @pytest.fixture(scope="module", params=["xcomet", "metricx"])
 def url(request):
-    made = {"xcomet": XCometBackend, "metricx": MetricXBackend}[request.param]
-    backend = made(str(MODELS / request.param), device="cpu", threads=1)
+    backend_class = {"xcomet": XCometBackend, "metricx": MetricXBackend}[request.param]
+    backend = backend_class(str(MODELS / request.param), device="cpu", threads=1)
     with running_service(backend, cache="memory") as url:
         wait_ready(url)
         yield url
@@ -51,17 +51,17 @@ def test_a_long_document_is_scored_whole(url):
     for sample in ({k: document[k] for k in ("src", "mt")}, document):
         short = {k: text[:40] for k, text in sample.items()}
         results = _post(url, [sample, short], overlong="windows", cache=False)["results"]
-        whole, fits = results
+        windowed, fits = results
         (cut,) = _post(url, [sample], cache=False)["results"]
         assert any(cut["truncated"].values()) and "windows" not in cut
         assert fits == _post(url, [short], cache=False)["results"][0] and "windows" not in fits
-        assert not any(whole["truncated"].values())
-        assert whole["mt_covered"] == len(sample["mt"])
-        windows = whole["windows"]
-        assert len(windows) > 1 and whole["tokens"] > cut["tokens"]
+        assert not any(windowed["truncated"].values())
+        assert windowed["mt_covered"] == len(sample["mt"])
+        windows = windowed["windows"]
+        assert len(windows) > 1 and windowed["tokens"] > cut["tokens"]
         assert windows[0]["src_start"] == 0 and windows[-1]["src_end"] == len(sample["src"])
         assert all(a["mt_end"] == b["mt_start"] for a, b in pairwise(windows))
-        for span in whole.get("error_spans", []):
+        for span in windowed.get("error_spans", []):
             assert sample["mt"][span["start"] : span["end"]] == span["text"]
 
 
@@ -70,21 +70,22 @@ def test_sentences_that_fit_only_apart_are_scored_as_if_sent_apart(url):
     alone = [
         dict(zip(document, pair, strict=True)) for pair in zip(*document.values(), strict=True)
     ]
-    apart = _post(url, alone, cache=False)["results"]
-    limit = max(one["tokens"] for one in apart) + 1  # MetricX's limit counts an end that it drops
+    separate = _post(url, alone, cache=False)["results"]
+    # MetricX's limit counts an end token that it drops.
+    limit = max(result["tokens"] for result in separate) + 1
     both = {k: " ".join(texts) for k, texts in document.items()}
     (got,) = _post(url, [both], overlong="windows", max_input_length=limit, cache=False)["results"]
     assert [w["score"] for w in got["windows"]] == pytest.approx(
-        [one["score"] for one in apart], abs=1e-4
+        [result["score"] for result in separate], abs=1e-4
     )
-    assert got["tokens"] == sum(one["tokens"] for one in apart)
+    assert got["tokens"] == sum(result["tokens"] for result in separate)
 
 
 def test_the_cache_keeps_windows_apart_from_what_is_cut(url):
     sample = {k: text + " " for k, text in _document(12).items() if k != "ref"}
     first = _post(url, [sample], overlong="windows")["results"][0]
-    again = _post(url, [sample], overlong="windows")["results"][0]
-    assert not first["cached"] and again == first | {"cached": True}
+    repeated = _post(url, [sample], overlong="windows")["results"][0]
+    assert not first["cached"] and repeated == first | {"cached": True}
     assert "windows" not in _post(url, [sample])["results"][0]
 
 
@@ -96,8 +97,8 @@ def test_our_client_reads_them(url):
         scored = client.score_frame(frame, options={"overlong": "windows"})
         assert "windows" not in client.score_frame(frame[1:])
     assert result.ok and len(result.windows) > 1
-    told = [window.model_dump() for window in result.windows]
-    assert scored["windows"].tolist() == [told, None]
+    windows = [window.model_dump() for window in result.windows]
+    assert scored["windows"].tolist() == [windows, None]
 
 
 def _scores(url, mt, **options):
@@ -106,8 +107,10 @@ def _scores(url, mt, **options):
 
 
 def _longest_wait(url):
-    told = httpx.get(f"{url}/metrics").text
-    return float(re.search(r'scorekit_longest_wait_seconds{line="small"} (\S+)', told).group(1))
+    metrics_text = httpx.get(f"{url}/metrics").text
+    return float(
+        re.search(r'scorekit_longest_wait_seconds{line="small"} (\S+)', metrics_text).group(1)
+    )
 
 
 def test_one_word_does_not_wait_for_the_longest_document_and_readiness_says_what_waits():

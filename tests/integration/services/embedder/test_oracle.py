@@ -1,4 +1,4 @@
-"""The service's vectors are those of SentenceTransformer.encode."""
+"""Check that the service's vectors equal those of SentenceTransformer.encode."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from bench.embeddings.folders import make_folder, make_plain_folder
 from bench.kit.servers import running_service
 from scorekit.client.embeddings import Embeddings
 from scorekit.errors import UserError
+from services.embedder.endpoint import EmbedOptions
 from services.embedder.model import EmbedderBackend
-from services.embedder.verb import EmbedOptions
 
-#: Of float32: sums of a few hundred products, in another order for each shape of a batch.
+#: float32: sums of a few hundred products, in another order for each shape of a batch.
 CLOSE = 1e-5
 MAX_LENGTH = 64
 DEMO = Path(__file__).parents[4] / "demo/models/encoder"
@@ -47,26 +47,28 @@ FORMS = {
 def folders(tmp_path_factory):
     root = tmp_path_factory.mktemp("embedders")
     return {
-        form: make_folder(root / f"{k}", seed=k, max_length=MAX_LENGTH, **how)
-        for k, (form, how) in enumerate(FORMS.items())
+        form: make_folder(root / f"{k}", seed=k, max_length=MAX_LENGTH, **options)
+        for k, (form, options) in enumerate(FORMS.items())
     }
 
 
-def encoded_by_upstream(folder, texts, **how):
+def encoded_by_upstream(folder, texts, **options):
     from sentence_transformers import SentenceTransformer
 
     model = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
-    return model.encode(texts, normalize_embeddings=True, **how)
+    return model.encode(texts, normalize_embeddings=True, **options)
 
 
 def embedded(backend, texts, options=None):
-    encoded = backend.encode(texts, options or backend.verb.plain_options(backend.told))
+    encoded = backend.encode(
+        texts, options or backend.endpoint.default_options(backend.description)
+    )
     return np.stack([outcome["embedding"] for outcome in backend.forward(encoded)])
 
 
-def loaded(folder, **how):
-    backend = EmbedderBackend(str(folder), device="cpu", threads=1, **how)
-    backend.told = backend.load()
+def loaded(folder, **options):
+    backend = EmbedderBackend(str(folder), device="cpu", threads=1, **options)
+    backend.description = backend.load()
     return backend
 
 
@@ -74,21 +76,24 @@ def loaded(folder, **how):
 def test_vectors_are_upstreams_whatever_the_batch(folders, form):
     backend = loaded(folders[form])
     want = encoded_by_upstream(folders[form], TEXTS)
-    assert np.abs(want[0] - want[5]).max() > 0.01  # texts differ by much more than they may
+    assert np.abs(want[0] - want[5]).max() > 0.01  # texts differ by much more than the tolerance
     shuffled = list(range(len(TEXTS)))
     random.Random(3).shuffle(shuffled)
-    whole = embedded(backend, [TEXTS[k] for k in shuffled])
+    batched = embedded(backend, [TEXTS[k] for k in shuffled])
     alone = np.concatenate([embedded(backend, [text]) for text in TEXTS])
-    for k, place in enumerate(shuffled):
-        assert np.abs(whole[k] - want[place]).max() < CLOSE
+    for k, index in enumerate(shuffled):
+        assert np.abs(batched[k] - want[index]).max() < CLOSE
     assert np.abs(alone - want).max() < CLOSE
-    assert backend.told.dimension == want.shape[1]
+    assert backend.description.dimension == want.shape[1]
 
 
 def test_the_demos_encoder_is_read_as_upstream_reads_it():
     backend = loaded(DEMO)
-    whole = [text for text in TEXTS if len(text) < 500]
-    assert np.abs(embedded(backend, whole) - encoded_by_upstream(DEMO, whole)).max() < CLOSE
+    short_texts = [text for text in TEXTS if len(text) < 500]
+    assert (
+        np.abs(embedded(backend, short_texts) - encoded_by_upstream(DEMO, short_texts)).max()
+        < CLOSE
+    )
 
 
 def test_a_plain_folder_is_pooled_as_it_is_said(tmp_path):
@@ -104,14 +109,14 @@ def test_a_plain_folder_is_pooled_as_it_is_said(tmp_path):
         want = model.encode(TEXTS, normalize_embeddings=True)
         backend = loaded(folder, pooling=pooling)
         assert np.abs(embedded(backend, TEXTS) - want).max() < CLOSE
-        assert backend.told.pooling == pooling
+        assert backend.description.pooling == pooling
 
 
 def test_a_prompt_stands_before_each_text(folders):
     backend = loaded(folders["prompt"])
     want = encoded_by_upstream(folders["prompt"], ["a b"], prompt_name="plain")
     assert np.abs(embedded(backend, ["a b"], EmbedOptions(True, "")) - want).max() < CLOSE
-    assert np.abs(embedded(backend, ["a b"]) - want).max() > 10 * CLOSE  # the default one
+    assert np.abs(embedded(backend, ["a b"]) - want).max() > 10 * CLOSE  # the default prompt
 
 
 def test_a_smaller_limit_cuts_as_upstream_would(folders):
@@ -134,9 +139,9 @@ def test_bfloat16_is_near(folders):
 
 def test_the_client_gets_upstreams_vectors_over_http(folders):
     backend = EmbedderBackend(str(folders["dense"]), device="cpu", threads=1)
-    whole = [text for text in TEXTS if len(text) < 100]
+    short_texts = [text for text in TEXTS if len(text) < 100]
     with running_service(backend) as url, Embeddings(url) as client:
         assert client.info().dimension == 16 and client.info().pooling == "mean"
-        got = client.embed([*whole, *reversed(whole)])
-    want = encoded_by_upstream(folders["dense"], whole)
+        got = client.embed([*short_texts, *reversed(short_texts)])
+    want = encoded_by_upstream(folders["dense"], short_texts)
     assert np.abs(np.array(got) - np.concatenate([want, want[::-1]])).max() < CLOSE

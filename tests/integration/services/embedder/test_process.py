@@ -1,4 +1,4 @@
-"""`python -m services.embedder` as a user starts it, asked by OpenAI's own client."""
+"""Test `python -m services.embedder` as a user starts it, with OpenAI's own client."""
 
 from __future__ import annotations
 
@@ -42,27 +42,27 @@ def test_openais_client_gets_upstreams_vectors_from_the_process(tmp_path):
         url = f"http://127.0.0.1:{port}"
         wait_ready(url)
         with openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0) as client:
-            for form in ({}, {"encoding_format": "float"}):  # left out, it asks for base64
+            for form in ({}, {"encoding_format": "float"}):  # without a format it requests base64
                 answer = client.embeddings.create(model="bge-ko", input=texts, **form)
                 got = np.array([row.embedding for row in answer.data])
                 assert np.abs(got - want).max() < 1e-5
-            for bad, told in (
+            for bad, message in (
                 ("", "at least 1 character"),
                 ("word " * 99, "overlong"),
                 ([1, 2], "token ids are not taken"),
                 (["a"] * 2049, "more than 2048 texts"),
                 ("a\0b", "NUL character"),
             ):
-                with pytest.raises(openai.APIStatusError, match=told) as refused:
+                with pytest.raises(openai.APIStatusError, match=message) as error_info:
                     client.embeddings.create(model="bge-ko", input=bad)
-                assert refused.value.status_code in (413, 422)
+                assert error_info.value.status_code in (413, 422)
         with Embeddings(url, batch_size=2048) as client:
             many = client.embed([f"text {k}" for k in range(2048)])
             assert len(many) == 2048 and all(len(vector) == 32 for vector in many)
         assert httpx.get(f"{url}/v1/info").json()["max_samples"] == 2048
         process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=PATIENCE_S)
-        assert process.returncode == 0 and "안녕" not in said
+        _, stderr = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 0 and "안녕" not in stderr
     finally:
         process.kill()
 
@@ -77,6 +77,6 @@ def test_mistakes_are_one_line_and_exit_code_2(tmp_path):
         (["--model", plain, "--pooling", "sum"], "--pooling"),
     ]:
         process = start(*flags)
-        _, said = process.communicate(timeout=PATIENCE_S)
-        assert process.returncode == 2 and said.startswith("error: "), said
-        assert said.count("\n") == 1 and words in said
+        _, stderr = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 2 and stderr.startswith("error: "), stderr
+        assert stderr.count("\n") == 1 and words in stderr

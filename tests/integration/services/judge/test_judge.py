@@ -1,4 +1,4 @@
-"""The judge over HTTP: verdicts by rules and by an LLM, and what happens when that misbehaves."""
+"""Test the judge over HTTP: verdicts by rules and by an LLM, and an LLM that misbehaves."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ def test_rules_call_themselves_rules_and_need_no_llm(rules_url):
 @pytest.mark.parametrize(
     ("sample", "words"),
     [
-        (GOOD | {"task": "poetry"}, "there are"),
+        (GOOD | {"task": "poetry"}, "there are answer_correctness"),
         ({k: v for k, v in GOOD.items() if k != "candidate"}, "candidate: the rubric wants it"),
-        (GOOD | {"extra": "x"}, "a text that the rubric has not"),
+        (GOOD | {"extra": "x"}, "unknown text. The rubric has"),
         (GOOD | {"source_lang": "Elbonian"}, "source_lang"),
         (GOOD | {"candidate": "a\0b"}, "NUL"),
     ],
@@ -106,8 +106,8 @@ def test_an_llms_verdict_comes_back_with_the_sampling_of_the_rubric():
     with fake.running() as upstream, running_judge(upstream=upstream) as url:
         (result,) = judge(url, GOOD | {"id": "x"})
         usage, calls = result.pop("usage"), result.pop("upstream_calls")
-        wanted = {"id": "x", "ok": True, "cached": False, "score": 1.0, "verdict": PASS}
-        assert calls == 1 and result == wanted
+        expected = {"id": "x", "ok": True, "cached": False, "score": 1.0, "verdict": PASS}
+        assert calls == 1 and result == expected
         assert usage["completion_tokens"] == len(json.dumps(PASS).split())
         assert usage["prompt_tokens"] > 100
         body = fake.requests[0].body
@@ -139,12 +139,12 @@ def test_how_much_is_thought_is_told_and_makes_it_another_judge():
     assert len(revisions) == 2
 
 
-@pytest.mark.parametrize(("said", "passed"), [(0.5, True), (0.25, False), (1, True)])
-def test_an_answer_is_scored_between_0_and_1(said, passed):
-    fake = saying({"score": said, "reason_code": "partial", "notes": ""})
+@pytest.mark.parametrize(("stated_score", "passed"), [(0.5, True), (0.25, False), (1, True)])
+def test_an_answer_is_scored_between_0_and_1(stated_score, passed):
+    fake = saying({"score": stated_score, "reason_code": "partial", "notes": ""})
     with fake.running() as upstream, running_judge(upstream=upstream) as url:
         (result,) = judge(url, ANSWER)
-        assert result["score"] == said and result["verdict"]["pass"] is passed
+        assert result["score"] == stated_score and result["verdict"]["pass"] is passed
 
 
 def test_long_notes_are_cut():
@@ -162,14 +162,14 @@ def test_a_batch_is_asked_at_once():
         backend.load()
         samples = [JudgeSample(**GOOD | {"candidate": f"후보 {i}"}) for i in range(8)]
         fake.hang = True
-        found = []
+        outcomes = []
         batch = backend.encode(samples, JudgeOptions())
-        asking = threading.Thread(target=lambda: found.extend(backend.forward(batch)))
+        asking = threading.Thread(target=lambda: outcomes.extend(backend.forward(batch)))
         asking.start()
         wait_until(lambda: fake.in_flight == 8)
         fake.hang = False
         asking.join(30)
-        assert [outcome["verdict"] for outcome in found] == [PASS] * 8
+        assert [outcome["verdict"] for outcome in outcomes] == [PASS] * 8
 
 
 def test_models_that_callers_named_leave_nothing_behind_but_a_few_clients():
@@ -197,7 +197,7 @@ def test_malformed_json_gets_a_second_try():
 
 
 @pytest.mark.parametrize(
-    "said",
+    "answer",
     [
         "It passes.",
         "",
@@ -208,8 +208,8 @@ def test_malformed_json_gets_a_second_try():
         {"pass": True},
     ],
 )
-def test_malformed_json_twice_is_an_error_and_no_verdict(said):
-    fake = saying(said)
+def test_malformed_json_twice_is_an_error_and_no_verdict(answer):
+    fake = saying(answer)
     with fake.running() as upstream, running_judge(upstream=upstream) as url:
         (result,) = judge(url, GOOD)
         assert not result["ok"] and "verdict" not in result
@@ -219,9 +219,9 @@ def test_malformed_json_twice_is_an_error_and_no_verdict(said):
         assert httpx.get(f"{url}/health/ready").status_code == 200
 
 
-@pytest.mark.parametrize("said", [7, -0.1, "1", None])
-def test_a_score_beside_the_scale_is_an_error(said):
-    fake = saying({"score": said, "reason_code": "correct", "notes": ""})
+@pytest.mark.parametrize("stated_score", [7, -0.1, "1", None])
+def test_a_score_beside_the_scale_is_an_error(stated_score):
+    fake = saying({"score": stated_score, "reason_code": "correct", "notes": ""})
     with fake.running() as upstream, running_judge(upstream=upstream) as url:
         (result,) = judge(url, ANSWER)
         assert result["error"]["type"] == "model_failure"
@@ -306,26 +306,26 @@ def test_start_warm_up_and_readiness_ask_no_llm():
 
 
 def test_verdicts_are_cached_under_everything_that_shapes_them(tmp_path):
-    fake = FakeOpenAI()  # answers by a hash of messages, temperature and schema
+    fake = FakeOpenAI()  # it answers by a hash of messages, temperature and schema
     cache = f"sqlite:///{tmp_path}/judge.sqlite"
     with fake.running() as upstream:
         with running_judge(upstream=upstream, cache=cache) as url:
             (first,) = judge(url, GOOD)
-            (again,) = judge(url, GOOD)
-            assert again == first | {"cached": True} and len(fake.requests) == 1
+            (repeated,) = judge(url, GOOD)
+            assert repeated == first | {"cached": True} and len(fake.requests) == 1
             for options in ({"temperature": 0.1}, {"max_tokens": 127}, {"model": "teacher"}):
                 assert not judge(url, GOOD, **options)[0]["cached"]
             assert not judge(url, GOOD | {"target_lang": "ja"})[0]["cached"]
             assert not judge(url, GOOD | {"candidate": "집"})[0]["cached"]
             assert not judge(url, GOOD, cache=False)[0]["cached"]
-        asked = len(fake.requests)
+        num_requests = len(fake.requests)
         with running_judge(upstream=upstream, cache=cache) as url:
             assert judge(url, GOOD)[0] == first | {"cached": True}
-        own = tmp_path / "own.yaml"
-        own.write_text(OWN)
+        rubric_path = tmp_path / "own.yaml"
+        rubric_path.write_text(OWN)
         with running_judge(upstream=upstream, cache=cache, rubrics=tmp_path) as url:
             assert not judge(url, GOOD)[0]["cached"]
-        assert len(fake.requests) == asked + 1
+        assert len(fake.requests) == num_requests + 1
     fake.model = "newer"
     with (
         fake.running() as upstream,
@@ -336,8 +336,8 @@ def test_verdicts_are_cached_under_everything_that_shapes_them(tmp_path):
 
 def test_samples_that_differ_only_in_a_rubrics_variable_are_not_mixed_up():
     def answer(body, seed):
-        said = body["messages"][1]["content"]
-        return json.dumps(PASS | {"notes": next(n for n in ("첫째", "둘째") if n in said)})
+        prompt = body["messages"][1]["content"]
+        return json.dumps(PASS | {"notes": next(n for n in ("첫째", "둘째") if n in prompt)})
 
     fake = FakeOpenAI(respond=answer)
     with fake.running() as upstream, running_judge(upstream=upstream) as url:
@@ -384,7 +384,7 @@ def test_translations_are_still_scored_and_verdicts_are_no_scores_of_translation
         assert isinstance(result, Scored)
     with SyncScoringClient(rules_url) as client:
         results = client.score([GOOD])
-    with pytest.raises(UserError, match="no scores of translations"):
+    with pytest.raises(UserError, match="not scores of translations"):
         reward_output(results)
 
 

@@ -1,4 +1,4 @@
-"""Samples with pictures: what a vision model is sent, and what no model is sent."""
+"""Test samples with images: what a vision model gets, and what no model gets."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from PIL import Image
 
 from bench.kit.judge import judge, running_judge
 from bench.kit.openai_server import FakeOpenAI
-from services.judge import pictures
+from services.judge import images
 
 VERDICT = {"score": 0.75, "reason_code": "partial", "notes": "half of it"}
 
 
-def picture(kind: str = "PNG", colour: int = 0, size: tuple[int, int] = (40, 30)) -> str:
+def make_image(kind: str = "PNG", colour: int = 0, size: tuple[int, int] = (40, 30)) -> str:
     data = io.BytesIO()
     Image.new("RGB", size, (colour, 0, 0)).save(data, kind)
     return b64encode(data.getvalue()).decode()
 
 
 def sample(*images: str, **texts: str) -> dict:
-    told = {"task": "answer_grounded", "query": "How much?", "answer": "12 %"} | texts
-    return told | {"images": list(images)}
+    fields = {"task": "answer_grounded", "query": "How much?", "answer": "12 %"} | texts
+    return fields | {"images": list(images)}
 
 
-def seen(body, seed):
-    """A verdict that names how many pictures it was shown."""
+def verdict_with_count(body, seed):
+    """Return a verdict that states how many images the model saw."""
     content = body["messages"][1]["content"]
-    shown = [part for part in content if part["type"] in ("image_url", "input_image")]
-    return json.dumps(VERDICT | {"notes": f"{len(shown)} seen"})
+    image_parts = [part for part in content if part["type"] in ("image_url", "input_image")]
+    return json.dumps(VERDICT | {"notes": f"{len(image_parts)} seen"})
 
 
 @pytest.fixture(scope="module")
 def served():
-    fake = FakeOpenAI(respond=seen)
+    fake = FakeOpenAI(respond=verdict_with_count)
     with fake.running() as upstream, running_judge(upstream=upstream) as url:
         yield fake, url, upstream
 
@@ -46,48 +46,55 @@ def served():
 def test_a_vision_model_is_sent_the_pictures_between_texts_of_ours(served):
     fake, url, _ = served
     fake.forget()
-    (result,) = judge(url, sample(picture("PNG"), picture("JPEG"), picture("WEBP")))
+    (result,) = judge(url, sample(make_image("PNG"), make_image("JPEG"), make_image("WEBP")))
     assert (result["score"], result["verdict"]["notes"]) == (0.75, "3 seen")
     assert result["usage"]["completion_tokens"] > 0
     system, user = fake.requests[0].body["messages"]
     assert "pictures are data" in system["content"]
-    first, *shown, last = user["content"]
+    first, *image_parts, last = user["content"]
     assert "How much?" in first["text"] and last["text"].startswith("The texts end here")
-    heads = [part["image_url"]["url"].partition(";")[0] for part in shown]
+    heads = [part["image_url"]["url"].partition(";")[0] for part in image_parts]
     assert heads == ["data:image/png", "data:image/jpeg", "data:image/webp"]
-    sent = b64decode(shown[0]["image_url"]["url"].partition(",")[2])
-    assert sent == b64decode(picture("PNG"))
+    sent = b64decode(image_parts[0]["image_url"]["url"].partition(",")[2])
+    assert sent == b64decode(make_image("PNG"))
 
 
 def test_other_pictures_are_another_question_to_the_cache(served):
     fake, url, _ = served
     fake.forget()
-    first, again = (judge(url, sample(picture(colour=1)))[0] for _ in range(2))
-    assert (first["cached"], again["cached"]) == (False, True)
-    assert first["usage"] == again["usage"]
-    others = (sample(picture(colour=2)), sample(picture(colour=1), picture(colour=1)))
-    assert [result["cached"] for result in judge(url, *others)] == [False, False]
+    first, repeated = (judge(url, sample(make_image(colour=1)))[0] for _ in range(2))
+    assert (first["cached"], repeated["cached"]) == (False, True)
+    assert first["usage"] == repeated["usage"]
+    other_samples = (
+        sample(make_image(colour=2)),
+        sample(make_image(colour=1), make_image(colour=1)),
+    )
+    assert [result["cached"] for result in judge(url, *other_samples)] == [False, False]
     assert len(fake.requests) == 3
 
 
 def test_an_answer_asked_for_twice_counts_both(served):
     fake, url, _ = served
     fake.forget()
-    fake.respond = lambda body, seed: "no JSON" if len(fake.requests) == 1 else seen(body, seed)
+    fake.respond = lambda body, seed: (
+        "no JSON" if len(fake.requests) == 1 else verdict_with_count(body, seed)
+    )
     try:
-        (result,) = judge(url, sample(picture(colour=3)))
+        (result,) = judge(url, sample(make_image(colour=3)))
     finally:
-        fake.respond = seen
+        fake.respond = verdict_with_count
     _, second = fake.requests
     assert "An earlier answer was not the JSON" in second.body["messages"][1]["content"][-1]["text"]
-    assert result["usage"]["completion_tokens"] == 2 + len(seen(second.body, 0).split())
+    assert result["usage"]["completion_tokens"] == 2 + len(
+        verdict_with_count(second.body, 0).split()
+    )
 
 
 def test_a_judge_may_speak_the_responses_api(served):
     fake, _, upstream = served
     fake.forget()
     with running_judge(upstream=upstream, api="responses") as url:
-        (result,) = judge(url, sample(picture(colour=4)))
+        (result,) = judge(url, sample(make_image(colour=4)))
     assert result["score"] == 0.75
     body = fake.requests[0].body
     kinds = [part["type"] for part in body["input"][1]["content"]]
@@ -96,8 +103,8 @@ def test_a_judge_may_speak_the_responses_api(served):
 
 
 def bomb(side: int) -> str:
-    """A small PNG that claims to be enormous."""
-    data = bytearray(b64decode(picture()))
+    """Return a small PNG that claims to be enormous."""
+    data = bytearray(b64decode(make_image()))
     data[16:24] = (side).to_bytes(4, "big") * 2
     data[29:33] = zlib.crc32(data[12:29]).to_bytes(4, "big")
     return b64encode(data).decode()
@@ -106,14 +113,14 @@ def bomb(side: int) -> str:
 @pytest.mark.parametrize(
     ("images", "words"),
     [
-        ([], "wants 1 to 16"),
-        ([picture()] * 17, "wants 1 to 16"),
+        ([], "the rubric requires 1 to 16"),
+        ([make_image()] * 17, "the rubric requires 1 to 16"),
         (["!!"], "images.0: not base64"),
-        ([picture(), ""], "images.1: neither PNG"),
-        ([picture("GIF")], "neither PNG"),
+        ([make_image(), ""], "images.1: neither PNG"),
+        ([make_image("GIF")], "neither PNG"),
         ([b64encode(b"<svg/>").decode()], "neither PNG"),
         ([b64encode(b"\x89PNG\r\n\x1a\n").decode()], "neither PNG"),
-        (["data:image/png;base64," + picture()], "not base64"),
+        (["data:image/png;base64," + make_image()], "not base64"),
         ([bomb(60_000)], "pixels"),
         ([bomb(6_000)], "6000 x 6000 pixels"),
     ],
@@ -121,20 +128,20 @@ def bomb(side: int) -> str:
 def test_what_is_no_picture_fails_its_sample_and_asks_nobody(served, images, words):
     fake, url, _ = served
     fake.forget()
-    bad, good = judge(url, sample(*images), sample(picture(colour=9)))
+    bad, good = judge(url, sample(*images), sample(make_image(colour=9)))
     assert bad["error"]["type"] == "invalid_input" and words in bad["error"]["message"]
     assert good["ok"] and len(fake.requests) <= 1
 
 
 def test_a_picture_of_too_many_bytes_is_refused(served, monkeypatch):
-    monkeypatch.setattr(pictures, "MAX_BYTES", 60)
-    (result,) = judge(served[1], sample(picture(colour=8)))
+    monkeypatch.setattr(images, "MAX_BYTES", 60)
+    (result,) = judge(served[1], sample(make_image(colour=8)))
     assert "larger than 60 bytes" in result["error"]["message"]
 
 
 def test_texts_alone_take_no_pictures_and_lists_are_bounded(served):
     texts = {"task": "answer_correctness", "query": "q", "answer": "a", "reference": "r"}
-    (result,) = judge(served[1], texts | {"images": [picture()]})
+    (result,) = judge(served[1], texts | {"images": [make_image()]})
     assert "wants no pictures" in result["error"]["message"]
     for wrong in ([""] * 33, "AAAA", [1]):
         response = httpx.post(

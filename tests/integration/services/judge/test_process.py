@@ -1,4 +1,4 @@
-"""`python -m services.judge` as a user starts it."""
+"""Test `python -m services.judge` as a user starts it."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def start(*flags, **environment):
 
 
 def ending(process):
-    """(exit code, stderr) of a process that ends by itself."""
-    _, said = process.communicate(timeout=180)
-    return process.returncode, said
+    """Return (exit code, stderr) of a process that ends by itself."""
+    _, stderr = process.communicate(timeout=180)
+    return process.returncode, stderr
 
 
 def test_without_any_flag_it_judges_by_rules():
@@ -78,21 +78,21 @@ def test_mistakes_are_one_line_and_exit_code_2(tmp_path):
     (tmp_path / "own.yaml").write_text("system: x\n")
     for flags, words in [
         (["--backend", "openai"], "--base-url"),
-        (["--backend", "openai", "--base-url", "host:8000", "--model", "m"], "no URL"),
+        (["--backend", "openai", "--base-url", "host:8000", "--model", "m"], "is not the URL"),
         (["--rubrics", str(tmp_path / "none")], "no such folder"),
         (["--rubrics", str(tmp_path)], "own.yaml: "),
         (["--max-concurrency", "0"], "--max-concurrency"),
     ]:
-        code, said = ending(start(*flags))
-        assert code == 2 and said.startswith("error: ") and said.count("\n") == 1, said
-        assert words in said
+        code, stderr = ending(start(*flags))
+        assert code == 2 and stderr.startswith("error: ") and stderr.count("\n") == 1, stderr
+        assert words in stderr
 
 
 def test_an_upstreams_password_is_refused_on_the_command_line_alone():
     flags = ("--port", "0", "--backend", "openai", "--model", "teacher")
     address = "http://me:hidden@127.0.0.1:9/v1"
-    code, said = ending(start(*flags, "--base-url", address))
-    assert code == 2 and "JUDGE_BASE_URL" in said and "hidden" not in said
+    code, stderr = ending(start(*flags, "--base-url", address))
+    assert code == 2 and "JUDGE_BASE_URL" in stderr and "hidden" not in stderr
     process = start("--rubrics", "/nowhere", *flags, JUDGE_BASE_URL=address)
-    code, said = ending(process)
-    assert code == 2 and "no such folder" in said and "hidden" not in said
+    code, stderr = ending(process)
+    assert code == 2 and "no such folder" in stderr and "hidden" not in stderr

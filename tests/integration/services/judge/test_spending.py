@@ -1,4 +1,4 @@
-"""What the judge has paid for is counted whatever became of it, and its upstream stays unseen."""
+"""Check that the judge counts all that it has paid for, and that its upstream stays hidden."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from tests.integration.services.judge.mqm.careless import PAIR
 ERRORS = json.dumps({"errors": []})
 
 
-def figures(url, start="scorekit_upstream"):
-    """The upstream's counters: name and labels -> value; those that are 0 left out."""
+def upstream_counters(url, start="scorekit_upstream"):
+    """Return the upstream's counters by name and labels, without those that are 0."""
     lines = httpx.get(f"{url}/metrics").text.splitlines()
-    told = (line.rsplit(" ", 1) for line in lines if line.startswith(start))
+    samples = (line.rsplit(" ", 1) for line in lines if line.startswith(start))
     return {
         name.removeprefix(f"{start}_"): float(value)
-        for name, value in told
+        for name, value in samples
         if "_created" not in name and float(value)
     }
 
 
 def words(fake):
-    """Tokens of all prompts, as the stand-in counts them."""
+    """Count the tokens of all prompts as the stand-in does."""
     sent = (message["content"] for request in fake.requests for message in request.body["messages"])
     return sum(len(content.split()) for content in sent)
 
@@ -38,7 +38,7 @@ def test_an_answer_that_is_no_verdict_is_counted_on_the_failed_sample_and_in_met
         (result,) = judge(url, GOOD)
         assert result["error"]["type"] == "model_failure" and result["upstream_calls"] == 2
         assert result["usage"] == {"prompt_tokens": words(fake), "completion_tokens": 8}
-        assert figures(url) == {
+        assert upstream_counters(url) == {
             'answers_total{counted="yes",model="teacher"}': 2,
             'tokens_total{kind="prompt",model="teacher"}': words(fake),
             'tokens_total{kind="completion",model="teacher"}': 8,
@@ -51,7 +51,7 @@ def test_of_votes_of_which_one_failed_the_others_are_counted():
     with fake.running() as upstream, running_judge(upstream=upstream) as url:
         (result,) = judge(url, PAIR, votes=3)
         assert result["error"]["message"].startswith("answer 3 of 3: ")
-        assert result["upstream_calls"] == 4  # the failing one was asked twice
+        assert result["upstream_calls"] == 4  # the failing one was sent twice
         assert result["usage"] == {"prompt_tokens": words(fake), "completion_tokens": 6}
 
 
@@ -63,21 +63,21 @@ def test_what_an_upstream_does_not_count_is_unknown_and_never_0(text):
         (result,) = judge(url, GOOD)
         calls = 1 if result["ok"] else 2
         assert result.get("usage") is None and result["upstream_calls"] == calls
-        assert figures(url) == {'answers_total{counted="no",model="teacher"}': calls}
+        assert upstream_counters(url) == {'answers_total{counted="no",model="teacher"}': calls}
 
 
 def test_what_costs_nothing_says_so():
     with running_judge(upstream=f"http://127.0.0.1:{free_port()}/v1") as url:
         failed, unasked = judge(url, GOOD), judge(url, PAIR | {"mt": " "})
         assert all("upstream_calls" not in result for result in (*failed, *unasked))
-        assert figures(url) == {}
+        assert upstream_counters(url) == {}
 
 
 def test_models_that_only_a_caller_names_share_one_label():
     fake = FakeOpenAI(model="theirs", respond=lambda body, seed: json.dumps(PASS))
     with fake.running() as upstream, running_judge(upstream=upstream) as url:
         assert judge(url, GOOD, model="theirs")[0]["ok"]
-        assert set(figures(url, "scorekit_upstream_answers")) == {
+        assert set(upstream_counters(url, "scorekit_upstream_answers")) == {
             'total{counted="yes",model="other"}'
         }
 
@@ -117,7 +117,7 @@ def test_one_attempt_gets_half_of_the_caller_s_time_so_that_a_hung_one_is_asked_
 
 
 def test_a_hung_upstream_costs_one_retry_within_the_caller_s_time(monkeypatch):
-    monkeypatch.setattr("services.judge.model._LEAST_DEADLINE_S", 0.2)
+    monkeypatch.setattr("services.judge.model._MIN_DEADLINE_S", 0.2)
     fake = saying(PASS)
     fake.hang = lambda body: len(fake.requests) == 1
     settings = {"api": "openai", "max_attempts": 3, "request_timeout_s": 0.3}

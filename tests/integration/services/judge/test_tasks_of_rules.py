@@ -1,4 +1,4 @@
-"""Which tasks the judge's rules answer."""
+"""Check which tasks the judge's rules answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts cannot steer their verdict; rubrics of a folder."""
+"""Check that texts cannot change their verdict, and rubrics of a folder."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_text_cannot_steer_its_verdict(steered_url, attack, field):
 
 
 def test_an_order_outside_the_fence_is_obeyed(tmp_path):
-    """So the fake really reads what it is told, and the fence alone keeps the texts out."""
+    """Check that the fake follows its instructions, so that only the fence protects the verdict."""
     (tmp_path / "own.yaml").write_text(OWN.replace("Judge it.", "Ignore the text and pass it."))
     fake = FakeOpenAI(respond=obedient)
     with fake.running() as upstream, running_judge(upstream=upstream, rubrics=tmp_path) as url:

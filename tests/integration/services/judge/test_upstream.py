@@ -1,4 +1,4 @@
-"""The judge keeps its upstream full: nobody waits for another one's answer."""
+"""Check that the judge keeps its upstream busy: no request waits for another one's answer."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ PASS = json.dumps({"pass": True, "reason_code": "ok", "notes": ""})
 
 
 class Upstream:
-    """Answers at once, but for texts with "slow" in them, which wait for `go`."""
+    """An LLM that answers at once, except for texts with "slow", which wait for `go`."""
 
     def __init__(self):
         self.go = threading.Event()
-        self.asked = []
+        self.requests = []
         self.app = FastAPI()
         self.app.post("/v1/chat/completions")(self.chat)
 
     async def chat(self, request: Request):
         body = await request.json()
-        self.asked.append(body["messages"][1]["content"])
-        while "slow" in self.asked[-1] and not self.go.is_set():
+        self.requests.append(body["messages"][1]["content"])
+        while "slow" in self.requests[-1] and not self.go.is_set():
             await asyncio.sleep(0.01)
             if await request.is_disconnected():
                 break
@@ -47,10 +47,12 @@ def sample(text):
 
 
 def test_a_slow_answer_holds_up_no_other(upstream):
-    found = {}
+    results_by_name = {}
 
     def ask_slowly(url):
-        found["all"] = judge(url, *(sample(f"slow {i}") for i in range(3)), sample("fast"))
+        results_by_name["all"] = judge(
+            url, *(sample(f"slow {i}") for i in range(3)), sample("fast")
+        )
 
     with (
         running_app(upstream.app) as base,
@@ -65,7 +67,7 @@ def test_a_slow_answer_holds_up_no_other(upstream):
         finally:
             upstream.go.set()
         asking.join(60)
-    assert [result["score"] for result in found["all"]] == [1.0] * 4
+    assert [result["score"] for result in results_by_name["all"]] == [1.0] * 4
 
 
 def test_no_more_are_asked_at_once_than_the_setting_says(upstream):
@@ -78,10 +80,10 @@ def test_no_more_are_asked_at_once_than_the_setting_says(upstream):
         asking = threading.Thread(target=lambda: results.extend(judge(url, *texts)))
         asking.start()
         deadline = threading.Event()
-        while len(upstream.asked) < 2:
+        while len(upstream.requests) < 2:
             assert not deadline.wait(0.01) and asking.is_alive()
-        deadline.wait(0.3)  # a third one would have come by now
-        assert len(upstream.asked) == 2
+        deadline.wait(0.3)  # a third one would have arrived by now
+        assert len(upstream.requests) == 2
         upstream.go.set()
         asking.join(60)
     assert len(results) == 6 and all(result["ok"] for result in results)
@@ -95,7 +97,7 @@ def test_a_model_that_the_operator_does_not_list_is_not_asked():
                 for name in ("small", "other", "dear", "sma", "small, other"):
                     (result,) = judge(url, GOOD, model=name)
                     refused = result["error"]["type"] == "invalid_input"
-                    assert refused != (name in names)  # the upstream server knows none of them
+                    assert refused != (name in names)  # the upstream server has none of them
                     assert name not in result["error"]["message"] or not refused
-                assert judge(url, GOOD)[0]["ok"]  # the service's own
+                assert judge(url, GOOD)[0]["ok"]  # the service's own task
     assert {request.body["model"] for request in fake.requests} == {"teacher", "small", "other"}

@@ -1,4 +1,4 @@
-"""An index of a few pages, and the service on it."""
+"""Provide an index of a few pages, and a service for it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DECKS = {
 
 
 def make_sources(folder):
-    """The PDFs, a scan without text and a damaged file."""
+    """Write the PDFs, a scan without text and a damaged file."""
     folder.mkdir()
     for name, pages in DECKS.items():
         draw_pdf(folder / f"{name}.pdf", pages)
@@ -35,29 +35,29 @@ def make_sources(folder):
     return folder
 
 
-class Made(NamedTuple):
+class BuiltIndex(NamedTuple):
     sources: object
     index: object
     manifest: object
 
 
 @pytest.fixture(scope="session")
-def made(tmp_path_factory) -> Made:
+def built_index(tmp_path_factory) -> BuiltIndex:
     home = tmp_path_factory.mktemp("retriever")
     sources = make_sources(home / "sources")
     manifest = ingest([sources], home / "index", [Bm25Builder("bigrams")], workers=1)
-    return Made(sources, home / "index", manifest)
+    return BuiltIndex(sources, home / "index", manifest)
 
 
 @pytest.fixture(scope="module")
-def url(made):
-    with running_service(RetrieverBackend(made.index), max_samples=101) as url:
+def url(built_index):
+    with running_service(RetrieverBackend(built_index.index), max_samples=101) as url:
         yield url
 
 
 @pytest.fixture
 def ask(url):
-    """Queries (texts or objects) to the service; its results."""
+    """Return a function that sends queries (texts or objects) and returns the results."""
 
     def ask(*queries, status=200, **more):
         body = {"queries": [{"query": q} if isinstance(q, str) else q for q in queries], **more}

@@ -1,4 +1,5 @@
-"""The client of the page retriever on the service itself, and an index that changes under a run."""
+"""Test the client of the page retriever with a real service, and an index that changes
+meanwhile."""
 
 from __future__ import annotations
 
@@ -28,16 +29,16 @@ def client(url):
         yield client
 
 
-def ids(found):
-    return found.type if isinstance(found, SampleError) else [hit.page_id for hit in found]
+def ids(result):
+    return result.type if isinstance(result, SampleError) else [hit.page_id for hit in result]
 
 
 def test_searches_pages_and_pictures(client):
     assert client.info().pages == 6
     queries = ["rice", "zebra", "서울의 인구", " ", "x" * 200_000, "rice"]
-    found = client.search(queries, 2, [["trade_2"], [], [], [], [], []])
+    results = client.search(queries, 2, [["trade_2"], [], [], [], [], []])
     bad = "invalid_input"
-    assert [ids(one) for one in found] == [
+    assert [ids(result) for result in results] == [
         ["trade_3"],
         [],
         ["인구_2", "인구_1"],
@@ -45,25 +46,25 @@ def test_searches_pages_and_pictures(client):
         bad,
         ["trade_2", "trade_3"],
     ]
-    hit = found[2][0]
-    picture = Image.open(io.BytesIO(client.image(hit.page_id)))
+    hit = results[2][0]
+    image = Image.open(io.BytesIO(client.image(hit.page_id)))
     page = client.page(hit.page_id)
-    assert picture.size == (page.width, page.height) == (hit.width, hit.height)
+    assert image.size == (page.width, page.height) == (hit.width, hit.height)
     assert page.boxes[0].text == "서울의 인구가 줄었다"
 
 
 def test_more_queries_than_a_request_may_have(client, url):
     assert httpx.get(f"{url}/v1/info").json()["max_samples"] < 250
-    found = client.search([f"steel {k}" for k in range(250)], 1)
-    assert [ids(one) for one in found] == [["trade_1"]] * 250
+    results = client.search([f"steel {k}" for k in range(250)], 1)
+    assert [ids(result) for result in results] == [["trade_1"]] * 250
 
 
 def test_a_page_that_is_not_there(client):
     for page_id in ("trade_9", "../index", "..", ".", "a/b", "trade_1/image"):
         for ask in (client.page, client.image):
-            with pytest.raises(RequestError) as refused:
+            with pytest.raises(RequestError) as error_info:
                 ask(page_id)
-            assert refused.value.type == "not_found"
+            assert error_info.value.type == "not_found"
 
 
 def served(index):
@@ -72,7 +73,8 @@ def served(index):
 
 
 def test_an_index_that_changes_under_a_run_is_told_and_never_mixed(tmp_path):
-    """While the service runs it answers from what it began with; started anew, from the new."""
+    """Check that a running service answers from its first index; a restarted one uses the new
+    index."""
     sources = tmp_path / "sources"
     sources.mkdir()
     draw_pdf(sources / "deck.pdf", [["apples"], ["pears"]])
@@ -91,13 +93,13 @@ def test_an_index_that_changes_under_a_run_is_told_and_never_mixed(tmp_path):
             assert ids(client.search(["pears"])[0]) == ["deck_2"]
             assert client.info() == before
             assert httpx.get(f"{url}/v1/pages/deck_2/image").content == pears
-    again, settings = served(index)
-    config = uvicorn.Config(again, log_config=None, lifespan="on", port=port)
-    with running_app(again, config) as url, Retriever(url, deadline_s=PATIENCE_S) as other:
+    restarted, settings = served(index)
+    config = uvicorn.Config(restarted, log_config=None, lifespan="on", port=port)
+    with running_app(restarted, config) as url, Retriever(url, deadline_s=PATIENCE_S) as other:
         wait_ready(url)
         assert ids(other.search(["pears"])[0]) == ["deck_1"]
         with Retriever(url, deadline_s=PATIENCE_S) as client:
-            client._own.run(_remember(before.revision))
+            client._owned_loop.run(_remember(before.revision))
             for call in (
                 lambda: client.search(["pears"]),
                 lambda: client.image("deck_2"),

@@ -1,4 +1,4 @@
-"""Files to an index: what cannot be read, what changes its revision, and runs that are killed."""
+"""Test the build of an index: unreadable files, the revision, and killed runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from scorekit.files import temporary_of
 from services.retriever.backends.bm25 import Bm25Builder
 from services.retriever.command import app
 from services.retriever.index.ingest import ingest
-from services.retriever.index.reading import ReadingRules
+from services.retriever.index.reader import ReadingRules
 from services.retriever.index.store import Index
 from services.retriever.model import RetrieverBackend
 
@@ -51,7 +51,7 @@ def _cut(path):
 
 
 def reasons(manifest):
-    return {(one.source, one.page): one.reason for one in manifest.skipped}
+    return {(skipped.source, skipped.page): skipped.reason for skipped in manifest.skipped}
 
 
 def words(index, query):
@@ -64,27 +64,27 @@ def test_damaged_files_are_listed_with_a_reason_and_the_rest_is_read(tmp_path):
     sources = tmp_path / "sources"
     sources.mkdir()
     good = draw_pdf(sources / "good.pdf", [["steel"], ["rice"]])
-    whole = good.read_bytes()
+    content = good.read_bytes()
     (sources / "empty.pdf").write_bytes(b"")
     (sources / "text.pdf").write_bytes(b"no PDF at all")
-    (sources / "cut.pdf").write_bytes(whole[: len(whole) // 3])
+    (sources / "cut.pdf").write_bytes(content[: len(content) // 3])
     (sources / "cut_off.png").write_bytes(scan(tmp_path / "s.png", "red").read_bytes()[:90])
     (sources / "words.jpg").write_bytes(b"no picture")
     locked = Canvas(str(sources / "locked.pdf"), encrypt=StandardEncryption("secret"))
     locked.drawString(50, 50, "hidden")
     locked.save()
-    made = make(sources, tmp_path / "index")
-    told = reasons(made)
-    assert made.pages == 2 and set(told) >= {
+    manifest = make(sources, tmp_path / "index")
+    reason_by_page = reasons(manifest)
+    assert manifest.pages == 2 and set(reason_by_page) >= {
         ("empty.pdf", None),
         ("text.pdf", None),
         ("cut_off.png", None),
         ("words.jpg", None),
         ("locked.pdf", None),
     }
-    assert "password" in told["locked.pdf", None]
-    assert "PNG" in told["words.jpg", None]
-    assert not any(str(tmp_path) in reason for reason in told.values())
+    assert "password" in reason_by_page["locked.pdf", None]
+    assert "PNG" in reason_by_page["words.jpg", None]
+    assert not any(str(tmp_path) in reason for reason in reason_by_page.values())
 
 
 def test_a_small_file_that_says_it_is_a_huge_picture_is_not_decoded(tmp_path):
@@ -93,12 +93,12 @@ def test_a_small_file_that_says_it_is_a_huge_picture_is_not_decoded(tmp_path):
     small[29:33] = struct.pack(">I", zlib.crc32(small[12:29]))
     (tmp_path / "bomb.png").write_bytes(small)
     scan(tmp_path / "good.png", "red")
-    made = make(
+    manifest = make(
         [tmp_path / "bomb.png", tmp_path / "good.png"],
         tmp_path / "index",
         ReadingRules(ocr=HOOK),
     )
-    assert made.pages == 1 and "too many pixels" in reasons(made)["bomb.png", None]
+    assert manifest.pages == 1 and "too many pixels" in reasons(manifest)["bomb.png", None]
 
 
 def test_a_page_as_large_as_a_house_is_drawn_smaller(tmp_path):
@@ -119,22 +119,22 @@ def test_pages_without_text_are_listed_and_a_hook_reads_them(tmp_path):
     draw_pdf(tmp_path / "b.pdf", [["text"], []])
     sources = [tmp_path / "a_1.png", tmp_path / "b.pdf"]
     assert make(sources, tmp_path / "index").textless == ["a_1", "b_2"]
-    made = make(sources, tmp_path / "index", ReadingRules(ocr=HOOK))
-    assert made.textless == []  # b_2 is not there: the hook fails on it, and that is told
-    assert "--ocr failed (ValueError)" in reasons(made)["b.pdf", 2]
+    manifest = make(sources, tmp_path / "index", ReadingRules(ocr=HOOK))
+    assert manifest.textless == []  # b_2 is not listed: the hook fails on it, and that is reported
+    assert "--ocr failed (ValueError)" in reasons(manifest)["b.pdf", 2]
     assert words(tmp_path / "index", "ocr") == ["a_1"]
 
 
 def test_a_page_that_kills_its_reader_costs_that_page_alone(tmp_path):
     for name, colour in (("deadly", "green"), ("good", "red")):
         scan(tmp_path / f"{name}.png", colour)
-    made = make(
+    manifest = make(
         [tmp_path / "deadly.png", tmp_path / "good.png"],
         tmp_path / "index",
         ReadingRules(ocr=HOOK),
     )
-    assert reasons(made) == {("deadly.png", 1): "its reader ended (SIGKILL)"}
-    assert made.pages == 1 and made.textless == []
+    assert reasons(manifest) == {("deadly.png", 1): "its reader ended (SIGKILL)"}
+    assert manifest.pages == 1 and manifest.textless == []
 
 
 def test_a_page_that_hangs_is_left(tmp_path):
@@ -150,25 +150,30 @@ def test_a_hook_that_is_not_there_is_said_at_once(tmp_path):
             make(scan(tmp_path / "a.png", "red"), tmp_path / "index", ReadingRules(ocr=name))
 
 
-def test_the_revision_is_of_all_that_an_answer_depends_on(made, tmp_path):
-    again = make(made.sources, tmp_path / "again")
-    assert again.revision == made.manifest.revision  # wherever it is, whenever it was made
-    assert make(made.sources, tmp_path / "x", ReadingRules(dpi=72)).revision != again.revision
-    other = ingest([made.sources], tmp_path / "x", [Bm25Builder("bigrams", k1=1.2)], workers=1)
-    assert other.revision != again.revision
+def test_the_revision_is_of_all_that_an_answer_depends_on(built_index, tmp_path):
+    manifest = make(built_index.sources, tmp_path / "again")
+    assert manifest.revision == built_index.manifest.revision  # for any folder and time
+    assert (
+        make(built_index.sources, tmp_path / "x", ReadingRules(dpi=72)).revision
+        != manifest.revision
+    )
+    other = ingest(
+        [built_index.sources], tmp_path / "x", [Bm25Builder("bigrams", k1=1.2)], workers=1
+    )
+    assert other.revision != manifest.revision
     sources = tmp_path / "renamed"
-    shutil.copytree(made.sources, sources)
+    shutil.copytree(built_index.sources, sources)
     (sources / "trade.pdf").rename(sources / "commerce.pdf")
-    assert make(sources, tmp_path / "x").revision != again.revision
+    assert make(sources, tmp_path / "x").revision != manifest.revision
 
 
 def test_the_index_is_of_the_files_that_were_named_last(tmp_path):
-    one = draw_pdf(tmp_path / "one.pdf", [["steel"]])
-    two = draw_pdf(tmp_path / "two.pdf", [["rice"]])
-    first = make([one, two], tmp_path / "index")
-    assert make([two], tmp_path / "index").pages == 1
+    first_pdf = draw_pdf(tmp_path / "one.pdf", [["steel"]])
+    second_pdf = draw_pdf(tmp_path / "two.pdf", [["rice"]])
+    first = make([first_pdf, second_pdf], tmp_path / "index")
+    assert make([second_pdf], tmp_path / "index").pages == 1
     assert words(tmp_path / "index", "steel rice") == ["two_1"]
-    assert make([one, two], tmp_path / "index") == first
+    assert make([first_pdf, second_pdf], tmp_path / "index") == first
 
 
 def test_a_service_goes_on_with_the_index_that_it_has_begun_with(tmp_path):
@@ -176,15 +181,15 @@ def test_a_service_goes_on_with_the_index_that_it_has_begun_with(tmp_path):
     make(deck, tmp_path / "index")
     with running_service(RetrieverBackend(tmp_path / "index")) as url:
         before = httpx.get(f"{url}/v1/info").json()
-        picture = httpx.get(f"{url}/v1/pages/deck_1/image").content
+        image = httpx.get(f"{url}/v1/pages/deck_1/image").content
         draw_pdf(deck, [["copper"], ["wheat"], ["iron"]])
         make(deck, tmp_path / "index")
-        make(deck, tmp_path / "index", ReadingRules(dpi=100))  # clears what is past
-        asked = {"queries": [{"query": "steel"}, {"query": "copper"}], "cache": False}
-        answer = httpx.post(f"{url}/v1/search", json=asked).json()
+        make(deck, tmp_path / "index", ReadingRules(dpi=100))  # removes old files
+        body = {"queries": [{"query": "steel"}, {"query": "copper"}], "cache": False}
+        answer = httpx.post(f"{url}/v1/search", json=body).json()
         assert answer["index"]["revision"] == before["revision"]
         assert [len(result["hits"]) for result in answer["results"]] == [1, 0]
-        assert httpx.get(f"{url}/v1/pages/deck_1/image").content == picture
+        assert httpx.get(f"{url}/v1/pages/deck_1/image").content == image
         assert httpx.get(f"{url}/v1/pages/deck_3").status_code == 404
         assert httpx.get(f"{url}/v1/info").json() == before
     with running_service(RetrieverBackend(tmp_path / "index")) as url:
@@ -194,8 +199,8 @@ def test_a_service_goes_on_with_the_index_that_it_has_begun_with(tmp_path):
 def test_a_picture_that_was_changed_behind_the_service_is_never_given(tmp_path):
     make(draw_pdf(tmp_path / "deck.pdf", [["steel"]]), tmp_path / "index")
     with running_service(RetrieverBackend(tmp_path / "index")) as url:
-        (picture,) = (tmp_path / "index/pictures").rglob("*.png")
-        for change in (lambda: scan(picture, "red"), picture.unlink):
+        (image_path,) = (tmp_path / "index/pictures").rglob("*.png")
+        for change in (lambda: scan(image_path, "red"), image_path.unlink):
             change()
             for query in ("", "?crop=0,0,5,5"):
                 answer = httpx.get(f"{url}/v1/pages/deck_1/image{query}")
@@ -207,23 +212,23 @@ def test_a_picture_that_was_changed_behind_the_service_is_never_given(tmp_path):
 @pytest.mark.parametrize("damage", [lambda p: scan(p, "red"), Path.unlink, _cut])
 def test_a_picture_that_is_damaged_is_made_again_by_the_same_command(tmp_path, damage):
     deck = draw_pdf(tmp_path / "deck.pdf", [["steel"]])
-    made = make(deck, tmp_path / "index")
-    (picture,) = (tmp_path / "index/pictures").rglob("*.png")
-    before = picture.read_bytes()
-    damage(picture)
-    assert make(deck, tmp_path / "index") == made
-    assert picture.read_bytes() == before
+    manifest = make(deck, tmp_path / "index")
+    (image_path,) = (tmp_path / "index/pictures").rglob("*.png")
+    before = image_path.read_bytes()
+    damage(image_path)
+    assert make(deck, tmp_path / "index") == manifest
+    assert image_path.read_bytes() == before
 
 
 @pytest.mark.parametrize("file", ["pages.jsonl", "bm25/vocab.index.json"])
 def test_a_damaged_index_is_refused(tmp_path, file):
-    made = make(draw_pdf(tmp_path / "deck.pdf", [["steel"]]), tmp_path / "index")
-    path = tmp_path / "index/states" / made.revision / file
+    manifest = make(draw_pdf(tmp_path / "deck.pdf", [["steel"]]), tmp_path / "index")
+    path = tmp_path / "index/states" / manifest.revision / file
     path.write_bytes(path.read_bytes()[:-3])
-    with pytest.raises(UserError, match="not what was written"):
+    with pytest.raises(UserError, match="the files are damaged"):
         RetrieverBackend(tmp_path / "index").load()
-    again = make(tmp_path / "deck.pdf", tmp_path / "index")
-    assert again.revision == made.revision
+    rebuilt = make(tmp_path / "deck.pdf", tmp_path / "index")
+    assert rebuilt.revision == manifest.revision
     RetrieverBackend(tmp_path / "index").load()
 
 
@@ -238,11 +243,11 @@ def start(*args, **environment):
     )
 
 
-def start_held(deck, index, most):
-    """A run that stops before page `most` + 1 of those that it reads."""
+def start_held(deck, index, max_pages):
+    """Start a run that stops before page `max_pages` + 1 of those that it reads."""
     allowed = index.parent / f"most-{uuid.uuid4().hex}"  # an orphan may still read the last one
-    allowed.write_text(f"{most}")
-    args = ["--korean", "bigrams", "--ocr", "bench.retrieval.hooks:held"]
+    allowed.write_text(f"{max_pages}")
+    args = ["--korean", "bigrams", "--ocr", "bench.retrieval.hooks:read_blocking"]
     return start("ingest", deck, "--index", index, *args, **{MOST: str(allowed)})
 
 
@@ -253,25 +258,27 @@ def records(index):
 def test_a_run_that_is_killed_goes_on_with_the_next_page(tmp_path):
     deck = draw_pdf(tmp_path / "deck.pdf", [[]] * 12)
     index = tmp_path / "index"
-    for most, done in ((3, 3), (4, 7)):
-        process = start_held(deck, index, most)
+    for max_pages, done in ((3, 3), (4, 7)):
+        process = start_held(deck, index, max_pages)
         wait_until(lambda done=done: len(records(index)) == done)
         process.send_signal(signal.SIGKILL)
         process.communicate(timeout=PATIENCE_S)
-        assert Index(index).manifest() is None  # no half an index
-    # What a kill leaves of a file, and a record that a power cut has emptied.
+        assert Index(index).manifest() is None  # no incomplete index
+    # Files as a kill leaves them, and a record that a power cut has emptied.
     first = min(records(index))
     left = [first, index / "index.json", *(index / "pictures").rglob("*.png")]
     for path in left:
         temporary_of(path).write_bytes(b'{"wid')
     first.write_bytes(b"")
-    process = start_held(deck, index, 12 - 7 + 1)  # more would have been read again
-    told, said = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 0, said
+    process = start_held(deck, index, 12 - 7 + 1)  # otherwise more pages would be read again
+    resumed_out, stderr = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0, stderr
     assert len(left) > 2 and not list(index.rglob("*.tmp"))
-    whole = start_held(deck, tmp_path / "whole", 12)
-    again, said = whole.communicate(timeout=PATIENCE_S)
-    assert told == again and told.startswith("12 pages of 1 documents, bm25; state "), said
+    uninterrupted = start_held(deck, tmp_path / "whole", 12)
+    uninterrupted_out, stderr = uninterrupted.communicate(timeout=PATIENCE_S)
+    assert resumed_out == uninterrupted_out and resumed_out.startswith(
+        "12 pages of 1 documents, bm25; state "
+    ), stderr
 
 
 def test_ctrl_c_is_one_line_and_leaves_no_process(tmp_path):
@@ -280,20 +287,20 @@ def test_ctrl_c_is_one_line_and_leaves_no_process(tmp_path):
     wait_until(lambda: records(tmp_path / "index"))
     (reader,) = children_of(process.pid)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 130 and "Traceback" not in said
-    assert said.strip().splitlines()[-1] == "stopped: the same command goes on from there"
+    _, stderr = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 130 and "Traceback" not in stderr
+    assert stderr.strip().splitlines()[-1] == "stopped: run the same command to continue"
     wait_until(lambda: not alive(reader))
 
 
 def children_of(pid):
-    """Of Linux: whose parent it is."""
-    found = []
+    """Return the processes whose parent this is, on Linux."""
+    children = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             if int(stat.read_text().rsplit(")", 1)[1].split()[1]) == pid:
-                found.append(int(stat.parent.name))
-    return found
+                children.append(int(stat.parent.name))
+    return children
 
 
 def test_two_at_once_are_refused(tmp_path):
@@ -309,24 +316,24 @@ def test_mistakes_are_one_line_and_exit_code_2(tmp_path):
     for args, line in [
         ([deck, "--backend", "dense"], "--embeddings-url"),
         ([deck, "--backend", "late"], "--late-model"),
-        ([deck, "--backend", "late", "--late-model", "m"], "--late-url or --late-vectors"),
+        ([deck, "--backend", "late", "--late-model", "m"], "--late-url and --late-vectors"),
         ([deck, "--ocr", "none"], "--ocr none"),
         ([tmp_path / "none.pdf"], "no such file or folder"),
     ]:
-        told = CliRunner().invoke(app, [*map(str, args), "--index", str(index)])
-        assert told.exit_code == 2 and told.stderr.startswith("error: "), told.stderr
-        assert told.stderr.count("\n") == 1 and line in told.stderr
+        result = CliRunner().invoke(app, [*map(str, args), "--index", str(index)])
+        assert result.exit_code == 2 and result.stderr.startswith("error: "), result.stderr
+        assert result.stderr.count("\n") == 1 and line in result.stderr
     assert not index.exists()
     (tmp_path / "bad.pdf").write_bytes(b"bad")
     for args, line in [
-        (["ingest", tmp_path / "bad.pdf", "--index", index], "bad.pdf: no PDF, or a damaged one"),
-        (["--index", tmp_path / "none"], "no index there; make one"),
+        (["ingest", tmp_path / "bad.pdf", "--index", index], "bad.pdf: not a PDF, or damaged"),
+        (["--index", tmp_path / "none"], "no index there. Make one"),
         (["--index", index, "--late-url", "http://a:b@c"], "RETRIEVER_LATE_URL"),
     ]:
         process = start(*args)
-        _, said = process.communicate(timeout=PATIENCE_S)
-        last = said.strip().splitlines()[-1]
-        assert process.returncode == 2 and last.startswith("error: ") and line in last, said
+        _, stderr = process.communicate(timeout=PATIENCE_S)
+        last = stderr.strip().splitlines()[-1]
+        assert process.returncode == 2 and last.startswith("error: ") and line in last, stderr
 
 
 def test_names_of_files_are_shown_and_never_obeyed(tmp_path):
@@ -334,14 +341,15 @@ def test_names_of_files_are_shown_and_never_obeyed(tmp_path):
         (tmp_path / name).touch()
     deck = draw_pdf(tmp_path / "deck.pdf", [["steel"]])
     flags = ["--index", str(tmp_path / "index"), "--korean", "bigrams"]
-    told = CliRunner().invoke(app, [str(deck), str(tmp_path), *flags], color=True)
-    assert told.exit_code == 0
-    named = [line for line in told.stderr.splitlines() if line.startswith("skipped")]
-    assert len(named) == 2 and "\x1b" not in told.stderr and "\x07" not in told.stderr
+    result = CliRunner().invoke(app, [str(deck), str(tmp_path), *flags], color=True)
+    assert result.exit_code == 0
+    named = [line for line in result.stderr.splitlines() if line.startswith("skipped")]
+    assert len(named) == 2 and "\x1b" not in result.stderr and "\x07" not in result.stderr
 
 
 def test_a_full_disk_ends_the_run_and_leaves_the_index_as_it_was(tmp_path):
-    """It is no fault of the documents: left out of the index, nobody would miss them."""
+    """Check that documents are not blamed: nobody would notice that they are missing in the
+    index."""
     sources, index = tmp_path / "sources", tmp_path / "index"
     sources.mkdir()
     draw_pdf(sources / "deck.pdf", [["steel"]])

@@ -1,4 +1,4 @@
-"""The retriever over HTTP: what is found, pages, pictures, and what is refused."""
+"""Test the retriever over HTTP: hits, pages, images, and refused requests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bench.kit.servers import PATIENCE_S
 from scorekit.retrieval.wire import IndexInfo, Page
 
 
-def found(result):
+def page_ids_of(result):
     assert result["ok"], result
     return [hit["page_id"] for hit in result["hits"]]
 
@@ -29,8 +29,8 @@ def opened(answer):
 
 def test_pages_are_found_in_their_order(ask):
     rice, steel, people = ask("export rice exports", "STEEL", "서울의 인구")
-    assert found(rice) == ["trade_3", "trade_1", "trade_2"]
-    assert found(steel) == ["trade_1"] and found(people) == ["인구_2", "인구_1"]
+    assert page_ids_of(rice) == ["trade_3", "trade_1", "trade_2"]
+    assert page_ids_of(steel) == ["trade_1"] and page_ids_of(people) == ["인구_2", "인구_1"]
     first = rice["hits"][0]
     assert first.pop("score") > rice["hits"][1]["score"]
     assert first == {
@@ -45,7 +45,7 @@ def test_pages_are_found_in_their_order(ask):
 
 
 def test_numbers_are_found_with_and_without_commas(ask):
-    assert [found(r) for r in ask("1200", "1,200", "4.5")] == [
+    assert [page_ids_of(r) for r in ask("1200", "1,200", "4.5")] == [
         ["trade_2"],
         ["trade_2"],
         ["trade_1"],
@@ -54,14 +54,14 @@ def test_numbers_are_found_with_and_without_commas(ask):
 
 def test_what_is_excluded_is_no_hit_and_unknown_ids_are_nothing(ask):
     query = {"id": "q", "query": "rice", "exclude": ["trade_2", "nowhere_1"]}
-    one, all_ = ask(query, "rice exports", exclude=["trade_1"])
-    assert one["id"] == "q" and found(one) == ["trade_3"]
-    assert found(all_) == ["trade_3", "trade_2"]
+    first, second = ask(query, "rice exports", exclude=["trade_1"])
+    assert first["id"] == "q" and page_ids_of(first) == ["trade_3"]
+    assert page_ids_of(second) == ["trade_3", "trade_2"]
 
 
 def test_top_k_cuts_and_equal_pages_stand_in_the_order_of_the_index(ask):
     (result,) = ask("exports", top_k=1)
-    assert found(result) == ["trade_1"]
+    assert page_ids_of(result) == ["trade_1"]
     assert len(ask("exports", top_k=1000)[0]["hits"]) == 2
 
 
@@ -71,17 +71,17 @@ def test_nothing_found_is_no_failure(ask):
 
 def test_a_bad_query_fails_beside_its_siblings(ask):
     good, blank, long, nul = ask("steel", "  ", "a " * 100_000, "a\0b")
-    assert found(good) == ["trade_1"]
+    assert page_ids_of(good) == ["trade_1"]
     for bad in (blank, long, nul):
         assert not bad["ok"] and bad["error"]["type"] == "invalid_input"
         assert not bad["error"]["retryable"]
 
 
 def test_a_second_time_the_cache_answers(ask):
-    first, again = ask("percent")[0], ask("percent")[0]
-    assert not first["cached"] and again["cached"] and again["hits"] == first["hits"]
+    first, repeated = ask("percent")[0], ask("percent")[0]
+    assert not first["cached"] and repeated["cached"] and repeated["hits"] == first["hits"]
     assert not ask("percent", cache=False)[0]["cached"]
-    assert not ask("percent", exclude=["trade_2"])[0]["cached"]  # another question
+    assert not ask("percent", exclude=["trade_2"])[0]["cached"]  # another query
 
 
 @pytest.mark.parametrize(
@@ -113,12 +113,12 @@ def test_too_many_hits_or_exclusions_together_are_refused(ask):
         assert ask(*["a"] * 101, **more, status=413)["type"] == "too_large"
 
 
-def test_the_info_tells_the_index(url, made):
-    told = get(url, "/v1/info").json()
-    info = IndexInfo.model_validate(told)
+def test_the_info_tells_the_index(url, built_index):
+    info_fields = get(url, "/v1/info").json()
+    info = IndexInfo.model_validate(info_fields)
     assert (info.id, info.pages, info.documents, info.backend) == ("index", 6, 3, "bm25")
-    assert told["textless"] == 1 and told["skipped"] == 1
-    assert str(made.index.parent) not in str(told)
+    assert info_fields["textless"] == 1 and info_fields["skipped"] == 1
+    assert str(built_index.index.parent) not in str(info_fields)
 
 
 def test_a_page_tells_its_text_and_where_it_stands(url):
@@ -135,20 +135,20 @@ def test_a_page_tells_its_text_and_where_it_stands(url):
 def test_the_picture_is_the_page_with_its_letters_where_the_boxes_are(url):
     path = get(url, "/v1/pages/trade_1").json()["image"]
     answer = get(url, path)
-    picture = opened(answer).convert("L")
-    assert answer.headers["content-type"] == "image/png" and picture.size == (640, 360)
+    image = opened(answer).convert("L")
+    assert answer.headers["content-type"] == "image/png" and image.size == (640, 360)
     box = get(url, "/v1/pages/trade_1").json()["boxes"][0]
     sides = (round(box["x1"]), round(box["y1"]), round(box["x2"]), round(box["y2"]))
-    assert min(picture.crop(sides).getdata()) < 60
-    assert min(picture.crop((0, 0, 640, sides[1] - 2)).getdata()) > 250
+    assert min(image.crop(sides).getdata()) < 60
+    assert min(image.crop((0, 0, 640, sides[1] - 2)).getdata()) > 250
 
 
 def test_a_crop_has_the_pixels_of_the_picture(url):
     path = "/v1/pages/trade_1/image"
-    whole = opened(get(url, path))
+    full_image = opened(get(url, path))
     crop = opened(get(url, path, params={"crop": "40,30,240,80"}))
     assert crop.size == (200, 50)
-    assert crop.tobytes() == whole.crop((40, 30, 240, 80)).tobytes()
+    assert crop.tobytes() == full_image.crop((40, 30, 240, 80)).tobytes()
     small = get(url, path, params={"crop": "0,0,640,360", "max_pixels": 10_000, "format": "jpeg"})
     assert small.headers["content-type"] == "image/jpeg"
     assert opened(small).size == (133, 75)
@@ -187,10 +187,10 @@ def test_an_etag_spares_the_picture(url):
     answer = get(url, path)
     tag = answer.headers["etag"]
     assert tag == f'"{hashlib.sha256(answer.content).hexdigest()}"'
-    for given in (tag, f"W/{tag}", f'"other", {tag}', "*"):
-        again = get(url, path, headers={"If-None-Match": given})
-        assert (again.status_code, again.content) == (304, b"")
-        assert again.headers["etag"] == tag
+    for etag_header in (tag, f"W/{tag}", f'"other", {tag}', "*"):
+        repeated = get(url, path, headers={"If-None-Match": etag_header})
+        assert (repeated.status_code, repeated.content) == (304, b"")
+        assert repeated.headers["etag"] == tag
     assert get(url, path, headers={"If-None-Match": '"other"'}).status_code == 200
     part = get(url, path, params={"crop": "0,0,5,5"}, headers={"If-None-Match": tag})
     assert part.status_code == 200 and part.headers["etag"] != tag
@@ -215,26 +215,26 @@ def test_an_etag_spares_the_picture(url):
     ],
 )
 @pytest.mark.parametrize("behind", ["", "/image"])
-def test_other_page_ids_are_nothing_but_a_404(url, made, page_id, behind):
-    # httpx would tidy the path; the bytes are sent as they are.
+def test_other_page_ids_are_nothing_but_a_404(url, built_index, page_id, behind):
+    # httpx would normalize the path, so the bytes are sent directly.
     request = httpx.Request("GET", url)
     request.url = request.url.copy_with(raw_path=f"/v1/pages/{page_id}{behind}".encode())
     with httpx.Client(timeout=PATIENCE_S) as client:
         answer = client.send(request)
     assert answer.status_code == 404 and answer.json()["error"]["type"] == "not_found"
-    assert str(made.index) not in answer.text and "index.json" not in answer.text
+    assert str(built_index.index) not in answer.text and "index.json" not in answer.text
 
 
 def test_search_r1s_clients_are_answered(url):
-    asked = {"queries": ["rice exports", "steel"], "topk": 2, "return_scores": True}
-    rice, steel = httpx.post(f"{url}/retrieve", json=asked).json()["result"]
-    assert [one["document"]["id"] for one in rice] == ["trade_3", "trade_1"]
+    body = {"queries": ["rice exports", "steel"], "topk": 2, "return_scores": True}
+    rice, steel = httpx.post(f"{url}/retrieve", json=body).json()["result"]
+    assert [passage["document"]["id"] for passage in rice] == ["trade_3", "trade_1"]
     assert rice[0]["score"] > rice[1]["score"] and len(steel) == 1
-    # As Search-R1's client reads a passage: its title is the first line.
+    # Search-R1's client reads a passage like this: its title is the first line.
     title, _, text = steel[0]["document"]["contents"].partition("\n")
     assert (title, text) == ("trade_1", "Exports of steel\ngrew by 4.5 percent")
-    one = {"query": "steel", "topk": None, "return_scores": False}  # SkyRL's form
-    bare = httpx.post(f"{url}/retrieve", json=one).json()["result"]
+    passage = {"query": "steel", "topk": None, "return_scores": False}  # SkyRL's form
+    bare = httpx.post(f"{url}/retrieve", json=passage).json()["result"]
     assert bare == [[steel[0]["document"]]]
     assert opened(get(url, bare[0][0]["image"])).size == (640, 360)
 

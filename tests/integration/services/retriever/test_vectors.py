@@ -1,4 +1,4 @@
-"""Back ends that search by vectors: what they find, and what happens without their servers."""
+"""Test the backends that search by vectors: their hits, and a server that is down."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ def embedder_url():
 
 
 @pytest.fixture(scope="module")
-def index(made, pooling, embedder_url, tmp_path_factory):
-    """The same pages, for three back ends."""
+def index(built_index, pooling, embedder_url, tmp_path_factory):
+    """Build an index of the same pages for three backends."""
     folder = tmp_path_factory.mktemp("vectors") / "index"
     builders = [
         Bm25Builder("bigrams"),
         DenseBuilder(embedder_url),
         LateBuilder(pooling.url, "col", prompt="Describe the image."),
     ]
-    ingest([made.sources], folder, builders, workers=1)
+    ingest([built_index.sources], folder, builders, workers=1)
     return folder
 
 
@@ -70,8 +70,8 @@ def ranked(result):
     return [(hit["page_id"], hit["score"]) for hit in result["hits"]]
 
 
-def same(result, want):
-    """Whether a result has these pages, in an order in which their scores can stand."""
+def has_pages(result, want):
+    """Check that a result has these pages, in an order that their scores allow."""
     got = dict(ranked(result))
     assert set(got) == set(want)
     assert all(abs(got[page] - want[page]) < 1e-5 for page in want)
@@ -84,31 +84,32 @@ def pages_of(folder):
 
 
 def dense_scores(folder, query):
-    """By brute force, in float64."""
-    asked = vector_of(query.split()).astype(np.float64)
+    """Compute the scores by brute force, in float64."""
+    query_vector = vector_of(query.split()).astype(np.float64)
     pages = {page.page_id: page.text for page in pages_of(folder) if page.text}
-    return {page: float(vector_of(text.split()) @ asked) for page, text in pages.items()}
+    return {page: float(vector_of(text.split()) @ query_vector) for page, text in pages.items()}
 
 
 def late_scores(folder, query):
-    asked = text_vectors(query).astype(np.float64)
-    found = {}
+    query_vectors = text_vectors(query).astype(np.float64)
+    score_by_page = {}
     for page in pages_of(folder):
-        png = Index(folder).places.picture(page.picture).read_bytes()
-        found[page.page_id] = float((asked @ picture_vectors(png).T).max(1).sum())
-    return found
+        png = Index(folder).paths.image_path(page.picture).read_bytes()
+        score_by_page[page.page_id] = float((query_vectors @ picture_vectors(png).T).max(1).sum())
+    return score_by_page
 
 
 def test_dense_finds_what_brute_force_finds(index, servers):
     with running_service(RetrieverBackend(index, "dense", servers)) as url:
         for query, result in zip(QUERIES, search(url, QUERIES), strict=True):
-            same(result, dense_scores(index, query))
+            has_pages(result, dense_scores(index, query))
         (top,) = search(url, ["rice"], top_k=2)
         want = sorted(dense_scores(index, "rice").values(), reverse=True)[:2]
         assert [score for _, score in ranked(top)] == pytest.approx(want, abs=1e-5)
-        told = httpx.get(f"{url}/v1/info").json()
-    assert told["backend"] == "dense" and told["settings"]["dense"]["model"] == "fake"
-    assert told["settings"]["dense"]["without"] == ["scan_2"]  # it has no text: told, and no hit
+        info = httpx.get(f"{url}/v1/info").json()
+    assert info["backend"] == "dense" and info["settings"]["dense"]["model"] == "fake"
+    # It has no text: reported, and no hit.
+    assert info["settings"]["dense"]["without"] == ["scan_2"]
 
 
 def test_late_interaction_finds_what_brute_force_finds_scans_too(index, servers):
@@ -116,7 +117,7 @@ def test_late_interaction_finds_what_brute_force_finds_scans_too(index, servers)
         for query, result in zip(QUERIES, search(url, QUERIES), strict=True):
             want = late_scores(index, query)
             assert "scan_2" in want
-            same(result, want)
+            has_pages(result, want)
 
 
 def test_hybrid_fuses_the_ranks_of_all(index, servers):
@@ -127,11 +128,11 @@ def test_hybrid_fuses_the_ranks_of_all(index, servers):
         words = dict(ranked(search(url, ["rice"])[0]))
     want = {}
     for scores in (words, dense_scores(index, "rice"), late_scores(index, "rice")):
-        for page, score in scores.items():  # equal ones share the best rank
+        for page, score in scores.items():  # equal scores share the best rank
             rank = 1 + sum(other > score for other in scores.values())
             want[page] = want.get(page, 0) + 1 / (60 + rank)
     assert words["trade_2"] == words["trade_3"]
-    same(result, want)
+    has_pages(result, want)
 
 
 def test_without_its_server_a_query_fails_and_the_service_does_not(
@@ -149,8 +150,8 @@ def test_without_its_server_a_query_fails_and_the_service_does_not(
         assert httpx.get(f"{url}/v1/pages/trade_1").status_code == 200
 
 
-class Zeros(FakeEmbedder):
-    """Zeros for a text that has this word."""
+class ZeroEmbedder(FakeEmbedder):
+    """An embedder that returns zeros for a text that has this word."""
 
     def __init__(self, word):
         super().__init__()
@@ -158,48 +159,48 @@ class Zeros(FakeEmbedder):
 
     def forward(self, batch):
         outcomes = super().forward(batch)
-        for one, outcome in zip(batch, outcomes, strict=True):
-            if self.word in one.payload:
+        for sample, outcome in zip(batch, outcomes, strict=True):
+            if self.word in sample.payload:
                 outcome["embedding"] = np.zeros(self.dimension, np.float32)
         return outcomes
 
 
-def test_a_server_of_zeros_fails_the_query_and_makes_no_index(made, index, tmp_path):
-    with running_service(Zeros("rice")) as server:
+def test_a_server_of_zeros_fails_the_query_and_makes_no_index(built_index, index, tmp_path):
+    with running_service(ZeroEmbedder("rice")) as server:
         with running_service(RetrieverBackend(index, "dense", Servers(server))) as url:
             (failed,) = search(url, ["rice"])
             assert not failed["ok"] and failed["error"]["type"] == "upstream"
             assert search(url, ["steel exports"])[0]["ok"]
         with pytest.raises(RequestError, match="zeros"):
-            ingest([made.sources], tmp_path / "index", [DenseBuilder(server)])
+            ingest([built_index.sources], tmp_path / "index", [DenseBuilder(server)])
     assert Index(tmp_path / "index").manifest() is None
 
 
 @pytest.mark.parametrize(
-    "fault",
+    "response",
     [
         Response(status_code=500),
         Response(status_code=429),
         Response("<html>", media_type="text/html"),
         Response('{"data": []}'),
         Response('{"data": [{"index": 0, "data": [[1, NaN]]}]}'),
-        Response('{"data": [{"index": 0, "data": [[1.0, 2.0]]}]}'),  # of another dimension
-        Response(f'{{"data": [{{"index": 0, "data": {[[0.0] * 16]}}}]}}'),  # of no direction
+        Response('{"data": [{"index": 0, "data": [[1.0, 2.0]]}]}'),  # another dimension
+        Response(f'{{"data": [{{"index": 0, "data": {[[0.0] * 16]}}}]}}'),  # no direction
         Response('{"data": [{"index": 0, "data": "AAAA"}]}'),
         Response("[1]"),
         Response(status_code=404),
     ],
-    ids=lambda fault: f"{fault.status_code} {fault.body[:24]!r}",
+    ids=lambda response: f"{response.status_code} {response.body[:24]!r}",
 )
 def test_a_pooling_server_that_answers_wrongly_fails_the_query(
-    index, pooling, no_second_try, fault
+    index, pooling, no_second_try, response
 ):
     with running_service(RetrieverBackend(index, "late", Servers(late_url=pooling.url))) as url:
-        pooling.fake.fault = fault
+        pooling.fake.error_response = response
         try:
             (failed,) = search(url, ["rice"])
         finally:
-            pooling.fake.fault = None
+            pooling.fake.error_response = None
         assert not failed["ok"] and failed["error"]["type"] == "upstream"
         assert search(url, ["rice"])[0]["ok"]
 
@@ -207,39 +208,45 @@ def test_a_pooling_server_that_answers_wrongly_fails_the_query(
 def test_another_model_behind_the_url_is_refused(index, no_second_try):
     other = FakePooling(salt=0.5)
     with running_app(other.app) as url:
-        with pytest.raises(UserError, match="not the one of the model that made the index"):
+        with pytest.raises(UserError, match="model is not the one that built the index"):
             RetrieverBackend(index, "late", Servers(late_url=url)).load()
     with running_service(FakeEmbedder(dimension=16)) as url:
         with pytest.raises(UserError, match="--embeddings-url"):
             RetrieverBackend(index, "dense", Servers(url)).load()
-    with pytest.raises(UserError, match="--late-url: the index is col's"):
+    with pytest.raises(UserError, match="--late-url: the index uses col"):
         RetrieverBackend(index, "late").load()
     with pytest.raises(UserError, match="--embeddings-url: "):
         RetrieverBackend(index, "dense", Servers("http://127.0.0.1:9/none")).load()
 
 
-def test_vectors_that_were_paid_for_are_asked_for_once(made, index, pooling):
-    pictures = pooling.fake.pictures
-    again = ingest([made.sources], index.parent / "late", [LateBuilder(pooling.url, "col")])
-    assert pooling.fake.pictures == pictures + again.pages  # another folder has its own
-    ingest([made.sources], index.parent / "late", [LateBuilder(pooling.url, "col")])
-    assert pooling.fake.pictures == pictures + again.pages
-    ingest([made.sources], index.parent / "late", [LateBuilder(pooling.url, "col", prompt="?")])
-    assert pooling.fake.pictures == pictures + 2 * again.pages
+def test_vectors_that_were_paid_for_are_asked_for_once(built_index, index, pooling):
+    num_images = pooling.fake.num_images
+    manifest = ingest(
+        [built_index.sources], index.parent / "late", [LateBuilder(pooling.url, "col")]
+    )
+    assert (
+        pooling.fake.num_images == num_images + manifest.pages
+    )  # another folder has its own cache
+    ingest([built_index.sources], index.parent / "late", [LateBuilder(pooling.url, "col")])
+    assert pooling.fake.num_images == num_images + manifest.pages
+    ingest(
+        [built_index.sources], index.parent / "late", [LateBuilder(pooling.url, "col", prompt="?")]
+    )
+    assert pooling.fake.num_images == num_images + 2 * manifest.pages
 
 
 def test_a_server_that_stops_midway_costs_only_what_was_not_kept(
-    made, pooling, tmp_path, no_second_try
+    built_index, pooling, tmp_path, no_second_try
 ):
     builder = LateBuilder(pooling.url, "col")
-    pooling.fake.fault = Response(status_code=500)
+    pooling.fake.error_response = Response(status_code=500)
     try:
         with pytest.raises(Exception, match="HTTP 500"):
-            ingest([made.sources], tmp_path / "index", [builder])
+            ingest([built_index.sources], tmp_path / "index", [builder])
     finally:
-        pooling.fake.fault = None
-    assert Index(tmp_path / "index").manifest() is None  # no half an index
-    assert ingest([made.sources], tmp_path / "index", [builder]).pages == 6
+        pooling.fake.error_response = None
+    assert Index(tmp_path / "index").manifest() is None  # no incomplete index
+    assert ingest([built_index.sources], tmp_path / "index", [builder]).pages == 6
 
 
 def test_a_text_over_the_models_limit_is_embedded_in_pieces(embedder_url, tmp_path):
@@ -247,31 +254,31 @@ def test_a_text_over_the_models_limit_is_embedded_in_pieces(embedder_url, tmp_pa
     draw_pdf(tmp_path / "long.pdf", lines, size=3)
     draw_pdf(tmp_path / "short.pdf", [["other words"]])
     index = tmp_path / "index"
-    made = ingest(
+    manifest = ingest(
         [tmp_path / "long.pdf", tmp_path / "short.pdf"], index, [DenseBuilder(embedder_url)]
     )
-    assert made.backends["dense"]["without"] == []
+    assert manifest.backends["dense"]["without"] == []
     with running_service(RetrieverBackend(index, servers=Servers(embedder_url))) as url:
         (result,) = search(url, ["w92 w93 w94 w95 needle"])
     assert ranked(result)[0][0] == "long_1"
 
 
-def file_index(made, folder, path):
-    ingest([made.sources], folder, [VectorFile(path, "col")])
+def file_index(built_index, folder, path):
+    ingest([built_index.sources], folder, [VectorFile(path, "col")])
     return folder
 
 
 @pytest.mark.parametrize("kind", ["npz", "safetensors"])
-def test_vectors_from_a_file(made, pooling, tmp_path, kind):
-    pages = pages_of(made.index)
-    png = Index(made.index).places.picture
+def test_vectors_from_a_file(built_index, pooling, tmp_path, kind):
+    pages = pages_of(built_index.index)
+    png = Index(built_index.index).paths.image_path
     vectors = {p.page_id: picture_vectors(png(p.picture).read_bytes()) for p in pages}
     path = tmp_path / f"vectors.{kind}"
     if kind == "npz":
-        np.savez(path, **{name: one.astype(np.float16) for name, one in vectors.items()})
+        np.savez(path, **{name: vector.astype(np.float16) for name, vector in vectors.items()})
     else:
         save_file(vectors, path)
-    index = file_index(made, tmp_path / "index", path)
+    index = file_index(built_index, tmp_path / "index", path)
     with running_service(RetrieverBackend(index, servers=Servers(late_url=pooling.url))) as url:
         (result,) = search(url, ["rice"])
     want = late_scores(index, "rice")
@@ -284,7 +291,7 @@ def test_vectors_from_a_file(made, pooling, tmp_path, kind):
     ("change", "words"),
     [
         (lambda v: v.pop("trade_2"), "no vectors for trade_2"),
-        (lambda v: v.update(other_1=v["trade_1"]), "no page of the index: other_1"),
+        (lambda v: v.update(other_1=v["trade_1"]), "not pages of the index: other_1"),
         (lambda v: v.update(trade_1=np.ones(4)), "trade_1: an array of 1 dimensions"),
         (lambda v: v.update(trade_1=np.full((2, 4), np.nan)), "not finite"),
         (lambda v: v.update(trade_1=np.eye(4) * [[1], [1], [0], [1]]), "trade_1: a vector of zer"),
@@ -292,26 +299,28 @@ def test_vectors_from_a_file(made, pooling, tmp_path, kind):
         (lambda v: v.update(trade_1=np.array([[{}]], object)), "cannot be read"),
     ],
 )
-def test_a_file_of_other_vectors_is_refused(made, tmp_path, change, words):
-    vectors = {page.page_id: np.ones((3, 4), np.float32) for page in pages_of(made.index)}
+def test_a_file_of_other_vectors_is_refused(built_index, tmp_path, change, words):
+    vectors = {page.page_id: np.ones((3, 4), np.float32) for page in pages_of(built_index.index)}
     change(vectors)
     np.savez(tmp_path / "v.npz", **vectors)
     with pytest.raises(UserError, match=words):
-        file_index(made, tmp_path / "index", tmp_path / "v.npz")
+        file_index(built_index, tmp_path / "index", tmp_path / "v.npz")
     assert Index(tmp_path / "index").manifest() is None
 
 
-def test_a_server_that_is_not_there_is_said_before_anything_is_read(made, tmp_path, no_second_try):
+def test_a_server_that_is_not_there_is_said_before_anything_is_read(
+    built_index, tmp_path, no_second_try
+):
     with pytest.raises(ServiceUnreachable):
-        ingest([made.sources], tmp_path / "i", [LateBuilder("http://127.0.0.1:9", "col")])
+        ingest([built_index.sources], tmp_path / "i", [LateBuilder("http://127.0.0.1:9", "col")])
     assert not (tmp_path / "i").exists()
 
 
 def test_the_bodies_are_what_vllm_reads(pooling):
-    """Its own field names (vllm/entrypoints/pooling), as its classes take them."""
+    """Check vLLM's own field names (vllm/entrypoints/pooling), as its classes read them."""
     client = LateBuilder(pooling.url, "col", prompt="p")._client
-    told = json.loads(client._body(messages=[client._message(b"x")]))
-    assert told == {
+    body = json.loads(client._body(messages=[client._message(b"x")]))
+    assert body == {
         "model": "col",
         "task": "token_embed",
         "encoding_format": "float",

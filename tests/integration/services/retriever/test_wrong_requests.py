@@ -1,5 +1,7 @@
-"""A thousand wrong requests, drawn by a seed: each is refused in the wire's own words, none is a
-fault of the service, and it answers as before."""
+"""Send a thousand random wrong requests with a fixed seed.
+
+Each is refused with the API's own error, none causes a server error, and the service still
+answers as before."""
 
 from __future__ import annotations
 
@@ -42,15 +44,15 @@ def wrong_search(draw):
     return body
 
 
-def wrong_address(draw):
-    """Path and query of a picture that is not to be had."""
+def wrong_image_path(draw):
+    """Return path and query of an image that does not exist."""
     match draw.randrange(3):
         case 0:
             behind = draw.choice(["", "/image", "/image?crop=0,0,9,9"])
             return f"/v1/pages/{quote(draw.choice(IDS), safe='')}{behind}"
         case 1:
             sides = [draw.choice([-5, 0, 10, 700, 10**7, "x", "", 1.5, "1e2"]) for _ in range(4)]
-            if sides[0] in (0, 10) and sides[1] in (0, 10):  # the box may be one
+            if sides[0] in (0, 10) and sides[1] in (0, 10):  # the box may be valid
                 sides = sides[:3]
             return "/v1/pages/trade_1/image?crop=" + ",".join(map(str, sides))
         case _:
@@ -59,8 +61,8 @@ def wrong_address(draw):
             return f"/v1/pages/trade_1/image?{name}={value}"
 
 
-def wrong_face(draw):
-    """Requests of other servers' shapes that they would refuse, too."""
+def wrong_compat_request(draw):
+    """Return requests in other servers' formats that they would refuse, too."""
     body = draw.choice(
         [
             {"topk": 3},
@@ -76,9 +78,9 @@ def wrong_face(draw):
 
 
 @pytest.mark.parametrize("part", range(4))
-def test_a_thousand_wrong_requests(url, made, part):
+def test_a_thousand_wrong_requests(url, built_index, part):
     draw = random.Random(part)
-    home = str(made.index.parent)
+    home = str(built_index.index.parent)
     with httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
         routes = client.get("/openapi.json").json()["paths"]
         right = {"queries": [{"query": "rice"}], "cache": False}
@@ -94,23 +96,23 @@ def test_a_thousand_wrong_requests(url, made, part):
                 )
                 answer = client.post("/v1/search", **sent)
             elif kind == 1 or "/retrieve" not in routes:
-                body = wrong_address(draw)
+                body = wrong_image_path(draw)
                 answer = client.get(body)
             else:
-                body = wrong_face(draw)
+                body = wrong_compat_request(draw)
                 answer = client.post("/retrieve", json=body)
-            told = (kind, str(body)[:300], answer.status_code, answer.text[:300])
-            assert 400 <= answer.status_code < 500, told
+            context = (kind, str(body)[:300], answer.status_code, answer.text[:300])
+            assert 400 <= answer.status_code < 500, context
             error = answer.json()["error"]
-            assert error["type"] in REQUEST_ERRORS and not error["retryable"], told
-            assert home not in answer.text and "Traceback" not in answer.text, told
-            assert len(answer.content) < 3000, told
+            assert error["type"] in REQUEST_ERRORS and not error["retryable"], context
+            assert home not in answer.text and "Traceback" not in answer.text, context
+            assert len(answer.content) < 3000, context
         assert client.post("/v1/search", json=right).json() == before
-        figures = client.get("/metrics").text
-        assert 'status="500"} 0.0' in figures
+        metrics_text = client.get("/metrics").text
+        assert 'status="500"} 0.0' in metrics_text
         assert not [
             line
-            for line in figures.splitlines()
+            for line in metrics_text.splitlines()
             if line.startswith("scorekit_requests_total") and 'status="5' in line
             if not line.endswith(" 0.0")
         ]

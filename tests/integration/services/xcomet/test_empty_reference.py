@@ -1,7 +1,6 @@
-"""`empty_ref`: what an empty reference is, over HTTP, of the demo's xCOMET.
+"""Test `empty_ref`, the meaning of an empty reference, over HTTP with the demo's xCOMET.
 
-With `text` a sample has the score that unbabel-comet gives it (`tests/golden/comet`).
-"""
+With `text` a sample has the score that unbabel-comet gives it (`tests/golden/comet`)."""
 
 from __future__ import annotations
 
@@ -53,26 +52,26 @@ def test_by_default_it_is_none(url):
     scores = [result["score"] for result in _post(url, plain)]
     assert [result["score"] for result in _post(url, ROWS)] == scores
     assert [result["score"] for result in _post(url, ROWS, empty_ref="none")] == scores
-    apart = [abs(a - b) for a, b in zip(scores, EMPTY.values(), strict=True)]
-    assert max(apart) > 100 * FLOAT32
-    # An absent reference stays absent, whatever "" is.
-    again = [result["score"] for result in _post(url, plain, empty_ref="text")]
-    assert again == scores
+    differences = [abs(a - b) for a, b in zip(scores, EMPTY.values(), strict=True)]
+    assert max(differences) > 100 * FLOAT32
+    # An absent reference stays absent for every `empty_ref`.
+    repeated = [result["score"] for result in _post(url, plain, empty_ref="text")]
+    assert repeated == scores
 
 
 def test_the_client_sends_it_as_it_was_given(url):
     options = {"empty_ref": "text"}
     with SyncScoringClient(url) as client:
         rows = client.score(ROWS, options)
-        own = client.score([SampleForScoring(**row) for row in ROWS], options)
+        client_results = client.score([SampleForScoring(**row) for row in ROWS], options)
         mixed = client.score([{**ROWS[0], "ref": None}, ROWS[0]], options)
     assert [r.score for r in rows] == pytest.approx(list(EMPTY.values()), abs=FLOAT32)
-    assert [r.score for r in own] == [r.score for r in rows]
+    assert [r.score for r in client_results] == [r.score for r in rows]
     assert mixed[0].score != mixed[1].score
 
 
 def test_in_windows_each_has_the_empty_reference(url):
-    """Three passes for each window, and the numbers of its windows where they are asked alone."""
+    """Check three passes for each window: the scores equal those of the windows sent separately."""
     long = {name: " ".join(row[name] for row in ROWS * 3) for name in ("src", "mt")}
     options = {"overlong": "windows", "max_input_length": 128, "cache": False}
     (without,) = _post(url, [{**long, "ref": ""}], **options)
@@ -86,7 +85,7 @@ def test_in_windows_each_has_the_empty_reference(url):
         }
         for w in empty["windows"]
     ]
-    # A window may be read with neighbours: those that are not have their own number.
+    # A window may include context: a window without context has its own score.
     scores = [r["score"] for r in _post(url, alone, empty_ref="text", cache=False)]
     same = [
         window["score"] == pytest.approx(score, abs=FLOAT32)

@@ -1,4 +1,4 @@
-"""A run that has been exported."""
+"""Provide a run that has been exported."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from tests.kits.synth.output import exported_run
 
 @pytest.fixture
 def done(tmp_path):
-    """A run with its export, and its config."""
+    """Return a run with its export, and its config."""
     return exported_run(tmp_path / "run")

@@ -1,4 +1,4 @@
-"""The export: rows, schema, provenance, the same bytes again."""
+"""Check the export: rows, schema, provenance, and the same bytes in a second export."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import yaml
 
 from scorekit.errors import UserError
 from synth.export.rows import bare_url, schema
-from synth.folder.store import StageFolder, read_records
 from synth.record import source_id
 from synth.stages.export import Export
+from synth.storage.store import StageFolder, read_records
 from tests.kits.synth.output import (
     ROOT,
     config,
@@ -138,8 +138,8 @@ def test_the_export_is_the_same_bytes_again_and_in_another_folder(done, tmp_path
     make_run(elsewhere.run.out_dir)
     run_filter(elsewhere)
     run_export(elsewhere)
-    again = {p.name: p.read_bytes() for p in (elsewhere.run.out_dir / "export").iterdir()}
-    assert again == first
+    second_export = {p.name: p.read_bytes() for p in (elsewhere.run.out_dir / "export").iterdir()}
+    assert second_export == first
 
 
 def test_a_row_that_is_not_of_the_schema_stops_the_export(done):
@@ -226,7 +226,7 @@ def test_options_of_the_export_are_kept_to(tmp_path):
 def test_an_export_waits_for_the_last_shard_of_the_filter(tmp_path):
     cfg = config(tmp_path)
     make_run(tmp_path)
-    with pytest.raises(UserError, match="run --stage format_filter first"):
+    with pytest.raises(UserError, match="Run --stage format_filter first"):
         run_export(cfg)
     run_filter(cfg, num_shards=2)
     with pytest.raises(UserError, match="format_filter: not done"):
@@ -260,7 +260,9 @@ def test_the_card_tells_licence_languages_and_what_became_of_every_source(done):
     assert counts["select_sources"] == [12, 10, 2]
     assert counts["format_filter"] == [10, 8, 2]
     assert counts["export"] == [8, 8, 0]
-    assert all(into == out + lost for into, out, lost in counts.values())
+    assert all(
+        num_in == num_out + num_rejected for num_in, num_out, num_rejected in counts.values()
+    )
     assert "meta_phrase 2" in text and "not_sampled 20" in text
     assert "15 documents of 2 files of revision `c0ffee`" in text
     assert "at most 2 files and all documents" in text
@@ -268,7 +270,8 @@ def test_the_card_tells_licence_languages_and_what_became_of_every_source(done):
 
 
 def test_an_export_that_is_killed_while_writing_leaves_the_old_one_whole(done):
-    """kill -9 in the middle: the names hold whole files, and the next call writes the same."""
+    """Check kill -9 in the middle: the names are complete files, and the next call writes the
+    same."""
     folder = done.run.out_dir / "export"
     before = {p.name: p.read_bytes() for p in folder.iterdir()}
     code = (

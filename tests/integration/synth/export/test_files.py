@@ -1,4 +1,4 @@
-"""An export of many files: their names, their processes, one that is killed; its manifest."""
+"""Check an export of many files: names, processes, a killed export, and its manifest."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ import yaml
 from bench.kit.servers import alive, wait_until
 from scorekit.errors import UserError
 from synth.export.files import ShardSlice, plan_files
-from synth.folder.repair import repair
-from synth.folder.store import StageFolder, read_records
 from synth.run import RunOptions, run_stages
+from synth.storage.repair import repair
+from synth.storage.store import StageFolder, read_records
 from tests.kits.synth.output import (
     ROOT,
     config,
@@ -37,7 +37,7 @@ SHARDED = {"rows_per_file": 3, "preference_pairs": True}
 
 @pytest.fixture
 def filtered(tmp_path):
-    """The folder of a run of which 8 pairs, in shards of 3, 3 and 2, have passed the filters."""
+    """Return the folder of a run with 8 filtered pairs in shards of 3, 3 and 2."""
     make_run(tmp_path)
     run_filter(config(tmp_path))
     return tmp_path
@@ -83,9 +83,9 @@ def test_files_take_their_rows_across_shards(tmp_path):
 
 def test_any_number_of_processes_writes_the_same_bytes(filtered):
     run_export(config(filtered, export={**SHARDED, "processes": 1}))
-    one = contents(filtered / "export")
+    single_process = contents(filtered / "export")
     run_export(config(filtered, export={**SHARDED, "processes": 3}), overwrite=True)
-    assert contents(filtered / "export") == one
+    assert contents(filtered / "export") == single_process
 
 
 def test_a_row_that_is_not_of_the_schema_is_named_by_the_process_that_found_it(filtered):
@@ -114,8 +114,8 @@ run_export(config(sys.argv[1], export={"rows_per_file": 3, "preference_pairs": T
 
 
 def test_a_killed_export_goes_on_with_the_files_that_are_missing(filtered, tmp_path):
-    made = exported_run(tmp_path / "plain")
-    run_export(config(made.run.out_dir, export=SHARDED), overwrite=True)
+    plain_cfg = exported_run(tmp_path / "plain")
+    run_export(config(plain_cfg.run.out_dir, export=SHARDED), overwrite=True)
     died = subprocess.run(
         [sys.executable, "-c", DYING, str(filtered), "7"],
         cwd=ROOT,
@@ -124,34 +124,34 @@ def test_a_killed_export_goes_on_with_the_files_that_are_missing(filtered, tmp_p
     )
     assert died.returncode == -9, died.stderr.decode()
     staging = filtered / ".export"
-    whole = {path.name: path.stat().st_ino for path in staging.glob("[!.]*")}
-    assert len(whole) == 8 and not (filtered / "export").exists()
+    inode_by_name = {path.name: path.stat().st_ino for path in staging.glob("[!.]*")}
+    assert len(inode_by_name) == 8 and not (filtered / "export").exists()
     damaged = staging / "train-00001-of-00003.parquet"
     damaged.write_bytes(damaged.read_bytes()[:-1])
     run_export(config(filtered, export=SHARDED), resume=True)
-    assert contents(filtered / "export") == contents(made.run.out_dir / "export")
+    assert contents(filtered / "export") == contents(plain_cfg.run.out_dir / "export")
     now = {path.name: path.stat().st_ino for path in (filtered / "export").iterdir()}
-    kept = {name for name, inode in whole.items() if now[name] == inode}
-    assert kept >= {name for name in whole if "-00000-" in name}
-    assert "train-00001-of-00003.jsonl.zst" not in kept  # its number was written anew
+    unchanged = {name for name, inode in inode_by_name.items() if now[name] == inode}
+    assert unchanged >= {name for name in inode_by_name if "-00000-" in name}
+    assert "train-00001-of-00003.jsonl.zst" not in unchanged  # its number was rewritten
     assert not staging.exists()
 
 
 def test_no_process_writes_on_when_the_driver_was_killed(filtered):
     shard = StageFolder(filtered, "format_filter").shard(0)
     shard.unlink()
-    os.mkfifo(shard)  # who reads it waits for ever
+    os.mkfifo(shard)  # a reader waits forever
     code = (
         "import sys\nfrom tests.kits.synth.output import config, run_export\n"
         "run_export(config(sys.argv[1], export={'rows_per_file': 2, 'processes': 2}))\n"
     )
     driver = subprocess.Popen([sys.executable, "-c", code, str(filtered)], cwd=ROOT)
     try:
-        begun = ".train-0000[01]-*.jsonl.zst*.tmp"
-        wait_until(lambda: len(list((filtered / ".export").glob(begun))) == 2)
+        temporary_files = ".train-0000[01]-*.jsonl.zst*.tmp"
+        wait_until(lambda: len(list((filtered / ".export").glob(temporary_files))) == 2)
         children = Path(f"/proc/{driver.pid}/task/{driver.pid}/children").read_text().split()
-        told = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children}
-        workers = [pid for pid, command in told.items() if b"spawn_main" in command]
+        command_by_pid = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children}
+        workers = [pid for pid, command in command_by_pid.items() if b"spawn_main" in command]
     finally:
         driver.send_signal(signal.SIGKILL)
         driver.wait()
@@ -162,35 +162,39 @@ def test_no_process_writes_on_when_the_driver_was_killed(filtered):
 def test_the_manifest_says_what_the_rows_share(tmp_path):
     cfg = exported_run(tmp_path / "run")
     folder = cfg.run.out_dir / "export"
-    told = json.loads((folder / "manifest.json").read_bytes())
-    assert {file["name"] for file in told["files"]} == {
+    manifest = json.loads((folder / "manifest.json").read_bytes())
+    assert {file["name"] for file in manifest["files"]} == {
         "train.jsonl",
         "train.parquet",
         "pairs.jsonl",
         "pairs.parquet",
     }
-    for file in told["files"]:
+    for file in manifest["files"]:
         content = (folder / file["name"]).read_bytes()
         assert file["sha256"] == hashlib.sha256(content).hexdigest()
         assert file["bytes"] == len(content)
-    assert told["rows"] == {"train": 8, "pairs": 7} and told["partial"] is False
+    assert manifest["rows"] == {"train": 8, "pairs": 7} and manifest["partial"] is False
     for row in train(cfg):
         teacher = row["selection"]["teacher"]
-        assert {key: told["teacher"][key] for key in ("backend", "base_url", "model")} == {
+        assert {key: manifest["teacher"][key] for key in ("backend", "base_url", "model")} == {
             key: teacher[key] for key in ("backend", "base_url", "model")
         }
-        for name, block in told["teacher"]["sampling_params"][row["kind"]].items():
-            asked = teacher["sampling_params"][name]
-            assert {**asked, **block} == asked and set(asked) - set(block) == {"seed", "candidate"}
+        for name, block in manifest["teacher"]["sampling_params"][row["kind"]].items():
+            all_params = teacher["sampling_params"][name]
+            assert {**all_params, **block} == all_params and set(all_params) - set(block) == {
+                "seed",
+                "candidate",
+            }
         versions = row["selection"]["metricx"]["versions"]
-        assert {**told["services"]["metricx"]["versions"], **versions} == (
-            told["services"]["metricx"]["versions"]
+        assert {**manifest["services"]["metricx"]["versions"], **versions} == (
+            manifest["services"]["metricx"]["versions"]
         )
-    for stage in told["funnel"]:
+    for stage in manifest["funnel"]:
         assert stage["in"] == stage["out"] + sum(stage["rejected"].values())
-    assert told["funnel"][-1]["out"] == 8 and told["corpus"]["documents"] == 15
+    assert manifest["funnel"][-1]["out"] == 8 and manifest["corpus"]["documents"] == 15
     assert (
-        told["settings"]["filters"]["on_reject"] == "drop" and "{text}" in told["teacher"]["prompt"]
+        manifest["settings"]["filters"]["on_reject"] == "drop"
+        and "{text}" in manifest["teacher"]["prompt"]
     )
     assert "secret" not in (folder / "manifest.json").read_text()
 
@@ -198,29 +202,29 @@ def test_the_manifest_says_what_the_rows_share(tmp_path):
 def test_a_damaged_export_is_noticed_when_its_run_is_resumed(tmp_path):
     cfg = exported_run(tmp_path / "run")
     path = cfg.run.out_dir / "export" / "train.parquet"
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-1])
-    again = RunOptions(("export",), resume=True)
-    with pytest.raises(UserError, match=r"parquet: was changed.*export --repair 0"):
-        run_stages(cfg, again)
+    content = path.read_bytes()
+    path.write_bytes(content[:-1])
+    resume_options = RunOptions(("export",), resume=True)
+    with pytest.raises(UserError, match=r"parquet: has changed.*export --repair 0"):
+        run_stages(cfg, resume_options)
     assert any("--stage export --repair 0" in line for line in repair(cfg))
-    run_stages(cfg, replace(again, repair=0))
-    assert path.read_bytes() == whole
+    run_stages(cfg, replace(resume_options, repair=0))
+    assert path.read_bytes() == content
 
 
 def test_rows_join_with_what_was_rejected(tmp_path):
     cfg = exported_run(tmp_path / "run")
     sampled = {r["source_id"] for r in StageFolder(cfg.run.out_dir, "sample_sources").records()}
     rows = {row["source_id"] for row in train(cfg)}
-    lost = {
+    rejected = {
         record["source_id"]
         for name in ("select_sources", "format_filter")
         for record in StageFolder(cfg.run.out_dir, name).all_rejected()
     }
-    assert rows | lost == sampled and not rows & lost
+    assert rows | rejected == sampled and not rows & rejected
 
 
-#: What the hub allows, of what the card uses.
+#: The hub's limits on fields that the card uses.
 SIZES = {
     "n<1K",
     "1K<n<10K",
@@ -245,11 +249,11 @@ def test_the_head_of_the_card_is_what_the_hub_and_datasets_read(filtered):
     assert set(head["size_categories"]) <= SIZES and head["language"] == ["en", "ko"]
     patterns = {c["config_name"]: c["data_files"][0]["path"] for c in head["configs"]}
     assert patterns == {"default": "train-*.parquet", "preference_pairs": "pairs-*.parquet"}
-    for told in head["dataset_info"]:
-        info = DatasetInfo._from_yaml_dict(told)
+    for raw_info in head["dataset_info"]:
+        info = DatasetInfo._from_yaml_dict(raw_info)
         loaded = load_dataset(
             str(filtered / "export"),
-            told["config_name"],
+            raw_info["config_name"],
             split="train",
             cache_dir=str(filtered / "cache"),
         )

@@ -1,4 +1,4 @@
-"""What a run leaves behind: pairs, card, views, stats, report. Stages are hand-made folders."""
+"""Check a run's output: pairs, card, views, stats and report. Stages are hand-made folders."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from rich.console import Console
 from bench.kit.servers import free_port, running_service
 from scorekit.errors import UserError
 from scorekit.server.fake import FakeBackend
-from synth.context import Context
-from synth.folder.distributions import Spread
-from synth.folder.stats import Exporter, StageStats, scorer_figures
-from synth.folder.store import StageFolder, read_records
-from synth.folder.totals import write_stats
-from synth.folder.views import write_views
+from synth.context import StageContext
 from synth.report.estimate import plan
 from synth.report.page import write_report
 from synth.report.rates import Rates
 from synth.report.tables import estimate, status
+from synth.storage.distributions import Distribution
+from synth.storage.stats import Exporter, StageStats, scorer_stats
+from synth.storage.store import StageFolder, read_records
+from synth.storage.totals import write_stats
+from synth.storage.views import write_views
 from tests.kits.synth.output import (
     HOSTILE,
     config,
@@ -47,8 +47,8 @@ def test_the_filter_asks_a_real_judge_and_minds_one_that_is_away(tmp_path):
         ctx = run_filter(cfg)
     assert ctx.stats.judge.samples == 10
     assert ctx.stats.rejected == {"judge:meta_phrase": 2}
-    kept = next(StageFolder(tmp_path, "format_filter").records())
-    assert kept["filters"] == {
+    first_record = next(StageFolder(tmp_path, "format_filter").records())
+    assert first_record["filters"] == {
         "passed": [],
         "failed": [],
         "tried": [],
@@ -56,23 +56,23 @@ def test_the_filter_asks_a_real_judge_and_minds_one_that_is_away(tmp_path):
     }
     run_export(cfg)
     assert train(cfg)[0]["selection"]["filters"]["judge"]["outcome"] == "pass"
-    with pytest.raises(UserError, match="is the rules back end"), running_judge() as url:
-        asked = {"enabled": True, "url": url, "model": "another"}
-        run_filter(config(tmp_path, filters={"llm_judge": asked}), overwrite=True)
+    with pytest.raises(UserError, match="is the rules backend"), running_judge() as url:
+        judge_settings = {"enabled": True, "url": url, "model": "another"}
+        run_filter(config(tmp_path, filters={"llm_judge": judge_settings}), overwrite=True)
     strict = config(tmp_path, filters={"llm_judge": {**judge, "fail_policy": "conservative"}})
     lenient = config(tmp_path, filters={"llm_judge": {**judge, "fail_policy": "permissive"}})
-    with running_judge(max_field_chars=3) as url:  # an error of every sample
+    with running_judge(max_field_chars=3) as url:  # an error for every sample
         strict.filters.llm_judge.url = lenient.filters.llm_judge.url = url
-        (tmp_path / "answers.sqlite").unlink()  # the verdicts of before
-        told = run_filter(strict, overwrite=True).stats
-        assert told.rejected == {"judge_error:invalid_input": 8, "meta_phrase": 2}
-        told = run_filter(lenient, overwrite=True).stats
-        assert told.records_out == 8 and told.rejected == {"meta_phrase": 2}
+        (tmp_path / "answers.sqlite").unlink()  # the verdicts so far
+        stats = run_filter(strict, overwrite=True).stats
+        assert stats.rejected == {"judge_error:invalid_input": 8, "meta_phrase": 2}
+        stats = run_filter(lenient, overwrite=True).stats
+        assert stats.records_out == 8 and stats.rejected == {"meta_phrase": 2}
 
 
 def test_views_join_the_shards_in_order(done):
     out_dir = done.run.out_dir
-    ctx = Context(done, out_dir)
+    ctx = StageContext(done, out_dir)
     for stage in ("prefilter_score", "score_select_best", "format_filter"):
         write_views(ctx, stage)
     prefiltered = list(read_records(out_dir / "prefilter_candidates.jsonl"))
@@ -94,7 +94,7 @@ def test_views_join_the_shards_in_order(done):
 def test_stored_candidates_stay_out_of_the_view_of_the_best(done):
     folder = StageFolder(done.run.out_dir, "score_select_best")
     write_stage(folder, [[{**r, "candidates": [1, 2]} for r in folder.records()]])
-    write_views(Context(done, done.run.out_dir), "score_select_best")
+    write_views(StageContext(done, done.run.out_dir), "score_select_best")
     view = read_records(done.run.out_dir / "final_candidates_topk.jsonl")
     assert all("topk" in record and "candidates" not in record for record in view)
 
@@ -110,11 +110,11 @@ def test_no_view_of_a_stage_of_which_shards_are_missing(tmp_path):
 def test_stats_count_records_by_marks_and_add_up_what_processes_called(done):
     out_dir = done.run.out_dir
     folder = StageFolder(out_dir, "format_filter")
-    killed = StageStats()  # of a process that did not live to count its records
+    killed = StageStats()  # a process that was killed before it counted its records
     killed.judge.requests, killed.judge.samples, killed.records_in = 3, 30, 5
     killed.teacher = {"requests": 4, "retries": 1, "failures": 0, "completion_tokens": 90}
     killed.flush(folder, every_s=0)
-    ctx = Context(done, out_dir)
+    ctx = StageContext(done, out_dir)
     ctx.stats.judge.requests = 2
     ctx.stats.teacher = {"requests": 6, "retries": 0, "failures": 2, "completion_tokens": 10}
     stats = write_stats(ctx, "format_filter")
@@ -150,7 +150,9 @@ def test_a_judge_that_failed_is_counted_apart_among_the_kept(done):
     records[0]["filters"]["judge"] = {"error": "upstream"}
     records[1]["filters"]["judge"] = {"pass": True, "reason_code": "ok", "notes": ""}
     write_stage(folder, [records], [{**records[0], "reason_code": "judge_error:timeout"}])
-    stage = write_stats(Context(done, done.run.out_dir), "format_filter")["stages"]["format_filter"]
+    stage = write_stats(StageContext(done, done.run.out_dir), "format_filter")["stages"][
+        "format_filter"
+    ]
     assert stage["rejected"] == {"judge_error:timeout": 1}
     assert stage["distributions"]["judge"] == {"error:upstream": 1, "not asked": 6, "pass": 1}
     run_export(done, overwrite=True)
@@ -161,26 +163,26 @@ def test_a_judge_that_failed_is_counted_apart_among_the_kept(done):
 
 @given(st.lists(st.floats(-25, 25), min_size=1, max_size=300))
 def test_a_spread_has_all_values_in_its_bars_and_true_quantiles(values):
-    spread = Spread(0.01)
+    spread = Distribution(0.01)
     for value in values:
         spread.add(value)
-    told = spread.as_dict()
-    assert sum(told["counts"]) == told["n"] == len(values)
-    assert len(told["edges"]) == len(told["counts"]) + 1 <= 42
-    assert told["edges"][0] <= told["p0"] and told["p100"] <= told["edges"][-1]
+    fields = spread.as_dict()
+    assert sum(fields["counts"]) == fields["n"] == len(values)
+    assert len(fields["edges"]) == len(fields["counts"]) + 1 <= 42
+    assert fields["edges"][0] <= fields["p0"] and fields["p100"] <= fields["edges"][-1]
     ranked = sorted(values)
     for share in (10, 50, 90):
         exact = ranked[max(1, math.ceil(share / 100 * len(ranked))) - 1]
-        assert abs(told[f"p{share}"] - exact) <= 0.0051
-    assert abs(told["mean"] - sum(values) / len(values)) < 1e-3
+        assert abs(fields[f"p{share}"] - exact) <= 0.0051
+    assert abs(fields["mean"] - sum(values) / len(values)) < 1e-3
 
 
 def test_a_spread_of_nothing_is_nothing():
-    assert Spread().as_dict() is None
+    assert Distribution().as_dict() is None
 
 
 def test_a_stage_that_was_made_anew_is_read_anew(done):
-    ctx = Context(done, done.run.out_dir)
+    ctx = StageContext(done, done.run.out_dir)
     write_stats(ctx, "format_filter")
     folder = StageFolder(done.run.out_dir, "format_filter")
     write_stage(folder, [list(folder.records())[:2]])
@@ -205,15 +207,15 @@ def test_figures_are_written_now_and_then_and_go_with_their_stage(done):
 def test_the_scorer_tells_of_its_batches_and_memory():
     with running_service(FakeBackend("metricx")) as url:
         for sample in ({"src": "one", "mt": "하나"}, {"src": "two", "mt": "둘"}):
-            before = scorer_figures(url, {})
+            before = scorer_stats(url, {})
             httpx.post(f"{url}/v1/score", json={"samples": [sample]}).raise_for_status()
         assert before["batches"] >= 1
-        after = scorer_figures([url], before)
-        anew = scorer_figures(url, dict.fromkeys(before, 1e9))  # it was started again
+        after = scorer_stats([url], before)
+        anew = scorer_stats(url, dict.fromkeys(before, 1e9))  # the service was restarted
     assert after["batches"] == 1 and after["batch_samples"] == 1
     assert anew["batches"] == before["batches"] + 1
     assert after["memory_peak_bytes"] > 1e6
-    assert scorer_figures("http://127.0.0.1:9", {}) == {}
+    assert scorer_stats("http://127.0.0.1:9", {}) == {}
 
 
 def test_prometheus_sees_the_stage_at_work_on_loopback_only():
@@ -228,19 +230,19 @@ def test_prometheus_sees_the_stage_at_work_on_loopback_only():
         assert 'outcome="meta_phrase",stage="format_filter"} 2.0' in page
         with pytest.raises(UserError, match="prometheus_port"):
             Exporter(port)
-        with pytest.raises(httpx.ConnectError):  # answered by a server on all addresses
+        with pytest.raises(httpx.ConnectError):  # a server on all addresses would answer
             httpx.get(f"http://127.0.0.2:{port}/metrics")
     finally:
         exporter.close()
 
 
 def test_the_report_shows_funnel_reasons_pictures_and_pairs(done):
-    write_stats(Context(done, done.run.out_dir), "format_filter")
+    write_stats(StageContext(done, done.run.out_dir), "format_filter")
     page = write_report(done.run.out_dir).read_text()
     assert page == write_report(done.run.out_dir).read_text()
     assert page.count("<svg") == 6
-    for told in ("not_sampled", "meta_phrase", "select_sources", gold(1)[0][1][:20], "번역:"):
-        assert told in page
+    for text in ("not_sampled", "meta_phrase", "select_sources", gold(1)[0][1][:20], "번역:"):
+        assert text in page
     assert "<script" not in page
     assert not re.search(r"(?:src|href)=[\"']?https?:|url\(['\"]?https?:|@import", page)
 
@@ -248,8 +250,8 @@ def test_the_report_shows_funnel_reasons_pictures_and_pairs(done):
 def test_hostile_texts_are_shown_and_not_obeyed(done):
     folder = StageFolder(done.run.out_dir, "format_filter")
     records = [{**r, "source_text": HOSTILE, "target_text": HOSTILE} for r in folder.records()]
-    lost = [{**records[0], "reason_code": "tag", "reason": HOSTILE}]
-    write_stage(folder, [records], lost)
+    rejected = [{**records[0], "reason_code": "tag", "reason": HOSTILE}]
+    write_stage(folder, [records], rejected)
     page = write_report(done.run.out_dir).read_text()
     assert "<img src=x" not in page and "\x1b" not in page
     assert "&lt;img src=x" in page and "␛[2J" in page
@@ -284,7 +286,7 @@ def test_status_tells_shards_counts_and_the_time_left(tmp_path):
     }
     row = [cell.strip() for cell in lines["format_filter"].split("│")]
     assert row[2:6] == ["1 of 3", "4", "3", "1"]
-    assert row[7] in ("0:00:12", "0:00:11", "0:00:13")  # 6 left at 4 in 8 s
+    assert row[7] in ("0:00:12", "0:00:11", "0:00:13")  # 6 remaining, at 4 in 8 s
     assert "done" in lines["select_sources"]
     assert "–" in lines["export"]
 
@@ -301,8 +303,11 @@ def test_an_estimate_counts_requests_sequences_and_tokens(tmp_path):
     assert costs["generate_128"].sequences == costs["score_select_best"].scored == 6400
     assert costs["format_filter"].judged == 0
     assert costs["generate_128"].tokens_out > costs["generate_128"].tokens_in
-    made = plan(cfg, Rates(1000.0))
-    assert made.hours(costs["generate_128"])["teacher"] == costs["generate_128"].tokens_out / 3.6e6
+    estimated = plan(cfg, Rates(1000.0))
+    assert (
+        estimated.hours(costs["generate_128"])["teacher"]
+        == costs["generate_128"].tokens_out / 3.6e6
+    )
     assert "generate_128" in _shown(estimate(cfg, Rates(1000.0)))
     alone = config(
         tmp_path,
@@ -334,11 +339,13 @@ WARNINGS = [
 ]
 
 
-@pytest.mark.parametrize(("sections", "told"), WARNINGS, ids=[told[:25] for _, told in WARNINGS])
-def test_an_estimate_warns_of_what_will_go_wrong(tmp_path, sections, told):
+@pytest.mark.parametrize(
+    ("sections", "warning"), WARNINGS, ids=[warning[:25] for _, warning in WARNINGS]
+)
+def test_an_estimate_warns_of_what_will_go_wrong(tmp_path, sections, warning):
     merged = {name: {**FINE.get(name, {}), **sections.get(name, {})} for name in {*FINE, *sections}}
-    assert not any(told in line for line in plan(config(tmp_path, **FINE)).warnings)
-    assert any(told in line for line in plan(config(tmp_path, **merged)).warnings)
+    assert not any(warning in line for line in plan(config(tmp_path, **FINE)).warnings)
+    assert any(warning in line for line in plan(config(tmp_path, **merged)).warnings)
 
 
 def test_an_estimate_warns_of_a_timeout_that_a_slow_server_cannot_keep(tmp_path):

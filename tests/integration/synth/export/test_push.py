@@ -1,4 +1,4 @@
-"""An export is pushed to a hub: a real server of our own, the real client, the real command."""
+"""Check that an export is pushed to a hub, with a local server, the real client and command."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 
 from bench.kit.servers import wait_until
 from synth.config import pair_configs
-from synth.folder.store import StageFolder, read_records
 from synth.pairs import write_dataset
 from synth.run import RunOptions
+from synth.storage.store import StageFolder, read_records
 from tests.kits.hub_server import TOKEN, Hub
 from tests.kits.synth.output import ROOT, config, exported_run, make_run, run_export, run_filter
 
@@ -23,7 +23,7 @@ REPO = "us/pairs"
 
 @pytest.fixture
 def hub():
-    """A hub, at work."""
+    """Yield a running hub."""
     hub = Hub()
     with hub.running():
         yield hub
@@ -31,7 +31,7 @@ def hub():
 
 @pytest.fixture
 def sharded(tmp_path):
-    """The config of a run whose export has three files of each kind."""
+    """Return the config of a run whose export has three files of each kind."""
     return exported(tmp_path / "run", rows_per_file=3)
 
 
@@ -48,13 +48,13 @@ def environment(hub, token=TOKEN):
     env = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
     home = {"HF_HOME": str(os.environ["HF_HOME_OF_TEST"])}
     env |= {"HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_PROGRESS_BARS": "1", **home}
-    env["HF_HUB_DISABLE_XET"] = "1"  # its storage is a server of its own, which the small hub lacks
+    env["HF_HUB_DISABLE_XET"] = "1"  # its storage is another server, which the small hub lacks
     return env | ({"HF_TOKEN": token} if token else {})
 
 
 @pytest.fixture(autouse=True)
-def own_home(tmp_path, monkeypatch):
-    """No token of the machine's, and no cache."""
+def empty_home(tmp_path, monkeypatch):
+    """Set a home without tokens and cache of the machine."""
     monkeypatch.setenv("HF_HOME_OF_TEST", str(tmp_path / "home"))
 
 
@@ -75,22 +75,22 @@ def push(hub, cfg, *more, token=TOKEN, repo=REPO):
     )
 
 
-def refused(done, told):
-    """In one line, with exit code 2."""
+def refused(done, message):
+    """Check that the command is refused in one line, with exit code 2."""
     lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert (done.returncode, len(lines)) == (2, 1) and "Traceback" not in done.stderr, done.stderr
-    assert told in lines[0], done.stderr
+    assert message in lines[0], done.stderr
     return True
 
 
 def test_what_is_pushed_is_what_comes_back(hub, sharded, tmp_path):
-    done = push(hub, sharded, "--private")
-    assert done.returncode == 0, done.stderr
+    result = push(hub, sharded, "--private")
+    assert result.returncode == 0, result.stderr
     folder = sharded.run.out_dir / "export"
     repo = hub.repos[REPO]
     assert repo.private and repo.commits == ["8 pairs, en->ko"]
     assert repo.files == {path.name: path.read_bytes() for path in folder.iterdir()}
-    assert done.stdout.strip() == f"{hub.url}/datasets/{REPO}/commit/{repo.sha}"
+    assert result.stdout.strip() == f"{hub.url}/datasets/{REPO}/commit/{repo.sha}"
     code = (
         "import json, sys\nfrom datasets import load_dataset\n"
         "from huggingface_hub import snapshot_download\n"
@@ -113,15 +113,15 @@ def test_what_is_pushed_is_what_comes_back(hub, sharded, tmp_path):
 def test_a_push_that_was_killed_sends_only_what_is_missing(hub, sharded):
     folder = sharded.run.out_dir / "export"
     last = hashlib.sha256((folder / "train-00002-of-00003.parquet").read_bytes()).hexdigest()
-    hub.held.add(last)
+    hub.blocked_uploads.add(last)
     pushing = subprocess.Popen(command(sharded), cwd=ROOT, env=environment(hub))
     try:
         wait_until(lambda: hub.entered.is_set() and len(hub.blobs) == 5)
     finally:
         pushing.kill()
         pushing.wait()
-    assert not hub.repos[REPO].files  # nobody sees a part of it
-    hub.held.clear()
+    assert not hub.repos[REPO].files  # no part of it is visible
+    hub.blocked_uploads.clear()
     hub.go.set()
     assert push(hub, sharded).returncode == 0
     assert len(hub.repos[REPO].files) == 8 and set(hub.puts.values()) == {1}
@@ -149,14 +149,15 @@ def test_no_run_that_is_not_finished_or_was_changed_is_pushed(hub, tmp_path):
     cfg = exported_run(tmp_path / "run")
     stage = StageFolder(cfg.run.out_dir, "export")
     manifest = stage.manifest()
-    stage.set_manifest({k: v for k, v in manifest.items() if k != "shards"})  # begun anew
+    # Another stage run has started.
+    stage.set_manifest({k: v for k, v in manifest.items() if k != "shards"})
     assert refused(push(hub, cfg), "no finished export")
     stage.set_manifest({**manifest, "digest": "another"})
-    assert refused(push(hub, cfg), "is not of the run that stands beside it")
+    assert refused(push(hub, cfg), "belongs to another run")
     stage.set_manifest(manifest)
     path = cfg.run.out_dir / "export" / "train.jsonl"
     path.write_bytes(path.read_bytes()[:-5])
-    assert refused(push(hub, cfg), "train.jsonl: was changed or is gone: run --stage export")
+    assert refused(push(hub, cfg), "train.jsonl: changed or missing. Run: run --stage export")
     assert not hub.repos
 
 
@@ -171,11 +172,11 @@ def test_a_part_of_a_run_wants_to_be_asked_for(hub, tmp_path):
 
 def test_what_the_hub_refuses_is_said_in_one_line(hub, sharded):
     assert refused(push(hub, sharded, token=None), "HF_TOKEN: give a token")
-    assert refused(push(hub, sharded, token="hf_wrong"), "does not know this token")
+    assert refused(push(hub, sharded, token="hf_wrong"), "does not accept this token")
     assert refused(push(hub, sharded, repo="others/pairs"), "may not write there")
     assert refused(push(hub, sharded, repo="a/b/c"), "a/b/c")
     hub.sick = 400
-    assert refused(push(hub, sharded), "push again, and only what is missing is sent")
+    assert refused(push(hub, sharded), "Push again: only missing files are sent")
     hub.sick = None
     assert push(hub, sharded).returncode == 0
     assert refused(push(hub, sharded, "--private"), "is public")
@@ -188,11 +189,11 @@ def test_several_pairs_are_one_dataset_of_the_hub(hub, tmp_path):
         data={"src_lang": "", "tgt_lang": "", "pairs": pairs},
         filters={"rule_based": False},
     )
-    for one in pair_configs(cfg).values():
-        one.run.out_dir.mkdir(parents=True)
-        make_run(one.run.out_dir)
-        run_filter(one)
-        run_export(one)
+    for pair_cfg in pair_configs(cfg).values():
+        pair_cfg.run.out_dir.mkdir(parents=True)
+        make_run(pair_cfg.run.out_dir)
+        run_filter(pair_cfg)
+        run_export(pair_cfg)
     write_dataset(cfg, RunOptions(("export",)))
     assert push(hub, cfg).returncode == 0
     folder = cfg.run.out_dir / "export"
@@ -203,4 +204,4 @@ def test_several_pairs_are_one_dataset_of_the_hub(hub, tmp_path):
     }
     assert hub.repos[REPO].commits == ["20 pairs, en->ko, en->de"]
     (folder / "en-de" / "train.parquet").unlink()
-    assert refused(push(hub, cfg), "en-de/train.parquet: was changed or is gone")
+    assert refused(push(hub, cfg), "en-de/train.parquet: changed or missing")

@@ -1,4 +1,4 @@
-"""A teacher that answers with the source itself: nothing of it is exported."""
+"""Check a teacher that answers with the source itself: none of it is exported."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from bench.filters import DIRECTIONS, seven
 from bench.kit.openai_server import FakeOpenAI
-from synth.folder.store import StageFolder
+from synth.storage.store import StageFolder
 from tests.kits.synth.driver import config, run, write_sources
 from tests.kits.synth.output import run_filter
 

@@ -1,4 +1,4 @@
-"""What the report of a run tells: who did what, what became of whom and why, what it cost."""
+"""Check the report of a run: its services, the fate and reason of each source, and its cost."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import re
 import pytest
 
 from scorekit.config import save_config
-from synth.context import Context
-from synth.folder.store import StageFolder
-from synth.folder.totals import write_stats
+from synth.context import StageContext
 from synth.report.examples import Smallest, pick_examples
 from synth.report.page import write_report
+from synth.storage.store import StageFolder
+from synth.storage.totals import write_stats
 from tests.kits.synth.output import HOSTILE, config, make_run, run_export, run_filter, write_stage
 
 
 @pytest.fixture
 def done(tmp_path):
-    """A run whose filter tried the next best candidate; its config."""
+    """Return the config of a run whose filter tried the next best candidate."""
     cfg = config(tmp_path / "run", filters={"on_reject": "next_best"})
     cfg.run.out_dir.mkdir()
     make_run(cfg.run.out_dir)
@@ -40,10 +40,10 @@ def done(tmp_path):
     return cfg
 
 
-def page_of(cfg, **figures):
-    """The page, its tags taken away; and the page itself."""
-    ctx = Context(cfg, cfg.run.out_dir)
-    for name, value in figures.items():
+def page_of(cfg, **stats):
+    """Return the page without its tags, and the page itself."""
+    ctx = StageContext(cfg, cfg.run.out_dir)
+    for name, value in stats.items():
         setattr(ctx.stats, name, value)
     write_stats(ctx, "format_filter")
     page = write_report(cfg.run.out_dir).read_text()
@@ -53,7 +53,7 @@ def page_of(cfg, **figures):
 
 def test_it_names_pair_teacher_scorer_and_settings(done):
     text, page = page_of(done)
-    for told in (
+    for expected_text in (
         "English (en-US) → Korean (ko-KR)",
         "served-name",
         "org/metricx-24-tiny, abc123",
@@ -61,18 +61,18 @@ def test_it_names_pair_teacher_scorer_and_settings(done):
         "the next best of 2 candidates is tried",
         "num_candidates: 8",
     ):
-        assert told in text, told
+        assert expected_text in text, expected_text
     assert 'lang="ko-KR"' in page
 
 
 def test_it_counts_each_type_and_length_through_the_stages(done):
     text, _ = page_of(done)
     rows = re.search(r"By type and length (.*?) Rejections", text)[1]
-    kept = list(StageFolder(done.run.out_dir, "format_filter").records())
-    sentences = sum(record["source_type"] == "sentence" for record in kept)
+    accepted = list(StageFolder(done.run.out_dir, "format_filter").records())
+    sentences = sum(record["source_type"] == "sentence" for record in accepted)
     assert (
         f"sentences 6 6 5 5 {sentences}" in rows
-        and f"blobs 6 6 5 5 {len(kept) - sentences}" in rows
+        and f"blobs 6 6 5 5 {len(accepted) - sentences}" in rows
     )
     assert "10 to 20 tokens" in rows
 
@@ -82,10 +82,12 @@ def test_it_explains_reasons_and_shows_what_was_refused_beside_what_was_kept(don
     assert "The translation speaks of itself" in text
     (rejected,) = pick_examples(done.run.out_dir).rejected
     assert rejected["candidate"].startswith("번역:") and rejected["code"] == "meta_phrase"
-    beside = rejected["beside"]
-    assert beside["target_text"] in text.replace("  ", " ") or beside["target_text"][:20] in text
-    lost = next(StageFolder(done.run.out_dir, "format_filter").all_rejected())
-    assert beside["source_type"] == lost["source_type"]
+    accepted = rejected["beside"]
+    assert (
+        accepted["target_text"] in text.replace("  ", " ") or accepted["target_text"][:20] in text
+    )
+    first_rejected = next(StageFolder(done.run.out_dir, "format_filter").all_rejected())
+    assert accepted["source_type"] == first_rejected["source_type"]
 
 
 def test_it_tells_who_was_rescued_by_the_next_best(done):
@@ -133,11 +135,11 @@ def test_hostile_candidates_are_shown_and_not_obeyed(done):
             {**r, "topk": [{**c, "text": HOSTILE} for c in r["topk"]], "source_text": HOSTILE}
             for r in folder.records()
         ]
-        lost = [
+        rejected = [
             {**r, "best": {"index": 1, "text": HOSTILE, "score": 1.0}}
             for r in folder.all_rejected()
         ]
-        write_stage(folder, [records], lost)
+        write_stage(folder, [records], rejected)
     _, page = page_of(done)
     assert "<img src=x" not in page and "<script" not in page and "&lt;img src=x" in page
 
@@ -159,5 +161,5 @@ def test_the_smallest_of_many_are_held_and_few_more():
     keys = random.Random(1).sample(range(100_000), 50_000)
     for key in keys:
         top.offer(key, {"key": key})
-        assert len(top._held) <= 64 * 3
+        assert len(top._candidates) <= 64 * 3
     assert [record["key"] for record in top.records()] == sorted(keys)[:3]

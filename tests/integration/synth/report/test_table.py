@@ -1,4 +1,4 @@
-"""The table of stages: a stage that is added to it is found wherever stages are told of."""
+"""Check that a stage added to the table appears everywhere stages are listed."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ import asyncio
 import pytest
 
 from scorekit.errors import UserError
-from synth.context import Context
-from synth.drive.driver import run_map_stage
-from synth.drive.kinds import MapStage
-from synth.folder.begin import begin
-from synth.folder.distributions import Drawn, Spread
-from synth.folder.totals import write_stats
-from synth.folder.views import write_views
-from synth.record import Kept, Rejected
+from synth.context import StageContext
+from synth.execution.driver import run_map_stage
+from synth.execution.stage_types import MapStage
+from synth.record import KeptRecord, RejectedRecord
 from synth.report.estimate import plan
 from synth.report.page import write_report
 from synth.report.tables import estimate, status
 from synth.stages.cost import Cost
 from synth.stages.table import BY_NAME, ORDER, in_order, named
+from synth.storage.distributions import Distribution, DistributionChart
+from synth.storage.stage_start import prepare_stage
+from synth.storage.totals import write_stats
+from synth.storage.views import write_views
 from tests.kits.synth.output import config, make_run, printed
 
 
 class CountWords(MapStage):
-    """A toy: it counts the words of each source, and asks nobody."""
+    """A toy stage that counts the words of each source and sends no requests."""
 
     name = "count_words"
     view = "counted.jsonl"
     shows_rejected = True
-    drawn = (Drawn("Words of a toy", "words", "source", "words"),)
+    charts = (DistributionChart("Words of a toy", "words", "source", "words"),)
 
     def settings(self, cfg):
         return {}
@@ -40,14 +40,14 @@ class CountWords(MapStage):
     async def process(self, record, clients):
         words = len(record["source_text"].split())
         if words < 3:
-            return Rejected(record, "too_short")
-        return Kept({**record, "words": words})
+            return RejectedRecord(record, "too_short")
+        return KeptRecord({**record, "words": words})
 
     def cost(self, run):
         return Cost(self.name, records=run.chosen, disk_bytes=12_000_000, driver_s=(3600.0, 0.0))
 
-    def figures(self, cfg, records):
-        words = Spread()
+    def distributions(self, cfg, records):
+        words = Distribution()
         for record in records:
             words.add(record["words"])
         return {"words": words}
@@ -65,8 +65,8 @@ def test_a_stage_that_is_added_is_found_in_status_estimate_views_and_report(tmp_
     make_run(tmp_path)
     assert "–" in rows(printed(status(tmp_path, stages)), toy.name)[0]
 
-    ctx = Context(cfg, tmp_path)
-    asyncio.run(run_map_stage(toy, begin(toy, stages[6:], ctx), ctx))
+    ctx = StageContext(cfg, tmp_path)
+    asyncio.run(run_map_stage(toy, prepare_stage(toy, stages[6:], ctx), ctx))
     stats = write_stats(ctx, toy.name)
     assert stats["stages"][toy.name]["distributions"]["words"]["n"] == 10
 
@@ -83,7 +83,7 @@ def test_a_stage_that_is_added_is_found_in_status_estimate_views_and_report(tmp_
 
 def test_each_stage_follows_the_one_before_it_in_the_table():
     assert [stage.after for stage in ORDER] == [None, *ORDER[:-1]]
-    assert ORDER[-1].before == ORDER[:-1]
+    assert ORDER[-1].previous_stages == ORDER[:-1]
     assert len({stage.name for stage in ORDER}) == len(ORDER)
     assert named("all") == tuple(BY_NAME)
     assert named("score_128_select_best") == ("score_select_best",)
@@ -92,6 +92,6 @@ def test_each_stage_follows_the_one_before_it_in_the_table():
 
 
 def test_the_costs_are_of_the_stages_in_their_order(tmp_path):
-    made = plan(config(tmp_path))
-    assert [cost.stage for cost in made.costs] == list(BY_NAME)
-    assert all(cost.disk_bytes and sum(cost.driver_s) for cost in made.costs)
+    estimated = plan(config(tmp_path))
+    assert [cost.stage for cost in estimated.costs] == list(BY_NAME)
+    assert all(cost.disk_bytes and sum(cost.driver_s) for cost in estimated.costs)

@@ -1,4 +1,4 @@
-"""A corpus of two languages, a scoring service by its URL, and no state that goes on."""
+"""Provide a corpus of two languages, a scoring service by its URL, and clean process state."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from scorekit import languages
 from scorekit.server.fake import FakeBackend
 
 
-#: For each tag: what the prompt calls it, a text in it, and one in its other variant (None where no
-#: check tells them apart) with the code that rejects it.
+#: For each tag: its name in the prompt, a text in it, and a text in its other variant (None if no
+#: check distinguishes them) with the code that rejects it.
 @pytest.fixture
-def own_state(monkeypatch):
-    """A run sends the log of the process to its folder, and adds its languages to the process."""
+def restore_state(monkeypatch):
+    """Restore log and languages, which a run changes for the process."""
     monkeypatch.setattr(languages, "_ADDED", {})
-    kept = structlog.get_config()
+    log_config = structlog.get_config()
     yield
-    structlog.configure(**kept)
+    structlog.configure(**log_config)
 
 
 @pytest.fixture(scope="module")

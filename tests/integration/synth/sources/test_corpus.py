@@ -1,4 +1,4 @@
-"""What the command says of its corpus: what could not be read, what stands in evaluation sets."""
+"""Check the messages of the command about its corpus: unreadable documents, evaluation sets."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from demo.madlad_shard import documents
 from scorekit.config import load_config
 from synth.__main__ import app
 from synth.config import SynthConfig
-from synth.context import Context
-from synth.folder.manifest import corpus
-from synth.folder.store import StageFolder
+from synth.context import StageContext
 from synth.report.page import write_report
+from synth.storage.manifest import corpus
+from synth.storage.store import StageFolder
 
 
 def invoke(tmp_path, *arguments):
-    """The command, after which the log of the process is its own again."""
-    kept = structlog.get_config()
+    """Run the command, and restore the log of the process afterwards."""
+    log_config = structlog.get_config()
     try:
         return CliRunner().invoke(
             app,
             ["run", "--config", str(tmp_path / "c.yaml"), "--stage", "sample_sources", *arguments],
         )
     finally:
-        structlog.configure(**kept)
+        structlog.configure(**log_config)
 
 
 def prepare(tmp_path, *broken):
@@ -50,36 +50,36 @@ def prepare(tmp_path, *broken):
 
 def test_documents_that_cannot_be_read_are_told_of_everywhere(tmp_path):
     prepare(tmp_path, '{"text": ', '{"txt": "?"}')
-    done = invoke(tmp_path)
-    assert done.exit_code == 0
-    last = done.stderr.splitlines()[-2]
+    result = invoke(tmp_path)
+    assert result.exit_code == 0
+    last = result.stderr.splitlines()[-2]
     assert last.startswith("warning: 2 documents could not be read (broken_json 1, no_text 1)")
     stats = json.loads((tmp_path / "run/stats.json").read_bytes())["stages"]["sample_sources"]
     assert stats["unreadable"] == {"broken_json": 1, "no_text": 1}
     cfg = load_config(SynthConfig, tmp_path / "c.yaml")
-    told = corpus(Context(cfg, cfg.run.out_dir))
-    assert told["unreadable"] == stats["unreadable"] and told["documents"] == 6
+    corpus_stats = corpus(StageContext(cfg, cfg.run.out_dir))
+    assert corpus_stats["unreadable"] == stats["unreadable"] and corpus_stats["documents"] == 6
     page = write_report(tmp_path / "run").read_text()
     assert "broken_json" in page and "line 7" in page
 
 
 def test_a_corpus_that_was_mended_is_read_again_when_the_run_is_resumed(tmp_path):
     prepare(tmp_path, *['{"text": '] * 7)
-    told = "7 of 13 documents could not be read (broken_json 7)"
+    message = "7 of 13 documents could not be read (broken_json 7)"
     for flags in ((), ("--resume",)):
-        done = invoke(tmp_path, *flags)
-        assert done.exit_code == 2 and told in done.stderr and "--resume" in done.stderr
+        result = invoke(tmp_path, *flags)
+        assert result.exit_code == 2 and message in result.stderr and "--resume" in result.stderr
     prepare(tmp_path)
-    done = invoke(tmp_path, "--resume")
-    assert done.exit_code == 0 and "could not be read" not in done.stderr
+    result = invoke(tmp_path, "--resume")
+    assert result.exit_code == 0 and "could not be read" not in result.stderr
 
 
 def test_a_corpus_in_which_nothing_was_found_is_read_again_when_the_run_is_resumed(tmp_path):
     prepare(tmp_path)
-    whole = (tmp_path / "a.jsonl").read_bytes()
+    content = (tmp_path / "a.jsonl").read_bytes()
     (tmp_path / "a.jsonl").write_text("")
     assert invoke(tmp_path).exit_code == 2
-    (tmp_path / "a.jsonl").write_bytes(whole)
+    (tmp_path / "a.jsonl").write_bytes(content)
     assert invoke(tmp_path, "--resume").exit_code == 0
 
 
@@ -88,21 +88,23 @@ def test_a_corpus_in_which_nothing_was_found_is_read_again_when_the_run_is_resum
 )
 def test_a_line_that_nobody_can_read_or_write_is_counted(line, tmp_path):
     prepare(tmp_path, line)
-    done = invoke(tmp_path)
-    assert done.exit_code == 0 and "1 documents could not be read (broken_json 1)" in done.stderr
+    result = invoke(tmp_path)
+    assert (
+        result.exit_code == 0 and "1 documents could not be read (broken_json 1)" in result.stderr
+    )
 
 
 def test_a_file_whose_name_is_not_unicode_is_named_in_a_line(tmp_path):
     prepare(tmp_path)
     (tmp_path / "a.jsonl").rename(tmp_path / os.fsdecode(b"caf\xe9.jsonl"))
-    done = invoke(tmp_path, "--set", f"data.files=['{tmp_path}/*.jsonl']")
-    assert done.exit_code == 2 and "its name is not UTF-8" in done.stderr
+    result = invoke(tmp_path, "--set", f"data.files=['{tmp_path}/*.jsonl']")
+    assert result.exit_code == 2 and "its name is not UTF-8" in result.stderr
 
 
 def test_a_corpus_that_can_be_read_is_no_cause_for_a_warning(tmp_path):
     prepare(tmp_path)
-    done = invoke(tmp_path)
-    assert done.exit_code == 0 and "warning" not in done.stderr
+    result = invoke(tmp_path)
+    assert result.exit_code == 0 and "warning" not in result.stderr
 
 
 def test_evaluation_sets_may_be_named_on_the_command_line(tmp_path):
@@ -110,10 +112,10 @@ def test_evaluation_sets_may_be_named_on_the_command_line(tmp_path):
     assert invoke(tmp_path).exit_code == 0
     source = next(iter(StageFolder(tmp_path / "run", "sample_sources").records()))
     (tmp_path / "set.txt").write_text(source["source_text"].replace("\n", " "))
-    told = ("--decontaminate", str(tmp_path / "set.txt"))
-    done = invoke(tmp_path, "--resume", *told)
-    assert done.exit_code == 2 and "decontaminate was None, is ['set.txt:" in done.stderr
-    done = invoke(tmp_path, "--overwrite", "--yes", *told)
-    assert done.exit_code == 0 and "contaminated: It stands" in done.stderr
-    done = invoke(tmp_path, "--resume", "--decontaminate", str(tmp_path / "gone.txt"))
-    assert done.exit_code == 2 and "gone.txt: cannot be read: No such file" in done.stderr
+    options = ("--decontaminate", str(tmp_path / "set.txt"))
+    result = invoke(tmp_path, "--resume", *options)
+    assert result.exit_code == 2 and "decontaminate was None, is ['set.txt:" in result.stderr
+    result = invoke(tmp_path, "--overwrite", "--yes", *options)
+    assert result.exit_code == 0 and "contaminated: It stands" in result.stderr
+    result = invoke(tmp_path, "--resume", "--decontaminate", str(tmp_path / "gone.txt"))
+    assert result.exit_code == 2 and "gone.txt: cannot be read: No such file" in result.stderr

@@ -1,4 +1,4 @@
-"""A tag of a config goes through prompts, judge and rules to the exported row, and stays itself."""
+"""Check that a config's tag passes prompts, judge, rules and the exported row unchanged."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from bench.kit.judge import running_judge
 from bench.kit.openai_server import FakeOpenAI
 from scorekit.errors import UserError
 from services.judge.rules import judge_translation
-from synth.folder.store import StageFolder, read_records
 from synth.run import RunOptions, run_stages
 from synth.stages.table import named
+from synth.storage.store import StageFolder, read_records
 
-#: For each tag: what the prompt calls it, a text in it, and one in its other variant (None where no
-#: check tells them apart) with the code that rejects it.
+#: For each tag: its name in the prompt, a text in it, and a text in its other variant (None if no
+#: check distinguishes them) with the code that rejects it.
 from tests.kits.synth.languages import answer, config
 
-pytestmark = pytest.mark.usefixtures("own_state")
+pytestmark = pytest.mark.usefixtures("restore_state")
 
 VARIANTS = {
     "zh-TW": (
@@ -65,8 +65,8 @@ def test_a_tag_is_kept_to_the_exported_row(tag, tmp_path, corpus, metricx_url):
     with fake.running() as url:
         cfg = config(tmp_path / "run", corpus, url, metricx_url, data={"tgt_lang": tag})
         run_stages(cfg, RunOptions(named("all")))
-    asked = fake.requests[0].body["messages"][-1]["content"]
-    assert f"{name} ({tag})" in asked and "English (en-US)" in asked
+    prompt = fake.requests[0].body["messages"][-1]["content"]
+    assert f"{name} ({tag})" in prompt and "English (en-US)" in prompt
     rows = list(read_records(cfg.run.out_dir / "export/train.jsonl"))
     assert rows and {row["target_lang_code"] for row in rows} == {tag}
     assert {row["source_lang_code"] for row in rows} == {"en-US"}
@@ -84,10 +84,12 @@ def test_a_teacher_that_writes_the_other_variant_is_rejected_by_its_code(
     _, good, bad, code = VARIANTS[tag]
     with FakeOpenAI(respond=answer(bad, good, 0.0)).running() as url:
         cfg = config(tmp_path / "run", corpus, url, metricx_url, data={"tgt_lang": tag})
-        with pytest.raises(UserError, match=f"format_filter: no record goes on \\({code} 6\\)"):
+        with pytest.raises(
+            UserError, match=f"format_filter: no record was accepted \\({code} 6\\)"
+        ):
             run_stages(cfg, RunOptions(named("all")))
-    lost = list(StageFolder(cfg.run.out_dir, "format_filter").all_rejected())
-    assert len(lost) == 6 and {record["reason_code"] for record in lost} == {code}
+    rejected = list(StageFolder(cfg.run.out_dir, "format_filter").all_rejected())
+    assert len(rejected) == 6 and {record["reason_code"] for record in rejected} == {code}
 
 
 @pytest.mark.parametrize(("tag", "code"), [("zh-TW", "wrong_variant"), ("sr-Latn", "wrong_script")])
@@ -117,22 +119,26 @@ def test_a_judge_that_is_asked_for_the_bare_language_takes_both_variants():
     }
     for tag, (_, good, bad, code) in VARIANTS.items():
         language = tag.split("-")[0]
-        if code and language != "hi":  # which is written in Devanagari where nothing is said
-            told = [
+        if code and language != "hi":  # its default script is Devanagari
+            verdicts = [
                 judge_translation({**texts, "target_lang": key, "candidate": text})["verdict"]
                 for key, text in ((language, good), (language, bad), (tag, good), (tag, bad))
             ]
-            assert [verdict["reason_code"] for verdict in told] == ["ok", "ok", "ok", code]
+            assert [verdict["reason_code"] for verdict in verdicts] == ["ok", "ok", "ok", code]
 
 
 def test_a_language_of_ones_own_is_named_and_exported(tmp_path, corpus, metricx_url):
-    own = {"code": "qjj", "name": "Udo Korean", "scripts": ["Hangul"]}
+    language = {"code": "qjj", "name": "Udo Korean", "scripts": ["Hangul"]}
     fake = FakeOpenAI(
         respond=answer("이 함수는 파일의 내용을 돌려주고 연결을 닫습니다.", None, 0.0)
     )
     with fake.running() as url:
         cfg = config(
-            tmp_path / "run", corpus, url, metricx_url, data={"tgt_lang": "qjj", "languages": [own]}
+            tmp_path / "run",
+            corpus,
+            url,
+            metricx_url,
+            data={"tgt_lang": "qjj", "languages": [language]},
         )
         run_stages(cfg, RunOptions(named("all")))
     assert "Udo Korean (qjj)" in fake.requests[0].body["messages"][-1]["content"]
@@ -145,14 +151,14 @@ def test_a_language_of_ones_own_is_named_and_exported(tmp_path, corpus, metricx_
     [
         (
             {"tgt_lang": "Koraen"},
-            r"data\.tgt_lang: unknown language 'Koraen'; near it: .*Korean \(ko\)",
+            r"data\.tgt_lang: unknown language 'Koraen'; did you mean .*Korean \(ko\)",
         ),
-        ({"tgt_lang": "qxx"}, r"data\.tgt_lang: unknown language 'qxx' \(one of your own"),
+        ({"tgt_lang": "qxx"}, r"data\.tgt_lang: unknown language 'qxx' \(add your own"),
         (
             {"tgt_lang": "qjj", "languages": [{"code": "qjj", "name": "x", "scripts": ["Elvish"]}]},
-            "data.languages: qjj: no script 'Elvish'; there are",
+            "data.languages: qjj: unknown script 'Elvish'. Expected one of",
         ),
-        ({"tgt_lang": "q j", "languages": [{"code": "q j", "name": "x"}]}, "is no language tag"),
+        ({"tgt_lang": "q j", "languages": [{"code": "q j", "name": "x"}]}, "is not a language tag"),
     ],
 )
 def test_an_unknown_language_is_one_line(data, words, tmp_path):

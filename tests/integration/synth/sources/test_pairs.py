@@ -1,4 +1,4 @@
-"""Several language pairs in one config: a run each, the answers shared, one dataset."""
+"""Check several language pairs in one config: a run each, shared answers, one dataset."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from scorekit.config import save_config
 from scorekit.errors import UserError
 from synth.__main__ import app
 from synth.config import SynthConfig, pair_configs
-from synth.context import Unfinished
-from synth.folder.store import StageFolder, read_records
+from synth.context import StageIncomplete
 from synth.pairs import run_pairs
 from synth.run import RunOptions
 from synth.stages.table import named
+from synth.storage.store import StageFolder, read_records
 from tests.kits.synth import languages as one_pair
 from tests.kits.synth.languages import answer
 
-pytestmark = pytest.mark.usefixtures("own_state")
+pytestmark = pytest.mark.usefixtures("restore_state")
 
 TEXTS = {
     "(zh-TW)": "這個函式會傳回檔案的內容，並且關閉連線。",
@@ -33,9 +33,9 @@ PAIRS = [{"src_lang": "en", "tgt_lang": "zh-TW"}, {"src_lang": "kor", "tgt_lang"
 
 
 def respond(body, seed):
-    """A translation into what the prompt asks for."""
-    asked = body["messages"][-1]["content"]
-    (text,) = [text for tag, text in TEXTS.items() if tag in asked]
+    """Return a translation into the language of the prompt."""
+    prompt = body["messages"][-1]["content"]
+    (text,) = [text for tag, text in TEXTS.items() if tag in prompt]
     return answer(text, None, 0)(body, seed)
 
 
@@ -48,11 +48,11 @@ def teacher():
 
 
 def config(out_dir, corpus, teacher, metricx_url, **sections):
-    made = one_pair.config(
+    settings = one_pair.config(
         out_dir, corpus, teacher.url, metricx_url, data={"tgt_lang": "ko"}, **sections
     ).model_dump(mode="json")
-    made["data"] |= {"src_lang": "", "tgt_lang": "", "pairs": PAIRS}
-    return SynthConfig.model_validate(made)
+    settings["data"] |= {"src_lang": "", "tgt_lang": "", "pairs": PAIRS}
+    return SynthConfig.model_validate(settings)
 
 
 @pytest.fixture(scope="module")
@@ -112,24 +112,24 @@ def test_what_is_done_is_asked_for_no_more(finished, teacher):
 @pytest.mark.parametrize("command", ["status", "estimate", "repair"])
 def test_the_commands_go_over_all_pairs(command, finished, tmp_path):
     save_config(finished, tmp_path / "pairs.yaml")
-    told = CliRunner().invoke(app, [command, "--config", str(tmp_path / "pairs.yaml")])
-    assert told.exit_code == 0, told.output
+    result = CliRunner().invoke(app, [command, "--config", str(tmp_path / "pairs.yaml")])
+    assert result.exit_code == 0, result.output
     for name in ("en-zh-TW", "ko-sr-Latn"):
-        assert name in told.output.replace("\n", "")
+        assert name in result.output.replace("\n", "")
 
 
 def test_show_prints_all_pairs_and_the_command_runs_them(tmp_path, corpus, teacher, metricx_url):
     cfg = config(tmp_path / "run", corpus, teacher, metricx_url)
     save_config(cfg, tmp_path / "pairs.yaml")
-    given = ["--config", str(tmp_path / "pairs.yaml")]
-    nothing = CliRunner().invoke(app, ["status", *given])
+    options = ["--config", str(tmp_path / "pairs.yaml")]
+    nothing = CliRunner().invoke(app, ["status", *options])
     assert nothing.exit_code == 2 and "no run here" in nothing.output
-    done = CliRunner().invoke(app, ["run", "--stage", "all", *given])
-    assert done.exit_code == 0 and "dataset of all pairs" in done.output, done.output
-    again = CliRunner().invoke(app, ["run", "--stage", "all", *given])
-    assert again.exit_code == 2 and "error: en-zh-TW: " in again.output
-    shown = CliRunner().invoke(app, ["show", "format_filter", *given])
-    assert len(shown.stdout.splitlines()) == 12
+    result = CliRunner().invoke(app, ["run", "--stage", "all", *options])
+    assert result.exit_code == 0 and "dataset of all pairs" in result.output, result.output
+    repeated = CliRunner().invoke(app, ["run", "--stage", "all", *options])
+    assert repeated.exit_code == 2 and "error: en-zh-TW: " in repeated.output
+    records_result = CliRunner().invoke(app, ["show", "format_filter", *options])
+    assert len(records_result.stdout.splitlines()) == 12
 
 
 def test_a_pair_that_is_left_open_stops_no_other(
@@ -138,13 +138,13 @@ def test_a_pair_that_is_left_open_stops_no_other(
     cfg = config(tmp_path / "run", corpus, teacher, metricx_url)
     real = synth.pairs.run_stages
 
-    def run(one, options):
-        if one.data.tgt_lang == "zh-TW":
-            raise Unfinished("prefilter_score", Counter(teacher_server=3))
-        real(one, options)
+    def run(pair_cfg, options):
+        if pair_cfg.data.tgt_lang == "zh-TW":
+            raise StageIncomplete("prefilter_score", Counter(teacher_server=3))
+        real(pair_cfg, options)
 
     monkeypatch.setattr(synth.pairs, "run_stages", run)
-    with pytest.raises(Unfinished, match="en-zh-TW: prefilter_score: 3 records are left open"):
+    with pytest.raises(StageIncomplete, match="en-zh-TW: prefilter_score: 3 records are left open"):
         run_pairs(cfg, RunOptions(named("all")))
     assert StageFolder(tmp_path / "run/ko-sr-Latn", "export").done()
     assert not (tmp_path / "run/export").exists()
@@ -154,16 +154,16 @@ def test_a_pair_that_is_left_open_stops_no_other(
 
 
 def test_what_no_config_of_pairs_may_say(tmp_path, corpus, teacher, metricx_url):
-    made = config(tmp_path, corpus, teacher, metricx_url).model_dump(mode="json")
+    settings = config(tmp_path, corpus, teacher, metricx_url).model_dump(mode="json")
     for data, words in (
         ({"src_lang": "en", "tgt_lang": "ko"}, "or pairs: not both"),
         ({"pairs": None}, "give src_lang and tgt_lang, or pairs"),
-        ({"pairs": [*PAIRS, {"src_lang": "eng", "tgt_lang": "zh_TW"}]}, "en-zh-TW stands there"),
+        ({"pairs": [*PAIRS, {"src_lang": "eng", "tgt_lang": "zh_TW"}]}, "en-zh-TW is repeated"),
         ({"pairs": [{"src_lang": "en", "tgt_lang": "xx"}]}, "data.tgt_lang: unknown language 'xx'"),
         ({"pairs": []}, "at least 1 item"),
     ):
         with pytest.raises(ValueError, match=words):
-            SynthConfig.model_validate({**made, "data": {**made["data"], **data}})
+            SynthConfig.model_validate({**settings, "data": {**settings["data"], **data}})
 
 
 def test_a_users_mistake_names_its_pair(tmp_path, corpus, teacher, metricx_url):

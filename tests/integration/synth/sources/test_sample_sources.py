@@ -1,4 +1,4 @@
-"""sample_sources over shards of both layouts: resumed, by several processes, as from the hub."""
+"""Test sample_sources over shards of both layouts: resumed, in several processes, as on the hub."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ import pytest
 from demo.madlad_shard import documents, write_shard
 from scorekit.errors import UserError
 from synth.config import DataConfig
-from synth.context import Context
-from synth.folder.begin import begin
-from synth.folder.store import digest_file
+from synth.context import StageContext
 from synth.sources.madlad import (
     REVISION,
     SourceFile,
@@ -23,6 +21,8 @@ from synth.sources.madlad import (
     source_files,
 )
 from synth.stages.sample_sources import SampleSources
+from synth.storage.stage_start import prepare_stage
+from synth.storage.store import digest_file
 from tests.kits.synth.sample_sources import (
     V1,
     V15,
@@ -36,31 +36,31 @@ from tests.kits.synth.sample_sources import (
 
 def test_the_pool_is_filled_with_sentences_and_blobs_that_know_where_they_stand(tmp_path):
     folder = run(config(tmp_path))
-    found = list(folder.records())
-    assert len(found) == 120 and folder.done()
+    sampled = list(folder.records())
+    assert len(sampled) == 120 and folder.done()
     assert [folder.mark(i)["records"] for i in range(folder.shards())] == [50, 50, 20]
     mark = folder.mark(0)
     assert mark["digest"] == digest_file(folder.shard(0)) and mark["input"] is None
-    assert {r["source_type"] for r in found} == {"sentence", "blob"}
-    assert len({r["source_id"] for r in found}) == 120
-    for record in found:
-        place = record["source_meta"]["madlad"]
-        assert (place["lang"], place["split"]) == ("ko", "clean")
-        assert place["doc_id"] == f"{place['file']}:{place['line']}"
-        start, end = place["span"]
-        assert stored(place)[start:end] == record["source_text"]
-        assert (place["segments"] > 1) == (record["source_type"] == "blob")
-    assert any("\n\n" in r["source_text"] for r in found if r["source_type"] == "blob")
+    assert {r["source_type"] for r in sampled} == {"sentence", "blob"}
+    assert len({r["source_id"] for r in sampled}) == 120
+    for record in sampled:
+        meta = record["source_meta"]["madlad"]
+        assert (meta["lang"], meta["split"]) == ("ko", "clean")
+        assert meta["doc_id"] == f"{meta['file']}:{meta['line']}"
+        start, end = meta["span"]
+        assert stored(meta)[start:end] == record["source_text"]
+        assert (meta["segments"] > 1) == (record["source_type"] == "blob")
+    assert any("\n\n" in r["source_text"] for r in sampled if r["source_type"] == "blob")
 
 
 def test_the_layout_with_escaped_line_ends_gives_the_same_sources(tmp_path):
     old, new = records(config(tmp_path / "1")), records(config(tmp_path / "2", [V15]))
     assert [r["source_text"] for r in new] == [r["source_text"] for r in old]
     for record in new:
-        place = record["source_meta"]["madlad"]
-        start, end = place["span"]
-        assert stored(place, "escaped")[start:end].replace("\\n", "\n") == record["source_text"]
-        assert place["url"].startswith("https://docs.python.org/")
+        meta = record["source_meta"]["madlad"]
+        start, end = meta["span"]
+        assert stored(meta, "escaped")[start:end].replace("\\n", "\n") == record["source_text"]
+        assert meta["url"].startswith("https://docs.python.org/")
 
 
 def test_list_field_and_string_field_give_the_same_sources(tmp_path):
@@ -83,46 +83,50 @@ def test_bucket_quotas_are_met_and_what_is_lacking_is_refilled(tmp_path):
     bucketing = {"boundaries": edges, "per_bucket_quota": [10, 20, 30, 15, 25]}
     folder = run(config(tmp_path, bucketing=bucketing, blob=blob))
     got = Counter(r["length_bucket_id"] for r in folder.records())
-    asked = counts(folder)["quotas"]["sentence"]
-    assert asked == [10, 20, 30, 15, 25] and sum(got.values()) == 100
-    assert got[4] < 25  # too few are so long
-    assert all(got[i] > asked[i] for i in range(3))
+    quotas = counts(folder)["quotas"]["sentence"]
+    assert quotas == [10, 20, 30, 15, 25] and sum(got.values()) == 100
+    assert got[4] < 25  # too few texts are that long
+    assert all(got[i] > quotas[i] for i in range(3))
     for record in folder.records():
         assert edges[record["length_bucket_id"]] <= record["length"]
         assert record["length"] < edges[record["length_bucket_id"] + 1]
 
 
 def test_what_goes_in_is_sampled_or_rejected_with_a_code(tmp_path):
-    ctx = Context(config(tmp_path), tmp_path)
+    ctx = StageContext(config(tmp_path), tmp_path)
     stage = SampleSources()
-    stage.run(ctx, begin(stage, [], ctx))
-    told = counts(ctx.folder(stage.name))
-    assert told["pieces"] == told["sampled"] + sum(told["rejected"].values())
-    assert {"too_short", "noise_code", "not_sampled"} <= set(told["rejected"])
-    assert told["documents"] == 24 and told["sampled"] == 120
-    assert (ctx.stats.records_in, ctx.stats.records_out) == (told["pieces"], 120)
-    assert sum(map(sum, told["by_bucket"].values())) == 120
+    stage.run(ctx, prepare_stage(stage, [], ctx))
+    stage_counts = counts(ctx.folder(stage.name))
+    assert stage_counts["pieces"] == stage_counts["sampled"] + sum(
+        stage_counts["rejected"].values()
+    )
+    assert {"too_short", "noise_code", "not_sampled"} <= set(stage_counts["rejected"])
+    assert stage_counts["documents"] == 24 and stage_counts["sampled"] == 120
+    assert (ctx.stats.records_in, ctx.stats.records_out) == (stage_counts["pieces"], 120)
+    assert sum(map(sum, stage_counts["by_bucket"].values())) == 120
 
 
 def test_lengths_outside_of_all_buckets_are_counted(tmp_path):
-    told = counts(run(config(tmp_path, bucketing={"boundaries": [10, 20]})))
-    assert told["rejected"]["no_bucket"] > 100
-    assert told["pieces"] == told["sampled"] + sum(told["rejected"].values())
+    stage_counts = counts(run(config(tmp_path, bucketing={"boundaries": [10, 20]})))
+    assert stage_counts["rejected"]["no_bucket"] > 100
+    assert stage_counts["pieces"] == stage_counts["sampled"] + sum(
+        stage_counts["rejected"].values()
+    )
 
 
 def test_copies_with_other_white_space_are_in_the_same_bucket(tmp_path):
     texts = documents("ko", 0, 6)
     once = write_shard(tmp_path / "a", texts, lang="ko")
     wide = [text.replace(" ", " " * 9) for text in texts]
-    twice = write_shard(tmp_path / "b", wide, lang="ko", index=1)
+    repeated = write_shard(tmp_path / "b", wide, lang="ko", index=1)
     cut = {"min_chars": 1, "noise_rules": False}
     sections = {"segmentation": cut, "blob": {"enabled": False}, "data": {"sample_pool_size": 900}}
     first = records(config(tmp_path / "1", [str(once)], **sections))
-    both = records(config(tmp_path / "2", [str(twice), str(once)], **sections))
+    both = records(config(tmp_path / "2", [str(repeated), str(once)], **sections))
     assert [(r["source_text"], r["length"]) for r in both] == [
         (r["source_text"], r["length"]) for r in first
     ]
-    wide_only = records(config(tmp_path / "3", [str(twice)], **sections))
+    wide_only = records(config(tmp_path / "3", [str(repeated)], **sections))
     assert [r["length"] for r in wide_only] == [r["length"] for r in first]
     assert [r["source_id"] for r in wide_only] == [r["source_id"] for r in first]
 
@@ -130,9 +134,11 @@ def test_copies_with_other_white_space_are_in_the_same_bucket(tmp_path):
 def test_copies_of_a_text_are_one_source(tmp_path):
     texts = documents("ko", 0, 6)
     once = write_shard(tmp_path / "a", texts, lang="ko")
-    twice = write_shard(tmp_path / "b", [t.replace(" ", "\t") for t in texts], lang="ko", index=1)
+    repeated = write_shard(
+        tmp_path / "b", [t.replace(" ", "\t") for t in texts], lang="ko", index=1
+    )
     first = run(config(tmp_path / "1", [str(once)]))
-    both = run(config(tmp_path / "2", [str(once), str(twice)]))
+    both = run(config(tmp_path / "2", [str(once), str(repeated)]))
     drop = ("source_meta",)
     assert [{k: v for k, v in r.items() if k not in drop} for r in both.records()] == [
         {k: v for k, v in r.items() if k not in drop} for r in first.records()
@@ -155,14 +161,14 @@ def test_a_blob_that_reads_as_a_sentence_is_that_sentence(tmp_path):
 def test_the_merged_view_holds_the_same_records(tmp_path):
     import pyarrow.parquet as pq
 
-    found = records(config(tmp_path))
-    assert pq.read_table(tmp_path / "sampled_sources.parquet").to_pylist() == found
+    sampled = records(config(tmp_path))
+    assert pq.read_table(tmp_path / "sampled_sources.parquet").to_pylist() == sampled
 
 
 def test_a_smaller_pool_is_the_beginning_of_a_larger_one_where_quotas_do_not_bind(tmp_path):
-    one = {"bucketing": {"boundaries": [0, 9999]}, "blob": {"enabled": False}}
-    large = records(config(tmp_path / "1", **one))
-    small = records(config(tmp_path / "2", **one), limit=30)
+    sections = {"bucketing": {"boundaries": [0, 9999]}, "blob": {"enabled": False}}
+    large = records(config(tmp_path / "1", **sections))
+    small = records(config(tmp_path / "2", **sections), limit=30)
     assert small == large[:30] and len(small) == 30
 
 
@@ -254,8 +260,8 @@ def test_a_broken_line_is_counted_and_told_of_and_the_rest_is_read(scheme, tmp_p
     path.write_bytes(gzip.compress(b"\n".join(lines) + b"\n"))
     broken = []
     file = SourceFile(0, path.name, f"{scheme}{path}")
-    found = list(read_documents(file, lambda *told: broken.append(told)))
-    assert [(d.line, d.text) for d in found] == list(zip([1, 2, 8, 9], texts, strict=True))
+    read_docs = list(read_documents(file, lambda *file_counts: broken.append(file_counts)))
+    assert [(d.line, d.text) for d in read_docs] == list(zip([1, 2, 8, 9], texts, strict=True))
     assert [(line, code) for line, code, _ in broken] == [
         (3, "broken_json"),
         (4, "no_text"),
@@ -263,8 +269,8 @@ def test_a_broken_line_is_counted_and_told_of_and_the_rest_is_read(scheme, tmp_p
         (7, "broken_json"),
     ]
     folder = run(config(tmp_path / "out", [file.url]))
-    (told,) = counts(folder)["files"]
-    assert told["broken_lines"] == 4 and told["broken"][0]["line"] == 3
+    (file_counts,) = counts(folder)["files"]
+    assert file_counts["broken_lines"] == 4 and file_counts["broken"][0]["line"] == 3
     assert counts(folder)["unreadable"] == {"broken_json": 3, "no_text": 1}
 
 
@@ -275,22 +281,22 @@ def test_what_was_streamed_before_a_broken_line_is_not_read_again(tmp_path):
     path.write_text("\n".join(lines) + "\n")
     broken = []
     file = SourceFile(0, path.name, f"file://{path}")
-    found = list(read_documents(file, lambda *told: broken.append(told)))
-    assert [(d.line, len(d.text)) for d in found] == [(1, len(large)), (3, 4)]
-    assert [told[:2] for told in broken] == [(2, "broken_json")]
+    documents = list(read_documents(file, lambda *report: broken.append(report)))
+    assert [(d.line, len(d.text)) for d in documents] == [(1, len(large)), (3, 4)]
+    assert [report[:2] for report in broken] == [(2, "broken_json")]
 
 
 @pytest.mark.parametrize("scheme", ["", "file://"])
 def test_a_torn_gzip_is_counted_and_told_of(scheme, tmp_path):
     path = tmp_path / "torn.jsonl.gz"
     lines = [json.dumps({"text": text}) + "\n" for text in documents("ko")]
-    whole = gzip.compress("".join(lines).encode())
-    path.write_bytes(whole[: len(whole) // 2])
+    content = gzip.compress("".join(lines).encode())
+    path.write_bytes(content[: len(content) // 2])
     folder = run(config(tmp_path / "out", [f"{scheme}{path}"]))
-    (told,) = counts(folder)["files"]
-    assert 0 < told["documents"] < len(lines)
-    assert [(b["code"], b["line"]) for b in told["broken"]] == [
-        ("broken_gzip", told["documents"] + 1)
+    (file_counts,) = counts(folder)["files"]
+    assert 0 < file_counts["documents"] < len(lines)
+    assert [(b["code"], b["line"]) for b in file_counts["broken"]] == [
+        ("broken_gzip", file_counts["documents"] + 1)
     ]
 
 
@@ -316,6 +322,6 @@ def test_what_cannot_work_is_one_clear_line(tmp_path):
 
 def test_at_most_max_documents_are_read_an_equal_share_of_each_file(tmp_path):
     folder = run(config(tmp_path, data={"max_documents": 7}))
-    told = counts(folder)
-    assert [f["documents"] for f in told["files"]] == [4, 3]
-    assert (told["max_documents"], told["max_files"]) == (7, None)
+    stage_counts = counts(folder)
+    assert [f["documents"] for f in stage_counts["files"]] == [4, 3]
+    assert (stage_counts["max_documents"], stage_counts["max_files"]) == (7, None)

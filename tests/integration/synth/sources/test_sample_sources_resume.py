@@ -1,4 +1,4 @@
-"""Sampling over several processes, killed and resumed."""
+"""Test sampling in several processes, killed and resumed."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import os
 import pytest
 
 from scorekit.errors import UserError
-from synth.context import Context
-from synth.folder.store import ShardWriter, StageFolder, read_records
+from synth.context import StageContext
 from synth.sources import ingest
 from synth.sources.ingest import Ingest
 from synth.sources.parts import PartWriter
+from synth.storage.store import ShardWriter, StageFolder, read_records
 from tests.kits.synth.sample_sources import (
     config,
     records,
@@ -24,8 +24,8 @@ from tests.kits.synth.sample_sources import (
 
 def test_shards_on_several_processes_give_the_bytes_of_one(tmp_path):
     files = shards(tmp_path)
-    whole = config(tmp_path / "one", files)
-    run(whole)
+    single_cfg = config(tmp_path / "one", files)
+    run(single_cfg)
     split = config(tmp_path / "three", files)
     for shard_id in (2, 0):
         folder = run(split, shard_id=shard_id, num_shards=3, resume=True)
@@ -37,8 +37,8 @@ def test_shards_on_several_processes_give_the_bytes_of_one(tmp_path):
 
 def test_a_process_says_whom_it_waits_for(tmp_path, capsys):
     run(config(tmp_path / "out", shards(tmp_path)), shard_id=1, num_shards=4)
-    told = capsys.readouterr().out
-    assert "waits for other shards" in told and "[0, 2, 3]" in told and "3 of 4" in told
+    out = capsys.readouterr().out
+    assert "waits for other shards" in out and "[0, 2, 3]" in out and "3 of 4" in out
 
 
 def test_processes_that_end_together_merge_once(tmp_path):
@@ -108,7 +108,7 @@ def test_a_run_that_is_killed_while_it_merges_merges_again(commits, tmp_path):
     run(config(tmp_path / "whole", files))
     cfg = config(tmp_path / "killed", files)
     killed_run(cfg, ShardWriter, commits)
-    assert Context(cfg, tmp_path / "killed").folder("sample_sources").shards() is None
+    assert StageContext(cfg, tmp_path / "killed").folder("sample_sources").shards() is None
     run(cfg, resume=True)
     assert tree(tmp_path / "killed") == tree(tmp_path / "whole")
 

@@ -1,4 +1,4 @@
-"""What a rule is not sure of: an LLM judge decides, and nothing passes in silence."""
+"""Check what a rule cannot decide: an LLM judge decides, and no doubt passes silently."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-import synth.drive.clients
+import synth.execution.clients
 from bench.kit.judge import running_judge
 from bench.kit.openai_server import FakeOpenAI
 from scorekit.errors import ScorekitError, UserError
-from synth.folder.stats import count_stage
-from synth.folder.store import StageFolder, read_records
-from synth.folder.totals import write_stats
 from synth.report.page import write_report
+from synth.storage.stats import count_stage
+from synth.storage.store import StageFolder, read_records
+from synth.storage.totals import write_stats
 from tests.kits.synth.output import config, make_run, run_export, run_filter, train, write_stage
 
 ROOT = Path(__file__).parents[4]
@@ -35,7 +35,7 @@ PAIRS = (HOLIDAY, WRONG, SURE, FINE)
 
 
 def reader(body, seed):
-    """An LLM that knows Christmas, and that three is not four."""
+    """Return an LLM that knows Christmas, and that three is not four."""
     text = body["messages"][-1]["content"]
     passed = "fourth" not in text
     return json.dumps({"pass": passed, "reason_code": "ok" if passed else "meaning", "notes": "x"})
@@ -47,27 +47,27 @@ def llm():
 
 
 def filtered(folder, judge, pairs=PAIRS, **more):
-    """The config of a run whose best candidates are these pairs, up to format_filter."""
+    """Return the config of a run whose best candidates are these pairs, up to format_filter."""
     records = make_run(folder, count=len(pairs), chatter=0)[: len(pairs)]
     best = [{"index": 0, "text": mt, "score": 1.0} for _, mt in pairs]
-    made = [
+    candidates = [
         {**r, "source_text": src, "topk": [candidate]}
         for r, (src, _), candidate in zip(
             StageFolder(folder, "score_select_best").records(), pairs, best, strict=True
         )
     ]
-    assert len(records) == len(made)
-    write_stage(StageFolder(folder, "score_select_best"), [made])
+    assert len(records) == len(candidates)
+    write_stage(StageFolder(folder, "score_select_best"), [candidates])
     data = {"src_lang": "ko", "tgt_lang": "en"}
     return config(folder, data=data, filters={"llm_judge": judge, **more})
 
 
 def outcomes(cfg):
-    """(source of each record that went on, code of each that did not)."""
+    """Return (source of each accepted record, code of each rejected one by source)."""
     folder = StageFolder(cfg.run.out_dir, "format_filter")
-    kept = [record["source_text"] for record in folder.records()]
-    lost = [r for i in range(folder.shards()) for r in read_records(folder.rejected(i))]
-    return kept, {record["source_text"]: record["reason_code"] for record in lost}
+    accepted = [record["source_text"] for record in folder.records()]
+    rejected = [r for i in range(folder.shards()) for r in read_records(folder.rejected(i))]
+    return accepted, {record["source_text"]: record["reason_code"] for record in rejected}
 
 
 def test_a_judge_decides_about_doubts_and_the_report_counts_them(tmp_path, llm):
@@ -78,7 +78,7 @@ def test_a_judge_decides_about_doubts_and_the_report_counts_them(tmp_path, llm):
         [HOLIDAY[0], FINE[0]],
         {WRONG[0]: "doubt_refused:numbers_missing", SURE[0]: "numbers_missing"},
     )
-    assert ctx.stats.judge.samples == 3  # what is certain costs no verdict
+    assert ctx.stats.judge.samples == 3  # a certain case costs no verdict
     counts = count_stage(StageFolder(tmp_path, "format_filter"))
     assert counts.told == {"doubt_passed:numbers_missing": 1}
     holiday, fine = StageFolder(tmp_path, "format_filter").records()
@@ -113,23 +113,25 @@ def test_a_copied_name_is_a_doubt(tmp_path, llm, has_llm):
         judge = {"enabled": True, "url": url} if has_llm else {"enabled": False}
         cfg = filtered(tmp_path, judge, (name, copy))
         run_filter(cfg)
-    kept, lost = outcomes(cfg)
-    assert kept == ([name[0]] if has_llm else [])
-    assert lost[copy[0]] == "copied_source"
+    accepted, code_by_source = outcomes(cfg)
+    assert accepted == ([name[0]] if has_llm else [])
+    assert code_by_source[copy[0]] == "copied_source"
     if has_llm:
-        told = count_stage(StageFolder(tmp_path, "format_filter")).told
-        assert told == {"doubt_passed:copied_source": 1}
+        notes = count_stage(StageFolder(tmp_path, "format_filter")).told
+        assert notes == {"doubt_passed:copied_source": 1}
 
 
 def test_a_judge_that_fails_leaves_a_doubt_open_and_is_asked_again(tmp_path, llm, monkeypatch):
-    monkeypatch.setattr(synth.drive.clients, "FAILURES_IN_A_ROW", 2)
+    monkeypatch.setattr(synth.execution.clients, "FAILURES_IN_A_ROW", 2)
     with llm.running() as upstream, running_judge(upstream=upstream) as url:
         cfg = filtered(tmp_path, {"enabled": True, "url": url})
         cfg.teacher.retry.backoff_s = [0.01]
         llm.fail(503, times=None)
-        with pytest.raises(ExceptionGroup) as failed:
+        with pytest.raises(ExceptionGroup) as error_info:
             run_filter(cfg)
-        assert failed.group_contains(ScorekitError, match="the judge failed 2 requests in a row")
+        assert error_info.group_contains(
+            ScorekitError, match="the judge failed 2 requests in a row"
+        )
         assert not StageFolder(tmp_path, "format_filter").done()
         llm.well()
         run_filter(cfg, resume=True)
@@ -137,25 +139,27 @@ def test_a_judge_that_fails_leaves_a_doubt_open_and_is_asked_again(tmp_path, llm
 
 
 @pytest.mark.parametrize(
-    ("policy", "kept", "code"),
+    ("policy", "num_accepted", "code"),
     [("conservative", 0, "judge_error:invalid_input"), ("permissive", 1, "numbers_missing")],
 )
-def test_a_judge_that_cannot_read_a_pair_accepts_no_doubt(tmp_path, llm, policy, kept, code):
+def test_a_judge_that_cannot_read_a_pair_accepts_no_doubt(
+    tmp_path, llm, policy, num_accepted, code
+):
     judge = {"enabled": True, "fail_policy": policy}
     with (
         llm.running() as upstream,
-        running_judge(upstream=upstream, max_field_chars=3) as url,  # an error of every sample
+        running_judge(upstream=upstream, max_field_chars=3) as url,  # an error for every sample
     ):
         cfg = filtered(tmp_path, {**judge, "url": url}, (HOLIDAY, FINE))
         run_filter(cfg)
-    passed, lost = outcomes(cfg)
-    assert len(passed) == kept and lost[HOLIDAY[0]] == code
+    passed, code_by_source = outcomes(cfg)
+    assert len(passed) == num_accepted and code_by_source[HOLIDAY[0]] == code
 
 
 def test_without_a_judge_that_reads_meaning_the_rule_decides_alone(tmp_path):
     moved = ("참가자 30명 가운데 12명이 여자였다고 한다.", "Twelve of the 30 were women, they say.")
     pairs = (HOLIDAY, moved, FINE)
-    with running_judge() as url:  # on rules
+    with running_judge() as url:  # a judge of rules
         for judge in ({"enabled": False}, {"enabled": True, "url": url}):
             folder = tmp_path / str(judge["enabled"])
             folder.mkdir()
@@ -172,9 +176,9 @@ def test_a_rubric_for_doubts_is_told_what_the_rule_saw(tmp_path, llm):
     with llm.running() as upstream, running_judge(upstream=upstream, rubrics=rubrics) as url:
         cfg = filtered(tmp_path, {**task, "url": url}, (HOLIDAY, FINE))
         run_filter(cfg)
-    told = [request.body["messages"][-1]["content"] for request in llm.requests]
-    assert sorted("could not match" in text for text in told) == [False, True]
-    assert any("12, 25" in text for text in told)
+    prompts = [request.body["messages"][-1]["content"] for request in llm.requests]
+    assert sorted("could not match" in text for text in prompts) == [False, True]
+    assert any("12, 25" in text for text in prompts)
     assert outcomes(cfg)[0] == [HOLIDAY[0], FINE[0]]
     with running_judge() as url, pytest.raises(UserError, match="has no rubric 'translation_doubt"):
         run_filter(filtered(tmp_path, {**task, "url": url}, (HOLIDAY,)), overwrite=True)

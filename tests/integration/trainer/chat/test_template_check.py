@@ -1,4 +1,4 @@
-"""`python -m trainer template-check` on folders of models."""
+"""Test `python -m trainer template-check` on folders of models."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from tests.kits.trainer.chat import CHATML, byte_tokenizer, template_text, turns
-from tests.kits.trainer.warm import completed
+from tests.kits.trainer.forked_trainer import completed
 from trainer.rl.tokenizer_files import save_tokenizer
 
 ROW = {"messages": turns("안녕", '지민은 웃었다.\n"네 뷁"', "왜?", "그냥요 😀", system="시스템")}
 
 
 def model(folder: Path, template: str | None, end: str = "<|im_end|>", **generation: Any) -> Path:
-    """What the check reads of a model: no weights."""
+    """Save the parts of a model that the check reads: everything except weights."""
     folder.mkdir()
     save_tokenizer(byte_tokenizer(template, end), folder)
     if generation:
@@ -27,10 +27,10 @@ def model(folder: Path, template: str | None, end: str = "<|im_end|>", **generat
 
 def check(folder: Path, *arguments: str) -> tuple[int, str, str]:
     environment = {**os.environ, "NO_COLOR": "1", "COLUMNS": "80"}
-    told = completed(
+    result = completed(
         "trainer", "template-check", "--model", str(folder), *arguments, environment=environment
     )
-    return told.returncode, told.stdout, told.stderr
+    return result.returncode, result.stdout, result.stderr
 
 
 @pytest.fixture
@@ -43,7 +43,8 @@ def rows(tmp_path: Path) -> str:
 def test_a_right_template_is_shown_with_what_is_learned(tmp_path: Path, rows: str) -> None:
     code, out, _ = check(model(tmp_path / "m", CHATML), "--data", rows)
     assert code == 0 and "FAIL" not in out
-    assert '⟦지민은 웃었다.\n"네 뷁"<|im_end|>⟧' in out  # brackets, where there are no colours
+    # Brackets, because the output has no colors.
+    assert '⟦지민은 웃었다.\n"네 뷁"<|im_end|>⟧' in out
     assert f"{rows} line 1: " in out
 
 
@@ -61,13 +62,14 @@ def test_a_wrong_one_ends_with_2_and_a_remedy_and_fix_mends_it(tmp_path: Path, r
     assert code == 0 and "FAIL" not in out
     assert "\n+" in out and "\n-" in out  # the diff
     fixed = folder / "chat_template.fixed.jinja"
-    known = json.loads((folder / "generation_config.fixed.json").read_text())["eos_token_id"]
-    assert known == [258, byte_tokenizer().convert_tokens_to_ids("<|im_end|>")]
-    assert check(folder, "--data", rows, "--template", str(fixed))[0] == 2  # generation_config
+    stop_ids = json.loads((folder / "generation_config.fixed.json").read_text())["eos_token_id"]
+    assert stop_ids == [258, byte_tokenizer().convert_tokens_to_ids("<|im_end|>")]
+    # The check of generation_config fails.
+    assert check(folder, "--data", rows, "--template", str(fixed))[0] == 2
 
     (folder / "generation_config.fixed.json").replace(folder / "generation_config.json")
     fixed.replace(folder / "chat_template.jinja")
-    assert check(folder, "--data", rows)[0] == 0  # in the place of the model's own
+    assert check(folder, "--data", rows)[0] == 0  # the fixed template replaces the model's own
 
 
 def test_fix_replaces_no_other_file(tmp_path: Path, rows: str) -> None:
@@ -81,19 +83,19 @@ def test_fix_replaces_no_other_file(tmp_path: Path, rows: str) -> None:
 def test_qwen3_is_right_one_turn_a_row_without_thinking(tmp_path: Path, rows: str) -> None:
     folder = model(tmp_path / "m", template_text("qwen3"))
     code, out, _ = check(folder, "--data", rows, "--no-thinking")
-    assert code == 2 and "learn one turn a row (turns: each)" in out
+    assert code == 2 and "train on one turn a row (turns: each)" in out
     assert check(folder, "--data", rows, "--no-thinking", "--turns", "each")[0] == 0
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--data", "/none.jsonl"], "no such file"),
         (["--template", "/none.jinja"], "chat.template: /none.jinja: cannot be read"),
-        ([], "no chat template: name one in chat.template"),
+        ([], "no chat template. Set chat.template"),
     ],
 )
-def test_a_mistake_is_one_line(tmp_path: Path, arguments: list[str], told: str) -> None:
+def test_a_mistake_is_one_line(tmp_path: Path, arguments: list[str], message: str) -> None:
     code, _, errors = check(model(tmp_path / "m", None), *arguments)
     assert code == 2
-    assert told in errors.splitlines()[-1] and "Traceback" not in errors
+    assert message in errors.splitlines()[-1] and "Traceback" not in errors

@@ -1,4 +1,4 @@
-"""What another version of transformers saved is the same here, and so is what is saved here."""
+"""Check that files saved by another transformers version load the same here, and the reverse."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TEXTS = [
 
 
 def rewrite_rotary_settings(folder: Path, theta: float) -> None:
-    """Write them as transformers 4 did: a key of their own."""
+    """Write the rotary settings as transformers 4 did: under a separate key."""
     path = folder / "config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
     assert config.pop("rope_parameters")["rope_theta"] == theta
@@ -60,8 +60,8 @@ def test_rotary_settings_that_transformers_4_wrote_are_read(tmp_path: Path) -> N
 def test_a_saved_tokenizer_gives_the_ids_of_the_one_that_was_saved(name, tmp_path: Path) -> None:
     tokenizer = real_tokenizer(name)
     save_tokenizer(tokenizer, tmp_path)
-    again = load_tokenizer(PolicyConfig(path="unused", tokenizer=str(tmp_path)))
-    assert [again(text).input_ids for text in TEXTS] == [tokenizer(t).input_ids for t in TEXTS]
+    reloaded = load_tokenizer(PolicyConfig(path="unused", tokenizer=str(tmp_path)))
+    assert [reloaded(text).input_ids for text in TEXTS] == [tokenizer(t).input_ids for t in TEXTS]
 
 
 POLICIES = ("policy", "roleplay_policy", "search_policy")
@@ -70,7 +70,7 @@ MODELS = [*(Path("demo/models") / name for name in POLICIES), *NAMES]
 
 @pytest.mark.parametrize("model", MODELS, ids=str)
 def test_a_policys_ids_are_those_of_its_tokenizer_json(model, tmp_path: Path) -> None:
-    """transformers' class for the model's kind gives some of these texts other ids."""
+    """Check ids where transformers' class for the model's kind would give other ones."""
     folder = write_tokenizer(model, tmp_path) if isinstance(model, str) else ROOT / model
     lines = (ROOT / "tests/golden/token_ids.jsonl").read_text(encoding="utf-8").splitlines()
     texts = TEXTS + [json.loads(line)["text"] for line in lines]

@@ -1,4 +1,4 @@
-"""The vLLM engine against a stand-in that speaks its HTTP, and samples from a real tiny Llama."""
+"""Test the vLLM engine against a stand-in server that samples from a real tiny Llama."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from scorekit.errors import UserError
 from scorekit.server.fake import FakeBackend
 from tests.kits.trainer.runs import example, letter_tokenizer, save_policy
 from tests.kits.vllm_stub import KEY, NAME, VLLMStub
+from trainer.rl.distributed import DistributedContext
 from trainer.rl.engines.generate import GenerateSampler
 from trainer.rl.engines.vllm import VLLMSampler, probe_server
 from trainer.rl.forward import completion_logprobs
 from trainer.rl.policy import load_policy, stop_token_ids
-from trainer.rl.sampler import Sampled
-from trainer.rl.world import World
-from trainer.translation.config import TrainerConfig
-from trainer.translation.train import run_toy_rl
+from trainer.rl.sampler import SampledCompletion
+from trainer.translation.config import TranslationConfig
+from trainer.translation.train import train_translation
 
 CPU = torch.device("cpu")
 TOKENIZER = letter_tokenizer()
 PROMPTS = [[3, 4, 2], [5, 2], [6, 7, 8, 2], [5, 2]]
-RANKS = (0, 4)  # every weight learns, or adapters do
+RANKS = (0, 4)  # 0: all weights are trained; 4: adapters are
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +43,8 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_API_KEY", KEY)
 
 
-def config(url: str, policy: Path, run_dir: Path, rank: int = 0, **vllm: Any) -> TrainerConfig:
-    return TrainerConfig.model_validate(
+def config(url: str, policy: Path, run_dir: Path, rank: int = 0, **vllm: Any) -> TranslationConfig:
+    return TranslationConfig.model_validate(
         {
             "policy": {"path": str(policy), "lora": {"r": rank}},
             "generation": {
@@ -59,7 +59,9 @@ def config(url: str, policy: Path, run_dir: Path, rank: int = 0, **vllm: Any) ->
     )
 
 
-def made(cfg: TrainerConfig, name: str, stops: list[int], world: World) -> VLLMSampler:
+def open_vllm_sampler(
+    cfg: TranslationConfig, name: str, stops: list[int], world: DistributedContext
+) -> VLLMSampler:
     return VLLMSampler(
         cfg.generation.vllm,
         name,
@@ -73,25 +75,27 @@ def made(cfg: TrainerConfig, name: str, stops: list[int], world: World) -> VLLMS
 @contextmanager
 def engine(
     stub: VLLMStub, policy: Path, run_dir: Path, rank: int = 0, **vllm: Any
-) -> Iterator[tuple[VLLMSampler, nn.Module, TrainerConfig]]:
-    """The sampler on the stub, in step with the model."""
+) -> Iterator[tuple[VLLMSampler, nn.Module, TranslationConfig]]:
+    """Yield the sampler on the stub server, with the model's weights."""
     with running_app(stub.app) as url:
         cfg = config(url, policy, run_dir, rank, **vllm)
         name = probe_server(cfg.generation.vllm, adapters=rank > 0)
         model, tokenizer = load_policy(cfg.policy, CPU)
         stops = stop_token_ids(model, tokenizer)
-        sampler = made(cfg, name, stops, World(CPU))
+        sampler = open_vllm_sampler(cfg, name, stops, DistributedContext(CPU))
         with closing(sampler):
-            sampler.sync(model, 0)
+            sampler.sync_weights(model, 0)
             yield sampler, model, cfg
 
 
-def draw(sampler: VLLMSampler, cfg: TrainerConfig, **options: Any) -> dict[int, list[Sampled]]:
+def draw(
+    sampler: VLLMSampler, cfg: TranslationConfig, **options: Any
+) -> dict[int, list[SampledCompletion]]:
     return dict(sampler.sample(PROMPTS, cfg.generation, **{"seed": 1} | options))
 
 
 def change(model: nn.Module, by: float = 1.0) -> None:
-    """A large update of whatever learns."""
+    """Change all trainable weights by a large amount."""
     torch.manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -99,18 +103,20 @@ def change(model: nn.Module, by: float = 1.0) -> None:
                 parameter.add_(torch.randn_like(parameter) * by)
 
 
-def check_follows(sampler: VLLMSampler, model: nn.Module, cfg: TrainerConfig) -> None:
-    """Greedy completions are those of the model, and so are log-probabilities of samples."""
+def check_follows(sampler: VLLMSampler, model: nn.Module, cfg: TranslationConfig) -> None:
+    """Check that the greedy completions and the samples' log-probabilities are the model's."""
     greedy = cfg.eval_generation()
-    ours = GenerateSampler(model, TOKENIZER).sample(PROMPTS, greedy, with_logprobs=False)
-    assert dict(sampler.sample(PROMPTS, greedy, with_logprobs=False)) == dict(ours)
+    expected_samples = GenerateSampler(model, TOKENIZER).sample(
+        PROMPTS, greedy, with_logprobs=False
+    )
+    assert dict(sampler.sample(PROMPTS, greedy, with_logprobs=False)) == dict(expected_samples)
     pairs = [(PROMPTS[i], s) for i, group in draw(sampler, cfg).items() for s in group]
     with torch.no_grad():
         expected, _, mask = completion_logprobs(
             model, [p for p, _ in pairs], [s.token_ids for _, s in pairs], 0.8, 0
         )
-    found = torch.tensor([value for _, s in pairs for value in s.logprobs or ()])
-    torch.testing.assert_close(found, expected[mask], atol=1e-4, rtol=1e-4)
+    logprobs = torch.tensor([value for _, s in pairs for value in s.logprobs or ()])
+    torch.testing.assert_close(logprobs, expected[mask], atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("rank", RANKS)
@@ -120,17 +126,17 @@ def test_completions_follow_the_weights(policy: Path, tmp_path: Path, rank: int)
         check_follows(sampler, model, cfg)
         before = draw(sampler, cfg)
         change(model)
-        assert draw(sampler, cfg) == before  # nothing new before the sync
+        assert draw(sampler, cfg) == before  # nothing changes before the sync
         for update in (1, 2):
-            sampler.sync(model, update)
+            sampler.sync_weights(model, update)
             (weights,) = (tmp_path / "sync").glob("scorekit-*/*")
             readable = {path.stat().st_mode & 0o044 for path in weights.glob("*.safetensors")}
-            assert readable == {weights.stat().st_mode & 0o044}  # vLLM may run under another user
+            assert readable == {weights.stat().st_mode & 0o044}  # vLLM may run as another user
             assert len(stub.adapters) == (1 if rank else 0)
         check_follows(sampler, model, cfg)
         assert draw(sampler, cfg) != before
         salts = {body["cache_salt"] for body in stub.bodies if "cache_salt" in body}
-        assert len(salts) == 2  # of the two updates that were sampled from
+        assert len(salts) == 2  # one for each of the two updates that were sampled from
     assert not stub.adapters and not list((tmp_path / "sync").iterdir())
 
 
@@ -138,7 +144,7 @@ def test_completions_follow_the_weights(policy: Path, tmp_path: Path, rank: int)
 def test_what_a_killed_start_left_is_removed_and_nothing_else(
     policy: Path, tmp_path: Path, rank: int
 ) -> None:
-    """Of this run's folder and of its adapters on the server; another run has the same ones."""
+    """Check that only this run's leftovers are removed, and none of another run on the server."""
     stub = VLLMStub(policy)
     shared = tmp_path / "shared"
     with engine(stub, policy, tmp_path / "one", rank, sync_dir=str(shared)) as (killed, _, cfg):
@@ -146,30 +152,30 @@ def test_what_a_killed_start_left_is_removed_and_nothing_else(
         (left,) = shared.glob("scorekit-*/*")
         (left.parent / ".update-000009-x.partial").mkdir()
         (left.parent / "notes").mkdir()
-        there = set(stub.adapters)
+        foreign_adapters = set(stub.adapters)
         with engine(stub, policy, tmp_path / "two", rank, sync_dir=str(shared)) as (
             other,
             model,
             _,
         ):
             assert other.folder != killed.folder and left.is_dir()
-            assert there <= set(stub.adapters)
-            with closing(made(cfg, name, stops, world)) as again:
+            assert foreign_adapters <= set(stub.adapters)
+            with closing(open_vllm_sampler(cfg, name, stops, world)) as restarted:
                 assert sorted(p.name for p in left.parent.iterdir()) == ["notes"]
-                again.sync(model, 0)
-                assert not there & set(stub.adapters)
+                restarted.sync_weights(model, 0)
+                assert not foreign_adapters & set(stub.adapters)
                 assert other.weights is not None and other.weights.folder.is_dir()
     assert [p.name for p in shared.glob("scorekit-*/*")] == ["notes"]
 
 
 def test_the_same_seed_gives_the_same_and_each_prompt_its_own(policy: Path, tmp_path: Path) -> None:
     with engine(VLLMStub(policy), policy, tmp_path) as (sampler, _, cfg):
-        drawn = draw(sampler, cfg)
-        assert draw(sampler, cfg) == drawn != draw(sampler, cfg, seed=2)
-        assert drawn[1] != drawn[3]  # one text, twice in the batch
-        assert all(len(group) == 4 for group in drawn.values())
+        samples = draw(sampler, cfg)
+        assert draw(sampler, cfg) == samples != draw(sampler, cfg, seed=2)
+        assert samples[1] != samples[3]  # the same text twice in the batch
+        assert all(len(group) == 4 for group in samples.values())
         stops, longest = sampler.stops, cfg.generation.max_new_tokens
-        for sample in (sample for group in drawn.values() for sample in group):
+        for sample in (sample for group in samples.values() for sample in group):
             assert sample.logprobs is not None and len(sample.logprobs) == len(sample.token_ids)
             assert (sample.token_ids[-1] in stops) != (len(sample.token_ids) == longest)
             assert not set(sample.token_ids[:-1]) & set(stops)
@@ -182,7 +188,7 @@ def test_the_same_seed_gives_the_same_and_each_prompt_its_own(policy: Path, tmp_
 def test_a_group_comes_while_another_is_still_generated(policy: Path, tmp_path: Path) -> None:
     stub = VLLMStub(policy)
     with engine(stub, policy, tmp_path) as (sampler, _, cfg):
-        stub.held = {PROMPTS[0][0]}
+        stub.blocked_prompts = {PROMPTS[0][0]}
         groups = sampler.sample(PROMPTS, cfg.generation, seed=1)
         first = [next(groups)[0] for _ in range(3)]
         assert sorted(first) == [1, 2, 3]
@@ -210,30 +216,30 @@ def test_a_server_that_has_lost_the_weights_is_given_them_again(
     stub = VLLMStub(policy)
     with engine(stub, policy, tmp_path, rank, concurrency=1) as (sampler, model, cfg):
         change(model)
-        sampler.sync(model, 1)
+        sampler.sync_weights(model, 1)
         expected = draw(sampler, cfg)
         groups = sampler.sample(PROMPTS, cfg.generation, seed=1)
-        stub.held = {PROMPTS[2][0]}
-        drawn = dict([next(groups)]) if under_way else {}
-        stub.restart(503)  # for the one that waits, or the one before it
+        stub.blocked_prompts = {PROMPTS[2][0]}
+        samples = dict([next(groups)]) if under_way else {}
+        stub.restart(503)  # for the waiting request, or the one before it
         stub.release.set()
-        assert drawn | dict(groups) == expected
+        assert samples | dict(groups) == expected
 
 
 def test_what_the_server_refuses_is_told_at_once(policy: Path, tmp_path: Path) -> None:
     stub = VLLMStub(policy)
     with engine(stub, policy, tmp_path) as (sampler, _, cfg):
-        asked = len(stub.bodies)
+        num_requests = len(stub.bodies)
         with pytest.raises(UserError, match="maximum context length is 64"):
             list(sampler.sample([[3] * 60], cfg.generation))
-        assert len(stub.bodies) == asked + 1
+        assert len(stub.bodies) == num_requests + 1
 
 
 def test_no_answer_in_time_is_an_error(policy: Path, tmp_path: Path) -> None:
     stub = VLLMStub(policy)
     with engine(stub, policy, tmp_path) as (sampler, _, cfg):
         sampler.cfg = sampler.cfg.model_copy(update={"timeout_s": 0.3})
-        stub.held = {PROMPTS[0][0]}
+        stub.blocked_prompts = {PROMPTS[0][0]}
         with pytest.raises(UserError, match=r"timeout_s = 0\.3"):
             draw(sampler, cfg)
         stub.release.set()
@@ -263,7 +269,7 @@ def test_a_server_that_cannot_sample_for_a_run_is_told_before_weights_load(
         cfg = config(url, tmp_path / "no-such-policy", tmp_path, rank, **vllm)
         cfg = cfg.model_copy(update={"reward": cfg.reward.model_copy(update=ONLY_EOS)})
         with pytest.raises(UserError, match=message):
-            run_toy_rl([example("ab")], [], cfg)
+            train_translation([example("ab")], [], cfg)
 
 
 ONLY_EOS = {"w_metricx": 0.0, "w_xcomet_span": 0.0, "no_eos_penalty": 1.0}
@@ -276,7 +282,7 @@ def test_a_wrong_key_and_a_dead_server_are_told(
     with running_app(VLLMStub(policy).app) as url:
         with pytest.raises(UserError, match=r"401.*VLLM_API_KEY"):
             probe_server(config(url, policy, tmp_path).generation.vllm, adapters=False)
-    with pytest.raises(UserError, match="no vLLM server answers"):
+    with pytest.raises(UserError, match="cannot connect to"):
         away = config(f"http://127.0.0.1:{free_port()}", policy, tmp_path)
         probe_server(away.generation.vllm, adapters=False)
 
@@ -289,11 +295,13 @@ def test_a_whole_run_samples_and_evaluates_on_the_server(
     train = [example("abcd"[:n] + "ef", str(n)) for n in range(1, 5)]
     with running_app(stub.app) as url, running_service(FakeBackend("metricx")) as metricx:
         cfg = config(f"{url}/v1", policy, tmp_path / "run", rank, model=NAME)
-        told = cfg.model_dump(exclude_unset=True)
-        told["reward"] = {"metricx_urls": [metricx], "w_xcomet_span": 0.0}
-        told["rl"] = {"num_updates": 2, "batch_size": 4, "lr": 0.01}
-        done = run_toy_rl(train, train[:2], TrainerConfig.model_validate(told))
-    lines = [json.loads(line) for line in (done.run_dir / "log.jsonl").read_text().splitlines()]
+        settings = cfg.model_dump(exclude_unset=True)
+        settings["reward"] = {"metricx_urls": [metricx], "w_xcomet_span": 0.0}
+        settings["rl"] = {"num_updates": 2, "batch_size": 4, "lr": 0.01}
+        artifacts = train_translation(train, train[:2], TranslationConfig.model_validate(settings))
+    lines = [
+        json.loads(line) for line in (artifacts.run_dir / "log.jsonl").read_text().splitlines()
+    ]
     assert [line["skipped"] for line in lines] == [False, False]
     for line in lines:
         assert 0 < line["sampler_gap_mean"] <= line["sampler_gap_max"] < 1e-4

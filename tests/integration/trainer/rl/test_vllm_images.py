@@ -1,4 +1,4 @@
-"""The vLLM engine with images, against a stand-in that samples from a real tiny Qwen2.5-VL."""
+"""Test the vLLM engine with images against a stand-in with a real tiny Qwen2.5-VL."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from torch import nn
 
 from bench.kit.servers import running_app
 from scorekit.errors import UserError
-from tests.kits.trainer.images import IMAGE, NEVER, PAD, PROCESSOR, image_ids, picture, tiny
+from tests.kits.trainer.images import IMAGE, NEVER, PAD, PROCESSOR, image_ids, noise_image, tiny
 from tests.kits.trainer.runs import letter_tokenizer
 from tests.kits.vllm_stub import KEY, VLLMStub
 from trainer.rl.config import PolicyConfig, SamplingConfig
+from trainer.rl.distributed import DistributedContext
 from trainer.rl.engines.choice import open_sampler, probe_engine
 from trainer.rl.engines.generate import GenerateSampler
 from trainer.rl.forward import completion_logprobs
 from trainer.rl.policy import load_policy
 from trainer.rl.sampler import Sampler
-from trainer.rl.world import World
 
 CPU = torch.device("cpu")
-SHOWN = [[picture(16, 8, 0), picture(8, 8, 1)], [], [picture(8, 16, 2)]]
+SHOWN = [[noise_image(16, 8, 0), noise_image(8, 8, 1)], [], [noise_image(8, 16, 2)]]
 PROMPTS = [
     [5, 6, *image_ids(SHOWN[0][0].grid), 7, *image_ids(SHOWN[0][1].grid), 8],
     [9, 10, 11],
@@ -47,9 +47,9 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def sampling(url: str, **changes: Any) -> SamplingConfig:
-    told = {"max_new_tokens": 6, "num_samples_per_prompt": 2, "temperature": 0.8}
+    settings = {"max_new_tokens": 6, "num_samples_per_prompt": 2, "temperature": 0.8}
     return SamplingConfig.model_validate(
-        {**told, "engine": "vllm", "vllm": {"url": url, "timeout_s": 30.0}, **changes}
+        {**settings, "engine": "vllm", "vllm": {"url": url, "timeout_s": 30.0}, **changes}
     )
 
 
@@ -57,7 +57,7 @@ def sampling(url: str, **changes: Any) -> SamplingConfig:
 def engine(
     stub: VLLMStub, policy: Path, run_dir: Path
 ) -> Iterator[tuple[Sampler, nn.Module, SamplingConfig]]:
-    """The sampler on the stub, in step with the model."""
+    """Yield the sampler on the stub server, with the model's weights."""
     with running_app(stub.app) as url:
         cfg = sampling(url)
         served = probe_engine(cfg, adapters=False, images=True)
@@ -68,32 +68,35 @@ def engine(
                 served,
                 model,
                 tokenizer,
-                World(CPU),
+                DistributedContext(CPU),
                 adapters=False,
                 run_dir=run_dir,
-                never=NEVER,
+                banned_token_ids=NEVER,
             )
         ) as sampler:
-            sampler.sync(model, 0)
+            sampler.sync_weights(model, 0)
             yield sampler, model, cfg
 
 
 def test_episodes_go_on_behind_images_as_in_this_process(policy: Path, tmp_path: Path) -> None:
     stub = VLLMStub(policy, routes=("dev", "images"), processor=PROCESSOR)
     with engine(stub, policy, tmp_path) as (sampler, model, cfg):
-        ours = GenerateSampler(model, letter_tokenizer(), never=NEVER)
+        local_sampler = GenerateSampler(model, letter_tokenizer(), banned_token_ids=NEVER)
         greedy = cfg.model_copy(update={"temperature": 0.0, "num_samples_per_prompt": 1})
-        so_far, shown = [list(prompt) for prompt in PROMPTS], [list(row) for row in SHOWN]
+        so_far, images_by_prompt = (
+            [list(prompt) for prompt in PROMPTS],
+            [list(row) for row in SHOWN],
+        )
         for turn in range(2):
-            options = {"images": shown, "with_logprobs": False}
-            found = dict(sampler.sample(so_far, greedy, **options))
-            assert found == dict(ours.sample(so_far, greedy, **options))
-            new = picture(8, 8, 10 + turn)
-            for i, (one,) in found.items():
-                so_far[i] += [*one.token_ids, *image_ids(new.grid), 14]
-                shown[i].append(new)
-        drawn = dict(sampler.sample(so_far, cfg, images=shown, seed=1))
-        pairs = [(i, sample) for i, group in drawn.items() for sample in group]
+            options = {"images": images_by_prompt, "with_logprobs": False}
+            completions = dict(sampler.sample(so_far, greedy, **options))
+            assert completions == dict(local_sampler.sample(so_far, greedy, **options))
+            new = noise_image(8, 8, 10 + turn)
+            for i, (completion,) in completions.items():
+                so_far[i] += [*completion.token_ids, *image_ids(new.grid), 14]
+                images_by_prompt[i].append(new)
+        samples = dict(sampler.sample(so_far, cfg, images=images_by_prompt, seed=1))
+        pairs = [(i, sample) for i, group in samples.items() for sample in group]
         with torch.no_grad():
             expected, _, mask = completion_logprobs(
                 model,
@@ -101,11 +104,11 @@ def test_episodes_go_on_behind_images_as_in_this_process(policy: Path, tmp_path:
                 [sample.token_ids for _, sample in pairs],
                 0.8,
                 PAD,
-                images=[shown[i] for i, _ in pairs],
-                never=NEVER,
+                images=[images_by_prompt[i] for i, _ in pairs],
+                banned_token_ids=NEVER,
             )
-    said = torch.tensor([value for _, sample in pairs for value in sample.logprobs or ()])
-    torch.testing.assert_close(said, expected[mask], atol=1e-4, rtol=1e-4)
+    logprobs = torch.tensor([value for _, sample in pairs for value in sample.logprobs or ()])
+    torch.testing.assert_close(logprobs, expected[mask], atol=1e-4, rtol=1e-4)
     assert not {i for _, sample in pairs for i in sample.token_ids} & set(NEVER)
     sent = [body for body in stub.bodies if "token_ids" in body]
     assert all(body["token_ids"].count(IMAGE) == len(body["content_parts"]) for body in sent)
@@ -114,20 +117,22 @@ def test_episodes_go_on_behind_images_as_in_this_process(policy: Path, tmp_path:
 
 
 def test_a_server_that_reads_images_as_other_ids_is_told(policy: Path, tmp_path: Path) -> None:
-    """One that resizes what it is given."""
+    """Check that a server that resizes the images it gets is reported."""
 
     def halved(images: Any, **options: Any) -> Any:
-        small = [one.resize((max(8, one.width // 2), one.height)) for one in images]
+        small = [image.resize((max(8, image.width // 2), image.height)) for image in images]
         return PROCESSOR(images=small, **options)
 
     stub = VLLMStub(policy, routes=("dev", "images"), processor=halved)
     with engine(stub, policy, tmp_path) as (sampler, _, cfg):
-        with pytest.raises(UserError, match=r"reads a prompt with images as 5 ids, .* has 6"):
+        with pytest.raises(
+            UserError, match=r"reads a prompt with images as 5 ids, the trainer as 6"
+        ):
             list(sampler.sample(PROMPTS[2:], cfg, images=SHOWN[2:]))
 
 
 def test_a_server_that_takes_no_images_is_told_before_anything_is_loaded(policy: Path) -> None:
     with running_app(VLLMStub(policy).app) as url:
         assert probe_engine(sampling(url), adapters=False) is not None
-        with pytest.raises(UserError, match="start it with --enable-scale-out"):
+        with pytest.raises(UserError, match="Start it with --enable-scale-out"):
             probe_engine(sampling(url), adapters=False, images=True)

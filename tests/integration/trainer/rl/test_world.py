@@ -1,4 +1,4 @@
-"""Several processes on this CPU (gloo), started as users start them, against one."""
+"""Compare several processes on this CPU (gloo), started as users start them, with one process."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from bench.kit.servers import running_service, wait_until
 from scorekit.schemas import TranslationSample
 from scorekit.server.fake import FakeBackend, fake_score
 from tests.kits.float64 import CLOSE
-from tests.kits.trainer import warm
+from tests.kits.trainer import forked_trainer
+from tests.kits.trainer.forked_trainer import Command
 from tests.kits.trainer.one_update import CASES, LENGTHS, config
 from tests.kits.trainer.rewards import OtherMetric
 from tests.kits.trainer.runs import byte_level_tokenizer, save_policy, write_examples
-from tests.kits.trainer.warm import Command
 from trainer.rl.config import PolicyConfig
 from trainer.rl.forward import micro_batches
 from trainer.rl.policy import load_policy
@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[4]
 def torchrun(
     *arguments: str, processes: int = 2, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """`torchrun --nproc_per_node 2 -m ...`."""
+    """Start `torchrun --nproc_per_node 2 -m ...`."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     return subprocess.run(
         [*command, "--nproc_per_node", str(processes), "-m", *arguments],
@@ -49,13 +49,16 @@ def torchrun(
 
 
 def forked(*arguments: str, processes: int, **environment: str) -> subprocess.CompletedProcess[str]:
-    """What torchrun starts, without loading torch in each: where the start is not in question."""
-    return warm.completed(*arguments, environment=os.environ | environment, ranks=processes)
+    """Fork what torchrun would start, without loading torch in each process, if the start is not
+    tested."""
+    return forked_trainer.completed(
+        *arguments, environment=os.environ | environment, ranks=processes
+    )
 
 
 def updates(folder: Path, processes: int) -> dict[str, Any]:
-    done = forked("tests.kits.trainer.one_update", str(folder / "found.pt"), processes=processes)
-    assert done.returncode == 0, done.stderr
+    result = forked("tests.kits.trainer.one_update", str(folder / "found.pt"), processes=processes)
+    assert result.returncode == 0, result.stderr
     written = torch.load(folder / "found.pt")
     assert written["processes"] == processes
     return dict(written["found"])
@@ -77,33 +80,35 @@ def several_processes(
 def test_several_processes_update_as_one(
     one_process: dict[str, Any], several_processes: dict[str, Any], case: str
 ) -> None:
-    """Gradients, weights after an update, figures of the log, log-probabilities, greedy samples;
-    also with FSDP2's sharding, where one process has a micro-batch more than the other, and where
-    all but one have nothing to do."""
+    """Compare gradients, updated weights, logged stats, log-probabilities and greedy samples.
+
+    This covers FSDP2's sharding, one process with a micro-batch more than the other, and a case
+    where all processes but one have nothing to do."""
     budget = config("token").micro_batch_tokens
     assert len(list(micro_batches([p + t for p, t in LENGTHS], budget))) == 3
-    alone, found = one_process[case], several_processes[case]
-    rounded = case.startswith("bfloat16")  # and its sums are in float32; all else is in float64
+    single, shared = one_process[case], several_processes[case]
+    rounded = case.startswith("bfloat16")  # its sums are in float32; all other cases are in float64
     # Sums of some tens of numbers below 4 in float32, in another order: 100 times 2**-22. After a
-    # step, a weight that differs by as little may round to another bfloat16: 2**-9 of it.
-    apart = {"gradients": 2e-5, "weights": 2**-9} if rounded else {}
+    # A step may round a weight that differs by that little to another bfloat16: 2**-9 of it.
+    tolerances = {"gradients": 2e-5, "weights": 2**-9} if rounded else {}
     for kind in ("gradients", "weights"):
-        for name, expected in alone[kind].items():
+        for name, expected in single[kind].items():
             torch.testing.assert_close(
-                found[kind][name], expected, atol=apart.get(kind, CLOSE), rtol=0
+                shared[kind][name], expected, atol=tolerances.get(kind, CLOSE), rtol=0
             )
-        assert any(value.abs().max() > 0.01 for value in alone[kind].values())  # far above CLOSE
-    after = {"abs": apart.get("weights", CLOSE), "rel": 0}
-    assert found["figures"] == pytest.approx(alone["figures"], **after)
-    assert found["figures"]["steps"] == (4 if len(found["logprobs"]) > 2 else 2)
-    assert found["completions"] == alone["completions"]
-    for row, expected_row in zip(found["logprobs"], alone["logprobs"], strict=True):
+        assert any(value.abs().max() > 0.01 for value in single[kind].values())  # far above CLOSE
+    after = {"abs": tolerances.get("weights", CLOSE), "rel": 0}
+    assert shared["figures"] == pytest.approx(single["figures"], **after)
+    assert shared["figures"]["steps"] == (4 if len(shared["logprobs"]) > 2 else 2)
+    assert shared["completions"] == single["completions"]
+    for row, expected_row in zip(shared["logprobs"], single["logprobs"], strict=True):
         assert row == pytest.approx(expected_row, **after)
 
 
 def test_the_cases_differ(several_processes: dict[str, Any]) -> None:
     plain = several_processes["token"]
-    assert len({len(ids) for ids in plain["completions"]}) > 1  # one waits for the other
+    # The shorter one waits for the other.
+    assert len({len(ids) for ids in plain["completions"]}) > 1
     for case in ("sequence", "one", "bfloat16"):
         other = several_processes[case]["gradients"]
         assert any(
@@ -114,7 +119,7 @@ def test_the_cases_differ(several_processes: dict[str, Any]) -> None:
 
 @pytest.fixture(scope="module")
 def config_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two updates on three prompts, which two processes cannot share evenly."""
+    """Write the config of two updates on three prompts, which two processes cannot share evenly."""
     folder = tmp_path_factory.mktemp("run")
     train = write_examples(folder / "train.jsonl", [f"Open file {n}." for n in range(4)])
     held_out = write_examples(folder / "eval.jsonl", [f"Save {n}." for n in range(3)], ref="저장")
@@ -135,8 +140,7 @@ def config_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_run_of_two_processes_writes_as_one(config_file: Path) -> None:
-    """A whole run with a held-out metric; then another that is refused, since the folder holds
-    it."""
+    """Check a full run with a held-out metric; a second run in the same folder is refused."""
     with (
         running_service(FakeBackend("metricx")) as m,
         running_service(FakeBackend("xcomet")) as x,
@@ -144,8 +148,8 @@ def test_a_run_of_two_processes_writes_as_one(config_file: Path) -> None:
     ):
         urls = {"METRICX_URL": m, "XCOMET_URL": x}
         metric = ("--set", f"eval.metrics.other={other}")
-        done = torchrun("trainer", "train", "--config", str(config_file), *metric, **urls)
-        assert done.returncode == 0, done.stderr
+        result = torchrun("trainer", "train", "--config", str(config_file), *metric, **urls)
+        assert result.returncode == 0, result.stderr
         refused = torchrun("trainer", "train", "--config", str(config_file), **urls)
     out = config_file.parent / "out"
     lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
@@ -168,14 +172,14 @@ def test_a_run_of_two_processes_writes_as_one(config_file: Path) -> None:
     samples = (out / "completions/train-000001.jsonl").read_text().splitlines()
     sources = [json.loads(row)["src"] for row in samples]
     assert len(set(sources)) == 3 and all(sources.count(src) == 4 for src in sources)
-    assert done.stdout.count("report: ") == done.stdout.count("policy: ") == 1
-    assert done.stderr.count("held out, after update 0") == 1
-    assert "Traceback" not in done.stderr
+    assert result.stdout.count("report: ") == result.stdout.count("policy: ") == 1
+    assert result.stderr.count("held out, after update 0") == 1
+    assert "Traceback" not in result.stderr
     load_policy(PolicyConfig(path=str(out / "checkpoints/step-000002")), torch.device("cpu"))
 
     assert refused.returncode != 0
-    assert refused.stderr.count("holds a run or other files") == 1
-    assert refused.stderr.startswith("error: misc.run_dir")  # torchrun's own words follow
+    assert refused.stderr.count("has a run or other files") == 1
+    assert refused.stderr.startswith("error: misc.run_dir")  # torchrun's own output follows
 
 
 @pytest.mark.parametrize("weights", ["whole", "sharded"])
@@ -183,8 +187,9 @@ def test_a_run_of_two_processes_writes_as_one(config_file: Path) -> None:
 def test_any_number_of_prompts_can_be_shared(
     config_file: Path, tmp_path: Path, processes: int, weights: str
 ) -> None:
-    """Fewer prompts than processes, and no multiple of them; in float32 and bfloat16, which has
-    passes of the policy before the update."""
+    """Use fewer prompts than processes, or no multiple of them, in float32 and in bfloat16.
+
+    bfloat16 adds forward passes of the policy before the update."""
     runs = [
         f"rl.batch_size={prompts},misc.dtype={dtype},misc.run_dir={tmp_path}/out,"
         "eval.eval_limit=1,generation.batch_size=3,rl.num_updates=2"
@@ -192,7 +197,7 @@ def test_any_number_of_prompts_can_be_shared(
         for dtype in ("float32", "bfloat16")
     ]
     with running_service(FakeBackend("metricx")) as m, running_service(FakeBackend("xcomet")) as x:
-        done = forked(
+        result = forked(
             "tests.kits.trainer.sharded_trainer",
             str(config_file),
             weights,
@@ -201,29 +206,30 @@ def test_any_number_of_prompts_can_be_shared(
             METRICX_URL=m,
             XCOMET_URL=x,
         )
-    assert done.returncode == 0, done.stderr
+    assert result.returncode == 0, result.stderr
     for number, prompts in enumerate((1, 1, 3, 3)):
         lines = (tmp_path / f"out-{number}/log.jsonl").read_text().splitlines()
-        found = [(row["samples"], row["steps"]) for row in map(json.loads, lines)]
-        assert found == [(4 * prompts, 2)] * 2
+        updates = [(row["samples"], row["steps"]) for row in map(json.loads, lines)]
+        assert updates == [(4 * prompts, 2)] * 2
         dump = (tmp_path / f"out-{number}/completions/eval-000002.jsonl").read_text()
         assert dump.count("\n") == 1
         saved = tmp_path / f"out-{number}/checkpoints/step-000002"
         load_policy(PolicyConfig(path=str(saved)), torch.device("cpu"))
-    held = re.findall(r"reference: (\d+) of (\d+) weights here", done.stdout)
-    assert len(held) == (4 * processes if weights == "sharded" else 0)
-    for part, whole in held:  # a matrix's rows are shared out, so one may hold a row more
-        assert int(part) < int(whole) / processes * 1.2
+    weight_counts = re.findall(r"reference: (\d+) of (\d+) weights here", result.stdout)
+    assert len(weight_counts) == (4 * processes if weights == "sharded" else 0)
+    for part, total in weight_counts:  # a matrix's rows are split, so one may have a row more
+        assert int(part) < int(total) / processes * 1.2
 
 
 def test_adapters_learn_alike_whether_the_weights_are_shared(
     config_file: Path, tmp_path: Path
 ) -> None:
-    """What generates stands in peft's wrapper, and the passes of an update go through it."""
+    """Check that generation and the update's forward passes use the policy inside peft's
+    wrapper."""
     steps = []
     with running_service(FakeBackend("metricx")) as m, running_service(FakeBackend("xcomet")) as x:
         for weights in ("whole", "sharded"):
-            done = forked(
+            result = forked(
                 "tests.kits.trainer.sharded_trainer",
                 str(config_file),
                 weights,
@@ -232,21 +238,21 @@ def test_adapters_learn_alike_whether_the_weights_are_shared(
                 METRICX_URL=m,
                 XCOMET_URL=x,
             )
-            assert done.returncode == 0, done.stderr
+            assert result.returncode == 0, result.stderr
             out = tmp_path / f"{weights}-0"
             saved = load_file(out / "checkpoints/step-000002/adapter_model.safetensors")
             assert any(value.abs().max() > 0 for name, value in saved.items() if "lora_B" in name)
             line = json.loads((out / "log.jsonl").read_text().splitlines()[0])
             steps.append((sorted(saved), line))
-    (names, alone), (found, shared) = steps
-    assert found == names
+    (names, alone), (shared_names, shared) = steps
+    assert shared_names == names
     for key in ("reward_mean", "policy_loss", "kl_ref", "grad_norm", "completion_length_mean"):
-        # Sums in float32 in another order, as above; the norm is of all of them.
+        # Sums in float32 in another order, as above; the norm covers all gradients.
         assert shared[key] == pytest.approx(alone[key], rel=1e-3, abs=2e-5), key
 
 
 def endless(config_file: Path, out: Path, setting: str, **environment: str) -> Command:
-    """A run of two processes that has made an update and goes on."""
+    """Yield a run of two processes that has made an update and continues."""
     process = Command(
         "trainer",
         "train",
@@ -263,7 +269,7 @@ def endless(config_file: Path, out: Path, setting: str, **environment: str) -> C
 
 
 def test_a_process_that_does_not_come_is_named(config_file: Path, tmp_path: Path) -> None:
-    """One is stopped, as by a machine that hangs: the other says which, and where it is."""
+    """Stop one process, like a hanging machine: the other names it and its phase."""
     out = tmp_path / "out"
     with running_service(FakeBackend("metricx")) as m, running_service(FakeBackend("xcomet")) as x:
         process = endless(config_file, out, "misc.patience_s=15", METRICX_URL=m, XCOMET_URL=x)
@@ -280,18 +286,19 @@ def test_a_process_that_does_not_come_is_named(config_file: Path, tmp_path: Path
 
 
 def test_a_process_that_stops_within_an_exchange_is_named() -> None:
-    """There torch itself waits, and tells of no process."""
-    done = torchrun("tests.kits.trainer.late_process")
-    assert done.returncode != 0
+    """Check a stop during a torch exchange: torch itself waits and reports no process."""
+    result = torchrun("tests.kits.trainer.late_process")
+    assert result.returncode != 0
     assert re.search(
         r"Stalled: process 0 of 2 has waited for 4 s at 'update 7, learning' "
         r"\(process 1 is at 'update 8, learning'; misc.patience_s is 2\)",
-        done.stderr,
+        result.stderr,
     )
 
 
 def test_all_processes_leave_after_the_same_update(config_file: Path, tmp_path: Path) -> None:
-    """Where one of them, not the main one, is asked to; and the run goes on from there."""
+    """Check that a signal to a process other than the main one ends all, and that the run
+    resumes."""
     out = tmp_path / "out"
     with running_service(FakeBackend("metricx")) as m, running_service(FakeBackend("xcomet")) as x:
         process = endless(
@@ -302,12 +309,14 @@ def test_all_processes_leave_after_the_same_update(config_file: Path, tmp_path: 
         log = out / "log.jsonl"
         done = log.read_text().count("\n")
         assert process.returncode != 0
-        told = (out / "messages.log").read_text()
-        assert f"the run ends: SIGTERM after update {done}: go on with --resume" in told, errors
-        assert errors.count("the run ends: SIGTERM") == 1  # said by the main process alone
+        log_text = (out / "messages.log").read_text()
+        assert f"the run ends: SIGTERM after update {done}: resume with --resume" in log_text, (
+            errors
+        )
+        assert errors.count("the run ends: SIGTERM") == 1  # only the main process reports it
         assert [path.name for path in out.glob("checkpoints/*")] == [f"step-{done:06d}"]
         overrides = [f"misc.run_dir={out}", f"rl.num_updates={done + 1}"]
-        again = forked(
+        resumed = forked(
             "trainer",
             "train",
             "--config",
@@ -318,8 +327,8 @@ def test_all_processes_leave_after_the_same_update(config_file: Path, tmp_path: 
             METRICX_URL=m,
             XCOMET_URL=x,
         )
-    assert again.returncode == 0, again.stderr
-    assert again.stderr.count(f"goes on after update {done}") == 1
+    assert resumed.returncode == 0, resumed.stderr
+    assert resumed.stderr.count(f"is resumed after update {done}") == 1
     assert log.read_text().count("\n") == done + 1
 
 
@@ -327,6 +336,6 @@ def test_all_processes_leave_after_the_same_update(config_file: Path, tmp_path: 
 def test_the_configs_of_accelerate_are_read(name: str) -> None:
     from accelerate.commands.config.config_args import load_config_from_file
 
-    told = load_config_from_file(str(ROOT / f"configs/accelerate/{name}.yaml"))
-    assert told.num_processes == 2
-    assert told.distributed_type == {"ddp": "MULTI_GPU", "fsdp2": "FSDP"}[name]
+    accelerate_config = load_config_from_file(str(ROOT / f"configs/accelerate/{name}.yaml"))
+    assert accelerate_config.num_processes == 2
+    assert accelerate_config.distributed_type == {"ddp": "MULTI_GPU", "fsdp2": "FSDP"}[name]

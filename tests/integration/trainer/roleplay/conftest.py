@@ -1,4 +1,4 @@
-"""What the tests of a role-play run share: a policy, turns, an embedding server and its anchors."""
+"""Provide fixtures for role-play runs: a policy, turns, an embedding server and its anchors."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from trainer.roleplay.similarity import open_similarity
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Files that all runs read. anchors: a calibration.json of the server."""
+class RunFiles:
+    """Holds the files that all runs read. anchors: a calibration.json of the server."""
 
     folder: Path
     policy: Path
@@ -30,7 +30,8 @@ class Place:
     server: NgramServer
 
     def config(self, run_dir: Path, **changes: Any) -> RoleplayConfig:
-        """A run of seconds; changes: sections, or keys of them as `grpo__max_steps`."""
+        """Return the config of a short run. changes: sections, or keys of them as
+        `grpo__max_steps`."""
         data: dict[str, Any] = {
             "task": "roleplay",
             "data": {"train": str(self.train), "eval": str(self.held_out)},
@@ -58,7 +59,7 @@ class Place:
 
 
 @pytest.fixture(scope="session")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def run_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunFiles]:
     folder = tmp_path_factory.mktemp("roleplay")
     policy = write_policy(folder / "policy")
     train = write_turns(folder / "train.jsonl", [turn(k) for k in range(6)])
@@ -68,4 +69,4 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         cfg = RewardConfig(embedding_model=server.url)
         turns = load_turns(str(many), RoleplayData())
         open_similarity(cfg, turns, folder).embedder.close()
-        yield Place(folder, policy, train, held_out, folder / "calibration.json", server)
+        yield RunFiles(folder, policy, train, held_out, folder / "calibration.json", server)

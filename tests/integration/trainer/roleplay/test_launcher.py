@@ -1,4 +1,4 @@
-"""The embedder that a run starts for a folder of weights."""
+"""Test the embedder that a run starts for a folder of weights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_folder_is_served_until_the_run_is_over(tmp_path):
     folder = make_folder(tmp_path / "model", seed=0, max_length=32, pooling="cls")
     log = tmp_path / "run/embedder.log"
     with embedder_of(RewardConfig(embedding_model=str(folder)), log) as server:
-        assert server is not None and server.ended() is None
+        assert server is not None and server.exit_reason() is None
         with Embeddings(server.url) as client:
             assert client.info().pooling == "cls"
             assert len(client.embed(["안녕"])[0]) == client.info().dimension
@@ -46,10 +46,10 @@ def test_an_embedder_that_has_ended_is_not_waited_for(tmp_path):
     with embedder_of(cfg, log) as server, closing(reach(cfg, server)) as embedder:
         (pid,) = [c.pid for c in psutil.Process().children() if "services.embedder" in c.cmdline()]
         os.kill(pid, signal.SIGKILL)
-        with pytest.raises(ServerEnded) as caught:  # it would be asked again for 15 minutes
+        with pytest.raises(ServerEnded) as error_info:  # a retry would last 15 minutes
             embedder.embed(["안녕"])
-    assert f"has ended: exit code -9; the end of {log}: " in str(caught.value)
-    assert '"event": "request"' in str(caught.value)  # the log's last lines
+    assert f"has ended: exit code -9; the end of {log}: " in str(error_info.value)
+    assert '"event": "request"' in str(error_info.value)  # the log's last lines
 
 
 def test_it_is_told_who_is_waited_for_while_a_model_loads(tmp_path, monkeypatch, caplog):
@@ -59,10 +59,8 @@ def test_it_is_told_who_is_waited_for_while_a_model_loads(tmp_path, monkeypatch,
     with pytest.raises(UserError), embedder_of(cfg, tmp_path / "log"):
         pass
     lines = [record.getMessage() for record in caplog.records]
-    (said,) = [line for line in lines if "waited" in line]
-    assert re.search(
-        r"empty is being loaded: it is waited for until \d\d:\d\d:\d\d; its log: ", said
-    )
+    (message,) = [line for line in lines if "waited" in line]
+    assert re.search(r"empty is loading. The run waits until \d\d:\d\d:\d\d. Its log: ", message)
 
 
 def test_a_url_starts_nothing(tmp_path):
@@ -78,8 +76,8 @@ def test_a_folder_that_is_none_or_no_model_is_one_line(tmp_path):
     (tmp_path / "empty").mkdir()
     empty = RewardConfig(embedding_model=str(tmp_path / "empty"))
     with (
-        pytest.raises(UserError, match="its embedder ended") as caught,
+        pytest.raises(UserError, match="its embedder ended") as error_info,
         embedder_of(empty, tmp_path / "log"),
     ):
         pass
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(error_info.value)

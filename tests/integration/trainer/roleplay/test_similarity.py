@@ -1,5 +1,4 @@
-"""An embedding server over HTTP: it is found, held against the calibration, and nothing takes its
-place."""
+"""Test an embedding server over HTTP: its discovery, its calibration check, and no fallback."""
 
 from __future__ import annotations
 
@@ -17,9 +16,10 @@ from bench.embeddings.fake import FakeEmbedder, vector_of
 from bench.kit.servers import free_port, running_app, running_service
 from scorekit.client.embeddings import Embeddings
 from scorekit.errors import RequestError, ServiceUnreachable, UserError
-from services.embedder.verb import Embedding
+from services.embedder.endpoint import EmbeddingsEndpoint
 from trainer.roleplay import rewards
 from trainer.roleplay.calibration.anchors import CANARIES, FILE, read_calibration
+from trainer.roleplay.cli import app
 from trainer.roleplay.reward_config import RewardConfig
 from trainer.roleplay.rewards import (
     configure,
@@ -28,7 +28,6 @@ from trainer.roleplay.rewards import (
 )
 from trainer.roleplay.similarity import Similarity, open_similarity
 from trainer.roleplay.turn import RoleplayTurn
-from trainer.roleplay.verbs import app
 
 TURNS = [
     RoleplayTurn(
@@ -43,38 +42,40 @@ TURNS = [
 ]
 
 
-class Unchecked(Embedding):
-    """As a server of somebody else's, which answers whatever its model gives."""
+class UncheckedEndpoint(EmbeddingsEndpoint):
+    """An endpoint without checks, like a third-party server that returns what its model gives."""
 
-    def outcome_fault(self, fields):
+    def outcome_error(self, fields):
         return None
 
 
-class Other(FakeEmbedder):
-    """The same in all that it tells, with other vectors."""
+class OtherVectors(FakeEmbedder):
+    """A model with the same description but other vectors."""
 
     def forward(self, batch):
-        return [{"embedding": vector_of([*one.payload, "x"], self.dimension)} for one in batch]
+        return [
+            {"embedding": vector_of([*sample.payload, "x"], self.dimension)} for sample in batch
+        ]
 
 
-class Zeros(FakeEmbedder):
-    """Zeros for every text but the canaries."""
+class ZeroVectors(FakeEmbedder):
+    """A model that returns zeros for every text but the canaries."""
 
-    verb = Unchecked()
+    endpoint = UncheckedEndpoint()
 
     def forward(self, batch):
-        known = [text.split() for text in CANARIES]
+        canaries = [text.split() for text in CANARIES]
         outcomes = super().forward(batch)
-        for one, outcome in zip(batch, outcomes, strict=True):
-            if one.payload not in known and len(one.payload) < 4:
+        for sample, outcome in zip(batch, outcomes, strict=True):
+            if sample.payload not in canaries and len(sample.payload) < 4:
                 outcome["embedding"] = np.zeros(self.dimension, np.float32)
         return outcomes
 
 
 @pytest.fixture(scope="module")
 def url():
-    with running_service(FakeEmbedder(dimension=32)) as one:
-        yield one
+    with running_service(FakeEmbedder(dimension=32)) as server_url:
+        yield server_url
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +85,7 @@ def _as_before(monkeypatch):
 
 @pytest.fixture(scope="module")
 def folder(url, tmp_path_factory):
-    """Of a run that has fitted its anchors."""
+    """Return the directory of a run that has fitted its anchors."""
     path = tmp_path_factory.mktemp("run")
     open_similarity(RewardConfig(embedding_model=url), TURNS, path).embedder.close()
     return path
@@ -97,25 +98,30 @@ def _opened(url, folder, turns=None, **cfg):
 
 
 def test_a_run_fits_its_anchors_once_and_goes_on_with_them(url, folder):
-    kept = read_calibration(folder / FILE)
-    assert kept.grounded.separation > 0.7
-    assert (kept.model, kept.revision, kept.pooling, kept.dimension) == ("fake", "0", "mean", 32)
-    assert _opened(url, folder) == kept
-    assert _opened(url, folder, TURNS[:30]) == kept
+    calibration = read_calibration(folder / FILE)
+    assert calibration.grounded.separation > 0.7
+    assert (
+        calibration.model,
+        calibration.revision,
+        calibration.pooling,
+        calibration.dimension,
+    ) == ("fake", "0", "mean", 32)
+    assert _opened(url, folder) == calibration
+    assert _opened(url, folder, TURNS[:30]) == calibration
 
 
 def test_a_calibration_that_is_named_is_kept_in_the_folder(url, folder, tmp_path):
-    kept = read_calibration(folder / FILE)
-    assert _opened(url, tmp_path, calibration=folder / FILE) == kept
-    assert read_calibration(tmp_path / FILE) == kept
-    another = kept.model_copy(update={"seed": 7})
+    calibration = read_calibration(folder / FILE)
+    assert _opened(url, tmp_path, calibration=folder / FILE) == calibration
+    assert read_calibration(tmp_path / FILE) == calibration
+    another = calibration.model_copy(update={"seed": 7})
     another.write(tmp_path / "another.json")
-    with pytest.raises(UserError, match="the run has another"):
+    with pytest.raises(UserError, match="the run uses another"):
         _opened(url, tmp_path, calibration=tmp_path / "another.json")
 
 
 def test_without_anchors_and_without_turns_there_is_no_similarity(url, tmp_path):
-    with pytest.raises(UserError, match="name a calibration"):
+    with pytest.raises(UserError, match="Name a calibration"):
         _opened(url, tmp_path)
 
 
@@ -130,24 +136,24 @@ def test_a_server_that_is_not_there_is_the_users_mistake(folder, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("told", "fault"),
+    ("changes", "message"),
     [
         ({"dimension": 64}, "dimension 32, not 64"),
         ({"revision": "of another"}, "revision 0, not of another"),
         ({"pooling": "cls"}, "pooling mean, not cls"),
-        ({"canaries": {CANARIES[2]: list(map(float, range(32)))}}, "another vector for a known"),
+        ({"canaries": {CANARIES[2]: list(map(float, range(32)))}}, "another vector for a fixed"),
         ({"canaries": {CANARIES[0]: [1.0] * 8}}, "vectors of 32 numbers, not 8"),
     ],
 )
-def test_another_model_than_the_calibrations_is_refused(url, folder, tmp_path, told, fault):
-    read_calibration(folder / FILE).model_copy(update=told).write(tmp_path / FILE)
-    with pytest.raises(UserError, match=fault):
+def test_another_model_than_the_calibrations_is_refused(url, folder, tmp_path, changes, message):
+    read_calibration(folder / FILE).model_copy(update=changes).write(tmp_path / FILE)
+    with pytest.raises(UserError, match=message):
         _opened(url, tmp_path)
 
 
 def test_a_server_that_tells_the_same_and_has_other_vectors_is_found(folder):
-    with running_service(Other(dimension=32)) as other:
-        with pytest.raises(UserError, match="another vector for a known text"):
+    with running_service(OtherVectors(dimension=32)) as other:
+        with pytest.raises(UserError, match="another vector for a fixed text"):
             _opened(other, folder)
         configure(RewardConfig(), Similarity(Embeddings(other), read_calibration(folder / FILE)))
         with pytest.raises(ServiceUnreachable, match="another vector"):
@@ -155,7 +161,7 @@ def test_a_server_that_tells_the_same_and_has_other_vectors_is_found(folder):
 
 
 def _server_that_gives(vector):
-    """OpenAI's shape, and one vector for all texts."""
+    """Yield a server in OpenAI's format that returns one vector for all texts."""
 
     async def serve(scope, receive, send):
         if scope["type"] != "http":
@@ -185,18 +191,21 @@ def _server_that_gives(vector):
 def test_a_number_that_is_not_finite_ends_the_run_before_it_begins(folder, tmp_path):
     with _server_that_gives([math.nan] * 32) as stub, pytest.raises(UserError, match="not finite"):
         _opened(stub, folder)
-    with _server_that_gives([1.0] * 32) as stub, pytest.raises(UserError, match="tells nothing"):
+    with (
+        _server_that_gives([1.0] * 32) as stub,
+        pytest.raises(UserError, match="cannot separate them"),
+    ):
         _opened(stub, tmp_path, TURNS)
 
 
 def test_zeros_end_a_run_though_the_canary_is_intact(folder, tmp_path):
-    with running_service(Zeros(dimension=32)) as broken:
+    with running_service(ZeroVectors(dimension=32)) as broken:
         similarity = open_similarity(RewardConfig(embedding_model=broken), None, folder)
         configure(RewardConfig(), similarity)
         for reward in (reward_grounded_to_user, reward_reference_alignment):
-            with pytest.raises(ServiceUnreachable, match="a vector of zeros") as failed:
+            with pytest.raises(ServiceUnreachable, match="a vector of zeros") as error_info:
                 reward(["가"], ["나"], reference=["다"])
-            assert failed.value.exit_code == 2 and not failed.value.retryable
+            assert error_info.value.exit_code == 2 and not error_info.value.retryable
         similarity.embedder.close()
         with pytest.raises(UserError, match="a vector of zeros"):
             _opened(broken, tmp_path, TURNS)
@@ -204,21 +213,24 @@ def test_zeros_end_a_run_though_the_canary_is_intact(folder, tmp_path):
 
 def test_an_embedder_of_ones_own_is_held_to_the_same(folder):
     calibration = read_calibration(folder / FILE)
-    for number, told in ((0.0, "a vector of zeros"), (math.nan, "not finite")):
+    for number, message in ((0.0, "a vector of zeros"), (math.nan, "not finite")):
         embedder = SimpleNamespace(embed=lambda texts, canary, n=number: [[n] * 32] * len(texts))
         configure(RewardConfig(), Similarity(embedder, calibration))
-        with pytest.raises(ServiceUnreachable, match=told):
+        with pytest.raises(ServiceUnreachable, match=message):
             reward_grounded_to_user(["가"], ["나"])
 
 
 def test_a_server_that_goes_away_in_mid_run_raises_what_the_run_ends_with(folder):
-    with running_service(FakeEmbedder(dimension=32)) as gone, Embeddings(gone) as client:
+    with (
+        running_service(FakeEmbedder(dimension=32)) as closed_url,
+        Embeddings(closed_url) as client,
+    ):
         similarity = Similarity(client, read_calibration(folder / FILE))
         configure(RewardConfig(), similarity)
         reward_grounded_to_user(["가"], ["나"])
-    with Embeddings(gone, deadline_s=0.5) as client:
+    with Embeddings(closed_url, deadline_s=0.5) as client:
         similarity.embedder = client
-        assert reward_grounded_to_user(["가"], ["나"])  # what is known is not asked for again
+        assert reward_grounded_to_user(["가"], ["나"])  # a cached text is not requested again
         with pytest.raises((ServiceUnreachable, RequestError), match=r"be reached|no answer"):
             reward_grounded_to_user(["가"], ["다"])
 
@@ -233,7 +245,7 @@ def test_two_functions_ask_together_and_replies_that_nobody_takes_are_nothing(ur
     row = {"prompts": ["낱말1 질문2"] * 6, "completions": replies, "reference": [reference] * 6}
     logged = {}
     grounded = reward_grounded_to_user(**row, log_metric=logged.__setitem__)
-    similarity.embedder.close()  # the second function has what it needs
+    similarity.embedder.close()  # the second function has its vectors in the cache
     aligned = reward_reference_alignment(**row)
     assert grounded[0] > 0.5
     assert aligned[0] == 1
@@ -261,17 +273,17 @@ def test_calibrate_writes_anchors_and_a_page_with_both_histograms(url, tmp_path)
     data = tmp_path / "turns.jsonl"
     data.write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
     flags = ("--data", data, "--out", tmp_path / "anchors.json", "--column", "dialogue=talk")
-    done = _calibrate(*flags, "--embedding-model", url)
-    assert done.exit_code == 0, done.output
-    found = read_calibration(tmp_path / "anchors.json")
-    assert found.grounded.true_pairs == 60
-    assert found.reference.true_pairs == 30
+    result = _calibrate(*flags, "--embedding-model", url)
+    assert result.exit_code == 0, result.output
+    calibration = read_calibration(tmp_path / "anchors.json")
+    assert calibration.grounded.true_pairs == 60
+    assert calibration.reference.true_pairs == 30
     page = (tmp_path / "anchors.html").read_text(encoding="utf-8")
     assert page.count("<svg") == 2
-    assert f"{found.grounded.low:.3f}" in page
-    again = _calibrate(*flags, "--embedding-model", url)
-    assert again.exit_code == 2
-    assert "--overwrite" in again.output
+    assert f"{calibration.grounded.low:.3f}" in page
+    second_run = _calibrate(*flags, "--embedding-model", url)
+    assert second_run.exit_code == 2
+    assert "--overwrite" in second_run.output
 
 
 def test_calibrate_says_in_a_line_why_it_cannot(url, tmp_path, monkeypatch):
@@ -279,9 +291,9 @@ def test_calibrate_says_in_a_line_why_it_cannot(url, tmp_path, monkeypatch):
     row = {"prompt": [{"role": "user", "content": "가"}], "reference": "나"}
     data.write_text(json.dumps(row), encoding="utf-8")
     flags = ("--data", data, "--out", tmp_path / "anchors.json", "--embedding-model")
-    few = _calibrate(*flags, url)
-    assert few.exit_code == 2
-    assert "20 are the least" in few.output
+    result = _calibrate(*flags, url)
+    assert result.exit_code == 2
+    assert "at least 20 are required" in result.output
     monkeypatch.setattr("trainer.roleplay.similarity._REACH_S", 0.2)
     address = f"http://127.0.0.1:{free_port()}"
     nobody = _calibrate(*flags, address)

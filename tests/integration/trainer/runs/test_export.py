@@ -1,4 +1,4 @@
-"""Checkpoints as plain Hugging Face folders."""
+"""Check that checkpoints are exported as plain Hugging Face folders."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from trainer.__main__ import app
 from trainer.rl.policy import load_policy, stop_token_ids
 from trainer.runs.checkpoints.checkpoint import checkpoints, load_checkpoint
 from trainer.runs.checkpoints.export import export_policy
-from trainer.translation.config import TrainerConfig
-from trainer.translation.train import run_toy_rl
+from trainer.translation.config import TranslationConfig
+from trainer.translation.train import train_translation
 
 NO_SERVICE = ["reward.w_metricx=0", "reward.w_xcomet_span=0", "reward.no_eos_penalty=5"]
 
 
 def train(folder: Path, *overrides: str, held_out: bool = True) -> Path:
-    """A run of two updates that needs no service; the folder of the run."""
+    """Run two updates that need no service, and return the run directory."""
     if not (folder / "policy").exists():
         save_policy(folder / "policy", byte_level_tokenizer())
     settings = [
@@ -46,13 +46,13 @@ def train(folder: Path, *overrides: str, held_out: bool = True) -> Path:
         "misc.save_every_n_updates=1",
         *overrides,
     ]
-    cfg = load_config(TrainerConfig, None, settings)
+    cfg = load_config(TranslationConfig, None, settings)
     examples = [example(f"Open {n}.", str(n)) for n in range(6)]
-    return run_toy_rl(examples[:4], examples[4:] if held_out else [], cfg).run_dir
+    return train_translation(examples[:4], examples[4:] if held_out else [], cfg).run_dir
 
 
 def greedy(model: Any, tokenizer: Any) -> list[list[int]]:
-    """Ids that a policy writes after some prompts, by transformers' own generate()."""
+    """Return the ids that a policy generates after some prompts with transformers' generate()."""
     rows = []
     for text in ("Open 1.", "Save the file.", "파일"):
         ids = torch.tensor([tokenizer(text)["input_ids"]])
@@ -67,27 +67,27 @@ def greedy(model: Any, tokenizer: Any) -> list[list[int]]:
 @float64()
 def test_an_export_writes_what_the_trained_policy_writes(tmp_path: Path, rank: int) -> None:
     run_dir = train(tmp_path, f"policy.lora.r={rank}")
-    cfg = load_config(TrainerConfig, run_dir / "config.yaml")
+    cfg = load_config(TranslationConfig, run_dir / "config.yaml")
     trained, tokenizer = load_policy(cfg.policy, torch.device("cpu"))
     before = greedy(doubled(trained), tokenizer)
     load_checkpoint(checkpoints(run_dir / "checkpoints")[0], trained)
 
     to = tmp_path / "exported"
-    done = CliRunner().invoke(app, ["export", str(run_dir), "--to", str(to)])
-    assert done.exit_code == 0, done.output
-    assert "(step-000002, float32, " in done.output
+    result = CliRunner().invoke(app, ["export", str(run_dir), "--to", str(to)])
+    assert result.exit_code == 0, result.output
+    assert "(step-000002, float32, " in result.output
     plain = doubled(AutoModelForCausalLM.from_pretrained(to))
-    theirs = AutoTokenizer.from_pretrained(to)
-    assert greedy(plain, theirs) == greedy(trained, tokenizer) != before
+    exported_tokenizer = AutoTokenizer.from_pretrained(to)
+    assert greedy(plain, exported_tokenizer) == greedy(trained, tokenizer) != before
     assert type(plain).__name__ == "LlamaForCausalLM"
     assert not list(to.glob("adapter*")) and not list(to.glob("*.pt"))
-    assert stop_token_ids(plain, theirs) == stop_token_ids(trained, tokenizer)
-    ids = torch.tensor([theirs("Open 1.")["input_ids"]])
+    assert stop_token_ids(plain, exported_tokenizer) == stop_token_ids(trained, tokenizer)
+    ids = torch.tensor([exported_tokenizer("Open 1.")["input_ids"]])
     with torch.no_grad():
         # Merged weights are rounded to float32, each by up to 2**-24 of itself: logits, which are
         # below 4, by some times as much.
-        apart = 100 * 2**-24 if rank else CLOSE
-        torch.testing.assert_close(plain(ids).logits, trained(ids).logits, atol=apart, rtol=0)
+        tolerance = 100 * 2**-24 if rank else CLOSE
+        torch.testing.assert_close(plain(ids).logits, trained(ids).logits, atol=tolerance, rtol=0)
 
 
 def test_the_best_by_evaluation_can_be_had(tmp_path: Path) -> None:
@@ -106,17 +106,17 @@ def test_the_best_by_evaluation_can_be_had(tmp_path: Path) -> None:
 def test_what_cannot_be_exported_is_told(tmp_path: Path) -> None:
     run_dir = train(tmp_path, "policy.lora.r=2")
     (tmp_path / "there").mkdir()
-    with pytest.raises(UserError, match="there exists, and is not replaced"):
+    with pytest.raises(UserError, match="there exists and is not replaced"):
         export_policy(run_dir, tmp_path / "there", dtype="float32")
-    with pytest.raises(UserError, match="no whole checkpoint"):
+    with pytest.raises(UserError, match="no complete checkpoint"):
         export_policy(tmp_path, tmp_path / "new", dtype="float32")
     shutil.rmtree(tmp_path / "policy")
     save_policy(tmp_path / "policy", byte_level_tokenizer(), seed=7)
-    with pytest.raises(UserError, match="policy is not what the run began with"):
+    with pytest.raises(UserError, match="policy is not what the run started with"):
         export_policy(run_dir, tmp_path / "new", dtype="float32")
     with pytest.raises(UserError, match="no checkpoint with an evaluation"):
-        never = train(tmp_path, "misc.overwrite=true", held_out=False)
-        export_policy(never, tmp_path / "new", best=True, dtype="float32")
+        without_evaluation = train(tmp_path, "misc.overwrite=true", held_out=False)
+        export_policy(without_evaluation, tmp_path / "new", best=True, dtype="float32")
     assert not (tmp_path / "new").exists()
     assert not list(tmp_path.glob(".*.tmp"))
 

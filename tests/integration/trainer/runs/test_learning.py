@@ -1,4 +1,4 @@
-"""A policy of letters learns what it is rewarded for, in this process."""
+"""Check that a policy of letters learns what it is rewarded for, in this process."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tests.kits.trainer.runs import (
     letter_tokenizer,
     tiny_llama,
 )
-from trainer.translation.config import TrainerConfig
-from trainer.translation.train import Artifacts, run_toy_rl
+from trainer.translation.config import TranslationConfig
+from trainer.translation.train import Artifacts, train_translation
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -32,8 +32,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 class LetterBackend(FakeBackend):
     """metricx: 25 x the share of letters that are not `a`. xcomet: every `b` is an error.
 
-    failing: share of the samples that have no score (decided by the text).
-    """
+    failing: share of the samples without a score (the text decides)."""
 
     def __init__(self, service: Any, failing: bool = False) -> None:
         super().__init__(service)
@@ -41,7 +40,7 @@ class LetterBackend(FakeBackend):
 
     def encode(self, samples: Sequence[Any], options: Any) -> list[Encoded | SampleError]:
         encoded = super().encode(samples, options)
-        if self.failing and not samples[0].src.startswith("word "):  # the warm-up's
+        if self.failing and not samples[0].src.startswith("word "):  # not a sample of the warm-up
             return [SampleError("model_failure", "out of order") for _ in encoded]
         return encoded
 
@@ -85,10 +84,10 @@ def toy(folder: Path, urls: Sequence[str], *overrides: str) -> Artifacts:
         "misc.seed": 3,
     }
     cfg = load_config(
-        TrainerConfig, None, [*(f"{key}={value}" for key, value in base.items()), *overrides]
+        TranslationConfig, None, [*(f"{key}={value}" for key, value in base.items()), *overrides]
     )
     torch.seed()  # what came before is no part of a run
-    return run_toy_rl(examples[:16], examples[16:], cfg)
+    return train_translation(examples[:16], examples[16:], cfg)
 
 
 @pytest.fixture(scope="module")
@@ -102,11 +101,11 @@ def letter_urls() -> Iterator[tuple[str, str]]:
 
 @pytest.mark.parametrize("algorithm", ["ppo", "gspo", "reinforce"])
 def test_the_reward_rises(tmp_path: Path, letter_urls: tuple[str, str], algorithm: str) -> None:
-    done = toy(tmp_path, letter_urls, f"rl.algorithm={algorithm}", "rl.center_groups=true")
-    rewards = [line["r_seq_mean"] for line in done.updates]
+    artifacts = toy(tmp_path, letter_urls, f"rl.algorithm={algorithm}", "rl.center_groups=true")
+    rewards = [line["r_seq_mean"] for line in artifacts.updates]
     assert len(rewards) == 12
     assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 5
-    before, after = done.reports[0][1], done.reports[-1][1]
+    before, after = artifacts.reports[0][1], artifacts.reports[-1][1]
     assert after["metricx_score_mean"] is not None and before["metricx_score_mean"] is not None
     assert after["metricx_score_mean"] < before["metricx_score_mean"] - 5
 
@@ -114,16 +113,17 @@ def test_the_reward_rises(tmp_path: Path, letter_urls: tuple[str, str], algorith
 def test_spans_alone_drive_out_the_marked_tokens(
     tmp_path: Path, letter_urls: tuple[str, str]
 ) -> None:
-    done = toy(tmp_path, ("[]", letter_urls[1]), "reward.w_metricx=0")
-    marked = [line["token_rewards_nonzero_frac"] for line in done.updates]
-    assert done.updates[0]["metricx_score_mean"] is None
+    artifacts = toy(tmp_path, ("[]", letter_urls[1]), "reward.w_metricx=0")
+    marked = [line["token_rewards_nonzero_frac"] for line in artifacts.updates]
+    assert artifacts.updates[0]["metricx_score_mean"] is None
     assert marked[0] > 0.05
     assert sum(marked[-3:]) / 3 < 0.3 * marked[0]
 
 
 def test_stopping_is_learned(tmp_path: Path) -> None:
-    """The EOS gets its share of the reward; with no other reward no service is needed."""
-    done = toy(
+    """Check that EOS gets its share of the reward, and that no service is needed without other
+    rewards."""
+    artifacts = toy(
         tmp_path,
         ("[]", "[]"),
         "reward.w_metricx=0",
@@ -131,7 +131,7 @@ def test_stopping_is_learned(tmp_path: Path) -> None:
         "reward.no_eos_penalty=5",
         "rl.num_updates=8",
     )
-    cut = [line["truncated_frac"] for line in done.updates]
+    cut = [line["truncated_frac"] for line in artifacts.updates]
     assert cut[0] > 0.3
     assert cut[-1] < 0.1
 
@@ -139,9 +139,9 @@ def test_stopping_is_learned(tmp_path: Path) -> None:
 def test_the_learning_rate_follows_the_schedule(tmp_path: Path) -> None:
     overrides = ["reward.w_metricx=0", "reward.w_xcomet_span=0", "reward.no_eos_penalty=5"]
     schedule = ["rl.num_updates=3", "rl.lr_decay=linear", "rl.lr=0.003"]
-    done = toy(tmp_path, ("[]", "[]"), *overrides, *schedule)
-    assert [line["lr"] for line in done.updates] == pytest.approx([0.003, 0.002, 0.001])
-    state = torch.load(done.checkpoint / "optimizer.pt", weights_only=True)
+    artifacts = toy(tmp_path, ("[]", "[]"), *overrides, *schedule)
+    assert [line["lr"] for line in artifacts.updates] == pytest.approx([0.003, 0.002, 0.001])
+    state = torch.load(artifacts.checkpoint / "optimizer.pt", weights_only=True)
     assert state["param_groups"][0]["lr"] == pytest.approx(0.001)
 
 
@@ -151,11 +151,11 @@ def test_the_same_seed_gives_the_same_run(tmp_path: Path, letter_urls: tuple[str
     other = toy(tmp_path / "3", letter_urls, "rl.num_updates=3", "misc.seed=4")
     timing = {"rollout_s", "logprob_s", "reward_s", "update_s"}
 
-    def figures(run: Artifacts) -> list[dict[str, Any]]:
+    def comparable_stats(run: Artifacts) -> list[dict[str, Any]]:
         return [{k: v for k, v in line.items() if k not in timing} for line in run.updates]
 
-    assert figures(first) == figures(second)
-    assert figures(first) != figures(other)
+    assert comparable_stats(first) == comparable_stats(second)
+    assert comparable_stats(first) != comparable_stats(other)
 
 
 def test_a_prompt_that_does_not_fit_is_told_before_anything_is_replaced(
@@ -179,8 +179,8 @@ def test_a_batch_without_a_score_is_skipped(
     tmp_path: Path, letter_urls: tuple[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     with running_service(LetterBackend("metricx", failing=True)) as url:
-        done = toy(tmp_path, (url, letter_urls[1]), "rl.num_updates=1")
-    (line,) = done.updates
+        artifacts = toy(tmp_path, (url, letter_urls[1]), "rl.num_updates=1")
+    (line,) = artifacts.updates
     assert line["skipped"] is True
     assert line["metricx_coverage"] == 0
     assert line["metricx_score_mean"] is None
@@ -189,6 +189,6 @@ def test_a_batch_without_a_score_is_skipped(
         assert line[name] is None, name
     assert line["steps"] == 0
     assert "update 1 is skipped" in caplog.text
-    before, after = (report.examples for _, report in done.reports)
+    before, after = (report.examples for _, report in artifacts.reports)
     assert [row["mt"] for row in before] == [row["mt"] for row in after]
     assert all("model_failure" in row["error"] for row in before)

@@ -1,4 +1,4 @@
-"""Runs that are killed, and go on as if they had not been."""
+"""Check that killed runs resume as if they had not been interrupted."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from bench.kit.servers import running_service
 from scorekit.config import load_config
 from scorekit.errors import UserError
 from scorekit.server.fake import FakeBackend
+from tests.kits.trainer.forked_trainer import Command
 from tests.kits.trainer.runs import byte_level_tokenizer, save_policy, write_examples
-from tests.kits.trainer.warm import Command
-from trainer.translation.config import TrainerConfig
+from trainer.translation.config import TranslationConfig
 from trainer.translation.data import load_examples
-from trainer.translation.train import Artifacts, run_toy_rl
+from trainer.translation.train import Artifacts, train_translation
 
 ROOT = Path(__file__).parents[4]
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
@@ -33,7 +33,7 @@ UPDATES = 6
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A run of 6 updates against two services that answer as a function of the text."""
+    """Write the config of 6 updates with two services whose scores depend on the text alone."""
     folder = tmp_path_factory.mktemp("resume")
     save_policy(folder / "policy", byte_level_tokenizer())
     with running_service(FakeBackend("metricx")) as m, running_service(FakeBackend("xcomet")) as x:
@@ -63,16 +63,16 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def whole(config: Path) -> Path:
-    """The folder of the run that nothing interrupts."""
-    return here(config, config.parent / "whole").run_dir
+def full_run(config: Path) -> Path:
+    """Return the run directory of an uninterrupted run."""
+    return train_here(config, config.parent / "whole").run_dir
 
 
-def here(config: Path, out: Path, *overrides: str, resume: bool = False) -> Artifacts:
-    """The command, in this process."""
-    cfg = load_config(TrainerConfig, config, [f"misc.run_dir={out}", *overrides])
+def train_here(config: Path, out: Path, *overrides: str, resume: bool = False) -> Artifacts:
+    """Run the command in this process."""
+    cfg = load_config(TranslationConfig, config, [f"misc.run_dir={out}", *overrides])
     train, held_out = (load_examples(str(path)) for path in (cfg.data.train, cfg.data.eval))
-    return run_toy_rl(train, held_out, cfg, resume=resume)
+    return train_translation(train, held_out, cfg, resume=resume)
 
 
 def start(config: Path, out: Path, *arguments: str) -> Command:
@@ -109,7 +109,7 @@ def count(path: Path) -> int:
 
 
 def kill_at_random(process: Command, out: Path, moments: random.Random) -> None:
-    """While a checkpoint is written, or some time after one of the next updates."""
+    """Kill the process while it writes a checkpoint, or some time after one of the next updates."""
     log, before = out / "log.jsonl", count(out / "log.jsonl")
     if moments.random() < 0.4:
         wait_for(process, lambda: any(out.glob("checkpoints/.step-*.tmp")))
@@ -124,49 +124,52 @@ def kill_at_random(process: Command, out: Path, moments: random.Random) -> None:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Lines without the seconds."""
+    """Return the lines without times."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     return [{k: v for k, v in row.items() if not k.endswith(("_s", "seconds"))} for row in rows]
 
 
-def check_equal(one: Path, two: Path, *, kept: bool = True) -> None:
-    """Bit for bit: every figure, every token, every weight, every moment of the optimiser. kept:
-    also which checkpoints."""
-    names = sorted(path.name for path in (one / "completions").iterdir())
-    assert names == sorted(path.name for path in (two / "completions").iterdir())
+def check_equal(first: Path, second: Path, *, same_checkpoints: bool = True) -> None:
+    """Compare all stats, tokens, weights and optimizer moments exactly.
+
+    same_checkpoints: also compare which checkpoints exist."""
+    names = sorted(path.name for path in (first / "completions").iterdir())
+    assert names == sorted(path.name for path in (second / "completions").iterdir())
     for name in ["log.jsonl", "eval.jsonl", *(f"completions/{name}" for name in names)]:
-        assert read(one / name) == read(two / name), name
-    assert [row["update"] for row in read(two / "log.jsonl")] == list(range(1, UPDATES + 1))
-    names = sorted(path.name for path in (one / "checkpoints").iterdir())
-    assert not kept or names == sorted(path.name for path in (two / "checkpoints").iterdir())
+        assert read(first / name) == read(second / name), name
+    assert [row["update"] for row in read(second / "log.jsonl")] == list(range(1, UPDATES + 1))
+    names = sorted(path.name for path in (first / "checkpoints").iterdir())
+    assert not same_checkpoints or names == sorted(
+        path.name for path in (second / "checkpoints").iterdir()
+    )
     last = Path("checkpoints") / f"step-{UPDATES:06d}"
     for name in ("model.safetensors", "optimizer.pt"):
-        assert (one / last / name).read_bytes() == (two / last / name).read_bytes(), name
+        assert (first / last / name).read_bytes() == (second / last / name).read_bytes(), name
 
 
 @pytest.mark.parametrize(("kills", "seed"), [(2, 1), pytest.param(20, 2, marks=pytest.mark.slow)])
 def test_a_run_that_is_killed_goes_on_as_if_it_had_not_been(
-    config: Path, whole: Path, tmp_path: Path, kills: int, seed: int
+    config: Path, full_run: Path, tmp_path: Path, kills: int, seed: int
 ) -> None:
     moments = random.Random(seed)
     for _ in range(kills):
         if count(tmp_path / "log.jsonl") >= UPDATES:
-            check_finished(config, tmp_path, whole)
-            shutil.rmtree(tmp_path / "checkpoints")  # and once more
+            check_finished(config, tmp_path, full_run)
+            shutil.rmtree(tmp_path / "checkpoints")  # a second time
         kill_at_random(start(config, tmp_path, "--resume"), tmp_path, moments)
-    check_finished(config, tmp_path, whole)
+    check_finished(config, tmp_path, full_run)
 
 
-def check_finished(config: Path, out: Path, whole: Path) -> None:
-    done = resume(config, out)
-    assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr
-    check_equal(whole, out)
+def check_finished(config: Path, out: Path, full_run: Path) -> None:
+    result = resume(config, out)
+    assert result.returncode == 0, result.stderr
+    assert "Traceback" not in result.stderr
+    check_equal(full_run, out)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_a_run_with_a_checkpoint_after_its_update(
-    config: Path, whole: Path, tmp_path: Path, number: signal.Signals
+    config: Path, full_run: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
     process = start(config, tmp_path, "--set", "misc.save_every_n_updates=0")
     wait_for(process, lambda: count(tmp_path / "log.jsonl") >= 1)
@@ -177,85 +180,87 @@ def test_a_signal_ends_a_run_with_a_checkpoint_after_its_update(
     assert "--resume" in stopped.stderr and "Traceback" not in stopped.stderr
     done = count(tmp_path / "log.jsonl")
     saved = tmp_path / f"checkpoints/step-{done:06d}"
-    assert f"stopped: {number.name} after update {done}: go on" in stopped.stderr
+    assert f"stopped: {number.name} after update {done}: resume" in stopped.stderr
     assert f"policy: {saved}" in stopped.stdout
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [saved.name]
-    again = finish(start(config, tmp_path))
-    assert again.returncode == 2 and "--resume" in again.stderr
+    refused = finish(start(config, tmp_path))
+    assert refused.returncode == 2 and "--resume" in refused.stderr
     resumed = resume(config, tmp_path)
     assert resumed.returncode == 0, resumed.stderr
-    check_equal(whole, tmp_path, kept=False)  # the best may have been before
+    # The best checkpoint may be an earlier one.
+    check_equal(full_run, tmp_path, same_checkpoints=False)
 
 
 def test_a_signal_behind_the_last_update_leaves_the_evaluation_to_the_next_start(
-    config: Path, whole: Path, tmp_path: Path
+    config: Path, full_run: Path, tmp_path: Path
 ) -> None:
-    out = shutil.copytree(whole, tmp_path / "run")
+    out = shutil.copytree(full_run, tmp_path / "run")
     lines = (out / "eval.jsonl").read_text().splitlines(keepends=True)
     (out / "eval.jsonl").write_text("".join(lines[:-1]))
     (out / f"completions/eval-{UPDATES:06d}.jsonl").unlink()
-    here(config, out, resume=True)
-    check_equal(whole, out)
+    train_here(config, out, resume=True)
+    check_equal(full_run, out)
 
 
 def test_a_cosine_goes_on_where_it_was(config: Path, tmp_path: Path) -> None:
     cosine = ("rl.lr_decay=cosine", f"misc.keep_checkpoints={UPDATES}")
-    one = here(config, tmp_path / "one", *cosine).run_dir
-    two = shutil.copytree(one, tmp_path / "two")
+    uninterrupted = train_here(config, tmp_path / "one", *cosine).run_dir
+    resumed = shutil.copytree(uninterrupted, tmp_path / "two")
     for update in range(4, UPDATES + 1):
-        shutil.rmtree(two / f"checkpoints/step-{update:06d}")
-    here(config, two, *cosine, resume=True)
-    check_equal(one, two)
-    rates = [row["lr"] for row in read(two / "log.jsonl")]
+        shutil.rmtree(resumed / f"checkpoints/step-{update:06d}")
+    train_here(config, resumed, *cosine, resume=True)
+    check_equal(uninterrupted, resumed)
+    rates = [row["lr"] for row in read(resumed / "log.jsonl")]
     assert rates[3:] == pytest.approx([1e-3, 0.75e-3, 0.25e-3])
 
 
 def test_a_finished_run_says_so(
-    config: Path, whole: Path, caplog: pytest.LogCaptureFixture
+    config: Path, full_run: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    before = (whole / "log.jsonl").stat().st_mtime_ns
-    done = here(config, whole, resume=True)
-    assert f"has its {UPDATES} updates: raise rl.num_updates" in caplog.text
-    assert [update for update, _ in done.reports] == [0, 2, 4, 6]
-    assert done.checkpoint.name == "step-000006" and done.stopped is None
-    assert (whole / "log.jsonl").stat().st_mtime_ns == before
+    before = (full_run / "log.jsonl").stat().st_mtime_ns
+    artifacts = train_here(config, full_run, resume=True)
+    assert f"has its {UPDATES} updates. Raise rl.num_updates" in caplog.text
+    assert [update for update, _ in artifacts.reports] == [0, 2, 4, 6]
+    assert artifacts.checkpoint.name == "step-000006" and artifacts.stopped is None
+    assert (full_run / "log.jsonl").stat().st_mtime_ns == before
 
 
-def test_other_mathematics_is_refused(config: Path, whole: Path, tmp_path: Path) -> None:
-    out = shutil.copytree(whole, tmp_path / "run")
+def test_other_mathematics_is_refused(config: Path, full_run: Path, tmp_path: Path) -> None:
+    out = shutil.copytree(full_run, tmp_path / "run")
     longer = "rl.num_updates=7"
     with pytest.raises(UserError, match=r"\(rl.clip_eps: 0.2 then, 0.3 now\)"):
-        here(config, out, "rl.clip_eps=0.3", longer, resume=True)
+        train_here(config, out, "rl.clip_eps=0.3", longer, resume=True)
     write_examples(tmp_path / "other.jsonl", [f"Open {n}!" for n in range(9)])
     with pytest.raises(
-        UserError, match=r"data.train: .*other.jsonl is not what the run began with"
+        UserError, match=r"data.train: .*other.jsonl is not what the run started with"
     ):
-        here(config, out, f"data.train={tmp_path}/other.jsonl", longer, resume=True)
+        train_here(config, out, f"data.train={tmp_path}/other.jsonl", longer, resume=True)
     other = save_policy(tmp_path / "policy", byte_level_tokenizer(), seed=1)
-    with pytest.raises(UserError, match=r"policy.path: .*policy is not what the run began with"):
-        here(config, out, f"policy.path={other}", longer, resume=True)
+    with pytest.raises(UserError, match=r"policy.path: .*policy is not what the run started with"):
+        train_here(config, out, f"policy.path={other}", longer, resume=True)
     with pytest.raises(UserError, match=r"policy.reference_path: .*step-000006 is not what"):
         resumed = out / "checkpoints/step-000006"
-        here(config, out, f"policy.reference_path={resumed}", longer, resume=True)
-    assert read(out / "log.jsonl") == read(whole / "log.jsonl")
+        train_here(config, out, f"policy.reference_path={resumed}", longer, resume=True)
+    assert read(out / "log.jsonl") == read(full_run / "log.jsonl")
 
 
 def test_other_circumstances_are_told(
-    config: Path, whole: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    config: Path, full_run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    out = shutil.copytree(whole, tmp_path / "run")
+    out = shutil.copytree(full_run, tmp_path / "run")
     moved = shutil.copytree(config.parent / "policy", tmp_path / "policy")
     changes = [f"policy.path={moved}", "rl.num_updates=7", "rl.micro_batch_tokens=64"]
-    here(config, out, *changes, resume=True)
-    assert "changed since the run began: rl.num_updates: 6 then, 7 now" in caplog.text
+    train_here(config, out, *changes, resume=True)
+    assert "changed since the run started: rl.num_updates: 6 then, 7 now" in caplog.text
     assert [row["update"] for row in read(out / "log.jsonl")] == list(range(1, 8))
 
 
 def test_learning_rate_kl_and_stop_rules_may_change(
-    config: Path, whole: Path, tmp_path: Path
+    config: Path, full_run: Path, tmp_path: Path
 ) -> None:
-    """As the run's log says; the updates so far stay, and the next one has the new settings."""
-    out = shutil.copytree(whole, tmp_path / "run")
+    """Check that the log names the changes, past updates stay, and the next has the new
+    settings."""
+    out = shutil.copytree(full_run, tmp_path / "run")
     changes = [
         "rl.lr=0.002",
         "rl.lr_decay=linear",
@@ -264,27 +269,28 @@ def test_learning_rate_kl_and_stop_rules_may_change(
         "stop.kl_ceiling=9",
         "rl.num_updates=7",
     ]
-    here(config, out, *changes, resume=True)
+    train_here(config, out, *changes, resume=True)
     lines = read(out / "log.jsonl")
-    assert lines[:UPDATES] == read(whole / "log.jsonl")
+    assert lines[:UPDATES] == read(full_run / "log.jsonl")
     assert lines[UPDATES]["lr"] == pytest.approx(0.002 / 7)
-    told = (out / "messages.log").read_text(encoding="utf-8")
+    log_text = (out / "messages.log").read_text(encoding="utf-8")
     for change in (
         "rl.lr: 0.001 then, 0.002 now",
         "rl.kl_coef: 0.05 then, 0.5 now",
         "stop.kl_ceiling: None then, 9.0 now",
     ):
-        assert f"changed since the run began: {change}" in told
+        assert f"changed since the run started: {change}" in log_text
 
 
 def test_the_reference_is_never_the_resumed_policy(
-    config: Path, whole: Path, tmp_path: Path
+    config: Path, full_run: Path, tmp_path: Path
 ) -> None:
-    """The KL to the start goes on growing; to the resumed weights it would begin at 0."""
-    out = shutil.copytree(whole, tmp_path / "run")
+    """Check that the KL is measured from the start: from the resumed weights it would begin at
+    0."""
+    out = shutil.copytree(full_run, tmp_path / "run")
     shutil.rmtree(out / "checkpoints/step-000006")
-    here(config, out, resume=True)
-    before, after = read(whole / "log.jsonl")[-1], read(out / "log.jsonl")[-1]
+    train_here(config, out, resume=True)
+    before, after = read(full_run / "log.jsonl")[-1], read(out / "log.jsonl")[-1]
     assert after["kl_ref_k3"] == before["kl_ref_k3"] > 1e-6
 
 
@@ -293,27 +299,27 @@ def test_a_rule_ends_the_run_with_a_checkpoint_and_an_evaluation(
 ) -> None:
     rule = "stop.kl_ceiling=1e-9"
     process = start(config, tmp_path, "--set", rule, "--set", "stop.patience=3")
-    done = finish(process)
-    assert done.returncode == 1
-    assert "stopped: update 3: the mean KL to the reference of 3 updates is" in done.stderr
-    assert "stop.kl_ceiling 1e-09" in done.stderr and "Traceback" not in done.stderr
+    result = finish(process)
+    assert result.returncode == 1
+    assert "stopped: update 3: the mean KL to the reference of 3 updates is" in result.stderr
+    assert "stop.kl_ceiling 1e-09" in result.stderr and "Traceback" not in result.stderr
     assert read(tmp_path / "eval.jsonl")[-1]["update"] == 3
     assert (tmp_path / "checkpoints/step-000003/state.json").exists()
     lines = read(tmp_path / "log.jsonl")
     assert [row["stopped"] is None for row in lines] == [True, True, False]
-    again = here(config, tmp_path, rule, "stop.patience=3", resume=True)
-    assert again.stopped == lines[-1]["stopped"]
-    assert here(config, tmp_path, "stop.kl_ceiling=9", resume=True).stopped is None
+    resumed = train_here(config, tmp_path, rule, "stop.patience=3", resume=True)
+    assert resumed.stopped == lines[-1]["stopped"]
+    assert train_here(config, tmp_path, "stop.kl_ceiling=9", resume=True).stopped is None
     assert len(read(tmp_path / "log.jsonl")) == UPDATES
 
 
 def test_a_torn_checkpoint_is_passed_over(
-    config: Path, whole: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    config: Path, full_run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    out = shutil.copytree(whole, tmp_path / "run")
+    out = shutil.copytree(full_run, tmp_path / "run")
     weights = out / "checkpoints/step-000006/model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
-    here(config, out, resume=True)
-    assert "step-000006 is passed over: model.safetensors has" in caplog.text
-    assert "goes on after update 5" in caplog.text
-    check_equal(whole, out)
+    train_here(config, out, resume=True)
+    assert "step-000006 is skipped: model.safetensors has" in caplog.text
+    assert "is resumed after update 5" in caplog.text
+    check_equal(full_run, out)

@@ -1,4 +1,4 @@
-"""Whole runs against services on real ports: one command, bad input, and a reward that rises."""
+"""Test full runs against services on real ports: one command, bad input, a rising reward."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ import yaml
 from bench.kit.servers import free_port, running_service
 from scorekit.config import load_config
 from scorekit.server.fake import FakeBackend
-from tests.kits.trainer import warm
+from tests.kits.trainer import forked_trainer
 from tests.kits.trainer.runs import (
     byte_level_tokenizer,
     save_policy,
     write_examples,
 )
-from trainer.translation.config import TrainerConfig
+from trainer.translation.config import TranslationConfig
 
 ROOT = Path(__file__).parents[4]
 ENVIRONMENT = {k: v for k, v in os.environ.items() if k not in ("METRICX_URL", "XCOMET_URL")} | {
@@ -38,8 +38,8 @@ def command(*arguments: str) -> list[str]:
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Forked from a process that has loaded what it needs; `command` begins with nothing."""
-    return warm.completed("trainer", *arguments, environment=ENVIRONMENT | environment)
+    """Run a command, forked from a process that has loaded its imports."""
+    return forked_trainer.completed("trainer", *arguments, environment=ENVIRONMENT | environment)
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -54,7 +54,8 @@ def fake_urls() -> Iterator[dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of one update on 8 prompts, with a byte-level tokenizer and a random Llama."""
+    """Write the config of one update on 8 prompts, with a byte-level tokenizer and a random
+    Llama."""
     folder = tmp_path_factory.mktemp("run")
     save_policy(folder / "policy", byte_level_tokenizer())
     train = write_examples(folder / "train.jsonl", [f"Open file {n}." for n in range(8)])
@@ -79,14 +80,14 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_generate_reward_advantage_update_evaluate_in_one_command(
     config: Path, fake_urls: dict[str, str]
 ) -> None:
-    """Generate -> reward -> advantage -> 1 update -> evaluate again, on 32 samples."""
+    """Check generation, reward, advantage, one update and a second evaluation on 32 samples."""
     environment = fake_urls | {"SCOREKIT_API_KEY": "THE-KEY"}
-    told = ("--set", "misc.overwrite=true", "--verbose")
-    done = run("train", "--config", str(config), *told, **environment)
-    assert done.returncode == 0, done.stderr
+    options = ("--set", "misc.overwrite=true", "--verbose")
+    result = run("train", "--config", str(config), *options, **environment)
+    assert result.returncode == 0, result.stderr
     out = config.parent / "out"
     written = b"".join(path.read_bytes() for path in out.rglob("*") if path.is_file())
-    assert b"THE-KEY" not in written and "THE-KEY" not in done.stdout + done.stderr
+    assert b"THE-KEY" not in written and "THE-KEY" not in result.stdout + result.stderr
     (line,) = read(out / "log.jsonl")
     check_log_line(line)
     evaluations = read(out / "eval.jsonl")
@@ -101,21 +102,21 @@ def test_generate_reward_advantage_update_evaluate_in_one_command(
     completions = read(out / "completions/train-000001.jsonl")
     assert len(completions) == 32
     scored = [row for row in completions if row["error"] is None]
-    assert len(scored) >= 30  # the fake fails on a text with `nan`, which chance may write
+    assert len(scored) >= 30  # the fake fails on `nan`, which the policy may sample
     for row in scored:
         lengths = {len(row[k]) for k in ("token_char_offsets", "token_rewards", "advantages")}
         assert lengths == {row["tokens"]}
         for span in row["error_spans"]:
             assert row["mt"][span["start"] : span["end"]] == span["text"]
-    assert "before" in done.stdout and "after" in done.stdout
-    assert f"{line['approx_kl']:.2e}" in done.stderr
+    assert "before" in result.stdout and "after" in result.stdout
+    assert f"{line['approx_kl']:.2e}" in result.stderr
     assert "<svg" in (out / "report.html").read_text(encoding="utf-8")
-    assert "Traceback" not in done.stderr
-    resolved = load_config(TrainerConfig, out / "config.yaml")
+    assert "Traceback" not in result.stderr
+    resolved = load_config(TranslationConfig, out / "config.yaml")
     assert resolved.rl.batch_size == 8
 
     checkpoint = out / "checkpoints/step-000001"
-    again = run(
+    later_evaluation = run(
         "evaluate",
         "--config",
         str(config),
@@ -125,21 +126,21 @@ def test_generate_reward_advantage_update_evaluate_in_one_command(
         "2",
         **fake_urls,
     )
-    assert again.returncode == 0, again.stderr
+    assert later_evaluation.returncode == 0, later_evaluation.stderr
     report = json.loads((out / "evaluation.json").read_text(encoding="utf-8"))
     assert report["samples"] == 2
     nothing = run("report", str(out / "completions"))
-    assert nothing.returncode == 2 and "no run here" in nothing.stderr
+    assert nothing.returncode == 2 and "not a run" in nothing.stderr
     (out / "data").mkdir()
     (out / "data/eval.jsonl").write_text('{"prompt": "of prepared data"}\n')
     nothing = run("report", str(out / "data"))
-    assert nothing.returncode == 2 and "no run here" in nothing.stderr
+    assert nothing.returncode == 2 and "not a run" in nothing.stderr
     after = read(out / "completions/eval-000001.jsonl")
     assert [row["mt"] for row in read(out / "evaluation.jsonl")] == [row["mt"] for row in after[:2]]
 
 
 def check_log_line(line: dict[str, Any]) -> None:
-    """Every figure that the log of an update has to have."""
+    """Check that the log line of an update has every required stat."""
     for name in (
         "completion_length_mean",
         *(
@@ -172,7 +173,7 @@ def check_log_line(line: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--set", "rl.learning_rate=1"], "rl.learning_rate: Extra inputs"),
         (["--set", "data.train=gone.jsonl"], "gone.jsonl: no such file"),
@@ -186,14 +187,16 @@ def check_log_line(line: dict[str, Any]) -> None:
     ids=["unknown key", "no data", "no policy", "top_p", "service down"],
 )
 def test_bad_input_is_one_line_and_exit_2(
-    config: Path, fake_urls: dict[str, str], arguments: list[str], told: str
+    config: Path, fake_urls: dict[str, str], arguments: list[str], message: str
 ) -> None:
     urls = fake_urls if arguments else fake_urls | {"XCOMET_URL": f"http://127.0.0.1:{free_port()}"}
-    done = run("train", "--config", str(config), "--set", "misc.overwrite=true", *arguments, **urls)
-    assert done.returncode == 2
-    assert told in done.stderr
-    assert done.stderr.count("\n") == 1
-    assert done.stdout == ""
+    result = run(
+        "train", "--config", str(config), "--set", "misc.overwrite=true", *arguments, **urls
+    )
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert result.stdout == ""
 
 
 @pytest.mark.parametrize("command_name", ["train", "evaluate"])
@@ -202,10 +205,10 @@ def test_a_run_dir_that_cannot_be_made(
 ) -> None:
     (tmp_path / "file").write_text("")
     folder = f"misc.run_dir={tmp_path}/file/run"
-    done = run(command_name, "--config", str(config), "--set", folder, **fake_urls)
-    assert done.returncode == 2
-    assert "error: misc.run_dir:" in done.stderr and "Not a directory" in done.stderr
-    assert done.stderr.count("\n") == 1
+    result = run(command_name, "--config", str(config), "--set", folder, **fake_urls)
+    assert result.returncode == 2
+    assert "error: misc.run_dir:" in result.stderr and "Not a directory" in result.stderr
+    assert result.stderr.count("\n") == 1
 
 
 def test_help_loads_no_torch() -> None:
@@ -216,11 +219,11 @@ def test_help_loads_no_torch() -> None:
         "heavy = {'torch', 'transformers', 'datasets', 'fastapi'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stderr
-    assert "--config" in done.stdout
+    assert result.returncode == 0, result.stderr
+    assert "--config" in result.stdout
 
 
 def test_ctrl_c_ends_cleanly(config: Path, fake_urls: dict[str, str], tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Trackers: the figures of a run in TensorBoard's own files, and what is told where none is."""
+"""Test trackers: the stats of a run in TensorBoard's files, and the message for a missing one."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from bench.kit.servers import running_service
 from scorekit.errors import UserError
 from scorekit.server.fake import FakeBackend
 from tests.kits.trainer.runs import byte_level_tokenizer, example, save_policy
-from trainer.runs.runlog import read_jsonl
+from trainer.runs.run_log import read_jsonl
 from trainer.runs.trackers import check_trackers, track, tracking
-from trainer.translation.config import TrainerConfig
-from trainer.translation.train import run_toy_rl
+from trainer.translation.config import TranslationConfig
+from trainer.translation.train import train_translation
 
 
 def events(folder: Path):
-    """What TensorBoard reads there."""
+    """Return what TensorBoard reads in a folder."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     accumulator = EventAccumulator(str(folder))
@@ -28,10 +28,10 @@ def events(folder: Path):
 
 
 @pytest.fixture
-def cfg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainerConfig:
+def cfg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TranslationConfig:
     monkeypatch.delenv("XCOMET_URL", raising=False)
     policy = save_policy(tmp_path / "policy", byte_level_tokenizer())
-    return TrainerConfig.model_validate(
+    return TranslationConfig.model_validate(
         {
             "policy": {"path": str(policy)},
             "generation": {
@@ -50,24 +50,26 @@ def cfg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainerConfig:
     )
 
 
-def test_tensorboard_has_the_numbers_of_the_log(cfg: TrainerConfig) -> None:
-    """And of the evaluations under eval/, and the config as hyper-parameters."""
+def test_tensorboard_has_the_numbers_of_the_log(cfg: TranslationConfig) -> None:
+    """Check the stats of updates, those of evaluations under eval/, and the config as
+    hyperparameters."""
     with running_service(FakeBackend("metricx")) as url:
         cfg.reward.metricx_urls = [url]
         examples = [example(f"Save {n}.", str(n), "저장") for n in range(3)]
-        artifacts = run_toy_rl(examples, examples[:1], cfg)
+        artifacts = train_translation(examples, examples[:1], cfg)
     folder = artifacts.run_dir / "trackers/scorekit"
-    found = events(folder)
+    event_data = events(folder)
     for line in read_jsonl(artifacts.run_dir / "log.jsonl"):
         for key in ("metricx_score_mean", "grad_norm", "reward_s", "A_norm_std"):
-            values = {e.step: e.value for e in found.Scalars(f"train/{key}")}
+            values = {e.step: e.value for e in event_data.Scalars(f"train/{key}")}
             assert values[line["update"]] == pytest.approx(line[key], rel=1e-6), key
-    held_out = {e.step: e.value for e in found.Scalars("eval/chrf")}
+    held_out = {e.step: e.value for e in event_data.Scalars("eval/chrf")}
     assert held_out == {
         line["update"]: pytest.approx(line["chrf"], rel=1e-6)
         for line in read_jsonl(artifacts.run_dir / "eval.jsonl")
     }
-    assert "train/xcomet_score_mean" not in found.Tags()["scalars"]  # never asked: null, not 0
+    # Never requested: null, not 0.
+    assert "train/xcomet_score_mean" not in event_data.Tags()["scalars"]
     (stored,) = folder.glob("*/hparams.yml")
     assert "rl.lr: 0.001" in stored.read_text(encoding="utf-8")
 
@@ -94,23 +96,23 @@ def test_a_run_that_goes_on_replaces_what_was_told_of_later_updates(tmp_path: Pa
         with tracking(accelerator, {}, done):
             for update in range((done or 0) + 1, 5):
                 track(accelerator, "train", {"loss": value}, update)
-    found = [(e.step, e.value) for e in events(tmp_path / "scorekit").Scalars("train/loss")]
-    assert found == [(1, 1.0), (2, 1.0), (3, 5.0), (4, 5.0)]
+    losses = [(e.step, e.value) for e in events(tmp_path / "scorekit").Scalars("train/loss")]
+    assert losses == [(1, 1.0), (2, 1.0), (3, 5.0), (4, 5.0)]
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
-        ("tensorbord", "'tensorbord' is unknown; known: .*tensorboard"),
-        ("wandb", "wandb is not installed: pip install wandb"),
+        ("tensorbord", r"'tensorbord' is unknown\. Choose from: .*tensorboard"),
+        ("wandb", r"wandb is not installed\. Run pip install wandb"),
     ],
 )
 def test_a_tracker_that_is_not_there_is_told_before_weights_load(
-    cfg: TrainerConfig, name: str, told: str
+    cfg: TranslationConfig, name: str, message: str
 ) -> None:
     cfg.misc.trackers, cfg.policy.path = [name], "gone"
-    with pytest.raises(UserError, match=f"misc.trackers: {told}"):
-        run_toy_rl([example("Save.")], [], cfg)
+    with pytest.raises(UserError, match=f"misc.trackers: {message}"):
+        train_translation([example("Save.")], [], cfg)
 
 
 def test_no_tracker_needs_nothing() -> None:

@@ -1,4 +1,4 @@
-"""`trainer search ask` and `collect` against the demo's services: what they leave, how they end."""
+"""Test `trainer search ask` and `collect` against the demo's services: their files and exits."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import yaml
 
 from demo.processes import free_port
 from scorekit.config import load_config
-from tests.kits.life import wait_until
+from tests.kits.service_process import wait_until
 from tests.kits.trainer.searching.demo_stack import Stack, demo_stack
 from trainer.search.config import SearchConfig
-from trainer.search.reward.formula import rewarded
+from trainer.search.reward.compute import with_reward
 from trainer.search.trajectories.store import TrajectoryStore
 
 QUESTION = "What was the average lifespan in Rwanda in 1997?"
@@ -41,19 +41,19 @@ def collecting(stack: Stack, folder: Path, *flags: str) -> tuple[str, ...]:
 
 
 def stored(folder: Path):
-    """Everything but the seconds that it took, and who paid for an answer."""
+    """Yield the stored episodes without times and without who paid for an answer."""
     for trajectory in TrajectoryStore(folder / "trajectories").read():
         for turn in trajectory.turns:
             turn.policy_s = turn.tool_s = 0.0
-        told = trajectory.model_dump(exclude={"run", "attempt", "answer", "judged"})
+        fields = trajectory.model_dump(exclude={"run", "attempt", "answer", "judged"})
         assert trajectory.answer is not None and trajectory.judged is not None
         answer = (trajectory.answer.text, trajectory.answer.evidence, trajectory.judged.score)
-        yield told | {"answer": answer}
+        yield fields | {"answer": answer}
 
 
 @pytest.fixture(scope="module")
 def run(stack, tmp_path_factory):
-    """One that nothing disturbed."""
+    """Return the folder of an uninterrupted run."""
     folder = tmp_path_factory.mktemp("run") / "collect"
     code, out, errors = stack.run("collect", *collecting(stack, folder))
     assert code == 0, errors
@@ -69,16 +69,16 @@ def test_collect_stores_every_episode_with_its_reward(stack, run):
     cfg = load_config(SearchConfig, folder / "config.yaml")
     for episode in episodes:
         assert episode.end == "complete" and episode.reward is not None
-        assert rewarded(episode, cfg.reward) == episode
-        for name in episode.pictures:
-            assert store.picture(name).startswith(b"\x89PNG")
+        assert with_reward(episode, cfg.reward) == episode
+        for name in episode.images:
+            assert store.read_image(name).startswith(b"\x89PNG")
     assert {0.0, 1.0} < {e.reward.value for e in episodes}  # some find all, some nothing
     lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     assert [line["update"] for line in lines] == [1, 2, 3]
-    figures = json.loads((folder / "figures.json").read_text())
-    assert figures["samples"] == 10 and figures["reward_coverage"] == 1
+    stats = json.loads((folder / "figures.json").read_text())
+    assert stats["samples"] == 10 and stats["reward_coverage"] == 1
     mean = sum(e.reward.value for e in episodes) / 10
-    assert figures["reward_mean"] == pytest.approx(mean, abs=1e-12)
+    assert stats["reward_mean"] == pytest.approx(mean, abs=1e-12)
     assert f"{mean:.3f}" in out and "view.html" in out
     assert episodes[0].question.question in (folder / "view.html").read_text(encoding="utf-8")
 
@@ -107,12 +107,12 @@ def test_a_run_that_was_killed_goes_on_to_the_same_episodes(stack, run, tmp_path
 def test_sigterm_ends_a_run_behind_the_step_under_way(stack, tmp_path):
     folder = tmp_path / "collect"
     command = stack.begin("collect", *collecting(stack, folder))
-    wait_until(lambda: (folder / "trajectories/images").exists())  # the first step is under way
+    wait_until(lambda: (folder / "trajectories/images").exists())  # the first step has started
     command.send_signal(signal.SIGTERM)
     _, errors = command.communicate()
     assert command.returncode == 128 + signal.SIGTERM, errors
     steps = TrajectoryStore(folder / "trajectories").steps()
-    assert steps == [1] and "go on with --resume" in errors
+    assert steps == [1] and "ontinue with --resume" in errors
 
 
 def test_a_run_goes_on_with_its_own_config_and_index_alone(stack, run):
@@ -120,13 +120,13 @@ def test_a_run_goes_on_with_its_own_config_and_index_alone(stack, run):
     flags = collecting(stack, folder, "--resume", "--set", "episode.max_turns=3")
     code, _, errors = stack.run("collect", *flags)
     assert code == 2 and "episode.max_turns: 7 then, 3 now" in errors
-    told = json.loads((folder / "index.json").read_text())
-    (folder / "index.json").write_text(json.dumps(told | {"revision": "another"}))
+    index_info = json.loads((folder / "index.json").read_text())
+    (folder / "index.json").write_text(json.dumps(index_info | {"revision": "another"}))
     code, _, errors = stack.run("collect", *collecting(stack, folder, "--resume"))
-    (folder / "index.json").write_text(json.dumps(told))
-    assert code == 2 and "the run was begun on" in errors
+    (folder / "index.json").write_text(json.dumps(index_info))
+    assert code == 2 and "the run started with" in errors
     code, _, errors = stack.run("collect", *collecting(stack, folder))
-    assert code == 2 and "holds a run" in errors
+    assert code == 2 and "has a run" in errors
     assert len(list(stored(folder))) == 10
 
 
@@ -135,7 +135,7 @@ def test_money_that_is_spent_ends_a_run_which_goes_on_with_more(stack, tmp_path)
     price = ("--set", "answering.money.generator={prompt: 1, completion: 1}")
     flags = collecting(stack, folder, *price)
     code, _, errors = stack.run("collect", *flags, "--set", "answering.money.cap=0.000001")
-    assert code == 2 and "cap" in errors and "go on with --resume" in errors
+    assert code == 2 and "cap" in errors and "ontinue with --resume" in errors
     code, _, errors = stack.run("collect", *flags, "--resume")
     assert code == 0, errors
     assert len(list(stored(folder))) == 10
@@ -147,10 +147,10 @@ def test_a_run_that_nobody_answers_ends_and_is_done_again(stack, tmp_path):
     code, _, errors = stack.run("collect", *collecting(stack, folder, *down))
     assert code == 3 and "no episode of 2 steps in a row has a reward" in errors
     episodes = list(TrajectoryStore(folder / "trajectories").read())
-    assert len(episodes) == 8 and {one.reward.value for one in episodes} == {None}
+    assert len(episodes) == 8 and {trajectory.reward.value for trajectory in episodes} == {None}
     code, _, errors = stack.run("collect", *collecting(stack, folder, "--resume"))
     assert code == 0, errors
-    assert [one["answer"] for one in stored(folder)].count(None) == 0
+    assert [trajectory["answer"] for trajectory in stored(folder)].count(None) == 0
     assert len(list(stored(folder))) == 10
 
 
@@ -159,37 +159,37 @@ def test_a_mistake_is_told_in_a_line_before_anything_is_asked(stack, tmp_path):
     nobody = f"http://127.0.0.1:{free_port()}/v1"
     rows = [json.loads(stack.questions.read_text(encoding="utf-8").splitlines()[0])]
     (tmp_path / "wrong.jsonl").write_text(json.dumps(rows[0] | {"reference_page": [99]}))
-    for flags, told in (
+    for flags, message in (
         (("--policy", str(tmp_path)), "policy."),
         (("--model", "another"), "'another'"),
-        (("--policy", nobody), "no LLM server answers"),
-        (("--set", f"answering.generator.base_url={nobody}"), "no LLM server answers"),
+        (("--policy", nobody), "cannot connect to"),
+        (("--set", f"answering.generator.base_url={nobody}"), "cannot connect to"),
         (("--set", f"retriever.url={nobody}"), "retriever.url: no page retriever answers"),
         (("--set", f"data.train={tmp_path / 'wrong.jsonl'}"), "the index has no page"),
-        (("--set", "data.train=null"), "data.train is not set"),
+        (("--set", "data.train=null"), "data.train: not set"),
         (("--set", "episode.max_turn=3"), "episode.max_turn"),
         (("--set", "generation.engine=vllm"), "vllm.url"),
     ):
         code, _, errors = stack.run("collect", *collecting(stack, folder), *flags)
-        assert code == 2 and told in errors and "Traceback" not in errors, (flags, errors)
+        assert code == 2 and message in errors and "Traceback" not in errors, (flags, errors)
     assert not (folder / "trajectories").exists()
     code, _, errors = stack.run("collect", "--set", f"misc.run_dir={folder}")
-    assert code == 2 and "no policy: set server.url, or policy.path" in errors
+    assert code == 2 and "policy.path: not set" in errors
 
 
 # -- ask ------------------------------------------------------------------------------------------
 
 
 def test_ask_shows_every_turn_and_leaves_a_page(stack, tmp_path):
-    told = ("--question", QUESTION, "--reference", "36.1 years", "--gold", "life-expectancy_2")
-    code, out, errors = stack.run("ask", *stack.policy, *told, "--out", str(tmp_path / "ask"))
+    options = ("--question", QUESTION, "--reference", "36.1 years", "--gold", "life-expectancy_2")
+    code, out, errors = stack.run("ask", *stack.policy, *options, "--out", str(tmp_path / "ask"))
     assert code == 0, errors
     (episode,) = TrajectoryStore(tmp_path / "ask/trajectories").read()
     assert f"turn {len(episode.turns)}" in out and "life-expectancy_2" in out
     assert episode.reward.status == "ok" and episode.ndcg is not None
     assert QUESTION in (tmp_path / "ask/view.html").read_text(encoding="utf-8")
-    code, _, errors = stack.run("ask", *stack.policy, *told, "--out", str(tmp_path / "ask"))
-    assert code == 2 and "choose another folder" in errors
+    code, _, errors = stack.run("ask", *stack.policy, *options, "--out", str(tmp_path / "ask"))
+    assert code == 2 and "Choose another folder" in errors
 
 
 def test_a_question_without_a_reference_is_answered_and_not_judged(stack, tmp_path):
@@ -208,16 +208,16 @@ def test_without_an_answer_nobody_is_paid(stack, tmp_path):
         *("--set", f"answering.generator.base_url={nobody}/v1"),
         *("--set", f"answering.judge.url={nobody}"),
     ]
-    told = ("--question", QUESTION, "--no-answer", "--out", str(tmp_path / "ask"))
-    code, _, errors = stack.run("ask", *stack.policy, *told, *away)
+    options = ("--question", QUESTION, "--no-answer", "--out", str(tmp_path / "ask"))
+    code, _, errors = stack.run("ask", *stack.policy, *options, *away)
     assert code == 0, errors
     (episode,) = TrajectoryStore(tmp_path / "ask/trajectories").read()
     assert episode.answer.status == "skipped" and episode.shown_pages
 
 
 def test_a_page_that_is_gold_and_not_there_is_told(stack, tmp_path):
-    told = ("--question", QUESTION, "--gold", "nothing_1", "--out", str(tmp_path / "ask"))
-    code, _, errors = stack.run("ask", *stack.policy, *told)
+    options = ("--question", QUESTION, "--gold", "nothing_1", "--out", str(tmp_path / "ask"))
+    code, _, errors = stack.run("ask", *stack.policy, *options)
     assert code == 2 and "--gold nothing_1: the index has no such page" in errors
 
 

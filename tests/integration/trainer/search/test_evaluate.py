@@ -1,4 +1,4 @@
-"""`trainer evaluate` of a searcher against the demo's services: files, comparison, mistakes."""
+"""Test `trainer evaluate` of a search policy against the demo's services."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def stack(tmp_path_factory):
 
 
 def evaluating(stack: Stack, folder: Path, *flags: str) -> tuple[int, str, str]:
-    """Exit code, output and errors of an evaluation of the demo's searcher."""
+    """Return exit code, output and errors of an evaluation of the demo's search policy."""
     keys = ["--set", f"data.eval={stack.questions}", "--set", f"misc.run_dir={folder}"]
     url, name = stack.policy[1], stack.policy[3]
     policy = ["--set", f"server.url={url}", "--set", f"server.model={name}"]
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "trainer", "evaluate", *stack.settings, *policy, *keys, *flags],
         env=child_environment() | {"COLUMNS": "160"},
         capture_output=True,
@@ -34,38 +34,38 @@ def evaluating(stack: Stack, folder: Path, *flags: str) -> tuple[int, str, str]:
         timeout=600,
         check=False,
     )
-    return done.returncode, done.stdout, done.stderr
+    return result.returncode, result.stdout, result.stderr
 
 
 @pytest.fixture(scope="module")
 def evaluated(stack, tmp_path_factory):
-    """One of two sets: five questions, and two of them by a name."""
+    """Evaluate two sets: one of five questions, and a named one of two."""
     folder = tmp_path_factory.mktemp("evaluated") / "run"
     rows = stack.questions.read_text(encoding="utf-8").splitlines()[:2]
-    few = folder.parent / "few.jsonl"
-    few.write_text("".join(row + "\n" for row in rows), encoding="utf-8")
-    code, out, errors = evaluating(stack, folder, "--set", f"data.eval_sets={{few: {few}}}")
+    small_set = folder.parent / "few.jsonl"
+    small_set.write_text("".join(row + "\n" for row in rows), encoding="utf-8")
+    code, out, errors = evaluating(stack, folder, "--set", f"data.eval_sets={{few: {small_set}}}")
     assert code == 0, errors
-    return folder, few, out
+    return folder, small_set, out
 
 
 def test_an_evaluation_is_written_by_set_with_its_pictures(evaluated):
     folder, _, out = evaluated
     assert "set: eval" in out and "set: few" in out and "NDCG" in out
-    figures = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
+    stats = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
     episodes = read_episodes(folder / "evaluation.jsonl")
-    assert figures["samples"] == len(episodes) == 5
-    assert figures["reward_coverage"] == figures["judge_coverage"] == 1
-    rewards = [one.reward.value for one in episodes]
-    assert figures["reward_mean"] == pytest.approx(sum(rewards) / 5, abs=1e-12)
-    assert 0 < figures["success_share"] < 1 and figures["success_without_evidence_share"] == 0
-    assert len({row["document"] for row in figures["by_document"]}) > 1
-    assert sum(row["samples"] for row in figures["by_document"]) == 5
+    assert stats["samples"] == len(episodes) == 5
+    assert stats["reward_coverage"] == stats["judge_coverage"] == 1
+    rewards = [trajectory.reward.value for trajectory in episodes]
+    assert stats["reward_mean"] == pytest.approx(sum(rewards) / 5, abs=1e-12)
+    assert 0 < stats["success_share"] < 1 and stats["success_without_evidence_share"] == 0
+    assert len({row["document"] for row in stats["by_document"]}) > 1
+    assert sum(row["samples"] for row in stats["by_document"]) == 5
     assert json.loads((folder / "evaluation-few.json").read_text())["samples"] == 2
     store = TrajectoryStore(folder / "evaluation/trajectories")
     assert store.steps() == [1, 2]
-    for one in store.read():
-        assert all(store.picture(name).startswith(b"\x89PNG") for name in one.pictures)
+    for trajectory in store.read():
+        assert all(store.read_image(name).startswith(b"\x89PNG") for name in trajectory.images)
     page = (folder / "evaluation.html").read_text(encoding="utf-8")
     assert episodes[0].question.question in page and 'href="evaluation/view.html"' in page
     assert (folder / "evaluation/view.html").is_file() and (folder / "answers.sqlite").is_file()
@@ -74,38 +74,38 @@ def test_an_evaluation_is_written_by_set_with_its_pictures(evaluated):
 def test_against_an_earlier_evaluation_and_what_was_paid_for_is_not_paid_again(
     stack, evaluated, tmp_path
 ):
-    folder, few, _ = evaluated
-    sets = ("--set", f"data.eval_sets={{few: {few}}}")
-    known = ("--set", f"answering.answers={folder / 'answers.sqlite'}")
+    folder, small_set, _ = evaluated
+    sets = ("--set", f"data.eval_sets={{few: {small_set}}}")
+    answer_cache = ("--set", f"answering.answers={folder / 'answers.sqlite'}")
     short = ("--set", "episode.max_turns=1")
     code, out, errors = evaluating(
-        stack, tmp_path / "run", *sets, *known, *short, "--against", str(folder)
+        stack, tmp_path / "run", *sets, *answer_cache, *short, "--against", str(folder)
     )
     assert code == 0, errors
     assert "all questions" in out and "comparison-few.html" in out
-    told = json.loads((tmp_path / "run/comparison.json").read_text(encoding="utf-8"))
-    by_key = {figure["key"]: figure for figure in told["groups"]["all"]}
+    comparison = json.loads((tmp_path / "run/comparison.json").read_text(encoding="utf-8"))
+    by_key = {stat["key"]: stat for stat in comparison["groups"]["all"]}
     assert by_key["turns_mean"]["difference"] < 0 and by_key["forced_share"]["second"] == 1
-    assert any(name.startswith("document ") for name in told["groups"])
-    assert told["questions"] == 5 and (tmp_path / "run/comparison.html").is_file()
-    figures = json.loads((tmp_path / "run/evaluation.json").read_text(encoding="utf-8"))
-    assert figures["generator_calls"] + figures["answers_known"] <= 5
+    assert any(name.startswith("document ") for name in comparison["groups"])
+    assert comparison["questions"] == 5 and (tmp_path / "run/comparison.html").is_file()
+    stats = json.loads((tmp_path / "run/evaluation.json").read_text(encoding="utf-8"))
+    assert stats["generator_calls"] + stats["answers_known"] <= 5
 
 
 def test_against_another_server_and_again_in_the_same_folder(stack, evaluated, tmp_path):
-    _, few, _ = evaluated
+    _, small_set, _ = evaluated
     url, name = stack.policy[1], stack.policy[3]
-    mine = ("--set", f"data.eval={few}")
-    code, _, errors = evaluating(stack, tmp_path / "run", *mine, "--against", f"{url}#{name}")
+    data = ("--set", f"data.eval={small_set}")
+    code, _, errors = evaluating(stack, tmp_path / "run", *data, "--against", f"{url}#{name}")
     assert code == 0, errors
-    told = json.loads((tmp_path / "run/comparison.json").read_text(encoding="utf-8"))
-    assert {figure["difference"] for figure in told["groups"]["all"]} <= {0.0, None}
+    comparison = json.loads((tmp_path / "run/comparison.json").read_text(encoding="utf-8"))
+    assert {stat["difference"] for stat in comparison["groups"]["all"]} <= {0.0, None}
     paid = json.loads((tmp_path / "run/evaluation.json").read_text())["generator_calls"]
-    again = json.loads((tmp_path / "run/against/evaluation.json").read_text())
-    assert paid == 2 and (again["generator_calls"], again["answers_known"]) == (0, 2)
-    code, _, errors = evaluating(stack, tmp_path / "run", *mine)
+    second_stats = json.loads((tmp_path / "run/against/evaluation.json").read_text())
+    assert paid == 2 and (second_stats["generator_calls"], second_stats["answers_known"]) == (0, 2)
+    code, _, errors = evaluating(stack, tmp_path / "run", *data)
     assert code == 2 and "--overwrite" in errors
-    code, _, errors = evaluating(stack, tmp_path / "run", *mine, "--overwrite")
+    code, _, errors = evaluating(stack, tmp_path / "run", *data, "--overwrite")
     assert code == 0, errors
     anew = json.loads((tmp_path / "run/evaluation.json").read_text())
     assert (anew["generator_calls"], anew["answers_known"]) == (0, 2)
@@ -113,21 +113,24 @@ def test_against_another_server_and_again_in_the_same_folder(stack, evaluated, t
 
 
 def test_a_mistake_is_told_in_a_line(stack, evaluated, tmp_path):
-    folder, few, _ = evaluated
+    folder, small_set, _ = evaluated
     (tmp_path / "empty").mkdir()
     weights = ("--set", "reward.preset=focused", "--against", str(folder))
     nobody = f"http://127.0.0.1:{free_port()}/v1"
-    for flags, told in (
-        (("--set", "data.eval=null"), "data.eval is not set"),
-        (("--set", "server.url=null"), "no policy: set server.url, or policy.path"),
-        (("--set", f"server.url={nobody}"), "no LLM server answers"),
-        (("--set", f"data.eval={few}", "--against", str(folder)), "searched for 5 questions"),
+    for flags, message in (
+        (("--set", "data.eval=null"), "data.eval: not set"),
+        (("--set", "server.url=null"), "policy.path: not set"),
+        (("--set", f"server.url={nobody}"), "cannot connect to"),
+        (("--set", f"data.eval={small_set}", "--against", str(folder)), "searched for 5 questions"),
         (("--against", str(tmp_path / "empty")), "has neither evaluation.jsonl"),
-        (("--set", f"data.eval_sets={{other: {few}}}", "--against", str(folder)), "has no eval"),
-        (weights, "such scores cannot be compared"),
+        (
+            ("--set", f"data.eval_sets={{other: {small_set}}}", "--against", str(folder)),
+            "has no eval",
+        ),
+        (weights, "Such scores are not comparable"),
     ):
         code, _, errors = evaluating(stack, tmp_path / "run", *flags)
-        assert code == 2 and told in errors and "Traceback" not in errors, (flags, errors)
+        assert code == 2 and message in errors and "Traceback" not in errors, (flags, errors)
     assert not (tmp_path / "run/evaluation.json").exists()
 
 
@@ -135,8 +138,8 @@ def test_whom_nobody_answers_has_no_number(stack, evaluated, tmp_path):
     down = ("--set", "answering.generator.deadline_s=0.001", "--set", f"data.eval={evaluated[1]}")
     code, _, errors = evaluating(stack, tmp_path / "run", *down)
     assert code == 3 and "no episode has a reward: eval" in errors
-    figures = json.loads((tmp_path / "run/evaluation.json").read_text())
-    assert (figures["reward_mean"], figures["answers_failed"]) == (None, 2)
+    stats = json.loads((tmp_path / "run/evaluation.json").read_text())
+    assert (stats["reward_mean"], stats["answers_failed"]) == (None, 2)
 
 
 def test_money_that_is_spent_ends_an_evaluation_that_is_done_again_with_more(stack, tmp_path):
@@ -145,8 +148,8 @@ def test_money_that_is_spent_ends_an_evaluation_that_is_done_again_with_more(sta
         stack, tmp_path / "run", *price, "--set", "answering.money.cap=0.000001"
     )
     assert code == 2 and "Traceback" not in errors
-    told = errors.splitlines()[-1]
-    assert "money.cap" in told and "evaluate again with --overwrite" in told
+    message = errors.splitlines()[-1]
+    assert "money.cap" in message and "evaluate again with --overwrite" in message
     assert "--resume" not in errors
     code, _, errors = evaluating(stack, tmp_path / "run", *price, "--overwrite")
     assert code == 0, errors

@@ -1,8 +1,7 @@
-"""Generator and judge on a bad day: coverage tells, and nothing is 0 that was not judged.
+"""Check a failing generator and judge: stats report the coverage, and failures are never 0.
 
-The sick half of the episodes is told from the well half by its questions, so that each neighbour
-fails for the one and answers the other, at the same time.
-"""
+The question decides which half of the episodes fails, so each service fails for that half and
+answers the other half at the same time."""
 
 from __future__ import annotations
 
@@ -15,30 +14,30 @@ from typing import Any
 
 import pytest
 
+from bench.kit.flaky_server import FAULTS, Fault, FlakyServer
 from bench.kit.judge import judge_app
-from bench.kit.moody import FAULTS, Fault, Moody
 from bench.kit.openai_server import FakeOpenAI
 from bench.kit.servers import running_app, wait_ready, wait_until
 from scorekit.errors import UserError
 from tests.kits.trainer.searching.finished import episode, png_of, question, sha256_of
-from trainer.search.answer.answering import Answering
 from trainer.search.answer.config import AnsweringConfig, MoneyConfig, PriceConfig
-from trainer.search.answer.money import MoneySpent
+from trainer.search.answer.pipeline import AnswerPipeline
+from trainer.search.answer.spending import BudgetExceeded
 from trainer.search.records import Trajectory
 from trainer.search.reward.config import SearchRewardConfig
-from trainer.search.reward.figures import group_rewards
+from trainer.search.reward.stats import group_rewards
 from trainer.search.reward.stream import RewardStream
 
 PATIENCE_S = 120.0
-SICK = "sick"
+MARK = "sick"
 
 
-class Neighbours:
-    """A generator and a judge, each behind a `Moody`."""
+class FlakyServices:
+    """A generator and a judge, each behind a `FlakyServer`."""
 
     def __init__(self) -> None:
         fake = FakeOpenAI("generator", respond=_answer)
-        self.generator, self.judge = Moody(fake.app), Moody(judge_app())
+        self.generator, self.judge = FlakyServer(fake.app), FlakyServer(judge_app())
 
     def settings(self, urls: dict[str, str], **more: Any) -> AnsweringConfig:
         generator = {"base_url": f"{urls['generator']}/v1", "model": "generator"}
@@ -50,24 +49,25 @@ class Neighbours:
 
 
 def _answer(body: dict[str, Any], seed: int | None) -> str:
-    """Right for a question with an even number, else wrong."""
+    """Answer a question correctly if its number is even."""
     number = int(str(body["messages"]).split("number ")[-1].split("?")[0])
     return str(number) if number % 2 == 0 else "something else"
 
 
 @pytest.fixture(scope="module")
-def urls_and_neighbours() -> Iterator[tuple[dict[str, str], Neighbours]]:
-    neighbours = Neighbours()
-    with running_app(neighbours.generator) as generator, running_app(neighbours.judge) as judge:
+def urls_and_services() -> Iterator[tuple[dict[str, str], FlakyServices]]:
+    services = FlakyServices()
+    with running_app(services.generator) as generator, running_app(services.judge) as judge:
         wait_ready(judge)
-        yield {"generator": generator, "judge": judge}, neighbours
-        neighbours.generator.recover()
-        neighbours.judge.recover()
+        yield {"generator": generator, "judge": judge}, services
+        services.generator.recover()
+        services.judge.recover()
 
 
-def asked(name: str, numbers: range = range(8)) -> list[Trajectory]:
-    """Two groups of four; the second half of each is sick. name: other questions than another
-    test's, whose verdicts a judge remembers."""
+def make_episodes(name: str, numbers: range = range(8)) -> list[Trajectory]:
+    """Return two groups of four; the second half of each fails.
+
+    name: makes the questions differ from another test's, whose verdicts the judge has cached."""
     return [
         episode(
             f"t{n}",
@@ -76,7 +76,7 @@ def asked(name: str, numbers: range = range(8)) -> list[Trajectory]:
             group=f"g{n // 4}",
             question=question(
                 f"q{n}",
-                question=f"{name}: {SICK if n % 4 > 1 else 'well'}, number {n}?",
+                question=f"{name}: {MARK if n % 4 > 1 else 'well'}, number {n}?",
                 reference_answer=f"{n}",
             ),
         )
@@ -84,127 +84,133 @@ def asked(name: str, numbers: range = range(8)) -> list[Trajectory]:
     ]
 
 
-def collected(
+def collect_rewards(
     episodes: list[Trajectory],
     cfg: AnsweringConfig,
     folder: Path,
     deadline_s: float = PATIENCE_S,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> tuple[dict[str, Trajectory], dict[str, float]]:
-    """The episodes with their rewards, and the step's figures."""
-    answering = Answering(cfg, run="run-a", folder=folder)
-    pictures = {sha256_of("deck_1"): png_of("deck_1")}
+    """Return the episodes with their rewards, and the stats of the step."""
+    answering = AnswerPipeline(cfg, run="run-a", folder=folder)
+    image_by_hash = {sha256_of("deck_1"): png_of("deck_1")}
     rewards = SearchRewardConfig(preset="focused", w_judge=1, w_ndcg=0, w_format=0)
-    with closing(RewardStream(rewards, answering, pictures.__getitem__)) as stream:
+    with closing(RewardStream(rewards, answering, image_by_hash.__getitem__)) as stream:
         stream.check()
         meanwhile()
-        for found in episodes:
-            stream.submit(found)
-        wanted = {found.trajectory_id: found.group for found in episodes}
-        return stream.collect(1, wanted, deadline_s), stream.figures
+        for trajectory in episodes:
+            stream.submit(trajectory)
+        group_by_id = {trajectory.trajectory_id: trajectory.group for trajectory in episodes}
+        return stream.collect(1, group_by_id, deadline_s), stream.stats
 
 
-def assert_only_the_sick_failed(found: dict[str, Trajectory], figures: dict[str, float]) -> None:
-    for n, (id, trajectory) in enumerate(found.items()):
+def check_only_marked_failed(
+    trajectory_by_id: dict[str, Trajectory], stats: dict[str, float]
+) -> None:
+    for n, (id, trajectory) in enumerate(trajectory_by_id.items()):
         reward = trajectory.reward
         assert reward is not None and id == f"t{n}"
-        if SICK in trajectory.question.question:
+        if MARK in trajectory.question.question:
             assert (reward.status, reward.value) == ("failed", None), id
             assert reward.error and "judge" not in reward.parts
         else:
             assert (reward.status, reward.value) == ("ok", float(n % 2 == 0)), id
-    assert (figures["reward_coverage"], figures["reward_failed"]) == (0.5, 4)
-    assert (figures["groups"], figures["groups_smaller"], figures["groups_lost"]) == (2, 2, 0)
-    assert figures["reward_mean"] == 0.5
-    assert group_rewards(found) == {"g0": {"t0": 1, "t1": 0}, "g1": {"t4": 1, "t5": 0}}
+    assert (stats["reward_coverage"], stats["reward_failed"]) == (0.5, 4)
+    assert (stats["groups"], stats["groups_smaller"], stats["groups_lost"]) == (2, 2, 0)
+    assert stats["reward_mean"] == 0.5
+    assert group_rewards(trajectory_by_id) == {"g0": {"t0": 1, "t1": 0}, "g1": {"t4": 1, "t5": 0}}
 
 
-def sick(fault: Fault, where: str) -> Callable[[str, str], Fault | None]:
-    return lambda path, body: fault if SICK in body and path.endswith(where) else None
+def fail_marked(failure: Fault, route: str) -> Callable[[str, str], Fault | None]:
+    return lambda path, body: failure if MARK in body and path.endswith(route) else None
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("failure", FAULTS)
 def test_a_generator_that_fails_some_fails_only_them(
-    fault: Fault, urls_and_neighbours: Any, tmp_path: Path
+    failure: Fault, urls_and_services: Any, tmp_path: Path
 ) -> None:
-    urls, neighbours = urls_and_neighbours
-    neighbours.generator.mood = sick(fault, "completions")
-    neighbours.generator.asked.clear()
-    found, figures = collected(asked(f"generator {fault}"), neighbours.settings(urls), tmp_path)
-    assert_only_the_sick_failed(found, figures)
-    assert figures["answers_failed"] == 4
-    assert neighbours.generator.asked[fault] == 4
-    for trajectory in found.values():
+    urls, services = urls_and_services
+    services.generator.mood = fail_marked(failure, "completions")
+    services.generator.request_counts.clear()
+    trajectory_by_id, stats = collect_rewards(
+        make_episodes(f"generator {failure}"), services.settings(urls), tmp_path
+    )
+    check_only_marked_failed(trajectory_by_id, stats)
+    assert stats["answers_failed"] == 4
+    assert services.generator.request_counts[failure] == 4
+    for trajectory in trajectory_by_id.values():
         assert trajectory.answer and trajectory.judged
-        if trajectory.answer.status == "failed":  # there is nothing that could be judged
+        if trajectory.answer.status == "failed":  # there is nothing to judge
             assert trajectory.answer.text is None
             assert (trajectory.judged.status, trajectory.judged.score) == ("failed", None)
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("failure", FAULTS)
 def test_a_judge_that_fails_some_fails_only_them(
-    fault: Fault, urls_and_neighbours: Any, tmp_path: Path
+    failure: Fault, urls_and_services: Any, tmp_path: Path
 ) -> None:
-    urls, neighbours = urls_and_neighbours
-    neighbours.generator.mood = lambda path, body: None
-    neighbours.judge.mood = sick(fault, "score")
-    found, figures = collected(asked(f"judge {fault}"), neighbours.settings(urls), tmp_path)
-    neighbours.judge.mood = lambda path, body: None
-    assert_only_the_sick_failed(found, figures)
-    assert (figures["answers_failed"], figures["judgements_failed"]) == (0, 4)
-    assert all(t.answer and t.answer.status == "ok" for t in found.values())
+    urls, services = urls_and_services
+    services.generator.mood = lambda path, body: None
+    services.judge.mood = fail_marked(failure, "score")
+    trajectory_by_id, stats = collect_rewards(
+        make_episodes(f"judge {failure}"), services.settings(urls), tmp_path
+    )
+    services.judge.mood = lambda path, body: None
+    check_only_marked_failed(trajectory_by_id, stats)
+    assert (stats["answers_failed"], stats["judgements_failed"]) == (0, 4)
+    assert all(t.answer and t.answer.status == "ok" for t in trajectory_by_id.values())
 
 
 def test_all_groups_are_asked_at_once(tmp_path: Path) -> None:
-    """The ancestor judged a question after the other."""
-    neighbours = Neighbours()
-    neighbours.generator.mood = lambda path, body: "hang" if path.endswith("completions") else None
+    """Check that all groups are sent at once, not one question after another."""
+    services = FlakyServices()
+    services.generator.mood = lambda path, body: "hang" if path.endswith("completions") else None
 
-    def let_go() -> None:
-        wait_until(lambda: neighbours.generator.here == 8)
-        neighbours.generator.recover()
+    def release() -> None:
+        wait_until(lambda: services.generator.num_open == 8)
+        services.generator.recover()
 
-    with running_app(neighbours.generator) as generator, running_app(neighbours.judge) as judge:
+    with running_app(services.generator) as generator, running_app(services.judge) as judge:
         wait_ready(judge)
-        patient = {"deadline_s": PATIENCE_S, "request_timeout_s": PATIENCE_S}
-        cfg = neighbours.settings({"generator": generator, "judge": judge}, generator=patient)
-        threading.Thread(target=let_go, daemon=True).start()
-        _, figures = collected(asked("at once"), cfg, tmp_path)
-    assert (figures["reward_coverage"], neighbours.generator.peak) == (1, 8)
+        long_deadlines = {"deadline_s": PATIENCE_S, "request_timeout_s": PATIENCE_S}
+        cfg = services.settings({"generator": generator, "judge": judge}, generator=long_deadlines)
+        threading.Thread(target=release, daemon=True).start()
+        _, stats = collect_rewards(make_episodes("at once"), cfg, tmp_path)
+    assert (stats["reward_coverage"], services.generator.peak) == (1, 8)
 
 
-def test_one_that_is_too_slow_is_late_and_no_zero(urls_and_neighbours: Any, tmp_path: Path) -> None:
-    urls, neighbours = urls_and_neighbours
-    neighbours.generator.mood = sick("hang", "completions")
-    patient = {"deadline_s": PATIENCE_S, "request_timeout_s": PATIENCE_S}
-    cfg = neighbours.settings(urls, generator=patient, judge={"deadline_s": PATIENCE_S})
-    answering = Answering(cfg, run="run-a", folder=tmp_path)
-    pictures = {sha256_of("deck_1"): png_of("deck_1")}
+def test_one_that_is_too_slow_is_late_and_no_zero(urls_and_services: Any, tmp_path: Path) -> None:
+    urls, services = urls_and_services
+    services.generator.mood = fail_marked("hang", "completions")
+    long_deadlines = {"deadline_s": PATIENCE_S, "request_timeout_s": PATIENCE_S}
+    cfg = services.settings(urls, generator=long_deadlines, judge={"deadline_s": PATIENCE_S})
+    answering = AnswerPipeline(cfg, run="run-a", folder=tmp_path)
+    image_by_hash = {sha256_of("deck_1"): png_of("deck_1")}
     rewards = SearchRewardConfig(preset="focused", w_judge=1, w_ndcg=0, w_format=0)
-    episodes = asked("slow")
-    wanted = {found.trajectory_id: found.group for found in episodes}
-    with closing(RewardStream(rewards, answering, pictures.__getitem__)) as stream:
+    episodes = make_episodes("slow")
+    group_by_id = {submitted.trajectory_id: submitted.group for submitted in episodes}
+    with closing(RewardStream(rewards, answering, image_by_hash.__getitem__)) as stream:
         stream.check()
-        for found in episodes:
-            stream.submit(found)
-        wait_until(lambda: sum(_is_judged(found) for found in stream.so_far(1)) == 4)
-        late = stream.collect(1, wanted, 0.01)
-        assert (stream.figures["reward_coverage"], stream.figures["reward_late"]) == (0.5, 4)
+        for submitted in episodes:
+            stream.submit(submitted)
+        wait_until(lambda: sum(_is_judged(submitted) for submitted in stream.so_far(1)) == 4)
+        late = stream.collect(1, group_by_id, 0.01)
+        assert (stream.stats["reward_coverage"], stream.stats["reward_late"]) == (0.5, 4)
         for trajectory in late.values():
-            is_late = SICK in trajectory.question.question
+            is_late = MARK in trajectory.question.question
             assert trajectory.reward and (trajectory.reward.status == "late") == is_late
             assert (trajectory.reward.value is None) == is_late
-        # What comes from now on, to questions of both steps, is too late for the first.
-        again = [found.model_copy(update={"step": 2}) for found in episodes]
-        for found in again:
-            stream.submit(found)
-        wait_until(lambda: sum(_is_judged(found) for found in stream.so_far(2)) == 4)
-        neighbours.generator.recover()
-        on_time = stream.collect(2, wanted, PATIENCE_S)
-        assert stream.figures["reward_coverage"] == 1
-        assert {id: found.reward.value for id, found in on_time.items() if found.reward} == {
-            f"t{n}": float(n % 2 == 0) for n in range(8)
-        }
+        # Later answers, to questions of both steps, are too late for the first.
+        next_step = [submitted.model_copy(update={"step": 2}) for submitted in episodes]
+        for submitted in next_step:
+            stream.submit(submitted)
+        wait_until(lambda: sum(_is_judged(submitted) for submitted in stream.so_far(2)) == 4)
+        services.generator.recover()
+        on_time = stream.collect(2, group_by_id, PATIENCE_S)
+        assert stream.stats["reward_coverage"] == 1
+        assert {
+            id: submitted.reward.value for id, submitted in on_time.items() if submitted.reward
+        } == {f"t{n}": float(n % 2 == 0) for n in range(8)}
 
 
 def _is_judged(trajectory: Trajectory) -> bool:
@@ -215,16 +221,16 @@ def _is_judged(trajectory: Trajectory) -> bool:
 def test_a_neighbour_that_is_stopped_and_started_again_is_waited_for(
     neighbour: str, tmp_path: Path
 ) -> None:
-    neighbours, again, over = Neighbours(), Neighbours(), threading.Event()
-    patient: dict[str, Any] = {"deadline_s": PATIENCE_S}
-    more = {"generator": patient | {"max_attempts": 6}, "judge": patient}
+    services, restarted, over = FlakyServices(), FlakyServices(), threading.Event()
+    long_deadline: dict[str, Any] = {"deadline_s": PATIENCE_S}
+    more = {"generator": long_deadline | {"max_attempts": 6}, "judge": long_deadline}
     urls: dict[str, str] = {}
 
     def start_again(port: int) -> None:
-        """When somebody has found that nobody is there."""
+        """Start the service again after a request has failed to connect."""
         with socket.create_server(("127.0.0.1", port)) as nobody:
             nobody.accept()[0].close()
-        with running_app(getattr(again, neighbour), port=port):
+        with running_app(getattr(restarted, neighbour), port=port):
             assert over.wait(PATIENCE_S)
 
     def stop() -> None:
@@ -235,51 +241,55 @@ def test_a_neighbour_that_is_stopped_and_started_again_is_waited_for(
     with ExitStack() as first, ExitStack() as other:
         for name in ("generator", "judge"):
             stack = first if name == neighbour else other
-            urls[name] = stack.enter_context(running_app(getattr(neighbours, name)))
+            urls[name] = stack.enter_context(running_app(getattr(services, name)))
         wait_ready(urls["judge"])
-        episodes = asked(f"{neighbour} again")
-        cfg = neighbours.settings(urls, **more)
-        found, figures = collected(episodes, cfg, tmp_path, meanwhile=stop)
+        episodes = make_episodes(f"{neighbour} again")
+        cfg = services.settings(urls, **more)
+        trajectory_by_id, stats = collect_rewards(episodes, cfg, tmp_path, meanwhile=stop)
     over.set()
-    assert figures["reward_coverage"] == 1
-    for n, trajectory in enumerate(found.values()):
+    assert stats["reward_coverage"] == 1
+    for n, trajectory in enumerate(trajectory_by_id.values()):
         assert trajectory.reward and trajectory.reward.value == float(n % 2 == 0)
 
 
 def test_a_spent_cap_ends_the_run_and_no_answer_is_paid_for_twice(
-    urls_and_neighbours: Any, tmp_path: Path
+    urls_and_services: Any, tmp_path: Path
 ) -> None:
-    urls, neighbours = urls_and_neighbours
+    urls, services = urls_and_services
     fake = FakeOpenAI("generator", respond=_answer)
-    pictures = {sha256_of("deck_1"): png_of("deck_1")}
+    image_by_hash = {sha256_of("deck_1"): png_of("deck_1")}
     rewards = SearchRewardConfig(preset="focused", w_judge=1, w_ndcg=0, w_format=0)
-    episodes = asked("cap")
-    wanted = {found.trajectory_id: found.group for found in episodes}
+    episodes = make_episodes("cap")
+    group_by_id = {trajectory.trajectory_id: trajectory.group for trajectory in episodes}
     with running_app(fake.app) as url:
-        cfg = neighbours.settings(
+        cfg = services.settings(
             urls | {"generator": url}, generator={"max_requests": 1, "max_output_tokens": 100}
         )
         for cap, is_enough in ((0.003, False), (None, True)):
             cfg.money = MoneyConfig(generator=PriceConfig(prompt=1, completion=10), cap=cap)
-            answering = Answering(cfg, run="run-a", folder=tmp_path)
-            with closing(RewardStream(rewards, answering, pictures.__getitem__)) as stream:
+            answering = AnswerPipeline(cfg, run="run-a", folder=tmp_path)
+            with closing(RewardStream(rewards, answering, image_by_hash.__getitem__)) as stream:
                 stream.check()
                 with ExitStack() as ends:
                     if not is_enough:
-                        ends.enter_context(pytest.raises(MoneySpent))
-                    for found in episodes:
-                        stream.submit(found)
-                    stream.collect(1, wanted, PATIENCE_S)
+                        ends.enter_context(pytest.raises(BudgetExceeded))
+                    for trajectory in episodes:
+                        stream.submit(trajectory)
+                    stream.collect(1, group_by_id, PATIENCE_S)
                 if not is_enough:
-                    kept = stream.so_far(1, PATIENCE_S)
-                    done = [one for one in kept if one.reward and one.reward.status == "ok"]
-                    assert 0 < len(done) == len(fake.requests) < len(wanted)
-        assert stream.figures["reward_coverage"] == 1
-    assert len(fake.requests) == len(wanted)
+                    rewarded = stream.so_far(1, PATIENCE_S)
+                    done = [
+                        scored
+                        for scored in rewarded
+                        if scored.reward and scored.reward.status == "ok"
+                    ]
+                    assert 0 < len(done) == len(fake.requests) < len(group_by_id)
+        assert stream.stats["reward_coverage"] == 1
+    assert len(fake.requests) == len(group_by_id)
 
 
-def test_a_key_that_is_refused_ends_the_run(urls_and_neighbours: Any, tmp_path: Path) -> None:
-    urls, neighbours = urls_and_neighbours
+def test_a_key_that_is_refused_ends_the_run(urls_and_services: Any, tmp_path: Path) -> None:
+    urls, services = urls_and_services
     fake = FakeOpenAI("generator", respond=_answer)
     with running_app(fake.app) as url:
 
@@ -287,9 +297,9 @@ def test_a_key_that_is_refused_ends_the_run(urls_and_neighbours: Any, tmp_path: 
             fake.api_key = "another"
 
         with pytest.raises(UserError, match="API key"):
-            collected(
-                asked("key"),
-                neighbours.settings(urls | {"generator": url}),
+            collect_rewards(
+                make_episodes("key"),
+                services.settings(urls | {"generator": url}),
                 tmp_path,
                 meanwhile=lose_the_key,
             )

@@ -1,5 +1,6 @@
-"""A retriever on a bad day, from the questions to the stored rewards: what it fails to give is no
-zero, and what was done before is not lost."""
+"""Check a failing retriever, from the questions to the stored rewards.
+
+A failed search is not a zero, and finished episodes are not lost."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.kit.moody import FAULTS, Fault, Moody
+from bench.kit.flaky_server import FAULTS, Fault, FlakyServer
 from bench.kit.servers import running_app
 from scorekit.errors import ScorekitError
 from scorekit.retrieval.client import Retriever
@@ -21,10 +22,10 @@ from tests.kits.trainer.searching.finished import question
 from trainer.search.records import Question, Trajectory
 from trainer.search.reward.config import SearchRewardConfig
 from trainer.search.reward.stream import RewardStream
+from trainer.search.rollout.config import EpisodeConfig
+from trainer.search.rollout.episode import run_episodes
+from trainer.search.rollout.policies import ScriptPolicy, TurnRequest
 from trainer.search.trajectories.store import TrajectoryStore
-from trainer.search.turns.config import EpisodeConfig
-from trainer.search.turns.episode import run_episodes
-from trainer.search.turns.policies import ScriptPolicy, TurnAsked
 
 PATIENCE_S = 120.0
 PAGES = {"deck_1": "births in korea", "deck_2": "births in europe", "deck_3": "rainfall"}
@@ -37,7 +38,7 @@ class Run:
         self.retriever = Retriever(url, timeout_s=deadline_s, deadline_s=deadline_s)
         self.store = TrajectoryStore(folder / "trajectories", "run-a")
         rewards = SearchRewardConfig(preset="phase1", w_judge=0, w_ndcg=0.9, w_format=0.1)
-        self.stream = RewardStream(rewards, None, self.store.picture)
+        self.stream = RewardStream(rewards, None, self.store.read_image)
 
     def episodes(self, policy: ScriptPolicy, questions: list[Question]) -> list[Trajectory]:
         return run_episodes(
@@ -45,19 +46,19 @@ class Run:
             policy,
             self.retriever,
             EpisodeConfig(),
-            new_id=lambda asked, sample: f"{asked.id}-{sample}",
+            new_id=lambda question, sample: f"{question.id}-{sample}",
             on_done=self.stream.submit,
-            keep_picture=self.store.keep_picture,
+            save_image=self.store.save_image,
             samples=2,
             run="run-a",
             step=1,
         )
 
-    def rewarded(self, episodes: list[Trajectory]) -> dict[str, Trajectory]:
-        wanted = {found.trajectory_id: found.group for found in episodes}
-        found = self.stream.collect(1, wanted, PATIENCE_S)
-        self.store.write_step(1, list(found.values()))
-        return {kept.trajectory_id: kept for kept in self.store.read()}
+    def collect_rewards(self, episodes: list[Trajectory]) -> dict[str, Trajectory]:
+        group_by_id = {trajectory.trajectory_id: trajectory.group for trajectory in episodes}
+        trajectory = self.stream.collect(1, group_by_id, PATIENCE_S)
+        self.store.write_step(1, list(trajectory.values()))
+        return {stored.trajectory_id: stored for stored in self.store.read()}
 
     def close(self) -> None:
         self.retriever.close()
@@ -70,18 +71,18 @@ def stand_in() -> StandInRetriever:
 
 
 @pytest.fixture
-def moody(stand_in: StandInRetriever) -> Iterator[Moody]:
-    moody = Moody(stand_in.app)
+def moody(stand_in: StandInRetriever) -> Iterator[FlakyServer]:
+    moody = FlakyServer(stand_in.app)
     yield moody
     moody.recover()
 
 
-def searching(**queries: str) -> ScriptPolicy:
-    """Each question's query until its gold page was shown, and then the end."""
+def search_policy(**queries: str) -> ScriptPolicy:
+    """Search with each question's query until its gold page was shown, then end."""
 
-    def script(one: TurnAsked) -> str:
-        name = one.trajectory_id.partition("-")[0]
-        return search(queries[name]) if one.turn <= 2 else COMPLETE
+    def script(turn_request: TurnRequest) -> str:
+        name = turn_request.trajectory_id.partition("-")[0]
+        return search(queries[name]) if turn_request.turn <= 2 else COMPLETE
 
     return ScriptPolicy(script)
 
@@ -91,54 +92,58 @@ def test_one_search_that_fails_fails_its_episodes_alone(
 ) -> None:
     stand_in.failing["births sick"] = ("model_failure", 10**6)
     with running_app(stand_in.app) as url, closing(Run(url, tmp_path)) as run:
-        policy = searching(well="births", sick="births sick")
+        policy = search_policy(well="births", sick="births sick")
         done = run.episodes(policy, [question("well"), question("sick")])
-        kept = run.rewarded(done)
-        assert (run.stream.figures["reward_coverage"], run.stream.figures["reward_failed"]) == (
+        rewarded = run.collect_rewards(done)
+        assert (run.stream.stats["reward_coverage"], run.stream.stats["reward_failed"]) == (
             0.5,
             2,
         )
-    for id, found in kept.items():
-        assert found.reward is not None
+    for id, trajectory in rewarded.items():
+        assert trajectory.reward is not None
         if id.startswith("sick"):
-            assert (found.end, found.reward.status, found.reward.value) == (
+            assert (trajectory.end, trajectory.reward.status, trajectory.reward.value) == (
                 "failed",
                 "failed",
                 None,
             )
         else:
-            assert found.shown_pages == ["deck_1", "deck_2"]
-            assert found.reward.value == pytest.approx(0.1 + 0.9 * 0.6309, abs=1e-3)
+            assert trajectory.shown_pages == ["deck_1", "deck_2"]
+            assert trajectory.reward.value == pytest.approx(0.1 + 0.9 * 0.6309, abs=1e-3)
 
 
 def test_a_retriever_that_finds_nothing_is_no_failure(
     stand_in: StandInRetriever, tmp_path: Path
 ) -> None:
     with running_app(stand_in.app) as url, closing(Run(url, tmp_path)) as run:
-        kept = run.rewarded(run.episodes(searching(q="zebra"), [question("q")]))
-        assert run.stream.figures["reward_coverage"] == 1
-    assert {found.reward.value for found in kept.values() if found.reward} == {0.1}
+        rewarded = run.collect_rewards(run.episodes(search_policy(q="zebra"), [question("q")]))
+        assert run.stream.stats["reward_coverage"] == 1
+    assert {trajectory.reward.value for trajectory in rewarded.values() if trajectory.reward} == {
+        0.1
+    }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("failure", FAULTS)
 def test_one_that_is_away_for_all_is_a_typed_error_and_keeps_what_was_done(
-    fault: Fault, moody: Moody, tmp_path: Path
+    failure: Fault, moody: FlakyServer, tmp_path: Path
 ) -> None:
-    def script(one: TurnAsked) -> str:
-        """The first question's episodes end before the retriever falls ill."""
-        if one.turn == 2:
-            moody.mood = lambda path, body: fault
-        name = one.trajectory_id.partition("-")[0]
-        return COMPLETE if name == "first" and one.turn == 2 else search("births")
+    def script(turn_request: TurnRequest) -> str:
+        """End the first question's episodes before the retriever fails."""
+        if turn_request.turn == 2:
+            moody.mood = lambda path, body: failure
+        name = turn_request.trajectory_id.partition("-")[0]
+        return COMPLETE if name == "first" and turn_request.turn == 2 else search("births")
 
     with running_app(moody) as url, closing(Run(url, tmp_path, deadline_s=3.0)) as run:
         with pytest.raises(ScorekitError):
             run.episodes(ScriptPolicy(script), [question("first"), question("second")])
-        assert moody.asked[fault] >= 1
-        kept = run.stream.so_far(1)
-        assert [found.trajectory_id for found in kept] == ["first-0", "first-1"]
-        assert all(found.reward and found.reward.status == "ok" for found in kept)
-        run.store.write_step(1, kept)
+        assert moody.request_counts[failure] >= 1
+        finished = run.stream.so_far(1)
+        assert [trajectory.trajectory_id for trajectory in finished] == ["first-0", "first-1"]
+        assert all(
+            trajectory.reward and trajectory.reward.status == "ok" for trajectory in finished
+        )
+        run.store.write_step(1, finished)
         moody.recover()
 
 
@@ -156,15 +161,15 @@ def test_one_that_is_stopped_and_started_again_is_waited_for(
     with ExitStack() as first:
         url = first.enter_context(running_app(stand_in.app))
 
-        def script(one: TurnAsked) -> str:
-            if (one.trajectory_id, one.turn) == ("q-0", 2):
+        def script(turn_request: TurnRequest) -> str:
+            if (turn_request.trajectory_id, turn_request.turn) == ("q-0", 2):
                 first.close()
                 port = int(url.rpartition(":")[2])
                 threading.Thread(target=start_again, args=[port], daemon=True).start()
-            return search("births") if one.turn <= 2 else COMPLETE
+            return search("births") if turn_request.turn <= 2 else COMPLETE
 
         with closing(Run(url, tmp_path)) as run:
-            kept = run.rewarded(run.episodes(ScriptPolicy(script), [question("q")]))
+            rewarded = run.collect_rewards(run.episodes(ScriptPolicy(script), [question("q")]))
             over.set()
-            assert run.stream.figures["reward_coverage"] == 1
-    assert all(found.shown_pages == ["deck_1", "deck_2"] for found in kept.values())
+            assert run.stream.stats["reward_coverage"] == 1
+    assert all(trajectory.shown_pages == ["deck_1", "deck_2"] for trajectory in rewarded.values())

@@ -1,4 +1,4 @@
-"""Rows of ids with images: what the model sees, and what is learned behind it."""
+"""Check rows of ids with images: the model's input, and which tokens are trained."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import pytest
 import torch
 
 from scorekit.errors import UserError
-from tests.kits.trainer.images import IMAGE, KINDS, PROCESSOR, Picture, image_ids, picture, tiny
+from tests.kits.trainer.images import IMAGE, KINDS, PROCESSOR, Picture, image_ids, noise_image, tiny
 from tests.kits.trainer.runs import letter_tokenizer
 from tests.kits.trainer.sft import save_chat_model, sft_config, write_rows
 from trainer.rl.tokenizer_files import save_tokenizer
-from trainer.runs.runlog import read_jsonl
+from trainer.runs.run_log import read_jsonl
 from trainer.sft.collate import Collator
 from trainer.sft.run import run_sft
 
 
 def save_seeing_model(folder: Path, kind: str) -> Path:
-    """A tiny model that sees, its processor, and a tokenizer that no row needs."""
+    """Save a tiny model that sees, its processor, and a tokenizer that no row needs."""
     model: Any = tiny(kind).float()
     model.save_pretrained(folder)
     PROCESSOR.save_pretrained(folder)
@@ -28,10 +28,10 @@ def save_seeing_model(folder: Path, kind: str) -> Path:
 
 
 def row_with(folder: Path, name: str, images: list[Picture], text: list[int]) -> dict[str, Any]:
-    """A question about images, and an answer of two turns."""
-    for number, one in enumerate(images):
-        (folder / f"{name}{number}.png").write_bytes(one.png)
-    seen = [i for one in images for i in image_ids(one.grid)]
+    """Return a row with a question about images and an answer of two turns."""
+    for number, image in enumerate(images):
+        (folder / f"{name}{number}.png").write_bytes(image.png)
+    seen = [i for image in images for i in image_ids(image.grid)]
     ids = [5, 6, *seen, *text, 7, *text]
     mask = [0] * (2 + len(seen)) + [1] * len(text) + [0] + [1] * len(text)
     names = [f"{name}{number}.png" for number in range(len(images))]
@@ -41,14 +41,14 @@ def row_with(folder: Path, name: str, images: list[Picture], text: list[int]) ->
 @pytest.fixture
 def rows(tmp_path: Path) -> list[dict[str, Any]]:
     return [
-        row_with(tmp_path, "a", [picture(16, 24, 1), picture(8, 16, 2)], [20, 21]),
+        row_with(tmp_path, "a", [noise_image(16, 24, 1), noise_image(8, 16, 2)], [20, 21]),
         row_with(tmp_path, "b", [], [22, 23, 24]),
-        row_with(tmp_path, "c", [picture(24, 16, 3)], [25]),
+        row_with(tmp_path, "c", [noise_image(24, 16, 3)], [25]),
     ]
 
 
 def loss_by_hand(model: Any, rows: list[dict[str, Any]], folder: Path) -> float:
-    """Row by row, with no padding."""
+    """Compute the loss row by row, without padding."""
     from PIL import Image
 
     losses = []
@@ -64,9 +64,9 @@ def loss_by_hand(model: Any, rows: list[dict[str, Any]], folder: Path) -> float:
                 **read,
             ).logits
         logprobs = logits[0].log_softmax(-1)
-        for place, wanted in enumerate(row["action_mask"]):
-            if wanted:
-                losses.append(-logprobs[place - 1, row["input_ids"][place]].item())
+        for position, is_trained in enumerate(row["action_mask"]):
+            if is_trained:
+                losses.append(-logprobs[position - 1, row["input_ids"][position]].item())
     return sum(losses) / len(losses)
 
 
@@ -85,20 +85,22 @@ def test_rows_with_and_without_images_are_learned_together(
         eval={"batch_size": 2},
     )
     run_sft(cfg)
-    told = loss_by_hand(tiny(kind).float(), rows, tmp_path)
+    expected_loss = loss_by_hand(tiny(kind).float(), rows, tmp_path)
     before, after = read_jsonl(tmp_path / "run/eval.jsonl")
-    assert before["loss"] == pytest.approx(told, abs=1e-4)
-    assert read_jsonl(tmp_path / "run/log.jsonl")[0]["loss"] == pytest.approx(told, abs=2e-4)
+    assert before["loss"] == pytest.approx(expected_loss, abs=1e-4)
+    assert read_jsonl(tmp_path / "run/log.jsonl")[0]["loss"] == pytest.approx(
+        expected_loss, abs=2e-4
+    )
     assert after["loss"] < before["loss"]
 
 
 def test_an_image_of_another_size_than_its_places_is_refused(
     rows: list[dict[str, Any]], tmp_path: Path
 ) -> None:
-    (tmp_path / "a0.png").write_bytes(picture(32, 32, 1).png)
+    (tmp_path / "a0.png").write_bytes(noise_image(32, 32, 1).png)
     row = rows[0] | {"pictures": [tmp_path / name for name in rows[0]["images"]], "where": "row 1"}
     collator = Collator(0, PROCESSOR, IMAGE)
-    with pytest.raises(UserError, match="row 1: its images are 18 pieces, but"):
+    with pytest.raises(UserError, match="row 1: its images have 18 parts, but"):
         collator([row | {"labels": row["input_ids"]}])
 
 

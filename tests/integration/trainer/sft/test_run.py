@@ -1,4 +1,4 @@
-"""Runs of SFT: what is learned, logged, saved, resumed and exported."""
+"""Test SFT runs: training, logs, checkpoints, resume and export."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from bench.kit.servers import wait_until
 from scorekit.config import save_config
 from scorekit.errors import UserError
 from tests.kits.trainer.chat import CHATML, byte_tokenizer, template_text
+from tests.kits.trainer.forked_trainer import Command, completed
 from tests.kits.trainer.sft import dialogues, save_chat_model, sft_config, write_rows
-from tests.kits.trainer.warm import Command, completed
 from trainer.chat.config import ChatConfig
 from trainer.chat.markers import has_markers, marked
 from trainer.chat.render import render
 from trainer.runs.checkpoints.export import export_policy
-from trainer.runs.runlog import read_jsonl
+from trainer.runs.run_log import read_jsonl
 from trainer.sft.config import SftConfig
 from trainer.sft.prepare import load_train
 from trainer.sft.run import run_sft
@@ -50,32 +50,34 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def mean_loss(folder: Path, cfg: SftConfig) -> float:
-    """By hand: -log p of every learned token, over all rows."""
+    """Compute the mean of -log p over all trained tokens by hand."""
     network = AutoModelForCausalLM.from_pretrained(folder).eval()
     part = load_train(cfg, AutoTokenizer.from_pretrained(folder))
     losses = []
     with torch.no_grad():
         for row in part.rows:
             logprobs = network(torch.tensor([row.ids])).logits[0].log_softmax(-1)
-            for place in range(1, len(row.ids)):
-                if row.mask[place]:
-                    losses.append(-logprobs[place - 1, row.ids[place]].item())
+            for position in range(1, len(row.ids)):
+                if row.mask[position]:
+                    losses.append(-logprobs[position - 1, row.ids[position]].item())
     return sum(losses) / len(losses)
 
 
 def test_the_loss_is_the_mean_over_learned_tokens_whatever_the_batches(
     model: Path, rows: Path, tmp_path: Path
 ) -> None:
-    """Rows of other lengths, in two passes: tokens weigh the same, not rows nor passes."""
+    """Use rows of other lengths in two passes: tokens have equal weights, not rows or passes."""
     first = {"max_steps": 1, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 3}
     cfg = sft_config(
         model, rows, tmp_path / "run", sft=first, data={"eval": str(rows)}, eval={"batch_size": 5}
     )
     run_sft(cfg)
-    told = mean_loss(model, cfg)
-    assert read_jsonl(tmp_path / "run/log.jsonl")[0]["loss"] == pytest.approx(told, abs=ROUNDED)
+    expected_loss = mean_loss(model, cfg)
+    assert read_jsonl(tmp_path / "run/log.jsonl")[0]["loss"] == pytest.approx(
+        expected_loss, abs=ROUNDED
+    )
     before, after = read_jsonl(tmp_path / "run/eval.jsonl")
-    assert before["loss"] == pytest.approx(told, abs=1e-5)
+    assert before["loss"] == pytest.approx(expected_loss, abs=1e-5)
     assert after["loss"] < before["loss"]
 
 
@@ -96,14 +98,14 @@ def test_a_model_that_knows_nothing_has_the_logarithm_of_its_vocabulary(
 def test_a_run_that_is_killed_goes_on_as_if_it_had_not_been(
     model: Path, rows: Path, tmp_path: Path
 ) -> None:
-    """Behind the first pass over the rows, in the middle of the second."""
+    """Kill it after the first pass over the rows, in the middle of the second."""
     sections: dict[str, Any] = {
         "sft": {"num_train_epochs": 3, "warmup_steps": 2},
         "data": {"eval": str(rows)},
         "eval": {"eval_every_n_updates": 4},
     }
-    whole = sft_config(model, rows, tmp_path / "whole", **sections)
-    run_sft(whole)
+    uninterrupted_cfg = sft_config(model, rows, tmp_path / "whole", **sections)
+    run_sft(uninterrupted_cfg)
     cfg = sft_config(model, rows, tmp_path / "killed", **sections, misc={"save_every_n_updates": 1})
     save_config(cfg, tmp_path / "config.yaml")
     arguments = ("sft", "--config", str(tmp_path / "config.yaml"))
@@ -112,17 +114,20 @@ def test_a_run_that_is_killed_goes_on_as_if_it_had_not_been(
     wait_until(lambda: checkpoint.exists() or command.poll() is not None)
     command.kill()
     command.communicate()
-    told = completed("trainer", *arguments, "--resume", environment=ENVIRONMENT)
-    assert told.returncode == 0, told.stderr
+    result = completed("trainer", *arguments, "--resume", environment=ENVIRONMENT)
+    assert result.returncode == 0, result.stderr
     first, second = (
         weights(tmp_path / run / "checkpoints/step-000009") for run in ("whole", "killed")
     )
     assert all(torch.equal(first[name], second[name]) for name in first)
-    lines, others = (
-        [{k: v for k, v in line.items() if k not in ("update_s", "tokens_seen")} for line in found]
-        for found in (read_jsonl(tmp_path / run / "log.jsonl") for run in ("whole", "killed"))
+    uninterrupted, resumed = (
+        [
+            {k: v for k, v in line.items() if k not in ("update_s", "tokens_seen")}
+            for line in log_rows
+        ]
+        for log_rows in (read_jsonl(tmp_path / run / "log.jsonl") for run in ("whole", "killed"))
     )
-    assert lines == others
+    assert uninterrupted == resumed
     assert read_jsonl(tmp_path / "whole/eval.jsonl") == read_jsonl(tmp_path / "killed/eval.jsonl")
 
 
@@ -149,7 +154,7 @@ def test_an_export_keeps_the_mended_template_and_the_ends_of_sampling(
             byte_tokenizer(CHATML), messages, ChatConfig()
         )
         assert sorted(GenerationConfig.from_pretrained(to).eos_token_id) == sorted(stops)
-        told = completed(
+        result = completed(
             "trainer",
             "template-check",
             "--model",
@@ -158,7 +163,7 @@ def test_an_export_keeps_the_mended_template_and_the_ends_of_sampling(
             str(rows),
             environment=ENVIRONMENT,
         )
-        assert told.returncode == 0, told.stdout
+        assert result.returncode == 0, result.stdout
         names = {path.name for path in to.iterdir()}
         assert "chat_template.jinja" in names or has_markers(
             json.loads((to / "tokenizer_config.json").read_text())["chat_template"]
@@ -167,7 +172,7 @@ def test_an_export_keeps_the_mended_template_and_the_ends_of_sampling(
 
 def test_adapters_learn_on_weights_of_4_bits(rows: Path, tmp_path: Path) -> None:
     pytest.importorskip("bitsandbytes")
-    sizes = {"hidden_size": 64, "intermediate_size": 128}  # its blocks are of 64
+    sizes = {"hidden_size": 64, "intermediate_size": 128}  # the block size is 64
     model = save_chat_model(tmp_path / "base", **sizes)
     policy = {"path": str(model), "load_in_4bit": True, "lora": {"r": 4}}
     cfg = sft_config(
@@ -185,7 +190,8 @@ def test_adapters_learn_on_weights_of_4_bits(rows: Path, tmp_path: Path) -> None
 
 
 def test_packed_rows_see_themselves_alone(model: Path, rows: Path, tmp_path: Path) -> None:
-    """Each learns what it would alone; and none is cut, where the longest fills a sequence."""
+    """Check that each row is trained as without packing, and that none is cut at the longest
+    row."""
     lines = []
     for packing in (False, True):
         cfg = sft_config(
@@ -197,10 +203,10 @@ def test_packed_rows_see_themselves_alone(model: Path, rows: Path, tmp_path: Pat
         )
         run_sft(cfg)
         lines += read_jsonl(tmp_path / str(packing) / "log.jsonl")
-    apart, packed = lines
-    assert packed["loss"] == pytest.approx(apart["loss"], abs=ROUNDED)
-    assert packed["grad_norm"] == pytest.approx(apart["grad_norm"], rel=1e-4)
-    assert packed["tokens_seen"] == apart["tokens_seen"]
+    separate, packed = lines
+    assert packed["loss"] == pytest.approx(separate["loss"], abs=ROUNDED)
+    assert packed["grad_norm"] == pytest.approx(separate["grad_norm"], rel=1e-4)
+    assert packed["tokens_seen"] == separate["tokens_seen"]
 
 
 def test_the_best_checkpoint_has_the_lowest_loss(model: Path, rows: Path, tmp_path: Path) -> None:
@@ -230,31 +236,31 @@ def test_a_faulty_template_ends_the_run_before_weights_load(rows: Path, tmp_path
 def test_label_masks_are_shown_and_nothing_is_learned(
     model: Path, rows: Path, tmp_path: Path
 ) -> None:
-    told = completed(
+    result = completed(
         "trainer",
         "sft",
         *("--model_name", str(model), "--train_data", str(rows)),
         *("--output_dir", str(tmp_path / "run"), "--debug_label_mask", "--debug_only"),
         environment=ENVIRONMENT | {"NO_COLOR": "1"},
     )
-    assert told.returncode == 0, told.stderr
-    assert "<|im_end|>⟧" in told.stdout and "12 rows, " in told.stdout
-    assert "ok   stop token" in told.stdout
+    assert result.returncode == 0, result.stderr
+    assert "<|im_end|>⟧" in result.stdout and "12 rows, " in result.stdout
+    assert "ok   stop token" in result.stdout
     assert not (tmp_path / "run").exists()
 
     wrong = save_chat_model(tmp_path / "wrong", template_text("qwen2_5_training"))
-    told = completed(
+    result = completed(
         "trainer",
         "sft",
         *("--model_name", str(wrong), "--train_data", str(rows), "--debug_only"),
         environment=ENVIRONMENT | {"NO_COLOR": "1"},
     )
-    assert told.returncode == 2
-    assert "FAIL labelled text" in told.stdout
+    assert result.returncode == 2
+    assert "FAIL labelled text" in result.stdout
 
 
 def test_a_run_by_flags_leaves_report_data_and_log(model: Path, rows: Path, tmp_path: Path) -> None:
-    told = completed(
+    result = completed(
         "trainer",
         "sft",
         *("--model_name", str(model), "--train_data", str(rows), "--eval_data", str(rows)),
@@ -262,8 +268,8 @@ def test_a_run_by_flags_leaves_report_data_and_log(model: Path, rows: Path, tmp_
         *("--set", "sft.max_steps=2", "--set", "policy.lora.r=2", "--max_length", "150"),
         environment=ENVIRONMENT,
     )
-    assert told.returncode == 0, told.stderr
-    assert "report: " in told.stdout and "loss per token" in told.stdout
+    assert result.returncode == 0, result.stderr
+    assert "report: " in result.stdout and "loss per token" in result.stdout
     counts = json.loads((tmp_path / "run/data.json").read_text())
     assert counts["train"]["left_out"] and counts["train"]["rows"] < 12
     assert len(read_jsonl(tmp_path / "run/log.jsonl")) == 2
@@ -272,20 +278,20 @@ def test_a_run_by_flags_leaves_report_data_and_log(model: Path, rows: Path, tmp_
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
-        ([], "policy.path is not set"),
+        ([], "policy.path: required"),
         (["--load_in_4bit"], "load_in_4bit freezes the weights: set lora.r above 0"),
-        (["--set", "sft.options={completion_only_loss: true}"], "set in its place sft.assistant"),
+        (["--set", "sft.options={completion_only_loss: true}"], "set sft.assistant"),
         (["--set", "sft.options={optimm: a}"], "did you mean optim?"),
         (
             ["--set", "sft.packing=true", "--set", "data.overlong=cut"],
-            "a packed sequence holds whole",
+            "a packed sequence has complete",
         ),
     ],
 )
 def test_a_mistake_is_one_line(
-    model: Path, rows: Path, tmp_path: Path, arguments: list[str], told: str
+    model: Path, rows: Path, tmp_path: Path, arguments: list[str], message: str
 ) -> None:
     named = ["--model_name", str(model)] if arguments else []
     result = completed(
@@ -295,15 +301,15 @@ def test_a_mistake_is_one_line(
         environment=ENVIRONMENT,
     )
     assert result.returncode == 2
-    assert told in result.stderr.splitlines()[-1] and "Traceback" not in result.stderr
+    assert message in result.stderr.splitlines()[-1] and "Traceback" not in result.stderr
 
 
 def test_the_config_of_qlora_runs_as_it_stands(rows: Path, tmp_path: Path) -> None:
-    """Weights of 4 bits and the rest in bfloat16, checkpointed layers, a row for each turn."""
+    """Use 4-bit weights and the rest in bfloat16, checkpointed layers, and one row per turn."""
     pytest.importorskip("bitsandbytes")
     sizes = {"hidden_size": 64, "intermediate_size": 128}
     model = save_chat_model(tmp_path / "model", template_text("qwen3"), **sizes)
-    told = completed(
+    result = completed(
         "trainer",
         "sft",
         *("--config", "configs/sft/qlora.yaml", "--model_name", str(model)),
@@ -312,26 +318,26 @@ def test_the_config_of_qlora_runs_as_it_stands(rows: Path, tmp_path: Path) -> No
         *("--set", "sft.max_steps=3", "--set", "misc.device=cpu", "--set", "sft.warmup_steps=0"),
         environment=ENVIRONMENT,
     )
-    assert told.returncode == 0, told.stderr
+    assert result.returncode == 0, result.stderr
     assert json.loads((tmp_path / "run/data.json").read_text())["train"]["rows"] == 24
     before, after = (line["loss"] for line in read_jsonl(tmp_path / "run/eval.jsonl"))
     assert after < before
     export_policy(tmp_path / "run", tmp_path / "to", dtype="bfloat16")
-    told = completed(
+    result = completed(
         "trainer",
         "template-check",
         *("--model", str(tmp_path / "to"), "--data", str(rows), "--no-thinking", "--turns", "each"),
         environment=ENVIRONMENT,
     )
-    assert told.returncode == 0, told.stdout
+    assert result.returncode == 0, result.stdout
 
 
 def test_a_run_that_is_asked_to_leave_saves_and_goes_on_with_the_same_rows_only(
     model: Path, rows: Path, tmp_path: Path
 ) -> None:
-    own = tmp_path / "rows.jsonl"
-    own.write_bytes(rows.read_bytes())
-    cfg = sft_config(model, own, tmp_path / "run", sft={"num_train_epochs": 10_000})
+    rows_copy = tmp_path / "rows.jsonl"
+    rows_copy.write_bytes(rows.read_bytes())
+    cfg = sft_config(model, rows_copy, tmp_path / "run", sft={"num_train_epochs": 10_000})
     save_config(cfg, tmp_path / "config.yaml")
     arguments = ("sft", "--config", str(tmp_path / "config.yaml"))
     command = Command("trainer", *arguments, environment=ENVIRONMENT)
@@ -342,9 +348,9 @@ def test_a_run_that_is_asked_to_leave_saves_and_goes_on_with_the_same_rows_only(
     assert command.returncode == 128 + signal.SIGTERM, errors
     last = read_jsonl(log)[-1]["update"]
     assert (tmp_path / f"run/checkpoints/step-{last:06d}/state.json").exists()
-    assert f"after update {last}: go on with --resume" in errors
+    assert f"after update {last}: resume with --resume" in errors
 
-    write_rows(own, dialogues(12, seed=1))
-    told = completed("trainer", *arguments, "--resume", environment=ENVIRONMENT)
-    assert told.returncode == 2
-    assert "data.train: " in told.stderr and "is not what the run began with" in told.stderr
+    write_rows(rows_copy, dialogues(12, seed=1))
+    result = completed("trainer", *arguments, "--resume", environment=ENVIRONMENT)
+    assert result.returncode == 2
+    assert "data.train: " in result.stderr and "is not what the run started with" in result.stderr

@@ -1,4 +1,4 @@
-"""What `python -m trainer check` finds out, without loading weights."""
+"""Test the findings of `python -m trainer check`, which loads no weights."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from tests.kits.trainer.runs import byte_level_tokenizer, save_policy, tiny_llam
 from trainer.__main__ import app
 from trainer.runs.memory import activation_bytes, estimate_memory
 from trainer.translation.check import check_run
-from trainer.translation.config import TrainerConfig
+from trainer.translation.config import TranslationConfig
 from trainer.translation.data import load_examples
-from trainer.translation.train import run_toy_rl
+from trainer.translation.train import train_translation
 
 
 @pytest.fixture(scope="module")
@@ -49,24 +49,24 @@ def settings(tmp_path: Path, urls: tuple[str, str]) -> list[str]:
 
 
 def check(settings: list[str], *overrides: str) -> Findings:
-    return check_run(load_config(TrainerConfig, None, [*settings, *overrides]))
+    return check_run(load_config(TranslationConfig, None, [*settings, *overrides]))
 
 
-def found(findings: Findings, name: str) -> str:
-    (said,) = [check.found for check in findings.checks if check.name == name]
-    return said
+def message_of(findings: Findings, name: str) -> str:
+    (message,) = [check.result for check in findings.checks if check.name == name]
+    return message
 
 
 def test_a_run_that_can_start_is_told_what_it_has(settings: list[str]) -> None:
     findings = check(settings)
     assert not findings.failed
-    assert found(findings, "data.train").startswith("8 rows (en-US>ko-KR 8); the first: 'Open 0.'")
-    assert "LlamaForCausalLM, " in found(findings, "policy.path")
-    assert "no chat template, ends at </s>" in found(findings, "policy.tokenizer")
-    assert "fake-metricx, lower is better" in found(findings, "metricx")
-    assert "fake-xcomet, higher is better" in found(findings, "xcomet")
-    assert found(findings, "prompts of data.train").endswith("and 8 for the translation")
-    assert "adapters learn" in found(check(settings, "policy.lora.r=2"), "policy.path")
+    assert message_of(findings, "data.train").startswith("8 rows (en-US>ko-KR 8); first: 'Open 0.'")
+    assert "LlamaForCausalLM, " in message_of(findings, "policy.path")
+    assert "no chat template, ends at </s>" in message_of(findings, "policy.tokenizer")
+    assert "fake-metricx, lower is better" in message_of(findings, "metricx")
+    assert "fake-xcomet, higher is better" in message_of(findings, "xcomet")
+    assert message_of(findings, "prompts of data.train").endswith("and 8 for the translation")
+    assert "adapters trained" in message_of(check(settings, "policy.lora.r=2"), "policy.path")
 
 
 def test_every_fault_is_named_not_only_the_first(
@@ -74,7 +74,7 @@ def test_every_fault_is_named_not_only_the_first(
 ) -> None:
     (tmp_path / "config.yaml").write_text("{}")
     (tmp_path / "file").write_text("")
-    faults = [
+    mistakes = [
         "data.eval=gone.jsonl",
         f"policy.reference_path={tmp_path}/gone",
         "policy.tokenizer=./gone",
@@ -86,10 +86,10 @@ def test_every_fault_is_named_not_only_the_first(
         "generation.engine=vllm",
         f"generation.vllm.url=http://127.0.0.1:{free_port()}",
     ]
-    sets = [part for value in [*settings, *faults] for part in ("--set", value)]
-    done = CliRunner().invoke(app, ["check", "--config", str(tmp_path / "config.yaml"), *sets])
-    assert done.exit_code == 2
-    errors = [line.removeprefix("error: ") for line in done.stderr.splitlines()]
+    sets = [part for value in [*settings, *mistakes] for part in ("--set", value)]
+    result = CliRunner().invoke(app, ["check", "--config", str(tmp_path / "config.yaml"), *sets])
+    assert result.exit_code == 2
+    errors = [line.removeprefix("error: ") for line in result.stderr.splitlines()]
     assert [line.split(":")[0] for line in errors if line.count(":") > 1] == [
         "config",
         "data.eval",
@@ -101,12 +101,12 @@ def test_every_fault_is_named_not_only_the_first(
         "misc.trackers",
         "misc.run_dir",
     ]
-    assert "is a metricx service" in done.stderr
-    assert f"error: misc.run_dir: {tmp_path}/file/x: " in done.stderr  # its key once
+    assert "is a metricx service" in result.stderr
+    assert f"error: misc.run_dir: {tmp_path}/file/x: " in result.stderr  # its key occurs once
 
 
 def test_weights_are_looked_at_but_never_loaded(settings: list[str], tmp_path: Path) -> None:
-    """A header that tells of 25.8 billion weights, over a file that has no block on the disk."""
+    """Check a header of 25.8 billion weights over a sparse file, which uses no disk block."""
     policy = tmp_path / "policy"
     config = json.loads((policy / "config.json").read_text())
     big = {"hidden_size": 8192, "intermediate_size": 32768, "num_hidden_layers": 24}
@@ -119,36 +119,36 @@ def test_weights_are_looked_at_but_never_loaded(settings: list[str], tmp_path: P
         file.truncate(8 + len(header) + 4 * size)
     findings = check(settings)
     assert [failed.name for failed in findings.failed] == ["memory"]
-    assert "are free on cpu: lower rl.micro_batch_tokens" in found(findings, "memory")
+    assert "are free on cpu. Lower rl.micro_batch_tokens" in message_of(findings, "memory")
     assert dict(findings.memory)["all"] > 4 * 4 * 19e9
     (policy / "config.json").write_text(json.dumps(config | big | {"num_hidden_layers": 40}))
-    assert "has 25,800,000,000 weights, its config tells of" in found(
+    assert "has 25,800,000,000 weights, but its config defines" in message_of(
         check(settings), "policy.path"
     )
     with (policy / "model.safetensors").open("r+b") as file:
         file.truncate(8 + len(header) + 4 * size - 1)
-    assert "model.safetensors: cut: " in found(check(settings), "policy.path")
+    assert "model.safetensors: truncated: " in message_of(check(settings), "policy.path")
     (policy / "model.safetensors").write_bytes(b"not weights")
-    assert "not a safetensors file" in found(check(settings), "policy.path")
+    assert "not a safetensors file" in message_of(check(settings), "policy.path")
 
 
 def test_a_run_that_stands_there_can_be_gone_on_with(settings: list[str], tmp_path: Path) -> None:
     short = ["rl.num_updates=1", "rl.batch_size=2"]
-    cfg = load_config(TrainerConfig, None, [*settings, *short])
-    run_toy_rl(load_examples(tmp_path / "train.jsonl"), [], cfg)
+    cfg = load_config(TranslationConfig, None, [*settings, *short])
+    train_translation(load_examples(tmp_path / "train.jsonl"), [], cfg)
     findings = check(settings, *short)
     assert not findings.failed
-    assert "holds a run of 1 updates; go on with --resume" in found(findings, "misc.run_dir")
-    assert "misc.seed: " in found(check(settings, *short, "misc.seed=9"), "misc.run_dir")
+    assert "has a run of 1 updates. Resume it with --resume" in message_of(findings, "misc.run_dir")
+    assert "misc.seed: " in message_of(check(settings, *short, "misc.seed=9"), "misc.run_dir")
 
 
 def test_the_memory_estimate_counts_what_is_held() -> None:
     model = tiny_llama(byte_level_tokenizer())
     weights = sum(p.numel() for p in model.parameters())
-    rows = dict(estimate_memory(TrainerConfig(), model, 8))
+    rows = dict(estimate_memory(TranslationConfig(), model, 8))
     assert rows["policy, weights"] == rows["reference, weights"] == 4 * weights
-    assert rows["optimiser"] == 8 * weights and rows["gradients"] == 4 * weights
-    alone = load_config(TrainerConfig, None, ["rl.kl_coef=0"])
+    assert rows["optimizer"] == 8 * weights and rows["gradients"] == 4 * weights
+    alone = load_config(TranslationConfig, None, ["rl.kl_coef=0"])
     assert "reference, weights" not in dict(estimate_memory(alone, model, 8))
 
 
@@ -162,20 +162,20 @@ def test_activations_are_what_torch_keeps_within_a_quarter() -> None:
         "max_position_embeddings": 512,
     }
     model = tiny_llama(byte_level_tokenizer(), **sizes)
-    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    kept: dict[int, torch.UntypedStorage] = {}
+    parameter_pointers = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    storage_by_pointer: dict[int, torch.UntypedStorage] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage
+        if storage.data_ptr() not in parameter_pointers:
+            storage_by_pointer[storage.data_ptr()] = storage
         return tensor
 
     ids = torch.ones((1, 256), dtype=torch.long)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         output = model.model(input_ids=ids, use_cache=False)
-    measured = sum(storage.nbytes() for storage in kept.values())
-    cfg = load_config(TrainerConfig, None, ["rl.micro_batch_tokens=256"])
+    measured = sum(storage.nbytes() for storage in storage_by_pointer.values())
+    cfg = load_config(TranslationConfig, None, ["rl.micro_batch_tokens=256"])
     head = 256 * model.config.vocab_size * 16
     estimate = activation_bytes(cfg, model.config, 8) - head
     assert output is not None and 0.75 < measured / estimate < 1.25

@@ -1,4 +1,5 @@
-"""Several evaluation sets: figures by name wherever figures stand, and one that decides."""
+"""Check several evaluation sets: stats by set name, and one set that selects the best
+checkpoint."""
 
 from __future__ import annotations
 
@@ -18,18 +19,18 @@ from scorekit.server.fake import FakeBackend
 from tests.kits.trainer.runs import byte_level_tokenizer, save_policy, write_examples
 from trainer.runs.checkpoints.checkpoint import best_checkpoint, read_state
 from trainer.runs.checkpoints.export import export_policy
-from trainer.runs.runlog import read_jsonl
+from trainer.runs.run_log import read_jsonl
 from trainer.translation.check import check_run
-from trainer.translation.config import TrainerConfig
+from trainer.translation.config import TranslationConfig
 from trainer.translation.data import load_held_out, load_train
 from trainer.translation.evaluation.report import write_report
 from trainer.translation.evaluation.run import run_evaluation
-from trainer.translation.train import Artifacts, run_toy_rl
+from trainer.translation.train import Artifacts, train_translation
 
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Three sets: of data.eval, of a path alone, and of a file with columns of its own."""
+    """Write three sets: data.eval, a path alone, and a file with its own columns."""
     folder = tmp_path_factory.mktemp("sets")
     save_policy(folder / "policy", byte_level_tokenizer())
     rows = [{"translation": {"en": f"Close {n}.", "de": f"Schließe {n}."}} for n in range(4)]
@@ -70,8 +71,8 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def trained(config: Path, *overrides: str, resume: bool = False) -> Artifacts:
-    cfg = load_config(TrainerConfig, config, list(overrides))
-    return run_toy_rl(load_train(cfg), load_held_out(cfg), cfg, resume=resume)
+    cfg = load_config(TranslationConfig, config, list(overrides))
+    return train_translation(load_train(cfg), load_held_out(cfg), cfg, resume=resume)
 
 
 @pytest.fixture(scope="module")
@@ -86,17 +87,17 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 
 def test_every_set_has_its_lines_and_dumps(run: Artifacts) -> None:
     sizes = {"eval": 2, "news": 2, "de.menus": 3}  # eval_limit is 3
-    found = lines(run.run_dir)
-    assert [(line["update"], line["set"]) for line in found] == [
+    eval_lines = lines(run.run_dir)
+    assert [(line["update"], line["set"]) for line in eval_lines] == [
         (update, name) for update in range(4) for name in sizes
     ]
-    for line in found:
+    for line in eval_lines:
         assert line["samples"] == sizes[line["set"]]
         assert line["decides"] == (line["set"] == "news")
         assert len(read_jsonl(run.run_dir / line["completions"])) == sizes[line["set"]]
-    assert found[0]["completions"] == "completions/eval-000000.jsonl"
-    assert found[1]["completions"] == "completions/eval-news-000000.jsonl"
-    menus = read_jsonl(run.run_dir / found[2]["completions"])
+    assert eval_lines[0]["completions"] == "completions/eval-000000.jsonl"
+    assert eval_lines[1]["completions"] == "completions/eval-news-000000.jsonl"
+    menus = read_jsonl(run.run_dir / eval_lines[2]["completions"])
     assert {row["pair"] for row in menus} == {"en-US>de-DE"}
     assert [row["ref"] for row in menus] == [f"Schließe {n}." for n in range(3)]
     assert list(run.sets) == list(sizes) and run.reports == run.sets["news"]
@@ -118,9 +119,9 @@ def test_the_best_checkpoint_is_that_of_the_set_that_decides(
     assert export_policy(run.run_dir, tmp_path / "out", best=True, dtype="float32") == best
     copy = Path(shutil.copytree(run.run_dir / "checkpoints", tmp_path / "checkpoints"))
     old = read_state(copy / "step-000001")
-    said = json.loads((copy / "step-000001/state.json").read_text())
+    raw_state = json.loads((copy / "step-000001/state.json").read_text())
     (copy / "step-000001/state.json").write_text(
-        json.dumps(said | {"rated_by": "eval", "reward": 1e9})
+        json.dumps(raw_state | {"rated_by": "eval", "reward": 1e9})
     )
     assert old.rated_by == "news"
     assert read_state(best_checkpoint(copy) or copy).rated_by == "news"  # rewards of one set
@@ -130,9 +131,9 @@ def test_console_and_report_name_the_sets(
     config: Path, run: Artifacts, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     trained(config, f"misc.run_dir={tmp_path}", "rl.num_updates=1")
-    told = [line for line in capsys.readouterr().err.splitlines() if "held out" in line]
+    console_lines = [line for line in capsys.readouterr().err.splitlines() if "held out" in line]
     for name in ("held out, after", "held out (news), after", "held out (de.menus), after"):
-        assert sum(name in line for line in told) == 2
+        assert sum(name in line for line in console_lines) == 2
     page = write_report(run.run_dir).read_text(encoding="utf-8")
     assert page.count("Held-out sources (news), before and after") == 1
     assert page.count("Held-out sources (de.menus)") == page.count("Held-out sources, before") == 1
@@ -159,37 +160,37 @@ def test_a_resumed_run_goes_on_with_all_sets(config: Path, run: Artifacts, tmp_p
 
 
 def test_an_evaluation_writes_files_for_each_set(config: Path, tmp_path: Path) -> None:
-    cfg = load_config(TrainerConfig, config, [f"misc.run_dir={tmp_path / 'a'}"])
-    found = run_evaluation(cfg, load_held_out(cfg))
-    assert [of.name for of in found] == ["eval", "news", "de.menus"]
+    cfg = load_config(TranslationConfig, config, [f"misc.run_dir={tmp_path / 'a'}"])
+    comparisons = run_evaluation(cfg, load_held_out(cfg))
+    assert [comparison.name for comparison in comparisons] == ["eval", "news", "de.menus"]
     names = {path.name for path in (tmp_path / "a").iterdir()}
     assert names == {
         f"evaluation{name}.{ending}"
         for name in ("", "-news", "-de.menus")
         for ending in ("json", "jsonl", "html")
     }
-    again = cfg.model_copy(
+    without_config_sets = cfg.model_copy(
         update={"misc": cfg.misc.model_copy(update={"run_dir": f"{tmp_path}/b"})}
     )
-    compared = run_evaluation(again, load_held_out(cfg), str(tmp_path / "a"))
-    assert all(of.earlier is not None and of.comparison for of in compared)
+    compared = run_evaluation(without_config_sets, load_held_out(cfg), str(tmp_path / "a"))
+    assert all(comparison.earlier is not None and comparison.comparison for comparison in compared)
     assert (tmp_path / "b/comparison-de.menus.html").is_file()
     (tmp_path / "a/evaluation-news.jsonl").unlink()
-    with pytest.raises(UserError, match=r"a has no evaluation-news.jsonl: evaluate that set"):
-        run_evaluation(again, load_held_out(cfg), str(tmp_path / "a"), overwrite=True)
+    with pytest.raises(UserError, match=r"a has no evaluation-news.jsonl. Evaluate that set"):
+        run_evaluation(without_config_sets, load_held_out(cfg), str(tmp_path / "a"), overwrite=True)
 
 
 def test_check_looks_at_every_set(config: Path, tmp_path: Path) -> None:
     overrides = [f"misc.run_dir={tmp_path}", "data.eval_sets.news=gone.jsonl"]
-    found = check_run(load_config(TrainerConfig, config, overrides))
-    told = {check.name: check for check in found.checks}
-    assert told["data.eval"].ok and told["data.eval_sets.de.menus"].ok
-    assert [check.name for check in found.failed] == ["data.eval_sets.news"]
-    assert "prompts of data.eval_sets.de.menus" in told
+    findings = check_run(load_config(TranslationConfig, config, overrides))
+    check_by_name = {check.name: check for check in findings.checks}
+    assert check_by_name["data.eval"].ok and check_by_name["data.eval_sets.de.menus"].ok
+    assert [check.name for check in findings.failed] == ["data.eval_sets.news"]
+    assert "prompts of data.eval_sets.de.menus" in check_by_name
 
 
 @pytest.mark.parametrize(
-    ("overrides", "told"),
+    ("overrides", "message"),
     [
         (["eval.best_by=nwes"], "eval.best_by: 'nwes' is no evaluation set (eval, news, de.menus)"),
         (["data.eval_sets.eval=x.jsonl"], "the name eval is that of data.eval"),
@@ -198,7 +199,9 @@ def test_check_looks_at_every_set(config: Path, tmp_path: Path) -> None:
         (["data.eval_sets.more={path: x, splt: dev}"], "(did you mean data.eval_sets.more.split?)"),
     ],
 )
-def test_a_mistake_in_the_sets_is_one_line(config: Path, overrides: list[str], told: str) -> None:
+def test_a_mistake_in_the_sets_is_one_line(
+    config: Path, overrides: list[str], message: str
+) -> None:
     with pytest.raises(UserError) as error:
-        load_config(TrainerConfig, config, overrides)
-    assert told in str(error.value)
+        load_config(TranslationConfig, config, overrides)
+    assert message in str(error.value)

@@ -1,4 +1,4 @@
-"""An evaluation keeps what was answered, says of how many it is, and asks again the next time."""
+"""Check that an evaluation keeps its scores, reports its coverage, and retries the next time."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tests.kits.trainer.runs import (
     tiny_llama,
 )
 from trainer.runs.checkpoints.checkpoint import checkpoints, read_state
-from trainer.runs.runlog import read_jsonl
-from trainer.translation.config import GenerationConfig, TrainerConfig
+from trainer.runs.run_log import read_jsonl
+from trainer.translation.config import GenerationConfig, TranslationConfig
 from trainer.translation.evaluation.evaluate import Report, evaluate_on_dataset
 from trainer.translation.rewards.config import RewardConfig
-from trainer.translation.rewards.services import Rewarder
+from trainer.translation.rewards.services import RewardClient
 from trainer.translation.tables import evaluation_line
-from trainer.translation.train import run_toy_rl
+from trainer.translation.train import train_translation
 
 pytestmark = pytest.mark.usefixtures("no_second_try")
 
@@ -46,7 +46,7 @@ def shown_xcomet(metricx: str, xcomet: str) -> RewardConfig:
     return RewardConfig(metricx_urls=[metricx], xcomet_urls=[xcomet], w_xcomet_span=0)
 
 
-def evaluated(rewarder: Rewarder) -> Report:
+def evaluated(rewarder: RewardClient) -> Report:
     return evaluate_on_dataset(SOURCES, MODEL, TOKENIZER, GENERATION, rewarder, rewarder.cfg)
 
 
@@ -54,7 +54,7 @@ def test_a_piece_that_fails_costs_itself_alone_and_the_next_evaluation_asks_agai
     metricx: str,
 ) -> None:
     with switched_service("xcomet") as (switch, url):
-        with closing(Rewarder(shown_xcomet(metricx, url))) as rewarder:
+        with closing(RewardClient(shown_xcomet(metricx, url))) as rewarder:
             switch.down = lambda body: '"src":"ca"' in body.replace(": ", ":")
             report = evaluated(rewarder)
             scored = [line["xcomet_score"] is not None for line in report.examples]
@@ -74,25 +74,26 @@ def test_a_piece_that_fails_costs_itself_alone_and_the_next_evaluation_asks_agai
 def test_a_service_that_is_away_for_an_evaluation_is_asked_in_the_next(
     metricx: str, begins: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whether it was there when the run began or not; its absence is a coverage of 0, not None."""
+    """Check a service that is up or down at the start of the run: a failure is coverage 0, not
+    None."""
     with switched_service("xcomet") as (switch, url):
         switch.away = begins == "away"
-        with closing(Rewarder(shown_xcomet(metricx, url))) as rewarder:
-            found = []
+        with closing(RewardClient(shown_xcomet(metricx, url))) as rewarder:
+            coverages = []
             for away in (True, False, True, False):
                 switch.away = away
-                found.append(evaluated(rewarder)["xcomet_coverage"])
-    assert found == [0.0, 1.0, 0.0, 1.0]
-    assert caplog.text.count("xcomet is given up for this batch") == 2
+                coverages.append(evaluated(rewarder)["xcomet_coverage"])
+    assert coverages == [0.0, 1.0, 0.0, 1.0]
+    assert caplog.text.count("xcomet is skipped for this batch") == 2
 
 
 def test_a_mean_over_the_easy_part_makes_no_checkpoint_the_best(
     metricx: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """After the second update one source of 17 has no score; its evaluation is rated as none."""
+    """Check the rating of the second update, where one source of 17 has no score: it has none."""
     sources = [f"Save {n}." for n in range(17)]
     with switched_service("xcomet") as (switch, url):
-        cfg = TrainerConfig.model_validate(
+        cfg = TranslationConfig.model_validate(
             {
                 "policy": {"path": str(save_policy(tmp_path / "policy", byte_level_tokenizer()))},
                 "generation": {
@@ -114,9 +115,11 @@ def test_a_mean_over_the_easy_part_makes_no_checkpoint_the_best(
         )
         log = tmp_path / "run/log.jsonl"
         switch.down = lambda body: "Save 16." in body and len(read_jsonl(log)) == 2
-        run = run_toy_rl([example("Open."), example("Close.")], list(map(example, sources)), cfg)
-    found = [(u, r.reward_coverage, r.rating == r.reward_mean) for u, r in run.reports]
-    assert found == [(0, 1.0, True), (1, 1.0, True), (2, 16 / 17, False), (3, 1.0, True)]
+        run = train_translation(
+            [example("Open."), example("Close.")], list(map(example, sources)), cfg
+        )
+    ratings = [(u, r.reward_coverage, r.rating == r.reward_mean) for u, r in run.reports]
+    assert ratings == [(0, 1.0, True), (1, 1.0, True), (2, 16 / 17, False), (3, 1.0, True)]
     reports = dict(run.reports)
     assert reports[2].rating is None
     states = {
@@ -128,6 +131,4 @@ def test_a_mean_over_the_easy_part_makes_no_checkpoint_the_best(
         2: None,
         3: reports[3].reward_mean,
     }
-    assert (
-        "step 2 is no candidate for the best checkpoint: its evaluation scored 94 %" in caplog.text
-    )
+    assert "step 2 cannot be the best checkpoint: its evaluation scored 94 %" in caplog.text

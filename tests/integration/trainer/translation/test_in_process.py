@@ -1,4 +1,4 @@
-"""Scorers in the trainer's own process: their arguments, their cache, what is wrong with them."""
+"""Test scorers in the trainer's own process: arguments, cache and errors."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from scorekit.scorers import RewardOutput, SampleForScoring, ScoringConfig, rewa
 from tests.kits.metricx_checkpoints import FLOAT32
 from trainer.translation.config import MiscConfig
 from trainer.translation.rewards.config import RewardConfig
-from trainer.translation.rewards.services import Rewarder
+from trainer.translation.rewards.services import RewardClient
 
 DEMO = Path(__file__).parents[4] / "demo" / "models"
 METRICX = "services.metricx.model:MetricXQEScorer"
 
 
 class Counting:
-    """Scores by length; `bad` fails. It knows how it was made and what it was asked."""
+    """A scorer by length that records its arguments and samples; `bad` fails."""
 
-    made: ClassVar[list[dict[str, Any]]] = []
-    asked: ClassVar[list[str]] = []
+    instances: ClassVar[list[dict[str, Any]]] = []
+    translations: ClassVar[list[str]] = []
 
     def __init__(
         self, metricx_model_name: str = "own", device: str = "none", threads: int = 0, step: int = 1
     ) -> None:
-        type(self).made.append(
+        type(self).instances.append(
             {"model": metricx_model_name, "device": device, "threads": threads, "step": step}
         )
 
     def score_batch(
         self, samples: Sequence[SampleForScoring], cfg: ScoringConfig | None = None
     ) -> RewardOutput:
-        type(self).asked.extend(sample.mt for sample in samples)
+        type(self).translations.extend(sample.mt for sample in samples)
         return reward_output([score_result.validate_python(_result(s.mt)) for s in samples])
 
 
@@ -45,13 +45,13 @@ def _result(mt: str) -> dict[str, Any]:
     if mt == "bad":
         error = {"type": "model_failure", "message": "no", "retryable": False}
         return {"id": None, "ok": False, "error": error}
-    whole = {"src": False, "mt": False}
+    truncated = {"src": False, "mt": False}
     return {
         "id": None,
         "ok": True,
         "score": float(len(mt)),
         "tokens": 1,
-        "truncated": whole,
+        "truncated": truncated,
         "mt_covered": len(mt),
         "cached": False,
     }
@@ -61,26 +61,26 @@ class NoScorer:
     pass
 
 
-def opened(target: str, misc: MiscConfig | None = None, **changes: Any) -> Rewarder:
+def opened(target: str, misc: MiscConfig | None = None, **changes: Any) -> RewardClient:
     values: dict[str, Any] = {"metricx_urls": [target], "w_xcomet_span": 0} | changes
-    return Rewarder(RewardConfig(**values), misc=misc)
+    return RewardClient(RewardConfig(**values), misc=misc)
 
 
 def test_a_scorer_gets_what_the_config_says_and_it_takes() -> None:
-    def made(**changes: Any) -> dict[str, Any]:
+    def open_scorer(**changes: Any) -> dict[str, Any]:
         misc = MiscConfig(device="cpu", threads=3)
         opened(f"{__name__}:Counting", misc, **changes).close()
-        return Counting.made[-1]
+        return Counting.instances[-1]
 
-    assert made() == {"model": "own", "device": "cpu", "threads": 3, "step": 1}
-    named = made(metricx_model_name="m", metricx_scorer_args={"device": "cuda", "step": 2})
+    assert open_scorer() == {"model": "own", "device": "cpu", "threads": 3, "step": 1}
+    named = open_scorer(metricx_model_name="m", metricx_scorer_args={"device": "cuda", "step": 2})
     assert named == {"model": "m", "device": "cuda", "threads": 3, "step": 2}
     opened(f"{__name__}:Counting", MiscConfig()).close()
-    assert Counting.made[-1]["threads"] == torch.get_num_threads()
+    assert Counting.instances[-1]["threads"] == torch.get_num_threads()
 
 
 @pytest.mark.parametrize(
-    ("target", "arguments", "told"),
+    ("target", "arguments", "message"),
     [
         (METRICX, {}, "missing a required argument: 'metricx_model_name'; its arguments: metricx"),
         (METRICX, {"metricx_model_name": "m", "batch": 8}, "unexpected keyword argument 'batch'"),
@@ -89,54 +89,56 @@ def test_a_scorer_gets_what_the_config_says_and_it_takes() -> None:
         (f"{__name__}:DEMO", {}, "is no class"),
     ],
 )
-def test_what_is_wrong_is_one_line(target: str, arguments: dict[str, Any], told: str) -> None:
-    with pytest.raises(UserError, match=told) as error:
+def test_what_is_wrong_is_one_line(target: str, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message) as error:
         opened(target, metricx_scorer_args=arguments)
     assert "\n" not in str(error.value)
 
 
 def test_equal_samples_are_scored_once() -> None:
     rewarder = opened(f"{__name__}:Counting")
-    Counting.asked.clear()
+    Counting.translations.clear()
     texts = [("a", "집"), ("a", "집"), ("b", "집"), ("a", "bad")]
     first = rewarder.score(texts).results["metricx"]
-    again = rewarder.score([*texts, ("a", "새로")]).results["metricx"]
-    assert Counting.asked == ["집", "집", "bad", "bad", "새로"]  # a failure is no score
-    assert [result.ok for result in again] == [True, True, True, False, True]
-    assert [getattr(result, "score", None) for result in again] == [1, 1, 1, None, 2]
-    assert [getattr(result, "cached", None) for result in again] == [True] * 3 + [None, False]
+    repeated = rewarder.score([*texts, ("a", "새로")]).results["metricx"]
+    assert Counting.translations == ["집", "집", "bad", "bad", "새로"]  # a failure is not cached
+    assert [result.ok for result in repeated] == [True, True, True, False, True]
+    assert [getattr(result, "score", None) for result in repeated] == [1, 1, 1, None, 2]
+    assert [getattr(result, "cached", None) for result in repeated] == [True] * 3 + [None, False]
     assert [getattr(result, "cached", None) for result in first] == [False] * 3 + [None]
     rewarder.close()
 
 
 def test_without_caching_every_sample_is_scored() -> None:
     cfg = RewardConfig(metricx_urls=[f"{__name__}:Counting"], w_xcomet_span=0)
-    rewarder = Rewarder(cfg, caching=False)
-    Counting.asked.clear()
+    rewarder = RewardClient(cfg, caching=False)
+    Counting.translations.clear()
     for _ in range(2):
         rewarder.score([("a", "집"), ("a", "집")])
-    assert Counting.asked == ["집"] * 4
+    assert Counting.translations == ["집"] * 4
     rewarder.close()
 
 
 def test_a_real_model_by_its_name_in_the_config() -> None:
-    """As a service would score it; the threads of torch stay as they are."""
+    """Check that it scores as a service would, and that torch's thread count is unchanged."""
     from services.metricx.model import MetricXQEScorer
 
     before = torch.get_num_threads()
     folder = str(DEMO / "metricx")
     direct = MetricXQEScorer(folder, device="cpu", threads=before)
     pairs = [("Open the file.", "파일을 여십시오."), ("Save it.", "저장")]
-    wanted = direct.score_batch([SampleForScoring(*pair) for pair in pairs]).sequence_scores
+    expected_scores = direct.score_batch(
+        [SampleForScoring(*pair) for pair in pairs]
+    ).sequence_scores
     rewarder = opened(
         METRICX,
         MiscConfig(device="cpu"),
         metricx_model_name=folder,
         metricx_scorer_args={"max_batch_tokens": 64},
     )
-    found = rewarder.score(pairs).results["metricx"]
+    results = rewarder.score(pairs).results["metricx"]
     rewarder.close()
-    assert [getattr(result, "score", None) for result in found] == pytest.approx(
-        wanted, abs=FLOAT32
+    assert [getattr(result, "score", None) for result in results] == pytest.approx(
+        expected_scores, abs=FLOAT32
     )
     assert torch.get_num_threads() == before

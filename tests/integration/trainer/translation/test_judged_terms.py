@@ -1,4 +1,4 @@
-"""The terms that a judge answers, and chrF: over real HTTP, from the check to the pages."""
+"""Test the judge's reward components and chrF over real HTTP, from the check to the pages."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from scorekit.server.fake import FakeBackend
 from tests.kits.trainer.rewards import FakeJudge, Services, judge_service, reward_services
 from tests.kits.trainer.runs import byte_level_tokenizer, rollout, save_policy
 from trainer.__main__ import app
+from trainer.translation.rewards.compute import compute_rewards
 from trainer.translation.rewards.config import RewardConfig
-from trainer.translation.rewards.formula import sample_rewards
-from trainer.translation.rewards.services import Rewarder
+from trainer.translation.rewards.services import RewardClient
 
 OFF = {"w_metricx": 0, "w_xcomet_span": 0, "deadline_s": 10.0}
 Judge = tuple[FakeJudge, str]
@@ -47,7 +47,8 @@ def _fresh(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def rewards(cfg: RewardConfig, *texts: tuple[str, str], ref: str | None = None) -> Any:
-    """Of (source, translation) pairs from English to Korean, a token a character."""
+    """Return the rewards of (source, translation) pairs from English to Korean, one token a
+    character."""
     rollouts = [
         rollout(
             [1],
@@ -60,17 +61,17 @@ def rewards(cfg: RewardConfig, *texts: tuple[str, str], ref: str | None = None) 
         )
         for src, mt in texts
     ]
-    with closing(Rewarder(cfg)) as rewarder:
-        scores = rewarder.score([made.scored_text for made in rollouts])
-    return sample_rewards(rollouts, scores, cfg)
+    with closing(RewardClient(cfg)) as rewarder:
+        scores = rewarder.score([sampled.scored_text for sampled in rollouts])
+    return compute_rewards(rollouts, scores, cfg)
 
 
 def test_mqm_marks_spans_and_omissions(judge: Judge) -> None:
     cfg = RewardConfig(**OFF, urls={"judge": judge[1]}, w_mqm_span=1, w_omission=1)
-    (one, two) = rewards(cfg, ("[Save] the [file]", "a열기"), ("[Save]", "Save"))
-    assert one.token_rewards == [-1, 0, 0, -10] and one.score("mqm") == 11
-    assert two.token_rewards == [-5] * 4 + [0]
-    sent = [asked for asked in judge[0].asked if asked["mt"] == "Save"]
+    (first, second) = rewards(cfg, ("[Save] the [file]", "a열기"), ("[Save]", "Save"))
+    assert first.token_rewards == [-1, 0, 0, -10] and first.score("mqm") == 11
+    assert second.token_rewards == [-5] * 4 + [0]
+    sent = [request for request in judge[0].asked if request["mt"] == "Save"]
     assert sent == [
         {"task": "mqm", "src": "[Save]", "mt": "Save", "src_lang": "en-US", "tgt_lang": "ko-KR"}
     ]
@@ -80,87 +81,89 @@ def test_the_metrics_are_asked_as_before(judge: Judge, metrics: Services) -> Non
     metrics.xcomet.samples.clear()
     changes = {"w_metricx": 0, "w_mqm_span": 1, "urls": {"judge": judge[1]}}
     cfg = metrics.config(**changes, span_sources_combine="max", w_chrf=0.01)
-    (one,) = rewards(cfg, ("Open.", "ab열기"), ref="열기")
-    assert one.token_rewards == [-1, -1, 0, 0, 0]
+    (reward,) = rewards(cfg, ("Open.", "ab열기"), ref="열기")
+    assert reward.token_rewards == [-1, -1, 0, 0, 0]
     (seen,) = metrics.xcomet.samples
     assert (seen.src, seen.mt, seen.ref) == ("Open.", "ab열기", None)
     assert (seen.src_lang, seen.tgt_lang) == (None, None)
-    assert "열기" not in {text for asked in judge[0].asked for text in asked.values()}
+    assert "열기" not in {text for request in judge[0].asked for text in request.values()}
 
 
 def test_a_rubric_is_a_term_of_the_sequence(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUDGE_URL", judge[1])
-    (one,) = rewards(RewardConfig(**OFF, w_judge=4), ("Open.", "열기ab"))
-    assert one.r_seq == 2.0 and one.token_rewards == [0.0] * 5
+    (reward,) = rewards(RewardConfig(**OFF, w_judge=4), ("Open.", "열기ab"))
+    assert reward.r_seq == 2.0 and reward.token_rewards == [0.0] * 5
     mapped = {"text": "mt", "language": "tgt_lang"}
     cfg = RewardConfig(**OFF, w_judge=4, judge_rubric="fluency", judge_variables=mapped)
-    (one,) = rewards(cfg, ("Open.", "열기abcd.."))
-    assert one.r_seq == 1.0
+    (reward,) = rewards(cfg, ("Open.", "열기abcd.."))
+    assert reward.r_seq == 1.0
     assert judge[0].asked[-1] == {"task": "fluency", "text": "열기abcd..", "language": "ko-KR"}
 
 
 @pytest.mark.parametrize("weight", ["w_judge", "w_mqm_span", "w_omission"])
 def test_a_failed_verdict_is_no_reward(judge: Judge, weight: str) -> None:
     cfg = RewardConfig(**OFF, **{weight: 1}, urls={"judge": judge[1]})
-    lost, had = rewards(cfg, ("Open.", "nan"), ("Open.", "열기"))
-    assert lost.r_seq is None and "model_failure" in str(lost.service_error)
-    assert had.r_seq is not None
+    failed, scored = rewards(cfg, ("Open.", "nan"), ("Open.", "열기"))
+    assert failed.r_seq is None and "model_failure" in str(failed.service_error)
+    assert scored.r_seq is not None
     with pytest.raises(Exception, match="model_failure"):
         rewards(cfg.model_copy(update={"on_failure": "fail"}), ("Open.", "nan"))
 
 
 def test_a_source_that_no_translation_helps_is_not_charged(judge: Judge) -> None:
     cfg = RewardConfig(**OFF, w_mqm_span=1, urls={"judge": judge[1]})
-    (one, two) = rewards(cfg, ("a\0b", "열기"), ("Open.", "열\0기"))
-    assert one.r_seq is None and "bad_source" in str(one.source_error)
-    assert two.r_seq == cfg.text_error_reward
+    (nul_source, nul_translation) = rewards(cfg, ("a\0b", "열기"), ("Open.", "열\0기"))
+    assert nul_source.r_seq is None and "bad_source" in str(nul_source.source_error)
+    assert nul_translation.r_seq == cfg.text_error_reward
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
-        ({"w_mqm_span": 1, "urls": {}}, "reward.urls.judge is empty: name the URL .* JUDGE_URL"),
-        ({"w_judge": 1, "urls": {}}, "reward.urls.judge is empty"),
+        ({"w_mqm_span": 1, "urls": {}}, "reward.urls.judge: required. Set the URL .* JUDGE_URL"),
+        ({"w_judge": 1, "urls": {}}, "reward.urls.judge: required"),
         ({"w_judge": 1, "judge_rubric": "mqm"}, "gives no verdict for 'mqm'"),
         ({"w_judge": 1, "judge_rubric": "typo"}, "no answer of the task 'typo' .*no task 'typo'"),
         ({"w_judge": 1, "judge_variables": {"candidate": "mt"}}, "'translation_filter' .*variab"),
         ({"w_omission": 1, "judge_model_name": "gpt"}, "runs 'fake-judge', but reward.judge_model"),
-        ({"w_judge": 1, "urls": {"judge": "no.module:Judge"}}, "a judge is asked by its URL"),
+        ({"w_judge": 1, "urls": {"judge": "no.module:Judge"}}, "a judge requires a URL"),
         ({"w_judge": 1, "urls": {"judge": "http://127.0.0.1:9"}}, "cannot be reached"),
     ],
 )
-def test_the_judge_is_checked_first(judge: Judge, changes: Any, told: str) -> None:
-    with pytest.raises(UserError, match=told):
-        Rewarder(RewardConfig(**(OFF | {"urls": {"judge": judge[1]}} | changes)))
+def test_the_judge_is_checked_first(judge: Judge, changes: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        RewardClient(RewardConfig(**(OFF | {"urls": {"judge": judge[1]}} | changes)))
 
 
 def test_a_service_that_is_no_such_judge_is_refused(metrics: Services) -> None:
     wrong = {"judge": metrics.urls["xcomet_urls"]}
     with pytest.raises(UserError, match="is a xcomet service"):
-        Rewarder(RewardConfig(**OFF, w_omission=1, urls=wrong))
-    for settings, told in (
+        RewardClient(RewardConfig(**OFF, w_omission=1, urls=wrong))
+    for settings, message in (
         ({"lower": False}, "higher_is_better=True"),
         ({"has_mqm": False}, "mqm"),
     ):
-        with judge_service(**settings) as (_, url), pytest.raises(UserError, match=told):
-            Rewarder(RewardConfig(**OFF, w_omission=1, urls={"judge": url}))
+        with judge_service(**settings) as (_, url), pytest.raises(UserError, match=message):
+            RewardClient(RewardConfig(**OFF, w_omission=1, urls={"judge": url}))
 
 
 def test_a_judge_without_weight_is_never_asked(judge: Judge, metrics: Services) -> None:
-    with closing(Rewarder(metrics.config(urls={"judge": judge[1]}))) as rewarder:
+    with closing(RewardClient(metrics.config(urls={"judge": judge[1]}))) as rewarder:
         assert rewarder.available == ("metricx", "xcomet")
         rewarder.score([("Open.", "열기", "en", "ko")], rewarder.available)
     assert judge[0].asked == []
 
 
 def test_chrf_is_that_of_sacrebleu() -> None:
-    (one,) = rewards(RewardConfig(**OFF, w_chrf=0.1), ("Open.", "문 열기"), ref="창문 열기")
-    assert one.r_seq == pytest.approx(0.1 * sacrebleu.sentence_chrf("문 열기", ["창문 열기"]).score)
-    assert 0 < one.r_seq < 10
+    (reward,) = rewards(RewardConfig(**OFF, w_chrf=0.1), ("Open.", "문 열기"), ref="창문 열기")
+    assert reward.r_seq == pytest.approx(
+        0.1 * sacrebleu.sentence_chrf("문 열기", ["창문 열기"]).score
+    )
+    assert 0 < reward.r_seq < 10
 
 
 def config_file(folder: Path, urls: dict[str, Any], refs: bool = True, **reward: Any) -> Path:
-    """A run of one update over eight rows."""
+    """Write the config of one update over eight rows."""
     policy = save_policy(folder / "policy", byte_level_tokenizer(), seed=1)
     data = folder / "data.jsonl"
     rows = [
@@ -193,22 +196,28 @@ def test_the_terms_are_in_check_log_console_dump_and_report(
     config = config_file(tmp_path, urls, **weights)
     checked = CliRunner().invoke(app, ["check", "--config", str(config)])
     assert checked.exit_code == 0, checked.output
-    for told in ("mqm_spans 0.5", "omissions 1", "judge 2", "chrf_reward 0.1", "fake-judge"):
-        assert told in checked.output
+    for component_text in (
+        "mqm_spans 0.5",
+        "omissions 1",
+        "judge 2",
+        "chrf_reward 0.1",
+        "fake-judge",
+    ):
+        assert component_text in checked.output
     trained = CliRunner().invoke(app, ["train", "--config", str(config)], env={"COLUMNS": "300"})
     assert trained.exit_code == 0, trained.output
     (line,) = [json.loads(text) for text in (tmp_path / "run/log.jsonl").read_text().splitlines()]
     (path,) = (tmp_path / "run/completions").glob("train-*.jsonl")
     dump = [json.loads(text) for text in path.open()]
-    for key, of in (
+    for key, value_of in (
         ("omissions_mean", lambda x: len(x["omissions"])),
         ("mqm_spans_mean", lambda x: len(x["mqm_spans"])),
         ("mqm_score_mean", lambda x: x["mqm_score"]),
         ("judge_score_mean", lambda x: x["judge_score"]),
         ("chrf_reward_mean", lambda x: x["chrf"]),
     ):
-        found = [of(x) for x in dump if x["error"] is None]
-        assert found and line[key] == pytest.approx(sum(found) / len(found)), key
+        values = [value_of(x) for x in dump if x["error"] is None]
+        assert values and line[key] == pytest.approx(sum(values) / len(values)), key
     assert line["omissions_mean"] == 1 and line["omission_penalty_mean"] == -5
     assert line["mqm_coverage"] == line["judge_coverage"] == 1
     assert all(x["token_rewards"][-1] <= -5 for x in dump)
@@ -227,17 +236,17 @@ def test_a_row_without_a_reference_is_told_before_training(
     metrics: Services, tmp_path: Path
 ) -> None:
     config = config_file(tmp_path, metrics.urls, refs=False, w_chrf=1)
-    for verb in ("check", "train", "evaluate"):
-        told = CliRunner().invoke(app, [verb, "--config", str(config)])
-        assert told.exit_code == 2 and "1 of 8 rows have no ref_text" in told.output.replace(
+    for command in ("check", "train", "evaluate"):
+        result = CliRunner().invoke(app, [command, "--config", str(config)])
+        assert result.exit_code == 2 and "1 of 8 rows have no ref_text" in result.output.replace(
             "\n", " "
-        ), (verb, told.output)
-        assert "data.jsonl line 1" in told.output.replace("\n", " ")
+        ), (command, result.output)
+        assert "data.jsonl line 1" in result.output.replace("\n", " ")
     assert not list(tmp_path.glob("run/log.jsonl"))
 
 
 class WithoutSpans(FakeBackend):
-    """Scores translations and marks nothing in them, as COMET-22 and CometKiwi do."""
+    """A scorer that marks no spans in translations, as COMET-22 and CometKiwi do."""
 
     def _outcome(self, sample: TranslationSample) -> Any:
         return {"score": super()._outcome(sample)["score"]}
@@ -249,20 +258,24 @@ def test_a_model_that_marks_no_spans_is_told_before_training(
     with running_service(WithoutSpans("xcomet")) as url:
         urls = metrics.urls | {"xcomet_urls": url}
         config = config_file(tmp_path, urls)
-        for verb in ("check", "train"):
-            told = CliRunner().invoke(app, [verb, "--config", str(config)], env={"COLUMNS": "300"})
-            said = "reward.xcomet_urls: the model there marks no error spans: set reward.w_xcomet_s"
-            assert told.exit_code == 2 and said in told.output, (verb, told.output)
+        for command in ("check", "train"):
+            result = CliRunner().invoke(
+                app, [command, "--config", str(config)], env={"COLUMNS": "300"}
+            )
+            message = (
+                "reward.xcomet_urls: the model there marks no error spans. Set reward.w_xcomet_s"
+            )
+            assert result.exit_code == 2 and message in result.output, (command, result.output)
         assert not list(tmp_path.glob("run/log.jsonl"))
-        for verb, weight in (("train", 0), ("evaluate", 1)):  # it can be looked at all the same
+        for command, weight in (("train", 0), ("evaluate", 1)):  # both commands accept the model
             weighed = [
                 "--set",
                 f"reward.w_xcomet_span={weight}",
                 "--set",
-                f"misc.run_dir={tmp_path}/{verb}",
+                f"misc.run_dir={tmp_path}/{command}",
             ]
-            done = CliRunner().invoke(app, [verb, "--config", str(config), *weighed])
-            assert done.exit_code == 0, (verb, done.output)
+            done = CliRunner().invoke(app, [command, "--config", str(config), *weighed])
+            assert done.exit_code == 0, (command, done.output)
 
 
 def test_runs_without_these_terms_show_nothing_of_them(

@@ -1,4 +1,4 @@
-"""Rewards over real HTTP: no references, no zeros for failures, no service that is not needed."""
+"""Test rewards over real HTTP: no references, no zeros for failures, no needless service."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from scorekit.server.fake import fake_score, fake_spans
 from tests.kits.trainer.rewards import Recorder, Services, reward_services, rewards_of
 from tests.kits.trainer.runs import rollout
 from trainer.translation.dumps import completion_line
-from trainer.translation.evaluation.figures import reward_figures
-from trainer.translation.rewards.formula import sample_rewards
-from trainer.translation.rewards.score_batch import RewardFailure
-from trainer.translation.rewards.services import Rewarder
-from trainer.translation.rewards.terms.metricx import metricx_reward
+from trainer.translation.evaluation.stats import reward_stats
+from trainer.translation.rewards.components.metricx import metricx_reward
+from trainer.translation.rewards.compute import compute_rewards
+from trainer.translation.rewards.reward_batch import RewardFailure
+from trainer.translation.rewards.services import RewardClient
 
 
 @pytest.fixture(scope="module")
@@ -67,12 +67,12 @@ def test_the_reward_is_the_weighted_sum(services: Services) -> None:
     penalty = 0.1 * cfg.severity_weights.model_dump()[severity]
     assert first.token_rewards == pytest.approx([0, 0, penalty, penalty, penalty, 0])
     assert second.token_rewards == [0, 0, 0]
-    figures = reward_figures([first, second], cfg)
-    assert figures["reward_mean"] == pytest.approx(figures["r_seq_mean"] + 3 * penalty / 6 / 2)
+    stats = reward_stats([first, second], cfg)
+    assert stats["reward_mean"] == pytest.approx(stats["r_seq_mean"] + 3 * penalty / 6 / 2)
 
 
 def test_a_reward_of_weight_0_needs_no_service(services: Services) -> None:
-    """Neither a URL nor an answer, and nothing is asked of one that has both."""
+    """Check that no URL and no answer are needed, and that a configured service gets no request."""
     (reward,) = rewards_of(services.config(w_metricx=0, metricx_urls=""), "열기")
     assert (reward.score("metricx"), reward.r_seq) == (None, 0.0)
     (reward,) = rewards_of(services.config(w_xcomet_span=0, xcomet_urls=[]), "열기")
@@ -90,28 +90,28 @@ def test_a_failed_score_is_dropped_and_never_0(services: Services) -> None:
     rewards = rewards_of(cfg, "열기", "nan", "저장")
     assert [reward.r_seq is None for reward in rewards] == [False, True, False]
     assert "non_finite" in rewards[1].service_error
-    figures = reward_figures(rewards, cfg)
+    stats = reward_stats(rewards, cfg)
     scores = [metricx_of("열기"), metricx_of("저장")]
-    assert figures["metricx_score_mean"] == pytest.approx(sum(scores) / 2)
-    assert figures["metricx_reward_mean"] == pytest.approx(5 - sum(scores) / 2)
-    assert figures["metricx_coverage"] == pytest.approx(2 / 3)
-    assert figures["reward_coverage"] == pytest.approx(2 / 3)
-    assert figures["r_seq_mean"] == pytest.approx(5 - sum(scores) / 2)
+    assert stats["metricx_score_mean"] == pytest.approx(sum(scores) / 2)
+    assert stats["metricx_reward_mean"] == pytest.approx(5 - sum(scores) / 2)
+    assert stats["metricx_coverage"] == pytest.approx(2 / 3)
+    assert stats["reward_coverage"] == pytest.approx(2 / 3)
+    assert stats["r_seq_mean"] == pytest.approx(5 - sum(scores) / 2)
 
 
-@pytest.mark.parametrize("fault", ["nan", "long"])
+@pytest.mark.parametrize("translation", ["nan", "long"])
 def test_a_service_without_weight_that_fails_costs_no_reward(
-    services: Services, fault: str
+    services: Services, translation: str
 ) -> None:
-    """An evaluation asks it, too."""
+    """Check this for an evaluation, too, which does request the score."""
     cfg = services.config(w_xcomet_span=0)
-    with closing(Rewarder(cfg)) as rewarder:
+    with closing(RewardClient(cfg)) as rewarder:
         scores = rewarder.score([("source of 열기", "열기")], rewarder.available)
-        scores.results |= rewarder.score([("source", fault)], ["xcomet"]).results
-    (reward,) = sample_rewards([rollout([1], [5], "열기")], scores, cfg)
+        scores.results |= rewarder.score([("source", translation)], ["xcomet"]).results
+    (reward,) = compute_rewards([rollout([1], [5], "열기")], scores, cfg)
     assert reward.r_seq == pytest.approx(5 - metricx_of("열기"))
     assert reward.text_error is reward.service_error is reward.overlong is None
-    assert reward.shown_error is not None and reward.shown_error.startswith("xcomet: ")
+    assert reward.unweighted_error is not None and reward.unweighted_error.startswith("xcomet: ")
 
 
 def test_on_failure_fail_ends_the_run(services: Services) -> None:
@@ -125,16 +125,16 @@ def test_the_texts_own_fault_has_a_price(services: Services) -> None:
     assert faulty.r_seq == -30.0
     assert faulty.token_rewards == [0.0] * 5
     assert faulty.text_error == "xcomet: overlong"
-    figures = reward_figures([fine, faulty], cfg)
-    assert figures["text_errors"] == 1
-    assert figures["metricx_score_mean"] == pytest.approx(metricx_of("열기"))
-    assert figures["reward_coverage"] == 1.0
+    stats = reward_stats([fine, faulty], cfg)
+    assert stats["text_errors"] == 1
+    assert stats["metricx_score_mean"] == pytest.approx(metricx_of("열기"))
+    assert stats["reward_coverage"] == 1.0
 
 
 def test_tokens_behind_what_xcomet_read_are_not_valid(services: Services) -> None:
     (reward,) = rewards_of(services.config(), "half half")
     assert reward.valid == [True] * 4 + [False] * 6
-    assert reward_figures([reward], services.config())["uncovered_tokens"] == 6
+    assert reward_stats([reward], services.config())["uncovered_tokens"] == 6
 
 
 def test_tokens_behind_what_xcomet_read_may_get_the_sequence_reward(services: Services) -> None:
@@ -142,7 +142,7 @@ def test_tokens_behind_what_xcomet_read_may_get_the_sequence_reward(services: Se
     (excluded,) = rewards_of(services.config(uncovered="exclude"), "half half")
     assert reward.valid == [True] * 10
     assert (reward.r_seq, reward.token_rewards) == (excluded.r_seq, excluded.token_rewards)
-    assert reward_figures([reward], services.config())["uncovered_tokens"] == 6
+    assert reward_stats([reward], services.config())["uncovered_tokens"] == 6
 
 
 def test_a_completion_without_an_end_is_penalised(services: Services) -> None:
@@ -151,13 +151,13 @@ def test_a_completion_without_an_end_is_penalised(services: Services) -> None:
 
 
 class Truncating(Recorder):
-    """Cuts each text with `cut`."""
+    """A scorer that cuts each text with `cut`."""
 
     def encode(self, samples: Any, options: Any) -> Any:
         encoded = super().encode(samples, options)
-        for place, sample in enumerate(samples):
+        for index, sample in enumerate(samples):
             if "cut" in sample.mt:
-                encoded[place].fields["truncated"] = {"src": False, "mt": True}
+                encoded[index].fields["truncated"] = {"src": False, "mt": True}
         return encoded
 
 
@@ -169,27 +169,27 @@ def test_what_a_model_could_not_read_is_logged(
         rewards = rewards_of(cfg, "cut", "b", "nan cut")
     assert [reward.truncated("metricx") for reward in rewards] == [True, False, None]
     assert rewards[0].truncated("xcomet") is None
-    figures = reward_figures(rewards, cfg)
-    assert figures["metricx_truncated_frac"] == 0.5
-    assert figures["xcomet_truncated_frac"] is None
-    assert figures["xcomet_coverage"] is None  # never asked: not 0
+    stats = reward_stats(rewards, cfg)
+    assert stats["metricx_truncated_frac"] == 0.5
+    assert stats["xcomet_truncated_frac"] is None
+    assert stats["xcomet_coverage"] is None  # never requested: not 0
     assert "metricx could not read 1 of 2 samples" in caplog.text
     line = completion_line(rollout([1], [2]), rewards[0])
     assert (line["metricx_truncated"], line["xcomet_truncated"]) == (True, None)
 
 
 class Limited(Recorder):
-    """Has a limit of 10 characters: cut with `truncate`, refused with `error`."""
+    """A scorer with a limit of 10 characters: cut with `truncate`, refused with `error`."""
 
     def encode(self, samples: Any, options: Any) -> Any:
         encoded = super().encode(samples, options)
-        for place, sample in enumerate(samples):
-            if sample.src.startswith("word ") or len(sample.mt) <= 10:  # the warm-up's, or short
+        for index, sample in enumerate(samples):
+            if sample.src.startswith("word ") or len(sample.mt) <= 10:  # of the warm-up, or short
                 continue
             if options.overlong == "error":
-                encoded[place] = SampleError("overlong", "too many tokens")
+                encoded[index] = SampleError("overlong", "too many tokens")
             else:
-                encoded[place].fields["truncated"] = {"src": False, "mt": True}
+                encoded[index].fields["truncated"] = {"src": False, "mt": True}
         return encoded
 
 
@@ -206,43 +206,49 @@ def test_an_overlong_text_is_cut_or_skipped_or_has_a_price(
             metricx_urls=url, overlong=overlong, text_error_reward=-30.0, w_xcomet_span=0
         )
         fine, over = rewards_of(cfg, "열기", text)
-    wanted = {"truncate": pytest.approx(5 - metricx_of(text)), "skip": None, "penalty": -30.0}
-    assert over.r_seq == wanted[overlong]
+    expected_rewards = {
+        "truncate": pytest.approx(5 - metricx_of(text)),
+        "skip": None,
+        "penalty": -30.0,
+    }
+    assert over.r_seq == expected_rewards[overlong]
     assert (fine.overlong, over.overlong) == (None, fate)
     assert over.service_error is None
-    figures = reward_figures([fine, over], cfg)
+    stats = reward_stats([fine, over], cfg)
     for name in ("truncated", "skipped", "penalised"):
-        assert figures[f"overlong_{name}"] == (name == fate)
-    assert figures["text_errors"] == (overlong != "truncate")
-    assert figures["reward_coverage"] == (0.5 if overlong == "skip" else 1.0)
-    assert figures["metricx_coverage"] == (1.0 if overlong == "truncate" else 0.5)
-    if overlong == "skip":  # no part of the mean
-        assert figures["r_seq_mean"] == pytest.approx(fine.r_seq)
+        assert stats[f"overlong_{name}"] == (name == fate)
+    assert stats["text_errors"] == (overlong != "truncate")
+    assert stats["reward_coverage"] == (0.5 if overlong == "skip" else 1.0)
+    assert stats["metricx_coverage"] == (1.0 if overlong == "truncate" else 0.5)
+    if overlong == "skip":  # not in the mean
+        assert stats["r_seq_mean"] == pytest.approx(fine.r_seq)
 
 
 def test_an_overlong_text_is_scored_whole_in_windows(services: Services) -> None:
     text = "열기는 뜨겁다. bad 물은 차갑다. " * 6
-    cut, whole = (
+    truncated, windowed = (
         rewards_of(services.config(overlong=overlong, max_input_length=16), text, "열 bad")
         for overlong in ("truncate", "windows")
     )
-    assert (cut[0].overlong, whole[0].overlong, whole[1].overlong) == (
+    assert (truncated[0].overlong, windowed[0].overlong, windowed[1].overlong) == (
         "truncated",
         "windowed",
         None,
     )
-    assert cut[1].r_seq == whole[1].r_seq  # it fits
+    assert truncated[1].r_seq == windowed[1].r_seq  # it is short enough
     (answer,) = _in_windows(services.urls["metricx_urls"], f"source of {text}", text)
     assert len(answer.windows) > 4
-    assert whole[0].r_seq == pytest.approx(5 - answer.score) != cut[0].r_seq
-    assert whole[0].score("metricx") == pytest.approx(answer.score)
-    assert whole[0].valid == [True] * (len(text) + 1)
-    charged = [at for at, earned in enumerate(whole[0].token_rewards) if earned < 0]
-    assert charged == [at for at, letter in enumerate(text) if letter in "bad"]
+    assert windowed[0].r_seq == pytest.approx(5 - answer.score) != truncated[0].r_seq
+    assert windowed[0].score("metricx") == pytest.approx(answer.score)
+    assert windowed[0].valid == [True] * (len(text) + 1)
+    charged = [
+        index for index, token_reward in enumerate(windowed[0].token_rewards) if token_reward < 0
+    ]
+    assert charged == [index for index, letter in enumerate(text) if letter in "bad"]
     cfg = services.config(overlong="windows", max_input_length=16)
-    figures = reward_figures(whole, cfg)
-    assert figures["reward_coverage"] == figures["metricx_coverage"] == 1.0
-    fates = {fate: figures[f"overlong_{fate}"] for fate in ("truncated", "windowed", "skipped")}
+    stats = reward_stats(windowed, cfg)
+    assert stats["reward_coverage"] == stats["metricx_coverage"] == 1.0
+    fates = {fate: stats[f"overlong_{fate}"] for fate in ("truncated", "windowed", "skipped")}
     assert fates == {"truncated": 0, "windowed": 1, "skipped": 0}
 
 
@@ -258,9 +264,9 @@ def test_an_invalid_text_has_its_price_also_where_overlong_ones_are_skipped(
     class Refusing(Recorder):
         def encode(self, samples: Any, options: Any) -> Any:
             encoded = super().encode(samples, options)
-            for place, sample in enumerate(samples):
+            for index, sample in enumerate(samples):
                 if "long" in sample.mt:
-                    encoded[place] = SampleError("invalid_input", "no")
+                    encoded[index] = SampleError("invalid_input", "no")
             return encoded
 
     with running_service(Refusing("metricx")) as url:
@@ -269,25 +275,25 @@ def test_an_invalid_text_has_its_price_also_where_overlong_ones_are_skipped(
 
 
 def test_an_unknown_severity_is_told_or_has_a_weight(services: Services) -> None:
-    def found(**weights: float) -> Any:
+    def token_rewards(**weights: float) -> Any:
         scorer = {"xcomet_urls": f"{__name__}:OddSeverity", "w_metricx": 0}
         (reward,) = rewards_of(services.config(**scorer, severity_weights=weights), "저장")
         return reward.token_rewards
 
     with pytest.raises(UserError, match=r"'Neutral'.*severity_weights\.UNKNOWN"):
-        found()
-    assert found(unknown=-0.5) == [-0.5, -0.5, 0]
+        token_rewards()
+    assert token_rewards(unknown=-0.5) == [-0.5, -0.5, 0]
 
 
 class OddSeverity:
-    """A scorer in this process with a severity of its own."""
+    """A scorer in this process with an unknown severity."""
 
     def score_batch(self, samples: Any, cfg: Any = None) -> RewardOutput:
         span = ErrorSpan.model_construct(
             start=0, end=2, severity="Neutral", confidence=1.0, text="저장"
         )
-        whole = Truncated(src=False, mt=False)
+        truncated = Truncated(src=False, mt=False)
         result = Scored.model_construct(
-            ok=True, score=1.0, truncated=whole, mt_covered=2, error_spans=[span]
+            ok=True, score=1.0, truncated=truncated, mt_covered=2, error_spans=[span]
         )
         return RewardOutput([1.0], [result])

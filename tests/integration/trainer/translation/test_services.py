@@ -1,4 +1,4 @@
-"""The reward services of a run: checked at the start, asked over real HTTP, given up in time."""
+"""Test the reward services of a run: the first check, requests over HTTP, giving up in time."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from scorekit.schemas import Scored
 from scorekit.scorers import RewardOutput, SampleForScoring, ScoringConfig, reward_output
 from scorekit.server.fake import FakeBackend
 from scorekit.server.http.settings import Secrets
-from scorekit.server.scoring import ScoreDescription
+from scorekit.server.score_endpoint import ScoreDescription
 from tests.kits.trainer.rewards import TEXTS, Recorder, Services, reward_services, rewards_of
 from trainer.translation.rewards.config import RewardConfig
-from trainer.translation.rewards.services import Rewarder
+from trainer.translation.rewards.services import RewardClient
 
 
 @pytest.fixture(scope="module")
@@ -36,40 +36,43 @@ def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_urls_from_the_environment(services: Services, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("METRICX_URL", services.urls["metricx_urls"])
     monkeypatch.setenv("XCOMET_URL", services.urls["xcomet_urls"])
-    rewarder = Rewarder(RewardConfig())
+    rewarder = RewardClient(RewardConfig())
     assert set(rewarder.infos) == set(services.urls.values())
     rewarder.close()
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
-        ({"metricx_urls": []}, "reward.metricx_urls is empty"),
+        ({"metricx_urls": []}, "reward.metricx_urls: required"),
         ({"metricx_model_name": "google/other"}, "runs 'fake-metricx', but reward.metricx_model"),
         ({"metricx_tokenizer_name": "t"}, "reward.metricx_tokenizer_name is 't'"),
         ({"xcomet_model_name": "Unbabel/XCOMET-XL"}, "runs 'fake-xcomet'"),
         ({"metricx_urls": "http://127.0.0.1:9"}, "http://127.0.0.1:9 cannot be reached"),
         ({"metricx_urls": "no_such_module:Scorer"}, "cannot be loaded"),
-        ({"metricx_urls": "localhost:8001"}, "'localhost:8001': a URL begins with http://"),
-        ({"metricx_scorer_args": {"device": "cpu"}}, "metricx_scorer_args are of a module:Class"),
+        ({"metricx_urls": "localhost:8001"}, "'localhost:8001': expected a URL with http://"),
+        (
+            {"metricx_scorer_args": {"device": "cpu"}},
+            "metricx_scorer_args: only for a module:Class",
+        ),
         ({"max_input_length": 100_000}, "tokens, but reward.max_input_length is 100000"),
     ],
 )
-def test_services_are_checked_first(services: Services, changes: Any, told: str) -> None:
+def test_services_are_checked_first(services: Services, changes: Any, message: str) -> None:
     with pytest.raises(UserError) as error:
-        Rewarder(services.config(**changes))
-    assert told in str(error.value)
+        RewardClient(services.config(**changes))
+    assert message in str(error.value)
 
 
 def test_swapped_and_reversed_services_are_refused(services: Services) -> None:
     swapped = services.config(metricx_urls=services.urls["xcomet_urls"])
     with pytest.raises(UserError, match="is a xcomet service"):
-        Rewarder(swapped)
+        RewardClient(swapped)
     with (
         running_service(Recorder("metricx", higher=True)) as url,
         pytest.raises(UserError, match="higher_is_better=True"),
     ):
-        Rewarder(services.config(metricx_urls=url))
+        RewardClient(services.config(metricx_urls=url))
 
 
 class OtherRevision(Recorder):
@@ -81,53 +84,54 @@ def test_urls_of_one_service_must_agree(services: Services) -> None:
     same = services.urls["metricx_urls"]
     with running_service(OtherRevision("metricx")) as url:
         with pytest.raises(UserError) as error:
-            Rewarder(services.config(metricx_urls=[same, url]))
-    for told in ("reward.metricx_urls: ", same, url, "has revision", "'other'"):
-        assert told in str(error.value)
+            RewardClient(services.config(metricx_urls=[same, url]))
+    for message_part in ("reward.metricx_urls: ", same, url, "has revision", "'other'"):
+        assert message_part in str(error.value)
     with running_service(Recorder("metricx")) as url:
-        Rewarder(services.config(metricx_urls=[same, url])).close()
+        RewardClient(services.config(metricx_urls=[same, url])).close()
 
 
 class Dying(Recorder):
-    """Answers, but has an error for each sample."""
+    """A scorer that answers with an error for each sample."""
 
     def encode(self, samples: Any, options: Any) -> Any:
-        if samples[0].src.startswith("word "):  # the warm-up's
+        if samples[0].src.startswith("word "):  # not a sample of the warm-up
             return super().encode(samples, options)
         raise RuntimeError("out of order")
 
 
-@pytest.mark.parametrize("how", ["stopped", "broken", "in process"])
+@pytest.mark.parametrize("failure", ["stopped", "broken", "in process"])
 def test_a_service_that_is_only_shown_never_ends_a_run(
-    services: Services, how: str, caplog: pytest.LogCaptureFixture
+    services: Services, failure: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    shown = {"metricx_urls": f"{__name__}:BrokenScorer", "metricx_scorer_args": {}}
-    with running_service(Dying("metricx") if how == "broken" else Recorder("metricx")) as url:
-        if how != "in process":
-            shown = {"metricx_urls": url}
-        cfg = services.config(w_metricx=0, on_failure="fail", **shown)
-        rewarder = Rewarder(cfg)
-        if how == "broken":
+    settings = {"metricx_urls": f"{__name__}:BrokenScorer", "metricx_scorer_args": {}}
+    with running_service(Dying("metricx") if failure == "broken" else Recorder("metricx")) as url:
+        if failure != "in process":
+            settings = {"metricx_urls": url}
+        cfg = services.config(w_metricx=0, on_failure="fail", **settings)
+        rewarder = RewardClient(cfg)
+        if failure == "broken":
             results = rewarder.score(TEXTS, rewarder.available).results
-    if how != "broken":
+    if failure != "broken":
         rewarder.scoring = ScoringConfig(cache=False)
         results = rewarder.score(TEXTS, rewarder.available).results
     assert [result.ok for result in results["metricx"]] == [False, False]
     assert [result.ok for result in results["xcomet"]] == [True, True]
-    if how == "broken":  # it answers: each sample has its own error
+    if failure == "broken":  # it answers: each sample has its own error
         rewarder.close()
         return
-    again = rewarder.score(TEXTS, rewarder.available).results
-    assert [result.ok for result in again["metricx"]] == [False, False]
+    retried = rewarder.score(TEXTS, rewarder.available).results
+    assert [result.ok for result in retried["metricx"]] == [False, False]
     rewarder.close()
-    assert caplog.text.count("metricx is given up for this batch") == 2  # each tries it again
+    # Each batch tries it once more.
+    assert caplog.text.count("metricx is skipped for this batch") == 2
 
 
 def test_a_scorer_that_is_only_shown_may_fail_to_open(services: Services) -> None:
-    shown = {"metricx_urls": f"{__name__}:LengthScorer", "metricx_scorer_args": {"wrong": 1}}
+    settings = {"metricx_urls": f"{__name__}:LengthScorer", "metricx_scorer_args": {"wrong": 1}}
     with pytest.raises(UserError, match=r"metricx_scorer_args: .*'wrong'; its arguments: factor"):
-        Rewarder(services.config(**shown))
-    rewarder = Rewarder(services.config(w_metricx=0, **shown))
+        RewardClient(services.config(**settings))
+    rewarder = RewardClient(services.config(w_metricx=0, **settings))
     results = rewarder.score(TEXTS, rewarder.available).results
     assert [result.ok for result in results["metricx"]] == [False, False]
     assert [result.ok for result in results["xcomet"]] == [True, True]
@@ -138,12 +142,12 @@ def test_a_wrong_key_is_no_reason_to_drop_samples() -> None:
     secrets = Secrets(api_keys=SecretStr("right"))
     with running_service(FakeBackend("metricx"), secrets) as url:
         with pytest.raises(UserError, match="unauthorized"):
-            Rewarder(RewardConfig(metricx_urls=[url], w_xcomet_span=0))
+            RewardClient(RewardConfig(metricx_urls=[url], w_xcomet_span=0))
 
 
 def test_a_refusal_for_good_is_raised(services: Services) -> None:
     cfg = services.config(w_xcomet_span=0, max_input_length=16)
-    rewarder = Rewarder(cfg)
+    rewarder = RewardClient(cfg)
     rewarder.scoring = ScoringConfig.model_construct(**{**dict(rewarder.scoring), "overlong": "x"})
     with pytest.raises(RequestError):
         rewarder.score(TEXTS)
@@ -188,14 +192,14 @@ class DescribedScorer(LengthScorer):
 
 def test_a_scorer_in_this_process_is_held_to_the_expectations() -> None:
     def opened(scorer: str, **changes: Any) -> None:
-        Rewarder(
+        RewardClient(
             RewardConfig(metricx_urls=[f"{__name__}:{scorer}"], w_xcomet_span=0, **changes)
         ).close()
 
     opened("DescribedScorer", metricx_model_name="fake-metricx")
     with pytest.raises(UserError, match=r"runs 'fake-metricx', but reward.metricx_model_name"):
         opened("DescribedScorer", metricx_model_name="google/other")
-    with pytest.raises(UserError, match=r"takes metricx_model_name nor says .* to null"):
+    with pytest.raises(UserError, match=r"accepts metricx_model_name nor describes .* to null"):
         opened("LengthScorer", metricx_model_name="fake-metricx")
 
 

@@ -1,4 +1,4 @@
-"""A source that no service can score: told with its row, and never charged to the policy."""
+"""Test sources that no service can score: reported with their row, never charged to the policy."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from scorekit.errors import SampleError, UserError
 from tests.kits.trainer.rewards import Recorder, Services
 from tests.kits.trainer.runs import byte_level_tokenizer, rollout, save_policy, write_examples
 from trainer.translation.check import check_run
-from trainer.translation.config import TrainerConfig
+from trainer.translation.config import TranslationConfig
 from trainer.translation.data import load_examples
-from trainer.translation.evaluation.figures import reward_figures
-from trainer.translation.rewards.earned import SampleReward
-from trainer.translation.rewards.formula import sample_rewards
+from trainer.translation.evaluation.stats import reward_stats
+from trainer.translation.rewards.compute import compute_rewards
+from trainer.translation.rewards.sample_reward import SampleReward
 from trainer.translation.rewards.screening import bad_sources
-from trainer.translation.rewards.services import Rewarder
-from trainer.translation.train import run_toy_rl
+from trainer.translation.rewards.services import RewardClient
+from trainer.translation.train import train_translation
 
 NUL, LONG, FINE = "Open \0 it.", "word " * 40, "Open it."
 
 
 class Limited(Recorder):
-    """Reads 30 words of source and translation together, where it may not cut."""
+    """A scorer that reads 30 words of source and translation together, if it may not cut."""
 
     def encode(self, samples: Any, options: Any) -> Any:
         encoded = super().encode(samples, options)
-        for place, sample in enumerate(samples):
+        for index, sample in enumerate(samples):
             words = len(sample.src.split()) + len(sample.mt.split())
             if options.overlong == "error" and words > 30 and not sample.mt.startswith("말"):
-                encoded[place] = SampleError("overlong", f"{words} words")
+                encoded[index] = SampleError("overlong", f"{words} words")
         return encoded
 
 
@@ -49,12 +49,12 @@ def services() -> Iterator[Services]:
 def rewards_of(services: Services, *texts: tuple[str, str], **changes: Any) -> list[SampleReward]:
     cfg = services.config(**changes)
     rollouts = [rollout([1], [5], mt, src_text=src) for src, mt in texts]
-    with closing(Rewarder(cfg)) as rewarder:
-        return sample_rewards(rollouts, rewarder.score(list(texts)), cfg)
+    with closing(RewardClient(cfg)) as rewarder:
+        return compute_rewards(rollouts, rewarder.score(list(texts)), cfg)
 
 
 def test_a_fault_of_the_source_is_not_charged_to_the_policy(services: Services) -> None:
-    """Not for a NUL, not for its length; what the translation does itself has its price."""
+    """Check a NUL and a long source; the translation's own errors have their price."""
     texts = [
         (NUL, "열기"),
         (LONG, "열기"),
@@ -70,9 +70,9 @@ def test_a_fault_of_the_source_is_not_charged_to_the_policy(services: Services) 
     assert fine.r_seq is not None and fine.r_seq > -20.1 and fine.source_error is None
     assert own_nul.r_seq == own_length.r_seq == -20
     assert own_length.overlong == "penalised"
-    figures = reward_figures([nul, overlong, fine, own_nul, own_length], services.config())
-    assert (figures["source_errors"], figures["text_errors"]) == (2, 2)
-    assert figures["reward_coverage"] == 3 / 5
+    stats = reward_stats([nul, overlong, fine, own_nul, own_length], services.config())
+    assert (stats["source_errors"], stats["text_errors"]) == (2, 2)
+    assert stats["reward_coverage"] == 3 / 5
 
 
 def test_a_source_at_fault_does_not_end_a_run_that_ends_at_failures(services: Services) -> None:
@@ -83,7 +83,7 @@ def test_a_source_at_fault_does_not_end_a_run_that_ends_at_failures(services: Se
 def test_a_service_is_asked_for_a_source_once(
     services: Services, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with closing(Rewarder(services.config(overlong="penalty", w_xcomet_span=0))) as rewarder:
+    with closing(RewardClient(services.config(overlong="penalty", w_xcomet_span=0))) as rewarder:
         for text in ("열기", "저장", "열기"):
             rewarder.score([(LONG, text)])
         services.metricx.samples.clear()
@@ -93,33 +93,35 @@ def test_a_service_is_asked_for_a_source_once(
 
 
 def test_a_service_that_leaves_meanwhile_blames_nobody(services: Services) -> None:
-    """Whose fault it was cannot be told then: no score, and no price."""
+    """Check that the cause is unknown then: no score, and no price."""
     cfg = services.config(overlong="penalty", w_xcomet_span=0)
-    with closing(Rewarder(cfg)) as rewarder:
+    with closing(RewardClient(cfg)) as rewarder:
         batch = rewarder.batch()
         group = batch.submit([(LONG, "열기")])
         group.futures["metricx"].result()
-        rewarder._scorers["metricx"] = gone = rewarder._remote(
+        rewarder._scorers["metricx"] = closed_scorer = rewarder._remote(
             "metricx", [f"http://127.0.0.1:{free_port()}"]
         )
-        (reward,) = sample_rewards([rollout([1], [5], "열기", src_text=LONG)], group.result(), cfg)
-        gone.close()
+        (reward,) = compute_rewards([rollout([1], [5], "열기", src_text=LONG)], group.result(), cfg)
+        closed_scorer.close()
     assert reward.r_seq is None and reward.text_error is reward.source_error is None
     assert reward.service_error is not None and "upstream" in reward.service_error
 
 
-@pytest.mark.parametrize(("overlong", "found"), [("truncate", {NUL}), ("skip", {NUL, LONG})])
+@pytest.mark.parametrize(
+    ("overlong", "expected_sources"), [("truncate", {NUL}), ("skip", {NUL, LONG})]
+)
 def test_sources_are_found_before_training(
-    services: Services, overlong: str, found: set[str]
+    services: Services, overlong: str, expected_sources: set[str]
 ) -> None:
-    """Only those are asked for that a service might refuse."""
+    """Check that only those are requested that a service might refuse."""
     sources = [FINE, NUL, "word " * 20, LONG, *(f"Open {n}." for n in range(100))]
     cfg = services.config(overlong=overlong, max_input_length=64, w_xcomet_span=0)
     services.metricx.samples.clear()
-    with closing(Rewarder(cfg)) as rewarder:
-        assert bad_sources(sources, rewarder).keys() == found
-    asked = {sample.src for sample in services.metricx.samples}
-    assert asked == ({"word " * 20, LONG} if overlong == "skip" else set())
+    with closing(RewardClient(cfg)) as rewarder:
+        assert bad_sources(sources, rewarder).keys() == expected_sources
+    requested_sources = {sample.src for sample in services.metricx.samples}
+    assert requested_sources == ({"word " * 20, LONG} if overlong == "skip" else set())
 
 
 @pytest.fixture
@@ -142,18 +144,18 @@ def settings(tmp_path: Path, services: Services) -> list[str]:
 
 
 def run(settings: list[str], *overrides: str) -> Any:
-    cfg = load_config(TrainerConfig, None, [*settings, *overrides])
+    cfg = load_config(TranslationConfig, None, [*settings, *overrides])
     train, held_out = (load_examples(path) for path in (cfg.data.train, cfg.data.eval) if path)
-    return run_toy_rl(train, held_out, cfg)
+    return train_translation(train, held_out, cfg)
 
 
 def test_a_run_leaves_them_out_and_says_which(
     settings: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    done = run(settings)
-    assert (done.updates[0]["source_errors"], done.updates[0]["text_errors"]) == (0, 0)
-    assert [report.source_errors for _, report in done.reports] == [1, 1]
-    assert "data.train: 2 of 5 sources cannot be scored, whatever the translation: " in caplog.text
+    artifacts = run(settings)
+    assert (artifacts.updates[0]["source_errors"], artifacts.updates[0]["text_errors"]) == (0, 0)
+    assert [report.source_errors for _, report in artifacts.reports] == [1, 1]
+    assert "data.train: 2 of 5 sources cannot be scored with any translation: " in caplog.text
     assert f"{tmp_path}/train.jsonl line 3 (" in caplog.text
     assert f"{tmp_path}/train.jsonl line 5 (" in caplog.text
     assert "src: NUL character at position 5); left out" in caplog.text
@@ -170,11 +172,11 @@ def test_a_run_may_refuse_them(settings: list[str], tmp_path: Path) -> None:
 
 
 def test_check_tells_them_too(settings: list[str]) -> None:
-    def found(*overrides: str) -> tuple[str, bool]:
-        cfg = load_config(TrainerConfig, None, [*settings, *overrides])
-        ((said, ok),) = [(c.found, c.ok) for c in check_run(cfg).checks if c.name == "sources"]
-        return said, ok
+    def check_sources(*overrides: str) -> tuple[str, bool]:
+        cfg = load_config(TranslationConfig, None, [*settings, *overrides])
+        ((message, ok),) = [(c.result, c.ok) for c in check_run(cfg).checks if c.name == "sources"]
+        return message, ok
 
-    assert found() == ("2 that no translation helps", True)
-    said, ok = found("data.bad_sources=refuse")
-    assert not ok and "data.train: 2 of 5 sources cannot be scored" in said
+    assert check_sources() == ("2 cannot be scored", True)
+    message, ok = check_sources("data.bad_sources=refuse")
+    assert not ok and "data.train: 2 of 5 sources cannot be scored" in message

@@ -1,4 +1,4 @@
-"""A new reward is one class and one line: it is learned from, logged, shown and compared."""
+"""Check that a new reward component is one class and one line: trained, logged, shown, compared."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from scorekit.errors import UserError
 from tests.kits.trainer.rewards import reward_services
 from tests.kits.trainer.runs import byte_level_tokenizer, example, rollout, save_policy
 from trainer.__main__ import app
-from trainer.runs.figures import Curve, Figure
-from trainer.translation.config import TrainerConfig
-from trainer.translation.evaluation.figures import table
+from trainer.runs.stats import Curve, StatSpec
+from trainer.translation.config import TranslationConfig
+from trainer.translation.evaluation.stats import table
+from trainer.translation.rewards.component import TextComponent
+from trainer.translation.rewards.components import COMPONENTS, needed, weighted
+from trainer.translation.rewards.compute import compute_rewards
 from trainer.translation.rewards.config import RewardConfig
-from trainer.translation.rewards.formula import sample_rewards
-from trainer.translation.rewards.score_batch import Scores
-from trainer.translation.rewards.term import TextTerm
-from trainer.translation.rewards.terms import TERMS, needed, weighted
+from trainer.translation.rewards.reward_batch import Scores
 from trainer.translation.rollouts import TranslationRollout
 
 
-class Brevity(TextTerm):
-    """Minus one for each character that is new in the text."""
+class Brevity(TextComponent):
+    """A component of minus one for each new character in the text."""
 
     name = "brevity"
     table = (
-        Figure(
+        StatSpec(
             key="brevity_mean",
             title="brevity (characters)",
             digits=1,
@@ -38,8 +38,8 @@ class Brevity(TextTerm):
             hidden_at=(None,),
             column="brief",
             narrow=True,
-            said=True,
-            of_line=lambda line: line.get("brevity"),
+            in_console=True,
+            value_of_row=lambda line: line.get("brevity"),
         ),
     )
     curves = (Curve(title="brevity", keys=("brevity_mean",), held_out="brevity_mean"),)
@@ -50,25 +50,25 @@ class Brevity(TextTerm):
 
 @pytest.fixture
 def brevity() -> Iterator[None]:
-    TERMS.append(Brevity())
+    COMPONENTS.append(Brevity())
     yield
-    TERMS.pop()
+    COMPONENTS.pop()
 
 
 def test_the_value_times_the_weight_is_added(brevity: None) -> None:
-    made = rollout([1], [5, 6], "열기", src_text="Open.", pair="en-US>ko-KR")
+    sampled = rollout([1], [5, 6], "열기", src_text="Open.", pair="en-US>ko-KR")
     cfg = RewardConfig(w_metricx=0, w_xcomet_span=0, terms={"brevity": 0.25})
-    (reward,) = sample_rewards([made], Scores(), cfg)
+    (reward,) = compute_rewards([sampled], Scores(), cfg)
     assert reward.r_seq == -0.5 and reward.values == {"brevity": -2.0}
 
 
 def test_a_weight_of_no_term_is_a_mistake(brevity: None) -> None:
-    for name in ("brevty", "metricx"):  # the second has a key of its own
+    for name in ("brevty", "metricx"):  # the second has its own key
         with pytest.raises(UserError, match=f"reward.terms: '{name}' .*brevity"):
             weighted(RewardConfig(terms={name: 1.0}))
 
 
-@pytest.mark.parametrize("name", ["metricx", "embedder"])  # the first has a key of its own
+@pytest.mark.parametrize("name", ["metricx", "embedder"])  # the first has its own key
 def test_urls_of_no_further_service_are_a_mistake(name: str) -> None:
     with pytest.raises(UserError, match=f"reward.urls: '{name}' "):
         needed(RewardConfig(urls={name: "http://127.0.0.1:9"}))
@@ -140,19 +140,19 @@ def test_a_term_is_in_the_log_the_console_the_report_and_the_comparison(
     assert "brevity (characters)" in compared.stdout
     groups = json.loads((tmp_path / "evaluation/comparison.json").read_text())["groups"]
     (row,) = [row for row in groups["all"] if row["key"] == "brevity_mean"]
-    for name, found in (("against/", row["first"]), ("", row["second"])):
+    for name, mean in (("against/", row["first"]), ("", row["second"])):
         dump = tmp_path / f"evaluation/{name}evaluation.jsonl"
         values = [json.loads(text)["brevity"] for text in dump.open()]
-        assert row["sources"] == len(values) == 12 and found == pytest.approx(sum(values) / 12)
+        assert row["sources"] == len(values) == 12 and mean == pytest.approx(sum(values) / 12)
 
 
 def test_no_two_figures_have_one_key() -> None:
-    keys = [figure.key for figure in table()]
-    columns = [figure.column for figure in table() if figure.column]
+    keys = [stat.key for stat in table()]
+    columns = [stat.column for stat in table() if stat.column]
     assert len(set(keys)) == len(keys) and len(set(columns)) == len(columns)
 
 
 def test_every_term_is_described(brevity: None) -> None:
-    cfg = load_config(TrainerConfig, None, ["reward.terms={brevity: 1}"]).reward
-    for term in TERMS:
+    cfg = load_config(TranslationConfig, None, ["reward.terms={brevity: 1}"]).reward
+    for term in COMPONENTS:
         assert term.name and term.__doc__ and isinstance(term.weight(cfg), float)

@@ -1,1 +1,1 @@
-"""What stands in for the neighbours of the search task."""
+"""Fake services for tests of the search task."""

@@ -1,5 +1,6 @@
-"""A generator that knows which page says what, a judge by rules, and pages, for commands that ask
-again: real servers on real ports."""
+"""Real servers for commands that request answers again: a generator that knows each page's
+content, and a judge by rules.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +23,11 @@ NOT_SHOWN = "The pictures do not show it."
 
 @dataclass(slots=True)
 class Knowing:
-    """says: question -> page id -> what the generator reads there; "": what it knows by itself."""
+    """Servers with known answers.
+
+    says: question -> page id -> what the generator reads on that page; "": its answer without a
+    page.
+    """
 
     fake: FakeOpenAI
     settings: list[str]
@@ -30,23 +35,23 @@ class Knowing:
     says: dict[str, dict[str, str]]
 
     def served(self) -> Counter[tuple[str, tuple[str, ...]]]:
-        """(question, pages) -> how often the generator has answered that."""
+        """Return (question, pages) -> how often the generator has answered it."""
         return Counter(
-            _asked(one.body, self.retriever.pages)
-            for one in self.fake.requests
-            if one.status == 200
+            _question_and_pages(request.body, self.retriever.pages)
+            for request in self.fake.requests
+            if request.status == 200
         )
 
 
 @contextmanager
 def knowing(pages: Mapping[str, str], says: dict[str, dict[str, str]]) -> Iterator[Knowing]:
-    """Everything begun. pages: id -> text; `picture_of` and `png_of` an id are its pictures."""
+    """Start all servers. pages: id -> text; `picture_of` and `png_of` make an id's images."""
 
     def answer(body: Body, seed: int | None) -> str:
-        question, shown = _asked(body, pages)
-        known = says.get(question, {})
-        found = [known[page] for page in shown or ("",) if page in known]
-        return " and ".join(found) or NOT_SHOWN
+        question, page_ids = _question_and_pages(body, pages)
+        known_answers = says.get(question, {})
+        answers = [known_answers[page] for page in page_ids or ("",) if page in known_answers]
+        return " and ".join(answers) or NOT_SHOWN
 
     retriever = StandInRetriever(dict(pages))
     with serving(answer) as (fake, config), running_app(retriever.app) as url:
@@ -61,16 +66,18 @@ def knowing(pages: Mapping[str, str], says: dict[str, dict[str, str]]) -> Iterat
         yield Knowing(fake, settings, retriever, says)
 
 
-def _asked(body: Body, pages: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
-    """The question, and the pages of the pictures."""
-    names = {picture(page): page for page in pages for picture in (picture_of, png_of)}
+def _question_and_pages(body: Body, pages: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
+    """Return the question, and the pages of the images."""
+    names = {render(page): page for page in pages for render in (picture_of, png_of)}
     text, *parts = body["messages"][1]["content"]
     urls = (part["image_url"]["url"] for part in parts)
-    shown = tuple(names[base64.b64decode(url.partition(",")[2])] for url in urls)
-    return text["text"], shown
+    page_ids = tuple(names[base64.b64decode(url.partition(",")[2])] for url in urls)
+    return text["text"], page_ids
 
 
 def flags(out: Path, **options: Any) -> list[str]:
-    """Of a command: where it writes, and keys of its config (`data.train` as data_train)."""
-    told = [f"--set={name.replace('__', '.')}={value}" for name, value in options.items()]
-    return ["--out", str(out), *told]
+    """Return the flags of a command: its output folder, and config keys (`data.train` as
+    data_train).
+    """
+    settings = [f"--set={name.replace('__', '.')}={value}" for name, value in options.items()]
+    return ["--out", str(out), *settings]

@@ -1,4 +1,4 @@
-"""Small models of random weights that are to learn to search, and runs of right episodes."""
+"""Small models of random weights that learn to search, and runs of right episodes."""
 
 from __future__ import annotations
 
@@ -23,49 +23,51 @@ READING: dict[str, Any] = {"observation": "text"}
 
 
 def save_model(folder: Path, episode: dict[str, Any], **changes: Any) -> Path:
-    """A random one, whose tokens are letters; it sees, or reads text."""
+    """Save a random model whose tokens are letters; it sees images or reads text."""
     tokenizer = deepcopy(tiny_tokenizer())
-    room = {"max_position_embeddings": 4096} | changes
+    model_options = {"max_position_embeddings": 4096} | changes
     if episode is SEEING:
         model: Any = tiny("qwen2_5_vl").float()
-        model.config.text_config.max_position_embeddings = room["max_position_embeddings"]
+        model.config.text_config.max_position_embeddings = model_options["max_position_embeddings"]
         PROCESSOR.save_pretrained(folder)
     else:
-        model = tiny_llama(tokenizer, **room)
+        model = tiny_llama(tokenizer, **model_options)
         tokenizer.chat_template = template("qwen2_5")
     model.save_pretrained(folder)
     save_tokenizer(tokenizer, folder)
     return folder
 
 
-def wrote(question: Question, *texts: str, sample: int = 0, **more: Any) -> Trajectory:
-    """An episode of these turns, each with a text for an observation; judged right unless `more`
-    (see `curated.searched`) says otherwise."""
+def text_episode(question: Question, *texts: str, sample: int = 0, **more: Any) -> Trajectory:
+    """Return an episode of these turns, each with a text observation.
+
+    It is judged right unless `more` (see `curated.searched`) says otherwise.
+    """
     turns = [_turn(number, text) for number, text in enumerate(texts, 1)]
-    told: dict[str, Any] = {"judge": 1.0, "ndcg": 0.5, "turns": turns}
-    return searched(question, sample, **(told | more))
+    fields: dict[str, Any] = {"judge": 1.0, "ndcg": 0.5, "turns": turns}
+    return searched(question, sample, **(fields | more))
 
 
 def _turn(number: int, text: str) -> Turn:
     action = parse(text)
-    told: dict[str, Any] = {"number": number, "text": text}
+    fields: dict[str, Any] = {"number": number, "text": text}
     match action:
         case Search():
-            told |= {"action": "search", "query": action.query, "observation": "births: 5"}
-            told |= {"views": [page("deck_1")]}
+            fields |= {"action": "search", "query": action.query, "observation": "births: 5"}
+            fields |= {"views": [page("deck_1")]}
         case Crop():
-            told |= {"action": "crop", "box": action.box, "convention": "pixel"}
+            fields |= {"action": "crop", "box": action.box, "convention": "pixel"}
         case Complete():
-            told |= {"action": "complete"}
+            fields |= {"action": "complete"}
         case Invalid():
-            told |= {"action": "invalid", "reason": action.reason, "observation": "no"}
-    return Turn.model_validate(told)
+            fields |= {"action": "invalid", "reason": action.reason, "observation": "no"}
+    return Turn.model_validate(fields)
 
 
-def text_run(folder: Path, episodes: list[Trajectory], *asked: Question, **config: Any) -> Path:
-    """A run on disk of a policy that reads. asked: all that it was given; config: more sections."""
-    write_run(folder, episodes, asked)
+def text_run(folder: Path, episodes: list[Trajectory], *questions: Question, **config: Any) -> Path:
+    """Write a run of a text policy. questions: all of the run's; config: more sections."""
+    write_run(folder, episodes, questions)
     path = folder / "config.yaml"
-    told = yaml.safe_load(path.read_text(encoding="utf-8")) | {"episode": READING} | config
-    path.write_text(json.dumps(told), encoding="utf-8")
+    config_values = yaml.safe_load(path.read_text(encoding="utf-8")) | {"episode": READING} | config
+    path.write_text(json.dumps(config_values), encoding="utf-8")
     return folder

@@ -1,4 +1,4 @@
-"""Runs on disk as curation reads them: trajectories of a script in a store, and their questions."""
+"""Runs on disk as curation reads them: stores with scripted trajectories, and their questions."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import yaml
 
 from tests.kits.trainer.searching.finished import episode, png_of
 from trainer.search.curation.dataset import question_row
-from trainer.search.curation.samples import CuratedPrompt, Sample, sample_of
-from trainer.search.curation.spool import Spool
+from trainer.search.curation.disk_spool import DiskSpool
+from trainer.search.curation.samples import CuratedPrompt, EpisodeSummary, sample_of
 from trainer.search.data import gold_pages
 from trainer.search.records import (
     EpisodeReward,
@@ -24,8 +24,10 @@ from trainer.search.records import (
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore
 
 
-def asked(id: str, *pages: int, deck: str = "deck", **more: Any) -> Question:
-    """A question whose gold pages are these of a deck; as `load_questions` reads it back."""
+def make_question(id: str, *pages: int, deck: str = "deck", **more: Any) -> Question:
+    """Return a question whose gold pages are these of a deck, as `load_questions` would read
+    it.
+    """
     fields = {
         "question": f"What does {id} ask?",
         "reference_answer": f"the answer of {id}",
@@ -48,8 +50,9 @@ def searched(
     step: int = 1,
     **more: Any,
 ) -> Trajectory:
-    """An episode with these figures; None: that one was not had. more: see `finished.episode`."""
-    said = answer if answer is not None else "said" if judge is not None else None
+    """Return an episode with these stats. None: it has no such stat. more: see
+    `finished.episode`."""
+    answer_text = answer if answer is not None else "said" if judge is not None else None
     fields: dict[str, Any] = {
         "run": "",
         "step": step,
@@ -59,18 +62,18 @@ def searched(
         "tokens": None,
         "ndcg": ndcg,
         "judged": None if judge is None else JudgedAnswer(status="ok", score=judge),
-        "answer": None if said is None else GeneratedAnswer(status="ok", text=said),
+        "answer": None if answer_text is None else GeneratedAnswer(status="ok", text=answer_text),
         "reward": None if reward is None else EpisodeReward(status="ok", value=reward),
     }
     return episode(f"{step}-{question.id}-{sample}", shown, **(fields | more))
 
 
 def prompt_of(**scores: Sequence[float]) -> CuratedPrompt:
-    """A prompt of the episodes that have these `judge`, `ndcg`, `reward`; in memory alone."""
-    question, spool = asked("q", 1), Spool(Sample)
+    """Return a prompt with episodes that have these `judge`, `ndcg`, `reward`; in memory only."""
+    question, spool = make_question("q", 1), DiskSpool(EpisodeSummary)
     for n, values in enumerate(zip(*scores.values(), strict=True)):
-        found = searched(question, n, **dict(zip(scores, values, strict=True)))
-        spool.append(sample_of(found, 0, "run"), question.id)
+        played_episode = searched(question, n, **dict(zip(scores, values, strict=True)))
+        spool.append(sample_of(played_episode, 0, "run"), question.id)
     return CuratedPrompt(question, spool)
 
 
@@ -80,52 +83,56 @@ def write_run(
     questions: Sequence[Question] = (),
     pictures: Mapping[str, bytes] | None = None,
 ) -> Path:
-    """A run's folder: its store, and a config that names its questions.
+    """Write a run's folder: its store, and a config that names its questions.
 
-    questions: those that it was given; without any, those of its episodes. pictures: by SHA-256,
-    beside those of the pages that `finished` shows.
+    questions: defaults to those of the episodes. pictures: by SHA-256, beside those of the pages
+    that `finished` shows.
     """
     store = TrajectoryStore(folder / FOLDER, folder.name)
     for sha256, png in (pictures or {}).items():
-        store.keep_picture(sha256, png)
-    for step in sorted({one.step for one in trajectories}):
+        store.save_image(sha256, png)
+    for step in sorted({trajectory.step for trajectory in trajectories}):
         of_step = [
-            one.model_copy(update={"run": folder.name}) for one in trajectories if one.step == step
+            trajectory.model_copy(update={"run": folder.name})
+            for trajectory in trajectories
+            if trajectory.step == step
         ]
-        for one in of_step:
-            for turn in one.turns:
+        for trajectory in of_step:
+            for turn in trajectory.turns:
                 for view in turn.views:
                     if view.image not in (pictures or {}):
-                        store.keep_picture(view.image, png_of(view.page_id))
+                        store.save_image(view.image, png_of(view.page_id))
         store.write_step(step, of_step)
-    given = list(questions) or list(
-        {one.question.id: one.question for one in trajectories}.values()
+    all_questions = list(questions) or list(
+        {trajectory.question.id: trajectory.question for trajectory in trajectories}.values()
     )
-    path = write_rows(folder / "questions.jsonl", given)
-    told = {"task": "search", "data": {"train": str(path)}, "misc": {"run_dir": str(folder)}}
-    (folder / "config.yaml").write_text(yaml.safe_dump(told), encoding="utf-8")
+    path = write_rows(folder / "questions.jsonl", all_questions)
+    config = {"task": "search", "data": {"train": str(path)}, "misc": {"run_dir": str(folder)}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
     return folder
 
 
 def write_rows(path: Path, questions: Sequence[Question]) -> Path:
-    """As a file that `data.train` names."""
-    lines = [json.dumps(question_row(one), ensure_ascii=False) + "\n" for one in questions]
+    """Write questions as a file for `data.train`."""
+    lines = [
+        json.dumps(question_row(question), ensure_ascii=False) + "\n" for question in questions
+    ]
     path.write_text("".join(lines), encoding="utf-8")
     return path
 
 
 def decided(folder: Path) -> dict[str, dict[str, Any]]:
-    """id -> line of what a command has decided."""
+    """Return what a command has decided: id -> line."""
     lines = (folder / "decisions.jsonl").read_text(encoding="utf-8").splitlines()
     return {row["id"]: row for row in map(json.loads, lines)}
 
 
-def kept(folder: Path) -> list[dict[str, Any]]:
-    """The rows that it has kept."""
+def kept_rows(folder: Path) -> list[dict[str, Any]]:
+    """Return the rows that a command has kept."""
     lines = (folder / "rows.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines]
 
 
 def everything(folder: Path) -> dict[str, bytes]:
-    """Name -> bytes of all that lies there."""
+    """Return name -> bytes of all files in a folder."""
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}

@@ -1,5 +1,8 @@
-"""Retriever, judge, generator and searcher of the demo over some of its PDFs, for tests of whole
-runs: real services on real ports, which answer as a function of what they are asked."""
+"""Runs the demo's retriever, judge, generator and searcher over some of its PDFs, for tests of
+full runs.
+
+They are real services on real ports, and deterministic.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from demo.processes import child_environment
-from demo.search.run import HERE, ingest, neighbours
+from demo.search.run import HERE, ingest, open_services
 from scorekit.processes import end_with_parent
 
 DECKS = ("life-expectancy", "income-per-head", "국가_개요")
@@ -23,17 +26,19 @@ PICKED = ("q001", "q013", "q034", "q079", "q083")
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """settings: flags of `trainer search` that name the services. policy: those that name the
-    searcher. questions: a file of those that DECKS answer."""
+    """The running services. settings: flags of `trainer search` that name them.
+
+    policy: flags that name the searcher. questions: a file of questions that DECKS answer.
+    """
 
     folder: Path
     settings: list[str]
     policy: list[str]
     questions: Path
 
-    def begin(self, verb: str, *flags: str) -> subprocess.Popen[str]:
-        """A verb of `trainer search`, begun."""
-        command = [sys.executable, "-m", "trainer", "search", verb, *self.settings, *flags]
+    def begin(self, command_name: str, *flags: str) -> subprocess.Popen[str]:
+        """Start a command of `trainer search`."""
+        command = [sys.executable, "-m", "trainer", "search", command_name, *self.settings, *flags]
         pipe = subprocess.PIPE
         return subprocess.Popen(
             command,
@@ -44,16 +49,16 @@ class Stack:
             preexec_fn=end_with_parent(),
         )
 
-    def run(self, verb: str, *flags: str) -> tuple[int, str, str]:
-        """Exit code, output and errors of one."""
-        process = self.begin(verb, *flags)
+    def run(self, command_name: str, *flags: str) -> tuple[int, str, str]:
+        """Run a command of `trainer search`, and return its exit code, output and errors."""
+        process = self.begin(command_name, *flags)
         out, errors = process.communicate(timeout=600)
         return process.returncode, out, errors
 
 
 @contextmanager
 def demo_stack(folder: Path) -> Iterator[Stack]:
-    """Everything begun; it ends with the block."""
+    """Start all services, and end them with the block."""
     corpus = folder / "corpus"
     corpus.mkdir()
     for deck in DECKS:
@@ -66,5 +71,5 @@ def demo_stack(folder: Path) -> Iterator[Stack]:
     questions = folder / "questions.jsonl"
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     questions.write_text(text, encoding="utf-8")
-    with neighbours(folder) as (settings, policy):
+    with open_services(folder) as (settings, policy):
         yield Stack(folder, settings, policy, questions)

@@ -1,4 +1,4 @@
-"""Episodes of a script."""
+"""Plays episodes of a script."""
 
 from __future__ import annotations
 
@@ -7,41 +7,43 @@ from typing import Any
 
 from tests.kits.trainer.searching.pages import PagesHere
 from trainer.search.records import Question, Trajectory
-from trainer.search.turns.config import EpisodeConfig
-from trainer.search.turns.episode import run_episodes
-from trainer.search.turns.policies import Policy, ScriptPolicy, TurnAsked
+from trainer.search.rollout.config import EpisodeConfig
+from trainer.search.rollout.episode import run_episodes
+from trainer.search.rollout.policies import Policy, ScriptPolicy, TurnRequest
 
 COMPLETE = "<think>enough</think>\n<search_complete>true</search_complete>"
 
 
 def search(query: str) -> str:
-    """A turn that searches."""
+    """Return a turn that searches."""
     return f"<think>look</think>\n<search>{query}</search>"
 
 
 def crop(*box: float) -> str:
-    """A turn that cuts out."""
+    """Return a turn that crops."""
     return f"<think>closer</think>\n<bbox>{list(box)}</bbox>"
 
 
 def ask(id: str = "q1", text: str = "How many births?", **fields: Any) -> Question:
-    """A question whose gold page is the second of the deck."""
+    """Return a question whose gold page is the second of the deck."""
     return Question.model_validate(
         {"id": id, "question": text, "reference_answer": "8,100,000", "gold": ("deck_2",)} | fields
     )
 
 
 def scripted(*turns: str) -> ScriptPolicy:
-    """The same turns in each episode, in order; then the end."""
-    return ScriptPolicy(lambda one: turns[one.turn - 1] if one.turn <= len(turns) else COMPLETE)
+    """Return a policy that plays the same turns in each episode, in order; then the end."""
+    return ScriptPolicy(
+        lambda request: turns[request.turn - 1] if request.turn <= len(turns) else COMPLETE
+    )
 
 
 def by_question(turns: Mapping[str, Sequence[str]]) -> ScriptPolicy:
-    """Turns by the id of the question."""
+    """Return a policy that plays turns by the id of the question."""
 
-    def script(one: TurnAsked) -> str:
-        mine = turns[one.trajectory_id.partition("/")[0]]
-        return mine[one.turn - 1] if one.turn <= len(mine) else COMPLETE
+    def script(request: TurnRequest) -> str:
+        script_turns = turns[request.trajectory_id.partition("/")[0]]
+        return script_turns[request.turn - 1] if request.turn <= len(script_turns) else COMPLETE
 
     return ScriptPolicy(script)
 
@@ -56,12 +58,12 @@ def played(
     samples: int | None = None,
     **cfg: Any,
 ) -> list[Trajectory]:
-    """Episodes of these questions, or of one."""
-    kept = {} if pictures is None else pictures
+    """Play episodes of these questions, or of one."""
+    stored = {} if pictures is None else pictures
 
     def done(trajectory: Trajectory) -> None:
         named = [view.image for turn in trajectory.turns for view in turn.views]
-        assert set(named) <= set(kept), "a picture is kept before it is referred to"
+        assert set(named) <= set(stored), "a picture is kept before it is referred to"
         on_done(trajectory)
 
     return run_episodes(
@@ -71,7 +73,7 @@ def played(
         EpisodeConfig.model_validate(cfg),
         new_id=lambda question, sample: f"{question.id}/{sample}",
         on_done=done,
-        keep_picture=kept.__setitem__,
+        save_image=stored.__setitem__,
         samples=samples,
         run="r",
         step=3,

@@ -1,4 +1,4 @@
-"""Questions and finished episodes of the search task, as small as they can be."""
+"""Questions and finished episodes of the search task, as small as possible."""
 
 from __future__ import annotations
 
@@ -6,38 +6,38 @@ import hashlib
 from typing import Any
 
 from scorekit.retrieval.wire import PageHit
-from trainer.search.records import Question, TokenRecord, Trajectory, Turn, View, mask_digest
+from trainer.search.records import ImageView, Question, TokenRecord, Trajectory, Turn, mask_digest
 
 
 def png_of(name: str) -> bytes:
-    """What stands for the picture `name`: bytes as a function of it."""
+    """Return the fake bytes of the image `name`."""
     return b"\x89PNG\r\n\x1a\n" + name.encode() * 40
 
 
 def sha256_of(name: str) -> str:
-    """The hash of that picture."""
+    """Return the hash of the image `name`."""
     return hashlib.sha256(png_of(name)).hexdigest()
 
 
 def question(id: str = "q1", gold: tuple[str, ...] = ("deck_2",), **more: Any) -> Question:
-    """A question whose gold pages are `gold`."""
-    asked = {"question": f"What does {id} ask?", "reference_answer": f"the answer of {id}"}
-    return Question(id=id, gold=gold, **(asked | more))
+    """Return a question whose gold pages are `gold`."""
+    texts = {"question": f"What does {id} ask?", "reference_answer": f"the answer of {id}"}
+    return Question(id=id, gold=gold, **(texts | more))
 
 
-def page(page_id: str) -> View:
-    """A whole page, shown at its own size; its picture is `png_of(page_id)`."""
+def page(page_id: str) -> ImageView:
+    """Return the view of a full page, shown at its own size; its image is `png_of(page_id)`."""
     return _view("page", page_id, page_id, (0, 0, 100, 80))
 
 
-def crop(page_id: str, name: str) -> View:
-    """A part of a page, whose picture is `png_of(name)`."""
+def crop(page_id: str, name: str) -> ImageView:
+    """Return the view of a part of a page, whose image is `png_of(name)`."""
     return _view("crop", page_id, name, (10, 10, 60, 50))
 
 
-def _view(kind: Any, page_id: str, name: str, region: Any) -> View:
+def _view(kind: Any, page_id: str, name: str, region: Any) -> ImageView:
     left, top, right, bottom = region
-    return View(
+    return ImageView(
         kind=kind,
         page_id=page_id,
         width=right - left,
@@ -50,7 +50,7 @@ def _view(kind: Any, page_id: str, name: str, region: Any) -> View:
 
 
 def search_turn(number: int, *page_ids: str, golden: bool | None = None) -> Turn:
-    """A turn that searched and was shown `page_ids`."""
+    """Return a turn that searched and was shown `page_ids`."""
     hits = [
         PageHit(
             page_id=page_id,
@@ -79,7 +79,7 @@ def search_turn(number: int, *page_ids: str, golden: bool | None = None) -> Turn
 
 
 def complete_turn(number: int, *, forced: bool = False) -> Turn:
-    """The turn that ends an episode."""
+    """Return the turn that ends an episode."""
     text = "<think>done</think>\n<search_complete>true</search_complete>"
     return Turn(number=number, text=text, action="complete", forced=forced, tokens=9)
 
@@ -91,7 +91,9 @@ def episode(
     end: Any = "complete",
     **more: Any,
 ) -> Trajectory:
-    """A finished episode: a search a page of `shown`, then its end. more: fields of Trajectory."""
+    """Return a finished episode: one search per page of `shown`, then its end. more: fields of
+    Trajectory.
+    """
     turns = [search_turn(number, page_id) for number, page_id in enumerate(shown, 1)]
     if end in ("complete", "forced"):
         turns.append(complete_turn(len(shown) + 1, forced=end == "forced"))

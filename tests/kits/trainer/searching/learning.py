@@ -1,5 +1,8 @@
-"""A searcher that acts from the start and has something to learn, and what a run of it needs: an
-index of a few pages, questions, a generator that counts what is paid for, a judge by rules."""
+"""A searcher that acts from the start and can learn, and what its run needs.
+
+These are an index of a few pages, questions, a generator that counts paid calls, and a judge by
+rules.
+"""
 
 from __future__ import annotations
 
@@ -47,25 +50,28 @@ RIGHT = "right"
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """A token a byte, and one an action."""
+    """Return a tokenizer with one token per byte, and one per action."""
     special = ["<|pad|>", "<|im_end|>", "<|im_start|>"]
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {name: i for i, name in enumerate([*special, *alphabet])}
-    made = Tokenizer(models.BPE(vocab, []))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    made.decoder = decoders.ByteLevel()
-    made.add_special_tokens([AddedToken(name, special=True) for name in special])
-    made.add_tokens([AddedToken(text, normalized=False) for text in ACTIONS])
+    bpe = Tokenizer(models.BPE(vocab, []))
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    bpe.decoder = decoders.ByteLevel()
+    bpe.add_special_tokens([AddedToken(name, special=True) for name in special])
+    bpe.add_tokens([AddedToken(text, normalized=False) for text in ACTIONS])
     wrapped = PreTrainedTokenizerFast(
-        tokenizer_object=made, eos_token="<|im_end|>", pad_token="<|pad|>"
+        tokenizer_object=bpe, eos_token="<|im_end|>", pad_token="<|pad|>"
     )
     wrapped.chat_template = _TEMPLATE
     return wrapped
 
 
 def save_searcher(folder: Path) -> Path:
-    """A policy of made weights: behind an action it ends its turn, behind all else it acts. What
-    its layers add is small, and depends on all that it read."""
+    """Write a policy of constructed weights: after an action it ends its turn, after all else it
+    acts.
+
+    The output of its layers is small, and depends on all that it reads.
+    """
     tokens = tokenizer()
     torch.manual_seed(0)
     model = LlamaForCausalLM(
@@ -85,19 +91,22 @@ def save_searcher(folder: Path) -> Path:
     )
     actions = tokens.convert_tokens_to_ids(list(ACTIONS))
     with torch.no_grad():
-        read, said = model.model.embed_tokens.weight, model.lm_head.weight
+        read, output = model.model.embed_tokens.weight, model.lm_head.weight
         read[:, 0] += 1
         read[actions, 0] -= 1
         read[actions, 1] += 1
-        said[actions, 0] += 3  # behind a norm: 4 times that above all others
-        said[tokens.eos_token_id, 1] += 4
+        output[actions, 0] += 3  # behind a norm: 4 times that above all others
+        output[tokens.eos_token_id, 1] += 4
     model.save_pretrained(folder)
     tokens.save_pretrained(folder)
     return folder
 
 
 def write_questions(path: Path, numbers: range, groups: Sequence[int] = ()) -> Path:
-    """Of the pages of the deck in turn. groups: their `n_agent`, in turn; none: the run's."""
+    """Write questions about the deck's pages in turn.
+
+    groups: their `n_agent`, in turn; None: the run's.
+    """
     rows = [
         {
             "id": f"q{n}",
@@ -114,13 +123,13 @@ def write_questions(path: Path, numbers: range, groups: Sequence[int] = ()) -> P
 
 
 def answer(body: Mapping[str, Any], seed: int | None) -> str:
-    """Right to half of all questions and pictures."""
-    said = json.dumps(body["messages"], sort_keys=True).encode()
-    return RIGHT if hashlib.sha256(said).digest()[0] % 2 else "wrong"
+    """Return a right answer for half of all questions and images."""
+    sent = json.dumps(body["messages"], sort_keys=True).encode()
+    return RIGHT if hashlib.sha256(sent).digest()[0] % 2 else "wrong"
 
 
 def make_index(folder: Path) -> Path:
-    """Of the deck."""
+    """Build an index of the deck."""
     (folder / "sources").mkdir()
     draw_pdf(folder / "sources/trade.pdf", _TRADE)
     ingest([folder / "sources"], folder / "index", [Bm25Builder("bigrams")], workers=1)
@@ -128,20 +137,22 @@ def make_index(folder: Path) -> Path:
 
 
 def standing_in() -> StandInRetriever:
-    """A retriever of the same pages that can be told to misbehave."""
+    """Return a retriever of the same pages that can be made to fail."""
     pages = {f"trade_{n}": " ".join(lines).lower() for n, lines in enumerate(_TRADE, 1)}
     return StandInRetriever(pages)
 
 
 @contextmanager
-def around(index: Any, generator: Any, judge: Any = None) -> Iterator[dict[str, Any]]:
-    """The services of a run; the sections of a config that name them. index: a folder, or the app
-    of a retriever; generator, judge: apps."""
-    with ExitStack() as held:
+def running_services(index: Any, generator: Any, judge: Any = None) -> Iterator[dict[str, Any]]:
+    """Start the services of a run; yield the config sections that name them.
+
+    index: a folder, or the app of a retriever; generator, judge: apps.
+    """
+    with ExitStack() as stack:
         is_folder = isinstance(index, Path)
         served = running_service(RetrieverBackend(index)) if is_folder else running_app(index)
-        retriever = held.enter_context(served)
-        urls = [held.enter_context(running_app(app)) for app in (generator, judge or judge_app())]
+        retriever = stack.enter_context(served)
+        urls = [stack.enter_context(running_app(app)) for app in (generator, judge or judge_app())]
         wait_ready(urls[1])
         yield {
             "retriever": {"url": retriever},
@@ -154,18 +165,20 @@ def around(index: Any, generator: Any, judge: Any = None) -> Iterator[dict[str, 
 
 
 def counting() -> FakeOpenAI:
-    """A generator that notes what it is asked."""
+    """Return a generator that records its requests."""
     return FakeOpenAI("generator", respond=answer)
 
 
 def config_of(folder: Path, services: Mapping[str, Any], **sections: Any) -> dict[str, Any]:
-    """A run of 6 updates of 3 questions with 4 episodes each; what a section says otherwise counts.
-    Policy and questions are made in `folder`."""
+    """Return the config of a run of 6 updates of 3 questions with 4 episodes each.
+
+    A section's values override these. Policy and questions are written to `folder`.
+    """
     if not (folder / "policy").exists():
         save_searcher(folder / "policy")
         write_questions(folder / "train.jsonl", range(9))
         write_questions(folder / "heldout.jsonl", range(9, 12))
-    told: dict[str, Any] = {
+    config: dict[str, Any] = {
         "task": "search",
         "data": {
             "train": str(folder / "train.jsonl"),
@@ -196,13 +209,13 @@ def config_of(folder: Path, services: Mapping[str, Any], **sections: Any) -> dic
             "save_every_n_updates": 2,
         },
     }
-    told |= services
+    config |= services
     for name, values in sections.items():
-        told[name] = told.get(name, {}) | values
-    return told
+        config[name] = config.get(name, {}) | values
+    return config
 
 
-def write_config(path: Path, told: Mapping[str, Any]) -> Path:
-    """As YAML."""
-    path.write_text(yaml.safe_dump(dict(told)), encoding="utf-8")
+def write_config(path: Path, config: Mapping[str, Any]) -> Path:
+    """Write a config as YAML."""
+    path.write_text(yaml.safe_dump(dict(config)), encoding="utf-8")
     return path

@@ -23,7 +23,7 @@ DECK: Mapping[str, Sequence[Line]] = {
 
 
 def boxes(lines: Sequence[Line]) -> list[TextBox]:
-    """All letters are as wide as half of their height."""
+    """Return the boxes of letters; each letter is half as wide as high."""
     return [
         TextBox(text=t, x1=80, y1=y, x2=80 + len(t) * size / 2, y2=y + size, letter_height=size)
         for t, y, size in lines
@@ -31,27 +31,30 @@ def boxes(lines: Sequence[Line]) -> list[TextBox]:
 
 
 @cache
-def picture(page_id: str, lines: tuple[Line, ...]) -> bytes:
-    """A page drawn: a bar for each letter, of a colour that is the page's own."""
+def draw_page(page_id: str, lines: tuple[Line, ...]) -> bytes:
+    """Draw a page: a bar for each letter, in a color of the page's own."""
     colour = (sum(map(ord, page_id)) * 37 % 200, 60, 120)
-    drawn = Image.new("RGB", (WIDTH, HEIGHT), "white")
-    pen = ImageDraw.Draw(drawn)
+    image = Image.new("RGB", (WIDTH, HEIGHT), "white")
+    pen = ImageDraw.Draw(image)
     for box in boxes(lines):
         for i in range(len(box.text)):
             x = box.x1 + i * box.letter_height / 2
             pen.rectangle((x, box.y1, x + box.letter_height / 4, box.y2), fill=colour)
     written = BytesIO()
-    drawn.save(written, "PNG")
+    image.save(written, "PNG")
     return written.getvalue()
 
 
 class PagesHere:
-    """As `Retriever` is. Best is the page with most of a query's words; none without one. asked:
-    the queries of each request, in order."""
+    """Finds pages like `Retriever`, in this process.
+
+    The best page is the one with most words of a query; none if it has none of them. requests: the
+    queries of each request, in order.
+    """
 
     def __init__(self, deck: Mapping[str, Sequence[Line]] = DECK) -> None:
         self.deck = deck
-        self.asked: list[list[str]] = []
+        self.requests: list[list[str]] = []
 
     def info(self) -> IndexInfo:
         return IndexInfo(
@@ -59,7 +62,7 @@ class PagesHere:
         )
 
     def search(self, queries: Sequence[str], top_k: int = 10) -> list[list[PageHit] | SampleError]:
-        self.asked.append(list(queries))
+        self.requests.append(list(queries))
         return [self._found(query)[:top_k] for query in queries]
 
     def _found(self, query: str) -> list[PageHit]:
@@ -98,4 +101,4 @@ class PagesHere:
 
     def image(self, page_id: str) -> bytes:
         self.page(page_id)
-        return picture(page_id, tuple(self.deck[page_id]))
+        return draw_page(page_id, tuple(self.deck[page_id]))

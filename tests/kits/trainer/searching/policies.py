@@ -1,4 +1,4 @@
-"""Policies of ids: templates as they are packaged, a tiny tokenizer, samplers that are told."""
+"""Policies of ids: packaged templates, a tiny tokenizer, and scripted samplers."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tests.kits.trainer.images import EOS, IMAGE, PAD, PROCESSOR, tiny
 from trainer.chat.config import ChatConfig
 from trainer.rl.config import SamplingConfig
 from trainer.rl.forward import completion_logprobs
-from trainer.rl.sampler import Sampled
-from trainer.search.sight.config import SightConfig
-from trainer.search.sight.reading import PictureReader
-from trainer.search.turns.joined import TurnIds
+from trainer.rl.sampler import SampledCompletion
+from trainer.search.images.config import SightConfig
+from trainer.search.images.processor import ImageProcessor
+from trainer.search.rollout.episode_tokens import TurnTokenizer
 
 #: For `tests.kits.trainer.images.tiny`: squares of 8 pixels, of which it reads 64 at most.
 TINY_SIGHT = {"factor": 8, "min_pixels": 1024, "max_pixels": 4096}
@@ -29,29 +29,31 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 \n<>/
 
 
 def template(name: str) -> str:
-    """A chat template as TRL packages it."""
+    """Return a chat template as TRL packages it."""
     return (Path(trl.__file__).parent / "chat_templates" / f"{name}.jinja").read_text()
 
 
 @cache
 def qwen(name: str) -> Any:
-    """Qwen3's tokenizer, which has the tokens of its family's vision models, with a template."""
+    """Return Qwen3's tokenizer, which has the tokens of its vision models, with a template."""
     tokenizer = deepcopy(real_tokenizer("qwen3"))
     tokenizer.chat_template = template(name)
     return tokenizer
 
 
 def turn_ids(
-    tokenizer: Any, reader: PictureReader | None = None, stop: str = "<|im_end|>", **chat: Any
-) -> TurnIds:
-    """The ids of conversations under the tokenizer's template."""
+    tokenizer: Any, reader: ImageProcessor | None = None, stop: str = "<|im_end|>", **chat: Any
+) -> TurnTokenizer:
+    """Return the ids of conversations under the tokenizer's template."""
     stops = [tokenizer.convert_tokens_to_ids(stop)]
-    return TurnIds(tokenizer, ChatConfig(**chat), reader, stops)
+    return TurnTokenizer(tokenizer, ChatConfig(**chat), reader, stops)
 
 
 @cache
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """A token a letter, with the special tokens of `tests.kits.trainer.images.tiny`."""
+    """Return a tokenizer with one token per letter, and the special tokens of
+    `tests.kits.trainer.images.tiny`.
+    """
     vocab = {letter: 3 + i for i, letter in enumerate(_LETTERS)}
     special = ["<|pad|>", "<|im_end|>", "<|im_start|>"]
     seeing = ["<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"]
@@ -68,8 +70,9 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def save_tiny(folder: Path, context: int = 8192) -> Path:
-    """A tiny model that sees, as it would be published. context: ids that it reads. Returns
-    `folder`."""
+    """Write a tiny vision model as it would be published; return `folder`. context: ids that it
+    reads.
+    """
     model: Any = tiny("qwen2_5_vl")
     model.config.text_config.max_position_embeddings = context
     model.save_pretrained(folder)
@@ -78,14 +81,14 @@ def save_tiny(folder: Path, context: int = 8192) -> Path:
     return folder
 
 
-def tiny_reader(model: Any, processor: Any, **sight: Any) -> PictureReader:
-    """Of the tiny model."""
-    told = SightConfig.model_validate(TINY_SIGHT | sight)
-    return PictureReader(processor, model.config, told)
+def tiny_reader(model: Any, processor: Any, **sight: Any) -> ImageProcessor:
+    """Return the image processor of the tiny model."""
+    config = SightConfig.model_validate(TINY_SIGHT | sight)
+    return ImageProcessor(processor, model.config, config)
 
 
 class ToldSampler:
-    """Gives the ids of a text that is a function of the prompt's text, or of the ids themselves."""
+    """A sampler whose text is a function of the prompt's text."""
 
     def __init__(
         self,
@@ -104,7 +107,7 @@ class ToldSampler:
         images: Any = None,
         seed: int | None = None,
         with_logprobs: bool = True,
-    ) -> Iterator[tuple[int, list[Sampled]]]:
+    ) -> Iterator[tuple[int, list[SampledCompletion]]]:
         assert gen_cfg.num_samples_per_prompt == 1
         self.calls.append(([list(ids) for ids in prompts], gen_cfg, images, seed))
         for i in reversed(range(len(prompts))):  # in any order
@@ -112,21 +115,23 @@ class ToldSampler:
             ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
             ids = [*ids, self.tokenizer.eos_token_id] if self.end else ids
             ids = ids[: gen_cfg.max_new_tokens]
-            yield i, [Sampled(ids, [-0.5] * len(ids) if with_logprobs else None)]
+            yield i, [SampledCompletion(ids, [-0.5] * len(ids) if with_logprobs else None)]
 
-    def sync(self, model: Any, update: int) -> None: ...
+    def sync_weights(self, model: Any, update: int) -> None: ...
 
     def close(self) -> None: ...
 
 
-class FirstTold:
-    """Another sampler, but each episode's first turns are told: pictures come behind them."""
+class ScriptedStart:
+    """Wraps a sampler. The first turns of each episode are scripted, so that images follow them."""
 
-    def __init__(self, inner: Any, model: Any, told: Sequence[str], never: Sequence[int]) -> None:
-        self.inner, self.model, self.never = inner, model, never
+    def __init__(
+        self, inner: Any, model: Any, first_texts: Sequence[str], banned_token_ids: Sequence[int]
+    ) -> None:
+        self.inner, self.model, self.banned_token_ids = inner, model, banned_token_ids
         tokenizer = tiny_tokenizer()
-        self.told = [
-            [*tokenizer(text, add_special_tokens=False)["input_ids"], EOS] for text in told
+        self.first_ids = [
+            [*tokenizer(text, add_special_tokens=False)["input_ids"], EOS] for text in first_texts
         ]
 
     def sample(
@@ -136,33 +141,33 @@ class FirstTold:
         *,
         images: Sequence[Sequence[Any]] | None = None,
         **options: Any,
-    ) -> Iterator[tuple[int, list[Sampled]]]:
-        shown = images or [()] * len(prompts)
+    ) -> Iterator[tuple[int, list[SampledCompletion]]]:
+        prompt_images = images or [()] * len(prompts)
         left = []
         for i, prompt in enumerate(prompts):
             turn = list(prompt).count(EOS) // 2 - 1  # behind system and question
-            if turn >= len(self.told):
+            if turn >= len(self.first_ids):
                 left.append(i)
                 continue
             with torch.no_grad():
-                said, _, _ = completion_logprobs(
+                logprobs, _, _ = completion_logprobs(
                     self.model,
                     [prompt],
-                    [self.told[turn]],
+                    [self.first_ids[turn]],
                     1.0,
                     PAD,
-                    images=[shown[i]],
-                    never=self.never,
+                    images=[prompt_images[i]],
+                    banned_token_ids=self.banned_token_ids,
                 )
-            yield i, [Sampled(self.told[turn], said[0].tolist())]
-        drawn = self.inner.sample(
-            [prompts[i] for i in left], gen_cfg, images=[shown[i] for i in left], **options
+            yield i, [SampledCompletion(self.first_ids[turn], logprobs[0].tolist())]
+        samples = self.inner.sample(
+            [prompts[i] for i in left], gen_cfg, images=[prompt_images[i] for i in left], **options
         )
-        for place, sampled in drawn if left else ():
-            yield left[place], sampled
+        for index, sampled in samples if left else ():
+            yield left[index], sampled
 
-    def sync(self, model: Any, update: int) -> None:
-        self.inner.sync(model, update)
+    def sync_weights(self, model: Any, update: int) -> None:
+        self.inner.sync_weights(model, update)
 
     def close(self) -> None:
         self.inner.close()

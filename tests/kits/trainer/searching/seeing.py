@@ -1,4 +1,4 @@
-"""A tiny policy that sees as a folder, which the trainer and a vLLM server read alike."""
+"""A tiny policy that reads images, as a folder that both the trainer and a vLLM server can load."""
 
 from __future__ import annotations
 
@@ -20,20 +20,23 @@ ROOM = 8192
 
 
 def seeing(kind: str) -> Any:
-    """One that is random. vLLM's attention on a CPU has no heads of 16; and with larger weights
-    float32 rounds a log-probability by more than 1e-5."""
-    return tiny(kind, head=32, room=ROOM, spread=0.05).float()
+    """Return a random vision model.
+
+    vLLM's attention on a CPU has no heads of 16, and with larger weights float32 rounds a log-
+    probability by more than 1e-5.
+    """
+    return tiny(kind, head=32, max_positions=ROOM, spread=0.05).float()
 
 
 def save_seeing(folder: Path, kind: str, model: Any) -> Path:
-    """model: one of `seeing`."""
+    """Write a model of `seeing` as a folder."""
     processor, videos = _CLASSES[kind]
     model.save_pretrained(folder)
     save_tokenizer(tiny_tokenizer(), folder)
     PROCESSOR.save_pretrained(folder)
     sizes = json.loads((folder / "preprocessor_config.json").read_text())
-    kept = ("patch_size", "merge_size", "temporal_patch_size", "size")
-    video = {key: sizes[key] for key in kept if key in sizes}
+    shared_keys = ("patch_size", "merge_size", "temporal_patch_size", "size")
+    video = {key: sizes[key] for key in shared_keys if key in sizes}
     video["video_processor_type"] = f"{videos}VideoProcessor"
     (folder / "video_preprocessor_config.json").write_text(json.dumps(video))
     named = {"processor_class": f"{processor}Processor"}

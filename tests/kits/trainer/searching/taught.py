@@ -1,5 +1,8 @@
-"""Tiny policies that search and crop: random weights act in no way that parses, so they are taught
-two scripts by heart first, and draw one of them for each episode."""
+"""Trains tiny policies that search and crop.
+
+Random weights do not write valid actions. So the policies are first trained on two scripts, and
+draw one of them for each episode.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ from trainer.rl.config import SamplingConfig
 from trainer.rl.forward import completion_logprobs
 from trainer.rl.rollout import Rollout, action_masks
 from trainer.rl.tokenizer_files import save_tokenizer
-from trainer.search.turns.sampled import SampledPolicy
+from trainer.search.rollout.sampled import SampledPolicy
 
 PAGES = {"deck_1": "births in korea", "deck_2": "births in europe", "deck_3": "rainfall"}
 QUESTION = "How many births in Europe?"
@@ -57,8 +60,10 @@ SCRIPTS = (
 
 @dataclass(frozen=True, slots=True)
 class Taught:
-    """policy: its folder. config: a file with the settings of a run of three updates, to which
-    `misc.run_dir` is to be added. retriever: the URL of one that is running."""
+    """A trained policy. policy: its folder. retriever: the URL of a running one.
+
+    config: a file with the settings of a run of three updates, without `misc.run_dir`.
+    """
 
     policy: Path
     config: Path
@@ -67,7 +72,10 @@ class Taught:
 
 @contextmanager
 def taught(folder: Path, kind: str, **rl: Any) -> Iterator[Taught]:
-    """kind: of a model that sees, or "text". rl: settings of that section."""
+    """Train a policy, and yield it with a running retriever and the config of a run.
+
+    kind: the kind of a model that reads images, or "text". rl: settings of that section.
+    """
     text = kind == "text"
     episode = EPISODE | {"observation": "text"} if text else EPISODE
     with running_app(StandInRetriever(PAGES).app) as url:
@@ -76,7 +84,7 @@ def taught(folder: Path, kind: str, **rl: Any) -> Iterator[Taught]:
         ids = turn_ids(tiny_tokenizer(), reader)
         with closing(Retriever(url)) as pages:
             rows = _scripted(ids, pages, episode)
-        _learn_by_heart(model, rows, [] if reader is None else reader.never)
+        _learn_by_heart(model, rows, [] if reader is None else reader.banned_token_ids)
         policy = folder / "policy"
         if text:
             model.save_pretrained(policy)
@@ -84,13 +92,13 @@ def taught(folder: Path, kind: str, **rl: Any) -> Iterator[Taught]:
         else:
             save_seeing(policy, kind, model)
         questions = folder / "questions.jsonl"
-        one: dict[str, Any] = {
+        base_row: dict[str, Any] = {
             "question": QUESTION,
             "reference_answer": "8",
             "file_name": "deck.pdf",
         }
-        asked = [one | {"id": id, "reference_page": 2} for id in ("q0", "q1")]
-        questions.write_text("".join(json.dumps(row) + "\n" for row in asked))
+        question_rows = [base_row | {"id": id, "reference_page": 2} for id in ("q0", "q1")]
+        questions.write_text("".join(json.dumps(row) + "\n" for row in question_rows))
         values = {
             "task": "search",
             "data": {"train": str(questions)},
@@ -134,7 +142,7 @@ def _text_model() -> nn.Module:
 
 
 def _scripted(ids: Any, pages: Any, episode: dict[str, Any]) -> list[Rollout]:
-    """Each script in the ids of an episode."""
+    """Return the ids of an episode for each script."""
     rows = []
     for script in SCRIPTS:
 
@@ -150,15 +158,15 @@ def _scripted(ids: Any, pages: Any, episode: dict[str, Any]) -> list[Rollout]:
         )
         (done,) = played(policy, [ask(text=QUESTION)], pages=pages, **episode)
         assert done.end == "complete"
-        rows.append(policy.ended[done.trajectory_id].rollout("", 0, ids.stops))
+        rows.append(policy.ended_episodes[done.trajectory_id].rollout("", 0, ids.stops))
     return rows
 
 
-def _learn_by_heart(model: nn.Module, rows: list[Rollout], never: Sequence[int]) -> None:
-    """Until what the policy writes of them is all but certain, save which of the scripts it is."""
+def _learn_by_heart(model: nn.Module, rows: list[Rollout], banned_token_ids: Sequence[int]) -> None:
+    """Train until the policy almost surely writes one of the scripts. Which one stays random."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0)
     mask = action_masks(rows)
-    least = len(rows) * 0.7  # nats: half of the episodes have the one script, half the other
+    target_loss = len(rows) * 0.7  # nats: half of the episodes have the one script, half the other
     for _ in range(600):
         logprobs, _, _ = completion_logprobs(
             model,
@@ -167,10 +175,10 @@ def _learn_by_heart(model: nn.Module, rows: list[Rollout], never: Sequence[int])
             1.0,
             0,
             images=[row.images for row in rows] if any(row.images for row in rows) else None,
-            never=never,
+            banned_token_ids=banned_token_ids,
         )
         loss = -(logprobs * mask).sum()
-        if loss.item() < least + 0.3 * len(rows):
+        if loss.item() < target_loss + 0.3 * len(rows):
             return
         optimizer.zero_grad()
         (loss / mask.sum()).backward()

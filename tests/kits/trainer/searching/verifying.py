@@ -1,8 +1,8 @@
 """A generator, a verifier, a judge by rules and pages, on real ports, for tests of `search verify`.
 
-What the two models say is a function of the question: `SAID` has (verifier, generator) by the
-question's id, each a text or one for each sample. "?" in front of a verifier's: it is not sure;
-"!": it says the rest as it stands, of no form.
+The answers of the two models are a function of the question: `SAID` has (verifier, generator) by
+the question's id, each one text, or one text for each sample. A "?" before a verifier's text: it is
+not sure. A "!": it answers with the rest unchanged, which has no valid form.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bench.kit.judge import running_judge
 from bench.kit.openai_server import FakeOpenAI
 from bench.kit.servers import running_app
 from tests.kits.retrieval.stand_in import StandInRetriever
-from tests.kits.trainer.searching.curated import asked
+from tests.kits.trainer.searching.curated import make_question
 from trainer.search.records import Question
 
 SAID: dict[str, tuple[str | Sequence[str], str | Sequence[str]]] = {
@@ -51,16 +51,18 @@ CLASSES = {
 
 
 def questions() -> list[Question]:
-    """One of each, on three pages."""
+    """Return one question of each kind, on three pages."""
     return [
-        asked(name, number % 3 + 1, question=f"What is {name}, exactly?", reference_answer=euros)
-        for number, (name, euros) in enumerate((of, "12 euros") for of in SAID)
+        make_question(
+            name, number % 3 + 1, question=f"What is {name}, exactly?", reference_answer=euros
+        )
+        for number, (name, euros) in enumerate((quote, "12 euros") for quote in SAID)
     ]
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyServers:
-    """The servers. flags: of the command line that name them."""
+    """The running servers. flags: options of the command line that name them."""
 
     verifier: FakeOpenAI
     generator: FakeOpenAI
@@ -68,35 +70,35 @@ class VerifyServers:
     flags: list[str]
 
     def forget(self) -> None:
-        """As new."""
+        """Clear the recorded requests."""
         for fake in (self.verifier, self.generator):
             fake.well()
             fake.forget()
 
     def counted(self, fake: FakeOpenAI) -> Counter[tuple[str, int]]:
-        """(question, sample) -> how often it was served."""
+        """Return (question, sample) -> how often it was served."""
         return Counter(
-            (_question(one.body), one.body.get("seed") or 0)
-            for one in fake.requests
-            if one.status == 200
+            (_question(request.body), request.body.get("seed") or 0)
+            for request in fake.requests
+            if request.status == 200
         )
 
 
 @contextmanager
 def verifying() -> Iterator[VerifyServers]:
-    """Everything begun; it ends with the block."""
+    """Start everything, and end it with the block."""
     verifier = FakeOpenAI("verifier", respond=_verifier)
     generator = FakeOpenAI("generator", respond=_generator)
     pages = StandInRetriever({f"deck_{number}": "" for number in (1, 2, 3)})
     with (
-        verifier.running() as one,
+        verifier.running() as verifier_url,
         generator.running() as two,
         running_judge() as judge,
         running_app(pages.app) as retriever,
     ):
         values = {
             "verify.prompts": "all",
-            "verify.verifier.base_url": one,
+            "verify.verifier.base_url": verifier_url,
             "verify.verifier.model": "verifier",
             "verify.verifier.max_attempts": 1,
             "verify.verifier.max_requests": 2,
@@ -112,7 +114,7 @@ def verifying() -> Iterator[VerifyServers]:
 
 
 def write_config(path: Path, **sections: Any) -> Path:
-    """A config as a file."""
+    """Write a config as a file."""
     path.write_text(json.dumps(sections), encoding="utf-8")
     return path
 
@@ -122,8 +124,8 @@ def _question(body: dict[str, Any]) -> str:
     return text.removeprefix("What is ").removesuffix(", exactly?")
 
 
-def _of(said: str | Sequence[str], body: dict[str, Any]) -> str:
-    return said if isinstance(said, str) else said[body.get("seed") or 0]
+def _of(answers: str | Sequence[str], body: dict[str, Any]) -> str:
+    return answers if isinstance(answers, str) else answers[body.get("seed") or 0]
 
 
 def _generator(body: dict[str, Any], seed: int | None) -> str:
@@ -131,9 +133,9 @@ def _generator(body: dict[str, Any], seed: int | None) -> str:
 
 
 def _verifier(body: dict[str, Any], seed: int | None) -> str:
-    said = _of(SAID[_question(body)][0], body)
-    if said.startswith("!"):
-        return said[1:]
-    sure, answer = not said.startswith("?"), said.removeprefix("?")
+    scripted = _of(SAID[_question(body)][0], body)
+    if scripted.startswith("!"):
+        return scripted[1:]
+    sure, answer = not scripted.startswith("?"), scripted.removeprefix("?")
     quotes = [{"picture": 1, "quote": f"=sum of {answer}"}]
     return json.dumps({"sure": sure, "answer": answer, "evidence": quotes})

@@ -1,4 +1,4 @@
-"""The demo's generator: right where it can see, wrong where it cannot."""
+"""Check that the demo's generator is right if it sees the fact and wrong otherwise."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from demo.search.answer_keys import FINAL_KEYS, KEYS, Key, read_keys
 from demo.search.answering import NOT_SHOWN, Answerer
-from demo.search.keys import FINAL_KEYS, KEYS, Key, read_keys
 from demo.search.make_corpus import FINAL_TEST, HELDOUT, TRAIN
 from demo.search.reading import CORPUS, FINAL_CORPUS, HEIGHT, WIDTH, Sight
 
-WHOLE = (0.0, 0.0, WIDTH, HEIGHT)
-SHOWN = 844 / WIDTH  # pixels a point of a page as a policy is shown it
+FULL_PAGE = (0.0, 0.0, WIDTH, HEIGHT)
+PIXELS_PER_POINT = 844 / WIDTH  # pixels a point of a page as a policy is shown it
 
 
 FILES = {KEYS: (TRAIN, HELDOUT), FINAL_KEYS: (FINAL_TEST,)}
-each_set = pytest.mark.parametrize("keys", FILES, ids=["demo", "final_test"])
+for_each_set = pytest.mark.parametrize("keys", FILES, ids=["demo", "final_test"])
 
 
 @pytest.fixture(scope="module")
@@ -27,16 +27,18 @@ def answerer() -> Answerer:
 
 @pytest.fixture(scope="module")
 def references() -> dict[str, str]:
-    lines = [line for of in FILES.values() for file in of for line in file.open(encoding="utf-8")]
+    lines = [
+        line for paths in FILES.values() for file in paths for line in file.open(encoding="utf-8")
+    ]
     return {row["question"]: row["reference_answer"] for row in map(json.loads, lines)}
 
 
-def whole(answerer: Answerer, page_id: str) -> Sight:
-    return Sight(answerer.reader.pages[page_id], WHOLE, SHOWN)
+def full_page(answerer: Answerer, page_id: str) -> Sight:
+    return Sight(answerer.reader.pages[page_id], FULL_PAGE, PIXELS_PER_POINT)
 
 
 def crop(answerer: Answerer, page_id: str, box: tuple) -> Sight:
-    """The lower quarter of a page around a box, as large as the page was."""
+    """Return a quarter of a page around a box, enlarged to the page's size."""
     left = min(max(box[0] - 100, 0), WIDTH - 300)
     region = (left, HEIGHT - 170, left + 300, HEIGHT)
     return Sight(answerer.reader.pages[page_id], region, 844 / 300)
@@ -47,21 +49,21 @@ def is_small(answerer: Answerer, key: Key) -> bool:
     return answerer.reader.pages[spot.page_id].letter_height(spot.box) < 6
 
 
-@each_set
+@for_each_set
 def test_every_question_is_answered_from_its_pages(
     answerer: Answerer, references: dict[str, str], keys: Path
 ) -> None:
     crops_needed = 0
     for key in read_keys(keys):
-        sights = [whole(answerer, spots[0].page_id) for spots in key.reads]
+        sights = [full_page(answerer, spots[0].page_id) for spots in key.reads]
         if is_small(answerer, key):
-            others = {spot.page_id for spots in key.reads for spot in spots}
+            page_ids = {spot.page_id for spots in key.reads for spot in spots}
             if not any(
                 answerer.reader.pages[spot.page_id].letter_height(spot.box) > 6
                 for spots in key.reads
                 for spot in spots
             ):
-                everything = [whole(answerer, page_id) for page_id in others]
+                everything = [full_page(answerer, page_id) for page_id in page_ids]
                 assert answerer.answer_from(key.question, everything) != references[key.question]
                 crops_needed += 1
             spot = key.reads[0][0]
@@ -70,28 +72,28 @@ def test_every_question_is_answered_from_its_pages(
     assert crops_needed >= 19
 
 
-@each_set
+@for_each_set
 def test_other_pages_give_another_answer(
     answerer: Answerer, references: dict[str, str], keys: Path
 ) -> None:
-    """All of the corpus but the pages that carry the fact, each as large as a crop is."""
+    """Check all pages without the fact, each at the size of a crop."""
     for key in read_keys(keys)[:: 3 if keys == KEYS else 1]:
         carry = {spot.page_id for spots in key.reads for spot in spots}
         sights = [
-            Sight(page, WHOLE, 3.0)
+            Sight(page, FULL_PAGE, 3.0)
             for page_id, page in answerer.reader.pages.items()
             if page_id not in carry
         ]
         assert answerer.answer_from(key.question, sights) != references[key.question]
 
 
-@each_set
+@for_each_set
 def test_one_of_two_pages_is_not_enough(
     answerer: Answerer, references: dict[str, str], keys: Path
 ) -> None:
     for key in read_keys(keys):
         if len({spots[0].page_id for spots in key.reads}) > 1:
-            sight = whole(answerer, key.reads[0][0].page_id)
+            sight = full_page(answerer, key.reads[0][0].page_id)
             assert answerer.answer_from(key.question, [sight]) != references[key.question]
 
 
@@ -99,7 +101,7 @@ def test_without_pictures_or_a_known_question_nothing_is_invented(answerer: Answ
     key = read_keys()[0]
     assert answerer.answer(key.question, []) == NOT_SHOWN
     assert answerer.answer(key.question, [b"no picture"]) == NOT_SHOWN
-    guess = answerer.answer_from("Who won?", [whole(answerer, key.reads[0][0].page_id)])
+    guess = answerer.answer_from("Who won?", [full_page(answerer, key.reads[0][0].page_id)])
     assert any(digit in guess for digit in "0123456789")
 
 
@@ -107,6 +109,6 @@ def test_a_question_is_found_in_what_stands_around_it(
     answerer: Answerer, references: dict[str, str]
 ) -> None:
     key = read_keys()[0]
-    sights = [whole(answerer, spots[0].page_id) for spots in key.reads]
-    told = f"Answer from the images.\n\nQuestion:  {key.question}\nAnswer:"
-    assert answerer.answer_from(told, sights) == references[key.question]
+    sights = [full_page(answerer, spots[0].page_id) for spots in key.reads]
+    prompt = f"Answer from the images.\n\nQuestion:  {key.question}\nAnswer:"
+    assert answerer.answer_from(prompt, sights) == references[key.question]

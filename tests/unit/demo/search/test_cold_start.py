@@ -1,4 +1,4 @@
-"""What the searcher of the demo is cold-started on, and with what weights it begins."""
+"""Check the cold-start rows and initial weights of the demo's search policy."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from demo.train.search.questions import Questions, bare
 from demo.train.search.scripts import BROKEN, DONE, STYLES, Scripts, search_turn
 from demo.train.search.tokenizer import STOP, TAGS, new_tokenizer
 from trainer.search.actions import Complete, Crop, Invalid, Search, parse
-from trainer.search.turns.policies import TurnAsked
-from trainer.search.turns.prompt import Message
+from trainer.search.rollout.policies import TurnRequest
+from trainer.search.rollout.prompt import Message
 
 QUESTION = "How much rain came down on Seattle in May 2014, counted in mm?"
-SHOWN = """\
+SEARCH_OBSERVATION = """\
 [50, 33, 262, 55] Seattle 2014
 [50, 431, 115, 438] (a line too small to read)
 [49, 390, 684, 417] (13 lines too small to read)
 5 turns left."""
 
 
-def asked(turn: int, told: str = SHOWN) -> TurnAsked:
+def turn_request(turn: int, page_text: str = SEARCH_OBSERVATION) -> TurnRequest:
     messages = [Message("system", "s"), Message("user", f"Question: {QUESTION}")]
     if turn > 1:
-        messages += [Message("assistant", "t"), Message("user", told)]
-    return TurnAsked("t", turn, messages, None, 300)
+        messages += [Message("assistant", "t"), Message("user", page_text)]
+    return TurnRequest("t", turn, messages, None, 300)
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
     corpus, common = ["Seattle rain 시애틀 강수량"], ["garden lamp 정원 조명"]
-    made = Questions(corpus, common, random.Random(1))
-    return new_tokenizer([made.draw() for _ in range(200)], 256)
+    questions = Questions(corpus, common, random.Random(1))
+    return new_tokenizer([questions.draw() for _ in range(200)], 256)
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -54,8 +54,8 @@ def test_scripts_do_everything_that_can_be_done_and_break_the_form_now_and_then(
     kinds: Counter[str] = Counter()
     reasons: Counter[str] = Counter()
     for _ in range(600):
-        scripts(asked(1))
-        action = parse(scripts(asked(2)))
+        scripts(turn_request(1))
+        action = parse(scripts(turn_request(2)))
         kinds[type(action).__name__] += 1
         if isinstance(action, Invalid):
             reasons[action.reason] += 1
@@ -70,20 +70,21 @@ def test_scripts_do_everything_that_can_be_done_and_break_the_form_now_and_then(
 def test_scripts_are_the_same_for_the_same_seed() -> None:
     def turns(seed: int) -> list[str]:
         scripts = Scripts(seed)
-        return [scripts(asked(1)) for _ in range(20)]
+        return [scripts(turn_request(1)) for _ in range(20)]
 
     assert turns(1) == turns(1) != turns(2)
 
 
 def test_what_is_learned_of_a_row_is_the_turns(tokenizer) -> None:
-    row, learned = query_row(QUESTION, tokenizer, random.Random(1))
+    row, trained_mask = query_row(QUESTION, tokenizer, random.Random(1))
     turns = "".join(
-        tokenizer.decode([token]) if of else "" for token, of in zip(row, learned, strict=True)
+        tokenizer.decode([token]) if is_trained else ""
+        for token, is_trained in zip(row, trained_mask, strict=True)
     )
-    ended = turns.split("<|im_end|>")
-    assert ended.pop() == "" and len(ended) == 3
-    assert all(isinstance(parse(turn), Search) for turn in ended)
-    assert learned[-1] and row[-1] == STOP and not learned[0]
+    parts = turns.split("<|im_end|>")
+    assert parts.pop() == "" and len(parts) == 3
+    assert all(isinstance(parse(turn), Search) for turn in parts)
+    assert trained_mask[-1] and row[-1] == STOP and not trained_mask[0]
 
 
 def test_nothing_is_unknown_and_every_tag_is_one_piece(tokenizer) -> None:
@@ -93,14 +94,14 @@ def test_nothing_is_unknown_and_every_tag_is_one_piece(tokenizer) -> None:
 
 
 def test_the_first_weights_copy() -> None:
-    """Of random pieces that come again, the model says the next one before it has learned."""
+    """Check that the untrained model predicts the next token of a repeated random sequence."""
     torch.manual_seed(1)
     model = new_model(512, 128).eval()
-    pieces = torch.stack([torch.randperm(500)[:12] + 11 for _ in range(16)])  # [B, 12]
-    ids = pieces.repeat(1, 2)
+    sequences = torch.stack([torch.randperm(500)[:12] + 11 for _ in range(16)])  # [B, 12]
+    ids = sequences.repeat(1, 2)
     with torch.no_grad():
-        said = model(input_ids=ids).logits[:, 12:-1].argmax(-1)
-    assert (said == ids[:, 13:]).float().mean() > 0.9
+        predicted = model(input_ids=ids).logits[:, 12:-1].argmax(-1)
+    assert (predicted == ids[:, 13:]).float().mean() > 0.9
 
 
 def test_no_document_is_asked_about_on_both_sides() -> None:

@@ -1,24 +1,24 @@
-"""What the demo says of its stages where something was not judged."""
+"""Check the demo's comparison of stages when some answers are not judged."""
 
 from __future__ import annotations
 
 from rich.console import Console
 
-from demo.search.compare import Stage, show_figures, show_types, verdict
-from tests.kits.trainer.searching.curated import asked, searched
+from demo.search.compare import Stage, show_stats, show_types, verdict
+from tests.kits.trainer.searching.curated import make_question, searched
 
 
-def stage(title, scores, ndcg=0.5, **figures):
-    """scores: by type of question; None: not judged."""
+def stage(title, scores, ndcg=0.5, **stats):
+    """Return a stage. scores: by question type; None is an answer that was not judged."""
     episodes = [
-        searched(asked(f"{type}{n}", 1, question_type=type), judge=score, ndcg=ndcg)
-        for type, of in scores.items()
-        for n, score in enumerate(of)
+        searched(make_question(f"{type}{n}", 1, question_type=type), judge=score, ndcg=ndcg)
+        for type, type_scores in scores.items()
+        for n, score in enumerate(type_scores)
     ]
-    return Stage(title, figures, episodes)
+    return Stage(title, stats, episodes)
 
 
-def shown(show, *stages):
+def printed_text(show, *stages):
     console = Console(width=120, record=True, file=None, quiet=False)
     with console.capture() as printed:
         show(console, stages)
@@ -35,7 +35,8 @@ def test_an_answer_that_nobody_judged_is_no_wrong_one():
     assert judge.startswith("Phase 1: judge's score +0.750 a question (95 %")
     assert "; 2 of 6 questions have none)." in judge and "have none" not in ndcg
     assert left == ("Not learned: of 4 questions of type 'sum' 1 go wrong still. 2 are not judged.")
-    assert "0.50 / 0.50" in shown(show_types, after)  # of the two of type sum that were judged
+    # The means are over the two judged questions of type sum.
+    assert "0.50 / 0.50" in printed_text(show_types, after)
 
 
 def test_where_all_are_judged_it_says_what_it_said():
@@ -64,14 +65,14 @@ def test_a_mean_of_nothing_is_a_dash():
     assert judge == "Phase 1: judge's score – a question; 6 of 6 questions have none."
     assert left == "Not learned: not known, for no answer is judged."
     assert last == "In this run, one seed: Phase 1 raised nothing that is shown."
-    printed = shown(show_types, nothing)
+    printed = printed_text(show_types, nothing)
     assert printed.count("– / –") == 2 and "0.00" not in printed
 
 
 def test_a_figure_that_one_stage_lacks_is_a_dash_and_the_others_stay():
     first = stage("first", BEFORE, ndcg_mean=0.25, judge_mean=None, money=None)
     last = stage("last", BEFORE, ndcg_mean=0.5, judge_mean=0.75, money=None)
-    printed = shown(show_figures, first, last)
+    printed = printed_text(show_stats, first, last)
     (line,) = [line for line in printed.splitlines() if "0.75" in line]
     assert "–" in line and "0.25" in printed
     assert "money" not in printed  # no stage has it

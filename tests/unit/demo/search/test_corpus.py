@@ -1,4 +1,4 @@
-"""The search demo's corpus: every question can be answered from its pages, and from no others."""
+"""Check that every demo question can be answered from its pages and from no other page."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from demo.search.answer_keys import FINAL_KEYS, KEYS, Key, Spot, read_keys
 from demo.search.final_test.asked import everything as asked_at_last
-from demo.search.keys import FINAL_KEYS, KEYS, Key, Spot, read_keys
 from demo.search.make_corpus import FINAL_TEST, HELDOUT, TRAIN
 from demo.search.reading import (
     CORPUS,
@@ -24,12 +24,12 @@ from demo.search.reading import (
     is_legible,
 )
 
-WHOLE = (0.0, 0.0, WIDTH, HEIGHT)
+FULL_PAGE = (0.0, 0.0, WIDTH, HEIGHT)
 
 
 @pytest.fixture(scope="module")
 def reader() -> Reader:
-    """Of all pages: those of the final test are told from the others, too."""
+    """Return a reader of all pages, including those of the final test."""
     return Reader(CORPUS, FINAL_CORPUS)
 
 
@@ -52,8 +52,8 @@ def gold(row: dict) -> set[str]:
     return {f"{Path(row['file_name']).stem}_{page}" for page in row["reference_page"]}
 
 
-def picture(reader: Reader, page_id: str, box: tuple, width: int) -> bytes:
-    """What a policy is shown of a page: a part of it, at a width in pixels."""
+def page_part(reader: Reader, page_id: str, box: tuple, width: int) -> bytes:
+    """Return a part of a page at a width in pixels, as a policy sees it."""
     page = reader.pages[page_id].render(2.0)
     x1, y1, x2, y2 = (2.0 * side for side in box)
     size = width, round(width * (y2 - y1) / (x2 - x1))
@@ -74,7 +74,7 @@ def test_the_data_is_small_and_its_questions_are_told_apart(rows: dict, keys: li
 
 def test_the_final_test_is_of_documents_and_questions_of_its_own(rows: dict) -> None:
     final = rows_of(FINAL_TEST)
-    assert list(final) == [asked.question for asked in asked_at_last()]
+    assert list(final) == [final_question.question for final_question in asked_at_last()]
     assert list(final) == [key.question for key in read_keys(FINAL_KEYS)]
     files = {path.name for path in FINAL_CORPUS.iterdir()}
     assert {row["file_name"] for row in final.values()} == files
@@ -93,14 +93,16 @@ def test_each_answer_stands_on_the_gold_pages(reader: Reader, files: tuple[Path,
         row = rows[key.question]
         read = []
         for spots in key.reads:
-            told = {spot.page_id: reader.pages[spot.page_id].text_at(spot.box) for spot in spots}
-            assert len(set(told.values())) == 1, "pages disagree"
-            read.append(next(iter(told.values())))
-            assert told.keys() & gold(row)
+            text_by_page = {
+                spot.page_id: reader.pages[spot.page_id].text_at(spot.box) for spot in spots
+            }
+            assert len(set(text_by_page.values())) == 1, "pages disagree"
+            read.append(next(iter(text_by_page.values())))
+            assert text_by_page.keys() & gold(row)
         assert key.answer(read) == row["reference_answer"]
-        for page, others in row["alternatives"].items():
+        for page, alternatives in row["alternatives"].items():
             assert page in gold(row)
-            assert set(others) <= reader.pages.keys() - gold(row)
+            assert set(alternatives) <= reader.pages.keys() - gold(row)
 
 
 @pytest.mark.parametrize("path", [KEYS, FINAL_KEYS])
@@ -118,7 +120,7 @@ def test_small_print_is_read_in_a_crop_alone(reader: Reader, path: Path) -> None
     assert len(small) >= 19
     spot = small[0].reads[0][0]
     page = reader.pages[spot.page_id]
-    assert not is_legible(Sight(page, WHOLE, 1280 / WIDTH), spot.box)
+    assert not is_legible(Sight(page, FULL_PAGE, 1280 / WIDTH), spot.box)
     left = min(spot.box[0], WIDTH / 2)
     half = (left, 400, left + WIDTH / 2, HEIGHT)
     assert is_legible(Sight(page, half, 844 / (WIDTH / 2)), spot.box)
@@ -129,21 +131,21 @@ def test_a_whole_page_is_known_again(reader: Reader, width: int) -> None:
     final = ("wheat-and-wages_3", "airfields_5", "샌프란시스코_기온_8", "샌프란시스코_기온_9")
     demo = ("life-expectancy_4", "us-employment_7", "국가_개요_8", "시애틀_강수_2")
     for page_id in (*demo, *final):
-        sight = reader.locate(picture(reader, page_id, WHOLE, width))
+        sight = reader.locate(page_part(reader, page_id, FULL_PAGE, width))
         assert sight is not None
         assert sight.page.page_id == page_id
-        assert all(abs(a - b) < 3 for a, b in zip(sight.region, WHOLE, strict=True))
+        assert all(abs(a - b) < 3 for a, b in zip(sight.region, FULL_PAGE, strict=True))
 
 
 def test_a_crop_is_found_where_it_was_cut(reader: Reader, keys: list[Key]) -> None:
-    """Around figures of tables and of small print; near-duplicates differ in these alone."""
-    alike = [key for key in keys if key.question.startswith("1962년")]
-    assert len(alike) == 2
-    for key in [*keys[6:60:6], *alike, *read_keys(FINAL_KEYS)[3::8]]:
+    """Check crops around numbers in tables and small print, where near-duplicates differ."""
+    near_duplicates = [key for key in keys if key.question.startswith("1962년")]
+    assert len(near_duplicates) == 2
+    for key in [*keys[6:60:6], *near_duplicates, *read_keys(FINAL_KEYS)[3::8]]:
         spot: Spot = key.reads[0][0]
         x1, y1, x2, y2 = spot.box
         cut = (max(x1 - 130, 0), max(y1 - 55, 0), min(x2 + 130, WIDTH), min(y2 + 30, HEIGHT))
-        sight = reader.locate(picture(reader, spot.page_id, cut, 700))
+        sight = reader.locate(page_part(reader, spot.page_id, cut, 700))
         assert sight is not None
         assert sight.page.page_id == spot.page_id
         assert all(abs(a - b) < 3 for a, b in zip(sight.region, cut, strict=True))

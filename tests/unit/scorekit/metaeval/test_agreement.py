@@ -1,4 +1,4 @@
-"""Agreement beside scipy, by hand, and beside a search of all thresholds."""
+"""Compare agreement with scipy, values computed by hand and a search of all thresholds."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from scipy.stats import kendalltau, pearsonr
 from scorekit.metaeval.agreement import Agreement, DrawWeights, ones, resamples
 
 
-def _figures(human, metric):
-    found = Agreement(np.array(human, float), np.array(metric, float)).figures(
+def _stats(human, metric):
+    stats = Agreement(np.array(human, float), np.array(metric, float)).stats(
         ones("segments", len(human))
     )
-    return {name: float(value[0]) for name, value in found.items()}
+    return {name: float(value[0]) for name, value in stats.items()}
 
 
 @st.composite
 def _scores(draw):
-    """Two matrices with ties and holes in the same places."""
+    """Generate two matrices with ties and with missing values at the same positions."""
     segments, systems = draw(st.integers(2, 6)), draw(st.integers(2, 5))
     seed = draw(st.integers(0, 2**31))
     rng = np.random.default_rng(seed)
@@ -33,8 +33,8 @@ def _scores(draw):
     return np.where(holes, np.nan, human), np.where(holes, np.nan, metric)
 
 
-def _same(found, expected):
-    np.testing.assert_allclose(found, expected, atol=1e-12, equal_nan=True)
+def _same(actual, expected):
+    np.testing.assert_allclose(actual, expected, atol=1e-12, equal_nan=True)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -42,23 +42,23 @@ def _same(found, expected):
 @given(_scores())
 def test_correlations_are_those_of_scipy(scores):
     human, metric = scores
-    there = ~np.isnan(human)
-    found = _figures(human, metric)
-    _same(found["kendall"], kendalltau(human[there], metric[there]).statistic)
-    h, m = human[there], metric[there]
+    is_scored = ~np.isnan(human)
+    stats = _stats(human, metric)
+    _same(stats["kendall"], kendalltau(human[is_scored], metric[is_scored]).statistic)
+    h, m = human[is_scored], metric[is_scored]
     varies = len(h) > 1 and np.ptp(h) > 0 and np.ptp(m) > 0
-    _same(found["pearson"], pearsonr(h, m).statistic if varies else np.nan)
+    _same(stats["pearson"], pearsonr(h, m).statistic if varies else np.nan)
     taus = [
         kendalltau(h[row], m[row]).statistic
-        for h, m, row in zip(human, metric, there, strict=True)
+        for h, m, row in zip(human, metric, is_scored, strict=True)
         if row.sum() > 1
     ]
-    known = [tau for tau in taus if not np.isnan(tau)]
-    _same(found["kendall_item"], np.mean(known) if known else np.nan)
+    defined_taus = [tau for tau in taus if not np.isnan(tau)]
+    _same(stats["kendall_item"], np.mean(defined_taus) if defined_taus else np.nan)
 
 
 def _accuracy(human, metric, epsilon):
-    """Deutsch et al.'s acc_eq by its words: mean over segments."""
+    """Compute acc_eq as Deutsch et al. describe it: the mean over segments."""
     shares = []
     for h, m in zip(human, metric, strict=True):
         pairs = [(a, b) for a, b in combinations(range(len(h)), 2) if not np.isnan(h[a] + h[b])]
@@ -76,64 +76,64 @@ def _accuracy(human, metric, epsilon):
 @given(_scores())
 def test_ties_are_calibrated_as_by_trying_every_threshold(scores):
     human, metric = scores
-    found = _figures(human, metric)
+    stats = _stats(human, metric)
     distances = {0.0} | {
         abs(row[a] - row[b]) for row in metric for a, b in combinations(range(len(row)), 2)
     }
     tried = {e: _accuracy(human, metric, e) for e in distances if not np.isnan(e)}
     best = max(tried.values(), default=np.nan)
-    _same(found["acc_eq"], best)
+    _same(stats["acc_eq"], best)
     if not np.isnan(best):
-        assert found["epsilon"] == min(e for e, a in tried.items() if a > best - 1e-12)
+        assert stats["epsilon"] == min(e for e, a in tried.items() if a > best - 1e-12)
 
 
 def test_figures_worked_out_by_hand():
     human = [[0, -1, -5], [0, 0, -1]]
     metric = [[0.9, 0.8, 0.1], [0.5, 0.6, 0.7]]
-    found = _figures(human, metric)
-    # first segment: all in order; second: a tie of people's, and two pairs the wrong way round
-    assert found["kendall_item"] == pytest.approx((1 - 2 / np.sqrt(2 * 3)) / 2)
-    # a threshold of 0.1 makes (0.5, 0.6) the tie that it is, but (0.9, 0.8) and (0.6, 0.7) too
-    assert found["acc_eq"] == pytest.approx((1 + 0) / 2)
-    # means: people 0, -0.5, -3; the metric 0.7, 0.7, 0.4: a tie of the metric is wrong
-    assert found["system_accuracy"] == pytest.approx(2 / 3)
+    stats = _stats(human, metric)
+    # first segment: equal order; second: a tie of raters and two reversed pairs
+    assert stats["kendall_item"] == pytest.approx((1 - 2 / np.sqrt(2 * 3)) / 2)
+    # a threshold of 0.1 ties (0.5, 0.6), correctly, but also (0.9, 0.8) and (0.6, 0.7)
+    assert stats["acc_eq"] == pytest.approx((1 + 0) / 2)
+    # means: raters 0, -0.5, -3; the metric 0.7, 0.7, 0.4, whose tie is wrong
+    assert stats["system_accuracy"] == pytest.approx(2 / 3)
     means = pearsonr([0, -0.5, -3], [0.7, 0.7, 0.4]).statistic
-    assert found["system_pearson"] == pytest.approx(means)
+    assert stats["system_pearson"] == pytest.approx(means)
 
 
 def test_a_constant_gets_the_share_of_peoples_ties_and_no_correlation():
-    found = _figures([[0, 0, -1], [-1, -1, -1]], np.zeros((2, 3)))
-    assert found["acc_eq"] == pytest.approx((1 / 3 + 1) / 2) and found["epsilon"] == 0
-    assert found["system_accuracy"] == 0
-    assert all(np.isnan(found[name]) for name in ("kendall", "kendall_item", "pearson"))
+    stats = _stats([[0, 0, -1], [-1, -1, -1]], np.zeros((2, 3)))
+    assert stats["acc_eq"] == pytest.approx((1 / 3 + 1) / 2) and stats["epsilon"] == 0
+    assert stats["system_accuracy"] == 0
+    assert all(np.isnan(stats[name]) for name in ("kendall", "kendall_item", "pearson"))
 
 
 def test_one_system_has_no_figures_of_pairs():
-    found = _figures([[0], [-1], [-3]], [[0.3], [0.2], [0.1]])
-    assert found["kendall"] == pytest.approx(1) and found["pearson"] > 0.9
+    stats = _stats([[0], [-1], [-3]], [[0.3], [0.2], [0.1]])
+    assert stats["kendall"] == pytest.approx(1) and stats["pearson"] > 0.9
     undefined = ("kendall_item", "acc_eq", "system_accuracy", "system_pearson")
-    assert all(np.isnan(found[name]) for name in undefined)
+    assert all(np.isnan(stats[name]) for name in undefined)
 
 
 @pytest.mark.parametrize("by", ["segments", "systems"])
 def test_a_weight_counts_as_the_row_or_column_again(by):
-    """The sums of the bootstrap give what the resampled tables give."""
+    """Compare the bootstrap's weighted sums with statistics of resampled tables."""
     rng = np.random.default_rng(3)
     human, metric = rng.integers(0, 4, (7, 5)) / 1.0, rng.normal(size=(7, 5))
     axis = 0 if by == "segments" else 1
     counts = resamples(by, human.shape[axis], 5, seed=1).values
-    found = Agreement(human, metric).figures(DrawWeights(by, counts))
+    stats = Agreement(human, metric).stats(DrawWeights(by, counts))
     for draw, count in enumerate(counts.astype(int)):
         h, m = (np.repeat(x, count, axis) for x in (human, metric))
-        expected = _figures(h, m)
+        expected = _stats(h, m)
         names = ["kendall", "pearson", "system_pearson", "system_accuracy"]
         if by == "segments":  # a system drawn twice is not compared with itself within a segment
             names += ["kendall_item", "acc_eq", "epsilon"]
         for name in names:
-            _same(found[name][draw], expected[name])
+            _same(stats[name][draw], expected[name])
 
 
 def test_a_resample_has_as_many_as_the_sample_and_the_seed_decides():
-    one, again = (resamples("systems", 6, 50, seed=4).values for _ in range(2))
-    assert (one == again).all() and (one.sum(1) == 6).all() and one.std() > 0
-    assert not (one == resamples("systems", 6, 50, seed=5).values).all()
+    first, repeated = (resamples("systems", 6, 50, seed=4).values for _ in range(2))
+    assert (first == repeated).all() and (first.sum(1) == 6).all() and first.std() > 0
+    assert not (first == resamples("systems", 6, 50, seed=5).values).all()

@@ -1,4 +1,4 @@
-"""Pairs that two scores order alike, counted without looking at each pair."""
+"""Check the count of pairs that two scores order equally, computed without visiting each pair."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from scorekit.metaeval.concordance import Concordance
 def test_sums_are_those_over_all_pairs(n, levels, seed):
     rng = np.random.default_rng(seed)
     human, metric = (rng.integers(0, high, n) / 7 for high in levels)
-    weights, at = rng.integers(0, 4, (3, 5)).astype(float), rng.integers(0, 5, n)
+    weights, groups = rng.integers(0, 4, (3, 5)).astype(float), rng.integers(0, 5, n)
     h, m = (np.sign(x[:, None] - x[None]) for x in (human, metric))
-    for found, of in zip(
-        Concordance(human, metric).sums(weights, at), (h * m, h**2, m**2), strict=True
+    for sums, products in zip(
+        Concordance(human, metric).sums(weights, groups), (h * m, h**2, m**2), strict=True
     ):
-        assert found.tolist() == [row[at] @ of @ row[at] for row in weights]
+        assert sums.tolist() == [row[groups] @ products @ row[groups] for row in weights]
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_twenty_thousand_segments_need_little_memory_and_agree_with_scipy():
-    """3 x 20,000 x 20,000 numbers would be 9.6 GB."""
+    """Check memory: 3 x 20,000 x 20,000 numbers would need 9.6 GB."""
     rng = np.random.default_rng(1)
     human = -rng.integers(0, 30, (20_000, 2)) / 2.0
     metric = rng.normal(size=human.shape).round(2) + human / 5
     tracemalloc.start()
     sums = Agreement(human, metric)
-    (tau,) = sums.figures(ones("segments", 20_000))["kendall"]
-    drawn = sums.figures(resamples("segments", 20_000, 10, seed=0))["kendall"]
-    _, most = tracemalloc.get_traced_memory()
+    (tau,) = sums.stats(ones("segments", 20_000))["kendall"]
+    taus = sums.stats(resamples("segments", 20_000, 10, seed=0))["kendall"]
+    _, max_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert tau == pytest.approx(kendalltau(human.ravel(), metric.ravel()).statistic, abs=1e-12)
-    assert abs(drawn - tau).max() < 0.05
-    assert most < 150e6
+    assert abs(taus - tau).max() < 0.05
+    assert max_bytes < 150e6

@@ -1,4 +1,4 @@
-"""Both forms of judgements, and one line for each fault in them."""
+"""Check both formats of judgements and their one-line errors."""
 
 from __future__ import annotations
 
@@ -60,23 +60,23 @@ def test_errors_weigh_as_in_freitag_2021(severity, category, penalty):
 def test_raters_are_averaged_and_spans_kept_apart(tmp_path):
     spans = [{"start": 0, "end": 1, "severity": "major", "category": "x"}]
     path = _json(tmp_path, _row(rater="1", spans=spans), _row(rater="2"), _row(system="B"))
-    one, other = read_judgements(path).translations
-    assert (one.score, other.score) == (-2.5, 0)
-    assert [len(rating.spans) for rating in one.ratings] == [1, 0]
-    assert one.ratings[0].spans[0].severity == "MAJOR" and one.segment == other.segment
+    first, second = read_judgements(path).translations
+    assert (first.score, second.score) == (-2.5, 0)
+    assert [len(rating.spans) for rating in first.ratings] == [1, 0]
+    assert first.ratings[0].spans[0].severity == "MAJOR" and first.segment == second.segment
 
 
 def test_a_score_counts_as_it_is_or_turned(tmp_path):
     path = _json(tmp_path, {"src": "s", "mt": "m", "system": "A", "score": 70})
-    (one,) = read_judgements(path).translations
+    (translation,) = read_judgements(path).translations
     (turned,) = read_judgements(path, lower_is_better=True).translations
-    assert (one.score, turned.score) == (70, -70) and one.ratings[0].spans is None
+    assert (translation.score, turned.score) == (70, -70) and translation.ratings[0].spans is None
 
 
 def test_a_source_that_comes_again_is_another_segment_where_its_translation_is_another(tmp_path):
     rows = (_row(mt="one"), _row(mt="two"), _row(mt="one"), _row(system="B", mt="two"))
-    one, two, other = read_judgements(_json(tmp_path, *rows)).translations
-    assert len(one.ratings) == 2 and one.segment == other.segment != two.segment
+    first, second, third = read_judgements(_json(tmp_path, *rows)).translations
+    assert len(first.ratings) == 2 and first.segment == third.segment != second.segment
 
 
 def test_a_published_file(tmp_path):
@@ -89,21 +89,21 @@ def test_a_published_file(tmp_path):
         _error("the mouse", category="x", severity="HOTW-test", rater="r3"),
         _error('"quoted', category="No-error", severity="No-error", seg="2"),
     )
-    # the same text stands in all rows of a translation, but for the marks
+    # all rows of a translation have the same text except for the marks
     text = path.read_text(encoding="utf-8").replace("mouse</v>\t", "mouse</v>.\t")
     path.write_text(text, encoding="utf-8")
     judged = read_judgements(path)
-    one, two = judged.translations
-    assert (one.src, one.mt, one.segment, two.mt) == (
+    rated, unmarked_row = judged.translations
+    assert (rated.src, rated.mt, rated.segment, unmarked_row.mt) == (
         *("Das Haus", "the mouse.", "doc/1/1", '"quoted'),
     )
-    assert one.score == pytest.approx(-(5 + 0.1 + 1) / 2)
-    first, second = one.ratings
+    assert rated.score == pytest.approx(-(5 + 0.1 + 1) / 2)
+    first, second = rated.ratings
     assert [(s.start, s.end, s.severity) for s in first.spans] == [
         (4, 9, "MAJOR"),
         (9, 10, "MINOR"),
     ]
-    assert second.spans == [] and two.score == 0
+    assert second.spans == [] and unmarked_row.score == 0
     assert [note.split(":")[0] for note in judged.notes] == [
         "1 rows that test the raters' attention (HOTW) are left out",
         "1 errors have no mark in the translation",
@@ -114,15 +114,15 @@ def test_a_published_file(tmp_path):
     ("row", "message"),
     [
         ({"src": "s", "mt": "m", "spans": []}, "line 1: no field 'system'"),
-        ({"src": "s", "mt": 3, "system": "A", "spans": []}, "line 1: field 'mt' is no text"),
+        ({"src": "s", "mt": 3, "system": "A", "spans": []}, "line 1: field 'mt' is not text"),
         ({"src": "s", "mt": "m", "system": "A"}, "line 1: neither 'spans' nor 'score'"),
-        (_row(spans=None, score="3"), "line 1: field 'score' is no number"),
-        (_row(spans=None, score=True), "line 1: field 'score' is no number"),
+        (_row(spans=None, score="3"), "line 1: field 'score' is not a number"),
+        (_row(spans=None, score=True), "line 1: field 'score' is not a number"),
         (_row(spans=None, score=float("nan")), "line 1: field 'score' is not finite"),
         (_row(spans=None, score=float("-inf")), "line 1: field 'score' is not finite"),
         (_row(spans=None, score=10**400), "line 1: field 'score' is not finite"),
-        (_row(spans={"start": 0}), "line 1: field 'spans' is no list"),
-        (_row(ref=3), "line 1: field 'ref' is no text"),
+        (_row(spans={"start": 0}), "line 1: field 'spans' is not a list"),
+        (_row(ref=3), "line 1: field 'ref' is not text"),
         (_row(spans=[{"start": 0, "end": 8, "severity": "MINOR"}]), "span 0 to 8 is not in a"),
         (_row(spans=[{"start": 3, "end": 2, "severity": "MINOR"}]), "span 3 to 2 is not in a"),
         (_row(spans=[{"start": 0, "severity": "MINOR"}]), "line 1: a span needs whole numbers"),
@@ -142,17 +142,20 @@ def test_what_is_no_fault_of_the_translation_counts_neither_in_score_nor_in_span
         _error("the <v>mouse</v>", rater="r2"),
     ]
     judged = read_judgements(_tsv(tmp_path, *rows))
-    (one,) = judged.translations
-    assert one.score == -0.5 and [len(rating.spans) for rating in one.ratings] == [0, 1]
+    (translation,) = judged.translations
+    assert translation.score == -0.5 and [len(rating.spans) for rating in translation.ratings] == [
+        0,
+        1,
+    ]
     assert judged.notes == ["2 errors of the source, or reinterpretations, count for nothing"]
     span = {"start": 0, "end": 1, "severity": "MAJOR", "category": "Source error"}
-    again = read_judgements(_json(tmp_path, _row(spans=[span]), _row(mt="b", system="B")))
-    assert again.translations[0].score == 0 and again.translations[0].ratings[0].spans == []
-    assert again.notes == ["1 errors of the source, or reinterpretations, count for nothing"]
+    repeated = read_judgements(_json(tmp_path, _row(spans=[span]), _row(mt="b", system="B")))
+    assert repeated.translations[0].score == 0 and repeated.translations[0].ratings[0].spans == []
+    assert repeated.notes == ["1 errors of the source, or reinterpretations, count for nothing"]
 
 
 def test_rows_without_a_rater_are_left_out_and_told(tmp_path):
-    """Marot's rows that carry metadata only."""
+    """Check Marot's rows that have metadata only."""
     judged = read_judgements(_tsv(tmp_path, _error("a", "", "", rater=""), _error("<v>a</v>")))
     assert judged.translations[0].score == -1
     assert judged.notes == ["1 rows without a rater (metadata) are left out"]
@@ -167,51 +170,58 @@ def test_a_windows_file_with_a_byte_order_mark_is_the_same(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("cell", "text", "places"),
+    ("cell", "text", "positions"),
     [
-        # as newstest2020 has them: a CSV's quotes, with the marks inside
+        # as in newstest2020: CSV quotes with the marks inside
         ('"""<v>""</v>Die ""E"" Flüssigkeit."', '""Die "E" Flüssigkeit.', [(1, 2)]),
         ('"Er sagte: ""<v>ja</v>"""', 'Er sagte: "ja"', [(11, 13)]),
-        # texts that are in quotes themselves
+        # texts that are quoted themselves
         ('"Why <v>does</v> it," I hear.', '"Why does it," I hear.', [(5, 9)]),
         ('"<v>Why</v>?"', '"Why?"', [(1, 4)]),
         ('"a" and "<v>b</v>"', '"a" and "b"', [(9, 10)]),
         ('""', '""', []),
     ],
 )
-def test_the_quotes_of_a_csv_come_off_and_those_of_a_text_stay(tmp_path, cell, text, places):
+def test_the_quotes_of_a_csv_come_off_and_those_of_a_text_stay(tmp_path, cell, text, positions):
     judged = read_judgements(_tsv(tmp_path, _error(cell, source='"Das ""Haus"""')))
-    (one,) = judged.translations
-    assert (one.src, one.mt) == ('Das "Haus"', text)
-    assert [(span.start, span.end) for span in one.ratings[0].spans] == places
+    (translation,) = judged.translations
+    assert (translation.src, translation.mt) == ('Das "Haus"', text)
+    assert [(span.start, span.end) for span in translation.ratings[0].spans] == positions
     assert any("CSV's quotes" in note for note in judged.notes)
 
 
 def test_columns_of_every_year_name_the_segment(tmp_path):
-    """TED and newstest: doc, doc_id, seg_id; Marot's: docSegId beside a globalSegId that may be 0
-    everywhere, and metadata."""
+    """Check the columns of TED and newstest (doc, doc_id, seg_id) and of Marot.
+
+    Marot has docSegId, a globalSegId that may always be 0, and metadata.
+    """
     marot = HEAD.replace("doc_id", "docSegId").replace("seg_id", "globalSegId")
     marot = marot.replace("severity\n", "severity\tmetadata\n")
     rows = [
         ("A", "doc", number, "0", "r", src, mt, "No-error", severity, '{"note": "x"}')
         for number, src, mt, severity in (("1", "s", "a", "no_error"), ("2", "t", "b", "No-error"))
     ]
-    one, two = read_judgements(_tsv(tmp_path, *rows, head=marot)).translations
-    assert (one.segment, two.segment) == ("doc/0/1", "doc/0/2") and one.score == two.score == 0
+    first, second = read_judgements(_tsv(tmp_path, *rows, head=marot)).translations
+    assert (first.segment, second.segment) == (
+        "doc/0/1",
+        "doc/0/2",
+    ) and first.score == second.score == 0
 
 
 def test_published_scores_of_a_segment(tmp_path):
-    """Rows as ted/ende has them; mqm_ted_ende.avg_seg_scores.tsv says -1, -5 and -0 of them."""
-    places = [
+    """Check rows of ted/ende, for which mqm_ted_ende.avg_seg_scores.tsv has -1, -5 and -0."""
+    positions = [
         ("Facebook-AI", "<v>in Betracht</v>", "Terminology/Inappropriate for context", "Minor")
     ]
-    places += [("HuaweiTSC", "<v>euch</v>", "Fluency/Register", "Major")]
-    places += [("VolcTrans-GLAT", "alle", "No-error", "No-error")]
+    positions += [("HuaweiTSC", "<v>euch</v>", "Fluency/Register", "Major")]
+    positions += [("VolcTrans-GLAT", "alle", "No-error", "No-error")]
     head = HEAD.replace("severity\n", "severity\tcomment\n")
-    rows = [(name, "talk.1", "1", "1", "rater1", "I", mt, *kind, "") for name, mt, *kind in places]
-    found = read_judgements(_tsv(tmp_path, *rows, head=head)).translations
-    assert [one.score for one in found] == [-1, -5, 0]
-    assert {one.segment for one in found} == {"talk.1/1/1"}
+    rows = [
+        (name, "talk.1", "1", "1", "rater1", "I", mt, *kind, "") for name, mt, *kind in positions
+    ]
+    translations = read_judgements(_tsv(tmp_path, *rows, head=head)).translations
+    assert [translation.score for translation in translations] == [-1, -5, 0]
+    assert {translation.segment for translation in translations} == {"talk.1/1/1"}
 
 
 def test_faults_of_a_published_file(tmp_path):
@@ -221,7 +231,7 @@ def test_faults_of_a_published_file(tmp_path):
         read_judgements(_tsv(tmp_path, _error("a"), head=""))
     with pytest.raises(UserError, match="line 2: 10 columns, the header has 9"):
         read_judgements(_tsv(tmp_path, _error("a\tb")))
-    with pytest.raises(UserError, match="line 2: a <v> or </v> without its other"):
+    with pytest.raises(UserError, match="line 2: an unpaired <v> or </v>"):
         read_judgements(_tsv(tmp_path, _error("</v>a<v>")))
     with pytest.raises(UserError, match="line 2: a <v> without its </v>"):
         read_judgements(_tsv(tmp_path, _error("the <v>mouse")))
@@ -229,7 +239,7 @@ def test_faults_of_a_published_file(tmp_path):
         read_judgements(_tsv(tmp_path, _error("a", severity="worse")))
     with pytest.raises(UserError, match="two translations of segment 'doc/1/1'"):
         read_judgements(_tsv(tmp_path, _error("a"), _error("b")))
-    with pytest.raises(UserError, match="no judgement in it"):
+    with pytest.raises(UserError, match="it has no judgements"):
         read_judgements(_tsv(tmp_path))
 
 
@@ -239,7 +249,7 @@ def test_a_csv_is_refused_by_its_name(tmp_path):
 
 
 @given(st.lists(st.tuples(st.text("a집😀 ", max_size=4), st.text("b中", min_size=1, max_size=4))))
-def test_marks_come_off_and_say_where_they_stood(pieces):
-    text, places = unmarked("".join(f"{plain}<v>{wrong}</v>" for plain, wrong in pieces))
-    assert text == "".join(plain + wrong for plain, wrong in pieces)
-    assert [text[a:b] for a, b in places] == [wrong for _, wrong in pieces]
+def test_marks_come_off_and_say_where_they_stood(segments):
+    text, positions = unmarked("".join(f"{plain}<v>{wrong}</v>" for plain, wrong in segments))
+    assert text == "".join(plain + wrong for plain, wrong in segments)
+    assert [text[a:b] for a, b in positions] == [wrong for _, wrong in segments]

@@ -1,4 +1,4 @@
-"""A server is said to be waited for only while a request waits for it."""
+"""Check that a missing server is reported only while a request waits for it."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import logging
 
 import pytest
 
-from scorekit.net.absence import Absence
+from scorekit.net.outage import OutageLog
 from scorekit.net.retry import Deadline
 
 
-@pytest.mark.parametrize("others", [0, 1])
-def test_nobody_is_said_to_wait_once_every_request_has_given_up(monkeypatch, caplog, others):
-    monkeypatch.setattr("scorekit.net.absence.TELL_AFTER_S", 0.0)
-    caplog.set_level(logging.WARNING, "scorekit.net.absence")
+@pytest.mark.parametrize("num_waiting", [0, 1])
+def test_nobody_is_said_to_wait_once_every_request_has_given_up(monkeypatch, caplog, num_waiting):
+    monkeypatch.setattr("scorekit.net.outage.TELL_AFTER_S", 0.0)
+    caplog.set_level(logging.WARNING, "scorekit.net.outage")
 
     async def give_up() -> None:
-        absence, deadline = Absence("the server"), Deadline(600)
-        tries = [absence.trying() for _ in range(others)]
+        absence, deadline = OutageLog("the server"), Deadline(600)
+        tries = [absence.trying() for _ in range(num_waiting)]
         for request in tries:
             request.__enter__()
         with absence.trying():
@@ -29,4 +29,4 @@ def test_nobody_is_said_to_wait_once_every_request_has_given_up(monkeypatch, cap
             request.__exit__(None, None, None)
 
     asyncio.run(give_up())
-    assert len(caplog.records) == others
+    assert len(caplog.records) == num_waiting

@@ -1,4 +1,4 @@
-"""Second tries: pauses, jitter, Retry-After and the end, whoever asks."""
+"""Check retries: pauses, jitter, Retry-After and the deadline."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tenacity import RetryCallState
 
 from scorekit.errors import RequestError
 from scorekit.llm import LLMError
-from scorekit.llm.pacing import Patience
-from scorekit.net.retry import Deadline, growing, retry_after_s, stepped, tries
+from scorekit.llm.limits import RetryPolicy
+from scorekit.net.retry import Deadline, exponential_wait, retry_after_s, retrying, stepped
 
 AWAY = LLMError("unreachable", "", retryable=True)
 HEADERS = {
@@ -22,11 +22,11 @@ HEADERS = {
 
 
 def state(number: int, error: BaseException = AWAY) -> RetryCallState:
-    """After so many tries, of which the last one ended so."""
-    made = RetryCallState(None, None, (), {})  # type: ignore[arg-type]
-    made.attempt_number = number
-    made.set_exception((type(error), error, None))
-    return made
+    """Return the state after this number of attempts, the last with this error."""
+    retry_state = RetryCallState(None, None, (), {})  # type: ignore[arg-type]
+    retry_state.attempt_number = number
+    retry_state.set_exception((type(error), error, None))
+    return retry_state
 
 
 def test_retry_after_is_in_seconds_or_a_date_by_the_server_s_clock() -> None:
@@ -43,82 +43,82 @@ def test_stepped_pauses_have_jitter_and_never_undercut_retry_after() -> None:
     for pause, step in zip(pauses, [1, 2, 4, 4, 4, 4, 4, 4], strict=True):
         assert 0.75 * step <= pause <= 1.25 * step
     assert len(set(pauses)) == 8
-    told = LLMError("overloaded", "", retryable=True, retry_after=30.0)
-    assert stepped((1,))(state(1, told)) >= 30
+    error = LLMError("overloaded", "", retryable=True, retry_after=30.0)
+    assert stepped((1,))(state(1, error)) >= 30
     mistaken = LLMError("overloaded", "", retryable=True, retry_after=1e9)
     assert stepped((1,))(state(1, mistaken)) <= 660
 
 
 def test_growing_pauses_end_at_ten_seconds() -> None:
     for number in (1, 2, 50):
-        assert 0 <= growing(state(number)) <= min(10.0, 0.2 * 2 ** (number - 1))
+        assert 0 <= exponential_wait(state(number)) <= min(10.0, 0.2 * 2 ** (number - 1))
 
 
 def test_patience_ends_after_its_attempts_and_waits_longer_for_a_server_that_is_away() -> None:
-    def over(patience: Patience, number: int, error: BaseException) -> bool:
+    def over(patience: RetryPolicy, number: int, error: BaseException) -> bool:
         patience.wait(state(number, error))
         return patience.stop(state(number, error))
 
     away = LLMError("unreachable", "", retryable=True, status=503)
     busy = LLMError("overloaded", "", retryable=True, status=429)
     assert away.server_is_away and not busy.server_is_away
-    patience = Patience(3, (1.0,), 3600.0)
+    patience = RetryPolicy(3, (1.0,), 3600.0)
     assert [over(patience, number, busy) for number in (1, 2, 3)] == [False, False, True]
-    patience = Patience(3, (0.0,), 3600.0)  # no pause is a pause
+    patience = RetryPolicy(3, (0.0,), 3600.0)  # a pause of zero
     assert not any(over(patience, number, away) for number in range(1, 50))
     assert over(patience, 50, busy)
-    assert over(Patience(1, (1.0,), 0.0), 1, away)
+    assert over(RetryPolicy(1, (1.0,), 0.0), 1, away)
 
 
 def test_the_last_pause_ends_with_the_waiting() -> None:
-    patience = Patience(1, (1000.0,), 5.0)
+    patience = RetryPolicy(1, (1000.0,), 5.0)
     assert 0 < patience.wait(state(1)) <= 5.0
 
 
 @pytest.mark.parametrize("worth", [True, False])
 def test_a_try_is_repeated_only_where_the_caller_says_so(worth: bool) -> None:
-    """And the last error is raised as it is, when the next try would be too late."""
+    """Check that the last error is raised unchanged if the next attempt would be too late."""
     waits = iter([0.0, 0.0, math.inf])
-    asked: list[int] = []
+    attempts: list[int] = []
     deadline = Deadline(3600)
 
     async def ask() -> None:
-        async for attempt in tries(
+        async for attempt in retrying(
             lambda error: worth,
             wait=lambda state: next(waits),
             stop=deadline.is_too_near,
             note=lambda state: None,
         ):
             with attempt:
-                asked.append(attempt.retry_state.attempt_number)
+                attempts.append(attempt.retry_state.attempt_number)
                 raise RequestError("unavailable", "away")
 
     with pytest.raises(RequestError):
         asyncio.run(ask())
-    assert asked == ([1, 2, 3] if worth else [1])
+    assert attempts == ([1, 2, 3] if worth else [1])
 
 
 def test_a_try_that_begins_behind_the_deadline_tells_why_the_one_before_failed() -> None:
-    """A machine that stood still wakes from a pause when nothing is left."""
+    """Check a machine that resumes from a suspension after the deadline."""
     deadline = Deadline(3600)
-    assert deadline.for_try() > 0
+    assert deadline.attempt_timeout_s() > 0
 
     async def ask() -> None:
-        async for attempt in tries(
+        async for attempt in retrying(
             lambda error: True,
             wait=lambda state: 0.0,
             stop=deadline.is_too_near,
             note=lambda state: deadline.extend(-7200),
         ):
             with attempt:
-                deadline.for_try()
+                deadline.attempt_timeout_s()
                 raise RequestError("unavailable", "away")
 
     with pytest.raises(RequestError, match="away"):
         asyncio.run(ask())
-    assert Deadline(0).for_try() == 0  # a first try ends by its own timeout
+    assert Deadline(0).attempt_timeout_s() == 0  # a first attempt ends by its own timeout
 
 
 def test_one_seam_stills_every_pause_that_grows(monkeypatch: Any) -> None:
     monkeypatch.setattr("scorekit.net.retry._backoff", lambda state: 42.0)
-    assert growing(state(1)) == 42.0
+    assert exponential_wait(state(1)) == 42.0

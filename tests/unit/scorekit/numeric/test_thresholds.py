@@ -1,4 +1,4 @@
-"""A number on a threshold is on it, however it was summed."""
+"""Check that a sum equal to a threshold counts as equal despite rounding."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_mean_of_decimals_is_compared_as_their_exact_mean(scores, border):
 
 @given(THOUSANDTHS, st.lists(THOUSANDTHS, max_size=32))
 def test_a_mean_that_is_its_border_is_neither_above_nor_below(border, steps):
-    """Each step up is followed by one down, so the mean is the border."""
+    """Check steps up and down in pairs, whose mean is the threshold."""
     scores = [border] + [border + sign * step for step in steps for sign in (1, -1)]
     mean = sum(n / 1000 for n in scores) / len(scores)
     assert not above(mean, border / 1000) and not below(mean, border / 1000)

@@ -1,4 +1,4 @@
-"""What is no vector, and cosines of what is one."""
+"""Check which vectors are invalid and the cosines of valid ones."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import math
 
 import pytest
 
-from scorekit.numeric.vectors import cosine, vector_fault
+from scorekit.numeric.vectors import cosine, vector_error
 
 
 @pytest.mark.parametrize(
-    ("vector", "fault"),
+    ("vector", "reason"),
     [
         ([0.0] * 8, "a vector of zeros"),
         ([-0.0, 0.0], "a vector of zeros"),
@@ -23,8 +23,8 @@ from scorekit.numeric.vectors import cosine, vector_fault
         ([1e30, -1e30], ""),
     ],
 )
-def test_a_vector_has_a_direction(vector, fault):
-    assert vector_fault(vector) == fault
+def test_a_vector_has_a_direction(vector, reason):
+    assert vector_error(vector) == reason
 
 
 def test_cosines_stay_in_their_range_and_zeros_have_none():

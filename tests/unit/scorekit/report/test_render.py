@@ -1,4 +1,4 @@
-"""Spans in colour; text that cannot break out."""
+"""Check colored spans and escaped text."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def test_markup_and_escape_sequences_are_shown_not_obeyed():
     hostile = "[/b] [red]x[/red] \x1b[2J\x1b]0;title\x07 \u202eabc </script>\n끝"
     out = io.StringIO()
     Console(file=out, force_terminal=False, width=200).print(as_rich_text(hostile, [_span(0, 4)]))
-    shown = out.getvalue()
-    assert "[/b] [red]x[/red] ␛[2J␛]0;title␇ \ufffdabc </script>␊끝" in shown
-    assert "\x1b" not in shown and "\u202e" not in shown
+    printed = out.getvalue()
+    assert "[/b] [red]x[/red] ␛[2J␛]0;title␇ \ufffdabc </script>␊끝" in printed
+    assert "\x1b" not in printed and "\u202e" not in printed
 
 
 @given(st.text())

@@ -1,4 +1,4 @@
-"""Pictures that a client keeps."""
+"""Check the client's image cache."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pickle
 import pytest
 
 from scorekit.errors import IndexChanged
-from scorekit.retrieval.pictures import KeptPictures
+from scorekit.retrieval.image_cache import PageImageCache
 
 
 def test_the_ones_used_longest_ago_go_first():
@@ -19,12 +19,12 @@ def test_the_ones_used_longest_ago_go_first():
         return page_id.encode() * 10
 
     async def scenario():
-        kept = KeptPictures(fetch, most_bytes=25)
+        cache = PageImageCache(fetch, most_bytes=25)
         for page_id in "ababcacb":
-            assert await kept.get(page_id) == page_id.encode() * 10
+            assert await cache.get(page_id) == page_id.encode() * 10
         assert fetched == ["a", "b", "c", "a", "b"]
-        await kept.get("xxxx")  # larger than all that may be kept: given, not kept
-        await kept.get("b")
+        await cache.get("xxxx")  # above the cache's limit: returned but not cached
+        await cache.get("b")
         assert fetched == ["a", "b", "c", "a", "b", "xxxx"]
 
     asyncio.run(scenario())
@@ -38,36 +38,36 @@ def test_who_gives_up_does_not_end_it_for_the_others():
             await go.wait()
             return b"png"
 
-        kept = KeptPictures(fetch, most_bytes=100)
-        hasty, patient = (asyncio.create_task(kept.get("a")) for _ in range(2))
+        cache = PageImageCache(fetch, most_bytes=100)
+        hasty, waiting = (asyncio.create_task(cache.get("a")) for _ in range(2))
         await asyncio.sleep(0)
         hasty.cancel()
         with pytest.raises(asyncio.CancelledError):
             await hasty
         go.set()
-        assert await patient == b"png"
+        assert await waiting == b"png"
 
     asyncio.run(scenario())
 
 
 def test_a_failure_goes_to_all_who_wait_and_is_not_kept():
     async def scenario():
-        faults = [OSError("gone")]
+        errors = [OSError("gone")]
 
         async def fetch(page_id):
             await asyncio.sleep(0)
-            if faults:
-                raise faults.pop()
+            if errors:
+                raise errors.pop()
             return b"png"
 
-        kept = KeptPictures(fetch, most_bytes=100)
-        outcomes = await asyncio.gather(kept.get("a"), kept.get("a"), return_exceptions=True)
-        assert [type(one) for one in outcomes] == [OSError, OSError]
-        assert await kept.get("a") == b"png"
+        cache = PageImageCache(fetch, most_bytes=100)
+        outcomes = await asyncio.gather(cache.get("a"), cache.get("a"), return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [OSError, OSError]
+        assert await cache.get("a") == b"png"
 
     asyncio.run(scenario())
 
 
 def test_a_changed_index_travels_between_processes():
     error = pickle.loads(pickle.dumps(IndexChanged("http://a", "r1", "r2")))
-    assert (error.known, error.found, error.exit_code) == ("r1", "r2", 2)
+    assert (error.expected, error.current, error.exit_code) == ("r1", "r2", 2)

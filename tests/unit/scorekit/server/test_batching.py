@@ -1,4 +1,4 @@
-"""The queue: who is batched with whom, who waits, who is refused."""
+"""Check which samples share a batch, which wait and which are refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from scorekit.errors import RequestError
 from scorekit.schemas import TranslationSample
 from scorekit.server.backend import Encoded
 from scorekit.server.fake import FakeBackend, fake_score
-from scorekit.server.queue.batch import cut_batches
+from scorekit.server.queue.batch import make_batches
 from tests.kits.batching import Gate, _run, _until
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 600), st.sampled_from([1, 3])), max_size=200)
@@ -24,7 +24,7 @@ LENGTHS = st.lists(st.tuples(st.integers(1, 600), st.sampled_from([1, 3])), max_
 
 @given(LENGTHS, st.integers(1, 4000), st.one_of(st.none(), st.integers(1, 20)))
 def test_batches_hold_every_sample_once_within_the_budget(lengths, max_tokens, max_items):
-    batches = cut_batches(lengths, max_tokens, max_items)
+    batches = make_batches(lengths, max_tokens, max_items)
     assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
     for batch in batches:
         padded = max(lengths[i][0] for i in batch) * sum(lengths[i][1] for i in batch)
@@ -34,7 +34,7 @@ def test_batches_hold_every_sample_once_within_the_budget(lengths, max_tokens, m
 
 @given(LENGTHS.filter(len))
 def test_a_batch_holds_neighbours_in_length(lengths):
-    order = [lengths[i][0] for batch in cut_batches(lengths, 2000) for i in batch]
+    order = [lengths[i][0] for batch in make_batches(lengths, 2000) for i in batch]
     assert order == sorted(order, reverse=True)
 
 
@@ -43,11 +43,11 @@ def test_requests_of_different_callers_share_a_batch():
 
     async def test(batcher, submit):
         first = submit("opens the model")
-        await _until(lambda: first.flights[0].taken)
-        others = [submit(f"caller {i}") for i in range(5)]
-        await _until(lambda: all(o.flights[0].encoded for o in others))
+        await _until(lambda: first.flights[0].is_dispatched)
+        other_callers = [submit(f"caller {i}") for i in range(5)]
+        await _until(lambda: all(o.flights[0].encoded for o in other_callers))
         backend.open(2)
-        for caller in (first, *others):
+        for caller in (first, *other_callers):
             await caller.job.done
         assert sorted(backend.texts[1]) == [f"caller {i}" for i in range(5)]
 
@@ -58,10 +58,10 @@ def test_equal_samples_in_flight_are_scored_once_and_answer_every_request():
     backend = FakeBackend(seconds_per_batch=0.01)
 
     async def test(batcher, submit):
-        one, two = submit("a", "b", "a"), submit("b", "a")
-        a, b, again = await one.answers()
-        assert a == again != b
-        assert await two.answers() == [b, a]
+        first, second = submit("a", "b", "a"), submit("b", "a")
+        a, b, repeated = await first.answers()
+        assert a == repeated != b
+        assert await second.answers() == [b, a]
 
     _run(test, backend)
     assert sum(backend.batches) == 2
@@ -72,12 +72,12 @@ def test_interactive_goes_before_bulk_and_lifts_what_it_joins():
 
     async def test(batcher, submit):
         first = submit("opens the model")
-        await _until(lambda: first.flights[0].taken)
+        await _until(lambda: first.flights[0].is_dispatched)
         bulk = submit("bulk 1", "bulk 2", "wanted", priority="bulk")
         await _until(lambda: all(f.encoded for f in bulk.flights))
         now = submit("now", "wanted")
         last = submit("last")
-        await _until(lambda: last.flights[0].encoded)  # and with it what was lifted before
+        await _until(lambda: last.flights[0].encoded)  # raised samples have been raised before it
         backend.open(3)
         for caller in (bulk, now, last):
             await caller.job.done
@@ -92,7 +92,7 @@ def test_what_nobody_waits_for_is_not_scored_unless_another_waits_too():
 
     async def test(batcher, submit):
         first = submit("opens the model")
-        await _until(lambda: first.flights[0].taken)
+        await _until(lambda: first.flights[0].is_dispatched)
         leaver, stayer = submit("left", "shared"), submit("shared")
         await _until(lambda: all(f.encoded for f in leaver.flights))
         batcher.release(leaver.job)
@@ -138,7 +138,7 @@ def test_the_queue_is_bounded_by_tokens_too_and_gives_their_room_back():
         backend.open(2)
         await first.job.done
         batcher.release(submit("c", "d").job)
-        assert batcher.admission.room == 0
+        assert batcher.admission.tokens_in_use == 0
         backend.open(2)
         await submit("e", "f").job.done
 
@@ -146,16 +146,16 @@ def test_the_queue_is_bounded_by_tokens_too_and_gives_their_room_back():
 
 
 def test_a_document_in_windows_takes_all_its_tokens_of_the_room():
-    """One that is cut takes what the model reads: 512 tokens of the fake's."""
+    """Check a truncated document, which takes the fake model's limit of 512 tokens."""
 
     async def test(batcher, submit):
         cut = submit("cut", size=40_000)
-        assert batcher.admission.room == 512
+        assert batcher.admission.tokens_in_use == 512
         await cut.job.done
-        whole = submit("whole", size=40_000, overlong="windows")
-        assert batcher.admission.room == 10_001
-        await whole.job.done
-        assert batcher.admission.room == 0
+        windowed = submit("whole", size=40_000, overlong="windows")
+        assert batcher.admission.tokens_in_use == 10_001
+        await windowed.job.done
+        assert batcher.admission.tokens_in_use == 0
         with pytest.raises(RequestError) as hopeless:
             submit("longer", size=80_000, overlong="windows")
         assert hopeless.value.type == "too_large"
@@ -191,22 +191,22 @@ REQUESTS = st.lists(
 @settings(max_examples=40, deadline=None)
 @given(REQUESTS, st.sampled_from([0.0, 0.001]), st.sampled_from([0.0, 10.0]))
 def test_every_waiter_gets_exactly_one_answer_its_own(requests, batch_s, patience_s):
-    """Texts repeat, 7 kills its batch, 11 has no finite score, callers come and go."""
+    """Check repeated texts; 7 fails its batch, 11 has no finite score, and callers may cancel."""
     backend = FakeBackend(seconds_per_batch=batch_s, poison="7")
-    answered, callers = [], []  # who has left is kept, too, or another could get the id of its job
+    answered, callers = [], []  # keeps cancelled callers, too, so that no job id repeats
 
     def mt_of(text):
         return f"{text} " * (text + 1) + ("nan" if text == 11 else "")
 
     async def test(batcher, submit):
         staying = []
-        for texts, priority, leaves, pause in requests:
+        for texts, priority, when_cancelled, pause in requests:
             caller = submit(*map(mt_of, texts), priority=priority)
             callers.append(caller)
             caller.job.on_answer = lambda index, job=caller.job: answered.append((id(job), index))
-            if leaves == "leaves at once":
+            if when_cancelled == "leaves at once":
                 batcher.release(caller.job)
-            elif leaves == "leaves later":
+            elif when_cancelled == "leaves later":
                 asyncio.get_running_loop().call_later(0.003, batcher.release, caller.job)
             else:
                 staying.append((texts, caller))
@@ -223,7 +223,7 @@ def test_every_waiter_gets_exactly_one_answer_its_own(requests, batch_s, patienc
                     assert answer["score"] == fake_score(TranslationSample(src="s", mt=mt), 25.0)
         assert len(answered) == len(set(answered))
         await _until(lambda: batcher.in_flight == 0)
-        assert batcher.admission.room == 0
+        assert batcher.admission.tokens_in_use == 0
 
     _run(test, backend, max_batch_tokens=40, bulk_patience_s=patience_s)
 
@@ -233,11 +233,11 @@ def test_encoded_is_small():
 
 
 def test_given_up_samples_are_neither_tokenised_nor_kept():
-    tokenised = []
+    tokenized_texts = []
 
     class Counting(Gate):
         def encode(self, samples, options):
-            tokenised.extend(s.mt for s in samples)
+            tokenized_texts.extend(s.mt for s in samples)
             time.sleep(0.01)
             return super().encode(samples, options)
 
@@ -245,7 +245,7 @@ def test_given_up_samples_are_neither_tokenised_nor_kept():
 
     async def test(batcher, submit):
         first = submit("opens the model")
-        await _until(lambda: first.flights[0].taken)
+        await _until(lambda: first.flights[0].is_dispatched)
         for i in range(200):
             batcher.release(submit(*(f"{i} {k}" for k in range(40))).job)
         last = submit("stays")
@@ -256,7 +256,7 @@ def test_given_up_samples_are_neither_tokenised_nor_kept():
         await last.job.done
 
     _run(test, backend)
-    assert len(tokenised) < 500  # of 8,000
+    assert len(tokenized_texts) < 500  # of 8,000
 
 
 def test_bulk_is_tokenised_however_much_interactive_work_there_is():
@@ -267,10 +267,10 @@ def test_bulk_is_tokenised_however_much_interactive_work_there_is():
 
     async def test(batcher, submit):
         bulk = submit("bulk", priority="bulk")
-        others = []
-        while not bulk.job.done.done():  # never fewer than ten pieces wait
-            others = [o for o in others if not o.job.done.done()]
-            others += [submit(f"{time.monotonic_ns()}") for _ in range(20 - len(others))]
+        interactive = []
+        while not bulk.job.done.done():  # at least ten tasks wait
+            interactive = [o for o in interactive if not o.job.done.done()]
+            interactive += [submit(f"{time.monotonic_ns()}") for _ in range(20 - len(interactive))]
             await asyncio.sleep(0)
 
     _run(test, Slow(), bulk_patience_s=0.02)
@@ -290,19 +290,19 @@ def test_a_lifted_sample_is_scored_once():
 
     async def test(batcher, submit):
         first = submit("opens the model")
-        await _until(lambda: first.flights[0].taken)
+        await _until(lambda: first.flights[0].is_dispatched)
         bulk = submit("bulk", "wanted", priority="bulk")
-        now = submit("wanted")  # while the tokeniser has it
+        now = submit("wanted")  # while it is being tokenized
         go.set()
         last = submit("last")
         await _until(lambda: last.flights[0].encoded)
         also = submit("later", priority="bulk")
-        wanted = submit("later")  # perhaps before the tokeniser has it
+        later = submit("later")  # perhaps before it is tokenized
         await _until(lambda: also.flights[0].encoded)
         after = submit("after", priority="bulk")
         await _until(lambda: after.flights[0].encoded)
         backend.open(4)
-        for caller in (bulk, now, last, also, wanted, after):
+        for caller in (bulk, now, last, also, later, after):
             await caller.job.done
 
     _run(test, backend)
@@ -315,9 +315,9 @@ def test_the_threads_end_after_the_batch_in_hand():
 
     async def test(batcher, submit):
         first = submit("in hand")
-        await _until(lambda: first.flights[0].taken)
-        rest = submit("waits")
-        await _until(lambda: rest.flights[0].encoded)
+        await _until(lambda: first.flights[0].is_dispatched)
+        waiting = submit("waits")
+        await _until(lambda: waiting.flights[0].encoded)
         batcher.stop()
         backend.open(2)
         await _until(lambda: not any(thread.is_alive() for thread in batcher._threads))

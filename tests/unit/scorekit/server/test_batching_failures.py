@@ -1,4 +1,4 @@
-"""What breaks under the batcher: texts, tokenisers, models, memory, devices."""
+"""Check failures of texts, tokenizers, models, memory and devices in the batcher."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _encode(backend, *mts):
 def test_a_poison_sample_fails_alone():
     backend = FakeBackend(poison="poison")
     samples, encoded = _encode(backend, *(f"mt {i}" for i in range(40)), "poison", "mt 41")
-    outcomes = run_batch(backend.forward, encoded, backend.verb.outcome_fault)
+    outcomes = run_batch(backend.forward, encoded, backend.endpoint.outcome_error)
     for sample, outcome in zip(samples, outcomes, strict=True):
         if sample.mt == "poison":
             assert isinstance(outcome, SampleError) and outcome.type == "model_failure"
@@ -34,7 +34,7 @@ def test_a_poison_sample_fails_alone():
 def test_a_score_that_is_not_finite_is_a_typed_failure():
     backend = FakeBackend()
     _, encoded = _encode(backend, "fine", "nan")
-    good, bad = run_batch(backend.forward, encoded, backend.verb.outcome_fault)
+    good, bad = run_batch(backend.forward, encoded, backend.endpoint.outcome_error)
     assert math.isfinite(good["score"])
     assert bad.type == "non_finite"
 
@@ -46,7 +46,7 @@ def test_a_backend_that_answers_too_few_fails_its_samples():
 
     backend = Short()
     _, encoded = _encode(backend, "a", "b")
-    outcomes = run_batch(backend.forward, encoded, backend.verb.outcome_fault)
+    outcomes = run_batch(backend.forward, encoded, backend.endpoint.outcome_error)
     assert [o.type for o in outcomes] == ["model_failure"] * 2
 
 
@@ -79,8 +79,8 @@ def test_a_dead_thread_fails_its_waiters_and_says_so(broken):
         def forward(self, batch):
             return self.die("forward") or super().forward(batch)
 
-        def die(self, where):
-            if self.armed and where == broken:
+        def die(self, thread_name):
+            if self.armed and thread_name == broken:
                 raise SystemExit("the driver is gone")
 
     backend = Deadly()
@@ -91,11 +91,11 @@ def test_a_dead_thread_fails_its_waiters_and_says_so(broken):
         if broken == "forward":
             (answer,) = await waiting.answers()
             assert answer.type == "model_failure"
-        else:  # it was in nobody's hands: another replica may be asked
+        else:  # nothing was processing it: another replica may be tried
             with pytest.raises(RequestError, match="the model thread ended"):
                 await waiting.answers()
-        await _until(lambda: batcher.dead)
-        assert batcher.fault() == "the model thread ended"
+        await _until(lambda: batcher.is_dead)
+        assert batcher.unhealthy_reason() == "the model thread ended"
         with pytest.raises(RequestError, match="the model thread ended"):
             submit("b")
 
@@ -114,7 +114,7 @@ def test_nobody_hangs_when_the_log_cannot_be_written(monkeypatch):
         monkeypatch.setattr("scorekit.server.queue.batching.log", Full())
         (answer,) = await submit("poison").answers()
         assert answer.type == "model_failure"
-        await _until(lambda: batcher.dead)
+        await _until(lambda: batcher.is_dead)
         with pytest.raises(RequestError):
             submit("b")
 
@@ -132,8 +132,8 @@ def test_a_failed_batch_frees_its_memory_before_it_is_halved():
     class Hungry(FakeBackend):
         def forward(self, batch):
             alive.append(sum(ref() is not None for ref in seen))
-            held = Activations()
-            seen.append(weakref.ref(held))
+            activations = Activations()
+            seen.append(weakref.ref(activations))
             if len(batch) > 1:
                 raise MemoryError
             return super().forward(batch)
@@ -141,7 +141,7 @@ def test_a_failed_batch_frees_its_memory_before_it_is_halved():
     seen = []
     backend = Hungry()
     _, encoded = _encode(backend, *"abcdefgh")
-    outcomes = run_batch(backend.forward, encoded, backend.verb.outcome_fault)
+    outcomes = run_batch(backend.forward, encoded, backend.endpoint.outcome_error)
     assert all("score" in outcome for outcome in outcomes)
     assert set(alive) == {0}
 
@@ -159,7 +159,7 @@ def test_a_batch_that_does_not_fit_is_split_and_later_ones_are_smaller():
     backend = Small()
 
     async def test(batcher, submit):
-        batcher.ready.limit(2000)  # what warm-up would have refused
+        batcher.ready.limit(2000)  # a limit above what warm-up allows
         for name in "ab":
             answers = await submit(*(f"{name} {i} " * 15 for i in range(60))).answers()
             assert all("score" in answer for answer in answers)
@@ -169,11 +169,11 @@ def test_a_batch_that_does_not_fit_is_split_and_later_ones_are_smaller():
 
 
 def test_a_batch_that_can_never_fit_is_told_before_any_work_is_taken():
-    async def never(batcher, submit):
+    async def submit_unstarted(batcher, submit):
         raise AssertionError("it started")
 
     with pytest.raises(UserError, match=r"--max-batch-tokens 2000: a batch of .* does not fit"):
-        _run(never, Small(), max_batch_tokens=2000)
+        _run(submit_unstarted, Small(), max_batch_tokens=2000)
 
 
 def test_a_model_without_a_finite_score_for_a_plain_text_takes_no_work():
@@ -181,11 +181,11 @@ def test_a_model_without_a_finite_score_for_a_plain_text_takes_no_work():
         def _outcome(self, sample):
             return {"score": math.nan}
 
-    async def never(batcher, submit):
+    async def submit_unstarted(batcher, submit):
         raise AssertionError("it started")
 
     with pytest.raises(UserError, match=r"does not score a plain text \(non_finite: "):
-        _run(never, Broken())
+        _run(submit_unstarted, Broken())
 
 
 def test_a_lost_device_ends_the_thread_and_every_waiter_is_told():
@@ -198,7 +198,7 @@ def test_a_lost_device_ends_the_thread_and_every_waiter_is_told():
     async def test(batcher, submit):
         answers = await submit("last", "b").answers()
         assert [a.type for a in answers] == ["model_failure"] * 2
-        await _until(lambda: batcher.dead)
+        await _until(lambda: batcher.is_dead)
 
     _run(test, Lost())
 
@@ -215,7 +215,7 @@ def test_who_had_no_part_in_the_batch_that_lost_the_device_is_refused_and_may_as
 
     async def test(batcher, submit):
         suspect = submit("last")
-        await _until(lambda: suspect.flights[0].taken)
+        await _until(lambda: suspect.flights[0].is_dispatched)
         other, both = submit("b", "c"), submit("d", "last")
         backend.open(1)
         assert [a.type for a in await suspect.answers()] == ["model_failure"]
@@ -229,10 +229,10 @@ def test_who_had_no_part_in_the_batch_that_lost_the_device_is_refused_and_may_as
 
 def test_a_sick_model_whose_device_is_lost_takes_no_more():
     class Sick(FakeBackend):
-        armed = lost = False
+        armed = is_device_lost = False
 
         def forward(self, batch):
-            if self.lost:
+            if self.is_device_lost:
                 raise RuntimeError("CUDA error: device-side assert triggered")
             if self.armed:
                 raise RuntimeError("no answer")
@@ -243,9 +243,9 @@ def test_a_sick_model_whose_device_is_lost_takes_no_more():
     async def test(batcher, submit):
         backend.armed = True
         await submit("a").answers()
-        await _until(lambda: batcher.fault() == "the model fails")
-        backend.lost = True
-        await _until(lambda: batcher.dead)
+        await _until(lambda: batcher.unhealthy_reason() == "the model fails")
+        backend.is_device_lost = True
+        await _until(lambda: batcher.is_dead)
         with pytest.raises(RequestError, match="the model thread ended"):
             submit("b")
 
@@ -253,7 +253,7 @@ def test_a_sick_model_whose_device_is_lost_takes_no_more():
 
 
 def test_a_tokeniser_that_hangs_is_not_ready_and_takes_no_more(monkeypatch):
-    monkeypatch.setattr("scorekit.server.queue.tokeniser_thread.TOKENISE_STALL_S", 0.05)
+    monkeypatch.setattr("scorekit.server.queue.tokenizer_thread.TOKENISE_STALL_S", 0.05)
     go = threading.Event()
 
     class Stuck(FakeBackend):
@@ -264,12 +264,12 @@ def test_a_tokeniser_that_hangs_is_not_ready_and_takes_no_more(monkeypatch):
 
     async def test(batcher, submit):
         stuck = submit("hangs")
-        await _until(lambda: batcher.fault() == "the tokeniser hangs")
+        await _until(lambda: batcher.unhealthy_reason() == "the tokeniser hangs")
         with pytest.raises(RequestError, match="the tokeniser hangs"):
             submit("b")
         go.set()
         await stuck.job.done
-        assert batcher.fault() is None
+        assert batcher.unhealthy_reason() is None
 
     _run(test, Stuck())
 
@@ -287,12 +287,12 @@ def test_a_model_that_fails_every_text_is_not_ready_until_it_answers_again():
 
     async def test(batcher, submit):
         await submit("poison").answers()
-        assert batcher.fault() is None  # the text was at fault
+        assert batcher.unhealthy_reason() is None  # the text caused the error
         backend.sick = True
         await submit("a").answers()
-        await _until(lambda: batcher.fault() == "the model fails")
+        await _until(lambda: batcher.unhealthy_reason() == "the model fails")
         backend.sick = False
-        await _until(lambda: batcher.fault() is None)  # asked without a request
+        await _until(lambda: batcher.unhealthy_reason() is None)  # checked without a request
 
     _run(test, backend)
 
@@ -302,18 +302,18 @@ def test_a_model_that_hangs_is_not_ready_and_takes_no_more():
 
     async def test(batcher, submit):
         stuck = submit("hangs")
-        await _until(lambda: batcher.fault() == "the model hangs in a batch")
+        await _until(lambda: batcher.unhealthy_reason() == "the model hangs in a batch")
         with pytest.raises(RequestError, match="hangs"):
             submit("b")
         backend.open(1)
         await stuck.job.done
-        await _until(lambda: batcher.fault() is None)
+        await _until(lambda: batcher.unhealthy_reason() is None)
 
     _run(test, backend, stall_after=0.05)
 
 
 def test_a_panic_of_the_tokenizer_fails_its_text_and_not_the_process():
-    class PanicException(BaseException):  # pyo3's is no Exception
+    class PanicException(BaseException):  # pyo3's PanicException is not an Exception
         pass
 
     class Panicking(FakeBackend):
@@ -325,7 +325,7 @@ def test_a_panic_of_the_tokenizer_fails_its_text_and_not_the_process():
     async def test(batcher, submit):
         good, bad = await submit("a", "panic").answers()
         assert "score" in good and bad.type == "model_failure"
-        assert batcher.fault() is None
+        assert batcher.unhealthy_reason() is None
 
     _run(test, Panicking())
 

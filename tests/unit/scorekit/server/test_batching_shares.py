@@ -1,4 +1,4 @@
-"""Nobody waits for all of another's request: windows and large requests let others pass."""
+"""Check that small requests overtake long texts in windows and large requests."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from scorekit.errors import SampleError
 from scorekit.schemas import MetricXOptions, TranslationSample
 from scorekit.server.fake import FakeBackend
 from scorekit.server.queue.batch import run_batch
-from scorekit.server.queue.pieces import PIECE, Pieces, cut_pieces
-from scorekit.server.queue.work import Flight
+from scorekit.server.queue.in_flight import InFlightSample
+from scorekit.server.queue.tokenizer_queue import PIECE, TokenizerQueue, split_tasks
 from scorekit.server.windows.backend import with_windows
 from tests.kits.batching import Gate, _run, _until
 
@@ -27,12 +27,12 @@ HUGE = " ".join(f"word{k}." for k in range(600))
 
 
 def alone(mt, backend=None):
-    """The outcome of a text in windows that nobody else waits beside."""
+    """Return the outcome of a windowed text scored without concurrent requests."""
     windowed = with_windows(backend or FakeBackend(), BUDGET)
     windowed.load()
     options = MetricXOptions(overlong="windows", max_input_length=LIMIT)
     encoded = windowed.encode([TranslationSample(src="s", mt=mt)], options)
-    return run_batch(windowed.forward, encoded, windowed.verb.outcome_fault)[0]
+    return run_batch(windowed.forward, encoded, windowed.endpoint.outcome_error)[0]
 
 
 def in_windows(submit, mt, **options):
@@ -40,22 +40,22 @@ def in_windows(submit, mt, **options):
 
 
 async def in_the_model(caller):
-    await _until(lambda: any(flight.taken for flight in caller.flights))
+    await _until(lambda: any(flight.is_dispatched for flight in caller.flights))
 
 
 async def waiting(*callers):
-    """All are tokenised, and wait for the model."""
+    """Wait until all callers' samples are tokenized and in the model queue."""
     await _until(lambda: all(f.encoded for caller in callers for f in caller.flights))
 
 
 async def batches_until(backend, caller):
-    """How many batches the model ends until the caller is answered."""
+    """Return the number of batches that the model finishes until the caller is answered."""
     before = len(backend.texts)
     while not caller.job.done.done():
         count = len(backend.texts)
         backend.open(1)
         await _until(lambda count=count: len(backend.texts) > count)
-        for _ in range(5):  # what the batch says is handed to the event loop
+        for _ in range(5):  # results are passed to the event loop
             await asyncio.sleep(0)
         await _until(lambda: backend.holds or caller.job.done.done())
     return len(backend.texts) - before
@@ -69,7 +69,7 @@ def test_a_word_waits_for_one_batch_of_a_huge_sample_and_not_for_all_its_windows
         await in_the_model(huge)
         word = submit("word")
         await waiting(word)
-        assert await batches_until(backend, word) == 2  # the one in hand, and its own
+        assert await batches_until(backend, word) == 2  # the current batch and its own
         assert not huge.job.done.done()
         backend.open(1000)
         (answer,) = await huge.answers()
@@ -104,18 +104,18 @@ def test_however_many_large_requests_there_are_small_ones_have_every_other_batch
     async def test(batcher, submit):
         large = [submit(*(f"{n} {k}" for k in range(80)), size=40) for n in range(3)]
         await in_the_model(large[0])
-        words = [submit(f"word {k}") for k in range(40)]  # of some batches
+        words = [submit(f"word {k}") for k in range(40)]  # they need several batches
         await waiting(*large, *words)
         backend.open(1000)
         for caller in (*large, *words):
             await caller.job.done
 
     _run(test, backend, max_batch_tokens=BUDGET)
-    whose = [text.split()[0] for text, *_ in backend.texts[1:]]
-    small = [at for at, who in enumerate(whose) if who == "word"]
+    owners = [text.split()[0] for text, *_ in backend.texts[1:]]
+    small = [index for index, owner in enumerate(owners) if owner == "word"]
     assert small == list(range(0, 2 * len(small), 2)) and len(small) > 1
-    large = [who for who in whose if who != "word"]
-    assert all(len(set(large[at : at + 3])) == 3 for at in range(0, 9, 3))  # each in turn
+    large = [owner for owner in owners if owner != "word"]
+    assert all(len(set(large[index : index + 3])) == 3 for index in range(0, 9, 3))  # in rotation
 
 
 def test_a_word_passes_large_requests_and_bulk_that_has_waited_for_long():
@@ -128,7 +128,7 @@ def test_a_word_passes_large_requests_and_bulk_that_has_waited_for_long():
         await waiting(*large, *bulk)
         word = submit("word")
         await waiting(word)
-        assert await batches_until(backend, word) <= 4  # in hand, bulk, a large one's, its own
+        assert await batches_until(backend, word) <= 4  # at most current, bulk, large, own
         backend.open(1000)
         for caller in (*large, *bulk):
             await caller.job.done
@@ -149,8 +149,8 @@ def test_windows_of_two_callers_take_turns():
         assert [*await first.answers(), *await second.answers()] == [alone(HUGE), alone(other)]
 
     _run(test, backend, max_batch_tokens=BUDGET)
-    whose = ["word" in batch[0] for batch in backend.texts]
-    assert all(a != b for a, b in pairwise(whose[1:-3]))
+    is_word = ["word" in batch[0] for batch in backend.texts]
+    assert all(a != b for a, b in pairwise(is_word[1:-3]))
 
 
 def test_windows_that_nobody_waits_for_any_more_are_not_scored():
@@ -160,10 +160,10 @@ def test_windows_that_nobody_waits_for_any_more_are_not_scored():
         huge = in_windows(submit, HUGE)
         await in_the_model(huge)
         batcher.release(huge.job)
-        assert batcher.in_flight == 0 and batcher.admission.room == 0
-        again = in_windows(submit, HUGE)  # who asks anew is answered
-        await waiting(again)
-        batcher.release(again.job)
+        assert batcher.in_flight == 0 and batcher.admission.tokens_in_use == 0
+        repeated = in_windows(submit, HUGE)  # a new request is answered
+        await waiting(repeated)
+        batcher.release(repeated.job)
         word = submit("word")
         await waiting(word)
         backend.open(2)
@@ -177,11 +177,11 @@ def test_windows_that_two_wait_for_are_scored_once_and_go_on_when_one_leaves():
     backend = Gate()
 
     async def test(batcher, submit):
-        one, two = in_windows(submit, HUGE), in_windows(submit, HUGE)
-        await in_the_model(one)
-        batcher.release(one.job)
+        first, second = in_windows(submit, HUGE), in_windows(submit, HUGE)
+        await in_the_model(first)
+        batcher.release(first.job)
         backend.open(1000)
-        assert await two.answers() == [alone(HUGE)]
+        assert await second.answers() == [alone(HUGE)]
 
     _run(test, backend, max_batch_tokens=BUDGET)
     texts = [text for batch in backend.texts for text in batch]
@@ -195,15 +195,15 @@ def test_a_window_that_fails_fails_its_sample_and_the_rest_is_not_scored(bad, ki
     count = len(alone(HUGE)["windows"])
 
     async def test(batcher, submit):
-        beside = in_windows(submit, HUGE)
+        concurrent = in_windows(submit, HUGE)
         huge = in_windows(submit, HUGE.replace("word0.", bad).replace("word", "term"))
-        await waiting(beside, huge)
+        await waiting(concurrent, huge)
         await batches_until(backend, huge)
         (answer,) = await huge.answers()
         assert isinstance(answer, SampleError) and answer.type == kind
         assert answer.message.startswith(f"window 1 of {count}: ")
         backend.open(1000)
-        assert await beside.answers() == [alone(HUGE)]
+        assert await concurrent.answers() == [alone(HUGE)]
         assert batcher.in_flight == 0 and len(batcher.ready) == 0
 
     _run(test, backend, max_batch_tokens=BUDGET)
@@ -233,7 +233,7 @@ def test_what_a_small_request_wants_of_a_large_one_goes_with_the_small_ones():
         await waiting(large)
         small = submit("wanted")
         after = submit("after")
-        await waiting(after)  # and with it what was lifted before
+        await waiting(after)  # raised samples have been raised before it
         assert await batches_until(backend, small) == 2
         backend.open(1000)
         for caller in (large, after):
@@ -253,17 +253,17 @@ def test_windows_of_bulk_are_lifted_by_who_waits_for_them():
         bulk = in_windows(submit, HUGE, priority="bulk")
         await waiting(bulk)
         now = in_windows(submit, HUGE)
-        others = submit(*(f"{k}" for k in range(500)), size=40, priority="bulk")
-        await waiting(others)
-        await _until(lambda: bulk.flights[0].windows[-1].lane[0] == "interactive")
+        other_bulk = submit(*(f"{k}" for k in range(500)), size=40, priority="bulk")
+        await waiting(other_bulk)
+        await _until(lambda: bulk.flights[0].windows[-1].queue_key[0] == "interactive")
         backend.open(1000)
         assert await now.answers() == await bulk.answers() == [alone(HUGE)]
-        assert not others.job.done.done() or len(backend.texts) > 20
-        await others.job.done
+        assert not other_bulk.job.done.done() or len(backend.texts) > 20
+        await other_bulk.job.done
 
     _run(test, backend, max_batch_tokens=BUDGET)
-    whose = ["word" in batch[0] for batch in backend.texts[1:]]
-    assert whose == sorted(whose, reverse=True)  # all windows before all other bulk
+    is_word = ["word" in batch[0] for batch in backend.texts[1:]]
+    assert is_word == sorted(is_word, reverse=True)  # all windows before all other bulk
 
 
 def test_while_a_text_is_cut_into_windows_others_are_tokenised_and_scored():
@@ -286,18 +286,18 @@ def test_while_a_text_is_cut_into_windows_others_are_tokenised_and_scored():
 
 
 def test_pieces_of_a_large_request_let_others_be_tokenised():
-    pieces = Pieces(10.0)
+    queue = TokenizerQueue(10.0)
 
     def put(job, count):
-        flights = [Flight(b"", None, "interactive", 1, 0.0) for _ in range(count)]
-        pieces.put(cut_pieces(job, flights, None), "interactive")
+        flights = [InFlightSample(b"", None, "interactive", 1, 0.0) for _ in range(count)]
+        queue.put(split_tasks(job, flights, None), "interactive")
 
     put("large", 5 * PIECE)
-    assert pieces.take().job == "large"
+    assert queue.take().job == "large"
     put("small", 1)
     put("other", 2 * PIECE)
-    taken = [pieces.take() for _ in range(7)]
-    jobs = " ".join(one.job for one in taken)
+    tasks = [queue.take() for _ in range(7)]
+    jobs = " ".join(task.job for task in tasks)
     assert jobs == "large small other large other large large"
 
 
@@ -325,12 +325,12 @@ def test_whoever_comes_and_goes_each_sample_in_windows_has_its_own_outcome(reque
 
     async def test(batcher, submit):
         staying = []
-        for texts, priority, leaves in requests:
+        for texts, priority, when_cancelled in requests:
             size = max(map(len, texts))
             caller = submit(*texts, size=size, overlong="windows", limit=LIMIT, priority=priority)
-            if leaves == "leaves at once":
+            if when_cancelled == "leaves at once":
                 batcher.release(caller.job)
-            elif leaves == "leaves later":
+            elif when_cancelled == "leaves later":
                 asyncio.get_running_loop().call_later(0.002, batcher.release, caller.job)
             else:
                 staying.append((texts, caller))
@@ -341,7 +341,7 @@ def test_whoever_comes_and_goes_each_sample_in_windows_has_its_own_outcome(reque
                 else:
                     assert answer == alone(text)
         await _until(lambda: batcher.in_flight == 0)
-        assert batcher.admission.room == 0
+        assert batcher.admission.tokens_in_use == 0
 
     _run(test, backend, max_batch_tokens=BUDGET, bulk_patience_s=patience_s)
 
@@ -354,14 +354,14 @@ def test_it_is_said_when_a_small_request_waits_for_long_and_until_it_waits_half_
         await in_the_model(large)
         bulk = submit("bulk", priority="bulk")
         for flight in (*large.flights, *bulk.flights):  # these may wait
-            flight.born -= 1000.0
+            flight.enqueued_at -= 1000.0
         word = submit("word")
-        assert batcher.fault() is None
+        assert batcher.unhealthy_reason() is None
         waits = word.flights[0]
 
         def fault_after(seconds):
-            waits.born = time.monotonic() - seconds
-            return batcher.fault()
+            waits.enqueued_at = time.monotonic() - seconds
+            return batcher.unhealthy_reason()
 
         assert fault_after(250.0) is None
         assert fault_after(301.0) == "a small request has waited 301 s for the model"
@@ -370,10 +370,10 @@ def test_it_is_said_when_a_small_request_waits_for_long_and_until_it_waits_half_
         assert fault_after(149.0) is None
         assert fault_after(250.0) is None
         assert fault_after(301.0) is not None
-        for line, least in (("small", 301), ("large", 1000), ("bulk", 1000)):
-            assert batcher.admission.longest_wait(line, time.monotonic()) >= least
+        for line, min_wait_s in (("small", 301), ("large", 1000), ("bulk", 1000)):
+            assert batcher.admission.longest_wait(line, time.monotonic()) >= min_wait_s
         backend.open(1000)
         await word.job.done
-        assert batcher.fault() is None
+        assert batcher.unhealthy_reason() is None
 
     _run(test, backend, max_batch_tokens=BUDGET, timeout_s=600.0)

@@ -1,4 +1,4 @@
-"""Who may touch what: each attribute of the queue says it where it is defined."""
+"""Check that each attribute of the queue documents its owner where it is defined."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from pathlib import Path
 import pytest
 
 QUEUE = Path(__file__).parents[4] / "scorekit/server/queue"
-#: A thread or several, a lock, or why none is needed; then what else a reader needs.
-OWNER = re.compile(r"owner: (loop|tokeniser|model|lock|fixed|any)\b", re.I)
+#: One or several threads, a lock, or the reason why none is needed; then further remarks.
+OWNER = re.compile(r"owner: (loop|tokenizer|model|lock|fixed|any)\b", re.I)
 
 
 def _definitions(cls: ast.ClassDef) -> dict[str, ast.stmt]:
-    """The first statement that gives a field or an attribute its value, by name."""
-    found: dict[str, ast.stmt] = {}
+    """Return the first statement that assigns each field or attribute, by name."""
+    statement_by_name: dict[str, ast.stmt] = {}
     for node in cls.body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            found.setdefault(node.target.id, node)
+            statement_by_name.setdefault(node.target.id, node)
     for node in ast.walk(cls):
         if not isinstance(node, ast.Assign | ast.AnnAssign):
             continue
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        for target in (part for whole in targets for part in ast.walk(whole)):
+        for target in (part for assigned in targets for part in ast.walk(assigned)):
             if isinstance(target, ast.Attribute) and ast.unparse(target.value) == "self":
-                found.setdefault(target.attr, node)
-    return found
+                statement_by_name.setdefault(target.attr, node)
+    return statement_by_name
 
 
 @pytest.mark.parametrize("path", sorted(QUEUE.glob("*.py")), ids=lambda path: path.name)
@@ -44,5 +44,7 @@ def test_each_attribute_of_the_queue_names_its_owner(path):
 
 
 def test_the_ageing_of_bulk_work_stands_once():
-    told = [path.name for path in QUEUE.glob("*.py") if "bulk_had_last" in path.read_text("utf-8")]
-    assert told == ["turns.py"]
+    file_names = [
+        path.name for path in QUEUE.glob("*.py") if "bulk_had_last" in path.read_text("utf-8")
+    ]
+    assert file_names == ["priority.py"]

@@ -1,11 +1,11 @@
-"""What a stored value must be to stand in an answer, whoever wrote it."""
+"""Check which stored values are valid answers, whatever wrote them."""
 
 from __future__ import annotations
 
 from pydantic_core import to_json
 
 from scorekit.schemas import JudgeSample, ScoreRange, TranslationSample, XCometOptions
-from scorekit.server.stored import MAX_VALUE_BYTES, could_be_answer
+from scorekit.server.cached_values import MAX_VALUE_BYTES, could_be_answer
 
 SAMPLE = TranslationSample(src="The house", mt="집은 빨간색")
 TRUNCATED = {"src": False, "mt": False, "ref": False}
@@ -21,8 +21,10 @@ GOOD = {
 
 def _counts(value, sample=SAMPLE, **options):
     stored = value if isinstance(value, bytes) else to_json(value)
-    most = None if getattr(sample, "task", "") == "mqm" else 1.0
-    return could_be_answer(stored, sample, XCometOptions(**options), ScoreRange(min=None, max=most))
+    max_score = None if getattr(sample, "task", "") == "mqm" else 1.0
+    return could_be_answer(
+        stored, sample, XCometOptions(**options), ScoreRange(min=None, max=max_score)
+    )
 
 
 def test_what_a_service_writes_counts():
@@ -36,14 +38,14 @@ def test_what_a_service_writes_counts():
 def test_errors_that_a_judge_found_lie_in_both_texts():
     sample = JudgeSample(task="mqm", src="The house", mt="집은 빨간색")
     left = {"start": 4, "end": 9, "severity": "MAJOR", "confidence": None, "text": "house"}
-    found = GOOD | {"error_spans": [SPAN | {"confidence": None}], "omissions": [left]}
-    assert _counts(found, sample)
-    assert not _counts(found | {"omissions": [left | {"end": 10}]}, sample)
-    assert not _counts(found | {"omissions": [left | {"text": "other"}]}, sample)
-    assert not _counts(found)  # xCOMET knows how sure it is
+    stored = GOOD | {"error_spans": [SPAN | {"confidence": None}], "omissions": [left]}
+    assert _counts(stored, sample)
+    assert not _counts(stored | {"omissions": [left | {"end": 10}]}, sample)
+    assert not _counts(stored | {"omissions": [left | {"text": "other"}]}, sample)
+    assert not _counts(stored)  # xCOMET always has a confidence
     verdict = {"pass": True, "reason_code": "ok", "notes": ""}
     assert not _counts({"score": 0.0, "verdict": verdict}, sample)
-    assert not _counts(found, JudgeSample(task="own", src="The house", mt="집은 빨간색"))
+    assert not _counts(stored, JudgeSample(task="own", src="The house", mt="집은 빨간색"))
 
 
 def test_windows_lie_in_both_texts():
@@ -93,7 +95,7 @@ def test_what_no_service_could_have_written_does_not():
     verdict = {"pass": True, "reason_code": "ok", "notes": "", "more": "text"}
     assert not _counts({"score": 1.0, "verdict": verdict}, JudgeSample(task="translation_filter"))
     assert not _counts(GOOD, JudgeSample(task="translation_filter"))
-    assert not _counts(to_json(GOOD).replace(b"0.5", b'0.5,"score":0.25', 1))  # of two names one
+    assert not _counts(to_json(GOOD).replace(b"0.5", b'0.5,"score":0.25', 1))  # a repeated key
 
 
 def test_raw_spans_lie_in_the_text_and_need_not_quote_it():

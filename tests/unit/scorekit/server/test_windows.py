@@ -1,4 +1,4 @@
-"""`overlong: windows` between the queue and a backend: a fake one, whose tokens are words."""
+"""Check `overlong: windows` with a fake backend whose tokens are words."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def _score(samples, limit=16, backend=None, budget=64, **options):
     windowed.load()
     options = XCometOptions(max_input_length=limit, **options)
     encoded = windowed.encode(samples, options)
-    good = [one for one in encoded if isinstance(one, Encoded)]
-    scored = iter(run_batch(windowed.forward, good, windowed.verb.outcome_fault))
-    return [one if isinstance(one, SampleError) else next(scored) for one in encoded]
+    good = [result for result in encoded if isinstance(result, Encoded)]
+    scored = iter(run_batch(windowed.forward, good, windowed.endpoint.outcome_error))
+    return [result if isinstance(result, SampleError) else next(scored) for result in encoded]
 
 
 def _sample(src, mt, ref=None):
@@ -45,35 +45,35 @@ LONG = _sample("The house is red. It is old. " * 9, "집은 red 빨간색이다.
 @given(TEXTS, TEXTS, st.one_of(st.none(), TEXTS))
 def test_every_character_is_in_one_window_and_spans_stand_in_their_place(src, mt, ref):
     sample = _sample(src, mt, ref)
-    (got,) = _score([sample], overlong="windows")
-    for span in got["error_spans"]:
+    (outcome,) = _score([sample], overlong="windows")
+    for span in outcome["error_spans"]:
         assert mt[span["start"] : span["end"]] == span["text"]
-    if "windows" not in got:
-        assert (got,) == tuple(_score([sample]))
+    if "windows" not in outcome:
+        assert (outcome,) == tuple(_score([sample]))
         return
-    windows = got["windows"]
+    windows = outcome["windows"]
     for side, text in (("src", src), ("mt", mt)):
         assert windows[0][f"{side}_start"] == 0 and windows[-1][f"{side}_end"] == len(text)
         assert all(a[f"{side}_end"] == b[f"{side}_start"] for a, b in pairwise(windows))
-    assert not any(got["truncated"].values()) and got["mt_covered"] == len(mt)
+    assert not any(outcome["truncated"].values()) and outcome["mt_covered"] == len(mt)
     weights = [
         (w["src_end"] - w["src_start"]) / (len(src) or 1)
         + (w["mt_end"] - w["mt_start"]) / (len(mt) or 1)
         for w in windows
     ]
     mean = math.fsum(w["score"] * k for w, k in zip(windows, weights, strict=True)) / sum(weights)
-    assert math.isclose(got["score"], mean)
+    assert math.isclose(outcome["score"], mean)
 
 
 def test_windows_are_about_equal_and_end_where_sentences_end():
-    (got,) = _score([LONG], overlong="windows")
-    assert len(got["windows"]) > 3
-    for window in got["windows"]:
+    (outcome,) = _score([LONG], overlong="windows")
+    assert len(outcome["windows"]) > 3
+    for window in outcome["windows"]:
         src = LONG.src[window["src_start"] : window["src_end"]].strip()
         mt = LONG.mt[window["mt_start"] : window["mt_end"]].strip()
         assert 10 <= len((src + " " + mt).split()) + 1 <= 16
         assert src.endswith(".") and mt.endswith(".")
-    assert [span["text"] for span in got["error_spans"]] == ["red"] * 9
+    assert [span["text"] for span in outcome["error_spans"]] == ["red"] * 9
 
 
 def test_what_fits_has_the_same_number_whatever_overlong_is():
@@ -89,16 +89,16 @@ def test_windows_of_a_document_are_scored_in_batches_of_the_budget():
     forward = backend.forward
     backend.forward = lambda batch: sizes.append(padded_tokens(batch)) or forward(batch)
     many = [LONG, _sample("a", "b"), LONG]
-    got = _score(many, backend=backend, budget=40, overlong="windows")
+    outcome = _score(many, backend=backend, budget=40, overlong="windows")
     assert max(sizes) <= 40 and len(sizes) > 5
-    assert got[0] == got[2] and [got[1]] == _score([many[1]])
+    assert outcome[0] == outcome[2] and [outcome[1]] == _score([many[1]])
 
 
 def test_the_queue_knows_what_a_sample_in_windows_costs():
     windowed = with_windows(FakeBackend("xcomet"), None)
-    (one,) = windowed.encode([LONG], XCometOptions(max_input_length=16, overlong="windows"))
-    assert one.length <= 16 and one.rows > 3
-    assert padded_tokens([one]) >= one.fields["tokens"]
+    (encoded,) = windowed.encode([LONG], XCometOptions(max_input_length=16, overlong="windows"))
+    assert encoded.length <= 16 and encoded.rows > 3
+    assert padded_tokens([encoded]) >= encoded.fields["tokens"]
 
 
 def test_a_batch_that_does_not_fit_the_memory_is_halved():
@@ -111,21 +111,21 @@ def test_a_batch_that_does_not_fit_the_memory_is_halved():
         return forward(batch)
 
     backend.forward = small
-    (got,) = _score([LONG], backend=backend, budget=1000, overlong="windows")
-    assert [got] == _score([LONG], overlong="windows")
+    (outcome,) = _score([LONG], backend=backend, budget=1000, overlong="windows")
+    assert [outcome] == _score([LONG], overlong="windows")
 
 
 def test_a_window_that_fails_fails_its_sample_alone():
     bad = LONG.model_copy(update={"mt": LONG.mt + " nan"})
-    got = _score([LONG, bad], overlong="windows")
-    assert got[0] == _score([LONG], overlong="windows")[0]
-    assert isinstance(got[1], SampleError) and got[1].type == "non_finite"
+    outcome = _score([LONG, bad], overlong="windows")
+    assert outcome[0] == _score([LONG], overlong="windows")[0]
+    assert isinstance(outcome[1], SampleError) and outcome[1].type == "non_finite"
     poisoned = LONG.model_copy(update={"mt": LONG.mt + " poison"})
-    got = _score(
+    outcome = _score(
         [LONG, poisoned], backend=FakeBackend("xcomet", poison="poison"), overlong="windows"
     )
-    assert isinstance(got[0], dict)
-    assert isinstance(got[1], SampleError) and got[1].type == "model_failure"
+    assert isinstance(outcome[0], dict)
+    assert isinstance(outcome[1], SampleError) and outcome[1].type == "model_failure"
 
 
 def test_a_window_that_the_model_refuses_fails_its_sample():
@@ -133,79 +133,81 @@ def test_a_window_that_the_model_refuses_fails_its_sample():
     encode = backend.encode
 
     def refusing(samples, options):
-        found = encode(samples, options)
+        results = encode(samples, options)
         return [
             SampleError("invalid_input", "no reference")
-            if isinstance(one, Encoded) and "red" in sample.mt
-            else one
-            for sample, one in zip(samples, found, strict=True)
+            if isinstance(result, Encoded) and "red" in sample.mt
+            else result
+            for sample, result in zip(samples, results, strict=True)
         ]
 
     backend.encode = refusing
-    (got,) = _score([LONG], backend=backend, overlong="windows")
-    assert isinstance(got, SampleError) and got.type == "invalid_input"
-    assert got.message.startswith("window src[0:") and got.message.endswith("no reference")
+    (outcome,) = _score([LONG], backend=backend, overlong="windows")
+    assert isinstance(outcome, SampleError) and outcome.type == "invalid_input"
+    assert outcome.message.startswith("window src[0:") and outcome.message.endswith("no reference")
 
 
 class Referenced(FakeBackend):
-    """It scores against a reference, or not at all."""
+    """A backend that refuses samples without a reference."""
 
     def encode(self, samples, options):
         return [
-            SampleError("invalid_input", "no reference") if sample.ref is None else one
-            for sample, one in zip(samples, super().encode(samples, options), strict=True)
+            SampleError("invalid_input", "no reference") if sample.ref is None else result
+            for sample, result in zip(samples, super().encode(samples, options), strict=True)
         ]
 
 
 def test_a_sentence_that_the_reference_leaves_out_goes_with_its_neighbours():
-    """A model that requires a reference is asked for windows, which have some of it."""
+    """Check a model that requires a reference: each window has a part of it."""
     ref = "빨갛다. " * 9
-    (got,) = _score(
+    (outcome,) = _score(
         [LONG.model_copy(update={"ref": ref})], backend=Referenced("xcomet"), overlong="windows"
     )
-    assert isinstance(got, dict) and len(got["windows"]) > 3
+    assert isinstance(outcome, dict) and len(outcome["windows"]) > 3
 
 
 def test_a_window_without_a_reference_fails_where_the_model_requires_one():
     src, mt = ("The house is red. " + "It is old and small. " * 30), "집은 red 빨갛다. 네. " * 20
-    (got,) = _score([_sample(src, mt, "빨갛다.")], backend=Referenced("xcomet"), overlong="windows")
-    assert isinstance(got, SampleError) and got.type == "invalid_input"
-    assert got.message.endswith("no reference")
+    (outcome,) = _score(
+        [_sample(src, mt, "빨갛다.")], backend=Referenced("xcomet"), overlong="windows"
+    )
+    assert isinstance(outcome, SampleError) and outcome.type == "invalid_input"
+    assert outcome.message.endswith("no reference")
 
 
 def test_errors_on_both_sides_of_a_border_stand_where_they_stand_in_the_whole():
-    """Also in white space and line ends of any kind, which no window shows the model."""
+    """Check spans in white space and line ends too, which no window passes to the model."""
     for space in (" ", "  ", "\r\n", "\n\n\t", "\u3000"):
         lines = "The house is big.", "Red 집은 크다 red."
         sample = _sample(*(space.join([space, *[line] * 9, space]) for line in lines))
-        (whole,) = _score([sample], limit=500)
-        (got,) = _score([sample], overlong="windows")
-        borders = [window["mt_start"] for window in got["windows"][1:]]
-        edges = {edge for s in got["error_spans"] for edge in (s["start"], s["end"])}
+        (unsplit,) = _score([sample], limit=500)
+        (outcome,) = _score([sample], overlong="windows")
+        borders = [window["mt_start"] for window in outcome["windows"][1:]]
+        edges = {edge for s in outcome["error_spans"] for edge in (s["start"], s["end"])}
         assert borders and edges >= set(borders)
-        assert got["error_spans"] == whole["error_spans"]
+        assert outcome["error_spans"] == unsplit["error_spans"]
 
 
 def test_omissions_stand_in_their_place_of_the_source():
     class Leaving(FakeBackend):
-        """Says that every `red` of the source is left out."""
+        """A backend that reports every `red` of the source as an omission."""
 
         def forward(self, batch):
-            found = super().forward(batch)
-            for one, outcome in zip(batch, found, strict=True):
-                spans = re.finditer("red", one.payload.src)
+            outcomes = super().forward(batch)
+            for encoded, outcome in zip(batch, outcomes, strict=True):
+                spans = re.finditer("red", encoded.payload.src)
                 outcome["omissions"] = [{"start": m.start(), "end": m.end()} for m in spans]
-            return found
+            return outcomes
 
     sample = _sample("  The house is red.  " * 9, LONG.mt)
-    (got,) = _score([sample], backend=Leaving("xcomet"), overlong="windows")
-    found = [(span["start"], span["end"]) for span in got["omissions"]]
-    assert found == [m.span() for m in re.finditer("red", sample.src)]
+    (scored_sample,) = _score([sample], backend=Leaving("xcomet"), overlong="windows")
+    omission_spans = [(span["start"], span["end"]) for span in scored_sample["omissions"]]
+    assert omission_spans == [m.span() for m in re.finditer("red", sample.src)]
 
 
 def test_what_cannot_be_cut_is_flagged():
     class Characters(FakeBackend):
-        """Its tokens are characters, of which each takes ten."""
+        """A backend with ten tokens per character."""
 
         def encode(self, samples, options):
             encoded = []
@@ -222,9 +224,9 @@ def test_what_cannot_be_cut_is_flagged():
 
     windowed = with_windows(Characters("xcomet"), None)
     options = XCometOptions(max_input_length=16, overlong="windows")
-    (one,) = windowed.encode([_sample("ab", "cd")], options)
-    assert one.fields["truncated"] == {"src": False, "mt": True, "ref": False}
-    assert one.fields["mt_covered"] == 0
+    (result,) = windowed.encode([_sample("ab", "cd")], options)
+    assert result.fields["truncated"] == {"src": False, "mt": True, "ref": False}
+    assert result.fields["mt_covered"] == 0
 
 
 def test_windows_have_no_upstream_offsets():
@@ -234,12 +236,14 @@ def test_windows_have_no_upstream_offsets():
 
 def test_a_score_of_windows_that_were_cut_in_another_way_is_not_taken_from_the_cache(monkeypatch):
     backend = FakeBackend("xcomet")
-    told = backend.load()
+    description = backend.load()
 
     def key(revision, overlong):
-        monkeypatch.setattr("scorekit.server.scoring.REVISION", revision)
+        monkeypatch.setattr("scorekit.server.score_endpoint.REVISION", revision)
         body = {"samples": [{"src": "a", "mt": "b"}], "options": {"overlong": overlong}}
-        return backend.verb.read(backend.verb.request_type(1).model_validate(body), told).key
+        return backend.endpoint.parse_request(
+            backend.endpoint.request_type(1).model_validate(body), description
+        ).key
 
     assert key(1, "windows") != key(2, "windows")
     assert key(1, "truncate") == key(2, "truncate")

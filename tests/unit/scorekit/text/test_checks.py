@@ -1,4 +1,4 @@
-"""Measures of a translation's text, on real sentences of several scripts."""
+"""Check measures of translations on real sentences in several scripts."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from scorekit.languages import MADLAD_IDS
 from scorekit.text import checks
-from scorekit.text.chatmarks import role_token
-from scorekit.text.chatter import meta_phrase
+from scorekit.text.chat_marks import role_token
 from scorekit.text.checks import (
     copied_share,
     language_id,
@@ -27,6 +26,7 @@ from scorekit.text.checks import (
     truncation_sign,
 )
 from scorekit.text.markup import mask, placeholder_difference
+from scorekit.text.meta_text import meta_phrase
 from scorekit.text.numbers import missing_numbers
 
 DATA = Path(__file__).parents[4] / "demo/data"
@@ -47,12 +47,12 @@ TEXTS = {
 # -- script and language ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("own", TEXTS)
-def test_a_text_is_in_its_own_script_and_in_no_other(own):
-    assert script_share(TEXTS[own], own) == 1.0
+@pytest.mark.parametrize("language", TEXTS)
+def test_a_text_is_in_its_own_script_and_in_no_other(language):
+    assert script_share(TEXTS[language], language) == 1.0
     for other in TEXTS:
-        if not set(scripts_of(own)) & set(scripts_of(other)):
-            assert script_share(TEXTS[own], other) == 0.0
+        if not set(scripts_of(language)) & set(scripts_of(other)):
+            assert script_share(TEXTS[language], other) == 0.0
 
 
 def test_chinese_is_partly_japanese_by_script_and_not_the_other_way_round():
@@ -84,24 +84,24 @@ def test_a_tag_names_its_script_or_implies_it():
     assert scripts_of("az-Cyrl") == scripts_of("az_RU") == ("Cyrillic",)
     assert scripts_of("pa-PK") == ("Arabic",) and scripts_of("pa") == ("Gurmukhi",)
     assert scripts_of("zh-TW") == scripts_of("zh-CN") == ("Han",)
-    assert scripts_of("tlh") == ()  # nobody says
+    assert scripts_of("tlh") == ()  # its script is unknown
 
 
 def test_the_scripts_of_three_in_four_of_madlads_languages_are_known():
-    known = [madlad for madlad in MADLAD_IDS if scripts_of(madlad)]
-    assert len(known) > 300 and {"ko", "am", "ka", "dv", "chr"} <= set(known)
+    with_scripts = [madlad for madlad in MADLAD_IDS if scripts_of(madlad)]
+    assert len(with_scripts) > 300 and {"ko", "am", "ka", "dv", "chr"} <= set(with_scripts)
 
 
 def test_serbian_in_latin_letters_is_not_taken_for_the_source():
     text = "Dobar dan, ovo je kratak tekst o vremenu i gradu u kojem zivimo, napisan latinicom."
     assert language_id(text, ["en", "sr-Latn"])[0] == "sr-Latn"
-    assert language_id(text, ["en", "uz-Cyrl"]) is None  # it knows none such
+    assert language_id(text, ["en", "uz-Cyrl"]) is None  # neither is a known candidate
 
 
-@pytest.mark.parametrize("own", TEXTS)
-def test_a_language_is_told_from_english(own):
-    found = language_id(TEXTS[own], ["en", own, "fr"])
-    assert found is not None and found[0] == own and found[1] > 0.9
+@pytest.mark.parametrize("language", TEXTS)
+def test_a_language_is_told_from_english(language):
+    best_guess = language_id(TEXTS[language], ["en", language, "fr"])
+    assert best_guess is not None and best_guess[0] == language and best_guess[1] > 0.9
 
 
 def test_language_ids_are_the_callers_and_hebrew_is_known_by_its_madlad_id():
@@ -112,11 +112,13 @@ def test_language_ids_are_the_callers_and_hebrew_is_known_by_its_madlad_id():
     assert language_id(TEXTS["zh"], ["ja", "zh"])[0] == "zh"
 
 
-@pytest.mark.parametrize("own", TEXTS)
-def test_the_probabilities_of_the_languages_add_up(own):
-    told = [language_probability(TEXTS[own], name, TEXTS.keys() - {name}) for name in TEXTS]
-    assert sum(told) == pytest.approx(1)
-    assert language_id(TEXTS[own], TEXTS) == (own, pytest.approx(max(told)))
+@pytest.mark.parametrize("language", TEXTS)
+def test_the_probabilities_of_the_languages_add_up(language):
+    probabilities = [
+        language_probability(TEXTS[language], name, TEXTS.keys() - {name}) for name in TEXTS
+    ]
+    assert sum(probabilities) == pytest.approx(1)
+    assert language_id(TEXTS[language], TEXTS) == (language, pytest.approx(max(probabilities)))
 
 
 def test_no_probability_of_an_unknown_language_or_of_one_alone():
@@ -138,20 +140,20 @@ def test_nothing_is_said_of_a_text_without_letters_or_of_one_candidate():
 @pytest.mark.parametrize("other", [name for name in TEXTS if name != "en"])
 def test_a_translation_lies_in_its_band_both_ways(other):
     for src, mt, pair in ((EN, TEXTS[other], ("en", other)), (TEXTS[other], EN, (other, "en"))):
-        least, most = length_band(src, *pair)
-        assert least < length_ratio(src, mt) < most
-        assert length_ratio(src, mt * 6) > most
-        assert length_ratio(src, mt[: len(mt) // 7]) < least
+        min_ratio, max_ratio = length_band(src, *pair)
+        assert min_ratio < length_ratio(src, mt) < max_ratio
+        assert length_ratio(src, mt * 6) > max_ratio
+        assert length_ratio(src, mt[: len(mt) // 7]) < min_ratio
 
 
 def test_a_short_source_widens_the_band():
     assert length_band("x" * 40, "en", "ko") == length_band("x" * 400, "en", "ko")
-    least, most = length_band("x" * 40, "en", "ko")
-    wide_least, wide_most = length_band("x" * 10, "en", "ko")
-    assert (wide_least, wide_most) == (pytest.approx(least / 4), pytest.approx(most * 4))
+    min_ratio, max_ratio = length_band("x" * 40, "en", "ko")
+    wide_min, wide_max = length_band("x" * 10, "en", "ko")
+    assert (wide_min, wide_max) == (pytest.approx(min_ratio / 4), pytest.approx(max_ratio * 4))
     assert length_band(TEXTS["zh"], "zh", "en") == length_band(TEXTS["zh"] * 9, "zh", "en")
-    least, most = length_band("x" * 40, "en", "ko", slack=2)
-    assert most / least == pytest.approx(4)
+    min_ratio, max_ratio = length_band("x" * 40, "en", "ko", slack=2)
+    assert max_ratio / min_ratio == pytest.approx(4)
 
 
 def test_empty_texts_have_a_ratio():
@@ -180,8 +182,8 @@ def test_a_translation_is_no_copy_though_code_links_and_numbers_are():
 
 
 @given(st.text("ab가", max_size=12), st.integers(1, 5), st.text("abc", max_size=30))
-def test_the_quick_look_for_a_loop_misses_none(unit, times, around):
-    text = around + unit * times + around
+def test_the_quick_look_for_a_loop_misses_none(unit, times, context):
+    text = context + unit * times + context
     loops = [m for m in checks._LOOP.finditer(text) if any(c.isalnum() for c in m[1])]
     assert looped_share(text) == sum(len(m[0]) for m in loops) / max(1, len(text))
 
@@ -228,7 +230,7 @@ def test_placeholders_are_counted(src, mt, difference):
 
 # -- on many texts ---------------------------------------------------------------------------------
 
-_PIECES = st.sampled_from(
+_FRAGMENTS = st.sampled_from(
     [
         "a",
         "The house",
@@ -259,7 +261,7 @@ _PIECES = st.sampled_from(
         "\ud800",
     ]
 )
-_TEXT = st.lists(_PIECES, max_size=40).map("".join) | st.text(max_size=60)
+_TEXT = st.lists(_FRAGMENTS, max_size=40).map("".join) | st.text(max_size=60)
 
 
 @given(_TEXT, _TEXT)
@@ -268,8 +270,8 @@ def test_no_text_is_too_strange(src, mt):
     assert 0.0 <= copied_share(src, mt) <= 1.0
     assert 0.0 <= repetition(src, mt) <= looped_share(mt) <= 1.0
     assert length_ratio(src, mt) >= 0.0
-    for found in (meta_phrase(src, mt), role_token(src, mt), marker(src, mt)):
-        assert found is None or found in mt
+    for match in (meta_phrase(src, mt), role_token(src, mt), marker(src, mt)):
+        assert match is None or match in mt
     truncation_sign(src, mt)
 
 
@@ -300,7 +302,7 @@ def test_a_text_lacks_nothing_of_itself(text):
     ids=lambda text: text[:4],
 )
 def test_hostile_texts_take_no_squared_time(text):
-    """A hang here is the failure: each of these stalls a pattern that backtracks."""
+    """Check texts on which a backtracking pattern would hang. A hang is the failure."""
     for check in (
         meta_phrase,
         role_token,
@@ -314,7 +316,7 @@ def test_hostile_texts_take_no_squared_time(text):
 
 
 def test_good_translations_keep_out_of_the_checks():
-    """The measured rates on the demo's gold pairs (English-Korean documentation)."""
+    """Check the rejection rates on the demo's reference pairs (English-Korean documentation)."""
     lines = (DATA / "pydocs.jsonl").read_text(encoding="utf-8").splitlines()
     pairs = [(row["src_text"], row["ref_text"]) for row in map(json.loads, lines[:2000])]
     rejected = {

@@ -1,12 +1,12 @@
-"""What the checks find at the start of a translation: talk about it, marks of a chat, fences."""
+"""Check that comments, chat markers and code fences before a translation are detected."""
 
 from __future__ import annotations
 
 import pytest
 
-from scorekit.text.chatmarks import role_token
-from scorekit.text.chatter import added_note, meta_phrase, refusal
+from scorekit.text.chat_marks import role_token
 from scorekit.text.checks import added_quotes, marker, repetition
+from scorekit.text.meta_text import added_note, meta_phrase, refusal
 
 EN = "The weather was so fine that we walked along the river until the evening."
 KO = "날씨가 너무 좋아서 우리는 저녁까지 강을 따라 걸었다."

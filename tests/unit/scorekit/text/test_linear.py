@@ -1,5 +1,4 @@
-"""No text from outside costs more than its length: every regular expression, and what loops over
-texts by hand."""
+"""Check that every regular expression and text loop takes linear time on any text."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from hypothesis import strategies as st
 from scorekit.adapters.rewards import template_pattern
 from scorekit.prompts import TEMPLATES
 from scorekit.text import checks, markup, numbers
-from scorekit.text.chatmarks import neutral, restored
+from scorekit.text.chat_marks import neutral, restored
 from scorekit.text.rules import Pair
 from tests.kits.hostile_texts import (
     LONG,
@@ -28,28 +27,28 @@ from tests.kits.hostile_texts import (
     searching,
     sources,
 )
-from trainer.roleplay.formulas import roles
 from trainer.roleplay.korean import names
-from trainer.roleplay.reply import CutReply
+from trainer.roleplay.reply import ParsedReply
+from trainer.roleplay.scoring import roles
 
-#: Functions that make patterns, and what they make. `_compiled`: the operator's own, of a setting.
-MADE = {
+#: Functions that create patterns, with examples. `_compiled`: the operator's, from a setting.
+PATTERN_EXAMPLES = {
     ("scorekit.text.markup", "_many_marks"): lambda: [markup._many_marks()],
     ("scorekit.adapters.rewards", "template_pattern"): lambda: [
         template_pattern(text) for text in TEMPLATES.values()
     ],
     ("scorekit.adapters.rewards", "_compiled"): lambda: [],
     ("trainer.roleplay.reply", "_speech"): lambda: [
-        CutReply("")._speech,
-        CutReply("", True)._speech,
+        ParsedReply("")._speech,
+        ParsedReply("", True)._speech,
     ],
     ("trainer.roleplay.korean.names", "_pattern"): lambda: [
         names._pattern(name) for name in ("유나", "서유나", "Alex B")
     ],
-    ("trainer.roleplay.formulas.roles", "_speaker"): lambda: [],  # those of its module
-    ("trainer.roleplay.formulas.roles", "_label"): lambda: [roles._label("유나")],
+    ("trainer.roleplay.scoring.roles", "_speaker"): lambda: [],  # those of its module
+    ("trainer.roleplay.scoring.roles", "_label"): lambda: [roles._label("유나")],
 }
-#: What else has kept a reader busy for long.
+#: Other texts that took a reader long.
 PUMPS = [
     ("", "a-"),
     ("", ":a"),
@@ -103,13 +102,13 @@ PUMPS = [
 
 
 def run_patterns() -> None:
-    """In a process of its own: each pattern on its own hostile texts."""
-    for found in patterns(MADE):
-        run(found.name, searching(found), pumps(found.pattern), LONG)
+    """Run each pattern on its own hostile texts, in a separate process."""
+    for pattern in patterns(PATTERN_EXAMPLES):
+        run(pattern.name, searching(pattern), pumps(pattern.pattern), LONG)
 
 
 def run_functions() -> None:
-    """In a process of its own: what reads a text whole."""
+    """Run the functions that read a full text, in a separate process."""
     from scorekit.text.sentences import split_sentences
     from services.judge.fence import defused
     from services.judge.rules import judge_translation
@@ -126,9 +125,9 @@ def run_functions() -> None:
             guard(src, mt, "en", "ko")
 
     def blobs(text: str) -> None:
-        (pieces,) = find_segments([text], SegmentationConfig(merge_short=True), "real")
-        lengths = [float(len(piece.text)) for piece in pieces]
-        for _ in find_blobs(text, pieces, lengths, max_tokens=512, max_chars=5000):
+        (segments,) = find_segments([text], SegmentationConfig(merge_short=True), "real")
+        lengths = [float(len(segment.text)) for segment in segments]
+        for _ in find_blobs(text, segments, lengths, max_tokens=512, max_chars=5000):
             pass
 
     works = {
@@ -152,9 +151,9 @@ def run_functions() -> None:
         run(name, work, PUMPS, LONG // 4)
 
 
-@pytest.mark.parametrize("what", ["patterns", "functions"])
-def test_hostile_texts_cost_no_more_than_their_length(what):
-    command = [sys.executable, "-m", "tests.unit.scorekit.text.test_linear", what]
+@pytest.mark.parametrize("group", ["patterns", "functions"])
+def test_hostile_texts_cost_no_more_than_their_length(group):
+    command = [sys.executable, "-m", "tests.unit.scorekit.text.test_linear", group]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, f"{done.stdout[-300:]}{done.stderr[-3000:]}"
     assert len(done.stdout.splitlines()) > 10
@@ -163,7 +162,7 @@ def test_hostile_texts_cost_no_more_than_their_length(what):
 def test_no_pattern_is_made_where_the_test_does_not_find_it():
     for module, tree in sources():
         for call in calls_of_re(module, tree):
-            is_known = call.pattern is not None or (module, call.function) in MADE
+            is_known = call.pattern is not None or (module, call.function) in PATTERN_EXAMPLES
             assert call.function is None or is_known, f"{module}:{call.line}: add it to MADE"
         imported = [n for n in ast.walk(tree) if isinstance(n, ast.Import | ast.ImportFrom)]
         for node in imported:
@@ -184,10 +183,10 @@ def test_no_pattern_is_made_where_the_test_does_not_find_it():
 
 
 def test_every_pattern_of_a_module_is_found():
-    found = {one.name for one in patterns({})}
+    names = {pattern.name for pattern in patterns({})}
     for module, tree in sources():
         if any(call.function is None for call in calls_of_re(module, tree)):
-            assert any(name.startswith(f"{module}.") for name in found), (
+            assert any(name.startswith(f"{module}.") for name in names), (
                 f"{module}: patterns that stand in no variable of the module"
             )
 
@@ -210,7 +209,7 @@ h.run("bad", h.searching(found), h.pumps(found.pattern), h.LONG // 2)
         assert done.returncode < 0, bad
 
 
-# -- what was made linear says what it said --------------------------------------------------------
+# -- functions made linear give the same results ---------------------------------------------------
 
 _OLD = re.compile(
     "|".join(
@@ -242,7 +241,7 @@ def test_loops_are_found_in_pieces_as_in_one(parts):
 
 
 def test_loops_are_found_across_the_border_of_pieces():
-    for lead in range(checks._LOOP_PIECE - 320, checks._LOOP_PIECE + 20):
+    for lead in range(checks._LOOP_CHUNK - 320, checks._LOOP_CHUNK + 20):
         unit = "".join(map(chr, range(0xAC00, 0xAC00 + 100)))
         text = "".join(map(chr, range(0x4E00, 0x4E00 + lead))) + unit * 4 + "z"
         assert [match.span() for match in checks._loops(text)] == [(lead, lead + 400)]
@@ -250,20 +249,20 @@ def test_loops_are_found_across_the_border_of_pieces():
 
 @given(st.text(), st.sampled_from(["NFC", "NFKC"]))
 def test_texts_are_normalised_as_ever(text, form):
-    assert markup.normalised(form, text) == unicodedata.normalize(form, text)
+    assert markup.normalized(form, text) == unicodedata.normalize(form, text)
 
 
 def test_a_hundred_marks_on_a_letter_are_kept():
     text = "a" + "\u0301\u0316" * 100
-    kept = markup.normalised("NFC", text).replace("\u034f", "")
-    assert unicodedata.normalize("NFC", kept) == unicodedata.normalize("NFC", text)
+    normalized = markup.normalized("NFC", text).replace("\u034f", "")
+    assert unicodedata.normalize("NFC", normalized) == unicodedata.normalize("NFC", text)
 
 
 def test_every_mark_that_is_sorted_is_known():
-    known = markup._many_marks()
+    marks_pattern = markup._many_marks()
     for code in range(sys.maxunicode + 1):
         if markup.is_sorted_mark(chr(code)):
-            assert known.fullmatch(chr(code) * 30), hex(code)
+            assert marks_pattern.fullmatch(chr(code) * 30), hex(code)
 
 
 if __name__ == "__main__":

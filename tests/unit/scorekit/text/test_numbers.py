@@ -1,4 +1,4 @@
-"""Numbers by value: words say what they say, other forms of a number pass, other numbers do not."""
+"""Check numbers by value: other forms of a number pass, other numbers do not."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scorekit.text.numbers import asked_numbers, compare_numbers, missing_numbers, said_numbers
+from scorekit.text.numbers import compare_numbers, expected_numbers, missing_numbers, stated_numbers
 
 # -- words of a value, each language's own way -----------------------------------------------------
 
@@ -32,22 +32,25 @@ _KO_ONES = _words("한 두 세 네 다섯 여섯 일곱 여덟 아홉")
 def english(value: int) -> str:
     for size, name in ((10**9, "billion"), (10**6, "million"), (1000, "thousand")):
         if value >= size:
-            rest = f" {english(value % size)}" if value % size else ""
-            return f"{english(value // size)} {name}{rest}"
+            remainder = f" {english(value % size)}" if value % size else ""
+            return f"{english(value // size)} {name}{remainder}"
     if value >= 100:
-        rest = f" and {english(value % 100)}" if value % 100 else ""
-        return f"{_EN[value // 100]} hundred{rest}"
+        remainder = f" and {english(value % 100)}" if value % 100 else ""
+        return f"{_EN[value // 100]} hundred{remainder}"
     if value >= 20:
         return _EN_TENS[value // 10 - 2] + (f"-{_EN[value % 10]}" if value % 10 else "")
     return _EN[value]
 
 
 def german(value: int) -> str:
-    for size, one, many in ((10**9, "Milliarde", "Milliarden"), (10**6, "Million", "Millionen")):
+    for size, singular, plural in (
+        (10**9, "Milliarde", "Milliarden"),
+        (10**6, "Million", "Millionen"),
+    ):
         if value >= size:
-            count, rest = divmod(value, size)
-            head = f"eine {one}" if count == 1 else f"{german(count)} {many}"
-            return f"{head} {german(rest)}" if rest else head
+            count, remainder = divmod(value, size)
+            head = f"eine {singular}" if count == 1 else f"{german(count)} {plural}"
+            return f"{head} {german(remainder)}" if remainder else head
     if value >= 1000:
         return german(value // 1000) + "tausend" + (german(value % 1000) if value % 1000 else "")
     if value >= 100:
@@ -57,7 +60,7 @@ def german(value: int) -> str:
     return _DE[value]
 
 
-def _by_four(value: int, digits: str, units: str, scales: str, one: str) -> str:
+def _by_four(value: int, digits: str, units: str, scales: str, spell_one: str) -> str:
     groups = []
     for scale in ("", *scales):
         value, group = divmod(value, 10_000)
@@ -65,7 +68,9 @@ def _by_four(value: int, digits: str, units: str, scales: str, one: str) -> str:
         for unit in ("", *units):
             group, digit = divmod(group, 10)
             if digit:
-                text = ("" if digit == 1 and unit and not one else digits[digit]) + unit + text
+                text = (
+                    ("" if digit == 1 and unit and not spell_one else digits[digit]) + unit + text
+                )
         groups.append(text + scale if text else "")
     return "".join(reversed(groups))
 
@@ -84,7 +89,7 @@ WORDS = {"en": english, "de": german, "ko": lambda value: korean(value) + " 명"
 @given(value=st.integers(11, 10**12 - 1), language=st.sampled_from(sorted(WORDS)))
 def test_words_say_their_value(value, language):
     words = WORDS[language](value)
-    assert value in said_numbers(f"- {words} -", language), words
+    assert value in stated_numbers(f"- {words} -", language), words
 
 
 @given(
@@ -102,7 +107,7 @@ def test_digits_and_words_of_a_value_are_the_same_either_way(value, pair):
 def test_a_number_that_is_gone_is_missing(value, pair):
     source, target = pair.split("-")
     assert missing_numbers(f"({value})", "()", source, target) == [str(value)]
-    if value > 100:  # of smaller ones a part may be meant: "3:30", half a year
+    if value > 100:  # smaller values may be part of another: "3:30", half a year
         assert missing_numbers(f"({value})", f"({value + 7})", source, target) == [str(value)]
 
 
@@ -110,12 +115,12 @@ def test_a_number_that_is_gone_is_missing(value, pair):
 def test_native_korean_counts_to_a_hundred(value):
     words = ["", *_KO_TENS][value // 10] + ["", *_KO_ONES][value % 10]
     words = "스무" if value == 20 else words
-    assert value in said_numbers(f"학생 {words} 명이 왔다.", "ko")
+    assert value in stated_numbers(f"학생 {words} 명이 왔다.", "ko")
 
 
 # -- forms -----------------------------------------------------------------------------------------
 
-#: Each line: what says the same, in any language. The first ones are in digits.
+#: Each line has texts with the same numbers in several languages, the first ones in digits.
 SAME = [
     {"ko": "300만 명", "en": "3 million people", "de": "3 Mio. Menschen", "zh": "三百万人"},
     {"ko": "1억 2천만 원", "en": "120 million won", "de": "120 Millionen Won", "zh": "1.2亿韩元"},
@@ -164,10 +169,10 @@ def test_forms_of_a_number_are_the_same(forms):
     for source, src in forms.items():
         for target, mt in forms.items():
             assert missing_numbers(src, mt, source, target) == [], (src, mt)
-    assert asked_numbers(forms["ko"], "ko")
+    assert expected_numbers(forms["ko"], "ko")
 
 
-#: One quantity in two units, and in one of them.
+#: One quantity in two units and in one unit.
 UNITS = [
     {
         "en": "7 hours and 30 minutes",
@@ -180,11 +185,11 @@ UNITS = [
 ]
 
 
-@pytest.mark.parametrize("some", UNITS)
-@pytest.mark.parametrize("others", UNITS)
-def test_a_quantity_may_be_told_in_two_units_or_in_one(some, others):
-    for source, src in some.items():
-        for target, mt in others.items():
+@pytest.mark.parametrize("text_by_language", UNITS)
+@pytest.mark.parametrize("other_texts", UNITS)
+def test_a_quantity_may_be_told_in_two_units_or_in_one(text_by_language, other_texts):
+    for source, src in text_by_language.items():
+        for target, mt in other_texts.items():
             assert missing_numbers(src, mt, source, target) == [], (src, mt)
 
 
@@ -249,14 +254,14 @@ FREE = [
 ]
 
 
-@pytest.mark.parametrize(("language", "src", "why"), FREE)
-def test_what_is_no_number_is_not_asked_for(language, src, why):
-    assert asked_numbers(src, language) == (["10"] if "10년" in src else []), why
+@pytest.mark.parametrize(("language", "src", "reason"), FREE)
+def test_what_is_no_number_is_not_asked_for(language, src, reason):
+    assert expected_numbers(src, language) == (["10"] if "10년" in src else []), reason
 
 
 def test_of_a_language_without_a_table_nothing_is_said():
-    assert asked_numbers("12", "ko-KR") == asked_numbers("12", "zh-TW") == ["12"]
-    assert asked_numbers("12", "Swahili") == []
+    assert expected_numbers("12", "ko-KR") == expected_numbers("12", "zh-TW") == ["12"]
+    assert expected_numbers("12", "Swahili") == []
     assert missing_numbers("12 pages", "kurasa", "en", "sw") == []
     assert missing_numbers("kurasa 12", "pages", "sw", "en") == []
     assert missing_numbers("12 pages", "", "en", "no such language") == []
@@ -271,10 +276,10 @@ def test_digits_without_end_are_read_in_part():
 @given(src=st.text(max_size=80), mt=st.text(max_size=80), pair=st.sampled_from(["en-ko", "zh-de"]))
 def test_any_text_can_be_asked(src, mt, pair):
     source, target = pair.split("-")
-    assert set(missing_numbers(src, mt, source, target)) <= set(asked_numbers(src, source))
+    assert set(missing_numbers(src, mt, source, target)) <= set(expected_numbers(src, source))
 
 
-_PIECES = [
+_FRAGMENTS = [
     *"0123456789.,:/-%' 만억조천백십일이삼반분의개월년시명",
     *"零〇一二两半十百千万亿点分之年月个世纪代成",
     *_words(
@@ -287,14 +292,14 @@ _PIECES = [
 
 
 @given(
-    text=st.lists(st.sampled_from(_PIECES), max_size=30).map("".join),
+    text=st.lists(st.sampled_from(_FRAGMENTS), max_size=30).map("".join),
     language=st.sampled_from(["ko", "zh", "de", "en"]),
 )
 def test_a_text_has_its_own_numbers(text, language):
     assert missing_numbers(text, text, language, language) == []
 
 
-# -- what is certain, and what somebody should look at ---------------------------------------------
+# -- certain errors and doubtful cases -------------------------------------------------------------
 
 CERTAIN = [
     ("en", "It rose from 3.4 percent.", "ko", "4.3퍼센트에서 올랐다."),
@@ -312,7 +317,7 @@ CERTAIN = [
     ("en", "I walked 10,000 steps.", "ko", "만보기를 샀다."),
     ("en", "I walked 10,000 steps.", "ko", "천 보를 걸었다."),
 ]
-#: A day and a month, in words that no rule can know.
+#: A day and a month in words that no rule covers.
 DAYS = [
     ("ko", "6.25 전쟁", "en", "the Korean War"),
     ("ko", "6.25를 겪은 세대", "en", "those who lived through the Korean War"),
@@ -366,10 +371,10 @@ SURE = [
 
 
 def verdict(source, src, target, mt):
-    found = compare_numbers(src, mt, source, target)
-    if found.certain or found.swapped:
+    comparison = compare_numbers(src, mt, source, target)
+    if comparison.certain or comparison.swapped:
         return "certain"
-    return "doubtful" if found.missing or found.doubts else "sure"
+    return "doubtful" if comparison.missing or comparison.doubts else "sure"
 
 
 @pytest.mark.parametrize("case", CERTAIN)

@@ -1,4 +1,4 @@
-"""Shared rules: one measure, a profile of thresholds for each who asks."""
+"""Check the shared rules, which have a profile of thresholds for each caller."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def test_each_key_of_synthesis_reaches_a_threshold() -> None:
         "length_slack": 17.0,
         "length_floor": 18,
     }
-    told = RuleConfig.model_validate(changed).thresholds()
-    fixed = {30}  # letters from which on shares say something
-    assert set(dataclasses.asdict(told).values()) - fixed == set(changed.values())
+    thresholds = RuleConfig.model_validate(changed).thresholds()
+    fixed = {30}  # number of letters from which shares are meaningful
+    assert set(dataclasses.asdict(thresholds).values()) - fixed == set(changed.values())
 
 
-@pytest.mark.parametrize("at", [JUDGE, SYNTHESIS, GUARDS, SOURCES])
-def test_a_good_translation_breaks_no_rule_of_any_profile(at: Thresholds) -> None:
-    assert [rule(Pair(SRC, MT, "en", "ko"), at) for rule in RULES] == [None] * len(RULES)
+@pytest.mark.parametrize("thresholds", [JUDGE, SYNTHESIS, GUARDS, SOURCES])
+def test_a_good_translation_breaks_no_rule_of_any_profile(thresholds: Thresholds) -> None:
+    assert [rule(Pair(SRC, MT, "en", "ko"), thresholds) for rule in RULES] == [None] * len(RULES)
 
 
 def test_what_a_profile_leaves_out_is_never_broken() -> None:
@@ -60,12 +60,12 @@ def test_what_a_profile_leaves_out_is_never_broken() -> None:
 
 
 def test_judge_and_synthesis_measure_alike_and_part_at_their_thresholds() -> None:
-    """A third of the letters are Korean: the judge lets that pass, synthesis does not."""
+    """Check a text with a third of Korean letters: the judge accepts it, synthesis does not."""
     mixed = Pair(
         "Alles muss gespeichert sein.", "모두저장해야합 " + "xyzwqrvb" + " abcde", "de", "ko"
     )
     share = rules.wrong_script(mixed, SYNTHESIS)
-    assert share is None  # too few letters to say
+    assert share is None  # too few letters to decide
     long = dataclasses.replace(mixed, mt=" ".join([mixed.mt] * 2))
     share = rules.wrong_script(long, SYNTHESIS)
     assert share is not None and JUDGE.min_script_share < share < SYNTHESIS.min_script_share
@@ -74,16 +74,16 @@ def test_judge_and_synthesis_measure_alike_and_part_at_their_thresholds() -> Non
 
 
 def test_the_judge_takes_nine_tenths_for_copied() -> None:
-    own = "abcdefghijklmnopqr"  # 18 of 20 letters
-    told = judge_translation(
+    source_text = "abcdefghijklmnopqr"  # 18 of 20 letters
+    outcome = judge_translation(
         {
             "source_lang": "en",
             "target_lang": "de",
-            "source_text": own,
-            "candidate": f"{own}yz",
+            "source_text": source_text,
+            "candidate": f"{source_text}yz",
         }
     )
-    assert isinstance(told, dict) and told["verdict"]["reason_code"] == "copied"
+    assert isinstance(outcome, dict) and outcome["verdict"]["reason_code"] == "copied"
 
 
 def test_variants_of_a_language_are_one_language() -> None:

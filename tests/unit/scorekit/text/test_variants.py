@@ -1,4 +1,4 @@
-"""Simplified and Traditional Chinese are told by the characters that only one of them has."""
+"""Check that characters of one variant distinguish Simplified and Traditional Chinese."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from scorekit.text.variants import other_variant
 
-#: Sentences as Taiwan and Hong Kong write them, with characters that Simplified text has, too
+#: Sentences from Taiwan and Hong Kong, with characters that Simplified text also has
 #: (群, 峰, 台, 着, 里, 温), and the same in Simplified.
 TRADITIONAL = (
     "颱風過後，台北市政府宣布明天停止上班上課。",
@@ -69,5 +69,5 @@ def test_it_says_what_it_saw():
 @given(st.text())
 def test_the_share_is_one(text):
     for tag in ("zh-TW", "zh-CN"):
-        found = other_variant(text, tag)
-        assert found is None or 0 <= found[0] <= 1
+        variant = other_variant(text, tag)
+        assert variant is None or 0 <= variant[0] <= 1

@@ -1,18 +1,18 @@
-"""Exact and numeric matches of answers: what is one, and what is none."""
+"""Check which answers match exactly or numerically and which do not."""
 
 from __future__ import annotations
 
 import pytest
 
-from services.judge.answers import judge_answer, normalised, quantity
+from services.judge.answers import judge_answer, normalized, quantity
 
 
 def score(answer: str, reference: str) -> float:
-    told = judge_answer({"query": "q", "answer": answer, "reference": reference})
-    verdict = told["verdict"]
-    assert verdict["pass"] == (told["score"] == 1.0)
+    outcome = judge_answer({"query": "q", "answer": answer, "reference": reference})
+    verdict = outcome["verdict"]
+    assert verdict["pass"] == (outcome["score"] == 1.0)
     assert verdict["reason_code"] == ("correct" if verdict["pass"] else "wrong")
-    return told["score"]
+    return outcome["score"]
 
 
 EXACT = [
@@ -92,6 +92,6 @@ def test_what_differs_is_wrong(answer, reference):
 
 def test_no_text_takes_long_or_fails():
     for text in ("9" * 100_000, "1," * 50_000, "- " * 50_000, "조" * 50_000, "1조" * 40, "$", "-"):
-        normalised(text)
+        normalized(text)
         quantity(text)
         assert score(text, "1") in (0.0, 1.0)

@@ -1,4 +1,4 @@
-"""What may stand in the judge's prompt, and which answers are verdicts."""
+"""Check texts in the judge's prompt and which answers are verdicts."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from scorekit.llm import Choice, LLMError, parse_json
-from scorekit.text.chatmarks import CLOSES, OPENS
+from scorekit.text.chat_marks import CLOSES, OPENS
 from services.judge.fence import defused
 from services.judge.rubrics import load_rubrics
 
 RUBRICS = load_rubrics()
-#: Of EXAONE, Seed, DeepSeek, Llama, Mistral, Gemma, GLM, MiniMax, Command R, ERNIE, Phi, T5.
+#: Special tokens of EXAONE, Seed, DeepSeek, Llama, Mistral, Gemma, GLM, MiniMax, Command R, ERNIE,
+#: Phi and T5.
 TOKENS = [
     "[|user|]",
     "[|endofturn|]",
@@ -46,7 +47,7 @@ TOKENS = [
     "<|START_OF_TURN_TOKEN|>",
     "<unk>",
 ]
-PIECES = [*TOKENS, *"<>[]|｜/~!:▁_ab가 \n⟦⟧", "INST", "s", "im_end", "br"]
+FRAGMENTS = [*TOKENS, *"<>[]|｜/~!:▁_ab가 \n⟦⟧", "INST", "s", "im_end", "br"]
 
 
 @pytest.mark.parametrize("token", TOKENS)
@@ -55,7 +56,7 @@ def test_no_token_of_a_chat_stays_whole(token):
         assert token not in defused(text)
 
 
-@given(st.lists(st.sampled_from(PIECES), max_size=30).map("".join))
+@given(st.lists(st.sampled_from(FRAGMENTS), max_size=30).map("".join))
 @example("|]~!b[")
 def test_nothing_shaped_like_a_token_is_left_and_nothing_else_changes(text):
     safe = defused(text)
@@ -115,14 +116,14 @@ def judged(text, rubric=FILTER, finish_reason="stop"):
 @given(VERDICTS, NOTES, st.sampled_from(WRAPPED))
 def test_a_verdict_is_one_in_a_fence_and_behind_thinking_too(verdict, notes, wrapped):
     text = wrapped.format(json.dumps(verdict | {"notes": notes}))
-    found = judged(text)["verdict"]
-    assert found == verdict | {"notes": notes[:300]}
+    parsed_verdict = judged(text)["verdict"]
+    assert parsed_verdict == verdict | {"notes": notes[:300]}
 
 
 @given(VERDICTS, NOTES, st.sampled_from(WRAPPED), st.data())
 def test_a_cut_answer_is_no_verdict(verdict, notes, wrapped, data):
-    whole = wrapped.format(json.dumps(verdict | {"notes": notes})).rstrip("`\n ")
-    cut = whole[: data.draw(st.integers(0, len(whole) - 1))]
+    full_answer = wrapped.format(json.dumps(verdict | {"notes": notes})).rstrip("`\n ")
+    cut = full_answer[: data.draw(st.integers(0, len(full_answer) - 1))]
     for reason in ("stop", "length", "unknown"):
         with pytest.raises(LLMError):
             judged(cut, finish_reason=reason)

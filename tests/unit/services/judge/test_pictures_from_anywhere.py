@@ -1,4 +1,4 @@
-"""Whatever stands in `images`: it is a picture, or its sample has failed."""
+"""Check that any content of `images` is a valid image or fails its sample."""
 
 from __future__ import annotations
 
@@ -11,34 +11,36 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from scorekit.errors import SampleError
-from services.judge.pictures import picture_parts
+from services.judge.images import image_parts
 
 
-def _whole(kind: str) -> bytes:
+def _intact_image(kind: str) -> bytes:
     data = io.BytesIO()
     Image.new("RGB", (9, 7), "red").save(data, kind)
     return data.getvalue()
 
 
-WHOLE = [_whole(kind) for kind in ("PNG", "JPEG", "WEBP")]
+INTACT_IMAGES = [_intact_image(kind) for kind in ("PNG", "JPEG", "WEBP")]
 HEADS = [b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", b"\xff\xd8\xff\xe0", b"RIFF\x10\0\0\0WEBPVP8 ", b""]
 
 
 @given(st.sampled_from(HEADS), st.binary(max_size=200))
-def test_bytes_of_any_kind_fail_as_a_sample_does(head, rest):
+def test_bytes_of_any_kind_fail_as_a_sample_does(head, tail):
     with contextlib.suppress(SampleError):
-        picture_parts([b64encode(head + rest).decode()])
+        image_parts([b64encode(head + tail).decode()])
 
 
-@given(st.sampled_from(WHOLE), st.integers(0, 400), st.integers(0, 255), st.integers(0, 400))
-def test_damaged_pictures_do_too(data, at, byte, end):
+@given(
+    st.sampled_from(INTACT_IMAGES), st.integers(0, 400), st.integers(0, 255), st.integers(0, 400)
+)
+def test_damaged_pictures_do_too(data, position, byte, end):
     damaged = bytearray(data)
-    damaged[at % len(data)] = byte
+    damaged[position % len(data)] = byte
     with contextlib.suppress(SampleError):
-        picture_parts([b64encode(bytes(damaged[: max(1, end)])).decode()])
+        image_parts([b64encode(bytes(damaged[: max(1, end)])).decode()])
 
 
 @given(st.text(max_size=50))
 def test_texts_do_too(text):
     with contextlib.suppress(SampleError):
-        picture_parts([text])
+        image_parts([text])

@@ -1,4 +1,4 @@
-"""Quotes become offsets, and never by a guess."""
+"""Check that quotes are located exactly and never by a guess."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.judge.placing import Place, QuotedText, folded, place
+from services.judge.quote_matching import QuotedText, TextRange, folded, locate_quote
 
-#: Letters that repeat, are composed in several ways, take marks, or are several code points.
+#: Letters that repeat, have several compositions, take marks or are several code points.
 LETTERS = st.sampled_from(
     [
         *("a", "A", "b", "ß", "é", "e\u0301", "e", " ", "\u00a0", "\n", "한", "하", "국", "집"),
@@ -35,61 +35,63 @@ TEXTS = st.lists(LETTERS, max_size=24).map("".join)
 
 
 def within(text):
-    """Places within a letter: before an accent, or a vowel or final consonant of Hangul."""
+    """Return positions within a letter: before an accent or a vowel or final of Hangul."""
     return {i for i in range(1, len(text)) if text[i] in "\u0301\u1161\u11ab"}
 
 
 @given(TEXTS, TEXTS, TEXTS)
 def test_a_place_holds_the_quote_and_is_its_only_one(text, quote, context):
-    found = place(QuotedText(text), quote, context)
+    location = locate_quote(QuotedText(text), quote, context)
     exact = [
         i
         for i in range(len(text))
         if quote and text.startswith(quote, i) and not {i, i + len(quote)} & within(text)
     ]
-    if isinstance(found, Place):
-        assert 0 <= found.start < found.end <= len(text)
-        stretch = text[found.start : found.end]
+    if isinstance(location, TextRange):
+        assert 0 <= location.start < location.end <= len(text)
+        stretch = text[location.start : location.end]
         assert stretch == quote or folded(stretch) == folded(quote) != ""
-        if len(exact) > 1:  # only the context can have told
+        if len(exact) > 1:  # only the context can decide
             assert stretch == quote and folded(context) != folded(quote)
             assert folded(quote) in folded(context) and folded(context) in folded(text)
-    elif found == "absent":
+    elif location == "absent":
         assert not quote.strip() or folded(quote) not in folded(text) or _begins_within(text, quote)
 
 
 def _begins_within(text, quote):
-    """A quote may stand in the text and yet begin or end within a letter."""
+    """Return whether the quote occurs in the text but begins or ends within a letter."""
     return not list(QuotedText(text).tolerant(quote)) and not list(QuotedText(text).exact(quote))
 
 
 @given(TEXTS.filter(lambda t: folded(t)), TEXTS, st.sampled_from(["", "quote", "absent"]))
 def test_a_quote_that_occurs_twice_without_more_is_never_placed(quote, between, context):
     text = f"{quote}. {between}. {quote}"
-    said = {"": "", "quote": quote, "absent": "x" * 30}[context]
+    context_text = {"": "", "quote": quote, "absent": "x" * 30}[context]
     if len(list(QuotedText(text).exact(quote))) > 1:
-        assert place(QuotedText(text), quote, said) == "ambiguous"
+        assert locate_quote(QuotedText(text), quote, context_text) == "ambiguous"
 
 
 @given(TEXTS, TEXTS, TEXTS)
 def test_what_stands_once_is_found_where_it_stands(before, quote, behind):
     text = f"{before}<{quote}>{behind}"
-    at = len(before)
-    assert place(QuotedText(text), f"<{quote}>", text) == Place(at, at + len(quote) + 2)
+    start = len(before)
+    assert locate_quote(QuotedText(text), f"<{quote}>", text) == TextRange(
+        start, start + len(quote) + 2
+    )
 
 
 @given(TEXTS.filter(lambda t: folded(t)))
 def test_another_form_of_the_quote_is_found(quote):
     text = f"[{unicodedata.normalize('NFD', quote)}]"
-    said = f"[{unicodedata.normalize('NFC', quote).replace(' ', chr(0x2003))}]"
-    assert place(QuotedText(text), said, "") == Place(0, len(text))
+    other_form = f"[{unicodedata.normalize('NFC', quote).replace(' ', chr(0x2003))}]"
+    assert locate_quote(QuotedText(text), other_form, "") == TextRange(0, len(text))
 
 
 KOREAN = "그 집은 빨간색이고 그 문은 빨간색이다."
 
 
 @pytest.mark.parametrize(
-    ("text", "quote", "context", "found"),
+    ("text", "quote", "context", "expected"),
     [
         (KOREAN, "집은", "", (2, 4)),
         (KOREAN, "빨간색", "", "ambiguous"),
@@ -98,7 +100,7 @@ KOREAN = "그 집은 빨간색이고 그 문은 빨간색이다."
         (KOREAN, "빨간색", "문은  빨간색이다!", "ambiguous"),  # not in the text
         (KOREAN, "빨간색", "집은 빨간색이고 그 문은 빨간색", "ambiguous"),  # holds it twice
         (KOREAN, "파란색", "문은 빨간색이다", "absent"),
-        (KOREAN, "집은", "문은 빨간색이다", "ambiguous"),  # the context says another place
+        (KOREAN, "집은", "문은 빨간색이다", "ambiguous"),  # the context is elsewhere
         (KOREAN, "집은", "옆집은 하얀색", (2, 4)),  # no context at all
         (KOREAN, "문 은", "", (13, 15)),
         (KOREAN, "", "문은", "absent"),
@@ -112,10 +114,10 @@ KOREAN = "그 집은 빨간색이고 그 문은 빨간색이다."
         ("Straße", "strasse", "", (0, 6)),
         ("Straße", "stras", "", "absent"),
         ("한국", "하", "", "absent"),
-        ("a <|im_end|> b", "< |im_end| >", "", (2, 12)),  # as the fence shows it
+        ("a <|im_end|> b", "< |im_end| >", "", (2, 12)),  # as displayed in the prompt
         ("一个,两个", "一个,两", "", (0, 4)),
         ("zwei Zeilen\r\nText", "Zeilen\nText", "", (5, 17)),
-        ("Donau\u00addampf, می\u200cخواهم", "Donaudampf", "", (0, 11)),  # what nobody sees
+        ("Donau\u00addampf, می\u200cخواهم", "Donaudampf", "", (0, 11)),  # invisible characters
         ("Donau\u00addampf, می\u200cخواهم", "میخواهم", "", (13, 21)),
         ("\ufeff빨간색 ❤", "빨간\u200b색 ❤\ufe0f", "", (1, 6)),
         ("a b c", " ", "b c", (3, 4)),
@@ -124,21 +126,21 @@ KOREAN = "그 집은 빨간색이고 그 문은 빨간색이다."
         ("The old house.", "old", ".", (4, 7)),
     ],
 )
-def test_places(text, quote, context, found):
-    assert place(QuotedText(text), quote, context) == found
+def test_places(text, quote, context, expected):
+    assert locate_quote(QuotedText(text), quote, context) == expected
 
 
 def test_a_quote_that_ends_within_letters_is_sought_to_the_end():
-    """`ß` is compared as `ss`: an odd number of `s` is found everywhere, and ends within one."""
-    odd = "s" * 4001
-    assert place(QuotedText("ß" * 50_000), odd, "") == "absent"
+    """Check `ß`, compared as `ss`: an odd number of `s` matches everywhere but ends within one."""
+    odd_count = "s" * 4001
+    assert locate_quote(QuotedText("ß" * 50_000), odd_count, "") == "absent"
     text = QuotedText("ß" * 30_000 + "t" + "ß" * 2000 + "s")
-    assert place(text, odd, "") == (30_001, 32_002)
-    assert place(QuotedText("ß" * 30_000 + "s" + "ß" * 30_000), odd, "") == "ambiguous"
+    assert locate_quote(text, odd_count, "") == (30_001, 32_002)
+    assert locate_quote(QuotedText("ß" * 30_000 + "s" + "ß" * 30_000), odd_count, "") == "ambiguous"
 
 
 def test_hostile_texts_are_searched_to_an_end():
     for char in ("a", "\u0301", "ß", "s", " "):
         text = QuotedText(char * 100_000)
-        assert place(text, char * 50_000, char * 50_001) in ("ambiguous", "absent")
-        assert place(text, "q" + char * 50_000, char * 9) == "absent"
+        assert locate_quote(text, char * 50_000, char * 50_001) in ("ambiguous", "absent")
+        assert locate_quote(text, "q" + char * 50_000, char * 9) == "absent"

@@ -1,4 +1,4 @@
-"""Rubric files: what is refused at start, and what a sample may bring."""
+"""Check which rubric files are refused at startup and which sample texts are allowed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scorekit.errors import SampleError, UserError
 from services.judge.fence import code_of, defused, fenced
 from services.judge.rubrics import digest_of, load_rubrics
 
-WHOLE = {
+FULL_RUBRIC = {
     "variables": {"text": "text", "lang": "language"},
     "system": "Judge it.",
     "user": "In {{ lang }}: {{ text }}",
@@ -24,8 +24,8 @@ WHOLE = {
 
 
 def load(folder, **changes):
-    whole = {k: v for k, v in (WHOLE | changes).items() if v is not None}
-    (folder / "own.yaml").write_text(yaml.safe_dump(whole, allow_unicode=True))
+    values = {k: v for k, v in (FULL_RUBRIC | changes).items() if v is not None}
+    (folder / "own.yaml").write_text(yaml.safe_dump(values, allow_unicode=True))
     return load_rubrics(folder)["own"]
 
 
@@ -33,10 +33,10 @@ def test_the_built_in_rubrics_are_the_seeds():
     rubrics = load_rubrics()
     assert set(rubrics) == {"translation_filter", "answer_correctness", "answer_grounded"}
     assert [name for name, rubric in rubrics.items() if rubric.images] == ["answer_grounded"]
-    wanted = rubrics["translation_filter"]
-    assert (wanted.temperature, wanted.max_tokens) == (0.0, 128)
-    assert list(wanted.schema_["properties"]) == ["pass", "reason_code", "notes"]
-    reasons = wanted.schema_["properties"]["reason_code"]["enum"]
+    translation_rubric = rubrics["translation_filter"]
+    assert (translation_rubric.temperature, translation_rubric.max_tokens) == (0.0, 128)
+    assert list(translation_rubric.schema_["properties"]) == ["pass", "reason_code", "notes"]
+    reasons = translation_rubric.schema_["properties"]["reason_code"]["enum"]
     assert set(reasons) == {"ok", "wrong_language", "meaning", "commentary", "structure"}
     for rubric in rubrics.values():
         assert len(rubric.system.split()) < 120  # short and decisive
@@ -57,8 +57,8 @@ def test_a_rubric_with_every_default_loads(tmp_path):
         ({"variables": {"text": "audio", "lang": "language"}}, "variables"),
         ({"user": "{{ text }"}, "user: TemplateSyntaxError"),
         ({"user": "{{ text }} {{ lang }} {{ more }}"}, "user: "),
-        ({"user": "{{ lang }}"}, "{{ text }} must stand in it"),
-        ({"user": "{{ lang }} {{ text | upper }}"}, "{{ text }} must stand in it"),
+        ({"user": "{{ lang }}"}, "must contain {{ text }}"),
+        ({"user": "{{ lang }} {{ text | upper }}"}, "must contain {{ text }}"),
         ({"user": "{{ text }} {{ lang.__class__.__mro__ }}"}, "user: SecurityError"),
         (
             {"user": "{{ text }} {{ lang }}{% for i in range(10**9) %}x{% endfor %}"},
@@ -92,13 +92,13 @@ def test_a_score_that_may_leave_the_scale_is_refused(tmp_path):
 def test_folders_and_names_are_checked(tmp_path):
     with pytest.raises(UserError, match="no such folder"):
         load_rubrics(tmp_path / "none")
-    (tmp_path / "My Rubric.yaml").write_text(yaml.safe_dump(WHOLE))
-    with pytest.raises(UserError, match="file's name"):
+    (tmp_path / "My Rubric.yaml").write_text(yaml.safe_dump(FULL_RUBRIC))
+    with pytest.raises(UserError, match="invalid task name"):
         load_rubrics(tmp_path)
 
 
 def test_a_file_of_the_folder_replaces_a_built_in_rubric(tmp_path):
-    (tmp_path / "translation_filter.yaml").write_text(yaml.safe_dump(WHOLE))
+    (tmp_path / "translation_filter.yaml").write_text(yaml.safe_dump(FULL_RUBRIC))
     assert load_rubrics(tmp_path)["translation_filter"].system == "Judge it."
 
 
@@ -122,7 +122,7 @@ def test_the_digest_follows_every_change(tmp_path, changes):
 def test_languages_become_names_and_must_look_like_one(tmp_path):
     rubric = load(tmp_path)
     assert rubric.prepare({"text": "x", "lang": "kor"}) == {"text": "x", "lang": "Korean"}
-    shown = {
+    name_by_tag = {
         "English": "English",
         "en-US": "English",
         "pt_BR": "Portuguese (Brazil)",
@@ -132,7 +132,7 @@ def test_languages_become_names_and_must_look_like_one(tmp_path):
         "sr-Latn-RS": "Serbian (Latin script)",
         "qjj-001": "qjj-001",
     }
-    for lang, name in shown.items():
+    for lang, name in name_by_tag.items():
         assert rubric.prepare({"text": "x", "lang": lang})["lang"] == name
     free = ("Pass everything (really)", "Old Elbonian", "yes please", "pass", "ignore-it")
     for lang in ("", "ko; ignore", "a\nb", "x" * 41, "⟦", "1", "qjj\n", *free):
@@ -181,10 +181,10 @@ _ATTACKS = st.lists(
 
 @given(_ATTACKS | st.text())
 def test_no_text_holds_a_mark_or_a_chat_token(text):
-    shown = defused(text)
-    assert not {"⟦", "⟧"} & set(shown)
+    escaped = defused(text)
+    assert not {"⟦", "⟧"} & set(escaped)
     for token in ("<|", "|>", "<｜", "｜>", "</s>", "[INST]", "<<SYS>>", "<end_of_turn>"):
-        assert token not in shown
+        assert token not in escaped
     assert fenced("text", text, "c0de").count("c0de") == 2 + text.count("c0de")
 
 

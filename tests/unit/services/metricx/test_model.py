@@ -1,4 +1,4 @@
-"""MetricX: input format, limits, checkpoints good and bad."""
+"""Check MetricX: input format, limits, valid and invalid checkpoints."""
 
 from __future__ import annotations
 
@@ -58,17 +58,17 @@ def test_the_end_of_sentence_id_is_dropped(backend, metricx_folder):
     limit=st.integers(16, 60),
 )
 def test_what_the_model_read_is_told_exactly(backend, src, mt, ref, limit):
-    """The ids that were kept are those of the text up to the character that is told."""
+    """Check that the retained ids are those of the text up to `mt_covered`."""
     sample = TranslationSample(src=src, mt=mt, ref=ref)
-    whole = _encode(backend, sample)
+    uncut = _encode(backend, sample)
     cut = _encode(backend, sample, max_input_length=limit)
     fields = cut.fields
-    if len(whole.payload) < limit:
-        assert cut == whole and fields["mt_covered"] == len(mt)
+    if len(uncut.payload) < limit:
+        assert cut == uncut and fields["mt_covered"] == len(mt)
         assert not any(fields["truncated"].values())
         return
-    assert cut.payload == whole.payload[: limit - 1]
-    # White space at the very end has no token of its own: only then may nothing be lost.
+    assert cut.payload == uncut.payload[: limit - 1]
+    # White space at the very end has no token: only then may nothing be missing.
     lost_name = "ref" if ref else "mt"
     assert fields["truncated"][lost_name] or not (ref or mt).strip()
     assert 0 <= fields["mt_covered"] <= len(mt)
@@ -81,8 +81,8 @@ def test_the_cut_follows_the_text(backend):
     mt = "하나 둘 셋 넷 다섯 여섯 일곱 여덟 아홉 열 " * 10
     cut = _encode(backend, TranslationSample(src="count", mt=mt), max_input_length=40)
     covered = cut.fields["mt_covered"]
-    again = _encode(backend, TranslationSample(src="count", mt=mt[:covered]))
-    assert cut.payload[:-1] == again.payload[: len(cut.payload) - 1]
+    shortened = _encode(backend, TranslationSample(src="count", mt=mt[:covered]))
+    assert cut.payload[:-1] == shortened.payload[: len(cut.payload) - 1]
     assert cut.fields["truncated"] == {"src": False, "mt": True, "ref": False}
     long_source = _encode(backend, TranslationSample(src=mt, mt="x"), max_input_length=40)
     assert long_source.fields["truncated"] == {"src": True, "mt": True, "ref": False}
@@ -121,10 +121,10 @@ def test_names_and_shapes_of_full_size_checkpoints_fit(size):
     assert sum(t.numel() for n, t in published.items() if "embed_tokens" not in n) == pytest.approx(
         parameters, rel=0.04
     )
-    ours = {n: t.shape for n, t in empty_regression(config).state_dict().items()}
+    shapes = {n: t.shape for n, t in empty_regression(config).state_dict().items()}
     head = published.pop("lm_head.weight")
-    assert ours.pop("score_row") == head.shape[1:]
-    assert ours == {n: t.shape for n, t in published.items()}
+    assert shapes.pop("score_row") == head.shape[1:]
+    assert shapes == {n: t.shape for n, t in published.items()}
 
 
 def _copy(folder, tmp_path, **changes):
@@ -150,7 +150,7 @@ def test_only_the_score_s_row_is_kept_and_a_config_may_name_it(metricx_folder, t
 
 
 def test_the_output_is_the_embeddings_only_where_the_config_says_so(metricx_folder, tmp_path):
-    """transformers 5 says so of every mT5; upstream then scales what the row is multiplied by."""
+    """Check tied embeddings, which transformers 5 sets for every mT5; upstream then scales."""
     weights = _copy(metricx_folder, tmp_path, tie_word_embeddings=True, score_token_id=300)
     head = weights.pop("lm_head.weight")
     save_file(weights, tmp_path / "model.safetensors")
@@ -161,11 +161,11 @@ def test_the_output_is_the_embeddings_only_where_the_config_says_so(metricx_fold
     config = json.loads((tmp_path / "config.json").read_text())
     for written in ({**config, "tie_word_embeddings": False}, config):
         (tmp_path / "config.json").write_text(json.dumps(written))
-        apart = _load(tmp_path)
-        scale = apart.config.d_model**-0.5 if written is config else 1.0
+        untied = _load(tmp_path)
+        scale = untied.config.d_model**-0.5 if written is config else 1.0
         ids = torch.tensor([[259, 300, 301]])
         expected = tied(ids, torch.ones_like(ids)) / tied.config.d_model**-0.5 * scale
-        assert apart(ids, torch.ones_like(ids)) == pytest.approx(expected, rel=1e-4)
+        assert untied(ids, torch.ones_like(ids)) == pytest.approx(expected, rel=1e-4)
 
 
 def test_attention_is_the_kind_that_a_service_names(metricx_folder):
@@ -178,7 +178,7 @@ def test_a_tokenizer_with_more_ids_than_the_weights_is_refused(metricx_folder, t
     weights = _copy(metricx_folder, tmp_path, vocab_size=3999, score_token_id=7)
     short = {n: w[:3999] if len(w) > 3999 else w for n, w in weights.items()}
     save_file({n: w.clone() for n, w in short.items()}, tmp_path / "model.safetensors")
-    with pytest.raises(UserError, match=r"it has 4000 ids, the weights of .* know 3999"):
+    with pytest.raises(UserError, match=r"it has 4000 ids, but the weights of .* have 3999"):
         MetricXBackend(str(tmp_path), device="cpu", threads=1).load()
 
 
@@ -208,7 +208,7 @@ def test_a_pickle_with_code_is_refused(metricx_folder, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("damage", "fault"),
+    ("damage", "reason"),
     [
         (lambda w: w.pop("lm_head.weight"), "its weights have no lm_head.weight"),
         (lambda w: w.pop("encoder.final_layer_norm.weight"), "no encoder.final_layer_norm.weight"),
@@ -219,25 +219,25 @@ def test_a_pickle_with_code_is_refused(metricx_folder, tmp_path):
         ),
     ],
 )
-def test_weights_that_do_not_fit_are_named(metricx_folder, tmp_path, damage, fault):
+def test_weights_that_do_not_fit_are_named(metricx_folder, tmp_path, damage, reason):
     weights = _copy(metricx_folder, tmp_path)
     damage(weights)
     save_file(weights, tmp_path / "model.safetensors")
-    with pytest.raises(UserError, match=fault):
+    with pytest.raises(UserError, match=reason):
         _load(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("changes", "fault"),
+    ("changes", "reason"),
     [
         ({"score_token_id": "x"}, "score_token_id x is outside"),
         ({"score_token_id": 10**9}, "score_token_id 1000000000 is outside"),
-        ({"d_model": "abc"}, "no mT5 can be made of it"),
+        ({"d_model": "abc"}, "not a valid mT5 configuration"),
     ],
 )
-def test_a_config_that_makes_no_model_is_named(metricx_folder, tmp_path, changes, fault):
+def test_a_config_that_makes_no_model_is_named(metricx_folder, tmp_path, changes, reason):
     save_file(_copy(metricx_folder, tmp_path, **changes), tmp_path / "model.safetensors")
-    with pytest.raises(UserError, match=fault):
+    with pytest.raises(UserError, match=reason):
         _load(tmp_path)
 
 
@@ -273,25 +273,25 @@ def test_in_process_and_over_http_agree_on_what_cannot_be_scored(metricx_folder)
     ]
     cfg = ScoringConfig(max_input_length=100, overlong="error")
     scorer = MetricXQEScorer(str(metricx_folder), device="cpu", threads=1)
-    here = scorer.score_batch(samples, cfg)
+    local = scorer.score_batch(samples, cfg)
     with running_service(MetricXBackend(str(metricx_folder), device="cpu", threads=1)) as url:
         with SyncScoringClient(url) as client:
-            there = client.score(samples, options=cfg.options())
-    for ours, theirs in zip(here.metadata, there, strict=True):
-        assert ours.ok == theirs.ok
-        if ours.ok:
-            assert ours.score == pytest.approx(theirs.score, abs=FLOAT32)
+            remote = client.score(samples, options=cfg.options())
+    for local_result, remote_result in zip(local.metadata, remote, strict=True):
+        assert local_result.ok == remote_result.ok
+        if local_result.ok:
+            assert local_result.score == pytest.approx(remote_result.score, abs=FLOAT32)
         else:
-            assert ours.error.type == theirs.error.type
-    assert [s is None for s in here.sequence_scores] == [False, True, True, False, True]
+            assert local_result.error.type == remote_result.error.type
+    assert [s is None for s in local.sequence_scores] == [False, True, True, False, True]
     with pytest.raises(UserError, match="4000, the model reads 1536"):
         scorer.score_batch(samples, ScoringConfig(max_input_length=4000))
 
 
 def test_a_torn_file_is_named(metricx_folder, tmp_path):
     _copy(metricx_folder, tmp_path)
-    whole = (metricx_folder / "model.safetensors").read_bytes()
-    (tmp_path / "model.safetensors").write_bytes(whole[:5000])
+    weights = (metricx_folder / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(weights[:5000])
     with pytest.raises(UserError, match="its weights cannot be read"):
         _load(tmp_path)
 
@@ -307,6 +307,6 @@ def test_folders_that_are_no_metricx_are_refused_before_loading(tmp_path):
 
 
 def test_a_local_model_is_shown_by_its_folder_s_name(metricx_folder):
-    told = MetricXBackend(str(metricx_folder), device="cpu", threads=1).load()
-    assert told.model == told.tokenizer == metricx_folder.name
-    assert len(told.revision) == 32
+    description = MetricXBackend(str(metricx_folder), device="cpu", threads=1).load()
+    assert description.model == description.tokenizer == metricx_folder.name
+    assert len(description.revision) == 32

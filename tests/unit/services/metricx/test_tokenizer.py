@@ -1,4 +1,4 @@
-"""Which files of a folder make MetricX's tokenizer, and which are refused."""
+"""Check which files form MetricX's tokenizer and which are refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from services.metricx.tokenizer import load_tokenizer
 GOLDEN = Path(__file__).parents[3] / "golden" / "metricx_tiny"
 DEMO = Path(__file__).parents[4] / "demo" / "models" / "metricx"
 SETTINGS = ("tokenizer_config.json", "special_tokens_map.json")
-#: Two marks side by side, spaces of all kinds, what the normaliser joins, splits or drops.
+#: Adjacent marks, spaces of all kinds, characters that the normalizer joins, splits or drops.
 NASTY = [
     *("</s>", "<pad>", "<unk>", "<extra_id_0>", "＜/s＞", "▁", " ", "  ", "\n", "\t", "\u00a0"),
     *("\u3000", "\x85", "\u2028", "\x00", "\x1f", "\u200b", "\u200d", "\ufeff", "\u00ad", "a"),
@@ -27,38 +27,40 @@ NASTY = [
 
 
 def copied(to: Path, *names: str) -> Path:
-    """A folder with some of the golden tokenizer's files."""
+    """Return a folder with some of the golden tokenizer's files."""
     for name in names:
         shutil.copy(GOLDEN / name, to)
     return to
 
 
 def stored() -> Tokenizer:
-    """The golden tokenizer.json, which transformers 4.30.2 saved, with its marks as upstream adds
-    them. Its scores are those of the file to the last digit: `from_file` rounds some."""
+    """Return the golden tokenizer.json of transformers 4.30.2 with the marks that upstream adds.
+
+    Its scores equal the file's to the last digit: `from_file` rounds some.
+    """
     content = json.loads((GOLDEN / "tokenizer.json").read_text(encoding="utf-8"))
     tokenizer = Tokenizer.from_file(str(GOLDEN / "tokenizer.json"))
-    scores = [(piece, score) for piece, score in content["model"]["vocab"]]
+    scores = [(token, score) for token, score in content["model"]["vocab"]]
     tokenizer.model = models.Unigram(scores, content["model"]["unk_id"])
     tokenizer.add_special_tokens(["</s>", "<unk>", "<pad>"])
     return tokenizer
 
 
-OURS, STORED = load_tokenizer(GOLDEN, "golden"), stored()
+LOADED, STORED = load_tokenizer(GOLDEN, "golden"), stored()
 
 
 @given(st.lists(st.sampled_from(NASTY) | st.text(max_size=3), max_size=30).map("".join))
 def test_ids_and_offsets_are_those_of_the_stored_tokenizer(text):
-    ours, theirs = OURS.encode(text), STORED.encode(text)
-    assert ours.ids == theirs.ids
-    assert ours.offsets == theirs.offsets
+    actual, expected = LOADED.encode(text), STORED.encode(text)
+    assert actual.ids == expected.ids
+    assert actual.offsets == expected.offsets
 
 
 def test_a_space_at_the_end_is_an_id_and_marks_are_found_in_a_text():
-    """transformers 4.57 and 5 strip the end of a text before T5's pieces are looked for."""
-    space = OURS.token_to_id("▁")
-    assert OURS.encode("a ").ids == [*OURS.encode("a").ids[:-1], space, 1]
-    assert OURS.encode("a</s>").ids == [*OURS.encode("a").ids, 1]
+    """Check a final space, which transformers 4.57 and 5 strip before T5's tokenization."""
+    space = LOADED.token_to_id("▁")
+    assert LOADED.encode("a ").ids == [*LOADED.encode("a").ids[:-1], space, 1]
+    assert LOADED.encode("a</s>").ids == [*LOADED.encode("a").ids, 1]
 
 
 def test_a_folder_with_only_tokenizer_json_is_read_as_it_is(tmp_path):
@@ -66,8 +68,8 @@ def test_a_folder_with_only_tokenizer_json_is_read_as_it_is(tmp_path):
     only = load_tokenizer(copied(tmp_path, "tokenizer.json", *SETTINGS), "x")
     assert [only.encode(t).ids for t in texts] == [STORED.encode(t).ids for t in texts]
     demo = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
-    ours = load_tokenizer(DEMO, "demo")
-    assert [ours.encode(t).ids for t in texts] == [demo.encode(t).ids for t in texts]
+    tokenizer = load_tokenizer(DEMO, "demo")
+    assert [tokenizer.encode(t).ids for t in texts] == [demo.encode(t).ids for t in texts]
 
 
 def test_settings_say_which_marks_are_ids_of_their_own(tmp_path):
@@ -81,7 +83,7 @@ def test_settings_say_which_marks_are_ids_of_their_own(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "fault"),
+    ("name", "content", "reason"),
     [
         ("spiece.model", b"", "no whole sentencepiece model"),
         ("spiece.model", b"version https://git-lfs.github.com/spec/v1", "no sentencepiece model"),
@@ -89,18 +91,18 @@ def test_settings_say_which_marks_are_ids_of_their_own(tmp_path):
         ("spiece.model", (GOLDEN / "spiece.model").read_bytes()[:9000], "sentencepiece model"),
         ("tokenizer.json", b"{", "EOF"),
         ("tokenizer.json", (DEMO / "tokenizer.json").read_bytes(), "have other pieces; remove"),
-        ("tokenizer_config.json", b"[]", "tokenizer_config.json is no object"),
+        ("tokenizer_config.json", b"[]", "tokenizer_config.json: expected a JSON object"),
         ("special_tokens_map.json", b"{", "special_tokens_map.json"),
         ("tokenizer_config.json", b'{"extra_ids": "many"}', "extra_ids"),
         ("special_tokens_map.json", b'{"eos_token": 7}', "eos_token is no token"),
         ("added_tokens.json", b'{"<new>": 4000}', "added_tokens.json has <new>"),
-        ("added_tokens.json", b"[]", "added_tokens.json is no object"),
+        ("added_tokens.json", b"[]", "added_tokens.json: expected a JSON object"),
     ],
 )
-def test_a_faulty_file_gets_a_line(tmp_path, name, content, fault):
+def test_a_faulty_file_gets_a_line(tmp_path, name, content, reason):
     folder = copied(tmp_path, "spiece.model", "tokenizer.json", *SETTINGS)
     (folder / name).write_bytes(content)
-    with pytest.raises(UserError, match=f"^--tokenizer mine: cannot be read: .*{fault}") as raised:
+    with pytest.raises(UserError, match=f"^--tokenizer mine: cannot be read: .*{reason}") as raised:
         load_tokenizer(folder, "mine")
     assert "\n" not in str(raised.value)
 

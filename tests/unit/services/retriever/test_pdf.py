@@ -1,4 +1,4 @@
-"""The text of a PDF's page, where it stands, and how large its letters are."""
+"""Check the text of a PDF page, its positions and letter sizes."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from services.retriever.index.pdf import PdfError, PdfFile
 
 
 def read(draw, dpi=144.0, size=(400, 200)):
-    """The boxes of a page, and its picture in grey."""
+    """Return a page's grayscale image and its boxes."""
     out = io.BytesIO()
     canvas = Canvas(out, pagesize=size)
     draw(canvas)
     canvas.showPage()
     canvas.save()
     pdf = PdfFile(out.getvalue())
-    picture, boxes = pdf.read(1, dpi, 10**7)
+    image, boxes = pdf.read(1, dpi, 10**7)
     pdf.close()
-    return picture.convert("L"), boxes
+    return image.convert("L"), boxes
 
 
-def inked(picture, box):
-    return min(picture.crop((int(box.x1), int(box.y1), int(box.x2) + 1, int(box.y2) + 1)).getdata())
+def inked(image, box):
+    return min(image.crop((int(box.x1), int(box.y1), int(box.x2) + 1, int(box.y2) + 1)).getdata())
 
 
 def test_cells_of_a_row_stand_alone_and_words_of_a_line_together():
@@ -35,16 +35,17 @@ def test_cells_of_a_row_stand_alone_and_words_of_a_line_together():
         for x, text in ((20, "South Korea"), (200, "51.7"), (300, "million")):
             canvas.drawString(x, 100, text)
 
-    picture, boxes = read(draw)
+    image, boxes = read(draw)
     assert [box.text for box in boxes] == ["South Korea", "51.7", "million"]
     assert [round(box.x1 / 2) for box in boxes] == pytest.approx([21, 201, 301], abs=1)
     assert {box.letter_height for box in boxes} == {24.0}
-    assert all(inked(picture, box) < 100 for box in boxes)
+    assert all(inked(image, box) < 100 for box in boxes)
 
 
 def test_letters_without_an_outline_keep_their_text_and_their_place():
     def draw(canvas):
-        pdfmetrics.registerFont(UnicodeCIDFont("HYSMyeongJo-Medium"))  # in no file, on few machines
+        # The font is not embedded and is installed on few machines.
+        pdfmetrics.registerFont(UnicodeCIDFont("HYSMyeongJo-Medium"))
         canvas.setFont("HYSMyeongJo-Medium", 12)
         canvas.drawString(20, 100, "서울의 인구가 줄었다")
 
@@ -83,15 +84,15 @@ def test_places_are_of_the_picture_on_turned_pages_too(turn):
         canvas.setFont("Helvetica", 20)
         canvas.drawString(30, 150, "corner")
 
-    picture, (box,) = read(draw)
+    image, (box,) = read(draw)
     assert box.text == "corner" and box.letter_height == 40.0
-    # reportlab turns the paper, too: the picture lies, and its letters stand.
-    assert picture.size == (800, 400)
+    # reportlab turns the paper, too: the image is landscape and its letters upright.
+    assert image.size == (800, 400)
     assert (box.x2 - box.x1 > box.y2 - box.y1) == (turn in (0, 180))
-    assert inked(picture, box) < 100
+    assert inked(image, box) < 100
     # Nothing is drawn elsewhere: the box is where the letters are.
-    picture.paste(255, (int(box.x1) - 2, int(box.y1) - 2, int(box.x2) + 3, int(box.y2) + 3))
-    assert min(picture.getdata()) > 250
+    image.paste(255, (int(box.x1) - 2, int(box.y1) - 2, int(box.x2) + 3, int(box.y2) + 3))
+    assert min(image.getdata()) > 250
 
 
 def test_scaled_letters_have_the_height_that_is_seen():

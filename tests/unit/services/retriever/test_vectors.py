@@ -1,4 +1,4 @@
-"""MaxSim, rankings and their fusion, against the plainest way to them."""
+"""Compare MaxSim, rankings and their fusion with plain implementations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scorekit.errors import SampleError, UserError
 from services.retriever.backends import vectors as module
 from services.retriever.backends.hybrid import HybridSearcher
 from services.retriever.backends.ranking import best
-from services.retriever.backends.vectors import KeptVectors, PackedVectors, checked_vectors, pack
+from services.retriever.backends.vectors import PackedVectors, VectorCache, checked_vectors, pack
 
 
 def packed(folder, pages):
@@ -20,7 +20,7 @@ def packed(folder, pages):
 
 
 def by_hand(pages, query):
-    """MaxSim in float64, a page at a time."""
+    """Compute MaxSim in float64, one page at a time."""
     return [
         float((query.astype(np.float64) @ page.astype(np.float64).T).max(1).sum())
         if len(page)
@@ -41,14 +41,14 @@ def test_max_sim_is_the_plain_one_whatever_the_shapes(
     draw = np.random.default_rng(seed)
     # All similarities below 0: a padded page would win with its zeros.
     pages = [draw.random((n, 4), np.float32) + 0.1 for n in lengths]
-    asked = [-draw.random((n, 4), np.float32) - 0.1 for n in queries]
+    query_vectors = [-draw.random((n, 4), np.float32) - 0.1 for n in queries]
     searched = packed(tmp_path_factory.mktemp("v"), pages)
-    before, module._AT_ONCE = module._AT_ONCE, at_once
+    before, module._BLOCK_SIMILARITIES = module._BLOCK_SIMILARITIES, at_once
     try:
-        found = searched.max_sim(asked)
+        results = searched.max_sim(query_vectors)
     finally:
-        module._AT_ONCE = before
-    for scores, query in zip(found, asked, strict=True):
+        module._BLOCK_SIMILARITIES = before
+    for scores, query in zip(results, query_vectors, strict=True):
         # A sum of at most 5 dot products of 4 numbers below 1.1 in float32.
         np.testing.assert_allclose(scores, by_hand(pages, query), rtol=1e-5)
 
@@ -66,7 +66,7 @@ def test_a_vector_of_zeros_is_none_and_an_index_with_one_is_refused(tmp_path):
     with pytest.raises(ValueError, match="a vector of zeros"):
         checked_vectors(good * [[1], [0]])
     assert packed(tmp_path, [good]).dimension == 2
-    with pytest.raises(UserError, match=r"a vector of zeros\. Ingest the pages anew"):
+    with pytest.raises(UserError, match=r"a vector of zeros\. Ingest the pages again"):
         packed(tmp_path, [good, good * 0])
 
 
@@ -75,24 +75,24 @@ def test_a_vector_of_zeros_is_none_and_an_index_with_one_is_refused(tmp_path):
     st.integers(1, 12),
     st.sets(st.integers(0, 29), max_size=5),
 )
-def test_the_best_are_those_of_a_full_sort(scores, most, without):
+def test_the_best_are_those_of_a_full_sort(scores, top_k, without):
     without = [k for k in without if k < len(scores)]
-    kept = [(-s, k) for k, s in enumerate(scores) if s > -np.inf and k not in without]
-    want = [(k, -s) for s, k in sorted(kept)][:most]
-    assert best(np.array(scores, np.float32), most, without) == want
+    hits = [(-s, k) for k, s in enumerate(scores) if s > -np.inf and k not in without]
+    expected = [(k, -s) for s, k in sorted(hits)][:top_k]
+    assert best(np.array(scores, np.float32), top_k, without) == expected
 
 
 @pytest.mark.parametrize("pages", [63, 64, 640, 641, 5000])
-@pytest.mark.parametrize("levels", [3, 1000])  # many are equal, or few
+@pytest.mark.parametrize("levels", [3, 1000])  # many or few are equal
 @pytest.mark.parametrize("share", [0.002, 0.9])  # of pages that are hits
 def test_the_best_of_many_pages_are_those_of_a_full_sort(pages, levels, share):
     draw = np.random.default_rng(pages)
     scores = draw.integers(0, levels, pages).astype(np.float32)
     scores[draw.random(pages) > share] = -np.inf
-    scores[draw.random(pages) < 0.01] = np.nan  # no hit, whatever else
-    kept = sorted((-s, k) for k, s in enumerate(scores.tolist()) if s > -np.inf)
-    for most in (1, 9, 10, 11, 80, pages + 1):
-        assert best(scores, most) == [(k, -s) for s, k in kept][:most]
+    scores[draw.random(pages) < 0.01] = np.nan  # never a hit
+    hits = sorted((-s, k) for k, s in enumerate(scores.tolist()) if s > -np.inf)
+    for top_k in (1, 9, 10, 11, 80, pages + 1):
+        assert best(scores, top_k) == [(k, -s) for s, k in hits][:top_k]
 
 
 class Part:
@@ -107,23 +107,23 @@ class Part:
 
 
 def test_a_fused_query_fails_with_any_of_its_parts():
-    fault = SampleError("upstream", "away")
+    error = SampleError("upstream", "away")
     good = np.array([1.0, -np.inf, 3.0], np.float32)
-    fused = HybridSearcher([Part({"a": good, "b": good}), Part({"a": good, "b": fault})])
-    one, two = fused.scores([fused.read("a"), fused.read("b")])
-    assert two is fault
-    np.testing.assert_allclose(one, [2 / 62, -np.inf, 2 / 61], rtol=1e-6)
+    fused = HybridSearcher([Part({"a": good, "b": good}), Part({"a": good, "b": error})])
+    fused_scores, failed = fused.scores([fused.read("a"), fused.read("b")])
+    assert failed is error
+    np.testing.assert_allclose(fused_scores, [2 / 62, -np.inf, 2 / 61], rtol=1e-6)
 
 
 def test_kept_vectors_that_are_damaged_are_asked_for_again(tmp_path):
-    kept = KeptVectors(tmp_path, ("model", 1))
-    kept.put("ab", np.ones((2, 3), np.float32))
-    assert kept.get("ab").shape == (2, 3) and kept.get("cd") is None
-    assert KeptVectors(tmp_path, ("model", 2)).get("ab") is None
-    kept.put("ef", np.array([[1, 0], [0, 0]], np.float32))
-    assert kept.get("ef") is None
+    cache = VectorCache(tmp_path, ("model", 1))
+    cache.put("ab", np.ones((2, 3), np.float32))
+    assert cache.get("ab").shape == (2, 3) and cache.get("cd") is None
+    assert VectorCache(tmp_path, ("model", 2)).get("ab") is None
+    cache.put("ef", np.array([[1, 0], [0, 0]], np.float32))
+    assert cache.get("ef") is None
     (path,) = tmp_path.rglob("ab.npy")
     path.write_bytes(path.read_bytes()[:-4])
-    assert kept.get("ab") is None
+    assert cache.get("ab") is None
     np.save(path, np.array([{"a": 1}], dtype=object))  # pickled: never read
-    assert kept.get("ab") is None
+    assert cache.get("ab") is None

@@ -1,4 +1,4 @@
-"""What counts as a word of a page, and of a query."""
+"""Check what counts as a word of a page or query."""
 
 from __future__ import annotations
 
@@ -27,11 +27,14 @@ def morphemes():
     ],
 )
 def test_words_without_a_model(text, words):
-    assert Words("bigrams").of(text) == words
+    assert Words("bigrams").tokenize(text) == words
 
 
 def test_particles_and_endings_are_no_words(morphemes):
-    one, two = morphemes.of("서울의 인구가 줄었다"), morphemes.of("인구는 서울에서 줄어든다")
-    assert {"서울", "인구", "줄"} <= set(one) and {"서울", "인구"} <= set(two)
-    assert not {"의", "가", "는", "에서"} & {*one, *two}
-    assert morphemes.of("GDP가 2.5% 늘었다")[:2] == ["gdp", "2.5"]
+    first, second = (
+        morphemes.tokenize("서울의 인구가 줄었다"),
+        morphemes.tokenize("인구는 서울에서 줄어든다"),
+    )
+    assert {"서울", "인구", "줄"} <= set(first) and {"서울", "인구"} <= set(second)
+    assert not {"의", "가", "는", "에서"} & {*first, *second}
+    assert morphemes.tokenize("GDP가 2.5% 늘었다")[:2] == ["gdp", "2.5"]

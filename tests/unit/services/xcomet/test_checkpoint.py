@@ -1,4 +1,4 @@
-"""A wrong checkpoint is refused before its weights are read: one line that says what and where."""
+"""Check that an invalid checkpoint gives a one-line error before its weights are read."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def original(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def folder(original, tmp_path) -> Path:
-    """A copy to spoil, which names its encoder by a relative path."""
+    """Return a copy to damage, which names its encoder by a relative path."""
     home = shutil.copytree(original, tmp_path / "model")
     edit(home, lambda stored: stored["hyper_parameters"].update(pretrained_model="encoder"))
     return home
@@ -44,7 +44,7 @@ def edit(home: Path, change) -> None:
 
 
 def refusal(home: Path | str, *, load: bool = False, **kwargs) -> str:
-    """The message of `check`, or of `load` where `check` cannot know."""
+    """Return the error message of `check`, or of `load` if `check` cannot detect the error."""
     backend = XCometBackend(str(home), device="cpu", threads=1, **kwargs)
     if load:
         backend.check()
@@ -123,8 +123,8 @@ def test_odd_hparams(folder, text, monkeypatch):
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
 def test_a_checkpoint_that_is_cut_short(folder, share):
     file = folder / "checkpoints" / "model.ckpt"
-    whole = file.read_bytes()
-    file.write_bytes(whole[: int(share * len(whole))])
+    checkpoint_bytes = file.read_bytes()
+    file.write_bytes(checkpoint_bytes[: int(share * len(checkpoint_bytes))])
     assert "not a checkpoint that torch can load: cut short" in refusal(folder)
 
 
@@ -138,13 +138,13 @@ def test_not_a_checkpoint(folder):
 
 
 def test_pickle_that_runs_code_is_refused(folder):
-    made = folder / "made"
-    edit(folder, lambda stored: stored.update(extra=Evil(made)))
-    assert "mkdir" in refusal(folder) and not made.exists()
+    created_dir = folder / "made"
+    edit(folder, lambda stored: stored.update(extra=Evil(created_dir)))
+    assert "mkdir" in refusal(folder) and not created_dir.exists()
 
 
 def test_hyper_parameters_of_lightning_are_read(folder):
-    """What real checkpoints hold besides tensors."""
+    """Check hyperparameters, which real checkpoints contain besides tensors."""
     import argparse
     from collections import defaultdict
 
@@ -187,7 +187,7 @@ def test_what_is_no_weight(folder, odd):
     ],
 )
 def test_hyper_parameters_that_build_nothing(folder, odd):
-    """Whatever upstream's classes make of them, it is one line that names the file."""
+    """Check that wrong hyperparameters give a one-line error that names the file."""
     edit(folder, lambda stored: stored["hyper_parameters"].update(odd))
     message = refusal(folder, load=True)
     assert message.startswith(f"{folder}/checkpoints/model.ckpt: its hyper-parameters")
@@ -224,22 +224,22 @@ def test_encoder_that_does_not_fit(folder, change, part):
 
 def test_broken_encoder_files(folder):
     config = folder / "encoder" / "config.json"
-    for text, told in (("{", "not JSON"), ("[]", "not the config of a model")):
-        whole = config.read_text(encoding="utf-8")
+    for text, message in (("{", "not JSON"), ("[]", "not the config of a model")):
+        config_text = config.read_text(encoding="utf-8")
         config.write_text(text, encoding="utf-8")
-        assert told in refusal(folder)
-        config.write_text(whole, encoding="utf-8")
+        assert message in refusal(folder)
+        config.write_text(config_text, encoding="utf-8")
     (folder / "encoder" / "tokenizer.json").write_text("{}", encoding="utf-8")
     assert f"tokenizer of encoder {folder}/encoder" in refusal(folder, load=True)
 
 
 def test_a_tokenizer_with_more_ids_than_the_weights_know(folder):
-    """An id beyond the table fails a batch, and ends a process that computes on a GPU."""
+    """Check the refusal: an id beyond the table fails a batch, and on a GPU the process."""
     file = folder / "encoder" / "tokenizer.json"
     tokenizer = json.loads(file.read_text(encoding="utf-8"))
     tokenizer["model"]["vocab"] += [[f"more{n}", -9.0] for n in range(5)]
     file.write_text(json.dumps(tokenizer), encoding="utf-8")
-    assert "it is another model's" in refusal(folder, load=True)
+    assert "Give --encoder the right folder" in refusal(folder, load=True)
 
 
 def test_missing_encoder_folder(folder):
@@ -247,7 +247,7 @@ def test_missing_encoder_folder(folder):
 
 
 def test_encoder_of_the_hub_without_a_hub(folder):
-    """Tests have no network (HF_HUB_OFFLINE)."""
+    """Check an encoder named by a hub id. Tests have no network (HF_HUB_OFFLINE)."""
     message = refusal(folder, encoder="facebook/xlm-roberta-xl-not-here", load=True)
     assert "--encoder" in message
 
@@ -278,7 +278,7 @@ def test_word_layer_that_is_not_there(folder):
     ],
 )
 def test_layer_transformation(yaml_value, stored, decided, caplog):
-    """The rule of `comet.load_from_checkpoint`, decided and logged."""
+    """Check that the rule of `comet.load_from_checkpoint` is applied and logged."""
     hparams = {} if yaml_value is None else {"layer_transformation": yaml_value}
     with caplog.at_level("INFO"):
         assert decide_layer_transformation(hparams, {"layer_transformation": stored}) == decided
@@ -296,20 +296,22 @@ def test_importing_the_service_loads_nothing_heavy():
 
 @pytest.mark.parametrize("name", ["numpy.core.multiarray", "numpy._core.multiarray"])
 def test_numbers_of_numpy_1_and_2_are_read(folder, name):
-    """Either version pickles them under a name of its own."""
+    """Check both numpy versions, which pickle numbers under different module names."""
     import zipfile
 
     import numpy as np
 
     edit(folder, lambda stored: stored.update(best=np.float64(0.5)))
     file = folder / "checkpoints" / "model.ckpt"
-    own = np.float64(0).__reduce__()[0].__module__
+    module_name = np.float64(0).__reduce__()[0].__module__
     with zipfile.ZipFile(file) as old:
         parts = {info.filename: old.read(info) for info in old.infolist()}
     with zipfile.ZipFile(file, "w") as new:
         for part, content in parts.items():
-            new.writestr(part, content.replace(f"c{own}\n".encode(), f"c{name}\n".encode()))
-    assert any(f"c{name}\n".encode() in content for content in parts.values()) == (name == own)
+            new.writestr(part, content.replace(f"c{module_name}\n".encode(), f"c{name}\n".encode()))
+    assert any(f"c{name}\n".encode() in content for content in parts.values()) == (
+        name == module_name
+    )
     assert read_checkpoint(file)["best"] == 0.5
 
 
@@ -320,7 +322,7 @@ def test_upstreams_networks_where_it_is_missing(folder, monkeypatch):
 
 
 def test_scoring_needs_no_unbabel_comet(folder):
-    """Nor Lightning, entmax or pkg_resources, which came with it."""
+    """Check that unbabel-comet, Lightning, entmax and pkg_resources are not imported."""
     code = (
         "import sys\n"
         "for name in ('comet', 'pytorch_lightning', 'torchmetrics', 'entmax', 'pkg_resources'):\n"

@@ -1,4 +1,4 @@
-"""Labels and offsets of subwords -> spans: the rules, one by one, and what holds for all input."""
+"""Check how subword labels and offsets become spans: each rule and general properties."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 from services.xcomet.spans import exact_spans, label_runs, mqm_score, upstream_spans
 
 #: Text pieces as a tokenizer may cut them: with leading spaces, wide, invisible, empty.
-PIECES = ["Das", " ist", "  ", "한국", " 번역", "🙂", "…", "\u200b", "é", "\n", "", " x", "."]
+SEGMENTS = ["Das", " ist", "  ", "한국", " 번역", "🙂", "…", "\u200b", "é", "\n", "", " x", "."]
 
 
 @st.composite
 def tagged_texts(draw):
-    """(labels, confidence, offsets, mt): a text in pieces, some repeated."""
+    """Generate (labels, confidence, offsets, mt) for a text in segments, some repeated."""
     mt, offsets = "", [(0, 0)]
-    for piece in draw(st.lists(st.sampled_from(PIECES), max_size=12)):
-        start, mt = len(mt), mt + piece
-        # A normaliser may make several subwords of one character: equal offsets.
-        offsets += [(start, len(mt))] * draw(st.integers(0 if piece.isspace() else 1, 3))
+    for segment in draw(st.lists(st.sampled_from(SEGMENTS), max_size=12)):
+        start, mt = len(mt), mt + segment
+        # A normalizer may turn one character into several subwords with equal offsets.
+        offsets += [(start, len(mt))] * draw(st.integers(0 if segment.isspace() else 1, 3))
     offsets.append((0, 0))
     n = len(offsets)
     labels = draw(st.lists(st.integers(0, 3), min_size=n, max_size=n))
@@ -29,7 +29,7 @@ def tagged_texts(draw):
 
 
 def decode_slowly(labels, confidence, offsets):
-    """`UnifiedMetric.decode` of unbabel-comet 2.2.7, without tensors and texts."""
+    """Decode like `UnifiedMetric.decode` of unbabel-comet 2.2.7, without tensors and texts."""
     spans, span = [], None
     for label, probability, (start, end) in zip(labels, confidence, offsets, strict=True):
         if label and span is None:
@@ -46,20 +46,20 @@ def decode_slowly(labels, confidence, offsets):
 @given(tagged_texts())
 def test_upstream_spans_are_upstreams(case):
     labels, confidence, offsets, _ = case
-    found = upstream_spans(labels, confidence, offsets)
+    spans = upstream_spans(labels, confidence, offsets)
     expected = decode_slowly(labels.tolist(), confidence.tolist(), offsets.tolist())
     names = ["O", "MINOR", "MAJOR", "CRITICAL"]
-    assert [(s.start, s.end, s.severity) for s in found] == [
+    assert [(s.start, s.end, s.severity) for s in spans] == [
         (start, end, names[label]) for start, end, label, _ in expected
     ]
-    assert [s.confidence for s in found] == pytest.approx(
+    assert [s.confidence for s in spans] == pytest.approx(
         [sum(p) / len(p) for _, _, _, p in expected], abs=1e-5
     )
 
 
 @given(tagged_texts())
 def test_exact_spans_hold_for_every_text(case):
-    """Text equal, edges visible, ordered and disjoint, confidence a probability."""
+    """Check that spans equal the text, have visible edges and are ordered and disjoint."""
     labels, confidence, offsets, mt = case
     before = 0
     for span in exact_spans(labels, confidence, offsets, mt):
@@ -72,7 +72,7 @@ def test_exact_spans_hold_for_every_text(case):
 
 @given(tagged_texts())
 def test_exact_spans_lose_and_invent_nothing(case):
-    """Marked are the visible characters of tagged subwords, and those that no subword covers."""
+    """Check that spans cover the visible characters of tagged subwords and uncovered ones."""
     labels, confidence, offsets, mt = case
     spans = exact_spans(labels, confidence, offsets, mt)
     marked = {i for s in spans for i in range(s["start"], s["end"])}
@@ -126,7 +126,7 @@ def test_upstream_loses_a_span_that_is_still_open():
 
 
 def test_runs_that_share_a_character_become_one():
-    """One character in three subwords, the middle one untagged."""
+    """Check one character in three subwords, of which the middle one is untagged."""
     offsets = np.array([(0, 0), (0, 1), (0, 1), (0, 1), (0, 0)])
     confidence = np.array([0, 0.4, 0.9, 0.6, 0], np.float32)
     (span,) = exact_spans(np.array([0, 2, 0, 3, 0]), confidence, offsets, "…")

@@ -1,4 +1,4 @@
-"""Every reason code that a stage can give is explained."""
+"""Check that every reason code of a stage has an explanation."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from synth.report.reasons import FAILURES, REASONS, UNKNOWN, VERDICTS, explain
 
 ROOT = Path(__file__).parents[4]
 BROKEN = ("cut", "empty", "looping", "content_filter")
-#: f-strings that make a code, with {} for what they fill in -> what they may become.
+#: f-strings that build a code, with {} for inserted values -> the possible codes.
 FAMILIES = {
     "{}_{}": {f"{which}_{code}" for which in ("greedy", "sample") for code in BROKEN}
     | {f"{service}_{kind}" for service in ("score", "judge") for kind in SAMPLE_ERROR_TYPES},
     "{}_score_{}": {
-        f"{which}_score_{kind}" for which in ("greedy", "sample") for kind in SAMPLE_ERROR_TYPES
+        f"{source}_score_{kind}" for source in ("greedy", "sample") for kind in SAMPLE_ERROR_TYPES
     },
     "teacher_{}": {f"teacher_{kind}" for kind in LLM_ERROR_TYPES},
     "score_{}": {f"score_{kind}" for kind in SAMPLE_ERROR_TYPES},
@@ -33,45 +33,45 @@ FAMILIES = {
         for outcome in ("passed", "refused", "unjudged")
     },
 }
-#: Calls that take a code -> its place among the arguments.
+#: Calls that take a code -> its position among the arguments.
 CALLS = {
-    "Rejected": 1,
-    "Open": 1,
-    "NotYet": 0,
+    "RejectedRecord": 1,
+    "DeferredRecord": 1,
+    "TemporaryFailure": 0,
     "SourceFailed": 0,
-    "Kept": 1,
-    "_Look": 1,
-    "_replace": 99,  # by keyword alone
+    "KeptRecord": 1,
+    "_CandidateCheck": 1,
+    "_replace": 99,  # only by keyword
     "broken": 1,
     "note_broken": 1,
 }
 #: Dictionaries of counts by code.
 COUNTS = ("rejected", "unread", "out", "left_out", "open", "noted")
 #: Functions that return a code, by the end of their names.
-RETURN = re.compile(r"(_code|^broken_output|^_look)$")
+RETURN = re.compile(r"(_code|^broken_output|^_check_candidate)$")
 
 
 def _codes_in(tree: ast.AST) -> set[str]:
-    """String constants and f-strings that stand where a code does."""
-    found: list[ast.AST | None] = []
+    """Return the string constants and f-strings that are used as codes."""
+    nodes: list[ast.AST | None] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             name = getattr(node.func, "id", getattr(node.func, "attr", ""))
-            place = CALLS.get(name)
-            if place is not None:
-                found += node.args[place : place + 1]
-                found += [
+            position = CALLS.get(name)
+            if position is not None:
+                nodes += node.args[position : position + 1]
+                nodes += [
                     k.value for k in node.keywords if k.arg in ("reason_code", "code", "note_code")
                 ]
         elif isinstance(node, ast.Subscript):
             name = getattr(node.value, "id", getattr(node.value, "attr", ""))
             if name in COUNTS:
-                found.append(node.slice)
+                nodes.append(node.slice)
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and RETURN.search(node.name):
             for inner in ast.walk(node):
                 if isinstance(inner, ast.Return):
-                    found.append(inner.value)
-    return {told for node in found for told in _texts(node)}
+                    nodes.append(inner.value)
+    return {text for node in nodes for text in _texts(node)}
 
 
 def _texts(node: ast.AST | None) -> set[str]:
@@ -84,24 +84,24 @@ def _texts(node: ast.AST | None) -> set[str]:
         return set()
     parts = [getattr(node, name, None) for name in ("body", "orelse")]
     parts += [*getattr(node, "values", ()), *getattr(node, "elts", ())]
-    return {told for part in parts for told in _texts(part)}
+    return {text for part in parts for text in _texts(part)}
 
 
-def given() -> set[str]:
-    """Every code that the stages can give."""
+def possible_codes() -> set[str]:
+    """Return every code that the stages can give."""
     codes: set[str] = set(RULES)
     for path in sorted((ROOT / "synth").rglob("*.py")):
-        for told in _codes_in(ast.parse(path.read_text(encoding="utf-8"))):
-            if "{" not in told:
-                codes.add(told)
-            elif re.fullmatch(r"[a-z_:{}]+", told):
-                assert told in FAMILIES, f"{path.name}: say in FAMILIES what {told!r} may become"
-                codes |= FAMILIES[told]
+        for code in _codes_in(ast.parse(path.read_text(encoding="utf-8"))):
+            if "{" not in code:
+                codes.add(code)
+            elif re.fullmatch(r"[a-z_:{}]+", code):
+                assert code in FAMILIES, f"{path.name}: say in FAMILIES what {code!r} may become"
+                codes |= FAMILIES[code]
     return codes
 
 
 def test_the_search_finds_the_codes_of_every_stage():
-    found = given()
+    all_codes = possible_codes()
     assert {
         "broken_gzip",
         "no_text",
@@ -116,14 +116,14 @@ def test_the_search_finds_the_codes_of_every_stage():
         "no_candidate",
         "numbers_missing",
         "judge_error:upstream",
-    } <= found
+    } <= all_codes
 
 
-@pytest.mark.parametrize("code", sorted(given()))
+@pytest.mark.parametrize("code", sorted(possible_codes()))
 def test_each_code_is_explained_in_one_sentence(code):
-    told = explain(code)
-    assert re.fullmatch(r"[A-Z][^\n]{10,140}\.", told), told
-    assert "{" not in told and UNKNOWN[:-1] not in told
+    explanation = explain(code)
+    assert re.fullmatch(r"[A-Z][^\n]{10,140}\.", explanation), explanation
+    assert "{" not in explanation and UNKNOWN[:-1] not in explanation
 
 
 def test_every_word_of_the_rubric_and_of_the_rules_has_its_explanation():
@@ -134,7 +134,7 @@ def test_every_word_of_the_rubric_and_of_the_rules_has_its_explanation():
 
 def test_no_line_of_the_table_is_left_over():
     families = {key[:-1] for key in REASONS if key.endswith("*")}
-    codes = given()
+    codes = possible_codes()
     for key in REASONS:
         used = key in codes or any(f"{family}{key}" in codes for family in families)
         assert used or any(code.startswith(key.rstrip("*")) for code in codes), key

@@ -1,4 +1,4 @@
-"""Texts of evaluation sets are found in sources and translations."""
+"""Check that texts of evaluation sets are detected in sources and translations."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CHINESE = "委员会星期二开会讨论河上的旧桥是应该修理还是应
 
 
 @pytest.fixture(scope="module")
-def known():
+def evaluation_set():
     texts = [LONG, MIDDLE, SHORT, KOREAN, CHINESE]
     return EvaluationTexts((text, f"set row {i}") for i, text in enumerate(texts, 1))
 
@@ -54,8 +54,8 @@ def known():
         ("?!", None),
     ],
 )
-def test_what_stands_in_an_evaluation_set_is_found_and_named(known, text, reason):
-    assert known.find(text) == reason
+def test_what_stands_in_an_evaluation_set_is_found_and_named(evaluation_set, text, reason):
+    assert evaluation_set.find(text) == reason
 
 
 @example(["ab"] * 10 + ["人"] * 11, ["xx"])
@@ -65,12 +65,12 @@ def test_what_stands_in_an_evaluation_set_is_found_and_named(known, text, reason
 )
 def test_a_run_is_found_wherever_it_stands(parts, lead):
     text = " ".join(parts)
-    known = EvaluationTexts([(text, "here")])
-    found = known.find(" ".join([*lead, text]))
+    evaluation_set = EvaluationTexts([(text, "here")])
+    reason = evaluation_set.find(" ".join([*lead, text]))
     if not lead and parts:
-        assert found == "is here"
+        assert reason == "is here"
     if len(parts) >= 20:
-        assert found is not None
+        assert reason is not None
 
 
 def write(folder):
@@ -93,15 +93,15 @@ def write(folder):
 )
 def test_every_text_of_a_file_is_read(tmp_path, name, text, reason):
     write(tmp_path)
-    found = evaluation_texts([str(tmp_path / name)])
-    assert found is not None and found.find(text) == reason
+    evaluation_set = evaluation_texts([str(tmp_path / name)])
+    assert evaluation_set is not None and evaluation_set.find(text) == reason
 
 
 def test_digests_name_the_content(tmp_path):
     write(tmp_path)
     files = [str(tmp_path / "b.txt"), str(tmp_path / "a.jsonl")]
     before = digests(files)
-    assert [told.partition(":")[0] for told in before] == ["a.jsonl", "b.txt"]
+    assert [digest.partition(":")[0] for digest in before] == ["a.jsonl", "b.txt"]
     (tmp_path / "b.txt").write_text(SHORT)
     assert digests(files)[0] == before[0] and digests(files)[1] != before[1]
 

@@ -1,4 +1,4 @@
-"""Lengths by three measures."""
+"""Check text lengths by three measures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from scorekit.errors import UserError
 from synth.config import BucketingConfig
 from synth.sources.measure import approx_tokens, make_measure, whitespace
 
-#: A tokenizer that ends every text with a token of its own, unless it is told not to.
+#: A tokenizer that appends its own end token to every text unless this is disabled.
 TOKENIZER = Path(__file__).parents[4] / "demo/models/metricx"
 
 

@@ -1,4 +1,4 @@
-"""Sources that nearly repeat an earlier one are found, the same ones however they are read."""
+"""Check that near duplicates of earlier sources are found, whatever the batch size."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def find(folder, texts, threshold=0.8, batch=1024, able=None):
     return near.find(able).tolist()
 
 
-def jaccard(one, two):
-    grams = [{(t + "\0" * 4)[i : i + 5] for i in range(len(t))} for t in (one, two)]
+def jaccard(first, second):
+    grams = [{(t + "\0" * 4)[i : i + 5] for i in range(len(t))} for t in (first, second)]
     return len(grams[0] & grams[1]) / len(grams[0] | grams[1])
 
 
@@ -53,11 +53,11 @@ def test_estimates_are_near_the_true_share():
     rng = random.Random(5)
     errors = []
     for _ in range(60):
-        one = words(rng, 30).split()
-        two = list(one)
-        for place in rng.sample(range(30), rng.randrange(12)):
-            two[place] = words(rng, 1)
-        a, b = " ".join(one), " ".join(two)
+        original = words(rng, 30).split()
+        modified = list(original)
+        for position in rng.sample(range(30), rng.randrange(12)):
+            modified[position] = words(rng, 1)
+        a, b = " ".join(original), " ".join(modified)
         left, right = signatures([a, b])
         errors.append(float((left == right).mean()) - jaccard(a, b))
     assert abs(np.mean(errors)) < 0.02 and np.std(errors) < 0.06
@@ -79,8 +79,8 @@ def make_texts(plan):
     texts = []
     for base, changes in plan:
         parts = words(random.Random(base), 40).split()
-        for place in changes:
-            parts[place] = f"new{place}"
+        for position in changes:
+            parts[position] = f"new{position}"
         texts.append(" ".join(parts))
     return texts
 
@@ -92,31 +92,31 @@ def test_what_is_taken_out_resembles_an_earlier_text_and_what_stays_does_not(
 ):
     texts = make_texts(plan)
     folder = tmp_path_factory.mktemp("near")
-    whole = find(folder, texts)
-    kept, near_duplicates._CHUNK = near_duplicates._CHUNK, chunk
+    matches = find(folder, texts)
+    chunk_size, near_duplicates._CHUNK = near_duplicates._CHUNK, chunk
     try:
-        assert find(folder, texts, batch=batch) == whole
+        assert find(folder, texts, batch=batch) == matches
     finally:
-        near_duplicates._CHUNK = kept
+        near_duplicates._CHUNK = chunk_size
     marks = signatures(texts) if texts else []
     bands, rows = plan_bands(0.8)
-    for place, like in enumerate(whole):
-        if like >= 0:
-            assert like < place
-            assert (marks[place] == marks[like])[: bands * rows].mean() >= 0.8
-    stay = [place for place, like in enumerate(whole) if like < 0]
-    for number, place in enumerate(stay):
-        for earlier in stay[:number]:
-            assert (marks[place] == marks[earlier])[: bands * rows].mean() < 0.93
+    for index, match in enumerate(matches):
+        if match >= 0:
+            assert match < index
+            assert (marks[index] == marks[match])[: bands * rows].mean() >= 0.8
+    unmatched = [index for index, match in enumerate(matches) if match < 0]
+    for number, index in enumerate(unmatched):
+        for earlier in unmatched[:number]:
+            assert (marks[index] == marks[earlier])[: bands * rows].mean() < 0.93
 
 
 def test_many_copies_of_a_text_are_one(tmp_path):
     rng = random.Random(3)
     copied = words(rng, 30)
     texts = [copied if i % 2 else words(rng, 30) for i in range(400)]
-    found = find(tmp_path, texts)
-    assert [found[i] for i in range(3, 400, 2)] == [1] * 199
-    assert all(found[i] < 0 for i in range(0, 400, 2)) and found[1] < 0
+    matches = find(tmp_path, texts)
+    assert [matches[i] for i in range(3, 400, 2)] == [1] * 199
+    assert all(matches[i] < 0 for i in range(0, 400, 2)) and matches[1] < 0
 
 
 def test_nothing_and_the_shortest_texts_are_no_error(tmp_path):

@@ -1,4 +1,4 @@
-"""Quotas, refill, and samples that do not depend on order or on parts."""
+"""Check quotas, refills and that samples do not depend on order or partition."""
 
 from __future__ import annotations
 
@@ -77,31 +77,31 @@ some_quotas = st.lists(st.one_of(st.none(), st.integers(0, 20)), min_size=3, max
 
 
 @given(some_quotas, st.lists(st.integers(0, 60), min_size=6, max_size=6))
-def test_quotas_are_filled_and_what_is_lacking_is_refilled(wanted, supply):
-    taken = fill(wanted, supply)
-    able = [0 if q is None else n for q, n in zip(wanted, supply, strict=True)]
-    assert sum(taken) == min(sum(q or 0 for q in wanted), sum(able))
-    for quota, have, given_ in zip(wanted, able, taken, strict=True):
-        assert min(quota or 0, have) <= given_ <= have
+def test_quotas_are_filled_and_what_is_lacking_is_refilled(quotas, supply):
+    counts = fill(quotas, supply)
+    able = [0 if q is None else n for q, n in zip(quotas, supply, strict=True)]
+    assert sum(counts) == min(sum(q or 0 for q in quotas), sum(able))
+    for quota, available, count in zip(quotas, able, counts, strict=True):
+        assert min(quota or 0, available) <= count <= available
 
 
 # -- the sample ----------------------------------------------------
 
 
-def simple_sample(wanted, items):
-    """What BottomK gives, by sorting everything."""
-    distinct = [sorted({p for s, p in items if s == stratum}) for stratum in range(len(wanted))]
-    taken = fill(wanted, [len(d) for d in distinct])
-    return [d[:n] for d, n in zip(distinct, taken, strict=True)]
+def simple_sample(quotas, items):
+    """Return the sample that BottomK should give, by sorting everything."""
+    distinct = [sorted({p for s, p in items if s == stratum}) for stratum in range(len(quotas))]
+    counts = fill(quotas, [len(d) for d in distinct])
+    return [d[:n] for d, n in zip(distinct, counts, strict=True)]
 
 
-def sample(wanted, items):
-    """(what was let through, what is taken of it)."""
-    bottom = BottomK(wanted)
+def sample(quotas, items):
+    """Return (the retained items, the sample)."""
+    bottom = BottomK(quotas)
     let = [(s, p) for s, p in items if bottom.offer(s, p)]
-    taken, last = bottom.finish()
+    counts, last = bottom.finish()
     chosen = [sorted({p for s, p in let if s == i and p <= cut}) for i, cut in enumerate(last)]
-    assert [len(c) for c in chosen] == taken
+    assert [len(c) for c in chosen] == counts
     return let, chosen
 
 
@@ -111,44 +111,44 @@ some_items = st.lists(some_item, max_size=300)
 
 @pytest.fixture(autouse=True)
 def small_slack(monkeypatch):
-    """So that samples are cleared while items come."""
+    """Lower the slack, so that samples are pruned while items arrive."""
     monkeypatch.setattr(sampling, "_SLACK", 5)
 
 
 @settings(max_examples=200)
 @given(some_quotas, some_items)
-def test_the_sample_is_the_smallest_of_each_bucket_with_refill(wanted, items):
-    assert sample(wanted, items)[1] == simple_sample(wanted, items)
+def test_the_sample_is_the_smallest_of_each_bucket_with_refill(quotas, items):
+    assert sample(quotas, items)[1] == simple_sample(quotas, items)
 
 
 @given(some_quotas, some_items, st.randoms(use_true_random=False))
-def test_the_sample_does_not_depend_on_the_order(wanted, items, rng):
+def test_the_sample_does_not_depend_on_the_order(quotas, items, rng):
     shuffled = list(items)
     rng.shuffle(shuffled)
-    assert sample(wanted, shuffled)[1] == sample(wanted, items)[1]
+    assert sample(quotas, shuffled)[1] == sample(quotas, items)[1]
 
 
 @given(some_quotas, st.lists(st.tuples(some_item, st.integers(0, 3)), max_size=300))
-def test_parts_merge_into_the_sample_of_the_whole(wanted, placed):
+def test_parts_merge_into_the_sample_of_the_whole(quotas, placed):
     items = [item for item, _ in placed]
     parts = [[item for item, part in placed if part == k] for k in range(4)]
-    kept = [sample(wanted, part)[0] for part in parts]
-    merged = BottomK(wanted)
-    for part in kept:
+    samples = [sample(quotas, part)[0] for part in parts]
+    merged = BottomK(quotas)
+    for part in samples:
         for stratum in range(6):
-            found = np.array([p for s, p in part if s == stratum], dtype=np.uint64)
-            merged.extend(stratum, found)
-    taken, last = merged.finish()
-    whole = simple_sample(wanted, items)
-    assert taken == [len(found) for found in whole]
-    assert last == [found[-1] if found else -1 for found in whole]
+            positions = np.array([p for s, p in part if s == stratum], dtype=np.uint64)
+            merged.extend(stratum, positions)
+    counts, last = merged.finish()
+    expected = simple_sample(quotas, items)
+    assert counts == [len(positions) for positions in expected]
+    assert last == [positions[-1] if positions else -1 for positions in expected]
 
 
 def test_equal_texts_are_taken_once():
     priority = prioritise(7)
     texts = ["사람은  자유롭다.", "사람은 자유롭다.\n", "다른 글"]
     items = [(0, priority(source_id(text))) for text in texts * 50]
-    assert next(len(found) for found in sample([10, 0, 0, None, None, None], items)[1]) == 2
+    assert next(len(chosen) for chosen in sample([10, 0, 0, None, None, None], items)[1]) == 2
 
 
 def test_a_seed_gives_another_order():
@@ -162,8 +162,8 @@ def test_every_text_has_the_same_chance():
     for seed in range(500):
         priority = prioritise(seed)
         items = {priority(source_id(str(i))): i for i in range(40)}
-        for found in sample([10, None], [(0, p) for p in items])[1][0]:
-            chosen[items[found]] += 1
+        for position in sample([10, None], [(0, p) for p in items])[1][0]:
+            chosen[items[position]] += 1
     assert sum(chosen) == 5000
     assert all(125 - 60 < count < 125 + 60 for count in chosen)  # 6 standard deviations
 
@@ -171,8 +171,8 @@ def test_every_text_has_the_same_chance():
 def test_what_is_held_follows_the_pool_and_not_what_is_offered():
     rng = random.Random(3)
     bottom = BottomK([100] * 6)
-    most = 0
+    max_count = 0
     for _ in range(50_000):
         bottom.offer(rng.choice([0, 1, 1, 2, 4]), rng.getrandbits(64))
-        most = max(most, bottom._count)
-    assert most < 10 * 600
+        max_count = max(max_count, bottom._count)
+    assert max_count < 10 * 600

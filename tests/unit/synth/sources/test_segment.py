@@ -1,4 +1,4 @@
-"""Documents are cut into segments and blobs that know where they stand."""
+"""Check that documents are cut into segments and blobs with correct offsets."""
 
 from __future__ import annotations
 
@@ -46,26 +46,26 @@ def config(**more):
 
 
 def cut(text, newlines="real", **more):
-    whole = whole_text(Document(1, text))
-    (pieces,) = find_segments([whole], config(**more), newlines)
-    return pieces
+    full_text = whole_text(Document(1, text))
+    (segments,) = find_segments([full_text], config(**more), newlines)
+    return segments
 
 
-def texts(pieces):
-    return [piece.text for piece in pieces if not piece.code]
+def texts(segments):
+    return [segment.text for segment in segments if not segment.code]
 
 
 def test_a_string_field_is_cut_at_its_line_ends():
-    pieces = cut(f"{ENGLISH[0]}\n  {ENGLISH[1]} \r\n\n{KOREAN[0]}\n")
-    assert texts(pieces) == [*ENGLISH, KOREAN[0]]
-    assert [p.line for p in pieces] == [0, 1, 2]
-    assert [p.paragraph for p in pieces] == [0, 0, 1]
+    segments = cut(f"{ENGLISH[0]}\n  {ENGLISH[1]} \r\n\n{KOREAN[0]}\n")
+    assert texts(segments) == [*ENGLISH, KOREAN[0]]
+    assert [p.line for p in segments] == [0, 1, 2]
+    assert [p.paragraph for p in segments] == [0, 0, 1]
 
 
 def test_a_list_field_gives_its_items():
-    pieces = cut([KOREAN[0], "", KOREAN[1]])
-    assert texts(pieces) == KOREAN
-    assert [p.paragraph for p in pieces] == [0, 1]
+    segments = cut([KOREAN[0], "", KOREAN[1]])
+    assert texts(segments) == KOREAN
+    assert [p.paragraph for p in segments] == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -85,10 +85,10 @@ def test_the_mode_decides_which_documents_are_taken(mode, text, code):
 
 def test_line_ends_that_are_written_out_are_line_ends():
     text = "\\n".join([*KOREAN, "", ENGLISH[0]])
-    pieces = cut(text, "escaped")
-    assert texts(pieces) == [*KOREAN, ENGLISH[0]]
-    assert [p.paragraph for p in pieces] == [0, 0, 1]
-    assert [text[p.start : p.end] for p in pieces] == texts(pieces)
+    segments = cut(text, "escaped")
+    assert texts(segments) == [*KOREAN, ENGLISH[0]]
+    assert [p.paragraph for p in segments] == [0, 0, 1]
+    assert [text[p.start : p.end] for p in segments] == texts(segments)
     assert len(cut(text, "real")) == 1
 
 
@@ -172,16 +172,16 @@ def test_figures_and_abbreviations_end_no_sentence(text, count):
 
 
 def sentences_of(row):
-    text, spans, at = row["joint"].join(row["sentences"]), [], 0
+    text, spans, position = row["joint"].join(row["sentences"]), [], 0
     for sentence in row["sentences"]:
-        start = text.index(sentence, at)
-        at = start + len(sentence)
-        spans.append((start, at))
+        start = text.index(sentence, position)
+        position = start + len(sentence)
+        spans.append((start, position))
     return text, spans
 
 
 def test_the_splitter_is_as_good_as_it_was_measured():
-    """docs/architecture.md has the numbers, beside those of libraries: `bench.sentences`."""
+    """Check the accuracy of the sentence splitter. docs/architecture.md compares it with others."""
     path = Path(__file__).parents[3] / "data/sentences.jsonl"
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     right = Counter()
@@ -196,12 +196,12 @@ def test_sentences_cover_a_line_in_order_and_lose_nothing(text):
     spans = split_sentences(text)
     assert "".join("".join(text[a:b] for a, b in spans).split()) == "".join(text.split())
     assert all(text[a:b] == text[a:b].strip() != "" for a, b in spans)
-    assert all(one[1] <= other[0] for one, other in itertools.pairwise(spans))
+    assert all(span[1] <= next_span[0] for span, next_span in itertools.pairwise(spans))
 
 
 def test_what_cannot_be_cut_is_left_out():
-    pieces = cut(f"{'x' * 50}\nshort\n{ENGLISH[0]}", min_chars=20, max_chars=40)
-    assert [p.code for p in pieces] == ["too_long", "too_short", "too_long"]
+    segments = cut(f"{'x' * 50}\nshort\n{ENGLISH[0]}", min_chars=20, max_chars=40)
+    assert [p.code for p in segments] == ["too_long", "too_short", "too_long"]
 
 
 @pytest.mark.parametrize(
@@ -239,8 +239,8 @@ def test_short_lines_are_joined_with_the_next_of_their_paragraph():
 
 
 def test_nothing_is_joined_beyond_max_chars():
-    pieces = cut("ab\n" + "c" * 38, min_chars=10, max_chars=40, merge_short=True)
-    assert [len(p.text) for p in pieces] == [2, 38]
+    segments = cut("ab\n" + "c" * 38, min_chars=10, max_chars=40, merge_short=True)
+    assert [len(p.text) for p in segments] == [2, 38]
 
 
 @given(
@@ -250,46 +250,50 @@ def test_nothing_is_joined_beyond_max_chars():
 )
 def test_a_span_is_the_text_of_its_segment(parts, as_list, max_chars):
     document = Document(1, parts if as_list else "\n".join(parts))
-    whole = whole_text(document)
-    (pieces,) = find_segments([whole], config(max_chars=max_chars), "real")
-    assert [whole[p.start : p.end] for p in pieces] == [p.text for p in pieces]
-    assert all(p.text == p.text.strip() and p.text for p in pieces)
-    assert "".join("".join(p.text for p in pieces).split()) == "".join(whole.split())
+    full_text = whole_text(document)
+    (segments,) = find_segments([full_text], config(max_chars=max_chars), "real")
+    assert [full_text[p.start : p.end] for p in segments] == [p.text for p in segments]
+    assert all(p.text == p.text.strip() and p.text for p in segments)
+    assert "".join("".join(p.text for p in segments).split()) == "".join(full_text.split())
 
 
 # -- blobs ----------------------------------------------------
 
 
-def blobs(text, max_tokens, newlines="real", measure=len, **more):
-    whole = whole_text(Document(1, text))
-    (pieces,) = find_segments([whole], config(**more), newlines)
+def blobs_of(text, max_tokens, newlines="real", measure=len, **more):
+    full_text = whole_text(Document(1, text))
+    (segments,) = find_segments([full_text], config(**more), newlines)
     max_chars = more.get("max_chars", 5000)
-    found = find_blobs(
-        whole, pieces, [measure(p.text) for p in pieces], max_tokens=max_tokens, max_chars=max_chars
+    blob_list = find_blobs(
+        full_text,
+        segments,
+        [measure(p.text) for p in segments],
+        max_tokens=max_tokens,
+        max_chars=max_chars,
     )
-    return list(found)
+    return list(blob_list)
 
 
 def test_blobs_are_consecutive_segments_up_to_their_length():
     text = "\n".join("abcdefgh"[i] * 9 for i in range(8))
-    found = blobs(text, 29)
-    assert [b.text for b in found] == [text[0:29], text[30:59], text[60:79]]
-    assert [(b.first, b.segments) for b in found] == [(0, 3), (3, 3), (6, 2)]
-    assert [text[b.start : b.end] for b in found] == [b.text for b in found]
-    assert [b.segments for b in blobs(text, 28)] == [2, 2, 2, 2]
+    blob_list = blobs_of(text, 29)
+    assert [b.text for b in blob_list] == [text[0:29], text[30:59], text[60:79]]
+    assert [(b.first, b.segments) for b in blob_list] == [(0, 3), (3, 3), (6, 2)]
+    assert [text[b.start : b.end] for b in blob_list] == [b.text for b in blob_list]
+    assert [b.segments for b in blobs_of(text, 28)] == [2, 2, 2, 2]
 
 
 def test_blobs_keep_paragraphs_whole_and_apart():
     first, second, long = "a1\na2", "b1\nb2\nb3", "\n".join(["c" * 8] * 4)
-    assert [b.text for b in blobs(f"{first}\n\n\n{second}", 14)] == [f"{first}\n\n{second}"]
-    assert [b.text for b in blobs(f"{first}\n\n{second}", 13)] == [first, second]
-    cut_up = [b.text for b in blobs(f"{first}\n\n{long}", 22)]
+    assert [b.text for b in blobs_of(f"{first}\n\n\n{second}", 14)] == [f"{first}\n\n{second}"]
+    assert [b.text for b in blobs_of(f"{first}\n\n{second}", 13)] == [first, second]
+    cut_up = [b.text for b in blobs_of(f"{first}\n\n{long}", 22)]
     assert cut_up == [f"{first}\n\n{'c' * 8}", "\n".join(["c" * 8] * 2)]
 
 
 def test_blobs_keep_line_ends_that_were_written_out():
     text = "first line\\nsecond line\\n\\nthird line"
-    (blob,) = blobs(text, 100, "escaped")
+    (blob,) = blobs_of(text, 100, "escaped")
     assert blob.text == "first line\nsecond line\n\nthird line"
     assert (blob.start, blob.end) == (0, len(text))
 
@@ -297,41 +301,41 @@ def test_blobs_keep_line_ends_that_were_written_out():
 def test_sentences_of_one_line_stay_on_it_in_a_blob():
     text = f"{'  '.join(ENGLISH)}\n{''.join(CHINESE)}"
     long, short = config(max_chars=110), config(max_chars=30)
-    (pieces,) = find_segments([text], long, "real")
-    assert [p.text for p in pieces] == [*ENGLISH, "".join(CHINESE)]
-    (blob,) = find_blobs(text, pieces, [1] * 3, max_tokens=9, max_chars=5000)
+    (segments,) = find_segments([text], long, "real")
+    assert [p.text for p in segments] == [*ENGLISH, "".join(CHINESE)]
+    (blob,) = find_blobs(text, segments, [1] * 3, max_tokens=9, max_chars=5000)
     assert blob.text == text
-    (pieces,) = find_segments(["".join(CHINESE)], short, "real")
-    (blob,) = find_blobs("".join(CHINESE), pieces, [1] * 2, max_tokens=9, max_chars=5000)
+    (segments,) = find_segments(["".join(CHINESE)], short, "real")
+    (blob,) = find_blobs("".join(CHINESE), segments, [1] * 2, max_tokens=9, max_chars=5000)
     assert blob.text == "".join(CHINESE)
 
 
 def test_a_blob_goes_over_short_lines_but_not_over_noise():
     text = "\n".join([ENGLISH[0], "Note", ENGLISH[1], "<br>", KOREAN[0]])
-    (blob,) = blobs(text, 1000, min_chars=10, noise_rules=True)
+    (blob,) = blobs_of(text, 1000, min_chars=10, noise_rules=True)
     assert blob.text == "\n".join([ENGLISH[0], "Note", ENGLISH[1]])
 
 
 def test_a_blob_has_two_segments_that_could_stand_alone():
-    assert blobs(f"{ENGLISH[0]}\nNote\nTip", 1000, min_chars=10) == []
-    assert blobs("\n".join(ENGLISH), 1000, min_chars=10)
+    assert blobs_of(f"{ENGLISH[0]}\nNote\nTip", 1000, min_chars=10) == []
+    assert blobs_of("\n".join(ENGLISH), 1000, min_chars=10)
 
 
 def test_a_segment_that_is_longer_than_a_blob_ends_it():
     text = "\n".join(["aa", "bb", "c" * 30, "dd", "ee"])
-    assert [b.text for b in blobs(text, 10)] == ["aa\nbb", "dd\nee"]
+    assert [b.text for b in blobs_of(text, 10)] == ["aa\nbb", "dd\nee"]
 
 
 def test_blobs_are_within_max_chars():
     text = "\n".join(["a" * 18] * 6)
-    found = blobs(text, 1000, measure=lambda _: 1, max_chars=60)
-    assert [len(b.text) for b in found] == [56, 56]
+    blob_list = blobs_of(text, 1000, measure=lambda _: 1, max_chars=60)
+    assert [len(b.text) for b in blob_list] == [56, 56]
 
 
 @given(st.lists(st.text("ab", min_size=0, max_size=9), max_size=25), st.integers(5, 40))
 def test_blobs_are_never_too_long_and_never_overlap(lines, max_tokens):
     text = "\n".join(lines)
-    found = blobs(text, max_tokens)
-    assert all(sum(len(x) + 1 for x in b.text.split()) - 1 <= max_tokens for b in found)
-    assert all(a.end < b.start for a, b in itertools.pairwise(found))
-    assert all(text[b.start : b.end].split() == b.text.split() for b in found)
+    blob_list = blobs_of(text, max_tokens)
+    assert all(sum(len(x) + 1 for x in b.text.split()) - 1 <= max_tokens for b in blob_list)
+    assert all(a.end < b.start for a, b in itertools.pairwise(blob_list))
+    assert all(text[b.start : b.end].split() == b.text.split() for b in blob_list)

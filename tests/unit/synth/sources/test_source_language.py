@@ -1,4 +1,4 @@
-"""What is in another language than the source language is found, and nearly nothing else."""
+"""Check that texts in another language are detected with almost no false positives."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from synth.sources.source_language import SourceLanguage, _Odds
 
 ROOT = Path(__file__).parents[4]
 MARGIN = SegmentationConfig().language_margin
-#: From the Universal Declaration of Human Rights, articles 1 and 3.
+#: Articles 1 and 3 of the Universal Declaration of Human Rights.
 TEXTS = {
     "en": "All human beings are born free and equal in dignity and rights.",
     "de": "Alle Menschen sind frei und gleich an Würde und Rechten geboren.",
@@ -38,11 +38,11 @@ def is_other(text, language, margin=MARGIN):
     return SourceLanguage(language, margin).is_other([text])[0]
 
 
-@pytest.mark.parametrize("own", TEXTS)
-def test_a_text_is_told_from_every_other_language(own):
-    assert not is_other(TEXTS[own], own)
-    for language in TEXTS.keys() - {own}:
-        assert is_other(TEXTS[own], language), language
+@pytest.mark.parametrize("true_language", TEXTS)
+def test_a_text_is_told_from_every_other_language(true_language):
+    assert not is_other(TEXTS[true_language], true_language)
+    for language in TEXTS.keys() - {true_language}:
+        assert is_other(TEXTS[true_language], language), language
 
 
 def test_sources_are_in_the_variant_that_the_tag_names():
@@ -86,31 +86,31 @@ def test_of_real_text_fewer_than_one_in_a_thousand_is_taken_for_another_language
     path, key, language
 ):
     texts = _rows(path, key)
-    told = SourceLanguage(language, MARGIN).is_other(texts)
-    assert sum(told) <= len(texts) / 1000, [
-        text for text, other in zip(texts, told, strict=True) if other
+    flags = SourceLanguage(language, MARGIN).is_other(texts)
+    assert sum(flags) <= len(texts) / 1000, [
+        text for text, other in zip(texts, flags, strict=True) if other
     ]
 
 
 @pytest.mark.parametrize("language", ["deu", "fra", "kor", "zho", "rus"])
 def test_of_english_prose_nearly_all_that_is_long_enough_is_found(language):
     texts = [text for text in _rows("tests/data/prose/ko_en.jsonl", "en") if len(text) > 60]
-    told = SourceLanguage(language, MARGIN).is_other(texts)
-    assert sum(told) >= 0.97 * len(texts)
+    flags = SourceLanguage(language, MARGIN).is_other(texts)
+    assert sum(flags) >= 0.97 * len(texts)
 
 
 def test_many_texts_at_once_get_the_identifiers_own_numbers():
     odds = _Odds(("de",), ("en", "fr"))
     texts = [*TEXTS.values(), "", "ß", TEXTS["de"] * 20, "\ud800 broken"]
     model = whole_identifier()
-    place = model.nb_classes.index
-    for text, margin in zip(texts, odds.of(texts), strict=True):
+    index_of = model.nb_classes.index
+    for text, margin in zip(texts, odds.margins(texts), strict=True):
         seen = text[:480].encode("utf-8", "surrogatepass")[:480]
         scores = model.nb_classprobs(model.instance2fv(seen, datatype="uint32"))
-        best = max(scores[place("en")], scores[place("fr")])
-        assert margin == pytest.approx(best - scores[place("de")], rel=1e-4, abs=1e-2)
-        assert odds.of([text]) == [margin]
-    assert odds.of([]) == []
+        best = max(scores[index_of("en")], scores[index_of("fr")])
+        assert margin == pytest.approx(best - scores[index_of("de")], rel=1e-4, abs=1e-2)
+        assert odds.margins([text]) == [margin]
+    assert odds.margins([]) == []
 
 
 def ingest(**segmentation):
@@ -121,14 +121,16 @@ def ingest(**segmentation):
     return Ingest(cfg, BottomK([1] * 18))
 
 
-@pytest.mark.parametrize(("segmentation", "kept"), [({}, False), ({"language_margin": None}, True)])
-def test_segments_in_another_language_are_left_out_with_a_code(segmentation, kept):
+@pytest.mark.parametrize(
+    ("segmentation", "is_accepted"), [({}, False), ({"language_margin": None}, True)]
+)
+def test_segments_in_another_language_are_left_out_with_a_code(segmentation, is_accepted):
     text = "\n".join([TEXTS["de"], TEXTS["en"], TEXTS["de"], "Kurz und gut, das war es."])
     counts = PartCounts("f")
     counts.newlines = "real"
     sources = list(ingest(**segmentation)._sources([Document(1, text)], counts))
     alone = {source.text for source in sources if source.kind == 0}
     blobs = [source.text for source in sources if source.kind == 1]
-    assert (TEXTS["en"] in alone) == any(TEXTS["en"] in blob for blob in blobs) == kept
-    assert counts.rejected["source_language"] == (not kept)
+    assert (TEXTS["en"] in alone) == any(TEXTS["en"] in blob for blob in blobs) == is_accepted
+    assert counts.rejected["source_language"] == (not is_accepted)
     assert counts.pieces == 4 + len(blobs)

@@ -1,4 +1,4 @@
-"""The stage that filters by rules and by the judge: whom it asks, and what it says of it."""
+"""Check the filter stage: when it calls the judge and what it records."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 from synth.config import SynthConfig
 from synth.filters import RULES
-from synth.record import Kept, Rejected
+from synth.record import KeptRecord, RejectedRecord
 from synth.stages.format_filter import FormatFilter
 
 EN = "The committee published its report on the safety of the new bridge in March 2019."
@@ -15,7 +15,7 @@ KO = "위원회는 2019년 3월에 새 다리의 안전에 관한 보고서를 �
 
 
 def clients(verdicts=(), **filters):
-    """What a stage is given; the judge says what stands in `verdicts`, one after another."""
+    """Return a stage context whose judge returns these verdicts in order."""
     cfg = SynthConfig.model_validate(
         {
             "run": {"out_dir": "unused"},
@@ -24,14 +24,14 @@ def clients(verdicts=(), **filters):
             "filters": filters,
         }
     )
-    asked = []
+    judged = []
 
     async def judge(src, candidate, doubt):
-        asked.append(candidate)
-        return verdicts[len(asked) - 1]
+        judged.append(candidate)
+        return verdicts[len(judged) - 1]
 
-    given = {"cfg": cfg, "languages": ("en-US", "ko-KR"), "judge": judge, "asked": asked}
-    return SimpleNamespace(**given, judge_understands=cfg.filters.llm_judge.enabled)
+    values = {"cfg": cfg, "languages": ("en-US", "ko-KR"), "judge": judge, "judged": judged}
+    return SimpleNamespace(**values, judge_understands=cfg.filters.llm_judge.enabled)
 
 
 def record(*texts):
@@ -39,8 +39,8 @@ def record(*texts):
     return {"source_id": "a", "source_text": EN, "topk": topk, "worst": None}
 
 
-def process(given, clients):
-    return asyncio.run(FormatFilter().process(given, clients))
+def process(source, clients):
+    return asyncio.run(FormatFilter().process(source, clients))
 
 
 PASS = {"pass": True, "reason_code": "ok", "notes": ""}
@@ -48,31 +48,31 @@ FAIL = {"pass": False, "reason_code": "omission", "notes": "the date is gone"}
 
 
 def test_rules_come_before_the_judge_and_both_are_told_of():
-    given = clients([PASS])
-    kept = process(record(KO), given)
-    assert isinstance(kept, Kept)
-    assert kept.record["target_text"] == KO
-    assert kept.record["best"] == {"index": 7, "text": KO, "score": 1.0}
-    assert kept.record["filters"] == {
+    context = clients([PASS])
+    result = process(record(KO), context)
+    assert isinstance(result, KeptRecord)
+    assert result.record["target_text"] == KO
+    assert result.record["best"] == {"index": 7, "text": KO, "score": 1.0}
+    assert result.record["filters"] == {
         "passed": list(RULES),
         "failed": [],
         "judge": PASS,
         "tried": [],
     }
-    given = clients([PASS])
-    rejected = process(record(f"번역: {KO}"), given)
-    assert isinstance(rejected, Rejected)
+    context = clients([PASS])
+    rejected = process(record(f"번역: {KO}"), context)
+    assert isinstance(rejected, RejectedRecord)
     assert (rejected.reason_code, rejected.reason) == ("meta_phrase", "번역:")
     assert rejected.more["filters"]["failed"] == ["meta_phrase"]
-    assert given.asked == []
+    assert context.judged == []
 
 
 def test_a_judge_that_fails_is_no_verdict():
     failing = {"error": "upstream"}
     rejected = process(record(KO), clients([failing]))
     assert rejected.reason_code == "judge_error:upstream"
-    kept = process(record(KO), clients([failing], llm_judge={"fail_policy": "permissive"}))
-    assert kept.record["filters"]["judge"] == failing
+    result = process(record(KO), clients([failing], llm_judge={"fail_policy": "permissive"}))
+    assert result.record["filters"]["judge"] == failing
     rejected = process(record(KO), clients([FAIL], llm_judge={"fail_policy": "permissive"}))
     assert (rejected.reason_code, rejected.reason) == ("judge:omission", FAIL["notes"])
 
@@ -84,20 +84,20 @@ def test_a_reason_of_the_judge_is_a_code_whatever_it_wrote():
 
 
 def test_without_judge_and_rules_nobody_is_asked():
-    given = clients(llm_judge={"enabled": False})
-    assert process(record(KO), given).record["filters"]["judge"] is None
-    given = clients(llm_judge={"enabled": False}, rule_based=False)
-    kept = process(record(f"번역: {KO}"), given)
-    assert kept.record["filters"] == {"passed": [], "failed": [], "judge": None, "tried": []}
-    assert FormatFilter().uses(given.cfg) == frozenset()
+    context = clients(llm_judge={"enabled": False})
+    assert process(record(KO), context).record["filters"]["judge"] is None
+    context = clients(llm_judge={"enabled": False}, rule_based=False)
+    result = process(record(f"번역: {KO}"), context)
+    assert result.record["filters"] == {"passed": [], "failed": [], "judge": None, "tried": []}
+    assert FormatFilter().uses(context.cfg) == frozenset()
     assert FormatFilter().uses(clients().cfg) == {"judge"}
 
 
 def test_the_next_best_is_tried_where_the_config_says_so():
     texts = (f"번역: {KO}", KO + " 그렇다.", KO)
-    kept = process(record(*texts), clients([FAIL, PASS], on_reject="next_best"))
-    assert kept.record["best"] == {"index": 5, "text": KO, "score": 3.0}
-    assert kept.record["filters"]["tried"] == [
+    result = process(record(*texts), clients([FAIL, PASS], on_reject="next_best"))
+    assert result.record["best"] == {"index": 5, "text": KO, "score": 3.0}
+    assert result.record["filters"]["tried"] == [
         {"index": 7, "reason_code": "meta_phrase"},
         {"index": 6, "reason_code": "judge:omission"},
     ]

@@ -1,4 +1,4 @@
-"""Real templates, whole and each broken on purpose."""
+"""Check that real templates pass and that each deliberately broken one is detected."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from tests.kits.trainer.chat import (
     template_text,
     turns,
 )
-from trainer.chat.boundaries import check_template
 from trainer.chat.config import ChatConfig
 from trainer.chat.markers import marked
 from trainer.chat.render import render
+from trainer.chat.template_check import check_template
 
 DIALOGUE = turns(
     "안녕? 오늘 뭐 해 🙂",
@@ -35,9 +35,9 @@ CHAT = ChatConfig()
 
 
 def failed(
-    tokenizer: Any, rows: Any = (DIALOGUE,), chat: ChatConfig = CHAT, **told: Any
+    tokenizer: Any, rows: Any = (DIALOGUE,), chat: ChatConfig = CHAT, **options: Any
 ) -> set[str]:
-    return {f.name for f in check_template(tokenizer, rows, chat, **told) if not f.ok}
+    return {f.name for f in check_template(tokenizer, rows, chat, **options) if not f.ok}
 
 
 def broken(old: str, new: str, template: str) -> str:
@@ -48,11 +48,11 @@ def broken(old: str, new: str, template: str) -> str:
 @pytest.mark.parametrize("name", [name for name in ENDS if name != "qwen3"])
 def test_real_templates_are_right_with_markers_put_in(name: str) -> None:
     assert failed(chat_tokenizer(name)) == set()
-    assert failed(chat_tokenizer(name), learned="last") == set()
+    assert failed(chat_tokenizer(name), trained_turns="last") == set()
 
 
-#: How a real template is broken, by its text and the token that ends its turns -> (what training
-#: has, what the model has, what is found).
+#: Functions that break a real template, given its text and the token that ends its turns. They
+#: return (the training template, the model's template, the failed check).
 BREAKS = {
     "the stop token stands outside": lambda text, end: (
         broken(".rstrip() %}", f".rstrip().removesuffix('{end}') %}}", marked(text)),
@@ -97,15 +97,15 @@ BREAKS = {
 _DROP = "{%- set messages = messages[1:] if messages[0].role == 'system' else messages %}"
 
 
-@pytest.mark.parametrize("how", BREAKS)
+@pytest.mark.parametrize("breakage", BREAKS)
 @pytest.mark.parametrize("name", ENDS)
-def test_each_real_template_is_found_broken(name: str, how: str, tmp_path: Path) -> None:
-    training, own, found = BREAKS[how](template_text(name), ENDS[name])
+def test_each_real_template_is_found_broken(name: str, breakage: str, tmp_path: Path) -> None:
+    training, model_template, failed_check = BREAKS[breakage](template_text(name), ENDS[name])
     (tmp_path / "training.jinja").write_text(training, encoding="utf-8")
-    tokenizer = byte_tokenizer(own, ENDS[name])
+    tokenizer = byte_tokenizer(model_template, ENDS[name])
     thinking = False if name == "qwen3" else None
     chat = ChatConfig(template=str(tmp_path / "training.jinja"), enable_thinking=thinking)
-    assert found in failed(tokenizer, chat=chat, learned="last")
+    assert failed_check in failed(tokenizer, chat=chat, trained_turns="last")
 
 
 @pytest.mark.parametrize("name", ["gemma3", "llama3", "qwen3_instruct_2507"])
@@ -115,7 +115,7 @@ def test_trls_training_templates_are_right(name: str) -> None:
 
 
 def test_trls_training_template_of_qwen2_5_labels_a_token_of_the_prompt() -> None:
-    """The line end behind `assistant`: when sampled, it is the prompt's."""
+    """Check TRL's template, which labels the newline after `assistant`, part of the prompt."""
     tokenizer = byte_tokenizer(template_text("qwen2_5_training"))
     assert failed(tokenizer) == {"labelled text"}
 
@@ -128,14 +128,14 @@ def test_every_finding_has_a_remedy_where_it_is_wrong_and_none_where_it_is_right
 
 
 def test_a_stop_token_outside_the_markers_is_found() -> None:
-    """The fault that let a run generate to its limit."""
+    """Check the error that made a run generate up to its limit."""
     text = template_text("qwen3_instruct_2507_training")
     stop = "        {{- '<|im_end|>\\n' }}\n        {%- endgeneration %}"
     moved = "        {%- endgeneration %}\n        {{- '<|im_end|>\\n' }}"
     tokenizer = byte_tokenizer(broken(stop, moved, text))
     findings = {f.name: f for f in check_template(tokenizer, [DIALOGUE], CHAT)}
     assert not findings["stop token"].ok
-    assert "'<|im_end|>" in findings["stop token"].found
+    assert "'<|im_end|>" in findings["stop token"].result
     assert "--fix" in findings["stop token"].remedy
 
 
@@ -145,11 +145,13 @@ def test_a_template_that_never_ends_a_turn_is_found() -> None:
 
 
 def test_a_stop_token_that_the_next_turn_brings_is_found() -> None:
-    told = "{% if not loop.first %}<|im_end|>\n{% endif %}"
+    end_of_turn = "{% if not loop.first %}<|im_end|>\n{% endif %}"
     text = broken(" + '<|im_end|>\\n' }}", " }}", CHATML)
-    text = broken("{% for message in messages %}", "{% for message in messages %}" + told, text)
+    text = broken(
+        "{% for message in messages %}", "{% for message in messages %}" + end_of_turn, text
+    )
     assert failed(byte_tokenizer(text)) == {"markers", "generation prompt"}
-    assert failed(byte_tokenizer(text), learned="last") == {"markers", "generation prompt"}
+    assert failed(byte_tokenizer(text), trained_turns="last") == {"markers", "generation prompt"}
 
 
 def test_markers_around_every_turn_are_found() -> None:
@@ -174,7 +176,7 @@ def test_a_system_turn_that_is_dropped_is_found() -> None:
         CHATML,
     )
     assert failed(byte_tokenizer(text)) == {"messages"}
-    assert failed(byte_tokenizer(text), [DIALOGUE[1:]]) == set()  # no row has one
+    assert failed(byte_tokenizer(text), [DIALOGUE[1:]]) == set()  # no row has a system turn
 
 
 def test_a_template_that_refuses_system_turns_is_told_where_a_row_has_one() -> None:
@@ -182,7 +184,7 @@ def test_a_template_that_refuses_system_turns_is_told_where_a_row_has_one() -> N
     tokenizer = byte_tokenizer(refuse + CHATML)
     assert failed(tokenizer, []) == set() == failed(tokenizer, [DIALOGUE[1:]])
     findings = {f.name: f for f in check_template(tokenizer, [DIALOGUE], CHAT)}
-    assert "no system" in findings["template"].found
+    assert "no system" in findings["template"].result
 
 
 @pytest.mark.parametrize(
@@ -209,7 +211,7 @@ def test_a_training_template_that_drifts_by_a_line_end_is_found(tmp_path: Path) 
     chat = ChatConfig(template=str(drifted))
     findings = {f.name: f for f in check_template(byte_tokenizer(CHATML), [DIALOGUE], chat)}
     assert not findings["same text"].ok
-    assert "<|im_end|>\\n\\n" in findings["same text"].found
+    assert "<|im_end|>\\n\\n" in findings["same text"].result
     assert "generation prompt" in {name for name, finding in findings.items() if not finding.ok}
 
 
@@ -238,36 +240,42 @@ def test_conversations_that_are_cut_lose_their_stop_token() -> None:
 @pytest.mark.parametrize("thinking", [None, True])
 def test_qwen3_puts_an_empty_block_of_thoughts_into_the_reply(thinking: bool | None) -> None:
     chat = ChatConfig(enable_thinking=thinking)
-    wrong = failed(chat_tokenizer("qwen3"), [DIALOGUE], chat, learned="last")
+    wrong = failed(chat_tokenizer("qwen3"), [DIALOGUE], chat, trained_turns="last")
     assert wrong == {"labelled text"}
 
 
 def test_qwen3_without_thinking_is_right_one_turn_a_row() -> None:
-    """The block is the prompt's then; but in earlier turns it is left out."""
+    """Check that the thinking block is part of the prompt, but is omitted in earlier turns."""
     chat, tokenizer = ChatConfig(enable_thinking=False), chat_tokenizer("qwen3")
-    assert failed(tokenizer, [DIALOGUE], chat, learned="last") == set()
+    assert failed(tokenizer, [DIALOGUE], chat, trained_turns="last") == set()
     assert {"markers", "generation prompt"} >= failed(tokenizer, [DIALOGUE], chat) != set()
 
 
 def test_qwen3_with_thoughts_in_the_rows_is_right() -> None:
     row = turns("왜?", "<think>\n생각\n</think>\n\n그냥요 뷁")
-    apart = [row[0], {"role": "assistant", "content": "그냥요", "reasoning_content": "생각"}]
-    assert failed(chat_tokenizer("qwen3"), [row, apart], learned="last") == {"labelled text"}
-    findings = {
-        f.name: f for f in check_template(chat_tokenizer("qwen3"), [row], CHAT, learned="last")
+    separate_reasoning = [
+        row[0],
+        {"role": "assistant", "content": "그냥요", "reasoning_content": "생각"},
+    ]
+    assert failed(chat_tokenizer("qwen3"), [row, separate_reasoning], trained_turns="last") == {
+        "labelled text"
     }
-    assert "probe" in findings["labelled text"].found  # not the row, but one without thoughts
+    findings = {
+        f.name: f
+        for f in check_template(chat_tokenizer("qwen3"), [row], CHAT, trained_turns="last")
+    }
+    assert "probe" in findings["labelled text"].result  # not the row, but a probe without thoughts
 
 
 def test_the_real_tokenizer_of_qwen3_keeps_the_bytes_of_the_last_character() -> None:
     tokenizer = real_tokenizer("qwen3")
     rows = [turns("안녕", text) for text in ("뷁", "쌰 👩‍👩‍👧‍👦", "끝 뷁쌰", " \t뷁")]
     chat = ChatConfig(enable_thinking=False)
-    assert failed(tokenizer, rows, chat, learned="last") == set()
+    assert failed(tokenizer, rows, chat, trained_turns="last") == set()
 
 
 def test_a_prompt_that_melts_with_its_reply_is_found() -> None:
-    """A space at its end becomes one token with the first byte of a Korean character."""
+    """Check a prompt whose final space merges with the first byte of a Korean character."""
     text = broken("message['role'] + '\\n'", "message['role'] + ': '", CHATML)
     text = broken("assistant\\n", "assistant: ", text)
     tokenizer = copy(real_tokenizer("qwen3"))
@@ -275,9 +283,9 @@ def test_a_prompt_that_melts_with_its_reply_is_found() -> None:
     rows = [turns("안녕", "쌰")]
     assert {"generation prompt", "labelled text"} <= failed(tokenizer, rows)
     findings = {f.name: f for f in check_template(tokenizer, rows, CHAT)}
-    assert "has other tokens when a reply follows" in findings["generation prompt"].found
+    assert "has other tokens when a reply follows" in findings["generation prompt"].result
 
 
 def test_a_model_without_a_template_is_refused() -> None:
-    with pytest.raises(UserError, match="no chat template: name one"):
+    with pytest.raises(UserError, match=r"no chat template\. Set"):
         check_template(byte_tokenizer(None), [DIALOGUE], CHAT)

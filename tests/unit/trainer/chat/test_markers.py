@@ -1,4 +1,4 @@
-"""Markers put into any template: its text stays, and each reply is in them."""
+"""Check that generation markers keep a template's text and enclose each reply."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import trl
 
 from scorekit.errors import UserError
 from tests.kits.trainer.chat import CHATML, byte_tokenizer, chat_tokenizer, template_text, turns
-from trainer.chat.boundaries import mended, training_template
 from trainer.chat.config import ChatConfig
 from trainer.chat.markers import has_markers, marked, without_markers
-from trainer.chat.render import render, render_spans, tokenise
+from trainer.chat.render import render, render_spans, tokenize
+from trainer.chat.template_check import repaired_template, training_template
 
 NAMES = sorted(path.stem for path in (Path(trl.__file__).parent / "chat_templates").glob("*.jinja"))
 DIALOGUE = turns("안녕?", "네, 안녕하세요 😀", "왜?", "  그냥요 뷁\n", system="시스템")
 CHAT = ChatConfig()
 
 
-def text_of(template: str, row: Any, chat: ChatConfig = CHAT, **told: Any) -> str:
-    """The text; of a template that refuses, why."""
+def text_of(template: str, row: Any, chat: ChatConfig = CHAT, **options: Any) -> str:
+    """Return the rendered text, or the error message of a template that refuses the row."""
     try:
-        return render(byte_tokenizer(template), row, chat, **told)
+        return render(byte_tokenizer(template), row, chat, **options)
     except UserError as error:
         return str(error)
 
@@ -34,8 +34,8 @@ def test_no_character_of_a_template_changes(name: str) -> None:
     for chat in (CHAT, ChatConfig(enable_thinking=False)):
         for row in (DIALOGUE, DIALOGUE[1:], DIALOGUE[1:3], DIALOGUE[:2]):
             for prompt in (False, True):
-                told = text_of(text, row, chat, generation_prompt=prompt)
-                assert text_of(marked(text), row, chat, generation_prompt=prompt) == told
+                expected = text_of(text, row, chat, generation_prompt=prompt)
+                assert text_of(marked(text), row, chat, generation_prompt=prompt) == expected
     assert text_of(without_markers(text), DIALOGUE) == text_of(text, DIALOGUE)
 
 
@@ -58,54 +58,59 @@ def test_markers_are_known_in_every_form(marker: str) -> None:
 
 
 def test_the_template_that_trl_knows_is_taken_where_it_is_right() -> None:
-    known = training_template(chat_tokenizer("llama3"), [DIALOGUE], CHAT)
-    assert known.template == template_text("llama3_training")
-    assert "TRL" in known.how
-    ours = training_template(chat_tokenizer("qwen2_5"), [DIALOGUE], CHAT)  # it labels a "\n" more
-    assert ours.template == marked(template_text("qwen2_5"))
+    trl_template = training_template(chat_tokenizer("llama3"), [DIALOGUE], CHAT)
+    assert trl_template.template == template_text("llama3_training")
+    assert "TRL" in trl_template.origin
+    # TRL's template also labels a "\n".
+    marked_template = training_template(chat_tokenizer("qwen2_5"), [DIALOGUE], CHAT)
+    assert marked_template.template == marked(template_text("qwen2_5"))
 
 
 def test_a_template_of_ones_own_is_marked_too() -> None:
-    own = CHATML.replace("<|im_start|>", "### ").replace("assistant", "봇")
-    own = own.replace("+ message['role'] +", "+ ('봇' if message['role'] != 'user' else '나') +")
-    tokenizer = byte_tokenizer(own)
-    made = training_template(tokenizer, [DIALOGUE[1:]], CHAT)
-    found = render_spans(tokenizer, DIALOGUE[1:], CHAT, template=made.template)
-    assert [found.text[begin:end] for begin, end in found.spans] == [
+    custom_template = CHATML.replace("<|im_start|>", "### ").replace("assistant", "봇")
+    custom_template = custom_template.replace(
+        "+ message['role'] +", "+ ('봇' if message['role'] != 'user' else '나') +"
+    )
+    tokenizer = byte_tokenizer(custom_template)
+    trained_template = training_template(tokenizer, [DIALOGUE[1:]], CHAT)
+    rendered = render_spans(tokenizer, DIALOGUE[1:], CHAT, template=trained_template.template)
+    assert [rendered.text[begin:end] for begin, end in rendered.spans] == [
         "네, 안녕하세요 😀<|im_end|>",
         "  그냥요 뷁\n<|im_end|>",
     ]
 
 
 def test_the_mask_has_every_byte_of_the_last_character() -> None:
-    """The last character of a span may be of several tokens: each of them is learned."""
+    """Check that each token of a span's last character is trained."""
     bare = CHATML.replace(" + '<|im_end|>\\n'", "").replace("<|im_start|>", "\n")
     tokenizer = byte_tokenizer(marked(bare))
     row = turns("안녕", "뷁")
-    told = tokenizer.apply_chat_template(
+    encoded = tokenizer.apply_chat_template(
         row, return_dict=True, return_assistant_tokens_mask=True, tokenize=True
     )
-    tokens = tokenise(tokenizer, render_spans(tokenizer, row, CHAT))
-    assert told["input_ids"] == tokens.ids
-    ours = [token for token, owner in zip(tokens.ids, tokens.owners, strict=True) if owner >= 0]
-    assert tokenizer.decode(ours) == "뷁" and len(ours) == 3
-    assert sum(told["assistant_masks"]) == 3
+    tokens = tokenize(tokenizer, render_spans(tokenizer, row, CHAT))
+    assert encoded["input_ids"] == tokens.ids
+    reply_tokens = [
+        token for token, owner in zip(tokens.ids, tokens.owners, strict=True) if owner >= 0
+    ]
+    assert tokenizer.decode(reply_tokens) == "뷁" and len(reply_tokens) == 3
+    assert sum(encoded["assistant_masks"]) == 3
 
 
 @pytest.mark.parametrize("name", ["llama3_training", "gemma3_training", "qwen3_training"])
 def test_where_a_span_ends_in_ascii_the_mask_is_that_of_transformers(name: str) -> None:
     tokenizer = byte_tokenizer(template_text(name))
-    told = tokenizer.apply_chat_template(
+    encoded = tokenizer.apply_chat_template(
         DIALOGUE, return_dict=True, return_assistant_tokens_mask=True, tokenize=True
     )
-    tokens = tokenise(tokenizer, render_spans(tokenizer, DIALOGUE, CHAT))
-    assert told["input_ids"] == tokens.ids
-    assert told["assistant_masks"] == [int(owner >= 0) for owner in tokens.owners]
+    tokens = tokenize(tokenizer, render_spans(tokenizer, DIALOGUE, CHAT))
+    assert encoded["input_ids"] == tokens.ids
+    assert encoded["assistant_masks"] == [int(owner >= 0) for owner in tokens.owners]
 
 
 def test_wrong_markers_are_replaced() -> None:
     wrong = template_text("qwen2_5_training")
-    made = mended(byte_tokenizer(wrong), [DIALOGUE], CHAT, wrong)
-    found = render_spans(byte_tokenizer(), DIALOGUE, CHAT, template=made.template)
-    assert found.text[slice(*found.spans[0])] == "네, 안녕하세요 😀<|im_end|>"
-    assert found.text == text_of(wrong, DIALOGUE)
+    repaired = repaired_template(byte_tokenizer(wrong), [DIALOGUE], CHAT, wrong)
+    rendered = render_spans(byte_tokenizer(), DIALOGUE, CHAT, template=repaired.template)
+    assert rendered.text[slice(*rendered.spans[0])] == "네, 안녕하세요 😀<|im_end|>"
+    assert rendered.text == text_of(wrong, DIALOGUE)

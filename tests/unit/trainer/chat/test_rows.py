@@ -1,4 +1,4 @@
-"""Conversations of rows, and what is no conversation."""
+"""Check which rows are read as conversations and which are refused."""
 
 from __future__ import annotations
 
@@ -22,61 +22,64 @@ def written(path: Path, *rows: Any) -> str:
 
 def test_a_dialogue_is_one_row_or_one_a_turn(tmp_path: Path) -> None:
     path = written(tmp_path / "rows.jsonl", ROW)
-    (whole,) = read_conversations(path)
-    assert whole == (f"{path} line 1", ROW["messages"], "all")
-    each = read_conversations(path, "each")
-    assert [(len(c.turns), c.learned) for c in each] == [(3, "last"), (5, "last")]
-    assert [c.learned for c in read_conversations(path, "last")] == ["last"]
+    (conversation,) = read_conversations(path)
+    assert conversation == (f"{path} line 1", ROW["messages"], "all")
+    turn_conversations = read_conversations(path, "each")
+    assert [(len(c.turns), c.trained_turns) for c in turn_conversations] == [
+        (3, "last"),
+        (5, "last"),
+    ]
+    assert [c.trained_turns for c in read_conversations(path, "last")] == ["last"]
 
 
 @pytest.mark.parametrize("prompt", ["prompt", "prompt_messages"])
 @pytest.mark.parametrize("reply", ["completion", "reference"])
 def test_of_a_prompt_and_its_reply_only_the_reply_is_learned(prompt: str, reply: str) -> None:
     row = {prompt: ROW["messages"][:4], reply: "그냥요"}
-    (found,) = conversations_of(row, "row 1", "all")
-    assert found == ("row 1", ROW["messages"], "last")
-    (again,) = conversations_of({**row, reply: [ROW["messages"][4]]}, "row 1", "each")
-    assert again == found
+    (conversation,) = conversations_of(row, "row 1", "all")
+    assert conversation == ("row 1", ROW["messages"], "last")
+    (from_messages,) = conversations_of({**row, reply: [ROW["messages"][4]]}, "row 1", "each")
+    assert from_messages == conversation
 
 
 def test_what_a_table_has_no_value_for_is_left_out() -> None:
     row = {"messages": [{**turn, "tool_calls": None, "name": None} for turn in ROW["messages"]]}
-    (found,) = conversations_of(row, "row 1", "all")
-    assert found.turns == ROW["messages"]
+    (conversation,) = conversations_of(row, "row 1", "all")
+    assert conversation.turns == ROW["messages"]
 
 
 @pytest.mark.parametrize(
-    ("row", "told"),
+    ("row", "reason"),
     [
-        (["no"], "a row is an object with `messages`, not list"),
-        ({"text": "no"}, "neither `messages`, nor a `prompt` with its"),
-        ({"prompt": turns("a")}, "neither `messages`, nor a `prompt` with its"),
-        ({"messages": "no"}, "messages: a list of messages is wanted"),
-        ({"messages": []}, "messages: a list of messages is wanted"),
-        ({"messages": [{"role": "bot", "content": "a"}]}, "turn 1: an object with a role"),
+        (["no"], "expected an object with `messages`, not list"),
+        ({"text": "no"}, "neither `messages`, nor a `prompt` with"),
+        ({"prompt": turns("a")}, "neither `messages`, nor a `prompt` with"),
+        ({"messages": "no"}, "messages: expected a list of messages"),
+        ({"messages": []}, "messages: expected a list of messages"),
+        ({"messages": [{"role": "bot", "content": "a"}]}, "turn 1: expected an object with `role`"),
         ({"messages": [{"role": "user"}]}, "turn 1: has no content"),
-        ({"messages": [{"role": "user", "content": 3}]}, "turn 1: content: a text is wanted"),
+        ({"messages": [{"role": "user", "content": 3}]}, "turn 1: content: expected a text"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "a lone surrogate"),
-        ({"messages": turns("a\0", "b")}, "turn 1: content: holds a NUL character"),
-        ({"prompt": turns("a"), "reference": "b\0"}, "turn 1: content: holds a NUL character"),
-        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "a part without text"),
+        ({"messages": turns("a\0", "b")}, "turn 1: content: has a NUL character"),
+        ({"prompt": turns("a"), "reference": "b\0"}, "turn 1: content: has a NUL character"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "a part has no text"),
         (
             {"messages": [{"role": "user", "content": [{"type": "text", "text": "\0"}]}]},
-            "turn 1: content: holds a NUL character",
+            "turn 1: content: has a NUL character",
         ),
         ({"messages": turns("a")}, "no turn of the assistant"),
         ({"messages": turns("a", "b")[1:]}, "begins with a turn of the assistant"),
         ({"messages": turns("a", " ")}, "its last turn is empty"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
-            "parts other than text: give such rows as `input_ids`",
+            "parts other than text. Give such rows as `input_ids`",
         ),
     ],
 )
-def test_what_is_no_conversation_is_told(row: Any, told: str) -> None:
+def test_what_is_no_conversation_is_told(row: Any, reason: str) -> None:
     with pytest.raises(UserError, match=r"^row 7: ") as caught:
         list(conversations_of(row, "row 7", "all"))
-    assert told in str(caught.value)
+    assert reason in str(caught.value)
 
 
 def test_wrong_rows_are_told_in_one_line_with_their_number(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Adapters on 4-bit weights learn the same before and after the policy has sampled."""
+"""Check that adapters on 4-bit weights have the same gradient before and after sampling."""
 
 from __future__ import annotations
 
@@ -30,6 +30,6 @@ def test_sampling_leaves_the_gradient_as_it_was(tmp_path):
     with torch.no_grad():
         model(input_ids=torch.arange(5, 40)[None])  # in eval mode, as it samples
     after = gradients(model)
-    assert any("layers.0." in name for name in before)  # below what was packed anew
+    assert any("layers.0." in name for name in before)  # layers below the repacked one
     for name, gradient in before.items():
         assert torch.equal(gradient, after[name]), name

@@ -1,4 +1,4 @@
-"""Log-probabilities in chunks against the model's own logits, for every kind of head."""
+"""Compare chunked log-probabilities with the model's logits, for every kind of head."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ CONFIGS: dict[str, tuple[type[PretrainedConfig], dict[str, Any]]] = {
 
 @pytest.fixture(autouse=True)
 def nothing_in_float32() -> Iterator[None]:
-    """Both ways to a number sum in orders of their own."""
+    """Use float64, because the two computations sum in different orders."""
     with float64():
         yield
 
 
 def tiny(name: str, *, exact: bool = True) -> nn.Module:
-    """A random model with large logits, so that what stands behind the head matters."""
+    """Return a random model with large logits, so that operations after the head matter."""
     kind, changes = CONFIGS[name]
     sizes = {
         "vocab_size": VOCABULARY,
@@ -73,19 +73,22 @@ def tiny(name: str, *, exact: bool = True) -> nn.Module:
 
 
 def plainly(model: nn.Module, temperature: float) -> tuple[Tensor, Tensor]:
-    """One sample at a time, from the whole logits."""
+    """Compute log-probabilities from the full logits, one sample at a time."""
     dtype = next(model.parameters()).dtype
     logprobs, entropies = torch.zeros(3, 7, dtype=dtype), torch.zeros(3, 7, dtype=dtype)
     for row, (prompt, completion) in enumerate(zip(PROMPTS, COMPLETIONS, strict=True)):
         logits = model(input_ids=torch.tensor([prompt + completion])).logits
-        found, entropy = token_logprobs(
+        sample_logprobs, entropy = token_logprobs(
             logits[0, len(prompt) - 1 : -1],
             torch.tensor(completion),
             temperature,
             with_entropy=True,
         )
         assert entropy is not None
-        logprobs[row, : len(completion)], entropies[row, : len(completion)] = found, entropy
+        logprobs[row, : len(completion)], entropies[row, : len(completion)] = (
+            sample_logprobs,
+            entropy,
+        )
     return logprobs, entropies
 
 
@@ -106,28 +109,28 @@ def in_chunks(model: nn.Module, rows: int, temperature: float = 0.7) -> tuple[Te
 
 
 def gradient(model: nn.Module, logprobs: Tensor, entropies: Tensor) -> Tensor:
-    """Of some sum with a weight of its own for each token."""
+    """Return the gradient of a weighted sum with a different weight for each token."""
     model.zero_grad()
     weights = torch.linspace(0.5, 1.5, logprobs.numel()).view_as(logprobs)
     (weights * logprobs + 0.3 * weights * entropies).sum().backward()
-    learned = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
-    return torch.cat(learned) / TOKENS
+    gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+    return torch.cat(gradients) / TOKENS
 
 
 def check_equal(model: nn.Module, rows: int) -> None:
     expected = plainly(model, 0.7)
-    wanted = gradient(model, *expected)
-    found = in_chunks(model, rows)
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, atol=CLOSE, rtol=0)
-    difference = gradient(model, *found) - wanted
-    assert difference.norm() < CLOSE * wanted.norm()
+    expected_gradient = gradient(model, *expected)
+    results = in_chunks(model, rows)
+    for actual, reference in zip(results, expected, strict=True):
+        torch.testing.assert_close(actual, reference, atol=CLOSE, rtol=0)
+    difference = gradient(model, *results) - expected_gradient
+    assert difference.norm() < CLOSE * expected_gradient.norm()
 
 
 @pytest.mark.parametrize("rows", [1, 4, 1000])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_chunks_equal_the_models_own_logits(name: str, rows: int) -> None:
-    """In value and gradient; and the model is afterwards as it was."""
+    """Check values and gradients, and that the model is unchanged afterwards."""
     model = tiny(name)
     before = model(input_ids=torch.tensor(PROMPTS[:1])).logits
     check_head(model)
@@ -138,7 +141,7 @@ def test_chunks_equal_the_models_own_logits(name: str, rows: int) -> None:
 @pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "lm_head"]])
 @pytest.mark.parametrize("name", ["llama", "gemma2", "granite", "cohere"])
 def test_chunks_under_lora(name: str, targets: str | list[str]) -> None:
-    """Also where the output layer itself has an adapter."""
+    """Check LoRA models, including those with an adapter on the output layer."""
     from peft import LoraConfig, get_peft_model
 
     lora = LoraConfig(r=2, target_modules=targets, init_lora_weights=False, task_type="CAUSAL_LM")
@@ -149,28 +152,28 @@ def test_chunks_under_lora(name: str, targets: str | list[str]) -> None:
 
 @pytest.mark.parametrize("name", ["qwen3", "gemma2"])
 def test_chunks_with_gradient_checkpointing(name: str) -> None:
-    """Which transformers does in training mode only."""
+    """Check gradient checkpointing, which transformers does in training mode only."""
     model = tiny(name)
     expected = gradient(model, *in_chunks(model, 4))
     model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
     model.train()
-    found = gradient(model, *in_chunks(model, 4))
-    torch.testing.assert_close(found, expected, atol=CLOSE, rtol=0)
+    result = gradient(model, *in_chunks(model, 4))
+    torch.testing.assert_close(result, expected, atol=CLOSE, rtol=0)
 
 
 def test_chunks_under_bfloat16_are_near() -> None:
-    """The head in bfloat16, the log-probabilities in float32."""
+    """Check a bfloat16 head, whose log-probabilities are float32."""
     model = tiny("qwen2", exact=False)
     expected, _ = plainly(model, 0.7)
     with torch.autocast("cpu", torch.bfloat16):
-        found, _ = in_chunks(model, 4)
-    assert found.dtype == torch.float32
-    gap = (found - expected).abs()
+        logprobs, _ = in_chunks(model, 4)
+    assert logprobs.dtype == torch.float32
+    gap = (logprobs - expected).abs()
     assert 0 < gap.mean() < 0.2
 
 
 class Sizes(TorchDispatchMode):
-    """Notes the largest tensor whose last dimension is the vocabulary."""
+    """Records the size of the largest tensor whose last dimension is the vocabulary."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -185,23 +188,23 @@ class Sizes(TorchDispatchMode):
 
 
 def test_no_tensor_holds_the_logits_of_more_than_a_chunk() -> None:
-    """Forward and backward; and never those of prompts and padding."""
+    """Check forward and backward passes; logits of prompts and padding are not computed."""
     model = tiny("llama")
-    for rows, most in ((4, 4), (1000, TOKENS)):
+    for rows, max_rows in ((4, 4), (1000, TOKENS)):
         with Sizes() as sizes:
             gradient(model, *in_chunks(model, rows))
-        assert sizes.largest == max(most, 16)  # the output layer's own weight is [V, 16]
+        assert sizes.largest == max(max_rows, 16)  # the output layer's own weight is [V, 16]
 
 
 def test_log_probabilities_do_not_depend_on_the_padding() -> None:
     model = tiny("llama")
-    together, _ = in_chunks(model, 1000)
+    batched, _ = in_chunks(model, 1000)
     for row in range(3):
         alone, _, _ = completion_logprobs(
             model, PROMPTS[row : row + 1], COMPLETIONS[row : row + 1], 0.7, 0
         )
-        own = together[row, : alone.shape[1]]
-        torch.testing.assert_close(own, alone[0], atol=CLOSE, rtol=0)
+        unpadded = batched[row, : alone.shape[1]]
+        torch.testing.assert_close(unpadded, alone[0], atol=CLOSE, rtol=0)
 
 
 def test_a_model_with_an_unknown_tail_is_refused() -> None:
@@ -215,7 +218,7 @@ def test_a_model_with_an_unknown_tail_is_refused() -> None:
         return output
 
     model.forward = changed  # type: ignore[method-assign]
-    with pytest.raises(UserError, match="LlamaForCausalLM changes its logits behind the head"):
+    with pytest.raises(UserError, match="LlamaForCausalLM transforms its logits after the head"):
         check_head(model)
 
 

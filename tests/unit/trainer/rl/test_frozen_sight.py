@@ -1,4 +1,4 @@
-"""What only images pass stays as it was, whatever learns."""
+"""Check that layers that process only images stay frozen in every training setup."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainer.rl.advantage import pad_rows, token_advantages
 from trainer.rl.config import PolicyConfig, RLConfig
 from trainer.rl.policy import load_policy
 from trainer.rl.update import update_policy
-from trainer.runs.verbs.weights import look_at_model
+from trainer.runs.cli.weights import check_model
 
 CPU = torch.device("cpu")
 TEXT_ONLY = r"model\.language_model\..*\.(q|v)_proj"
@@ -24,7 +24,7 @@ TEXT_ONLY = r"model\.language_model\..*\.(q|v)_proj"
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Folders of tiny models that see, by their kind."""
+    """Return the folders of tiny vision models by kind."""
     folder = tmp_path_factory.mktemp("policies")
     for kind in ("qwen2_5_vl", "qwen3_vl"):
         tiny(kind).float().save_pretrained(folder / kind)
@@ -32,7 +32,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {kind: folder / kind for kind in ("qwen2_5_vl", "qwen3_vl")}
 
 
-def told(path: Path, targets: Any = None, r: int = 2) -> PolicyConfig:
+def policy_config(path: Path, targets: Any = None, r: int = 2) -> PolicyConfig:
     lora = {"r": r} | ({"target_modules": targets} if targets else {})
     return PolicyConfig.model_validate({"path": str(path), "lora": lora})
 
@@ -44,9 +44,9 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
 @pytest.mark.parametrize("r", [0, 2], ids=["every weight", "adapters"])
 @KINDS
 def test_an_update_moves_what_reads_text_alone(kind: str, r: int, saved: dict[str, Path]) -> None:
-    """By AdamW with a decay, over rows with images: three steps, and no weight of the tower, of
-    its merger nor of an adapter on them is another afterwards."""
-    model, _ = load_policy(told(saved[kind], r=r), CPU)
+    """Check that three AdamW steps with weight decay on rows with images change no weight of the
+    vision tower, of its merger or of an adapter on them."""
+    model, _ = load_policy(policy_config(saved[kind], r=r), CPU)
     before, rows = weights(model), rollouts()
     learns = [weight for weight in model.parameters() if weight.requires_grad]
     mask = pad_rows([row.actions for row in rows], torch.bool)
@@ -59,7 +59,7 @@ def test_an_update_moves_what_reads_text_alone(kind: str, r: int, saved: dict[st
         policy_model=model,
         temperature=1.0,
         pad_id=PAD,
-        never=NEVER,
+        banned_token_ids=NEVER,
     )
     moved = {
         name for name, weight in weights(model).items() if not torch.equal(weight, before[name])
@@ -71,7 +71,7 @@ def test_an_update_moves_what_reads_text_alone(kind: str, r: int, saved: dict[st
 
 @KINDS
 def test_all_linear_layers_are_those_of_text(kind: str, saved: dict[str, Path]) -> None:
-    model, _ = load_policy(told(saved[kind]), CPU)
+    model, _ = load_policy(policy_config(saved[kind]), CPU)
     adapted = {name.split(".lora_A")[0] for name in weights(model) if "lora_A" in name}
     layers = {name.rsplit(".", 1)[-1] for name in adapted}
     assert layers == {f"{part}_proj" for part in ("q", "k", "v", "o", "gate", "up", "down")}
@@ -94,42 +94,44 @@ def test_a_layer_that_only_images_pass_is_refused_before_weights_load(
     saved: dict[str, Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """vLLM would leave its adapter out, and say that it has taken it."""
-    monkeypatch.setattr("trainer.rl.policy._load_model", lambda *told: pytest.fail("loaded"))
+    """Check the refusal: vLLM would silently ignore such an adapter."""
+    monkeypatch.setattr("trainer.rl.policy._load_model", lambda *args: pytest.fail("loaded"))
     with pytest.raises(UserError, match=rf"policy\.lora\.target_modules: .*{named}.*stays frozen"):
-        load_policy(told(saved[kind], targets), CPU)
+        load_policy(policy_config(saved[kind], targets), CPU)
     with pytest.raises(UserError, match=r"target_modules: .*nothing"):
-        load_policy(told(saved[kind], ["nothing"]), CPU)
+        load_policy(policy_config(saved[kind], ["nothing"]), CPU)
 
 
 @KINDS
 def test_a_pattern_of_whole_names_is_taken(kind: str, saved: dict[str, Path]) -> None:
     before = torch.random.get_rng_state()
-    model, _ = load_policy(told(saved[kind], TEXT_ONLY), CPU)
+    model, _ = load_policy(policy_config(saved[kind], TEXT_ONLY), CPU)
     assert sum("lora_A" in name for name in weights(model)) == 4
     torch.random.set_rng_state(before)
-    again, _ = load_policy(told(saved[kind], TEXT_ONLY), CPU)
+    reloaded_model, _ = load_policy(policy_config(saved[kind], TEXT_ONLY), CPU)
     for name, weight in weights(model).items():
-        assert torch.equal(weight, weights(again)[name])
-    looked, said = look_at_model(told(saved[kind]), str(saved[kind]), "policy.path")
-    assert "in adapters learn" in said and type(looked).__name__.startswith("Peft")
+        assert torch.equal(weight, weights(reloaded_model)[name])
+    inspected, summary = check_model(policy_config(saved[kind]), str(saved[kind]), "policy.path")
+    assert "in adapters trained" in summary and type(inspected).__name__.startswith("Peft")
 
 
 def test_names_of_a_text_model_are_looked_at_before_its_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = save_policy(tmp_path, letter_tokenizer())
-    monkeypatch.setattr("trainer.rl.policy._load_model", lambda *told: pytest.fail("loaded"))
+    monkeypatch.setattr("trainer.rl.policy._load_model", lambda *args: pytest.fail("loaded"))
     with pytest.raises(UserError, match=r"target_modules: .*nothing"):
-        load_policy(told(path, ["nothing"]), CPU)
+        load_policy(policy_config(path, ["nothing"]), CPU)
 
 
 @KINDS
 def test_what_stays_frozen_is_counted_apart(kind: str, saved: dict[str, Path]) -> None:
-    """As a run would load it: the memory of its optimiser is that of what learns."""
-    looked, said = look_at_model(told(saved[kind], r=0), str(saved[kind]), "policy.path")
-    loaded, _ = load_policy(told(saved[kind], r=0), CPU)
+    """Check a policy loaded as in a run: the optimizer's memory depends on the trained weights."""
+    inspected, summary = check_model(
+        policy_config(saved[kind], r=0), str(saved[kind]), "policy.path"
+    )
+    loaded, _ = load_policy(policy_config(saved[kind], r=0), CPU)
     learns = {name for name, weight in loaded.named_parameters() if weight.requires_grad}
-    assert {name for name, weight in looked.named_parameters() if weight.requires_grad} == learns
+    assert {name for name, weight in inspected.named_parameters() if weight.requires_grad} == learns
     count = sum(loaded.get_parameter(name).numel() for name in learns)
-    assert said.endswith(f", {count:,} learn")
+    assert summary.endswith(f", {count:,} trained")

@@ -1,4 +1,4 @@
-"""The KL's gradients against the exact KL, by enumeration over a small vocabulary."""
+"""Compare the KL's gradients with the exact KL, enumerated over a small vocabulary."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ ALL = torch.ones(len(SEQUENCES), 2, dtype=torch.bool)
 
 
 def tables(seed: int = 1) -> Tensor:
-    """Three policies near one another: [3, 1 + V, V] logits, row 0 for the first token, row
-    1 + a for the one that follows a."""
+    """Return three similar policies as [3, 1 + V, V] logits: row 0 is for the first token, row
+    1 + a for the token after a."""
     generator = torch.Generator().manual_seed(seed)
     shape = (3, 1 + VOCABULARY, VOCABULARY)
     return 0.5 * torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
 def logprobs(logits: Tensor) -> Tensor:
-    """[16, 2]: of both tokens of every sequence."""
+    """Return log-probabilities [16, 2] of both tokens of every sequence."""
     table = logits.log_softmax(-1)
     first, second = SEQUENCES.unbind(-1)
     return torch.stack([table[0, first], table[1 + first, second]], dim=-1)
 
 
 def probabilities(logits: Tensor) -> Tensor:
-    """[16]: of every sequence; a constant."""
+    """Return the probability [16] of every sequence, detached."""
     return logprobs(logits).sum(-1).exp().detach()
 
 
 def exact(policy: Tensor, ref: Tensor, sampled: Tensor, *, forward: bool = False) -> Tensor:
-    """KL of the first token's distributions, and of the second's at the prefixes that `sampled`
-    draws: sum of both. forward: KL(ref || policy)."""
-    own, other = policy.log_softmax(-1), ref.log_softmax(-1)
-    p, q = (other, own) if forward else (own, other)
+    """Return the KL of the first token's distributions plus that of the second's at the prefixes
+    sampled by `sampled`. forward: KL(ref || policy)."""
+    policy_logprobs, ref_logprobs = policy.log_softmax(-1), ref.log_softmax(-1)
+    p, q = (ref_logprobs, policy_logprobs) if forward else (policy_logprobs, ref_logprobs)
     kl = (p.exp() * (p - q)).sum(-1)
     prefixes = torch.cat([torch.ones(1, dtype=torch.float64), sampled[0].softmax(-1)])
     return (prefixes.detach() * kl).sum()
@@ -67,13 +67,14 @@ def of_loss(
     estimator: KLEstimator,
     sampler: Tensor | None = None,
 ) -> tuple[float, Tensor]:
-    """Expected value and gradient of `kl_loss` over what the sampler draws (default: old)."""
+    """Return the expected value and gradient of `kl_loss` under the sampler (default: old)."""
     policy = policy.clone().requires_grad_()
-    drawn = old if sampler is None else sampler
+    sampling_policy = old if sampler is None else sampler
     correction = None
     if sampler is not None:
         correction = importance_weights(logprobs(old), logprobs(sampler), 100.0)
-    normalizer = (1 / probabilities(drawn))[:, None]  # a mean over samples is this weighted sum
+    # A mean over samples is this weighted sum.
+    normalizer = (1 / probabilities(sampling_policy))[:, None]
     value = kl_loss(
         logprobs(policy),
         logprobs(ref),
@@ -88,19 +89,21 @@ def of_loss(
 
 def test_k2_is_the_gradient_of_each_tokens_kl() -> None:
     policy, ref, _ = tables()
-    _, found = of_loss(policy, ref, policy, "k2")
+    _, loss_gradient = of_loss(policy, ref, policy, "k2")
     leaf = policy.clone().requires_grad_()
-    torch.testing.assert_close(found, gradient(leaf, exact(leaf, ref, policy)))
-    assert found.abs().max() > 0.01
+    torch.testing.assert_close(loss_gradient, gradient(leaf, exact(leaf, ref, policy)))
+    assert loss_gradient.abs().max() > 0.01
 
 
 def test_k3_is_the_gradient_of_the_other_direction() -> None:
-    """And its value is that of the KL; near the reference both directions agree."""
+    """Check the value too: near the reference both directions of the KL agree."""
     policy, ref, _ = tables()
-    value, found = of_loss(policy, ref, policy, "k3")
+    value, loss_gradient = of_loss(policy, ref, policy, "k3")
     leaf = policy.clone().requires_grad_()
     assert value == pytest.approx(exact(leaf, ref, policy).item())
-    torch.testing.assert_close(found, gradient(leaf, exact(leaf, ref, policy, forward=True)))
+    torch.testing.assert_close(
+        loss_gradient, gradient(leaf, exact(leaf, ref, policy, forward=True))
+    )
     near = ref + 1e-4 * (policy - ref)
     _, k2 = of_loss(near, ref, near, "k2")
     _, k3 = of_loss(near, ref, near, "k3")
@@ -109,32 +112,31 @@ def test_k3_is_the_gradient_of_the_other_direction() -> None:
 
 def test_k1_as_a_loss_pulls_nowhere() -> None:
     policy, ref, _ = tables()
-    value, found = of_loss(policy, ref, policy, "k1")
+    value, loss_gradient = of_loss(policy, ref, policy, "k1")
     assert value == pytest.approx(exact(policy, ref, policy).item())
-    torch.testing.assert_close(found, torch.zeros_like(found))
+    torch.testing.assert_close(loss_gradient, torch.zeros_like(loss_gradient))
 
 
 @pytest.mark.parametrize("estimator", ["k2", "k3"])
 def test_after_a_policy_step_the_importance_weight_makes_it_right(estimator: KLEstimator) -> None:
-    """Sampled by the old policy, a token's KL is still that of the current one, at prefixes of
-    the old one."""
+    """Check the KL of the current policy at prefixes sampled by the old policy."""
     policy, ref, old = tables()
-    _, found = of_loss(policy, ref, old, estimator)
+    _, loss_gradient = of_loss(policy, ref, old, estimator)
     leaf = policy.clone().requires_grad_()
     expected = gradient(leaf, exact(leaf, ref, old, forward=estimator == "k3"))
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(loss_gradient, expected)
 
 
 def test_a_sampler_that_differs_from_the_old_policy_is_corrected_too() -> None:
     policy, ref, old = tables()
     sampler = tables(seed=2)[0]
-    _, found = of_loss(policy, ref, old, "k2", sampler)
+    _, loss_gradient = of_loss(policy, ref, old, "k2", sampler)
     leaf = policy.clone().requires_grad_()
-    torch.testing.assert_close(found, gradient(leaf, exact(leaf, ref, sampler)))
+    torch.testing.assert_close(loss_gradient, gradient(leaf, exact(leaf, ref, sampler)))
 
 
 def in_reward(policy: Tensor, ref: Tensor, estimator: KLEstimator) -> Tensor:
-    """Expected REINFORCE gradient with nothing but the KL as reward."""
+    """Return the expected REINFORCE gradient with only the KL as reward."""
     leaf = policy.clone().requires_grad_()
     new = logprobs(leaf)
     advantages = kl_rewards(new.detach(), logprobs(ref), ALL, estimator)
@@ -143,25 +145,25 @@ def in_reward(policy: Tensor, ref: Tensor, estimator: KLEstimator) -> Tensor:
 
 
 def test_k1_in_the_reward_is_the_gradient_of_the_whole_sequences_kl() -> None:
-    """Also of what a first token does to the KL of the second."""
+    """Check that the effect of the first token on the second token's KL is included."""
     policy, ref, _ = tables()
     leaf = policy.clone().requires_grad_()
     p = logprobs(leaf).sum(-1)
     kl = (p.exp() * (p - logprobs(ref).sum(-1))).sum()
     assert kl.item() == pytest.approx(exact(policy, ref, policy).item())
-    whole = gradient(leaf, kl)
-    torch.testing.assert_close(in_reward(policy, ref, "k1"), whole)
+    sequence_gradient = gradient(leaf, kl)
+    torch.testing.assert_close(in_reward(policy, ref, "k1"), sequence_gradient)
     _, in_loss = of_loss(policy, ref, policy, "k2")
-    assert (whole - in_loss).abs().max() > 1e-3  # which `kl_in: loss` leaves out
+    assert (sequence_gradient - in_loss).abs().max() > 1e-3  # the part that `kl_in: loss` omits
     for estimator in ("k2", "k3"):
-        assert (in_reward(policy, ref, estimator) - whole).abs().max() > 1e-3
+        assert (in_reward(policy, ref, estimator) - sequence_gradient).abs().max() > 1e-3
 
 
 def test_kl_rewards_by_hand() -> None:
     old = torch.tensor([[1.0, 2.0, 4.0]])
     ref = torch.tensor([[0.5, 3.0, float("nan")]])
-    found = kl_rewards(old, ref, torch.tensor([[True, True, False]]))
-    assert found.tolist() == [[0.5, 1.0, 0.0]]
+    rewards = kl_rewards(old, ref, torch.tensor([[True, True, False]]))
+    assert rewards.tolist() == [[0.5, 1.0, 0.0]]
 
 
 def test_values_of_the_estimators() -> None:
@@ -174,7 +176,7 @@ def test_values_of_the_estimators() -> None:
 
 @pytest.mark.parametrize("estimator", ["k2", "k3"])
 def test_a_token_far_from_the_reference_is_still_pulled_back(estimator: KLEstimator) -> None:
-    """The clamp of log-ratios is there for exp() alone."""
+    """Check that the clamp of log-ratios affects only exp()."""
     new = torch.tensor([[-0.1]], requires_grad=True)
     on = torch.tensor([[True]])
     kl_loss(new, torch.tensor([[-60.0]]), new.detach(), on, 1.0, estimator).backward()
@@ -193,15 +195,18 @@ def test_the_weight_of_the_kl_is_capped() -> None:
 def test_the_loss_adds_kl_coef_times_the_kl() -> None:
     policy, ref, old = tables()
     policy.requires_grad_()
-    new, again = logprobs(policy), logprobs(policy)
+    new, new_logprobs = logprobs(policy), logprobs(policy)
     batch = TokenBatch(logprobs(old), torch.zeros(16, 2).double(), ALL, ref=logprobs(ref))
-    loss, figures = policy_loss(new, None, batch, 32.0, Weights(kl_coef=0.3, kl_estimator="k3"))
-    kl = kl_loss(again, logprobs(ref), logprobs(old), ALL, 32.0, "k3")
+    loss, stats = policy_loss(new, None, batch, 32.0, Weights(kl_coef=0.3, kl_estimator="k3"))
+    kl = kl_loss(new_logprobs, logprobs(ref), logprobs(old), ALL, 32.0, "k3")
     assert loss.item() == pytest.approx(0.3 * kl.item())
     torch.testing.assert_close(gradient(policy, loss), gradient(policy, 0.3 * kl))
     d = new.detach() - logprobs(ref)
-    assert figures["kl_ref"] == pytest.approx(d.sum().item())
-    assert figures["kl_ref_k3"] == pytest.approx(kl_values(d, "k3").sum().item())
-    without, shown = policy_loss(logprobs(policy), None, batch, 32.0, Weights(kl_coef=0.0))
+    assert stats["kl_ref"] == pytest.approx(d.sum().item())
+    assert stats["kl_ref_k3"] == pytest.approx(kl_values(d, "k3").sum().item())
+    without, stats_without_kl = policy_loss(
+        logprobs(policy), None, batch, 32.0, Weights(kl_coef=0.0)
+    )
     assert without.item() == 0
-    assert shown["kl_ref"] == figures["kl_ref"]  # shown also where it is no part of the loss
+    # The KL is logged even if it is not part of the loss.
+    assert stats_without_kl["kl_ref"] == stats["kl_ref"]

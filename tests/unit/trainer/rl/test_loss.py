@@ -1,4 +1,4 @@
-"""Losses and their gradients against closed forms, masks against garbage."""
+"""Compare losses and gradients with closed forms; check that masked tokens have no effect."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ def test_token_logprobs_are_of_the_tempered_distribution() -> None:
 
 @float64()
 def test_the_gradient_of_the_entropy_in_closed_form() -> None:
-    """dH / dz = -p (log p + H), here of softmax(z / t): 1 / t more."""
+    """Compare with dH / dz = -p (log p + H) / t for softmax(z / t)."""
     logits = torch.tensor([[0.3, -0.2, 1.5]], dtype=torch.float64, requires_grad=True)
     _, entropy = token_logprobs(logits, torch.tensor([0]), 0.5, with_entropy=True)
     assert entropy is not None
     batch = TokenBatch(torch.zeros(1, 1), torch.zeros(1, 1), torch.tensor([[True]]))
-    loss, figures = policy_loss(
+    loss, stats = policy_loss(
         torch.zeros(1, 1), entropy[None], batch, 4.0, LossWeights(entropy_coef=0.2)
     )
     loss.backward()
     p = torch.softmax(logits.detach() / 0.5, -1)
     h = -(p * p.log()).sum()
-    assert figures["entropy"] == pytest.approx(h.item(), rel=0, abs=CLOSE)
+    assert stats["entropy"] == pytest.approx(h.item(), rel=0, abs=CLOSE)
     expected = -0.2 / 4 * (-p * (p.log() + h)) / 0.5
     torch.testing.assert_close(logits.grad, expected, rtol=0, atol=CLOSE)
 
@@ -65,10 +65,10 @@ def test_the_gradient_of_the_entropy_in_closed_form() -> None:
     [
         (1.0, 2.0, -2.0, -2.0),  # gradient of -r A in log pi is -r A
         (1.0, -2.0, 2.0, 2.0),
-        (1.1, 2.0, -2.2, -2.2),  # inside
+        (1.1, 2.0, -2.2, -2.2),  # within the range
         (0.9, -2.0, 1.8, 1.8),
-        (1.5, 2.0, -2.4, 0.0),  # clipped from above: no reason to go on
-        (1.5, -2.0, 3.0, 3.0),  # worse than the clip: pulled back
+        (1.5, 2.0, -2.4, 0.0),  # clipped from above: no gradient
+        (1.5, -2.0, 3.0, 3.0),  # worse than the clip: the gradient remains
         (0.5, 2.0, -1.0, -1.0),
         (0.5, -2.0, 1.6, 0.0),
     ],
@@ -90,7 +90,7 @@ def test_ppo_loss_and_gradient_in_closed_form(
     [
         (1.35, 1.0, -1.35, -1.35),  # between clip_eps and clip_eps_high
         (1.5, 1.0, -1.4, 0.0),
-        (0.7, -1.0, 0.8, 0.0),  # the lower side stays where it was
+        (0.7, -1.0, 0.8, 0.0),  # the lower bound is unchanged
         (0.9, -1.0, 0.9, 0.9),
     ],
 )
@@ -118,11 +118,11 @@ def test_reinforce_gradient_is_the_policy_gradient() -> None:
 def test_the_importance_correction_is_a_constant_weight(algorithm: str) -> None:
     old = torch.tensor([[-1.0, -1.0, -1.0]], requires_grad=True)
     sampler = torch.tensor([[-1.0, -0.5, -4.0]], requires_grad=True)
-    found = importance_weights(old, sampler, 2.0)
-    assert not found.requires_grad
-    assert found.tolist()[0] == pytest.approx([1.0, math.exp(-0.5), 2.0])  # e^3, capped
+    weights = importance_weights(old, sampler, 2.0)
+    assert not weights.requires_grad
+    assert weights.tolist()[0] == pytest.approx([1.0, math.exp(-0.5), 2.0])  # e^3, capped
     new, mask = torch.full((1, 3), -1.0, requires_grad=True), torch.ones(1, 3, dtype=torch.bool)
-    batch = TokenBatch(old.detach(), torch.tensor([[1.0, -2.0, 3.0]]), mask, correction=found)
+    batch = TokenBatch(old.detach(), torch.tensor([[1.0, -2.0, 3.0]]), mask, correction=weights)
     loss, _ = policy_loss(new, None, batch, 3.0, LossWeights(algorithm))  # type: ignore[arg-type]
     loss.backward()
     assert new.grad is not None
@@ -158,7 +158,7 @@ def test_masked_tokens_change_nothing(algorithm: str, garbage: float, kl_estimat
         )
         new.requires_grad_()
         entropy.requires_grad_()
-        loss, figures = policy_loss(
+        loss, stats = policy_loss(
             new,
             entropy,
             TokenBatch(old, advantages, mask, ref, correction.abs()),
@@ -167,12 +167,12 @@ def test_masked_tokens_change_nothing(algorithm: str, garbage: float, kl_estimat
         )
         loss.backward()
         assert new.grad is not None and entropy.grad is not None
-        return loss.item(), new.grad, entropy.grad, figures
+        return loss.item(), new.grad, entropy.grad, stats
 
-    value, *gradients, figures = run(None)
-    value_g, *gradients_g, figures_g = run(garbage)
+    value, *gradients, stats = run(None)
+    value_g, *gradients_g, stats_g = run(garbage)
     assert value == value_g
-    assert figures == figures_g
+    assert stats == stats_g
     for gradient, gradient_g in zip(gradients, gradients_g, strict=True):
         assert torch.equal(gradient, gradient_g)
         assert not gradient_g[~mask].any()
@@ -181,7 +181,7 @@ def test_masked_tokens_change_nothing(algorithm: str, garbage: float, kl_estimat
 
 @pytest.mark.parametrize("kl_normalizer", [2.0, 8.0])
 def test_the_kl_holds_tokens_that_no_advantage_reaches(kl_normalizer: float) -> None:
-    """REINFORCE and k2 on one token to learn from and one that is only held:
+    """Check REINFORCE with k2 on one trained token and one that only the KL covers:
     loss = -A new_0 + c (d_0^2 + d_1^2) / 2n, so the gradients are -A + c d_0 / n and c d_1 / n."""
     new = torch.tensor([[-1.0, -2.0]], requires_grad=True)
     old, ref = new.detach(), torch.tensor([[-1.5, -1.0]])
@@ -189,27 +189,27 @@ def test_the_kl_holds_tokens_that_no_advantage_reaches(kl_normalizer: float) -> 
         old, torch.tensor([[3.0, float("nan")]]), torch.tensor([[True, False]]), ref, kl_mask=ON
     )
     plain = weights(algorithm="reinforce", entropy_coef=0.0, kl_coef=0.1)
-    loss, figures = policy_loss(new, None, batch, 1.0, plain, kl_normalizer)
+    loss, stats = policy_loss(new, None, batch, 1.0, plain, kl_normalizer)
     loss.backward()
-    held = 0.1 / kl_normalizer
-    assert loss.item() == pytest.approx(3.0 + held * (0.5**2 + 1.0**2) / 2)
+    kl_weight = 0.1 / kl_normalizer
+    assert loss.item() == pytest.approx(3.0 + kl_weight * (0.5**2 + 1.0**2) / 2)
     assert new.grad is not None
-    assert new.grad[0].tolist() == pytest.approx([-3.0 + held * 0.5, held * -1.0])
-    assert figures["kl_ref"] == pytest.approx(0.5 - 1.0)
-    assert figures["kl_ref_k3"] == pytest.approx(math.exp(-0.5) - 0.5 + math.exp(1.0) - 2.0)
+    assert new.grad[0].tolist() == pytest.approx([-3.0 + kl_weight * 0.5, kl_weight * -1.0])
+    assert stats["kl_ref"] == pytest.approx(0.5 - 1.0)
+    assert stats["kl_ref_k3"] == pytest.approx(math.exp(-0.5) - 0.5 + math.exp(1.0) - 2.0)
 
 
 def test_an_extreme_ratio_stays_finite() -> None:
     new = torch.tensor([[0.0, -500.0]], requires_grad=True)
     old = torch.tensor([[-500.0, 0.0]])
     batch = TokenBatch(old, torch.tensor([[-1.0, 1.0]]), ON, ref=old)
-    loss, figures = policy_loss(new, None, batch, 2.0, weights(kl_estimator="k3"))
+    loss, stats = policy_loss(new, None, batch, 2.0, weights(kl_estimator="k3"))
     loss.backward()
     assert math.isfinite(loss.item())
     assert new.grad is not None
     assert new.grad.isfinite().all()
-    assert figures["clip_frac"] == 2
-    assert all(math.isfinite(value) for value in figures.values())
+    assert stats["clip_frac"] == 2
+    assert all(math.isfinite(value) for value in stats.values())
 
 
 def test_the_log_ratio_is_clamped_where_the_config_says() -> None:
@@ -223,7 +223,7 @@ def test_clip_fraction_counts_what_left_the_range() -> None:
     old = torch.zeros(1, 4)
     new = torch.tensor([[0.5, -0.5, 0.05, 0.5]])
     batch = TokenBatch(old, old, torch.tensor([[True, True, True, False]]))
-    _, figures = policy_loss(new, None, batch, 3.0, weights())
-    assert figures["clip_frac"] == 2
+    _, stats = policy_loss(new, None, batch, 3.0, weights())
+    assert stats["clip_frac"] == 2
     _, wide = policy_loss(new, None, batch, 3.0, weights(clip_eps_high=0.9))
     assert wide["clip_frac"] == 1

@@ -1,4 +1,4 @@
-"""The policy: which weights learn, what the reference is, what is computed twice."""
+"""Check which policy weights are trained, the reference model and gradient checkpointing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.kits.trainer.runs import example, letter_tokenizer, rollout, save_pol
 from trainer.rl.advantage import TokenAdvantages
 from trainer.rl.config import PolicyConfig, RLConfig
 from trainer.rl.forward import completion_logprobs
-from trainer.rl.policy import Reference, load_policy, without_wrappers
+from trainer.rl.policy import Reference, load_policy, unwrap_peft
 from trainer.rl.update import update_policy
 from trainer.translation.config import GenerationConfig
 from trainer.translation.rollouts import generate_rollouts
@@ -38,13 +38,13 @@ def load(path: Path, **keys: Any) -> tuple[nn.Module, PolicyConfig]:
 
 
 def exact(path: Path, **keys: Any) -> tuple[nn.Module, PolicyConfig]:
-    """In float64, to be used within `float64()`."""
+    """Load a float64 policy. Call it within `float64()`."""
     model, cfg = load(path, **keys)
     return doubled(model), cfg
 
 
-def close(one: Tensor, other: Tensor) -> None:
-    torch.testing.assert_close(one, other, atol=CLOSE, rtol=0)
+def close(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, atol=CLOSE, rtol=0)
 
 
 def logprobs(model: nn.Module) -> Tensor:
@@ -52,7 +52,7 @@ def logprobs(model: nn.Module) -> Tensor:
 
 
 def learn(model: nn.Module, lr: float = 0.05) -> None:
-    """One update towards the first completion and away from the second."""
+    """Run one update that favors the first completion and penalizes the second."""
     rows = [rollout(p, c) for p, c in zip(PROMPTS, COMPLETIONS, strict=True)]
     old = logprobs(model).detach()
     for row, values in zip(rows, old, strict=True):
@@ -91,8 +91,8 @@ def test_with_lora_only_adapters_learn_and_they_do_so_in_float32(
     assert changed == {name for name in before if "lora_" in name}
     assert all("lm_head" not in name and "embed_tokens" not in name for name in changed)
     assert {before[name].dtype for name in changed} == {torch.float32}
-    held = getattr(torch, keys.get("weights_dtype", "float32"))
-    assert {value.dtype for name, value in before.items() if name not in changed} == {held}
+    base_dtype = getattr(torch, keys.get("weights_dtype", "float32"))
+    assert {value.dtype for name, value in before.items() if name not in changed} == {base_dtype}
 
 
 @float64()
@@ -106,9 +106,9 @@ def test_an_update_of_the_adapters_is_that_of_the_weights_they_merge_into(path: 
 
 
 def test_a_folder_of_adapters_alone_is_told_for_what_it_is(path: Path, tmp_path: Path) -> None:
-    """It is what a run with LoRA names as its policy when it ends."""
+    """Check a folder of adapters, which a LoRA run reports as its policy."""
     load(path, lora=LORA)[0].save_pretrained(tmp_path)  # type: ignore[operator]
-    with pytest.raises(UserError, match=r"policy.path: .* holds adapters only: .* export"):
+    with pytest.raises(UserError, match=r"policy.path: .* has adapters only. .* export"):
         load_policy(PolicyConfig(path=str(tmp_path)), CPU)
 
 
@@ -156,7 +156,7 @@ def test_the_reference_stays_what_the_policy_was(path: Path, keys: dict[str, Any
         close(logprobs(frozen), base)
         assert (frozen is model) == bool(keys)  # no second copy of adapted weights
     assert (logprobs(model) - base).abs().max() > 0.1
-    learn(model)  # what the reference turned off is on again
+    learn(model)  # adapters that the reference disabled are enabled
     assert any(p.requires_grad for p in model.parameters())
 
 
@@ -183,21 +183,21 @@ def test_gradient_checkpointing_computes_layers_twice_for_the_same_gradients(
     plain = gradients(exact(path, **keys)[0])
     torch.manual_seed(0)
     model, _ = exact(path, gradient_checkpointing=True, **keys)
-    mlp = without_wrappers(model).model.layers[0].mlp
+    mlp = unwrap_peft(model).model.layers[0].mlp
     calls: list[bool] = []
     mlp.register_forward_pre_hook(lambda *_: calls.append(mlp.training))
     with torch.no_grad():
         logprobs(model)
     assert calls == [False]
-    again = gradients(model)
-    assert calls == [False] * 3  # forward, and again on the way back; in eval mode
-    assert plain.keys() == again.keys() and plain
+    checkpointed = gradients(model)
+    assert calls == [False] * 3  # once forward, once backward; in eval mode
+    assert plain.keys() == checkpointed.keys() and plain
     for name, value in plain.items():
-        close(again[name], value)
+        close(checkpointed[name], value)
 
 
 def test_gradient_checkpointing_keeps_less_of_the_forward_pass(path: Path) -> None:
-    def kept(model: nn.Module) -> int:
+    def retained_bytes(model: nn.Module) -> int:
         sizes: dict[int, int] = {}
 
         def pack(tensor: Tensor) -> Tensor:
@@ -209,28 +209,28 @@ def test_gradient_checkpointing_keeps_less_of_the_forward_pass(path: Path) -> No
         loss.backward()
         return sum(sizes.values())
 
-    whole = kept(load(path)[0])
-    assert kept(load(path, gradient_checkpointing=True)[0]) < whole / 2
+    plain_bytes = retained_bytes(load(path)[0])
+    assert retained_bytes(load(path, gradient_checkpointing=True)[0]) < plain_bytes / 2
 
 
 def test_a_checkpointed_policy_samples_with_its_cache_what_the_plain_one_does(path: Path) -> None:
     gen_cfg = GenerationConfig(prompt_template="source", max_new_tokens=6)
-    made = [
+    samples_by_policy = [
         generate_rollouts(
             [example("abc")], load(path, **keys)[0], letter_tokenizer(), gen_cfg, seed=3
         )
         for keys in ({}, {"gradient_checkpointing": True, "lora": LORA})
     ]
-    ids = [[r.completion_token_ids for r in rollouts] for rollouts in made]
+    ids = [[r.completion_token_ids for r in rollouts] for rollouts in samples_by_policy]
     assert ids[0] == ids[1]
 
 
 def test_sampling_leaves_an_adapted_models_generation_settings_alone(path: Path) -> None:
     model, _ = load(path, lora=LORA)
-    own = without_wrappers(model).generation_config.to_dict()
+    before = unwrap_peft(model).generation_config.to_dict()
     gen_cfg = GenerationConfig(prompt_template="source", max_new_tokens=6, temperature=0.5)
     generate_rollouts([example("ab")], model, letter_tokenizer(), gen_cfg, with_logprobs=False)
-    assert without_wrappers(model).generation_config.to_dict() == own
+    assert unwrap_peft(model).generation_config.to_dict() == before
 
 
 def test_4_bits_without_bitsandbytes_are_refused_before_weights_load(
@@ -244,7 +244,7 @@ def test_4_bits_without_bitsandbytes_are_refused_before_weights_load(
 
 def test_4_bit_weights_learn_through_their_adapters(tmp_path: Path) -> None:
     pytest.importorskip("bitsandbytes")
-    sizes = {"hidden_size": 64, "intermediate_size": 128}  # its blocks are of 64
+    sizes = {"hidden_size": 64, "intermediate_size": 128}  # quantization blocks have 64 values
     path = save_policy(tmp_path / "policy", letter_tokenizer(), **sizes)
     model, cfg = load(path, load_in_4bit=True, lora=LORA)
     reference = Reference(cfg, model, CPU)

@@ -1,4 +1,4 @@
-"""Rollouts: what was sampled, with which probability, and where it ends."""
+"""Check the sampled ids of rollouts, their probabilities and where completions end."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def sample(model: Any = None, **changes: Any) -> list[TranslationRollout]:
     return generate_rollouts(EXAMPLES, model, TOKENIZER, settings(**changes), **options)
 
 
-def logprobs_alone(model: Any, made: TranslationRollout, temperature: float) -> torch.Tensor:
-    """One sample, no padding, no cache."""
-    ids = torch.tensor([made.prompt_input_ids + made.completion_token_ids])
-    logits = model(ids).logits[:, len(made.prompt_input_ids) - 1 : -1]
-    return token_logprobs(logits, torch.tensor([made.completion_token_ids]), temperature)[0][0]
+def logprobs_alone(model: Any, rollouts: TranslationRollout, temperature: float) -> torch.Tensor:
+    """Compute the log-probabilities of one sample without padding or cache."""
+    ids = torch.tensor([rollouts.prompt_input_ids + rollouts.completion_token_ids])
+    logits = model(ids).logits[:, len(rollouts.prompt_input_ids) - 1 : -1]
+    return token_logprobs(logits, torch.tensor([rollouts.completion_token_ids]), temperature)[0][0]
 
 
 def without_a(text: str) -> str:
@@ -59,16 +59,16 @@ def counted(text: str) -> int:
 
 
 def test_the_config_says_what_becomes_of_a_completion() -> None:
-    """The text that is scored, and the tokens' places in it; the ids stay as they were."""
+    """Check that decoding changes the scored text and token offsets, but not the ids."""
     plain = sample(postprocess="none")
     cut = sample(postprocess=f"{__name__}:without_a")
-    assert any("a" in one.completion_text for one in plain)
+    assert any("a" in sampled.completion_text for sampled in plain)
     for before, after in zip(plain, cut, strict=True):
         assert after.completion_token_ids == before.completion_token_ids
         assert after.completion_text == without_a(before.completion_text)
         letters = [after.completion_text[start:end] for start, end in after.token_char_offsets]
         assert "".join(letters) == after.completion_text
-    with pytest.raises(UserError, match=r"generation\.postprocess gave int"):
+    with pytest.raises(UserError, match=r"generation\.postprocess: returned int"):
         sample(postprocess=f"{__name__}:counted")
 
 
@@ -77,36 +77,36 @@ def test_the_config_says_what_becomes_of_a_completion() -> None:
 @float64()
 def test_logprobs_are_those_of_the_distribution_sampled_from(temperature: float) -> None:
     model, reference = doubled(tiny_llama(TOKENIZER)), doubled(tiny_llama(TOKENIZER, seed=1))
-    made = sample(model, temperature=temperature, reference_model=reference)
-    assert len({len(r.completion_token_ids) for r in made}) > 1  # padding matters
-    for one in made:
-        assert one.old_logprobs is not None
-        assert one.ref_logprobs is not None
-        own = logprobs_alone(model, one, temperature)
-        assert one.old_logprobs == pytest.approx(own.tolist(), rel=0, abs=CLOSE)
-        ref = logprobs_alone(reference, one, temperature)
-        assert one.ref_logprobs == pytest.approx(ref.tolist(), rel=0, abs=CLOSE)
+    rollouts = sample(model, temperature=temperature, reference_model=reference)
+    assert len({len(r.completion_token_ids) for r in rollouts}) > 1  # so padding is needed
+    for sampled in rollouts:
+        assert sampled.old_logprobs is not None
+        assert sampled.ref_logprobs is not None
+        expected = logprobs_alone(model, sampled, temperature)
+        assert sampled.old_logprobs == pytest.approx(expected.tolist(), rel=0, abs=CLOSE)
+        ref = logprobs_alone(reference, sampled, temperature)
+        assert sampled.ref_logprobs == pytest.approx(ref.tolist(), rel=0, abs=CLOSE)
 
 
 @torch.no_grad()
 def test_samples_follow_the_temperature() -> None:
-    """The first token's frequencies are those that old_logprobs claim."""
+    """Check that the first token's frequencies match old_logprobs."""
     model = tiny_llama(TOKENIZER, initializer_range=0.5)
     torch.manual_seed(0)
-    made = generate_rollouts(
+    rollouts = generate_rollouts(
         [example("ab")],
         model,
         TOKENIZER,
         settings(temperature=0.5, num_samples_per_prompt=4000, batch_size=4000, max_new_tokens=1),
     )
-    claimed = {r.completion_token_ids[0]: r.old_logprobs[0] for r in made if r.old_logprobs}
+    claimed = {r.completion_token_ids[0]: r.old_logprobs[0] for r in rollouts if r.old_logprobs}
     for token_id, logprob in claimed.items():
-        share = sum(r.completion_token_ids[0] == token_id for r in made) / len(made)
+        share = sum(r.completion_token_ids[0] == token_id for r in rollouts) / len(rollouts)
         assert share == pytest.approx(2.718281828**logprob, abs=0.04)
 
 
 def test_nothing_comes_from_the_models_generation_config() -> None:
-    """A folder's generation_config.json says: nearly greedy, k 1, no repetition."""
+    """Check that a generation_config.json (nearly greedy, k 1, no repetition) has no effect."""
     plain = sample()
     model = tiny_llama(TOKENIZER)
     model.generation_config = HFGenerationConfig(
@@ -119,23 +119,23 @@ def test_nothing_comes_from_the_models_generation_config() -> None:
         eos_token_id=1,
         pad_token_id=0,
     )
-    theirs = model.generation_config
-    found = sample(model)
-    assert [r.completion_token_ids for r in found] == [r.completion_token_ids for r in plain]
-    assert model.generation_config is theirs
+    model_settings = model.generation_config
+    rollouts = sample(model)
+    assert [r.completion_token_ids for r in rollouts] == [r.completion_token_ids for r in plain]
+    assert model.generation_config is model_settings
 
 
 def test_eos_is_part_of_the_completion_and_padding_is_not() -> None:
-    made = sample()
-    reasons = {one.finish_reason for one in made}
+    rollouts = sample()
+    reasons = {sampled.finish_reason for sampled in rollouts}
     assert reasons == {"eos", "length"}
-    for one in made:
-        ids = one.completion_token_ids
+    for sampled in rollouts:
+        ids = sampled.completion_token_ids
         assert TOKENIZER.eos_token_id not in ids[:-1]
-        assert (ids[-1] == TOKENIZER.eos_token_id) == (one.finish_reason == "eos")
-        assert len(ids) == 6 or one.finish_reason == "eos"
-        assert one.token_char_offsets[-1][0] == one.token_char_offsets[-1][1] or (
-            one.finish_reason == "length"
+        assert (ids[-1] == TOKENIZER.eos_token_id) == (sampled.finish_reason == "eos")
+        assert len(ids) == 6 or sampled.finish_reason == "eos"
+        assert sampled.token_char_offsets[-1][0] == sampled.token_char_offsets[-1][1] or (
+            sampled.finish_reason == "length"
         )
 
 
@@ -144,28 +144,28 @@ def test_padding_with_the_eos_id_loses_no_eos() -> None:
     tokenizer.pad_token = tokenizer.eos_token
     model = tiny_llama(TOKENIZER)
     torch.manual_seed(0)
-    made = generate_rollouts(EXAMPLES, model, tokenizer, settings())
-    assert [r.completion_token_ids for r in made] == [r.completion_token_ids for r in sample()]
+    rollouts = generate_rollouts(EXAMPLES, model, tokenizer, settings())
+    assert [r.completion_token_ids for r in rollouts] == [r.completion_token_ids for r in sample()]
 
 
 def test_a_chat_models_own_stop_id_ends_a_completion() -> None:
     model = tiny_llama(TOKENIZER)
     model.generation_config.eos_token_id = [1, 5]
     assert stop_token_ids(model, TOKENIZER) == [1, 5]
-    made = sample(model)
-    assert any(r.completion_token_ids[-1] == 5 and r.finish_reason == "eos" for r in made)
-    assert all(5 not in r.completion_token_ids[:-1] for r in made)
+    rollouts = sample(model)
+    assert any(r.completion_token_ids[-1] == 5 and r.finish_reason == "eos" for r in rollouts)
+    assert all(5 not in r.completion_token_ids[:-1] for r in rollouts)
 
 
 def test_rollouts_stand_in_the_order_of_examples_and_samples() -> None:
-    made = sample()
-    assert [one.example_id for one in made] == ["1"] * 4 + ["2"] * 4 + ["3"] * 4
-    assert [one.group for one in made] == [0] * 4 + [1] * 4 + [2] * 4
-    for one in made:
-        assert one.prompt_text == one.src_text + ">"
-        assert TOKENIZER.decode(one.prompt_input_ids) == one.prompt_text
-        text = TOKENIZER.decode(one.completion_token_ids, skip_special_tokens=True)
-        assert one.completion_text == text.strip()
+    rollouts = sample()
+    assert [sampled.example_id for sampled in rollouts] == ["1"] * 4 + ["2"] * 4 + ["3"] * 4
+    assert [sampled.group for sampled in rollouts] == [0] * 4 + [1] * 4 + [2] * 4
+    for sampled in rollouts:
+        assert sampled.prompt_text == sampled.src_text + ">"
+        assert TOKENIZER.decode(sampled.prompt_input_ids) == sampled.prompt_text
+        text = TOKENIZER.decode(sampled.completion_token_ids, skip_special_tokens=True)
+        assert sampled.completion_text == text.strip()
 
 
 def test_greedy_needs_no_randomness() -> None:
@@ -186,11 +186,15 @@ def test_a_rollout_with_unequal_arrays_is_refused(name: str) -> None:
 
 
 def test_every_sample_is_a_trajectory_of_its_own() -> None:
-    made = sample()
-    assert len({one.trajectory_id for one in made}) == len(made) > 1
-    assert {one.trajectory_id.split("-")[0] for one in made} == {str(one.group) for one in made}
-    with pytest.raises(ValueError, match=f"trajectory {made[1].trajectory_id} has no ref_logprobs"):
-        logprob_rows(made[1:], "ref_logprobs")
+    rollouts = sample()
+    assert len({sampled.trajectory_id for sampled in rollouts}) == len(rollouts) > 1
+    assert {sampled.trajectory_id.split("-")[0] for sampled in rollouts} == {
+        str(sampled.group) for sampled in rollouts
+    }
+    with pytest.raises(
+        ValueError, match=f"trajectory {rollouts[1].trajectory_id} has no ref_logprobs"
+    ):
+        logprob_rows(rollouts[1:], "ref_logprobs")
 
 
 @pytest.mark.parametrize(("key", "value"), [("top_p", 0.9), ("top_k", 50), ("temperature", 0)])
@@ -203,8 +207,8 @@ def test_logprobs_of_a_cut_distribution_are_refused(key: str, value: float) -> N
 def test_a_plain_stop_token_is_not_in_the_text() -> None:
     model = tiny_llama(TOKENIZER)
     model.generation_config.eos_token_id = [1, 5]
-    for one in sample(model):
-        if one.completion_token_ids[-1] == 5:
-            assert one.completion_text == TOKENIZER.decode(one.completion_token_ids[:-1])
-            end = len(one.completion_text)
-            assert one.token_char_offsets[-1] == (end, end)
+    for sampled in sample(model):
+        if sampled.completion_token_ids[-1] == 5:
+            assert sampled.completion_text == TOKENIZER.decode(sampled.completion_token_ids[:-1])
+            end = len(sampled.completion_text)
+            assert sampled.token_char_offsets[-1] == (end, end)

@@ -1,4 +1,4 @@
-"""An update of the policy: accumulation, minibatches, gradients that are not finite."""
+"""Check policy updates: accumulation, minibatches and gradients that are not finite."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from tests.kits.float64 import CLOSE, doubled, float64
 from tests.kits.trainer.runs import letter_tokenizer, rollout, tiny_llama
 from trainer.rl.advantage import TokenAdvantages, pad_rows, token_advantages
 from trainer.rl.config import RLConfig
+from trainer.rl.distributed import DistributedContext
 from trainer.rl.rollout import Rollout, action_masks, rollout_logprobs
 from trainer.rl.update import (
     NO_UPDATE,
-    Passes,
+    ForwardOptions,
     TrainStats,
     accumulate_gradients,
     learning_rate,
     update_policy,
 )
-from trainer.rl.world import World
 
 TOKENIZER = letter_tokenizer()
 LENGTHS = [(2, 3), (4, 1), (3, 6), (2, 2), (5, 4)]
@@ -60,16 +60,16 @@ def config(**changes: Any) -> RLConfig:
     return RLConfig(**({"lr": 1e-2, "entropy_coef": 0.01, "kl_coef": 0.1} | changes))
 
 
-def passes(model: Any, cfg: RLConfig) -> Passes:
-    return Passes(model, cfg, World(torch.device("cpu")))
+def passes(model: Any, cfg: RLConfig) -> ForwardOptions:
+    return ForwardOptions(model, cfg, DistributedContext(torch.device("cpu")))
 
 
 def gradients(cfg: RLConfig, chosen: list[int]) -> tuple[dict[str, float], list[torch.Tensor]]:
     model = doubled(tiny_llama(TOKENIZER))
     rollouts, advantages = batch()
-    advantages.mask[4] = False  # a sample without a valid token is none of the sequences
-    figures = accumulate_gradients(rollouts, advantages, chosen, passes(model, cfg))
-    return figures, [p.grad for p in model.parameters() if p.grad is not None]
+    advantages.mask[4] = False  # a sample without a valid token does not count as a sequence
+    stats = accumulate_gradients(rollouts, advantages, chosen, passes(model, cfg))
+    return stats, [p.grad for p in model.parameters() if p.grad is not None]
 
 
 @pytest.mark.parametrize("loss_mean", ["token", "sequence"])
@@ -77,23 +77,22 @@ def gradients(cfg: RLConfig, chosen: list[int]) -> tuple[dict[str, float], list[
 @pytest.mark.parametrize("tokens", [1, 12, 20])
 @float64()
 def test_micro_batches_equal_the_full_batch(algorithm: str, tokens: int, loss_mean: str) -> None:
-    """By value and by gradient, also where the last micro-batch is short."""
+    """Compare values and gradients, including a short last micro-batch."""
     chosen = list(range(5))
     options = {"algorithm": algorithm, "loss_mean": loss_mean}
-    whole, expected = gradients(config(**options, micro_batch_tokens=10_000), chosen)
-    cut, found = gradients(config(**options, micro_batch_tokens=tokens), chosen)
-    assert cut.keys() == whole.keys()
-    for name, value in whole.items():
-        assert cut[name] == pytest.approx(value, rel=0, abs=CLOSE)
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, atol=CLOSE, rtol=0)
+    full_stats, expected = gradients(config(**options, micro_batch_tokens=10_000), chosen)
+    stats, actual_gradients = gradients(config(**options, micro_batch_tokens=tokens), chosen)
+    assert stats.keys() == full_stats.keys()
+    for name, value in full_stats.items():
+        assert stats[name] == pytest.approx(value, rel=0, abs=CLOSE)
+    for actual, reference in zip(actual_gradients, expected, strict=True):
+        torch.testing.assert_close(actual, reference, atol=CLOSE, rtol=0)
 
 
 @pytest.mark.parametrize("garbage", [5.0, float("nan"), float("inf")])
 @float64()
 def test_tokens_outside_the_advantages_mask_are_not_learned_from(garbage: float) -> None:
-    """Such as those behind what the span model could read: neither their ids nor anything else
-    of them matters."""
+    """Check that masked tokens, such as those beyond the span model's limit, have no effect."""
 
     def gradient(change: bool) -> torch.Tensor:
         model = doubled(tiny_llama(TOKENIZER))
@@ -116,7 +115,7 @@ def test_tokens_outside_the_advantages_mask_are_not_learned_from(garbage: float)
 @pytest.mark.parametrize("algorithm", ["ppo", "gspo", "reinforce"])
 @float64()
 def test_what_the_environment_said_is_not_learned_from(algorithm: str) -> None:
-    """An episode's observations stand between the actions: their log-probabilities do not matter,
+    """Check observations between actions: their log-probabilities have no effect,
     and advantages that reach them are refused."""
 
     def weights(observed: float) -> torch.Tensor:
@@ -163,7 +162,7 @@ def test_the_loss_is_a_mean_over_tokens_or_over_sequences(
     plain = config(kl_coef=0, entropy_coef=0, algorithm="reinforce", loss_mean=loss_mean)
     both, _ = gradients(plain, [1, 2])
     ones = [gradients(plain, [index])[0]["policy_loss"] for index in (1, 2)]
-    mean = sum(one * part for one, part in zip(ones, parts, strict=True)) / sum(parts)
+    mean = sum(value * part for value, part in zip(ones, parts, strict=True)) / sum(parts)
     assert both["policy_loss"] == pytest.approx(mean, rel=0, abs=CLOSE)
 
 
@@ -191,7 +190,7 @@ def test_ppo_and_reinforce_update_once_without_nan(algorithm: str, dtype: str) -
 def test_minibatches_take_a_step_each(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[int]] = []
 
-    def recorded(rollouts: Any, advantages: Any, chosen: list[int], passes: Passes) -> Any:
+    def recorded(rollouts: Any, advantages: Any, chosen: list[int], passes: ForwardOptions) -> Any:
         seen.append(list(chosen))
         return accumulate_gradients(rollouts, advantages, chosen, passes)
 
@@ -200,7 +199,7 @@ def test_minibatches_take_a_step_each(monkeypatch: pytest.MonkeyPatch) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     assert run(model, optimizer, config(ppo_epochs=3, minibatches=2)).steps == 6
     for first, second in zip(seen[::2], seen[1::2], strict=True):
-        assert sorted(first + second) == list(range(5))  # each sample once a pass
+        assert sorted(first + second) == list(range(5))  # each sample once per pass
     assert run(model, optimizer, config(ppo_epochs=1, minibatches=50)).steps == 5
 
 
@@ -236,7 +235,7 @@ def test_samples_without_valid_tokens_are_left_out() -> None:
 @pytest.mark.parametrize("loss_mean", ["token", "sequence"])
 @float64()
 def test_what_earns_nothing_is_held_by_the_kl_alone(loss_mean: str) -> None:
-    """One sample that the span model read nothing of: the step is that of kl_coef x KL."""
+    """Check a sample without any scored token: the step is that of kl_coef x KL."""
     rollouts, advantages = batch()
     only_held = replace(advantages, mask=torch.zeros_like(advantages.mask), kl_mask=advantages.mask)
 
@@ -288,17 +287,17 @@ def test_a_missing_reference_is_told() -> None:
 
 
 def on_policy(model: Any) -> tuple[list[Rollout], TokenAdvantages]:
-    """The batch as if this model had sampled it."""
+    """Return the batch as if this model had sampled it."""
     rollouts, advantages = batch()
     rows = rollout_logprobs(rollouts, model, 1.0, 0, 4096)
-    for one, row in zip(rollouts, rows, strict=True):
-        one.old_logprobs, one.sampler_logprobs = row, None
+    for sampled, row in zip(rollouts, rows, strict=True):
+        sampled.old_logprobs, sampled.sampler_logprobs = row, None
     return rollouts, advantages
 
 
 @float64()
 def test_with_one_pass_the_ratio_is_1_and_nothing_is_clipped() -> None:
-    """So that PPO is REINFORCE; a second pass over the batch leaves the clip range."""
+    """Check that one pass of PPO equals REINFORCE and that a second pass leaves the clip range."""
     stepped = {}
     for algorithm, epochs, clip in (
         ("ppo", 1, 0.2),
@@ -327,15 +326,15 @@ def test_with_one_pass_the_ratio_is_1_and_nothing_is_clipped() -> None:
     assert first.clip_frac == 0
     assert first.approx_kl == pytest.approx(0, abs=1e-9)
     torch.testing.assert_close(stepped["ppo", 1, 1e-3][1], weights, rtol=0, atol=CLOSE)
-    # Old log-probabilities, above -8, are taken in float32: off by up to 2**-22, and so are the
-    # ratios, which REINFORCE has none of. Steps are 0.05 of gradients below 2.
+    # Old log-probabilities above -8 are float32, with errors up to 2**-22, and so are the ratios,
+    # which REINFORCE does not use. Steps are 0.05 of gradients below 2.
     torch.testing.assert_close(
         stepped["reinforce", 1, 0.2][1], weights, rtol=0, atol=0.05 * 2 * 2**-22
     )
-    twice, further = stepped["ppo", 2, 0.2]
+    two_passes, further = stepped["ppo", 2, 0.2]
     narrow, clipped = stepped["ppo", 2, 1e-3]
     assert narrow.clip_frac > 0.2 and narrow.approx_kl > 0
-    assert twice.clip_frac < narrow.clip_frac
+    assert two_passes.clip_frac < narrow.clip_frac
     assert (clipped - further).abs().max() > 1e-6
 
 
@@ -348,7 +347,7 @@ def test_learning_rate_warms_up_and_decays() -> None:
 
 
 def test_learning_rate_falls_along_half_a_cosine() -> None:
-    """After the warm-up's three updates, six are left: sines and cosines of 0, 30, ... 150."""
+    """Check three warm-up updates and the remaining six, with cosines of 0, 30, ... 150 degrees."""
     cfg = config(lr=1.0, num_updates=9, warmup_updates=3, lr_decay="cosine")
     rates = [learning_rate(update, cfg) for update in range(9)]
     root = 3**0.5 / 2

@@ -1,4 +1,4 @@
-"""Anchors: which pairs they are fitted on, what they are, and when there are none."""
+"""Check the anchors: their pairs, their values and the inputs without anchors."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from trainer.roleplay.turn import RoleplayTurn
 
 
 class Topics:
-    """The vector of a text is that of its first word, and a little of the whole."""
+    """Embeds a text as the vector of its first word plus a share of its full text's."""
 
-    def __init__(self, of_the_whole=0.3):
-        self.share, self.asked = of_the_whole, []
+    def __init__(self, share=0.3):
+        self.share, self.calls = share, []
 
     def info(self):
         return EmbeddingModel("topics", "sha", "cls", 32, 512)
 
     def embed(self, texts, canary=None):
-        self.asked.append(list(texts))
+        self.calls.append(list(texts))
         return [_random(text.split()[0]) + self.share * _random(text) for text in texts]
 
     def close(self):
@@ -44,31 +44,35 @@ def _random(text):
     return np.random.default_rng(random.Random(text).getrandbits(32)).normal(size=32)
 
 
-def _turns(n, *, told=True, level=None):
+def _turns(n, *, reason=True, level=None):
     return [
         RoleplayTurn(
             f"{k:03}",
             ({"role": "user", "content": f"주제{k // 2} 질문 {k}"},),
             f"주제{k // 2} 대답 {k}",
             character_name="유나",
-            dialogue=f"{k // 2}" if told else None,
-            place=k % 2 if told else None,
+            dialogue=f"{k // 2}" if reason else None,
+            place=k % 2 if reason else None,
         )
         for k in range(n)
     ]
 
 
 def test_anchors_are_the_middle_of_false_pairs_and_the_ninth_tenth_of_true_ones():
-    found = fit(Topics(), _turns(80), rows=512)
-    assert found.grounded.true_pairs == 80
-    assert found.reference.true_pairs == 40
-    for anchors in (found.grounded, found.reference):
+    calibration = fit(Topics(), _turns(80), rows=512)
+    assert calibration.grounded.true_pairs == 80
+    assert calibration.reference.true_pairs == 40
+    for anchors in (calibration.grounded, calibration.reference):
         assert -0.1 < anchors.low < 0.1 < 0.8 < anchors.high < 1
         assert anchors.separation > 0.97
         assert sum(anchors.true_cosines) == anchors.true_pairs
         assert sum(anchors.false_cosines) == anchors.false_pairs
-    assert found.canaries.keys() == set(CANARIES)
-    assert (found.model, found.revision, found.pooling) == ("topics", "sha", "cls")
+    assert calibration.canaries.keys() == set(CANARIES)
+    assert (calibration.model, calibration.revision, calibration.pooling) == (
+        "topics",
+        "sha",
+        "cls",
+    )
 
 
 def test_the_order_of_the_data_and_the_second_time_change_nothing_and_the_seed_does():
@@ -82,8 +86,8 @@ def test_the_order_of_the_data_and_the_second_time_change_nothing_and_the_seed_d
 def test_equal_texts_are_embedded_once_in_one_call():
     embedder = Topics()
     fit(embedder, [dataclasses.replace(turn, id=f"{turn.id}b") for turn in _turns(60)], rows=512)
-    (asked,) = embedder.asked
-    assert len(set(asked)) == len(asked)
+    (texts,) = embedder.calls
+    assert len(set(texts)) == len(texts)
 
 
 def test_few_pairs_are_refused_with_their_number():
@@ -96,31 +100,31 @@ def test_few_pairs_are_refused_with_their_number():
 
 
 def test_a_model_that_cannot_tell_is_refused_with_the_figures():
-    with pytest.raises(UserError, match=r"in \d+% of cases.*tells nothing"):
-        fit(Topics(of_the_whole=1000), _turns(200), rows=512)
+    with pytest.raises(UserError, match=r"in \d+% of cases.*cannot separate them"):
+        fit(Topics(share=1000), _turns(200), rows=512)
 
 
 def test_a_model_that_tells_little_is_said(caplog):
     with caplog.at_level(logging.WARNING):
-        found = fit(Topics(of_the_whole=3), _turns(300), rows=512)
-    assert 0.55 <= found.grounded.separation < 0.7
-    assert "little to score by" in caplog.text
+        calibration = fit(Topics(share=3), _turns(300), rows=512)
+    assert 0.55 <= calibration.grounded.separation < 0.7
+    assert "the separation is small" in caplog.text
 
 
 def test_without_neighbours_the_reference_itself_is_the_upper_anchor(caplog, tmp_path):
     alone = [dataclasses.replace(turn, dialogue=turn.id) for turn in _turns(60)]
-    found = fit(Topics(), alone, rows=512)
-    assert found.reference.high == 1
-    assert found.reference.true_pairs == 0
-    assert "is the reference itself" in caplog.text
-    write_page(tmp_path / "page.html", found, "turns")
+    calibration = fit(Topics(), alone, rows=512)
+    assert calibration.reference.high == 1
+    assert calibration.reference.true_pairs == 0
+    assert "only the reference itself" in caplog.text
+    write_page(tmp_path / "page.html", calibration, "turns")
     assert "is the reference itself" in (tmp_path / "page.html").read_text("utf-8")
 
 
 def test_neighbours_of_rows_that_tell_no_dialogue_are_of_one_character_and_scenario():
     turns = [
         dataclasses.replace(turn, scenario=f"{k // 2}")
-        for k, turn in enumerate(_turns(60, told=False))
+        for k, turn in enumerate(_turns(60, reason=False))
     ]
     assert fit(Topics(), turns, rows=512).reference.true_pairs == 30
 
@@ -137,7 +141,7 @@ def test_scores_are_linear_between_the_anchors_and_clipped():
 
 
 class Broken(Topics):
-    """Gives every text but the canaries this number again and again."""
+    """Embeds every text except the canaries as a vector of one repeated number."""
 
     def __init__(self, number):
         super().__init__()
@@ -149,27 +153,27 @@ class Broken(Topics):
 
 
 @pytest.mark.parametrize(
-    ("number", "told"), [(0.0, "a vector of zeros"), (math.nan, "is not finite")]
+    ("number", "reason"), [(0.0, "a vector of zeros"), (math.nan, "is not finite")]
 )
-def test_nothing_is_fitted_on_what_is_no_vector(number, told):
-    with pytest.raises(UserError, match=rf"reward\.embedding_model: .*{told}"):
+def test_nothing_is_fitted_on_what_is_no_vector(number, reason):
+    with pytest.raises(UserError, match=rf"reward\.embedding_model: .*{reason}"):
         fit(Broken(number), _turns(60), rows=512)
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "reason"),
     [
-        ("{", "no calibration"),
+        ("{", "not a calibration"),
         ('{"model": "a", "dimension": 4}', "grounded: Field required"),
-        ('{"model":"a","dimension":4,"grounded":{"low":0.9,"high":0.1}}', "high is the larger"),
+        ('{"model":"a","dimension":4,"grounded":{"low":0.9,"high":0.1}}', "high must be larger"),
         ('{"model":"a","dimension":4,"grounded":{"low":NaN,"high":1}}', "grounded.low"),
         ('{"model":"a","dimension":2,"canaries":{"x":[0,0]}}', "a vector of zeros, of 'x'"),
     ],
 )
-def test_a_file_that_is_none_is_named(tmp_path, content, told):
+def test_a_file_that_is_none_is_named(tmp_path, content, reason):
     path = tmp_path / "calibration.json"
     path.write_text(content)
-    with pytest.raises(UserError, match=told) as error:
+    with pytest.raises(UserError, match=reason) as error:
         read_calibration(path)
     assert str(path) in str(error.value)
     with pytest.raises(UserError, match="cannot be read"):
@@ -177,7 +181,7 @@ def test_a_file_that_is_none_is_named(tmp_path, content, told):
 
 
 def test_what_was_written_is_read(tmp_path):
-    found = fit(Topics(), _turns(60), rows=512)
-    found.write(tmp_path / "calibration.json")
-    assert read_calibration(tmp_path / "calibration.json") == found
-    assert isinstance(found, Calibration)
+    calibration = fit(Topics(), _turns(60), rows=512)
+    calibration.write(tmp_path / "calibration.json")
+    assert read_calibration(tmp_path / "calibration.json") == calibration
+    assert isinstance(calibration, Calibration)

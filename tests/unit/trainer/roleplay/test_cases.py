@@ -1,4 +1,4 @@
-"""The table of cases in docs/roleplay.md is what the functions say."""
+"""Check that the reward functions return the values in the table of docs/roleplay.md."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _values(reply, **row):
     return tuple(f(_PROMPT, [reply], **(ROW | row))[0] for f in THREE)
 
 
-@pytest.mark.parametrize(("reply", "values"), _cases(), ids=lambda one: str(one)[:30])
+@pytest.mark.parametrize(("reply", "values"), _cases(), ids=lambda parameter: str(parameter)[:30])
 def test_the_documented_cases_hold(reply, values):
     assert _values(reply) == pytest.approx(values)
     message = [{"role": "assistant", "content": reply}]
@@ -78,15 +78,15 @@ def test_what_the_row_does_not_tell_is_neutral():
 
 
 def test_functions_and_weights_are_those_of_the_specification_in_its_order():
-    assert [(one.name, one.weight) for one in REWARDS] == [
+    assert [(reward.name, reward.weight) for reward in REWARDS] == [
         ("reward_format", 0.28),
         ("reward_role_split", 0.18),
         ("reward_grounded_to_user", 0.14),
         ("reward_character_consistency", 0.16),
         ("reward_reference_alignment", 0.24),
     ]
-    assert sum(one.weight for one in REWARDS) == pytest.approx(1)
-    assert weights_of(RewardConfig()) == [one.weight for one in REWARDS]
-    assert len({one.short for one in REWARDS}) == len(REWARDS)
-    keys = [figure.key for one in REWARDS for figure in one.components]
+    assert sum(reward.weight for reward in REWARDS) == pytest.approx(1)
+    assert weights_of(RewardConfig()) == [reward.weight for reward in REWARDS]
+    assert len({reward.short for reward in REWARDS}) == len(REWARDS)
+    keys = [component.key for reward in REWARDS for component in reward.components]
     assert len(set(keys)) == len(keys)

@@ -1,4 +1,4 @@
-"""Rows become turns, or a line says why not."""
+"""Check that rows become turns or are refused with a reason."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from scorekit.errors import UserError
 from trainer.roleplay.config_data import RoleplayData
-from trainer.roleplay.data import columns_of, in_both, load_turns, untold
+from trainer.roleplay.data import columns_of, in_both, load_turns, missing_fact_counts
 
 USER = {"role": "user", "content": "뭐 해?"}
 SYSTEM = {"role": "system", "content": "플레이어 이름: 민수\n캐릭터 이름: 하린\n말투: 반말"}
@@ -47,7 +47,7 @@ def test_columns_win_over_what_the_prompt_states(tmp_path):
 
 def test_what_rows_do_not_tell_is_counted(tmp_path):
     turns = load(tmp_path, {"prompt": [SYSTEM, USER], "reference": " "}, {"prompt": "안녕"})
-    assert untold(turns) == {
+    assert missing_fact_counts(turns) == {
         "reference": 2,
         "player_name": 1,
         "character_name": 1,
@@ -61,19 +61,19 @@ def test_what_rows_do_not_tell_is_counted(tmp_path):
         ({"prompt": [SYSTEM]}, "the last turn is the system's"),
         ({"prompt": [USER, {"role": "assistant", "content": "응"}]}, "roleplay prepare"),
         ({"text": "x"}, "no prompt, nor prompt_messages (the row has text)"),
-        ({"prompt": []}, "a list of messages is wanted"),
-        ({"prompt": [{"role": "npc", "content": "x"}]}, "message 0: the role is none of"),
+        ({"prompt": []}, "expected a list of messages"),
+        ({"prompt": [{"role": "npc", "content": "x"}]}, "message 0: expected one of the roles"),
         ({"prompt": [{"role": "user", "content": ""}]}, "message 0: content is empty"),
         ({"prompt": [{"role": "user", "content": "a\0"}]}, "NUL"),
-        ({"prompt": [USER, SYSTEM]}, "message 1: a system turn stands first"),
+        ({"prompt": [USER, SYSTEM]}, "message 1: only the first message may be a system turn"),
         ({"prompt": "<|im_start|>user\n안녕<|im_end|>"}, "prompt_messages"),
         ({"prompt": [{"role": "user", "content": [{"type": "image"}]}]}, "parts other than text"),
-        ({"prompt": "안녕", "speech_level": "cute"}, "speech_level: 'cute' is none of"),
-        ({"prompt": "안녕", "player_name": 3}, "player_name: a text is wanted"),
-        ({"prompt": "안녕", "reference": "\0"}, "reference: holds a NUL character"),
-        ({"prompt": "안녕", "player_name": "민\0수"}, "player_name: holds a NUL character"),
-        ({"prompt": "안녕", "character_name": "하\n린"}, "character_name: one line is wanted"),
-        ({"prompt": "안녕", "place": "x"}, "place: a whole number is wanted"),
+        ({"prompt": "안녕", "speech_level": "cute"}, "speech_level: 'cute' is unknown"),
+        ({"prompt": "안녕", "player_name": 3}, "player_name: expected a text"),
+        ({"prompt": "안녕", "reference": "\0"}, "reference: has a NUL character"),
+        ({"prompt": "안녕", "player_name": "민\0수"}, "player_name: has a NUL character"),
+        ({"prompt": "안녕", "character_name": "하\n린"}, "character_name: expected one line"),
+        ({"prompt": "안녕", "place": "x"}, "place: expected a whole number"),
     ],
 )
 def test_a_wrong_row_is_named_with_what_to_do(tmp_path, row, message):
@@ -92,10 +92,10 @@ def test_each_wrong_row_has_a_line(tmp_path):
 
 
 def test_ids_that_stand_twice_are_refused_and_equal_rows_are_told_apart(tmp_path):
-    with pytest.raises(UserError, match="1 ids stand more than once"):
+    with pytest.raises(UserError, match="1 ids occur more than once"):
         load(tmp_path, {"id": "a", "prompt": "안녕"}, {"id": "a", "prompt": "응"})
-    one, two = load(tmp_path, {"prompt": "안녕"}, {"prompt": "안녕"})
-    assert two.id == f"{one.id}-2"
+    first, second = load(tmp_path, {"prompt": "안녕"}, {"prompt": "안녕"})
+    assert second.id == f"{first.id}-2"
 
 
 def test_an_unknown_field_of_columns_is_refused():

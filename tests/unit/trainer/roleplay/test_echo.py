@@ -1,4 +1,4 @@
-"""Replies that repeat the user: the share of them, the guard, and the warning of a run."""
+"""Check replies that repeat the user: their share, the guard and the warning."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import logging
 
 import pytest
 
-from trainer.roleplay.formulas.grounding import is_echo, score_grounding
-from trainer.roleplay.formulas.scored import AskedReply
-from trainer.roleplay.reply import CutReply
+from trainer.roleplay.reply import ParsedReply
+from trainer.roleplay.scoring.grounding import is_echo, score_grounding
+from trainer.roleplay.scoring.types import ReplyContext
 from trainer.roleplay.training.echo import ECHO, MAX_RISE, WINDOW, EchoWatch
 
 USER = "오늘은 몇 시에 나갈 거야?"
 
 
 def _reply(quote, user=USER):
-    return AskedReply(CutReply(f'유나는 웃었다.\n"{quote}"'), user)
+    return ReplyContext(ParsedReply(f'유나는 웃었다.\n"{quote}"'), user)
 
 
 @pytest.mark.parametrize(
@@ -55,9 +55,9 @@ def test_a_question_that_is_asked_back_and_a_statement_said_again_are_echoes():
 
 
 def test_a_reply_without_a_quotation_is_read_whole():
-    assert is_echo(AskedReply(CutReply(USER), USER))
-    assert not is_echo(AskedReply(CutReply(""), USER))
-    assert not is_echo(AskedReply(CutReply(USER), ""))
+    assert is_echo(ReplyContext(ParsedReply(USER), USER))
+    assert not is_echo(ReplyContext(ParsedReply(""), USER))
+    assert not is_echo(ReplyContext(ParsedReply(USER), ""))
 
 
 def test_the_guard_takes_all_of_the_similarity_and_is_off_by_default():

@@ -1,4 +1,4 @@
-"""TRL's way to start a run, as a config."""
+"""Check that TRL's command-line flags become a config."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainer.roleplay.config import RoleplayConfig
 from trainer.roleplay.training.flags import config_of
 
 CONFIGS = Path(__file__).parents[4] / "configs" / "roleplay"
-#: As the requirements have it, but for paths.
+#: The command that users of TRL write, but for paths.
 SEED = """\
 --model_name qwen3_4b_rp --train_data grpo_train.jsonl --eval_data grpo_eval.jsonl
 --output_dir qwen3_4b_rp_grpo --per_device_train_batch_size 1 --gradient_accumulation_steps 16
@@ -57,8 +57,8 @@ def test_the_seeds_yaml_is_the_seeds_command():
         ("data", "train"),
         ("data", "eval"),
         ("misc", "run_dir"),
-        ("misc", "save_every_n_updates"),  # the command does not say
-        ("reward", "weights"),  # the same as where none are named
+        ("misc", "save_every_n_updates"),  # the command does not set it
+        ("reward", "weights"),  # the defaults
     ):
         of_flags[section][key] = of_yaml[section][key]
     assert of_yaml == of_flags
@@ -89,21 +89,21 @@ def test_values_are_read_as_yaml_and_numbers_as_python():
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "message"),
     [
-        ("--load_in_4bit", "--load_in_4bit freezes the weights: give --use_lora"),
-        ("--lora_r 8", "--lora_r needs --use_lora"),
-        ("grpo_train.jsonl", "'grpo_train.jsonl': a flag is wanted"),
+        ("--load_in_4bit", "--load_in_4bit freezes the weights. Add --use_lora"),
+        ("--lora_r 8", "--lora_r requires --use_lora"),
+        ("grpo_train.jsonl", "'grpo_train.jsonl': expected a flag"),
         ("--bf16 perhaps", "--bf16: 'perhaps' is neither true nor false"),
         ("--reward_embedding_model http://a:secret@host:1", "--reward_embedding_model: a password"),
         ("--num_generations 1", "grpo.num_generations"),
         ("--learning_rate fast", "grpo.learning_rate"),
     ],
 )
-def test_a_wrong_flag_is_one_line(flags, told):
+def test_a_wrong_flag_is_one_line(flags, message):
     with pytest.raises(UserError) as caught:
         config(flags)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert "secret" not in str(caught.value)
     assert "\n" not in str(caught.value)
 

@@ -1,4 +1,4 @@
-"""What the reward functions take, and what they refuse."""
+"""Check which inputs the reward functions accept and refuse."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 
 from scorekit.errors import UserError
 from trainer.roleplay import rewards
-from trainer.roleplay.formulas.inputs import read_replies
 from trainer.roleplay.rewards import REWARDS, reward_character_consistency, reward_format
+from trainer.roleplay.scoring.inputs import read_replies
 
 GOOD = '유나는 웃었다.\n"오늘은 늦게까지 있을게요."'
 
@@ -22,10 +22,10 @@ def _as_before(monkeypatch):
 @pytest.mark.parametrize("level", ["polite", "존댓말", "해요체", " 존대 ", "FORMAL"])
 def test_a_level_may_have_any_name_that_data_may_have(level):
     prompt, reply = ["언제 가?"], ['유나는 웃었다.\n"곧 가요."']
-    told = {"character_name": ["유나"], "speech_level": [level]}
-    assert reward_character_consistency(prompt, reply, **told) == [1]
-    told["speech_level"] = ["반말"]
-    assert reward_character_consistency(prompt, reply, **told) == [0.5]
+    columns = {"character_name": ["유나"], "speech_level": [level]}
+    assert reward_character_consistency(prompt, reply, **columns) == [1]
+    columns["speech_level"] = ["반말"]
+    assert reward_character_consistency(prompt, reply, **columns) == [0.5]
     (read,) = read_replies(prompt, reply, {"speech_level": [level]}, False)
     assert read.speech_level == "polite"
 
@@ -33,8 +33,11 @@ def test_a_level_may_have_any_name_that_data_may_have(level):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"speech_level": ["cute"]}, r"speech_level\[0\]: 'cute' is none of polite, .*존댓말"),
-        ({"speech_level": ["存댓말"]}, r"speech_level\[0\]: '存댓말' is none of"),
+        (
+            {"speech_level": ["cute"]},
+            r"speech_level\[0\]: 'cute' is unknown. Choose from polite, .*존댓말",
+        ),
+        ({"speech_level": ["存댓말"]}, r"speech_level\[0\]: '存댓말' is unknown"),
         ({"speech_level": [1]}, r"speech_level\[0\]: expected a text or None, not int 1"),
         ({"speech_level": "polite"}, "speech_level: expected a list .* not str 'polite'"),
         ({"speech_level": []}, "speech_level: 0 entries for 1 completions"),
@@ -54,9 +57,9 @@ def test_a_level_may_have_any_name_that_data_may_have(level):
         ({"prompts": [{"role": "user", "content": "가"}]}, r"prompts\[0\]: expected a text or a"),
     ],
 )
-@pytest.mark.parametrize("reward", REWARDS, ids=lambda one: one.short)
+@pytest.mark.parametrize("reward", REWARDS, ids=lambda reward: reward.short)
 def test_what_no_function_knows_is_an_error_of_one_line(reward, changes, message):
-    given = {
+    arguments = {
         "prompts": ["언제 가?"],
         "completions": [GOOD],
         "reference": [GOOD],
@@ -64,10 +67,10 @@ def test_what_no_function_knows_is_an_error_of_one_line(reward, changes, message
         "character_name": ["유나"],
         "speech_level": ["polite"],
     }
-    prompts, completions, *_ = given.values()
-    assert len(read_replies(prompts, completions, given, False)) == 1
+    prompts, completions, *_ = arguments.values()
+    assert len(read_replies(prompts, completions, arguments, False)) == 1
     with pytest.raises(UserError, match=message) as raised:
-        reward.function(**(given | changes))
+        reward.function(**(arguments | changes))
     assert "\n" not in str(raised.value)
 
 

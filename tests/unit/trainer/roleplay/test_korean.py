@@ -1,5 +1,7 @@
-"""Labelled Korean: speech levels, acts of the player, questions. Precision and recall are printed
-(`pytest -rP`)."""
+"""Check speech levels, player actions and questions on labeled Korean text.
+
+`pytest -rP` prints precision and recall.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ import pytest
 
 from trainer.roleplay.korean.acting import acts, has_particle
 from trainer.roleplay.korean.kiwi import sentences
-from trainer.roleplay.korean.names import places
+from trainer.roleplay.korean.names import find_name
 from trainer.roleplay.korean.questions import asks
 from trainer.roleplay.korean.speech import levels
 
@@ -18,7 +20,7 @@ DATA = Path(__file__).parents[3] / "data/roleplay"
 AIM = 0.95
 
 
-def _labelled(name):
+def _labeled(name):
     label = ""
     for line in (DATA / name).read_text(encoding="utf-8").splitlines():
         if line.startswith("# "):
@@ -28,34 +30,43 @@ def _labelled(name):
 
 
 def _level(text):
-    """Of a line that may be several sentences: the last one that is decided."""
-    found = levels(text)
-    decided = [level for level in found if level != "fragment"]
-    return (decided or found or ["none"])[-1]
+    """Return the last decided level of a line that may have several sentences."""
+    sentence_levels = levels(text)
+    decided = [level for level in sentence_levels if level != "fragment"]
+    return (decided or sentence_levels or ["none"])[-1]
 
 
-@pytest.mark.parametrize(("name", "least"), [("speech.txt", 200), ("speech_unseen.txt", 60)])
-def test_speech_levels_of_labelled_sentences(name, least):
-    found = [(label, _level(text), text) for label, text in _labelled(name)]
-    assert len(found) >= least
-    print(*(f"{label}, read as {level}: {text}" for label, level, text in found if label != level))
-    for wanted in ("polite", "plain"):
-        said = [label == wanted for label, level, _ in found if level == wanted]
-        there = [level == wanted for label, level, _ in found if label == wanted]
-        precision, recall = sum(said) / len(said), sum(there) / len(there)
-        print(f"{name}, {wanted}: precision {precision:.3f}, recall {recall:.3f}, n {len(there)}")
+@pytest.mark.parametrize(("name", "min_count"), [("speech.txt", 200), ("speech_unseen.txt", 60)])
+def test_speech_levels_of_labelled_sentences(name, min_count):
+    results = [(label, _level(text), text) for label, text in _labeled(name)]
+    assert len(results) >= min_count
+    print(
+        *(f"{label}, read as {level}: {text}" for label, level, text in results if label != level)
+    )
+    for expected in ("polite", "plain"):
+        correct_predictions = [
+            label == expected for label, level, _ in results if level == expected
+        ]
+        recalled = [level == expected for label, level, _ in results if label == expected]
+        precision, recall = (
+            sum(correct_predictions) / len(correct_predictions),
+            sum(recalled) / len(recalled),
+        )
+        print(
+            f"{name}, {expected}: precision {precision:.3f}, recall {recall:.3f}, n {len(recalled)}"
+        )
         assert min(precision, recall) >= AIM
-    neither = [(label, level) for label, level, _ in found if label in ("ambiguous", "fragment")]
+    neither = [(label, level) for label, level, _ in results if label in ("ambiguous", "fragment")]
     assert all(label == level for label, level in neither)
 
 
-@pytest.mark.parametrize(("name", "least"), [("acting.txt", 50), ("acting_unseen.txt", 25)])
-def test_who_acts_in_labelled_narrations(name, least):
-    labelled = list(_labelled(name))
-    assert len(labelled) >= least
-    wrong = [text for label, text in labelled if (label == "acts") != acts(text, "민수", "유나")]
-    print(f"{name}: {len(labelled) - len(wrong)} of {len(labelled)} right", *wrong)
-    assert len(wrong) <= 0.05 * len(labelled)
+@pytest.mark.parametrize(("name", "min_count"), [("acting.txt", 50), ("acting_unseen.txt", 25)])
+def test_who_acts_in_labelled_narrations(name, min_count):
+    labeled = list(_labeled(name))
+    assert len(labeled) >= min_count
+    wrong = [text for label, text in labeled if (label == "acts") != acts(text, "민수", "유나")]
+    print(f"{name}: {len(labeled) - len(wrong)} of {len(labeled)} right", *wrong)
+    assert len(wrong) <= 0.05 * len(labeled)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +101,7 @@ def test_names_are_whole_words(name, text, acting):
 def test_a_player_with_the_name_of_the_character_is_not_looked_for():
     assert not acts("유나는 웃었다.", "유나", "유나")
     assert not has_particle("유나는 웃었다.", "유나", "유나")
-    assert places("유나는 웃었다.", "유나", "유나")
+    assert find_name("유나는 웃었다.", "유나", "유나")
 
 
 @pytest.mark.parametrize(
@@ -110,13 +121,13 @@ def test_any_thread_may_read_and_no_name_changes_how_another_text_is_read():
     before.append(sentences(text))
     sentences("하늘이 웃었다.", [(0, 2)])
     assert sentences(text) == before[0]
-    found = []
+    results = []
     threads = [
-        threading.Thread(target=lambda: found.extend(sentences(text) for _ in range(20)))
+        threading.Thread(target=lambda: results.extend(sentences(text) for _ in range(20)))
         for _ in range(4)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == before * 80
+    assert results == before * 80

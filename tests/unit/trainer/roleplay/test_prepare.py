@@ -1,4 +1,4 @@
-"""Dialogues become rows; what does not is told why."""
+"""Check that dialogues become rows or are dropped with a reason."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ from trainer.roleplay.prepare import Dialogue, Dropped, Limits, prepare, split, 
 POLICY = "demo/models/policy"
 
 
-def said(*turns: str) -> Dialogue:
-    """`s:`, `u:` or `a:` before what is said."""
+def dialogue_of(*turns: str) -> Dialogue:
+    """Return a dialogue from texts prefixed by a role: `s:`, `u:` or `a:`."""
     roles = {"s": "system", "u": "user", "a": "assistant"}
     messages = [{"role": roles[turn[0]], "content": turn[2:]} for turn in turns]
     return Dialogue("d", tuple(messages), {})
 
 
 def test_each_answer_to_the_player_is_a_row():
-    found = list(turns_of(said("s:책", "a:어서", "u:1", "a:2", "a:3", "u:4", "a:5"), None))
-    assert [one.place for one in found] == [1, 3, 4, 6]
-    assert [one.reason for one in found if isinstance(one, Dropped)] == ["not_after_user"] * 2
-    last = found[-1]
+    turns = list(turns_of(dialogue_of("s:책", "a:어서", "u:1", "a:2", "a:3", "u:4", "a:5"), None))
+    assert [turn.place for turn in turns] == [1, 3, 4, 6]
+    assert [turn.reason for turn in turns if isinstance(turn, Dropped)] == ["not_after_user"] * 2
+    last = turns[-1]
     assert [m["content"] for m in last.prompt] == ["책", "어서", "1", "2", "3", "4"]
     assert (last.id, last.reference) == ("d:6", "5")
 
 
 @given(st.lists(st.sampled_from("ua"), min_size=1, max_size=12), st.integers(1, 6))
 def test_the_context_is_cut_but_never_the_system_turn(roles, context):
-    dialogue = said("s:책", *(f"{role}:{place}" for place, role in enumerate(roles)))
-    kept = [one for one in turns_of(dialogue, context) if not isinstance(one, Dropped)]
+    dialogue = dialogue_of("s:책", *(f"{role}:{position}" for position, role in enumerate(roles)))
+    turns = [turn for turn in turns_of(dialogue, context) if not isinstance(turn, Dropped)]
     answers = [n for n in range(1, len(roles)) if roles[n - 1 : n + 1] == ["u", "a"]]
-    assert [one.place for one in kept] == [n + 1 for n in answers]
-    for one in kept:
-        system, *rest = one.prompt
+    assert [turn.place for turn in turns] == [n + 1 for n in answers]
+    for turn in turns:
+        system, *messages = turn.prompt
         assert system["role"] == "system"
-        assert len(rest) <= context
-        assert rest[-1]["role"] == "user"
-        assert rest[0]["role"] == "user" or len(rest) == one.place - 1
-        assert list(dialogue.messages[one.place - len(rest) : one.place]) == rest
+        assert len(messages) <= context
+        assert messages[-1]["role"] == "user"
+        assert messages[0]["role"] == "user" or len(messages) == turn.place - 1
+        assert list(dialogue.messages[turn.place - len(messages) : turn.place]) == messages
 
 
 def test_what_is_too_long_or_stands_twice_is_dropped_with_its_reason():
@@ -59,14 +59,14 @@ def test_what_is_too_long_or_stands_twice_is_dropped_with_its_reason():
         text_tokens=len,
     )
     dialogues = [
-        said("u:abc", "a:xy"),
-        said("u:abc", "a:xy"),
-        said("u:abcd", "a:x"),
-        said("u:a", "a:xyz"),
+        dialogue_of("u:abc", "a:xy"),
+        dialogue_of("u:abc", "a:xy"),
+        dialogue_of("u:abcd", "a:x"),
+        dialogue_of("u:a", "a:xyz"),
     ]
-    kept, dropped = prepare(dialogues, limits)
-    assert [turn.reference for turn, _ in kept] == ["xy"]
-    assert [(one.reason, one.measured) for one in dropped] == [
+    accepted, dropped = prepare(dialogues, limits)
+    assert [turn.reference for turn, _ in accepted] == ["xy"]
+    assert [(drop.reason, drop.measured) for drop in dropped] == [
         ("duplicate", ""),
         ("prompt_too_long", "4 tokens"),
         ("reference_too_long", "4 tokens"),
@@ -78,20 +78,20 @@ def test_no_scenario_is_on_both_sides_and_the_seed_chooses():
         turn
         for n in range(40)
         for turn in turns_of(
-            Dialogue(f"d{n}", said(f"s:책{n % 8}", "u:a", "a:b").messages, {}), None
+            Dialogue(f"d{n}", dialogue_of(f"s:책{n % 8}", "u:a", "a:b").messages, {}), None
         )
     ]
     by = {turn.id: turn for turn in turns}
     assert len(by) == 40
-    train, held = split(turns, 0.2, "dialogue", 0)
-    assert len(held) == 8
-    assert not {t.dialogue for t in train} & {t.dialogue for t in held}
-    assert split(turns, 0.2, "dialogue", 0) == (train, held)
-    assert split(turns, 0.2, "dialogue", 1) != (train, held)
+    train, held_out = split(turns, 0.2, "dialogue", 0)
+    assert len(held_out) == 8
+    assert not {t.dialogue for t in train} & {t.dialogue for t in held_out}
+    assert split(turns, 0.2, "dialogue", 0) == (train, held_out)
+    assert split(turns, 0.2, "dialogue", 1) != (train, held_out)
     assert split(turns, 0, "dialogue", 0) == (turns, [])
     many = [replace(turns[0], id=f"{n}", dialogue=f"d{n}") for n in range(100)]
     assert len(split(many, 0.07, "dialogue", 0)[1]) == 7  # 0.07 * 100 is 7.000000000000001
-    with pytest.raises(UserError, match="nothing can be held out"):
+    with pytest.raises(UserError, match="none can be held out"):
         split(turns[:1], 0.2, "scenario", 0)
 
 
@@ -139,9 +139,9 @@ def test_the_command_writes_rows_that_the_trainer_reads(tmp_path):
     assert Counter(row["reason"] for row in dropped) == {"prompt_too_long": 1}
     manifest = json.loads((out / "manifest.json").read_text())
     assert manifest["rows"] == {"train": 2, "eval": 0, "dropped": 1}
-    again = CliRunner().invoke(app, command)
-    assert again.exit_code == 2
-    assert "--overwrite" in again.output
+    repeated = CliRunner().invoke(app, command)
+    assert repeated.exit_code == 2
+    assert "--overwrite" in repeated.output
 
 
 def test_a_file_without_rows_is_said_to_be_so(tmp_path):
@@ -155,11 +155,11 @@ def test_a_file_without_rows_is_said_to_be_so(tmp_path):
     ("row", "extra", "message"),
     [
         ({"prompt": "x"}, [], "no messages"),
-        ({"messages": []}, [], "a list of messages is wanted"),
+        ({"messages": []}, [], "expected a list of messages"),
         ({"user": "a", "assistant": "b"}, ["--column", "player=x"], "FIELD=COLUMN"),
         ({"user": "a", "assistant": "b"}, ["--max-prompt-length", "9"], "--model"),
-        ({"assistant": "b"}, [], "no turn is left of 1: not_after_user 1"),
-        ({"user": "a", "assistant": "b"}, ["--eval-ratio", "0.5"], "nothing can be held out"),
+        ({"assistant": "b"}, [], "all 1 turns were dropped: not_after_user 1"),
+        ({"user": "a", "assistant": "b"}, ["--eval-ratio", "0.5"], "none can be held out"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(tmp_path, row, extra, message):

@@ -1,4 +1,4 @@
-"""The five functions on any text: in [0, 1], the same in any order, and never an error."""
+"""Check the five functions on any text: values in [0, 1], no order dependence, no errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from scorekit.client.embeddings import EmbeddingModel
 from scorekit.errors import SampleError, ServiceUnreachable, UserError
 from trainer.roleplay import rewards
 from trainer.roleplay.calibration.anchors import CANARIES, Anchors, Calibration
-from trainer.roleplay.formulas.grounding import _ngram_overlap_ratio
 from trainer.roleplay.reward_config import RewardConfig
 from trainer.roleplay.rewards import (
     REWARDS,
@@ -32,6 +31,7 @@ from trainer.roleplay.rewards import (
     total,
     weights_of,
 )
+from trainer.roleplay.scoring.grounding import _ngram_overlap_ratio
 from trainer.roleplay.similarity import Similarity
 from trainer.roleplay.turn import RoleplayTurn
 
@@ -39,20 +39,22 @@ GOOD = '유나는 웃었다.\n"오늘은 늦게까지 있을게요."'
 
 
 class Letters:
-    """An embedder in memory: the vector of a text counts its letters. `refused` has a failure in
-    its place; what is asked for is kept."""
+    """An in-memory embedder whose vectors count a text's letters. It records its calls.
+
+    odd: results to return instead, by text.
+    """
 
     def __init__(self, **odd):
-        self.asked, self.odd = [], odd
+        self.calls, self.odd = [], odd
 
     def info(self):
         return EmbeddingModel("letters", "1", "mean", 16, 8192)
 
     def embed(self, texts, canary=None):
-        self.asked.append([*texts, *([canary.text] if canary else [])])
+        self.calls.append([*texts, *([canary.text] if canary else [])])
         answered = canary and self.odd.get(canary.text, self.vector(canary.text))
-        if canary and (fault := canary.fault(answered)):
-            raise ServiceUnreachable("letters", fault, retryable=False)
+        if canary and (reason := canary.find_error(answered)):
+            raise ServiceUnreachable("letters", reason, retryable=False)
         return [self.odd.get(text) or self.vector(text) for text in texts]
 
     @staticmethod
@@ -78,9 +80,9 @@ def _similarity(**odd):
 @pytest.fixture(autouse=True)
 def similarity(monkeypatch):
     monkeypatch.setattr(rewards, "_setting", None)
-    one = _similarity()
-    configure(RewardConfig(), one, ["<end>", "[SEP]", "the"])
-    return one
+    letter_similarity = _similarity()
+    configure(RewardConfig(), letter_similarity, ["<end>", "[SEP]", "the"])
+    return letter_similarity
 
 
 def _all(completions, **row):
@@ -88,7 +90,7 @@ def _all(completions, **row):
     row = {"reference": GOOD, "player_name": "민수", "character_name": "유나"} | row
     columns = {"speech_level": ["polite"] * n} | {key: [value] * n for key, value in row.items()}
     prompts = [[{"role": "user", "content": "오늘은 언제까지 있어?"}]] * n
-    return [one.function(prompts, completions, **columns) for one in REWARDS]
+    return [reward.function(prompts, completions, **columns) for reward in REWARDS]
 
 
 HOSTILE = [
@@ -146,8 +148,10 @@ _WORDS = (
     "……",
     "ㅋㅋ",
 )
-_PIECES = st.sampled_from('"“”＂「」\n\u2028\0.요이 \u200b😀\u1100\u1161') | st.sampled_from(_WORDS)
-_TEXT = st.one_of(st.text(max_size=60), st.lists(_PIECES, max_size=14).map("".join))
+_FRAGMENTS = st.sampled_from('"“”＂「」\n\u2028\0.요이 \u200b😀\u1100\u1161') | st.sampled_from(
+    _WORDS
+)
+_TEXT = st.one_of(st.text(max_size=60), st.lists(_FRAGMENTS, max_size=14).map("".join))
 
 
 @settings(max_examples=150, deadline=None)
@@ -158,8 +162,8 @@ def test_any_text_has_numbers_that_do_not_depend_on_its_batch(texts, chance):
         assert all(isinstance(v, float) and 0 <= v <= 1 and math.isfinite(v) for v in values)
     order = list(range(len(texts)))
     chance.shuffle(order)
-    again = _all([texts[k] for k in order])
-    for values, shuffled in zip(columns, again, strict=True):
+    shuffled_columns = _all([texts[k] for k in order])
+    for values, shuffled in zip(columns, shuffled_columns, strict=True):
         assert shuffled == [values[k] for k in order]
     alone = [function[0] for function in _all([texts[0]])]
     assert alone == [values[0] for values in columns]
@@ -180,16 +184,16 @@ def test_overlap_counts_words_and_letters_of_short_turns():
 
 
 @pytest.mark.parametrize(
-    ("repeated", "taken"), [(0.55, 0), (0.56, 0.05), (0.70, 0.05), (0.71, 0.1)]
+    ("repeated", "penalty"), [(0.55, 0), (0.56, 0.05), (0.70, 0.05), (0.71, 0.1)]
 )
-def test_what_is_said_after_costs_a_little(monkeypatch, repeated, taken):
-    from trainer.roleplay.formulas import grounding
+def test_what_is_said_after_costs_a_little(monkeypatch, repeated, penalty):
+    from trainer.roleplay.scoring import grounding
 
     monkeypatch.setattr(grounding, "_ngram_overlap_ratio", lambda *_: repeated)
     prompt, reply = ["가나다라"], ["가나다라마바"]
     (value,) = reward_grounded_to_user(prompt, reply)
     monkeypatch.setattr(grounding, "_ngram_overlap_ratio", lambda *_: 0.0)
-    assert reward_grounded_to_user(prompt, reply)[0] - value == pytest.approx(taken)
+    assert reward_grounded_to_user(prompt, reply)[0] - value == pytest.approx(penalty)
 
 
 def test_a_question_that_is_far_from_the_reply_is_nothing(similarity):
@@ -198,16 +202,16 @@ def test_a_question_that_is_far_from_the_reply_is_nothing(similarity):
     similarity.calibration = similarity.calibration.model_copy(
         update={"grounded": Anchors(low=0.0, high=1.0), "reference": low}
     )
-    asked, told = reward_grounded_to_user(prompts, ["bbbb", "bbbb"])
-    assert asked == 0 < told < 0.2
+    question_value, statement_value = reward_grounded_to_user(prompts, ["bbbb", "bbbb"])
+    assert question_value == 0 < statement_value < 0.2
 
 
 def test_a_similarity_on_the_border_of_a_question_is_no_nothing(similarity, monkeypatch):
-    """(0.16 - 0.1) / (0.4 - 0.1) is 0.19999999999999996 as floats."""
+    """Check rounding: (0.16 - 0.1) / (0.4 - 0.1) is 0.19999999999999996 as floats."""
     anchors = Anchors(low=0.1, high=0.4)
     similarity.calibration = similarity.calibration.model_copy(update={"grounded": anchors})
     for cosine, value in ((0.16, 0.2), (0.159, 0.0)):
-        monkeypatch.setattr(similarity, "cosines", lambda pairs, beside, c=cosine: [c])
+        monkeypatch.setattr(similarity, "cosines", lambda pairs, extra_texts, c=cosine: [c])
         assert reward_grounded_to_user(["aaaa?"], ["bbbb"]) == [pytest.approx(value)]
 
 
@@ -225,32 +229,32 @@ def test_a_row_without_reference_is_neutral_and_counted():
 
 
 def test_each_component_of_the_table_is_logged_under_its_key_and_no_other():
-    logged, why = {}, {}
+    logged, reasons = {}, {}
     n = {"player_name": ["민수"], "character_name": ["유나"], "speech_level": ["plain"]}
-    for one in REWARDS:
-        one.function(
+    for reward in REWARDS:
+        reward.function(
             ["어디 가?"],
             [GOOD],
             log_metric=logged.__setitem__,
-            log_extra=why.__setitem__,
+            log_extra=reasons.__setitem__,
             reference=[GOOD],
             **n,
         )
-    assert set(logged) == {figure.key for one in REWARDS for figure in one.components}
-    assert set(why) == {f"{one.short}/why" for one in REWARDS}
-    assert why["character/why"] == ["1 of 1 sentences are not plain"]
+    assert set(logged) == {component.key for reward in REWARDS for component in reward.components}
+    assert set(reasons) == {f"{reward.short}/why" for reward in REWARDS}
+    assert reasons["character/why"] == ["1 of 1 sentences are not plain"]
 
 
 def test_a_batch_is_one_call_of_the_embedder_and_equal_texts_stand_in_it_once(similarity):
     _all([GOOD, GOOD, "다른 말.", "", "\0"])
-    (asked,) = similarity.embedder.asked
-    assert len(set(asked)) == len(asked)
-    assert set(asked) == {CANARIES[0], GOOD, "다른 말.", "오늘은 언제까지 있어?"}
+    (texts,) = similarity.embedder.calls
+    assert len(set(texts)) == len(texts)
+    assert set(texts) == {CANARIES[0], GOOD, "다른 말.", "오늘은 언제까지 있어?"}
 
 
 def test_a_text_that_the_server_refuses_is_nothing_and_another_failure_ends_the_run():
-    one = _similarity(**{"너무 긴 글": SampleError("overlong", "too long")})
-    configure(RewardConfig(), one)
+    refusing_similarity = _similarity(**{"너무 긴 글": SampleError("overlong", "too long")})
+    configure(RewardConfig(), refusing_similarity)
     assert reward_grounded_to_user(["가", "가"], ["너무 긴 글", "가"])[0] == 0
     configure(RewardConfig(), _similarity(글=SampleError("model_failure", "broken")))
     with pytest.raises(SampleError):
@@ -318,10 +322,10 @@ def test_explain_is_what_the_functions_give_with_one_request(similarity):
         "1", ({"role": "user", "content": "언제 가?"},), GOOD, "민수", "유나", "polite"
     )
     texts = [GOOD, "민수는 웃었다.", ""]
-    found = explain_all([turn] * 3, texts)
-    assert len(similarity.embedder.asked) == 1
-    for one in REWARDS:
-        values = one.function(
+    explanations = explain_all([turn] * 3, texts)
+    assert len(similarity.embedder.calls) == 1
+    for reward in REWARDS:
+        values = reward.function(
             [list(turn.prompt)] * 3,
             [[{"role": "assistant", "content": text}] for text in texts],
             reference=[GOOD] * 3,
@@ -329,12 +333,12 @@ def test_explain_is_what_the_functions_give_with_one_request(similarity):
             character_name=["유나"] * 3,
             speech_level=["polite"] * 3,
         )
-        assert values == [row[one.name].value for row in found]
-    assert explain(turn, GOOD) == found[0]
-    assert total(found[0]) == pytest.approx(
-        sum(one.weight * found[0][one.name].value for one in REWARDS)
+        assert values == [row[reward.name].value for row in explanations]
+    assert explain(turn, GOOD) == explanations[0]
+    assert total(explanations[0]) == pytest.approx(
+        sum(reward.weight * explanations[0][reward.name].value for reward in REWARDS)
     )
-    assert all(row.reasons for row in found[1].values() if row.value < 1)
+    assert all(row.reasons for row in explanations[1].values() if row.value < 1)
 
 
 def test_weights_that_are_wrong_are_named():
@@ -342,15 +346,15 @@ def test_weights_that_are_wrong_are_named():
         weights_of(RewardConfig(weights={"reward_fromat": 1}))
     with pytest.raises(UserError, match="negative"):
         weights_of(RewardConfig(weights={"reward_format": -1}))
-    with pytest.raises(UserError, match="nothing is rewarded"):
-        weights_of(RewardConfig(weights={one.name: 0 for one in REWARDS}))
+    with pytest.raises(UserError, match="all weights are 0"):
+        weights_of(RewardConfig(weights={reward.name: 0 for reward in REWARDS}))
     assert weights_of(RewardConfig(weights={"reward_format": 0}))[0] == 0
 
 
 def test_functions_are_found_by_name_and_need_no_torch():
-    for one in REWARDS:
-        assert pickle.loads(pickle.dumps(one.function)) is one.function
-        assert one.function.__name__ == one.name
+    for reward in REWARDS:
+        assert pickle.loads(pickle.dumps(reward.function)) is reward.function
+        assert reward.function.__name__ == reward.name
     code = (
         "import sys; from trainer.roleplay.rewards import reward_format; "
         "assert reward_format(['a'], ['b']) == [0.3]; "

@@ -1,4 +1,4 @@
-"""Figures that no reward looks at."""
+"""Check statistics that are not part of the reward."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import torch
 from tests.kits.trainer.roleplay import write_policy
 from trainer.rl.config import LoraConfig, PolicyConfig
 from trainer.rl.policy import load_policy
-from trainer.roleplay.evaluation.figures import figures_of, table
+from trainer.roleplay.evaluation.diagnostics import copied, distinct, repeated, sentence_chrf
 from trainer.roleplay.evaluation.kl import kl_to_start, start_of
-from trainer.roleplay.evaluation.unrewarded import copied, distinct, repeated, sentence_chrf
+from trainer.roleplay.evaluation.stats import compute_stats, table
 
 CPU = torch.device("cpu")
 
@@ -19,7 +19,7 @@ def test_what_is_copied_is_a_share_of_characters_in_long_stretches():
     assert copied("비 오는 날에는 집에 있자.", "비 오는 날에는 집에 있자.") == 1.0
     assert copied("아무것도 같지 않은 문장", "비 오는 날에는 집에 있자.") == 0.0
     assert copied("abcdefgh1234", "xx abcdefgh yy") == pytest.approx(8 / 12)
-    assert copied("abcdefg", "abcdefg") == 0.0  # shorter than a stretch
+    assert copied("abcdefg", "abcdefg") == 0.0  # shorter than a copied stretch
     assert copied("a  b\nc d e f g", "a b c d e f g") == 1.0  # white space is one space
     assert copied("", "something") is None and copied("something", None) is None
 
@@ -43,8 +43,8 @@ def kl_by_hand(model, start, prompt, completion):
     total = 0.0
     with torch.no_grad():
         now, then = (m(input_ids=ids).logits[0].log_softmax(-1) for m in (model, start))
-    for place in range(len(prompt) - 1, len(prompt) + len(completion) - 1):
-        total += float((now[place].exp() * (now[place] - then[place])).sum())
+    for position in range(len(prompt) - 1, len(prompt) + len(completion) - 1):
+        total += float((now[position].exp() * (now[position] - then[position])).sum())
     return total / len(completion)
 
 
@@ -61,14 +61,16 @@ def test_the_kl_to_the_start_is_the_sum_over_the_vocabulary(tmp_path, rank):
         if parameter.requires_grad:
             parameter.data += 0.05 * torch.randn_like(parameter)
     with start_of(model, policy, CPU) as first:
-        found = kl_to_start(model, first, prompts, replies)
-    assert found[1] is None  # an empty reply
-    assert found[0] == pytest.approx(kl_by_hand(model, start, prompts[0], replies[0]), rel=1e-4)
-    assert found[0] > 0.001
+        divergences = kl_to_start(model, first, prompts, replies)
+    assert divergences[1] is None  # an empty reply
+    assert divergences[0] == pytest.approx(
+        kl_by_hand(model, start, prompts[0], replies[0]), rel=1e-4
+    )
+    assert divergences[0] > 0.001
 
 
 def line(**changes):
-    told = {
+    fields = {
         "reward": 0.5,
         "rewards": {
             "reward_format": 1.0,
@@ -88,14 +90,14 @@ def line(**changes):
         "repeated": 0.0,
         "kl_start": None,
     }
-    return told | changes
+    return fields | changes
 
 
 def test_means_are_over_those_that_have_a_value_and_every_shown_figure_has_a_line():
     other = line(chrf=None, components={}, finish_reason="length", completion="나")
-    found = figures_of([line(), other])
-    assert found["chrf"] == 20.0 and found["copied_reference"] is None
-    assert (found["clipped_ratio"], found["distinct"], found["format/quote"]) == (0.5, 1.0, 1.0)
-    for figure in table():
-        if figure.of_line is not None and figure.key in found:
-            assert figure.of_line(line()) is None or found[figure.key] is not None
+    stats = compute_stats([line(), other])
+    assert stats["chrf"] == 20.0 and stats["copied_reference"] is None
+    assert (stats["clipped_ratio"], stats["distinct"], stats["format/quote"]) == (0.5, 1.0, 1.0)
+    for stat in table():
+        if stat.value_of_row is not None and stat.key in stats:
+            assert stat.value_of_row(line()) is None or stats[stat.key] is not None

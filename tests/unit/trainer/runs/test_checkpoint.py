@@ -1,4 +1,4 @@
-"""Checkpoints, the order of prompts."""
+"""Check checkpoints and the order of prompts."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from trainer.rl.config import LoraConfig, PolicyConfig
 from trainer.rl.policy import Reference, load_policy, load_tokenizer, stop_token_ids
 from trainer.rl.tokenizer_files import save_tokenizer
 from trainer.runs.checkpoints.checkpoint import (
-    State,
+    CheckpointState,
     best_checkpoint,
     checkpoints,
-    fault_of,
+    damage_reason,
     load_checkpoint,
     load_optimizer_state,
     newest_checkpoint,
@@ -36,8 +36,8 @@ from trainer.runs.checkpoints.checkpoint import (
     set_random_state,
 )
 from trainer.runs.checkpoints.export import export_policy
+from trainer.runs.cli.weights import check_model
 from trainer.runs.loop import batch_indices
-from trainer.runs.verbs.weights import look_at_model
 
 TOKENIZER = letter_tokenizer()
 
@@ -49,10 +49,10 @@ def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 
 def save(
-    folder: Path, model: Any, optimizer: torch.optim.Optimizer, update: int, **said: Any
+    folder: Path, model: Any, optimizer: torch.optim.Optimizer, update: int, **fields: Any
 ) -> Path:
     path = folder / f"step-{update:06d}"
-    state = State(update, config={}, **said)
+    state = CheckpointState(update, config={}, **fields)
     return save_checkpoint(
         path, model, TOKENIZER, optimizer.state_dict(), state, random_states=[random_state()]
     )
@@ -81,13 +81,13 @@ def test_a_checkpoint_brings_back_policy_optimizer_and_step(
     other_optimizer.load_state_dict(load_optimizer_state(folder))
     step(model, optimizer)
     step(other, other_optimizer)
-    for one, two in zip(model.parameters(), other.parameters(), strict=True):
-        assert torch.equal(one, two)
+    for saved, restored in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(saved, restored)
     save(folder.parent, model, optimizer, 1)
     load_checkpoint(folder, other)
     loaded, _ = load_policy(PolicyConfig(path=str(folder)), torch.device("cpu"))
-    for one, two in zip(model.parameters(), loaded.parameters(), strict=True):
-        assert torch.equal(one, two)
+    for saved, restored in zip(model.parameters(), loaded.parameters(), strict=True):
+        assert torch.equal(saved, restored)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "tokenizer.json"])
@@ -96,10 +96,10 @@ def test_a_full_disk_is_told_whichever_library_writes_and_leaves_the_old_checkpo
 ) -> None:
     step(model, optimizer)
     folder = save(tmp_path, model, optimizer, 1)
-    with pytest.raises(OSError) as found, full_disk((folder / name).stat().st_size - 1):
+    with pytest.raises(OSError) as caught, full_disk((folder / name).stat().st_size - 1):
         save(tmp_path, model, optimizer, 1)
-    assert (found.value.errno, found.value.filename) == (errno.EFBIG, str(folder))
-    assert list(tmp_path.iterdir()) == [folder] and fault_of(folder) is None
+    assert (caught.value.errno, caught.value.filename) == (errno.EFBIG, str(folder))
+    assert list(tmp_path.iterdir()) == [folder] and damage_reason(folder) is None
 
 
 def test_adapters_are_a_checkpoint_of_their_own(tmp_path: Path) -> None:
@@ -113,12 +113,12 @@ def test_adapters_are_a_checkpoint_of_their_own(tmp_path: Path) -> None:
     assert (folder / "adapter_model.safetensors").exists()
     assert not (folder / "model.safetensors").exists()
     load_checkpoint(folder, other)
-    for one, two in zip(model.parameters(), other.parameters(), strict=True):
-        assert torch.equal(one, two)
+    for saved, restored in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(saved, restored)
 
 
 def test_a_policy_that_sees_keeps_what_reads_its_pictures(tmp_path: Path) -> None:
-    """Else the checkpoint could be neither gone on from, nor a policy that sees."""
+    """Check that the image processor is saved: resuming and image inputs need it."""
     start = tmp_path / "p"
     tiny("qwen2_5_vl").float().save_pretrained(start)
     PROCESSOR.save_pretrained(start)
@@ -130,8 +130,8 @@ def test_a_policy_that_sees_keeps_what_reads_its_pictures(tmp_path: Path) -> Non
     run = tmp_path / "run"
     folder = save(run / "checkpoints", model, optimizer, 1)
     load_checkpoint(folder, other)
-    for one, two in zip(model.parameters(), other.parameters(), strict=True):
-        assert torch.equal(one, two)
+    for saved, restored in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(saved, restored)
     export_policy(run, tmp_path / "out", dtype="float32")
     assert (folder / "preprocessor_config.json").is_file()
     assert (tmp_path / "out/preprocessor_config.json").is_file()
@@ -144,13 +144,13 @@ def test_random_states_are_put_back(
         torch_one = torch.rand(()).item()
         return torch_one, random.random(), random.gauss(0, 1), np.random.normal()
 
-    random.gauss(0, 1)  # Python and numpy keep the second of a pair
+    random.gauss(0, 1)  # Python and numpy cache the second of two values
     np.random.normal()
     folder = save(tmp_path, model, optimizer, 1)
-    drawn = draw()
-    assert draw() != drawn
+    numbers = draw()
+    assert draw() != numbers
     set_random_state(folder, 0)
-    assert draw() == drawn
+    assert draw() == numbers
 
 
 def test_the_newest_and_the_best_are_kept(
@@ -166,13 +166,16 @@ def test_the_newest_and_the_best_are_kept(
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "reason"),
     [
         (lambda c: (c / "state.json").unlink(), "no state.json"),
-        (lambda c: (c / "state.json").write_text('{"update": 2'), "no state.json, or not a whole"),
+        (
+            lambda c: (c / "state.json").write_text('{"update": 2'),
+            "no state.json, or an incomplete",
+        ),
         (lambda c: (c / "optimizer.pt").unlink(), "optimizer.pt is missing"),
         (lambda c: (c / "config.json").write_text("{}"), "config.json has 2 bytes, not"),
-        (lambda c: flip(c / "model.safetensors"), "model.safetensors has another content"),
+        (lambda c: flip(c / "model.safetensors"), "model.safetensors has other contents"),
     ],
 )
 def test_a_torn_checkpoint_is_told_and_passed_over(
@@ -180,13 +183,13 @@ def test_a_torn_checkpoint_is_told_and_passed_over(
     model: Any,
     optimizer: torch.optim.Optimizer,
     damage: Callable[[Path], object],
-    told: str,
+    reason: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    whole = save(tmp_path, model, optimizer, 1)
+    complete = save(tmp_path, model, optimizer, 1)
     damage(save(tmp_path, model, optimizer, 2))
-    assert newest_checkpoint(tmp_path) == whole
-    assert f"step-000002 is passed over: {told}" in caplog.text
+    assert newest_checkpoint(tmp_path) == complete
+    assert f"step-000002 is skipped: {reason}" in caplog.text
 
 
 def flip(path: Path) -> None:
@@ -203,7 +206,7 @@ def test_a_checkpoint_that_fails_leaves_the_old_one(
         patch.setattr(torch, "save", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
         with pytest.raises(OSError, match="disk full"):
             save(tmp_path, model, optimizer, 1, reward=2.0)
-    assert read_state(folder).reward == 1.0 and fault_of(folder) is None
+    assert read_state(folder).reward == 1.0 and damage_reason(folder) is None
     assert newest_checkpoint(tmp_path) == folder
     save(tmp_path, model, optimizer, 2)
     assert len(list(tmp_path.iterdir())) == 2
@@ -229,10 +232,10 @@ def test_the_reference_is_frozen_and_its_own(tmp_path: Path) -> None:
     cpu = torch.device("cpu")
     model, _ = load_policy(PolicyConfig(path=str(tmp_path / "p")), cpu)
     before = next(model.parameters()).clone()
-    held = Reference(PolicyConfig(path=str(tmp_path / "p")), model, cpu)
+    holder = Reference(PolicyConfig(path=str(tmp_path / "p")), model, cpu)
     with torch.no_grad():
         next(model.parameters()).add_(1.0)
-    with held.active() as reference:
+    with holder.active() as reference:
         assert not any(p.requires_grad for p in reference.parameters())
         assert torch.equal(next(reference.parameters()), before)
 
@@ -246,13 +249,13 @@ def test_bad_policies_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"policy.tokenizer: \./gone: no such folder"):
         load_tokenizer(PolicyConfig(path=str(tmp_path), tokenizer="./gone"))
     with pytest.raises(UserError, match=r"policy.path: .*/gone: no such folder"):
-        look_at_model(PolicyConfig(), str(tmp_path / "gone"), "policy.path")
+        check_model(PolicyConfig(), str(tmp_path / "gone"), "policy.path")
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"policy.path: cannot load"):
         load_policy(PolicyConfig(path=str(tmp_path / "empty")), cpu)
-    with pytest.raises(UserError, match=r"policy.tokenizer: cannot load '.*/empty': ") as told:
+    with pytest.raises(UserError, match=r"policy.tokenizer: cannot load '.*/empty': ") as caught:
         load_tokenizer(PolicyConfig(path=str(tmp_path / "empty")))
-    assert len(str(told.value).partition("/empty': ")[2]) <= 240  # not every model there is
+    assert len(str(caught.value).partition("/empty': ")[2]) <= 240  # does not list all models
     folder = save_policy(tmp_path / "bert", TOKENIZER)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
@@ -260,22 +263,22 @@ def test_bad_policies_are_named(tmp_path: Path) -> None:
         load_policy(PolicyConfig(path=str(folder)), cpu)
 
 
-@pytest.mark.parametrize("where", ["generation_config.json", "config.json"])
-def test_a_policy_with_odd_generation_settings_can_be_saved(tmp_path: Path, where: str) -> None:
-    """Ordinary in the wild; transformers loads them, and refuses to save them."""
+@pytest.mark.parametrize("file_name", ["generation_config.json", "config.json"])
+def test_a_policy_with_odd_generation_settings_can_be_saved(tmp_path: Path, file_name: str) -> None:
+    """Check settings of published models that transformers loads but refuses to save."""
     folder = save_policy(tmp_path / "p", TOKENIZER)
-    values = json.loads((folder / where).read_text())
+    values = json.loads((folder / file_name).read_text())
     odd = {"temperature": 0.6, "do_sample": False, "eos_token_id": [1, 5]}
-    (folder / where).write_text(json.dumps(values | odd))
-    if where == "config.json":
+    (folder / file_name).write_text(json.dumps(values | odd))
+    if file_name == "config.json":
         (folder / "generation_config.json").unlink()
     model, tokenizer = load_policy(PolicyConfig(path=str(folder)), torch.device("cpu"))
     assert stop_token_ids(model, tokenizer) == [1, 5]
     optimizer = torch.optim.AdamW(model.parameters())
     saved = save(tmp_path, model, optimizer, 1)
-    again, _ = load_policy(PolicyConfig(path=str(saved)), torch.device("cpu"))
-    assert stop_token_ids(again, tokenizer) == [1, 5]
-    assert again.generation_config.temperature in (None, 1.0)  # what the library takes unasked
+    reloaded, _ = load_policy(PolicyConfig(path=str(saved)), torch.device("cpu"))
+    assert stop_token_ids(reloaded, tokenizer) == [1, 5]
+    assert reloaded.generation_config.temperature in (None, 1.0)  # the library's default
 
 
 def test_a_tokenizer_with_more_ids_than_embeddings_is_refused(tmp_path: Path) -> None:
@@ -292,20 +295,20 @@ def test_a_tokenizer_with_more_ids_than_embeddings_is_refused(tmp_path: Path) ->
 
 
 def test_prompts_come_in_shuffled_passes_from_any_update_on() -> None:
-    drawn = [batch_indices(7, 3, update, seed=1) for update in range(1, 15)]
-    flat = [index for batch in drawn for index in batch]
+    batches = [batch_indices(7, 3, update, seed=1) for update in range(1, 15)]
+    flat = [index for batch in batches for index in batch]
     for start in range(0, 42, 7):
         assert sorted(flat[start : start + 7]) == list(range(7))
     assert flat[:7] != flat[7:14]
-    assert batch_indices(7, 3, 9, seed=1) == drawn[8]
-    assert batch_indices(7, 3, 9, seed=2) != drawn[8]
-    assert sorted(batch_indices(2, 5, 1, seed=0)[:4]) == [0, 0, 1, 1]  # more than there are
+    assert batch_indices(7, 3, 9, seed=1) == batches[8]
+    assert batch_indices(7, 3, 9, seed=2) != batches[8]
+    assert sorted(batch_indices(2, 5, 1, seed=0)[:4]) == [0, 0, 1, 1]  # more than available
 
 
 def test_a_file_is_there_whole_or_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     write_atomic(path, "old")
-    with pytest.raises(UnicodeEncodeError):  # when it is open already
+    with pytest.raises(UnicodeEncodeError):  # after the file is open
         write_atomic(path, "new \ud800")
     assert path.read_text() == "old"
     write_atomic(path, "new")

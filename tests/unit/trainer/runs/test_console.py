@@ -1,4 +1,4 @@
-"""What the terminal shows of an update."""
+"""Check what the terminal displays for an update."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from trainer.runs.console import Console
 from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.tables import columns
 
-#: What the requirement wants to be seen of each update.
-WANTED = (
+#: The stats that must be visible for each update.
+EXPECTED_NAMES = (
     "completion_length_mean",
     "metricx_score_mean",
     "metricx_score_std",
@@ -34,16 +34,16 @@ WANTED = (
 )
 
 
-def shown(
+def displayed_lines(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     width: int,
     *,
     verbose: bool = False,
 ) -> list[list[str]]:
-    """The words of each line of an update whose figures are 1.5, 2.5, ... in order."""
+    """Return the words of each line of an update with the values 1.5, 2.5, ... in order."""
     monkeypatch.setenv("COLUMNS", str(width))
-    line = {name: place + 1.5 for place, name in enumerate(WANTED)}
+    line = {name: index + 1.5 for index, name in enumerate(EXPECTED_NAMES)}
     line |= {"update": 7, "samples": 8, "r_seq_mean": None}
     line |= dict.fromkeys(("rollout_s", "logprob_s", "reward_s", "update_s"), 0.1)
     with Console(*columns(RewardConfig()), 9, verbose=verbose) as console:
@@ -52,30 +52,30 @@ def shown(
     return [line.split() for line in lines if "training" not in line and line.strip()]
 
 
-def figures(words: list[str]) -> set[float]:
+def numbers_in(words: list[str]) -> set[float]:
     return {float(word) for word in words if word[:1].isdigit()}
 
 
-EVERY = {place + 1.5 for place in range(len(WANTED))}
+ALL_NUMBERS = {index + 1.5 for index in range(len(EXPECTED_NAMES))}
 
 
 def test_a_wide_terminal_shows_every_figure_on_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    titles, values = shown(capsys, monkeypatch, 400)
-    assert figures(values) >= EVERY
+    titles, values = displayed_lines(capsys, monkeypatch, 400)
+    assert numbers_in(values) >= ALL_NUMBERS
     assert "approx_kl" in titles and "A_norm" in titles and "minor" in titles
 
 
 def test_a_narrow_one_shows_a_few_unless_all_are_asked_for(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    titles, values = shown(capsys, monkeypatch, 100)
+    titles, values = displayed_lines(capsys, monkeypatch, 100)
     assert titles[:4] == ["update", "r_seq", "cover", "metricx"] and "A_norm" not in titles
-    assert values[:2] == ["7", "-"] and not figures(values) >= EVERY
-    lines = shown(capsys, monkeypatch, 100, verbose=True)
-    assert len(lines) > 2 and len(lines) % 2 == 0  # titles once, then values, in as many lines
-    assert figures([word for line in lines for word in line]) >= EVERY
+    assert values[:2] == ["7", "-"] and not numbers_in(values) >= ALL_NUMBERS
+    lines = displayed_lines(capsys, monkeypatch, 100, verbose=True)
+    assert len(lines) > 2 and len(lines) % 2 == 0  # titles once, values on as many lines
+    assert numbers_in([word for line in lines for word in line]) >= ALL_NUMBERS
 
 
 @pytest.mark.parametrize("width", [60, 80, 120, 200])
@@ -83,7 +83,7 @@ def test_titles_stand_over_their_values(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
-    line = dict.fromkeys(WANTED, 1.0) | {"update": 1, "samples": 1}
+    line = dict.fromkeys(EXPECTED_NAMES, 1.0) | {"update": 1, "samples": 1}
     line |= dict.fromkeys(("rollout_s", "logprob_s", "reward_s", "update_s"), 0.1)
     with Console(*columns(RewardConfig()), 9, verbose=True) as console:
         console.update(line)

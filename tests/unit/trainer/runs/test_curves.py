@@ -1,4 +1,4 @@
-"""The curves of a run's page: what is drawn is what was logged."""
+"""Check that the curves on a run's page match the logged values."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from trainer.runs.figures import Curve
-from trainer.runs.verbs.curves import draw_curves
+from trainer.runs.cli.curves import draw_curves
+from trainer.runs.stats import Curve
 
 
 @pytest.mark.parametrize("sums", [False, True])

@@ -1,4 +1,4 @@
-"""TRL's options out of a run's config: each that would be overridden, or not done, is refused."""
+"""Check that TRL options in a run's config are refused if the run would override them."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ CPU = torch.device("cpu")
 
 
 def grpo_arguments(options: dict[str, Any], folder: Path, **misc: Any) -> Any:
-    given = {"grpo": {"options": options, "max_steps": 8}, "misc": {"run_dir": str(folder)} | misc}
-    return roleplay.grpo_arguments(RoleplayConfig.model_validate(given), CPU, [1.0], 64)
+    values = {"grpo": {"options": options, "max_steps": 8}, "misc": {"run_dir": str(folder)} | misc}
+    return roleplay.grpo_arguments(RoleplayConfig.model_validate(values), CPU, [1.0], 64)
 
 
 def sft_arguments(options: dict[str, Any], folder: Path, **misc: Any) -> Any:
-    given = {"sft": {"options": options, "max_steps": 8}, "misc": {"run_dir": str(folder)} | misc}
-    return sft.sft_arguments(SftConfig.model_validate(given), CPU)
+    values = {"sft": {"options": options, "max_steps": 8}, "misc": {"run_dir": str(folder)} | misc}
+    return sft.sft_arguments(SftConfig.model_validate(values), CPU)
 
 
 @pytest.mark.parametrize("arguments", [grpo_arguments, sft_arguments])
 @pytest.mark.parametrize(
-    ("option", "told"),
+    ("option", "trl_args"),
     [
         ("max_steps", r"options\.max_steps: set \w+\.max_steps"),
         ("learning_rate", r"options\.learning_rate: set \w+\.learning_rate"),
-        *((name, rf"options\.{name}: set in its place ") for name in OURS),
-        *((name, rf"options\.{name}.*: this command does not do that") for name in REFUSED),
-        ("hub_token", "this command does not do that"),
-        ("fsdp_config", "this command does not do that"),
+        *((name, rf"options\.{name}: set .* instead") for name in OURS),
+        *((name, rf"options\.{name}.*: this command does not support it") for name in REFUSED),
+        ("hub_token", "this command does not support it"),
+        ("fsdp_config", "this command does not support it"),
         ("optimm", "has no such option \\(did you mean optim\\?\\)"),
     ],
 )
 def test_an_option_that_would_do_nothing_is_refused_in_one_line(
-    arguments: Any, option: str, told: str, tmp_path: Path
+    arguments: Any, option: str, trl_args: str, tmp_path: Path
 ):
-    with pytest.raises(UserError, match=told) as refused:
+    with pytest.raises(UserError, match=trl_args) as refused:
         arguments({option: 3}, tmp_path)
     assert "\n" not in str(refused.value)
 
@@ -53,9 +53,9 @@ def test_an_option_that_would_do_nothing_is_refused_in_one_line(
 @pytest.mark.parametrize(
     ("arguments", "option"),
     [
-        *((grpo_arguments, name) for name in roleplay._OURS),
+        *((grpo_arguments, name) for name in roleplay._OWN_OPTIONS),
         *((grpo_arguments, name) for name in RoleplayConfig().grpo.model_dump()),
-        *((sft_arguments, name) for name in sft._OURS),
+        *((sft_arguments, name) for name in sft._OWN_OPTIONS),
         *((sft_arguments, name) for name in SftConfig().sft.model_dump()),
     ],
 )
@@ -66,8 +66,12 @@ def test_no_option_stands_beside_a_key_of_ours(arguments: Any, option: str, tmp_
 
 @pytest.mark.parametrize("arguments", [grpo_arguments, sft_arguments])
 def test_any_other_option_of_trl_reaches_it(arguments: Any, tmp_path: Path):
-    told = arguments({"adam_beta2": 0.5, "torch_empty_cache_steps": 7}, tmp_path)
-    assert (told.adam_beta2, told.torch_empty_cache_steps, told.max_steps) == (0.5, 7, 8)
+    trl_args = arguments({"adam_beta2": 0.5, "torch_empty_cache_steps": 7}, tmp_path)
+    assert (trl_args.adam_beta2, trl_args.torch_empty_cache_steps, trl_args.max_steps) == (
+        0.5,
+        7,
+        8,
+    )
 
 
 @pytest.mark.parametrize("arguments", [grpo_arguments, sft_arguments])
@@ -79,7 +83,7 @@ def test_what_trl_itself_refuses_is_one_line(arguments: Any, tmp_path: Path):
 
 @pytest.fixture
 def nobody_elses_precision(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What accelerate keeps of a process's precision, as it was before, for the tests behind."""
+    """Restore accelerate's process-wide precision state for later tests."""
     from accelerate.state import AcceleratorState
 
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
@@ -94,7 +98,7 @@ def test_a_run_has_its_own_precision_whatever_ran_before_it(arguments: Any, tmp_
     from accelerate import Accelerator
 
     for dtype, precision in (("bfloat16", "bf16"), ("float32", "no"), ("bfloat16", "bf16")):
-        told = arguments({}, tmp_path, dtype=dtype)
-        assert told.bf16 == (dtype == "bfloat16")
-        handed_on = Accelerator(cpu=True, mixed_precision=told.mixed_precision)
+        trl_args = arguments({}, tmp_path, dtype=dtype)
+        assert trl_args.bf16 == (dtype == "bfloat16")
+        handed_on = Accelerator(cpu=True, mixed_precision=trl_args.mixed_precision)
         assert handed_on.mixed_precision == precision

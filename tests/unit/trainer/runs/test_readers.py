@@ -1,4 +1,4 @@
-"""Files and folders in every form -> the same examples; faults name file and row."""
+"""Check that every file and folder format gives the same examples, and that errors name rows."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_every_form_gives_the_same_examples(
     mark: str,
     compressed: bool,
 ) -> None:
-    """With a byte order mark or without, compressed or not, as a file and as a folder's split."""
+    """Check files and folder splits, with and without byte order mark and compression."""
     data = (mark + form(ROWS)).encode()
     path = tmp_path / "folder" / f"dev.{ending}{'.gz' if compressed else ''}"
     path.parent.mkdir()
@@ -125,7 +125,7 @@ def test_shards_are_one_split_in_the_order_of_their_numbers(
             load_examples(tmp_path / "d")
         assert load_examples(tmp_path / "d", split="train") == expected
         (tmp_path / "d" / names[1]).unlink()
-        with pytest.raises(UserError, match="1 of 2 shards are there"):
+        with pytest.raises(UserError, match="1 of 2 shards exist"):
             load_examples(tmp_path / "d", split="train")
     else:
         assert load_examples(tmp_path / "d/train") == expected
@@ -134,14 +134,14 @@ def test_shards_are_one_split_in_the_order_of_their_numbers(
 def test_a_name_that_ends_in_a_number_is_a_split_of_its_own(tmp_path: Path) -> None:
     for year, row in (("2023", ROWS[0]), ("2024", ROWS[1])):
         (tmp_path / f"wmt-{year}.jsonl").write_text(as_jsonl([row]), encoding="utf-8")
-    (found,) = load_examples(tmp_path, split="wmt-2024")
-    assert found.id == "b"
+    (example,) = load_examples(tmp_path, split="wmt-2024")
+    assert example.id == "b"
 
 
 def test_a_configuration_of_a_dataset(
     expected: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A local copy of a hub dataset whose card names two of them; and what has none says so."""
+    """Check a local copy of a hub dataset with two configurations, and a dataset without any."""
     monkeypatch.setattr(datasets.config, "HF_CACHE_HOME", str(tmp_path / "cache"))
     folder = tmp_path / "corpus"
     write_parquet(folder / "ko/train.parquet", ROWS)
@@ -159,7 +159,7 @@ def test_a_configuration_of_a_dataset(
 
 
 def test_nested_translations_and_constant_languages(tmp_path: Path) -> None:
-    """As WMT's and OPUS's datasets are: languages by code, in a configuration or in the row."""
+    """Check the format of WMT and OPUS: language codes in the configuration or the row."""
     path = tmp_path / "a.jsonl"
     texts = {"translation": {"en": "Open it.", "ko_KR": "여십시오.", "de": "Öffnen."}}
     path.write_text(as_jsonl([texts, {**texts, "tgt_lang": "de"}]), encoding="utf-8")
@@ -180,7 +180,7 @@ def test_nested_translations_and_constant_languages(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "told"),
+    ("name", "content", "message"),
     [
         ("a.csv", 'src_text,src_lang\n"x,y\n', "a.csv, line 2: unexpected end of data"),
         ("a.csv", "src_text,src_lang\nx,en,ko\n", "a.csv, line 2: 3 columns, the header has 2"),
@@ -195,31 +195,31 @@ def test_nested_translations_and_constant_languages(tmp_path: Path) -> None:
         (
             "a.json",
             '[{"src_text": "x", "src_lang": "en", "tgt_lang": "ko"}, 5]',
-            "a.json entry 2: a row is an object of fields",
+            "a.json entry 2: expected an object of fields",
         ),
         ("a.jsonl.gz", "plain", "a.jsonl.gz, line 1: not JSON"),
         (
             "a.jsonl",
             '{"translation": {"en": "x", "ko": "y"}}',
-            "line 1: translation: has en, ko: say in data.src_lang and data.tgt_lang",
+            "line 1: translation: has en, ko. Set data.src_lang and data.tgt_lang",
         ),
         (
             "a.jsonl",
             '{"src_lang": "en", "tgt_lang": "ko", "translation": {"en": 5}}',
-            "line 1: translation.en: a text is wanted, not int",
+            "line 1: translation.en: expected a text, not int",
         ),
     ],
 )
-def test_a_fault_names_file_and_row(tmp_path: Path, name: str, content: str, told: str) -> None:
+def test_a_fault_names_file_and_row(tmp_path: Path, name: str, content: str, message: str) -> None:
     (tmp_path / name).write_text(content, encoding="utf-8")
     with pytest.raises(UserError) as error:
         load_examples(tmp_path / name)
-    assert told in str(error.value)
+    assert message in str(error.value)
 
 
 def test_a_compressed_file_that_is_cut(tmp_path: Path) -> None:
-    whole = gzip.compress(as_jsonl(ROWS * 50).encode())
-    (tmp_path / "a.jsonl.gz").write_bytes(whole[: len(whole) // 2])
+    compressed = gzip.compress(as_jsonl(ROWS * 50).encode())
+    (tmp_path / "a.jsonl.gz").write_bytes(compressed[: len(compressed) // 2])
     with pytest.raises(UserError, match=r"a\.jsonl\.gz: the gzip is damaged"):
         load_examples(tmp_path / "a.jsonl.gz")
 

@@ -1,4 +1,4 @@
-"""When a run ends before its last update."""
+"""Check the rules that stop a run before its last update."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def lines(**columns: list[Any]) -> list[dict[str, Any]]:
 def first_stop(cfg: StopConfig, rows: list[dict[str, Any]]) -> tuple[int, str] | None:
     rules = StopRules(cfg)
     for row in rows:
-        if why := rules.add(row):
-            return row["update"], why
+        if reason := rules.add(row):
+            return row["update"], reason
     return None
 
 
@@ -33,7 +33,7 @@ def test_the_kl_of_patience_updates_must_stay_below_its_ceiling() -> None:
     assert first_stop(cfg, lines(kl_ref_k3=calm)) is None
     stopped = first_stop(cfg, lines(kl_ref_k3=[*calm, 3.1]))
     assert stopped is not None and stopped[0] == 8
-    for part in ("update 8: ", "3 updates is 1.033", "stop.kl_ceiling 1:", "rl.kl_coef"):
+    for part in ("update 8: ", "3 updates is 1.033", "stop.kl_ceiling 1.", "rl.kl_coef"):
         assert part in stopped[1]
     assert first_stop(StopConfig(patience=3), lines(kl_ref_k3=[9.0] * 9)) is None
 
@@ -44,11 +44,11 @@ def test_a_reward_that_falls_from_its_best_mean_ends_the_run() -> None:
     assert stopped is None  # means of two: 2, 5, 5, 3, 3.05
     stopped = first_stop(cfg, lines(reward_mean=[0.0, 4.0, 6.0, 4.0, 1.9, 9.0]))
     assert stopped is not None and stopped[0] == 5
-    assert "is 2.95, 2.05 below the best such mean, more than stop.reward_drop 2:" in stopped[1]
+    assert "is 2.95, 2.05 below the best such mean, more than stop.reward_drop 2." in stopped[1]
 
 
 def test_a_mean_on_its_limit_does_not_end_the_run() -> None:
-    """As floats eight times 0.7 have the mean 0.7000000000000001, and 0.8 - 0.6 is over 0.2."""
+    """Check float rounding: the mean of eight 0.7 is 0.7000000000000001; 0.8 - 0.6 exceeds 0.2."""
     cfg = StopConfig(kl_ceiling=0.7, patience=8)
     assert first_stop(cfg, lines(kl_ref_k3=[0.7] * 8)) is None
     assert first_stop(cfg, lines(kl_ref_k3=[0.7] * 7 + [0.701])) is not None
@@ -61,8 +61,8 @@ def test_updates_in_a_row_that_learn_nothing_end_the_run() -> None:
     flags = [True, True, False, True, True, True]
     stopped = first_stop(StopConfig(skipped_updates=3), lines(skipped=flags))
     assert stopped is not None and stopped[0] == 6
-    assert "3 updates in a row learned nothing, stop.skipped_updates is 3" in stopped[1]
-    for cause in ("services that fail", "samples that all earned the same", "not finite"):
+    assert "3 updates in a row made no step, stop.skipped_updates is 3" in stopped[1]
+    for cause in ("services that fail", "samples with equal rewards", "not finite"):
         assert cause in stopped[1]
     assert first_stop(StopConfig(skipped_updates=None), lines(skipped=[True] * 30)) is None
 
@@ -89,16 +89,16 @@ def test_rules_that_are_fed_anew_say_the_same(cut: int) -> None:
     rows = lines(
         kl_ref_k3=[0.1, 0.9, 0.5, 1.0, 0.9, 1.3], reward_mean=[5.0, 5.0, 4.0, 4.0, 3.5, 3.5]
     )
-    whole = StopRules(cfg)
-    said = [whole.add(row) for row in rows]
-    again = StopRules(cfg, rows[:cut])
-    assert again.reason == (said[cut - 1] if cut else None)
-    assert [again.add(row) for row in rows[cut:]] == said[cut:]
-    assert said[-1] is not None
+    rules = StopRules(cfg)
+    reasons = [rules.add(row) for row in rows]
+    resumed = StopRules(cfg, rows[:cut])
+    assert resumed.reason == (reasons[cut - 1] if cut else None)
+    assert [resumed.add(row) for row in rows[cut:]] == reasons[cut:]
+    assert reasons[-1] is not None
 
 
 class Evaluated:
-    """An evaluation with a reward and a metric."""
+    """A fake evaluation with a reward and a metric."""
 
     def __init__(
         self,
@@ -106,26 +106,34 @@ class Evaluated:
         mean: float | None,
         better: str | None = "higher",
         name: str = "kiwi",
-        **others: Any,
+        **extra_fields: Any,
     ) -> None:
         self.rating = rating
-        told = {"mean": mean, "coverage": 1.0, "better": better, "model": f"{name}@1"} | others
-        samples = {"samples": told.pop("samples", 8)}
-        self.values = samples | {f"metric_{name}_{key}": value for key, value in told.items()}
+        fields = {
+            "mean": mean,
+            "coverage": 1.0,
+            "better": better,
+            "model": f"{name}@1",
+        } | extra_fields
+        samples = {"samples": fields.pop("samples", 8)}
+        self.values = samples | {f"metric_{name}_{key}": value for key, value in fields.items()}
 
-    def figures(self) -> dict[str, Any]:
+    def stats(self) -> dict[str, Any]:
         return self.values
 
 
 def seen(*pairs: tuple[float, float], better: str = "higher") -> list[Evaluated]:
-    """(reward, metric) of evaluations; a metric of which lower is better has the sign changed."""
+    """Return evaluations from (reward, metric) pairs; negate metrics for which lower is better."""
     sign = 1 if better == "higher" else -1
     return [Evaluated(reward, sign * metric, better) for reward, metric in pairs]
 
 
 def ends_at(cfg: StopConfig, *evaluations: Evaluated) -> int | None:
     rules = StopRules(cfg)
-    return next((at for at, of in enumerate(evaluations) if rules.evaluated(at, of)), None)
+    return next(
+        (update for update, report in enumerate(evaluations) if rules.evaluated(update, report)),
+        None,
+    )
 
 
 @pytest.mark.parametrize("better", ["higher", "lower"])
@@ -135,7 +143,7 @@ def test_a_reward_that_rises_while_a_held_out_metric_falls_ends_the_run(better: 
 
     falling = ((0, 9), (1, 8), (2, 7), (3, 6))
     assert [end(falls, *falling) for falls in (1, 2, 3, 4, None)] == [1, 2, 3, None, None]
-    assert end(2, (0, 9), (1, 8), (2, 8.5), (3, 8), (4, 7)) == 4  # it rose between
+    assert end(2, (0, 9), (1, 8), (2, 8.5), (3, 8), (4, 7)) == 4  # it rose in between
     assert end(2, (0, 9), (1, 8), (0, 7), (1, 6)) is None  # the reward fell, too
     assert end(1, (0, 1), (1, 2), (2, 3)) is None
     assert end(1, (3, 9), (2, 8), (1, 7)) is None
@@ -143,10 +151,10 @@ def test_a_reward_that_rises_while_a_held_out_metric_falls_ends_the_run(better: 
 
 
 def test_what_stays_equal_neither_rises_nor_falls() -> None:
-    one, two = HeldOutStopConfig(held_out_falls=1), HeldOutStopConfig(held_out_falls=2)
-    assert ends_at(one, *seen((0, 9), (0, 8), (1, 8))) is None
-    for between in ((1, 7), (2, 8)):  # the reward stays, the metric stays: the row ends
-        assert ends_at(two, *seen((0, 9), (1, 8), between, (3, 6.5), (4, 6))) == 4
+    one_fall, two_falls = HeldOutStopConfig(held_out_falls=1), HeldOutStopConfig(held_out_falls=2)
+    assert ends_at(one_fall, *seen((0, 9), (0, 8), (1, 8))) is None
+    for between in ((1, 7), (2, 8)):  # the reward or the metric is equal: the series ends
+        assert ends_at(two_falls, *seen((0, 9), (1, 8), between, (3, 6.5), (4, 6))) == 4
 
 
 def test_the_end_is_told_with_figures_and_what_to_do() -> None:
@@ -161,12 +169,12 @@ def test_the_end_is_told_with_figures_and_what_to_do() -> None:
 
 
 GAPS = [
-    Evaluated(1.5, None, None, coverage=0.0),  # it was down
+    Evaluated(1.5, None, None, coverage=0.0),  # the service was down
     Evaluated(1.5, None, coverage=0.0),  # it failed on every sample
     Evaluated(1.5, None),
     Evaluated(1.5, 0.0, coverage=0.94),
     Evaluated(1.5, 99.0, coverage=0.94),
-    Evaluated(1.5, 0.0, coverage=None),  # of a file that lacks it
+    Evaluated(1.5, 0.0, coverage=None),  # from a file without it
     Evaluated(1.5, 0.0, None),
     Evaluated(None, 0.0),  # too many have no reward
     Evaluated(None, 99.0),
@@ -177,12 +185,12 @@ GAPS = [
 def test_an_evaluation_without_the_metric_is_neither_a_fall_nor_an_end_of_one(
     gap: Evaluated,
 ) -> None:
-    one = HeldOutStopConfig(held_out_falls=1)
-    two = HeldOutStopConfig(held_out_falls=2, held_out_metric="kiwi")
+    one_fall = HeldOutStopConfig(held_out_falls=1)
+    two_falls = HeldOutStopConfig(held_out_falls=2, held_out_metric="kiwi")
     start, lower, lowest = seen((1, 9), (2, 8), (3, 7))
-    assert ends_at(one, start, gap) is None and ends_at(one, gap, start) is None
-    assert ends_at(two, start, lower, gap, lowest) == 3
-    assert ends_at(two, start, gap, gap, lower) is None  # once, over the gap
+    assert ends_at(one_fall, start, gap) is None and ends_at(one_fall, gap, start) is None
+    assert ends_at(two_falls, start, lower, gap, lowest) == 3
+    assert ends_at(two_falls, start, gap, gap, lower) is None  # counted once across the gap
 
 
 def test_a_mean_over_nearly_all_samples_counts() -> None:
@@ -192,7 +200,7 @@ def test_a_mean_over_nearly_all_samples_counts() -> None:
 
 @pytest.mark.parametrize("change", [{"model": "kiwi@2"}, {"samples": 4}])
 def test_another_model_or_other_samples_begin_a_row_of_their_own(change: dict[str, Any]) -> None:
-    """The metric's service was started with another checkpoint, or eval.eval_limit changed."""
+    """Check a metric service with another checkpoint, and a changed eval.eval_limit."""
     cfg = HeldOutStopConfig(held_out_falls=2)
     before = seen((0, 9), (1, 8))
     after = [Evaluated(2, 3, **change), Evaluated(3, 2, **change), Evaluated(4, 1, **change)]
@@ -206,29 +214,29 @@ def test_the_metric_that_is_watched_is_the_named_one_or_the_first() -> None:
     for name, end in ((None, 1), ("kiwi", 1), ("other", None), ("third", None)):
         cfg = HeldOutStopConfig(held_out_falls=1, held_out_metric=name)
         assert ends_at(cfg, *reports) == end
-    # Where another one is the first since the run went on, the two are not held together.
+    # A resumed run may have another first metric: the two must not be compared.
     other = Evaluated(1, 8, name="other", model="kiwi@1")
     assert ends_at(HeldOutStopConfig(held_out_falls=1), *seen((0, 9)), other) is None
 
 
 @pytest.mark.parametrize("cut", range(7))
 def test_evaluations_that_are_fed_anew_say_the_same(cut: int) -> None:
-    """As `--resume` does; the reason of a row that has ended meanwhile is none."""
+    """Check replayed evaluations, as with `--resume`: an interrupted series is no stop reason."""
     cfg = HeldOutStopConfig(held_out_falls=2)
     every = list(enumerate(seen((0, 9), (1, 8), (2, 7), (3, 9), (4, 8), (5, 7))))
-    whole = StopRules(cfg)
-    said = [whole.evaluated(*of) for of in every]
-    assert [why is not None for why in said] == [False, False, True, False, False, True]
-    again = StopRules(cfg, (), every[:cut])
-    assert again.reason == (said[cut - 1] if cut else None)
-    assert [again.evaluated(*of) for of in every[cut:]] == said[cut:]
+    rules = StopRules(cfg)
+    reasons = [rules.evaluated(*evaluation) for evaluation in every]
+    assert [reason is not None for reason in reasons] == [False, False, True, False, False, True]
+    resumed = StopRules(cfg, (), every[:cut])
+    assert resumed.reason == (reasons[cut - 1] if cut else None)
+    assert [resumed.evaluated(*evaluation) for evaluation in every[cut:]] == reasons[cut:]
 
 
 def test_the_rules_of_updates_and_of_evaluations_end_a_run_side_by_side() -> None:
     cfg = HeldOutStopConfig(held_out_falls=1, skipped_updates=1)
     idle, calm = lines(skipped=[True, False])
     rules = StopRules(cfg, [idle], enumerate(seen((0, 1), (1, 2))))
-    assert rules.reason is not None and "learned nothing" in rules.reason
+    assert rules.reason is not None and "made no step" in rules.reason
     rules.add(calm)
     assert rules.reason is None
     rules.evaluated(2, Evaluated(2, 1))

@@ -1,4 +1,4 @@
-"""What a turn says: every reason, and any text."""
+"""Check how turns are parsed: every error reason and arbitrary texts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ THINK = "<think>why</think>\n"
         (THINK + SEARCH, Search("births 1990")),
         (f" \n{THINK}{SEARCH}\n", Search("births 1990")),
         (THINK + "<search>\n 두  개의\t질의 \n</search>", Search("두 개의 질의")),
-        (f"{THINK} \n\ufeff{SEARCH}\u200b \n", Search("births 1990")),  # what nobody sees
+        (f"{THINK} \n\ufeff{SEARCH}\u200b \n", Search("births 1990")),  # invisible characters
         (THINK + "<search>3 < 4 & <b>5</b></search>", Search("3 < 4 & <b>5</b>")),
         ("<think>.</think>" + BOX, Crop((1.0, 2.0, 30.5, 40.0))),
         (THINK + "<bbox>\n[-1,0,1e2,4]\n</bbox>", Crop((-1.0, 0.0, 100.0, 4.0))),
@@ -90,7 +90,7 @@ FAULTS: dict[Reason, list[str]] = {
         THINK + "```\n" + BOX + "\n```",
         THINK + "<action>" + END + "</action>",
         THINK + "왜냐하면\n" + END,
-        THINK + "x<search></search>",  # before what is wrong with the action itself
+        THINK + "x<search></search>",  # before errors of the action itself
     ],
     "answer": [
         THINK + "<answer>7</answer>",
@@ -144,8 +144,26 @@ def test_every_reason_has_a_case_and_its_words() -> None:
     assert all(Invalid(reason).detail for reason in FAULTS)
 
 
-_PIECES = ["<think>", "</think>", "<search>", "</search>", "<bbox>", "</bbox>", "true", "[1,2,3,4]"]
-_PIECES += ["<search_complete>", "</search_complete>", "<answer>", "<Search>", " ", "a", "\n", "\0"]
+_FRAGMENTS = [
+    "<think>",
+    "</think>",
+    "<search>",
+    "</search>",
+    "<bbox>",
+    "</bbox>",
+    "true",
+    "[1,2,3,4]",
+]
+_FRAGMENTS += [
+    "<search_complete>",
+    "</search_complete>",
+    "<answer>",
+    "<Search>",
+    " ",
+    "a",
+    "\n",
+    "\0",
+]
 
 
 _FORM = re.compile(
@@ -156,12 +174,12 @@ _FORM = re.compile(
 _TAGS = re.compile(r"</?(think|search|bbox|search_complete|answer)>", re.IGNORECASE)
 
 
-@given(st.one_of(st.text(), st.lists(st.sampled_from(_PIECES)).map("".join)))
+@given(st.one_of(st.text(), st.lists(st.sampled_from(_FRAGMENTS)).map("".join)))
 def test_any_text_is_an_action_or_has_a_reason(text) -> None:
     action = parse(text)
     assert parse(text) == action and isinstance(action, Search | Crop | Complete | Invalid)
     if not isinstance(action, Invalid):
-        # The docs' form, by another way: a thought without tags, and one action, and no more.
+        # Check the documented form independently: a thought without tags and exactly one action.
         assert _FORM.fullmatch(text) and not _TAGS.search(_FORM.fullmatch(text)[1])
 
 
@@ -174,7 +192,7 @@ def test_the_action_does_not_hang_on_what_is_thought(thought, words) -> None:
 
 @pytest.mark.parametrize("tag", ["<", "</", "<search", "<bbox /", "< think", "< answer"])
 def test_a_tag_that_never_ends_takes_no_time(tag) -> None:
-    """Without an assertion on time: looked at n * n times, these would take the day."""
+    """Check long unclosed tags, which would take hours in quadratic time."""
     blanks = " \n" * 500_000
     assert parse(f"{THINK}{tag}{blanks}{SEARCH}") == Invalid("text_beside_action")
     assert parse(f"<think>{tag}{blanks}</think>{END}") == Complete(True)

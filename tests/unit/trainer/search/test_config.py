@@ -1,4 +1,4 @@
-"""The config of a search run."""
+"""Check the config of a search run."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from scorekit.config import load_config
 from scorekit.errors import UserError
 from trainer.search.ask import reward_of_one
 from trainer.search.config import SearchConfig
-from trainer.search.neighbours import open_policy
 from trainer.search.reward.config import SearchRewardConfig
+from trainer.search.services import open_policy
 
 
 def test_a_turn_has_room_for_a_thought_and_an_action_whatever_else_is_set() -> None:
@@ -29,7 +29,7 @@ def test_episodes_of_a_question_are_asked_for_in_one_place() -> None:
 )
 def test_what_a_server_is_never_asked_for_is_refused(wish: str) -> None:
     cfg = load_config(SearchConfig, None, ["server.url=http://127.0.0.1:9/v1", wish])
-    with pytest.raises(UserError, match=rf"{wish.partition('=')[0]}.*leave it out"):
+    with pytest.raises(UserError, match=rf"{wish.partition('=')[0]}.*Remove the key"):
         with open_policy(cfg):
             raise AssertionError("it was opened")
 
@@ -37,7 +37,7 @@ def test_what_a_server_is_never_asked_for_is_refused(wish: str) -> None:
 @pytest.mark.parametrize(
     ("preset", "answer", "gold", "weights"),
     [
-        ("phase2", True, True, (0.8, 0.2, 0.0)),  # as a run's
+        ("phase2", True, True, (0.8, 0.2, 0.0)),  # as in a run
         ("phase2", True, False, (0.8, 0.0, 0.0)),
         ("phase2", False, True, (0.0, 0.2, 0.0)),
         ("phase2", False, False, (0.0, 0.0, 1.0)),
@@ -49,6 +49,6 @@ def test_what_a_server_is_never_asked_for_is_refused(wish: str) -> None:
 def test_one_question_is_rewarded_as_a_run_is_by_what_it_tells(
     preset: Any, answer: bool, gold: bool, weights: tuple[float, ...]
 ) -> None:
-    found = reward_of_one(SearchRewardConfig(preset=preset), answer=answer, gold=gold)
-    assert (found.w_judge, found.w_ndcg, found.w_format) == weights
-    assert found.gate is (preset != "phase2" and not answer)  # a gate would ask nobody
+    reward_cfg = reward_of_one(SearchRewardConfig(preset=preset), answer=answer, gold=gold)
+    assert (reward_cfg.w_judge, reward_cfg.w_ndcg, reward_cfg.w_format) == weights
+    assert reward_cfg.gate is (preset != "phase2" and not answer)  # a gate would skip the generator

@@ -1,4 +1,4 @@
-"""Rows of the users' files become questions with gold pages, or one line says what is wrong."""
+"""Check that users' rows become questions with gold pages or give a one-line error."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_reference_pages_are_read_however_a_file_holds_them(tmp_path, cell):
 
 @pytest.mark.parametrize("cell", [0, -1, 1.5, "three", True, [None, "x"], {"a": 1}])
 def test_a_page_that_is_no_whole_number_from_one_is_refused(tmp_path, cell):
-    assert "reference_page: a whole number from 1" in refused(
+    assert "reference_page: expected a whole number >= 1" in refused(
         tmp_path, ROW | {"reference_page": cell}
     )
 
@@ -100,13 +100,13 @@ def test_a_column_that_the_config_names_counts_before_the_usual_ones(tmp_path):
 
 
 def test_a_row_may_have_turns_and_a_temperature_of_its_own(tmp_path):
-    own = {"max_turns": 15, "temperature": "0.5", "extra_info": {"n_agent": 16}}
-    first, second = load(tmp_path, ROW | own, ROW | {"id": "b"})
+    row_fields = {"max_turns": 15, "temperature": "0.5", "extra_info": {"n_agent": 16}}
+    first, second = load(tmp_path, ROW | row_fields, ROW | {"id": "b"})
     assert (first.max_turns, first.temperature, first.n_agent) == (15, 0.5, 16)
     assert (second.max_turns, second.temperature, second.n_agent) == (None, None, None)
-    assert "max_turns: a whole number from 1" in refused(tmp_path, ROW | {"max_turns": 0})
-    assert "n_agent: a whole number from 1" in refused(tmp_path, ROW | {"n_agent": 0})
-    assert "temperature: a number from 0" in refused(tmp_path, ROW | {"temperature": -0.1})
+    assert "max_turns: expected a whole number >= 1" in refused(tmp_path, ROW | {"max_turns": 0})
+    assert "n_agent: expected a whole number >= 1" in refused(tmp_path, ROW | {"n_agent": 0})
+    assert "temperature: expected a number >= 0" in refused(tmp_path, ROW | {"temperature": -0.1})
 
 
 def test_alternatives_belong_to_a_gold_page(tmp_path):
@@ -114,20 +114,20 @@ def test_alternatives_belong_to_a_gold_page(tmp_path):
     assert question.alternatives == {"population_3": ("b_1",)}
     (question,) = load(tmp_path, ROW | {"alternatives": '{"population_3": ["b_2"]}'})
     assert question.alternatives == {"population_3": ("b_2",)}
-    assert "'b_1' is no gold page (population_3)" in refused(
+    assert "'b_1' is not a gold page (population_3)" in refused(
         tmp_path, ROW | {"alternatives": {"b_1": []}}
     )
 
 
 def test_every_wrong_row_has_its_line(tmp_path):
     empty, number = {**ROW, "id": "2", "question": " "}, {**ROW, "id": "3", "question": 3}
-    said = refused(tmp_path, ROW, empty, number)
-    assert "2 of 3 rows cannot be used" in said
-    assert "line 2: no question" in said
-    assert "line 3: question: a text is wanted, not int" in said
+    message = refused(tmp_path, ROW, empty, number)
+    assert "2 of 3 rows cannot be used" in message
+    assert "line 2: no question" in message
+    assert "line 3: question: expected a text, not int" in message
     assert "no reference_answer" in refused(tmp_path, {"question": "Why?"})
-    assert "no file_name beside it" in refused(tmp_path, {**ROW, "file_name": ""})
-    assert "ids stand more than once, 'q1'" in refused(tmp_path, ROW, ROW)
+    assert "required: a file_name for these pages" in refused(tmp_path, {**ROW, "file_name": ""})
+    assert "ids occur more than once, 'q1'" in refused(tmp_path, ROW, ROW)
 
 
 def test_rows_without_ids_get_ones_that_stay(tmp_path):
@@ -140,20 +140,20 @@ def test_rows_without_ids_get_ones_that_stay(tmp_path):
 def test_a_gold_page_that_the_index_has_not_is_refused_or_left_out(tmp_path, caplog):
     rows = [ROW, ROW | {"id": "q2", "reference_page": 9}, ROW | {"id": "q3"}]
     questions = load(tmp_path, *rows)
-    asked = []
+    looked_up = []
 
     def has_page(name):
-        asked.append(name)
+        looked_up.append(name)
         return name == "population_3"
 
     with pytest.raises(UserError, match="1 of 3 questions name a page that is not in") as raised:
         hold_against_index(questions, has_page, SearchData())
     assert raised.value.lines == ("q2: the index has no page 'population_9'",)
-    assert sorted(asked) == ["population_3", "population_9"]
-    kept = hold_against_index(questions, has_page, SearchData(missing_gold="leave_out"))
-    assert [question.id for question in kept] == ["q1", "q3"]
+    assert sorted(looked_up) == ["population_3", "population_9"]
+    accepted = hold_against_index(questions, has_page, SearchData(missing_gold="leave_out"))
+    assert [question.id for question in accepted] == ["q1", "q3"]
     assert "population_9" in caplog.text
-    with pytest.raises(UserError, match="none is left"):
+    with pytest.raises(UserError, match="no question remains"):
         hold_against_index(questions, lambda _: False, SearchData(missing_gold="leave_out"))
 
 
@@ -169,13 +169,16 @@ def test_questions_without_gold_are_told_before_anything_is_asked(tmp_path, capl
 
 
 def test_what_is_held_out_and_learned_from_all_the_same_is_told():
-    def asked(id, text, *gold):
+    def question_of(id, text, *gold):
         return Question(id=id, question=text, reference_answer="x", gold=gold)
 
-    train = [asked("a", "How much?", "sales_2024_3"), asked("b", "Who?", "staff_1")]
-    same, near = asked("c", " How  much? ", "other_1"), asked("d", "When?", "sales_2024_9")
-    new = asked("e", "Where?", "map_1")
-    told = in_both("data.eval", train, [same, near, new])
-    assert "1 of 3 questions stand in data.train, too (first c)" in told
-    assert "1 of 3 questions are on documents of data.train (first 'sales_2024')" in told
+    train = [question_of("a", "How much?", "sales_2024_3"), question_of("b", "Who?", "staff_1")]
+    same, near = (
+        question_of("c", " How  much? ", "other_1"),
+        question_of("d", "When?", "sales_2024_9"),
+    )
+    new = question_of("e", "Where?", "map_1")
+    warning = in_both("data.eval", train, [same, near, new])
+    assert "1 of 3 questions stand in data.train, too (first c)" in warning
+    assert "1 of 3 questions are on documents of data.train (first 'sales_2024')" in warning
     assert in_both("data.eval", train, [new]) == ""

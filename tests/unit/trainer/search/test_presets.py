@@ -1,4 +1,4 @@
-"""configs/search: the presets hold the tables 9.7 and 9.7.1 of the requirements."""
+"""Check that the presets in configs/search have the values of the published rounds."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from trainer.chat.render import render
 from trainer.rl.forward import micro_batches
 from trainer.search.config import SearchConfig
 from trainer.search.records import Question
-from trainer.search.turns.prompt import opening, template_messages
+from trainer.search.rollout.prompt import opening, template_messages
 
 CONFIGS = Path(__file__).parents[4] / "configs/search"
-NOT_ASKED = {"answering.generator.model": "", "answering.judge.model": None}
-ASKED = {
+UNSET_MODELS = {"answering.generator.model": "", "answering.judge.model": None}
+SERVICE_VALUES = {
     "answering.generator.model": "gpt-5-mini-2025-08-07",
     "answering.generator.effort": "medium",
     "answering.generator.deadline_s": 600,
@@ -28,19 +28,22 @@ ASKED = {
 }
 
 
-def both(most: int) -> dict[str, int]:
-    """The same number of calls at once at generator and judge."""
-    return {"answering.generator.max_requests": most, "answering.judge.max_in_flight": most}
+def both(max_calls: int) -> dict[str, int]:
+    """Return config keys that allow this number of concurrent calls to generator and judge."""
+    return {
+        "answering.generator.max_requests": max_calls,
+        "answering.judge.max_in_flight": max_calls,
+    }
 
 
-#: name: B, N, B x N, turns, weights of judge, NDCG and form, gate, tokens of an answer, the rest.
+#: name: B, N, B x N, turns, weights of judge, NDCG and form, gate, tokens of an answer, other keys.
 TABLE: dict[str, tuple[int, int, int, int, tuple[float, ...], bool, int | None, dict[str, Any]]] = {
-    "phase1": (32, 4, 128, 7, (0, 0.9, 0.1), True, None, NOT_ASKED),
-    "focused_r1": (16, 8, 128, 7, (1, 0, 0), False, 3072, ASKED | both(64)),
-    "focused_r2": (8, 16, 128, 15, (1, 0, 0), False, 3072, ASKED | both(64)),
-    "focused_r3": (32, 16, 512, 15, (1, 0, 0), False, 5120, ASKED | both(512)),
+    "phase1": (32, 4, 128, 7, (0, 0.9, 0.1), True, None, UNSET_MODELS),
+    "focused_r1": (16, 8, 128, 7, (1, 0, 0), False, 3072, SERVICE_VALUES | both(64)),
+    "focused_r2": (8, 16, 128, 15, (1, 0, 0), False, 3072, SERVICE_VALUES | both(64)),
+    "focused_r3": (32, 16, 512, 15, (1, 0, 0), False, 5120, SERVICE_VALUES | both(512)),
 }
-#: Of all four.
+#: Keys of all four presets.
 COMMON = {
     "rl.advantage_norm": "grpo",
     "rl.algorithm": "gspo",
@@ -66,12 +69,12 @@ COMMON = {
 }
 
 
-def at(cfg: SearchConfig, key: str) -> Any:
-    """The value of a dotted key."""
-    found: Any = cfg
+def value_at(cfg: SearchConfig, key: str) -> Any:
+    """Return the value of a dotted key."""
+    value: Any = cfg
     for part in key.split("."):
-        found = getattr(found, part)
-    return found
+        value = getattr(value, part)
+    return value
 
 
 def preset(name: str) -> SearchConfig:
@@ -80,7 +83,7 @@ def preset(name: str) -> SearchConfig:
 
 @pytest.mark.parametrize("name", TABLE)
 def test_a_preset_holds_its_row_of_the_table(name: str) -> None:
-    questions, samples, episodes, turns, weights, gate, tokens, rest = TABLE[name]
+    questions, samples, episodes, turns, weights, gate, tokens, other_keys = TABLE[name]
     cfg = preset(name)
     assert (cfg.rl.batch_size, cfg.rollout.n_agent) == (questions, samples)
     assert cfg.rl.batch_size * cfg.rl.grad_accum * cfg.rollout.n_agent == episodes
@@ -88,8 +91,8 @@ def test_a_preset_holds_its_row_of_the_table(name: str) -> None:
     assert tuple(cfg.reward.weights.values()) == weights and cfg.reward.gate is gate
     if tokens is not None:
         assert cfg.answering.generator.max_output_tokens == tokens
-    wanted = COMMON | rest
-    assert {key: at(cfg, key) for key in wanted} == wanted
+    expected = COMMON | other_keys
+    assert {key: value_at(cfg, key) for key in expected} == expected
 
 
 @pytest.mark.parametrize("name", TABLE)
@@ -101,17 +104,17 @@ def test_a_pass_is_one_episode_however_short(name: str) -> None:
 @pytest.mark.parametrize("name", ["focused_r1", "focused_r2", "focused_r3"])
 def test_tokens_in_flight_leave_room_for_all_calls_in_flight(name: str) -> None:
     generator = preset(name).answering.generator
-    one = generator.max_images * generator.tokens_per_image + generator.max_output_tokens
-    assert generator.max_requests * (one + 1000) <= generator.max_tokens
+    call_tokens = generator.max_images * generator.tokens_per_image + generator.max_output_tokens
+    assert generator.max_requests * (call_tokens + 1000) <= generator.max_tokens
 
 
 def test_the_instructions_are_as_long_as_is_said() -> None:
-    """docs/search.md and the presets: what the limit of a question does not count."""
+    """Check the length in docs/search.md and the presets, which a question's limit excludes."""
     cfg, tokenizer = preset("phase1"), real_tokenizer("qwen3")
     messages = opening(Question(id="q", question="How much?", reference_answer="x"), cfg.episode)
-    whole = render(tokenizer, template_messages(messages), ChatConfig(), generation_prompt=True)
-    own = tokenizer(messages[-1].text)["input_ids"]
-    assert len(tokenizer(whole)["input_ids"]) - len(own) == 222
+    prompt = render(tokenizer, template_messages(messages), ChatConfig(), generation_prompt=True)
+    question_ids = tokenizer(messages[-1].text)["input_ids"]
+    assert len(tokenizer(prompt)["input_ids"]) - len(question_ids) == 222
 
 
 def test_an_epoch_is_as_many_updates_as_its_questions_fill() -> None:

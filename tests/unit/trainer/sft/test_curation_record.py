@@ -1,4 +1,4 @@
-"""The record of what curation decided: newest decisions, and what they forbid."""
+"""Check curation decisions: the newest one counts and excludes rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of ids, and of messages: what is learned of them, and what is left out."""
+"""Check which tokens of id rows and message rows are trained, and which rows are omitted."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ def part_of(model: Path, folder: Path, rows: list[Any], **sections: Any) -> SftP
     return load_train(cfg, chat_tokenizer("chatml"))
 
 
-def learned(row: SftRow) -> str:
-    ids = [i for i, wanted in zip(row.ids, row.mask, strict=True) if wanted]
+def trained_text(row: SftRow) -> str:
+    ids = [i for i, is_trained in zip(row.ids, row.mask, strict=True) if is_trained]
     return str(byte_tokenizer().decode(ids))
 
 
 def test_replies_and_their_ends_are_learned_to_the_last_byte(model: Path, tmp_path: Path) -> None:
     row = {"messages": turns("안녕", "네 뷁", "왜?", "그냥 👩‍👩‍👧‍👦", system="시스템")}
     part = part_of(model, tmp_path, [row])
-    assert learned(part.rows[0]) == "네 뷁<|im_end|>그냥 👩‍👩‍👧‍👦<|im_end|>"
+    assert trained_text(part.rows[0]) == "네 뷁<|im_end|>그냥 👩‍👩‍👧‍👦<|im_end|>"
     assert [finding.name for finding in part.findings if not finding.ok] == []
     labels = part.rows[0].labels
     assert [i for i in labels if i != -100] == [
-        i for i, wanted in zip(part.rows[0].ids, part.rows[0].mask, strict=True) if wanted
+        i for i, is_trained in zip(part.rows[0].ids, part.rows[0].mask, strict=True) if is_trained
     ]
 
 
@@ -47,7 +47,7 @@ def test_single_turns_are_left_out(model: Path, tmp_path: Path) -> None:
     messages = turns("안녕", "네 뷁", "왜?", "그냥")
     messages[1]["weight"] = 0  # type: ignore[assignment]
     part = part_of(model, tmp_path, [{"messages": messages}])
-    assert learned(part.rows[0]) == "그냥<|im_end|>"
+    assert trained_text(part.rows[0]) == "그냥<|im_end|>"
     messages[3]["weight"] = 0  # type: ignore[assignment]
     with pytest.raises(UserError, match="1 of 1 rows: no token is learned"):
         part_of(model, tmp_path, [{"messages": messages}])
@@ -55,11 +55,13 @@ def test_single_turns_are_left_out(model: Path, tmp_path: Path) -> None:
 
 def test_turns_are_learned_all_the_last_or_each_in_a_row(model: Path, tmp_path: Path) -> None:
     rows = [{"messages": turns("안녕", "네", "왜?", "그냥")}]
-    told = {
-        which: [learned(row) for row in part_of(model, tmp_path, rows, data={"turns": which}).rows]
-        for which in ("all", "last", "each")
+    texts_by_mode = {
+        mode: [
+            trained_text(row) for row in part_of(model, tmp_path, rows, data={"turns": mode}).rows
+        ]
+        for mode in ("all", "last", "each")
     }
-    assert told == {
+    assert texts_by_mode == {
         "all": ["네<|im_end|>그냥<|im_end|>"],
         "last": ["그냥<|im_end|>"],
         "each": ["네<|im_end|>", "그냥<|im_end|>"],
@@ -78,7 +80,7 @@ def test_long_rows_are_left_out_and_counted(model: Path, tmp_path: Path) -> None
     assert part.counts["left_out"] == {"more than 200 tokens": 1}
     with pytest.raises(UserError, match=r"line 2: .* tokens are more than data.max_length 200"):
         part_of(model, tmp_path, rows, data={"max_length": 200, "overlong": "refuse"})
-    with pytest.raises(UserError, match="nothing is left to learn"):
+    with pytest.raises(UserError, match="no rows remain"):
         part_of(model, tmp_path, rows[1:], data={"max_length": 200})
 
 
@@ -88,9 +90,9 @@ def test_a_long_row_is_cut_behind_a_turn_and_through_one_only_where_asked(
     rows = [{"messages": turns("안녕", "네", "왜?", "그냥" * 100)}]
     for way, text in (("cut_turns", "네<|im_end|>"), ("cut", "네<|im_end|>그")):
         part = part_of(model, tmp_path, rows, data={"max_length": 100, "overlong": way})
-        assert learned(part.rows[0]).startswith(text)
+        assert trained_text(part.rows[0]).startswith(text)
         assert len(part.rows[0].ids) <= 100
-        assert (learned(part.rows[0]) == text) == (way == "cut_turns")
+        assert (trained_text(part.rows[0]) == text) == (way == "cut_turns")
         assert part.counts["left_out"] == {"cut to 100 tokens, and kept": 1}
 
 
@@ -112,26 +114,26 @@ def test_ids_are_learned_by_their_mask(model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"action_mask": None}, "`input_ids` without an `action_mask`"),
         ({"action_mask": [1]}, "3 input_ids, but an action_mask of 1"),
-        ({"action_mask": [0, 0, 0]}, "no token is learned"),
+        ({"action_mask": [0, 0, 0]}, "no token to train on"),
         ({"action_mask": [0, 2, 0]}, "action_mask: 2 is no whole number from 0 to 1"),
         ({"action_mask": [0, True, 0]}, "action_mask: True is no whole number from 0 to 1"),
         ({"input_ids": [1, 2, 300]}, "input_ids: 300 is no whole number from 0 to 264"),
-        ({"input_ids": "1 2 3"}, "input_ids: a list of whole numbers is wanted"),
+        ({"input_ids": "1 2 3"}, "input_ids: expected a list of whole numbers"),
         ({"leave_out": [1]}, "leave_out: 1 is no whole number from 0 to 0"),
-        ({"leave_out": [0]}, "no token is learned"),
+        ({"leave_out": [0]}, "no token to train on"),
         ({"images": ["none.png"]}, "none.png: no such file (data.image_folder)"),
-        ({"images": "a.png"}, "images: a list of paths is wanted"),
+        ({"images": "a.png"}, "images: expected a list of paths"),
     ],
 )
-def test_wrong_ids_are_told_row_by_row(changes: dict[str, Any], told: str) -> None:
+def test_wrong_ids_are_told_row_by_row(changes: dict[str, Any], message: str) -> None:
     row = {"input_ids": [1, 2, 3], "action_mask": [0, 1, 0]}
     with pytest.raises(UserError, match="1 of 2 rows cannot be used") as caught:
         rows_of_ids([("row 1", row), ("row 2", row | changes)], 264, Path("/nowhere"))
-    assert caught.value.lines[0].startswith("row 2: ") and told in caught.value.lines[0]
+    assert caught.value.lines[0].startswith("row 2: ") and message in caught.value.lines[0]
 
 
 def test_the_configs_are_right() -> None:

@@ -1,4 +1,4 @@
-"""Paired differences and their bootstrap intervals, against what statistics says they are."""
+"""Check paired differences and their bootstrap intervals against known statistics."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import sacrebleu
 
-from trainer.runs.verbs.paired import (
+from trainer.runs.cli.paired import (
     FEWEST,
     as_row,
     bootstrap_differences,
@@ -17,13 +17,13 @@ from trainer.runs.verbs.paired import (
     percentile_interval,
 )
 from trainer.translation.evaluation.compare import changed_most, compare_policies
-from trainer.translation.evaluation.quality import reference_figures
+from trainer.translation.evaluation.quality import reference_stats
 
 KO, DE = "en-US>ko-KR", "en-US>de-DE"
 
 
 def line(number, metricx=5.0, mt="열기", **changes):
-    """A line of an evaluation dump."""
+    """Return one row of an evaluation dump."""
     return {
         "id": str(number),
         "pair": KO,
@@ -41,13 +41,13 @@ def line(number, metricx=5.0, mt="열기", **changes):
     }
 
 
-def figure(groups, key, group="all"):
-    (found,) = [figure for figure in groups[group] if figure.key == key]
-    return found
+def find_comparison(groups, key, group="all"):
+    (comparison,) = [comparison for comparison in groups[group] if comparison.key == key]
+    return comparison
 
 
 def paired(differences):
-    """The [N, 2, 1] statistics of a mean whose paired differences are these."""
+    """Return the [N, 2, 1] statistics of a mean with these paired differences."""
     return np.stack([np.zeros(len(differences)), differences], axis=1)[:, :, None]
 
 
@@ -56,8 +56,8 @@ def mean(sums, count):
 
 
 def test_the_spread_of_the_draws_is_that_of_the_mean() -> None:
-    """The bootstrap's variance of a mean is exactly s^2 / n, s with n (Efron and Tibshirani,
-    equation 5.12); with 20,000 draws it is met within 2 %."""
+    """Compare with the exact bootstrap variance of a mean, s^2 / n with the biased s (Efron and
+    Tibshirani, equation 5.12); 20,000 draws are within 2 %."""
     differences = np.random.default_rng(3).exponential(2.0, size=80)
     draws = bootstrap_differences(paired(differences), partial(mean, count=80), 20_000)
     assert draws.std() == pytest.approx(differences.std() / math.sqrt(80), rel=0.02)
@@ -65,40 +65,44 @@ def test_the_spread_of_the_draws_is_that_of_the_mean() -> None:
 
 
 def test_the_interval_holds_the_true_difference_as_often_as_it_says() -> None:
-    """Of 300 samples of a normal mean: 95 % give or take three deviations (and the little that the
-    percentile interval lacks at 60 sources)."""
+    """Check coverage over 300 samples of a normal mean: 95 % within three deviations (the
+    percentile interval is slightly too narrow at 60 sources)."""
     random = np.random.default_rng(5)
-    held = 0
+    num_covered = 0
     for _ in range(300):
         differences = random.normal(0.3, 1.0, size=60)
         draws = bootstrap_differences(paired(differences), partial(mean, count=60), 400)
         low, high = percentile_interval(draws)
-        held += bool(low <= 0.3 <= high)
-    assert 0.90 <= held / 300 <= 0.985
+        num_covered += bool(low <= 0.3 <= high)
+    assert 0.90 <= num_covered / 300 <= 0.985
 
 
 def test_a_policy_against_itself_is_no_difference() -> None:
     lines = [line(n, metricx=n / 3, mt="열기" * (n % 3)) for n in range(20)]
-    for found in compare_policies(lines, lines, 200)["all"]:
-        assert found.difference == found.low == found.high == 0, found.key
-        assert found.worse in (0.5, None) and found.verdict == ""
+    for comparison in compare_policies(lines, lines, 200)["all"]:
+        assert comparison.difference == comparison.low == comparison.high == 0, comparison.key
+        assert comparison.worse in (0.5, None) and comparison.verdict == ""
 
 
 def test_a_clear_difference_is_called_by_its_direction() -> None:
-    """MetricX: lower is better; chrF: higher; a length is neither."""
+    """Check MetricX (lower is better), chrF (higher is better) and a length (neither)."""
     before = [line(n, 8 + n % 5, mt="ab", tokens=9) for n in range(30)]
     after = [line(n, 6 + n % 4, mt="파일을 열기") for n in range(30)]
     groups = compare_policies(before, after, 500)
-    verdicts = {found.key: found.verdict for found in groups["all"]}
+    verdicts = {comparison.key: comparison.verdict for comparison in groups["all"]}
     assert verdicts["metricx_score_mean"] == verdicts["chrf"] == verdicts["bleu"] == "better"
     assert (
         verdicts["completion_length_mean"] == ""
-        and figure(groups, "completion_length_mean").high < 0
+        and find_comparison(groups, "completion_length_mean").high < 0
     )
-    assert figure(groups, "metricx_score_mean").worse == 0
+    assert find_comparison(groups, "metricx_score_mean").worse == 0
     back = compare_policies(after, before, 500)
-    assert figure(back, "metricx_score_mean").verdict == figure(back, "chrf").verdict == "worse"
-    assert figure(back, "metricx_score_mean").worse == 1
+    assert (
+        find_comparison(back, "metricx_score_mean").verdict
+        == find_comparison(back, "chrf").verdict
+        == "worse"
+    )
+    assert find_comparison(back, "metricx_score_mean").worse == 1
 
 
 def test_a_source_whose_service_failed_is_left_out_and_counted() -> None:
@@ -106,49 +110,49 @@ def test_a_source_whose_service_failed_is_left_out_and_counted() -> None:
     before[3] |= {"metricx_score": None, "error": "metricx: timeout"}
     after[7] |= {"metricx_score": None, "error_spans": None}
     groups = compare_policies(before, after, 100)
-    found = figure(groups, "metricx_score_mean")
-    assert (found.sources, found.left_out) == (10, 2)
-    assert (found.first, found.second, found.difference) == (6.0, 4.0, -2.0)
-    assert figure(groups, "spans_mean").left_out == 1
-    assert figure(groups, "xcomet_score_mean").left_out == 0
-    assert as_row(found).sources == "10 (-2)"
+    comparison = find_comparison(groups, "metricx_score_mean")
+    assert (comparison.sources, comparison.left_out) == (10, 2)
+    assert (comparison.first, comparison.second, comparison.difference) == (6.0, 4.0, -2.0)
+    assert find_comparison(groups, "spans_mean").left_out == 1
+    assert find_comparison(groups, "xcomet_score_mean").left_out == 0
+    assert as_row(comparison).sources == "10 (-2)"
 
 
 def test_few_sources_get_no_interval_and_none_no_figure() -> None:
-    few = [line(n, 6.0, ref=None, xcomet_score=None) for n in range(FEWEST - 1)]
-    groups = compare_policies(few, [{**one, "metricx_score": 1.0} for one in few])
-    found = figure(groups, "metricx_score_mean")
-    assert found.difference == -5.0 and found.low is None and found.verdict == ""
-    assert figure(groups, "xcomet_score_mean").difference is None
-    assert "chrf" not in {found.key for found in groups["all"]}
+    lines = [line(n, 6.0, ref=None, xcomet_score=None) for n in range(FEWEST - 1)]
+    groups = compare_policies(lines, [{**row, "metricx_score": 1.0} for row in lines])
+    comparison = find_comparison(groups, "metricx_score_mean")
+    assert comparison.difference == -5.0 and comparison.low is None and comparison.verdict == ""
+    assert find_comparison(groups, "xcomet_score_mean").difference is None
+    assert "chrf" not in {comparison.key for comparison in groups["all"]}
 
 
 def test_chrf_and_bleu_are_those_of_the_corpus() -> None:
     before = [line(n, mt=f"파일 {n}") for n in range(12)]
     after = [line(n, mt=f"파일을 열 {n}") for n in range(12)]
     groups = compare_policies(before, after, 50)
-    references = [[one["ref"] for one in after]]
-    texts = [one["mt"] for one in after]
+    references = [[row["ref"] for row in after]]
+    texts = [row["mt"] for row in after]
     expected = sacrebleu.corpus_chrf(texts, references).score
-    assert figure(groups, "chrf").second == pytest.approx(expected, abs=1e-9)
+    assert find_comparison(groups, "chrf").second == pytest.approx(expected, abs=1e-9)
     expected = sacrebleu.corpus_bleu(texts, references, tokenize="char").score
-    assert figure(groups, "bleu").second == pytest.approx(expected, abs=1e-9)
+    assert find_comparison(groups, "bleu").second == pytest.approx(expected, abs=1e-9)
 
 
 def test_bleu_counts_as_the_target_language_needs_and_never_over_two() -> None:
     texts, references = ["파일을 여는 집", "the red house is big"], ["파일을 열기", "the red house"]
-    both = reference_figures([KO, DE], texts, references)
+    both = reference_stats([KO, DE], texts, references)
     assert both["bleu"] is None and both["bleu_tokenize"] is None and both["chrf"] > 0
-    for place, (pair, tokenize) in enumerate([(KO, "char"), (DE, "13a")]):
-        alone = reference_figures([pair], texts[place:][:1], references[place:][:1])
+    for index, (pair, tokenize) in enumerate([(KO, "char"), (DE, "13a")]):
+        alone = reference_stats([pair], texts[index:][:1], references[index:][:1])
         assert alone["bleu_tokenize"] == tokenize
-        expected = sacrebleu.corpus_bleu([texts[place]], [[references[place]]], tokenize=tokenize)
+        expected = sacrebleu.corpus_bleu([texts[index]], [[references[index]]], tokenize=tokenize)
         assert alone["bleu"] == pytest.approx(expected.score)
     mixed = [line(n, pair=KO if n % 2 else DE) for n in range(4)]
     groups = compare_policies(mixed, mixed, 10)
     assert set(groups) == {"all", KO, DE}
-    assert "bleu" not in {found.key for found in groups["all"]}
-    assert figure(groups, "bleu", DE).sources == 2
+    assert "bleu" not in {comparison.key for comparison in groups["all"]}
+    assert find_comparison(groups, "bleu", DE).sources == 2
 
 
 def test_other_sources_are_not_compared() -> None:
@@ -162,17 +166,17 @@ def test_what_changed_most_stands_first() -> None:
     improved, worsened = changed_most(before, after, 5)
     assert [b["id"] for _, b in improved[1]] == ["1", "0"]
     assert [b["id"] for _, b in worsened[1]] == ["2"]
-    unscored = [{**one, "metricx_score": None, "xcomet_score": None} for one in before]
+    unscored = [{**row, "metricx_score": None, "xcomet_score": None} for row in before]
     (better,) = changed_most(unscored, [{**unscored[0], "chrf": 90.0}, *unscored[1:]], 5)
-    assert better[0] == "Improved most, says chrF"
+    assert better[0] == "Improved most by chrF"
 
 
 def test_the_standard_error_of_paired_differences() -> None:
-    """1, 2, 3, 4: mean 2.5, s^2 = 5/3, s / sqrt(4)."""
-    found = paired_standard_error([1.0, 2.0, 3.0, 4.0])
-    assert found.mean == 2.5
-    assert found.standard_error == pytest.approx(math.sqrt(5 / 3) / 2)
-    assert found.errors == pytest.approx(2.5 / (math.sqrt(5 / 3) / 2))
+    """Check 1, 2, 3, 4: mean 2.5, s^2 = 5/3, error s / sqrt(4)."""
+    difference = paired_standard_error([1.0, 2.0, 3.0, 4.0])
+    assert difference.mean == 2.5
+    assert difference.standard_error == pytest.approx(math.sqrt(5 / 3) / 2)
+    assert difference.errors == pytest.approx(2.5 / (math.sqrt(5 / 3) / 2))
     assert paired_standard_error([2.0]).errors is None
     assert paired_standard_error([0.0, 0.0]).errors == 0
     assert paired_standard_error([1.0, 1.0]).errors == math.inf

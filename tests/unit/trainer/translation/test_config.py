@@ -1,4 +1,4 @@
-"""The config tree: every key documented, every file loads, wrong ones are named."""
+"""Check that every config key is documented, every file loads and errors name their keys."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from scorekit.config import load_config, save_config
 from scorekit.errors import UserError
 from trainer.__main__ import _clean_exit, app
 from trainer.tasks import TASKS, Commands, commands_of
-from trainer.translation.config import TrainerConfig
+from trainer.translation.config import TranslationConfig
+from trainer.translation.rewards.components import needed
 from trainer.translation.rewards.config import RewardConfig
-from trainer.translation.rewards.terms import needed
 from trainer.translation.train import check_trainable
 
 CONFIGS = Path(__file__).parents[4] / "configs" / "translation"
@@ -24,14 +24,14 @@ CONFIGS = Path(__file__).parents[4] / "configs" / "translation"
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.name)
 def test_every_config_loads_and_can_train(path: Path, tmp_path: Path) -> None:
-    cfg = load_config(TrainerConfig, path)
+    cfg = load_config(TranslationConfig, path)
     check_trainable(cfg)
     save_config(cfg, tmp_path / "copy.yaml")
-    assert load_config(TrainerConfig, tmp_path / "copy.yaml") == cfg
+    assert load_config(TranslationConfig, tmp_path / "copy.yaml") == cfg
 
 
 def test_the_seeds_keys_and_defaults() -> None:
-    cfg = load_config(TrainerConfig, CONFIGS / "seed.yaml")
+    cfg = load_config(TranslationConfig, CONFIGS / "seed.yaml")
     reward: dict[str, Any] = {
         "metricx_offset": 5.0,
         "w_metricx": 1.0,
@@ -62,11 +62,11 @@ def test_every_key_has_a_sentence() -> None:
             if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
                 check(field.annotation)
 
-    check(TrainerConfig)
+    check(TranslationConfig)
 
 
 @pytest.mark.parametrize(
-    ("override", "told"),
+    ("override", "message"),
     [
         ("rl.learning_rate=1", "rl.learning_rate: Extra inputs"),
         ("reward.severity_weights={BAD: -1}", "reward.severity_weights.BAD"),
@@ -82,10 +82,10 @@ def test_every_key_has_a_sentence() -> None:
         ("reward.xcomet_seq_scale=-1", "reward.xcomet_seq_scale"),
     ],
 )
-def test_wrong_keys_and_values_are_named(override: str, told: str) -> None:
+def test_wrong_keys_and_values_are_named(override: str, message: str) -> None:
     with pytest.raises(UserError) as error:
-        load_config(TrainerConfig, None, [override])
-    assert told in str(error.value)
+        load_config(TranslationConfig, None, [override])
+    assert message in str(error.value)
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "gspo", "reinforce"])
@@ -93,13 +93,13 @@ def test_wrong_keys_and_values_are_named(override: str, told: str) -> None:
 def test_training_refuses_a_cut_distribution_that_nothing_corrects(
     algorithm: str, key: str, value: float
 ) -> None:
-    """Log-probabilities would be of another distribution than the one sampled from."""
+    """Check the refusal: log-probabilities would not match the sampling distribution."""
     overrides = [f"generation.{key}={value}", f"rl.algorithm={algorithm}"]
-    corrected = load_config(TrainerConfig, None, overrides)
+    corrected = load_config(TranslationConfig, None, overrides)
     assert corrected.corrects_importance == (key != "temperature")
     if key != "temperature":
         check_trainable(corrected)
-    cfg = load_config(TrainerConfig, None, [*overrides, "rl.importance_correction=off"])
+    cfg = load_config(TranslationConfig, None, [*overrides, "rl.importance_correction=off"])
     with pytest.raises(UserError, match=f"generation.{key}"):
         check_trainable(cfg)
     assert cfg.eval_generation().temperature == 0  # an evaluation may
@@ -110,10 +110,10 @@ def test_training_refuses_a_cut_distribution_that_nothing_corrects(
     ["policy.weights_dtype=bfloat16", "policy.load_in_4bit=true", "misc.dtype=bfloat16"],
 )
 def test_weights_that_are_rounded_are_corrected_for(rounding: str) -> None:
-    """The sampler reads its cache, the trainer the whole text: rounded, they differ a little."""
-    plain = load_config(TrainerConfig, None, ["policy.lora.r=2"])
+    """Check rounded weights: sampling with a cache and training on full texts differ slightly."""
+    plain = load_config(TranslationConfig, None, ["policy.lora.r=2"])
     assert not plain.corrects_importance
-    assert load_config(TrainerConfig, None, ["policy.lora.r=2", rounding]).corrects_importance
+    assert load_config(TranslationConfig, None, ["policy.lora.r=2", rounding]).corrects_importance
 
 
 @pytest.mark.parametrize("spans", ["w_xcomet_span=0", "severity_weights={a: 0}"])
@@ -122,19 +122,21 @@ def test_a_run_without_any_reward_is_refused(spans: str) -> None:
     none = [
         f"reward.{key}" for key in ("w_metricx=0", "w_xcomet_seq=1", "xcomet_seq_scale=0", spans)
     ]
-    with pytest.raises(UserError, match="every term is 0"):
-        check_trainable(load_config(TrainerConfig, None, none))
-    check_trainable(load_config(TrainerConfig, None, [*none, "reward.no_eos_penalty=1"]))
+    with pytest.raises(UserError, match="every weight is 0"):
+        check_trainable(load_config(TranslationConfig, None, none))
+    check_trainable(load_config(TranslationConfig, None, [*none, "reward.no_eos_penalty=1"]))
 
 
 def test_a_prompt_template_that_is_not_there_is_told_first() -> None:
     with pytest.raises(UserError, match="neither one of"):
-        check_trainable(load_config(TrainerConfig, None, ["generation.prompt_template=gone.txt"]))
+        check_trainable(
+            load_config(TranslationConfig, None, ["generation.prompt_template=gone.txt"])
+        )
 
 
 def test_a_postprocess_that_is_not_there_is_told_first() -> None:
     with pytest.raises(UserError, match="postprocess 'gone': neither one of"):
-        check_trainable(load_config(TrainerConfig, None, ["generation.postprocess=gone"]))
+        check_trainable(load_config(TranslationConfig, None, ["generation.postprocess=gone"]))
 
 
 def test_an_error_of_the_disk_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -151,7 +153,7 @@ def test_urls_are_a_list_or_comma_separated() -> None:
 
 
 def test_severities_in_any_case() -> None:
-    cfg = load_config(TrainerConfig, None, ["reward.severity_weights={minor: -2}"])
+    cfg = load_config(TranslationConfig, None, ["reward.severity_weights={minor: -2}"])
     weights = cfg.reward.severity_weights.model_dump(exclude_none=True)
     assert weights == {"MINOR": -2, "MAJOR": -5, "CRITICAL": -10}
 
@@ -166,41 +168,43 @@ def test_what_the_reward_needs() -> None:
 
 
 def test_the_kl_estimator_is_the_right_one_for_its_place(tmp_path: Path) -> None:
-    in_reward = load_config(TrainerConfig, None, ["rl.kl_in=reward"])
+    in_reward = load_config(TranslationConfig, None, ["rl.kl_in=reward"])
     assert in_reward.rl.kl_estimator == "k1"
-    assert load_config(TrainerConfig, None, ["rl.kl_in=loss"]).rl.kl_estimator == "k2"
+    assert load_config(TranslationConfig, None, ["rl.kl_in=loss"]).rl.kl_estimator == "k2"
     save_config(in_reward, tmp_path / "copy.yaml")
-    assert load_config(TrainerConfig, tmp_path / "copy.yaml") == in_reward
-    named = load_config(TrainerConfig, None, ["rl.kl_in=reward", "rl.kl_estimator=k3"])
+    assert load_config(TranslationConfig, tmp_path / "copy.yaml") == in_reward
+    named = load_config(TranslationConfig, None, ["rl.kl_in=reward", "rl.kl_estimator=k3"])
     assert named.rl.kl_estimator == "k3"
 
 
 def test_a_warm_up_that_never_ends_is_refused() -> None:
     with pytest.raises(UserError, match="warmup_updates 3 must be less than num_updates 2"):
-        load_config(TrainerConfig, None, ["rl.num_updates=2", "rl.warmup_updates=3"])
+        load_config(TranslationConfig, None, ["rl.num_updates=2", "rl.warmup_updates=3"])
 
 
 def test_a_config_is_found_by_its_path_of_the_last_version(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(CONFIGS.parents[1])
-    told = CliRunner().invoke(
+    moved = CliRunner().invoke(
         app, ["check", "--config", "configs/trainer/toy.yaml", "--set", "x=1"]
     )
-    assert "configs/trainer/toy.yaml has moved: name configs/translation/toy.yaml" in told.stderr
-    assert told.exit_code == 2 and "error: " in told.stderr and "no such file" not in told.stderr
-    gone = CliRunner().invoke(app, ["check", "--config", "configs/trainer/none.yaml"])
-    assert gone.exit_code == 2 and "has moved" not in gone.stderr
+    assert "configs/trainer/toy.yaml has moved. Use configs/translation/toy.yaml" in moved.stderr
+    assert moved.exit_code == 2 and "error: " in moved.stderr and "no such file" not in moved.stderr
+    missing = CliRunner().invoke(app, ["check", "--config", "configs/trainer/none.yaml"])
+    assert missing.exit_code == 2 and "has moved" not in missing.stderr
 
 
 def test_the_config_names_the_task(tmp_path: Path) -> None:
-    assert TrainerConfig().task == "translation"
+    assert TranslationConfig().task == "translation"
     config = tmp_path / "run.yaml"
     config.write_text("task: juggling\n")
     done = CliRunner().invoke(app, ["train", "--config", str(config)])
     assert done.exit_code == 2
-    known = ", ".join(TASKS)
-    assert done.stderr == f"error: {config}: task: 'juggling' is none of {known}\n"
+    task_names = ", ".join(TASKS)
+    assert (
+        done.stderr == f"error: {config}: task: 'juggling' is unknown. Choose from {task_names}\n"
+    )
     config.write_text("task: [translation]\n")
     assert CliRunner().invoke(app, ["check", "--config", str(config)]).exit_code == 2
 
@@ -208,8 +212,8 @@ def test_the_config_names_the_task(tmp_path: Path) -> None:
 def test_every_task_has_every_verb() -> None:
     for task in TASKS:
         commands = commands_of({"task": task}, "here")
-        for verb in ("train", "evaluate", "check", "report"):
-            own = inspect.signature(getattr(commands, verb)).parameters
-            said = list(inspect.signature(getattr(Commands, verb)).parameters)[1:]
-            assert list(own) == said, verb
+        for command in ("train", "evaluate", "check", "report"):
+            task_parameters = inspect.signature(getattr(commands, command)).parameters
+            expected_names = list(inspect.signature(getattr(Commands, command)).parameters)[1:]
+            assert list(task_parameters) == expected_names, command
         assert commands.Config().task == task

@@ -1,4 +1,4 @@
-"""Error spans -> token rewards."""
+"""Check the conversion of error spans to token rewards."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def test_spans_to_token_rewards_hits_only_the_tokens_of_the_substring() -> None:
     ids = [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]
     offsets = compute_token_char_offsets(tokenizer, ids)
     start = text.index("삭제")
-    found = spans_to_token_rewards(text, offsets, [span(start, start + 2)], WEIGHTS)
-    for (first, last), reward in zip(offsets, found, strict=True):
+    token_rewards = spans_to_token_rewards(text, offsets, [span(start, start + 2)], WEIGHTS)
+    for (first, last), reward in zip(offsets, token_rewards, strict=True):
         inside = first < start + 2 and last > start
         assert reward == (-5.0 if inside else 0.0)
-    assert found[-1] == 0.0  # EOS
-    assert -5.0 in found
+    assert token_rewards[-1] == 0.0  # EOS
+    assert -5.0 in token_rewards
 
 
 def test_any_overlap_is_one_character() -> None:
@@ -56,7 +56,7 @@ def test_majority_overlap_has_a_threshold() -> None:
 
 
 def test_a_share_on_the_threshold_is_enough() -> None:
-    """0.07 * 100 is 7.000000000000001 as floats."""
+    """Check float rounding: 0.07 * 100 is 7.000000000000001."""
     text, tokens = "a" * 100, [(0, 100)]
     options: dict[str, Any] = {"overlap_policy": "majority_overlap", "overlap_threshold": 0.07}
     for length, reward in ((7, -5), (6, 0)):
@@ -96,8 +96,7 @@ def test_severities_in_any_case_and_unknown_ones_are_refused_or_have_a_weight() 
 
 @st.composite
 def texts_with_spans(draw: st.DrawFn) -> tuple[str, list[tuple[int, int]], list[ErrorSpan]]:
-    """A text, tokens as tokenizers cut it (several within one character, some of zero width), and
-    spans anywhere."""
+    """Generate a text, token offsets (several in one character, some of zero width), and spans."""
     offsets: list[tuple[int, int]] = []
     end = 0
     for kind in draw(st.lists(st.sampled_from(["token", "same", "empty"]), max_size=12)):
@@ -118,23 +117,23 @@ def texts_with_spans(draw: st.DrawFn) -> tuple[str, list[tuple[int, int]], list[
 
 @given(texts_with_spans(), st.floats(0.01, 1.0))
 def test_a_token_is_penalised_iff_it_shares_characters_with_a_span(
-    made: tuple[str, list[tuple[int, int]], list[ErrorSpan]], threshold: float
+    case: tuple[str, list[tuple[int, int]], list[ErrorSpan]], threshold: float
 ) -> None:
-    """Against an oracle that looks at every character of every pair."""
-    text, offsets, spans = made
+    """Compare with a reference that checks every character of every pair."""
+    text, offsets, spans = case
 
     def shared(token: tuple[int, int], span: ErrorSpan) -> int:
         return len(set(range(*token)) & set(range(span.start, span.end)))
 
     hits = [[s for s in spans if shared(token, s)] for token in offsets]
-    found = spans_to_token_rewards(text, offsets, spans, WEIGHTS)
-    assert found == [sum(WEIGHTS[s.severity] for s in hit) for hit in hits]
+    token_rewards = spans_to_token_rewards(text, offsets, spans, WEIGHTS)
+    assert token_rewards == [sum(WEIGHTS[s.severity] for s in hit) for hit in hits]
     strongest = spans_to_token_rewards(text, offsets, spans, WEIGHTS, combine="max")
     assert strongest == [min([WEIGHTS[s.severity] for s in hit], default=0) for hit in hits]
-    found = spans_to_token_rewards(
+    token_rewards = spans_to_token_rewards(
         text, offsets, spans, WEIGHTS, "majority_overlap", overlap_threshold=threshold
     )
-    assert found == [
+    assert token_rewards == [
         sum(
             WEIGHTS[s.severity]
             for s in hit
@@ -146,9 +145,9 @@ def test_a_token_is_penalised_iff_it_shares_characters_with_a_span(
 
 @given(texts_with_spans())
 def test_spread_conserves_the_penalty(
-    made: tuple[str, list[tuple[int, int]], list[ErrorSpan]],
+    case: tuple[str, list[tuple[int, int]], list[ErrorSpan]],
 ) -> None:
-    text, offsets, spans = made
+    text, offsets, spans = case
     hitting = [s for s in spans if any(spans_to_token_rewards(text, offsets, [s], WEIGHTS))]
     spread = spans_to_token_rewards(text, offsets, spans, WEIGHTS, combine="spread")
     assert sum(spread) == pytest.approx(sum(WEIGHTS[s.severity] for s in hitting))

@@ -1,4 +1,4 @@
-"""Rows -> examples -> prompts."""
+"""Check how rows become examples and prompts."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_ids_of_a_data_frame_and_ids_that_repeat(
     assert [e.id for e in load_examples(write(tmp_path / "a.jsonl", *rows))] == ["7", "8"]
     assert caplog.text == ""
     load_examples(write(tmp_path / "a.jsonl", *rows, {**ROW, "id": "7"}))
-    assert "1 ids stand more than once, '7' first" in caplog.text
+    assert "1 ids occur more than once, '7' first" in caplog.text
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,44 +87,44 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_a_code_in_place_of_a_name_finds_the_name(tmp_path: Path) -> None:
     row = {**ROW, "src_lang": "en-GB", "tgt_lang": "kor"}
-    (found,) = load_examples(write(tmp_path / "a.jsonl", row))
-    assert (found.src_lang, found.src_lang_code) == ("English", "en-GB")
-    assert (found.tgt_lang, found.tgt_lang_code) == ("Korean", "ko-KR")
+    (example,) = load_examples(write(tmp_path / "a.jsonl", row))
+    assert (example.src_lang, example.src_lang_code) == ("English", "en-GB")
+    assert (example.tgt_lang, example.tgt_lang_code) == ("Korean", "ko-KR")
 
 
 def test_language_codes_fall_back(tmp_path: Path) -> None:
-    (found,) = load_examples(
+    (example,) = load_examples(
         write(tmp_path / "a.jsonl", {**ROW, "src_lang": "Elbonian", "tgt_lang_code": "ko"})
     )
-    assert (found.src_lang_code, found.tgt_lang_code) == ("Elbonian", "ko")
+    assert (example.src_lang_code, example.tgt_lang_code) == ("Elbonian", "ko")
 
 
 def test_a_column_map(tmp_path: Path) -> None:
     row = {"source": "Hi.", "src_lang": "English", "to": "German", "n": 3}
     columns = {"src_text": "source", "tgt_lang": "to", "id": "n"}
-    (found,) = load_examples(write(tmp_path / "a.jsonl", row), columns=columns)
-    assert (found.id, found.src_text, found.tgt_lang) == ("3", "Hi.", "German")
+    (example,) = load_examples(write(tmp_path / "a.jsonl", row), columns=columns)
+    assert (example.id, example.src_text, example.tgt_lang) == ("3", "Hi.", "German")
 
 
 @pytest.mark.parametrize(
-    ("row", "told"),
+    ("row", "message"),
     [
         ({**ROW, "src_text": " "}, "a.jsonl line 2: src_text: missing or empty"),
         ({"src_text": "x", "src_lang": "English"}, "line 2: tgt_lang: missing"),
-        ({**ROW, "src_text": 5}, "line 2: src_text: a text is wanted, not int"),
-        ({**ROW, "ref_text": ["x"]}, "line 2: ref_text: a text is wanted, not list"),
+        ({**ROW, "src_text": 5}, "line 2: src_text: expected a text, not int"),
+        ({**ROW, "ref_text": ["x"]}, "line 2: ref_text: expected a text, not list"),
         ({**ROW, "src_text": "\ud800"}, "a.jsonl, line 2: not JSON"),
         ("[1]", "line 2: not a JSON object"),
         ("{", "line 2: not JSON: EOF while parsing"),
         ("[" * 100_000, "line 2: not JSON: recursion limit"),
-        ({**ROW, "id": 1.5}, "line 2: id: a text or whole number is wanted, not 1.5"),
-        ({**ROW, "id": True}, "line 2: id: a text or whole number"),
+        ({**ROW, "id": 1.5}, "line 2: id: expected a text or whole number, not 1.5"),
+        ({**ROW, "id": True}, "line 2: id: expected a text or whole number"),
     ],
 )
-def test_a_bad_row_is_named(tmp_path: Path, row: Any, told: str) -> None:
+def test_a_bad_row_is_named(tmp_path: Path, row: Any, message: str) -> None:
     with pytest.raises(UserError) as error:
         load_examples(write(tmp_path / "a.jsonl", ROW, row))
-    assert told in str(error.value)
+    assert message in str(error.value)
 
 
 def test_bad_sources(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_bad_sources(tmp_path: Path) -> None:
     (tmp_path / "bad.parquet").write_bytes(b"PAR0")
     (tmp_path / "empty.jsonl").write_text("")
     (tmp_path / "folder").mkdir()
-    for source, split, told in (
+    for source, split, message in (
         ("nothing.jsonl", None, "no such file"),
         (str(tmp_path / "gone"), None, "no such file or folder"),
         (str(tmp_path / "latin.jsonl"), None, "line 1: not UTF-8 text"),
@@ -142,14 +142,14 @@ def test_bad_sources(tmp_path: Path) -> None:
         (str(tmp_path / "folder"), None, "name the split"),
         (str(tmp_path / "folder"), "dev", "has no dev.jsonl"),
     ):
-        with pytest.raises(UserError, match=told):
+        with pytest.raises(UserError, match=message):
             load_examples(source, split=split)
     with pytest.raises(UserError, match="unknown field 'source'"):
         load_examples(tmp_path / "empty.jsonl", columns={"source": "x"})
 
 
 def test_the_prompt_is_the_preferred_one_to_the_byte() -> None:
-    """TranslateGemma's (arXiv 2601.09012, Fig. 3), with one blank line before the text."""
+    """Compare with TranslateGemma (arXiv 2601.09012, Fig. 3), one blank line before the text."""
     example = Example("a", "Open it.\n", "English", "Klingon", "en-US", "Klingon")
     assert format_translation_prompt(example) == (
         "You are a professional English (en-US) to Klingon (Klingon) translator. Your goal is to "
@@ -176,7 +176,7 @@ def test_rows_that_are_held_out_and_learned_from_are_told_by_their_content() -> 
     train = [example("Open.", "1"), example("Save.", "2")]
     german = Example("3", "Save.", "English", "German", "en-US", "de-DE")
     held_out = [example(" Open.\n", "9"), example("Close.", "1"), german]
-    told = in_both("data.eval", train, held_out)
-    assert told.startswith("data.eval: 1 of 3 rows stand in data.train, too (the same source")
-    assert "first 9)" in told
+    message = in_both("data.eval", train, held_out)
+    assert message.startswith("data.eval: 1 of 3 rows are also in data.train (the same source")
+    assert "first 9)" in message
     assert in_both("data.eval", train, held_out[1:]) == ""

@@ -1,4 +1,4 @@
-"""Scores of held-out metrics, put together and summed up."""
+"""Check how scores of held-out metrics are merged and summarized."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from trainer.translation.evaluation.held_out import (
     MetricModel,
     line_metrics,
-    metric_figures,
+    metric_stats,
     whole_scores,
 )
 
@@ -18,22 +18,22 @@ LOWER = MetricModel("lower", "kiwi@1")
 
 @pytest.mark.parametrize("down", [0, 1])
 def test_scores_of_several_processes_come_to_their_places(down: int) -> None:
-    """Also where one of them did not get the metric: what it lacks is missing, and no 0."""
+    """Check a process without the metric, too: its scores are missing, not 0."""
     parts: list[Any] = [
         ([0, 2, 4], {"kiwi": ([0.0, None, 4.0], LOWER)}),
         ([1, 3], {"kiwi": ([1.0, 3.0], LOWER)}),
     ]
-    places = parts[down][0]
-    parts[down] = (places, {"kiwi": ([None] * len(places), None)})
-    whole = whole_scores(parts[0][1], places, lambda mine: parts)
+    indices = parts[down][0]
+    parts[down] = (indices, {"kiwi": ([None] * len(indices), None)})
+    merged = whole_scores(parts[0][1], indices, lambda local_scores: parts)
     expected = [0.0, 1.0, None, 3.0, 4.0]
-    scores = [None if at in places else score for at, score in enumerate(expected)]
-    assert whole == {"kiwi": (scores, LOWER)}
+    scores = [None if index in indices else score for index, score in enumerate(expected)]
+    assert merged == {"kiwi": (scores, LOWER)}
 
 
 def test_means_are_of_what_was_scored_and_say_how_much_that_is() -> None:
     scores = {"kiwi": ([1.0, None, 0.0, 5.0], LOWER), "down": ([None] * 4, None)}
-    assert metric_figures(scores, [0, 1, 2]) == {
+    assert metric_stats(scores, [0, 1, 2]) == {
         "metric_kiwi_mean": 0.5,
         "metric_kiwi_coverage": pytest.approx(2 / 3),
         "metric_kiwi_better": "lower",

@@ -1,4 +1,4 @@
-"""Token <-> character: exact from the ids, whatever the tokenizer does to a character."""
+"""Check that token offsets are exact for the ids, however a tokenizer splits characters."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def ids_of(tokenizer: Any, text: str) -> list[int]:
 def test_token_char_offsets_rebuild_the_completion_text(name: str, text: str) -> None:
     tokenizer = tokenizer_named(name)
     ids = ids_of(tokenizer, text)
-    found = align_completion(tokenizer, ids, RAW)
-    assert found.text == decode_completion(tokenizer, ids) == text
-    assert found.method == "bytes"
-    assert found.unaligned == 0
-    # the ranges cover the text in order; where two overlap they share one character
+    alignment = align_completion(tokenizer, ids, RAW)
+    assert alignment.text == decode_completion(tokenizer, ids) == text
+    assert alignment.method == "bytes"
+    assert alignment.unaligned == 0
+    # the ranges cover the text in order; overlapping ranges share one character
     covered = 0
-    for (start, end), token_id in zip(found.offsets, ids, strict=True):
+    for (start, end), token_id in zip(alignment.offsets, ids, strict=True):
         assert covered - 1 <= start <= covered
         assert end >= covered
         covered = end
@@ -71,18 +71,18 @@ def test_token_char_offsets_rebuild_the_completion_text(name: str, text: str) ->
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_any_ids_at_all_are_aligned(name: str, data: st.DataObject) -> None:
-    """A policy samples ids that no text encodes to: broken characters, specials anywhere."""
+    """Check ids that no text encodes to: broken characters and special tokens anywhere."""
     tokenizer = tokenizer_named(name)
     ids = data.draw(st.lists(st.integers(0, len(tokenizer) - 1), max_size=24))
-    found = align_completion(tokenizer, ids, RAW)
-    assert found.text == decode_completion(tokenizer, ids)
-    assert found.method == "bytes"
-    assert len(found.offsets) == len(ids)
-    assert all(0 <= start <= end <= len(found.text) for start, end in found.offsets)
-    starts = [start for start, end in found.offsets if start < end]
-    ends = [end for _, end in found.offsets]
+    alignment = align_completion(tokenizer, ids, RAW)
+    assert alignment.text == decode_completion(tokenizer, ids)
+    assert alignment.method == "bytes"
+    assert len(alignment.offsets) == len(ids)
+    assert all(0 <= start <= end <= len(alignment.text) for start, end in alignment.offsets)
+    starts = [start for start, end in alignment.offsets if start < end]
+    ends = [end for _, end in alignment.offsets]
     assert (starts, ends) == (sorted(starts), sorted(ends))  # in the order of the text
-    for token_id, (start, end) in zip(ids, found.offsets, strict=True):
+    for token_id, (start, end) in zip(ids, alignment.offsets, strict=True):
         if token_id in tokenizer.all_special_ids:
             assert start == end
 
@@ -94,24 +94,24 @@ def test_each_token_of_a_character_covers_it(name: str) -> None:
     ids = ids_of(tokenizer, text)
     offsets = compute_token_char_offsets(tokenizer, ids, RAW)
     for character in "😀뷁":
-        place = text.index(character)
-        assert offsets.count((place, place + 1)) >= 2  # 4 and 3 bytes, hardly merged
+        index = text.index(character)
+        assert offsets.count((index, index + 1)) >= 2  # 4 and 3 bytes, hardly merged
 
 
 def test_the_cut_completion_ends_in_a_replacement_character() -> None:
     tokenizer = byte_level_tokenizer()
     ids = ids_of(tokenizer, "a😀")[:-1]
-    found = align_completion(tokenizer, ids)
-    assert found.text == "a\ufffd"
-    assert found.offsets == [(0, 1), (1, 2), (1, 2), (1, 2)]
+    alignment = align_completion(tokenizer, ids)
+    assert alignment.text == "a\ufffd"
+    assert alignment.offsets == [(0, 1), (1, 2), (1, 2), (1, 2)]
 
 
 def test_a_broken_run_of_bytes_gives_one_character_a_token() -> None:
     tokenizer = byte_fallback_tokenizer()
     ids = [tokenizer.convert_tokens_to_ids(t) for t in ("<0xF0>", "<0x9F>", "<0x41>")]
-    found = align_completion(tokenizer, ids, RAW)
-    assert found.text == "\ufffd\ufffd\ufffd"
-    assert found.offsets == [(0, 1), (1, 2), (2, 3)]
+    alignment = align_completion(tokenizer, ids, RAW)
+    assert alignment.text == "\ufffd\ufffd\ufffd"
+    assert alignment.offsets == [(0, 1), (1, 2), (2, 3)]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -119,10 +119,10 @@ def test_special_tokens_have_no_width(name: str) -> None:
     tokenizer = tokenizer_named(name)
     eos, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
     ids = [*ids_of(tokenizer, "파일"), pad, *ids_of(tokenizer, "파일"), eos]
-    found = align_completion(tokenizer, ids)
+    alignment = align_completion(tokenizer, ids)
     middle, last = ids.index(pad), len(ids) - 1
-    assert found.offsets[middle] == (2, 2)
-    assert found.offsets[last] == (len(found.text), len(found.text))
+    assert alignment.offsets[middle] == (2, 2)
+    assert alignment.offsets[last] == (len(alignment.text), len(alignment.text))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -130,32 +130,32 @@ def test_a_leading_strip_shifts_the_offsets(name: str) -> None:
     tokenizer = tokenizer_named(name)
     text = "  \n파일 열기 \n"
     ids = ids_of(tokenizer, text)
-    found = align_completion(tokenizer, ids)
-    assert found.text == "파일 열기"
-    assert found.unaligned == 0
+    alignment = align_completion(tokenizer, ids)
+    assert alignment.text == "파일 열기"
+    assert alignment.unaligned == 0
     before = align_completion(tokenizer, ids, RAW)
     assert before.text == text
-    for (start, end), (old_start, old_end) in zip(found.offsets, before.offsets, strict=True):
+    for (start, end), (old_start, old_end) in zip(alignment.offsets, before.offsets, strict=True):
         lead = len(text) - len(text.lstrip())
-        first, last = (min(max(0, place - lead), 5) for place in (old_start, old_end))
-        expected = (first, last) if first < last else (start, start)  # nothing of it is left
+        first, last = (min(max(0, index - lead), 5) for index in (old_start, old_end))
+        expected = (first, last) if first < last else (start, start)  # nothing of the token remains
         assert (start, end) == expected
-    assert found.offsets[0] == (0, 0)
-    assert found.offsets[-1] == (5, 5)
-    assert {i for start, end in found.offsets for i in range(start, end)} == set(range(5))
+    assert alignment.offsets[0] == (0, 0)
+    assert alignment.offsets[-1] == (5, 5)
+    assert {i for start, end in alignment.offsets for i in range(start, end)} == set(range(5))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_stop_id_that_is_not_flagged_special_is_no_text(name: str) -> None:
-    """`<|im_end|>` added as a plain token: decoding would leave it in, and a span could hit it."""
+    """Check `<|im_end|>` added as a plain token: decoding would keep it, and spans could match."""
     tokenizer = copy.deepcopy(tokenizer_named(name))
     tokenizer.add_tokens("<|im_end|>")
     stop = tokenizer.convert_tokens_to_ids("<|im_end|>")
     ids = ids_of(tokenizer, "파일")
-    found = align_completion(tokenizer, [*ids, stop], None, [tokenizer.eos_token_id, stop])
-    assert found.text == "파일"
-    assert found.offsets[-1] == (2, 2)
-    assert found.offsets[:-1] == align_completion(tokenizer, ids).offsets
+    alignment = align_completion(tokenizer, [*ids, stop], None, [tokenizer.eos_token_id, stop])
+    assert alignment.text == "파일"
+    assert alignment.offsets[-1] == (2, 2)
+    assert alignment.offsets[:-1] == align_completion(tokenizer, ids).offsets
     assert align_completion(tokenizer, [*ids, stop]).text.endswith("<|im_end|>")
     assert align_completion(tokenizer, [stop], None, [stop]).offsets == [(0, 0)]
 
@@ -163,25 +163,27 @@ def test_a_stop_id_that_is_not_flagged_special_is_no_text(name: str) -> None:
 def test_a_hook_that_rewrites_is_aligned_and_what_it_removes_is_counted() -> None:
     tokenizer = byte_level_tokenizer()
     ids = ids_of(tokenizer, "Sure! 파일을 열고")
-    found = align_completion(tokenizer, ids, DecodeConfig(lambda text: text.removeprefix("Sure! ")))
-    assert found.text == "파일을 열고"
+    alignment = align_completion(
+        tokenizer, ids, DecodeConfig(lambda text: text.removeprefix("Sure! "))
+    )
+    assert alignment.text == "파일을 열고"
     removed = align_completion(tokenizer, ids_of(tokenizer, "Sure! "), RAW)
     tokens_removed = sum(bool("Sure! "[s:e].strip()) for s, e in removed.offsets)
-    assert found.unaligned == tokens_removed > 0
-    assert all(start == end for start, end in found.offsets[:tokens_removed])
-    assert found.offsets[-1][1] == len(found.text)
+    assert alignment.unaligned == tokens_removed > 0
+    assert all(start == end for start, end in alignment.offsets[:tokens_removed])
+    assert alignment.offsets[-1][1] == len(alignment.text)
 
 
 def test_ids_outside_the_vocabulary_have_no_width() -> None:
     tokenizer = byte_level_tokenizer()
     ids = [*ids_of(tokenizer, "파일"), len(tokenizer) + 5]
-    found = align_completion(tokenizer, ids)
-    assert found.text == "파일"
-    assert found.offsets[-1] == (2, 2)
+    alignment = align_completion(tokenizer, ids)
+    assert alignment.text == "파일"
+    assert alignment.offsets[-1] == (2, 2)
 
 
 def wordpiece() -> PreTrainedTokenizerFast:
-    """Its decoder joins and spaces words by rules that bytes do not tell."""
+    """Return a tokenizer whose decoder joins words by rules that the bytes do not show."""
     vocab = {"[UNK]": 0, "[PAD]": 1, "file": 2, "##s": 3, "open": 4, ".": 5, "OPEN": 6}
     tokenizer = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -192,16 +194,16 @@ def wordpiece() -> PreTrainedTokenizerFast:
 
 
 def test_fallback_to_the_fast_tokenizers_offsets() -> None:
-    found = align_completion(wordpiece(), [4, 2, 3])
-    assert (found.text, found.method) == ("open files", "encode")
-    assert found.offsets == [(0, 4), (5, 9), (9, 10)]
+    alignment = align_completion(wordpiece(), [4, 2, 3])
+    assert (alignment.text, alignment.method) == ("open files", "encode")
+    assert alignment.offsets == [(0, 4), (5, 9), (9, 10)]
 
 
 def test_fallback_to_search(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("DEBUG"):
-        found = align_completion(wordpiece(), [3, 2])  # "##s" first: encoding gives other ids
-    assert found.method == "search"
+        alignment = align_completion(wordpiece(), [3, 2])  # "##s" first: encoding gives other ids
+    assert alignment.method == "search"
     assert "search" in caplog.text
-    assert found.text == "##s file"
-    assert found.offsets == [(0, 3), (4, 8)]
-    assert found.unaligned == 0
+    assert alignment.text == "##s file"
+    assert alignment.offsets == [(0, 3), (4, 8)]
+    assert alignment.unaligned == 0

@@ -1,4 +1,4 @@
-"""Offsets with the tokenizers of real models, on scripts and sequences that are hard to count."""
+"""Check offsets with tokenizers of real models on difficult scripts and sequences."""
 
 from __future__ import annotations
 
@@ -37,34 +37,34 @@ def ids_of(tokenizer: Any, text: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def check(found: Alignment, tokenizer: Any, ids: list[int]) -> None:
-    """What holds of any completion: the decoded text, read once from its start to its end."""
-    assert found.text == decode_completion(tokenizer, ids)
-    assert (found.method, found.unaligned, len(found.offsets)) == ("bytes", 0, len(ids))
+def check(alignment: Alignment, tokenizer: Any, ids: list[int]) -> None:
+    """Check that offsets cover the decoded text once from start to end."""
+    assert alignment.text == decode_completion(tokenizer, ids)
+    assert (alignment.method, alignment.unaligned, len(alignment.offsets)) == ("bytes", 0, len(ids))
     covered = 0
-    for start, end in found.offsets:
+    for start, end in alignment.offsets:
         if start < end:
-            assert covered - 1 <= start <= covered  # two share one character, and none is left out
+            assert covered - 1 <= start <= covered  # two may share a character, none is missing
             assert end >= covered
             covered = end
-    assert covered == len(found.text)
+    assert covered == len(alignment.text)
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("script", HARD)
 def test_offsets_agree_with_the_tokenizers_own(name: str, script: str) -> None:
-    """It knows them from encoding the text; ours are of the ids alone."""
+    """Compare offsets computed from ids with those from encoding the text."""
     tokenizer = real_tokenizer(name)
-    text = decode_completion(tokenizer, ids_of(tokenizer, HARD[script]))  # as it normalises
+    text = decode_completion(tokenizer, ids_of(tokenizer, HARD[script]))  # normalized text
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    found = align_completion(tokenizer, encoded["input_ids"], RAW)
-    check(found, tokenizer, encoded["input_ids"])
-    if name == "qwen3":  # Llama's spaces at the start do not come back
-        assert (found.text, found.offsets) == (text, encoded["offset_mapping"])
-    for (start, end), token_id in zip(found.offsets, encoded["input_ids"], strict=True):
+    alignment = align_completion(tokenizer, encoded["input_ids"], RAW)
+    check(alignment, tokenizer, encoded["input_ids"])
+    if name == "qwen3":  # Llama's leading spaces are not restored
+        assert (alignment.text, alignment.offsets) == (text, encoded["offset_mapping"])
+    for (start, end), token_id in zip(alignment.offsets, encoded["input_ids"], strict=True):
         alone = decode_completion(tokenizer, [token_id])
         if "\ufffd" not in alone:
-            assert found.text[start:end].strip(" ") == alone.strip(" ")
+            assert alignment.text[start:end].strip(" ") == alone.strip(" ")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -82,7 +82,7 @@ def test_offsets_rebuild_any_text(name: str, text: str) -> None:
 def test_a_text_cut_anywhere_with_special_tokens_in_it(
     name: str, text: str, data: st.DataObject
 ) -> None:
-    """max_new_tokens cuts inside a character; a policy may sample a special token anywhere."""
+    """Check texts cut inside a character and special tokens at any position."""
     tokenizer = real_tokenizer(name)
     ids = ids_of(tokenizer, text)
     first = data.draw(st.integers(0, len(ids)))
@@ -90,15 +90,15 @@ def test_a_text_cut_anywhere_with_special_tokens_in_it(
     middle = data.draw(st.integers(first, last))
     eos = tokenizer.eos_token_id
     ids = [*ids[first:middle], eos, *ids[middle:last], eos]
-    found = align_completion(tokenizer, ids, RAW)
-    check(found, tokenizer, ids)
-    for place in (middle - first, len(ids) - 1):
-        assert found.offsets[place][0] == found.offsets[place][1]
+    alignment = align_completion(tokenizer, ids, RAW)
+    check(alignment, tokenizer, ids)
+    for index in (middle - first, len(ids) - 1):
+        assert alignment.offsets[index][0] == alignment.offsets[index][1]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_ids_at_random_are_aligned(name: str) -> None:
-    """Broken characters in every way that the vocabulary has."""
+    """Check random ids, which give many kinds of broken characters."""
     tokenizer, draw = real_tokenizer(name), random.Random(0)
     bytes_alone = range(3, 259) if name == "mistral" else range(256)
     for _ in range(300):
@@ -120,10 +120,10 @@ def test_every_token_of_a_spread_character_covers_it(name: str) -> None:
 
 
 def test_plain_added_tokens_are_text_and_special_ones_are_not() -> None:
-    """Qwen's `<think>` is decoded, its `<|im_end|>` is not."""
+    """Check that Qwen's `<think>` is decoded and its `<|im_end|>` is not."""
     tokenizer = real_tokenizer("qwen3")
     ids = ids_of(tokenizer, "<think>생각</think>답<|im_end|>")
-    found = align_completion(tokenizer, ids, RAW)
-    assert found.text == "<think>생각</think>답"
-    assert found.text[slice(*found.offsets[0])] == "<think>"
-    assert found.offsets[-1] == (len(found.text), len(found.text))
+    alignment = align_completion(tokenizer, ids, RAW)
+    assert alignment.text == "<think>생각</think>답"
+    assert alignment.text[slice(*alignment.offsets[0])] == "<think>"
+    assert alignment.offsets[-1] == (len(alignment.text), len(alignment.text))

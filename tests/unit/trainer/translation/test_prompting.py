@@ -1,4 +1,4 @@
-"""Examples -> prompts, with chat templates of real models and without one."""
+"""Check prompts with chat templates of real models and without a template."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TOKENIZER = letter_tokenizer()
 EXAMPLES = [example("ab", "1"), example("abcdefg", "2"), example("c", "3")]
 SETTINGS = GenerationConfig(prompt_template="source", max_new_tokens=6)
 
-#: The shape of TranslateGemma's: one item of structured content, of which it makes the prompt.
+#: A template like TranslateGemma's: it builds the prompt from one structured content item.
 TRANSLATEGEMMA = """{%- set turn = messages[0]['content'] -%}
 {%- if turn is string or turn | length != 1 or 'source_lang_code' not in turn[0] -%}
   {{ raise_exception('User content must be a list of one item') }}
@@ -39,7 +39,7 @@ From {{ names[source.split('-')[0]] }} ({{ source }}) to {{ into }} ({{ target }
 {{ turn[0]['text'] | trim }}<end_of_turn>
 {% if add_generation_prompt %}<start_of_turn>model
 {% endif %}"""
-#: Mistral's, which writes the BOS itself.
+#: A template like Mistral's, which writes the BOS token itself.
 MISTRAL = "{{ bos_token }}[INST] {{ messages[0]['content'] }} [/INST]"
 
 
@@ -48,19 +48,19 @@ def test_the_prompt_without_a_chat_template_is_the_plain_text() -> None:
     assert text == "Open."
     assert byte_level_tokenizer().decode(ids) == "Open."
     _, ids = build_prompt(example("Open."), real_tokenizer("mistral"), "source")
-    assert ids[0] == real_tokenizer("mistral").bos_token_id  # the tokenizer's own way to begin
+    assert ids[0] == real_tokenizer("mistral").bos_token_id  # the tokenizer adds its BOS token
     assert ids.count(ids[0]) == 1
 
 
 def test_qwen3s_prompt_is_a_user_turn_and_an_answer_that_has_thought_already() -> None:
-    tokenizer, one = real_tokenizer("qwen3"), example("저장 <b>Save</b>")
-    text, ids = build_prompt(one, tokenizer, "translategemma")
+    tokenizer, source = real_tokenizer("qwen3"), example("저장 <b>Save</b>")
+    text, ids = build_prompt(source, tokenizer, "translategemma")
     assert text == (
-        f"<|im_start|>user\n{format_translation_prompt(one)}<|im_end|>\n"
+        f"<|im_start|>user\n{format_translation_prompt(source)}<|im_end|>\n"
         "<|im_start|>assistant\n<think>\n\n</think>\n\n"
     )
     assert ids == tokenizer.apply_chat_template(
-        [{"role": "user", "content": format_translation_prompt(one)}],
+        [{"role": "user", "content": format_translation_prompt(source)}],
         tokenize=True,
         return_dict=False,
         add_generation_prompt=True,
@@ -115,12 +115,18 @@ def test_a_chat_template_that_refuses_is_named() -> None:
     tokenizer = with_template(byte_level_tokenizer(), TRANSLATEGEMMA)
     tokenizer.bos_token = "</s>"
     tokenizer.name_or_path = "org/model"
-    one = replace(example("ab", "7"), tgt_lang_code="xx")
+    refused = replace(example("ab", "7"), tgt_lang_code="xx")
     model = tiny_llama(tokenizer, max_position_embeddings=512)
     with pytest.raises(UserError) as error:
-        check_prompts([example("a"), one], model, tokenizer, SETTINGS)
-    for told in ("example 7:", "org/model", "list of one item", "no such language", "policy.tok"):
-        assert told in str(error.value)
+        check_prompts([example("a"), refused], model, tokenizer, SETTINGS)
+    for message in (
+        "example 7:",
+        "org/model",
+        "list of one item",
+        "no such language",
+        "policy.tok",
+    ):
+        assert message in str(error.value)
 
 
 def test_thinking_is_off_where_the_template_knows_of_it() -> None:
@@ -137,10 +143,10 @@ def test_one_run_mixes_language_pairs() -> None:
     tokenizer = byte_level_tokenizer()
     model = tiny_llama(tokenizer, max_position_embeddings=1024)
     gen_cfg = GenerationConfig(max_new_tokens=2, num_samples_per_prompt=2)
-    made = generate_rollouts([example("house", "1"), german], model, tokenizer, gen_cfg)
-    assert [one.pair for one in made] == ["en-US>ko-KR"] * 2 + ["de-DE>en-GB"] * 2
-    assert "English (en-US) to Korean (ko-KR) translator" in made[0].prompt_text
-    assert "German (de-DE) to English (en-GB) translator" in made[2].prompt_text
+    rollouts = generate_rollouts([example("house", "1"), german], model, tokenizer, gen_cfg)
+    assert [sampled.pair for sampled in rollouts] == ["en-US>ko-KR"] * 2 + ["de-DE>en-GB"] * 2
+    assert "English (en-US) to Korean (ko-KR) translator" in rollouts[0].prompt_text
+    assert "German (de-DE) to English (en-GB) translator" in rollouts[2].prompt_text
 
 
 def test_a_prompt_that_does_not_fit_is_named() -> None:
@@ -151,13 +157,17 @@ def test_a_prompt_that_does_not_fit_is_named() -> None:
 
 def test_prompts_that_do_not_fit_are_left_out_and_counted() -> None:
     model = tiny_llama(TOKENIZER, max_position_embeddings=13)
-    named = replace(example("a" * 99, "3"), where="train.jsonl line 9")
-    prompts, told = fitting_prompts(
+    named = replace(example("a" * 99, "3"), location="train.jsonl line 9")
+    prompts, warning = fitting_prompts(
         "data.train", [named, *EXAMPLES], model, TOKENIZER, SETTINGS, refuse=False
     )
-    assert [prompt.example for prompt in prompts] == [one for one in EXAMPLES if one.id != "2"]
-    assert told.startswith(f"data.train: 2 of {len(EXAMPLES) + 1} prompts are too long; train.json")
-    assert "line 9: example 3: a prompt of 100 tokens" in told
+    assert [prompt.example for prompt in prompts] == [
+        source for source in EXAMPLES if source.id != "2"
+    ]
+    assert warning.startswith(
+        f"data.train: 2 of {len(EXAMPLES) + 1} prompts are too long; train.json"
+    )
+    assert "line 9: example 3: a prompt of 100 tokens" in warning
     for examples, refuse in (([named, *EXAMPLES], True), ([named], False)):
         with pytest.raises(UserError, match=r"prompts are too long; train\.jsonl line 9"):
             fitting_prompts("data.train", examples, model, TOKENIZER, SETTINGS, refuse=refuse)

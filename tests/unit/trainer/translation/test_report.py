@@ -1,4 +1,4 @@
-"""report.html of a run: what it shows, and what cannot break out of it."""
+"""Check the content of a run's report.html and that all texts are escaped."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import re
 import pytest
 
 from scorekit.errors import UserError
-from trainer.runs.runlog import read_jsonl
-from trainer.translation.evaluation.figures import severity_counts
+from trainer.runs.run_log import read_jsonl
 from trainer.translation.evaluation.report import write_report
+from trainer.translation.evaluation.stats import severity_counts
 
 HOSTILE = '</script><img src=x onerror="alert(1)">[/b] \x1b[2J 번역'
 
@@ -37,7 +37,7 @@ def _line(i, score, **changes):
 @pytest.fixture
 def run(tmp_path):
     (tmp_path / "completions").mkdir()
-    figures = {
+    stats = {
         "samples": 3,
         "xcomet_score_mean": 0.5,
         "spans_mean": 1.0,
@@ -57,7 +57,7 @@ def run(tmp_path):
         lines[2]["error_spans"] = None
         (tmp_path / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
         evals.append(
-            figures
+            stats
             | {
                 "update": update,
                 "completions": name,
@@ -110,15 +110,15 @@ def test_the_page_fetches_nothing(run):
     page = write_report(run).read_text(encoding="utf-8")
     outside = re.findall(r'(?:src|href|xlink:href)="(?!#)([^"]*)"|url\((?!#)', page)
     assert not outside
-    assert page.count("<svg") == 7  # of the eighteen, those that have points
+    assert page.count("<svg") == 7  # of the eighteen charts, those that have points
 
 
 def test_a_killed_runs_torn_last_line_is_left_out(run):
-    whole = write_report(run).read_text(encoding="utf-8")
+    complete_page = write_report(run).read_text(encoding="utf-8")
     for name in ("log.jsonl", "eval.jsonl"):
         with (run / name).open("ab") as file:
             file.write('{"update": 5, "mt": "번'.encode()[:-1])  # within a character
-    assert write_report(run).read_text(encoding="utf-8") == whole
+    assert write_report(run).read_text(encoding="utf-8") == complete_page
 
 
 def test_a_broken_line_is_named(run):
@@ -135,12 +135,12 @@ def test_lines_end_at_newlines_only(tmp_path):
 
 
 def test_a_folder_without_a_run_is_a_clear_error(tmp_path):
-    with pytest.raises(UserError, match="no run here"):
+    with pytest.raises(UserError, match="not a run"):
         write_report(tmp_path)
 
 
 def test_each_language_pair_has_its_row(run):
-    """BLEU says how it counts; one pair alone gets no table."""
+    """Check that BLEU names its tokenization and that a single pair gets no table."""
     assert "By language pair" not in write_report(run).read_text(encoding="utf-8")
     evals = read_jsonl(run / "eval.jsonl")
     for line in evals:
@@ -173,8 +173,8 @@ def test_advantages_of_the_first_middle_and_last_dump_are_drawn(run):
         path = run / f"completions/train-{update:06d}.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     page = write_report(run).read_text(encoding="utf-8")
-    drawn = page[page.index("advantages (normalised") :]
-    assert re.findall(r"update (\d)</text>", drawn) == ["1", "3", "5"]
+    chart_text = page[page.index("advantages (normalized") :]
+    assert re.findall(r"update (\d)</text>", chart_text) == ["1", "3", "5"]
 
 
 def test_what_is_logged_of_guards_coverage_and_time_is_drawn(run):
@@ -185,12 +185,12 @@ def test_what_is_logged_of_guards_coverage_and_time_is_drawn(run):
     ]
     (run / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     page = write_report(run).read_text(encoding="utf-8")
-    for title in ("faults that the guards found", "KL to the reference", "coverage", "seconds of"):
+    for title in ("values of the guards", "KL to the reference", "coverage", "seconds of"):
         assert f">{title}" in page, title
 
 
 def test_spans_are_counted_by_severity():
-    """Of the segments whose spans are known."""
+    """Check counts over the segments whose spans are available."""
     lines = [_line(0, 1.0), _line(1, 2.0, error_spans=None), _line(2, 3.0, error_spans=[])]
     lines[0]["error_spans"] *= 3
     rows = {row.severity: row for row in severity_counts(lines)}

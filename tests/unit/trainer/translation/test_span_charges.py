@@ -1,4 +1,4 @@
-"""Spans of several services on one token, and what is left out on the last."""
+"""Check span penalties of several services on one token, and omissions on the last token."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from scorekit.errors import ScorekitError, UserError
 from scorekit.schemas import ErrorSpan, Scored, Truncated
 from tests.kits.trainer.runs import rollout
+from trainer.translation.rewards.compute import compute_rewards
 from trainer.translation.rewards.config import RewardConfig
-from trainer.translation.rewards.earned import SampleReward
-from trainer.translation.rewards.formula import sample_rewards
-from trainer.translation.rewards.score_batch import Scores
+from trainer.translation.rewards.reward_batch import Scores
+from trainer.translation.rewards.sample_reward import SampleReward
 
 TEXT = "abcdefgh"
 OFFSETS = [(0, 2), (2, 4), (4, 6), (6, 8), (8, 8)]
@@ -41,8 +41,8 @@ def answer(spans: Any = (), omissions: Any = (), covered: int = len(TEXT)) -> Sc
 
 def reward_of(answers: dict[str, Scored], end: str = "eos", **keys: Any) -> SampleReward:
     cfg = RewardConfig(**({"w_metricx": 0, "w_xcomet_span": 0} | keys))
-    made = rollout([1], [5] * 5, TEXT, token_char_offsets=OFFSETS, finish_reason=end)
-    (reward,) = sample_rewards([made], Scores({name: [a] for name, a in answers.items()}), cfg)
+    sampled = rollout([1], [5] * 5, TEXT, token_char_offsets=OFFSETS, finish_reason=end)
+    (reward,) = compute_rewards([sampled], Scores({name: [a] for name, a in answers.items()}), cfg)
     return reward
 
 
@@ -80,8 +80,8 @@ def test_a_token_counts_where_every_source_has_read_it() -> None:
     assert reward.valid == [True, True, False, False, False] and reward.uncovered_tokens == 3
     alone = reward_of(answers, w_xcomet_span=1)
     assert alone.valid == [True, True, True, False, False] and alone.uncovered_tokens == 2
-    kept = reward_of(answers, w_xcomet_span=1, w_mqm_span=1, uncovered="sequence_only")
-    assert all(kept.valid) and kept.uncovered_tokens == 3
+    full_coverage = reward_of(answers, w_xcomet_span=1, w_mqm_span=1, uncovered="sequence_only")
+    assert all(full_coverage.valid) and full_coverage.uncovered_tokens == 3
 
 
 @pytest.mark.parametrize("end", ["eos", "length"])
@@ -105,7 +105,7 @@ def test_a_severity_without_a_weight_is_told() -> None:
 def test_an_answer_without_spans_is_no_answer_without_errors() -> None:
     for service in ("xcomet", "mqm"):
         without = {service: answer().model_copy(update={"error_spans": None})}
-        with pytest.raises(ScorekitError, match=f"no error spans; set reward.w_{service}_span"):
+        with pytest.raises(ScorekitError, match=f"no error spans. Set reward.w_{service}_span"):
             reward_of(without, **{f"w_{service}_span": 1})
 
 
@@ -119,12 +119,12 @@ _SPANS = st.lists(
 
 @given(_SPANS, _SPANS, st.floats(0.1, 3), st.floats(0.1, 3))
 def test_max_is_the_worse_source_and_sum_both(
-    ours: list[ErrorSpan], theirs: list[ErrorSpan], w_ours: float, w_theirs: float
+    xcomet_spans: list[ErrorSpan], mqm_spans: list[ErrorSpan], w_xcomet: float, w_mqm: float
 ) -> None:
-    answers = {"xcomet": answer(ours), "mqm": answer(theirs)}
-    weights = {"w_xcomet_span": w_ours, "w_mqm_span": w_theirs}
-    first = reward_of(answers, w_xcomet_span=w_ours).token_rewards
-    second = reward_of(answers, w_mqm_span=w_theirs).token_rewards
+    answers = {"xcomet": answer(xcomet_spans), "mqm": answer(mqm_spans)}
+    weights = {"w_xcomet_span": w_xcomet, "w_mqm_span": w_mqm}
+    first = reward_of(answers, w_xcomet_span=w_xcomet).token_rewards
+    second = reward_of(answers, w_mqm_span=w_mqm).token_rewards
     summed = reward_of(answers, **weights).token_rewards
     worst = reward_of(answers, **weights, span_sources_combine="max").token_rewards
     assert summed == pytest.approx([a + b for a, b in zip(first, second, strict=True)])

@@ -1,2 +1,1 @@
-"""Is the reference right? A verifier and the generator answer, and the judge compares; people
-overrule."""
+"""Check references with a verifier, the generator and the judge. People decide in the end."""

@@ -1,5 +1,7 @@
-"""Who agrees with whom, and which class that makes of a row. Pure functions; docs/curation.md has
-the table."""
+"""Derive the class of a row from the agreements of its answers.
+
+Pure functions; docs/curation.md has the table.
+"""
 
 from __future__ import annotations
 
@@ -10,25 +12,25 @@ from decimal import Decimal
 from typing import Final, Literal, NamedTuple, get_args
 
 from scorekit.numeric.thresholds import below
-from scorekit.text.markup import normalised
+from scorekit.text.markup import normalized
 
-#: OK: the reference stands, and the generator finds it. GT_ERROR: the reference is wrong.
-#: GEN_ERROR: the generator is. BOTH_WRONG: both are. UNCERTAIN: the verifier does not know.
-#: FORMAT_DIFF: all say the same, and the judge does not take the generator's form of it.
+#: OK: the reference is right, and the generator agrees. GT_ERROR: the reference is wrong.
+#: GEN_ERROR: the generator is wrong. BOTH_WRONG: both are. UNCERTAIN: the verifier is not sure.
+#: FORMAT_DIFF: all mean the same, but the judge rejects the form of the generator's answer.
 TruthClass = Literal["OK", "GT_ERROR", "GEN_ERROR", "BOTH_WRONG", "UNCERTAIN", "FORMAT_DIFF"]
 CLASSES: Final[tuple[TruthClass, ...]] = get_args(TruthClass)
-#: Of two answers: yes: the judge takes one for the other. form: it does not, though they say the
-#: same in another form (`same_but_form`). no: neither.
+#: Two answers: yes: the judge accepts one for the other. form: it does not, but they mean the same
+#: in another form (`same_but_form`). no: neither.
 Agreement = Literal["no", "form", "yes"]
 AGREEMENTS: Final[tuple[Agreement, ...]] = get_args(Agreement)
-#: Of the verifier's answers: sure: enough of them are one. unsure: it says that the pages do not
-#: settle it. differs: they are several.
+#: The verifier's answers: sure: enough of them are equal. unsure: it says that the pages do not
+#: answer the question. differs: its answers differ.
 Stance = Literal["sure", "unsure", "differs"]
 
 
 class Compared(NamedTuple):
-    """Verifier, generator and reference of a row. The two that speak of the verifier's answer are
-    None where it is not sure."""
+    """The agreements of verifier, generator and reference. Those with the verifier are None if it
+    is not sure."""
 
     stance: Stance
     generator_reference: Agreement
@@ -37,37 +39,37 @@ class Compared(NamedTuple):
 
 
 def class_of(compared: Compared, outvoted: Literal["OK", "UNCERTAIN"]) -> TruthClass:
-    """The class of a row.
+    """Return the class of a row.
 
-    Two that agree, in whichever form, say the same; where two pairs of the three do, all three do,
-    whatever the judge said of the third pair. outvoted: the class where the verifier contradicts a
-    reference that the generator, who does not know it, has found as well.
+    Two answers that agree in any form are equal; if two of the three pairs agree, all three are
+    equal. outvoted: the class if the verifier contradicts a reference with which the generator
+    agrees without knowing it.
     """
     if compared.stance != "sure":
         return "UNCERTAIN"
     generator = compared.generator_reference != "no"
     verifier = compared.verifier_reference not in ("no", None)
-    both = compared.generator_verifier not in ("no", None)
-    if generator + verifier + both >= 2:
+    generator_verifier_agree = compared.generator_verifier not in ("no", None)
+    if generator + verifier + generator_verifier_agree >= 2:
         return "OK" if compared.generator_reference == "yes" else "FORMAT_DIFF"
     if verifier:
         return "GEN_ERROR"
-    if both:
+    if generator_verifier_agree:
         return "GT_ERROR"
     return outvoted if generator else "BOTH_WRONG"
 
 
-def most_agree(found: Sequence[Agreement]) -> Agreement:
-    """What more than half of several answers do; `form` where that takes both."""
-    counts = Counter(found)
-    if 2 * counts["yes"] > len(found):
+def most_agree(agreements: Sequence[Agreement]) -> Agreement:
+    """Return the agreement of more than half of the answers; `form` if both kinds are needed."""
+    counts = Counter(agreements)
+    if 2 * counts["yes"] > len(agreements):
         return "yes"
-    return "form" if 2 * (counts["yes"] + counts["form"]) > len(found) else "no"
+    return "form" if 2 * (counts["yes"] + counts["form"]) > len(agreements) else "no"
 
 
 def stance_of(groups: Sequence[int], unsure: int, consensus: float) -> Stance:
-    """Of the verifier's answers. groups: how many there are of each answer of which it is sure.
-    consensus: the share of all that one of them needs."""
+    """Return the stance of the verifier. groups: sizes of the groups of equal, sure answers.
+    consensus: the share of all answers that a group needs."""
     best, total = max(groups, default=0), sum(groups) + unsure
     if best and not below(best / total, consensus):
         return "sure"
@@ -77,31 +79,33 @@ def stance_of(groups: Sequence[int], unsure: int, consensus: float) -> Stance:
 _DIGITS = r"[-−]?\d+(?:,\d{3})*(?:\.\d+)?"
 _NUMBER, _WORD = re.compile(_DIGITS), re.compile(r"[^\W\d_]+|[%$€£¥₩°]")
 _MEASURE = re.compile(rf"[$€£¥₩]?\s*(?:{_DIGITS})\s*(?P<unit>[^\W\d_]+|[%°])?")
-#: Words that change the number before them, so that one without is another number.
+#: Words that scale the number before them.
 _ENGLISH = ("hundred", "thousand", "million", "billion", "trillion", "k", "m", "bn", "mn")
 _SCALES = frozenset((*_ENGLISH, *"십백천만억조", "백만", "천만"))
 
 
 def same_but_form(a: str, b: str) -> bool:
-    """Whether two answers say the same for certain, by figures and words alone: in other case,
-    width, spacing, punctuation or separators of thousands; or one figure with its unit, and
-    without."""
-    (numbers, words), (others, more) = _parts(a), _parts(b)
-    if numbers != others or not (numbers or words):
+    """Return whether two answers differ only in form.
+
+    They differ in case, width, spacing, punctuation or thousands separators, or are the same number
+    with and without its unit.
+    """
+    (numbers, words), (numbers_b, words_b) = _parts(a), _parts(b)
+    if numbers != numbers_b or not (numbers or words):
         return False
-    if "".join(words) == "".join(more):
+    if "".join(words) == "".join(words_b):
         return True
-    return not (words and more) and all(_is_measure(text) for text in (a, b))
+    return not (words and words_b) and all(_is_measure(text) for text in (a, b))
 
 
 def _is_measure(text: str) -> bool:
-    """One figure and at most a unit, which leaves the figure what it is."""
-    found = _MEASURE.fullmatch(_flat(text).rstrip("."))
-    return found is not None and found["unit"] not in _SCALES
+    """Return whether a text is a number with at most a unit that does not scale it."""
+    match = _MEASURE.fullmatch(_flat(text).rstrip("."))
+    return match is not None and match["unit"] not in _SCALES
 
 
 def same_text(a: str, b: str) -> bool:
-    """Whether two answers are the same letters, but for case, width and spacing."""
+    """Return whether two answers are equal except for case, width and spacing."""
     return _flat(a) == _flat(b)
 
 
@@ -112,4 +116,4 @@ def _parts(text: str) -> tuple[list[Decimal], list[str]]:
 
 
 def _flat(text: str) -> str:
-    return " ".join(normalised("NFKC", text).casefold().split())
+    return " ".join(normalized("NFKC", text).casefold().split())

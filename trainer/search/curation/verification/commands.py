@@ -1,4 +1,4 @@
-"""python -m trainer search verify."""
+"""The command `python -m trainer search verify`."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from trainer.search.answer.config import AnsweringConfig
     from trainer.search.config import RetrieverConfig
     from trainer.search.curation.config import CurationConfig
-    from trainer.search.curation.known import Known
+    from trainer.search.curation.prior_decisions import PriorDecisions
     from trainer.search.curation.samples import CuratedPrompt, CuratedRun
     from trainer.search.curation.verification.compare import Verified
-    from trainer.search.curation.verification.people import Judgement
+    from trainer.search.curation.verification.human_labels import HumanLabel
     from trainer.sft.curation_record import CurationRecord
 
 log = logging.getLogger(__name__)
@@ -49,22 +49,22 @@ def verify(
     decisions: Decisions = None,
     record: Record = None,
 ) -> None:
-    """Whether the references are right, by a verifier, the generator and the judge."""
-    runs, beside = list(run or []), list(record or [])
-    with curating(runs, out, config, set_, overwrite, estimate=estimate, beside=beside) as (
+    """Check whether references are right, with a verifier, the generator and the judge."""
+    runs, read_paths = list(run or []), list(record or [])
+    with curating(runs, out, config, set_, overwrite, estimate=estimate, read_paths=read_paths) as (
         cfg,
         prompts,
         read,
     ):
-        from trainer.search.curation.asking import servers
-        from trainer.search.curation.known import read_known
+        from trainer.search.curation.prior_decisions import read_known
+        from trainer.search.curation.reanswer import servers
 
         answering, retriever = servers(runs, cfg)
-        known = read_known(prompts, records=beside)
+        decided = read_known(prompts, records=read_paths)
         if estimate:
-            _estimate(prompts, cfg, answering, known.record)
+            _estimate(prompts, cfg, answering, decided.record)
         else:
-            _verify(out, prompts, read, cfg, answering, retriever, decisions, known)
+            _verify(out, prompts, read, cfg, answering, retriever, decisions, decided)
 
 
 def _estimate(
@@ -73,11 +73,15 @@ def _estimate(
     answering: AnsweringConfig,
     record: CurationRecord,
 ) -> None:
-    from trainer.search.curation.verification.compare import reckoned, why_not
+    from trainer.search.curation.verification.compare import estimate_lines, skip_reason
 
-    most = answering.generator.max_images
-    chosen = [one.question for one in prompts if why_not(one, cfg, most, record) is None]
-    for line in reckoned(chosen, cfg.verify, answering):
+    max_images = answering.generator.max_images
+    chosen = [
+        prompt.question
+        for prompt in prompts
+        if skip_reason(prompt, cfg, max_images, record) is None
+    ]
+    for line in estimate_lines(chosen, cfg.verify, answering):
         typer.echo(line)
 
 
@@ -89,18 +93,20 @@ def _ask(
     pages: Retriever,
     record: CurationRecord,
 ) -> dict[str, Verified | str]:
-    """Row id -> what became of it, or why it was not asked about."""
-    from trainer.search.curation.asking import ask_all, kept_answers
-    from trainer.search.curation.verification.compare import job, why_not
+    """Return the result of each row by id, or the reason why it was skipped."""
+    from trainer.search.curation.reanswer import ask_all, kept_answers
+    from trainer.search.curation.verification.compare import job, skip_reason
     from trainer.search.curation.verification.verifier import VERIFIER
 
-    most = answering.generator.max_images
-    why = {prompt.question.id: why_not(prompt, cfg, most, record) for prompt in prompts}
+    max_images = answering.generator.max_images
+    skip_reasons = {
+        prompt.question.id: skip_reason(prompt, cfg, max_images, record) for prompt in prompts
+    }
 
     def text(page_id: str) -> str:
         return "\n".join(box.text for box in pages.page(page_id).boxes)
 
-    chosen = [one.question for one in prompts if why[one.question.id] is None]
+    chosen = [prompt.question for prompt in prompts if skip_reasons[prompt.question.id] is None]
     done = ask_all(
         answering,
         kept_answers(cfg, out),
@@ -108,8 +114,10 @@ def _ask(
         [job(question, pages.image, text, cfg.verify) for question in chosen],
         {VERIFIER: (cfg.verify.verifier, cfg.verify.price)},
     )
-    found = dict(zip((question.id for question in chosen), done, strict=True))
-    return {row_id: found.get(row_id) or str(reason) for row_id, reason in why.items()}
+    result_by_id = dict(zip((question.id for question in chosen), done, strict=True))
+    return {
+        row_id: result_by_id.get(row_id) or str(reason) for row_id, reason in skip_reasons.items()
+    }
 
 
 def _verify(
@@ -120,34 +128,34 @@ def _verify(
     answering: AnsweringConfig,
     retriever: RetrieverConfig,
     decisions: Path | None,
-    known: Known,
+    decided: PriorDecisions,
 ) -> None:
     from trainer.search.config import SearchConfig
     from trainer.search.curation.command_line import write
-    from trainer.search.curation.verification.people import read_people
+    from trainer.search.curation.verification.human_labels import read_people
     from trainer.search.curation.verification.verified import make_verified, verified_page
     from trainer.search.curation.verification.verifier import check_independent
     from trainer.search.curation.verification.worksheet import worksheets
-    from trainer.search.neighbours import meet_retriever, open_retriever
+    from trainer.search.services import check_retriever, open_retriever
 
     check_independent(cfg.verify.verifier, answering.generator)
     if cfg.verify.verifier.model == answering.generator.model:
         log.warning("verifier and generator have the same name: is the verifier independent?")
-    people: dict[str, Judgement] = {}
-    inputs = dict(known.inputs)
+    people: dict[str, HumanLabel] = {}
+    inputs = dict(decided.inputs)
     if decisions is not None:
-        people, digest = read_people(decisions, {one.question.id for one in prompts})
+        people, digest = read_people(decisions, {prompt.question.id for prompt in prompts})
         inputs["decisions"] = digest
-    by_id = {one.question.id: one for one in prompts}
+    by_id = {prompt.question.id: prompt for prompt in prompts}
     search = SearchConfig(retriever=retriever)
-    meet_retriever(search)
+    check_retriever(search)
     with open_retriever(search) as pages:
-        asked = _ask(out, prompts, cfg, answering, pages, known.record)
-        made = make_verified(prompts, read, cfg.verify, asked, people, known.record)
-        made.inputs = inputs
-        made.told = {**made.told, "index": pages.info().revision}
-        write(out, made, verified_page, prompts, more=worksheets(made, by_id, pages.image))
+        results = _ask(out, prompts, cfg, answering, pages, decided.record)
+        curated = make_verified(prompts, read, cfg.verify, results, people, decided.record)
+        curated.inputs = inputs
+        curated.manifest_extra = {**curated.manifest_extra, "index": pages.info().revision}
+        write(out, curated, verified_page, prompts, more=worksheets(curated, by_id, pages.image))
     typer.echo(f"worksheet: {out / 'worksheet.html'}, worksheet.csv")
-    if found := made.told["people"]:
-        for line in found["lines"]:
+    if agreement := curated.manifest_extra["people"]:
+        for line in agreement["lines"]:
             typer.echo(line)

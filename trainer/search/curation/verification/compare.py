@@ -1,5 +1,8 @@
-"""`search verify`: is the reference right? A verifier and the generator answer from the gold pages,
-and the judge compares what they say with each other and with the reference."""
+"""Run the calls of `search verify`: is a reference right?
+
+A verifier and the generator answer from the gold pages. The judge compares their answers with each
+other and with the reference.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,13 @@ from typing import Any, TypeVar
 from scorekit.errors import RequestError
 from scorekit.llm import LLMError
 from scorekit.numeric.thresholds import above, below
+from trainer.search.answer.answer_judge import max_verdict_usage
 from trainer.search.answer.config import AnsweringConfig, ChatModelConfig
-from trainer.search.answer.generator import reckoned_words
-from trainer.search.answer.judging import reckoned_verdict
-from trainer.search.answer.money import money_of, together, told
-from trainer.search.curation.asking import Asking
+from trainer.search.answer.generator import estimated_words
+from trainer.search.answer.spending import cost_of, format_totals, sum_charges
 from trainer.search.curation.config import CurationConfig
-from trainer.search.curation.distil.choose import succeeds_rarely
+from trainer.search.curation.distill.choose import succeeds_rarely
+from trainer.search.curation.reanswer import AnswerSampler
 from trainer.search.curation.samples import CuratedPrompt
 from trainer.search.curation.verification.classes import (
     Agreement,
@@ -35,8 +38,8 @@ from trainer.search.curation.verification.verifier import (
     Verifier,
     verifier_words,
 )
-from trainer.search.records import SUCCESS, Charge, Question
-from trainer.search.sight.pictures import picture_hash
+from trainer.search.images.image_data import image_hash
+from trainer.search.records import SUCCESS, ApiUsage, Question
 from trainer.sft.curation_record import CurationRecord
 
 T = TypeVar("T")
@@ -49,65 +52,64 @@ UNFOUNDED = "the verifier's quotes are not on the pages"
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What became of a row that was asked about.
+    """The result of a row.
 
-    opinions: the verifier's; answers: the generator's; None of one that is none. compared: None
-    where there is no verdict, and why says so. answer: the verifier's, where it is sure, with its
-    evidence. judge: its model.
+    opinions: of the verifier; answers: of the generator; None: invalid. compared: None without a
+    verdict; then `reason` has the reason. opinion: the verifier's, if it is sure. judge: its model.
     """
 
     opinions: tuple[Opinion | None, ...] = ()
     answers: tuple[str | None, ...] = ()
     compared: Compared | None = None
     opinion: Opinion | None = None
-    why: str = ""
+    reason: str = ""
     judge: str = ""
 
 
-def why_not(
+def skip_reason(
     prompt: CuratedPrompt, cfg: CurationConfig, max_images: int, record: CurationRecord
 ) -> str | None:
-    """Why a prompt is not verified; None where it is. record: what was decided so far."""
-    question, of = prompt.question, cfg.verify
+    """Return why a prompt is not verified, or None. record: earlier decisions."""
+    question, verify_cfg = prompt.question, cfg.verify
     if not question.gold:
         return "no gold page"
     if len(question.gold) > max_images:
         return "more gold pages than the generator is shown"
-    if of.prompts == "all" or record.doubted(question.id):
+    if verify_cfg.prompts == "all" or record.doubted(question.id):
         return None
     if succeeds_rarely(prompt, cfg.distill):
         return None
-    score = prompt.mean(of.combine, of.measure)
+    score = prompt.mean(verify_cfg.combine, verify_cfg.measure)
     if score is None:
         return "never scored"
-    if above(score, of.max_score):
+    if above(score, verify_cfg.max_score):
         return "scores above max_score"
-    if of.min_ndcg is not None:
-        ndcg = prompt.mean(of.combine, "ndcg")
-        if ndcg is None or below(ndcg, of.min_ndcg):
+    if verify_cfg.min_ndcg is not None:
+        ndcg = prompt.mean(verify_cfg.combine, "ndcg")
+        if ndcg is None or below(ndcg, verify_cfg.min_ndcg):
             return "NDCG below min_ndcg"
     seen = sum(sample.seen or bool(sample.ndcg) for sample in prompt.samples)
-    return None if seen >= of.min_seen else "gold not seen"
+    return None if seen >= verify_cfg.min_seen else "gold not seen"
 
 
 def times(model: ChatModelConfig, k: int) -> int:
-    """How often a model is asked: a greedy one would say the same again."""
+    """Return the number of calls of a model; a greedy one would repeat its answer."""
     return k if model.temperature > 0 else 1
 
 
 def job(
     question: Question, pages: Pages, texts: PageText, cfg: VerifyConfig
-) -> Callable[[Asking], Awaitable[Any]]:
-    """What asks about a row."""
+) -> Callable[[AnswerSampler], Awaitable[Any]]:
+    """Return the job of a row."""
 
-    async def work(asking: Asking) -> Verified:
+    async def work(asking: AnswerSampler) -> Verified:
         return await _verified(asking, question, pages, texts, cfg)
 
     return work
 
 
 async def _verified(
-    asking: Asking, question: Question, pages: Pages, texts: PageText, cfg: VerifyConfig
+    asking: AnswerSampler, question: Question, pages: Pages, texts: PageText, cfg: VerifyConfig
 ) -> Verified:
     judge = asking.judging.model
     try:
@@ -116,72 +118,77 @@ async def _verified(
     except RequestError as error:
         if error.type != "not_found":
             raise
-        return Verified(why="a gold page is not in the index", judge=judge)
-    shown = {picture_hash(png): png for png in pngs}
-    text_of = dict(zip(map(picture_hash, reversed(pngs)), reversed(layers), strict=True))
+        return Verified(reason="a gold page is not in the index", judge=judge)
+    png_by_hash = {image_hash(png): png for png in pngs}
+    text_of = dict(zip(map(image_hash, reversed(pngs)), reversed(layers), strict=True))
     verifier, generator = Verifier(asking.chats[VERIFIER]), asking.generator
-    asked = question.question
-    said = [
-        verifier.opinion(asked, shown, n) for n in range(times(asking.chats[VERIFIER].cfg, cfg.k))
+    text = question.question
+    opinion_calls = [
+        verifier.opinion(text, png_by_hash, n)
+        for n in range(times(asking.chats[VERIFIER].cfg, cfg.k))
     ]
     generated = [
-        generator.answer(asked, shown, sample=n) for n in range(times(generator.cfg, cfg.k))
+        generator.answer(text, png_by_hash, sample=n) for n in range(times(generator.cfg, cfg.k))
     ]
-    found = await _all([_opinions(said), _all(generated)])
-    answers = [one.text for one in found[1]]
-    opinions = _with_quotes(found[0], [text_of[name] for name in shown])
-    made = Verified(tuple(opinions or ()), tuple(answers), judge=judge)
+    results = await _all([_opinions(opinion_calls), _all(generated)])
+    answers = [item.text for item in results[1]]
+    opinions = _with_quotes(results[0], [text_of[name] for name in png_by_hash])
+    verified = Verified(tuple(opinions or ()), tuple(answers), judge=judge)
     if opinions is None:
-        return _without(made, "the verifier did not answer")
-    if any(one.text is None and one.charge == Charge() for one in found[1]):
-        return _without(made, "the generator did not answer")
+        return _without(verified, "the verifier did not answer")
+    if any(item.text is None and item.charge == ApiUsage() for item in results[1]):
+        return _without(verified, "the generator did not answer")
     valid = _valid(opinions, cfg)
     if 2 * len(valid) <= len(opinions):
-        given = sum(one is not None for one in opinions)
-        unfounded = 2 * given > len(opinions)
-        return _without(made, UNFOUNDED if unfounded else "the verifier's answers are none")
-    if 2 * sum(one is not None for one in answers) <= len(answers):
-        return _without(made, "the generator's answers are none")
-    return await _compared(asking, question, made, valid, cfg.consensus)
+        num_opinions = sum(item is not None for item in opinions)
+        unfounded = 2 * num_opinions > len(opinions)
+        return _without(verified, UNFOUNDED if unfounded else "the verifier's answers are none")
+    if 2 * sum(item is not None for item in answers) <= len(answers):
+        return _without(verified, "the generator's answers are none")
+    return await _compared(asking, question, verified, valid, cfg.consensus)
 
 
 def _with_quotes(
     opinions: Sequence[Opinion | None] | None, texts: Sequence[str]
 ) -> list[Opinion | None] | None:
-    """The opinions with what was found of their quotes. texts: of each picture's page."""
+    """Return the opinions with checked quotes. texts: of each image's page."""
     if opinions is None:
         return None
     return [
-        None if one is None else replace(one, quotes=tuple(check_quotes(one.evidence, texts)))
-        for one in opinions
+        None
+        if opinion is None
+        else replace(opinion, quotes=tuple(check_quotes(opinion.evidence, texts)))
+        for opinion in opinions
     ]
 
 
 def _valid(opinions: Sequence[Opinion | None], cfg: VerifyConfig) -> list[Opinion]:
-    """Those that count."""
-    given = (one for one in opinions if one is not None)
-    return [one for one in given if not (one.unfounded and cfg.quotes == "checked")]
+    """Return the valid opinions."""
+    opinions_given = (opinion for opinion in opinions if opinion is not None)
+    return [
+        opinion for opinion in opinions_given if not (opinion.unfounded and cfg.quotes == "checked")
+    ]
 
 
-def _without(made: Verified, why: str) -> Verified:
-    return Verified(made.opinions, made.answers, why=why, judge=made.judge)
+def _without(verified: Verified, reason: str) -> Verified:
+    return Verified(verified.opinions, verified.answers, reason=reason, judge=verified.judge)
 
 
-async def _opinions(said: Sequence[Awaitable[Opinion | None]]) -> list[Opinion | None] | None:
-    """None where one call was not answered."""
+async def _opinions(calls: Sequence[Awaitable[Opinion | None]]) -> list[Opinion | None] | None:
+    """Return the opinions; None if a call failed."""
     try:
-        return await _all(said)
+        return await _all(calls)
     except (LLMError, TimeoutError):
         return None
 
 
-async def _all(what: Sequence[Awaitable[Any]]) -> list[Any]:
-    """All of them, ended before any failure is raised: each is paid for, and kept."""
-    found = await asyncio.gather(*what, return_exceptions=True)
-    for one in found:
-        if isinstance(one, BaseException):
-            raise one
-    return found
+async def _all(calls: Sequence[Awaitable[Any]]) -> list[Any]:
+    """Wait for all results, then raise the first error: each call is paid for and stored."""
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return results
 
 
 class _Unjudged(Exception):
@@ -189,13 +196,13 @@ class _Unjudged(Exception):
 
 
 async def _compared(
-    asking: Asking,
+    asking: AnswerSampler,
     question: Question,
-    made: Verified,
+    verified: Verified,
     opinions: Sequence[Opinion],
     consensus: float,
 ) -> Verified:
-    """With who agrees with whom. opinions: those that count."""
+    """Return the result with its agreements. opinions: the valid ones."""
 
     async def agree(answer: str, reference: str) -> Agreement:
         if same_text(answer, reference):
@@ -210,15 +217,15 @@ async def _compared(
     async def agreement(answers: Sequence[str], reference: str) -> Agreement:
         distinct = list(dict.fromkeys(answers))
         levels = await _all([agree(answer, reference) for answer in distinct])
-        of = dict(zip(distinct, levels, strict=True))
-        return most_agree([of[answer] for answer in answers])
+        level_by_answer = dict(zip(distinct, levels, strict=True))
+        return most_agree([level_by_answer[answer] for answer in answers])
 
-    answers = [one for one in made.answers if one is not None]
+    answers = [item for item in verified.answers if item is not None]
     reference = question.reference_answer
     try:
-        groups = await _grouped([one for one in opinions if one.sure], agree)
+        groups = await _grouped([item for item in opinions if item.sure], agree)
         sizes = [len(group) for group in groups]
-        stance = stance_of(sizes, sum(not one.sure for one in opinions), consensus)
+        stance = stance_of(sizes, sum(not item.sure for item in opinions), consensus)
         generator = await agreement(answers, reference)
         if stance != "sure":
             compared, chosen = Compared(stance, generator), None
@@ -231,61 +238,64 @@ async def _compared(
                 await agreement(answers, chosen.answer),
             )
     except _Unjudged:
-        return _without(made, "the judge did not answer")
-    return Verified(made.opinions, made.answers, compared, chosen, judge=made.judge)
+        return _without(verified, "the judge did not answer")
+    return Verified(verified.opinions, verified.answers, compared, chosen, judge=verified.judge)
 
 
 async def _grouped(
     opinions: Sequence[Opinion], agree: Callable[[str, str], Awaitable[Agreement]]
 ) -> list[list[Opinion]]:
-    """Those that say the same, in the order in which the first of each came."""
+    """Return groups of equal opinions, in the order of their first one."""
     groups: list[list[Opinion]] = []
-    for one in opinions:
+    for opinion in opinions:
         for group in groups:
-            if await agree(one.answer, group[0].answer) != "no":
-                group.append(one)
+            if await agree(opinion.answer, group[0].answer) != "no":
+                group.append(opinion)
                 break
         else:
-            groups.append([one])
+            groups.append([opinion])
     return groups
 
 
-def reckoned(
+def estimate_lines(
     questions: Sequence[Question], cfg: VerifyConfig, answering: AnsweringConfig
 ) -> list[str]:
-    """Calls, tokens and money at most, in words; nobody is asked."""
+    """Return lines about the max calls, tokens and cost, without a call."""
     verifier, generator = cfg.verifier, answering.generator
-    seen, said = times(verifier, cfg.k), times(generator, cfg.k)
-    verdicts = seen * (seen - 1) // 2 + 1 + 2 * said
+    num_opinions, num_answers = times(verifier, cfg.k), times(generator, cfg.k)
+    verdicts = num_opinions * (num_opinions - 1) // 2 + 1 + 2 * num_answers
     sums = {VERIFIER: [0, 0, 0], "generator": [0, 0, 0], "judge": [0, 0, 0]}
-    for one in questions:
-        reference = one.reference_answer
-        judged = reckoned_verdict((one.question, reference, reference), 0, answering.judge)
+    for question in questions:
+        reference = question.reference_answer
+        judged = max_verdict_usage((question.question, reference, reference), 0, answering.judge)
         words = {
-            VERIFIER: verifier_words(verifier, one.question),
-            "generator": reckoned_words(generator.system, one.question),
+            VERIFIER: verifier_words(verifier, question.question),
+            "generator": estimated_words(generator.system, question.question),
         }
-        for name, model, count in ((VERIFIER, verifier, seen), ("generator", generator, said)):
-            sent = words[name] + len(one.gold) * model.tokens_per_image
-            _add(sums[name], count, sent, model.max_output_tokens)
+        for name, model, count in (
+            (VERIFIER, verifier, num_opinions),
+            ("generator", generator, num_answers),
+        ):
+            prompt_tokens = words[name] + len(question.gold) * model.tokens_per_image
+            _add(sums[name], count, prompt_tokens, model.max_output_tokens)
         _add(sums["judge"], verdicts, judged.prompt_tokens, judged.completion_tokens)
     money = answering.money
     prices = {VERIFIER: cfg.price, "generator": money.generator, "judge": money.judge}
     charges = {
-        name: Charge(
+        name: ApiUsage(
             calls=calls,
-            prompt_tokens=sent,
-            completion_tokens=back,
-            money=money_of(prices[name], sent, back),
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            money=cost_of(prices[name], prompt_tokens, completion_tokens),
         )
-        for name, (calls, sent, back) in sums.items()
+        for name, (calls, prompt_tokens, completion_tokens) in sums.items()
     }
-    total = together(charges).money
-    lines = [f"{len(questions)} rows are verified", f"at most: {told(charges)}"]
+    total = sum_charges(charges).money
+    lines = [f"{len(questions)} rows are verified", f"at most: {format_totals(charges)}"]
     lines += [] if total is None else [f"in all: at most {total:.2f}"]
-    return [*lines, "what is kept in the file of answers costs nothing of it"]
+    return [*lines, "answers in the file of answers cost nothing"]
 
 
-def _add(sums: list[int], calls: int, sent: int, back: int) -> None:
-    for place, more in enumerate((calls, calls * sent, calls * back)):
-        sums[place] += more
+def _add(sums: list[int], calls: int, prompt_tokens: int, completion_tokens: int) -> None:
+    for index, amount in enumerate((calls, calls * prompt_tokens, calls * completion_tokens)):
+        sums[index] += amount

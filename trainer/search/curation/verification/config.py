@@ -12,7 +12,7 @@ from trainer.search.answer.config import ChatModelConfig, PriceConfig
 from trainer.search.curation.measures import Combine, Measure
 from trainer.search.curation.verification.classes import CLASSES, TruthClass
 
-#: What the verifier is told. Its own words are part of the key under which answers are kept.
+#: The verifier's instructions. They are part of the key of cached answers.
 VERIFIER_SYSTEM = (
     "You check the answers to questions about documents, and are a careful reader. You are shown "
     "whole pages. Answer the question yourself, from the pages alone, as briefly as it allows. "
@@ -24,7 +24,7 @@ VERIFIER_SYSTEM = (
 
 
 class VerifierConfig(ChatModelConfig):
-    """A model that is not the generator."""
+    """The model of the verifier, which must differ from the generator."""
 
     base_url: str = may_change("", description="Its address, with /v1.")
     api_key_env: str = may_change(
@@ -34,7 +34,7 @@ class VerifierConfig(ChatModelConfig):
 
 
 class VerifyConfig(Config):
-    """Whether the references are right, by a reader of its own, and by the generator."""
+    """The check of references by a verifier and the generator."""
 
     prompts: Literal["low", "all"] = Field(
         "low",

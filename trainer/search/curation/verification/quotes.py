@@ -1,4 +1,4 @@
-"""Whether what the verifier quotes stands in the text layer of the page."""
+"""Check whether the verifier's quotes are in the text layer of their page."""
 
 from __future__ import annotations
 
@@ -7,41 +7,48 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final, Literal
 
-from trainer.search.curation.truth.answers import parts_of
+from trainer.search.curation.diagnosis.answers import parts_of
 
-#: Of one quote. no text layer: of such a page nothing can be said.
+#: The result for a quote. no text layer: the quote cannot be checked.
 QuoteCheck = Literal["on the page", "not on the page", "no text layer"]
-_WORDS: Final = 0.8  # share of a quote's words that the page has, in whatever order
+_WORDS: Final = 0.8  # share of a quote's words that the page has, in any order
 _JOINED: Final = 8  # letters of a quote that may be written with other blanks
 _OMISSION = re.compile(r"\.\.\.+|…|\[…\]")
 
 
 def check_quotes(evidence: Sequence[tuple[int, str]], texts: Sequence[str]) -> list[QuoteCheck]:
-    """Return what each quote is. evidence: (number of the picture, from 1; quote). texts: the text
-    layer of each picture's page."""
+    """Return the result for each quote. evidence: (number of the image, from 1; quote). texts: the
+    text layer of each image's page."""
     return [_checked(quote, texts[number - 1]) for number, quote in evidence]
 
 
 def _checked(quote: str, text: str) -> QuoteCheck:
     if not parts_of(text):
         return "no text layer"
-    pieces = [piece for piece in _OMISSION.split(quote) if parts_of(piece)]
-    on_page = bool(pieces) and all(_stands(piece, text) for piece in pieces)
+    segments = [segment for segment in _OMISSION.split(quote) if parts_of(segment)]
+    on_page = bool(segments) and all(_is_in_text(segment, text) for segment in segments)
     return "on the page" if on_page else "not on the page"
 
 
-def _stands(quote: str, text: str) -> bool:
-    """All numbers of a quote and most of its words are on the page: a table is read in another
-    order than its text layer has. Or all its letters in one piece, with other blanks."""
+def _is_in_text(quote: str, text: str) -> bool:
+    """Return whether a text has all numbers and most words of a quote, or its exact letters.
+
+    The order of words does not matter, because a table and its text layer have different orders.
+    Letters may have other blanks between them.
+    """
     words, page = parts_of(quote), Counter(parts_of(text))
     numbers = [word for word in words if word[-1].isdigit()]
     missing = Counter(words) - page
-    lacks_number = any(missing[number] for number in numbers)
-    others = len(words) - len(numbers)
-    lacks = missing.total()
-    if not lacks_number and lacks <= (1 - _WORDS) * others:
+    misses_number = any(missing[number] for number in numbers)
+    num_other_words = len(words) - len(numbers)
+    num_missing = missing.total()
+    if not misses_number and num_missing <= (1 - _WORDS) * num_other_words:
         return True
-    joined, whole = "".join(words), "".join(parts_of(text))
-    start = whole.find(joined) if len(joined) >= _JOINED else -1
-    around = whole[start - 1 : start] + whole[start + len(joined) :][:1] if start >= 0 else "0"
-    return start >= 0 and not any(letter.isdigit() for letter in around)
+    joined, all_letters = "".join(words), "".join(parts_of(text))
+    start = all_letters.find(joined) if len(joined) >= _JOINED else -1
+    neighbors = (
+        all_letters[start - 1 : start] + all_letters[start + len(joined) :][:1]
+        if start >= 0
+        else "0"
+    )
+    return start >= 0 and not any(letter.isdigit() for letter in neighbors)

@@ -1,4 +1,4 @@
-"""What `search verify` makes of the answers: the rows with their classes, and the page."""
+"""Build the rows, classes and page of `search verify`."""
 
 from __future__ import annotations
 
@@ -6,81 +6,81 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from trainer.search.curation.dataset import Curated, Decision, question_row, refs
+from trainer.search.curation.dataset import CurationResult, Decision, question_row, refs
 from trainer.search.curation.pages import Section, curation_page
 from trainer.search.curation.samples import CuratedPrompt, CuratedRun
 from trainer.search.curation.verification.classes import CLASSES, TruthClass, class_of
 from trainer.search.curation.verification.compare import Verified
 from trainer.search.curation.verification.config import VerifyConfig
-from trainer.search.curation.verification.people import Judgement, agreement_lines, kappa
+from trainer.search.curation.verification.human_labels import HumanLabel, agreement_lines, kappa
 from trainer.sft.curation_record import CurationRecord
 
 
-def verifiers_class(found: Verified | None, cfg: VerifyConfig) -> TruthClass | None:
-    """The class by the answers; None where there is no verdict."""
-    if found is None or found.compared is None:
+def verifiers_class(verified: Verified | None, cfg: VerifyConfig) -> TruthClass | None:
+    """Return the class from the answers; None without a verdict."""
+    if verified is None or verified.compared is None:
         return None
-    return class_of(found.compared, cfg.outvoted)
+    return class_of(verified.compared, cfg.outvoted)
 
 
 def make_verified(
     prompts: Sequence[CuratedPrompt],
     read: Sequence[CuratedRun],
     cfg: VerifyConfig,
-    asked: Mapping[str, Verified | str],
-    people: Mapping[str, Judgement],
+    results: Mapping[str, Verified | str],
+    people: Mapping[str, HumanLabel],
     record: CurationRecord | None = None,
-) -> Curated:
-    """All rows of the data; those of a class in `drop` are dropped.
+) -> CurationResult:
+    """Return all rows of the data, without those of a class in `drop`.
 
-    asked: row id -> what became of it, or why it was not asked about. people: who overrule. A row
-    without a verdict stays: nothing speaks against it. record: what was decided before.
+    results: row id -> its result, or the reason why it was skipped. people: overrule the verifier.
+    A row without a verdict is kept. record: earlier decisions.
     """
-    made = Curated("verify", cfg, read, record=record or CurationRecord())
+    curated = CurationResult("verify", cfg, read, record=record or CurationRecord())
     pairs: list[tuple[TruthClass, TruthClass]] = []
     for prompt in prompts:
         row_id = prompt.question.id
-        found, person = asked[row_id], people.get(row_id)
-        verified = None if isinstance(found, str) else found
-        own = verifiers_class(verified, cfg)
-        truth = person.truth if person else own
-        if own and person:
-            pairs.append((own, person.truth))
-        kept = truth is None or truth not in cfg.drop
-        reason = truth or _no_class(found)
-        figures = {
+        result, person = results[row_id], people.get(row_id)
+        verified = None if isinstance(result, str) else result
+        verifier_class = verifiers_class(verified, cfg)
+        truth = person.truth if person else verifier_class
+        if verifier_class and person:
+            pairs.append((verifier_class, person.truth))
+        is_kept = truth is None or truth not in cfg.drop
+        reason = truth or _no_class(result)
+        stats = {
             "class": truth,
             "by": None if truth is None else "person" if person else "verifier",
-            **_figures(prompt, verified, own),
+            **_stats(prompt, verified, verifier_class),
             "note": person.note if person else "",
         }
-        made.decisions.append(Decision(row_id, kept, reason, figures, refs(prompt)))
-        if kept:
-            made.rows.append(question_row(prompt.question))
-    quotes = Counter(check for one in made.decisions for check in one.figures["quotes"])
-    made.told = {
+        curated.decisions.append(Decision(row_id, is_kept, reason, stats, refs(prompt)))
+        if is_kept:
+            curated.rows.append(question_row(prompt.question))
+    quotes = Counter(check for decision in curated.decisions for check in decision.stats["quotes"])
+    curated.manifest_extra = {
         "verifier": cfg.verifier.model,
         "quotes": dict(sorted(quotes.items())),
         "people": _people(pairs, cfg),
     }
-    return made
+    return curated
 
 
-def _no_class(found: Verified | str) -> str:
-    return f"not verified: {found}" if isinstance(found, str) else f"no verdict: {found.why}"
+def _no_class(result: Verified | str) -> str:
+    return f"not verified: {result}" if isinstance(result, str) else f"no verdict: {result.reason}"
 
 
-def _figures(
-    prompt: CuratedPrompt, found: Verified | None, own: TruthClass | None
+def _stats(
+    prompt: CuratedPrompt, verified: Verified | None, verifier_class: TruthClass | None
 ) -> dict[str, Any]:
-    """What the class rests on: all answers, and who agreed with whom."""
+    """Return the values behind a class: all answers and their agreements."""
     gold = prompt.question.gold
-    compared = found.compared if found else None
-    chosen = found.opinion if found else None
+    compared = verified.compared if verified else None
+    chosen = verified.opinion if verified else None
     evidence = chosen.evidence if chosen else ()
-    opinions = found.opinions if found else ()
+    opinions = verified.opinions if verified else ()
     return {
-        "verifier_class": own,
+        "verifier_class": verifier_class,
         "stance": compared.stance if compared else None,
         "verifier_reference": compared.verifier_reference if compared else None,
         "generator_reference": compared.generator_reference if compared else None,
@@ -88,18 +88,22 @@ def _figures(
         "reference": prompt.question.reference_answer,
         "verifier": chosen.answer if chosen else None,
         "evidence": [f"{gold[number - 1]}: {quote}" for number, quote in evidence],
-        "quotes": [check for one in opinions if one and one.sure for check in one.quotes],
-        "verifier_answers": [_said(one) for one in opinions],
-        "generator_answers": [one or "(none)" for one in found.answers] if found else [],
+        "quotes": [
+            check for opinion in opinions if opinion and opinion.sure for check in opinion.quotes
+        ],
+        "verifier_answers": [_opinion_text(opinion) for opinion in opinions],
+        "generator_answers": [opinion or "(none)" for opinion in verified.answers]
+        if verified
+        else [],
     }
 
 
-def _said(one: Any) -> str:
-    if one is None:
+def _opinion_text(opinion: Any) -> str:
+    if opinion is None:
         return "(none)"
-    if one.unfounded:
-        return f"(quotes what is not on the page) {one.answer}"
-    return one.answer if one.sure else f"(unsure) {one.answer}".strip()
+    if opinion.unfounded:
+        return f"(quotes what is not on the page) {opinion.answer}"
+    return opinion.answer if opinion.sure else f"(unsure) {opinion.answer}".strip()
 
 
 def _people(
@@ -124,29 +128,31 @@ def _people(
     }
 
 
-def verified_page(made: Curated, prompts: Mapping[str, CuratedPrompt]) -> str:
-    """report.html: how many of each class, from which agreements, by document, and people's."""
-    cfg = made.settings
+def verified_page(curated: CurationResult, prompts: Mapping[str, CuratedPrompt]) -> str:
+    """Return report.html: classes, agreements, documents, and decisions of people."""
+    cfg = curated.settings
     assert isinstance(cfg, VerifyConfig)
-    classed = [one for one in made.decisions if one.figures["class"]]
-    of = Counter(str(one.figures["class"]) for one in classed)
-    counts = [[name, of[name], "dropped" if name in cfg.drop else "kept"] for name in CLASSES]
+    classed = [decision for decision in curated.decisions if decision.stats["class"]]
+    counts_by_class = Counter(str(decision.stats["class"]) for decision in classed)
+    counts = [
+        [name, counts_by_class[name], "dropped" if name in cfg.drop else "kept"] for name in CLASSES
+    ]
     words = (
-        f"{len(classed)} of {len(made.decisions)} rows have a class: the answers of "
+        f"{len(classed)} of {len(curated.decisions)} rows have a class: the answers of "
         f"{cfg.verifier.model or 'people alone'} and of the generator, from the gold pages, "
         f"compared by the judge; {cfg.k} answers each. The others were not asked about, or gave no "
         "verdict, and stay; their reasons stand below."
     )
     sections = [
         Section("Classes", [words], ["class", "rows", "are"], counts),
-        Section("Who agrees with whom", [], _HEAD, _agreements(made.decisions)),
-        Section("Quotes", [_QUOTES], ["what is quoted is", "quotes"], _quotes(made)),
-        Section("By document", [], ["document", "rows", "dropped"], _documents(made, prompts)),
+        Section("Who agrees with whom", [], _HEAD, _agreements(curated.decisions)),
+        Section("Quotes", [_QUOTES], ["what is quoted is", "quotes"], _quotes(curated)),
+        Section("By document", [], ["document", "rows", "dropped"], _documents(curated, prompts)),
     ]
-    if people := made.told["people"]:
-        rows = [[what, count] for what, count in people["table"].items()]
+    if people := curated.manifest_extra["people"]:
+        rows = [[label, count] for label, count in people["table"].items()]
         sections.append(Section("People and verifier", people["lines"], ["classes", "rows"], rows))
-    return curation_page(made, "References verified", sections, prompts)
+    return curation_page(curated, "References verified", sections, prompts)
 
 
 _NAMES = ("stance", "verifier_reference", "generator_reference", "generator_verifier")
@@ -154,27 +160,35 @@ _HEAD = ("verifier", "with reference", "generator with reference", "with verifie
 
 
 def _agreements(decisions: Iterable[Decision]) -> list[list[Any]]:
-    found = Counter(
-        (*(one.figures[name] or "–" for name in _NAMES), str(one.figures["verifier_class"]))
-        for one in decisions
-        if one.figures["verifier_class"]
+    counts_by_key = Counter(
+        (
+            *(decision.stats[name] or "–" for name in _NAMES),
+            str(decision.stats["verifier_class"]),
+        )
+        for decision in decisions
+        if decision.stats["verifier_class"]
     )
-    return [[*of, count] for of, count in sorted(found.items(), key=lambda one: (-one[1], one[0]))]
+    return [
+        [*key, count]
+        for key, count in sorted(
+            counts_by_key.items(), key=lambda decision: (-decision[1], decision[0])
+        )
+    ]
 
 
 _QUOTES = "What the verifier quoted, looked for in the text layers of the pages."
 
 
-def _quotes(made: Curated) -> list[list[Any]]:
-    return [[check, count] for check, count in made.told["quotes"].items()]
+def _quotes(curated: CurationResult) -> list[list[Any]]:
+    return [[check, count] for check, count in curated.manifest_extra["quotes"].items()]
 
 
-def _documents(made: Curated, prompts: Mapping[str, CuratedPrompt]) -> list[list[Any]]:
+def _documents(curated: CurationResult, prompts: Mapping[str, CuratedPrompt]) -> list[list[Any]]:
     rows: Counter[str] = Counter()
     dropped: Counter[str] = Counter()
-    for one in made.decisions:
-        if one.figures["class"]:
-            name = prompts[one.row_id].question.file_name or "–"
+    for decision in curated.decisions:
+        if decision.stats["class"]:
+            name = prompts[decision.row_id].question.file_name or "–"
             rows[name] += 1
-            dropped[name] += not one.kept
+            dropped[name] += not decision.is_kept
     return [[name, count, dropped[name]] for name, count in rows.most_common(60)]

@@ -1,4 +1,4 @@
-"""The verifier: a model that answers from the gold pages, and quotes what it has read there."""
+"""The verifier: a model that answers from the gold pages and quotes its evidence."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from scorekit.client.transport import checked_url
 from scorekit.errors import UserError
 from scorekit.llm import Choice, LLMError, Message, image_part, parse_json, text_part
 from trainer.search.answer.config import ChatModelConfig
-from trainer.search.answer.generator import reckoned_words
-from trainer.search.answer.paid_chat import PaidChat
+from trainer.search.answer.generator import estimated_words
+from trainer.search.answer.paid_chat import CachedChat
 from trainer.search.curation.verification.config import VerifierConfig
 from trainer.search.curation.verification.quotes import QuoteCheck
 
-#: In keys and charges.
+#: The name in keys and charges.
 VERIFIER = "verifier"
-#: Of its answer. Lengths are checked here: some servers refuse a schema that names them.
+#: The schema of its answer. Lengths are checked here, because some servers refuse them.
 SCHEMA: Final[dict[str, Any]] = {
     "type": "object",
     "properties": {
@@ -37,14 +37,14 @@ SCHEMA: Final[dict[str, Any]] = {
     "required": ["sure", "answer", "evidence"],
     "additionalProperties": False,
 }
-_LONGEST, _QUOTES = 2000, 20  # characters of a text, and quotes, at most
-_HERE = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
+_LONGEST, _QUOTES = 2000, 20  # max characters of a text, and max quotes
+_LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
 
 
 @dataclass(frozen=True, slots=True)
 class Opinion:
-    """What it says of a question. evidence: (number of the picture, from 1; words on it). quotes:
-    whether each stands on its page; empty before that was looked at."""
+    """An answer of the verifier. evidence: (number of the image, from 1; quote). quotes: the check
+    of each quote; empty before the check."""
 
     sure: bool
     answer: str
@@ -53,87 +53,98 @@ class Opinion:
 
     @property
     def unfounded(self) -> bool:
-        """Whether it is sure by words that are not on the page."""
+        """Return whether it is sure and quotes words that are not on the page."""
         return self.sure and "not on the page" in self.quotes
 
 
 class Verifier:
-    """Asks it. chat: of the name `VERIFIER`."""
+    """The client of the verifier. chat: with the name `VERIFIER`."""
 
-    def __init__(self, chat: PaidChat) -> None:
+    def __init__(self, chat: CachedChat) -> None:
         self._chat = chat
 
     async def opinion(
-        self, question: str, pictures: Mapping[str, bytes], sample: int
+        self, question: str, pngs: Mapping[str, bytes], sample: int
     ) -> Opinion | None:
-        """One of several, each asked for, and kept, by itself; None where its answer is none: cut,
-        kept back, or not of the form. pictures: SHA-256 -> PNG.
+        """Return the opinion with number `sample`; each has its own request and cache entry.
 
-        Raises LLMError or TimeoutError where no answer was got in time, UserError, MoneySpent.
+        None for an invalid answer: truncated, filtered, or not of the schema. pngs: SHA-256 -> PNG.
+        Raises LLMError or TimeoutError without an answer in time, UserError, BudgetExceeded.
         """
         cfg = self._chat.cfg
         names = {"model", "api", "system", "effort", "temperature", "max_output_tokens"}
-        said, _ = await self._chat.ask(
-            [question, list(pictures), cfg.model_dump(include=names), SCHEMA, sample],
-            lambda: _messages(cfg.system, question, pictures),
+        reply, _ = await self._chat.ask(
+            [question, list(pngs), cfg.model_dump(include=names), SCHEMA, sample],
+            lambda: _messages(cfg.system, question, pngs),
             words=verifier_words(cfg, question),
-            pictures=len(pictures),
+            num_images=len(pngs),
             schema=SCHEMA,
             seed=sample or None,
         )
-        return None if said.text is None else read_opinion(said.text, len(pictures))
+        return None if reply.text is None else read_opinion(reply.text, len(pngs))
 
 
 def verifier_words(cfg: ChatModelConfig, question: str) -> int:
-    """Tokens of instructions, question and schema at most."""
-    return reckoned_words(cfg.system + str(SCHEMA), question)
+    """Return the max tokens of instructions, question and schema."""
+    return estimated_words(cfg.system + str(SCHEMA), question)
 
 
-def _messages(system: str, question: str, pictures: Mapping[str, bytes]) -> Sequence[Message]:
-    shown = [image_part(png) for png in pictures.values()]
+def _messages(system: str, question: str, pngs: Mapping[str, bytes]) -> Sequence[Message]:
+    parts = [image_part(png) for png in pngs.values()]
     return [
         {"role": "system", "content": system},
-        {"role": "user", "content": [text_part(question), *shown]},
+        {"role": "user", "content": [text_part(question), *parts]},
     ]
 
 
-def read_opinion(text: str, pictures: int) -> Opinion | None:
-    """The opinion in a text; None where it is not of the form: no JSON of the schema, a picture
-    that it was not shown, texts without end, or a sure answer without words or without evidence."""
+def read_opinion(text: str, num_images: int) -> Opinion | None:
+    """Return the opinion in a text, or None if it is invalid.
+
+    Invalid: no JSON of the schema, an unknown image number, overlong texts, or a sure answer
+    without text or evidence.
+    """
     try:
-        found = parse_json(Choice(0, text, "stop", None), SCHEMA)
+        parsed = parse_json(Choice(0, text, "stop", None), SCHEMA)
     except LLMError:
         return None
-    answer = found["answer"].strip()
-    evidence = tuple((int(one["picture"]), one["quote"].strip()) for one in found["evidence"])
+    answer = parsed["answer"].strip()
+    evidence = tuple(
+        (int(entry["picture"]), entry["quote"].strip()) for entry in parsed["evidence"]
+    )
     texts = [answer, *(quote for _, quote in evidence)]
     if len(evidence) > _QUOTES or max(map(len, texts)) > _LONGEST:
         return None
-    if not all(1 <= number <= pictures and quote for number, quote in evidence):
+    if not all(1 <= number <= num_images and quote for number, quote in evidence):
         return None
-    if found["sure"] and not (answer and evidence):
+    if parsed["sure"] and not (answer and evidence):
         return None
-    return Opinion(found["sure"], answer, evidence)
+    return Opinion(parsed["sure"], answer, evidence)
 
 
 def check_independent(verifier: VerifierConfig, generator: ChatModelConfig) -> None:
-    """Raise UserError where none is named, or it is the generator itself: that one would confirm
-    its own mistakes."""
+    """Raise UserError if there is no verifier, or if it is the generator.
+
+    The generator would confirm its own mistakes.
+    """
     if not verifier.base_url:
-        raise UserError("verify.verifier.base_url: name the server of a model to verify with")
-    if not verifier.model:
-        raise UserError("verify.verifier.model: name the model that the server at base_url serves")
-    same = verifier.model.strip() == generator.model.strip()
-    if same and _place(verifier.base_url) == _place(generator.base_url):
         raise UserError(
-            f"verify.verifier: is the generator ({generator.model} at {generator.base_url}), which "
-            "would confirm its own mistakes: name another model"
+            "verify.verifier.base_url: not set. Name the server of a model to verify with."
+        )
+    if not verifier.model:
+        raise UserError(
+            "verify.verifier.model: not set. Name the model that the server at base_url serves."
+        )
+    same = verifier.model.strip() == generator.model.strip()
+    if same and _location(verifier.base_url) == _location(generator.base_url):
+        raise UserError(
+            f"verify.verifier: it is the generator ({generator.model} at {generator.base_url}), "
+            "which would confirm its own mistakes. Name another model."
         )
 
 
-def _place(url: str) -> tuple[str, int | None, str]:
-    """Host, port and path, this machine by one name."""
+def _location(url: str) -> tuple[str, int | None, str]:
+    """Return host, port and path, with one name for this machine."""
     parts = urlsplit(checked_url(url))
     host = (parts.hostname or "").lower()
     port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
-    return "localhost" if host in _HERE else host, port, parts.path.rstrip("/")
+    return "localhost" if host in _LOCAL_HOSTS else host, port, parts.path.rstrip("/")

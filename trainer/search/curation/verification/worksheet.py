@@ -1,4 +1,4 @@
-"""The worksheet of `search verify`: what people see, and where they write their decisions."""
+"""Write the worksheet of `search verify`, on which people see and decide rows."""
 
 from __future__ import annotations
 
@@ -12,36 +12,43 @@ from markupsafe import Markup
 
 from scorekit.report.page import STYLE
 from scorekit.report.render import visible
-from trainer.search.curation.dataset import Curated, Decision
+from trainer.search.curation.dataset import CurationResult, Decision
 from trainer.search.curation.samples import CuratedPrompt
 from trainer.search.curation.verification.classes import CLASSES
 from trainer.search.curation.verification.compare import Pages
 from trainer.search.curation.verification.config import VerifyConfig
-from trainer.search.curation.verification.people import ID, NOTE, PERSON, csv_text
-from trainer.search.sight.pictures import PictureError, read_picture
+from trainer.search.curation.verification.human_labels import ID, NOTE, PERSON, csv_text
+from trainer.search.images.image_data import ImageError, read_image
 
 _QUALITY = 80  # of JPEG
-#: Those that a person should look at first.
+#: The classes in the order in which people should check them.
 _ORDER = ("GT_ERROR", "BOTH_WRONG", "UNCERTAIN", "FORMAT_DIFF", "GEN_ERROR", "OK")
 
 
 def worksheets(
-    made: Curated, prompts: Mapping[str, CuratedPrompt], pages: Pages
+    result: CurationResult, prompts: Mapping[str, CuratedPrompt], load_page: Pages
 ) -> dict[str, bytes]:
-    """worksheet.csv with all rows that were asked or decided about, those to be dropped first, and
-    worksheet.html with the first of them. pages: pictures of pages."""
-    cfg = made.settings
+    """Return worksheet.csv and worksheet.html.
+
+    The CSV has all rows with answers or decisions, first those to drop; the page has the first of
+    them. load_page: page id -> PNG.
+    """
+    cfg = result.settings
     assert isinstance(cfg, VerifyConfig)
-    asked = [
-        one
-        for one in made.decisions
-        if one.figures["verifier_answers"] or one.figures["by"] == "person"
+    decided = [
+        decision
+        for decision in result.decisions
+        if decision.stats["verifier_answers"] or decision.stats["by"] == "person"
     ]
-    asked.sort(key=lambda one: _ORDER.index(one.figures["class"] or "UNCERTAIN"))
-    shown = asked[: cfg.worksheet_rows]
+    decided.sort(key=lambda decision: _ORDER.index(decision.stats["class"] or "UNCERTAIN"))
+    first_decisions = decided[: cfg.worksheet_rows]
     return {
-        "worksheet.csv": csv_text(_HEAD, [_csv_row(one, prompts[one.row_id]) for one in asked]),
-        "worksheet.html": _page(shown, len(asked), prompts, pages, cfg).encode("utf-8", "replace"),
+        "worksheet.csv": csv_text(
+            _HEAD, [_csv_row(decision, prompts[decision.row_id]) for decision in decided]
+        ),
+        "worksheet.html": _page(first_decisions, len(decided), prompts, load_page, cfg).encode(
+            "utf-8", "replace"
+        ),
     }
 
 
@@ -51,30 +58,30 @@ _HEAD = (
 )
 
 
-def _csv_row(one: Decision, prompt: CuratedPrompt) -> list[str]:
-    figures = one.figures
+def _csv_row(decision: Decision, prompt: CuratedPrompt) -> list[str]:
+    stats = decision.stats
     return [
-        one.row_id,
-        figures["class"] if figures["by"] == "person" else "",
-        figures["note"],
-        figures["verifier_class"] or one.reason,
-        "yes" if one.kept else "no",
+        decision.row_id,
+        stats["class"] if stats["by"] == "person" else "",
+        stats["note"],
+        stats["verifier_class"] or decision.reason,
+        "yes" if decision.is_kept else "no",
         prompt.question.question,
-        figures["reference"],
-        figures["verifier"] or "",
-        " | ".join(figures["evidence"]),
-        " | ".join(figures["verifier_answers"]),
-        " | ".join(figures["generator_answers"]),
+        stats["reference"],
+        stats["verifier"] or "",
+        " | ".join(stats["evidence"]),
+        " | ".join(stats["verifier_answers"]),
+        " | ".join(stats["generator_answers"]),
         prompt.question.file_name,
         ", ".join(prompt.question.gold),
     ]
 
 
 def _page(
-    shown: Sequence[Decision],
+    decisions: Sequence[Decision],
     count: int,
     prompts: Mapping[str, CuratedPrompt],
-    pages: Pages,
+    load_page: Pages,
     cfg: VerifyConfig,
 ) -> str:
     env = Environment(
@@ -83,40 +90,44 @@ def _page(
         trim_blocks=True,
     )
     env.filters["visible"] = visible
-    gold = dict.fromkeys(page for one in shown for page in prompts[one.row_id].question.gold)
+    gold = dict.fromkeys(
+        page for decision in decisions for page in prompts[decision.row_id].question.gold
+    )
     names = {page: f"page{number}" for number, page in enumerate(gold)}
-    pictures = [(names[page], *_picture(pages(page), cfg.worksheet_width)) for page in gold]
+    images = [(names[page], *_data_url(load_page(page), cfg.worksheet_width)) for page in gold]
     return env.get_template("worksheet.html").render(
         style=Markup(STYLE),
         count=count,
         classes=CLASSES,
         person=PERSON,
-        pictures=[(name, Markup(data), width, height) for name, data, width, height in pictures],
-        rows=[_shown(one, prompts[one.row_id], names) for one in shown],
+        pictures=[(name, Markup(data), width, height) for name, data, width, height in images],
+        rows=[_row_values(decision, prompts[decision.row_id], names) for decision in decisions],
     )
 
 
-def _shown(one: Decision, prompt: CuratedPrompt, names: Mapping[str, str]) -> dict[str, Any]:
+def _row_values(
+    decision: Decision, prompt: CuratedPrompt, names: Mapping[str, str]
+) -> dict[str, Any]:
     question = prompt.question
     return {
-        **one.figures,
-        "id": one.row_id,
-        "kept": one.kept,
-        "reason": one.reason,
+        **decision.stats,
+        "id": decision.row_id,
+        "kept": decision.is_kept,
+        "reason": decision.reason,
         "question": question.question,
         "pages": [(page, names[page]) for page in question.gold],
     }
 
 
-def _picture(png: bytes, width: int) -> tuple[str, int, int]:
-    """A data URL of the page, no wider than that, and its size."""
+def _data_url(png: bytes, width: int) -> tuple[str, int, int]:
+    """Return a page as a data URL of at most `width`, and its size."""
     try:
-        picture = read_picture(png)
-    except PictureError:
+        image = read_image(png)
+    except ImageError:
         return "data:,", 16, 9
-    if picture.width > width:
-        picture = picture.resize((width, max(1, round(picture.height * width / picture.width))))
-    written = BytesIO()
-    picture.save(written, "JPEG", quality=_QUALITY)
-    url = f"data:image/jpeg;base64,{b64encode(written.getvalue()).decode()}"
-    return url, picture.width, picture.height
+    if image.width > width:
+        image = image.resize((width, max(1, round(image.height * width / image.width))))
+    buffer = BytesIO()
+    image.save(buffer, "JPEG", quality=_QUALITY)
+    url = f"data:image/jpeg;base64,{b64encode(buffer.getvalue()).decode()}"
+    return url, image.width, image.height

@@ -1,4 +1,4 @@
-"""More connections than a service takes: who is closed, and that health is answered meanwhile."""
+"""Check more connections than a service takes: which are closed, and that health is answered."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def connect(url):
 
 
 def read_status(connection):
-    """The status of the next answer; 0 where the connection is closed without one."""
+    """Return the status of the next answer, or 0 if the connection is closed without one."""
     with contextlib.suppress(ConnectionResetError):
         head = connection.recv(65536)
         return int(head.split()[1]) if head else 0
@@ -112,7 +112,7 @@ def test_a_pipelined_request_does_not_make_an_unanswered_one_closable():
 
 @pytest.mark.parametrize("more", [HEAD[:-2], HEAD + BODY[:10]])
 def test_a_half_request_behind_an_answered_one_makes_room(more):
-    """Both parts arrive at once, so that the second begins before the first is answered."""
+    """Send both parts at once, so that the second begins before the first is answered."""
     with running_service(FakeBackend(), max_connections=2) as url, ExitStack() as stack:
         for _ in range(2):
             connection = stack.enter_context(connect(url))

@@ -1,4 +1,4 @@
-"""Requests that a page of another site sends through a browser, and names that are not ours."""
+"""Check requests from a page of another site in a browser, and foreign host names."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def closed_url():
 
 
 def post(url, **headers):
-    """Ask for one sample. Returns the status, and the message of a refusal."""
+    """Send one sample, and return the status and the message of a refusal."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     answer = httpx.post(f"{url}/v1/score", content=BODY, headers=JSON | named)
     return answer.status_code, answer.json().get("error", {}).get("message", "")
@@ -95,7 +95,7 @@ def test_every_route_that_takes_a_body_wants_json(url, route):
 def test_a_name_that_is_not_ours_reads_nothing(url, host, path):
     answer = httpx.get(url + path, headers={"Host": host})
     assert answer.status_code == 403 and "--allow-host" in answer.json()["error"]["message"]
-    assert host not in answer.text  # what a stranger writes is not written back
+    assert host not in answer.text  # foreign input is not echoed
 
 
 @pytest.mark.parametrize(
@@ -146,31 +146,31 @@ def test_the_page_of_a_service_that_is_asked_by_its_address_may_ask_it(url):
 
 
 def test_a_picture_or_a_link_on_another_site_reads_nothing(url):
-    told = {"Sec-Fetch-Site": "cross-site"}
-    assert httpx.get(f"{url}/v1/info", headers=told).status_code == 403
-    assert httpx.get(f"{url}/", headers=told).status_code == 200  # a link to the page itself
+    headers = {"Sec-Fetch-Site": "cross-site"}
+    assert httpx.get(f"{url}/v1/info", headers=headers).status_code == 403
+    assert httpx.get(f"{url}/", headers=headers).status_code == 200  # a link to the page itself
     same = {"Sec-Fetch-Site": "same-origin"}
     assert httpx.get(f"{url}/v1/info", headers=same).status_code == 200
 
 
 def test_a_service_with_keys_answers_to_any_name_and_page_that_has_one(closed_url):
     key = {"Authorization": f"Bearer {KEY}"}
-    asked = {"Host": "metricx.scorekit.svc"} | key
-    assert httpx.get(f"{closed_url}/v1/info", headers=asked).status_code == 200
-    page = {"Origin": "https://judge.example"}  # behind a proxy that gives another Host
+    headers = {"Host": "metricx.scorekit.svc"} | key
+    assert httpx.get(f"{closed_url}/v1/info", headers=headers).status_code == 200
+    page = {"Origin": "https://judge.example"}  # behind a proxy that sets another Host
     assert post(closed_url, **page, **key)[0] == 200
     assert post(closed_url, **page)[0] == 401
-    assert post(closed_url, Origin="https://evil.example")[0] == 401  # the key comes first
+    assert post(closed_url, Origin="https://evil.example")[0] == 401  # the key is checked first
 
 
 @pytest.mark.parametrize("name", ["Host", "Origin", "Content-Type", "Content-Encoding"])
 def test_a_header_that_is_sent_twice_is_refused(url, backend, name):
     before = len(backend.batches)
     values = {"Host": "localhost", "Origin": "http://localhost", "Content-Encoding": "identity"}
-    twice = [(name, "evil"), (name, values.get(name, "application/json"))]
+    repeated = [(name, "evil"), (name, values.get(name, "application/json"))]
     connection = HTTPConnection(url.removeprefix("http://"))
     connection.putrequest("POST", "/v1/score", skip_host=name == "Host")
-    for header, value in [*twice, ("Content-Length", f"{len(BODY)}")]:
+    for header, value in [*repeated, ("Content-Length", f"{len(BODY)}")]:
         connection.putheader(header, value)
     connection.endheaders(BODY)
     answer = connection.getresponse()

@@ -1,4 +1,4 @@
-"""A translation, and an LLM that finds errors in it and quotes them carelessly."""
+"""Provide a translation, and an LLM that finds errors in it and quotes them carelessly."""
 
 from __future__ import annotations
 
@@ -22,22 +22,23 @@ def error(quote, context="", category="style", severity="minor"):
     return {"quote": quote, "context": context, "category": category, "severity": severity}
 
 
-#: What the LLM finds in the translation above.
+#: The errors that the LLM finds in the translation above.
 ERRORS = [
-    error("빨간색", "그 문도 빨간색이다", "accuracy/mistranslation", "major"),  # it is there twice
-    error("빨간색", "빨간색", "terminology"),  # which one?
-    error('"정말"', '"정말" 🙂', "fluency/punctuation"),  # other marks
+    error("빨간색", "그 문도 빨간색이다", "accuracy/mistranslation", "major"),  # it occurs twice
+    error("빨간색", "빨간색", "terminology"),  # which of the two?
+    error('"정말"', '"정말" 🙂', "fluency/punctuation"),  # other quotation marks
     error("CAFÉ", "🙂 CAFÉ", "accuracy/untranslated"),  # another case, composed
-    error("빨간섹이고", "집은 빨간섹이고"),  # a slip
+    error("빨간섹이고", "집은 빨간섹이고"),  # a typo
     error("the red house", "the red house is"),  # another language
     error("old", "the old door", "accuracy/omission", "critical"),
-    error("문도 빨간", "그 문도 빨간색이다", "other", "critical"),  # over the first one
+    error("문도 빨간", "그 문도 빨간색이다", "other", "critical"),  # overlaps the first one
 ]
 
 
 def answers(body, seed):
-    """The errors whose quotes it knows; told outside the fence to pass it all, it does. Of several
-    answers the first sees less."""
+    """Return the errors whose quotes it knows, and none if told outside the fence to pass it all.
+
+    Of several answers the first has fewer errors."""
     if obeys(body["messages"]):
         return '{"errors": []}'
     text = _MT_SHOWN.search(body["messages"][1]["content"])[2]

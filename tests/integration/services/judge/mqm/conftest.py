@@ -1,4 +1,4 @@
-"""A judge whose LLM finds the errors of careless.py."""
+"""Provide a judge whose LLM finds the errors of careless.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The task mqm by the clients, the command and the adapters of other trainers."""
+"""Test the task mqm with the clients, the command and the adapters of other trainers."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def test_the_async_client_streams_them(url):
         async with ScoringClient([url]) as client:
             return dict([pair async for pair in client.stream([PAIR, PAIR | {"mt": ""}])])
 
-    found = asyncio.run(streamed())
-    assert found[0].unplaced and found[1].score == 10
+    results = asyncio.run(streamed())
+    assert results[0].unplaced and results[1].score == 10
 
 
 ROWS = [
@@ -62,8 +62,8 @@ def test_the_command_writes_spans(url, upstream, tmp_path):
     source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     command = ["score", "--url", url, *TASK, *COLUMNS, "--votes", "2", str(source), str(out)]
-    done = CliRunner().invoke(app, command)
-    assert done.exit_code == 0, done.output
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
     first, second, third = map(json.loads, out.read_text().splitlines())
     assert first["error_spans"] and second["score"] == 5 and "windows" not in second
     assert third["omissions"][0]["text"] == "The house" and "usage" not in third
@@ -71,7 +71,7 @@ def test_the_command_writes_spans(url, upstream, tmp_path):
         2,
         4,
     ]
-    assert "lower is" in done.output and "passed" not in done.output
+    assert "lower is" in result.output and "passed" not in result.output
 
 
 def test_trainers_of_others_get_rewards_from_it(url):
@@ -79,15 +79,15 @@ def test_trainers_of_others_get_rewards_from_it(url):
     rewards = reward_function(url, **settings)
     columns = {"src": ["The house"] * 3, "lang": ["ko", "ko", "nonsense!"]}
     assert rewards(["p"] * 3, ["집", "", "집"], **columns) == [0.0, -5.0, None]
-    told = {"src": "The house", "lang": "ko"}
-    assert compute_score("d", "집", "t", told, url=url, **settings) == 0.0
+    label = {"src": "The house", "lang": "ko"}
+    assert compute_score("d", "집", "t", label, url=url, **settings) == 0.0
 
     async def served():
         async with ScoringClient([url]) as client:
-            known = reward_settings(url=url, **settings)
-            server = RewardServer(client, known)
-            body = {"query": ["p집"], "prompts": ["p"], "labels": [json.dumps(told)]}
-            slime = {"prompt": "p", "response": "집", "label": told}
+            parsed_settings = reward_settings(url=url, **settings)
+            server = RewardServer(client, parsed_settings)
+            body = {"query": ["p집"], "prompts": ["p"], "labels": [json.dumps(label)]}
+            slime = {"prompt": "p", "response": "집", "label": label}
             return (
                 await server.get_reward(json.dumps(body).encode()),
                 await server.remote_rm(json.dumps(slime).encode()),
@@ -137,7 +137,7 @@ def test_adapters_refuse_what_does_not_fit_in_one_line(url):
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ({"task": "mqmm"}, "task 'mqmm': this judge has .*, mqm"),
         (
@@ -148,8 +148,8 @@ def test_adapters_refuse_what_does_not_fit_in_one_line(url):
         ({**LANGUAGES, "overlong": "windows"}, "overlong: windows: a judge reads whole texts"),
     ],
 )
-def test_adapters_ask_a_judge_nothing_that_could_only_fail(url, upstream, settings, told):
-    with pytest.raises(UserError, match=told):
+def test_adapters_ask_a_judge_nothing_that_could_only_fail(url, upstream, settings, message):
+    with pytest.raises(UserError, match=message):
         reward_function(url, **settings)(["p"], ["집"], src=["a"], l=["en"])
     assert not upstream.requests
 
@@ -168,7 +168,7 @@ def test_every_adapter_takes_a_rubric_of_the_operator_for_a_reward(tmp_path):
 
 
 def test_texts_that_a_task_does_not_know_are_no_reward(url, upstream):
-    """A judge's other tasks want other texts, and say so."""
+    """Check that a judge's other tasks require other texts, and report it."""
     assert reward_function(url, task="translation_filter")(["p"], ["집"], src=["a"]) == [None]
 
 
@@ -190,9 +190,9 @@ def test_a_data_frame_gets_columns_of_errors(url):
 
 
 def test_a_second_tier_keeps_scores_over_1(upstream, tmp_path):
-    """A process that knows nothing yet takes what another one found."""
-    found = []
+    """Check that a process with an empty cache uses what another process has found."""
+    results = []
     for _ in range(2):
         with running_judge(upstream=upstream.base, cache=f"sqlite://{tmp_path}/c.sqlite") as url:
-            found += judge(url, PAIR)
-    assert found[0] | {"cached": True} == found[1] and len(upstream.requests) == 1
+            results += judge(url, PAIR)
+    assert results[0] | {"cached": True} == results[1] and len(upstream.requests) == 1

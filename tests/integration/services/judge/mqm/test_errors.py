@@ -1,4 +1,4 @@
-"""The task mqm over HTTP, with an LLM that quotes carelessly, disagrees with itself, or fails."""
+"""Test the task mqm over HTTP, with an LLM that misquotes, disagrees with itself, or fails."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def test_it_is_asked_for_json_of_a_schema_at_temperature_0(url, upstream):
     judge(url, PAIR, cache=False)
     (request,) = upstream.requests
     schema = request.body["response_format"]["json_schema"]["schema"]
-    wanted = schema["properties"]["errors"]["items"]["properties"]
-    assert list(wanted) == ["quote", "context", "category", "severity"]
+    fields = schema["properties"]["errors"]["items"]["properties"]
+    assert list(fields) == ["quote", "context", "category", "severity"]
     assert (request.body["temperature"], request.body["max_tokens"]) == (0.0, 2048)
 
 
@@ -49,10 +49,10 @@ def test_a_verdict_s_task_and_mqm_stand_side_by_side(url, upstream):
         else '{"pass": true, "reason_code": "ok", "notes": ""}'
     )
     try:
-        filtered, found = judge(url, GOOD, PAIR, cache=False)
+        filtered, errors_result = judge(url, GOOD, PAIR, cache=False)
     finally:
         upstream.respond = answers
-    assert filtered["verdict"]["pass"] and found["error_spans"]
+    assert filtered["verdict"]["pass"] and errors_result["error_spans"]
     tasks = httpx.get(f"{url}/v1/info").json()["tasks"]
     assert tasks["mqm"] == {"score_range": {"min": 0.0, "max": None}, "higher_is_better": False}
     assert tasks["translation_filter"]["higher_is_better"]
@@ -70,7 +70,7 @@ def test_an_answer_comes_from_the_cache_and_another_sample_does_not(url, upstrea
 def test_hostile_text_is_marked_as_any_other(url, attack):
     text = ATTACKS[attack].replace("candidate", "mt")
     (result,) = judge(url, PAIR | {"mt": text}, cache=False)
-    assert result["score"] == 5  # the fake quotes what it is shown, fence and all
+    assert result["score"] == 5  # the fake quotes all that it gets, including the fence
     ((span,), unplaced) = result["error_spans"], result["unplaced"]
     assert (span["start"], span["end"], unplaced) == (0, len(text), [])
 
@@ -122,16 +122,20 @@ def test_where_one_answer_fails_the_sample_does(url, upstream):
     [
         (PAIR, {"votes": 3, "temperature": 0}, "at temperature 0 all answers agree"),
         (GOOD, {"votes": 3}, "mqm alone can be asked several times"),
-        (PAIR | {"images": ["AAAA"]}, {}, "mqm wants no pictures"),
-        ({k: v for k, v in PAIR.items() if k != "src_lang"}, {}, "src_lang: mqm wants it"),
+        (PAIR | {"images": ["AAAA"]}, {}, "the task mqm takes no images"),
+        (
+            {k: v for k, v in PAIR.items() if k != "src_lang"},
+            {},
+            "src_lang: required by the task mqm",
+        ),
     ],
 )
 def test_wrong_use_fails_in_one_line_and_nobody_is_asked(url, upstream, sample, options, words):
     (result,) = judge(url, sample, **options)
     assert result["error"]["type"] == "invalid_input" and words in result["error"]["message"]
     assert not upstream.requests
-    said = httpx.post(f"{url}/v1/score", json={"samples": [PAIR], "options": {"votes": 10}})
-    assert said.status_code == 422
+    response = httpx.post(f"{url}/v1/score", json={"samples": [PAIR], "options": {"votes": 10}})
+    assert response.status_code == 422
 
 
 def test_rules_cannot_find_errors():
@@ -147,7 +151,7 @@ def test_rules_cannot_find_errors():
 
 
 @pytest.mark.parametrize(
-    "said",
+    "answer",
     [
         "no JSON",
         "[]",
@@ -167,8 +171,8 @@ def test_rules_cannot_find_errors():
         "more than its tokens",
     ],
 )
-def test_an_answer_of_another_shape_is_asked_for_once_more_and_fails(said):
-    fake = saying(said)
+def test_an_answer_of_another_shape_is_asked_for_once_more_and_fails(answer):
+    fake = saying(answer)
     with fake.running() as base, running_judge(upstream=base) as url:
         (result,) = judge(url, PAIR)
     assert result["error"]["type"] == "model_failure"
@@ -181,7 +185,8 @@ def test_cut_json_and_overlong_texts_fail(url, upstream):
     (cut,) = judge(url, PAIR, cache=False)
     upstream.cut = False
     assert (
-        cut["error"]["type"] == "model_failure" and "raise options.max_t" in cut["error"]["message"]
+        cut["error"]["type"] == "model_failure"
+        and "increase options.max_t" in cut["error"]["message"]
     )
     upstream.forget()
     (long,) = judge(url, PAIR | {"mt": "집 " * 40_000})

@@ -1,4 +1,5 @@
-"""From an episode to its judged answer, with a generator and a judge on real ports."""
+"""Check the path from an episode to its judged answer, with a generator and a judge on real
+ports."""
 
 from __future__ import annotations
 
@@ -11,9 +12,9 @@ import pytest
 from bench.kit.judge import running_judge
 from bench.kit.servers import free_port
 from scorekit.errors import UserError
-from tests.kits.trainer.search_answers import PICTURES, answering, episode, picture, serving
-from trainer.search.answer.config import WITHOUT_PICTURES
-from trainer.search.answer.money import MoneySpent
+from tests.kits.trainer.search_answers import PICTURES, answering, episode, image_hash, serving
+from trainer.search.answer.config import WITHOUT_IMAGES
+from trainer.search.answer.spending import BudgetExceeded
 
 
 @pytest.fixture(scope="module")
@@ -31,25 +32,25 @@ def fake(served):
 
 
 def finished(served, folder, *trajectories, keep=None, **sections):
-    """The finished trajectories, and what the run says of itself at the end."""
+    """Return the finished trajectories, and the totals and stats of the run at its end."""
 
     async def work():
-        made = answering(served[1], folder, **sections)
+        pipeline = answering(served[1], folder, **sections)
         try:
-            await made.check()
-            done = [made.finish(t, keep or PICTURES.__getitem__) for t in trajectories]
-            return await asyncio.gather(*done), made.totals, made.figures()
+            await pipeline.check()
+            done = [pipeline.finish(t, keep or PICTURES.__getitem__) for t in trajectories]
+            return await asyncio.gather(*done), pipeline.totals, pipeline.stats()
         finally:
-            await made.close()
+            await pipeline.close()
 
     return asyncio.run(work())
 
 
 def test_an_answer_comes_from_the_evidence_and_is_judged(served, fake, tmp_path):
-    (done,), totals, figures = finished(served, tmp_path, episode("deck_1", "deck_1/a", "deck_2"))
+    (done,), totals, stats = finished(served, tmp_path, episode("deck_1", "deck_1/a", "deck_2"))
     answer, judged = done.answer, done.judged
     assert (answer.status, answer.text, answer.model) == ("ok", "12 percent", "generator")
-    assert answer.evidence == [picture("deck_1"), picture("deck_2"), picture("deck_1/a")]
+    assert answer.evidence == [image_hash("deck_1"), image_hash("deck_2"), image_hash("deck_1/a")]
     assert (judged.status, judged.score) == ("ok", 1.0)
     assert judged.model.startswith("rules@") and judged.reason == "correct: numeric match"
     assert done.grounded is None
@@ -61,9 +62,9 @@ def test_an_answer_comes_from_the_evidence_and_is_judged(served, fake, tmp_path)
     assert (answer.charge.calls, answer.charge.completion_tokens) == (1, 2)
     assert (
         totals.calls == 1 + judged.charge.calls
-        and figures["answers/ok"] == figures["answers/judged_ok"] == 1
+        and stats["answers/ok"] == stats["answers/judged_ok"] == 1
     )
-    assert figures["cost/generator_prompt_tokens"] == answer.charge.prompt_tokens > 0
+    assert stats["cost/generator_prompt_tokens"] == answer.charge.prompt_tokens > 0
 
 
 def test_a_wrong_answer_is_judged_0_and_one_that_failed_is_not_judged(served, fake, tmp_path):
@@ -71,13 +72,13 @@ def test_a_wrong_answer_is_judged_0_and_one_that_failed_is_not_judged(served, fa
         return "" if "silent" in str(body) else "13"
 
     fake.respond = respond
-    asked = [episode("deck_1"), episode("deck_1", question="silent", id="t2")]
-    (wrong, silent), _, figures = finished(served, tmp_path, *asked)
+    episodes = [episode("deck_1"), episode("deck_1", question="silent", id="t2")]
+    (wrong, silent), _, stats = finished(served, tmp_path, *episodes)
     assert (wrong.judged.status, wrong.judged.score) == ("ok", 0.0)
     assert (silent.answer.status, silent.answer.text) == ("failed", None)
     assert silent.answer.error.startswith("malformed")
     assert (silent.judged.status, silent.judged.score) == ("failed", None)
-    assert figures["answers/judged_ok"] == 1 and figures["answers/failed"] == 1
+    assert stats["answers/judged_ok"] == 1 and stats["answers/failed"] == 1
 
 
 @pytest.mark.parametrize("status", [429, 500, 503, "close", "not_json", "no_choices"])
@@ -88,8 +89,8 @@ def test_what_the_generator_does_wrong_is_a_status_and_never_0(served, fake, tmp
     assert done.judged.score is None and done.answer.error
     assert totals.calls == 0
     fake.well()
-    (again,), _, _ = finished(served, tmp_path, episode("deck_1"))
-    assert again.judged.score == 1.0  # a failure is kept nowhere
+    (retried,), _, _ = finished(served, tmp_path, episode("deck_1"))
+    assert retried.judged.score == 1.0  # a failure is not cached
 
 
 def test_thinking_before_an_answer_is_none_of_it(served, fake, tmp_path):
@@ -113,9 +114,9 @@ def test_a_generator_that_hangs_once_costs_one_retry_and_not_the_answer(served, 
     fake.hang = lambda body: len(fake.requests) == 1
     brief = {"request_timeout_s": 0.2, "deadline_s": 60.0, "max_output_tokens": 5120}
     brief["max_attempts"] = 3
-    (done,), totals, figures = finished(served, tmp_path, episode("deck_1"), generator=brief)
+    (done,), totals, stats = finished(served, tmp_path, episode("deck_1"), generator=brief)
     assert (done.answer.status, done.judged.score) == ("ok", 1.0)
-    assert (figures["answers/retries"], len(fake.requests), totals.calls) == (1, 2, 1)
+    assert (stats["answers/retries"], len(fake.requests), totals.calls) == (1, 2, 1)
 
 
 def test_an_account_without_money_ends_the_run_at_once(served, fake, tmp_path):
@@ -129,18 +130,19 @@ def test_a_hanging_generator_fails_at_the_deadline_and_its_late_answer_is_kept(
     served, fake, tmp_path
 ):
     async def work():
-        made = answering(served[1], tmp_path, generator={"deadline_s": 0.2})
+        pipeline = answering(served[1], tmp_path, generator={"deadline_s": 0.2})
         try:
             fake.hang = True
-            first = await made.finish(episode("deck_1"), PICTURES.__getitem__)
+            first = await pipeline.finish(episode("deck_1"), PICTURES.__getitem__)
             fake.hang = False
             second = first
             async with asyncio.timeout(30):
-                while second.answer.status == "failed":  # the deadline is short, too
-                    second = await made.finish(episode("deck_1"), PICTURES.__getitem__)
+                # The deadline of this attempt is short, too.
+                while second.answer.status == "failed":
+                    second = await pipeline.finish(episode("deck_1"), PICTURES.__getitem__)
             return first, second
         finally:
-            await made.close()
+            await pipeline.close()
 
     first, second = asyncio.run(work())
     assert (first.answer.status, first.judged.score) == ("failed", None)
@@ -150,13 +152,13 @@ def test_a_hanging_generator_fails_at_the_deadline_and_its_late_answer_is_kept(
 
 
 def test_no_evidence_is_judged_0_without_a_call_or_asked_without_pictures(served, fake, tmp_path):
-    (done,), totals, figures = finished(served, tmp_path, episode())
+    (done,), totals, stats = finished(served, tmp_path, episode())
     assert (done.answer.status, done.answer.error) == ("skipped", "no evidence")
     assert (done.judged.status, done.judged.score) == ("skipped", 0.0)
-    assert not fake.requests and totals.calls == 0 and figures["answers/no_evidence"] == 1
+    assert not fake.requests and totals.calls == 0 and stats["answers/no_evidence"] == 1
     (done,), _, _ = finished(served, tmp_path, episode(), judge={"no_evidence": "ask"})
     assert (done.answer.status, done.answer.evidence) == ("ok", [])
-    assert fake.requests[0].body["messages"][0]["content"] == WITHOUT_PICTURES
+    assert fake.requests[0].body["messages"][0]["content"] == WITHOUT_IMAGES
     assert done.judged.status == "ok"
 
 
@@ -190,8 +192,8 @@ def test_equal_evidence_is_asked_about_once_also_at_the_same_time(served, fake, 
 def test_answers_follow_their_episode_in_any_order(served, fake, tmp_path):
     fake.respond = lambda body, seed: str(body["messages"][1]["content"][0]["text"])
     numbers = [7, 3, 11, 5, 2, 9]
-    asked = [episode("deck_1", question=f"{n}", id=f"t{n}", reference=f"{n}") for n in numbers]
-    done, _, _ = finished(served, tmp_path, *asked)
+    episodes = [episode("deck_1", question=f"{n}", id=f"t{n}", reference=f"{n}") for n in numbers]
+    done, _, _ = finished(served, tmp_path, *episodes)
     assert [(t.trajectory_id, t.answer.text) for t in done] == [(f"t{n}", f"{n}") for n in numbers]
     assert all(t.judged.score == 1.0 for t in done)
 
@@ -223,7 +225,7 @@ def test_a_picture_that_is_not_there_is_our_fault_and_raises(served, fake, tmp_p
 def test_servers_are_met_before_anything_is_asked(served, fake, tmp_path):
     nobody = f"http://127.0.0.1:{free_port()}"
     wrong = [
-        ({"generator": {"base_url": f"{nobody}/v1"}}, "no LLM server answers"),
+        ({"generator": {"base_url": f"{nobody}/v1"}}, "cannot connect to"),
         ({"generator": {"model": "other"}}, "'other'"),
         ({"generator": {"model": ""}}, "generator.model"),
         ({"judge": {"url": nobody, "deadline_s": 0.1}}, "no judge answers"),
@@ -239,12 +241,12 @@ def test_servers_are_met_before_anything_is_asked(served, fake, tmp_path):
 def test_a_judge_that_goes_away_fails_verdicts_and_loses_no_answer(served, fake, tmp_path):
     async def work():
         with running_judge() as judge:
-            made = answering(served[1], tmp_path, judge={"url": judge, "deadline_s": 0.1})
-            await made.check()
+            pipeline = answering(served[1], tmp_path, judge={"url": judge, "deadline_s": 0.1})
+            await pipeline.check()
         try:
-            return await made.finish(episode("deck_1"), PICTURES.__getitem__)
+            return await pipeline.finish(episode("deck_1"), PICTURES.__getitem__)
         finally:
-            await made.close()
+            await pipeline.close()
 
     done = asyncio.run(work())
     assert (done.answer.status, done.judged.status, done.judged.score) == ("ok", "failed", None)
@@ -264,7 +266,7 @@ def test_a_key_is_sent_and_never_told(served, fake, tmp_path, monkeypatch, caplo
 def test_a_server_that_counts_nothing_is_charged_what_the_call_may_have_taken(
     served, fake, tmp_path
 ):
-    """Else a cap would never be met."""
+    """Check the charge: without it a cap would never be reached."""
     fake.counts_tokens = False
     money = {"generator": {"prompt": 0.0, "completion": 1e6}, "cap": 100.0}
     generator = {"max_output_tokens": 64}
@@ -273,5 +275,5 @@ def test_a_server_that_counts_nothing_is_charged_what_the_call_may_have_taken(
     )
     assert done.answer.status == "ok" and done.answer.charge.prompt_tokens > 1500
     assert (done.answer.charge.completion_tokens, totals.money) == (64, 64.0)
-    with pytest.raises(MoneySpent):
+    with pytest.raises(BudgetExceeded):
         finished(served, tmp_path, episode("deck_2"), money=money, generator=generator)

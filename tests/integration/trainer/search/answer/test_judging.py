@@ -1,4 +1,4 @@
-"""Verdicts: grounded ones, those that fail, what they cost, and a judge that becomes another."""
+"""Check verdicts: grounded ones, failures, their cost, and a judge that is replaced."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from bench.kit.judge import running_judge
 from bench.kit.openai_server import FakeOpenAI
 from bench.kit.servers import running_app
 from scorekit.errors import UserError
-from tests.kits.trainer.search_answers import answering, episode, picture, serving
-from trainer.search.answer.answers import judge_of
+from tests.kits.trainer.search_answers import answering, episode, image_hash, serving
+from trainer.search.answer.answer_cache import judge_of
 
 
 def png(image: str) -> bytes:
-    """A real picture for each hash of a made-up one."""
+    """Return a real image for a made-up image hash."""
     data = io.BytesIO()
     Image.new("RGB", (32, 32), f"#{image[:6]}").save(data, "PNG")
     return data.getvalue()
 
 
 def verdicts(body, seed):
-    """Grounded by half; and an answer is right where it is its reference."""
+    """Give a grounding score of one half; an answer is right if it equals its reference."""
     content = body["messages"][1]["content"]
     if isinstance(content, list):
         return json.dumps({"score": 0.5, "reason_code": "partial", "notes": f"{len(content)}"})
@@ -38,108 +38,118 @@ def verdicts(body, seed):
 
 @pytest.fixture(scope="module")
 def served():
-    """A generator, the model behind the judge, and the config that names generator and judge."""
-    seer = FakeOpenAI(respond=verdicts)
+    """Yield a generator, the model behind the judge, and a config that names generator and
+    judge."""
+    judge_llm = FakeOpenAI(respond=verdicts)
     with (
         serving() as (fake, config),
-        seer.running() as upstream,
+        judge_llm.running() as upstream,
         running_judge(upstream=upstream) as url,
     ):
-        yield fake, seer, config | {"judge": {"url": url, "grounded": True, "deadline_s": 5.0}}
+        yield fake, judge_llm, config | {"judge": {"url": url, "grounded": True, "deadline_s": 5.0}}
 
 
 @pytest.fixture
-def seer(served):
-    fake, seer, _ = served
-    for server in (fake, seer):
+def judge_llm(served):
+    fake, judge_llm, _ = served
+    for server in (fake, judge_llm):
         server.well()
         server.forget()
-    seer.respond = verdicts
-    return seer
+    judge_llm.respond = verdicts
+    return judge_llm
 
 
-def finish(config, folder, *asked, **sections):
+def finish(config, folder, *episodes, **sections):
     async def work():
-        made = answering(config, folder, **sections)
+        pipeline = answering(config, folder, **sections)
         try:
-            await made.check()
-            done = await asyncio.gather(*(made.finish(one, png) for one in asked))
-            return done, made.spent
+            await pipeline.check()
+            done = await asyncio.gather(
+                *(pipeline.finish(trajectory, png) for trajectory in episodes)
+            )
+            return done, pipeline.spent
         finally:
-            await made.close()
+            await pipeline.close()
 
     return asyncio.run(work())
 
 
-def test_whether_the_evidence_supports_the_answer_is_asked_beside(served, seer, tmp_path):
+def test_whether_the_evidence_supports_the_answer_is_asked_beside(served, judge_llm, tmp_path):
     (done,), spent = finish(served[2], tmp_path, episode("d_1", "d_1/a"))
     assert (done.judged.status, done.judged.score) == ("ok", 1.0)
     assert (done.grounded.status, done.grounded.score) == ("ok", 0.5)
     assert done.judged.model.startswith("teacher@")
-    (asked,) = [r for r in seer.requests if isinstance(r.body["messages"][1]["content"], list)]
-    shown = [p for p in asked.body["messages"][1]["content"] if p["type"] == "image_url"]
-    sent = [b64decode(part["image_url"]["url"].partition(",")[2]) for part in shown]
-    assert sent == [png(picture("d_1")), png(picture("d_1/a"))]
+    (request,) = [
+        r for r in judge_llm.requests if isinstance(r.body["messages"][1]["content"], list)
+    ]
+    image_parts = [p for p in request.body["messages"][1]["content"] if p["type"] == "image_url"]
+    sent = [b64decode(part["image_url"]["url"].partition(",")[2]) for part in image_parts]
+    assert sent == [png(image_hash("d_1")), png(image_hash("d_1/a"))]
     assert spent["judge"].calls == 2
     tokens = done.judged.charge.completion_tokens + done.grounded.charge.completion_tokens
     assert spent["judge"].completion_tokens == tokens > 0
 
 
-def test_without_a_reference_the_answer_is_not_judged_but_its_support_is(served, seer, tmp_path):
+def test_without_a_reference_the_answer_is_not_judged_but_its_support_is(
+    served, judge_llm, tmp_path
+):
     (done,), spent = finish(served[2], tmp_path, episode("d_1", reference=""))
     assert (done.judged.status, done.judged.score) == ("skipped", None)
     assert (done.grounded.status, done.grounded.score) == ("ok", 0.5)
     assert done.answer.status == "ok" and spent["judge"].calls == 1
 
 
-def test_without_evidence_nothing_supports_an_answer(served, seer, tmp_path):
+def test_without_evidence_nothing_supports_an_answer(served, judge_llm, tmp_path):
     config = served[2] | {"judge": served[2]["judge"] | {"no_evidence": "ask"}}
     (done,), spent = finish(config, tmp_path, episode(question="without"))
     assert (done.grounded.status, done.grounded.score) == ("skipped", 0.0)
     assert done.judged.status == "ok" and spent["judge"].calls == 1
 
 
-@pytest.mark.parametrize("fault", ["garbage", "wrong_reason", 500, 429, "close", "cut"])
-def test_a_judge_that_gives_no_verdict_is_a_status_and_never_0(served, seer, tmp_path, fault):
-    if fault == "garbage":
-        seer.respond = lambda body, seed: "Looks fine to me."
-    elif fault == "wrong_reason":
-        seer.respond = lambda body, seed: '{"score": 1, "reason_code": "wrong", "notes": ""}'
-    elif fault == "cut":
-        seer.cut = True
+@pytest.mark.parametrize("failure", ["garbage", "wrong_reason", 500, 429, "close", "cut"])
+def test_a_judge_that_gives_no_verdict_is_a_status_and_never_0(
+    served, judge_llm, tmp_path, failure
+):
+    if failure == "garbage":
+        judge_llm.respond = lambda body, seed: "Looks fine to me."
+    elif failure == "wrong_reason":
+        judge_llm.respond = lambda body, seed: '{"score": 1, "reason_code": "wrong", "notes": ""}'
+    elif failure == "cut":
+        judge_llm.cut = True
     else:
-        seer.fail(fault, times=None)
-    asked = episode("d_1", question=f"with {fault}")
+        judge_llm.fail(failure, times=None)
+    trajectory = episode("d_1", question=f"with {failure}")
     judge = {"deadline_s": 0.2, "grounded": False}
-    (done,), spent = finish(served[2], tmp_path, asked, judge=judge)
+    (done,), spent = finish(served[2], tmp_path, trajectory, judge=judge)
     assert done.answer.status == "ok"
     assert (done.judged.status, done.judged.score) == ("failed", None)
     assert done.judged.reason in ("model_failure", "upstream")
-    # Whose model said no verdict has been paid: what its server has counted.
+    # If its model gave no verdict, the judge reports what its server has counted.
     assert spent["judge"].calls == (done.judged.reason == "model_failure")
     words = {"garbage": 8, "wrong_reason": 12, "cut": 3}
-    assert spent["judge"].completion_tokens == words.get(fault, 0)
-    seer.well()
-    seer.respond = verdicts
-    (again,), after = finish(served[2], tmp_path, asked)
-    assert after["judge"].calls > spent["judge"].calls  # and is known when the run goes on
-    assert (again.judged.score, again.answer.charge.cached) == (1.0, True)
+    assert spent["judge"].completion_tokens == words.get(failure, 0)
+    judge_llm.well()
+    judge_llm.respond = verdicts
+    (retried,), after = finish(served[2], tmp_path, trajectory)
+    # The failed calls are known when the run resumes.
+    assert after["judge"].calls > spent["judge"].calls
+    assert (retried.judged.score, retried.answer.charge.cached) == (1.0, True)
 
 
-def test_a_verdict_that_was_paid_for_is_not_asked_for_again(served, seer, tmp_path):
+def test_a_verdict_that_was_paid_for_is_not_asked_for_again(served, judge_llm, tmp_path):
     group = [episode("d_1", id=f"t{n}", question="as one") for n in range(6)]
     done, spent = finish(served[2], tmp_path, *group, judge={"grounded": False})
-    assert spent["judge"].calls == sum(one.judged.charge.calls for one in done) == 1
-    # of another process, whose own cache is empty, and whose model is away
+    assert spent["judge"].calls == sum(trajectory.judged.charge.calls for trajectory in done) == 1
+    # The judge is another process with an empty cache, and its model is down.
     with running_judge(upstream="http://127.0.0.1:9/v1") as url:
-        seer.forget()
+        judge_llm.forget()
         judge = {"url": url, "grounded": False}
-        (again,), spent = finish(served[2], tmp_path, group[0], judge=judge)
-    assert again.judged.score == 1.0 and again.judged.charge.cached
-    assert not seer.requests and spent["judge"].calls == 1
+        (repeated,), spent = finish(served[2], tmp_path, group[0], judge=judge)
+    assert repeated.judged.score == 1.0 and repeated.judged.charge.cached
+    assert not judge_llm.requests and spent["judge"].calls == 1
 
 
-def test_what_the_judges_model_costs_counts_towards_the_cap(served, seer, tmp_path):
+def test_what_the_judges_model_costs_counts_towards_the_cap(served, judge_llm, tmp_path):
     price = {"judge": {"prompt": 1.0, "completion": 1.0}, "cap": 0.5}
     (done,), spent = finish(served[2], tmp_path, episode("d_1", question="paid"), money=price)
     assert spent["judge"].money == pytest.approx(
@@ -148,30 +158,31 @@ def test_what_the_judges_model_costs_counts_towards_the_cap(served, seer, tmp_pa
     assert done.judged.charge.money > 0
 
 
-def test_a_verdict_has_the_room_that_a_judge_who_thinks_needs(served, seer, tmp_path):
-    seer.counts_tokens = False
-    asked = episode("d_1", question="thought about")
+def test_a_verdict_has_the_room_that_a_judge_who_thinks_needs(served, judge_llm, tmp_path):
+    judge_llm.counts_tokens = False
+    trajectory = episode("d_1", question="thought about")
     judge = {"grounded": False, "max_tokens": 3000}
     price = {"judge": {"prompt": 0.0, "completion": 1.0}, "cap": 0.5}
-    (done,), spent = finish(served[2], tmp_path, asked, judge=judge, money=price)
+    (done,), spent = finish(served[2], tmp_path, trajectory, judge=judge, money=price)
     assert done.judged.score == 1.0
-    assert seer.requests[-1].body["max_tokens"] == 3000
-    assert spent["judge"].completion_tokens == 3000  # reserved, and charged where nobody counts
+    assert judge_llm.requests[-1].body["max_tokens"] == 3000
+    # Reserved, and charged because the server reports no usage.
+    assert spent["judge"].completion_tokens == 3000
 
 
 def test_a_judges_model_that_counts_nothing_is_charged_what_it_may_have_taken(
-    served, seer, tmp_path
+    served, judge_llm, tmp_path
 ):
-    """Else a cap would never be met."""
-    seer.counts_tokens = False
+    """Check the charge: without it a cap would never be reached."""
+    judge_llm.counts_tokens = False
     price = {"judge": {"prompt": 0.0, "completion": 1.0}, "cap": 0.5}
-    asked = episode("d_1", question="uncounted")
-    (done,), spent = finish(served[2], tmp_path, asked, money=price, judge={"grounded": False})
+    trajectory = episode("d_1", question="uncounted")
+    (done,), spent = finish(served[2], tmp_path, trajectory, money=price, judge={"grounded": False})
     assert done.judged.score == 1.0 and spent["judge"].calls == 1
     assert spent["judge"].money == pytest.approx(128e-6)
 
 
-def test_a_judge_that_becomes_another_ends_the_run(served, seer, tmp_path):
+def test_a_judge_that_becomes_another_ends_the_run(served, judge_llm, tmp_path):
     behind = [served[2]["judge"]["url"]]
     app = FastAPI()
 
@@ -184,26 +195,26 @@ def test_a_judge_that_becomes_another_ends_the_run(served, seer, tmp_path):
         return Response(answer.content, answer.status_code, media_type="application/json")
 
     async def work(url: str, rules: str) -> None:
-        made = answering(served[2], tmp_path, judge={"url": url, "grounded": False})
+        pipeline = answering(served[2], tmp_path, judge={"url": url, "grounded": False})
         try:
-            await made.check()
-            first = await made.finish(episode("d_1", question="before"), png)
+            await pipeline.check()
+            first = await pipeline.finish(episode("d_1", question="before"), png)
             assert first.judged.score == 1.0
             behind[0] = rules
-            await made.finish(episode("d_1", question="after"), png)
+            await pipeline.finish(episode("d_1", question="after"), png)
         finally:
-            await made.close()
+            await pipeline.close()
 
     with running_app(app) as url, running_judge() as rules:
-        with pytest.raises(UserError, match=r"was teacher@.* and is rules@"):
+        with pytest.raises(UserError, match=r"was teacher@.* and is now rules@"):
             asyncio.run(work(url, rules))
 
 
-def test_a_run_goes_on_with_the_judge_that_it_began_with(served, seer, tmp_path):
+def test_a_run_goes_on_with_the_judge_that_it_began_with(served, judge_llm, tmp_path):
     finish(served[2], tmp_path, episode("d_1"))
     with running_judge() as rules:
         judge = {"url": rules, "grounded": False}
-        with pytest.raises(UserError, match=r"was teacher@.* and is rules@"):
+        with pytest.raises(UserError, match=r"was teacher@.* and is now rules@"):
             finish(served[2], tmp_path, episode("d_1"), judge=judge)
         (done,), _ = finish(served[2], tmp_path, episode("d_1"), judge=judge, run="another")
     assert done.judged.model.startswith("rules@")
@@ -217,14 +228,14 @@ def test_a_run_goes_on_with_the_judge_that_it_began_with(served, seer, tmp_path)
         judge_of(file, "run")
 
 
-def test_a_question_arrives_as_it_is(served, seer, tmp_path):
+def test_a_question_arrives_as_it_is(served, judge_llm, tmp_path):
     odd = 'Which "Question: " is asked?\nassistant\n<|im_end|> 무엇?'
     finish(served[2], tmp_path, episode("d_1", question=odd), judge={"grounded": False})
     assert served[0].requests[0].body["messages"][1]["content"][0]["text"] == odd
 
 
 @pytest.mark.parametrize(
-    "told",
+    "changes",
     [
         {"score": 2.0},
         {"score": -1.0},
@@ -232,8 +243,8 @@ def test_a_question_arrives_as_it_is(served, seer, tmp_path):
         {"usage": {"prompt_tokens": 2**70, "completion_tokens": 1}},
     ],
 )
-def test_a_verdict_that_is_out_of_all_bounds_is_none(served, seer, tmp_path, told):
-    """It would be a reward of 1.6, or money back."""
+def test_a_verdict_that_is_out_of_all_bounds_is_none(served, judge_llm, tmp_path, changes):
+    """Check an invalid verdict: it would be a reward of 1.6, or a negative cost."""
     app = FastAPI()
 
     @app.api_route("/{path:path}", methods=["GET", "POST"])
@@ -245,7 +256,7 @@ def test_a_verdict_that_is_out_of_all_bounds_is_none(served, seer, tmp_path, tol
                 await client.request(request.method, url, content=body, headers=headers)
             ).json()
         for result in answer.get("results", ()):
-            result.update(told)
+            result.update(changes)
         return answer
 
     with running_app(app) as url:

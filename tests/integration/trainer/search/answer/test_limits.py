@@ -1,4 +1,5 @@
-"""However many episodes end at once, so many calls go out, and no more."""
+"""Check that the number of concurrent calls never exceeds the limit when many episodes end at
+once."""
 
 from __future__ import annotations
 
@@ -8,33 +9,33 @@ import pytest
 
 from bench.kit.servers import PATIENCE_S
 from scorekit.llm import Choice, LLMClient
-from trainer.search.answer.answers import PaidAnswers
+from trainer.search.answer.answer_cache import PaidAnswerCache
 from trainer.search.answer.config import GeneratorConfig, MoneyConfig
 from trainer.search.answer.generator import Generator
-from trainer.search.answer.money import Money
+from trainer.search.answer.spending import SpendTracker
 
 COUNT = 24
 PICTURE = {"ab": b"png"}
 
 
 @pytest.mark.parametrize(
-    ("limits", "most"),
+    ("limits", "max_in_flight"),
     [
         ({"max_requests": 3}, 3),
         ({"max_requests": 20, "max_tokens": 2 * (1024 + 1500 + 300)}, 2),
         ({"max_tokens": 1}, 1),
     ],
 )
-def test_every_call_passes_one_limiter(tmp_path, monkeypatch, limits, most):
+def test_every_call_passes_one_limiter(tmp_path, monkeypatch, limits, max_in_flight):
     go, looked_up, in_flight, peak = asyncio.Event(), [], 0, 0
-    get = PaidAnswers.get
+    get = PaidAnswerCache.get
 
     async def counted(self, key):
-        found = await get(self, key)
+        cached_answer = await get(self, key)
         looked_up.append(key)
-        return found
+        return cached_answer
 
-    async def chat(self, messages, sampling, **told):
+    async def chat(self, messages, sampling, **options):
         nonlocal in_flight, peak
         in_flight += 1
         peak = max(peak, in_flight)
@@ -43,24 +44,24 @@ def test_every_call_passes_one_limiter(tmp_path, monkeypatch, limits, most):
         in_flight -= 1
         return [Choice(0, "12", "stop", 1, 1500)]
 
-    monkeypatch.setattr(PaidAnswers, "get", counted)
+    monkeypatch.setattr(PaidAnswerCache, "get", counted)
     monkeypatch.setattr(LLMClient, "chat", chat)
 
     async def work():
-        kept = PaidAnswers(tmp_path / "answers.sqlite", "run")
+        cache = PaidAnswerCache(tmp_path / "answers.sqlite", "run")
         cfg = GeneratorConfig(model="m", **limits)
-        generator = Generator(cfg, kept, Money(MoneyConfig(), {}))
-        asked = [asyncio.create_task(generator.answer(f"{n}", PICTURE)) for n in range(COUNT)]
+        generator = Generator(cfg, cache, SpendTracker(MoneyConfig(), {}))
+        tasks = [asyncio.create_task(generator.answer(f"{n}", PICTURE)) for n in range(COUNT)]
         async with asyncio.timeout(PATIENCE_S):
             while len(looked_up) < COUNT:
                 await asyncio.sleep(0.001)
-            for _ in range(100):  # who may go out has gone
+            for _ in range(100):  # until all allowed requests have been sent
                 await asyncio.sleep(0)
-            assert in_flight == most
+            assert in_flight == max_in_flight
             go.set()
-            done = await asyncio.gather(*asked)
-        assert all(answer.text == "12" for answer in done) and peak == most
+            done = await asyncio.gather(*tasks)
+        assert all(answer.text == "12" for answer in done) and peak == max_in_flight
         await generator.close()
-        kept.close()
+        cache.close()
 
     asyncio.run(work())

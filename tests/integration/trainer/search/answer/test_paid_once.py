@@ -1,4 +1,4 @@
-"""What was paid for is never paid for again: kill -9, other runs, damaged files."""
+"""Check that a paid answer is never paid again: after kill -9, in other runs, in damaged files."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import pytest
 
 from scorekit.errors import UserError
 from tests.kits.trainer.search_answers import PICTURES, answering, episode, serving
-from trainer.search.answer.answers import PaidAnswers, paid_key
-from trainer.search.answer.money import MoneySpent
-from trainer.search.records import Charge
+from trainer.search.answer.answer_cache import PaidAnswerCache, paid_key
+from trainer.search.answer.spending import BudgetExceeded
+from trainer.search.records import ApiUsage
 
 COUNT = 40
 
@@ -36,7 +36,7 @@ def fake(served):
 
 
 def asked_for(fake) -> Counter[str]:
-    """Question -> how often the server has served it."""
+    """Return how often the server has answered each question."""
     return Counter(
         request.body["messages"][1]["content"][0]["text"]
         for request in fake.requests
@@ -53,32 +53,35 @@ def test_a_run_that_is_killed_pays_for_no_answer_that_it_had(served, fake, tmp_p
     config = served[1] | {"generator": served[1]["generator"] | {"max_requests": 3}}
     running = process(config, tmp_path)
     assert running.stdout is not None
-    told = [running.stdout.readline() for _ in range(10)]
+    lines = [running.stdout.readline() for _ in range(10)]
     running.send_signal(signal.SIGKILL)
-    told += running.stdout.read().splitlines(keepends=True)
+    lines += running.stdout.read().splitlines(keepends=True)
     running.stdout.close()
     running.wait()
-    had = {f"number {line.split()[0]}" for line in told if line.endswith(" ok\n")}
+    had = {f"number {line.split()[0]}" for line in lines if line.endswith(" ok\n")}
     last = process(config, tmp_path)
     end, _ = last.communicate()
     assert last.returncode == 0
     served_now = asked_for(fake)
     assert served_now.keys() == {f"number {n}" for n in range(COUNT)}
     assert len(had) >= 10 and all(served_now[question] == 1 for question in had)
-    twice = sum(served_now.values()) - COUNT  # in flight, or on their way to the file, when killed
-    assert twice <= 3
-    calls = int(end.split()[-1])  # the ledger of both processes
+    # These calls were in flight or not yet written when the process was killed.
+    num_repeated = sum(served_now.values()) - COUNT
+    assert num_repeated <= 3
+    calls = int(end.split()[-1])  # the ledger covers both processes
     assert COUNT <= calls <= sum(served_now.values())
 
 
-def finish(served, folder, *asked, run="run", **sections):
+def finish(served, folder, *episodes, run="run", **sections):
     async def work():
-        made = answering(served[1], folder, run=run, **sections)
+        pipeline = answering(served[1], folder, run=run, **sections)
         try:
-            done = [await made.finish(one, PICTURES.__getitem__) for one in asked]
-            return done, made.spent
+            done = [
+                await pipeline.finish(trajectory, PICTURES.__getitem__) for trajectory in episodes
+            ]
+            return done, pipeline.spent
         finally:
-            await made.close()
+            await pipeline.close()
 
     return asyncio.run(work())
 
@@ -92,29 +95,29 @@ def test_another_run_takes_answers_from_a_file_that_it_shares(served, fake, tmp_
 
 
 def test_a_run_has_one_process_and_says_so(served, fake, tmp_path):
-    kept = PaidAnswers(tmp_path / "answers.sqlite", "run")
+    cache = PaidAnswerCache(tmp_path / "answers.sqlite", "run")
     try:
         with pytest.raises(UserError, match="another process of the run 'run' has it"):
             finish(served, tmp_path, episode("d_1"))
         finish(served, tmp_path, episode("d_1"), run="other")
     finally:
-        kept.close()
+        cache.close()
     finish(served, tmp_path, episode("d_1"))
 
 
 def test_the_cap_holds_over_processes_and_what_is_known_costs_nothing(served, fake, tmp_path):
     price = {"generator": {"prompt": 0.0, "completion": 1_000_000.0}, "cap": 7.0}
-    told = {"money": price, "generator": {"max_output_tokens": 4}}
+    sections = {"money": price, "generator": {"max_output_tokens": 4}}
     questions = [episode("d_1", question=f"number {n}", id=f"t{n}") for n in range(5)]
-    with pytest.raises(MoneySpent, match="is spent"):
-        finish(served, tmp_path, *questions, **told)
-    assert len(fake.requests) == 2  # two tokens each: a third call could have taken four more
-    with pytest.raises(MoneySpent):
-        finish(served, tmp_path, *questions, **told)
+    with pytest.raises(BudgetExceeded, match="is spent"):
+        finish(served, tmp_path, *questions, **sections)
+    assert len(fake.requests) == 2  # two tokens each: a third call could have used four more
+    with pytest.raises(BudgetExceeded):
+        finish(served, tmp_path, *questions, **sections)
     assert len(fake.requests) == 2
-    raised = told | {"money": price | {"cap": 100.0}}
+    raised = sections | {"money": price | {"cap": 100.0}}
     done, spent = finish(served, tmp_path, *questions, **raised)
-    assert [one.judged.score for one in done] == [1.0] * 5
+    assert [trajectory.judged.score for trajectory in done] == [1.0] * 5
     assert len(fake.requests) == 5 and spent["generator"].money == pytest.approx(10.0)
 
 
@@ -139,27 +142,27 @@ def test_a_file_that_cannot_be_used_is_said_before_anything_is_paid(served, fake
 def test_a_file_with_damaged_pages_is_said_before_anything_is_paid(served, fake, tmp_path):
     finish(served, tmp_path, episode("d_1"))
     path = tmp_path / "answers.sqlite"
-    whole = bytearray(path.read_bytes())
-    for at in range(4096, len(whole)):  # of the first page SQLite would say so by itself
-        whole[at] ^= 0x5A
-    path.write_bytes(whole)
+    content = bytearray(path.read_bytes())
+    for offset in range(4096, len(content)):  # SQLite itself would report a damaged first page
+        content[offset] ^= 0x5A
+    path.write_bytes(content)
     fake.forget()
-    with pytest.raises(UserError, match="damaged; make room, or name another"):
+    with pytest.raises(UserError, match=r"damaged\. Free disk space, or name another"):
         finish(served, tmp_path, episode("d_1"))
     assert not fake.requests
 
 
 def test_a_file_that_is_deleted_under_a_run_ends_it(served, fake, tmp_path):
     async def work():
-        made = answering(served[1], tmp_path)
+        pipeline = answering(served[1], tmp_path)
         try:
-            await made.finish(episode("d_1"), PICTURES.__getitem__)
+            await pipeline.finish(episode("d_1"), PICTURES.__getitem__)
             os.unlink(tmp_path / "answers.sqlite")
-            await made.finish(episode("d_2"), PICTURES.__getitem__)
+            await pipeline.finish(episode("d_2"), PICTURES.__getitem__)
         finally:
-            await made.close()
+            await pipeline.close()
 
-    with pytest.raises(UserError, match="was deleted"):
+    with pytest.raises(UserError, match="deleted or replaced"):
         asyncio.run(work())
 
 
@@ -173,14 +176,16 @@ def test_keys_tell_all_apart_that_an_answer_depends_on():
 def test_charges_are_summed_by_run(tmp_path):
     async def work():
         for run, calls in (("a", 2), ("b", 1)):
-            kept = PaidAnswers(tmp_path / "x.sqlite", run)
+            cache = PaidAnswerCache(tmp_path / "x.sqlite", run)
             for number in range(calls):
-                charge = Charge(calls=1, prompt_tokens=10, completion_tokens=1)
-                await kept.put(paid_key(run, number), {"text": "x"}, "generator", charge)
-            found = kept.spent()
-            assert found == {
-                "generator": Charge(calls=calls, prompt_tokens=10 * calls, completion_tokens=calls)
+                charge = ApiUsage(calls=1, prompt_tokens=10, completion_tokens=1)
+                await cache.put(paid_key(run, number), {"text": "x"}, "generator", charge)
+            spent = cache.spent()
+            assert spent == {
+                "generator": ApiUsage(
+                    calls=calls, prompt_tokens=10 * calls, completion_tokens=calls
+                )
             }
-            kept.close()
+            cache.close()
 
     asyncio.run(work())

@@ -1,4 +1,4 @@
-"""Rare successes to rows, thoughts in other words, and a policy that learns from them."""
+"""Check rare successes as rows, rephrased thoughts, and a policy that is trained on them."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from typer.testing import CliRunner
 
 from bench.kit.openai_server import FakeOpenAI
 from bench.kit.servers import wait_until
-from tests.kits.trainer.searching.cold import READING, SEEING, save_model, text_run, wrote
-from tests.kits.trainer.searching.curated import asked, decided, kept, write_run
+from tests.kits.trainer.searching.cold import READING, SEEING, save_model, text_episode, text_run
+from tests.kits.trainer.searching.curated import decided, kept_rows, make_question, write_run
 from tests.kits.trainer.searching.episodes import COMPLETE, ask, played, scripted, search
 from tests.kits.trainer.sft import sft_config
-from trainer.runs.runlog import read_jsonl
+from trainer.runs.run_log import read_jsonl
+from trainer.search.cli import app
 from trainer.search.config import SearchConfig
-from trainer.search.local import look_at_policy
+from trainer.search.local_policy import inspect_policy
 from trainer.search.records import JudgedAnswer
-from trainer.search.verbs import app
 from trainer.sft.curation_record import CurationRecord, RecordEntry
 from trainer.sft.run import run_sft
 
 TURNS = search("births"), search("rainfall")
-#: Whatever an answer rests on, and of equal episodes each.
+#: Takes any evidence, and any number of equal episodes.
 ANY = ["distill.evidence=any", "distill.duplicates=keep"]
 Says = Callable[[str], str]
 
@@ -40,7 +40,7 @@ def rephrase(thought: str) -> str:
 
 @contextmanager
 def rewriter(says: Says = rephrase) -> Iterator[tuple[FakeOpenAI, list[str]]]:
-    """A server that says of each thought what `says` does, and the settings that name it."""
+    """Yield a server that answers each thought with `says`, and the settings that name it."""
 
     def respond(body: dict[str, Any], seed: int | None) -> str:
         sent = json.loads(body["messages"][-1]["content"])
@@ -49,28 +49,28 @@ def rewriter(says: Says = rephrase) -> Iterator[tuple[FakeOpenAI, list[str]]]:
 
     fake = FakeOpenAI("rewriter", respond=respond)
     with fake.running() as url:
-        told = {"base_url": url, "model": "rewriter", "max_attempts": 1, "max_requests": 2}
-        yield fake, [f"rewrite.rewriter.{key}={value}" for key, value in told.items()]
+        settings = {"base_url": url, "model": "rewriter", "max_attempts": 1, "max_requests": 2}
+        yield fake, [f"rewrite.rewriter.{key}={value}" for key, value in settings.items()]
 
 
 def run(*arguments: Any, settings: list[str] = ()) -> Any:  # type: ignore[assignment]
-    told = [part for one in settings for part in ("--set", one)]
-    return CliRunner().invoke(app, [*map(str, arguments), *told])
+    options = [part for setting in settings for part in ("--set", setting)]
+    return CliRunner().invoke(app, [*map(str, arguments), *options])
 
 
 def text_rows(tmp_path: Path, model: Path, rows: int = 3) -> Path:
-    """What is distilled of so many questions: of each, an episode of three turns is right."""
+    """Distill a run of so many questions, each with one right episode of three turns."""
     episodes = []
     for n in range(rows):
         turns = [turn.replace("</think>", f" {n}</think>") for turn in (*TURNS, COMPLETE)]
         episodes += [
-            wrote(asked(f"q{n}"), *turns),
-            wrote(asked(f"q{n}"), COMPLETE, judge=0, sample=1),
+            text_episode(make_question(f"q{n}"), *turns),
+            text_episode(make_question(f"q{n}"), COMPLETE, judge=0, sample=1),
         ]
     folder = text_run(tmp_path / "run", episodes)
     out = tmp_path / "distilled"
-    done = run("distill", "--run", folder, "--out", out, settings=[f"distill.model={model}"])
-    assert done.exit_code == 0, done.output
+    result = run("distill", "--run", folder, "--out", out, settings=[f"distill.model={model}"])
+    assert result.exit_code == 0, result.output
     return out
 
 
@@ -79,55 +79,60 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model(tmp_path_factory.mktemp("model") / "learner", READING)
 
 
-def learned(row: dict[str, Any], model: Path, episode: dict[str, Any]) -> str:
-    """The text of the ids that are learned."""
+def trained_text(row: dict[str, Any], model: Path, episode: dict[str, Any]) -> str:
+    """Return the text of the trained ids."""
     cfg = SearchConfig.model_validate({"policy": {"path": str(model)}, "episode": episode})
     marked = zip(row["input_ids"], row["action_mask"], strict=True)
-    text: str = look_at_policy(cfg).tokenizer.decode([i for i, one in marked if one])
+    text: str = inspect_policy(cfg).tokenizer.decode([i for i, is_trained in marked if is_trained])
     return text
 
 
 def played_run(tmp_path: Path, episode: dict[str, Any]) -> tuple[Path, Path, dict[str, bytes]]:
-    """A model, a run of its kind whose every second episode is right, and the run's pictures."""
+    """Return a model, a run of its kind in which every second episode is right, and the run's
+    images."""
     model = save_model(tmp_path / "model", episode)
-    pictures: dict[str, bytes] = {}
-    done = played(scripted(*TURNS), [ask("q0"), ask("q1")], samples=2, pictures=pictures, **episode)
-    for n, one in enumerate(done):
-        one.tokens = None
-        one.judged = JudgedAnswer(status="ok", score=float(n % 2))
-    folder = write_run(tmp_path / "run", done, [ask("q0"), ask("q1")], pictures)
+    image_by_hash: dict[str, bytes] = {}
+    done = played(
+        scripted(*TURNS), [ask("q0"), ask("q1")], samples=2, pictures=image_by_hash, **episode
+    )
+    for n, trajectory in enumerate(done):
+        trajectory.tokens = None
+        trajectory.judged = JudgedAnswer(status="ok", score=float(n % 2))
+    folder = write_run(tmp_path / "run", done, [ask("q0"), ask("q1")], image_by_hash)
     cfg = {"data": {"train": str(folder / "questions.jsonl")}, "episode": episode}
     cfg |= {"task": "search", "policy": {"path": str(model)}}
     (folder / "config.yaml").write_text(json.dumps(cfg))
-    return model, folder, pictures
+    return model, folder, image_by_hash
 
 
 @pytest.mark.parametrize("episode", [READING, SEEING], ids=["text", "image"])
 def test_a_policy_learns_from_rare_successes_in_other_words(
     episode: dict[str, Any], tmp_path: Path
 ) -> None:
-    model, folder, pictures = played_run(tmp_path, episode)
+    model, folder, image_by_hash = played_run(tmp_path, episode)
     out = tmp_path / "distilled"
-    told = run("distill", "--run", folder, "--out", out, settings=ANY)
-    assert told.exit_code == 0, told.output
+    result = run("distill", "--run", folder, "--out", out, settings=ANY)
+    assert result.exit_code == 0, result.output
     with rewriter() as (_, settings):
-        told = run("rewrite", "--from", out, "--out", tmp_path / "rewritten", settings=settings)
-        assert told.exit_code == 0, told.output
-    rows = kept(tmp_path / "rewritten")
+        result = run("rewrite", "--from", out, "--out", tmp_path / "rewritten", settings=settings)
+        assert result.exit_code == 0, result.output
+    rows = kept_rows(tmp_path / "rewritten")
     assert [row["question_id"] for row in rows] == ["q0", "q1"]
-    before = kept(out)[0]
+    before = kept_rows(out)[0]
     for row in rows:
         new = (*TURNS, COMPLETE)
-        said = [turn.replace("<think>", "<think>well, ") for turn in new]
-        said = [turn.replace("</think>", " again</think>") + "<|im_end|>" for turn in said]
-        assert learned(row, model, episode) == "".join(said)
+        turns = [turn.replace("<think>", "<think>well, ") for turn in new]
+        turns = [turn.replace("</think>", " again</think>") + "<|im_end|>" for turn in turns]
+        assert trained_text(row, model, episode) == "".join(turns)
         unlearned = [
-            i for i, one in zip(row["input_ids"], row["action_mask"], strict=True) if not one
+            i
+            for i, is_trained in zip(row["input_ids"], row["action_mask"], strict=True)
+            if not is_trained
         ]
         marked = zip(before["input_ids"], before["action_mask"], strict=True)
-        assert unlearned == [i for i, one in marked if not one]
+        assert unlearned == [i for i, is_trained in marked if not is_trained]
         for name in row.get("images", ()):
-            assert (tmp_path / "rewritten" / name).read_bytes() == pictures[Path(name).stem]
+            assert (tmp_path / "rewritten" / name).read_bytes() == image_by_hash[Path(name).stem]
     assert ("images" in rows[0]) == (episode is SEEING)
     path = str(tmp_path / "rewritten/rows.jsonl")
     sft = sft_config(
@@ -143,13 +148,13 @@ def test_a_policy_learns_from_rare_successes_in_other_words(
 
 
 def test_a_picture_that_is_gone_is_one_line(tmp_path: Path) -> None:
-    _, folder, pictures = played_run(tmp_path, SEEING)
-    gone = {path for path in folder.rglob("*.png") if path.stem in pictures}
-    for path in gone:
+    _, folder, image_by_hash = played_run(tmp_path, SEEING)
+    deleted_paths = {path for path in folder.rglob("*.png") if path.stem in image_by_hash}
+    for path in deleted_paths:
         path.unlink()
-    told = run("distill", "--run", folder, "--out", tmp_path / "distilled", settings=ANY)
-    assert gone and told.exit_code == 2 and "No such file" in told.output
-    assert "Traceback" not in told.output and not (tmp_path / "distilled").exists()
+    result = run("distill", "--run", folder, "--out", tmp_path / "distilled", settings=ANY)
+    assert deleted_paths and result.exit_code == 2 and "No such file" in result.output
+    assert "Traceback" not in result.output and not (tmp_path / "distilled").exists()
 
 
 HOSTILE: dict[str, tuple[Says, str]] = {
@@ -167,34 +172,40 @@ HOSTILE: dict[str, tuple[Says, str]] = {
 }
 
 
-@pytest.mark.parametrize("how", HOSTILE)
-def test_a_hostile_rewriter_changes_no_row(how: str, tmp_path: Path, model: Path) -> None:
-    """Of three rows one is rewritten as asked; the thoughts of the others are attacked."""
-    attack, why = HOSTILE[how]
+@pytest.mark.parametrize("attack_name", HOSTILE)
+def test_a_hostile_rewriter_changes_no_row(attack_name: str, tmp_path: Path, model: Path) -> None:
+    """Check three rows: one is rewritten as requested; the thoughts of the others are attacked."""
+    attack, reason = HOSTILE[attack_name]
     out = text_rows(tmp_path, model)
     with rewriter(lambda t: rephrase(t) if "0" in t else attack(t)) as (_, settings):
-        told = run("rewrite", "--from", out, "--out", tmp_path / "a", settings=settings)
-        assert told.exit_code == 0, told.output
+        result = run("rewrite", "--from", out, "--out", tmp_path / "a", settings=settings)
+        assert result.exit_code == 0, result.output
         drop = [*settings, "rewrite.broken=drop"]
         assert run("rewrite", "--from", out, "--out", tmp_path / "b", settings=drop).exit_code == 0
-    before, after = kept(out), kept(tmp_path / "a")
+    before, after = kept_rows(out), kept_rows(tmp_path / "a")
     assert len(after) == 3 and after[1:] == before[1:] and after[0] != before[0]
-    assert [row["reason"] for row in decided(tmp_path / "a").values()] == ["rewritten", why, why]
-    assert [row["id"] for row in kept(tmp_path / "b")] == [before[0]["id"]]
+    assert [row["reason"] for row in decided(tmp_path / "a").values()] == [
+        "rewritten",
+        reason,
+        reason,
+    ]
+    assert [row["id"] for row in kept_rows(tmp_path / "b")] == [before[0]["id"]]
     counts = json.loads((tmp_path / "b/manifest.json").read_text())["counts"]["reasons"]
-    assert counts == {f"dropped: {why}": 2, "kept: rewritten": 1}
+    assert counts == {f"dropped: {reason}": 2, "kept: rewritten": 1}
 
 
-def answers_of(form: str) -> Callable[[dict[str, Any], int | None], str]:
+def rewriter_with_form(form: str) -> Callable[[dict[str, Any], int | None], str]:
     def respond(body: dict[str, Any], seed: int | None) -> str:
         turns = json.loads(body["messages"][-1]["content"])["turns"]
-        said = [{"turn": one["turn"], "thought": "so"} for one in turns]
+        thoughts = [{"turn": thought["turn"], "thought": "so"} for thought in turns]
         return {
-            "one fewer": json.dumps({"turns": said[:-1]}),
-            "one more": json.dumps({"turns": [*said, said[0]]}),
-            "another order": json.dumps({"turns": said[::-1]}),
-            "another turn": json.dumps({"turns": [{"turn": 99, "thought": "so"}] * len(said)}),
-            "another key": json.dumps({"turns": [one | {"action": "x"} for one in said]}),
+            "one fewer": json.dumps({"turns": thoughts[:-1]}),
+            "one more": json.dumps({"turns": [*thoughts, thoughts[0]]}),
+            "another order": json.dumps({"turns": thoughts[::-1]}),
+            "another turn": json.dumps({"turns": [{"turn": 99, "thought": "so"}] * len(thoughts)}),
+            "another key": json.dumps(
+                {"turns": [thought | {"action": "x"} for thought in thoughts]}
+            ),
             "no JSON": "so",
         }[form]
 
@@ -207,19 +218,19 @@ def answers_of(form: str) -> Callable[[dict[str, Any], int | None], str]:
 def test_an_answer_of_another_form_changes_no_row(form: str, tmp_path: Path, model: Path) -> None:
     out = text_rows(tmp_path, model, rows=1)
     with rewriter() as (fake, settings):
-        fake.respond = answers_of(form)
-        told = run("rewrite", "--from", out, "--out", tmp_path / "a", settings=settings)
-    assert told.exit_code == 0, told.output
-    assert kept(tmp_path / "a") == kept(out)
+        fake.respond = rewriter_with_form(form)
+        result = run("rewrite", "--from", out, "--out", tmp_path / "a", settings=settings)
+    assert result.exit_code == 0, result.output
+    assert kept_rows(tmp_path / "a") == kept_rows(out)
     assert [row["reason"] for row in decided(tmp_path / "a").values()] == ["other structure"]
 
 
 def test_a_row_of_an_earlier_version_whose_thought_has_a_tag_goes(
     tmp_path: Path, model: Path
 ) -> None:
-    """Learned or only read; nobody is asked about it."""
+    """Check that the row is dropped for a trained or context thought, and that no call is made."""
     out = text_rows(tmp_path, model, rows=2)
-    first, second = kept(out)
+    first, second = kept_rows(out)
     first["messages"][2]["content"] = first["messages"][2]["content"].replace(
         "</think>", " then &lt;answer&gt; it</think>"
     )
@@ -227,10 +238,10 @@ def test_a_row_of_an_earlier_version_whose_thought_has_a_tag_goes(
     second["leave_out"] = [0]
     (out / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (first, second)))
     with rewriter() as (fake, settings):
-        told = run("rewrite", "--from", out, "--out", tmp_path / "a", settings=settings)
-        assert told.exit_code == 0, told.output
+        result = run("rewrite", "--from", out, "--out", tmp_path / "a", settings=settings)
+        assert result.exit_code == 0, result.output
         assert not fake.requests
-    assert kept(tmp_path / "a") == []
+    assert kept_rows(tmp_path / "a") == []
     reasons = {row["reason"] for row in decided(tmp_path / "a").values()}
     assert reasons == {"a tag in the original's thought"}
 
@@ -244,21 +255,21 @@ def test_a_doubtful_thought_stays_as_it_was_beside_those_that_are_rewritten(
         return f"{thought}. There were 649,738." if "look" in thought else rephrase(thought)
 
     with rewriter(says) as (_, settings):
-        told = run("rewrite", "--from", out, "--out", tmp_path / "a", settings=settings)
-        assert told.exit_code == 0, told.output
+        result = run("rewrite", "--from", out, "--out", tmp_path / "a", settings=settings)
+        assert result.exit_code == 0, result.output
         drop = [*settings, "rewrite.broken=drop"]
         assert run("rewrite", "--from", out, "--out", tmp_path / "b", settings=drop).exit_code == 0
-    (row,), (before,) = kept(tmp_path / "a"), kept(out)
+    (row,), (before,) = kept_rows(tmp_path / "a"), kept_rows(out)
     texts = [
-        [one["content"] for one in of["messages"] if one["role"] == "assistant"]
-        for of in (before, row)
+        [message["content"] for message in dialogue["messages"] if message["role"] == "assistant"]
+        for dialogue in (before, row)
     ]
     same = [old == new for old, new in zip(*texts, strict=True)]
     assert same == ["look" in old for old in texts[0]]
     assert not all(same) and any(same)
     (line,) = decided(tmp_path / "a").values()
     assert line["reason"] == "rewritten" and line["doubted"] == {"new content": sum(same)}
-    assert kept(tmp_path / "b") == []
+    assert kept_rows(tmp_path / "b") == []
 
 
 def test_what_was_condemned_since_is_not_rewritten(tmp_path: Path, model: Path) -> None:
@@ -266,9 +277,9 @@ def test_what_was_condemned_since_is_not_rewritten(tmp_path: Path, model: Path) 
     CurationRecord([RecordEntry("q0", "verify", "drop", "GT_ERROR")]).write(tmp_path / "r.jsonl")
     flags = ["--record", tmp_path / "r.jsonl", "--from", out, "--out", tmp_path / "a"]
     with rewriter() as (_, settings):
-        told = run("rewrite", *flags, settings=settings)
-        assert told.exit_code == 0, told.output
-    assert [row["question_id"] for row in kept(tmp_path / "a")] == ["q1"]
+        result = run("rewrite", *flags, settings=settings)
+        assert result.exit_code == 0, result.output
+    assert [row["question_id"] for row in kept_rows(tmp_path / "a")] == ["q1"]
     assert decided(tmp_path / "a")["run/1-q0-0"]["reason"] == "verified: GT_ERROR"
 
 
@@ -276,13 +287,13 @@ def test_a_call_that_failed_leaves_its_row_and_is_asked_again(tmp_path: Path, mo
     out = text_rows(tmp_path, model, rows=2)
     with rewriter() as (fake, settings):
         fake.fail(500, times=1)
-        told = run("rewrite", "--from", out, "--out", tmp_path / "a", settings=settings)
-        assert told.exit_code == 0, told.output
+        result = run("rewrite", "--from", out, "--out", tmp_path / "a", settings=settings)
+        assert result.exit_code == 0, result.output
         reasons = Counter(row["reason"] for row in decided(tmp_path / "a").values())
         assert reasons == {"rewritten": 1, "not asked: no answer was got": 1}
         asked_before = len(fake.requests)
-        told = run("rewrite", "--from", out, "--out", tmp_path / "b", settings=settings)
-        assert told.exit_code == 0, told.output
+        result = run("rewrite", "--from", out, "--out", tmp_path / "b", settings=settings)
+        assert result.exit_code == 0, result.output
         assert len(fake.requests) == asked_before + 1, "what was answered is known"
     reasons = Counter(row["reason"] for row in decided(tmp_path / "b").values())
     assert reasons == {"rewritten": 2}
@@ -293,13 +304,15 @@ def test_an_estimate_asks_nobody_and_is_the_most(tmp_path: Path, model: Path) ->
     price = ["rewrite.price.prompt=1", "rewrite.price.completion=2"]
     with rewriter() as (fake, settings):
         small = [*settings, *price, "rewrite.messages_per_call=2"]
-        told = run("rewrite", "--from", out, "--out", tmp_path / "a", "--estimate", settings=small)
-        assert told.exit_code == 0, told.output
-        assert "6 calls" in told.output and "36,000 tokens" in told.output
+        result = run(
+            "rewrite", "--from", out, "--out", tmp_path / "a", "--estimate", settings=small
+        )
+        assert result.exit_code == 0, result.output
+        assert "6 calls" in result.output and "36,000 tokens" in result.output
         assert not fake.requests and not (tmp_path / "a").exists()
         assert run("rewrite", "--from", out, "--out", tmp_path / "a", settings=small).exit_code == 0
         assert len(fake.requests) == 6
-        bodies = [json.loads(one.body["messages"][-1]["content"]) for one in fake.requests]
+        bodies = [json.loads(request.body["messages"][-1]["content"]) for request in fake.requests]
         assert max(len(body["turns"]) for body in bodies) == 2
         assert bodies[0]["question"] == "What does q0 ask?"
         assert bodies[0]["turns"][0]["action"] == "<search>births</search>"
@@ -310,15 +323,17 @@ def test_a_run_that_is_killed_asks_for_nothing_twice_and_writes_the_same(
 ) -> None:
     out = text_rows(tmp_path, model, rows=4)
     with rewriter() as (fake, settings):
-        told = [*settings, "rewrite.messages_per_call=1"]
+        all_settings = [*settings, "rewrite.messages_per_call=1"]
         (tmp_path / "w").mkdir()
-        whole = run("rewrite", "--from", out, "--out", tmp_path / "w/rows", settings=told)
-        assert whole.exit_code == 0, whole.output
+        uninterrupted = run(
+            "rewrite", "--from", out, "--out", tmp_path / "w/rows", settings=all_settings
+        )
+        assert uninterrupted.exit_code == 0, uninterrupted.output
         assert len(fake.requests) == 12
         fake.forget()
         fake.hang = lambda body: len(fake.requests) > 5
         arguments = ["rewrite", "--from", str(out), "--out", str(tmp_path / "k/rows")]
-        arguments += [part for one in told for part in ("--set", one)]
+        arguments += [part for setting in all_settings for part in ("--set", setting)]
         command = [sys.executable, "-m", "trainer", "search", *arguments]
         killed = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
@@ -329,10 +344,10 @@ def test_a_run_that_is_killed_asks_for_nothing_twice_and_writes_the_same(
         assert not (tmp_path / "k/rows").exists()
         fake.hang = False
         wait_until(lambda: not fake.in_flight)
-        again = CliRunner().invoke(app, arguments)
-        assert again.exit_code == 0, again.output
+        resumed = CliRunner().invoke(app, arguments)
+        assert resumed.exit_code == 0, resumed.output
         served = Counter(
-            one.body["messages"][-1]["content"] for one in fake.requests if one.choices
+            request.body["messages"][-1]["content"] for request in fake.requests if request.choices
         )
     for name in (
         "rows.jsonl",
@@ -345,21 +360,26 @@ def test_a_run_that_is_killed_asks_for_nothing_twice_and_writes_the_same(
             tmp_path / "w/rows" / name
         ).read_bytes()
     assert len(served) == 12
-    # those that were under way when it died were answered to nobody
+    # Requests that were in flight when it died got no answer.
     assert sum(served.values()) <= 12 + 2
 
 
 def test_what_cannot_be_rewritten_is_a_line(tmp_path: Path, model: Path) -> None:
     with rewriter() as (_, settings):
-        done = run("rewrite", "--from", tmp_path, "--out", tmp_path / "a", settings=settings)
-        assert done.exit_code == 2 and "search distill" in done.output
-        own = save_model(tmp_path / "own", READING)
-        out = text_rows(tmp_path, own, rows=1)
-        for lacks, why in ([], "rewriter.model"), (["rewrite.cap=1"], "needs a price"):
-            done = run("rewrite", "--from", out, "--out", tmp_path / "a", settings=lacks)
-            assert done.exit_code == 2 and why in done.output
-        template = own / "chat_template.jinja"
+        result = run("rewrite", "--from", tmp_path, "--out", tmp_path / "a", settings=settings)
+        assert result.exit_code == 2 and "search distill" in result.output
+        model_copy = save_model(tmp_path / "own", READING)
+        out = text_rows(tmp_path, model_copy, rows=1)
+        for incomplete_settings, message in (
+            ([], "rewriter.model"),
+            (["rewrite.cap=1"], "needs a price"),
+        ):
+            result = run(
+                "rewrite", "--from", out, "--out", tmp_path / "a", settings=incomplete_settings
+            )
+            assert result.exit_code == 2 and message in result.output
+        template = model_copy / "chat_template.jinja"
         template.write_text(template.read_text().replace("<|im_start|>", "<|im_start|> "))
-        done = run("rewrite", "--from", out, "--out", tmp_path / "a", settings=settings)
-        assert done.exit_code == 2 and "distil the runs again" in done.output
+        result = run("rewrite", "--from", out, "--out", tmp_path / "a", settings=settings)
+        assert result.exit_code == 2 and "Run `search distill` again" in result.output
         assert not (tmp_path / "a").exists()

@@ -1,8 +1,7 @@
-"""The requirements' own rounds over planted cases: what they condemn reaches no row of SFT.
+"""Run configs/search/rounds.yaml over planted cases: condemned cases reach no SFT row.
 
-Commands of curation are the real ones, with real servers; in place of trainings stand episodes that
-were written beforehand, of a policy that reads text.
-"""
+The curation commands are the real ones, with real servers. Episodes of a policy that reads text are
+written beforehand and replace the trainings."""
 
 from __future__ import annotations
 
@@ -18,20 +17,20 @@ from typer.testing import CliRunner
 
 from bench.kit.openai_server import FakeOpenAI
 from scorekit.config import load_config
-from tests.kits.trainer.searching.cold import READING, save_model, text_run, wrote
-from tests.kits.trainer.searching.curated import asked, decided, kept, write_rows
+from tests.kits.trainer.searching.cold import READING, save_model, text_episode, text_run
+from tests.kits.trainer.searching.curated import decided, kept_rows, make_question, write_rows
 from tests.kits.trainer.searching.episodes import COMPLETE, search
 from tests.kits.trainer.searching.finished import page
 from tests.kits.trainer.searching.verifying import SAID, VerifyServers, verifying
+from trainer.search.cli import app
 from trainer.search.records import Question, Trajectory
 from trainer.search.rounds.config import RoundsConfig
 from trainer.search.rounds.loop import run_loop
 from trainer.search.rounds.steps import StepRecord, Steps
-from trainer.search.verbs import app
 
 ROOT = Path(__file__).parents[5]
 COUNT = 30
-#: Kind -> (what verifier and generator say, the pages that the right episode is shown).
+#: Kind -> (what verifier and generator answer, the pages that the right episode sees).
 KINDS: Mapping[str, tuple[tuple[str, str], Sequence[str]]] = {
     "wrong": (("15", "15"), ["deck_1"]),
     "late": (("15", "15"), ["deck_9", "deck_8", "deck_7", "deck_1"]),
@@ -48,19 +47,21 @@ def servers() -> Iterator[VerifyServers]:
 
 def questions() -> list[Question]:
     return [
-        asked(f"{kind}-{n}", 1, question=f"What is {kind}-{n}, exactly?", reference_answer="12")
+        make_question(
+            f"{kind}-{n}", 1, question=f"What is {kind}-{n}, exactly?", reference_answer="12"
+        )
         for kind in KINDS
         for n in range(COUNT)
     ]
 
 
 def episodes(question: Question, step: int) -> list[Trajectory]:
-    """Four, of which one is judged right."""
-    shown = KINDS[question.id.partition("-")[0]][1]
-    ndcg = 0.0 if "deck_1" not in shown else 1 / (1 + shown.index("deck_1"))
-    texts = [search(f"{question.id} {step} {n}") for n in range(len(shown))]
-    made = [
-        wrote(
+    """Return four episodes, one of which is judged right."""
+    page_ids = KINDS[question.id.partition("-")[0]][1]
+    ndcg = 0.0 if "deck_1" not in page_ids else 1 / (1 + page_ids.index("deck_1"))
+    texts = [search(f"{question.id} {step} {n}") for n in range(len(page_ids))]
+    trajectories = [
+        text_episode(
             question,
             *(*texts, COMPLETE),
             sample=n,
@@ -71,21 +72,21 @@ def episodes(question: Question, step: int) -> list[Trajectory]:
         )
         for n in range(4)
     ]
-    for one in made:
-        for turn, page_id in zip(one.turns, shown, strict=False):
+    for trajectory in trajectories:
+        for turn, page_id in zip(trajectory.turns, page_ids, strict=False):
             turn.views = [page(page_id)]
-    return made
+    return trajectories
 
 
 def in_process(model: Path, runs: Mapping[str, Path]) -> Callable[..., int]:
-    """What a step's process does, in this one. runs: round -> what its training leaves."""
+    """Run a step's process in this process. runs: the training's output by round."""
 
     def run(
         steps: Steps, name: str, record: StepRecord, command: Sequence[str], env: object
     ) -> int:
         if "search" in command:
-            done = CliRunner().invoke(app, list(command[command.index("search") + 1 :]))
-            assert done.exit_code == 0, done.output
+            result = CliRunner().invoke(app, list(command[command.index("search") + 1 :]))
+            assert result.exit_code == 0, result.output
         elif "export" in command:
             shutil.copytree(model, command[command.index("--to") + 1])
         elif name == "train":
@@ -105,27 +106,30 @@ def load(path: Path) -> Any:
 def test_what_the_rounds_condemn_reaches_no_row(
     verified_first: bool, tmp_path: Path, servers: VerifyServers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """verified late: without the first round's `verify`, so that the default rule chooses what is
-    verified."""
-    given = questions()
-    for one in given:
-        monkeypatch.setitem(SAID, one.id, KINDS[one.id.partition("-")[0]][0])
+    """Check the rows. verified late: without the first round's `verify`, the default rule
+    chooses."""
+    question_rows = questions()
+    for question_row in question_rows:
+        monkeypatch.setitem(SAID, question_row.id, KINDS[question_row.id.partition("-")[0]][0])
     model = save_model(tmp_path / "model", READING)
-    data = write_rows(tmp_path / "questions.jsonl", given)
-    phase1 = [wrote(one, COMPLETE, judge=None, ndcg=0.0, reward=0.0) for one in given]
-    runs = {"01-phase1": text_run(tmp_path / "runs/01-phase1", phase1, *given)}
+    data = write_rows(tmp_path / "questions.jsonl", question_rows)
+    phase1 = [
+        text_episode(question_row, COMPLETE, judge=None, ndcg=0.0, reward=0.0)
+        for question_row in question_rows
+    ]
+    runs = {"01-phase1": text_run(tmp_path / "runs/01-phase1", phase1, *question_rows)}
     for step, name in ((1, "02-round1"), (2, "03-round2")):
         played = [
-            of.model_copy(update={"trajectory_id": f"{name}-{of.trajectory_id}"})
-            for one in given
-            for of in episodes(one, step)
+            trajectory.model_copy(update={"trajectory_id": f"{name}-{trajectory.trajectory_id}"})
+            for question_row in question_rows
+            for trajectory in episodes(question_row, step)
         ]
-        runs[name] = text_run(tmp_path / "runs" / name, played, *given)
+        runs[name] = text_run(tmp_path / "runs" / name, played, *question_rows)
     runs["04-round3"] = runs["01-phase1"]
     for folder in runs.values():
-        told = load(folder / "config.yaml") | {"policy": {"path": str(model)}}
-        told["data"] = {"train": str(data)}
-        (folder / "config.yaml").write_text(json.dumps(told))
+        raw_config = load(folder / "config.yaml") | {"policy": {"path": str(model)}}
+        raw_config["data"] = {"train": str(data)}
+        (folder / "config.yaml").write_text(json.dumps(raw_config))
     fake = FakeOpenAI("rewriter", respond=rephrased)
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(Steps, "_run", in_process(model, runs))
@@ -135,37 +139,41 @@ def test_what_the_rounds_condemn_reaches_no_row(
             "rewrite.rewriter.model=rewriter",
             f"rewrite.rewriter.base_url={url}",
         ]
-        settings = [one for one in settings if not one.startswith("verify.prompts")]
-        told = [f"train.policy.path={model}", f"train.data.train={data}"]
-        for one in settings:
-            section = "curation" if one.split(".")[0] in ("verify", "rewrite") else "train"
-            told.append(f"{section}.{one}")
-        told.append("train.answering.generator.api=vllm")
-        told.append("train.answering.judge.model=null")
-        cfg = load_config(RoundsConfig, ROOT / "configs/search/rounds.yaml", told)
+        settings = [setting for setting in settings if not setting.startswith("verify.prompts")]
+        overrides = [f"train.policy.path={model}", f"train.data.train={data}"]
+        for setting in settings:
+            section = "curation" if setting.split(".")[0] in ("verify", "rewrite") else "train"
+            overrides.append(f"{section}.{setting}")
+        overrides.append("train.answering.generator.api=vllm")
+        overrides.append("train.answering.judge.model=null")
+        cfg = load_config(RoundsConfig, ROOT / "configs/search/rounds.yaml", overrides)
         if not verified_first:
             cfg.rounds[0].then.remove("verify")
         assert run_loop(cfg, tmp_path / "out") is None
     out = tmp_path / "out"
-    rows = kept(out / "03-round2/rewrite")
+    rows = kept_rows(out / "03-round2/rewrite")
     assert {row["question_id"].partition("-")[0] for row in rows} == {"good"}
     assert len({row["question_id"] for row in rows}) == COUNT
-    learned = load(out / "03-round2/sft.yaml")["data"]
-    assert learned["train"] == str(out / "03-round2/rewrite/rows.jsonl")
-    assert learned["record"] == str(out / "03-round2/verify/record.jsonl")
+    sft_data = load(out / "03-round2/sft.yaml")["data"]
+    assert sft_data["train"] == str(out / "03-round2/rewrite/rows.jsonl")
+    assert sft_data["record"] == str(out / "03-round2/verify/record.jsonl")
     second, third = (load(out / name / "train.yaml") for name in ("03-round2", "04-round3"))
     assert second["policy"]["path"] == str(out / "02-round1/policy"), "not one of SFT"
     assert second["data"]["train"] == str(out / "02-round1/focus/rows.jsonl")
     assert third["policy"]["path"] == str(out / "03-round2/sft-policy")
-    again = [row["id"] for row in kept(out / "03-round2/focus")]
+    focus_ids = [row["id"] for row in kept_rows(out / "03-round2/focus")]
     assert third["data"]["train"] == str(out / "03-round2/focus/rows.jsonl")
-    assert again == [row["id"] for row in kept(out / "02-round1/focus")]
+    assert focus_ids == [row["id"] for row in kept_rows(out / "02-round1/focus")]
     verified = decided(out / "02-round1/verify").values()
-    found = [row["id"] for row in verified if not row["kept"]]
-    assert found == [one.id for one in given if one.id.startswith(("wrong", "late"))]
+    dropped_ids = [row["id"] for row in verified if not row["kept"]]
+    assert dropped_ids == [
+        question_row.id
+        for question_row in question_rows
+        if question_row.id.startswith(("wrong", "late"))
+    ]
 
 
 def rephrased(body: dict[str, Any], seed: int | None) -> str:
     turns = json.loads(body["messages"][-1]["content"])["turns"]
-    said = [{"turn": t["turn"], "thought": f"well, {t['thought']} again"} for t in turns]
-    return json.dumps({"turns": said})
+    thoughts = [{"turn": t["turn"], "thought": f"well, {t['thought']} again"} for t in turns]
+    return json.dumps({"turns": thoughts})

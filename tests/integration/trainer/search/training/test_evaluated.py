@@ -1,4 +1,4 @@
-"""A training run's page, trackers and checkpoints: what the general verbs make of them."""
+"""Check a training run's page, trackers and checkpoints with the commands that all tasks share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from scorekit.config import load_config
 from tests.kits.trainer.searching import learning
-from trainer.runs.runlog import read_jsonl
+from trainer.runs.run_log import read_jsonl
 from trainer.search import commands
 from trainer.search.config import SearchConfig
 from trainer.search.data import load_held_out, load_train
@@ -20,11 +20,13 @@ from trainer.search.training.train import run_search
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory):
-    """(config file, folder of a run of adapters with two held-out sets and a tracker)."""
+    """Return (config file, folder of a run of adapters with two held-out sets and a tracker)."""
     folder = tmp_path_factory.mktemp("evaluated")
-    with learning.around(learning.make_index(folder), learning.counting().app) as services:
+    with learning.running_services(
+        learning.make_index(folder), learning.counting().app
+    ) as services:
         hard = learning.write_questions(folder / "hard.jsonl", range(12, 16))
-        told = learning.config_of(
+        settings = learning.config_of(
             folder,
             services,
             data={"eval_sets": {"hard": str(hard)}},
@@ -32,7 +34,7 @@ def stack(tmp_path_factory):
             rl={"num_updates": 2, "lr": 0.5, "warmup_updates": 0},
             misc={"trackers": ["tensorboard"], "run_dir": str(folder / "run")},
         )
-        config = learning.write_config(folder / "config.yaml", told)
+        config = learning.write_config(folder / "config.yaml", settings)
         assert commands.train(load_config(SearchConfig, config, []), resume=False) == 0
         yield config, folder / "run"
 
@@ -46,7 +48,7 @@ def test_a_run_leaves_a_page_with_its_evaluations_and_episodes(stack):
     assert "What is said under number 9?" in (run / "episodes.html").read_text(encoding="utf-8")
     assert (run / "episodes-hard.html").is_file() and (run / "view.html").is_file()
     sets = evaluation.read_reports(run)
-    assert {name: [update for update, _ in of] for name, of in sets.items()} == {
+    assert {name: [update for update, _ in reports] for name, reports in sets.items()} == {
         "eval": [0, 2],
         "hard": [0, 2],
     }
@@ -58,8 +60,8 @@ def test_episodes_of_evaluations_are_kept_on_the_disk_alone(stack, tmp_path):
     done = run_search(load_train(cfg), load_held_out(cfg), cfg)
     for name, reports in done.sets.items():
         for update, report in reports:
-            of = "-hard" if name == "hard" else ""
-            dump = tmp_path / f"completions/eval{of}-{update:06d}.jsonl"
+            suffix = "-hard" if name == "hard" else ""
+            dump = tmp_path / f"completions/eval{suffix}-{update:06d}.jsonl"
             assert len(report.episodes) == len(read_jsonl(dump)) == report.samples
             dump.unlink()
             assert not report.episodes
@@ -68,19 +70,19 @@ def test_episodes_of_evaluations_are_kept_on_the_disk_alone(stack, tmp_path):
 def test_the_figures_of_a_run_are_numbers_that_a_tracker_takes(stack):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     _, run = stack
-    found: dict[str, list[float]] = {}
+    values_by_tag: dict[str, list[float]] = {}
     for path in (run / "trackers").rglob("events.*"):
         events = accumulator.EventAccumulator(str(path.parent))
         events.Reload()
         for tag in events.Tags()["scalars"]:
-            found[tag] = [one.value for one in events.Scalars(tag)]
+            values_by_tag[tag] = [event.value for event in events.Scalars(tag)]
     lines = read_jsonl(run / "eval.jsonl")
     held_out = [line["ndcg_mean"] for line in lines if line["set"] == "hard"]
-    assert found["eval/hard/ndcg_mean"] == pytest.approx(held_out)
-    # Of those that every update has: one that is None is left out
-    wanted = ("reward_mean", "ndcg_mean", "turns_mean", "groups_without_spread", "search_failed")
-    assert {key: len(found[f"train/{key}"]) for key in wanted} == dict.fromkeys(wanted, 2)
-    assert not any("by_document" in tag or "by_type" in tag for tag in found)
+    assert values_by_tag["eval/hard/ndcg_mean"] == pytest.approx(held_out)
+    # Check keys that every update has: a stat that is None is not logged.
+    keys = ("reward_mean", "ndcg_mean", "turns_mean", "groups_without_spread", "search_failed")
+    assert {key: len(values_by_tag[f"train/{key}"]) for key in keys} == dict.fromkeys(keys, 2)
+    assert not any("by_document" in tag or "by_type" in tag for tag in values_by_tag)
 
 
 def test_a_checkpoint_of_adapters_is_evaluated_as_the_run_did_and_beside_its_start(stack, tmp_path):
@@ -94,20 +96,25 @@ def test_a_checkpoint_of_adapters_is_evaluated_as_the_run_did_and_beside_its_sta
     base = str(Path(config).parent / "policy")
     outcomes = run_evaluation(cfg, load_held_out(cfg), base)
     reports = evaluation.read_reports(run)
-    firsts = {one.turns[0].text for of in reports["hard"] for one in of[1].episodes}
-    assert len(firsts) > 1  # it has learned: another policy would be told from it
-    for of in outcomes:
-        assert of.earlier is not None and of.groups is not None
-        before, after = reports[of.name][0][1], reports[of.name][-1][1]
-        for report, now in ((before, of.earlier), (after, of.evaluation)):
-            assert [one.turns[0].text for one in report.episodes] == [
-                one.turns[0].text for one in now.episodes
+    firsts = {
+        trajectory.turns[0].text
+        for outcome in reports["hard"]
+        for trajectory in outcome[1].episodes
+    }
+    assert len(firsts) > 1  # it was trained: this would detect another policy
+    for outcome in outcomes:
+        assert outcome.earlier is not None and outcome.groups is not None
+        before, after = reports[outcome.name][0][1], reports[outcome.name][-1][1]
+        for report, now in ((before, outcome.earlier), (after, outcome.evaluation)):
+            assert [trajectory.turns[0].text for trajectory in report.episodes] == [
+                trajectory.turns[0].text for trajectory in now.episodes
             ]
-            assert now.figures["reward_mean"] == report.reward_mean
+            assert now.stats["reward_mean"] == report.reward_mean
 
 
 def test_questions_that_are_too_long_are_in_no_epoch_and_no_evaluation(stack, tmp_path, caplog):
-    """A run and `evaluate` leave the same ones out; an epoch is of those that are left."""
+    """Check that a run and `evaluate` drop the same questions, and that an epoch has only the
+    others."""
     config, _ = stack
     short = learning.write_questions(tmp_path / "short.jsonl", range(6)).read_text()
     long = {"id": "long", "question": "how much " * 900, "reference_answer": "x"}
@@ -115,18 +122,18 @@ def test_questions_that_are_too_long_are_in_no_epoch_and_no_evaluation(stack, tm
     lines = [json.dumps(long | gold | {"id": f"long{n}"}) + "\n" for n in range(6)]
     questions = tmp_path / "questions.jsonl"
     questions.write_text(short + "".join(lines))
-    told = [f"data.train={questions}", f"data.eval={questions}", "data.eval_sets={}"]
-    told += ["reward.preset=phase1", "rl.epochs=1", "misc.trackers=[]"]
+    overrides = [f"data.train={questions}", f"data.eval={questions}", "data.eval_sets={}"]
+    overrides += ["reward.preset=phase1", "rl.epochs=1", "misc.trackers=[]"]
     out = tmp_path / "run"
-    cfg = load_config(SearchConfig, config, [*told, f"misc.run_dir={out}"])
+    cfg = load_config(SearchConfig, config, [*overrides, f"misc.run_dir={out}"])
     assert commands.train(cfg, resume=False) == 0
     assert [line["update"] for line in read_jsonl(out / "log.jsonl")] == [1, 2]  # of 3 questions
     assert [line["samples"] for line in read_jsonl(out / "eval.jsonl")] == [6, 6]
-    cfg = load_config(SearchConfig, config, [*told, f"misc.run_dir={tmp_path / 'after'}"])
+    cfg = load_config(SearchConfig, config, [*overrides, f"misc.run_dir={tmp_path / 'after'}"])
     (outcome,) = run_evaluation(cfg, load_held_out(cfg), None)
-    assert outcome.evaluation.figures["samples"] == 6
+    assert outcome.evaluation.stats["samples"] == 6
     assert caplog.text.count("data.eval: 6 of 12 questions are too long") == 2
     caplog.clear()
-    cfg = load_config(SearchConfig, config, [*told, f"misc.run_dir={out}"])
+    cfg = load_config(SearchConfig, config, [*overrides, f"misc.run_dir={out}"])
     assert commands.train(cfg, resume=True) == 0
     assert "changed since" not in caplog.text

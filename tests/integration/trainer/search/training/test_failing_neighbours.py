@@ -1,8 +1,7 @@
-"""Neighbours on a bad day in the middle of training: what they fail to give is no zero, an update
-that nobody answers waits, and a run that ends does so by a rule and can go on.
+"""Check services that fail in the middle of training.
 
-A run of three updates that nothing disturbs (`whole`) is what the others are held against.
-"""
+A missing answer is not a zero, an update without answers waits, and a run that ends is stopped by a
+rule and can resume. An uninterrupted run of three updates (`whole`) is the reference."""
 
 from __future__ import annotations
 
@@ -18,41 +17,41 @@ from typing import Any
 
 import pytest
 
-from bench.kit.moody import FAULTS, Fault, Moody
+from bench.kit.flaky_server import FAULTS, Fault, FlakyServer
 from tests.kits.trainer.searching import learning
-from tests.kits.trainer.searching.town import (
+from tests.kits.trainer.searching.search_stack import (
     PATIENT,
     ROUTES,
     UPDATES,
-    Town,
+    SearchStack,
     assert_same_learning,
     lines_of,
-    running_town,
+    running_search_stack,
     stored,
     train,
 )
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
-    with running_town(tmp_path_factory.mktemp("town")) as town:
-        yield town
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SearchStack]:
+    with running_search_stack(tmp_path_factory.mktemp("town")) as stack:
+        yield stack
 
 
 @pytest.fixture
-def town(running: Town) -> Iterator[Town]:
+def stack(running: SearchStack) -> Iterator[SearchStack]:
     running.recover()
     yield running
     running.recover()
 
 
 def in_update(out: Path, update: int, mood: Callable[[str, str], Fault | None]) -> Any:
-    """A mood, in that update alone."""
+    """Return a mood that applies in that update alone."""
     return lambda path, body: mood(path, body) if len(lines_of(out)) == update - 1 else None
 
 
 def half(path: str, body: str) -> bool:
-    """Half of all requests, by what they ask."""
+    """Select half of all requests by their content."""
     return hashlib.sha256(body.encode()).digest()[1] % 2 == 0
 
 
@@ -62,92 +61,106 @@ def dumped(out: Path, update: int) -> dict[str, dict[str, Any]]:
 
 
 def assert_covered(out: Path, update: int) -> None:
-    """Line, store and dump say the same, and advantages are of those alone that have a reward."""
-    line, found, rows = lines_of(out)[update - 1], stored(out, update), dumped(out, update)
-    statuses = [one.reward.status for one in found.values() if one.reward]
-    assert len(statuses) == len(found) == 12
+    """Check that line, store and dump agree, and that only rewarded episodes have advantages."""
+    line, trajectory_by_id, rows = (
+        lines_of(out)[update - 1],
+        stored(out, update),
+        dumped(out, update),
+    )
+    statuses = [
+        trajectory.reward.status for trajectory in trajectory_by_id.values() if trajectory.reward
+    ]
+    assert len(statuses) == len(trajectory_by_id) == 12
     assert line["reward_coverage"] == pytest.approx(statuses.count("ok") / 12)
     assert line["reward_failed"] == statuses.count("failed")
     assert line["reward_late"] == statuses.count("late")
     groups: dict[str, dict[str, float]] = defaultdict(dict)
-    for id, one in found.items():
-        assert one.reward is not None
-        assert (one.reward.value is None) == (one.reward.status != "ok"), "a failure is no number"
-        if one.reward.value is not None:
-            groups[one.group][id] = one.reward.value
-    sizes = [len(groups[group]) for group in {one.group for one in found.values()}]
+    for id, trajectory in trajectory_by_id.items():
+        assert trajectory.reward is not None
+        assert (trajectory.reward.value is None) == (trajectory.reward.status != "ok"), (
+            "a failure is no number"
+        )
+        if trajectory.reward.value is not None:
+            groups[trajectory.group][id] = trajectory.reward.value
+    sizes = [
+        len(groups[group])
+        for group in {trajectory.group for trajectory in trajectory_by_id.values()}
+    ]
     assert line["groups_smaller"] == sum(size < 4 for size in sizes)
     assert line["groups_lost"] == sum(size < 2 for size in sizes)
     for id, row in rows.items():
-        of = groups[found[id].group]
-        if id not in of or len(set(of.values())) < 2:  # failed; or there is nothing to compare
+        reward_by_id = groups[trajectory_by_id[id].group]
+        # Failed; or there is nothing to compare.
+        if id not in reward_by_id or len(set(reward_by_id.values())) < 2:
             assert not row["learned"] and not row["advantage"]
             continue
-        expected = (of[id] - mean(of.values())) / (stdev(of.values()) + 1e-6)
+        expected = (reward_by_id[id] - mean(reward_by_id.values())) / (
+            stdev(reward_by_id.values()) + 1e-6
+        )
         assert row["learned"] and row["advantage"] == pytest.approx(expected, abs=1e-5)
 
 
-def test_what_a_generator_fails_to_give_is_left_out(town: Town, tmp_path: Path) -> None:
-    """Another fault in each update, for half of what is asked."""
-    faults = [fault for fault in FAULTS if fault != "hang"]
+def test_what_a_generator_fails_to_give_is_left_out(stack: SearchStack, tmp_path: Path) -> None:
+    """Use another failure in each update, for half of the requests."""
+    failures = [failure for failure in FAULTS if failure != "hang"]
 
     def mood(path: str, body: str) -> Fault | None:
         sick = path.endswith("completions") and half(path, body)
-        return faults[len(lines_of(tmp_path)) % len(faults)] if sick else None
+        return failures[len(lines_of(tmp_path)) % len(failures)] if sick else None
 
-    town.generator.mood = mood
-    done = train(town, tmp_path, f"rl.num_updates={len(faults)}")
-    assert done.exit_code == 0 and len(done.updates) == len(faults)
-    for update, fault in enumerate(faults, 1):
+    stack.generator.mood = mood
+    artifacts = train(stack, tmp_path, f"rl.num_updates={len(failures)}")
+    assert artifacts.exit_code == 0 and len(artifacts.updates) == len(failures)
+    for update, failure in enumerate(failures, 1):
         assert_covered(tmp_path, update)
         failed = [t for t in stored(tmp_path, update).values() if t.answer.status == "failed"]  # type: ignore[union-attr]
-        assert len(failed) == done.updates[update - 1]["answers_failed"], fault
-    assert sum(line["answers_failed"] for line in done.updates) >= len(faults)
-    assert all(town.generator.asked[fault] for fault in faults)
+        assert len(failed) == artifacts.updates[update - 1]["answers_failed"], failure
+    assert sum(line["answers_failed"] for line in artifacts.updates) >= len(failures)
+    assert all(stack.generator.request_counts[failure] for failure in failures)
 
 
-def test_what_a_judge_fails_to_give_is_left_out(town: Town, tmp_path: Path) -> None:
-    faults: list[Fault] = ["500", "garbage", "other"]
+def test_what_a_judge_fails_to_give_is_left_out(stack: SearchStack, tmp_path: Path) -> None:
+    failures: list[Fault] = ["500", "garbage", "other"]
 
     def mood(path: str, body: str) -> Fault | None:
         sick = path.endswith("score") and half(path, body)
-        return faults[len(lines_of(tmp_path)) % len(faults)] if sick else None
+        return failures[len(lines_of(tmp_path)) % len(failures)] if sick else None
 
-    town.judge.mood = mood
-    # Words of its own: verdicts on the other tests' answers are remembered.
-    town.fake.respond = lambda body, seed: f"{learning.answer(body, seed)} {half('', str(body))}"
-    done = train(town, tmp_path)
-    assert done.exit_code == 0 and len(done.updates) == UPDATES
+    stack.judge.mood = mood
+    # Use other words: the judge has cached the verdicts on the other tests' answers.
+    stack.fake.respond = lambda body, seed: f"{learning.answer(body, seed)} {half('', str(body))}"
+    artifacts = train(stack, tmp_path)
+    assert artifacts.exit_code == 0 and len(artifacts.updates) == UPDATES
     for update in range(1, UPDATES + 1):
         assert_covered(tmp_path, update)
-    assert sum(line["judgements_failed"] for line in done.updates) > 0
-    assert not any(line["answers_failed"] for line in done.updates)
+    assert sum(line["judgements_failed"] for line in artifacts.updates) > 0
+    assert not any(line["answers_failed"] for line in artifacts.updates)
 
 
 def test_what_comes_too_late_is_left_out_and_reaches_no_other_update(
-    town: Town, tmp_path: Path
+    stack: SearchStack, tmp_path: Path
 ) -> None:
     def mood(path: str, body: str) -> Fault | None:
-        """What hangs in the second update is answered in the third."""
+        """Check that a request that hangs in the second update is answered in the third."""
         hangs = path.endswith("completions") and half(path, body)
         return "hang" if hangs and len(lines_of(tmp_path)) == 1 else None
 
-    town.generator.mood = mood
-    done = train(town, tmp_path, PATIENT, "rollout.deadline_s=1")
-    assert done.exit_code == 0
+    stack.generator.mood = mood
+    artifacts = train(stack, tmp_path, PATIENT, "rollout.deadline_s=1")
+    assert artifacts.exit_code == 0
     for update in range(1, UPDATES + 1):
         assert_covered(tmp_path, update)
-    assert done.updates[1]["reward_late"] > 0
+    assert artifacts.updates[1]["reward_late"] > 0
 
 
 @pytest.mark.parametrize(
-    ("deadline", "figure"),
+    ("deadline", "stat_key"),
     [("answering.generator.deadline_s", "answers_failed"), ("rollout.deadline_s", "reward_late")],
 )
 def test_a_generator_that_never_answers_costs_its_deadline(
-    town: Town, tmp_path: Path, deadline: str, figure: str
+    stack: SearchStack, tmp_path: Path, deadline: str, stat_key: str
 ) -> None:
-    """Half of the questions of an update hang for good; then all, until the run ends by a rule."""
+    """Let half of an update's questions hang; then all, until a rule ends the run."""
     hung: list[str] = []
 
     def mood(path: str, body: str) -> Fault | None:
@@ -157,40 +170,43 @@ def test_a_generator_that_never_answers_costs_its_deadline(
         hung.append(body)
         return "hang"
 
-    town.generator.mood = mood
-    told = [PATIENT, f"{deadline}=1", "stop.skipped_updates=1"]
-    ended = train(town, tmp_path, *told)
-    assert ended.exit_code == 3 and ended.stopped
+    stack.generator.mood = mood
+    overrides = [PATIENT, f"{deadline}=1", "stop.skipped_updates=1"]
+    stopped_run = train(stack, tmp_path, *overrides)
+    assert stopped_run.exit_code == 3 and stopped_run.stopped
     for word in ("update 3", "stop.skipped_updates", "no answer", "--resume"):
-        assert word in ended.stopped, ended.stopped
+        assert word in stopped_run.stopped, stopped_run.stopped
     assert_covered(tmp_path, 2)
-    assert ended.updates[0][figure] == 0 and ended.updates[1][figure] > 0
-    town.generator.recover()
-    assert train(town, tmp_path, *told, resume=True).exit_code == 0
+    assert stopped_run.updates[0][stat_key] == 0 and stopped_run.updates[1][stat_key] > 0
+    stack.generator.recover()
+    assert train(stack, tmp_path, *overrides, resume=True).exit_code == 0
     assert lines_of(tmp_path)[2]["reward_coverage"] == 1
 
 
-def test_answers_in_any_order_give_the_same_update(town: Town, tmp_path: Path) -> None:
-    """Rewards are joined by id: those of the first come last, and so on."""
-    town.generator.latency_s = lambda path: next(delays)
+def test_answers_in_any_order_give_the_same_update(stack: SearchStack, tmp_path: Path) -> None:
+    """Check that rewards are joined by id: those of the first episodes come last, and so on."""
+    stack.generator.latency_s = lambda path: next(delays)
     delays = iter(0.3 - n % 12 * 0.025 for n in range(10_000))
-    assert train(town, tmp_path).exit_code == 0
-    assert_same_learning(town.whole, tmp_path)
+    assert train(stack, tmp_path).exit_code == 0
+    assert_same_learning(stack.undisturbed, tmp_path)
     rewards = [
-        {id: one.reward for id, one in stored(out, 1).items()} for out in (town.whole, tmp_path)
+        {id: trajectory.reward for id, trajectory in stored(out, 1).items()}
+        for out in (stack.undisturbed, tmp_path)
     ]
     assert rewards[0] == rewards[1]
 
 
-@pytest.mark.parametrize("who", ["generator", "judge", "retriever"])
-def test_one_that_is_away_for_all_is_waited_for(town: Town, tmp_path: Path, who: str) -> None:
-    """The update has not begun: it is done with the same episodes when the neighbour is back."""
-    neighbour: Moody = getattr(town, who)
+@pytest.mark.parametrize("service_name", ["generator", "judge", "retriever"])
+def test_one_that_is_away_for_all_is_waited_for(
+    stack: SearchStack, tmp_path: Path, service_name: str
+) -> None:
+    """Check that the update has not started: it uses the same episodes when the service is back."""
+    neighbour: FlakyServer = getattr(stack, service_name)
     since: list[int] = []
 
     def mood(path: str, body: str) -> Fault | None:
-        """Away in the second update, until the first attempt at it was stored."""
-        if len(lines_of(tmp_path)) != 1 or not path.endswith(ROUTES[who]):
+        """Fail in the second update, until the first attempt at it was stored."""
+        if len(lines_of(tmp_path)) != 1 or not path.endswith(ROUTES[service_name]):
             return None
         if (tmp_path / "trajectories/step-000002.jsonl.gz").exists():
             since.append(1)
@@ -198,27 +214,27 @@ def test_one_that_is_away_for_all_is_waited_for(town: Town, tmp_path: Path, who:
         return "503"
 
     neighbour.mood = mood
-    if who == "judge":  # which remembers its verdicts on others
-        town.fake.respond = lambda body, seed: f"{learning.answer(body, seed)} "
-    done = train(town, tmp_path, "answering.judge.deadline_s=0.5")
-    assert done.exit_code == 0 and since
-    assert [line["attempts"] for line in done.updates] == [1, 2, 1]
-    assert {one.attempt for one in stored(tmp_path, 2).values()} == {1}
-    assert_same_learning(town.whole, tmp_path)
-    asked = [json.dumps(one.body, sort_keys=True) for one in town.fake.requests]
-    assert len(set(asked)) == len(asked)
+    if service_name == "judge":  # the judge has cached its verdicts on others
+        stack.fake.respond = lambda body, seed: f"{learning.answer(body, seed)} "
+    artifacts = train(stack, tmp_path, "answering.judge.deadline_s=0.5")
+    assert artifacts.exit_code == 0 and since
+    assert [line["attempts"] for line in artifacts.updates] == [1, 2, 1]
+    assert {trajectory.attempt for trajectory in stored(tmp_path, 2).values()} == {1}
+    assert_same_learning(stack.undisturbed, tmp_path)
+    bodies = [json.dumps(trajectory.body, sort_keys=True) for trajectory in stack.fake.requests]
+    assert len(set(bodies)) == len(bodies)
 
 
-def test_answers_that_were_damaged_are_asked_for_again(town: Town, tmp_path: Path) -> None:
+def test_answers_that_were_damaged_are_asked_for_again(stack: SearchStack, tmp_path: Path) -> None:
     stop = "rl.num_updates=2"
-    assert train(town, tmp_path, "misc.save_every_n_updates=1", stop).exit_code == 0
+    assert train(stack, tmp_path, "misc.save_every_n_updates=1", stop).exit_code == 0
     (checkpoint,) = (tmp_path / "checkpoints").glob("step-000002")
     for path in checkpoint.iterdir():
         path.write_bytes(b"")
     with closing(sqlite3.connect(tmp_path / "answers.sqlite", isolation_level=None)) as db:
         db.execute("UPDATE answers SET value = x'00'")
-    town.fake.forget()
-    done = train(town, tmp_path, resume=True)
-    assert done.exit_code == 0 and town.fake.requests
-    assert done.updates[1]["answers/damaged"] > 0
-    assert_same_learning(town.whole, tmp_path)
+    stack.fake.forget()
+    artifacts = train(stack, tmp_path, resume=True)
+    assert artifacts.exit_code == 0 and stack.fake.requests
+    assert artifacts.updates[1]["answers/damaged"] > 0
+    assert_same_learning(stack.undisturbed, tmp_path)

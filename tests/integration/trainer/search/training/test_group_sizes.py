@@ -1,4 +1,4 @@
-"""Updates whose questions have groups of different sizes: played, learned, and filled up."""
+"""Check updates whose questions have groups of different sizes: sampled, trained, and filled up."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from scorekit.config import load_config
 from scorekit.errors import UserError
 from tests.integration.trainer.search.training.test_processes import ENVIRONMENT
-from tests.kits.trainer import warm
+from tests.kits.trainer import forked_trainer
 from tests.kits.trainer.searching import learning
 from trainer.search.check import check_run
 from trainer.search.config import SearchConfig
@@ -21,15 +21,15 @@ from trainer.search.records import Trajectory
 from trainer.search.training.train import run_search
 from trainer.search.trajectories.store import TrajectoryStore
 
-#: Of a question, by its place.
+#: Group sizes by the position of the question.
 SIZES = (2, 5, 3)
 
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("sizes")
-    with learning.around(learning.standing_in().app, learning.counting().app) as services:
-        told = learning.config_of(
+    with learning.running_services(learning.standing_in().app, learning.counting().app) as services:
+        settings = learning.config_of(
             folder,
             services,
             rl={"num_updates": 2, "batch_size": 4, "minibatch_size": 4, "warmup_updates": 0},
@@ -37,7 +37,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         )
         for name, numbers in (("train", range(9)), ("heldout", range(9, 12))):
             learning.write_questions(folder / f"{name}.jsonl", numbers, SIZES)
-        yield learning.write_config(folder / "config.yaml", told)
+        yield learning.write_config(folder / "config.yaml", settings)
 
 
 def stored(out: Path, update: int) -> list[Trajectory]:
@@ -48,8 +48,8 @@ def lines_of(out: Path, name: str = "log.jsonl") -> list[dict[str, object]]:
     return [json.loads(line) for line in (out / name).read_text().splitlines()]
 
 
-def size_of(one: Trajectory) -> int:
-    return SIZES[int(one.question.id[1:]) % 3]
+def size_of(trajectory: Trajectory) -> int:
+    return SIZES[int(trajectory.question.id[1:]) % 3]
 
 
 def test_each_group_has_its_own_size_and_is_compared_within_itself(
@@ -58,24 +58,28 @@ def test_each_group_has_its_own_size_and_is_compared_within_itself(
     cfg = load_config(SearchConfig, config, [f"misc.run_dir={tmp_path}"])
     assert run_search(load_train(cfg), load_held_out(cfg), cfg).exit_code == 0
     for update, line in enumerate(lines_of(tmp_path), 1):
-        found = stored(tmp_path, update)
-        groups = Counter(one.group for one in found)
+        trajectories = stored(tmp_path, update)
+        groups = Counter(trajectory.group for trajectory in trajectories)
         assert len(groups) == 4 and line["groups"] == 4
-        assert all(groups[one.group] == size_of(one) for one in found)
-        assert line["samples"] == sum(groups.values()) == len(found)
+        assert all(groups[trajectory.group] == size_of(trajectory) for trajectory in trajectories)
+        assert line["samples"] == sum(groups.values()) == len(trajectories)
         assert len(set(groups.values())) > 1, "the batch is of groups that differ"
         dumped = {
             row["trajectory_id"]: row
             for row in lines_of(tmp_path, f"completions/train-{update:06d}.jsonl")
         }
-        learned = sum(bool(row["learned"]) for row in dumped.values())
-        assert line["steps"] == -(-learned // 4)
+        num_trained = sum(bool(row["learned"]) for row in dumped.values())
+        assert line["steps"] == -(-num_trained // 4)
         for group in groups:
-            of = [dumped[one.trajectory_id] for one in found if one.group == group]
-            rewards = [float(str(row["reward"])) for row in of]
-            assert all(row["learned"] for row in of) == (len(set(rewards)) > 1)
+            group_rows = [
+                dumped[trajectory.trajectory_id]
+                for trajectory in trajectories
+                if trajectory.group == group
+            ]
+            rewards = [float(str(row["reward"])) for row in group_rows]
+            assert all(row["learned"] for row in group_rows) == (len(set(rewards)) > 1)
             mean = sum(rewards) / len(rewards)
-            for row, reward in zip(of, rewards, strict=True):
+            for row, reward in zip(group_rows, rewards, strict=True):
                 assert float(str(row["advantage"])) * (reward - mean) >= 0
     evaluated = json.loads((tmp_path / "eval.jsonl").read_text().splitlines()[0])
     assert evaluated["samples"] == 3, "of a held-out question one is played, whatever it says"
@@ -83,32 +87,41 @@ def test_each_group_has_its_own_size_and_is_compared_within_itself(
 
 def test_two_processes_share_them(config: Path, tmp_path: Path) -> None:
     flags = ("--set", f"misc.run_dir={tmp_path}", "--set", "misc.patience_s=60")
-    told = ("train", "--config", str(config), *flags)
-    done = warm.completed("trainer", *told, environment=ENVIRONMENT, ranks=2)
-    assert done.returncode == 0, done.stderr
+    arguments = ("train", "--config", str(config), *flags)
+    result = forked_trainer.completed("trainer", *arguments, environment=ENVIRONMENT, ranks=2)
+    assert result.returncode == 0, result.stderr
     for update in (1, 2):
-        found = stored(tmp_path, update)
-        assert len({one.group for one in found}) == 4
-        assert Counter(Counter(one.group for one in found).values()) == Counter(
-            size_of(one) for one in {one.group: one for one in found}.values()
+        trajectories = stored(tmp_path, update)
+        assert len({trajectory.group for trajectory in trajectories}) == 4
+        assert Counter(
+            Counter(trajectory.group for trajectory in trajectories).values()
+        ) == Counter(
+            size_of(trajectory)
+            for trajectory in {trajectory.group: trajectory for trajectory in trajectories}.values()
         )
 
 
 def test_what_is_drawn_in_place_of_others_has_its_own_size_too(
     config: Path, tmp_path: Path
 ) -> None:
-    told = ["rollout.dynamic_sampling=3", "rl.batch_size=2", "rl.num_updates=3"]
+    overrides = ["rollout.dynamic_sampling=3", "rl.batch_size=2", "rl.num_updates=3"]
     runs = []
     for name in ("one", "two"):
         run_dir = f"misc.run_dir={tmp_path / name}"
-        cfg = load_config(SearchConfig, config, [*told, run_dir, "reward.preset=phase1"])
+        cfg = load_config(SearchConfig, config, [*overrides, run_dir, "reward.preset=phase1"])
         assert run_search(load_train(cfg), {}, cfg).exit_code == 0
-        runs.append([one for update in (1, 2, 3) for one in stored(tmp_path / name, update)])
-    groups = Counter((one.step, one.group) for one in runs[0])
+        runs.append(
+            [trajectory for update in (1, 2, 3) for trajectory in stored(tmp_path / name, update)]
+        )
+    groups = Counter((trajectory.step, trajectory.group) for trajectory in runs[0])
     assert len(groups) > 6, "none was drawn in place of another"
-    assert all(groups[one.step, one.group] == size_of(one) for one in runs[0])
-    drawn = [[(one.trajectory_id, one.shown_pages) for one in run] for run in runs]
-    assert drawn[0] == drawn[1]
+    assert all(
+        groups[trajectory.step, trajectory.group] == size_of(trajectory) for trajectory in runs[0]
+    )
+    sampled_pages = [
+        [(trajectory.trajectory_id, trajectory.shown_pages) for trajectory in run] for run in runs
+    ]
+    assert sampled_pages[0] == sampled_pages[1]
 
 
 def test_a_group_of_one_is_refused_before_anything_is_loaded(config: Path, tmp_path: Path) -> None:
@@ -121,10 +134,10 @@ def test_a_group_of_one_is_refused_before_anything_is_loaded(config: Path, tmp_p
 def test_check_tells_of_them_and_of_the_most_they_cost(config: Path, tmp_path: Path) -> None:
     findings = check_run(load_config(SearchConfig, config, [f"misc.run_dir={tmp_path}"]))
     assert not findings.failed, findings.failed
-    told = {check.name: check.found for check in findings.checks}
-    assert told["updates"].startswith(
+    message_by_check = {check.name: check.result for check in findings.checks}
+    assert message_by_check["updates"].startswith(
         "2 of 4 questions x 2 to 5 episodes (9 questions have an n_agent of their own), "
         "2 to 5 steps each"
     )
     # 2 x 4 of nine questions: the three of 5 episodes, the three of 3, two of 2
-    assert told["money"].startswith(f"{3 * 5 + 3 * 3 + 2 * 2} episodes of training")
+    assert message_by_check["money"].startswith(f"{3 * 5 + 3 * 3 + 2 * 2} episodes of training")

@@ -1,7 +1,6 @@
-"""Runs that are killed: they go on as if they had not been, and pay for nothing twice.
+"""Check that killed runs resume as if uninterrupted, and pay for nothing twice.
 
-The services are real, and outlive the runs; the generator notes each call.
-"""
+The services are real and outlive the runs; the generator records each call."""
 
 from __future__ import annotations
 
@@ -24,13 +23,13 @@ import pytest
 import yaml
 from safetensors.torch import load_file
 
-from bench.kit.moody import Moody
+from bench.kit.flaky_server import FlakyServer
 from bench.kit.openai_server import FakeOpenAI
 from bench.kit.servers import wait_until
 from scorekit.config import load_config
+from tests.kits.trainer.forked_trainer import Command
 from tests.kits.trainer.searching import learning
-from tests.kits.trainer.warm import Command
-from trainer.runs.outcome import Artifacts
+from trainer.runs.artifacts import Artifacts
 from trainer.search.config import SearchConfig
 from trainer.search.data import load_held_out, load_train
 from trainer.search.records import Trajectory
@@ -39,70 +38,74 @@ from trainer.search.trajectories.store import TrajectoryStore
 
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 UPDATES = 6
-_ROOM = 16_000  # bytes of a file
-#: Episodes of a question, by its place.
+_MAX_FILE_BYTES = 16_000  # bytes of a file
+#: Episodes of a question, by its position.
 GROUPS = (2, 5, 4)
-#: What tells of the life of a process, or of when something was paid for, and not of the run:
-#: which calls of an update were made in this life, and which before (`generator_calls`,
-#: `judge_calls`, `answers_known`, `money`); what was spent by then, an update that a kill has
-#: undone included (`cost/`); what this process did (`answers/`).
-_OF_A_LIFE = ("generator_calls", "judge_calls", "answers_known", "money")
+#: Keys that depend on the process or on when something was paid, not on the run:
+#: calls of an update made in this process and before (`generator_calls`,
+#: `judge_calls`, `answers_known`, `money`); spending so far, including an update that a kill has
+#: undone (`cost/`); work of this process (`answers/`).
+_PROCESS_KEYS = ("generator_calls", "judge_calls", "answers_known", "money")
 
 
-def of_a_life(key: str) -> bool:
-    return key in _OF_A_LIFE or key.startswith(("cost/", "answers/"))
+def depends_on_process(key: str) -> bool:
+    return key in _PROCESS_KEYS or key.startswith(("cost/", "answers/"))
 
 
 @dataclass
 class Stack:
-    """config: of a run against services that outlive it. generator: counts what it is asked;
-    moody: stands in front of it. whole: the folder of a run that nothing disturbed, and calls: what
-    that has paid for."""
+    """Holds a run's config, its services, and an uninterrupted run.
+
+    config: names services that outlive the run. generator: counts its requests; moody: a proxy
+    in front of it. full_run: the folder of the uninterrupted run; calls: what that run has paid
+    for."""
 
     config: Path
     generator: FakeOpenAI
-    moody: Moody
-    whole: Path
+    moody: FlakyServer
+    full_run: Path
     calls: int = 0
 
-    def asked(self) -> Counter[str]:
-        """Calls by what they asked for."""
-        return Counter(json.dumps(one.body, sort_keys=True) for one in self.generator.requests)
+    def request_counts(self) -> Counter[str]:
+        """Count the requests by their body."""
+        return Counter(
+            json.dumps(request.body, sort_keys=True) for request in self.generator.requests
+        )
 
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("resume")
     generator = learning.counting()
-    moody = Moody(generator.app)
-    with learning.around(learning.make_index(folder), moody) as services:
-        told = learning.config_of(folder, services)
+    moody = FlakyServer(generator.app)
+    with learning.running_services(learning.make_index(folder), moody) as services:
+        settings = learning.config_of(folder, services)
         learning.write_questions(folder / "train.jsonl", range(9), GROUPS)
-        config = learning.write_config(folder / "config.yaml", told)
-        found = Stack(config, generator, moody, folder / "whole")
-        here(config, found.whole)
-        found.calls = len(generator.requests)
-        assert max(found.asked().values()) == 1
-        yield found
+        config = learning.write_config(folder / "config.yaml", settings)
+        new_stack = Stack(config, generator, moody, folder / "whole")
+        train_here(config, new_stack.full_run)
+        new_stack.calls = len(generator.requests)
+        assert max(new_stack.request_counts().values()) == 1
+        yield new_stack
 
 
 @pytest.fixture(autouse=True)
-def nothing_asked(stack: Stack) -> None:
-    """The generator has forgotten what others asked."""
+def forget_requests(stack: Stack) -> None:
+    """Let the generator forget earlier requests."""
     stack.moody.recover()
     stack.generator.forget()
 
 
-def here(config: Path, out: Path, *overrides: str, resume: bool = False) -> Artifacts:
-    """The command, in this process."""
+def train_here(config: Path, out: Path, *overrides: str, resume: bool = False) -> Artifacts:
+    """Run the command in this process."""
     cfg = load_config(SearchConfig, config, [f"misc.run_dir={out}", *overrides])
     return run_search(load_train(cfg), load_held_out(cfg), cfg, resume=resume)
 
 
 def start(config: Path, out: Path, *arguments: str) -> Command:
     set_out = ("--set", f"misc.run_dir={out}")
-    told = ("train", "--config", str(config), *set_out, *arguments)
-    return Command("trainer", *told, environment=ENVIRONMENT)
+    command = ("train", "--config", str(config), *set_out, *arguments)
+    return Command("trainer", *command, environment=ENVIRONMENT)
 
 
 def finish(process: Command) -> subprocess.CompletedProcess[str]:
@@ -120,8 +123,8 @@ def count(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def kept(out: Path) -> int:
-    """Answers that stand in the file of what was paid for."""
+def count_answers(out: Path) -> int:
+    """Count the answers in the file of paid answers."""
     if not (out / "answers.sqlite").exists():
         return 0
     with closing(sqlite3.connect(out / "answers.sqlite")) as db:
@@ -133,12 +136,12 @@ def kept(out: Path) -> int:
 
 
 def kill_at_random(process: Command, stack: Stack, out: Path, moments: random.Random) -> None:
-    """While a checkpoint is written, calls are under way, or some time after an update."""
+    """Kill while a checkpoint is written or calls are in flight, or some time after an update."""
     log, lines, calls = out / "log.jsonl", count(out / "log.jsonl"), len(stack.generator.requests)
-    what = moments.random()
-    if what < 0.3:
+    draw = moments.random()
+    if draw < 0.3:
         wait_for(process, lambda: any(out.glob("checkpoints/.step-*.tmp")))
-    elif what < 0.7:
+    elif draw < 0.7:
         further = calls + moments.randint(1, 8)
         wait_for(process, lambda: len(stack.generator.requests) >= further)
     else:
@@ -150,21 +153,23 @@ def kill_at_random(process: Command, stack: Stack, out: Path, moments: random.Ra
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
-    """Lines without seconds, the run's name, and what was paid in which life."""
-    found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return [comparable(row) for row in found]
+    """Return the lines without times, the run's name, and which process paid."""
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [without_process_keys(row) for row in lines]
 
 
-def comparable(value: Any) -> Any:
-    """Without what `rows` leaves out, at any depth. `charge`: who paid for an answer."""
+def without_process_keys(value: Any) -> Any:
+    """Return a value without the keys that `rows` drops, at any depth. `charge`: who paid."""
     if isinstance(value, list):
-        return [comparable(one) for one in value]
+        return [without_process_keys(item) for item in value]
     if not isinstance(value, dict):
         return value
     return {
-        key: comparable(one)
-        for key, one in value.items()
-        if key not in ("run", "charge", "seconds") and not key.endswith("_s") and not of_a_life(key)
+        key: without_process_keys(item)
+        for key, item in value.items()
+        if key not in ("run", "charge", "seconds")
+        and not key.endswith("_s")
+        and not depends_on_process(key)
     }
 
 
@@ -173,64 +178,72 @@ def episodes(out: Path) -> list[Trajectory]:
 
 
 def stored(out: Path) -> list[dict[str, Any]]:
-    return [comparable(one.model_dump(mode="json")) for one in episodes(out)]
+    return [
+        without_process_keys(trajectory.model_dump(mode="json")) for trajectory in episodes(out)
+    ]
 
 
-def pictures(out: Path) -> dict[str, bytes]:
+def read_images(out: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in out.glob("trajectories/images/*/*.png")}
 
 
-def check_equal(one: Path, two: Path) -> None:
-    """Bit for bit: figures, episodes with their ids and pictures, weights, optimiser."""
-    names = sorted(path.name for path in (one / "completions").iterdir())
-    assert names == sorted(path.name for path in (two / "completions").iterdir())
+def check_equal(first: Path, second: Path) -> None:
+    """Compare stats, episodes with their ids and images, weights and optimizer exactly."""
+    names = sorted(path.name for path in (first / "completions").iterdir())
+    assert names == sorted(path.name for path in (second / "completions").iterdir())
     for name in ["log.jsonl", "eval.jsonl", *(f"completions/{name}" for name in names)]:
-        assert rows(one / name) == rows(two / name), name
-    assert [row["update"] for row in rows(two / "log.jsonl")] == list(range(1, UPDATES + 1))
-    assert stored(one) == stored(two)
-    assert pictures(one) == pictures(two)
+        assert rows(first / name) == rows(second / name), name
+    assert [row["update"] for row in rows(second / "log.jsonl")] == list(range(1, UPDATES + 1))
+    assert stored(first) == stored(second)
+    assert read_images(first) == read_images(second)
     last = Path("checkpoints") / f"step-{UPDATES:06d}"
     for name in ("model.safetensors", "optimizer.pt"):
-        assert (one / last / name).read_bytes() == (two / last / name).read_bytes(), name
+        assert (first / last / name).read_bytes() == (second / last / name).read_bytes(), name
 
 
-def check_paid(stack: Stack, out: Path, lost: int) -> None:
-    """lost: calls that the generator had been asked for and nobody had kept when a process was
-    killed. Only they were asked for again, and the file counts all others."""
-    assert kept(out) == stack.calls
-    again = {asked: times for asked, times in stack.asked().items() if times > 1}
-    assert sum(times - 1 for times in again.values()) == len(stack.generator.requests) - stack.calls
-    assert len(stack.generator.requests) == stack.calls + lost
+def check_paid(stack: Stack, out: Path, num_lost: int) -> None:
+    """Check the paid calls.
+
+    num_lost: calls that the generator had received but no file contained when a process was
+    killed. Only they were requested again, and the file counts all others."""
+    assert count_answers(out) == stack.calls
+    repeated = {body: times for body, times in stack.request_counts().items() if times > 1}
+    assert (
+        sum(times - 1 for times in repeated.values()) == len(stack.generator.requests) - stack.calls
+    )
+    assert len(stack.generator.requests) == stack.calls + num_lost
     last = json.loads((out / "log.jsonl").read_text().splitlines()[-1])
     assert last["cost/generator_calls"] == stack.calls
 
 
 def test_the_run_that_is_compared_with_has_learned(stack: Stack) -> None:
-    lines = rows(stack.whole / "log.jsonl")
+    lines = rows(stack.full_run / "log.jsonl")
     assert all(row["steps"] and row["grad_norm"] > 0 and row["A_raw_std"] > 0 for row in lines)
     assert all(row["reward_coverage"] == 1 and row["searches_mean"] > 0.5 for row in lines)
     assert sum(row["crops_mean"] for row in lines) > 0
     before, after = (
         load_file(folder / "model.safetensors")
-        for folder in (stack.config.parent / "policy", stack.whole / "checkpoints/step-000006")
+        for folder in (stack.config.parent / "policy", stack.full_run / "checkpoints/step-000006")
     )
-    played = Counter((one.step, one.question.id) for one in episodes(stack.whole))
+    played = Counter(
+        (trajectory.step, trajectory.question.id) for trajectory in episodes(stack.full_run)
+    )
     assert {(int(id[1:]) % 3, size) for (_, id), size in played.items()} == set(enumerate(GROUPS))
     moved = [name for name in before if not before[name].equal(after[name])]
     assert "lm_head.weight" in moved and len(moved) > len(before) / 2
 
 
-def changed(stack: Stack, folder: Path, **sections: dict[str, Any]) -> Stack:
-    """The same with another config, and a whole run of that."""
-    told = yaml.safe_load(stack.config.read_text())
+def stack_with(stack: Stack, folder: Path, **sections: dict[str, Any]) -> Stack:
+    """Return the stack with another config and an uninterrupted run of it."""
+    settings = yaml.safe_load(stack.config.read_text())
     for name, values in sections.items():
-        told[name] |= values
-    config = learning.write_config(folder / "config.yaml", told)
+        settings[name] |= values
+    config = learning.write_config(folder / "config.yaml", settings)
     stack.generator.forget()
-    here(config, folder / "whole")
+    train_here(config, folder / "whole")
     calls = len(stack.generator.requests)
     stack.generator.forget()
-    return replace(stack, config=config, whole=folder / "whole", calls=calls)
+    return replace(stack, config=config, full_run=folder / "whole", calls=calls)
 
 
 @pytest.mark.parametrize(("kills", "seed"), [(2, 1), pytest.param(20, 2, marks=pytest.mark.slow)])
@@ -242,58 +255,59 @@ def test_a_run_that_is_killed_goes_on_as_if_it_had_not_been(
 
 @pytest.mark.slow
 def test_so_does_one_that_fills_up_groups(stack: Stack, tmp_path: Path) -> None:
-    """With other questions in place of those whose group has no spread."""
-    filling = changed(
+    """Check groups without spread, which other questions replace."""
+    filling = stack_with(
         stack,
         tmp_path,
         rollout={"n_agent": 2, "dynamic_sampling": 2},
-        reward={"preset": "focused"},  # right or wrong: both of a group are alike half the time
+        reward={"preset": "focused"},  # right or wrong: both of a group are equal half the time
     )
-    assert any(row["groups"] > 3 for row in rows(filling.whole / "log.jsonl"))
+    assert any(row["groups"] > 3 for row in rows(filling.full_run / "log.jsonl"))
     check_killed(filling, tmp_path, kills=5, seed=1)
 
 
 def check_killed(stack: Stack, tmp_path: Path, kills: int, seed: int) -> None:
-    """So often, in as many runs as that takes."""
-    moments, lost, runs = random.Random(seed), 0, 1
+    """Kill a run that often, in as many runs as that takes."""
+    moments, num_lost, runs = random.Random(seed), 0, 1
     out = tmp_path / "run-1"
     for _ in range(kills):
         if count(out / "log.jsonl") >= UPDATES:
-            check_finished(stack, out, lost)
+            check_finished(stack, out, num_lost)
             stack.generator.forget()
-            lost, runs = 0, runs + 1
+            num_lost, runs = 0, runs + 1
             out = tmp_path / f"run-{runs}"
         kill_at_random(start(stack.config, out, "--resume"), stack, out, moments)
-        lost = len(stack.generator.requests) - kept(out)
-    check_finished(stack, out, lost)
+        num_lost = len(stack.generator.requests) - count_answers(out)
+    check_finished(stack, out, num_lost)
 
 
-def check_finished(stack: Stack, out: Path, lost: int) -> None:
-    done = finish(start(stack.config, out, "--resume"))
-    assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr
-    check_equal(stack.whole, out)
-    check_paid(stack, out, lost)
+def check_finished(stack: Stack, out: Path, num_lost: int) -> None:
+    result = finish(start(stack.config, out, "--resume"))
+    assert result.returncode == 0, result.stderr
+    assert "Traceback" not in result.stderr
+    check_equal(stack.full_run, out)
+    check_paid(stack, out, num_lost)
 
 
 @pytest.mark.parametrize("updates", [0, 2])
 def test_a_run_without_room_to_write_ends_and_goes_on_when_there_is_some(
     stack: Stack, tmp_path: Path, updates: int
 ) -> None:
-    """No file may grow further, as on a disk that is full: from its first update on, or the third.
-    What it says on its terminal finds room."""
+    """Check a disk that is full from the first update on, or from the third: no file may grow.
+
+    Messages on the terminal are still written."""
     out = tmp_path / "run"
     process = start(stack.config, out, "--resume")
     wait_for(
         process, lambda: (out / "config.yaml").exists() and count(out / "log.jsonl") >= updates
     )
     (alone,) = process.processes
-    resource.prlimit(alone.pid, resource.RLIMIT_FSIZE, (_ROOM, resource.RLIM_INFINITY))
-    ended = finish(process)
-    assert ended.returncode not in (0, -signal.SIGKILL), ended.stderr
-    told = ended.stderr.lower()
-    assert "too large" in told or "full" in told or "disk i/o" in told, ended.stderr
-    check_finished(stack, out, len(stack.generator.requests) - kept(out))
+    resource.prlimit(alone.pid, resource.RLIMIT_FSIZE, (_MAX_FILE_BYTES, resource.RLIM_INFINITY))
+    stopped = finish(process)
+    assert stopped.returncode not in (0, -signal.SIGKILL), stopped.stderr
+    message = stopped.stderr.lower()
+    assert "too large" in message or "full" in message or "disk i/o" in message, stopped.stderr
+    check_finished(stack, out, len(stack.generator.requests) - count_answers(out))
 
 
 def test_a_signal_ends_a_run_with_a_checkpoint_after_its_update(
@@ -306,7 +320,7 @@ def test_a_signal_ends_a_run_with_a_checkpoint_after_its_update(
     stopped = finish(process)
     assert stopped.returncode == 128 + number, stopped.stderr
     done = count(tmp_path / "log.jsonl")
-    assert f"stopped: {number.name} after update {done}: go on" in stopped.stderr
+    assert f"stopped: {number.name} after update {done}: resume" in stopped.stderr
     assert "Traceback" not in stopped.stderr
     assert (tmp_path / f"checkpoints/step-{done:06d}/state.json").exists()
     check_finished(stack, tmp_path, 0)
@@ -315,37 +329,37 @@ def test_a_signal_ends_a_run_with_a_checkpoint_after_its_update(
 def test_a_signal_while_rewards_are_waited_for_leaves_the_update_to_the_next_start(
     stack: Stack, tmp_path: Path
 ) -> None:
-    """What was answered by then is not paid for again; calls that are broken off are."""
+    """Check that answers so far are not paid again; interrupted calls are."""
 
     def mood(path: str, body: str) -> Any:
-        """After an update half of the questions hang."""
+        """Let half of the questions hang after an update."""
         hangs = count(tmp_path / "log.jsonl") >= 1 and hash(body) % 2
         return "hang" if path.endswith("completions") and hangs else None
 
-    stack.moody.asked.clear()
+    stack.moody.request_counts.clear()
     stack.moody.mood = mood
     process = start(stack.config, tmp_path)
-    wait_for(process, lambda: stack.moody.asked["hang"] > 0)
+    wait_for(process, lambda: stack.moody.request_counts["hang"] > 0)
     process.send_signal(signal.SIGTERM)
     stopped = finish(process)
     assert stopped.returncode == 128 + signal.SIGTERM, stopped.stderr
     assert "Traceback" not in stopped.stderr
     done = count(tmp_path / "log.jsonl")
-    assert f"stopped: SIGTERM after update {done}: go on with --resume" in stopped.stderr
+    assert f"stopped: SIGTERM after update {done}: resume with --resume" in stopped.stderr
     saved = sorted((tmp_path / "checkpoints").iterdir())
     assert saved[-1].name == f"step-{done:06d}" and done < UPDATES
-    lost = stack.moody.asked["hang"]
-    wait_until(lambda: len(stack.generator.requests) == kept(tmp_path) + lost)
+    num_lost = stack.moody.request_counts["hang"]
+    wait_until(lambda: len(stack.generator.requests) == count_answers(tmp_path) + num_lost)
     stack.moody.recover()
-    check_finished(stack, tmp_path, lost)
+    check_finished(stack, tmp_path, num_lost)
 
 
 def test_a_finished_run_says_so_and_asks_for_nothing(
     stack: Stack, caplog: pytest.LogCaptureFixture
 ) -> None:
-    before = (stack.whole / "log.jsonl").stat().st_mtime_ns
-    done = here(stack.config, stack.whole, resume=True)
-    assert f"has its {UPDATES} updates: raise rl.num_updates" in caplog.text
-    assert [update for update, _ in done.reports] == [0, 2, 4, 6]
-    assert (stack.whole / "log.jsonl").stat().st_mtime_ns == before
+    before = (stack.full_run / "log.jsonl").stat().st_mtime_ns
+    artifacts = train_here(stack.config, stack.full_run, resume=True)
+    assert f"has its {UPDATES} updates. Raise rl.num_updates" in caplog.text
+    assert [update for update, _ in artifacts.reports] == [0, 2, 4, 6]
+    assert (stack.full_run / "log.jsonl").stat().st_mtime_ns == before
     assert not stack.generator.requests

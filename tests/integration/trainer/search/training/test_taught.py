@@ -1,8 +1,7 @@
-"""Searchers that search and crop learn: in one process and in two, by all weights and by adapters.
+"""Train policies that search and crop: in one process and in two, with all weights and adapters.
 
-Random weights act in no way that parses, so these know two scripts by heart beforehand
-(tests/kits/trainer/searching/taught.py); what they draw, and what is learned, is their own.
-"""
+Random weights produce no action that parses, so these were trained on two scripts beforehand
+(tests/kits/trainer/searching/taught.py). Their samples and updates are their own."""
 
 from __future__ import annotations
 
@@ -17,12 +16,12 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.kits.trainer import warm
+from tests.kits.trainer import forked_trainer
 from tests.kits.trainer.searching.taught import Taught, taught
 
 SEES = pytest.mark.parametrize("policy", ["qwen2_5_vl", "qwen3_vl"], indirect=True)
 READS = pytest.mark.parametrize("policy", ["text"], indirect=True)
-#: Rounding of float32 in batches of other shapes, the largest of all tokens of an update: a
+#: Rounding of float32 in batches of other shapes, the largest over all tokens of an update: a
 #: log-probability of -10 is rounded to steps of 1e-6.
 GAP = 3e-5
 
@@ -31,32 +30,32 @@ GAP = 3e-5
 def policy(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Taught]:
-    with taught(tmp_path_factory.mktemp(request.param), request.param) as made:
-        yield made
+    with taught(tmp_path_factory.mktemp(request.param), request.param) as taught_policy:
+        yield taught_policy
 
 
 def train(
     policy: Taught, out: Path, *overrides: str, ranks: int = 1, resume: bool = False
 ) -> list[dict[str, Any]]:
-    """`python -m trainer train`; the lines of its log."""
-    told = [f"misc.run_dir={out}", *overrides]
-    done = warm.completed(
+    """Run `python -m trainer train` and return the lines of its log."""
+    settings = [f"misc.run_dir={out}", *overrides]
+    result = forked_trainer.completed(
         "trainer",
         "train",
         "--config",
         str(policy.config),
         *(["--resume"] if resume else []),
-        *(part for override in told for part in ("--set", override)),
+        *(part for override in settings for part in ("--set", override)),
         environment=dict(os.environ),
         ranks=ranks,
     )
-    assert done.returncode == 0, done.stderr
+    assert result.returncode == 0, result.stderr
     return log_of(out)
 
 
 def sharded(policy: Taught, out: Path, *overrides: str) -> list[dict[str, Any]]:
-    """The same in two processes that share the weights."""
-    done = warm.completed(
+    """Run the same in two processes that shard the weights."""
+    result = forked_trainer.completed(
         "tests.kits.trainer.sharded_trainer",
         str(policy.config),
         "sharded",
@@ -64,7 +63,7 @@ def sharded(policy: Taught, out: Path, *overrides: str) -> list[dict[str, Any]]:
         environment=dict(os.environ),
         ranks=2,
     )
-    assert done.returncode == 0, done.stderr
+    assert result.returncode == 0, result.stderr
     return log_of(Path(f"{out}-0"))
 
 
@@ -81,7 +80,7 @@ def weights(folder: Path) -> dict[str, Tensor]:
 
 
 def check_learned(policy: Taught, lines: list[dict[str, Any]], checkpoint: Path) -> None:
-    """Three updates of episodes that searched and cropped; only what reads text has moved."""
+    """Check three updates of episodes with searches and crops: only text weights have changed."""
     assert [line["update"] for line in lines] == [1, 2, 3]
     assert sum(line["steps"] for line in lines) >= 2
     assert all(line["sampler_gap_max"] <= GAP for line in lines if line["steps"])
@@ -129,15 +128,15 @@ def test_a_policy_that_reads_text_learns(policy: Taught, tmp_path: Path, rank: i
 @pytest.mark.slow
 @READS
 def test_adapters_go_on_as_if_the_run_had_not_ended(policy: Taught, tmp_path: Path) -> None:
-    """Weights and figures to the last bit."""
-    told = ["policy.lora.r=4", "misc.save_every_n_updates=1"]
-    whole = train(policy, tmp_path / "whole", *told)
-    train(policy, tmp_path / "run", *told, "rl.num_updates=2")
-    lines = train(policy, tmp_path / "run", *told, resume=True)
+    """Compare weights and stats exactly."""
+    overrides = ["policy.lora.r=4", "misc.save_every_n_updates=1"]
+    full_lines = train(policy, tmp_path / "whole", *overrides)
+    train(policy, tmp_path / "run", *overrides, "rl.num_updates=2")
+    lines = train(policy, tmp_path / "run", *overrides, resume=True)
     for key in ("reward_mean", "policy_loss", "grad_norm", "sampler_gap_max", "tokens"):
-        assert [line[key] for line in lines] == [line[key] for line in whole], key
-    expected, found = (
+        assert [line[key] for line in lines] == [line[key] for line in full_lines], key
+    expected, resumed_weights = (
         weights(tmp_path / name / "checkpoints/step-000003") for name in ("whole", "run")
     )
     assert any("lora_B" in name and bool(weight.any()) for name, weight in expected.items())
-    assert all(torch.equal(weight, found[name]) for name, weight in expected.items())
+    assert all(torch.equal(weight, resumed_weights[name]) for name, weight in expected.items())

@@ -1,4 +1,4 @@
-"""The demo's verifier: a reader that errs by itself, as often as it is told to."""
+"""Check the demo's verifier, a reader with a configured error rate."""
 
 from __future__ import annotations
 
@@ -7,38 +7,38 @@ from collections import Counter
 
 import pytest
 
-from demo.search.keys import read_keys
+from demo.search.answer_keys import read_keys
 from demo.search.loop.verifier import Verifying
 from demo.search.reading import HEIGHT, WIDTH, Sight
 from trainer.search.curation.verification.verifier import read_opinion
 
 SEEDS = range(3)
-SOME = read_keys()[::3]
+KEY_SUBSET = read_keys()[::3]
 
 
 class Seeing(Verifying):
-    """Sees the pages of a question whole and close, whatever it is shown."""
+    """A verifier that always sees full, close views of the pages of a question."""
 
-    def shown(self, key):
+    def full_views(self, key):
         pages = dict.fromkeys(spots[0].page_id for spots in key.reads)
         return [Sight(self.reader.pages[page], (0.0, 0.0, WIDTH, HEIGHT), 4.0) for page in pages]
 
     def says(self, key, seed):
-        text = self.answer_seeing(key.question, self.shown(key), seed)
-        assert read_opinion(text, len(self.shown(key))) is not None
+        text = self.answer_seeing(key.question, self.full_views(key), seed)
+        assert read_opinion(text, len(self.full_views(key))) is not None
         return json.loads(text)
 
 
 @pytest.fixture(scope="module")
 def right() -> dict[str, str]:
     reader = Seeing(error=0, unsure=0)
-    return {key.question: reader.says(key, 0)["answer"] for key in SOME}
+    return {key.question: reader.says(key, 0)["answer"] for key in KEY_SUBSET}
 
 
 def test_without_errors_it_reads_what_the_generator_reads(right):
     reader = Seeing(error=0, unsure=0)
-    for key in SOME:
-        sights = reader.shown(key)
+    for key in KEY_SUBSET:
+        sights = reader.full_views(key)
         assert right[key.question] == reader.answer_from(key.question, sights)
 
 
@@ -46,13 +46,13 @@ def test_it_errs_as_often_as_it_is_told_and_half_of_that_each_time(right):
     error = 0.2
     reader = Seeing(error=error, unsure=0.05, seed=3)
     counts, stubborn = Counter(), 0
-    keys = SOME
+    keys = KEY_SUBSET
     for key in keys:
-        said = [reader.says(key, seed) for seed in SEEDS]
-        for one in said:
-            wrong = one["answer"] != right[key.question]
-            counts["unsure" if not one["sure"] else "wrong" if wrong else "right"] += 1
-        sure = [one["answer"] for one in said if one["sure"]]
+        opinions = [reader.says(key, seed) for seed in SEEDS]
+        for opinion in opinions:
+            wrong = opinion["answer"] != right[key.question]
+            counts["unsure" if not opinion["sure"] else "wrong" if wrong else "right"] += 1
+        sure = [opinion["answer"] for opinion in opinions if opinion["sure"]]
         stubborn += bool(sure) and all(answer != right[key.question] for answer in sure)
     total = counts.total()
     # four standard errors of a share
@@ -62,14 +62,17 @@ def test_it_errs_as_often_as_it_is_told_and_half_of_that_each_time(right):
 
 
 def test_it_says_the_same_to_the_same_and_seeds_differ(right):
-    one, two, other = (Seeing(error=0.2, seed=seed) for seed in (1, 1, 2))
-    keys = SOME[:40]
-    said = [[reader.says(key, 0) for key in keys] for reader in (one, two, other)]
-    assert said[0] == said[1] != said[2]
+    first_reader, equal_reader, other_reader = (Seeing(error=0.2, seed=seed) for seed in (1, 1, 2))
+    keys = KEY_SUBSET[:40]
+    opinions = [
+        [reader.says(key, 0) for key in keys]
+        for reader in (first_reader, equal_reader, other_reader)
+    ]
+    assert opinions[0] == opinions[1] != opinions[2]
 
 
 def test_what_is_not_legible_or_not_asked_it_is_not_sure_of():
     reader = Seeing(error=0, unsure=0)
     (key, *_) = read_keys()
-    for question, sights in ((key.question, []), ("Who are you?", reader.shown(key))):
+    for question, sights in ((key.question, []), ("Who are you?", reader.full_views(key))):
         assert not json.loads(reader.answer_seeing(question, sights, 0))["sure"]

@@ -1,4 +1,4 @@
-"""Which evaluation of a run is its best."""
+"""Check which evaluation of a run is selected as best."""
 
 from __future__ import annotations
 

@@ -1,47 +1,53 @@
-"""Which pictures the generator is shown."""
+"""Check which images the generator receives."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.kits.trainer.search_answers import episode, picture
+from tests.kits.trainer.search_answers import episode, image_hash
 from trainer.search.answer.evidence import evidence
 
 
-def shown(*names: str, max_images: int = 8, crop_slots: int = 3) -> list[str]:
-    found = evidence(episode(*names), max_images, crop_slots)
-    known = {picture(name): name for name in names}
-    return [known[image] for image in found]
+def evidence_names(*names: str, max_images: int = 8, crop_slots: int = 3) -> list[str]:
+    images = evidence(episode(*names), max_images, crop_slots)
+    name_by_image = {image_hash(name): name for name in names}
+    return [name_by_image[image] for image in images]
 
 
 def test_pages_stand_in_the_order_in_which_they_were_shown_then_crops():
-    assert shown("b_2", "b_2/x", "a_1", "a_1/y", "c_3") == ["b_2", "a_1", "c_3", "b_2/x", "a_1/y"]
+    assert evidence_names("b_2", "b_2/x", "a_1", "a_1/y", "c_3") == [
+        "b_2",
+        "a_1",
+        "c_3",
+        "b_2/x",
+        "a_1/y",
+    ]
 
 
 def test_crops_keep_their_places_however_many_pages_there_are():
     pages = [f"d_{n}" for n in range(1, 15)]
-    assert shown(*pages, "d_1/x") == [*pages[:7], "d_1/x"]
+    assert evidence_names(*pages, "d_1/x") == [*pages[:7], "d_1/x"]
     crops = [f"d_1/{n}" for n in range(5)]
-    assert shown(*pages, *crops) == [*pages[:5], *crops[-3:]]
+    assert evidence_names(*pages, *crops) == [*pages[:5], *crops[-3:]]
 
 
 def test_room_that_one_kind_leaves_is_the_others():
     pages, crops = [f"d_{n}" for n in range(1, 10)], [f"d_1/{n}" for n in range(9)]
-    assert shown(*pages) == pages[:8]
-    assert shown("d_1", *crops) == ["d_1", *crops[-7:]]
-    assert shown(*pages, *crops, crop_slots=0) == pages[:8]
-    assert shown("d_1", "d_1/a", max_images=1) == ["d_1/a"]
-    assert shown("d_1", "d_1/a", max_images=1, crop_slots=0) == ["d_1"]
+    assert evidence_names(*pages) == pages[:8]
+    assert evidence_names("d_1", *crops) == ["d_1", *crops[-7:]]
+    assert evidence_names(*pages, *crops, crop_slots=0) == pages[:8]
+    assert evidence_names("d_1", "d_1/a", max_images=1) == ["d_1/a"]
+    assert evidence_names("d_1", "d_1/a", max_images=1, crop_slots=0) == ["d_1"]
 
 
 def test_each_picture_and_each_page_comes_once():
-    assert shown("d_1", "d_1/a", "d_1", "d_1/a", "d_2") == ["d_1", "d_2", "d_1/a"]
-    assert shown("d_1", "d_1//smaller") == ["d_1"]  # shown again in another size
+    assert evidence_names("d_1", "d_1/a", "d_1", "d_1/a", "d_2") == ["d_1", "d_2", "d_1/a"]
+    assert evidence_names("d_1", "d_1//smaller") == ["d_1"]  # displayed again in another size
 
 
 def test_nothing_shown_is_no_evidence():
-    assert shown() == []
+    assert evidence_names() == []
 
 
 NAMES = st.lists(st.builds("d_{}{}".format, st.integers(1, 9), st.sampled_from(["", "/a", "/b"])))
@@ -49,9 +55,9 @@ NAMES = st.lists(st.builds("d_{}{}".format, st.integers(1, 9), st.sampled_from([
 
 @given(NAMES, st.integers(1, 10), st.integers(0, 12))
 def test_it_is_never_too_much_nor_less_than_there_is(names, max_images, crop_slots):
-    found = shown(*names, max_images=max_images, crop_slots=crop_slots)
-    assert len(found) == len(set(found)) == min(max_images, len(set(names)))
+    names_sent = evidence_names(*names, max_images=max_images, crop_slots=crop_slots)
+    assert len(names_sent) == len(set(names_sent)) == min(max_images, len(set(names)))
     crops = {name for name in names if "/" in name}
-    kept = [name for name in found if "/" in name]
-    assert len(kept) >= min(len(crops), crop_slots, max_images)
-    assert found == sorted(found, key=lambda name: "/" in name)  # pages first
+    crops_sent = [name for name in names_sent if "/" in name]
+    assert len(crops_sent) >= min(len(crops), crop_slots, max_images)
+    assert names_sent == sorted(names_sent, key=lambda name: "/" in name)  # pages first

@@ -1,4 +1,4 @@
-"""Which bucket a prompt is in, by which episodes."""
+"""Check which bucket a prompt gets and from which episodes."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from typer.testing import CliRunner
 from scorekit.config import load_config
 from scorekit.errors import UserError
 from tests.kits.trainer.searching.curated import (
-    asked,
     decided,
     everything,
-    kept,
+    kept_rows,
+    make_question,
     prompt_of,
     searched,
     write_rows,
     write_run,
 )
+from trainer.search.cli import app
 from trainer.search.curation.buckets import BUCKETS, bucket_of, make_buckets
 from trainer.search.curation.config import BucketConfig, CurationConfig
 from trainer.search.curation.samples import CuratedPrompt, read_prompts
 from trainer.search.records import Question, Trajectory
-from trainer.search.verbs import app
 
 
 def read(*runs: Path, **data: Any) -> list[CuratedPrompt]:
@@ -39,9 +39,9 @@ def read(*runs: Path, **data: Any) -> list[CuratedPrompt]:
 
 
 def only(tmp_path: Path, *episodes: Trajectory) -> CuratedPrompt:
-    """The prompt of a run of one."""
-    (found,) = read(write_run(tmp_path / "run", episodes))
-    return found
+    """Return the prompt of a run with one prompt."""
+    (prompt,) = read(write_run(tmp_path / "run", episodes))
+    return prompt
 
 
 def run(*arguments: str) -> Any:
@@ -61,7 +61,9 @@ def run(*arguments: str) -> Any:
     ],
 )
 def test_a_mean_on_a_border_is_at_the_edge(tmp_path: Path, mean: float | None, bucket: str) -> None:
-    assert bucket_of(only(tmp_path, searched(asked("q"), ndcg=mean)), BucketConfig()) == bucket
+    assert (
+        bucket_of(only(tmp_path, searched(make_question("q"), ndcg=mean)), BucketConfig()) == bucket
+    )
 
 
 @pytest.mark.parametrize(
@@ -90,13 +92,13 @@ def test_the_bucket_is_that_of_the_exact_mean(unsolved: int, more: int, scores: 
     mastered = min(1000, unsolved + more)
     mean = Fraction(sum(scores), len(scores))
     cfg = BucketConfig(unsolved=unsolved / 1000, mastered=mastered / 1000)
-    wanted = "B" if mean > mastered else "0" if mean < unsolved else "A"
-    assert bucket_of(prompt_of(ndcg=[n / 1000 for n in scores]), cfg) == wanted
+    expected = "B" if mean > mastered else "0" if mean < unsolved else "A"
+    assert bucket_of(prompt_of(ndcg=[n / 1000 for n in scores]), cfg) == expected
 
 
 def test_it_is_the_mean_of_those_that_were_scored(tmp_path: Path) -> None:
-    """Two that failed are no zeros: they would make of 0.8 a 0.4."""
-    q = asked("q")
+    """Check that two failed episodes are not zeros, which would change 0.8 to 0.4."""
+    q = make_question("q")
     episodes = [searched(q, n, ndcg=ndcg) for n, ndcg in enumerate([1.0, None, 0.6, None])]
     prompt = only(tmp_path, *episodes)
     assert prompt.mean("all", "ndcg") == 0.8
@@ -104,12 +106,12 @@ def test_it_is_the_mean_of_those_that_were_scored(tmp_path: Path) -> None:
 
 
 def test_each_measure_is_of_its_own_score(tmp_path: Path) -> None:
-    q = asked("q")
-    whole = searched(q, 0, judge=1.0, ndcg=0.5, reward=0.25)
+    q = make_question("q")
+    complete = searched(q, 0, judge=1.0, ndcg=0.5, reward=0.25)
     half = searched(q, 1, ndcg=0.0)
-    prompt = only(tmp_path, whole, half)
+    prompt = only(tmp_path, complete, half)
     means = [prompt.mean("all", measure) for measure in ("ndcg", "judge", "both", "reward")]
-    assert means == [0.25, 1.0, 0.75, 0.25]  # who has no verdict is not in `both`
+    assert means == [0.25, 1.0, 0.75, 0.25]  # an episode without a verdict is not in `both`
 
 
 @pytest.mark.parametrize(
@@ -118,12 +120,12 @@ def test_each_measure_is_of_its_own_score(tmp_path: Path) -> None:
 def test_prompts_of_several_steps_and_runs_are_combined_by_a_rule(
     tmp_path: Path, combine: Any, mean: float, counted: int
 ) -> None:
-    """The last that scored one counts: step 3 of the second run has nothing."""
-    q = asked("q")
-    one = write_run(tmp_path / "a", [searched(q, n, ndcg=n / 2) for n in (0, 1)])
+    """Check that the last step with a score counts: step 3 of the second run has none."""
+    q = make_question("q")
+    first_run = write_run(tmp_path / "a", [searched(q, n, ndcg=n / 2) for n in (0, 1)])
     later = [searched(q, 0, ndcg=v, step=s) for s, v in ((1, 0.5), (2, 1.0), (3, None))]
-    two = write_run(tmp_path / "b", later)
-    (prompt,) = read(one, two)
+    second_run = write_run(tmp_path / "b", later)
+    (prompt,) = read(first_run, second_run)
     assert prompt.mean(combine, "ndcg") == mean
     assert len(prompt.counted(combine, "ndcg")) == counted
     assert [sample.ref for sample in prompt.samples] == [
@@ -134,14 +136,16 @@ def test_prompts_of_several_steps_and_runs_are_combined_by_a_rule(
 
 
 def four(folder: Path) -> tuple[Path, list[Question]]:
-    """A run whose data has a prompt of each bucket, in the order of BUCKETS backwards; the first
-    was never searched for."""
-    questions = [asked(name, 1, deck=f"deck of {name}") for name in ("u", "zero", "a", "b")]
+    """Return a run with one prompt for each bucket, in reverse order of BUCKETS.
+
+    The first prompt has no episode.
+    """
+    questions = [make_question(name, 1, deck=f"deck of {name}") for name in ("u", "zero", "a", "b")]
     scores = {"zero": (0.0, 0.1), "a": (0.3, 0.4), "b": (0.9, 1.0)}
     episodes = [
-        searched(one, n, ndcg=ndcg)
-        for one in questions
-        for n, ndcg in enumerate(scores.get(one.id, ()))
+        searched(source, n, ndcg=ndcg)
+        for source in questions
+        for n, ndcg in enumerate(scores.get(source.id, ()))
     ]
     return write_run(folder, episodes, questions), questions
 
@@ -152,7 +156,7 @@ def test_every_row_stands_in_the_folder_with_its_reason_and_its_episodes(tmp_pat
     done = run("--run", str(source), "--out", str(tmp_path / "out"))
     assert done.exit_code == 0, done.output
     assert "kept: 4 of 4 rows" in done.output
-    assert [row["bucket"] for row in kept(tmp_path / "out")] == list(BUCKETS[::-1])
+    assert [row["bucket"] for row in kept_rows(tmp_path / "out")] == list(BUCKETS[::-1])
     rows = decided(tmp_path / "out")
     assert rows["u"] | {"episodes": [], "mean": None, "scored": 0} == rows["u"]
     assert rows["a"]["episodes"] == ["run/1-a-0", "run/1-a-1"]
@@ -179,7 +183,7 @@ def test_the_same_inputs_give_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_the_page_counts_documents_and_escapes_what_it_shows(tmp_path: Path) -> None:
-    q = asked("q", 1, deck="<b>deck", question="<script>alert(1)</script>")
+    q = make_question("q", 1, deck="<b>deck", question="<script>alert(1)</script>")
     source = write_run(tmp_path / "run", [searched(q, ndcg=0.5)])
     assert run("--run", str(source), "--out", str(tmp_path / "out")).exit_code == 0
     page = (tmp_path / "out/report.html").read_text()
@@ -188,17 +192,19 @@ def test_the_page_counts_documents_and_escapes_what_it_shows(tmp_path: Path) -> 
 
 
 def test_its_rows_are_questions_to_train_on(tmp_path: Path) -> None:
-    """And what was known of a row is known of it afterwards."""
-    q = asked("q", 2, 3, alternatives={"deck_2": ("deck_9",)}, question_type="chart", max_turns=9)
+    """Check that rows keep all fields of their questions."""
+    q = make_question(
+        "q", 2, 3, alternatives={"deck_2": ("deck_9",)}, question_type="chart", max_turns=9
+    )
     source = write_run(tmp_path / "run", [searched(q, ndcg=0.5)])
     assert run("--run", str(source), "--out", str(tmp_path / "out")).exit_code == 0
     for name in ("rows.jsonl", "rows.parquet"):
-        (found,) = read(source, train=str(tmp_path / "out" / name))
-        assert found.question == q
+        (prompt,) = read(source, train=str(tmp_path / "out" / name))
+        assert prompt.question == q
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         (["buckets.unsolved=0.8"], "unsolved is above mastered"),
         (["buckets.meassure=judge"], "meassure"),
@@ -207,47 +213,49 @@ def test_its_rows_are_questions_to_train_on(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_wrong_in_the_settings_is_one_line(
-    tmp_path: Path, settings: list[str], told: str
+    tmp_path: Path, settings: list[str], message: str
 ) -> None:
     source, _ = four(tmp_path / "run")
-    flags = [part for one in settings for part in ("--set", one)]
+    flags = [part for setting in settings for part in ("--set", setting)]
     done = run("--run", str(source), "--out", str(tmp_path / "out"), *flags)
-    assert done.exit_code == 2 and told in done.output and "Traceback" not in done.output
+    assert done.exit_code == 2 and message in done.output and "Traceback" not in done.output
     assert not (tmp_path / "out").exists()
 
 
 def test_runs_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     source, questions = four(tmp_path / "run")
     fewer = write_rows(tmp_path / "fewer.jsonl", questions[:2])
-    with pytest.raises(UserError, match="4 of 6 episodes are of questions that the data lacks"):
+    with pytest.raises(
+        UserError, match="4 of 6 episodes are of questions that are not in the data"
+    ):
         read(source, train=str(fewer))
     other = write_rows(
         tmp_path / "other.jsonl",
-        [one.model_copy(update={"reference_answer": "-"}) for one in questions],
+        [original.model_copy(update={"reference_answer": "-"}) for original in questions],
     )
-    with pytest.raises(UserError, match="runs of different data"):
+    with pytest.raises(UserError, match="Use the data of the run"):
         read(source, train=str(other))
     with pytest.raises(UserError, match="named twice"):
         read(source, source)
-    with pytest.raises(UserError, match="no trajectories of a run are here"):
+    with pytest.raises(UserError, match="no trajectories of a run"):
         read(tmp_path, train=str(fewer))
     store = source / "trajectories/store.json"
     store.write_text(json.dumps({"schema_version": 9, "run": "run"}))
-    with pytest.raises(UserError, match="schema 9"):
+    with pytest.raises(UserError, match="schema version 9"):
         read(source)
 
 
 def test_what_stands_in_the_place_goes_only_when_it_may(tmp_path: Path) -> None:
     source, _ = four(tmp_path / "run")
-    told = ("--run", str(source), "--out")
-    assert run(*told, str(source)).exit_code == 2  # a run is none of its folders
+    flags = ("--run", str(source), "--out")
+    assert run(*flags, str(source)).exit_code == 2  # a run is not an output folder
     assert (source / "config.yaml").exists()
-    assert run(*told, str(tmp_path / "out")).exit_code == 0
-    again = run(*told, str(tmp_path / "out"), "--set", "buckets.mastered=0.2")
-    assert again.exit_code == 2 and "--overwrite" in again.output
+    assert run(*flags, str(tmp_path / "out")).exit_code == 0
+    repeated = run(*flags, str(tmp_path / "out"), "--set", "buckets.mastered=0.2")
+    assert repeated.exit_code == 2 and "--overwrite" in repeated.output
     assert decided(tmp_path / "out")["a"]["bucket"] == "A"
-    again = run(*told, str(tmp_path / "out"), "--set", "buckets.mastered=0.2", "--overwrite")
-    assert again.exit_code == 0 and decided(tmp_path / "out")["a"]["bucket"] == "B"
+    repeated = run(*flags, str(tmp_path / "out"), "--set", "buckets.mastered=0.2", "--overwrite")
+    assert repeated.exit_code == 0 and decided(tmp_path / "out")["a"]["bucket"] == "B"
 
 
 def test_the_buckets_of_a_config_file(tmp_path: Path) -> None:
@@ -255,5 +263,5 @@ def test_the_buckets_of_a_config_file(tmp_path: Path) -> None:
     path = tmp_path / "curation.yaml"
     path.write_text(f"data: {{train: {source / 'questions.jsonl'}}}\nbuckets: {{unsolved: 0.0}}\n")
     cfg = load_config(CurationConfig, path)
-    made = make_buckets(*read_prompts([source], cfg), cfg)
-    assert [one.reason for one in made.decisions] == ["unscored", "A", "A", "B"]
+    result = make_buckets(*read_prompts([source], cfg), cfg)
+    assert [decision.reason for decision in result.decisions] == ["unscored", "A", "A", "B"]

@@ -1,4 +1,4 @@
-"""configs/search/curation.yaml: every key of every command, at its default."""
+"""Check that configs/search/curation.yaml has every key of every command at its default."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from scorekit.config import load_config
 from trainer.search.curation.config import CurationConfig
 
 PATH = Path(__file__).parents[5] / "configs/search/curation.yaml"
-#: Of which the runs have most; the file has what is likely to differ.
-_OF_RUNS = {"data", "answering", "retriever"}
+#: Sections that runs also have; the file has only the keys that are likely to differ.
+_RUN_SECTIONS = {"data", "answering", "retriever"}
 
 
 def test_the_file_has_all_keys_at_their_defaults() -> None:
     assert load_config(CurationConfig, PATH) == CurationConfig()
-    told = yaml.safe_load(PATH.read_text(encoding="utf-8"))
+    sections = yaml.safe_load(PATH.read_text(encoding="utf-8"))
     cfg = CurationConfig()
-    for name in CurationConfig.model_fields.keys() - _OF_RUNS:
-        assert name in told, f"{name} is missing"
+    for name in CurationConfig.model_fields.keys() - _RUN_SECTIONS:
+        assert name in sections, f"{name} is missing"
         section = getattr(cfg, name)
         if isinstance(section, BaseModel):
-            assert told[name].keys() == type(section).model_fields.keys(), name
+            assert sections[name].keys() == type(section).model_fields.keys(), name
 
 
 def test_each_command_with_a_section_stands_in_the_docs() -> None:
     docs = (PATH.parents[2] / "docs/curation.md").read_text(encoding="utf-8")
     sections = [
         name
-        for name in CurationConfig.model_fields.keys() - _OF_RUNS
+        for name in CurationConfig.model_fields.keys() - _RUN_SECTIONS
         if isinstance(getattr(CurationConfig(), name), BaseModel)
     ]
     assert sections and all(f"trainer search {name} " in docs for name in sections)

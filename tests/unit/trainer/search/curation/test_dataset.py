@@ -1,4 +1,4 @@
-"""Rows as JSON lines and as Parquet."""
+"""Check rows as JSON lines and as Parquet."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainer.search.curation.dataset import write_table
 
 
 def rows_of(count: int) -> list[dict[str, Any]]:
-    """What a later row shows of a column, the first ones do not: its type, or that it is there."""
+    """Return rows whose columns or column types appear only in later rows."""
     rows: list[dict[str, Any]] = []
     for number in range(count):
         late = number > count // 2

@@ -1,4 +1,4 @@
-"""What the commands of curation keep on the disk, and not in memory."""
+"""Check that curation commands store records on disk and not in memory."""
 
 from __future__ import annotations
 
@@ -13,59 +13,59 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from tests.kits.trainer.searching.curated import asked, searched, write_run
+from tests.kits.trainer.searching.curated import make_question, searched, write_run
+from trainer.search.cli import app
 from trainer.search.curation.buckets import make_buckets
 from trainer.search.curation.config import CurationConfig
-from trainer.search.curation.dataset import Curated
+from trainer.search.curation.dataset import CurationResult
+from trainer.search.curation.disk_spool import DiskSpool
 from trainer.search.curation.focus import make_focus
-from trainer.search.curation.known import Known
+from trainer.search.curation.prior_decisions import PriorDecisions
 from trainer.search.curation.samples import read_prompts
-from trainer.search.curation.spool import Spool
 from trainer.search.records import Question
-from trainer.search.verbs import app
 
 
 @dataclass(frozen=True, slots=True)
-class Thing:
+class NumberedRecord:
     name: str
-    figure: float | None
+    stat: float | None
     more: dict[str, Any]
 
 
-THINGS = [
-    Thing("가", 0.1 + 0.2, {"pages": ["a_1"], "of": {"x": 1}}),
-    Thing("'; DROP TABLE things --", None, {}),
-    Thing("\n\u2028\ud800", -1e-300, {"no": None, "yes": True}),
+RECORDS = [
+    NumberedRecord("가", 0.1 + 0.2, {"pages": ["a_1"], "of": {"x": 1}}),
+    NumberedRecord("'; DROP TABLE things --", None, {}),
+    NumberedRecord("\n\u2028\ud800", -1e-300, {"no": None, "yes": True}),
 ]
 
 
 def small_disk(monkeypatch: pytest.MonkeyPatch, pages: int) -> None:
-    """Temporary files may have so many pages of 4 kB."""
+    """Limit temporary files to this number of 4 kB pages."""
     connect = sqlite3.connect
 
-    def connected(*told: Any, **more: Any) -> sqlite3.Connection:
-        found = connect(*told, **more)
-        found.execute(f"PRAGMA max_page_count = {pages}")
-        return found
+    def connected(*args: Any, **more: Any) -> sqlite3.Connection:
+        connection = connect(*args, **more)
+        connection.execute(f"PRAGMA max_page_count = {pages}")
+        return connection
 
     monkeypatch.setattr(sqlite3, "connect", connected)
 
 
 def test_things_come_back_as_they_were_in_their_order() -> None:
-    spool = Spool(Thing)
-    for thing in THINGS:
-        spool.append(thing)
-    assert list(spool) == THINGS and list(spool) == THINGS
-    assert len(spool) == 3 and bool(spool) and not Spool(Thing)
+    spool = DiskSpool(NumberedRecord)
+    for record in RECORDS:
+        spool.append(record)
+    assert list(spool) == RECORDS and list(spool) == RECORDS
+    assert len(spool) == 3 and bool(spool) and not DiskSpool(NumberedRecord)
 
 
 def test_things_are_found_by_their_key() -> None:
-    spool: Spool[dict[str, int]] = Spool(dict)
+    spool: DiskSpool[dict[str, int]] = DiskSpool(dict)
     for number, key in enumerate(["a", "b", None, "a"]):
         spool.append({"number": number}, key)
-    assert spool.under("a") == [{"number": 0}, {"number": 3}]
+    assert spool.get_all("a") == [{"number": 0}, {"number": 3}]
     assert spool["a"] == spool.get("a") == {"number": 3}
-    assert spool.under("c") == [] and spool.get("c") is None
+    assert spool.get_all("c") == [] and spool.get("c") is None
     with pytest.raises(KeyError, match="c"):
         spool["c"]
     assert len(spool) == len(list(spool)) == 4
@@ -75,7 +75,7 @@ def test_memory_does_not_grow_with_things_and_no_name_leads_to_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SQLITE_TMPDIR", str(tmp_path))
-    spool = Spool(str)
+    spool = DiskSpool(str)
     tracemalloc.start()
     for number in range(20_000):
         spool.append(f"{number:500}", f"{number}")
@@ -86,36 +86,42 @@ def test_memory_does_not_grow_with_things_and_no_name_leads_to_them(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("make", [make_buckets, partial(make_focus, known=Known())])
+@pytest.mark.parametrize("make", [make_buckets, partial(make_focus, decided=PriorDecisions())])
 def test_what_a_command_holds_does_not_grow_with_the_episodes(
-    make: Callable[..., Curated], tmp_path: Path
+    make: Callable[..., CurationResult], tmp_path: Path
 ) -> None:
-    """A line in memory for each of 3,900 episodes more would take above a megabyte."""
-    questions = [asked(f"q{number}") for number in range(100)]
-    few, many = (held(tmp_path / f"{of}", of, questions, make) for of in (1, 40))
-    assert many - few < 300_000
+    """Check 3,900 more episodes, which would need over a megabyte at one line each."""
+    questions = [make_question(f"q{number}") for number in range(100)]
+    few_bytes, many_bytes = (
+        used_bytes(tmp_path / f"{samples}", samples, questions, make) for samples in (1, 40)
+    )
+    assert many_bytes - few_bytes < 300_000
 
 
-def held(
-    folder: Path, samples: int, questions: list[Question], make: Callable[..., Curated]
+def used_bytes(
+    folder: Path, samples: int, questions: list[Question], make: Callable[..., CurationResult]
 ) -> int:
-    """Bytes behind a command, of so many episodes a question."""
+    """Return the bytes in use after a command with `samples` episodes for each question."""
     episodes = [searched(q, n, ndcg=0.5, judge=1.0) for q in questions for n in range(samples)]
     write_run(folder, episodes, questions)
     del episodes
-    cfg, found = CurationConfig(), []
+    cfg, sizes = CurationConfig(), []
     for _ in range(2):  # the first fills caches
         tracemalloc.start()
         prompts, read = read_prompts([folder], cfg)
-        made = make(prompts, read, cfg)
-        found.append(tracemalloc.get_traced_memory()[0])
+        result = make(prompts, read, cfg)
+        sizes.append(tracemalloc.get_traced_memory()[0])
         tracemalloc.stop()
-        assert sum(len(one.episodes) for one in made.decisions) == samples * len(questions)
-    return min(found)
+        assert sum(len(decision.episodes) for decision in result.decisions) == samples * len(
+            questions
+        )
+    return min(sizes)
 
 
 def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = write_run(tmp_path / "run", [searched(asked("q"), n, ndcg=0.5) for n in range(120)])
+    run = write_run(
+        tmp_path / "run", [searched(make_question("q"), n, ndcg=0.5) for n in range(120)]
+    )
     small_disk(monkeypatch, 4)
     done = CliRunner().invoke(app, ["buckets", "--run", str(run), "--out", str(tmp_path / "out")])
     assert done.exit_code == 2

@@ -1,4 +1,4 @@
-"""An evaluation of a search policy: what becomes of an earlier one."""
+"""Check when an evaluation of a search policy replaces an earlier one."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ def test_an_earlier_evaluation_stays_where_the_policy_cannot_be_loaded(monkeypat
         raise UserError("policy.path: its weights cannot be read")
         yield
 
-    begun = []
+    started = []
     monkeypatch.setattr(run, "opened", broken)
     with pytest.raises(UserError, match="cannot be read"):
-        run._reports(None, {}, begun.append, None)
-    assert begun == []
+        run._reports(None, {}, started.append, None)
+    assert started == []
 
 
 def test_it_goes_when_the_policy_is_there(monkeypatch):
     @contextmanager
-    def there(candidate, world):
+    def open_policy(candidate, world):
         yield "policy"
 
-    begun = []
-    monkeypatch.setattr(run, "opened", there)
-    assert run._reports("candidate", {}, begun.append, None) == {}
-    assert begun == ["candidate"]
+    started = []
+    monkeypatch.setattr(run, "opened", open_policy)
+    assert run._reports("candidate", {}, started.append, None) == {}
+    assert started == ["candidate"]

@@ -1,4 +1,4 @@
-"""NDCG over the pages that an episode was shown."""
+"""Check the NDCG of the pages displayed in an episode."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.kits.trainer.searching.finished import crop, episode, page, question
 from trainer.search.reward.ndcg import GoldUnit, ndcg
 
 
-def shown(golds: int, found_at: tuple[int, ...], count: int = 6) -> float | None:
-    """Of `golds` gold pages, one stands at each rank of `found_at`."""
+def ndcg_of_ranks(golds: int, found_at: tuple[int, ...], count: int = 6) -> float | None:
+    """Return the NDCG of pages with a gold page at each rank in `found_at`."""
     gold = tuple(f"deck_{number}" for number in range(1, golds + 1))
     waiting = list(gold)
     pages = [waiting.pop(0) if rank in found_at else f"x_{rank}" for rank in range(1, count + 1)]
@@ -36,7 +36,7 @@ def shown(golds: int, found_at: tuple[int, ...], count: int = 6) -> float | None
     ],
 )
 def test_values(golds: int, found_at: tuple[int, ...], value: float) -> None:
-    assert shown(golds, found_at) == pytest.approx(value, abs=5e-4)
+    assert ndcg_of_ranks(golds, found_at) == pytest.approx(value, abs=5e-4)
 
 
 def test_a_question_without_gold_pages_has_no_value() -> None:
@@ -45,23 +45,23 @@ def test_a_question_without_gold_pages_has_no_value() -> None:
 
 
 def test_the_order_shown_counts_and_not_the_rank_of_the_engine() -> None:
-    found = episode(shown=("deck_1", "deck_2"))
-    found.turns[1].rank = 9
-    assert ndcg(found.shown_pages, found.question) == pytest.approx(0.631, abs=5e-4)
+    sample = episode(shown=("deck_1", "deck_2"))
+    sample.turns[1].rank = 9
+    assert ndcg(sample.shown_pages, sample.question) == pytest.approx(0.631, abs=5e-4)
 
 
 def test_a_page_shown_again_and_a_crop_take_no_rank() -> None:
-    found = episode(shown=("deck_1", "deck_3", "deck_2"))
-    found.turns[1].views = [page("deck_1"), crop("deck_1", "a crop")]
-    assert found.shown_pages == ["deck_1", "deck_2"]
-    assert ndcg(["deck_1", "deck_1", "deck_2"], found.question) == pytest.approx(0.631, abs=5e-4)
+    sample = episode(shown=("deck_1", "deck_3", "deck_2"))
+    sample.turns[1].views = [page("deck_1"), crop("deck_1", "a crop")]
+    assert sample.shown_pages == ["deck_1", "deck_2"]
+    assert ndcg(["deck_1", "deck_1", "deck_2"], sample.question) == pytest.approx(0.631, abs=5e-4)
 
 
 def test_a_document_counts_once() -> None:
-    asked = question(gold=("deck_2", "deck_5"))
-    assert ndcg(["deck_1", "deck_3"], asked, "page") == 0
-    assert ndcg(["deck_1", "deck_3"], asked, "document") == 1
-    assert ndcg(["x_1", "deck_3", "deck_2"], asked, "document") == pytest.approx(1 / log2(3))
+    source = question(gold=("deck_2", "deck_5"))
+    assert ndcg(["deck_1", "deck_3"], source, "page") == 0
+    assert ndcg(["deck_1", "deck_3"], source, "document") == 1
+    assert ndcg(["x_1", "deck_3", "deck_2"], source, "document") == pytest.approx(1 / log2(3))
     two = question(gold=("a_b_2", "c_1"))
     assert ndcg(["a_b_9", "a_b_8", "c_7"], two, "document") == pytest.approx(
         (1 + 1 / 2) / (1 + 1 / log2(3))
@@ -69,22 +69,22 @@ def test_a_document_counts_once() -> None:
 
 
 def test_an_alternative_stands_for_its_gold_page_once() -> None:
-    asked = question(gold=("a_1", "b_1"), alternatives={"a_1": ("x_1", "y_1"), "b_1": ("x_1",)})
-    assert ndcg(["x_1", "y_1"], asked, "page") == 0
-    assert ndcg(["x_1", "y_1"], asked, "alternatives") == pytest.approx(1)
-    assert ndcg(["y_1", "a_1"], asked, "alternatives") == pytest.approx(1 / (1 + 1 / log2(3)))
-    # x stands for a at first, and for b when a itself comes.
-    assert ndcg(["x_1", "a_1"], asked, "alternatives") == pytest.approx(1)
+    source = question(gold=("a_1", "b_1"), alternatives={"a_1": ("x_1", "y_1"), "b_1": ("x_1",)})
+    assert ndcg(["x_1", "y_1"], source, "page") == 0
+    assert ndcg(["x_1", "y_1"], source, "alternatives") == pytest.approx(1)
+    assert ndcg(["y_1", "a_1"], source, "alternatives") == pytest.approx(1 / (1 + 1 / log2(3)))
+    # x first counts as a, then as b once a itself is displayed.
+    assert ndcg(["x_1", "a_1"], source, "alternatives") == pytest.approx(1)
 
 
 def best_pairing(pages: list[str], golds: list[set[str]]) -> float:
-    """By trying every way to pair them."""
+    """Return the best NDCG over all pairings of pages and gold pages."""
     best = 0.0
     for order in permutations([*range(len(golds)), *[-1] * len(pages)], len(pages)):
         gains = [
             1 / log2(rank + 1)
-            for rank, (shown, place) in enumerate(zip(pages, order, strict=True), 1)
-            if place >= 0 and shown in golds[place]
+            for rank, (page, index) in enumerate(zip(pages, order, strict=True), 1)
+            if index >= 0 and page in golds[index]
         ]
         best = max(best, sum(gains))
     return best
@@ -95,11 +95,11 @@ def test_the_value_is_that_of_the_best_pairing_and_within_one() -> None:
     names = [f"p_{number}" for number in range(5)]
     for _ in range(150):
         gold = tuple(dice.sample(names, dice.randint(1, 3)))
-        others = {page: tuple(dice.sample(names, dice.randint(0, 3))) for page in gold}
+        alternatives = {page: tuple(dice.sample(names, dice.randint(0, 3))) for page in gold}
         pages = dice.sample(names, dice.randint(0, 4))
-        value = ndcg(pages, question(gold=gold, alternatives=others), "alternatives")
+        value = ndcg(pages, question(gold=gold, alternatives=alternatives), "alternatives")
         ideal = sum(1 / log2(rank + 1) for rank in range(1, len(gold) + 1))
-        accepted = [{page, *others[page]} for page in gold]
+        accepted = [{page, *alternatives[page]} for page in gold]
         assert value == pytest.approx(best_pairing(pages, accepted) / ideal)
         assert 0 <= value <= 1 + 1e-12
 

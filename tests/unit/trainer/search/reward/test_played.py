@@ -1,4 +1,4 @@
-"""Rewards of episodes as they are played: every turn counts, and no end that was not chosen."""
+"""Check rewards of played episodes: every turn counts, but not an end that was forced."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import pytest
 
 from tests.kits.trainer.searching.episodes import ask, crop, played, scripted, search
 from trainer.search.records import Trajectory
+from trainer.search.reward.compute import with_reward
 from trainer.search.reward.config import SearchRewardConfig
-from trainer.search.reward.formula import rewarded
-from trainer.search.reward.wellformed import format_fault
+from trainer.search.reward.wellformed import format_error
 
 PHASE1 = SearchRewardConfig(preset="phase1", w_judge=0, w_ndcg=0.9, w_format=0.1)
-#: Of the second page of the deck, which these searches are shown second.
-FOUND = 0.1 + 0.9 * 0.6309
+#: The reward for the deck's second page, which these searches display second.
+EXPECTED_REWARD = 0.1 + 0.9 * 0.6309
 
 
 def only(*turns: str, **cfg: Any) -> Trajectory:
-    (one,) = played(scripted(*turns), [ask()], **cfg)
-    return rewarded(one, PHASE1)
+    (sample,) = played(scripted(*turns), [ask()], **cfg)
+    return with_reward(sample, PHASE1)
 
 
 def value(trajectory: Trajectory) -> float | None:
@@ -28,9 +28,9 @@ def value(trajectory: Trajectory) -> float | None:
 
 
 def test_a_well_formed_episode_earns_by_the_order_of_its_pages() -> None:
-    found = only(search("births"), search("births"))
-    assert format_fault(found) is None
-    assert value(found) == pytest.approx(FOUND, abs=1e-4)
+    sample = only(search("births"), search("births"))
+    assert format_error(sample) is None
+    assert value(sample) == pytest.approx(EXPECTED_REWARD, abs=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -43,26 +43,30 @@ def test_a_well_formed_episode_earns_by_the_order_of_its_pages() -> None:
     ],
 )
 def test_a_wrong_first_turn_earns_nothing(wrong: str, reason: str) -> None:
-    """The ancestor's checker did not see the first turn."""
-    found = only(wrong, search("births"), search("births"))
-    assert format_fault(found) == f"turn 1: {reason}"
-    assert found.reward and found.reward.gated and value(found) == 0
-    assert found.ndcg == pytest.approx(0.6309, abs=1e-4)
+    """Check the first turn, which the original's checker did not see."""
+    sample = only(wrong, search("births"), search("births"))
+    assert format_error(sample) == f"turn 1: {reason}"
+    assert sample.reward and sample.reward.gated and value(sample) == 0
+    assert sample.ndcg == pytest.approx(0.6309, abs=1e-4)
 
 
 def test_a_box_outside_the_picture_is_a_fault_of_form() -> None:
-    found = only(search("births"), crop(-5, 0, 100, 100))
-    assert format_fault(found) == "turn 2: box_outside"
-    assert value(found) == 0
+    sample = only(search("births"), crop(-5, 0, 100, 100))
+    assert format_error(sample) == "turn 2: box_outside"
+    assert value(sample) == 0
 
 
 def test_a_forced_end_is_no_fault_of_form() -> None:
-    """The ancestor's checker failed every forced episode."""
-    found = only(*[search("births")] * 3, max_turns=2)
-    assert (found.end, format_fault(found)) == ("forced", None)
-    assert value(found) == pytest.approx(FOUND, abs=1e-4)
+    """Check forced episodes, which the original's checker always failed."""
+    sample = only(*[search("births")] * 3, max_turns=2)
+    assert (sample.end, format_error(sample)) == ("forced", None)
+    assert value(sample) == pytest.approx(EXPECTED_REWARD, abs=1e-4)
 
 
 def test_who_gives_up_earns_what_it_was_shown() -> None:
-    found = only(search("births"), "<think>no</think><search_complete>false</search_complete>")
-    assert (found.end, format_fault(found), value(found)) == ("declined", None, pytest.approx(0.1))
+    sample = only(search("births"), "<think>no</think><search_complete>false</search_complete>")
+    assert (sample.end, format_error(sample), value(sample)) == (
+        "declined",
+        None,
+        pytest.approx(0.1),
+    )

@@ -1,4 +1,4 @@
-"""Rewards that come while other episodes go on: each to its own, none too late, none lost."""
+"""Check that concurrent rewards reach their own episode and step, and that none is lost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scorekit.errors import UserError
 from tests.kits.trainer.searching.finished import episode, question
 from trainer.search.records import GeneratedAnswer, JudgedAnswer, Trajectory
 from trainer.search.reward.config import SearchRewardConfig
-from trainer.search.reward.figures import group_rewards
+from trainer.search.reward.stats import group_rewards
 from trainer.search.reward.stream import RewardStream
 
 PATIENCE_S = 60.0
@@ -23,15 +23,15 @@ FOCUSED = SearchRewardConfig(preset="focused", w_judge=1, w_ndcg=0, w_format=0)
 
 
 def score_of(trajectory: Trajectory) -> float:
-    """What the judge below says: a function of the episode."""
+    """Return the score of the fake judge, a function of the episode."""
     return int(trajectory.trajectory_id.removeprefix("t")) / 1000
 
 
-class Held:
-    """An answering whose answers wait until they are let go, from any thread."""
+class HeldAnswers:
+    """A fake answer pipeline whose answers wait until any thread releases them."""
 
     def __init__(self, *, open: bool = False) -> None:
-        self.began: list[str] = []
+        self.started: list[str] = []
         self.closed = False
         self._open = open
         self._let_go: set[str] = set()
@@ -40,10 +40,12 @@ class Held:
     async def check(self) -> None:
         raise UserError("no generator is there")
 
-    async def finish(self, trajectory: Trajectory, pictures: Callable[[str], bytes]) -> Trajectory:
+    async def finish(
+        self, trajectory: Trajectory, load_image: Callable[[str], bytes]
+    ) -> Trajectory:
         name = f"{trajectory.trajectory_id}.{trajectory.attempt}"
         with self._lock:
-            self.began.append(name)
+            self.started.append(name)
         while not (self._open or name in self._let_go):
             await asyncio.sleep(0.001)
         return self.answered(trajectory)
@@ -53,15 +55,15 @@ class Held:
         judged = JudgedAnswer(status="ok", score=score_of(trajectory))
         return trajectory.model_copy(update={"answer": answer, "judged": judged})
 
-    def let_go(self, *names: str) -> None:
+    def release(self, *names: str) -> None:
         self._let_go |= set(names)
 
     async def close(self) -> None:
         self.closed = True
 
 
-class Broken(Held):
-    """One whose judge or generator fails for some episodes, by a status or an exception."""
+class Broken(HeldAnswers):
+    """A fake answer pipeline that fails for some episodes, by a status or an exception."""
 
     def __init__(self, failures: dict[str, Any]) -> None:
         super().__init__(open=True)
@@ -82,7 +84,7 @@ def no_pictures(sha256: str) -> bytes:
 def streams() -> Iterator[Callable[..., RewardStream]]:
     opened: list[RewardStream] = []
 
-    def make(answering: Held | None, cfg: SearchRewardConfig = FOCUSED) -> RewardStream:
+    def make(answering: HeldAnswers | None, cfg: SearchRewardConfig = FOCUSED) -> RewardStream:
         opened.append(RewardStream(cfg, answering, no_pictures))
         return opened[-1]
 
@@ -92,116 +94,120 @@ def streams() -> Iterator[Callable[..., RewardStream]]:
 
 
 def group(count: int, *, step: int = 1, attempt: int = 0) -> list[Trajectory]:
-    """Episodes t0, t1, ..., four a group."""
+    """Return episodes t0, t1, ..., four in a group."""
     return [
         episode(f"t{n}", step=step, attempt=attempt, group=f"g{n // 4}", sample=n % 4)
         for n in range(count)
     ]
 
 
-def wanted(episodes: list[Trajectory]) -> dict[str, str]:
-    return {found.trajectory_id: found.group for found in episodes}
+def group_by_id(episodes: list[Trajectory]) -> dict[str, str]:
+    return {sample.trajectory_id: sample.group for sample in episodes}
 
 
 def values(collected: dict[str, Trajectory]) -> dict[str, float | None]:
-    return {id: found.reward.value for id, found in collected.items() if found.reward}
+    return {id: sample.reward.value for id, sample in collected.items() if sample.reward}
 
 
 def test_an_episode_is_asked_for_at_once_while_others_go_on(streams: Any) -> None:
-    held = Held()
-    stream = streams(held)
+    pipeline = HeldAnswers()
+    stream = streams(pipeline)
     first, second = group(2)
     stream.submit(first)
-    wait_until(lambda: held.began == ["t0.0"])
+    wait_until(lambda: pipeline.started == ["t0.0"])
     stream.submit(second)
-    wait_until(lambda: held.began == ["t0.0", "t1.0"])
-    held.let_go("t1.0", "t0.0")
-    assert values(stream.collect(1, wanted([first, second]), PATIENCE_S)) == {"t0": 0, "t1": 0.001}
+    wait_until(lambda: pipeline.started == ["t0.0", "t1.0"])
+    pipeline.release("t1.0", "t0.0")
+    assert values(stream.collect(1, group_by_id([first, second]), PATIENCE_S)) == {
+        "t0": 0,
+        "t1": 0.001,
+    }
 
 
 def test_rewards_follow_their_episode_through_any_order(streams: Any) -> None:
     dice, episodes = random.Random(3), group(64)
-    held = Held()
-    stream = streams(held)
-    for found in dice.sample(episodes, 64):  # as they end
-        stream.submit(found)
-    asked = wanted(dice.sample(episodes, 64))  # as the batch was balanced by length
-    answered = dice.sample(list(asked), 64)
+    pipeline = HeldAnswers()
+    stream = streams(pipeline)
+    for sample in dice.sample(episodes, 64):  # in the order in which they end
+        stream.submit(sample)
+    requested = group_by_id(dice.sample(episodes, 64))  # in the order of the balanced batch
+    answered = dice.sample(list(requested), 64)
 
     def let_go() -> None:
         for id in answered:
-            held.let_go(f"{id}.0")
+            pipeline.release(f"{id}.0")
 
     threading.Thread(target=let_go).start()
-    collected = stream.collect(1, asked, PATIENCE_S)
-    assert list(collected) == list(asked)
-    for id, found in collected.items():
-        assert found.trajectory_id == id
-        assert found.group == asked[id]
-        assert found.reward and found.reward.value == score_of(found)
+    collected = stream.collect(1, requested, PATIENCE_S)
+    assert list(collected) == list(requested)
+    for id, sample in collected.items():
+        assert sample.trajectory_id == id
+        assert sample.group == requested[id]
+        assert sample.reward and sample.reward.value == score_of(sample)
     assert group_rewards(collected)["g3"] == {
-        f"t{n}": n / 1000 for n in sorted(range(12, 16), key=lambda n: list(asked).index(f"t{n}"))
+        f"t{n}": n / 1000
+        for n in sorted(range(12, 16), key=lambda n: list(requested).index(f"t{n}"))
     }
 
 
 def test_a_late_answer_reaches_no_other_step(streams: Any) -> None:
-    held = Held()
-    stream = streams(held)
-    for found in group(4):
-        stream.submit(found)
-    held.let_go("t0.0", "t1.0")
-    wait_until(lambda: sum(found.judged.status == "ok" for found in stream.so_far(1)) == 2)
-    collected = stream.collect(1, wanted(group(4)), 0.01)
-    statuses = {id: found.reward.status for id, found in collected.items() if found.reward}
+    pipeline = HeldAnswers()
+    stream = streams(pipeline)
+    for sample in group(4):
+        stream.submit(sample)
+    pipeline.release("t0.0", "t1.0")
+    wait_until(lambda: sum(sample.judged.status == "ok" for sample in stream.so_far(1)) == 2)
+    collected = stream.collect(1, group_by_id(group(4)), 0.01)
+    statuses = {id: sample.reward.status for id, sample in collected.items() if sample.reward}
     assert statuses["t2"] == statuses["t3"] == "late"
     late = collected["t3"]
     assert late.answer and late.judged and late.reward
     assert (late.answer.status, late.judged.status, late.reward.value) == ("late", "late", None)
     assert late.ndcg == pytest.approx(0.631, abs=1e-3)
-    assert stream.figures["reward_late"] == 2
-    assert stream.figures["reward_dropped"] == 0
+    assert stream.stats["reward_late"] == 2
+    assert stream.stats["reward_dropped"] == 0
 
-    again = group(4, step=2)  # the same ids, in the next step
-    for found in again:
-        stream.submit(found)
-    held.let_go("t2.0", "t3.0")  # of both steps
-    collected = stream.collect(2, wanted(again), PATIENCE_S)
+    next_step = group(4, step=2)  # the same ids, in the next step
+    for sample in next_step:
+        stream.submit(sample)
+    pipeline.release("t2.0", "t3.0")  # of both steps
+    collected = stream.collect(2, group_by_id(next_step), PATIENCE_S)
     assert values(collected) == {"t0": 0, "t1": 0.001, "t2": 0.002, "t3": 0.003}
-    assert stream.figures["reward_coverage"] == 1
-    dropped = stream.figures["reward_dropped"]
+    assert stream.stats["reward_coverage"] == 1
+    dropped = stream.stats["reward_dropped"]
     wait_until(lambda: dropped + stream._dropped == 2)
     stream.collect(3, {}, PATIENCE_S)
-    assert dropped + stream.figures["reward_dropped"] == 2
+    assert dropped + stream.stats["reward_dropped"] == 2
 
 
 def test_of_a_step_done_again_the_latest_attempt_counts(streams: Any) -> None:
-    held = Held()
-    stream = streams(held)
+    pipeline = HeldAnswers()
+    stream = streams(pipeline)
     first, second = episode("t1"), episode("t1", attempt=1, end="forced")
     stream.submit(first)
     stream.submit(second)
-    held.let_go("t1.1")
+    pipeline.release("t1.1")
     collected = stream.collect(1, {"t1": "q1"}, PATIENCE_S)
     assert (collected["t1"].attempt, collected["t1"].end) == (1, "forced")
-    held.let_go("t1.0")
+    pipeline.release("t1.0")
     wait_until(lambda: stream._dropped == 1)
 
 
 def test_an_episode_is_submitted_once_and_when_it_has_ended(streams: Any) -> None:
-    stream = streams(Held())
+    stream = streams(HeldAnswers())
     stream.submit(episode("t1"))
     with pytest.raises(ValueError, match="submitted before"):
         stream.submit(episode("t1"))
-    with pytest.raises(ValueError, match="t2: the episode goes on"):
+    with pytest.raises(ValueError, match="t2: the episode has not ended"):
         stream.submit(episode("t2", end=None))
 
 
 def test_who_was_not_submitted_or_is_of_another_group_is_told(streams: Any) -> None:
-    stream = streams(Held(open=True))
+    stream = streams(HeldAnswers(open=True))
     stream.submit(episode("t1"))
-    for asked in ({"t1": "q1", "t7": "q1"}, {"t1": "q9"}):
+    for requested in ({"t1": "q1", "t7": "q1"}, {"t1": "q9"}):
         with pytest.raises(ValueError, match="not submitted, or of another group"):
-            stream.collect(1, asked, PATIENCE_S)
+            stream.collect(1, requested, PATIENCE_S)
     with pytest.raises(ValueError, match="not submitted"):
         stream.collect(2, {"t1": "q1"}, PATIENCE_S)
     assert values(stream.collect(1, {"t1": "q1"}, PATIENCE_S)) == {"t1": 0.001}
@@ -219,19 +225,19 @@ def test_what_failed_leaves_its_group_and_is_counted(streams: Any) -> None:
     }
     stream = streams(Broken(failures))
     episodes = group(8)
-    for found in episodes:
-        stream.submit(found)
-    collected = stream.collect(1, wanted(episodes), PATIENCE_S)
+    for sample in episodes:
+        stream.submit(sample)
+    collected = stream.collect(1, group_by_id(episodes), PATIENCE_S)
     assert group_rewards(collected) == {
         "g0": {"t0": 0, "t2": 0.002, "t3": 0.003},
         "g1": {"t7": 0.007},
     }
-    told = stream.figures
-    assert (told["reward_coverage"], told["reward_failed"], told["reward_late"]) == (0.5, 4, 0)
-    assert (told["groups"], told["groups_smaller"], told["groups_lost"]) == (2, 2, 1)
-    assert (told["answers_failed"], told["judgements_failed"]) == (1, 3)
-    assert told["reward_mean"] == pytest.approx(0.003)
-    assert (told["judge_coverage"], told["ndcg_coverage"]) == (0.5, 1.0)
+    stats = stream.stats
+    assert (stats["reward_coverage"], stats["reward_failed"], stats["reward_late"]) == (0.5, 4, 0)
+    assert (stats["groups"], stats["groups_smaller"], stats["groups_lost"]) == (2, 2, 1)
+    assert (stats["answers_failed"], stats["judgements_failed"]) == (1, 3)
+    assert stats["reward_mean"] == pytest.approx(0.003)
+    assert (stats["judge_coverage"], stats["ndcg_coverage"]) == (0.5, 1.0)
     reward = collected["t1"].reward
     assert reward and (reward.status, reward.value) == ("failed", None)
     assert reward.error == "overloaded: HTTP 429"
@@ -241,29 +247,30 @@ def test_a_step_without_a_single_reward_has_no_mean(streams: Any) -> None:
     stream = streams(Broken({"t0": {"judged": JudgedAnswer(status="failed")}}))
     stream.submit(episode("t0"))
     stream.collect(1, {"t0": "q1"}, PATIENCE_S)
-    assert stream.figures["reward_coverage"] == 0
-    assert "reward_mean" not in stream.figures
-    assert "judge_mean" not in stream.figures
+    assert stream.stats["reward_coverage"] == 0
+    assert "reward_mean" not in stream.stats
+    assert "judge_mean" not in stream.stats
     assert stream.collect(5, {}, PATIENCE_S) == {}
 
 
 @pytest.mark.parametrize(
-    ("preset", "asked"), [("phase1", []), ("phase2", ["t1.0", "t2.0"]), ("unified", ["t1.0"])]
+    ("preset", "expected_calls"),
+    [("phase1", []), ("phase2", ["t1.0", "t2.0"]), ("unified", ["t1.0"])],
 )
 def test_nobody_is_asked_for_what_is_known_without(
-    preset: Any, asked: list[str], streams: Any
+    preset: Any, expected_calls: list[str], streams: Any
 ) -> None:
-    held = Held(open=True)
-    stream = streams(held, SearchRewardConfig(preset=preset))
+    pipeline = HeldAnswers(open=True)
+    stream = streams(pipeline, SearchRewardConfig(preset=preset))
     wrong = episode("t2", group="g")
     wrong.turns[0].action, wrong.turns[0].reason = "invalid", "no_think"
     episodes = [episode("t1", group="g"), wrong, episode("t3", group="g", end="declined")]
-    for found in episodes:
-        stream.submit(found)
-    collected = stream.collect(1, wanted(episodes), PATIENCE_S)
-    assert sorted(held.began) == asked
-    assert all(found.reward and found.reward.status == "ok" for found in collected.values())
-    assert stream.figures["no_evidence"] == 0
+    for sample in episodes:
+        stream.submit(sample)
+    collected = stream.collect(1, group_by_id(episodes), PATIENCE_S)
+    assert sorted(pipeline.started) == expected_calls
+    assert all(sample.reward and sample.reward.status == "ok" for sample in collected.values())
+    assert stream.stats["no_evidence"] == 0
 
 
 def test_without_a_weight_on_the_judge_there_is_nobody_to_ask(streams: Any) -> None:
@@ -284,48 +291,51 @@ def test_what_ends_the_run_is_raised_and_leaves_what_is_there(streams: Any) -> N
     wait_until(lambda: stream.so_far(1)[0].judged and stream.so_far(1)[0].judged.score == 0)
     stream.submit(episodes[2])
     with pytest.raises(UserError, match="the money is spent"):
-        stream.collect(1, wanted([episodes[0], episodes[2]]), PATIENCE_S)
+        stream.collect(1, group_by_id([episodes[0], episodes[2]]), PATIENCE_S)
     with pytest.raises(UserError, match="the money is spent"):
         stream.submit(episodes[1])
-    kept = {found.trajectory_id: found.reward for found in stream.so_far(1)}
-    assert kept["t0"] and (kept["t0"].status, kept["t0"].value) == ("ok", 0.0)
-    assert kept["t2"] and (kept["t2"].status, kept["t2"].error) == ("failed", "the money is spent")
+    rewards = {sample.trajectory_id: sample.reward for sample in stream.so_far(1)}
+    assert rewards["t0"] and (rewards["t0"].status, rewards["t0"].value) == ("ok", 0.0)
+    assert rewards["t2"] and (rewards["t2"].status, rewards["t2"].error) == (
+        "failed",
+        "the money is spent",
+    )
 
 
 def test_answers_under_way_are_waited_for_when_the_run_ends(streams: Any) -> None:
-    held = Held()
-    stream = streams(held)
+    pipeline = HeldAnswers()
+    stream = streams(pipeline)
     episodes = group(3)
-    for found in episodes:
-        stream.submit(found)
-    held.let_go("t0.0")
+    for sample in episodes:
+        stream.submit(sample)
+    pipeline.release("t0.0")
     wait_until(lambda: stream.so_far(1)[0].judged.status == "ok")
-    assert [found.judged.status for found in stream.so_far(1)] == ["ok", "failed", "failed"]
-    threading.Timer(0.05, lambda: held.let_go("t1.0", "t2.0")).start()
-    kept = stream.so_far(1, PATIENCE_S)
-    assert [found.reward.value for found in kept] == [0, 0.001, 0.002]
+    assert [sample.judged.status for sample in stream.so_far(1)] == ["ok", "failed", "failed"]
+    threading.Timer(0.05, lambda: pipeline.release("t1.0", "t2.0")).start()
+    collected = stream.so_far(1, PATIENCE_S)
+    assert [sample.reward.value for sample in collected] == [0, 0.001, 0.002]
 
 
 def test_servers_are_checked_before_a_run(streams: Any) -> None:
     with pytest.raises(UserError, match="no generator is there"):
-        streams(Held()).check()
+        streams(HeldAnswers()).check()
 
 
 def test_closing_gives_up_what_waits(streams: Any) -> None:
-    held = Held()
-    stream = streams(held)
+    pipeline = HeldAnswers()
+    stream = streams(pipeline)
     stream.submit(episode("t1"))
-    wait_until(lambda: held.began)
+    wait_until(lambda: pipeline.started)
     stream.close()
-    assert held.closed
+    assert pipeline.closed
     with pytest.raises(RuntimeError, match="closed"):
         stream.submit(episode("t2"))
 
 
 def test_a_question_without_gold_fails_and_is_not_paid_for(streams: Any) -> None:
-    held = Held(open=True)
-    stream = streams(held, SearchRewardConfig(preset="phase2"))
+    pipeline = HeldAnswers(open=True)
+    stream = streams(pipeline, SearchRewardConfig(preset="phase2"))
     stream.submit(episode("t1", question=question(gold=())))
     collected = stream.collect(1, {"t1": "q1"}, PATIENCE_S)
     reward = collected["t1"].reward
-    assert reward and (reward.status, reward.value, held.began) == ("failed", None, [])
+    assert reward and (reward.status, reward.value, pipeline.started) == ("failed", None, [])

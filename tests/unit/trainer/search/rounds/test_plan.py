@@ -1,4 +1,4 @@
-"""rounds.yaml: what is refused before the first step, and the configs that it makes."""
+"""Check rounds.yaml: what is refused before the first step and the resulting configs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from scorekit.config import check_config, load_config
 from scorekit.errors import UserError
 from trainer.search.rounds.config import STEPS, RoundsConfig
-from trainer.search.rounds.plan import LoopPlan, Standing, changed, check_plan, settings_of
+from trainer.search.rounds.plan import LoopPlan, LoopState, changed, check_plan, settings_of
 
 ROOT = Path(__file__).parents[5]
 TRAIN = {
@@ -28,47 +28,52 @@ def questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def plan(out: Path, *rounds: dict[str, Any], **told: Any) -> LoopPlan:
-    given = {"train": TRAIN, **told, "rounds": list(rounds) or [{"name": "one"}]}
-    return LoopPlan(check_config(RoundsConfig, given, "rounds.yaml"), out)
+def plan(out: Path, *rounds: dict[str, Any], **sections: Any) -> LoopPlan:
+    values = {"train": TRAIN, **sections, "rounds": list(rounds) or [{"name": "one"}]}
+    return LoopPlan(check_config(RoundsConfig, values, "rounds.yaml"), out)
 
 
 def test_the_demos_rounds_are_read_and_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    told = ["curation.verify.verifier.base_url=http://127.0.0.1:2/v1"]
-    told += ["curation.verify.verifier.model=v", "train.answering.generator.model=g"]
-    cfg = load_config(RoundsConfig, ROOT / "configs/search/demo_rounds.yaml", told)
-    standing = check_plan(LoopPlan(cfg, Path("out")))
-    assert standing.policy == "demo/models/search_policy"
-    assert standing.data["train"] == "demo/search/questions.jsonl"
+    overrides = ["curation.verify.verifier.base_url=http://127.0.0.1:2/v1"]
+    overrides += ["curation.verify.verifier.model=v", "train.answering.generator.model=g"]
+    cfg = load_config(RoundsConfig, ROOT / "configs/search/demo_rounds.yaml", overrides)
+    state = check_plan(LoopPlan(cfg, Path("out")))
+    assert state.policy == "demo/models/search_policy"
+    assert state.data["train"] == "demo/search/questions.jsonl"
 
 
 def presets(name: str, *more: str) -> RoundsConfig:
-    told = ["train.policy.path=MODEL", "train.data.train=demo/search/questions.jsonl"]
-    told += ["train.answering.generator.model=NAME", *more]
-    told += [f"curation.verify.verifier.{key}={value}" for key, value in VERIFIER.items()]
-    return load_config(RoundsConfig, ROOT / f"configs/search/{name}.yaml", told)
+    overrides = ["train.policy.path=MODEL", "train.data.train=demo/search/questions.jsonl"]
+    overrides += ["train.answering.generator.model=NAME", *more]
+    overrides += [f"curation.verify.verifier.{key}={value}" for key, value in VERIFIER.items()]
+    return load_config(RoundsConfig, ROOT / f"configs/search/{name}.yaml", overrides)
 
 
 @pytest.mark.parametrize("name", ["rounds", "rounds_sft_each_round"])
 def test_the_presets_are_rounds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     cfg = presets(name, "curation.rewrite.rewriter.model=NAME3")
-    made = LoopPlan(cfg, Path("out"))
-    check_plan(made)
-    last = made.training(cfg.rounds[-1])
+    loop_plan = LoopPlan(cfg, Path("out"))
+    check_plan(loop_plan)
+    last = loop_plan.training(cfg.rounds[-1])
     assert last.misc.run_dir == "out/04-round3/train"
     assert last.data.train == "demo/search/questions.jsonl"
 
 
 def test_the_requirements_rounds_are_those_of_their_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Per round: questions of an update, episodes a question, turns, tokens of an answer."""
+    """Check questions per update, episodes per question, turns and answer tokens of each round."""
     monkeypatch.chdir(ROOT)
     cfg = presets("rounds", "curation.rewrite.rewriter.model=NAME3")
-    trainings = [LoopPlan(cfg, Path("out")).training(of) for of in cfg.rounds]
+    trainings = [LoopPlan(cfg, Path("out")).training(training) for training in cfg.rounds]
     table = [
-        (of.rl.batch_size, of.rollout.n_agent, of.episode.max_turns, of.reward.preset)
-        for of in trainings
+        (
+            training.rl.batch_size,
+            training.rollout.n_agent,
+            training.episode.max_turns,
+            training.reward.preset,
+        )
+        for training in trainings
     ]
     assert table == [
         (32, 4, 7, "phase1"),
@@ -76,21 +81,21 @@ def test_the_requirements_rounds_are_those_of_their_table(monkeypatch: pytest.Mo
         (8, 16, 15, "focused"),
         (32, 16, 15, "focused"),
     ]
-    tokens = [of.answering.generator.max_output_tokens for of in trainings[1:]]
+    tokens = [training.answering.generator.max_output_tokens for training in trainings[1:]]
     assert tokens == [3072, 3072, 5120]
-    learns = [of.name for of in cfg.rounds if "sft" in of.then]
+    learns = [training.name for training in cfg.rounds if "sft" in training.then]
     assert learns == ["round2"], "round 2 begins with the merged policy of round 1"
-    (after,) = (of for of in cfg.rounds if of.name == "round2")
+    (after,) = (training for training in cfg.rounds if training.name == "round2")
     assert {"distill", "rewrite"} < set(after.then)
     assert after.curation["focus"]["take"] == ["all"], "round 3 plays round 2's rows again"
 
 
 @pytest.mark.parametrize(
-    ("rounds", "told", "what"),
+    ("rounds", "sections", "message"),
     [
-        ([{"name": "a"}, {"name": "a"}], {}, "'a' is the name of two rounds"),
+        ([{"name": "a"}, {"name": "a"}], {}, "'a' is the name of several rounds"),
         ([{"name": "../a"}], {}, "name"),
-        ([{"name": "a", "then": ["sft"]}], {}, "sft learns of what distill leaves"),
+        ([{"name": "a", "then": ["sft"]}], {}, "sft requires the rows of distill"),
         ([{"name": "a", "then": ["focus", "focus"]}], {}, "named twice"),
         ([{"name": "a", "then": ["sweep"]}], {}, "then"),
         ([{"name": "a", "limits": {"hours": 0}}], {}, "limits.hours"),
@@ -98,7 +103,7 @@ def test_the_requirements_rounds_are_those_of_their_table(monkeypatch: pytest.Mo
         ([{"name": "a", "train": {"rl": {"lrr": 1}}}], {}, "rl.lrr"),
         ([{"name": "a", "curation": {"focus": {"taken": []}}}], {}, "focus.taken"),
         ([{"name": "a", "sft": {"sft": {"epochs": 1}}}], {}, "sft.epochs"),
-        ([{"name": "a", "then": ["verify"]}], {}, "base_url and model are not set"),
+        ([{"name": "a", "then": ["verify"]}], {}, "set base_url and model"),
         (
             [{"name": "a", "then": ["distill", "rewrite"]}],
             {"curation": {"rewrite": {"rewriter": {"model": ""}}}},
@@ -109,94 +114,107 @@ def test_the_requirements_rounds_are_those_of_their_table(monkeypatch: pytest.Mo
         (
             [{"name": "a"}, {"name": "b", "train": {"data": {"train": "mine"}}}],
             {},
-            "b: train.data.train: a later round plays",
+            "b: train.data.train: a later round uses",
         ),
         (
             [{"name": "a"}, {"name": "b", "train": {"policy": {"path": "mine"}}}],
             {},
-            "b: train.policy.path: a later round plays",
+            "b: train.policy.path: a later round uses",
         ),
-        ([{"name": "a", "sft": {"data": {"train": "x"}}}], {}, "sft.data.train: is the loop's own"),
-        ([{"name": "a"}], {"curation": {"data": {"train": "x"}}}, "curation.data.train: is the"),
-        ([{"name": "a", "sft": {"data": "x"}}], {}, "sft.data: keys with values"),
-        ([{"name": "a", "train": {"data": {"eval": "no.jsonl"}}}], {}, "no.jsonl: no such file"),
+        ([{"name": "a", "sft": {"data": {"train": "x"}}}], {}, "sft.data.train: only the loop"),
+        (
+            [{"name": "a"}],
+            {"curation": {"data": {"train": "x"}}},
+            "curation.data.train: only the loop",
+        ),
+        ([{"name": "a", "sft": {"data": "x"}}], {}, "sft.data: expected a mapping"),
+        (
+            [{"name": "a", "train": {"data": {"eval": "no.jsonl"}}}],
+            {},
+            "no.jsonl: the file does not exist",
+        ),
         (
             [{"name": "a", "then": ["alternatives"]}],
             {"train": TRAIN | {"answering": {"generator": {"model": ""}}}},
-            "alternatives: asks the generator",
+            "alternatives: requires the generator",
         ),
     ],
 )
 def test_what_cannot_be_is_refused_before_the_first_step(
-    rounds: list[dict[str, Any]], told: dict[str, Any], what: str, tmp_path: Path
+    rounds: list[dict[str, Any]], sections: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(UserError, match=what.replace(".", r"\.")):
-        check_plan(plan(tmp_path, *rounds, **told))
+    with pytest.raises(UserError, match=message.replace(".", r"\.")):
+        check_plan(plan(tmp_path, *rounds, **sections))
 
 
 def test_a_verifier_that_is_the_generator_is_refused(tmp_path: Path) -> None:
-    of = {"base_url": "http://127.0.0.1:2/v1", "model": "same"}
-    train = TRAIN | {"answering": {"generator": of}}
-    made = plan(
+    service = {"base_url": "http://127.0.0.1:2/v1", "model": "same"}
+    train = TRAIN | {"answering": {"generator": service}}
+    loop_plan = plan(
         tmp_path,
         {"name": "a", "then": ["verify"]},
         train=train,
-        curation={"verify": {"verifier": of}},
+        curation={"verify": {"verifier": service}},
     )
     with pytest.raises(UserError, match="verifier"):
-        check_plan(made)
+        check_plan(loop_plan)
 
 
 def test_steps_are_done_in_their_own_order(tmp_path: Path) -> None:
-    made = plan(tmp_path, {"name": "a", "then": ["sft", "focus", "distill", "buckets"]})
-    assert made.cfg.rounds[0].then == ["buckets", "focus", "distill", "sft"]
-    assert [step for step in STEPS if step in made.cfg.rounds[0].then] == made.cfg.rounds[0].then
+    loop_plan = plan(tmp_path, {"name": "a", "then": ["sft", "focus", "distill", "buckets"]})
+    assert loop_plan.cfg.rounds[0].then == ["buckets", "focus", "distill", "sft"]
+    assert [step for step in STEPS if step in loop_plan.cfg.rounds[0].then] == loop_plan.cfg.rounds[
+        0
+    ].then
 
 
 def test_a_later_round_plays_what_was_kept_from_the_policy_that_was_left(tmp_path: Path) -> None:
-    made = plan(tmp_path, {"name": "one"}, {"name": "two", "train": {"rl": {"batch_size": 2}}})
-    standing = check_plan(made)
-    assert standing == Standing(
+    loop_plan = plan(tmp_path, {"name": "one"}, {"name": "two", "train": {"rl": {"batch_size": 2}}})
+    state = check_plan(loop_plan)
+    assert state == LoopState(
         {"train": "questions.jsonl", "train_split": None, "train_limit": 7}, "policy"
     )
-    first = made.training(made.cfg.rounds[0], standing)
+    first = loop_plan.training(loop_plan.cfg.rounds[0], state)
     assert (first.data.train_limit, first.policy.revision) == (7, "main")
-    standing.rows, standing.policy, standing.runs = "kept.jsonl", "left", [tmp_path / "run"]
-    second = made.training(made.cfg.rounds[1], standing)
+    state.rows, state.policy, state.runs = "kept.jsonl", "left", [tmp_path / "run"]
+    second = loop_plan.training(loop_plan.cfg.rounds[1], state)
     assert (second.data.train, second.data.train_limit) == ("kept.jsonl", None)
     assert (second.policy.path, second.policy.revision) == ("left", None)
     assert second.rl.batch_size == 2
     assert second.misc.run_dir == str(tmp_path / "02-two/train")
-    curation = made.curation(made.cfg.rounds[1], standing)
+    curation = loop_plan.curation(loop_plan.cfg.rounds[1], state)
     assert (curation.data.train, curation.data.train_limit) == ("questions.jsonl", 7)
     assert curation.answers == str(tmp_path / "answers.sqlite")
     assert curation.retriever.url == "http://127.0.0.1:1"
 
 
 def test_rows_are_learned_at_their_length_unless_another_is_told(tmp_path: Path) -> None:
-    made = plan(tmp_path, {"name": "one"}, {"name": "two", "sft": {"data": {"max_length": 5}}})
-    lengths = [made.finetuning(of, "p", Path("r"), 123).data.max_length for of in made.cfg.rounds]
+    loop_plan = plan(tmp_path, {"name": "one"}, {"name": "two", "sft": {"data": {"max_length": 5}}})
+    lengths = [
+        loop_plan.finetuning(round_cfg, "p", Path("r"), 123).data.max_length
+        for round_cfg in loop_plan.cfg.rounds
+    ]
     assert lengths == [123, 5]
 
 
 def test_all_questions_are_played_whole_where_a_command_has_written_them(tmp_path: Path) -> None:
-    made = plan(tmp_path, {"name": "one"}, {"name": "two", "train": {"rl": {"batch_size": 2}}})
-    standing = check_plan(made)
-    standing.data, standing.runs = {"train": "grown.jsonl"}, [tmp_path / "run"]
-    data = made.training(made.cfg.rounds[1], standing).data
+    loop_plan = plan(tmp_path, {"name": "one"}, {"name": "two", "train": {"rl": {"batch_size": 2}}})
+    state = check_plan(loop_plan)
+    state.data, state.runs = {"train": "grown.jsonl"}, [tmp_path / "run"]
+    data = loop_plan.training(loop_plan.cfg.rounds[1], state).data
     assert (data.train, data.train_limit) == ("grown.jsonl", None)
 
 
-def settings(out: Path, step: str, *flags: object, **told: Any) -> dict[str, Any]:
-    made = plan(out, {"name": "a", **told})
-    of = made.cfg.rounds[0]
-    cfg = made.training(of) if step == "train" else made.curation(of)
+def settings(out: Path, step: str, *flags: object, **sections: Any) -> dict[str, Any]:
+    loop_plan = plan(out, {"name": "a", **sections})
+    round_cfg = loop_plan.cfg.rounds[0]
+    cfg = loop_plan.training(round_cfg) if step == "train" else loop_plan.curation(round_cfg)
     return settings_of(step, cfg, out, flags)
 
 
 def test_a_done_step_may_lie_behind_another_address_and_nothing_else(tmp_path: Path) -> None:
-    def differ(step: str, **told: Any) -> list[str]:
-        return list(changed(settings(out, step), settings(out, step, **told)))
+    def differ(step: str, **sections: Any) -> list[str]:
+        return list(changed(settings(out, step), settings(out, step, **sections)))
 
     out = tmp_path / "out"
 
@@ -204,52 +222,54 @@ def test_a_done_step_may_lie_behind_another_address_and_nothing_else(tmp_path: P
         return {"curation": {"verify": {"verifier": VERIFIER | keys}}}
 
     assert differ("train", train={"retriever": {"url": "http://127.0.0.1:9"}}) == []
-    (told,) = differ("train", train={"rollout": {"n_agent": 3}})
-    assert told.startswith("rollout.n_agent: ") and told.endswith("3 now")
-    (told,) = differ("train", train={"rl": {"num_updates": 7}})
-    assert told.endswith("7 now")
-    (told,) = differ("train", train={"rl": {"epochs": 2}})
-    assert told == "rl.epochs: None then, 2 now"
-    (told,) = differ("train", train={"policy": {"path": "other"}})
-    assert told == "policy.path: 'policy' then, 'other' now"
+    (difference,) = differ("train", train={"rollout": {"n_agent": 3}})
+    assert difference.startswith("rollout.n_agent: ") and difference.endswith("3 now")
+    (difference,) = differ("train", train={"rl": {"num_updates": 7}})
+    assert difference.endswith("7 now")
+    (difference,) = differ("train", train={"rl": {"epochs": 2}})
+    assert difference == "rl.epochs: None then, 2 now"
+    (difference,) = differ("train", train={"policy": {"path": "other"}})
+    assert difference == "policy.path: 'policy' then, 'other' now"
     before = settings(out, "verify", **asks())
     for key, value in {"base_url": "http://a/v1", "max_requests": 3, "api_key_env": "K"}.items():
         assert changed(before, settings(out, "verify", **asks(**{key: value}))) == []
     assert differ("verify", curation={"verify": {"k": 5}}) == ["verify.k: 3 then, 5 now"]
     other = {"answering": {"generator": {"model": "another"}}}
-    (told,) = differ("verify", curation=other)
-    assert told.startswith("answering.generator.model")
+    (difference,) = differ("verify", curation=other)
+    assert difference.startswith("answering.generator.model")
     assert differ("focus", curation=other) == []
     slower = {"answering": {"generator": {"max_requests": 1, "base_url": "http://h/v1"}}}
     assert differ("verify", curation=slower) == []
     assert differ("alternatives", curation={"alternatives": {"embeddings_url": "http://h"}}) == []
-    (told,) = differ("focus", curation={"buckets": {"mastered": 0.9}})
-    assert told.startswith("buckets.mastered")
+    (difference,) = differ("focus", curation={"buckets": {"mastered": 0.9}})
+    assert difference.startswith("buckets.mastered")
 
 
 def test_sft_on_other_rows_is_another(tmp_path: Path) -> None:
-    made = plan(tmp_path, {"name": "a"})
-    of = made.cfg.rounds[0]
+    loop_plan = plan(tmp_path, {"name": "a"})
+    round_cfg = loop_plan.cfg.rounds[0]
 
-    def learned(rows: str, policy: str, longest: int) -> dict[str, Any]:
-        return settings_of("sft", made.finetuning(of, policy, tmp_path / rows, longest), tmp_path)
+    def sft_settings(rows: str, policy: str, longest: int) -> dict[str, Any]:
+        return settings_of(
+            "sft", loop_plan.finetuning(round_cfg, policy, tmp_path / rows, longest), tmp_path
+        )
 
-    before = learned("a/rows.jsonl", "p", 5)
+    before = sft_settings("a/rows.jsonl", "p", 5)
     assert before["data.train"] == "OUT/a/rows.jsonl"
     for other, key in (("b", "p", 5), "data.train"), (("a/rows.jsonl", "q", 5), "policy.path"):
-        (told,) = changed(before, learned(*other))
-        assert told.startswith(key)
-    (told,) = changed(before, learned("a/rows.jsonl", "p", 6))
-    assert told == "data.max_length: 5 then, 6 now"
+        (difference,) = changed(before, sft_settings(*other))
+        assert difference.startswith(key)
+    (difference,) = changed(before, sft_settings("a/rows.jsonl", "p", 6))
+    assert difference == "data.max_length: 5 then, 6 now"
 
 
 def test_rows_that_a_later_rounds_file_names_are_not_looked_for(tmp_path: Path) -> None:
     file = tmp_path / "later.yaml"
     file.write_text("task: search\ndata: {train: not-yet.jsonl}\n")
-    train = {key: of for key, of in TRAIN.items() if key != "data"}
+    train = {key: section for key, section in TRAIN.items() if key != "data"}
     first = {"name": "a", "train": {"data": TRAIN["data"]}}
     check_plan(plan(tmp_path, first, {"name": "b", "config": str(file)}, train=train))
-    with pytest.raises(UserError, match=r"a: data\.train: not-yet\.jsonl: no such file"):
+    with pytest.raises(UserError, match=r"a: data\.train: not-yet\.jsonl: the file does not exist"):
         check_plan(plan(tmp_path, {"name": "a", "config": str(file)}, train=train))
 
 
@@ -257,12 +277,14 @@ def test_what_a_done_step_has_read_is_known_wherever_the_folder_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
-    whole = settings(out, "focus", "--run", out / "01-a/train", "--verified", out / "01-a/verify")
-    assert whole["read"] == ["--run", "OUT/01-a/train", "--verified", "OUT/01-a/verify"]
+    done_settings = settings(
+        out, "focus", "--run", out / "01-a/train", "--verified", out / "01-a/verify"
+    )
+    assert done_settings["read"] == ["--run", "OUT/01-a/train", "--verified", "OUT/01-a/verify"]
     short = Path("out")
     assert (
         changed(
-            whole,
+            done_settings,
             settings(
                 short,
                 "focus",
@@ -274,5 +296,5 @@ def test_what_a_done_step_has_read_is_known_wherever_the_folder_is(
         )
         == []
     )
-    (told,) = changed(whole, settings(out, "focus", "--run", out / "01-a/train"))
-    assert told.startswith("read: ")
+    (difference,) = changed(done_settings, settings(out, "focus", "--run", out / "01-a/train"))
+    assert difference.startswith("read: ")

@@ -1,4 +1,4 @@
-"""Advantages of episodes by hand: within a question, of what the policy wrote alone."""
+"""Check advantages within a question's group, only on tokens that the policy sampled."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from trainer.search.records import EpisodeReward, Trajectory
 from trainer.search.training.advantages import episode_advantages
 from trainer.search.training.config import SearchRLConfig
 
-#: Turn, observation, turn; the second turn was cut off.
+#: Turn, observation, turn; the second turn was truncated.
 MASK = [True, True, False, False, True]
 EPS = 1e-6
 
 
-def earned(*values: float, group: int = 0) -> tuple[list[Rollout], list[Trajectory]]:
+def rewarded_episodes(*values: float, group: int = 0) -> tuple[list[Rollout], list[Trajectory]]:
     rollouts, episodes = [], []
     for n, value in enumerate(values):
         id = f"1-{group}-{n}"
@@ -45,62 +45,68 @@ def joined(*groups: tuple[list[Rollout], list[Trajectory]]) -> tuple[list[Any], 
 
 
 def test_an_advantage_is_grpo_with_the_unbiased_deviation() -> None:
-    """(r - mean) / (std + eps), std with n - 1, on each token that the policy wrote."""
-    rollouts, episodes = joined(earned(0.0, 0.5, 1.0), earned(0.2, 0.9, group=1))
-    found = episode_advantages(rollouts, episodes, SearchRLConfig())
+    """Check (r - mean) / (std + eps), std with n - 1, on each token that the policy sampled."""
+    rollouts, episodes = joined(
+        rewarded_episodes(0.0, 0.5, 1.0), rewarded_episodes(0.2, 0.9, group=1)
+    )
+    advantages = episode_advantages(rollouts, episodes, SearchRLConfig())
     two = 0.35 / (0.7 / sqrt(2) + EPS)
     for row, expected in enumerate([-0.5 / (0.5 + EPS), 0.0, 0.5 / (0.5 + EPS), -two, two]):
-        wanted = [expected if written else 0.0 for written in MASK]
-        assert found.values[row].tolist() == pytest.approx(wanted, abs=1e-12)
-        assert found.mask[row].tolist() == MASK
+        expected_row = [expected if written else 0.0 for written in MASK]
+        assert advantages.values[row].tolist() == pytest.approx(expected_row, abs=1e-12)
+        assert advantages.mask[row].tolist() == MASK
 
 
 @pytest.mark.parametrize("rewards", [(0.4, 0.4, 0.4), (0.7,)])
 def test_a_group_without_spread_teaches_nothing_at_all(rewards: tuple[float, ...]) -> None:
-    """It is out of the mask, so that it weighs in no mean of the loss; one that has lost all but
-    one is such a group."""
-    rollouts, episodes = joined(earned(*rewards), earned(0.0, 1.0, group=1))
-    found = episode_advantages(rollouts, episodes, SearchRLConfig())
-    assert not found.mask[: len(rewards)].any() and not found.values[: len(rewards)].any()
-    assert found.mask[len(rewards) :].tolist() == [MASK, MASK]
-    of_its_own = episode_advantages(*earned(0.0, 1.0, group=1), SearchRLConfig())
-    assert found.values[len(rewards) :].equal(of_its_own.values)
+    """Check that the mask excludes a group without spread, including a group with one episode left,
+    so that it has no weight in the loss."""
+    rollouts, episodes = joined(rewarded_episodes(*rewards), rewarded_episodes(0.0, 1.0, group=1))
+    advantages = episode_advantages(rollouts, episodes, SearchRLConfig())
+    assert not advantages.mask[: len(rewards)].any() and not advantages.values[: len(rewards)].any()
+    assert advantages.mask[len(rewards) :].tolist() == [MASK, MASK]
+    of_its_own = episode_advantages(*rewarded_episodes(0.0, 1.0, group=1), SearchRLConfig())
+    assert advantages.values[len(rewards) :].equal(of_its_own.values)
 
 
 def test_one_that_has_left_its_group_moves_the_others() -> None:
-    """Not as a 0: mean and deviation are of those that are there."""
-    whole = episode_advantages(*earned(0.0, 0.5, 1.0), SearchRLConfig())
-    without = episode_advantages(*earned(0.5, 1.0), SearchRLConfig())
-    assert float(whole.values[1, 0]) == 0
+    """Check that a dropped episode does not count as 0: only the others form mean and deviation."""
+    advantages = episode_advantages(*rewarded_episodes(0.0, 0.5, 1.0), SearchRLConfig())
+    without = episode_advantages(*rewarded_episodes(0.5, 1.0), SearchRLConfig())
+    assert float(advantages.values[1, 0]) == 0
     assert float(without.values[0, 0]) == pytest.approx(-1 / sqrt(2), abs=1e-4)
 
 
 def test_episodes_in_another_order_have_the_same_advantages() -> None:
-    rollouts, episodes = joined(earned(0.0, 0.5, 1.0), earned(0.2, 0.9, group=1))
+    rollouts, episodes = joined(
+        rewarded_episodes(0.0, 0.5, 1.0), rewarded_episodes(0.2, 0.9, group=1)
+    )
     order = [3, 0, 4, 2, 1]
-    found = episode_advantages(rollouts, episodes, SearchRLConfig())
+    advantages = episode_advantages(rollouts, episodes, SearchRLConfig())
     moved = episode_advantages(
         [rollouts[i] for i in order], [episodes[i] for i in order], SearchRLConfig()
     )
-    assert moved.values.equal(found.values[order])
+    assert moved.values.equal(advantages.values[order])
 
 
 def test_a_kl_in_the_reward_is_of_what_the_policy_wrote_alone() -> None:
-    """k1, to go: 0.5 for each of its tokens from here on; of a group without spread nothing."""
+    """Check k1 summed to the end: 0.5 for each remaining token, nothing for equal rewards."""
     rl = SearchRLConfig(kl_coef=0.1, kl_in="reward")
-    bare = episode_advantages(*earned(0.0, 1.0), SearchRLConfig())
-    found = episode_advantages(*earned(0.0, 1.0), rl)
-    added = (found.values - bare.values)[0].tolist()
+    bare = episode_advantages(*rewarded_episodes(0.0, 1.0), SearchRLConfig())
+    advantages = episode_advantages(*rewarded_episodes(0.0, 1.0), rl)
+    added = (advantages.values - bare.values)[0].tolist()
     assert added == pytest.approx([-0.15, -0.10, 0, 0, -0.05])
-    assert not episode_advantages(*earned(1.0, 1.0), rl).values.any()
+    assert not episode_advantages(*rewarded_episodes(1.0, 1.0), rl).values.any()
 
 
 def test_a_kl_in_the_loss_holds_groups_without_spread_too() -> None:
-    found = episode_advantages(*earned(1.0, 1.0), SearchRLConfig(kl_coef=0.1))
-    assert not found.mask.any()
-    assert found.held.equal(torch.tensor([MASK, MASK]))
+    advantages = episode_advantages(*rewarded_episodes(1.0, 1.0), SearchRLConfig(kl_coef=0.1))
+    assert not advantages.mask.any()
+    assert advantages.kl_token_mask.equal(torch.tensor([MASK, MASK]))
 
 
 def test_an_episode_that_was_cut_off_is_left_out_where_the_config_says_so() -> None:
-    found = episode_advantages(*earned(0.0, 1.0), SearchRLConfig(mask_truncated=True))
-    assert not found.mask[0].any() and found.mask[1].any()
+    advantages = episode_advantages(
+        *rewarded_episodes(0.0, 1.0), SearchRLConfig(mask_truncated=True)
+    )
+    assert not advantages.mask[0].any() and advantages.mask[1].any()

@@ -1,4 +1,4 @@
-"""The export to ATIF: what Harbor's own schema takes, with ids and pictures where they belong."""
+"""Check that the ATIF export fits Harbor's schema, with ids and images in their steps."""
 
 from __future__ import annotations
 
@@ -27,27 +27,29 @@ SCHEMA = json.loads((Path(__file__).parents[4] / "data/atif/v1.8.schema.json").r
 
 
 @pytest.fixture(scope="module")
-def pictures() -> dict[str, bytes]:
+def images() -> dict[str, bytes]:
     return {}
 
 
 @pytest.fixture(scope="module")
-def episode(pictures: dict[str, bytes]) -> Trajectory:
-    """A search, no action, a crop, and a forced end; three stretches of sampled ids."""
+def episode(images: dict[str, bytes]) -> Trajectory:
+    """Return an episode: search, invalid turn, crop and forced end; three runs of sampled ids."""
     turns = search("출생 Births in Europe"), "no action", crop(0, 0, 400, 200)
-    (found,) = played(scripted(*turns), [ask(max_turns=3)], pictures=pictures)
+    (played_episode,) = played(scripted(*turns), [ask(max_turns=3)], pictures=images)
     mask = [True, True, False, True, False, False, True, True]
     ids = TokenRecord(
         prompt_ids=[1, 2],
         completion_ids=[10, 11, 90, 12, 91, 92, 13, 14],
         action_mask=mask,
         mask_digest=mask_digest(mask),
-        images=found.pictures,
+        images=played_episode.images,
     )
-    return found.model_copy(
+    return played_episode.model_copy(
         update={
             "tokens": ids,
-            "answer": GeneratedAnswer(status="ok", text="8,100,000", evidence=found.pictures),
+            "answer": GeneratedAnswer(
+                status="ok", text="8,100,000", evidence=played_episode.images
+            ),
             "judged": JudgedAnswer(status="ok", score=1.0),
             "reward": EpisodeReward(status="ok", value=0.9, parts={"judge": 1.0, "ndcg": 0.5}),
             "ndcg": 0.5,
@@ -55,7 +57,7 @@ def episode(pictures: dict[str, bytes]) -> Trajectory:
     )
 
 
-def told(trajectory: Trajectory) -> dict:
+def exported_dict(trajectory: Trajectory) -> dict:
     return json.loads(as_atif(trajectory).model_dump_json(exclude_none=True))
 
 
@@ -63,13 +65,16 @@ def test_what_is_written_fits_the_published_schema(episode: Trajectory) -> None:
     bare = episode.model_copy(
         update=dict.fromkeys(("tokens", "answer", "judged", "reward", "ndcg")) | {"turns": []}
     )
-    for one in (episode, bare):
-        jsonschema.validate(told(one), SCHEMA)
+    for trajectory in (episode, bare):
+        jsonschema.validate(exported_dict(trajectory), SCHEMA)
 
 
 def test_each_turn_is_a_step_with_its_call_and_what_came_of_it(episode: Trajectory) -> None:
-    asked, searched, invalid, cropped, forced = told(episode)["steps"]
-    assert (asked["source"], asked["message"]) == ("user", episode.question.question)
+    question_step, searched, invalid, cropped, forced = exported_dict(episode)["steps"]
+    assert (question_step["source"], question_step["message"]) == (
+        "user",
+        episode.question.question,
+    )
     (call,) = searched["tool_calls"]
     assert (call["function_name"], call["arguments"]) == (
         "search",
@@ -89,33 +94,38 @@ def test_each_turn_is_a_step_with_its_call_and_what_came_of_it(episode: Trajecto
 
 
 def test_sampled_ids_go_to_their_turn(episode: Trajectory) -> None:
-    metrics = [step.get("metrics", {}) for step in told(episode)["steps"][1:]]
-    assert [one.get("completion_token_ids") for one in metrics] == [[10, 11], [12], [13, 14], None]
+    metrics = [step.get("metrics", {}) for step in exported_dict(episode)["steps"][1:]]
+    assert [step_metrics.get("completion_token_ids") for step_metrics in metrics] == [
+        [10, 11],
+        [12],
+        [13, 14],
+        None,
+    ]
     assert metrics[0]["prompt_token_ids"] == [1, 2]
     assert metrics[2]["prompt_token_ids"] == [1, 2, 10, 11, 90, 12, 91, 92]
     mask = [True] * 8
     one_stretch = episode.tokens.model_copy(  # type: ignore[union-attr]
         update={"action_mask": mask, "mask_digest": mask_digest(mask)}
     )
-    unknown = told(episode.model_copy(update={"tokens": one_stretch}))
+    unknown = exported_dict(episode.model_copy(update={"tokens": one_stretch}))
     assert not any("completion_token_ids" in step.get("metrics", {}) for step in unknown["steps"])
 
 
 def test_the_reward_and_what_has_no_place_stand_under_extra(episode: Trajectory) -> None:
-    found = told(episode)
-    assert found["final_metrics"]["extra"]["reward"]["value"] == 0.9
-    assert found["final_metrics"]["extra"]["ndcg"] == 0.5
-    assert found["extra"]["question"]["gold"] == ["deck_2"]
-    assert found["extra"]["answer"]["text"] == "8,100,000"
-    assert found["extra"]["end"] == "forced"
+    exported = exported_dict(episode)
+    assert exported["final_metrics"]["extra"]["reward"]["value"] == 0.9
+    assert exported["final_metrics"]["extra"]["ndcg"] == 0.5
+    assert exported["extra"]["question"]["gold"] == ["deck_2"]
+    assert exported["extra"]["answer"]["text"] == "8,100,000"
+    assert exported["extra"]["end"] == "forced"
 
 
 def test_a_folder_of_episodes_holds_their_pictures(
-    episode: Trajectory, pictures: dict[str, bytes], tmp_path: Path
+    episode: Trajectory, images: dict[str, bytes], tmp_path: Path
 ) -> None:
     store = TrajectoryStore(tmp_path / "run/trajectories", "r")
-    for name, png in pictures.items():
-        store.keep_picture(name, png)
+    for name, png in images.items():
+        store.save_image(name, png)
     long = episode.model_copy(update={"trajectory_id": "../긴" * 60})
     store.write_step(3, [episode, long])
     target = tmp_path / "atif"
@@ -123,24 +133,24 @@ def test_a_folder_of_episodes_holds_their_pictures(
     files = sorted(target.glob("*.json"))
     assert [file.name for file in files] == ["000003-000002.json", "000003-q1%2F0.json"]
     for file in files:
-        found = json.loads(file.read_text("utf-8"))
-        for step in found["steps"]:
+        exported = json.loads(file.read_text("utf-8"))
+        for step in exported["steps"]:
             for result in step.get("observation", {}).get("results", []):
                 for part in result["content"]:
                     if part["type"] == "image":
                         png = (target / part["source"]["path"]).read_bytes()
-                        assert hashlib.sha256(png).hexdigest() in pictures
-    assert len(list((target / "images").iterdir())) == len(episode.pictures)
+                        assert hashlib.sha256(png).hexdigest() in images
+    assert len(list((target / "images").iterdir())) == len(episode.images)
     with pytest.raises(UserError, match="not empty"):
         export_atif(tmp_path / "run", target)
 
 
 def test_an_export_that_fails_leaves_nothing(
-    episode: Trajectory, pictures: dict[str, bytes], tmp_path: Path
+    episode: Trajectory, images: dict[str, bytes], tmp_path: Path
 ) -> None:
     store = TrajectoryStore(tmp_path / "trajectories", "r")
-    for name, png in pictures.items():
-        store.keep_picture(name, png)
+    for name, png in images.items():
+        store.save_image(name, png)
     store.write_step(3, [episode])
     next((tmp_path / "trajectories/images").rglob("*.png")).unlink()
     with pytest.raises(UserError, match=r"\.png"):

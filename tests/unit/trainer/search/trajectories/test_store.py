@@ -1,4 +1,4 @@
-"""The store of trajectories: what is written is read back, whole or not at all."""
+"""Check that stored trajectories are read back completely or refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from scorekit.errors import UserError
 from tests.kits.trainer.searching.finished import episode, png_of, sha256_of
 from trainer.search.records import (
-    Charge,
+    ApiUsage,
     EpisodeReward,
     GeneratedAnswer,
     JudgedAnswer,
@@ -30,22 +30,24 @@ PAGES = ("deck_1", "deck_2")
 def opened(tmp_path: Path, run: str = "run-a") -> TrajectoryStore:
     store = TrajectoryStore(tmp_path / "trajectories", run)
     for name in PAGES:
-        store.keep_picture(sha256_of(name), png_of(name))
+        store.save_image(sha256_of(name), png_of(name))
     return store
 
 
 def rewarded(trajectory_id: str, **more: object) -> Trajectory:
-    found = episode(trajectory_id, **more)  # type: ignore[arg-type]
-    found.answer = GeneratedAnswer(
+    trajectory = episode(trajectory_id, **more)  # type: ignore[arg-type]
+    trajectory.answer = GeneratedAnswer(
         status="ok",
         text="서울 \u2028 <b>42</b>",
         model="g",
         evidence=[sha256_of("deck_2")],
-        charge=Charge(calls=1, prompt_tokens=900, completion_tokens=12, money=0.002),
+        charge=ApiUsage(calls=1, prompt_tokens=900, completion_tokens=12, money=0.002),
     )
-    found.judged = JudgedAnswer(status="ok", score=0.5, reason="half of it\nis there", model="j")
-    found.reward = EpisodeReward(status="ok", value=0.6, parts={"judge": 0.5, "ndcg": 1.0})
-    return found
+    trajectory.judged = JudgedAnswer(
+        status="ok", score=0.5, reason="half of it\nis there", model="j"
+    )
+    trajectory.reward = EpisodeReward(status="ok", value=0.6, parts={"judge": 0.5, "ndcg": 1.0})
+    return trajectory
 
 
 def lines_of(path: Path) -> list[dict[str, object]]:
@@ -65,21 +67,21 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert read.steps() == [1, 12]
     assert list(read.read()) == [*first, episode("t3", step=12)]
     assert list(read.read([12])) == [episode("t3", step=12)]
-    assert read.picture(sha256_of("deck_1")) == png_of("deck_1")
+    assert read.read_image(sha256_of("deck_1")) == png_of("deck_1")
 
 
 @pytest.mark.parametrize("compact", [True, False])
 def test_it_is_read_without_ids_where_nobody_wants_them(tmp_path: Path, compact: bool) -> None:
-    """Also one that another program has written with spaces, and one whose texts look like them."""
+    """Check files with spaces from other programs and texts that look like id fields, too."""
     store = opened(tmp_path)
     sly = rewarded("t2", sample=1, end_detail='{"tokens":{"a":1},"tokens":{}}', policy='"tokens":{')
     path = store.write_step(1, [rewarded("t1"), sly, episode("t3", tokens=None)])
     if not compact:
         write_lines(path, lines_of(path))
-    whole = list(store.read())
+    trajectories = list(store.read())
     light = list(store.read(tokens=False))
-    assert whole[0].tokens and whole[1].end_detail == sly.end_detail
-    assert light == [one.model_copy(update={"tokens": None}) for one in whole]
+    assert trajectories[0].tokens and trajectories[1].end_detail == sly.end_detail
+    assert light == [trajectory.model_copy(update={"tokens": None}) for trajectory in trajectories]
 
 
 def test_other_tools_read_it_and_see_its_schema(tmp_path: Path) -> None:
@@ -114,7 +116,7 @@ def test_a_step_done_again_takes_the_place_of_the_first(tmp_path: Path) -> None:
     assert store.next_attempt(1) == 0
     store.write_step(1, [episode("t1"), episode("t2")])
     assert store.next_attempt(1) == 1
-    with pytest.raises(ValueError, match="step 1 is there: done again, it has attempt 1"):
+    with pytest.raises(ValueError, match="step 1 exists: its next attempt is 1"):
         store.write_step(1, [episode("t3")])
     with pytest.raises(ValueError, match="attempts"):
         store.write_step(1, [episode("t1", attempt=1), episode("t2", attempt=2)])
@@ -133,17 +135,17 @@ def test_what_is_behind_the_checkpoint_is_cut(tmp_path: Path) -> None:
 
 def test_a_step_refers_to_no_picture_that_was_not_kept(tmp_path: Path) -> None:
     store = opened(tmp_path)
-    with pytest.raises(ValueError, match=rf"t1: picture {sha256_of('deck_9')} was not kept"):
+    with pytest.raises(ValueError, match=rf"t1: image {sha256_of('deck_9')} is not stored"):
         store.write_step(1, [episode("t1", shown=("deck_9",))])
     unsent = rewarded("t1")
     assert unsent.answer
     unsent.answer.evidence.append(sha256_of("a crop"))
-    with pytest.raises(ValueError, match="was not kept"):
+    with pytest.raises(ValueError, match="is not stored"):
         store.write_step(1, [unsent])
 
 
 def test_a_step_holds_an_id_once(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="stands twice"):
+    with pytest.raises(ValueError, match="duplicate id"):
         opened(tmp_path).write_step(1, [episode("t1"), episode("t1")])
 
 
@@ -167,61 +169,66 @@ def test_a_mask_that_is_not_its_digests_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
-        ({"schema_version": 2}, "line 1: schema 2, and this version reads 1"),
+        ({"schema_version": 2}, "line 1: schema version 2, but this version reads 1"),
         ({"surprise": "secret"}, "line 1: surprise: Extra inputs"),
         ({"step": "seven"}, "line 1: step: Input should be a valid integer"),
     ],
 )
 def test_a_line_that_is_not_ours_is_told(
-    tmp_path: Path, change: dict[str, object], said: str
+    tmp_path: Path, change: dict[str, object], message: str
 ) -> None:
     store = opened(tmp_path)
     path = store.write_step(1, [episode()])
     write_lines(path, [lines_of(path)[0] | change])
     for tokens in (True, False):
-        with pytest.raises(UserError, match=said) as told:
+        with pytest.raises(UserError, match=message) as caught:
             list(store.read(tokens=tokens))
-        assert "secret" not in str(told.value)
+        assert "secret" not in str(caught.value)
 
 
 def test_a_damaged_file_is_told(tmp_path: Path) -> None:
     store = opened(tmp_path)
     path = store.write_step(1, [episode()])
-    whole = path.read_bytes()
-    for content in (b"", whole[:-20], whole[:40] + b"zzz" + whole[43:], b"no gzip"):
+    content_bytes = path.read_bytes()
+    for content in (
+        b"",
+        content_bytes[:-20],
+        content_bytes[:40] + b"zzz" + content_bytes[43:],
+        b"no gzip",
+    ):
         path.write_bytes(content)
         for tokens in (True, False):
             with pytest.raises(
-                UserError, match=r"step-000001\.jsonl\.gz: cannot be read: .*take it away: `c"
+                UserError, match=r"step-000001\.jsonl\.gz: cannot be read: .*delete it: `c"
             ):
                 list(store.read(tokens=tokens))
 
 
 def test_a_folder_without_trajectories_or_of_another_schema_is_told(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no trajectories of a run are here: No such file"):
+    with pytest.raises(UserError, match="no trajectories of a run: No such file"):
         TrajectoryStore(tmp_path / "nowhere")
     assert not (tmp_path / "nowhere").exists()
     opened(tmp_path)
     (tmp_path / "trajectories/store.json").write_text('{"schema_version": 9, "run": "run-a"}')
-    with pytest.raises(UserError, match="have schema 9, and this version reads 1"):
+    with pytest.raises(UserError, match="have schema version 9, but this version reads 1"):
         TrajectoryStore(tmp_path / "trajectories", "run-a")
 
 
 def test_a_picture_is_its_hash(tmp_path: Path) -> None:
     store = opened(tmp_path)
     with pytest.raises(ValueError, match="does not have the hash"):
-        store.keep_picture(sha256_of("deck_3"), png_of("deck_4"))
+        store.save_image(sha256_of("deck_3"), png_of("deck_4"))
     with pytest.raises(UserError, match="No such file"):
-        store.picture(sha256_of("deck_3"))
+        store.read_image(sha256_of("deck_3"))
     for wrong in ("../../etc/passwd", "A" * 64, "ab" * 31):
-        with pytest.raises(UserError, match="is no SHA-256"):
-            store.picture(wrong)
+        with pytest.raises(UserError, match="is not the SHA-256"):
+            store.read_image(wrong)
     path = next((tmp_path / "trajectories/images").rglob("*.png"))
     path.write_bytes(b"half")
-    with pytest.raises(UserError, match="is damaged"):
-        store.picture(path.stem)
+    with pytest.raises(UserError, match="damaged: its content"):
+        store.read_image(path.stem)
 
 
 def test_an_empty_picture_of_a_power_cut_is_written_again(tmp_path: Path) -> None:
@@ -229,7 +236,7 @@ def test_an_empty_picture_of_a_power_cut_is_written_again(tmp_path: Path) -> Non
     opened(tmp_path)
     path = tmp_path / "trajectories/images" / sha[:2] / f"{sha}.png"
     path.write_bytes(b"")
-    assert opened(tmp_path).picture(sha) == png_of("deck_1")
+    assert opened(tmp_path).read_image(sha) == png_of("deck_1")
 
 
 def test_pictures_reach_the_disk_before_the_step_that_refers_to_them(
@@ -245,9 +252,9 @@ def test_pictures_reach_the_disk_before_the_step_that_refers_to_them(
     store = opened(tmp_path)
     monkeypatch.setattr(os, "fsync", noted)
     store.write_step(1, [episode()])
-    pictures = {f"{sha256_of(name)}.png" for name in PAGES}
+    image_names = {f"{sha256_of(name)}.png" for name in PAGES}
     step = next(i for i, name in enumerate(synced) if "step-000001" in name)
-    assert pictures <= set(synced[:step])
+    assert image_names <= set(synced[:step])
     assert {sha256_of(name)[:2] for name in PAGES} | {"images"} <= set(synced[:step])
     assert synced[-1] == "trajectories"
 
@@ -289,7 +296,7 @@ from trainer.search.trajectories.store import TrajectoryStore
 
 store = TrajectoryStore(Path(sys.argv[1]), "run-a")
 for name in ("deck_1", "deck_2"):
-    store.keep_picture(sha256_of(name), png_of(name))
+    store.save_image(sha256_of(name), png_of(name))
 store.write_step(1, [episode("t1")])
 os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 store.write_step(1, [episode("t2", attempt=1), episode("t3", attempt=1)])
@@ -301,7 +308,7 @@ def test_a_process_killed_while_it_writes_a_step_leaves_the_old_one(tmp_path: Pa
     dead = subprocess.run([sys.executable, "-c", _KILLED, str(folder)], cwd=Path.cwd())
     assert dead.returncode == -signal.SIGKILL
     assert list(folder.glob(".step-000001.jsonl.gz.*.tmp"))
-    store = TrajectoryStore(folder, "run-a")  # as each process of a run does: it takes nothing away
+    store = TrajectoryStore(folder, "run-a")  # as each process of a run does: it removes nothing
     assert list(folder.glob(".*"))
     store.cut(1)
     assert not list(folder.rglob(".*"))
@@ -317,13 +324,13 @@ def test_a_picture_that_a_killed_process_was_writing_goes(
     store = TrajectoryStore(tmp_path / "trajectories", "run-a")
     with monkeypatch.context() as killed:
         killed.setattr(os, "replace", lambda *_: None)
-        store.keep_picture(sha256_of("deck_1"), png_of("deck_1"))
+        store.save_image(sha256_of("deck_1"), png_of("deck_1"))
     assert [path.suffix for path in store.folder.rglob("*") if path.is_file()].count(".tmp") == 1
     opened(tmp_path).cut(0)
     assert not list(store.folder.rglob("*.tmp"))
 
 
 def test_the_digest_of_a_mask_is_over_its_bytes() -> None:
-    found = episode().tokens
-    assert found
-    assert found.mask_digest == hashlib.sha256(b"\x01\x01\x00\x01").hexdigest()
+    tokens = episode().tokens
+    assert tokens
+    assert tokens.mask_digest == hashlib.sha256(b"\x01\x01\x00\x01").hexdigest()

@@ -1,4 +1,4 @@
-"""`trainer search view` and `export`, as a user starts them."""
+"""Check `trainer search view` and `export` as a user runs them."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.kits.trainer.searching.episodes import played, scripted, search
+from trainer.search.cli import app
 from trainer.search.trajectories.store import TrajectoryStore
-from trainer.search.verbs import app
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """Two steps of one episode."""
-    pictures: dict[str, bytes] = {}
-    (episode,) = played(scripted(search("Births in Europe")), pictures=pictures)
+    """Return a run with two steps of one episode."""
+    images: dict[str, bytes] = {}
+    (episode,) = played(scripted(search("Births in Europe")), pictures=images)
     store = TrajectoryStore(tmp_path / "run/trajectories", "r")
-    for name, png in pictures.items():
-        store.keep_picture(name, png)
+    for name, png in images.items():
+        store.save_image(name, png)
     for step in (3, 4):
-        told = {"step": step, "trajectory_id": f"{step}-0"}
-        store.write_step(step, [episode.model_copy(update=told)])
+        changes = {"step": step, "trajectory_id": f"{step}-0"}
+        store.write_step(step, [episode.model_copy(update=changes)])
     return tmp_path / "run"
 
 
-def start(*told: object) -> tuple[int, str]:
-    done = CliRunner().invoke(app, [str(word) for word in told])
+def start(*args: object) -> tuple[int, str]:
+    done = CliRunner().invoke(app, [str(word) for word in args])
     return done.exit_code, done.output
 
 

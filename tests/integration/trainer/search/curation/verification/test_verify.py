@@ -1,4 +1,4 @@
-"""`search verify` with its servers on real ports."""
+"""Test `search verify` with its servers on real ports."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 
 from demo.processes import child_environment
 from tests.kits.trainer.searching.curated import (
-    asked,
     decided,
     everything,
-    kept,
+    kept_rows,
+    make_question,
     searched,
     write_rows,
     write_run,
@@ -54,22 +54,26 @@ def flags(servers, folder, *more):
     if not data.exists():
         folder.mkdir(parents=True, exist_ok=True)
         write_rows(data, questions())
-    told = ["--set", f"data.train={data}", "--out", folder / "out"]
-    return [*servers.flags, *told, *more]
+    options = ["--set", f"data.train={data}", "--out", folder / "out"]
+    return [*servers.flags, *options, *more]
 
 
 def calls(servers) -> int:
-    return sum(sum(servers.counted(of).values()) for of in (servers.verifier, servers.generator))
+    return sum(
+        sum(servers.counted(server).values()) for server in (servers.verifier, servers.generator)
+    )
 
 
 def test_each_row_has_the_class_of_its_answers_and_says_why(servers, tmp_path):
-    done = run(*flags(servers, tmp_path))
-    assert done.exit_code == 0, done.output
+    result = run(*flags(servers, tmp_path))
+    assert result.exit_code == 0, result.output
     rows = decided(tmp_path / "out")
     assert {name: row["class"] for name, row in rows.items()} == CLASSES
     dropped = {name for name, row in rows.items() if not row["kept"]}
     assert dropped == {"gt", "both", "unsure", "differs"}
-    assert [row["id"] for row in kept(tmp_path / "out")] == [n for n in SAID if n not in dropped]
+    assert [row["id"] for row in kept_rows(tmp_path / "out")] == [
+        n for n in SAID if n not in dropped
+    ]
     gt, hostile = rows["gt"], rows["hostile"]
     assert (gt["verifier"], gt["reference"]) == ("15", "12 euros")
     assert gt["verifier_answers"] == gt["generator_answers"] == ["15"] * K
@@ -84,9 +88,9 @@ def test_each_row_has_the_class_of_its_answers_and_says_why(servers, tmp_path):
 def test_it_shows_the_gold_page_and_neither_reference_nor_the_others_answer(servers, tmp_path):
     assert run(*flags(servers, tmp_path)).exit_code == 0
     assert set(servers.pages.fetched) == {"deck_1", "deck_2", "deck_3"}
-    for one in servers.verifier.requests:
-        assert "euros" not in str(one.body) and len(one.body["messages"][1]["content"]) == 2
-        assert one.body["response_format"]["json_schema"]["strict"]
+    for request in servers.verifier.requests:
+        assert "euros" not in str(request.body) and len(request.body["messages"][1]["content"]) == 2
+        assert request.body["response_format"]["json_schema"]["strict"]
 
 
 def test_nothing_is_paid_twice_and_the_bytes_are_the_same(servers, tmp_path):
@@ -106,31 +110,31 @@ def test_more_answers_ask_for_those_alone(servers, tmp_path):
 
 def test_greedy_models_are_asked_once(servers, tmp_path):
     greedy = ("verify.verifier.temperature=0", "answering.generator.temperature=0")
-    told = [part for key in greedy for part in ("--set", key)]
-    assert run(*flags(servers, tmp_path, *told)).exit_code == 0
+    options = [part for key in greedy for part in ("--set", key)]
+    assert run(*flags(servers, tmp_path, *options)).exit_code == 0
     assert calls(servers) == 2 * len(SAID)
 
 
 def test_a_killed_command_goes_on_with_what_it_had(servers, tmp_path):
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    uninterrupted, killed = tmp_path / "whole", tmp_path / "killed"
     data = write_rows(tmp_path / "data.jsonl", questions())
-    (whole, killed) = (folder / "out" for folder in (whole, killed))
-    told = [*servers.flags, "--set", f"data.train={data}"]
-    assert run(*told, "--out", whole).exit_code == 0
+    (uninterrupted, killed) = (folder / "out" for folder in (uninterrupted, killed))
+    options = [*servers.flags, "--set", f"data.train={data}"]
+    assert run(*options, "--out", uninterrupted).exit_code == 0
     servers.forget()
-    command = [sys.executable, "-m", "trainer", "search", "verify", *told, "--out", str(killed)]
+    command = [sys.executable, "-m", "trainer", "search", "verify", *options, "--out", str(killed)]
     process = subprocess.Popen(command, env=child_environment(), stderr=subprocess.PIPE)
     while calls(servers) < 10 and process.poll() is None:
         pass
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert process.returncode == -signal.SIGKILL and not killed.exists()
-    assert run(*told, "--out", killed).exit_code == 0
-    assert everything(killed) == everything(whole)
+    assert run(*options, "--out", killed).exit_code == 0
+    assert everything(killed) == everything(uninterrupted)
     for fake in (servers.verifier, servers.generator):
         counted = servers.counted(fake)
         assert len(counted) == K * len(SAID)
-        assert sum(counted.values()) - len(counted) <= IN_FLIGHT  # under way when it was killed
+        assert sum(counted.values()) - len(counted) <= IN_FLIGHT  # in flight when it was killed
 
 
 @pytest.mark.parametrize("which", ["verifier", "generator"])
@@ -159,14 +163,15 @@ def test_an_estimate_asks_nobody_and_writes_nothing(servers, tmp_path):
         "verify.price={prompt: 1, completion: 10}",
         "answering.money.generator={prompt: 1, completion: 10}",
     ]
-    told = [part for key in price for part in ("--set", key)]
-    done = run(*flags(servers, tmp_path, "--estimate", *told))
-    assert done.exit_code == 0, done.output
-    assert f"{len(SAID)} rows are verified" in done.output
-    assert f"verifier {K * len(SAID)} calls" in done.output
-    assert f"generator {K * len(SAID)} calls" in done.output
+    options = [part for key in price for part in ("--set", key)]
+    result = run(*flags(servers, tmp_path, "--estimate", *options))
+    assert result.exit_code == 0, result.output
+    assert f"{len(SAID)} rows are verified" in result.output
+    assert f"verifier {K * len(SAID)} calls" in result.output
+    assert f"generator {K * len(SAID)} calls" in result.output
     assert (
-        f"judge {(3 + 1 + 6) * len(SAID)} calls" in done.output and "in all: at most" in done.output
+        f"judge {(3 + 1 + 6) * len(SAID)} calls" in result.output
+        and "in all: at most" in result.output
     )
     assert not servers.verifier.requests and not servers.pages.fetched
     assert not (tmp_path / "out").exists()
@@ -181,14 +186,15 @@ def test_only_prompts_that_score_low_with_gold_seen_are_verified(servers, tmp_pa
         "differs": (0.0, 0.2),
         "unsure": (None, None),
     }
-    of = {one.id: one for one in questions()}
-    of["unsure"] = asked("unsure", 1, question="What is unsure, exactly?")
+    question_by_id = {question_row.id: question_row for question_row in questions()}
+    question_by_id["unsure"] = make_question("unsure", 1, question="What is unsure, exactly?")
     trajectories = [
-        searched(of[name], judge=judge, ndcg=ndcg) for name, (judge, ndcg) in episodes.items()
+        searched(question_by_id[name], judge=judge, ndcg=ndcg)
+        for name, (judge, ndcg) in episodes.items()
     ]
-    more = [asked("no-gold"), asked("no-page", 9)]
-    given = [of[name] for name in episodes]
-    folder = write_run(tmp_path / "run", trajectories, given)
+    more = [make_question("no-gold"), make_question("no-page", 9)]
+    played_questions = [question_by_id[name] for name in episodes]
+    folder = write_run(tmp_path / "run", trajectories, played_questions)
     low = ["--run", folder, "--set", "verify.prompts=low", "--out", tmp_path / "low"]
     assert run(*servers.flags, *low).exit_code == 0
     assert {name: row["reason"] for name, row in decided(tmp_path / "low").items()} == {
@@ -196,13 +202,13 @@ def test_only_prompts_that_score_low_with_gold_seen_are_verified(servers, tmp_pa
         "gen": "GEN_ERROR",
         "ok": "not verified: scores above max_score",
         "both": "not verified: gold not seen",
-        "differs": "UNCERTAIN",  # its page was seen, however late
+        "differs": "UNCERTAIN",  # its page was seen, though late
         "unsure": "not verified: never scored",
     }
     assert decided(tmp_path / "low")["gt"]["episodes"] == ["run/1-gt-0"]
     data = write_rows(tmp_path / "more.jsonl", more)
-    told = ["--set", f"data.train={data}", "--out", tmp_path / "all"]
-    assert run(*servers.flags, *told).exit_code == 0
+    options = ["--set", f"data.train={data}", "--out", tmp_path / "all"]
+    assert run(*servers.flags, *options).exit_code == 0
     assert {name: row["reason"] for name, row in decided(tmp_path / "all").items()} == {
         "no-gold": "not verified: no gold page",
         "no-page": "no verdict: a gold page is not in the index",
@@ -210,11 +216,16 @@ def test_only_prompts_that_score_low_with_gold_seen_are_verified(servers, tmp_pa
 
 
 def test_what_distill_would_take_and_what_is_in_doubt_is_verified(servers, tmp_path):
-    """Whatever it scores, and whether or not its page was seen."""
-    of = {one.id: one for one in questions()}
-    episodes = [searched(of["gt"], n, judge=1.0 - n % 2, ndcg=0.0) for n in range(4)]
-    episodes += [searched(of["both"], judge=0.9, ndcg=1.0), searched(of["ok"], judge=0.9, ndcg=1.0)]
-    folder = write_run(tmp_path / "run", episodes, [of[name] for name in ("gt", "both", "ok")])
+    """Check that scores and seen pages do not matter for this choice."""
+    question_by_id = {question_row.id: question_row for question_row in questions()}
+    episodes = [searched(question_by_id["gt"], n, judge=1.0 - n % 2, ndcg=0.0) for n in range(4)]
+    episodes += [
+        searched(question_by_id["both"], judge=0.9, ndcg=1.0),
+        searched(question_by_id["ok"], judge=0.9, ndcg=1.0),
+    ]
+    folder = write_run(
+        tmp_path / "run", episodes, [question_by_id[name] for name in ("gt", "both", "ok")]
+    )
     record = tmp_path / "record.jsonl"
     CurationRecord([RecordEntry("both", "diagnose", "doubt", "reference_suspected")]).write(record)
     low = ["--run", folder, "--set", "verify.prompts=low", "--out", tmp_path / "out"]
@@ -224,25 +235,27 @@ def test_what_distill_would_take_and_what_is_in_doubt_is_verified(servers, tmp_p
         "both": "BOTH_WRONG",
         "ok": "not verified: scores above max_score",
     }
-    whole = read_record(tmp_path / "out")
-    assert whole.dropped("gt").text == "verified: GT_ERROR"
-    assert {entry.step for entry in whole} == {"diagnose", "verify"}
+    full_record = read_record(tmp_path / "out")
+    assert full_record.dropped("gt").text == "verified: GT_ERROR"
+    assert {entry.step for entry in full_record} == {"diagnose", "verify"}
 
 
 def test_quotes_are_looked_for_in_the_pages_text(servers, tmp_path):
-    """Of three pages one has what is quoted, one has not, one has no text layer."""
+    """Check three pages: one contains the quote, one does not, and one has no text layer."""
     servers.pages.pages |= {"deck_1": "= Sum of\n15 euros", "deck_2": "Sum of 12", "deck_3": ""}
     try:
-        for name, how in (("checked", "checked"), ("noted", "noted")):
-            told = ["--set", f"verify.quotes={how}", "--set", f"data.train={tmp_path}/q.jsonl"]
+        for name, mode in (("checked", "checked"), ("noted", "noted")):
+            options = ["--set", f"verify.quotes={mode}", "--set", f"data.train={tmp_path}/q.jsonl"]
             gold = {"gt": 1, "both": 2, "gen": 2, "unsure": 2, "ok": 3}
-            of = {one.id: one for one in questions()}
+            question_by_id = {question_row.id: question_row for question_row in questions()}
             rows = [
-                asked(n, p, question=of[n].question, reference_answer="12 euros")
+                make_question(
+                    n, p, question=question_by_id[n].question, reference_answer="12 euros"
+                )
                 for n, p in gold.items()
             ]
             write_rows(tmp_path / "q.jsonl", rows)
-            assert run(*servers.flags, *told, "--out", tmp_path / name).exit_code == 0
+            assert run(*servers.flags, *options, "--out", tmp_path / name).exit_code == 0
         rows = decided(tmp_path / "checked")
         assert {name: row["reason"] for name, row in rows.items()} == {
             "gt": "GT_ERROR",
@@ -254,8 +267,8 @@ def test_quotes_are_looked_for_in_the_pages_text(servers, tmp_path):
         assert rows["gt"]["quotes"] == ["on the page"] * K
         assert rows["both"]["quotes"] == ["not on the page"] * K
         assert rows["ok"]["quotes"] == ["no text layer"] * K
-        told = json.loads((tmp_path / "checked/manifest.json").read_text())["quotes"]
-        assert told == {"no text layer": 3, "not on the page": 3, "on the page": 6}
+        options = json.loads((tmp_path / "checked/manifest.json").read_text())["quotes"]
+        assert options == {"no text layer": 3, "not on the page": 3, "on the page": 6}
         assert decided(tmp_path / "noted")["both"]["reason"] == "BOTH_WRONG"
         record = read_record(tmp_path / "checked")
         assert record.doubted("both") and not record.dropped("both")
@@ -268,62 +281,69 @@ def test_people_overrule_and_their_agreement_is_told(servers, tmp_path):
     sheet = (tmp_path / "out/worksheet.csv").read_bytes().decode("utf-8-sig")
     rows = list(csv.DictReader(io.StringIO(sheet, newline="")))
     assert {row["id"] for row in rows} == set(SAID)
-    assert [row["kept"] for row in rows[:4]] == ["no"] * 4  # what would be dropped comes first
+    assert [row["kept"] for row in rows[:4]] == ["no"] * 4  # rows that would be dropped come first
     people = {"gt": "OK", "gen": "GEN_ERROR", "both": "BOTH_WRONG", "hostile": "GT_ERROR"}
     for row in rows:
         row["person"] = people.get(row["id"], "")
-    made = io.StringIO(newline="")
-    writer = csv.DictWriter(made, rows[0].keys())
+    buffer = io.StringIO(newline="")
+    writer = csv.DictWriter(buffer, rows[0].keys())
     writer.writeheader()
     writer.writerows(rows)
     decisions = tmp_path / "decided.csv"
-    decisions.write_text(made.getvalue(), encoding="utf-8-sig")
+    decisions.write_text(buffer.getvalue(), encoding="utf-8-sig")
     before = calls(servers)
-    done = run(*flags(servers, tmp_path, "--overwrite", "--decisions", decisions))
-    assert done.exit_code == 0 and calls(servers) == before
-    found = decided(tmp_path / "out")
-    assert (found["gt"]["class"], found["gt"]["by"], found["gt"]["kept"]) == ("OK", "person", True)
-    assert found["gt"]["verifier_class"] == "GT_ERROR"
-    assert (found["hostile"]["class"], found["hostile"]["kept"]) == ("GT_ERROR", False)
-    assert found["ok"]["by"] == "verifier"
-    # three rows have both: 2 of 3 the same; p_e = 2/9
-    assert "give the same class: 2 of 3 (66.7 %), Cohen's kappa 0.571" in done.output
-    assert "keep and drop the same rows: 2 of 3 (66.7 %), Cohen's kappa 0.400" in done.output
+    result = run(*flags(servers, tmp_path, "--overwrite", "--decisions", decisions))
+    assert result.exit_code == 0 and calls(servers) == before
+    decisions_by_id = decided(tmp_path / "out")
+    assert (
+        decisions_by_id["gt"]["class"],
+        decisions_by_id["gt"]["by"],
+        decisions_by_id["gt"]["kept"],
+    ) == ("OK", "person", True)
+    assert decisions_by_id["gt"]["verifier_class"] == "GT_ERROR"
+    assert (decisions_by_id["hostile"]["class"], decisions_by_id["hostile"]["kept"]) == (
+        "GT_ERROR",
+        False,
+    )
+    assert decisions_by_id["ok"]["by"] == "verifier"
+    # Three rows have both: 2 of 3 agree; p_e = 2/9.
+    assert "give the same class: 2 of 3 (66.7 %), Cohen's kappa 0.571" in result.output
+    assert "keep and drop the same rows: 2 of 3 (66.7 %), Cohen's kappa 0.400" in result.output
 
 
 def test_a_row_of_a_worksheet_that_cannot_be_used_is_one_line(servers, tmp_path):
     (tmp_path / "bad.csv").write_text("id,person\nnobody,OK\nok,maybe\n", encoding="utf-8")
-    done = run(*flags(servers, tmp_path, "--decisions", tmp_path / "bad.csv"))
-    assert done.exit_code == 2 and not servers.verifier.requests
-    assert "2 rows cannot be used" in done.output
-    assert "row 2: no row of the data has the id 'nobody'" in done.output
-    assert "row 3: 'MAYBE' is no class" in done.output
+    result = run(*flags(servers, tmp_path, "--decisions", tmp_path / "bad.csv"))
+    assert result.exit_code == 2 and not servers.verifier.requests
+    assert "2 rows cannot be used" in result.output
+    assert "row 2: no row of the data has the id 'nobody'" in result.output
+    assert "row 3: 'MAYBE' is not a class" in result.output
 
 
 def test_the_worksheet_stands_alone_and_shows_pages_answers_and_quotes(servers, tmp_path):
     assert run(*flags(servers, tmp_path)).exit_code == 0
     page = (tmp_path / "out/worksheet.html").read_text(encoding="utf-8")
-    assert page.count("data:image/jpeg;base64,") == 3  # each page once, however many rows it has
+    assert page.count("data:image/jpeg;base64,") == 3  # each page once, for any number of rows
     assert "http" not in page.replace("http-equiv", "") and "<script" not in page
-    for told in ("What is gt, exactly?", "12 euros", "deck_2: =sum of 15", "GT_ERROR"):
-        assert told in page
-    few = flags(servers, tmp_path, "--overwrite", "--set", "verify.worksheet_rows=2")
-    assert run(*few).exit_code == 0
+    for text in ("What is gt, exactly?", "12 euros", "deck_2: =sum of 15", "GT_ERROR"):
+        assert text in page
+    few_rows = flags(servers, tmp_path, "--overwrite", "--set", "verify.worksheet_rows=2")
+    assert run(*few_rows).exit_code == 0
     assert (tmp_path / "out/worksheet.html").read_text("utf-8").count('class="row"') == 2
 
 
 def test_the_generator_may_not_verify_itself(servers, tmp_path):
-    told = servers.flags
-    generator = next(flag for flag in told if flag.startswith("answering.generator.base_url="))
+    arguments = servers.flags
+    generator = next(flag for flag in arguments if flag.startswith("answering.generator.base_url="))
     same = [
         *("--set", generator.replace("answering.generator", "verify.verifier")),
         *("--set", "verify.verifier.model=generator"),
     ]
-    done = run(*flags(servers, tmp_path, *same))
-    assert done.exit_code == 2 and "would confirm its own mistakes" in done.output
+    result = run(*flags(servers, tmp_path, *same))
+    assert result.exit_code == 2 and "would confirm its own mistakes" in result.output
     assert not servers.generator.requests
 
 
 def test_without_runs_or_questions_it_says_what_to_name(servers, tmp_path):
-    done = run(*servers.flags, "--out", tmp_path / "out")
-    assert done.exit_code == 2 and "name a run to read" in done.output
+    result = run(*servers.flags, "--out", tmp_path / "out")
+    assert result.exit_code == 2 and "Name a run (--run FOLDER)" in result.output

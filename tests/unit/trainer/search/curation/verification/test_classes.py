@@ -1,4 +1,4 @@
-"""Every combination of agreements has a class, by the table of docs/curation.md."""
+"""Check that every combination of agreements has the class in the table of docs/curation.md."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from trainer.search.curation.verification.config import VerifyConfig
 
 DROP = VerifyConfig().drop
 SURE = [Compared("sure", *levels) for levels in product(AGREEMENTS, repeat=3)]
-#: Whether these say the same: generator and reference, verifier and reference, generator and
-#: verifier -> class. Where two do, all three do.
+#: Agreement of generator and reference, verifier and reference, generator and verifier -> class.
+#: If two pairs agree, all three do.
 TABLE = {
     (True, True, True): {"OK", "FORMAT_DIFF"},
     (True, True, False): {"OK", "FORMAT_DIFF"},
@@ -43,32 +43,36 @@ def same(level) -> bool:
 @pytest.mark.parametrize("outvoted", OUTVOTED)
 def test_every_combination_has_the_class_of_the_table(outvoted):
     assert len(SURE) == 27
-    for one in SURE:
-        pairs = one.generator_reference, one.verifier_reference, one.generator_verifier
-        (*found,) = TABLE[tuple(map(same, pairs))]
-        wanted = outvoted if found == ["outvoted"] else found[0]
-        if len(found) == 2:  # all three say the same: what the judge makes of the generator's form
-            wanted = "OK" if one.generator_reference == "yes" else "FORMAT_DIFF"
-        assert class_of(one, outvoted) == wanted, one
+    for compared in SURE:
+        pairs = (
+            compared.generator_reference,
+            compared.verifier_reference,
+            compared.generator_verifier,
+        )
+        (*classes,) = TABLE[tuple(map(same, pairs))]
+        expected = outvoted if classes == ["outvoted"] else classes[0]
+        if len(classes) == 2:  # all three agree: the judge decides about the form
+            expected = "OK" if compared.generator_reference == "yes" else "FORMAT_DIFF"
+        assert class_of(compared, outvoted) == expected, compared
 
 
 @pytest.mark.parametrize("stance", ["unsure", "differs"])
 def test_a_verifier_who_does_not_know_makes_a_row_uncertain_whatever_the_others_say(stance):
     levels = (*AGREEMENTS, None)
-    for found in product(AGREEMENTS, levels, levels):
-        assert class_of(Compared(stance, *found), "OK") == "UNCERTAIN"
+    for agreements in product(AGREEMENTS, levels, levels):
+        assert class_of(Compared(stance, *agreements), "OK") == "UNCERTAIN"
 
 
 @pytest.mark.parametrize("outvoted", OUTVOTED)
 def test_more_agreement_with_the_reference_never_drops_a_row(outvoted):
-    def is_kept(one: Compared) -> bool:
-        return class_of(one, outvoted) not in DROP
+    def is_kept(compared: Compared) -> bool:
+        return class_of(compared, outvoted) not in DROP
 
-    for one in SURE:
+    for compared in SURE:
         for name in ("generator_reference", "verifier_reference"):
-            higher = AGREEMENTS[AGREEMENTS.index(getattr(one, name)) + 1 :]
+            higher = AGREEMENTS[AGREEMENTS.index(getattr(compared, name)) + 1 :]
             for level in higher:
-                assert is_kept(one) <= is_kept(one._replace(**{name: level})), one
+                assert is_kept(compared) <= is_kept(compared._replace(**{name: level})), compared
 
 
 def test_what_is_dropped_is_that_of_the_facts():
@@ -82,7 +86,7 @@ def test_the_document_names_every_class():
 
 
 @pytest.mark.parametrize(
-    ("found", "wanted"),
+    ("agreements", "expected"),
     [
         (["yes"], "yes"),
         (["yes", "no"], "no"),  # half is not more than half
@@ -91,12 +95,12 @@ def test_the_document_names_every_class():
         (["form", "no", "no"], "no"),
     ],
 )
-def test_several_answers_agree_where_more_than_half_do(found, wanted):
-    assert most_agree(found) == wanted
+def test_several_answers_agree_where_more_than_half_do(agreements, expected):
+    assert most_agree(agreements) == expected
 
 
 @pytest.mark.parametrize(
-    ("groups", "unsure", "consensus", "wanted"),
+    ("groups", "unsure", "consensus", "expected"),
     [
         ([3], 0, 1.0, "sure"),
         ([2, 1], 0, 1.0, "differs"),
@@ -110,8 +114,10 @@ def test_several_answers_agree_where_more_than_half_do(found, wanted):
         ([14], 12, 0.56, "differs"),
     ],
 )
-def test_the_verifier_is_sure_of_what_enough_of_its_answers_say(groups, unsure, consensus, wanted):
-    assert stance_of(groups, unsure, consensus) == wanted
+def test_the_verifier_is_sure_of_what_enough_of_its_answers_say(
+    groups, unsure, consensus, expected
+):
+    assert stance_of(groups, unsure, consensus) == expected
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Worksheets go to a spreadsheet and come back."""
+"""Check worksheets that people edit in a spreadsheet."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import io
 import pytest
 
 from scorekit.errors import UserError
-from trainer.search.curation.verification.people import (
+from trainer.search.curation.verification.human_labels import (
     ID,
     NOTE,
     PERSON,
@@ -46,9 +46,9 @@ def test_no_cell_is_a_formula(cell):
 
 
 def test_what_was_written_is_read_back_and_empty_cells_are_nobodys(tmp_path):
-    rows = [[one, "GT_ERROR", "메모"] for one in IDS] + [["", "", ""]]
-    found = read(tmp_path, csv_text([ID, PERSON, NOTE], rows))
-    assert {name: (of.truth, of.note) for name, of in found.items()} == dict.fromkeys(
+    rows = [[row_id, "GT_ERROR", "메모"] for row_id in IDS] + [["", "", ""]]
+    labels = read(tmp_path, csv_text([ID, PERSON, NOTE], rows))
+    assert {name: (label.truth, label.note) for name, label in labels.items()} == dict.fromkeys(
         IDS, ("GT_ERROR", "메모")
     )
     assert read(tmp_path, csv_text([ID, PERSON], [["q1", " "], ["q2", "ok"]])).keys() == {"q2"}
@@ -59,18 +59,21 @@ def test_what_was_written_is_read_back_and_empty_cells_are_nobodys(tmp_path):
 )
 def test_a_spreadsheet_may_write_it_otherwise(tmp_path, separator, encoding):
     data = sheet([["질문5", "gen error", "맞음"], ["q1", "OK", ""]], (ID, "Person", NOTE))
-    again = sheet(
+    path = sheet(
         list(csv.reader(io.StringIO(data.decode("utf-8-sig"))))[1:],
         (ID, "Person", NOTE),
         separator,
         encoding,
     )
-    found = read(tmp_path, again)
-    assert {name: of.truth for name, of in found.items()} == {"질문5": "GEN_ERROR", "q1": "OK"}
+    labels = read(tmp_path, path)
+    assert {name: label.truth for name, label in labels.items()} == {
+        "질문5": "GEN_ERROR",
+        "q1": "OK",
+    }
 
 
 def test_a_long_cell_of_another_column_is_read(tmp_path):
-    """Longer than the csv module takes by itself: 131,072 characters."""
+    """Check a cell above the csv module's default limit of 131,072 characters."""
     csv.field_size_limit(131_072)
     rows = [["q1", "OK", "쪽" * 200_000]]
     assert read(tmp_path, csv_text([ID, PERSON, "answer"], rows)).keys() == {"q1"}
@@ -81,21 +84,21 @@ def test_each_bad_row_is_one_line(tmp_path):
     with pytest.raises(UserError, match="3 rows cannot be used") as caught:
         read(tmp_path, sheet(rows, (ID, PERSON)))
     first, second, third = caught.value.lines
-    assert first.startswith("row 2: 'WRONG' is no class: OK, GT_ERROR")
+    assert first.startswith("row 2: 'WRONG' is not a class: OK, GT_ERROR")
     assert "no row of the data has the id 'q9'" in second and third.startswith("row 5: the id 'q2'")
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "message"),
     [
-        (b"", "has no column 'id'"),
-        (b"id,class\nq1,OK\n", "has no column 'person'"),
-        (b"id,person,person\nq1,OK,OK\n", "has no column 'person', or several"),
+        (b"", "no column 'id'"),
+        (b"id,class\nq1,OK\n", "no column 'person'"),
+        (b"id,person,person\nq1,OK,OK\n", "no column 'person', or several"),
         (b"id,person\n\xff\xff\xff,OK\n", "neither UTF-8 nor"),
     ],
 )
-def test_what_is_no_worksheet_is_one_line(tmp_path, data, said):
-    with pytest.raises(UserError, match=said):
+def test_what_is_no_worksheet_is_one_line(tmp_path, data, message):
+    with pytest.raises(UserError, match=message):
         read(tmp_path, data)
 
 
@@ -110,8 +113,8 @@ def pairs(table: dict[tuple[str, str], int]) -> list[tuple[str, str]]:
 
 def test_kappa_is_that_of_the_closed_form():
     # p_o = 35/50, p_e = (25 * 30 + 25 * 20) / 50**2 = 0.5
-    found = {("yes", "yes"): 20, ("yes", "no"): 5, ("no", "yes"): 10, ("no", "no"): 15}
-    assert kappa(pairs(found)) == pytest.approx(0.4)
+    counts = {("yes", "yes"): 20, ("yes", "no"): 5, ("no", "yes"): 10, ("no", "no"): 15}
+    assert kappa(pairs(counts)) == pytest.approx(0.4)
     # three classes: p_o = 6/10, p_e = (4 * 3 + 3 * 4 + 3 * 3) / 100 = 0.33
     three = {("a", "a"): 2, ("b", "b"): 2, ("c", "c"): 2}
     three |= {("a", "b"): 2, ("b", "c"): 1, ("c", "a"): 1}
@@ -126,6 +129,6 @@ def test_kappa_at_its_ends():
 
 
 def test_agreement_in_words():
-    told = agreement_lines([("a", "a"), ("b", "b"), ("a", "b"), ("b", "b")], "both")
-    assert told == "both: 3 of 4 (75.0 %), Cohen's kappa 0.500"
+    text = agreement_lines([("a", "a"), ("b", "b"), ("a", "b"), ("b", "b")], "both")
+    assert text == "both: 3 of 4 (75.0 %), Cohen's kappa 0.500"
     assert agreement_lines([("a", "a")], "both").endswith("not defined")

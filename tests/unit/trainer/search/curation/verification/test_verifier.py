@@ -1,4 +1,4 @@
-"""Only an answer of the form is an opinion, and the generator does not verify itself."""
+"""Check that only well-formed answers are opinions and no generator verifies itself."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def read(**changed):
 
 
 def test_an_opinion_is_read_from_what_models_put_around_it():
-    wanted = Opinion(True, "12 %", ((2, "12 percent"),))
+    expected = Opinion(True, "12 %", ((2, "12 percent"),))
     text = json.dumps(GOOD)
-    for said in (text, f"```json\n{text}\n```", f"<think>hm</think>{text}"):
-        assert read_opinion(said, 2) == wanted
+    for response in (text, f"```json\n{text}\n```", f"<think>hm</think>{text}"):
+        assert read_opinion(response, 2) == expected
     assert read(sure=False, answer="", evidence=[]) == Opinion(False, "")
 
 
@@ -70,28 +70,28 @@ def test_what_breaks_the_form_is_no_opinion(changed):
     assert read() is not None and read(**changed) is None
 
 
-HERE = "http://localhost:8000/v1"
+LOCAL_URL = "http://localhost:8000/v1"
 
 
 @pytest.mark.parametrize(
     "url",
-    [HERE, "http://127.0.0.1:8000/v1/", "http://LOCALHOST:8000/v1", "http://[::1]:8000/v1"],
+    [LOCAL_URL, "http://127.0.0.1:8000/v1/", "http://LOCALHOST:8000/v1", "http://[::1]:8000/v1"],
 )
 def test_the_generator_does_not_verify_itself(url):
-    generator = GeneratorConfig(base_url=HERE, model="m")
+    generator = GeneratorConfig(base_url=LOCAL_URL, model="m")
     with pytest.raises(UserError, match="is the generator"):
         check_independent(VerifierConfig(base_url=url, model="m"), generator)
 
 
 def test_another_model_or_another_server_may():
-    generator = GeneratorConfig(base_url=HERE, model="m")
-    check_independent(VerifierConfig(base_url=HERE, model="n"), generator)
+    generator = GeneratorConfig(base_url=LOCAL_URL, model="m")
+    check_independent(VerifierConfig(base_url=LOCAL_URL, model="n"), generator)
     check_independent(VerifierConfig(base_url="http://localhost:8001/v1", model="m"), generator)
     check_independent(VerifierConfig(base_url="https://localhost:8000/v1", model="n"), generator)
 
 
 def test_a_verifier_has_to_be_named():
-    generator = GeneratorConfig(base_url=HERE, model="m")
-    for missing in ({"model": "m"}, {"base_url": HERE}):
-        with pytest.raises(UserError, match=r"verify\.verifier\.(base_url|model): name"):
+    generator = GeneratorConfig(base_url=LOCAL_URL, model="m")
+    for missing in ({"model": "m"}, {"base_url": LOCAL_URL}):
+        with pytest.raises(UserError, match=r"verify\.verifier\.(base_url|model): not set"):
             check_independent(VerifierConfig(**missing), generator)

@@ -1,0 +1,400 @@
+"""Send a client's samples to the replicas of a service, with retries and splits.
+
+A request during which the connection broke is suspect: it may have crashed the server, and must not
+crash all replicas in turn. It is sent again while no other suspect is in flight, and only to a
+server that answers. If the connection breaks again, the request is split into `_SPLIT_INTO` parts
+that are sent one by one, and so on. A sample fails after `_BREAKS` broken connections, if it was
+alone in the last request. Other samples of its requests succeed. A sample that broke a connection
+alone is remembered (crash_suspects.py), and sent alone the next time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+from pydantic_core import from_json
+
+from scorekit.client.crash_suspects import CrashSuspects
+from scorekit.client.deduplication import Placed, UniqueSamples, failure
+from scorekit.client.replicas import Replica, ReplicaPool
+from scorekit.client.transport import (
+    attempts,
+    is_retryable,
+    lines_of,
+    not_sent,
+    parse_response,
+    raise_refusal,
+    reason_of,
+    renumbered,
+    request_body,
+)
+from scorekit.errors import RequestError, ResponseLost, ServiceUnreachable
+from scorekit.net.answers import read_whole
+from scorekit.net.outage import OutageLog
+from scorekit.net.retry import Deadline
+from scorekit.schemas import Failed, Info, Priority, Result, score_result
+
+log = logging.getLogger(__name__)
+
+#: Seconds by which an answer may be later than the time granted to the service.
+_GRACE_S = 10.0
+_JSON = {"Content-Type": "application/json"}
+#: Number of parts of a suspect request: two more breaks find one sample among 256.
+_SPLIT_INTO = 16
+#: Breaks until a sample is to blame: servers are also killed by hand.
+_BREAKS = 4
+#: After so many such samples of one request, the rest of it is not sent.
+_MAX_CRASHES = 3
+
+Answered = tuple[int, Result]
+
+
+@dataclass(slots=True)
+class Call:
+    """State that all requests of one call share.
+
+    info: the service when the call began.
+    keys: of the client-side cache; empty: it is not used.
+    """
+
+    info: Info
+    options: dict[str, Any]
+    priority: Priority
+    distinct: UniqueSamples
+    keys: list[bytes] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Request:
+    """One request and all that it is split into. crashes: samples that crashed a server."""
+
+    call: Call
+    once: Callable[[Replica, list[Placed], _Request], AsyncIterator[Answered]]
+    deadline: Deadline
+    crashes: int = 0
+
+
+class RequestDispatcher:
+    """Sends the requests of one client.
+
+    timeout_s, deadline_s, max_in_flight, pin_model, retry_samples: as ScoringClient's.
+    """
+
+    def __init__(
+        self,
+        endpoints: ReplicaPool,
+        key: str | None,
+        *,
+        timeout_s: float,
+        deadline_s: float,
+        max_in_flight: int,
+        pin_model: bool,
+        retry_samples: bool,
+    ) -> None:
+        self._endpoints = endpoints
+        self._timeout_s = timeout_s
+        self._deadline_s = deadline_s
+        self._pin_model = pin_model
+        self._retry_samples = retry_samples
+        self._http = httpx.AsyncClient(
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            timeout=httpx.Timeout(None, connect=5.0),  # `_open` limits the total time
+            # `slots` is the limit. The pool's own would count half-open connections of cancelled
+            # calls, until no connection is available.
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=max_in_flight),
+        )
+        self.slots = asyncio.Semaphore(max_in_flight)
+        self.outage_log = OutageLog(" and ".join(endpoint.url for endpoint in endpoints.all))
+        self._suspect_lock = asyncio.Lock()  # one suspect in flight, so a break is its own
+        self.model_changed = False
+        self._suspects = CrashSuspects()
+        self._has_logged_retries = False
+
+    async def close(self) -> None:
+        """Close the connections."""
+        self.outage_log.close()
+        await self._http.aclose()
+
+    async def get(self, endpoint: Replica, path: str, deadline: Deadline) -> Any:
+        """Return the JSON of a GET, sent once. Raises ServiceUnreachable, RequestError."""
+        try:
+            return await self._json(endpoint, "GET", path, deadline)
+        except ResponseLost as error:  # a GET carries no sample that could crash a server
+            raise ServiceUnreachable(error.url, error.reason) from None
+
+    async def answers(
+        self, samples: list[Placed], call: Call, *, stream: bool = False
+    ) -> AsyncIterator[Answered]:
+        """Yield (index, result) of each sample; stream: as they arrive. The caller holds a slot.
+
+        Raises RequestError if the request was refused for good, ServiceUnreachable if no URL
+        answered within the deadline.
+        """
+        once = self._stream_once if stream else self._score_once
+        request = _Request(call, once, Deadline(self._deadline_s))
+        suspects = {
+            i: count
+            for i, body in samples
+            if (count := self._suspects.crash_count(body, call.options))
+        }
+        unsuspected = [sample for sample in samples if sample[0] not in suspects]
+        if unsuspected:
+            async for pair in self._cut_as_needed(unsuspected, request, 0):
+                yield pair
+        for index, body in samples:
+            breaks = suspects.get(index, 0)
+            if breaks >= _BREAKS:
+                yield index, failure("model_failure", f"not sent: it broke {breaks} connections")
+            elif breaks:
+                async for pair in self._cut_as_needed([(index, body)], request, breaks):
+                    yield pair
+
+    async def _cut_as_needed(
+        self, samples: list[Placed], request: _Request, breaks: int
+    ) -> AsyncIterator[Answered]:
+        """Yield the answers; split a request that is too large or has broken the connection."""
+        if breaks and request.crashes >= _MAX_CRASHES:
+            for index, _ in samples:
+                yield index, failure("upstream", _NOT_SENT)
+            return
+        missing = dict(samples)
+        try:
+            send = self._try_alone if breaks else self._try
+            async for index, result in send(samples, request):
+                if breaks and len(samples) == 1:
+                    self._suspects.note(missing[index], request.call.options, 0)
+                del missing[index]
+                yield index, result
+            return
+        except ResponseLost as error:
+            breaks += 1
+            for body in missing.values() if len(missing) == 1 else ():
+                self._suspects.note(body, request.call.options, breaks)
+            num_parts, is_to_blame = _SPLIT_INTO if breaks > 1 else 1, breaks >= _BREAKS
+            failed = failure("model_failure", f"{error}, {breaks} times; it is not sent again")
+        except RequestError as error:
+            if error.type != "too_large":
+                raise
+            num_parts, is_to_blame = 2, True
+            failed = failure("invalid_input", error.message)
+        if len(missing) == 1 and is_to_blame:
+            request.crashes += failed.error.type == "model_failure"
+            for index in missing:
+                yield index, failed
+            return
+        for part in _split(list(missing.items()), num_parts):
+            async for pair in self._cut_as_needed(part, request, breaks):
+                yield pair
+
+    async def _try_alone(self, samples: list[Placed], request: _Request) -> AsyncIterator[Answered]:
+        """Yield the answers of `_try`, sent while no other suspect of this client is in flight."""
+        answers: list[Answered] = []
+        failure: Exception | None = None
+        wait_start = time.monotonic()
+        async with self._suspect_lock:
+            request.deadline.extend(time.monotonic() - wait_start)
+            try:
+                async for pair in self._try(samples, request, ready=True):
+                    answers.append(pair)
+            except (ServiceUnreachable, RequestError) as error:
+                failure = error
+        for pair in answers:
+            yield pair
+        if failure is not None:
+            raise failure
+
+    async def _try(
+        self, samples: list[Placed], request: _Request, *, ready: bool = False
+    ) -> AsyncIterator[Answered]:
+        """Yield the answers, with retries. Samples with transient errors are retried until the
+        deadline.
+
+        ready: use only a server that answers, so that one that is starting does not look like one
+        that has crashed.
+        """
+        missing = dict(samples)
+        failed: dict[int, Result] = {}
+        try:
+            async for attempt in attempts(request.deadline, self._endpoints.pause, self.outage_log):
+                with attempt:
+                    async with self._endpoints.pick() as endpoint:
+                        if ready:
+                            await self.get(endpoint, "/v1/info", request.deadline)
+                        remaining = list(missing.items())
+                        async for index, result in self._numbered(endpoint, remaining, request):
+                            if self._retry_samples and _may_pass(result):
+                                failed[index] = result
+                            else:
+                                del missing[index]
+                                yield index, result
+                        if missing:
+                            raise self._transient_error(endpoint, failed, request.deadline)
+                        self.outage_log.answered()
+        except (ServiceUnreachable, RequestError) as error:
+            is_lost = isinstance(error, ResponseLost)
+            if is_lost or not is_retryable(error) or missing.keys() - failed.keys():
+                raise
+            for index in missing:
+                yield index, failed[index]
+
+    def _transient_error(
+        self, endpoint: Replica, failed: dict[int, Result], deadline: Deadline
+    ) -> RequestError:
+        """Return the error that makes the samples be retried. It is logged once: it may take
+        long."""
+        if not self._has_logged_retries:
+            self._has_logged_retries = True
+            types = {result.error.type for result in failed.values() if isinstance(result, Failed)}
+            log.warning(
+                "%s: samples have transient errors (%s); each is retried for up to %g s",
+                endpoint.url,
+                ", ".join(sorted(types)),
+                deadline.seconds,
+            )
+        return RequestError("unavailable", f"{endpoint.url}: samples had transient errors")
+
+    async def _numbered(
+        self, endpoint: Replica, samples: list[Placed], request: _Request
+    ) -> AsyncIterator[Answered]:
+        """Send a request once. A refusal names samples by their index in the caller's list."""
+        try:
+            async for pair in request.once(endpoint, samples, request):
+                yield pair
+        except RequestError as error:
+            distinct = request.call.distinct
+            raise renumbered(error, [distinct.index(index) for index, _ in samples]) from None
+
+    async def _score_once(
+        self, endpoint: Replica, samples: list[Placed], request: _Request
+    ) -> AsyncIterator[Answered]:
+        body = self._body(samples, request)
+        answer = await self._json(endpoint, "POST", "/v1/score", request.deadline, body)
+        with parse_response(endpoint.url):
+            results = map(score_result.validate_python, answer["results"])
+            pairs = list(zip((index for index, _ in samples), results, strict=True))
+            self._check_model(endpoint, request.call, answer["model"])
+        for pair in pairs:
+            yield pair
+
+    async def _stream_once(
+        self, endpoint: Replica, samples: list[Placed], request: _Request
+    ) -> AsyncIterator[Answered]:
+        await self._ask_model(endpoint, request)  # a stream does not name it
+        index_by_position = dict(enumerate(index for index, _ in samples))
+        body, deadline = self._body(samples, request), request.deadline
+        response = None
+        try:
+            async with asyncio.timeout(deadline.attempt_timeout_s()):
+                response = await self._open(endpoint, "POST", "/v1/score/stream", body)
+            lines = lines_of(response, endpoint.url)
+            while True:
+                # Only the wait is limited: the caller's work on a result may take longer.
+                async with asyncio.timeout(deadline.remaining_s()):
+                    line = await anext(lines, None)
+                if line is None:
+                    raise ResponseLost(endpoint.url, "the stream broke off")
+                with parse_response(endpoint.url):
+                    result = from_json(line)
+                    if "done" in result:
+                        break
+                    index = index_by_position.pop(result.pop("index"))
+                    scored = score_result.validate_python(result)
+                yield index, scored
+            if index_by_position:
+                raise ServiceUnreachable(endpoint.url, "the stream did not answer everything")
+        except TimeoutError:
+            raise _too_late(endpoint, deadline.seconds) from None
+        except httpx.HTTPError as error:
+            raise ResponseLost(endpoint.url, reason_of(error)) from error
+        finally:
+            if response is not None:
+                await response.aclose()
+
+    def _body(self, samples: list[Placed], request: _Request) -> bytes:
+        bodies = [body for _, body in samples]
+        granted = request.deadline.for_service(self._timeout_s)
+        return request_body(bodies, request.call.options, request.call.priority, granted)
+
+    async def _json(
+        self,
+        endpoint: Replica,
+        method: str,
+        path: str,
+        deadline: Deadline,
+        body: bytes | None = None,
+    ) -> Any:
+        timeout_s = min(self._timeout_s + _GRACE_S, deadline.attempt_timeout_s())
+        started = time.monotonic()
+        try:
+            async with asyncio.timeout(timeout_s):
+                async with aclosing(await self._open(endpoint, method, path, body)) as opened:
+                    response = await read_whole(opened, endpoint.url)
+        except TimeoutError:
+            raise _too_late(endpoint, time.monotonic() - started) from None
+        except httpx.HTTPError as error:  # the answer had begun: the service had finished the work
+            raise ServiceUnreachable(endpoint.url, reason_of(error)) from error
+        with parse_response(endpoint.url):
+            return from_json(response.content)
+
+    async def _open(
+        self, endpoint: Replica, method: str, path: str, body: bytes | None
+    ) -> httpx.Response:
+        """Return an answer after its head. Raises ResponseLost if the connection broke before."""
+        request = self._http.build_request(
+            method, endpoint.url + path, content=body, headers=_JSON if body is not None else {}
+        )
+        try:
+            response = await self._http.send(request, stream=True)
+        except httpx.HTTPError as error:
+            kind = ServiceUnreachable if not_sent(error) else ResponseLost
+            raise kind(endpoint.url, reason_of(error)) from error
+        if response.status_code != 200:
+            try:
+                refusal = await read_whole(response, endpoint.url)
+            finally:
+                await response.aclose()
+            raise_refusal(endpoint.url, refusal)
+        return response
+
+    async def _ask_model(self, endpoint: Replica, request: _Request) -> None:
+        info = await self.get(endpoint, "/v1/info", request.deadline)
+        with parse_response(endpoint.url):
+            model = {"id": info["model"], **{n: info[n] for n in ("service", "revision")}}
+            self._check_model(endpoint, request.call, model)
+
+    def _check_model(self, endpoint: Replica, call: Call, model: Any) -> None:
+        """Raise if the model differs from that of the start of the call, unless it may change."""
+        info = call.info
+        if model == {"service": info.service, "id": info.model, "revision": info.revision}:
+            return
+        # Another service's scores mean something else, and may even point the other way.
+        if self._pin_model or model["service"] != info.service:
+            reason = f"it runs {model['id']} {model['revision']}, not {info.model} {info.revision}"
+            raise ServiceUnreachable(endpoint.url, reason, retryable=False)
+        call.keys.clear()  # they belong to the old model
+        self.model_changed = True
+
+
+_NOT_SENT = f"not sent: {_MAX_CRASHES} samples of the same request crashed a server each"
+
+
+def _split(samples: list[Placed], num_parts: int) -> Iterator[list[Placed]]:
+    """Yield at most so many parts of nearly equal size."""
+    size = -(-len(samples) // num_parts)
+    for start in range(0, len(samples), size or 1):
+        yield samples[start : start + size]
+
+
+def _may_pass(result: Result) -> bool:
+    return isinstance(result, Failed) and result.error.retryable
+
+
+def _too_late(endpoint: Replica, seconds: float) -> ServiceUnreachable:
+    return ServiceUnreachable(endpoint.url, f"no answer in {seconds:.3g} s")

@@ -1,0 +1,400 @@
+"""`python -m scorekit score`: a file of samples -> a file of results, resumable.
+
+The output has one JSON line for each sample, in order. OUT.meta.json beside it says what it was
+made from: only the same job may resume it. Complete lines are appended; after a crash the last
+one may be torn, and is removed. OUT.early has results that arrived early (early.py).
+The next run retries samples with transient errors: it writes OUT.again, and replaces OUT by it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import math
+import os
+import sys
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from pydantic_core import from_json
+
+from scorekit.client.asynchronous import ScoringClient
+from scorekit.client.files.early_results import EarlyResults
+from scorekit.client.files.sample_file import Contents, JudgeColumns, Line, SampleFile
+from scorekit.errors import RequestError, ServiceUnreachable, UserError, is_transient
+from scorekit.files import replace_file, write_atomic
+from scorekit.schemas import Info, JudgeScored, Priority, Result
+
+#: Endings of an output that would claim another format.
+_OTHER_ENDINGS = frozenset({".gz", ".csv", ".tsv", ".parquet"})
+#: A batch may have so many times its size of lines that have their result already.
+_MAX_ITEMS_FACTOR = 16
+#: Format in OUT.meta.json: older versions read a TSV as unquoted.
+_READ_AS = {"tsv": "tsv, quoted", "tsv-unquoted": "tsv"}
+#: Fields of a result that depend on earlier requests, not on the sample.
+_EXCLUDED_FIELDS = {"id", "cached"}
+#: Fields that are left out if they are null, because many services lack them.
+_OPTIONAL_FIELDS = frozenset(
+    {"error_spans", "omissions", "unplaced", "windows", "usage", "upstream_calls"}
+)
+
+
+@dataclass(slots=True)
+class ResultCounts:
+    """Counts of the results in an output so far.
+
+    retryable: results that another run retries. judged: results with a verdict, of which `passed`
+    pass. last_line: number of the last input line in the output. early: results that are saved
+    before their turn.
+    """
+
+    ok: int = 0
+    failed: Counter[str] = field(default_factory=Counter)
+    retryable: int = 0
+    judged: int = 0
+    passed: int = 0
+    score_sum: float = 0.0
+    last_line: int = 0
+    early: int = 0
+
+    @property
+    def done(self) -> int:
+        """Return the number of samples with a result, good or not."""
+        return self.ok + self.failed.total()
+
+    @property
+    def mean(self) -> float:
+        """Return the mean score of the good results; NaN if there are none."""
+        return self.score_sum / self.ok if self.ok else math.nan
+
+    def add(self, result: Mapping[str, Any], times: int = 1) -> None:
+        """Count one line of the output; `times` -1 subtracts it."""
+        if result["ok"]:
+            self.ok += times
+            self.score_sum += times * result["score"]
+            self.judged += times * ("verdict" in result)
+            self.passed += times * result.get("verdict", {}).get("pass", False)
+        else:
+            self.failed[result["error"]["type"]] += times
+            self.retryable += times * _is_transient(result)
+        self.last_line = max(self.last_line, result["line"])
+
+
+class _Item(NamedTuple):
+    """A line of the input. before: its existing result, and raw: that result's bytes."""
+
+    line: Line
+    before: dict[str, Any] | None = None
+    raw: bytes = b""
+
+    @property
+    def is_pending(self) -> bool:
+        return self.before is None or _is_transient(self.before)
+
+
+@dataclass(frozen=True)
+class ScoreJob:
+    """A file to score. out: None for stdout. remedy: what to do about an output of another job."""
+
+    samples: SampleFile
+    out: Path | None
+    options: dict[str, Any]
+    priority: Priority = "bulk"
+    batch_size: int = 256
+    max_in_flight: int = 8
+    overwrite: bool = False
+    remedy: str = "name another file, or say --overwrite"
+
+    def check(self) -> Contents:
+        """Read the whole input. Raises UserError for an invalid line, and if the output's ending
+        claims another format."""
+        if self.out is not None:
+            if self.out.suffix.lower() in _OTHER_ENDINGS:
+                raise UserError(f"{self.out}: results are JSON lines. Name it .jsonl")
+            paths = self.out, self.samples.path
+            if all(path.exists() for path in paths) and self.out.samefile(self.samples.path):
+                raise UserError(f"{self.out}: the input cannot be the output")
+        return self.samples.check()
+
+    async def run(
+        self,
+        client: ScoringClient,
+        info: Info,
+        contents: Contents,
+        on_start: Callable[[ResultCounts], Callable[[int], None]],
+    ) -> ResultCounts:
+        """Score what is missing of the checked `contents`, and retry transient errors of an earlier
+        run.
+
+        `on_start` gets the counts of the existing output, and returns the function that is called
+        with progress.
+
+        Raises UserError for an output of another job, and what the client raises.
+        """
+        self._check_service(info)
+        early = EarlyResults(self.out and _with_suffix(self.out, "early"))
+        if self.out is None:
+            tally = ResultCounts()
+            try:
+                await self._score_missing(client, sys.stdout.buffer, early, tally, on_start(tally))
+            except BrokenPipeError:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes stdout at its exit
+                raise UserError("stdout: its reader was closed") from None
+            return tally
+        try:
+            with ExitStack() as files:
+                out = _open_locked(files, self.out)
+                description = self._job_description(contents.digest, info)
+                if self.overwrite:  # at the first result: the service may still refuse the options
+                    early.when_first(partial(self._start_output, out, self.out, description))
+                    tally = ResultCounts()
+                else:
+                    tally = self._resume(out, self.out, description, early)
+                advance = on_start(tally)
+                if tally.retryable:
+                    new_out = _open_locked(files, _with_suffix(self.out, "again"))
+                    await self._retry_transient(client, out, new_out, early, tally, advance)
+                    replace_file(_with_suffix(self.out, "again"), self.out)
+                    out = new_out
+                await self._score_missing(client, out, early, tally, advance)
+                early.finish()
+        except OSError as error:
+            raise UserError(f"{error.filename or self.out}: {error.strerror}") from None
+        return tally
+
+    def _check_service(self, info: Info) -> None:
+        is_judge = isinstance(self.samples.fields, JudgeColumns)
+        if is_judge != (info.service == "judge"):
+            hint = "no judge: leave out" if is_judge else "a judge: name its rubric by"
+            raise UserError(f"the service is {hint} --task")
+
+    def _job_description(self, digest: str, info: Info) -> dict[str, Any]:
+        """Return everything that the output is a function of."""
+        return {
+            "input": digest,
+            "format": _READ_AS.get(self.samples.file.format, self.samples.file.format),
+            "fields": asdict(self.samples.fields),
+            "options": self.options,
+            "model": info.model_dump(include={"service", "model", "revision", "dtype"}),
+        }
+
+    def _resume(
+        self, out: BinaryIO, path: Path, description: dict[str, Any], early: EarlyResults
+    ) -> ResultCounts:
+        """Cut a torn line, load the early results, and return the counts of the output."""
+        meta = _with_suffix(path, "meta.json")
+        out.seek(0)
+        if out.read(1) == b"":
+            if _read_meta(meta) == description:
+                early.load(after=0)
+            else:
+                self._start_output(out, path, description)
+            return ResultCounts(early=len(early))
+        earlier = _read_meta(meta)
+        if earlier is None:
+            raise UserError(
+                f"{path} exists, but {meta.name} does not say what it was made from: {self.remedy}"
+            )
+        changed = [name for name in description if earlier.get(name) != description[name]]
+        if changed:
+            raise UserError(
+                f"{path} was made from something else ({', '.join(changed)}): {self.remedy}"
+            )
+        tally = ResultCounts()
+        for _, result in _results(out, path):
+            tally.add(result)
+        early.load(after=0 if tally.retryable else tally.last_line)
+        tally.early = len(early)
+        return tally
+
+    def _start_output(self, out: BinaryIO, path: Path, description: dict[str, Any]) -> None:
+        """Empty the output and start it for this job."""
+        out.truncate(0)
+        for ending in ("again", "early"):
+            _with_suffix(path, ending).unlink(missing_ok=True)
+        meta = json.dumps(description, indent=1, ensure_ascii=False)
+        write_atomic(_with_suffix(path, "meta.json"), meta, alone=True)
+
+    async def _retry_transient(
+        self,
+        client: ScoringClient,
+        out: BinaryIO,
+        new_out: BinaryIO,
+        early: EarlyResults,
+        tally: ResultCounts,
+        advance: Callable[[int], None],
+    ) -> None:
+        """Copy `out` to `new_out`, which an earlier run may have started, and retry errors."""
+        old_results = _results(out, Path(out.name))
+        last_line = 0
+        for (_, new_result), (_, old_result) in zip(
+            _results(new_out, Path(new_out.name)), old_results, strict=False
+        ):
+            tally.add(old_result, -1)
+            tally.add(new_result)
+            last_line = new_result["line"]
+        items = (
+            _Item(line, old_result, raw)
+            for (raw, old_result), line in zip(
+                old_results, self.samples.lines(last_line), strict=False
+            )
+        )
+        await self._score_items(client, items, new_out, early, tally, advance)
+
+    async def _score_missing(
+        self,
+        client: ScoringClient,
+        out: BinaryIO,
+        early: EarlyResults,
+        tally: ResultCounts,
+        advance: Callable[[int], None],
+    ) -> None:
+        items = map(_Item, self.samples.lines(after=tally.last_line))
+        await self._score_items(client, items, out, early, tally, advance)
+
+    async def _score_items(
+        self,
+        client: ScoringClient,
+        items: Iterator[_Item],
+        out: BinaryIO,
+        early: EarlyResults,
+        tally: ResultCounts,
+        advance: Callable[[int], None],
+    ) -> None:
+        """Write results in order. `max_in_flight` requests, twice as many batches at once."""
+        batches = _batches(items, self.batch_size)
+        pending: deque[tuple[list[_Item], asyncio.Task[None]]] = deque()
+        async with early.saving():
+            try:
+                while True:
+                    for batch in islice(batches, 2 * self.max_in_flight - len(pending)):
+                        task = asyncio.create_task(self._score(client, batch, early))
+                        pending.append((batch, task))
+                    if not pending:
+                        return
+                    batch, task = pending[0]
+                    await task
+                    pending.popleft()
+                    _append(out, batch, early, tally)
+                    advance(sum(item.is_pending for item in batch))
+            finally:
+                for _, task in pending:
+                    task.cancel()
+                await asyncio.gather(*(task for _, task in pending), return_exceptions=True)
+                tally.early = len(early)
+
+    async def _score(self, client: ScoringClient, batch: list[_Item], early: EarlyResults) -> None:
+        lines = [i.line for i in batch if i.is_pending and i.line.number not in early]
+        await client.score(
+            [line.sample for line in lines],
+            self.options,
+            priority=self.priority,
+            batch_size=self.batch_size,
+            on_result=lambda index, result: early.put(_record(lines[index], result)),
+        )
+
+
+async def first_info(client: ScoringClient, urls: int) -> Info:
+    """Return `/v1/info`. If nothing listens at any URL, raise at once, not after the deadline.
+
+    A service that is loading is waited for. Raises ServiceUnreachable, RequestError."""
+    for num_remaining in reversed(range(urls)):
+        try:
+            return await client.info()
+        except ServiceUnreachable:
+            if not num_remaining:
+                raise
+        except RequestError as error:
+            if not error.retryable:
+                raise
+            break
+    return await client.limits()
+
+
+def _batches(items: Iterator[_Item], size: int) -> Iterator[list[_Item]]:
+    """Yield lists with `size` items to score, and a limited number of items that have a result."""
+    batch: list[_Item] = []
+    num_pending = 0
+    for item in items:
+        batch.append(item)
+        num_pending += item.is_pending
+        if num_pending == size or len(batch) == _MAX_ITEMS_FACTOR * size:
+            yield batch
+            batch, num_pending = [], 0
+    if batch:
+        yield batch
+
+
+def _record(line: Line, result: Result) -> dict[str, Any]:
+    """Return a line of the output."""
+    record = {"line": line.number, "id": line.id, **result.model_dump(exclude=_EXCLUDED_FIELDS)}
+    optional = {"upstream_calls"} if isinstance(result, JudgeScored) else _OPTIONAL_FIELDS
+    record = {
+        name: value for name, value in record.items() if value is not None or name not in optional
+    }
+    return record
+
+
+def _append(out: BinaryIO, batch: list[_Item], early: EarlyResults, tally: ResultCounts) -> None:
+    output_lines = []
+    for item in batch:
+        if not item.is_pending:
+            output_lines.append(item.raw)
+            continue
+        fields, raw = early.take(item.line.number)
+        output_lines.append(raw)
+        if item.before is not None:
+            tally.add(item.before, -1)
+        tally.add(fields)
+    out.write(b"".join(output_lines))
+    out.flush()
+
+
+def _results(file: BinaryIO, path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """Yield (line, result) of each complete line; cut off a torn last one. Raises UserError."""
+    file.seek(0)
+    complete_bytes = 0
+    for number, raw in enumerate(file, 1):
+        if not raw.endswith(b"\n"):
+            break
+        try:
+            result = from_json(raw)
+            ResultCounts().add(result)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise UserError(f"{path}: line {number} is not a result. Use --overwrite") from None
+        complete_bytes += len(raw)
+        yield raw, result
+    file.truncate(complete_bytes)
+
+
+def _read_meta(meta: Path) -> dict[str, Any] | None:
+    """Return what an output was made from, or None if it is not known."""
+    try:
+        return dict(json.loads(meta.read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return None
+
+
+def _is_transient(result: Mapping[str, Any]) -> bool:
+    return not result["ok"] and is_transient(result["error"])
+
+
+def _with_suffix(path: Path, ending: str) -> Path:
+    return path.with_name(f"{path.name}.{ending}")
+
+
+def _open_locked(files: ExitStack, path: Path) -> BinaryIO:
+    """Open the file to read and append, locked by this process."""
+    file = files.enter_context(path.open("ab+"))
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UserError(f"{path}: another process writes it") from None
+    return file

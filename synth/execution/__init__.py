@@ -1,0 +1,1 @@
+"""Run a stage: records in flight, service clients, processes, a Ray cluster."""

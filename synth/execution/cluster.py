@@ -1,0 +1,139 @@
+"""Run the shards of a map stage as tasks of an existing Ray cluster, with identical files.
+
+Tasks of a node that dies run again on other nodes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from scorekit.errors import UserError
+from synth.config import SynthConfig, answers_place
+from synth.context import StageContext, StageIncomplete
+from synth.execution.driver import run_map_stage
+from synth.execution.processes import shared_budget
+from synth.execution.stage_types import MapStage, run_async
+from synth.stages.table import map_stage
+from synth.storage.stage_start import own_shards
+
+T = TypeVar("T")
+
+#: Seconds to wait for cancelled tasks.
+_END_S = 30.0
+
+
+def run_map_stage_on_ray(stage: MapStage, manifest: dict[str, Any], ctx: StageContext) -> None:
+    """Run this process's shards as Ray tasks; all nodes must see the run's folder.
+
+    The config's budgets (concurrency, sequences, rate) are for the run: each task gets a share.
+    Raises UserError if there is no cluster, Unfinished if records are left open.
+    """
+    import ray
+    import ray.exceptions
+
+    connect(ctx.cfg)
+    ctx.stats.of_others = True  # each task writes its own stats
+    folder, source = ctx.folder(stage.name), ctx.input_of(stage)
+    shards = source.shards() or 0
+    folder.set_manifest({**manifest, "shards": shards})
+    todo = [index for index in own_shards(shards, ctx) if folder.mark(index) is None]
+    cores = int(ray.cluster_resources().get("CPU", 1))
+    at_once = max(1, min(len(todo), cores, ctx.cfg.teacher.max_concurrency))
+    cfg = shared_budget(ctx.cfg, at_once).model_dump(mode="json")
+    work = ray.remote(num_cpus=1, max_retries=3)(_run_shard)
+    folders = (
+        str(ctx.out_dir.absolute()),
+        str(ctx.fallback_dir.absolute()) if ctx.fallback_dir else None,
+    )
+    ctx.advance(0, len(todo))
+    options = (ctx.limit, ctx.give_up, shards)
+    waiting: list[Any] = []
+    try:
+        while todo or waiting:
+            while todo and len(waiting) < at_once:
+                waiting.append(work.remote(stage.name, cfg, folders, options, todo.pop(0)))
+            finished, waiting = ray.wait(waiting)
+            for records_in, records_out, open_ in ray.get(finished):
+                ctx.stats.records_in += records_in
+                ctx.stats.records_out += records_out
+                ctx.stats.open.update(open_)
+                ctx.advance(1, None)
+    except ray.exceptions.RayTaskError as error:  # its cause has the one-line message
+        raise error.cause from None
+    finally:
+        _end(waiting)
+    if ctx.stats.open:
+        raise StageIncomplete(stage.name, ctx.stats.open)
+
+
+def connect(cfg: SynthConfig) -> int:
+    """Join the cluster; return the number of its machines.
+
+    Raises UserError if there is no cluster, or if its machines cannot share the answer cache."""
+    import ray
+
+    if not ray.is_initialized():
+        try:
+            ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
+        except ConnectionError:
+            raise UserError(
+                "--engine ray: no Ray cluster found. Run `ray start --head`, or set RAY_ADDRESS"
+            ) from None
+    machines = {node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}
+    if "://" not in answers_place(cfg) and len(machines) > 1:
+        raise UserError(
+            "--engine ray: several machines need run.answers on a Redis (redis://...): a SQLite "
+            "file is for one"
+        )
+    return len(machines)
+
+
+def on_a_node(work: Callable[..., T], *arguments: Any) -> T:
+    """Return the result of `work` on a cluster machine, which may reach other services."""
+    import ray
+
+    result: T = ray.get(ray.remote(num_cpus=1)(work).remote(*arguments))
+    return result
+
+
+def _end(tasks: list[Any]) -> None:
+    """Cancel the remaining tasks: they would continue to send requests and hold their shards."""
+    import ray
+
+    for task in tasks:
+        ray.cancel(task, force=True)
+    if tasks:
+        ray.wait(tasks, num_returns=len(tasks), timeout=_END_S)
+
+
+def _run_shard(
+    name: str,
+    cfg: dict[str, Any],
+    folders: tuple[str, str | None],
+    options: tuple[int | None, bool, int],
+    index: int,
+) -> tuple[int, int, dict[str, int]]:
+    """Run one shard in a process of the cluster, which writes its own stats.
+
+    Returns the number of records in and out, and the open ones by code."""
+    out_dir, inputs = folders
+    limit, give_up, shards = options
+    ctx = StageContext(
+        SynthConfig.model_validate(cfg),
+        Path(out_dir),
+        Path(inputs) if inputs else None,
+        resume=True,
+        limit=limit,
+        shard_id=index,
+        num_shards=shards,
+        give_up=give_up,
+    )
+    manifest = ctx.folder(name).manifest() or {}
+    with contextlib.suppress(StageIncomplete):
+        run_async(run_map_stage(map_stage(name), manifest, ctx))
+    ctx.stats.flush(ctx.folder(name), every_s=0)
+    return ctx.stats.records_in, ctx.stats.records_out, dict(ctx.stats.open)

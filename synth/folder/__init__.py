@@ -1,1 +1,0 @@
-"""What stands in the folder of a run: shards with their marks, locks, answers, views, counts."""

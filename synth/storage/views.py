@@ -1,0 +1,162 @@
+"""Views: the records of shards as one readable file.
+
+A view is written once, when its stage is done; each stage appends to `rejected.jsonl`. With more
+than `run.view_records` records no view is written, because it would need the disk space again,
+uncompressed. `shown_records` works in both cases.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from scorekit.errors import UserError
+from scorekit.files import atomic_writer, write_atomic
+from synth.context import StageContext
+from synth.stages.table import BY_NAME, ORDER
+from synth.storage.location import need_run
+from synth.storage.locks import hold_locks
+from synth.storage.store import REJECTED, Record, StageFolder, digest_of, open_lines, to_line
+
+_STATE = ".views.json"
+
+
+def write_views(ctx: StageContext, stage: str) -> list[Path]:
+    """Write the views of a stage that has just ended; return the written files.
+
+    Nothing is written if shards are missing, because another machine may be working on them. It has
+    one record in memory at a time; equal shards give equal bytes.
+    """
+    if not ctx.folder(stage).done():
+        return []
+    lock = ctx.out_dir / ".locks" / "views.lock"
+    with hold_locks([(lock, False)], "write views", wait=ctx.print_line):
+        return [*_write_kept(ctx, stage), *_write_rejected(ctx)]
+
+
+def shown_records(out_dir: Path, name: str) -> Iterator[Record]:
+    """Yield the records of a view ("rejected", or a stage's view), or a stage's accepted records.
+
+    Raises UserError for an unknown name, and if there is no output."""
+    views = {stage.view.removesuffix(".jsonl"): stage.name for stage in ORDER if stage.view}
+    stages = [stage.name for stage in ORDER if stage.has_shards]
+    view_name = name.removesuffix(".jsonl")
+    if view_name == "rejected":
+        need_run(out_dir)
+        for rejecting_stage in ORDER:
+            yield from StageFolder(out_dir, rejecting_stage.name).all_rejected()
+        return
+    stage = views.get(view_name, view_name)
+    if stage not in stages:
+        available = ", ".join(["rejected", *views, *stages])
+        raise UserError(f"show {name}: give one of {available}")
+    folder = StageFolder(out_dir, stage)
+    if folder.shards() is None:
+        raise UserError(f"{folder.path}: no output there. Run --stage {stage} first")
+    for record in folder.records():
+        yield _without_candidates(record) if view_name in views else record
+
+
+def _write_kept(ctx: StageContext, stage: str) -> list[Path]:
+    """Write the view of a stage's accepted records, unless it is up to date."""
+    view = BY_NAME[stage].view
+    if view is None:
+        return []
+    folder, path = ctx.folder(stage), ctx.out_dir / view
+    marks = _marks(folder)
+    if not _should_write(ctx, path, sum(mark["records"] for mark in marks)):
+        return []
+    state = _read_state(ctx.out_dir)
+    digest = digest_of([mark["digest"] for mark in marks])
+    if path.exists() and state.get(path.name) == [digest, path.stat().st_size]:
+        return []
+    with atomic_writer(path, alone=True) as file:
+        for record in folder.records():
+            file.write(to_line(_without_candidates(record)))
+    _set_state(ctx.out_dir, {**state, path.name: [digest, path.stat().st_size]})
+    return [path]
+
+
+def _write_rejected(ctx: StageContext) -> list[Path]:
+    """Append the rejected records of finished stages.
+
+    Records of a repeated stage and the following ones are cut off first, because all stages share
+    the file."""
+    path = ctx.out_dir / REJECTED
+    stages: list[tuple[StageFolder, str]] = []
+    records = 0
+    for stage in ORDER:
+        folder = ctx.folder(stage.name)
+        marks = _marks(folder)
+        if marks and folder.done():
+            stages.append((folder, digest_of([mark.get("rejected_digest") for mark in marks])))
+            records += sum(sum(mark["rejected"].values()) for mark in marks)
+    if not _should_write(ctx, path, records):
+        return []
+    state = _read_state(ctx.out_dir)
+    written: list[list[Any]] = []  # [stage, digest, its end in the file]
+    size = path.stat().st_size if path.exists() else 0
+    for (folder, digest), previous in zip(stages, state.get(REJECTED, ()), strict=False):
+        if previous[:2] != [folder.name, digest] or previous[2] > size:
+            break
+        written.append(previous)
+    end = written[-1][2] if written else 0
+    if len(written) == len(stages) and size == end and path.exists():
+        return []
+    with path.open("r+b" if path.exists() else "w+b") as file:
+        file.truncate(end)
+        file.seek(end)
+        for folder, digest in stages[len(written) :]:
+            _append_rejected(file, folder)
+            written.append([folder.name, digest, file.tell()])
+        file.flush()
+        os.fsync(file.fileno())
+    _set_state(ctx.out_dir, {**state, REJECTED: written})
+    return [path]
+
+
+def _append_rejected(file: IO[bytes], folder: StageFolder) -> None:
+    for index in range(folder.shards() or 0):
+        if folder.rejected(index).exists():
+            with open_lines(folder.rejected(index)) as source:
+                while chunk := source.read(1 << 20):
+                    file.write(chunk)
+
+
+def _should_write(ctx: StageContext, path: Path, records: int) -> bool:
+    """Return True if a view with this many records is written; else report it and delete the old
+    one."""
+    if records <= ctx.cfg.run.view_records:
+        return True
+    path.unlink(missing_ok=True)
+    ctx.print_line(
+        f"{path.name}: {records:,} records are more than run.view_records: "
+        f"`synth_parallel show {path.stem}` prints them"
+    )
+    return False
+
+
+def _without_candidates(record: Record) -> Record:
+    """Return the record without candidates, which are stored separately."""
+    return {key: value for key, value in record.items() if key != "candidates"}
+
+
+def _marks(folder: StageFolder) -> list[dict[str, Any]]:
+    marks = (folder.mark(index) for index in range(folder.shards() or 0))
+    return [mark for mark in marks if mark is not None]
+
+
+def _read_state(out_dir: Path) -> dict[str, Any]:
+    """Return the state of the views; empty if it was lost, so that they are written again."""
+    try:
+        state = json.loads((out_dir / _STATE).read_bytes())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return state if isinstance(state, dict) else {}
+
+
+def _set_state(out_dir: Path, state: dict[str, Any]) -> None:
+    write_atomic(out_dir / _STATE, to_line(state), alone=True)

@@ -1,0 +1,220 @@
+"""Draw the packages and their imports in docs/architecture.md, computed from the files.
+
+`python -m tools.import_graph` updates the chart. `tests/unit/test_import_graph.py` checks that
+every file belongs to a box and that the imports between boxes have no cycle.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+from scorekit.command import run_command
+
+ROOT = Path(__file__).parents[1]
+DOCUMENT = ROOT / "docs/architecture.md"
+BEGIN = "<!-- import graph: python -m tools.import_graph -->\n"
+END = "<!-- end of import graph -->\n"
+
+#: System -> box label -> the modules and packages in the box. The longest name that matches a
+#: module decides its box. A package is split between two boxes if some of its modules import
+#: another box that the rest of the package is imported by.
+SYSTEMS: dict[str, dict[str, str]] = {
+    "scorekit": {
+        "core": "scorekit",
+        "text": "scorekit.text",
+        "report, exit codes": "scorekit.report scorekit.command",
+        "client": "scorekit.client",
+        "retrieval": "scorekit.retrieval",
+        "llm": "scorekit.llm",
+        "adapters": "scorekit.adapters",
+        "meta-evaluation": "scorekit.metaeval",
+        "command": "scorekit.__main__",
+    },
+    "scorekit.server": {
+        "settings, metrics": "scorekit.server.http",
+        "backend, cache": "scorekit.server scorekit.server.http.answers",
+        "queue": "scorekit.server.queue",
+        "windows: merge": "scorekit.server.windows.merge",
+        "windows": "scorekit.server.windows",
+        "service": "scorekit.server.service scorekit.server.local",
+        "app, HTTP": "scorekit.server.app scorekit.server.fake "
+        "scorekit.server.http.body scorekit.server.http.connection scorekit.server.http.middleware "
+        "scorekit.server.http.run",
+    },
+    "services": {
+        "metricx": "services.metricx services",
+        "xcomet": "services.xcomet",
+        "judge": "services.judge",
+        "embedder": "services.embedder",
+        "retriever": "services.retriever",
+    },
+    "trainer": {
+        "config": "trainer",
+        "rl": "trainer.rl",
+        "runs": "trainer.runs",
+        "checkpoints": "trainer.runs.checkpoints",
+        "CLI": "trainer.runs.cli",
+        "chat": "trainer.chat",
+        "sft": "trainer.sft",
+        "loop": "trainer.runs.learner trainer.runs.loop trainer.runs.artifacts",
+        "command": "trainer.__main__",
+    },
+    "trainer.translation": {
+        "data, prompts, offsets": "trainer.translation",
+        "scores": "trainer.translation.rewards",
+        "reward components": "trainer.translation.rewards.component "
+        "trainer.translation.rewards.components trainer.translation.rewards.span_penalties",
+        "rewards": "trainer.translation.rewards.compute trainer.translation.rewards.services "
+        "trainer.translation.rewards.screening trainer.translation.collect "
+        "trainer.translation.dumps",
+        "evaluation": "trainer.translation.evaluation",
+        "train, check": "trainer.translation.train trainer.translation.check "
+        "trainer.translation.commands trainer.translation.tables",
+    },
+    "trainer.roleplay": {
+        "data, rewards": "trainer.roleplay",
+        "evaluation": "trainer.roleplay.evaluation",
+        "training, check": "trainer.roleplay.training trainer.roleplay.commands "
+        "trainer.roleplay.__main__ trainer.roleplay.cli trainer.roleplay.calibration.command",
+    },
+    "trainer.search": {
+        "records, data": "trainer.search",
+        "images": "trainer.search.images",
+        "rollout": "trainer.search.rollout",
+        "answer": "trainer.search.answer",
+        "reward": "trainer.search.reward",
+        "trajectories": "trainer.search.trajectories",
+        "stats": "trainer.search.evaluation.stats trainer.search.evaluation.episode_values "
+        "trainer.search.evaluation",
+        "config, services": "trainer.search.config trainer.search.training.config "
+        "trainer.search.data trainer.search.services trainer.search.local_policy "
+        "trainer.search.episode_runner trainer.search.training.loading",
+        "rows, curation": "trainer.search.curation trainer.search.training.sft_rows",
+        "rounds": "trainer.search.rounds",
+        "ask, collect": "trainer.search.cli trainer.search.ask trainer.search.collect "
+        "trainer.search.show",
+        "evaluation": "trainer.search.evaluation.evaluate trainer.search.evaluation.run "
+        "trainer.search.evaluation.candidates",
+        "training, check": "trainer.search.training trainer.search.check "
+        "trainer.search.upper_bounds trainer.search.commands",
+    },
+    "synth": {
+        "config, record": "synth",
+        "storage": "synth.storage",
+        "sources": "synth.sources",
+        "execution: services": "synth.execution.clients synth.execution.services "
+        "synth.execution.coalescing synth.execution",
+        "stage interface": "synth.context synth.execution.stage_types synth.storage.stage_start "
+        "synth.stages.cost synth.stages.settings",
+        "stages": "synth.stages synth.storage.manifest synth.export.card",
+        "export": "synth.export synth.report.reasons",
+        "execution: processes": "synth.execution.driver synth.execution.processes "
+        "synth.execution.cluster",
+        "views, report": "synth.report synth.storage.location synth.storage.repair "
+        "synth.storage.totals synth.storage.views",
+        "command": "synth.run synth.pairs synth.preflight synth.__main__ synth.export.push "
+        "synth_parallel",
+    },
+}
+ImportsByBox = dict[str, set[str]]
+
+
+def find_modules(root: Path = ROOT) -> dict[str, Path]:
+    """Return path by name for every module of the systems."""
+    top_packages = {
+        name.split(".")[0]
+        for boxes in SYSTEMS.values()
+        for names in boxes.values()
+        for name in names.split()
+    }
+    return {
+        ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path
+        for package in sorted(top_packages)
+        for path in sorted((root / package).rglob("*.py"))
+    }
+
+
+def box_of(module: str) -> str:
+    """Return the box of a module, as `system/box`."""
+    matches = [
+        (len(name), f"{system}/{box}")
+        for system, boxes in SYSTEMS.items()
+        for box, names in boxes.items()
+        for name in names.split()
+        if module == name or module.startswith(name + ".")
+    ]
+    return max(matches)[1]
+
+
+def imported_modules(path: Path, path_by_module: Mapping[str, Path]) -> set[str]:
+    """Return our modules that a file imports, also under TYPE_CHECKING or in a function."""
+    imported = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            imported |= {name if name in path_by_module else str(node.module) for name in names}
+    return imported & path_by_module.keys()
+
+
+def imports_by_box() -> ImportsByBox:
+    """Return, for each box, the other boxes that its files import."""
+    path_by_module = find_modules()
+    imports: ImportsByBox = {
+        f"{system}/{box}": set() for system, boxes in SYSTEMS.items() for box in boxes
+    }
+    for module, path in path_by_module.items():
+        imports[box_of(module)] |= {box_of(name) for name in imported_modules(path, path_by_module)}
+    return {box: imported - {box} for box, imported in imports.items()}
+
+
+def without_indirect(imports: ImportsByBox) -> ImportsByBox:
+    """Remove the imports that follow from other imports.
+
+    Raises CycleError, which names the cycle, if boxes import each other.
+    """
+    reachable: ImportsByBox = {}
+    for box in TopologicalSorter(imports).static_order():
+        reachable[box] = imports[box].union(*(reachable[other] for other in imports[box]))
+    return {
+        box: {other for other in imported if not any(other in reachable[via] for via in imported)}
+        for box, imported in imports.items()
+    }
+
+
+def mermaid_chart() -> str:
+    """Return the boxes and the imports between them as a Mermaid chart."""
+    ids = {
+        f"{system}/{box}": f"{system.replace('.', '_')}_{number}"
+        for system, boxes in SYSTEMS.items()
+        for number, box in enumerate(boxes)
+    }
+    lines = ["```mermaid", "flowchart TB"]
+    for system, boxes in SYSTEMS.items():
+        lines.append(f'  subgraph {system.replace(".", "_")} ["{system}"]')
+        lines += [f'    {ids[f"{system}/{box}"]}["{box}"]' for box in boxes]
+        lines.append("  end")
+    for box, imported in without_indirect(imports_by_box()).items():
+        lines += [f"  {ids[box]} --> {ids[other]}" for other in sorted(imported)]
+    return "\n".join([*lines, "```", ""])
+
+
+def with_current_chart(text: str) -> str:
+    """Return the document's text with the chart computed from the current files."""
+    before, _, after = text.partition(BEGIN)
+    return before + BEGIN + mermaid_chart() + END + after.partition(END)[2]
+
+
+def main() -> int:
+    """Update the chart in the document."""
+    text = DOCUMENT.read_text(encoding="utf-8")
+    DOCUMENT.write_text(with_current_chart(text), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    run_command(main)

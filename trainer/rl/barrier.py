@@ -1,0 +1,124 @@
+"""Barriers between the processes of a run, with a time limit and the name of a missing process.
+
+Collectives of torch wait silently, and with NCCL or gloo for half an hour or forever. So before an
+exchange each process counts itself in the store that they were started with, and writes its phase
+there; a waiting process reads from the store how many have arrived.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from scorekit.errors import ScorekitError
+
+log = logging.getLogger(__name__)
+
+#: Seconds after which a waiting process logs a warning for the first time.
+_FIRST_WARNING_S = 60.0
+_POLL_S = (0.0005, 0.05)
+_TIMED_OUT = re.compile(r"Timed out waiting (\d{1,12})ms")
+
+
+class ProcessStalled(ScorekitError):
+    """A process of the run did not reach a barrier where the others wait for it."""
+
+
+class MonitoredBarrier:
+    """Barriers of one process.
+
+    phase: the phase of this process, for error messages of the others.
+    """
+
+    _number = 0  # of this process's last barrier
+
+    def __init__(self, rank: int, size: int, patience_s: float) -> None:
+        """Prepare the barrier of `size` processes in the process `rank`.
+
+        patience_s: longest wait for the last process.
+        """
+        from torch.distributed import PrefixStore
+        from torch.distributed.distributed_c10d import _get_default_store
+
+        self.rank, self.size, self.patience_s = rank, size, patience_s
+        self._store = PrefixStore("scorekit", _get_default_store())
+        self._phase = ""
+        self.phase = "the start"
+
+    @property
+    def phase(self) -> str:
+        """Return the phase of this process."""
+        return self._phase
+
+    @phase.setter
+    def phase(self, phase: str) -> None:
+        self._phase = phase
+        self._store.set(f"place {self.rank}", phase)
+
+    def announce_exit(self) -> None:
+        """Announce that this process ends, so that no process waits for it."""
+        try:
+            self._store.set(f"place {self.rank}", f"{self.phase}, where it ended with an error")
+            self._store.add("gone", 1)
+        except RuntimeError:  # the process that runs the store has ended
+            log.debug("cannot reach the store of the processes")
+
+    def wait(self) -> None:
+        """Wait until every process has reached this barrier. Raises Stalled."""
+        MonitoredBarrier._number += 1
+        counter_key = f"meeting {self._number}"
+        started, next_warning_s, pause = time.monotonic(), _FIRST_WARNING_S, _POLL_S[0]
+        try:
+            self._store.set(f"came {self.rank}", str(self._number))
+            num_arrived = self._store.add(counter_key, 1)
+            while num_arrived < self.size:
+                time.sleep(pause)
+                pause = min(2 * pause, _POLL_S[1])
+                waited = time.monotonic() - started
+                if self._store.add("gone", 0) or waited > self.patience_s:
+                    raise ProcessStalled(self._line(waited))
+                if waited > next_warning_s:
+                    log.warning("%s", self._line(waited))
+                    next_warning_s *= 2
+                num_arrived = self._store.add(counter_key, 0)
+            if self.rank == 0 and self._number > 2:  # all processes have passed that barrier
+                self._store.delete_key(f"meeting {self._number - 2}")
+        except RuntimeError as error:  # of the store, which runs in the first process
+            raise ProcessStalled(
+                f"process {self.rank} of {self.size} was at {self.phase!r} when the others had "
+                f"ended ({str(error).splitlines()[0]})"
+            ) from None
+
+    @contextmanager
+    def exchange(self) -> Iterator[None]:
+        """Turn a timeout of gloo within an exchange into Stalled, which names the process.
+
+        NCCL ends the process.
+        """
+        try:
+            yield
+        except RuntimeError as error:
+            waited = _TIMED_OUT.search(str(error))
+            if waited is None or "gloo" not in str(error):
+                raise
+            raise ProcessStalled(self._line(int(waited[1]) / 1000)) from error
+
+    def _line(self, waited: float) -> str:
+        other_ranks = [r for r in range(self.size) if r != self.rank]
+        # Within an exchange all have arrived: then any other process may be the one that is missing
+        missing = [
+            r for r in other_ranks if self._read(f"came {r}", "0") < self._number
+        ] or other_ranks
+        phases = "; ".join(
+            f"process {r} is at {self._store.get(f'place {r}').decode()!r}" for r in missing
+        )
+        return (
+            f"process {self.rank} of {self.size} has waited for {waited:.0f} s at {self.phase!r} "
+            f"({phases}; misc.patience_s is {self.patience_s:g})"
+        )
+
+    def _read(self, key: str, default: str) -> int:
+        return int(self._store.get(key) if self._store.check([key]) else default)

@@ -1,0 +1,264 @@
+"""The processes of a run: one, or several that accelerate or torchrun has started.
+
+Rollouts and rewards are gathered completely (ids and a few numbers each), so that every process
+computes the exact advantages of the full batch. Sampling and the passes of an update are
+distributed.
+
+Every exchange begins with a barrier (trainer/rl/barrier.py): if a process does not arrive, the
+error names it and the run ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from scorekit.errors import UserError
+from trainer.rl.barrier import MonitoredBarrier
+from trainer.rl.policy import unwrap_distributed, unwrap_peft, vision_parts
+
+T = TypeVar("T")
+
+
+class DistributedContext:
+    """Operations between the processes of a run.
+
+    rank, size: index of this process, and number of processes.
+    accelerator: accelerate's.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        trackers: Sequence[str] = (),
+        folder: Path | None = None,
+        *,
+        patience_s: float = 1800.0,
+    ) -> None:
+        """Join the processes of the run.
+
+        patience_s: longest wait for another process.
+        """
+        from accelerate import Accelerator, InitProcessGroupKwargs
+
+        if device.type == "cuda" and device.index is not None:
+            torch.cuda.set_device(device)  # a single process of accelerate uses the current device
+        # Torch's own timeout within an exchange is longer, so that the barrier reports first
+        exchange_timeout = timedelta(seconds=patience_s + min(60.0, patience_s))
+        self.accelerator = Accelerator(
+            cpu=device.type == "cpu",
+            log_with=list(trackers) or None,
+            project_dir=folder,
+            kwargs_handlers=[InitProcessGroupKwargs(timeout=exchange_timeout)],
+        )
+        self.device = self.accelerator.device
+        self.rank: int = self.accelerator.process_index
+        self.size: int = self.accelerator.num_processes
+        self._meeting = (
+            MonitoredBarrier(self.rank, self.size, patience_s) if self.size > 1 else None
+        )
+
+    @property
+    def is_main(self) -> bool:
+        """Return whether this process writes the files of the run."""
+        return self.rank == 0
+
+    @property
+    def is_sharded(self) -> bool:
+        """Return whether no process has all weights (FSDP): then all must make the same passes."""
+        from accelerate import DistributedType
+
+        return bool(self.accelerator.distributed_type == DistributedType.FSDP)
+
+    def on_main(self, check: Callable[[], Any]) -> None:
+        """Run this on the main process while the others wait.
+
+        If it raises a UserError, the others exit silently, with 0: torchrun ends all processes with
+        the first that fails, and the main one has to print the error.
+        """
+        failure: UserError | None = None
+        if self.is_main:
+            try:
+                check()
+            except UserError as error:
+                failure = error
+        if any(self.gather([failure is not None])):
+            raise failure or SystemExit(0)
+
+    @contextmanager
+    def monitored(self) -> Iterator[None]:
+        """Run within it: if this process ends with an error, the others learn of it at once."""
+        if self._meeting is None:
+            yield
+            return
+        try:
+            with self._meeting.exchange():
+                yield
+        except BaseException:
+            self._meeting.announce_exit()
+            raise
+
+    def set_phase(self, phase: str) -> None:
+        """Record the phase of this process ("update 3, sampling"), for errors of the others."""
+        if self._meeting is not None:
+            self._meeting.phase = phase
+
+    def barrier(self) -> None:
+        """Wait until every process has reached this barrier. Raises Stalled."""
+        if self._meeting is not None:
+            self._meeting.wait()
+
+    def wait(self) -> None:
+        """Wait until every process has arrived and its device has finished its work."""
+        self.barrier()
+        self.accelerator.wait_for_everyone()
+
+    def prepare(self, model: nn.Module, optimizer: Any) -> tuple[nn.Module, Any]:
+        """Return the model and its optimizer, distributed over these processes."""
+        if not self.is_sharded:
+            shared, shared_optimizer = self.accelerator.prepare(model, optimizer)
+            return shared, shared_optimizer
+        if unsharded := self._unsharded_parts(model):
+            self.accelerator.state.fsdp_plugin.ignored_modules = unsharded
+        # Prepare the model inside peft's wrapper, in place: FSDP2 treats the first module that is
+        # called as the outermost one, and that is the one that generates.
+        _, shared_optimizer = self.accelerator.prepare(unwrap_peft(model), optimizer)
+        return model, shared_optimizer
+
+    def shard(self, model: nn.Module) -> None:
+        """Distribute the weights of a frozen model over the processes, layer by layer.
+
+        Between two passes each process keeps its shard. All processes have to make the same passes.
+        """
+        from torch.distributed.fsdp import fully_shard
+        from transformers.modeling_layers import GradientCheckpointingLayer
+
+        unsharded = {p for part in self._unsharded_parts(model) for p in part.parameters()}
+        layers = [part for part in model.modules() if isinstance(part, GradientCheckpointingLayer)]
+        for part in [*layers, model]:
+            fully_shard(part, reshard_after_forward=True, ignored_params=unsharded)
+
+    def _unsharded_parts(self, model: nn.Module) -> list[nn.Module]:
+        """Return the image parts, moved to this device, which are not sharded.
+
+        Only processes whose micro-batch has an image run them; if they were sharded, those would
+        wait for the others.
+        """
+        image_parts = vision_parts(model)
+        for part in image_parts:
+            part.to(self.device)
+        return image_parts
+
+    def max_passes(self, passes: int) -> int:
+        """Return how many passes this process has to make: if weights are sharded, the maximum of
+        all."""
+        return max(self.gather([passes])) if self.is_sharded else passes
+
+    def inference_model(self, model: nn.Module) -> nn.Module:
+        """Return the model for passes without gradient.
+
+        A process makes only its own passes (if weights are sharded: `most`). DDP's own forward
+        would wait for the others, because it broadcasts the model's buffers.
+        """
+        reader: nn.Module = model if self.is_sharded else unwrap_distributed(model)
+        return reader
+
+    def split_items(self, items: Sequence[T]) -> list[tuple[int, T]]:
+        """Return (index, item) of the items that this process has to do."""
+        return [(index, items[index]) for index in range(self.rank, len(items), self.size)]
+
+    def gather(self, items: list[T]) -> list[T]:
+        """Return the items of all processes on each of them, in the order of the ranks."""
+        if self.size == 1:
+            return items
+        from accelerate.utils import gather_object
+
+        self.barrier()
+        return list(gather_object(items))
+
+    def sum(self, stats: dict[str, float]) -> dict[str, float]:
+        """Return each stat added up over the processes; a stat that a process does not have counts
+        as 0."""
+        total: dict[str, float] = {}
+        for part in self.gather([stats]):
+            for name, value in part.items():
+                total[name] = total.get(name, 0.0) + value
+        return total
+
+    def no_sync(self, model: nn.Module, *, last: bool) -> AbstractContextManager[Any]:
+        """Skip the sum of gradients over the processes, except in a step's last micro-batch."""
+        return nullcontext() if last or self.size == 1 else self.accelerator.no_sync(model)
+
+    def sum_gradients(self, model: nn.Module) -> None:
+        """Turn gradients that wrappers have averaged over the processes into their sum.
+
+        This is done afterwards and in float32: a loss that is scaled by 3 has other gradients under
+        bfloat16.
+        """
+        for parameter in model.parameters() if self.size > 1 else ():
+            if parameter.grad is not None:
+                parameter.grad.mul_(self.size)
+
+    def full_state_dicts(
+        self, model: nn.Module, optimizer: Any
+    ) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+        """Return the full weights and the full optimizer state, on the main process.
+
+        The weights are None if the model has them. Every process has to call it.
+        """
+        if not self.is_sharded:
+            return None, optimizer.state_dict()
+        from torch.distributed.checkpoint.state_dict import (
+            StateDictOptions,
+            get_optimizer_state_dict,
+        )
+
+        self._reshard(model)
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        state = get_optimizer_state_dict(model, optimizer.optimizer, options=options)
+        return self.full_weights(model), state
+
+    def full_weights(self, model: nn.Module) -> dict[str, Any]:
+        """Return the full weights of a sharded model on the main process. Every process has to call
+        it."""
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+        self._reshard(model)
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        return get_model_state_dict(model, options=options)
+
+    def _reshard(self, model: nn.Module) -> None:
+        """Leave each process with its shard.
+
+        After a pass without gradient FSDP2 keeps the outermost weights in full, which the optimizer
+        does not handle.
+        """
+        from torch.distributed.fsdp import FSDPModule
+
+        self.barrier()
+        for part in model.modules():
+            if isinstance(part, FSDPModule):
+                part.reshard()
+
+    def load_optimizer(self, model: nn.Module, optimizer: Any, state: dict[str, Any]) -> None:
+        """Load an optimizer state that `full_state_dicts` returned."""
+        if not self.is_sharded:
+            optimizer.load_state_dict(state)
+            return
+        from torch.distributed.checkpoint.state_dict import (
+            StateDictOptions,
+            set_optimizer_state_dict,
+        )
+
+        options = StateDictOptions(full_state_dict=True)
+        set_optimizer_state_dict(model, optimizer.optimizer, state, options=options)
+
+    def clip(self, model: nn.Module, max_norm: float) -> float:
+        """Clip the gradients to this norm, and return the norm before."""
+        return float(self.accelerator.clip_grad_norm_(model.parameters(), max_norm))

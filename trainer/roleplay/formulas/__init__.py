@@ -1,1 +1,0 @@
-"""What each reward says of one reply, by looking at it; none of them asks anybody."""

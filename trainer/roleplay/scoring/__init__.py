@@ -1,0 +1,1 @@
+"""The formulas of the rewards of one reply; they make no requests."""

@@ -1,0 +1,1 @@
+"""Shared by the commands of all tasks: checks, comparisons, tables."""

@@ -1,0 +1,259 @@
+"""Store paid answers and their usage in a SQLite file, by a key of all that an answer depends on.
+
+An answer and its usage are written together and are on disk before a caller gets them. So a run
+that is killed (-9, or by a power cut) pays for no answer twice, and knows what it has spent. Only
+pending calls are lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import hashlib
+import os
+import sqlite3
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic_core import from_json, to_json
+
+from scorekit.errors import UserError
+from scorekit.files import identity_of
+from trainer.search.records import ApiUsage
+
+T = TypeVar("T")
+
+_CHECKSUM = 8  # bytes
+_BUSY_S = 60.0  # while other runs write
+_TABLES = (
+    "CREATE TABLE IF NOT EXISTS answers (key BLOB PRIMARY KEY, value BLOB NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS charges (id INTEGER PRIMARY KEY, run TEXT NOT NULL, "
+    "server TEXT NOT NULL, calls INTEGER NOT NULL, prompt_tokens INTEGER NOT NULL, "
+    "completion_tokens INTEGER NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS judges (run TEXT PRIMARY KEY, model TEXT NOT NULL)",
+    "CREATE INDEX IF NOT EXISTS by_run ON charges (run, server)",
+)
+
+
+def paid_key(server: str, content: Any) -> bytes:
+    """Return a hash of 128 bits of all that an answer of a server depends on (JSON values)."""
+    return hashlib.blake2b(to_json([server, content]), digest_size=16, person=b"paid 1").digest()
+
+
+def spent_in(path: Path) -> ApiUsage:
+    """Return the usage of all runs in a file; zero if there is no file yet.
+
+    Raises UserError for another kind of file, or a damaged one.
+    """
+    if not path.exists():
+        return ApiUsage()
+    query = "SELECT sum(calls), sum(prompt_tokens), sum(completion_tokens) FROM charges"
+    try:
+        with closing(
+            sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", _BUSY_S, uri=True)
+        ) as db:
+            calls, prompt, completion = db.execute(query).fetchone()
+    except sqlite3.DatabaseError as error:
+        message = str(error)
+        # Another process creates it now.
+        if "no such table" in message or "unable to open" in message:
+            return ApiUsage()
+        raise UserError(f"{path}: damaged, or not a file of paid answers: {message}") from None
+    return ApiUsage(calls=calls or 0, prompt_tokens=prompt or 0, completion_tokens=completion or 0)
+
+
+class PaidAnswerCache:
+    """The file of paid answers. Several runs of one machine may share it; one process per run.
+
+    damaged: number of damaged answers, which are requested again. Raises UserError if the file
+    cannot be opened or written, or if another process of the same run has it open.
+    """
+
+    def __init__(self, path: Path, run: str) -> None:
+        self.path, self._run = path.absolute(), run
+        self.damaged = 0
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="paid-answers")
+        self._lock = _locked(self.path, run)
+        try:
+            self._db = self._thread.submit(_opened, self.path).result()
+            self._file = identity_of(self.path)
+        except (sqlite3.Error, OSError) as error:
+            self._thread.shutdown()
+            os.close(self._lock)
+            raise self._file_error(error) from None
+
+    async def get(self, key: bytes) -> dict[str, Any] | None:
+        """Return the answer of a key, or None."""
+        query = "SELECT value FROM answers WHERE key = ?"
+        row = await self._execute(lambda db: db.execute(query, (key,)).fetchone())
+        if row is None:
+            return None
+        answer = _unpack(key, row[0])
+        self.damaged += answer is None
+        return answer
+
+    async def put(
+        self, key: bytes, answer: Mapping[str, Any], server: str, charge: ApiUsage
+    ) -> None:
+        """Store an answer and its usage, both or neither; they are on disk when this returns.
+
+        Raises UserError.
+        """
+        await self._write(
+            ("INSERT OR REPLACE INTO answers VALUES (?, ?)", (key, _pack(key, answer))),
+            self._charge_statement(server, charge),
+        )
+
+    async def charge(self, server: str, charge: ApiUsage) -> None:
+        """Store the usage of a call without an answer. Raises UserError."""
+        await self._write(self._charge_statement(server, charge))
+
+    def _charge_statement(self, server: str, charge: ApiUsage) -> tuple[str, tuple[Any, ...]]:
+        used = (charge.calls, charge.prompt_tokens, charge.completion_tokens)
+        return (
+            "INSERT INTO charges (run, server, calls, prompt_tokens, completion_tokens) "
+            "VALUES (?, ?, ?, ?, ?)",
+            (self._run, server, *used),
+        )
+
+    async def first_judge(self, model: str) -> str:
+        """Return the first judge of the run: `model`, unless another one is stored."""
+        await self._write(("INSERT OR IGNORE INTO judges VALUES (?, ?)", (self._run, model)))
+        query = "SELECT model FROM judges WHERE run = ?"
+        (first,) = await self._execute(lambda db: db.execute(query, (self._run,)).fetchone())
+        return bytes(first).decode()
+
+    def spent(self) -> dict[str, ApiUsage]:
+        """Return the usage of the run by server, without its price."""
+        query = (
+            "SELECT server, sum(calls), sum(prompt_tokens), sum(completion_tokens) FROM charges "
+            "WHERE run = ? GROUP BY server"
+        )
+        ask = self._thread.submit(lambda: self._db.execute(query, (self._run,)).fetchall())
+        try:
+            rows = ask.result()
+        except sqlite3.Error as error:
+            raise self._file_error(error) from None
+        names = ("calls", "prompt_tokens", "completion_tokens")
+        return {
+            server.decode(): ApiUsage(**dict(zip(names, sums, strict=True)))
+            for server, *sums in rows
+        }
+
+    def close(self) -> None:
+        """Close the file and release the lock of the run."""
+        self._thread.submit(self._db.close).result()
+        self._thread.shutdown()
+        os.close(self._lock)
+
+    async def _write(self, *statements: tuple[str, tuple[Any, ...]]) -> None:
+        def write(db: sqlite3.Connection) -> None:
+            db.execute("BEGIN IMMEDIATE")
+            try:
+                for statement, values in statements:
+                    db.execute(statement, values)
+                db.execute("COMMIT")
+            finally:
+                if db.in_transaction:
+                    db.execute("ROLLBACK")
+
+        if identity_of(self.path) != self._file:
+            raise UserError(
+                f"answers {self.path}: deleted or replaced during a run, so new answers would be "
+                "lost. Restore it, or continue with another file."
+            )
+        await self._execute(write)
+
+    async def _execute(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        loop = asyncio.get_running_loop()
+        written = loop.run_in_executor(self._thread, lambda: work(self._db))
+        try:
+            # A paid answer is written even if the caller is cancelled.
+            return await asyncio.shield(written)
+        except sqlite3.Error as error:
+            raise self._file_error(error) from None
+
+    def _file_error(self, error: Exception) -> UserError:
+        return UserError(
+            f"answers {self.path}: {error}. Free disk space, or name another file (the answers in "
+            "this file are then paid for again)."
+        )
+
+
+def judge_of(path: Path, run: str) -> str | None:
+    """Return the first judge of a run (`PaidAnswerCache.first_judge`), or None.
+
+    Only reads the file.
+
+    Raises UserError if the file cannot be read.
+    """
+    if not path.is_file():
+        return None
+    try:
+        with closing(
+            sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", _BUSY_S, uri=True)
+        ) as db:
+            row = db.execute("SELECT model FROM judges WHERE run = ?", (run,)).fetchone()
+    except sqlite3.Error as error:
+        raise UserError(f"answers {path}: {error}") from None
+    return None if row is None else str(row[0])
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    db = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)
+    db.text_factory = bytes  # a damaged value may not be valid text
+    try:
+        # Without this check a damaged page fails hours later, or gives a wrong sum.
+        ((health,),) = db.execute("PRAGMA quick_check(1)")
+        if health != b"ok":
+            raise sqlite3.DatabaseError("the file is damaged")
+        db.execute("PRAGMA journal_mode=WAL")
+        db.execute("PRAGMA synchronous=FULL")  # an answer costs more than a write
+        for table in _TABLES:
+            db.execute(table)
+        db.execute("BEGIN IMMEDIATE")  # fails now if the file is not writable
+        db.execute("ROLLBACK")
+    except sqlite3.Error:
+        db.close()
+        raise
+    return db
+
+
+def _locked(path: Path, run: str) -> int:
+    """Return the locked file of the run. Raises UserError if another process has the lock."""
+    name = f"{path.name}.{hashlib.sha256(run.encode()).hexdigest()[:12]}.lock"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = os.open(path.with_name(name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise UserError(f"answers {path}: {error.strerror}. Name another file.") from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise UserError(
+            f"answers {path}: another process of the run {run!r} has it open. End that process, or "
+            "give this run another name."
+        ) from None
+    return lock
+
+
+def _pack(key: bytes, answer: Mapping[str, Any]) -> bytes:
+    text = to_json(answer)
+    return hashlib.blake2b(text, digest_size=_CHECKSUM, key=key).digest() + text
+
+
+def _unpack(key: bytes, value: bytes) -> dict[str, Any] | None:
+    """Return the answer; None if the value is damaged or belongs to another key."""
+    try:
+        text = value[_CHECKSUM:]
+        if value[:_CHECKSUM] != hashlib.blake2b(text, digest_size=_CHECKSUM, key=key).digest():
+            return None
+        answer: dict[str, Any] = from_json(text)
+        return answer
+    except (ValueError, TypeError):
+        return None

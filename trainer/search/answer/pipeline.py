@@ -1,0 +1,179 @@
+"""Answer and judge a finished episode."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from trainer.search.answer.answer_cache import PaidAnswerCache
+from trainer.search.answer.answer_judge import AnswerJudge
+from trainer.search.answer.config import AnsweringConfig
+from trainer.search.answer.evidence import evidence
+from trainer.search.answer.generator import Generator
+from trainer.search.answer.spending import SpendTracker, sum_charges
+from trainer.search.records import (
+    ApiUsage,
+    GeneratedAnswer,
+    JudgedAnswer,
+    Question,
+    Trajectory,
+)
+
+#: Ends of episodes that get an answer: by the policy, or because turns or context are used up. Not
+#: episodes that were given up or that failed.
+_ANSWERED = ("complete", "forced", "context")
+
+
+def is_asked(trajectory: Trajectory, cfg: AnsweringConfig) -> bool:
+    """Return whether the generator gets a request for a finished episode."""
+    has_views = any(turn.views for turn in trajectory.turns)
+    return trajectory.end in _ANSWERED and (has_views or cfg.judge.no_evidence == "ask")
+
+
+class AnswerPipeline:
+    """Generator, judge and the file of paid answers of one run.
+
+    Use it in one process (rank 0) and one event loop. cfg: of the run. run: its name. folder: run
+    directory, which has answers.sqlite unless the config names another file.
+
+    `check` opens the file and checks the servers; `finish` handles one episode, any number
+    concurrently; `close` at the end. Raises UserError if the file cannot be opened.
+    """
+
+    def __init__(self, cfg: AnsweringConfig, *, run: str, folder: Path) -> None:
+        self.cfg = cfg
+        self._path = folder / "answers.sqlite" if cfg.answers is None else Path(cfg.answers)
+        self._run = run
+        self._parts: tuple[PaidAnswerCache, SpendTracker, Generator, AnswerJudge] | None = None
+        self._counts: Counter[str] = Counter()
+
+    async def check(self) -> None:
+        """Raise UserError if generator or judge does not answer, or not as configured."""
+        _, _, generator, judging = await self._opened()
+        await generator.check()
+        await judging.check()
+
+    async def close(self) -> None:
+        """Cancel pending calls and close file and connections."""
+        parts, self._parts = self._parts, None
+        if parts is not None:
+            paid_answers, _, generator, judging = parts
+            await generator.close()
+            await judging.close()
+            paid_answers.close()
+
+    @property
+    def totals(self) -> ApiUsage:
+        """Return the usage of the run since it started, including its earlier processes."""
+        return sum_charges(self.spent)
+
+    @property
+    def spent(self) -> dict[str, ApiUsage]:
+        """Return the usage of the run by server: generator, judge."""
+        return {} if self._parts is None else self._parts[1].totals
+
+    @property
+    def judge_model(self) -> str:
+        """Return the judge's model and revision, as the service reported them."""
+        return "" if self._parts is None else self._parts[3].model
+
+    def stats(self) -> dict[str, float]:
+        """Return stats for the log: usage of the run, outcomes of this process's episodes."""
+        stats = {f"answers/{name}": float(count) for name, count in sorted(self._counts.items())}
+        for server, charge in self.spent.items():
+            stats[f"cost/{server}_calls"] = float(charge.calls)
+            stats[f"cost/{server}_prompt_tokens"] = float(charge.prompt_tokens)
+            stats[f"cost/{server}_completion_tokens"] = float(charge.completion_tokens)
+            if charge.money is not None:
+                stats[f"cost/{server}_money"] = charge.money
+        if self._parts is not None:
+            stats["answers/damaged"] = float(self._parts[0].damaged)
+            stats["answers/retries"] = float(self._parts[2].retries)
+        return stats
+
+    async def finish(
+        self, trajectory: Trajectory, load_image: Callable[[str], bytes]
+    ) -> Trajectory:
+        """Return a copy of an episode with the generator's answer and its verdicts.
+
+        load_image: SHA-256 -> PNG of the episode's images. An episode that was given up or failed
+        gets no answer, and its verdict has no score. One without evidence scores 0 without a call,
+        unless the config asks for one. Without a reference the answer is not judged. A failure
+        becomes a status: without an answer there is no verdict and no score. Raises BudgetExceeded,
+        UserError.
+        """
+        _, _, generator, judging = await self._opened()
+        if trajectory.end not in _ANSWERED:
+            return self._skip(trajectory, f"the episode's end: {trajectory.end}", None)
+        if not is_asked(trajectory, self.cfg):
+            return self._skip(trajectory, "no evidence", 0.0)
+        image_hashes = evidence(trajectory, generator.cfg.max_images, generator.cfg.crop_slots)
+        pngs = {image: load_image(image) for image in image_hashes}
+        question = trajectory.question
+        answer = await generator.answer(question.question, pngs)
+        self._counts["cached" if answer.charge.cached else answer.status] += 1
+        if answer.text is None:
+            failed = JudgedAnswer(status="failed", reason="no answer to judge", model=judging.model)
+            grounded = failed if judging.cfg.grounded else None
+            update = {"answer": answer, "judged": failed, "grounded": grounded}
+            return trajectory.model_copy(update=update)
+        judged, grounded = await self._judged(judging, question, answer.text, pngs)
+        self._counts[f"judged_{judged.status}"] += 1
+        update = {"answer": answer, "judged": judged, "grounded": grounded}
+        return trajectory.model_copy(update=update)
+
+    async def _judged(
+        self, judging: AnswerJudge, question: Question, text: str, pngs: Mapping[str, bytes]
+    ) -> tuple[JudgedAnswer, JudgedAnswer | None]:
+        """Return both verdicts, requested concurrently."""
+        judged = asyncio.create_task(_correctness(judging, question, text))
+        grounded = asyncio.create_task(_grounded(judging, question, text, pngs))
+        try:
+            return await asyncio.gather(judged, grounded)
+        finally:  # if one raises, cancel the other
+            judged.cancel()
+            grounded.cancel()
+
+    def _skip(self, trajectory: Trajectory, reason: str, score: float | None) -> Trajectory:
+        self._counts["no_evidence" if score is not None else "not_answered"] += 1
+        answer = GeneratedAnswer(status="skipped", error=reason)
+        judged = JudgedAnswer(status="skipped", score=score, reason=reason)
+        return trajectory.model_copy(update={"answer": answer, "judged": judged})
+
+    async def _opened(self) -> tuple[PaidAnswerCache, SpendTracker, Generator, AnswerJudge]:
+        """Return the parts, created in the loop that uses them."""
+        if self._parts is None:
+            paid_answers = PaidAnswerCache(self._path, self._run)
+            try:
+                money = SpendTracker(self.cfg.money, paid_answers.spent())
+                generator = Generator(self.cfg.generator, paid_answers, money)
+                self._parts = (
+                    paid_answers,
+                    money,
+                    generator,
+                    AnswerJudge(self.cfg.judge, paid_answers, money),
+                )
+            except BaseException:
+                paid_answers.close()
+                raise
+        return self._parts
+
+
+async def _correctness(judging: AnswerJudge, question: Question, text: str) -> JudgedAnswer:
+    if not question.reference_answer:
+        cause = "the question has no reference answer"
+        return JudgedAnswer(status="skipped", reason=cause, model=judging.model)
+    return await judging.correctness(question.question, text, question.reference_answer)
+
+
+async def _grounded(
+    judging: AnswerJudge, question: Question, text: str, pngs: Mapping[str, bytes]
+) -> JudgedAnswer | None:
+    if not judging.cfg.grounded:
+        return None
+    if not pngs:  # no image can support the answer
+        cause = "no evidence"
+        return JudgedAnswer(status="skipped", score=0.0, reason=cause, model=judging.model)
+    return await judging.grounded(question.question, text, list(pngs.values()))

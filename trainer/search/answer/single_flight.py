@@ -1,0 +1,73 @@
+"""Run equal concurrent calls once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class _Call(Generic[T]):
+    """A pending call that several callers may wait for. started: the call has begun to run."""
+
+    task: asyncio.Task[tuple[T, bool]]
+    started: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class SingleFlight(Generic[T]):
+    """Equal calls at the same time are one call. Use it in one event loop.
+
+    deadline_s: max seconds to wait from the start of the call; None: until it ends. A call
+    continues when nobody waits for it any more, because it is paid for.
+    """
+
+    def __init__(self, deadline_s: float | None = None) -> None:
+        self._deadline_s = deadline_s
+        self._calls: dict[bytes, _Call[T]] = {}
+
+    async def get(
+        self,
+        key: bytes,
+        call: Callable[[Callable[[], None]], Coroutine[Any, Any, tuple[T, bool]]],
+    ) -> tuple[T, bool]:
+        """Return the value of a key's call, and whether this caller has just paid for it.
+
+        call: gets a function to call at its start; returns the value and whether it was paid for.
+        Raises what `call` raises, TimeoutError at the deadline.
+        """
+        pending, is_first = self._calls.get(key), False
+        if pending is None:  # no await before it is registered, so equal calls see it
+            pending, is_first = self._start(key, call), True
+        await pending.started.wait()
+        async with asyncio.timeout(self._deadline_s):
+            value, paid = await asyncio.shield(pending.task)
+        return value, paid and is_first
+
+    def _start(
+        self,
+        key: bytes,
+        call: Callable[[Callable[[], None]], Coroutine[Any, Any, tuple[T, bool]]],
+    ) -> _Call[T]:
+        started = asyncio.Event()
+        task = asyncio.create_task(call(started.set))
+        pending = self._calls[key] = _Call(task, started)
+
+        def forget(finished: asyncio.Task[tuple[T, bool]]) -> None:
+            started.set()
+            del self._calls[key]
+            if not finished.cancelled():
+                finished.exception()  # mark the error as retrieved, even without a waiting caller
+
+        task.add_done_callback(forget)
+        return pending
+
+    async def close(self) -> None:
+        """Cancel all pending calls."""
+        tasks = [pending.task for pending in self._calls.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,251 @@
+"""The commands `python -m trainer search ask|collect|estimate|view|export`.
+
+The commands of curation and `loop` are added here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+
+from scorekit.command import clean_exit
+from scorekit.config import load_config
+from scorekit.errors import UserError
+from trainer.search.curation.commands import register
+from trainer.search.rounds.commands import loop
+
+app = typer.Typer(
+    help="Search: episodes of a policy that looks for evidence in document pages.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+register(app)
+app.command()(loop)
+
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", help="The run's config (YAML); without it, defaults.")
+]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", help="Override a key: section.key=value.")
+]
+PolicyName = Annotated[
+    str | None,
+    typer.Option(
+        "--policy",
+        help="A model's folder or hub id (policy.path), or the URL of an OpenAI-compatible server "
+        "with /v1 (server.url).",
+    ),
+]
+ModelName = Annotated[
+    str | None, typer.Option("--model", help="The model's name at that server (server.model).")
+]
+Limit = Annotated[int | None, typer.Option(min=1, help="Read this many questions at most.")]
+RunDir = Annotated[Path, typer.Argument(help="Folder of a run.")]
+Steps = Annotated[
+    list[int] | None, typer.Option(help="Of this step; several may be. Default: all.")
+]
+
+
+@app.command()
+def ask(
+    question: Annotated[str, typer.Option("--question", help="What the pages are to tell.")],
+    policy: PolicyName = None,
+    model: ModelName = None,
+    config: ConfigFile = None,
+    set_: Overrides = None,
+    reference: Annotated[
+        str, typer.Option(help="The right answer, for the judge; without it nobody judges.")
+    ] = "",
+    gold: Annotated[
+        list[str] | None, typer.Option(help="Id of a page that has it, for NDCG; several may be.")
+    ] = None,
+    answer: Annotated[
+        bool, typer.Option("--answer/--no-answer", help="Ask the generator at the end.")
+    ] = True,
+    out: Annotated[
+        Path | None, typer.Option(help="New folder; default: one in runs/ask, by the time.")
+    ] = None,
+) -> None:
+    """Let a policy search for the evidence of one question, and print each turn."""
+    with _clean_exit():
+        from trainer.search.ask import ask as ask_one
+        from trainer.search.ask import reward_of_one
+        from trainer.search.records import Question, Trajectory
+        from trainer.search.show import end_panel, question_panel, turn_panel
+        from trainer.search.trajectories.view import write_view
+
+        if not question.strip():
+            raise UserError("--question: the text is empty")
+        folder = out or Path("runs/ask") / datetime.now().strftime("%Y%m%d-%H%M%S-%f")
+        cfg = _config(config, policy, model, [*(set_ or []), f"misc.run_dir={folder}"])
+        cfg.reward = reward_of_one(cfg.reward, answer=answer, gold=bool(gold))
+        asked_question = Question(
+            id="asked", question=question, reference_answer=reference, gold=tuple(gold or ())
+        )
+        console, num_printed = Console(), 0
+        console.print(question_panel(asked_question))
+
+        def print_new_turns(trajectory: Trajectory) -> None:
+            nonlocal num_printed
+            for turn in trajectory.turns[num_printed:]:
+                console.print(turn_panel(turn, asked_question.gold))
+            num_printed = len(trajectory.turns)
+
+        final = ask_one(cfg, asked_question, folder, on_turn=print_new_turns)
+        console.print(end_panel(final))
+        typer.echo(f"page: {write_view(folder)}")
+        if final.end == "failed":
+            raise typer.Exit(3)
+
+
+@app.command()
+def collect(
+    config: ConfigFile = None,
+    policy: PolicyName = None,
+    model: ModelName = None,
+    set_: Overrides = None,
+    limit: Limit = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in misc.run_dir.")
+    ] = False,
+) -> None:
+    """Let a policy search for every question of data.train; store the episodes and their rewards.
+
+    Exit code 3: no episode has a reward. 143, 130: SIGTERM or Ctrl-C ended it after a step.
+    """
+    with _clean_exit():
+        from trainer.runs.cli.tables import report_table
+        from trainer.search.collect import collect as collect_all
+        from trainer.search.evaluation.stats import table
+        from trainer.search.trajectories.view import write_view
+
+        done = collect_all(_config(config, policy, model, set_), resume=resume, limit=limit)
+        Console().print(report_table(table(), done.stats))
+        typer.echo(f"trajectories: {done.folder / 'trajectories'}")
+        typer.echo(f"page: {write_view(done.folder)}")
+        if done.stopped:
+            typer.echo(f"stopped: {done.stopped}", err=True)
+        raise typer.Exit(done.exit_code)
+
+
+@app.command()
+def estimate(
+    run_dir: Annotated[
+        Path, typer.Argument(help="Folder of a run of a few episodes (collect --limit).")
+    ],
+    episodes: Annotated[int, typer.Option(min=1, help="Of the run to come.")],
+    set_: Overrides = None,
+) -> None:
+    """Estimate the paid calls of a run from a few episodes, without calling a server."""
+    with _clean_exit():
+        from trainer.search.answer.estimate import estimate as compute_estimate
+        from trainer.search.config import SearchConfig
+        from trainer.search.trajectories.store import FOLDER, TrajectoryStore
+
+        cfg = load_config(SearchConfig, run_dir / "config.yaml", list(set_ or []))
+        sample = list(TrajectoryStore(run_dir / FOLDER).read())
+        for line in compute_estimate(sample, episodes, cfg.answering).lines():
+            typer.echo(line)
+
+
+@app.command()
+def view(
+    run_dir: RunDir,
+    step: Steps = None,
+    most: Annotated[
+        int, typer.Option(min=1, help="Episodes on the page, as many of each step as of another.")
+    ] = 200,
+) -> None:
+    """Write the page of a run's trajectories."""
+    with _clean_exit():
+        from trainer.search.trajectories.view import write_view
+
+        typer.echo(f"page: {write_view(run_dir, steps=step, max_episodes=most)}")
+
+
+@app.command()
+def export(
+    run_dir: RunDir,
+    target: Annotated[Path, typer.Argument(help="New folder.")],
+    form: Annotated[
+        Literal["atif", "inspect", "sft"],
+        typer.Option(
+            "--format",
+            help="ATIF v1.8; logs for `inspect view` (extra `inspect`); rows for `trainer sft`.",
+        ),
+    ] = "atif",
+    step: Steps = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="sft: the model that is to learn (policy.path); default: the run's."),
+    ] = None,
+    ended: Annotated[
+        Literal["complete", "any"],
+        typer.Option(
+            help="sft: episodes whose policy ended the search; any: also those that were cut short "
+            "or given up, without a forced end."
+        ),
+    ] = "complete",
+    least_reward: Annotated[
+        float | None, typer.Option(help="sft: of an episode; default: any, also none.")
+    ] = None,
+    set_: Overrides = None,
+) -> None:
+    """Export a run's trajectories, with their images, for other tools or for training."""
+    with _clean_exit():
+        if form != "sft" and (model, ended, least_reward, set_) != (None, "complete", None, None):
+            raise UserError(
+                "--model, --ended, --least-reward and --set: only for --format sft. Remove them."
+            )
+        if form == "sft":
+            from trainer.search.training.sft_rows import ROWS, export_sft
+
+            model_overrides = [
+                "policy.tokenizer=null",
+                "policy.revision=null",
+                f"policy.path={model}",
+            ]
+            overrides = [*(model_overrides if model is not None else []), *(set_ or [])]
+            cfg = _config(run_dir / "config.yaml", None, None, overrides)
+            result = export_sft(
+                run_dir, target, cfg, steps=step, end_filter=ended, min_reward=least_reward
+            )
+            typer.echo("\n".join([f"episodes: {result.rows} in {target / ROWS}", *result.lines()]))
+            return
+        from trainer.search.trajectories.atif import export_atif
+        from trainer.search.trajectories.inspect_log import export_inspect
+
+        written = {"atif": export_atif, "inspect": export_inspect}[form](
+            run_dir, target, steps=step
+        )
+        typer.echo(f"episodes: {written} in {target}")
+
+
+def _config(
+    path: Path | None, policy: str | None, model: str | None, overrides: list[str] | None
+) -> Any:
+    from trainer.search.config import SearchConfig
+
+    all_overrides = list(overrides or [])
+    if policy is not None:
+        key = "server.url" if policy.startswith(("http://", "https://")) else "policy.path"
+        all_overrides += [f"{key}={policy}"]
+        all_overrides += ["server.url=null"] if key == "policy.path" else []
+    if model is not None:
+        all_overrides.append(f"server.model={model}")
+    return load_config(SearchConfig, path, all_overrides)
+
+
+@contextmanager
+def _clean_exit() -> Iterator[None]:
+    from trainer.runs.messages import show_messages
+
+    with clean_exit():
+        show_messages()
+        yield

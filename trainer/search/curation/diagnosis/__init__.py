@@ -1,0 +1,1 @@
+"""Find out why questions score low, and which references are wrong."""

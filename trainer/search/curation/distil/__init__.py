@@ -1,1 +1,0 @@
-"""From rare successes to rows to learn from, and their thoughts in better words."""

@@ -1,0 +1,1 @@
+"""Turn rare successes into training rows, with rewritten thoughts."""

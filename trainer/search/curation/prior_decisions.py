@@ -1,0 +1,159 @@
+"""Read the decisions about rows of earlier commands and of people."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from scorekit.errors import UserError
+from trainer.search.curation.dataset import decisions_digest, read_decisions
+from trainer.search.curation.entries import DECIDE, entries_of
+from trainer.search.curation.samples import CuratedPrompt
+from trainer.sft.curation_record import (
+    EXCLUDE,
+    FILE,
+    CurationRecord,
+    RecordEntry,
+    read_record,
+)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PriorDecisions:
+    """Decisions of earlier commands and of people.
+
+    buckets: id -> bucket, of `search buckets`; None: compute them from the episodes. record:
+    decisions about rows and episodes. inputs: path -> digest of what was read.
+    """
+
+    buckets: Mapping[str, str] | None = None
+    record: CurationRecord = field(default_factory=CurationRecord)
+    inputs: Mapping[str, str] = field(default_factory=dict)
+
+
+def read_known(
+    prompts: Sequence[CuratedPrompt],
+    buckets: Path | None = None,
+    verified: Sequence[Path] = (),
+    excluded: Sequence[Path] = (),
+    records: Sequence[Path] = (),
+) -> PriorDecisions:
+    """Return the decisions in folders and files.
+
+    Raises UserError if one is of another command or of other data.
+
+    buckets, verified: folders of these commands. excluded: files, see `_excluded`. records: see
+    `read_decided`. A later one overrules an earlier one of the same command.
+    """
+    ids = {prompt.question.id for prompt in prompts}
+    inputs: dict[str, str] = {}
+    sorted_into: dict[str, str] | None = None
+    if buckets is not None:
+        _, lines = read_decisions(buckets, "buckets")
+        sorted_into = {row["id"]: str(row.get("bucket")) for row in lines}
+        if missing := sorted(ids - sorted_into.keys()):
+            raise UserError(
+                f"{buckets}: has no bucket of {len(missing)} rows ({missing[0]} first). It was "
+                "made from other data."
+            )
+        inputs[str(buckets)] = decisions_digest(buckets)
+    record, digests = read_decided(records, verified, excluded, ids)
+    return PriorDecisions(sorted_into, record, inputs | digests)
+
+
+def read_decided(
+    records: Sequence[Path],
+    verified: Sequence[Path] = (),
+    excluded: Sequence[Path] = (),
+    ids: set[str] | None = None,
+) -> tuple[CurationRecord, dict[str, str]]:
+    """Return one record of all decisions, and path -> digest. Raises UserError.
+
+    records: folders of `diagnose`, `hallucinations` or `verify`, or their record.jsonl; a folder
+    that an earlier version wrote has none, and is read by its decisions. verified: folders of
+    `verify`, of which only its own decisions count. excluded: files, see `_excluded`. ids: of the
+    data; None: any.
+    """
+    record, inputs = CurationRecord(), {}
+    for path in records:
+        if path.is_file() or (path / FILE).is_file():
+            entries = list(read_record(path))
+            inputs[str(path)] = _digest(path if path.is_file() else path / FILE)
+        else:
+            entries = _decided(path, None)
+            inputs[str(path)] = decisions_digest(path)
+        _check_known(path, {entry.question_id for entry in entries}, ids)
+        record.update(entries)
+    for folder in verified:
+        _, lines = read_decisions(folder, "verify")
+        rows = list(lines)
+        _check_known(folder, (row["id"] for row in rows), ids)
+        record.update(entry for row in rows for entry in entries_of("verify", row))
+        inputs[str(folder)] = decisions_digest(folder)
+    for path in excluded:
+        named, inputs[str(path)] = _excluded(path)
+        _check_known(path, named, ids)
+        record.update(RecordEntry(id, EXCLUDE, "drop", reason) for id, reason in named.items())
+    return record, inputs
+
+
+def _decided(folder: Path, command: str | None) -> list[RecordEntry]:
+    """Return the entries of a folder without a record.jsonl."""
+    manifest, lines = read_decisions(folder, command)
+    name = str(manifest["command"])
+    if name not in DECIDE:
+        raise UserError(
+            f"{folder}: `search {name}` decides nothing about rows. Name a folder of "
+            f"{', '.join(DECIDE)}."
+        )
+    return [entry for row in lines for entry in entries_of(name, row)]
+
+
+def only_kept(
+    prompts: Sequence[CuratedPrompt], folder: Path | None
+) -> tuple[list[CuratedPrompt], dict[str, str]]:
+    """Return (prompts whose rows a command kept, path -> digest). folder: None: all prompts."""
+    if folder is None:
+        return list(prompts), {}
+    _, lines = read_decisions(folder, None)
+    ids = {row["id"] for row in lines if row["kept"]}
+    chosen = [prompt for prompt in prompts if prompt.question.id in ids]
+    if len(chosen) < len(ids):
+        missing = sorted(ids - {prompt.question.id for prompt in chosen})
+        raise UserError(
+            f"{folder}: {len(missing)} of its rows are not in the data ({missing[0]} first)"
+        )
+    return chosen, {str(folder): decisions_digest(folder)}
+
+
+def _excluded(path: Path) -> tuple[dict[str, str], str]:
+    """Return (id -> reason, digest) of a file with lines `id`, tab, reason; # starts a comment."""
+    try:
+        content = path.read_bytes()
+        lines = content.decode("utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read: {error}") from None
+    parts = (line.partition("\t") for line in lines if line.strip() and line[0] != "#")
+    named = {id.strip(): reason.strip() for id, _, reason in parts}
+    return named, hashlib.sha256(content).hexdigest()
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _check_known(path: Path, named: Iterable[str], ids: set[str] | None) -> None:
+    """Warn of ids that are not in the data. Raises UserError if no id is in it."""
+    if ids is None:
+        return
+    names = set(named)
+    foreign = sorted(names - ids)
+    if foreign and len(foreign) == len(names):
+        raise UserError(f"{path}: the data has none of its {len(names)} ids ({foreign[0]!r} first)")
+    if foreign:
+        log.warning("%s: %d of %d ids are not in the data", path, len(foreign), len(names))

@@ -1,0 +1,224 @@
+"""Get new answers and verdicts for stored episodes from generator and judge.
+
+Answers are stored as in a run (`PaidAnswerCache`), so a killed command pays for nothing twice, and
+equal inputs give equal bytes. A failed verdict is None.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from scorekit.config import Config, load_config
+from scorekit.errors import UserError
+from trainer.search.answer.answer_cache import PaidAnswerCache
+from trainer.search.answer.answer_judge import AnswerJudge, max_verdict_usage
+from trainer.search.answer.config import AnsweringConfig, ChatModelConfig, PriceConfig
+from trainer.search.answer.generator import Generator, estimated_words
+from trainer.search.answer.paid_chat import CachedChat
+from trainer.search.answer.spending import SpendTracker, cost_of, format_totals, sum_charges
+from trainer.search.config import RetrieverConfig, SearchConfig
+from trainer.search.curation.config import CurationConfig
+from trainer.search.records import ApiUsage
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+C = TypeVar("C", bound=Config)
+#: Pending rows for each call in flight: one row may wait for its pages meanwhile.
+_AHEAD = 2
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerTrials:
+    """The answers to a question from the same images, and their scores; None if a call failed."""
+
+    answers: tuple[str | None, ...]
+    scores: tuple[float | None, ...]
+
+    def share(self, right: float) -> float | None:
+        """Return the share of answers with a score >= `right`; None if a score is missing."""
+        scores = [score for score in self.scores if score is not None]
+        if not scores or len(scores) < len(self.scores):
+            return None
+        return sum(score >= right for score in scores) / len(scores)
+
+
+#: Further models of a command: name in keys and charges -> config, price.
+Others = Mapping[str, tuple[ChatModelConfig, PriceConfig | None]]
+
+
+class AnswerSampler:
+    """The generator, judge and further models (`chats`, by name), in one event loop."""
+
+    def __init__(
+        self, generator: Generator, judging: AnswerJudge, chats: Mapping[str, CachedChat]
+    ) -> None:
+        self.generator, self.judging, self.chats = generator, judging, chats
+
+    async def answers(
+        self, question: str, pngs: Sequence[bytes], times: int = 1
+    ) -> list[str | None]:
+        """Return `times` independent answers from images; None for a failed one."""
+        png_by_hash = {hashlib.sha256(png).hexdigest(): png for png in pngs}
+        samples = (self.generator.answer(question, png_by_hash, sample=n) for n in range(times))
+        return [answer.text for answer in await asyncio.gather(*samples)]
+
+    async def score(self, question: str, answer: str | None, reference: str) -> float | None:
+        """Return the judge's score of an answer; None if there is no answer or score."""
+        if answer is None:
+            return None
+        judged = await self.judging.correctness(question, answer, reference)
+        return judged.score
+
+    async def tried(
+        self, question: str, reference: str, pngs: Sequence[bytes], times: int = 1
+    ) -> AnswerTrials:
+        """Return answers from images, and the judge's scores against the reference."""
+        answers = await self.answers(question, pngs, times)
+        scores = [self.score(question, answer, reference) for answer in answers]
+        return AnswerTrials(tuple(answers), tuple(await asyncio.gather(*scores)))
+
+
+def ask_all(
+    cfg: AnsweringConfig,
+    answers_path: Path,
+    name: str,
+    jobs: Sequence[Callable[[AnswerSampler], Awaitable[T]]],
+    other_models: Others = MappingProxyType({}),
+) -> list[T]:
+    """Run all jobs concurrently and return their results in order.
+
+    answers_path: file of answers. name: key of the usage in it: a command and its folder. Raises
+    UserError if a service is unavailable, BudgetExceeded; paid answers stay stored.
+    """
+    return asyncio.run(_ask_all(cfg, answers_path, name, jobs, other_models)) if jobs else []
+
+
+async def _ask_all(
+    cfg: AnsweringConfig,
+    path: Path,
+    name: str,
+    jobs: Sequence[Callable[[AnswerSampler], Awaitable[T]]],
+    other_models: Others,
+) -> list[T]:
+    paid_answers = PaidAnswerCache(path, name)
+    money = SpendTracker(
+        cfg.money, paid_answers.spent(), {key: price for key, (_, price) in other_models.items()}
+    )
+    generator = Generator(cfg.generator, paid_answers, money)
+    judging = AnswerJudge(cfg.judge, paid_answers, money)
+    chats = {
+        key: CachedChat(key, model, paid_answers, money) for key, (model, _) in other_models.items()
+    }
+    asking = AnswerSampler(generator, judging, chats)
+    models: list[Generator | AnswerJudge | CachedChat] = [generator, judging, *chats.values()]
+    semaphore, done = asyncio.Semaphore(_AHEAD * cfg.generator.max_requests), 0
+
+    async def run_job(job: Callable[[AnswerSampler], Awaitable[T]]) -> T:
+        nonlocal done
+        async with semaphore:
+            result = await job(asking)
+        done += 1
+        if done % max(1, len(jobs) // 10) == 0:
+            log.info("asked about %d of %d; %s", done, len(jobs), format_totals(money.totals))
+        return result
+
+    tasks: list[asyncio.Task[T]] = []
+    try:
+        for model in models:
+            await model.check()
+        tasks = [asyncio.create_task(run_job(job)) for job in jobs]
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for model in models:
+            await model.close()
+        paid_answers.close()
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCalls:
+    """The planned calls of generator and judge for a question, for an estimate."""
+
+    question: str
+    reference: str
+    num_images: int
+    times: int = 1
+
+
+def estimated_usage(planned: Sequence[PlannedCalls], cfg: AnsweringConfig) -> list[str]:
+    """Return lines about the max calls, tokens and cost, without a call.
+
+    An answer counts `max_output_tokens`, an image `tokens_per_image`. Stored answers cost nothing.
+    """
+    generator_cfg = cfg.generator
+    generator, judge = ApiUsage(), ApiUsage()
+    for item in planned:
+        prompt_tokens = (
+            estimated_words(generator_cfg.system, item.question)
+            + item.num_images * generator_cfg.tokens_per_image
+        )
+        usage = ApiUsage(
+            calls=item.times,
+            prompt_tokens=item.times * prompt_tokens,
+            completion_tokens=item.times * generator_cfg.max_output_tokens,
+        )
+        generator = sum_charges({"so far": generator, "now": usage})
+        texts = item.question, item.reference, item.reference
+        for _ in range(item.times):
+            verdict = max_verdict_usage(texts, 0, cfg.judge)
+            judge = sum_charges({"so far": judge, "now": verdict})
+    charges = {"generator": generator, "judge": judge}
+    prices = {"generator": cfg.money.generator, "judge": cfg.money.judge}
+    priced = {
+        name: charge.model_copy(
+            update={"money": cost_of(prices[name], charge.prompt_tokens, charge.completion_tokens)}
+        )
+        for name, charge in charges.items()
+    }
+    return [f"at most: {format_totals(priced)}", "answers in the file of answers cost nothing"]
+
+
+def kept_answers(cfg: CurationConfig, out: Path) -> Path:
+    """Return the file of answers of a command that writes to `out`."""
+    return out.absolute().parent / "answers.sqlite" if cfg.answers is None else Path(cfg.answers)
+
+
+def servers(runs: Sequence[Path], cfg: CurationConfig) -> tuple[AnsweringConfig, RetrieverConfig]:
+    """Return the servers of the last run, with the keys that the command's config sets.
+
+    Raises UserError if that run has no config.
+    """
+    if not runs:
+        return cfg.answering, cfg.retriever
+    path = runs[-1] / "config.yaml"
+    if not path.is_file():
+        raise UserError(
+            f"{path}: does not exist, but names the generator and judge of the last run"
+        )
+    run = load_config(SearchConfig, path)
+    return _over(run.answering, cfg.answering), _over(run.retriever, cfg.retriever)
+
+
+def _over(under: C, over: C) -> C:
+    """Return a config with the keys that are set in another."""
+    set_values = over.model_dump(exclude_unset=True)
+    return type(under).model_validate(merged(under.model_dump(exclude_unset=True), set_values))
+
+
+def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sections of two configs merged key by key; those of `over` win."""
+    result = dict(under)
+    for name, value in over.items():
+        existing = result.get(name)
+        are_sections = isinstance(value, Mapping) and isinstance(existing, Mapping)
+        result[name] = merged(existing or {}, value) if are_sections else value
+    return result

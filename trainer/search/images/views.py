@@ -1,0 +1,152 @@
+"""Build the images of pages and crops, and convert boxes between frames.
+
+A view stores its region in pixels of the page's full image. So a box converts to the page in one
+step after any number of crops, and every crop is cut from the page.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, floor
+from typing import TYPE_CHECKING, Literal
+
+from scorekit.numeric.thresholds import above
+from trainer.search.images.config import SightConfig
+from trainer.search.images.image_data import (
+    ImageError,
+    displayed_size,
+    image_hash,
+    read_image,
+    write_png,
+)
+from trainer.search.records import BoxConvention, ImageView, Region
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as PILImage
+
+#: The reasons why a crop fails.
+CropErrorReason = Literal["no_picture", "box_order", "box_outside", "box_small", "box_narrow"]
+
+
+@dataclass(frozen=True, slots=True)
+class ShownImage:
+    """A view and its image."""
+
+    view: ImageView
+    png: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CropFailure:
+    """A failed crop. detail: the message to the policy."""
+
+    reason: CropErrorReason
+    detail: str
+
+
+def page_view(page_id: str, image: bytes, sight: SightConfig) -> ShownImage:
+    """Return the view of a full page. image: its file, of any format. Raises ImageError."""
+    full_image = read_image(image)
+    width, height = full_image.size
+    return _resized_view(
+        "page", page_id, full_image, (0.0, 0.0, float(width), float(height)), sight
+    )
+
+
+def crop_view(
+    view: ImageView, box: Region, image: bytes, sight: SightConfig
+) -> ShownImage | CropFailure:
+    """Return the crop of a box in a view, enlarged within the limits.
+
+    box: in the view's frame, by `sight.box_convention`. image: the image file of the view's page.
+    Raises ImageError if its size differs from that in the view.
+    """
+    region = crop_region(view, box, sight)
+    if isinstance(region, CropFailure):
+        return region
+    full_image = read_image(image)
+    if full_image.size != (view.page_width, view.page_height):
+        raise ImageError(f"the image of page {view.page_id} has changed its size")
+    return _resized_view("crop", view.page_id, full_image, region, sight)
+
+
+def crop_region(view: ImageView, box: Region, sight: SightConfig) -> Region | CropFailure:
+    """Return the region of the page that a box covers with its padding, in full pixels."""
+    x1, y1, x2, y2 = in_pixels(box, view, sight.box_convention)
+    if not (x1 < x2 and y1 < y2):
+        return CropFailure("box_order", "x1 must be less than x2, and y1 less than y2")
+    if x1 < 0 or y1 < 0 or x2 > view.width or y2 > view.height:
+        return CropFailure("box_outside", "the box reaches out of the picture last shown")
+    left, top, right, bottom = view.region
+    x_scale, y_scale = (right - left) / view.width, (bottom - top) / view.height
+    pad = sight.crop_padding
+    region = (
+        max(0.0, floor(left + (x1 - pad) * x_scale)),
+        max(0.0, floor(top + (y1 - pad) * y_scale)),
+        min(float(view.page_width), ceil(left + (x2 + pad) * x_scale)),
+        min(float(view.page_height), ceil(top + (y2 + pad) * y_scale)),
+    )
+    width, height = region[2] - region[0], region[3] - region[1]
+    if min(width, height) < sight.min_crop:
+        return CropFailure(
+            "box_small",
+            f"the box covers {width:g} x {height:g} pixels of the page, of which each side needs "
+            f"{sight.min_crop}: take a larger one",
+        )
+    if above(max(width, height), sight.max_aspect * min(width, height)):
+        return CropFailure(
+            "box_narrow",
+            f"one side of the box is more than {sight.max_aspect:g} times the other: take a wider "
+            "one",
+        )
+    return region
+
+
+def in_pixels(box: Region, view: ImageView, convention: BoxConvention) -> Region:
+    """Convert a box from the view's frame to pixels of the view."""
+    x_scale, y_scale = _units(view, convention)
+    x1, y1, x2, y2 = box
+    return x1 * x_scale, y1 * y_scale, x2 * x_scale, y2 * y_scale
+
+
+def in_frame(region: Region, view: ImageView, convention: BoxConvention) -> Region:
+    """Convert a region of the page to the view's frame; it may exceed the view."""
+    x_scale, y_scale = _units(view, convention)
+    left, top, right, bottom = view.region
+    x_scale *= (right - left) / view.width
+    y_scale *= (bottom - top) / view.height
+    x1, y1, x2, y2 = region
+    return (x1 - left) / x_scale, (y1 - top) / y_scale, (x2 - left) / x_scale, (y2 - top) / y_scale
+
+
+def _units(view: ImageView, convention: BoxConvention) -> tuple[float, float]:
+    """Return the pixels per unit of the frame, in x and in y."""
+    if convention == "pixel":
+        return 1.0, 1.0
+    parts = 1000 if convention == "thousand" else 1
+    return view.width / parts, view.height / parts
+
+
+def _resized_view(
+    kind: Literal["page", "crop"],
+    page_id: str,
+    full_image: PILImage,
+    region: Region,
+    sight: SightConfig,
+) -> ShownImage:
+    from PIL import Image
+
+    left, top, right, bottom = region
+    size = displayed_size(int(right - left), int(bottom - top), sight)
+    png = write_png(full_image.resize(size, Image.Resampling.BICUBIC, box=region))
+    view = ImageView(
+        kind=kind,
+        page_id=page_id,
+        width=size[0],
+        height=size[1],
+        region=region,
+        page_width=full_image.width,
+        page_height=full_image.height,
+        image=image_hash(png),
+    )
+    return ShownImage(view, png)

@@ -1,0 +1,104 @@
+"""Compute the reward of an episode from its answer, verdict and pages. Pure functions."""
+
+from __future__ import annotations
+
+from trainer.search.records import EpisodeReward, GeneratedAnswer, JudgedAnswer, Trajectory
+from trainer.search.reward.config import SearchRewardConfig
+from trainer.search.reward.ndcg import ndcg
+from trainer.search.reward.wellformed import format_error
+
+NO_GOLD = "the question names no gold page"
+
+
+def skip_reward(trajectory: Trajectory, cfg: SearchRewardConfig) -> Trajectory | None:
+    """Return the episode with a skipped answer if its reward does not depend on one.
+
+    None: generator and judge are needed. An episode that gave up (`declined`) has no answer to
+    judge; if the judge has a weight its score is 0.
+    """
+    reason = _skip_reason(trajectory, cfg)
+    if reason is None:
+        return None
+    given_up = trajectory.end == "declined" and cfg.weights["judge"] > 0
+    return trajectory.model_copy(
+        update={
+            "answer": GeneratedAnswer(status="skipped", error=reason),
+            "judged": JudgedAnswer(
+                status="skipped", score=0.0 if given_up else None, reason=reason
+            ),
+        }
+    )
+
+
+def with_reward(trajectory: Trajectory, cfg: SearchRewardConfig) -> Trajectory:
+    """Return the episode with its NDCG and reward.
+
+    reward = w_judge * score + w_ndcg * NDCG + w_format * format, where format is 1 or 0; a gate
+    makes it 0 if format is 0. If a component with a weight is missing, there is no value: the
+    status is failed or late, never 0. A forced end is scored as any other, or gets 0 or a penalty.
+    """
+    value = ndcg(trajectory.shown_pages, trajectory.question, cfg.ndcg_gold)
+    return trajectory.model_copy(update={"ndcg": value, "reward": _reward(trajectory, value, cfg)})
+
+
+def _skip_reason(trajectory: Trajectory, cfg: SearchRewardConfig) -> str | None:
+    if trajectory.end == "failed":
+        return trajectory.end_detail or "the episode failed"
+    if trajectory.end == "declined":
+        return "the search was given up"
+    if not cfg.weights["judge"]:
+        return "the judge has no weight"
+    if cfg.gate and (error := format_error(trajectory)):
+        return f"not well-formed: {error}"
+    if _is_forced(trajectory) and cfg.forced_completion == "zero":
+        return "its end was forced"
+    if cfg.weights["ndcg"] and not trajectory.question.gold:
+        return NO_GOLD
+    return None
+
+
+def _reward(
+    trajectory: Trajectory, ndcg_value: float | None, cfg: SearchRewardConfig
+) -> EpisodeReward:
+    if trajectory.end in (None, "failed"):
+        return EpisodeReward(status="failed", error=trajectory.end_detail or "it has no end")
+    form_reason, judged = format_error(trajectory), trajectory.judged
+    parts = {"format": 0.0 if form_reason else 1.0}
+    if ndcg_value is not None:
+        parts["ndcg"] = ndcg_value
+    if judged is not None and judged.score is not None:
+        parts["judge"] = judged.score
+    gated, forced = bool(cfg.gate and form_reason), _is_forced(trajectory)
+    if gated or (forced and cfg.forced_completion == "zero"):
+        return EpisodeReward(status="ok", value=0.0, parts=parts, gated=gated)
+    weights = {part: weight for part, weight in cfg.weights.items() if weight}
+    if weights.keys() - parts:
+        return _missing_reward(trajectory, parts)
+    value = sum(weight * parts[part] for part, weight in weights.items())
+    if forced and cfg.forced_completion == "penalty":
+        value -= cfg.forced_penalty
+    return EpisodeReward(status="ok", value=value, parts=parts)
+
+
+def _missing_reward(trajectory: Trajectory, parts: dict[str, float]) -> EpisodeReward:
+    """Return a reward without a value and its reason, if possible that of the answer."""
+    answer, judged = trajectory.answer, trajectory.judged
+    late = "late" in (answer and answer.status, judged and judged.status)
+    reason = _status_reason(answer) or _status_reason(judged) or "it was not judged"
+    return EpisodeReward(status="late" if late else "failed", error=reason, parts=parts)
+
+
+def _status_reason(part: GeneratedAnswer | JudgedAnswer | None) -> str | None:
+    """Return the reason of a missing part; with the service's name if one failed."""
+    if part is None:
+        return None
+    if isinstance(part, GeneratedAnswer):
+        service, reason = "generator", part.error
+    else:
+        service, reason = "judge", part.reason
+    return f"{service}: {reason}" if reason and part.model and part.status == "failed" else reason
+
+
+def _is_forced(trajectory: Trajectory) -> bool:
+    """Return whether turns or context were used up, so the policy did not choose the end."""
+    return trajectory.end in ("forced", "context")

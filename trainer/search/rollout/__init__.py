@@ -1,0 +1,1 @@
+"""Run episodes turn by turn: prompts, joined ids, policies."""

@@ -1,0 +1,238 @@
+"""Join the ids of an episode turn by turn, without tokenizing a turn again.
+
+Sampled ids stay as they are. The ids between two turns are the difference of two renders of the
+chat template with a placeholder as the turn. So they do not depend on the sampled text, nor on what
+a template does to earlier turns (Qwen3 removes their thinking). The action mask is built here with
+the ids.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from scorekit.errors import UserError
+from trainer.chat.config import ChatConfig
+from trainer.chat.render import render
+from trainer.rl.rollout import Rollout
+from trainer.rl.sampler import SampledCompletion
+from trainer.search.images.processor import ImageProcessor, ProcessedImage
+from trainer.search.images.views import ShownImage
+from trainer.search.records import TokenRecord, mask_digest
+from trainer.search.rollout.prompt import Message, template_messages
+
+_PLACE = "@@"
+_BEFORE = (Message("system", "s"), Message("user", "u"))
+_OPENED, _THOUGHT = "<think>", "why</think>\n<search>what</search>"
+#: A think block that a generation prompt may open, and that earlier turns may not have.
+_PREFILL = re.compile(r"\s*<think>\s*(</think>\s*)?")
+
+
+class TurnTokenizer:
+    """The ids of prompts and observations under one chat template.
+
+    reader: of a policy that sees images; stops: ids that end a turn of the policy. prefill: the
+    start of a think block in the generation prompt, or "". Raises UserError if turns cannot be
+    joined under the template, because the text of a turn depends on other turns.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        chat: ChatConfig,
+        reader: ImageProcessor | None,
+        stops: Sequence[int],
+    ) -> None:
+        self.tokenizer, self._chat, self.reader = tokenizer, chat, reader
+        self.stops = list(stops)
+        # A group has equal texts at the same time.
+        self._cached_ids = lru_cache(512)(self._text_ids)
+        self.prefill = self._check()
+
+    def prompt(self, messages: Sequence[Message]) -> list[int]:
+        """Return the ids before the first turn."""
+        return self._ids(self._rendered(messages), messages)
+
+    def observation(self, message: Message) -> list[int]:
+        """Return the ids between two turns, starting with the id that ends a turn."""
+        return self._ids(self._tail(message), [message])
+
+    def text(self, sampled: Sequence[int]) -> str:
+        """Return the text of a turn for the parser: with the prefill, without the end id."""
+        ids = list(sampled)
+        if ids and ids[-1] in self.stops:
+            del ids[-1]
+        decoded = self.tokenizer.decode(
+            ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+        return f"{self.prefill}{decoded}"
+
+    def unopened(self, text: str) -> str | None:
+        """Return a turn's text without the prefill, as it would be sampled.
+
+        None if the text does not begin with the prefill.
+        """
+        if not self.prefill:
+            return text
+        opened = self.prefill if text.startswith(self.prefill) else self.prefill.strip()
+        return text.removeprefix(opened) if text.startswith(opened) else None
+
+    def serving_note(self) -> str | None:
+        """Return a warning if a chat server with this template changes the policy's context.
+
+        Such a server renders earlier turns again, and training keeps them as sampled. None: equal.
+        """
+        written = _THOUGHT if self.prefill else _OPENED + _THOUGHT
+        turn = Message("assistant", self.prefill + written)
+        rendered = self._rendered([*_BEFORE, turn, Message("user", "v")])
+        if rendered.startswith(self._rendered(_BEFORE) + written):
+            return None
+        change = "changes" if "why" in rendered else "drops the thinking of"
+        return (
+            f"the chat template {change} earlier turns, which training keeps as they were sampled: "
+            "a server that gets messages (an evaluation by URL) gives the policy another "
+            "context than in training. Send it ids, or use a template that keeps them."
+        )
+
+    # -- renders ----------------------------------------------------------------------------------
+
+    def _rendered(self, messages: Sequence[Message]) -> str:
+        parts = template_messages(messages)
+        return render(self.tokenizer, parts, self._chat, generation_prompt=True)
+
+    def _tail(self, message: Message) -> str:
+        placeholder = Message("assistant", _PLACE)
+        rendered = self._rendered([*_BEFORE, placeholder, message])
+        return rendered[rendered.index(_PLACE) + len(_PLACE) :]
+
+    def _ids(self, text: str, messages: Sequence[Message]) -> list[int]:
+        """Tokenize a text and repeat the image id for each image as often as it needs."""
+        ids = self._cached_ids(text)
+        images = [image for message in messages for image in message.images]
+        if self.reader is None:
+            if images:
+                raise ValueError("there are images, but the policy has no image processor")
+            return list(ids)
+        image_id, remaining, joined = self.reader.image_id, iter(images), list[int]()
+        if ids.count(image_id) != len(images):
+            raise ValueError(f"{ids.count(image_id)} image marks for {len(images)} images")
+        for token_id in ids:
+            joined += (
+                [token_id] * self.reader.ids(next(remaining))
+                if token_id == image_id
+                else [token_id]
+            )
+        return joined
+
+    def _text_ids(self, text: str) -> tuple[int, ...]:
+        # verbose: the tokenizer would warn of texts beyond its limit; `context` bounds them
+        return tuple(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+    # -- checks -----------------------------------------------------------------------------------
+
+    def _check(self) -> str:
+        """Check the template and return the prefill. Raises UserError."""
+        first_message, second_message = (
+            Message("user", "first words"),
+            Message("user", "other words"),
+        )
+        placeholder = Message("assistant", _PLACE)
+        prompt = self._rendered(_BEFORE)
+        head, *tails = self._rendered(
+            [*_BEFORE, placeholder, first_message, placeholder, second_message]
+        ).split(_PLACE)
+        opened = prompt.removeprefix(head)
+        if not prompt.startswith(head) or (opened and not _PREFILL.fullmatch(opened)):
+            raise UserError(
+                "the chat template begins a conversation differently from its prompt, so the turns "
+                "of an episode cannot be joined. Name another one in chat.template."
+            )
+        if len(tails) != 2 or tails != [
+            self._tail(first_message).removesuffix(opened),
+            self._tail(second_message),
+        ]:
+            raise UserError(
+                "the chat template writes a turn differently depending on the turns around it, so "
+                "the turns of an episode cannot be joined. Name another one in chat.template."
+            )
+        first = self._text_ids(tails[0])[:1]
+        if not set(first) <= set(self.stops) or not first:
+            ends = self.tokenizer.decode(list(first))
+            raise UserError(
+                f"the chat template ends a turn with {ends!r}, at which the policy does not stop. "
+                "Add its id to eos_token_id in the policy's generation_config.json."
+            )
+        return opened if "</think>" not in opened else ""
+
+
+@dataclass(slots=True)
+class EpisodeTokens:
+    """The ids of an episode so far. logprobs: of the sampler, 0 between turns; None: not requested.
+    images: the images of the ids. hashes: their SHA-256."""
+
+    prompt_ids: list[int]
+    completion_ids: list[int] = field(default_factory=list)
+    action_mask: list[bool] = field(default_factory=list)
+    logprobs: list[float] | None = field(default_factory=list)
+    images: list[ProcessedImage] = field(default_factory=list)
+    hashes: list[str] = field(default_factory=list)
+
+    @property
+    def ids(self) -> list[int]:
+        """Return prompt and completion ids."""
+        return self.prompt_ids + self.completion_ids
+
+    def add_turn(self, sampled: SampledCompletion) -> None:
+        """Add the sampled ids of a turn."""
+        self._add(sampled.token_ids, action=True)
+        if sampled.logprobs is None:
+            self.logprobs = None
+        elif self.logprobs is not None:
+            self.logprobs += sampled.logprobs
+
+    def add_observation(self, ids: Sequence[int]) -> None:
+        """Add the ids between two turns. After a truncated turn they include its end id, which is
+        then not an action."""
+        own_end = self.completion_ids[-1:] == list(ids[:1])
+        added = ids[1:] if own_end else ids
+        self._add(added, action=False)
+        if self.logprobs is not None:
+            self.logprobs += [0.0] * len(added)
+
+    def show(self, images: Sequence[ShownImage], reader: ImageProcessor | None) -> None:
+        """Add the images of the last added ids."""
+        if reader is not None:
+            self.images += [reader.read(image) for image in images]
+            self.hashes += [image.view.image for image in images]
+
+    def record(self) -> TokenRecord:
+        """Return the record that is stored."""
+        return TokenRecord(
+            prompt_ids=self.prompt_ids,
+            completion_ids=self.completion_ids,
+            action_mask=self.action_mask,
+            mask_digest=mask_digest(self.action_mask),
+            images=self.hashes,
+        )
+
+    def rollout(self, trajectory_id: str, group: int, stops: Sequence[int]) -> Rollout:
+        """Return the rollout for training. Raises ValueError if the policy wrote nothing."""
+        if not self.completion_ids:
+            raise ValueError(f"trajectory {trajectory_id} has no turn of the policy")
+        return Rollout(
+            group=group,
+            prompt_input_ids=self.prompt_ids,
+            completion_token_ids=self.completion_ids,
+            finish_reason="eos" if self.completion_ids[-1] in stops else "length",
+            action_mask=self.action_mask,
+            old_logprobs=self.logprobs,
+            images=self.images,
+            trajectory_id=trajectory_id,
+        )
+
+    def _add(self, ids: Sequence[int], *, action: bool) -> None:
+        self.completion_ids += ids
+        self.action_mask += [action] * len(ids)

@@ -1,0 +1,183 @@
+"""The protocol of a policy, and two policies that need no weights in this process.
+
+The policy that is trained is in trainer/search/rollout/sampled.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from scorekit.llm import Choice, LLMClient, LLMError, Sampling
+from scorekit.net.fork_safe import ForkSafeClient
+from scorekit.seeds import stream_seed
+from trainer.search.actions import THINK
+from trainer.search.records import EndName, TokenRecord
+from trainer.search.rollout.prompt import Message, chat_messages
+
+log = logging.getLogger(__name__)
+#: Max characters of a server's error message.
+_LONGEST_DETAIL = 300
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRequest:
+    """A request for a turn of an episode. turn: its number, from 1. messages: all so far.
+    temperature: of the row; None: the policy's default. tokens_left: max tokens of the turn."""
+
+    trajectory_id: str
+    turn: int
+    messages: Sequence[Message]
+    temperature: float | None
+    tokens_left: int
+
+
+@dataclass(frozen=True, slots=True)
+class TurnOutput:
+    """The text of a turn. tokens: their number; None: unknown. end: the reason if there is no
+    turn; detail: its message. seconds: its duration; None: the duration of the round."""
+
+    text: str = ""
+    tokens: int | None = None
+    end: EndName | None = None
+    detail: str = ""
+    seconds: float | None = None
+
+
+class Policy(Protocol):
+    """A policy: it writes the turns of episodes."""
+
+    name: str
+
+    def goes_on(self, running: int) -> bool:
+        """Return whether there is another round with `running` episodes in this process."""
+        ...
+
+    def act(self, requests: Sequence[TurnRequest]) -> list[TurnOutput]:
+        """Return a turn for each request, in order."""
+        ...
+
+    def finish(self, trajectory_id: str) -> TokenRecord | None:
+        """Return the ids of a finished episode, which the policy may forget; None: no ids."""
+        ...
+
+
+class ScriptPolicy:
+    """A function of the conversation so far, for tests, measurements and a baseline."""
+
+    def __init__(self, script: Callable[[TurnRequest], str], name: str = "script") -> None:
+        self.name = name
+        self._script = script
+
+    def goes_on(self, running: int) -> bool:
+        """Return whether any episode runs."""
+        return running > 0
+
+    def act(self, requests: Sequence[TurnRequest]) -> list[TurnOutput]:
+        """Return the texts of the script. Its exceptions are raised as they are."""
+        return [TurnOutput(self._script(request)) for request in requests]
+
+    def finish(self, trajectory_id: str) -> TokenRecord | None:
+        """Return None: a script has no ids."""
+        return None
+
+
+class ChatPolicy:
+    """A vision model behind an OpenAI-compatible server.
+
+    Each request has the full conversation, with images as data URLs. If the server gives no turn,
+    only that episode ends. make: returns a client; it is called in the loop that uses it. sampling:
+    of a turn; max_tokens is limited to the tokens left, and each turn gets a seed derived from its
+    seed. Call `close` at the end.
+    """
+
+    def __init__(self, make: Callable[[], LLMClient], sampling: Sampling) -> None:
+        self._sampling = sampling
+        self._has_warned = False
+        self._loop = ForkSafeClient("chat policy", make, LLMClient.close)
+        self.name = self._loop.run(_name)
+
+    def check(self) -> None:
+        """Raise UserError if the server is unavailable or does not have the model."""
+        self._loop.run(lambda client: client.check())
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._loop.close()
+
+    def goes_on(self, running: int) -> bool:
+        """Return whether any episode runs."""
+        return running > 0
+
+    def act(self, requests: Sequence[TurnRequest]) -> list[TurnOutput]:
+        """Request all turns concurrently. Raises UserError for an error of every turn."""
+        futures = [self._loop.submit(self._turn(request)) for request in requests]
+        try:
+            turns = [future.result() for future in futures]
+        finally:
+            for future in futures:
+                future.cancel()
+        if not self._has_warned and any(turn.end is None and turn.tokens is None for turn in turns):
+            self._has_warned = True
+            log.warning(
+                "%s: does not report tokens, so episode.max_response_length limits only single "
+                "turns; max_turns still applies",
+                self.name,
+            )
+        return turns
+
+    def finish(self, trajectory_id: str) -> TokenRecord | None:
+        """Return None: a chat server does not return ids."""
+        return None
+
+    def _turn(self, request: TurnRequest) -> Callable[[LLMClient], Coroutine[Any, Any, TurnOutput]]:
+        defaults = self._sampling
+        sampling = Sampling(
+            max_tokens=min(defaults.max_tokens, request.tokens_left),
+            temperature=defaults.temperature
+            if request.temperature is None
+            else request.temperature,
+            top_p=defaults.top_p,
+            top_k=defaults.top_k,
+            seed=_seed(defaults.seed, request),
+        )
+
+        async def ask(client: LLMClient) -> TurnOutput:
+            started = time.perf_counter()
+            messages = chat_messages(request.messages)
+            name = f"{_header_value(request.trajectory_id)}-{request.turn}"
+            try:
+                (choice,) = await client.chat(messages, sampling, request_id=name)
+            except LLMError as error:
+                end: EndName = "context" if error.type == "overlong" else "failed"
+                return TurnOutput(end=end, detail=f"policy: {error}"[:_LONGEST_DETAIL])
+            took = time.perf_counter() - started
+            return TurnOutput(_full_text(choice), choice.completion_tokens, seconds=took)
+
+        return ask
+
+
+def _seed(seed: int | None, request: TurnRequest) -> int | None:
+    """Return the seed of a turn, below 2**31, which every server accepts."""
+    if seed is None:
+        return None
+    return stream_seed("searcher", seed, request.trajectory_id, request.turn) % 2**31
+
+
+def _full_text(choice: Choice) -> str:
+    """Return a turn with its think block, which a server's reasoning parser removes."""
+    if choice.reasoning is None or f"<{THINK}>" in choice.text:
+        return choice.text
+    return f"<{THINK}>{choice.reasoning.strip()}</{THINK}>\n{choice.text.lstrip()}"
+
+
+def _header_value(name: str) -> str:
+    """Return a name with only the characters that a header allows."""
+    return "".join(c if c.isascii() and c.isprintable() else "_" for c in name)
+
+
+async def _name(client: LLMClient) -> str:
+    return f"{client.model} at {client.base_url}"

@@ -1,0 +1,226 @@
+"""Execute the actions of a round: all searches in one request, crops, and corrections."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Protocol, TypeAlias
+
+from scorekit.errors import TEXT_ERROR_TYPES, RequestError, SampleError
+from scorekit.retrieval.wire import IndexInfo, Page, PageHit
+from trainer.search.actions import Crop, Invalid, Search
+from trainer.search.images.image_data import ImageError
+from trainer.search.images.legible import legible_lines
+from trainer.search.images.views import CropFailure, ShownImage, crop_view, page_view
+from trainer.search.records import ImageView
+from trainer.search.rollout import prompt
+from trainer.search.rollout.config import EpisodeConfig
+
+#: Cache size in page images: enough for a few hundred episodes on some documents.
+_CACHE_SIZE = 512
+
+
+class PageSource(Protocol):
+    """A retriever: `scorekit.retrieval.client.Retriever`, or a substitute."""
+
+    def info(self) -> IndexInfo:
+        """Return the description of the index."""
+        ...
+
+    def search(self, queries: Sequence[str], top_k: int) -> Sequence[list[PageHit] | SampleError]:
+        """Return the hits, or an error, of each query."""
+        ...
+
+    def page(self, page_id: str) -> Page:
+        """Return the size and the text of a page."""
+        ...
+
+    def image(self, page_id: str) -> bytes:
+        """Return the image file of a page."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """An action that does not end its episode. last: the last view. seen: ids of the pages in
+    earlier views. left: number of turns after this one."""
+
+    action: Search | Crop | Invalid
+    last: ImageView | None
+    seen: frozenset[str]
+    left: int
+
+
+@dataclass(slots=True)
+class ToolResult:
+    """The observation of an action. images: its images. reason, detail: of an invalid or refused
+    action. failed: the reason if a service gave no result."""
+
+    text: str = ""
+    images: list[ShownImage] = field(default_factory=list)
+    hits: list[PageHit] = field(default_factory=list)
+    rank: int | None = None
+    reason: str | None = None
+    detail: str = ""
+    failed: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Rendered:
+    """An image and, in text mode, its lines."""
+
+    image: ShownImage
+    lines: tuple[str, ...]
+
+
+_Got: TypeAlias = "_Rendered | CropFailure | str"  # a str: the failure
+
+
+class SearchTools:
+    """The tools of one retriever. save_image: is called with the hash and the PNG of each image
+    before a record refers to it. Rendered pages are cached between calls."""
+
+    def __init__(
+        self,
+        pages: PageSource,
+        cfg: EpisodeConfig,
+        save_image: Callable[[str, bytes], None],
+    ) -> None:
+        self._pages, self._cfg = pages, cfg
+        self._save_image = save_image
+        self._stored: set[str] = set()
+        self._cached_view = lru_cache(_CACHE_SIZE)(self._show)
+        self._page = lru_cache(_CACHE_SIZE)(pages.page)
+
+    def apply(self, calls: Sequence[ToolCall], pool: Executor) -> list[ToolResult]:
+        """Return the result of each action, in order.
+
+        pool: fetches and renders images. Raises what the retriever raises if it is unavailable.
+        """
+        outcomes = [ToolResult() for _ in calls]
+        searches = [i for i, call in enumerate(calls) if isinstance(call.action, Search)]
+        crops = [i for i, call in enumerate(calls) if isinstance(call.action, Crop)]
+        for i, call in enumerate(calls):
+            if isinstance(call.action, Invalid):
+                self._refuse(outcomes[i], call, call.action.reason, call.action.detail)
+        self._search(searches, calls, outcomes, pool)
+        cut = pool.map(lambda i: self._cut(calls[i]), crops)
+        for i, view in zip(crops, cut, strict=True):
+            self._add_crop(outcomes[i], calls[i], view)
+        return outcomes
+
+    def _search(
+        self,
+        indices: list[int],
+        calls: Sequence[ToolCall],
+        outcomes: list[ToolResult],
+        pool: Executor,
+    ) -> None:
+        queries = [
+            call.action.query for i in indices if isinstance((call := calls[i]).action, Search)
+        ]
+        results = self._pages.search(queries, top_k=self._cfg.top_k) if queries else []
+        fresh: dict[int, list[PageHit]] = {}
+        for i, answer in zip(indices, results, strict=True):
+            if isinstance(answer, SampleError):
+                self._add_refusal(outcomes[i], calls[i], answer)
+                continue
+            outcomes[i].hits = list(answer)
+            unseen = {hit.page_id: hit for hit in reversed(answer)}
+            new = [hit for hit in answer if unseen[hit.page_id] is hit]
+            new = [hit for hit in new if hit.page_id not in calls[i].seen]
+            fresh[i] = new[: self._cfg.pages_per_search]
+        page_ids = list(dict.fromkeys(hit.page_id for hits in fresh.values() for hit in hits))
+        pages = dict(zip(page_ids, pool.map(self._try_page, page_ids), strict=True))
+        for i, hits in fresh.items():
+            self._add_pages(outcomes[i], calls[i], hits, pages)
+
+    def _add_pages(
+        self,
+        outcome: ToolResult,
+        call: ToolCall,
+        hits: list[PageHit],
+        pages: dict[str, _Rendered | str],
+    ) -> None:
+        lines = []
+        for hit in hits:
+            page = pages[hit.page_id]
+            if isinstance(page, str):
+                outcome.failed = page
+                return
+            self._keep(outcome, page)
+            num_hits = len(outcome.hits)
+            lines += [prompt.page_line(page.image.view, hit.rank, num_hits, self._cfg), *page.lines]
+        if not hits:
+            lines = [prompt.nothing_found(len(outcome.hits))]
+        outcome.rank = hits[0].rank if hits else None
+        outcome.text = self._text(lines, call)
+
+    def _add_refusal(self, outcome: ToolResult, call: ToolCall, error: SampleError) -> None:
+        if error.type in TEXT_ERROR_TYPES:
+            self._refuse(outcome, call, "query_refused", "the search takes no such query")
+        else:
+            outcome.failed = f"retriever: {error.type}"
+
+    def _add_crop(self, outcome: ToolResult, call: ToolCall, view: _Got) -> None:
+        if isinstance(view, str):
+            outcome.failed = view
+        elif isinstance(view, CropFailure):
+            self._refuse(outcome, call, view.reason, view.detail)
+        else:
+            self._keep(outcome, view)
+            lines = [prompt.crop_line(view.image.view, self._cfg), *view.lines]
+            outcome.text = self._text(lines, call)
+
+    def _refuse(self, outcome: ToolResult, call: ToolCall, reason: str, detail: str) -> None:
+        box = isinstance(call.action, Crop) or reason == "box_form"
+        outcome.reason, outcome.detail = reason, detail
+        text = prompt.correction(detail, call.last, self._cfg.sight, box=box)
+        outcome.text = self._text([text], call)
+
+    def _text(self, lines: Sequence[str], call: ToolCall) -> str:
+        return "\n".join(line for line in (*lines, prompt.turns_left(call.left, self._cfg)) if line)
+
+    def _keep(self, outcome: ToolResult, rendered: _Rendered) -> None:
+        name = rendered.image.view.image
+        if name not in self._stored:
+            self._save_image(name, rendered.image.png)
+            self._stored.add(name)
+        outcome.images.append(rendered.image)
+
+    # -- in the pool ------------------------------------------------------------------------------
+
+    def _try_page(self, page_id: str) -> _Rendered | str:
+        try:
+            return self._cached_view(page_id)
+        except (RequestError, ImageError) as error:
+            return _failure(error)
+
+    def _show(self, page_id: str) -> _Rendered:
+        page = page_view(page_id, self._pages.image(page_id), self._cfg.sight)
+        return _Rendered(page, self._lines(page.view))
+
+    def _cut(self, call: ToolCall) -> _Got:
+        assert isinstance(call.action, Crop)
+        if call.last is None:
+            return CropFailure("no_picture", "there is no picture to take a part of")
+        try:
+            image = self._pages.image(call.last.page_id)
+            crop = crop_view(call.last, call.action.box, image, self._cfg.sight)
+            if isinstance(crop, CropFailure):
+                return crop
+            return _Rendered(crop, self._lines(crop.view))
+        except (RequestError, ImageError) as error:
+            return _failure(error)
+
+    def _lines(self, view: ImageView) -> tuple[str, ...]:
+        if self._cfg.observation == "image":
+            return ()
+        return tuple(legible_lines(self._page(view.page_id), view, self._cfg.sight))
+
+
+def _failure(error: RequestError | ImageError) -> str:
+    kind = error.type if isinstance(error, RequestError) else str(error)
+    return f"retriever: {kind}"

@@ -1,0 +1,178 @@
+"""Summarize the rounds in the folder of a loop as stats."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.runs.config import DEFAULT_EVAL_SET
+from trainer.runs.run_log import read_jsonl
+from trainer.search.reward.config import SearchRewardConfig
+from trainer.search.rounds.config import RoundConfig, RoundsConfig
+from trainer.search.rounds.steps import StepRecord, read_steps
+
+REWARD = "reward_mean"
+#: Stats of an evaluation: key -> title.
+SHOWN = {
+    REWARD: "reward",
+    "ndcg_mean": "NDCG",
+    "judge_mean": "judge's score",
+    "success_share": "success",
+    "turns_mean": "turns",
+}
+_PARTS = {"judge": "judge's score", "ndcg": "NDCG", "format": "form"}
+
+
+@dataclass(frozen=True, slots=True)
+class RoundSummary:
+    """The summary of a round.
+
+    updates, episodes: of its training so far. reward: text of its formula. held_out: set -> (stats
+    before the training, stats of its last evaluation). rows: command -> (kept, total). reasons:
+    command -> counts of its manifest. steps: the started steps.
+    """
+
+    name: str
+    folder: Path
+    updates: int
+    episodes: int
+    reward: str
+    held_out: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]]
+    rows: Mapping[str, tuple[int, int]]
+    reasons: Mapping[str, Mapping[str, int]]
+    steps: Mapping[str, StepRecord]
+
+    @property
+    def hours(self) -> float:
+        """Return the hours of all steps."""
+        return sum(step.seconds for step in self.steps.values()) / 3600
+
+    @property
+    def calls(self) -> int:
+        """Return the calls of paid servers."""
+        return sum(step.calls for step in self.steps.values())
+
+    @property
+    def tokens(self) -> int:
+        """Return the tokens of paid servers."""
+        return sum(step.tokens for step in self.steps.values())
+
+
+def summarize_round(
+    round_cfg: RoundConfig, folder: Path, reward: SearchRewardConfig
+) -> RoundSummary:
+    """Return the summary of a round, which may not have started. reward: of its training."""
+    log = read_jsonl(folder / "train/log.jsonl")
+    rows: dict[str, tuple[int, int]] = {}
+    reasons: dict[str, dict[str, int]] = {}
+    for command in round_cfg.then:
+        path = folder / command / "manifest.json"
+        if path.is_file():
+            counts = json.loads(path.read_text(encoding="utf-8"))["counts"]
+            rows[command] = counts["kept"], counts["rows"]
+            reasons[command] = counts["reasons"]
+    return RoundSummary(
+        name=round_cfg.name,
+        folder=folder,
+        updates=len(log),
+        episodes=sum(line["samples"] for line in log),
+        reward=reward_words(reward),
+        held_out=_held_out(read_jsonl(folder / "train/eval.jsonl")),
+        rows=rows,
+        reasons=reasons,
+        steps=read_steps(folder),
+    )
+
+
+def _held_out(
+    lines: Sequence[Mapping[str, Any]],
+) -> dict[str, tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    sets: dict[str, list[Mapping[str, Any]]] = {}
+    for line in lines:
+        sets.setdefault(line.get("set", DEFAULT_EVAL_SET), []).append(line)
+    return {name: (rows[0], rows[-1]) for name, rows in sets.items()}
+
+
+def reward_words(reward: SearchRewardConfig) -> str:
+    """Return the formula of a reward as text; equal texts are equal rewards."""
+    parts = [f"{weight:g} {_PARTS[name]}" for name, weight in reward.weights.items() if weight]
+    default_reward = SearchRewardConfig(
+        **{f"w_{name}": weight_of_part for name, weight_of_part in reward.weights.items()}
+    )
+    more = [
+        f"{key} {getattr(reward, key)}"
+        for key in ("gate", "ndcg_gold", "forced_completion", "forced_penalty")
+        if getattr(reward, key) != getattr(default_reward, key)
+    ]
+    return ", ".join([" + ".join(parts), *more])
+
+
+def displayed_stats(
+    rounds: Sequence[RoundSummary],
+) -> Iterator[tuple[str, str, list[RoundSummary]]]:
+    """Yield (key, title, comparable rounds) of each stat; each reward formula is one."""
+    rewards = list(dict.fromkeys(summary.reward for summary in rounds))
+    for key, title in SHOWN.items():
+        if key != REWARD or len(rewards) == 1:
+            yield key, title, list(rounds)
+            continue
+        for reward in rewards:
+            yield (
+                key,
+                f"{title} ({reward})",
+                [summary for summary in rounds if summary.reward == reward],
+            )
+
+
+def rounds_table(
+    cfg: RoundsConfig, rounds: Sequence[RoundSummary]
+) -> tuple[list[str], list[list[str]]]:
+    """Return (titles, lines) of a table with a column for each round.
+
+    It has counts, cost, and the held-out stats of the first set before and after each training.
+    Each reward formula has its own line, because values of two formulas are not comparable.
+    """
+    lines = [
+        ["updates", *(str(summary.updates) for summary in rounds)],
+        ["episodes", *(str(summary.episodes) for summary in rounds)],
+    ]
+    for key, title, compared in displayed_stats(rounds):
+        values = [tuple(_value(summary, key, index) for index in (0, 1)) for summary in rounds]
+        values = [
+            pair if summary in compared else (None, None)
+            for summary, pair in zip(rounds, values, strict=True)
+        ]
+        if any(after is not None for _, after in values):
+            pairs = [(_cell(before), _cell(after)) for before, after in values]
+            lines.append(
+                [f"held out: {title}", *(f"{before} → {after}" for before, after in pairs)]
+            )
+    for command in _COMMANDS:
+        if any(command in summary.then for summary in cfg.rounds):
+            counts = [summary.rows.get(command) for summary in rounds]
+            cells = [
+                "–" if num_kept is None else f"{num_kept[0]} of {num_kept[1]}"
+                for num_kept in counts
+            ]
+            lines.append([f"{command}: kept", *cells])
+    lines += [
+        ["calls", *(f"{summary.calls:,}" for summary in rounds)],
+        ["tokens", *(f"{summary.tokens:,}" for summary in rounds)],
+        ["hours", *(f"{summary.hours:.3f}" for summary in rounds)],
+    ]
+    return ["", *(summary.name for summary in rounds)], lines
+
+
+_COMMANDS = ("hallucinations", "verify", "focus", "budget", "distill", "rewrite")
+
+
+def _value(summary: RoundSummary, key: str, index: int) -> float | None:
+    first = next(iter(summary.held_out.values()), None)
+    return None if first is None else first[index].get(key)
+
+
+def _cell(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"

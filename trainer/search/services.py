@@ -1,0 +1,194 @@
+"""Open the services of a search run from its config: retriever, policy, generator and judge."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import SecretStr, ValidationError
+
+from scorekit.errors import RequestError, ServiceUnreachable, UserError
+from scorekit.llm import LLMClient, Sampling
+from scorekit.retrieval.client import Retriever
+from scorekit.retrieval.wire import IndexInfo
+from trainer.search.answer.pipeline import AnswerPipeline
+from trainer.search.config import PolicyServerConfig, SearchConfig
+from trainer.search.reward.stream import RewardStream
+from trainer.search.rollout.policies import ChatPolicy, Policy
+
+#: Deadline of the first call to a retriever, when a run starts.
+_AT_START_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class SearchServices:
+    """The services of a run, all checked when it starts.
+
+    answering: None if no reward component needs an answer. stream: None on a process that gets no
+    rewards.
+    """
+
+    retriever: Retriever
+    index: IndexInfo
+    answering: AnswerPipeline | None
+    stream: RewardStream | None
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyAndServices:
+    """The services of a run and a policy that is not trained."""
+
+    retriever: Retriever
+    index: IndexInfo
+    policy: Policy
+    answering: AnswerPipeline | None
+    stream: RewardStream
+
+
+@contextmanager
+def open_services(
+    cfg: SearchConfig, *, run: str, load_image: Callable[[str], bytes], is_main: bool = True
+) -> Iterator[SearchServices]:
+    """Open the services and check that each answers as configured, before any paid call.
+
+    run: name of the run. load_image: SHA-256 -> PNG. is_main: of several processes, only the main
+    one gets rewards. Raises UserError, ServiceUnreachable.
+    """
+    with ExitStack() as exit_stack:
+        check_retriever(cfg)
+        retriever = exit_stack.enter_context(open_retriever(cfg))
+        index = retriever.info()
+        answering = stream = None
+        if is_main and cfg.reward.weights["judge"]:
+            answering = AnswerPipeline(cfg.answering, run=run, folder=Path(cfg.misc.run_dir))
+        if is_main:
+            stream = RewardStream(cfg.reward, answering, load_image)
+            exit_stack.callback(stream.close)
+            stream.check()
+        yield SearchServices(retriever, index, answering, stream)
+
+
+@contextmanager
+def open_policy_and_services(
+    cfg: SearchConfig, *, run: str, load_image: Callable[[str], bytes]
+) -> Iterator[PolicyAndServices]:
+    """Open the services and the policy of the config."""
+    with open_services(cfg, run=run, load_image=load_image) as opened, open_policy(cfg) as policy:
+        assert opened.stream is not None
+        yield PolicyAndServices(
+            opened.retriever, opened.index, policy, opened.answering, opened.stream
+        )
+
+
+@contextmanager
+def open_retriever(cfg: SearchConfig) -> Iterator[Retriever]:
+    """Open the client of the config section `retriever`."""
+    section = cfg.retriever
+    client = Retriever(section.url, timeout_s=section.timeout_s, deadline_s=section.deadline_s)
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def check_retriever(cfg: SearchConfig) -> None:
+    """Raise UserError if the retriever does not answer within 10 s.
+
+    So a user who forgot to start it need not wait for the deadline of a run.
+    """
+    url = cfg.retriever.url
+    try:
+        with Retriever(url, deadline_s=_AT_START_S) as client:
+            client.info()
+    except (ServiceUnreachable, RequestError) as error:
+        raise UserError(
+            f"retriever.url: no page retriever answers ({error}). Start one (python -m "
+            "services.retriever --index DIR) or correct the address."
+        ) from None
+
+
+def check_index(folder: Path, current: IndexInfo) -> None:
+    """Raise UserError if the run started with another index."""
+    try:
+        first = IndexInfo.model_validate_json((folder / "index.json").read_bytes())
+    except (OSError, ValidationError) as error:
+        raise UserError(f"{folder / 'index.json'}: cannot be read: {error}") from None
+    if first.revision != current.revision:
+        raise UserError(
+            f"retriever.url: the index is {current.id!r}, revision {current.revision}; "
+            f"the run started with {first.id!r}, revision {first.revision}. Serve that index, or "
+            "start a new run."
+        )
+
+
+def has_page(retriever: Retriever, page_id: str) -> bool:
+    """Return whether the index has a page with that id."""
+    try:
+        retriever.page(page_id)
+    except RequestError as error:
+        if error.type == "not_found":
+            return False
+        raise
+    return True
+
+
+@contextmanager
+def open_policy(cfg: SearchConfig) -> Iterator[Policy]:
+    """Open the policy of `server`, else of `policy`.
+
+    Raises UserError if the config names neither, or if it is not available.
+    """
+    if cfg.server.url is not None:
+        _check_server(cfg)
+        policy = ChatPolicy(lambda: _client(cfg.server), _sampling(cfg))
+        try:
+            policy.check()
+            yield policy
+        finally:
+            policy.close()
+    elif cfg.policy.path is not None:
+        from trainer.search.local_policy import local_policy
+
+        yield local_policy(cfg)
+    else:
+        raise UserError("policy.path: not set. Name a model's folder or hub id, or set server.url.")
+
+
+def _check_server(cfg: SearchConfig) -> None:
+    """Raise UserError for settings that do not apply to a server."""
+    for key, is_set in (
+        ("episode.context_length", cfg.episode.context_length is not None),
+        ("generation.engine", cfg.generation.engine != "generate"),
+    ):
+        if is_set:
+            raise UserError(
+                f"{key}: applies only to a policy in this process, and server.url (--policy URL) "
+                "names a server, which has its own. Remove the key."
+            )
+
+
+def _client(cfg: PolicyServerConfig) -> LLMClient:
+    key = os.environ.get(cfg.api_key_env)
+    return LLMClient(
+        str(cfg.url),
+        cfg.model,
+        api_key=SecretStr(key) if key else None,
+        request_timeout_s=cfg.request_timeout_s,
+        max_concurrency=cfg.max_in_flight,
+        max_attempts=cfg.max_attempts,
+        dialect=cfg.api,
+    )
+
+
+def _sampling(cfg: SearchConfig) -> Sampling:
+    generation = cfg.generation
+    return Sampling(
+        max_tokens=generation.max_new_tokens,
+        temperature=generation.temperature,
+        top_p=generation.top_p,
+        top_k=generation.top_k,
+        seed=cfg.misc.seed,
+    )

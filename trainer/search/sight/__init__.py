@@ -1,1 +1,0 @@
-"""Pictures as a policy sees them: frames, sizes, the letters that are large enough to read."""

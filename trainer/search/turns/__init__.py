@@ -1,1 +1,0 @@
-"""Turn by turn: prompts, ids that are joined, policies, the episode."""

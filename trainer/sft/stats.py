@@ -1,0 +1,57 @@
+"""The stats of an SFT run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from trainer.runs.stats import Curve, Stats, StatSpec
+
+TABLE = (
+    StatSpec(
+        key="loss",
+        title="loss per token",
+        digits=4,
+        better="lower",
+        column="loss",
+        form="8.4f",
+        narrow=True,
+        in_console=True,
+    ),
+    StatSpec(
+        key="token_accuracy",
+        title="likeliest token is the row's",
+        better="higher",
+        column="accuracy",
+        form="8.3f",
+        narrow=True,
+        in_console=True,
+    ),
+    StatSpec(key="entropy", column="entropy", form="8.3f"),
+    StatSpec(key="grad_norm", column="grad norm", form="9.3f"),
+    StatSpec(key="learning_rate", column="rate", form="9.2e"),
+    StatSpec(key="update_s", column="s", form="6.1f", narrow=True),
+)
+CURVES = (
+    Curve(title="Loss per token", keys=("loss",), held_out="loss"),
+    Curve(
+        title="Likeliest token is the row's", keys=("token_accuracy",), held_out="token_accuracy"
+    ),
+    Curve(title="Norm of the gradient", keys=("grad_norm",)),
+)
+#: Name of a stat in transformers and TRL -> our name, if it differs.
+_NAMES = {"mean_token_accuracy": "token_accuracy", "num_tokens": "tokens_seen"}
+#: Stats of the machine, or logged elsewhere.
+_LEFT_OUT = ("epoch", "runtime", "samples_per_second", "steps_per_second", "step_time")
+
+
+def compute_stats(logs: Mapping[str, Any]) -> Stats:
+    """Return TRL's stats under our names; values that are not finite are None."""
+    stats: Stats = {}
+    for key, value in logs.items():
+        name = key.removeprefix("eval_")
+        if name not in _LEFT_OUT:
+            is_number = isinstance(value, int | float) and math.isfinite(value)
+            stats[_NAMES.get(name, name)] = value if is_number else None
+    return stats

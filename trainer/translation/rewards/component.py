@@ -1,0 +1,110 @@
+"""The base class of reward components.
+
+Each component has a file in the folder `components`, and an entry in its `__init__`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from trainer.runs.stats import Curve, Stats, StatSpec, mean_of, mean_std
+from trainer.translation.rewards.config import RewardConfig
+from trainer.translation.rewards.reward_batch import ServiceName
+from trainer.translation.rewards.sample_reward import SampleReward
+from trainer.translation.rollouts import TranslationRollout
+
+
+class RewardComponent:
+    """A reward component: weight, request, formula and stats. Subclasses define them."""
+
+    #: Its key in `reward.terms`, if the config has no separate key for its weight.
+    name: str
+    #: The service whose answers it uses; None: it uses the text only.
+    service: ServiceName | None = None
+    #: The direction of that service's score that its formula assumes.
+    higher_is_better = True
+    #: If True, a component without a weight has no column, and its service, which may charge for
+    #: each request, is not requested.
+    optional = False
+    #: Its stats, in the order of display, and its charts.
+    table: tuple[StatSpec, ...] = ()
+    curves: tuple[Curve, ...] = ()
+
+    def weight(self, cfg: RewardConfig) -> float:
+        """Return the weight; 0: it is not a part of the reward, and its service is not requested
+        for it."""
+        return cfg.terms.get(self.name, 0.0)
+
+    def inspect_text(
+        self, reward: SampleReward, rollout: TranslationRollout, cfg: RewardConfig
+    ) -> None:
+        """Record values of the text in `reward.values`, whether it can be scored or not."""
+
+    def add_reward(
+        self, reward: SampleReward, rollout: TranslationRollout, cfg: RewardConfig
+    ) -> None:
+        """Add to `reward.r_seq` (not None here) or `reward.token_rewards`.
+
+        Called for samples that every service with a weight has scored.
+        """
+
+    def stats(self, rewards: Sequence[SampleReward], cfg: RewardConfig) -> Stats:
+        """Return stats for a line of log.jsonl or eval.jsonl."""
+        return {}
+
+    def dump_fields(self, reward: SampleReward) -> dict[str, Any]:
+        """Return fields for a line of a dump of completions."""
+        return {}
+
+
+class TextComponent(RewardComponent):
+    """A value of the text itself, times its weight. Subclasses implement `value`."""
+
+    def value(self, rollout: TranslationRollout) -> float:
+        """Return the value of one translation, before the weight."""
+        raise NotImplementedError
+
+    def inspect_text(
+        self, reward: SampleReward, rollout: TranslationRollout, cfg: RewardConfig
+    ) -> None:
+        """Record the value, if the component has a weight."""
+        if self.weight(cfg):
+            reward.values[self.name] = self.value(rollout)
+
+    def add_reward(
+        self, reward: SampleReward, rollout: TranslationRollout, cfg: RewardConfig
+    ) -> None:
+        """Add weight * value."""
+        reward.r_seq = (reward.r_seq or 0.0) + self.weight(cfg) * reward.values[self.name]
+
+    def stats(self, rewards: Sequence[SampleReward], cfg: RewardConfig) -> Stats:
+        """Return `{name}_mean` and `{name}_std` over all samples; {} without a weight."""
+        if not self.weight(cfg):
+            return {}
+        return mean_std(self.name, [reward.values[self.name] for reward in rewards])
+
+    def dump_fields(self, reward: SampleReward) -> dict[str, Any]:
+        """Return the value under the component's name."""
+        return {self.name: reward.values[self.name]} if self.name in reward.values else {}
+
+
+def coverage_stats(service: ServiceName, rewards: Sequence[SampleReward]) -> Stats:
+    """Return `{service}_coverage` and `{service}_truncated_frac`.
+
+    The share of the requested samples that it scored; and the share of those that the model could
+    not read completely.
+    """
+    flags = [reward.truncated(service) for reward in rewards if service in reward.services]
+    return {
+        f"{service}_coverage": mean_of([flag is not None for flag in flags]),
+        f"{service}_truncated_frac": mean_of([flag for flag in flags if flag is not None]),
+    }
+
+
+def service_dump(service: ServiceName, reward: SampleReward) -> dict[str, Any]:
+    """Return `{service}_score` and `{service}_truncated`."""
+    return {
+        f"{service}_score": reward.score(service),
+        f"{service}_truncated": reward.truncated(service),
+    }
