@@ -39,7 +39,7 @@ def questions(quick: bool) -> Iterator[Measurement]:
         for at_once in (32, 256):
             client_times, sdk_times = [], []
             for _ in range(repeats):
-                client_times.append(asyncio.run(_ours(url, at_once, count)))
+                client_times.append(asyncio.run(_time_llm_client(url, at_once, count)))
                 sdk_times.append(asyncio.run(_sdk(url, at_once, count)))
             client_s, sdk_s = map(statistics.median, (client_times, sdk_times))
             yield Measurement(
@@ -54,7 +54,7 @@ def questions(quick: bool) -> Iterator[Measurement]:
             )
 
 
-async def _ours(url: str, at_once: int, count: int) -> float:
+async def _time_llm_client(url: str, at_once: int, count: int) -> float:
     async with LLMClient(url, "m", max_concurrency=at_once) as client:
         sampling = Sampling(512, seed=7)
         return await _per_cpu_second(

@@ -166,7 +166,7 @@ def scorekit_side(sizes: Sizes) -> dict[str, Any]:
         ends.append(time.perf_counter())
     assert all(line["completion_length_mean"] == sizes.tokens for line in lines)
     parts = [{k: v for k, v in line.items() if k.endswith("_s")} for line in lines]
-    return _told(ends, sizes) | {"parts": parts[sizes.warm_up :]}
+    return _as_result(ends, sizes) | {"parts": parts[sizes.warm_up :]}
 
 
 def trl_side(sizes: Sizes) -> dict[str, Any]:
@@ -227,10 +227,10 @@ def trl_side(sizes: Sizes) -> dict[str, Any]:
     _full_length(trainer.model, sizes.tokens)
     trainer.train()
     assert lengths and all(length == sizes.tokens for length in lengths), lengths
-    return _told(ends, sizes)
+    return _as_result(ends, sizes)
 
 
-def _told(ends: Sequence[float], sizes: Sizes) -> dict[str, Any]:
+def _as_result(ends: Sequence[float], sizes: Sizes) -> dict[str, Any]:
     steps = [end - start for start, end in itertools.pairwise(ends)]
     return {"steps_s": steps[sizes.warm_up :], "peak_mib": peak_mib()}
 

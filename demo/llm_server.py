@@ -78,7 +78,7 @@ def create_app(sampler: Sampler, *, name: str = NAME, api_key: str | None = None
             raise Refused(404, f"The model `{body.model}` does not exist.")
         if body.n > 1 and body.temperature == 0:
             raise Refused(400, "n must be 1 when using greedy sampling.")
-        requests = _wanted(body, sampler)
+        requests = _sequences(body, sampler)
         futures = [
             asyncio.wrap_future(sampler.submit(sampling_request)) for sampling_request in requests
         ]
@@ -88,7 +88,7 @@ def create_app(sampler: Sampler, *, name: str = NAME, api_key: str | None = None
     return app
 
 
-def _wanted(body: ChatRequest, sampler: Sampler) -> list[Wanted]:
+def _sequences(body: ChatRequest, sampler: Sampler) -> list[Wanted]:
     """Return one sequence per choice. Raise Refused if the prompt does not fit the model's
     positions.
     """

@@ -35,17 +35,17 @@ def run_demo(run_dir: Path, *, updates: int | None = None, limit: int | None = N
     started = time.monotonic()
     exit_on_sigterm()
     run_dir.mkdir(parents=True, exist_ok=True)
-    _say("1", "Starting MetricX and xCOMET (small trained models) as HTTP services")
+    _print_step("1", "Starting MetricX and xCOMET (small trained models) as HTTP services")
     with (
         running_service("metricx", run_dir, "--model", str(MODELS / "metricx")) as metricx_url,
         running_service("xcomet", run_dir, "--model", str(MODELS / "xcomet")) as xcomet_url,
     ):
         console.print(f"   {metricx_url}   {xcomet_url}   (logs in {run_dir}/)")
-        _say("2", f"Scoring {SCORED} real translations; the worst of them, errors marked")
+        _print_step("2", f"Scoring {SCORED} real translations; the worst of them, errors marked")
         score_real_translations(metricx_url, xcomet_url)
-        _say("3", "Evaluating the policy, training it by PPO, evaluating it again")
+        _print_step("3", "Evaluating the policy, training it by PPO, evaluating it again")
         train(run_dir, metricx_url, xcomet_url, updates, limit)
-    _say("4", "Was the reward earned?")
+    _print_step("4", "Was the reward earned?")
     verdict = compare(run_dir)
     report = write_report(run_dir, "Demo: PPO against MetricX and xCOMET services", NOTES + verdict)
     console.print(f"\n[bold]report[/]  {report}", soft_wrap=True)
@@ -136,5 +136,5 @@ def paired_interval(differences: Sequence[float], seed: int = 0) -> tuple[float,
     return float(low), float(high)
 
 
-def _say(step: str, text: str) -> None:
+def _print_step(step: str, text: str) -> None:
     console.print(f"\n[bold cyan]{step}[/]  [bold]{text}[/]")

@@ -51,7 +51,7 @@ def run_demo(run_dir: Path, more: list[str]) -> None:
         cache_file.unlink()
     logs = run_dir.with_name(run_dir.name + "-services")
     logs.mkdir(exist_ok=True)
-    _say("1", "Starting teacher, MetricX and judge (small models, no GPU, no hub)")
+    _print_step("1", "Starting teacher, MetricX and judge (small models, no GPU, no hub)")
     with (
         running_teacher(logs) as teacher,
         running_service("metricx", logs, "--model", str(METRICX)) as metricx,
@@ -59,7 +59,7 @@ def run_demo(run_dir: Path, more: list[str]) -> None:
     ):
         console.print(f"   {teacher}   {metricx}   {judge}   (logs in {logs}/)")
         shard = write_shard(run_dir / "madlad", documents("en"), lang="en")
-        _say("2", f"All seven stages on {shard}")
+        _print_step("2", f"All seven stages on {shard}")
         settings = {
             "run.out_dir": str(run_dir),
             "data.files": json.dumps([str(shard)]),
@@ -68,7 +68,7 @@ def run_demo(run_dir: Path, more: list[str]) -> None:
             "filters.llm_judge.url": judge,
         }
         run_pipeline([f"{key}={value}" for key, value in settings.items()] + more)
-    _say("3", "The pairs that MetricX likes best")
+    _print_step("3", "The pairs that MetricX likes best")
     report = write_report(run_dir, "Demo: English to Korean by a small teacher")
     show(run_dir)
     console.print(f"[bold]report[/]  {report}", soft_wrap=True)
@@ -119,7 +119,7 @@ def show(run_dir: Path) -> None:
     console.print(summary, soft_wrap=True)
 
 
-def _say(step: str, text: str) -> None:
+def _print_step(step: str, text: str) -> None:
     console.print(f"\n[bold cyan]{step}[/]  [bold]{text}[/]")
 
 

@@ -53,9 +53,9 @@ def sum_of_rewards(metricx: Reward, xcomet: Reward, xcomet_weight: float) -> Rew
 def check_service(url: str, service: str) -> None:
     """Raises UserError where `url` is another service, ServiceUnreachable where nothing answers."""
     with SyncScoringClient(url, deadline_s=10) as client:
-        found = client.info().service
-    if found != service:
-        raise UserError(f"{url} is a {found} service, not {service}")
+        actual = client.info().service
+    if actual != service:
+        raise UserError(f"{url} is a {actual} service, not {service}")
 
 
 def prompt_rows(data: str, template: str) -> list[dict[str, Any]]:

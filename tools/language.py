@@ -103,11 +103,11 @@ def _docstring(node: ast.AST) -> str | None:
 def _bound_names(node: ast.AST) -> Iterator[tuple[str, int]]:
     """Yield (name, line) of the variables, parameters, attributes and functions a node binds."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-        yield node.name, node.lineno
+        yield node.name.lstrip("_"), node.lineno
     elif isinstance(node, ast.arg):
-        yield node.arg, node.lineno
+        yield node.arg.lstrip("_"), node.lineno
     elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-        yield node.id, node.lineno
+        yield node.id.lstrip("_"), node.lineno
     elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
         yield node.attr.lstrip("_"), node.lineno
     elif isinstance(node, ast.ExceptHandler | ast.MatchAs) and node.name:

@@ -146,7 +146,7 @@ def _start(
 def _undisturbed(name: str, played: Path, servers: dict[str, str]) -> float:
     """Run a command without kills and return its seconds."""
     started = time.monotonic()
-    _ended(name, _start(name, "whole", played, servers))
+    _wait_for_exit(name, _start(name, "whole", played, servers))
     return time.monotonic() - started
 
 
@@ -159,15 +159,15 @@ def _killed(name: str, played: Path, servers: dict[str, str], after_s: float) ->
         process.kill()
         process.wait()
         return True
-    _ended(name, process)
+    _wait_for_exit(name, process)
     return False
 
 
 def _to_the_end(name: str, played: Path, servers: dict[str, str]) -> None:
-    _ended(name, _start(name, "killed", played, servers, "--overwrite"))
+    _wait_for_exit(name, _start(name, "killed", played, servers, "--overwrite"))
 
 
-def _ended(name: str, process: subprocess.Popen[bytes]) -> None:
+def _wait_for_exit(name: str, process: subprocess.Popen[bytes]) -> None:
     if code := process.wait():
         raise RuntimeError(f"{name} ended with exit code {code}: see {FOLDER}/*.log")
 

@@ -118,11 +118,11 @@ def over_encode(batches: Batches, encode: Encode, repeats: int) -> Measurement:
 def in_process(batches: Batches, repeats: int) -> Iterator[Measurement]:
     """Measure the three rewards that need no service, per reply."""
     for name in _IN_PROCESS:
-        ms = 1000 * min(timed(_one(batches(), name)) for _ in range(repeats))
+        ms = 1000 * min(timed(_call_of(batches(), name)) for _ in range(repeats))
         yield Measurement(f"  {name}", ms / (PROMPTS * SAMPLES), "ms a reply")
 
 
-def _one(batch: dict[str, list[Any]], name: str) -> Callable[[], None]:
+def _call_of(batch: dict[str, list[Any]], name: str) -> Callable[[], None]:
     return lambda: call(batch, (name,))
 
 

@@ -54,10 +54,10 @@ class KnownPages:
         return IndexInfo(id="known", revision="1", pages=PAGES, documents=1, backend="none")
 
     def search(self, queries: Sequence[str], top_k: int = 10) -> list[list[PageHit]]:
-        return [self._found(int(query)) for query in queries]
+        return [self._hits_from(int(query)) for query in queries]
 
     @cache  # noqa: B019  # one retriever a run
-    def _found(self, first: int) -> list[PageHit]:
+    def _hits_from(self, first: int) -> list[PageHit]:
         hits = [self._hits[(first + i) % PAGES] for i in range(10)]
         return [hit.model_copy(update={"rank": i}) for i, hit in enumerate(hits, 1)]
 

@@ -36,22 +36,22 @@ def run_demo(
     run_dir.mkdir(parents=True, exist_ok=True)
     template, mended = run_dir / "chat_template.fixed.jinja", run_dir / "sft-policy"
     limits = {} if limit is None else {"eval.eval_limit": limit}
-    _say("1", "Where does a reply end? The chat template of the policy, checked")
+    _print_step("1", "Where does a reply end? The chat template of the policy, checked")
     check_template(template)
-    _say("2", "Serving the sentence encoder for the rewards")
+    _print_step("2", "Serving the sentence encoder for the rewards")
     with running_service("embedder", run_dir, "--model", str(ENCODER)) as url:
         console.print(f"   {url}   (log in {run_dir}/)")
         rewards = {"reward.embedding_model": url, **limits}
-        _say("3", "The policy as it comes, on scenarios that are in no training")
+        _print_step("3", "The policy as it comes, on scenarios that are in no training")
         start = {"policy.path": POLICY, "misc.run_dir": run_dir / "start"}
         run_trainer("evaluate", GRPO, {**start, **rewards}, "--overwrite")
-        _say("4", "SFT on the same noisy dialogues, the template mended")
+        _print_step("4", "SFT on the same noisy dialogues, the template mended")
         train_sft(run_dir / "sft", template, mended, sft_steps)
-        _say("5", "GRPO with five rewards")
+        _print_step("5", "GRPO with five rewards")
         grpo = {"policy.path": mended, "misc.run_dir": run_dir / "grpo", "misc.overwrite": "true"}
         shorter = {} if grpo_steps is None else steps_of(grpo_steps)
         run_trainer("train", GRPO, {**grpo, **rewards, **shorter})
-    _say("6", "Which training mended what?")
+    _print_step("6", "Which training mended what?")
     show(run_dir, started)
 
 
@@ -108,5 +108,5 @@ def show(run_dir: Path, started: float) -> None:
     console.print(f"[bold]time[/]    {time.monotonic() - started:.0f} s")
 
 
-def _say(step: str, text: str) -> None:
+def _print_step(step: str, text: str) -> None:
     console.print(f"\n[bold cyan]{step}[/]  [bold]{text}[/]")

@@ -47,7 +47,7 @@ def everything() -> Iterator[CorpusQuestion]:
     yield from _korean_weather()
 
 
-def _each(
+def _questions_of(
     phrases: Sequence[str], measure: str, deck: str, unit: str, picks: str
 ) -> Iterator[CorpusQuestion]:
     """Yield questions about picks: `country year; country year`."""
@@ -59,17 +59,17 @@ def _each(
 
 def _countries() -> Iterator[CorpusQuestion]:
     picks = "Vietnam 1977; Rwanda 1997; Chile 1987; Norway 2007; Japan 1967; Brazil 1997"
-    yield from _each(_LIFE, "life", "life-expectancy", " years", picks)
+    yield from _questions_of(_LIFE, "life", "life-expectancy", " years", picks)
     small = "Nepal 1952; Greece 1952; Haiti 1952; Ghana 1952; Korea, Rep. 1952; Poland 1952"
-    yield from _each(_LIFE, "life", "life-expectancy", " years", small)
+    yield from _questions_of(_LIFE, "life", "life-expectancy", " years", small)
     picks = "Botswana 2007; Ireland 1997; Israel 1967; Argentina 1957; Germany 1987; India 2007"
-    yield from _each(_INCOME, "income", "income-per-head", " dollars", picks)
+    yield from _questions_of(_INCOME, "income", "income-per-head", " dollars", picks)
     small = "Iran 1952; Cuba 1952; South Africa 1952; Turkey 1952"
-    yield from _each(_INCOME, "income", "income-per-head", " dollars", small)
+    yield from _questions_of(_INCOME, "income", "income-per-head", " dollars", small)
     picks = "Mexico 1997; Kenya 2007; Egypt 1977; France 1987"
-    yield from _each(_PEOPLE, "people", "country-profiles", " million", picks)
+    yield from _questions_of(_PEOPLE, "people", "country-profiles", " million", picks)
     small = "Norway 1962; United States 1972; Kenya 1952; Mexico 1962"
-    yield from _each(_PEOPLE, "people", "country-profiles", " million", small)
+    yield from _questions_of(_PEOPLE, "people", "country-profiles", " million", small)
 
 
 def _comparisons() -> Iterator[CorpusQuestion]:

@@ -67,7 +67,7 @@ class ClientCache:
             self._thread.submit(self._file.open).result()
         except (sqlite3.Error, OSError) as error:
             if getattr(error, "sqlite_errorcode", 0) & 0xFF in _PASSING:
-                self._rest(error)
+                self._pause(error)
                 return
             self._thread.shutdown()
             raise UserError(f"cache_db {self._path}: {error}; name another file") from None
@@ -94,10 +94,10 @@ class ClientCache:
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(self._thread, work, argument)
         except (sqlite3.Error, OSError) as error:
-            self._rest(error)
+            self._pause(error)
             return None
 
-    def _rest(self, error: Exception) -> None:
+    def _pause(self, error: Exception) -> None:
         self._resting_until = time.monotonic() + _REST_S
         log.warning("cache_db %s is not used for %g s: %s", self._path, _REST_S, error)
 

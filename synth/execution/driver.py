@@ -69,7 +69,7 @@ async def run_map_stage(stage: MapStage, manifest: dict[str, Any], ctx: StageCon
             slots = asyncio.Semaphore(SHARDS_AT_ONCE)
             async with asyncio.TaskGroup() as group:
                 await slots.acquire()
-                async for index, lock in _mine(claims, ctx, stage.name):
+                async for index, lock in _claimed_shards(claims, ctx, stage.name):
                     shard = _Shard(stage, ctx, source, folder, index, todo[index], clients, window)
                     group.create_task(_run(shard, lock, slots))
                     await shard.in_work.wait()
@@ -113,7 +113,7 @@ def _plan(
         yield index, records, finished_mark is not None
 
 
-async def _mine(
+async def _claimed_shards(
     claims: WorkClaims, ctx: StageContext, name: str
 ) -> AsyncIterator[tuple[int, IO[str]]]:
     """Yield (shard, its lock) until all shards are done or running in this process."""

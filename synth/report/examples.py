@@ -80,7 +80,7 @@ def pick_examples(out_dir: Path, stages: Sequence[Stage] = ORDER) -> Examples:
     return Examples(
         [kind for kind in accepted if kind["records"]],
         [
-            _beside(r, next(accepted_by_stratum.get(_stratum(r), any_accepted)))
+            _compared_with(r, next(accepted_by_stratum.get(_stratum(r), any_accepted)))
             for r in _rejected(out_dir, stages)
         ],
         [_rescue(record) for record in rescued.records()],
@@ -109,7 +109,7 @@ def _rejected(out_dir: Path, stages: Sequence[Stage]) -> Iterator[Record]:
             yield from examples_by_code[code].records()
 
 
-def _beside(record: Record, accepted: Record | None) -> dict[str, Any]:
+def _compared_with(record: Record, accepted: Record | None) -> dict[str, Any]:
     """Return a rejected record next to an accepted pair of the same type and length."""
     code = record["reason_code"]
     return {

@@ -139,7 +139,7 @@ class VLLMStub:
         self.bodies.append(body)
         with self._changing:
             model: Any = self.model
-        images = [_picture(part["url"]) for part in body["content_parts"]]
+        images = [_decode_image(part["url"]) for part in body["content_parts"]]
         image_inputs = dict(self.processor(images=images, return_tensors="pt"))
         left = [int(grid.prod()) // 4 for grid in image_inputs["image_grid_thw"]]
         image = model.config.image_token_id
@@ -192,7 +192,7 @@ def _load(folder: Path) -> nn.Module:
     return model
 
 
-def _picture(url: str) -> Image.Image:
+def _decode_image(url: str) -> Image.Image:
     kind, _, data = url.partition(",")
     assert kind == "data:image/png;base64"
     return Image.open(io.BytesIO(base64.b64decode(data)))

@@ -54,7 +54,7 @@ def test_a_finding_is_every_binding_of_a_name(tmp_path, monkeypatch):
     monkeypatch.setattr("tools.language.ROOT", tmp_path)
     file = tmp_path / "example.py"
     file.write_text(
-        'def told(found, *, one=1):\n    """Of a thing."""\n    self.kept = [each for each in []]',
+        'def _told(found, *, one=1):\n    """Of a thing."""\n    self.kept = [each for each in []]',
         encoding="utf-8",
     )
     words = Counter(finding.word for finding in find_all(file))

@@ -73,7 +73,7 @@ TRAINER = {
 FULLEST = 16
 
 
-def _room(path: Path) -> str:
+def _rule_unit(path: Path) -> str:
     """Return the unit that the rules are about.
 
     Each service is a unit, and so is each package of the server half and of the trainer.
@@ -114,7 +114,7 @@ def _allowed(unit: str, imported: str) -> bool:
     ids=lambda p: str(p.relative_to(ROOT)),
 )
 def test_arrows_point_one_way(path):
-    wrong = [name for name in _imports(path) if not _allowed(_room(path), name)]
+    wrong = [name for name in _imports(path) if not _allowed(_rule_unit(path), name)]
     assert not wrong, f"{path} must not import {wrong}"
 
 

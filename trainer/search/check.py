@@ -98,7 +98,7 @@ def _look_at_policy(
     model = run_check("policy.path", check_model, cfg.policy, cfg.policy.path, "policy.path")
     if model is None:
         return None, None
-    policy_inputs = run_check("policy.tokenizer", _reads, cfg, model)
+    policy_inputs = run_check("policy.tokenizer", _check_inputs, cfg, model)
     if policy_inputs is None:
         return model, None
     ids = run_check("chat template", _ids, cfg, policy_inputs, model)
@@ -208,7 +208,7 @@ def _overlap(key: str, train: Sequence[Question], held_out: Sequence[Question]) 
     )
 
 
-def _reads(cfg: SearchConfig, model: nn.Module) -> tuple[PolicyInputs, str]:
+def _check_inputs(cfg: SearchConfig, model: nn.Module) -> tuple[PolicyInputs, str]:
     policy_inputs = inspect_policy(cfg)
     check_tokenizer(cfg.policy, policy_inputs.tokenizer, unwrap_peft(model))
     sight = cfg.episode.sight

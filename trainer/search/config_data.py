@@ -84,7 +84,7 @@ class SearchData(Config):
 
     @field_validator("columns")
     @classmethod
-    def _known(cls, value: dict[str, str]) -> dict[str, str]:
+    def _has_known_columns(cls, value: dict[str, str]) -> dict[str, str]:
         unknown = sorted(set(value) - set(COLUMNS))
         if unknown:
             raise ValueError(f"unknown field {unknown[0]!r}; known: {', '.join(COLUMNS)}")

@@ -148,8 +148,8 @@ class _Vocabulary:
             return
         for token_id, token in zip(new, tokenizer.convert_ids_to_tokens(new), strict=True):
             self.tokens[token_id] = token or ""  # None if the tokenizer has no such id
-            self.byte_level[token_id] = _piece(_byte_level(token or ""))
-            self.byte_fallback[token_id] = _piece(_byte_fallback(token or ""))
+            self.byte_level[token_id] = _as_piece(_byte_level(token or ""))
+            self.byte_fallback[token_id] = _as_piece(_byte_fallback(token or ""))
 
 
 _vocabularies: WeakKeyDictionary[Any, _Vocabulary] = WeakKeyDictionary()
@@ -208,7 +208,7 @@ def _from_bytes(tokenizer: Any, ids: list[int], raw: str) -> Offsets | None:
     return None
 
 
-def _piece(data: bytes) -> _Piece:
+def _as_piece(data: bytes) -> _Piece:
     num_started = sum(byte & 0xC0 != 0x80 for byte in data)  # UTF-8: 0b10xxxxxx goes on
     return _Piece(data, num_started, int(data[:1] != b"" and data[0] & 0xC0 == 0x80))
 

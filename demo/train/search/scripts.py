@@ -18,7 +18,7 @@ from trainer.search.rollout.policies import TurnRequest
 #: Which words of the question make a query, and how often. The first ones say nothing.
 STYLES: Final[dict[str, Callable[[Sequence[str], random.Random], Sequence[str]]]] = {
     "all": lambda words, rng: words,
-    "some": lambda words, rng: _some(words, rng),
+    "some": lambda words, rng: _adjacent_words(words, rng),
     "first": lambda words, rng: words[:3],
     "last": lambda words, rng: words[-2:],
 }
@@ -40,7 +40,7 @@ def search_turn(question: str, style: str, rng: random.Random) -> str:
     return f"<think>search</think>\n<search> {' '.join(STYLES[style](words, rng))}</search>"
 
 
-def _some(words: Sequence[str], rng: random.Random) -> Sequence[str]:
+def _adjacent_words(words: Sequence[str], rng: random.Random) -> Sequence[str]:
     """Return two to four adjacent words."""
     first = rng.randrange(max(1, len(words) - 1))
     return words[first : first + rng.randint(2, 4)]

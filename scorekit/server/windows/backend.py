@@ -178,7 +178,7 @@ class _Cutter:
                 if isinstance(result, Encoded):
                     done[window] = (
                         result,
-                        self._place((borders[first_part], borders[last_part]), part),
+                        self._window_range((borders[first_part], borders[last_part]), part),
                     )
                 elif read != window:
                     retries[window] = (
@@ -194,7 +194,7 @@ class _Cutter:
                 else:
                     (cut,) = self._encode([part], self._cutting, None)
                     assert isinstance(cut, Encoded)
-                    done[window] = cut, self._place(part, part)
+                    done[window] = cut, self._window_range(part, part)
             todo = retries
         encoded, ranges = zip(*(done[window] for window in sorted(done)), strict=True)
         return encoded_whole(self._sample, list(encoded), list(ranges))
@@ -226,7 +226,7 @@ class _Cutter:
     def _cut(self, part: Part) -> list[str]:
         return [text[start:end] for text, start, end in zip(self._texts, *part, strict=True)]
 
-    def _place(self, part: Part, read: Part) -> WindowRange:
+    def _window_range(self, part: Part, read: Part) -> WindowRange:
         src, mt = self._cut(read)[:2]
         (src_start, mt_start), (src_end, mt_end) = part[0][:2], part[1][:2]
         return WindowRange(

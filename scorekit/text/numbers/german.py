@@ -15,9 +15,9 @@ _WORDS |= listed("n", 1, "erst|zweit|dritt|viert|fünft|sechst|siebt|acht|neunt|
 _WORDS |= valued(
     "n", {1: "eins", 2: "zwo", Fraction(3, 2): "anderthalb", Fraction(3, 4): "dreiviertel"}
 )
-for _one, _name in enumerate(_ONES.split("|"), 1):
-    _WORDS |= listed("n", 20 + _one, "|".join(f"{_name}und{ten}" for ten in _TENS.split("|")), 10)
-    _WORDS |= valued("n", {_one + Fraction(1, 2): f"{_name}einhalb"})
+for _digit, _name in enumerate(_ONES.split("|"), 1):
+    _WORDS |= listed("n", 20 + _digit, "|".join(f"{_name}und{ten}" for ten in _TENS.split("|")), 10)
+    _WORDS |= valued("n", {_digit + Fraction(1, 2): f"{_name}einhalb"})
 _WORDS |= valued("u", {10: "jahrzehnt|dekade", 12: "dutzend", 100: "hundert"})
 _WORDS |= valued(
     "b",

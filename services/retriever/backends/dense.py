@@ -68,7 +68,7 @@ class DenseBuilder:
         vectors: list[Vectors] = []
         for start in range(0, len(pages), _BATCH_PAGES):
             part = pages[start : start + _BATCH_PAGES]
-            vectors += self._of(part, cache)
+            vectors += self._page_vectors(part, cache)
             step(len(part))
         dimension = pack(vectors, folder)
         (probe,) = self._client.embed([self._query_prefix + PROBE])
@@ -84,7 +84,7 @@ class DenseBuilder:
             "without": [p.page_id for p, v in zip(pages, vectors, strict=True) if not len(v)],
         }
 
-    def _of(self, pages: Sequence[PageRecord], cache: VectorCache) -> list[Vectors]:
+    def _page_vectors(self, pages: Sequence[PageRecord], cache: VectorCache) -> list[Vectors]:
         """Return the vectors of each page, [n, D]; [0, 1] for a page without any."""
         vectors_by_text = {page.text: cache.get(_digest(page.text)) for page in pages}
         missing = [text for text, vectors in vectors_by_text.items() if vectors is None and text]

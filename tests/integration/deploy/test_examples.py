@@ -88,7 +88,7 @@ def test_a_notebook_imports_names_that_are_where_it_looks_for_them(path):
         assert hasattr(importlib.import_module(module), name), f"{module} has no {name}"
 
 
-def _shown(notebook):
+def _cell_outputs(notebook):
     """Return what each cell shows without numbers, then the numbers; an image counts as present."""
     kinds, numbers = [], []
     for cell in _code(notebook):
@@ -109,7 +109,10 @@ def test_a_notebook_executes_and_shows_again_what_is_committed(path, services, t
     resources = {"metadata": {"path": str(EXAMPLES)}}
     client = NotebookClient(notebook, timeout=300, kernel_name="python3", resources=resources)
     client.execute(env=services | {"IPYTHONDIR": str(tmp_path)})
-    (kinds, numbers), (kinds_before, numbers_before) = _shown(notebook), _shown(committed)
+    (kinds, numbers), (kinds_before, numbers_before) = (
+        _cell_outputs(notebook),
+        _cell_outputs(committed),
+    )
     assert kinds == kinds_before
     assert numbers == pytest.approx(numbers_before, abs=0.05)
     assert any('<mark style="background:' in text for _, text in kinds)

@@ -83,7 +83,7 @@ def buckets_page(result: CurationResult, prompts: Mapping[str, CuratedPrompt]) -
         Section("Buckets", [words], ["bucket", "prompts"], counts, [chart]),
         Section(
             "By document",
-            _shown(len(documents)),
+            _shortened_note(len(documents)),
             ["document", "prompts", *BUCKETS],
             documents[:_DOCUMENTS],
         ),
@@ -91,7 +91,7 @@ def buckets_page(result: CurationResult, prompts: Mapping[str, CuratedPrompt]) -
     return curation_page(result, "Buckets", sections, prompts)
 
 
-def _shown(documents: int) -> list[str]:
+def _shortened_note(documents: int) -> list[str]:
     more = documents > _DOCUMENTS
     return [f"The {_DOCUMENTS} of {documents} with the most prompts."] if more else []
 

@@ -86,7 +86,7 @@ def _of_set(folder: Path, name: str, evals: list[dict[str, Any]]) -> dict[str, A
         "decides": evals[-1].get("decides"),
         "last": evals[-1],
         "rows": compare(table(), evals[0], evals[-1]),
-        "each": _each(evals),
+        "each": _evaluation_rows(evals),
         "types": group_table(evals[0], evals[-1], "type"),
         "documents": group_table(evals[0], evals[-1], "document"),
         "examples": examples,
@@ -94,7 +94,7 @@ def _of_set(folder: Path, name: str, evals: list[dict[str, Any]]) -> dict[str, A
     }
 
 
-def _each(evals: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _evaluation_rows(evals: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the template values of the table of all evaluations of a set."""
     stats = [_always(stat) for stat in table() if stat.key in _TABLE_STATS]
     rows = [(line["update"], [row.before for row in compare(stats, line, {})]) for line in evals]

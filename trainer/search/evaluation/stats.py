@@ -25,7 +25,7 @@ _NARROW = ("policy_loss", "rollout_s", "reward_s", "update_s")
 _SECONDS = ("rollout_s", "logprob_s", "reward_s", "update_s")
 
 
-def _of(key: str) -> Callable[[Mapping[str, Any]], float | None]:
+def _key_reader(key: str) -> Callable[[Mapping[str, Any]], float | None]:
     """Return a function that reads a key of `values_of`."""
     return lambda line: line[key]
 
@@ -41,7 +41,7 @@ _FRONT = (
         in_console=True,
         coverage="reward_coverage",
         by_group=True,
-        value_of_row=_of("reward_mean"),
+        value_of_row=_key_reader("reward_mean"),
     ),
     StatSpec(
         key="reward_coverage",
@@ -61,7 +61,7 @@ _FRONT = (
         in_console=True,
         coverage="ndcg_coverage",
         by_group=True,
-        value_of_row=_of("ndcg_mean"),
+        value_of_row=_key_reader("ndcg_mean"),
     ),
     StatSpec(
         key="judge_mean",
@@ -73,7 +73,7 @@ _FRONT = (
         in_console=True,
         coverage="judge_coverage",
         by_group=True,
-        value_of_row=_of("judge_mean"),
+        value_of_row=_key_reader("judge_mean"),
     ),
     StatSpec(key="judge_coverage", title="judge coverage", better="higher", hidden_at=(None, 0)),
     StatSpec(
@@ -82,7 +82,7 @@ _FRONT = (
         better="higher",
         hidden_at=(None,),
         by_group=True,
-        value_of_row=_of("success_share"),
+        value_of_row=_key_reader("success_share"),
     ),
     StatSpec(
         key="success_without_evidence_share",
@@ -90,21 +90,21 @@ _FRONT = (
         better="lower",
         hidden_at=(None,),
         by_group=True,
-        value_of_row=_of("success_without_evidence_share"),
+        value_of_row=_key_reader("success_without_evidence_share"),
     ),
     StatSpec(
         key="grounded_mean",
         title="grounded in the pages shown",
         better="higher",
         hidden_at=(None,),
-        value_of_row=_of("grounded_mean"),
+        value_of_row=_key_reader("grounded_mean"),
     ),
     StatSpec(
         key="gold_seen_share",
         title="a gold page was shown",
         better="higher",
         hidden_at=(None,),
-        value_of_row=_of("gold_seen_share"),
+        value_of_row=_key_reader("gold_seen_share"),
     ),
     StatSpec(key="format_mean", title="well-formed episodes", better="higher"),
 )
@@ -118,22 +118,24 @@ _BEHAVIOR = (
         narrow=True,
         in_console=True,
         by_group=True,
-        value_of_row=_of("turns_mean"),
+        value_of_row=_key_reader("turns_mean"),
     ),
-    StatSpec(key="searches_mean", title="searches", digits=2, value_of_row=_of("searches_mean")),
-    StatSpec(key="crops_mean", title="crops", digits=2, value_of_row=_of("crops_mean")),
+    StatSpec(
+        key="searches_mean", title="searches", digits=2, value_of_row=_key_reader("searches_mean")
+    ),
+    StatSpec(key="crops_mean", title="crops", digits=2, value_of_row=_key_reader("crops_mean")),
     StatSpec(
         key="tokens_mean",
         title="tokens written",
         digits=1,
         hidden_at=(None,),
-        value_of_row=_of("tokens_mean"),
+        value_of_row=_key_reader("tokens_mean"),
     ),
     StatSpec(
         key="invalid_mean",
         title="invalid turns of an episode",
         better="lower",
-        value_of_row=_of("invalid_mean"),
+        value_of_row=_key_reader("invalid_mean"),
     ),
     StatSpec(
         key="invalid_share",
@@ -159,7 +161,7 @@ _BEHAVIOR = (
         better="lower",
         column="forced",
         form="6.3f",
-        value_of_row=_of("forced_share"),
+        value_of_row=_key_reader("forced_share"),
     ),
     StatSpec(
         key="context_share", title="ended by the context", better="lower", hidden_at=(None, 0)

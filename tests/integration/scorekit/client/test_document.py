@@ -77,7 +77,7 @@ def test_the_command_with_a_judge(tmp_path):
 
 def _run(command, folder):
     words = [sys.executable, *shlex.split(command.replace("\\\n", " "))[1:]]
-    subprocess.run(words, cwd=folder, check=True, env=_here(), capture_output=True)
+    subprocess.run(words, cwd=folder, check=True, env=_environment(), capture_output=True)
 
 
 def test_verl_s_settings(url):
@@ -96,7 +96,7 @@ def test_the_flags_of_the_adapter_s_server():
         capture_output=True,
         text=True,
         check=True,
-        env=_here() | {"COLUMNS": "200"},
+        env=_environment() | {"COLUMNS": "200"},
     )
     assert len(commands) == 2  # OpenRLHF's and slime's
     for command in commands:
@@ -104,5 +104,5 @@ def test_the_flags_of_the_adapter_s_server():
             assert flag in help_output.stdout
 
 
-def _here():
+def _environment():
     return os.environ | {"PYTHONPATH": str(Path(__file__).parents[4])}

@@ -52,7 +52,7 @@ def test_an_idle_service_ends_at_once():
 def test_accepted_work_may_not_hold_the_end_for_ever():
     with fake_service("--drain-s", "0.3", batch_s=3600) as (process, url):
         wait_ready(url)
-        with _asked(url) as answers:
+        with _request_in_model(url) as answers:
             process.send_signal(signal.SIGTERM)
             assert process.wait(PATIENCE_S) == 1  # work was lost
         _check_shut_down(answers[0])
@@ -61,7 +61,7 @@ def test_accepted_work_may_not_hold_the_end_for_ever():
 def test_a_second_signal_ends_without_waiting():
     with fake_service(batch_s=3600) as (process, url):
         wait_ready(url)
-        with _asked(url) as answers:
+        with _request_in_model(url) as answers:
             process.send_signal(signal.SIGTERM)
             wait_until(lambda: httpx.get(f"{url}/health/ready").status_code == 503)
             process.send_signal(signal.SIGTERM)
@@ -128,7 +128,7 @@ def test_a_signal_while_threads_are_waited_for_ends_at_once():
 
 
 @contextlib.contextmanager
-def _asked(url):
+def _request_in_model(url):
     """Hold a request in the model during the block, and return the list that gets its answer."""
     answers = []
     thread = threading.Thread(target=lambda: answers.append(post(url, 1, timeout=PATIENCE_S)))

@@ -264,7 +264,7 @@ def test_a_report_of_a_run_that_has_only_begun(tmp_path):
     assert "sample_sources" in write_report(tmp_path).read_text()
 
 
-def _shown(renderable):
+def _printed_text(renderable):
     console = Console(width=200)
     with console.capture() as capture:
         console.print(renderable)
@@ -281,7 +281,7 @@ def test_status_tells_shards_counts_and_the_time_left(tmp_path):
     ctx.stats.flush(ctx.folder("format_filter"), every_s=0)
     lines = {
         line.split("│")[1].strip(): line
-        for line in _shown(status(tmp_path)).splitlines()
+        for line in _printed_text(status(tmp_path)).splitlines()
         if line.startswith("│")
     }
     row = [cell.strip() for cell in lines["format_filter"].split("│")]
@@ -308,7 +308,7 @@ def test_an_estimate_counts_requests_sequences_and_tokens(tmp_path):
         estimated.hours(costs["generate_128"])["teacher"]
         == costs["generate_128"].tokens_out / 3.6e6
     )
-    assert "generate_128" in _shown(estimate(cfg, Rates(1000.0)))
+    assert "generate_128" in _printed_text(estimate(cfg, Rates(1000.0)))
     alone = config(
         tmp_path,
         data={"sample_pool_size": 1000, "target_examples_total": 50},

@@ -63,9 +63,9 @@ class PagesHere:
 
     def search(self, queries: Sequence[str], top_k: int = 10) -> list[list[PageHit] | SampleError]:
         self.requests.append(list(queries))
-        return [self._found(query)[:top_k] for query in queries]
+        return [self._hits_for(query)[:top_k] for query in queries]
 
-    def _found(self, query: str) -> list[PageHit]:
+    def _hits_for(self, query: str) -> list[PageHit]:
         words = query.lower().split()
         scores = {
             page: sum(" ".join(text for text, _, _ in lines).lower().count(w) for w in words)

@@ -124,16 +124,16 @@ def _question(body: dict[str, Any]) -> str:
     return text.removeprefix("What is ").removesuffix(", exactly?")
 
 
-def _of(answers: str | Sequence[str], body: dict[str, Any]) -> str:
+def _answer_for_seed(answers: str | Sequence[str], body: dict[str, Any]) -> str:
     return answers if isinstance(answers, str) else answers[body.get("seed") or 0]
 
 
 def _generator(body: dict[str, Any], seed: int | None) -> str:
-    return _of(SAID[_question(body)][1], body)
+    return _answer_for_seed(SAID[_question(body)][1], body)
 
 
 def _verifier(body: dict[str, Any], seed: int | None) -> str:
-    scripted = _of(SAID[_question(body)][0], body)
+    scripted = _answer_for_seed(SAID[_question(body)][0], body)
     if scripted.startswith("!"):
         return scripted[1:]
     sure, answer = not scripted.startswith("?"), scripted.removeprefix("?")

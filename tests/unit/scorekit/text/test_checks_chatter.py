@@ -141,15 +141,15 @@ FORMS = [
 ]
 
 
-def _found(src, mt):
+def _matching_checks(src, mt):
     checks = (meta_phrase, refusal, added_note, added_quotes, marker)
     return [check for check in checks if check(src, mt)] or repetition(src, mt) > 0.3
 
 
 @pytest.mark.parametrize("mt", FORMS)
 def test_what_a_chat_model_adds_is_found_unless_the_source_has_it(mt):
-    assert _found(EN, mt)
-    assert not _found(mt, mt)
+    assert _matching_checks(EN, mt)
+    assert not _matching_checks(mt, mt)
 
 
 @pytest.mark.parametrize(
@@ -175,4 +175,4 @@ def test_what_a_chat_model_adds_is_found_unless_the_source_has_it(mt):
     ],
 )
 def test_a_source_that_speaks_so_may_be_translated_so(src, mt):
-    assert not _found(src, mt)
+    assert not _matching_checks(src, mt)
