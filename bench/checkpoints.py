@@ -13,8 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench.common import ROOT, WORK, read_pairs
+from bench.common import ROOT, WORK
 from scorekit.command import clean_exit
+from testing.pairs import read_pairs
 
 #: Layers, width and inner width of the xCOMET encoder; XLM-R-XL has 36, 2560 and 10240.
 XCOMET: dict[str, Any] = {"layers": 8, "hidden": 512, "heads": 8, "intermediate": 2048}
@@ -46,7 +47,7 @@ def _made_once(name: str, make: Callable[[Path], None]) -> Path:
 def _make_xcomet(folder: Path) -> None:
     import torch
 
-    from bench.kit.xcomet_checkpoints import build_checkpoint
+    from testing.xcomet_checkpoints import build_checkpoint
 
     logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
     samples = [{"src": pair.src, "mt": pair.mt} for pair in read_pairs(64)]

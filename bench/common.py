@@ -28,13 +28,12 @@ import structlog
 from rich.console import Console
 from rich.table import Table
 
-from demo.processes import free_port, running
 from scorekit.client import SyncScoringClient
 from scorekit.command import clean_exit
 from scorekit.errors import ServiceUnreachable, UserError
 from scorekit.processes import end_with_parent, end_worker_with_parent
-from scorekit.scorers import SampleForScoring
 from scorekit.server.backend import installed_versions
+from testing.processes import free_port, running
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench/results"
@@ -115,18 +114,6 @@ def compare(
         "ours_runs_s": times[0],
         "other_runs_s": times[1],
     }
-
-
-def read_pairs(count: int) -> list[SampleForScoring]:
-    """Return real sources with translations: the demo's held-out and prompt sets, in file
-    order.
-    """
-    pairs = []
-    for name in ("heldout", "rl_prompts"):
-        for line in (ROOT / f"demo/data/{name}.jsonl").read_text(encoding="utf-8").splitlines():
-            row = json.loads(line)
-            pairs.append(SampleForScoring(row["src_text"], row["ref_text"]))
-    return pairs[:count]
 
 
 def largest_difference(

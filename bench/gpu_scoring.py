@@ -26,13 +26,14 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import torch
 from rich.console import Console
 
-from bench.common import Measurement, compare, measure, read_pairs, service, table
+from bench.common import Measurement, compare, measure, service, table
 from bench.kit.random_models import Size, backend, folder, random_mt5
-from bench.kit.work import WorkLog
 from bench.oracle.predict import Upstream
 from bench.scoring import CALL, CALLERS, score_in_calls
 from scorekit.scorers import SampleForScoring, ScoringConfig
 from scorekit.server.local import LocalScorer
+from testing.pairs import read_pairs
+from testing.work_log import WorkLog
 
 DTYPE = "bfloat16"
 Pairs = list[SampleForScoring]

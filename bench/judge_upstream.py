@@ -21,9 +21,9 @@ from typing import Any
 from fastapi import FastAPI, Request
 
 from bench.common import Measurement, quiet_logs, run
-from bench.kit.judge import GOOD, running_judge
-from bench.kit.servers import running_app
 from scorekit.client import SyncScoringClient
+from testing.judge import GOOD, running_judge
+from testing.servers import running_app
 
 CONCURRENCY = 32
 QUICK_S, SLOW_S = 0.2, 3.0

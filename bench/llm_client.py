@@ -19,9 +19,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from bench.common import Measurement, quiet_logs, run
-from demo.processes import free_port
 from scorekit.llm import LLMClient, Sampling
 from scorekit.processes import end_worker_with_parent
+from testing.processes import free_port
 
 MESSAGES = [
     {"role": "system", "content": "You are a professional translator."},

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from bench.common import Measurement, compare, run, service
-from bench.kit.load import batches, check, distinct_samples, encode, send_and_time
-from demo.processes import free_port
+from testing.load import batches, check, distinct_samples, encode, send_and_time
+from testing.processes import free_port
 
 FAKE = "scorekit.server.fake"
 CONNECTIONS = 16

@@ -20,11 +20,11 @@ from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 from bench.common import ROOT, WORK, Measurement, quiet_logs, run
-from bench.kit.servers import running_app, wait_ready
 from scorekit.config import load_config
 from scorekit.server.app import create_app
 from scorekit.server.fake import FakeBackend
 from scorekit.server.http.settings import ServiceSettings
+from testing.servers import running_app, wait_ready
 from trainer.translation.config import TranslationConfig
 from trainer.translation.data import load_examples
 from trainer.translation.rewards.reward_batch import Scores, ServiceName

@@ -31,16 +31,16 @@ from bench.common import (
     Measurement,
     compare,
     largest_difference,
-    read_pairs,
     redis_server,
     run,
     service,
     timed,
 )
-from bench.kit.work import WorkLog, matmul_flops_per_s, waste_percent
 from bench.oracle.predict import Upstream
 from scorekit.client import ScoringClient, SyncScoringClient
 from scorekit.scorers import SampleForScoring, ScoringConfig
+from testing.pairs import read_pairs
+from testing.work_log import WorkLog, matmul_flops_per_s, waste_percent
 
 Pairs = list[SampleForScoring]
 CALL = 8  # pairs that a trainer sends at once

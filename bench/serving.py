@@ -17,7 +17,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from bench.common import Measurement, compare, on_core, quiet_logs, run, service
-from bench.kit.load import (
+from scorekit.client import ScoringClient, SyncScoringClient
+from scorekit.scorers import SampleForScoring, ScoringConfig
+from scorekit.server.fake import FakeBackend
+from scorekit.server.local import LocalScorer
+from testing.load import (
     Background,
     batches,
     check,
@@ -26,11 +30,7 @@ from bench.kit.load import (
     expected_scores,
     send_and_time,
 )
-from bench.kit.servers import running_service
-from scorekit.client import ScoringClient, SyncScoringClient
-from scorekit.scorers import SampleForScoring, ScoringConfig
-from scorekit.server.fake import FakeBackend
-from scorekit.server.local import LocalScorer
+from testing.servers import running_service
 
 FAKE = "scorekit.server.fake"
 SERVER, LOAD = 0, 1  # cores

@@ -11,11 +11,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from demo.processes import exit_on_sigterm, run_module, running_service
 from scorekit.client import SyncScoringClient
 from scorekit.errors import UserError
 from scorekit.report.render import STYLES, as_rich_text, visible
 from scorekit.schemas import Scored
+from testing.processes import exit_on_sigterm, run_module, running_service
 from trainer.runs.run_log import read_jsonl
 from trainer.translation.evaluation.report import write_report
 

@@ -20,7 +20,11 @@ from rich.table import Table
 from rich.text import Text
 
 from demo.madlad_shard import documents, write_shard
-from demo.processes import (
+from scorekit.command import clean_exit
+from scorekit.errors import UserError
+from scorekit.report.render import visible
+from synth.report.page import write_report
+from testing.processes import (
     READY_S,
     exit_on_sigterm,
     free_port,
@@ -28,10 +32,6 @@ from demo.processes import (
     running,
     running_service,
 )
-from scorekit.command import clean_exit
-from scorekit.errors import UserError
-from scorekit.report.render import visible
-from synth.report.page import write_report
 
 ROOT = Path(__file__).parents[1]
 CONFIG = ROOT / "configs/synth/demo.yaml"

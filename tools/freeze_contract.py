@@ -14,8 +14,6 @@ from typing import Any
 
 from starlette.testclient import TestClient
 
-from bench.embeddings.fake import FakeEmbedder
-from bench.retrieval.fake import FakeRetriever
 from scorekit.command import run_command
 from scorekit.server.app import create_app
 from scorekit.server.fake import FakeBackend
@@ -24,6 +22,8 @@ from services.embedder.settings import EmbedderSettings
 from services.judge.__main__ import make_backend
 from services.judge.settings import JudgeSettings
 from services.retriever.settings import RetrieverSettings
+from testing.fake_embedder import FakeEmbedder
+from testing.fake_retriever import FakeRetriever
 
 ROOT = Path(__file__).parents[1]
 REQUESTS = ROOT / "tests/golden/contract.json"

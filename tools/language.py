@@ -26,6 +26,8 @@ PACKAGES = (
     "deploy",
     "demo",
     "bench",
+    "evidence",
+    "testing",
     "tools",
     "tests",
 )

@@ -18,7 +18,10 @@ from bench.chaos.models import models_terminated
 from bench.chaos.redis import random_cancellations, redis_killed_under_load
 from bench.chaos.supervised import Supervised, pair_of_services
 from bench.common import Measurement, on_core, quiet_logs, service
-from bench.kit.load import (
+from scorekit.client import ScoringClient, SyncScoringClient
+from scorekit.server.fake import FakeBackend
+from scorekit.server.http.settings import ServiceSettings
+from testing.load import (
     Answer,
     batches,
     check,
@@ -28,10 +31,7 @@ from bench.kit.load import (
     send,
     send_and_time,
 )
-from bench.kit.servers import running_service
-from scorekit.client import ScoringClient, SyncScoringClient
-from scorekit.server.fake import FakeBackend
-from scorekit.server.http.settings import ServiceSettings
+from testing.servers import running_service
 
 FAKE = "scorekit.server.fake"
 CALL = 64  # samples of one call of the client

@@ -23,15 +23,15 @@ from typing import Any
 
 import httpx
 
-from bench.kit.proxy import delaying_proxy
-from bench.kit.redis_process import RedisProcess, running_redis
-from demo.processes import exit_on_sigterm, free_port, running
 from scorekit.command import clean_exit
 from scorekit.schemas import TranslationSample
 from scorekit.server.cache import Cache
 from scorekit.server.cache_tiers import open_tier
 from scorekit.server.fake import fake_score
 from scorekit.server.http.metrics import Metrics
+from testing.processes import exit_on_sigterm, free_port, running
+from testing.proxy import delaying_proxy
+from testing.redis_process import RedisProcess, running_redis
 
 CALLERS = 16
 LONGEST_DELAY_S = 0.003  # of a reply, by the proxy

@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator
 import httpx
 
 from bench.common import READY_S, ROOT, WORK
-from demo.processes import child_environment, free_port
 from scorekit.processes import end_with_parent
+from testing.processes import child_environment, free_port
 
 EXIT_S = 90.0
 

@@ -27,9 +27,9 @@ from typing import Any
 import yaml
 
 from bench.common import ROOT, WORK, Measurement, quiet_logs, run, service
-from bench.kit.openai_server import FakeOpenAI
 from scorekit.processes import end_with_parent
 from synth.execution.clients import EASY
+from testing.openai_server import FakeOpenAI
 
 CONCURRENCY = 8
 #: Exit codes of a run whose teacher failed: stopped after ten failures in a row, or left open.

@@ -24,14 +24,14 @@ from pathlib import Path
 from typing import Any
 
 from bench.common import WORK, Measurement, run
-from bench.kit.openai_server import FakeOpenAI
-from bench.loop_evidence.rounds import service_settings, write_questions
-from bench.search_evidence.__main__ import running_services
-from bench.search_evidence.sets import HELD_OUT
-from demo.processes import child_environment, serving
 from demo.search.generator import create_app
 from demo.search.loop.verifier import NAME, Verifying
+from evidence.loop.rounds import service_settings, write_questions
+from evidence.search.__main__ import running_services
+from evidence.search.sets import HELD_OUT
 from scorekit.processes import end_with_parent
+from testing.openai_server import FakeOpenAI
+from testing.processes import child_environment, serving
 
 FOLDER = WORK / "curation_killed"
 CONFIG = "configs/search/demo_phase2.yaml"

@@ -23,10 +23,11 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import numpy as np
 
-from bench.common import WORK, Measurement, compare, read_pairs, run, service
-from bench.embeddings.folders import make_folder
-from bench.kit.work import waste_percent
+from bench.common import WORK, Measurement, compare, run, service
 from scorekit.client.embeddings import Embeddings
+from testing.embedder_checkpoints import make_folder
+from testing.pairs import read_pairs
+from testing.work_log import waste_percent
 
 CALL, CALLERS = 8, 8
 SHAPE: dict[str, Any] = {

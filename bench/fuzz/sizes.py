@@ -19,9 +19,9 @@ from typing import Any
 from bench.common import ROOT, WORK, Measurement, redis_server, run
 from bench.fuzz.texts import BOUNDARIES, Case, random_request
 from bench.kit.memory_group import MemoryGroup, memory_group
-from demo.processes import free_port
 from scorekit.client import SyncScoringClient
 from scorekit.processes import end_with_parent
+from testing.processes import free_port
 
 GIB = 2**30
 #: Service -> memory and flags, as docker-compose.yml has them.

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from demo.processes import free_port
 from scorekit.processes import end_worker_with_parent
+from testing.processes import free_port
 
 #: A request's body -> the texts of its choices, and the tokens that they count.
 Answers = Callable[[dict[str, Any]], tuple[list[str], int]]

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.common import RESULTS, ROOT, WORK, machine, parse_quick, service, write_json
-from bench.kit.evidence import markdown_table, write_between
 from bench.meta_eval.checkpoints import metricx_twin, random_kiwi, xcomet_twin
+from evidence.seeds import markdown_table, write_between
 from scorekit.command import run_command
 from scorekit.errors import UserError
 from scorekit.processes import end_with_parent

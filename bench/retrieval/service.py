@@ -22,9 +22,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 
 from bench.common import WORK, Measurement, compare, run, service, timed
-from bench.kit.servers import running_app
 from bench.retrieval.brute_force import PlainBm25, max_sim, recall
-from bench.retrieval.pages import make_pages, make_queries, sentences, write_index
 from bench.retrieval.vectors import (
     MODEL,
     BareMaxSim,
@@ -36,6 +34,8 @@ from bench.retrieval.vectors import (
 )
 from scorekit.retrieval.client import Retriever
 from services.retriever.backends.late import VectorFile
+from testing.retriever_index import make_pages, make_queries, sentences, write_index
+from testing.servers import running_app
 
 TOP_K, CALLERS = 10, 4
 

@@ -24,7 +24,7 @@ from typing import Any
 from bench.common import Measurement, in_own_process, quiet_logs, run
 from bench.search_step.sides import FOLDER, Sizes, scorekit_side, trl_side
 from bench.search_step.streaming import DELAYS, answering_servers, update_with_answers
-from demo.processes import exit_on_sigterm
+from testing.processes import exit_on_sigterm
 
 
 def questions(quick: bool) -> Iterator[Measurement]:
@@ -103,8 +103,8 @@ def _median(runs: list[dict[str, Any]]) -> float:
 @contextmanager
 def _retriever() -> Iterator[str]:
     """Serve a retriever on the demo's slides."""
-    from demo.processes import running_service
     from demo.search.run import HERE, ingest
+    from testing.processes import running_service
 
     shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir(parents=True)

@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-from bench.kit.flaky_server import FlakyServer
-from bench.kit.judge import judge_app
-from bench.kit.openai_server import FakeOpenAI
-from bench.kit.servers import running_app, wait_ready
 from bench.sampling import peak_mib
 from bench.search_step.sides import FOLDER, Sizes, search_config, timed_updates
+from testing.flaky_server import FlakyServer
+from testing.judge import judge_app
+from testing.openai_server import FakeOpenAI
+from testing.servers import running_app, wait_ready
 
 #: Seconds: of an answer (it grows with what it answers, as a real one's), of a verdict; calls that
 #: may be under way at each.

@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.common import Measurement, quiet_logs, run
-from bench.kit.flaky_server import FlakyServer
-from bench.kit.judge import judge_app
-from bench.kit.openai_server import FakeOpenAI
-from bench.kit.servers import running_app, wait_ready
+from testing.flaky_server import FlakyServer
+from testing.judge import judge_app
+from testing.openai_server import FakeOpenAI
+from testing.servers import running_app, wait_ready
 from trainer.search.answer.config import AnsweringConfig
 from trainer.search.answer.pipeline import AnswerPipeline
 from trainer.search.records import ImageView, Question, Trajectory, Turn

@@ -26,12 +26,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bench.common import WORK, Measurement, run
-from demo.processes import serving
 from demo.search.generator import create_app
 from demo.search.loop.verifier import Verifying
 from demo.search.loop.wrong_references import plant, read_rows, write_rows
 from demo.search.reading import Reader
 from demo.search.run import HERE, ingest, open_services
+from testing.processes import serving
 from trainer.search.curation.verification.classes import Compared, TruthClass, class_of
 
 ERRORS, KS, SEEDS = (0.0, 0.1, 0.2), (1, 3, 5), (0, 1, 2)

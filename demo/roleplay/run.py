@@ -9,10 +9,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from demo.processes import exit_on_sigterm, run_module, running_service
 from demo.roleplay.compare import read_stage, show_samples, show_stats, verdict
 from demo.run import DATA, MODELS, ROOT
 from scorekit.errors import UserError
+from testing.processes import exit_on_sigterm, run_module, running_service
 
 POLICY, ENCODER = MODELS / "roleplay_policy", MODELS / "encoder"
 SFT_DATA = DATA / "roleplay/sft_noisy.jsonl"

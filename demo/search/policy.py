@@ -13,10 +13,10 @@ from typing import Annotated, Any
 
 import typer
 
-from bench.kit.openai_server import FakeOpenAI
 from demo.search.reading import Reader
 from demo.search.searching import next_turn
 from scorekit.command import clean_exit
+from testing.openai_server import FakeOpenAI
 
 NAME = "demo-searcher"
 

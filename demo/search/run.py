@@ -10,7 +10,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from demo.processes import exit_on_sigterm, run_module, running_service, serving
 from demo.run import ROOT
 from demo.search.compare import read_stage, show_episode, show_stats, show_types, verdict
 from demo.search.generator import NAME as GENERATOR
@@ -18,6 +17,7 @@ from demo.search.generator import create_app
 from demo.search.policy import NAME as SEARCHER
 from demo.search.policy import searcher
 from scorekit.errors import UserError
+from testing.processes import exit_on_sigterm, run_module, running_service, serving
 
 HERE = Path(__file__).parent
 CONFIG = ROOT / "configs/search/demo.yaml"

@@ -22,9 +22,9 @@ from fastapi import FastAPI, Request
 from rich.console import Console
 from rich.table import Table
 
-from demo.processes import exit_on_sigterm, run_module, running_service, serving
 from demo.run import CONFIG, DATA, MODELS, paired_interval
 from scorekit.command import run_command
+from testing.processes import exit_on_sigterm, run_module, running_service, serving
 from trainer.runs.run_log import read_jsonl
 
 FIGURES = (

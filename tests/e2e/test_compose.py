@@ -21,11 +21,11 @@ import openai
 import pytest
 
 import scorekit
-from bench.kit.servers import free_port
 from deploy import smoke
 from scorekit.client import SyncScoringClient
 from scorekit.retrieval.client import Retriever
 from scorekit.schemas import Scored
+from testing.servers import free_port
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.kit.servers import wait_until
+from testing.servers import wait_until
 
 ROOT = Path(__file__).parents[2]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.kit.servers import wait_until
+from testing.servers import wait_until
 from trainer.runs.run_log import read_jsonl
 from trainer.search.rounds.steps import read_steps
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from bench.search_evidence.__main__ import running_services
-from bench.search_evidence.arms import ARMS, POLICY, Plan
-from bench.search_evidence.control import random_policy
-from bench.search_evidence.runs import Job, run_job, services_of
-from bench.search_evidence.sets import SETS
-from demo.processes import child_environment
+from evidence.search.__main__ import running_services
+from evidence.search.arms import ARMS, POLICY, Plan
+from evidence.search.control import random_policy
+from evidence.search.runs import Job, run_job, services_of
+from evidence.search.sets import SETS
+from testing.processes import child_environment
 
 NAME = "knows-both"  # its generator reads and knows
 

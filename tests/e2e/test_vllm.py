@@ -16,10 +16,10 @@ import yaml
 from pydantic import SecretStr
 
 from demo.madlad_shard import documents, write_shard
-from demo.processes import running_service
 from scorekit.errors import UserError
 from scorekit.llm import LLMClient, LLMError, Sampling, parse_json
 from synth.storage.store import StageFolder
+from testing.processes import running_service
 from tests.kits.vllm import CONTEXT, KEY, NAME, ROOT, make_model, running_vllm
 
 pytestmark = pytest.mark.vllm

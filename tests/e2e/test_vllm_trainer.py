@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import nn
 
-from bench.kit.servers import running_service
 from scorekit.server.fake import FakeBackend
+from testing.servers import running_service
 from tests.kits.vllm import KEY, ROOT, make_model, running_vllm, untie
 from trainer.rl.distributed import DistributedContext
 from trainer.rl.engines.generate import GenerateSampler

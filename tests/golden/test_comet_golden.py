@@ -14,10 +14,10 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from bench.kit.xcomet_checkpoints import in_float64, score
 from scorekit.schemas import Scored, TranslationSample, XCometOptions
 from scorekit.server.backend import Encoded
 from services.xcomet.model import XCometBackend
+from testing.xcomet_checkpoints import in_float64, score
 from tests.kits.comet import golden as comet_golden
 from tests.kits.float64 import float64
 

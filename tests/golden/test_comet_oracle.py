@@ -12,9 +12,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from bench.kit.servers import free_port, running_service, wait_ready
-from bench.kit.xcomet_checkpoints import REF, loaded, score
 from services.xcomet.model import XCometBackend
+from testing.servers import free_port, running_service, wait_ready
+from testing.xcomet_checkpoints import REF, loaded, score
 from tests.integration.demo.test_xcomet_training import train
 from tests.kits.comet import golden as comet_golden
 

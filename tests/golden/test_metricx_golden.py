@@ -7,11 +7,11 @@ from __future__ import annotations
 import pytest
 from scipy.stats import spearmanr
 
-from bench.kit.servers import running_service
 from scorekit.client import SyncScoringClient
 from scorekit.schemas import MetricXOptions, TranslationSample
 from scorekit.scorers import SampleForScoring
 from services.metricx.model import MetricXBackend, MetricXQEScorer
+from testing.servers import running_service
 from tests.kits.float64 import CLOSE, float64
 from tests.kits.metricx_checkpoints import FLOAT32
 

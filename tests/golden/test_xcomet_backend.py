@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.kit.xcomet_checkpoints import (
+from scorekit.errors import SampleError, UserError
+from scorekit.schemas import TranslationSample, XCometOptions
+from scorekit.scorers import SampleForScoring
+from scorekit.server.backend import Encoded
+from services.xcomet.model import XCometBackend, XCometXLScorer
+from testing.xcomet_checkpoints import (
     PAIRS,
     QE,
     build_checkpoint,
     loaded,
     score,
 )
-from scorekit.errors import SampleError, UserError
-from scorekit.schemas import TranslationSample, XCometOptions
-from scorekit.scorers import SampleForScoring
-from scorekit.server.backend import Encoded
-from services.xcomet.model import XCometBackend, XCometXLScorer
 from tests.kits.comet.golden import GOLDEN
 
 

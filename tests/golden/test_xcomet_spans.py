@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from bench.kit.xcomet_checkpoints import QE, REF, in_float64, loaded, score
 from scorekit.schemas import TranslationSample, XCometOptions
 from services.xcomet.model import XCometBackend
+from testing.xcomet_checkpoints import QE, REF, in_float64, loaded, score
 from tests.kits.comet import golden as comet_golden
 from tests.kits.float64 import float64
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from bench.kit.servers import PATIENCE_S
 from scorekit.schemas import MetricXOptions, Overlong, Priority, TranslationSample
 from scorekit.server.backend import Encoded, Outcome
 from scorekit.server.endpoint import ParsedRequest
@@ -20,6 +19,7 @@ from scorekit.server.http.settings import ServiceSettings
 from scorekit.server.queue.batching import Batcher
 from scorekit.server.queue.in_flight import PendingItem, PendingRequest
 from scorekit.server.windows.backend import with_windows
+from testing.servers import PATIENCE_S
 
 
 class Gate(FakeBackend):

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from bench.embeddings.fake import FakeEmbedder
-from bench.embeddings.fake import vector_of as vector_of_words
-from bench.kit.servers import PATIENCE_S
 from scorekit.client.embeddings import Embedded
 from scorekit.errors import SampleError
 from scorekit.server.backend import Encoded, Outcome
+from testing.fake_embedder import FakeEmbedder
+from testing.fake_embedder import vector_of as vector_of_words
+from testing.servers import PATIENCE_S
 
 LENGTH, MAX_TOKENS = 8, 16
 

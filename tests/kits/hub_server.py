@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from bench.kit.servers import PATIENCE_S, running_app
+from testing.servers import PATIENCE_S, running_app
 
 TOKEN = "hf_test"
 

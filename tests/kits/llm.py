@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from bench.kit.openai_server import FakeOpenAI
-from bench.kit.servers import PATIENCE_S
 from scorekit.llm import LLMClient, LLMError, Sampling
+from testing.openai_server import FakeOpenAI
+from testing.servers import PATIENCE_S
 
 MESSAGES = [
     {"role": "system", "content": "You are a professional translator."},

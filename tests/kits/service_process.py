@@ -14,8 +14,8 @@ from typing import Any
 
 import httpx
 
-from bench.kit.servers import PATIENCE_S, free_port, wait_until
 from scorekit.processes import end_with_parent
+from testing.servers import PATIENCE_S, free_port, wait_until
 
 ROOT = Path(__file__).parents[2]
 #: A service with a slow fake in place of a model, run the way the real ones are.

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import httpx
 
-from bench.kit.servers import free_port
 from scorekit.processes import end_with_parent
+from testing.servers import free_port
 
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-vllm/bin/python"

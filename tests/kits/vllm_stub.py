@@ -19,7 +19,7 @@ from PIL import Image
 from torch import nn
 from transformers import AutoConfig, LlamaForCausalLM, Qwen2_5_VLForConditionalGeneration
 
-from bench.kit.servers import PATIENCE_S
+from testing.servers import PATIENCE_S
 
 NAME, KEY, CONTEXT = "tiny", "key-of-the-stub", 64
 

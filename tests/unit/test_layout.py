@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("scorekit", "services", "trainer", "synth", "synth_parallel")
 #: May import everything; nothing of PACKAGES imports them.
-ON_TOP = ("demo", "bench", "tools", "examples", "tests")
+ON_TOP = ("demo", "bench", "evidence", "testing", "tools", "examples", "tests")
 HEAVY = (
     "torch",
     "transformers",

@@ -14,7 +14,6 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from demo.processes import exit_on_sigterm, serving
 from demo.run import ROOT
 from demo.search.generator import create_app
 from demo.search.loop.verifier import NAME, Verifying
@@ -23,6 +22,7 @@ from demo.search.reading import Reader
 from demo.search.run import HERE, ingest, open_services, trainer
 from scorekit.errors import UserError
 from scorekit.files import write_atomic
+from testing.processes import exit_on_sigterm, serving
 
 ROUNDS = ROOT / "configs/search/demo_rounds.yaml"
 

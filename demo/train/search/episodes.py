@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from demo.processes import running_service
 from demo.search.reading import CORPUS
 from demo.search.run import ingest
 from demo.train.search.scripts import Scripts
 from scorekit.retrieval.client import Retriever
+from testing.processes import running_service
 from trainer.chat.config import ChatConfig
 from trainer.search.records import Question, Trajectory
 from trainer.search.rollout.config import EpisodeConfig

@@ -8,10 +8,10 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from bench.kit.servers import running_app
 from demo.llm_server import MODEL, NAME, create_app, load_sampler
 from scorekit.errors import UserError
 from scorekit.llm import LLMClient, LLMError, Sampling
+from testing.servers import running_app
 
 KEY = "key-of-the-demo"
 LINE = "Continue listening for wake word"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.kit.servers import alive, wait_until
+from testing.servers import alive, wait_until
 
 ROOT = Path(__file__).parents[3]
 #: Starts a child that ignores SIGTERM and has its own child, then fails or waits.
@@ -58,7 +58,7 @@ def test_no_child_outlives_the_demo(tmp_path, then, blow, code):
 #: Starts a server and waits.
 SERVING = """
 import pathlib, sys, time
-from demo.processes import exit_on_sigterm, running
+from testing.processes import exit_on_sigterm, running
 exit_on_sigterm()
 folder = pathlib.Path(sys.argv[1])
 with running("http.server", "--bind", "127.0.0.1", "0", log=folder / "log") as server:

@@ -8,9 +8,9 @@ import random
 import pytest
 import torch
 
-from bench.kit.xcomet_checkpoints import QE, REF, loaded, score
 from demo.train import xcomet
 from demo.train.examples import Example
+from testing.xcomet_checkpoints import QE, REF, loaded, score
 from tests.kits.comet.golden import DEMO
 
 

@@ -17,9 +17,9 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from bench.kit.servers import running_service
-from demo.processes import running_service as running_process
 from scorekit.server.fake import FakeBackend
+from testing.processes import running_service as running_process
+from testing.servers import running_service
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = ROOT / "examples"

@@ -14,9 +14,6 @@ import httpx
 import pytest
 from pydantic_core import to_json
 
-from bench.common import read_pairs
-from bench.kit.load import distinct_samples, expected_scores
-from bench.kit.servers import PATIENCE_S, free_port, running_service, wait_until
 from bench.ray_serve import start_serve
 from scorekit.client import Embeddings, SyncScoringClient
 from scorekit.server.fake import FakeBackend
@@ -24,6 +21,9 @@ from scorekit.server.local import LocalScorer
 from services.embedder.endpoint import EmbedOptions
 from services.embedder.model import EmbedderBackend
 from services.metricx.model import MetricXBackend
+from testing.load import distinct_samples, expected_scores
+from testing.pairs import read_pairs
+from testing.servers import PATIENCE_S, free_port, running_service, wait_until
 from tests.kits.metricx_checkpoints import FLOAT32
 
 pytestmark = pytest.mark.slow

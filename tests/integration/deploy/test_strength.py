@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from bench.chaos.endurance import kill_under_load, overload, poison
-from bench.kit.servers import running_service
 from scorekit.server.fake import FakeBackend
+from testing.servers import running_service
 
 
 async def within(seconds, work):

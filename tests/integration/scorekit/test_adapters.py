@@ -12,7 +12,6 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from bench.kit.servers import free_port, running_app, running_service, wait_until
 from scorekit.adapters import verl
 from scorekit.adapters.openrlhf import RewardServer, completion_of, create_app
 from scorekit.adapters.rewards import reward_settings, template_pattern
@@ -23,6 +22,7 @@ from scorekit.errors import SampleError, ServiceUnreachable, UserError
 from scorekit.prompts import TEMPLATES, fill
 from scorekit.schemas import TranslationSample
 from scorekit.server.fake import FakeBackend, fake_score
+from testing.servers import free_port, running_app, running_service, wait_until
 
 
 @pytest.fixture(scope="module")

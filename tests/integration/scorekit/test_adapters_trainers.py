@@ -9,7 +9,6 @@ import json
 import httpx
 import pytest
 
-from bench.kit.servers import free_port, running_app, running_service, wait_until
 from scorekit.adapters.openrlhf import RewardServer, create_app
 from scorekit.adapters.rewards import reward_settings
 from scorekit.adapters.trl import reward_function
@@ -19,6 +18,7 @@ from scorekit.errors import SampleError, UserError
 from scorekit.prompts import load_postprocess
 from scorekit.schemas import TranslationSample
 from scorekit.server.fake import FakeBackend, fake_score
+from testing.servers import free_port, running_app, running_service, wait_until
 from tests.kits.trainer.reward_callers import (
     OPENRLHF_TRIES,
     SLIME_TRIES,

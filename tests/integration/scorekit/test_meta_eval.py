@@ -14,10 +14,10 @@ import pytest
 from scipy.stats import kendalltau
 from typer.testing import CliRunner
 
-from bench.kit.servers import PATIENCE_S, Held, free_port, running_service, wait_until
 from scorekit.__main__ import app
 from scorekit.schemas import TranslationSample
 from scorekit.server.fake import FakeBackend, fake_score
+from testing.servers import PATIENCE_S, Held, free_port, running_service, wait_until
 
 
 @pytest.fixture(scope="module")

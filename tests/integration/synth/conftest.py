@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from bench.kit.openai_server import FakeOpenAI
-from bench.kit.servers import running_service
 from scorekit.server.fake import FakeBackend
+from testing.openai_server import FakeOpenAI
+from testing.servers import running_service
 from tests.kits.synth.driver import TEXTS, config, korean, run, write_sources
 
 

@@ -9,9 +9,6 @@ import structlog
 from typer.testing import CliRunner
 
 from bench.chaos.synth import write_corpus
-from bench.kit.judge import PASS, running_judge, saying
-from bench.kit.openai_server import FakeOpenAI
-from bench.kit.servers import free_port, running_service
 from scorekit.errors import UserError
 from scorekit.server.fake import FakeBackend
 from synth.__main__ import app
@@ -19,6 +16,9 @@ from synth.preflight import check_run, need_passing
 from synth.run import RunOptions
 from synth.stages.table import BY_NAME, named
 from synth.storage.store import StageFolder
+from testing.judge import PASS, running_judge, saying
+from testing.openai_server import FakeOpenAI
+from testing.servers import free_port, running_service
 from tests.kits.synth.driver import TEXTS, config, korean, run, write_sources
 
 NOBODY = f"http://127.0.0.1:{free_port()}"

@@ -14,8 +14,8 @@ from typing import Any
 import httpx
 from websockets.sync.client import ClientConnection, connect
 
-from bench.kit.servers import PATIENCE_S, wait_until
 from scorekit.processes import end_with_parent
+from testing.servers import PATIENCE_S, wait_until
 from tests.kits.browser import BROWSER
 
 #: Keys that a test presses: name -> what the protocol calls it.

@@ -11,8 +11,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from bench.kit.xcomet_checkpoints import QE, REF, build_checkpoint
 from services.xcomet.classes import JOINT, hyper_parameters
+from testing.xcomet_checkpoints import QE, REF, build_checkpoint
 
 ROOT = Path(__file__).parents[3]
 GOLDEN = ROOT / "tests/golden/comet"

@@ -19,7 +19,7 @@ from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from demo.processes import free_port
+from testing.processes import free_port
 
 ROOT = Path(__file__).parents[3]
 #: Loaded once, before the fork; none of them starts a thread.

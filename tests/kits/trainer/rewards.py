@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import Any
 
-from bench.kit.servers import running_app, running_service, wait_ready
 from scorekit.errors import SampleError
 from scorekit.languages import find_language
 from scorekit.schemas import JudgeOptions, JudgeSample, ScoreRange, TaskInfo, TranslationSample
@@ -16,6 +15,7 @@ from scorekit.server.backend import Encoded, Outcome
 from scorekit.server.fake import FakeBackend, fake_spans
 from scorekit.server.http.settings import ServiceSettings
 from scorekit.server.score_endpoint import ScoreDescription, ScoreEndpoint
+from testing.servers import running_app, running_service, wait_ready
 from tests.kits.trainer.runs import rollout
 from trainer.translation.rewards.compute import compute_rewards
 from trainer.translation.rewards.config import RewardConfig

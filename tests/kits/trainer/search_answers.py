@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bench.kit.openai_server import FakeOpenAI
+from testing.openai_server import FakeOpenAI
 from trainer.search.answer.config import AnsweringConfig
 from trainer.search.answer.pipeline import AnswerPipeline
 from trainer.search.records import ImageView, Question, Trajectory, Turn
@@ -72,7 +72,7 @@ def serving(
 
     answer: a text, or a function of body and seed.
     """
-    from bench.kit.judge import running_judge  # the judge's own imports take a while
+    from testing.judge import running_judge  # the judge's own imports take a while
 
     respond = answer if callable(answer) else lambda body, seed: answer
     fake = FakeOpenAI("generator", respond=respond)

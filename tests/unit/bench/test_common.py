@@ -7,10 +7,10 @@ from pydantic_core import to_json
 
 from bench.chaos.endurance import count
 from bench.common import Measurement, number
-from bench.kit.load import Answer, check, distinct_samples, expected_scores
-from bench.kit.work import WorkLog
 from scorekit.schemas import Scored
 from scorekit.server.backend import Encoded
+from testing.load import Answer, check, distinct_samples, expected_scores
+from testing.work_log import WorkLog
 
 
 def _results(samples):

@@ -20,7 +20,6 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import SecretStr
 
-from bench.kit.servers import FakeBackend, running_app, running_service, wait_ready, wait_until
 from scorekit.server.app import create_app
 from scorekit.server.http import metrics
 from scorekit.server.http.settings import Secrets, ServiceSettings
@@ -29,6 +28,7 @@ from services.judge.settings import JudgeSettings
 from services.metricx.settings import MetricXSettings
 from services.retriever.settings import RetrieverSettings
 from services.xcomet.settings import XCometSettings
+from testing.servers import FakeBackend, running_app, running_service, wait_ready, wait_until
 from tools import dashboard
 
 ROOT = Path(__file__).parents[3]

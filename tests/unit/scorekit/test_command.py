@@ -21,6 +21,8 @@ PACKAGES = (
     "synth_parallel",
     "demo",
     "bench",
+    "evidence",
+    "testing",
     "tools",
     "deploy",
 )

@@ -200,7 +200,16 @@ def _renames(path: Path) -> bool:
 def test_one_place_gives_files_their_names() -> None:
     writers = {
         str(path.relative_to(ROOT))
-        for package in ("scorekit", "services", "trainer", "synth", "demo", "bench")
+        for package in (
+            "scorekit",
+            "services",
+            "trainer",
+            "synth",
+            "demo",
+            "bench",
+            "evidence",
+            "testing",
+        )
         for path in (ROOT / package).rglob("*.py")
         if _renames(path)
     }

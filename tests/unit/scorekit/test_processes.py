@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.kit.servers import alive, wait_until
 from scorekit.processes import usable_cpus
+from testing.servers import alive, wait_until
 
 ROOT = Path(__file__).parents[3]
 EXCEPTIONS = {
@@ -68,7 +68,17 @@ def test_a_child_ends_when_its_parent_is_killed(tmp_path, code):
 
 def test_every_process_that_is_started_ends_with_its_parent():
     starts, without = 0, set()
-    packages = ("scorekit", "services", "trainer", "synth", "demo", "bench", "tests/kits")
+    packages = (
+        "scorekit",
+        "services",
+        "trainer",
+        "synth",
+        "demo",
+        "bench",
+        "evidence",
+        "testing",
+        "tests/kits",
+    )
     for path in (file for package in packages for file in (ROOT / package).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(

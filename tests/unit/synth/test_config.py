@@ -14,9 +14,6 @@ import pytest
 import structlog
 import yaml
 
-from bench.kit.judge import running_judge
-from bench.kit.openai_server import FakeOpenAI
-from bench.kit.servers import free_port, running_service, wait_until
 from demo.madlad_shard import documents, write_shard
 from scorekit.config import load_config
 from scorekit.errors import ScorekitError, UserError
@@ -36,6 +33,9 @@ from synth.stages.select_sources import choose, write_entries
 from synth.storage.stage_start import prepare_stage
 from synth.storage.stats import StageStats
 from synth.storage.store import StageFolder
+from testing.judge import running_judge
+from testing.openai_server import FakeOpenAI
+from testing.servers import free_port, running_service, wait_until
 
 SEED = Path(__file__).parents[3] / "configs/synth/seed.yaml"
 SOURCE = "이것은 번역할 한국어 문장입니다. 두 번째 문장도 있습니다."

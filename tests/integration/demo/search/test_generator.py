@@ -12,7 +12,6 @@ import pytest
 from PIL import Image
 from pydantic import SecretStr
 
-from bench.kit.servers import running_app
 from demo.search.answering import NOT_SHOWN
 from demo.search.generator import NAME, create_app
 from demo.search.make_corpus import TRAIN
@@ -20,6 +19,7 @@ from demo.search.policy import searcher
 from demo.search.reading import Reader
 from scorekit.llm import LLMClient, Sampling
 from scorekit.llm.wire import image_part, text_part
+from testing.servers import running_app
 
 KEY = "key-of-the-demo"
 ROW = json.loads(TRAIN.read_text("utf-8").splitlines()[0])

@@ -9,8 +9,6 @@ import threading
 
 import pytest
 
-from bench.kit.openai_server import FakeOpenAI
-from bench.kit.servers import FakeBackend, free_port, running_app, wait_until
 from scorekit.client import ScoringClient, SyncScoringClient
 from scorekit.client.embeddings import Embeddings
 from scorekit.errors import ServiceUnreachable, UserError
@@ -18,6 +16,8 @@ from scorekit.llm import LLMClient, LLMError, Sampling
 from scorekit.retrieval.client import Retriever
 from scorekit.server.app import create_app
 from scorekit.server.http.settings import ServiceSettings
+from testing.openai_server import FakeOpenAI
+from testing.servers import FakeBackend, free_port, running_app, wait_until
 from tests.kits.llm import MESSAGES
 
 AWAY = re.compile(r"(.*) does not answer: waiting until \d\d:\d\d:\d\d")

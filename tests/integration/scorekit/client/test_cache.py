@@ -9,12 +9,12 @@ import sys
 
 import pytest
 
-from bench.kit.servers import running_app, running_service
 from scorekit.client import SyncScoringClient
 from scorekit.errors import UserError
 from scorekit.server.app import create_app
 from scorekit.server.fake import FakeBackend
 from scorekit.server.http.settings import ServiceSettings
+from testing.servers import running_app, running_service
 from tests.kits.recording import Recorder
 
 SAMPLES = [{"id": f"n{i}", "src": f"s{i}", "mt": f"wrong {i}"} for i in range(1200)]

@@ -14,7 +14,14 @@ import httpx
 import pytest
 from fastapi import FastAPI, Request, Response
 
-from bench.kit.servers import (
+from scorekit.client import RemoteScorer, ScoringClient, SyncScoringClient
+from scorekit.errors import RequestError, ServiceUnreachable, UserError
+from scorekit.schemas import TranslationSample
+from scorekit.scorers import SampleForScoring, ScoringConfig
+from scorekit.server.app import create_app
+from scorekit.server.fake import FakeBackend, fake_score
+from scorekit.server.http.settings import Secrets, ServiceSettings
+from testing.servers import (
     PATIENCE_S,
     Held,
     free_port,
@@ -23,13 +30,6 @@ from bench.kit.servers import (
     wait_ready,
     wait_until,
 )
-from scorekit.client import RemoteScorer, ScoringClient, SyncScoringClient
-from scorekit.errors import RequestError, ServiceUnreachable, UserError
-from scorekit.schemas import TranslationSample
-from scorekit.scorers import SampleForScoring, ScoringConfig
-from scorekit.server.app import create_app
-from scorekit.server.fake import FakeBackend, fake_score
-from scorekit.server.http.settings import Secrets, ServiceSettings
 
 SAMPLES = [{"src": f"s{i}", "mt": f"번역 {i}"} for i in range(100)]
 

@@ -13,7 +13,6 @@ import threading
 import pytest
 from tenacity import wait_random
 
-from bench.kit.servers import free_port, running_app, wait_ready, wait_until
 from scorekit.client import ScoringClient, SyncScoringClient
 from scorekit.errors import ServiceUnreachable
 from scorekit.net.retry import Deadline
@@ -21,6 +20,7 @@ from scorekit.schemas import TranslationSample
 from scorekit.server.app import create_app
 from scorekit.server.fake import FakeBackend, fake_score
 from scorekit.server.http.settings import ServiceSettings
+from testing.servers import free_port, running_app, wait_ready, wait_until
 from tests.kits.recording import Recorder
 from tests.kits.restarting_service import DEADLY, HEAVY
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from bench.embeddings.fake import FakeEmbedder
-from bench.kit.judge import running_judge, saying
-from bench.kit.servers import running_app, running_service
 from scorekit.adapters.verl import compute_score
 from scorekit.server.fake import FakeBackend
+from testing.fake_embedder import FakeEmbedder
+from testing.judge import running_judge, saying
+from testing.servers import running_app, running_service
 from tests.kits.retrieval.stand_in import StandInRetriever
 
 TEXT = (Path(__file__).parents[4] / "docs/clients.md").read_text(encoding="utf-8")

@@ -9,9 +9,9 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from bench.kit.servers import Held, running_service, wait_until
 from scorekit.__main__ import app
 from scorekit.server.fake import FakeBackend
+from testing.servers import Held, running_service, wait_until
 
 SAMPLES = [{"id": f"n{i}", "src": f"s{i}", "mt": f"m{i}"} for i in range(100)]
 #: Small enough that a batch holds only some samples of a request.

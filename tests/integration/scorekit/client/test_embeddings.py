@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from bench.kit.servers import PATIENCE_S, running_service
 from scorekit.client.embeddings import Embeddings
 from scorekit.errors import RequestError
+from testing.servers import PATIENCE_S, running_service
 from tests.kits.embedder import LENGTH, MAX_TOKENS, ToyEmbedder, kinds, vector_of
 
 LONG = "w " * (MAX_TOKENS + 1)

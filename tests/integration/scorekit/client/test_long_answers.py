@@ -7,7 +7,6 @@ import gzip
 
 import pytest
 
-from bench.kit.servers import running_app
 from scorekit.client import ScoringClient
 from scorekit.client.embeddings import Embeddings
 from scorekit.client.transport import lines_of
@@ -16,6 +15,7 @@ from scorekit.llm.errors import LLMError
 from scorekit.llm.http import ChatServer
 from scorekit.retrieval.client import Retriever
 from services.retriever.backends.pooling import Pooling
+from testing.servers import running_app
 from trainer.rl.config import VLLMConfig
 from trainer.rl.engines.vllm_http import VLLMServer
 

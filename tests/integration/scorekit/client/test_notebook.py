@@ -10,11 +10,11 @@ import threading
 import pandas as pd
 import pytest
 
-from bench.kit.servers import free_port, running_service, wait_until
 from scorekit.client import SyncScoringClient
 from scorekit.errors import UserError
 from scorekit.schemas import TranslationSample
 from scorekit.server.fake import FakeBackend, fake_score
+from testing.servers import free_port, running_service, wait_until
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,9 @@ import pytest
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
-from bench.kit.servers import free_port, running_app
 from scorekit.client.embeddings import Canary, Embeddings
 from scorekit.errors import RequestError, ServiceUnreachable, UserError
+from testing.servers import free_port, running_app
 from tests.kits.embedder import LENGTH, kinds, vector_of
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from bench.kit.servers import running_service
 from scorekit.client import SyncScoringClient
 from scorekit.config import load_config
 from scorekit.errors import UserError
@@ -19,6 +18,7 @@ from scorekit.report.render import OTHER_COLOUR, as_html, as_rich_text
 from scorekit.schemas import ErrorSpan, Scored
 from scorekit.server.backend import Encoded, Outcome
 from scorekit.server.fake import FakeBackend
+from testing.servers import running_service
 from tests.kits.trainer.rewards import rewards_of
 from tests.kits.trainer.runs import byte_level_tokenizer, example, save_policy
 from trainer.runs.stats import compare

@@ -13,7 +13,6 @@ from collections import Counter
 import pytest
 from pydantic_core import to_json
 
-from bench.kit.servers import free_port, running_app, running_service, wait_ready
 from scorekit.client import ScoringClient, SyncScoringClient, raise_for_failures
 from scorekit.client.replicas import ReplicaPool
 from scorekit.errors import RequestError, SampleError, ServiceUnreachable, UserError
@@ -21,6 +20,7 @@ from scorekit.schemas import TranslationSample
 from scorekit.server.app import create_app
 from scorekit.server.fake import FakeBackend, fake_score
 from scorekit.server.http.settings import ServiceSettings
+from testing.servers import free_port, running_app, running_service, wait_ready
 from tests.kits.recording import Recorder
 
 SAMPLES = [{"src": f"s{i}", "mt": f"번역 {i}"} for i in range(40)]

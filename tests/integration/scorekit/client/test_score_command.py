@@ -12,12 +12,12 @@ import pytest
 from pydantic import SecretStr
 from typer.testing import CliRunner
 
-from bench.kit.servers import free_port, running_app, running_service, wait_until
 from scorekit.__main__ import app
 from scorekit.schemas import TranslationSample
 from scorekit.server.app import create_app
 from scorekit.server.fake import FakeBackend, fake_score
 from scorekit.server.http.settings import Secrets, ServiceSettings
+from testing.servers import free_port, running_app, running_service, wait_until
 from tests.kits.recording import Recorder
 
 

@@ -9,14 +9,14 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from bench.kit.judge import GOOD, running_judge
-from bench.kit.openai_server import FakeOpenAI
-from bench.kit.servers import running_service, wait_until
 from scorekit.__main__ import app
 from scorekit.errors import SampleError
 from scorekit.files import temporary_of
 from scorekit.schemas import TranslationSample
 from scorekit.server.fake import FakeBackend, fake_score
+from testing.judge import GOOD, running_judge
+from testing.openai_server import FakeOpenAI
+from testing.servers import running_service, wait_until
 
 SAMPLES = [
     {"id": f"n{i}", "src": f"s{i}", "mt": "later" if i % 50 == 7 else f"m{i}"} for i in range(400)

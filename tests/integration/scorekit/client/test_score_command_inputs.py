@@ -14,12 +14,12 @@ import pytest
 from pydantic import SecretStr
 from typer.testing import CliRunner
 
-from bench.kit.judge import GOOD, running_judge
-from bench.kit.servers import free_port, running_service
 from scorekit.__main__ import app
 from scorekit.schemas import TranslationSample
 from scorekit.server.fake import FakeBackend, fake_score
 from scorekit.server.http.settings import Secrets
+from testing.judge import GOOD, running_judge
+from testing.servers import free_port, running_service
 
 ROWS = [
     {"id": "a", "src": "one", "mt": 'say "하나",\nand more', "ref": "r"},

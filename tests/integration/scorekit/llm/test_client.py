@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from bench.kit.openai_server import FakeOpenAI
-from bench.kit.servers import PATIENCE_S
 from scorekit.errors import UserError
 from scorekit.llm import Choice, LLMError, Sampling
+from testing.openai_server import FakeOpenAI
+from testing.servers import PATIENCE_S
 from tests.kits.llm import GREEDY, MESSAGES, SAMPLED, ask, client, until
 
 

@@ -7,9 +7,9 @@ from base64 import b64decode
 
 import pytest
 
-from bench.kit.openai_server import FakeOpenAI
 from scorekit.errors import UserError
 from scorekit.llm import Choice, LLMClient, LLMError, Sampling, image_part, text_part
+from testing.openai_server import FakeOpenAI
 
 PNG = b"\x89PNG\r\n\x1a\n and so on"
 MESSAGES = [

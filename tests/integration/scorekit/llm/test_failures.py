@@ -10,12 +10,12 @@ from fastapi import FastAPI
 from fastapi.responses import RedirectResponse
 from pydantic import SecretStr
 
-from bench.kit.openai_server import FakeOpenAI
-from bench.kit.servers import PATIENCE_S, free_port, running_app
 from scorekit.errors import UserError
 from scorekit.llm import Choice, LLMClient, LLMError, Sampling, parse_json
 from scorekit.llm.limits import read_timeout_s
 from scorekit.llm.wire import typed
+from testing.openai_server import FakeOpenAI
+from testing.servers import PATIENCE_S, free_port, running_app
 from tests.kits.llm import MESSAGES, SAMPLED, VERDICT, ask, client, until
 
 

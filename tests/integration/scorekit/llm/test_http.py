@@ -10,10 +10,10 @@ import pytest
 import uvicorn
 from pydantic import SecretStr
 
-from bench.kit.openai_server import FakeOpenAI
-from bench.kit.servers import free_port, running_app
 from scorekit.errors import UserError
 from scorekit.llm import LLMClient
+from testing.openai_server import FakeOpenAI
+from testing.servers import free_port, running_app
 from tests.kits.llm import ask
 
 ANYWHERE = "http://teacher.invalid/v1"

@@ -9,9 +9,9 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from pydantic import SecretStr
 
-from bench.kit.servers import running_app
 from scorekit.llm import LLMClient, LLMError, Sampling
 from scorekit.llm.errors import OperatorMistake
+from testing.servers import running_app
 from tests.kits.llm import MESSAGES
 
 SAID = "Check your plan and billing details."

@@ -8,9 +8,9 @@ import asyncio
 
 import pytest
 
-from bench.kit.openai_server import FakeOpenAI
 from scorekit.llm import Sampling
 from scorekit.llm.dialects import DIALECTS
+from testing.openai_server import FakeOpenAI
 from tests.kits.llm import MESSAGES, client
 
 LONG = Sampling(max_tokens=5120)

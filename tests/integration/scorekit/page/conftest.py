@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import scorekit.server.page
-from bench.kit.servers import Held, running_service
 from scorekit.server.backend import Encoded
+from testing.servers import Held, running_service
 from tests.kits.browser import BROWSER
 from tests.kits.browser.live import new_tab, running_browser
 

@@ -10,16 +10,16 @@ import pytest
 from PIL import Image
 from pydantic import SecretStr
 
-from bench.embeddings.fake import FakeEmbedder
-from bench.kit.servers import running_service
-from bench.retrieval.drawn import draw_pdf
 from scorekit.server.http.settings import Secrets
 from services.judge.model import RulesBackend
 from services.judge.rubrics import load_rubrics
 from services.retriever.backends.bm25 import Bm25Builder
 from services.retriever.index.ingest import ingest
 from services.retriever.model import RetrieverBackend
+from testing.fake_embedder import FakeEmbedder
+from testing.servers import running_service
 from tests.kits.browser.live import GATE
+from tests.kits.retrieval.pdf import draw_pdf
 
 CARD = "(document.querySelector('.card')?.textContent ?? '')"
 FAULT = "document.querySelector('.fault:not([hidden])')?.innerText"

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from bench.kit.servers import running_service
 from scorekit.server.fake import FakeBackend
+from testing.servers import running_service
 
 #: A text, and a part of it that is marked.
 TEXTS = {

@@ -8,11 +8,11 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from bench.kit.servers import Held, free_port, running_app, running_service, wait_ready, wait_until
 from scorekit.server.app import create_app
 from scorekit.server.fake import FakeBackend
 from scorekit.server.http.run import server_config
 from scorekit.server.http.settings import Secrets, ServiceSettings
+from testing.servers import Held, free_port, running_app, running_service, wait_ready, wait_until
 
 FAULTS = (
     "[...document.querySelectorAll('.fault:not([hidden])')].map((f) => f.innerText).join('\\n')"

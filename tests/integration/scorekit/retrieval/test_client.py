@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from fastapi import Response
 
-from bench.kit.servers import PATIENCE_S, free_port, running_app
 from scorekit.errors import (
     IndexChanged,
     RequestError,
@@ -17,6 +16,7 @@ from scorekit.errors import (
     UserError,
 )
 from scorekit.retrieval.client import Retriever
+from testing.servers import PATIENCE_S, free_port, running_app
 from tests.kits.retrieval.stand_in import StandInRetriever, picture_of, refusal
 
 PAGES = {

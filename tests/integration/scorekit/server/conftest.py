@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bench.kit.servers import running_service
 from scorekit.server.fake import FakeBackend
+from testing.servers import running_service
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,6 @@ import pytest
 import structlog
 from pydantic import SecretStr
 
-from bench.kit.redis_process import running_redis
-from bench.kit.servers import running_service, wait_until
 from scorekit.server import cache as cache_module
 from scorekit.server.cache import Cache, CacheEnvelope
 from scorekit.server.cache_tiers import SQLiteTier
@@ -20,6 +18,8 @@ from scorekit.server.cached_values import read_value
 from scorekit.server.fake import FakeBackend
 from scorekit.server.http.metrics import Metrics
 from scorekit.server.http.settings import Secrets
+from testing.redis_process import running_redis
+from testing.servers import running_service, wait_until
 
 SAMPLES = [{"src": f"s{i}", "mt": f"번역 {i}"} for i in range(40)]
 

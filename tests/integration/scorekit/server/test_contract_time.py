@@ -10,8 +10,8 @@ import time
 import httpx
 import pytest
 
-from bench.kit.servers import JSON, PATIENCE_S, Held, running_service, wait_until
 from scorekit.server.fake import FakeBackend
+from testing.servers import JSON, PATIENCE_S, Held, running_service, wait_until
 from tests.kits.contract import PAIR, _score
 
 

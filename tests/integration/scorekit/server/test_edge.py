@@ -13,10 +13,10 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from bench.kit.servers import JSON, running_app, running_service, wait_until
 from scorekit.server.fake import FakeBackend
 from scorekit.server.http.connection import MAX_HEAD_BYTES
 from scorekit.server.http.settings import Secrets
+from testing.servers import JSON, running_app, running_service, wait_until
 
 PAIR = {"src": "Hello.", "mt": "안녕하세요."}
 BODY = json.dumps({"samples": [PAIR]}).encode()

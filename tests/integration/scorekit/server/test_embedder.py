@@ -14,7 +14,9 @@ import openai
 import pytest
 from pydantic import SecretStr
 
-from bench.kit.servers import (
+from scorekit.server.app import create_app
+from scorekit.server.http.settings import Secrets, ServiceSettings
+from testing.servers import (
     JSON,
     PATIENCE_S,
     free_port,
@@ -23,8 +25,6 @@ from bench.kit.servers import (
     wait_ready,
     wait_until,
 )
-from scorekit.server.app import create_app
-from scorekit.server.http.settings import Secrets, ServiceSettings
 from tests.kits.embedder import LENGTH, MAX_TOKENS, ToyEmbedder, vector_of
 from tests.kits.service_process import ROOT
 

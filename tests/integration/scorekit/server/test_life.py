@@ -15,7 +15,7 @@ import time
 import httpx
 import pytest
 
-from bench.kit.servers import PATIENCE_S, free_port, wait_ready, wait_until
+from testing.servers import PATIENCE_S, free_port, wait_ready, wait_until
 from tests.kits.service_process import FAKE, ROOT, fake_service, is_up, post
 
 

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from bench.kit.servers import PATIENCE_S, free_port, wait_ready, wait_until
+from testing.servers import PATIENCE_S, free_port, wait_ready, wait_until
 from tests.kits.service_process import ROOT, connect, fake_service, is_up, leave_work_behind, post
 
 

@@ -11,14 +11,14 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from bench.embeddings.fake import FakeEmbedder
-from bench.kit.servers import running_service
 from scorekit.server.app import create_app
 from scorekit.server.fake import FakeBackend
 from scorekit.server.http.settings import Secrets, ServiceSettings, parse_settings
 from scorekit.server.page import make_page
 from services.judge.model import RulesBackend
 from services.judge.rubrics import load_rubrics
+from testing.fake_embedder import FakeEmbedder
+from testing.servers import running_service
 
 KINDS = ("translations", "judge", "embedder", "retriever")
 

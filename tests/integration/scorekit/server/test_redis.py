@@ -15,9 +15,6 @@ import structlog
 from pydantic import SecretStr
 
 from bench.chaos.redis import random_cancellations
-from bench.kit.proxy import delaying_proxy
-from bench.kit.redis_process import running_redis
-from bench.kit.servers import PATIENCE_S, free_port, running_service, wait_ready, wait_until
 from scorekit.errors import UserError
 from scorekit.schemas import TranslationSample
 from scorekit.server import cache as cache_module
@@ -26,6 +23,9 @@ from scorekit.server.cache_tiers import RedisTier, open_tier
 from scorekit.server.fake import FakeBackend, fake_score
 from scorekit.server.http.metrics import Metrics
 from scorekit.server.http.settings import Secrets
+from testing.proxy import delaying_proxy
+from testing.redis_process import running_redis
+from testing.servers import PATIENCE_S, free_port, running_service, wait_ready, wait_until
 
 PASSWORD = "correct-horse-battery"
 WRONG = "wrong-donkey-staple"

@@ -10,11 +10,11 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from bench.embeddings.fake import FakeEmbedder
-from bench.kit.servers import running_service
-from bench.retrieval.fake import FakeRetriever
 from scorekit.server.fake import FakeBackend
 from scorekit.server.http.settings import Secrets
+from testing.fake_embedder import FakeEmbedder
+from testing.fake_retriever import FakeRetriever
+from testing.servers import running_service
 
 CONFIG = """
 seed = 1

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from bench.kit.servers import JSON, free_port, wait_ready
+from testing.servers import JSON, free_port, wait_ready
 
 ROOT = Path(__file__).parents[4]
 KEY, FILE_KEY, TEXT = "KEY-from-the-environment", "KEY-from-a-file", "CONFIDENTIAL"

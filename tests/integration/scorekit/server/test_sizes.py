@@ -10,7 +10,6 @@ import time
 import httpx
 import pytest
 
-from bench.kit.servers import JSON, running_app, running_service, wait_ready, wait_until
 from scorekit.errors import RequestError, UserError
 from scorekit.server.app import create_app
 from scorekit.server.fake import FakeBackend
@@ -21,6 +20,7 @@ from scorekit.server.http.settings import ServiceSettings
 from scorekit.server.queue.in_flight import InFlightSample
 from scorekit.server.queue.memory_budget import SAMPLE_BYTES, MemoryBudget
 from scorekit.server.queue.tokenizer_queue import PIECE, PIECE_BYTES, split_tasks
+from testing.servers import JSON, running_app, running_service, wait_ready, wait_until
 
 MIB = 2**20
 

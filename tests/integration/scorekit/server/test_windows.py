@@ -12,10 +12,10 @@ import httpx
 import pandas as pd
 import pytest
 
-from bench.kit.servers import PATIENCE_S, running_service, wait_ready, wait_until
 from scorekit.client import SyncScoringClient
 from services.metricx.model import MetricXBackend
 from services.xcomet.model import XCometBackend
+from testing.servers import PATIENCE_S, running_service, wait_ready, wait_until
 from tests.kits.batching import Gate
 
 ROOT = Path(__file__).parents[4]

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.embeddings.folders import make_folder, make_plain_folder
-from bench.kit.servers import running_service
 from scorekit.client.embeddings import Embeddings
 from scorekit.errors import UserError
 from services.embedder.endpoint import EmbedOptions
 from services.embedder.model import EmbedderBackend
+from testing.embedder_checkpoints import make_folder, make_plain_folder
+from testing.servers import running_service
 
 #: float32: sums of a few hundred products, in another order for each shape of a batch.
 CLOSE = 1e-5

@@ -13,9 +13,9 @@ import numpy as np
 import openai
 import pytest
 
-from bench.embeddings.folders import make_folder, make_plain_folder
-from bench.kit.servers import PATIENCE_S, free_port, wait_ready
 from scorekit.client.embeddings import Embeddings
+from testing.embedder_checkpoints import make_folder, make_plain_folder
+from testing.servers import PATIENCE_S, free_port, wait_ready
 
 ROOT = Path(__file__).parents[4]
 

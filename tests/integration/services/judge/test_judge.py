@@ -9,9 +9,6 @@ import threading
 import httpx
 import pytest
 
-from bench.kit.judge import ANSWER, GOOD, PASS, judge, running_judge, saying
-from bench.kit.openai_server import FakeOpenAI
-from bench.kit.servers import free_port, running_service, wait_until
 from scorekit.client import ScoringClient, SyncScoringClient
 from scorekit.errors import UserError
 from scorekit.schemas import Failed, JudgeOptions, JudgeSample, JudgeScored, Scored
@@ -21,6 +18,9 @@ from scorekit.server.http.settings import Secrets
 from services.judge.model import MAX_CLIENTS, OpenAIBackend
 from services.judge.rubrics import load_rubrics
 from services.judge.settings import JudgeSettings
+from testing.judge import ANSWER, GOOD, PASS, judge, running_judge, saying
+from testing.openai_server import FakeOpenAI
+from testing.servers import free_port, running_service, wait_until
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,9 @@ import httpx
 import pytest
 from PIL import Image
 
-from bench.kit.judge import judge, running_judge
-from bench.kit.openai_server import FakeOpenAI
 from services.judge import images
+from testing.judge import judge, running_judge
+from testing.openai_server import FakeOpenAI
 
 VERDICT = {"score": 0.75, "reason_code": "partial", "notes": "half of it"}
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import httpx
 
-from bench.kit.judge import GOOD, judge
-from bench.kit.openai_server import FakeOpenAI
-from bench.kit.servers import free_port, wait_ready
+from testing.judge import GOOD, judge
+from testing.openai_server import FakeOpenAI
+from testing.servers import free_port, wait_ready
 
 ROOT = Path(__file__).parents[4]
 

@@ -7,9 +7,9 @@ import json
 import httpx
 import pytest
 
-from bench.kit.judge import GOOD, PASS, judge, running_judge, saying
-from bench.kit.openai_server import FakeOpenAI
-from bench.kit.servers import free_port
+from testing.judge import GOOD, PASS, judge, running_judge, saying
+from testing.openai_server import FakeOpenAI
+from testing.servers import free_port
 from tests.integration.services.judge.mqm.careless import PAIR
 
 ERRORS = json.dumps({"errors": []})

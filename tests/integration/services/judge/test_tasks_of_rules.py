@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.kit.judge import ANSWER, GOOD, judge, running_judge
+from testing.judge import ANSWER, GOOD, judge, running_judge
 
 
 def test_rules_answer_those_tasks_that_have_a_rule():

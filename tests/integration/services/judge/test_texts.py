@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from bench.kit.judge import ATTACKS, GOOD, judge, obedient, obeys, running_judge, saying
-from bench.kit.openai_server import FakeOpenAI
 from scorekit.errors import UserError
+from testing.judge import ATTACKS, GOOD, judge, obedient, obeys, running_judge, saying
+from testing.openai_server import FakeOpenAI
 
 
 @pytest.fixture(scope="module")

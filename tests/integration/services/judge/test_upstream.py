@@ -9,9 +9,9 @@ import threading
 import pytest
 from fastapi import FastAPI, Request
 
-from bench.kit.judge import GOOD, judge, running_judge
-from bench.kit.openai_server import FakeOpenAI
-from bench.kit.servers import running_app
+from testing.judge import GOOD, judge, running_judge
+from testing.openai_server import FakeOpenAI
+from testing.servers import running_app
 
 PASS = json.dumps({"pass": True, "reason_code": "ok", "notes": ""})
 

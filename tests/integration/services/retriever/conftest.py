@@ -8,11 +8,11 @@ import httpx
 import pytest
 from PIL import Image
 
-from bench.kit.servers import PATIENCE_S, running_service
-from bench.retrieval.drawn import draw_pdf
 from services.retriever.backends.bm25 import Bm25Builder
 from services.retriever.index.ingest import ingest
 from services.retriever.model import RetrieverBackend
+from testing.servers import PATIENCE_S, running_service
+from tests.kits.retrieval.pdf import draw_pdf
 
 #: document -> pages -> lines.
 DECKS = {

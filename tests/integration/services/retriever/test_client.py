@@ -11,8 +11,6 @@ import pytest
 import uvicorn
 from PIL import Image
 
-from bench.kit.servers import PATIENCE_S, running_app, wait_ready
-from bench.retrieval.drawn import draw_pdf
 from scorekit.errors import IndexChanged, RequestError, SampleError
 from scorekit.retrieval.client import Retriever
 from scorekit.server.app import create_app
@@ -21,6 +19,8 @@ from services.retriever.backends.bm25 import Bm25Builder
 from services.retriever.index.ingest import ingest
 from services.retriever.model import RetrieverBackend
 from services.retriever.settings import RetrieverSettings
+from testing.servers import PATIENCE_S, running_app, wait_ready
+from tests.kits.retrieval.pdf import draw_pdf
 
 
 @pytest.fixture

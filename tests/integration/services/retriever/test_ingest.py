@@ -20,8 +20,6 @@ from reportlab.lib.pdfencrypt import StandardEncryption
 from reportlab.pdfgen.canvas import Canvas
 from typer.testing import CliRunner
 
-from bench.kit.servers import PATIENCE_S, alive, running_service, wait_until
-from bench.retrieval.drawn import draw_pdf
 from bench.retrieval.hooks import MOST
 from scorekit.errors import UserError
 from scorekit.files import temporary_of
@@ -31,6 +29,8 @@ from services.retriever.index.ingest import ingest
 from services.retriever.index.reader import ReadingRules
 from services.retriever.index.store import Index
 from services.retriever.model import RetrieverBackend
+from testing.servers import PATIENCE_S, alive, running_service, wait_until
+from tests.kits.retrieval.pdf import draw_pdf
 
 ROOT = Path(__file__).parents[4]
 HOOK = "bench.retrieval.hooks:read"

@@ -9,8 +9,8 @@ import httpx
 import pytest
 from PIL import Image
 
-from bench.kit.servers import PATIENCE_S
 from scorekit.retrieval.wire import IndexInfo, Page
+from testing.servers import PATIENCE_S
 
 
 def page_ids_of(result):

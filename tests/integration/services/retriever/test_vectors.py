@@ -11,10 +11,6 @@ import pytest
 from fastapi import Response
 from safetensors.numpy import save_file
 
-from bench.embeddings.fake import FakeEmbedder, vector_of
-from bench.kit.servers import PATIENCE_S, running_app, running_service
-from bench.retrieval.drawn import draw_pdf
-from bench.retrieval.fake_pooling import FakePooling, picture_vectors, text_vectors
 from scorekit.errors import RequestError, ServiceUnreachable, UserError
 from services.retriever.backends.bm25 import Bm25Builder
 from services.retriever.backends.dense import DenseBuilder
@@ -23,6 +19,10 @@ from services.retriever.backends.opening import Servers
 from services.retriever.index.ingest import ingest
 from services.retriever.index.store import Index
 from services.retriever.model import RetrieverBackend
+from testing.fake_embedder import FakeEmbedder, vector_of
+from testing.servers import PATIENCE_S, running_app, running_service
+from tests.kits.retrieval.fake_pooling import FakePooling, picture_vectors, text_vectors
+from tests.kits.retrieval.pdf import draw_pdf
 
 QUERIES = ["steel exports", "rice", "percent grew", "rice fell tons"]
 

@@ -11,8 +11,8 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from bench.kit.servers import JSON, PATIENCE_S
 from scorekit.errors import REQUEST_ERRORS
+from testing.servers import JSON, PATIENCE_S
 
 NUMBERS = [-1, 0.5, 1e300, 10**30, True, "3", [], {}, "٣"]
 TEXTS = [None, 7, 1.5, True, [], ["a"], {"a": 1}, ""]

@@ -9,10 +9,10 @@ import json
 import httpx
 import pytest
 
-from bench.kit.servers import running_service, wait_ready
 from scorekit.client import SyncScoringClient
 from scorekit.scorers import SampleForScoring
 from services.xcomet.model import XCometBackend
+from testing.servers import running_service, wait_ready
 from tests.kits.comet import golden as comet_golden
 
 #: float32 against upstream in float64.

@@ -6,8 +6,6 @@ import threading
 
 import pytest
 
-from bench.kit.openai_server import FakeOpenAI
-from bench.kit.servers import PATIENCE_S, running_service, wait_until
 from scorekit.client import ScoringClient
 from scorekit.errors import UserError
 from scorekit.schemas import TranslationSample
@@ -19,6 +17,8 @@ from synth.stages.table import BY_NAME
 from synth.storage.stats import count_stage, funnel
 from synth.storage.store import StageFolder
 from synth.storage.totals import write_stats
+from testing.openai_server import FakeOpenAI
+from testing.servers import PATIENCE_S, running_service, wait_until
 from tests.kits.synth.driver import (
     STAGES,
     TEXTS,

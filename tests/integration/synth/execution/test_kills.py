@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bench.kit.servers import PATIENCE_S, wait_until
+from testing.servers import PATIENCE_S, wait_until
 from tests.kits.synth.driver import (
     STAGES,
     TEXTS,

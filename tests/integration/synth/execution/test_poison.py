@@ -8,12 +8,12 @@ import pytest
 import structlog
 import structlog.testing
 
-from bench.kit.judge import running_judge
-from bench.kit.openai_server import FakeOpenAI, _BrokenOff, _error
 from scorekit.errors import ScorekitError
 from synth.context import StageIncomplete
 from synth.report.tables import status
 from synth.storage.store import StageFolder
+from testing.judge import running_judge
+from testing.openai_server import FakeOpenAI, _BrokenOff, _error
 from tests.kits.synth import output as output_kit
 from tests.kits.synth.driver import STAGES, TEXTS, config, korean, run, write_sources
 

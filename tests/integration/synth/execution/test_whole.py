@@ -16,9 +16,6 @@ import structlog
 import yaml
 from typer.testing import CliRunner
 
-from bench.kit.judge import running_judge
-from bench.kit.openai_server import FakeOpenAI
-from bench.kit.servers import running_service
 from bench.synth.chatter import templates
 from demo.madlad_shard import documents, write_shard
 from scorekit.schemas import TranslationSample
@@ -27,6 +24,9 @@ from synth.__main__ import app
 from synth.stages.table import BY_NAME
 from synth.storage.stats import funnel
 from synth.storage.store import read_records
+from testing.judge import running_judge
+from testing.openai_server import FakeOpenAI
+from testing.servers import running_service
 from tests.kits.synth.driver import korean
 from tests.kits.synth.output import ROOT
 

@@ -15,12 +15,12 @@ import pyarrow.parquet
 import pytest
 import yaml
 
-from bench.kit.servers import alive, wait_until
 from scorekit.errors import UserError
 from synth.export.files import ShardSlice, plan_files
 from synth.run import RunOptions, run_stages
 from synth.storage.repair import repair
 from synth.storage.store import StageFolder, read_records
+from testing.servers import alive, wait_until
 from tests.kits.synth.output import (
     ROOT,
     config,

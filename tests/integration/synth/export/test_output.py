@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from bench.kit.servers import free_port, running_service
 from scorekit.errors import UserError
 from scorekit.server.fake import FakeBackend
 from synth.context import StageContext
@@ -25,6 +24,7 @@ from synth.storage.stats import Exporter, StageStats, scorer_stats
 from synth.storage.store import StageFolder, read_records
 from synth.storage.totals import write_stats
 from synth.storage.views import write_views
+from testing.servers import free_port, running_service
 from tests.kits.synth.output import (
     HOSTILE,
     config,
@@ -38,7 +38,7 @@ from tests.kits.synth.output import (
 
 
 def test_the_filter_asks_a_real_judge_and_minds_one_that_is_away(tmp_path):
-    from bench.kit.judge import running_judge
+    from testing.judge import running_judge
 
     make_run(tmp_path)
     with running_judge() as url:

@@ -10,11 +10,11 @@ import sys
 
 import pytest
 
-from bench.kit.servers import wait_until
 from synth.config import pair_configs
 from synth.pairs import write_dataset
 from synth.run import RunOptions
 from synth.storage.store import StageFolder, read_records
+from testing.servers import wait_until
 from tests.kits.hub_server import TOKEN, Hub
 from tests.kits.synth.output import ROOT, config, exported_run, make_run, run_export, run_filter
 

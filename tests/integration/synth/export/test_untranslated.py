@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from bench.filters import DIRECTIONS, seven
-from bench.kit.openai_server import FakeOpenAI
 from synth.storage.store import StageFolder
+from testing.openai_server import FakeOpenAI
 from tests.kits.synth.driver import config, run, write_sources
 from tests.kits.synth.output import run_filter
 

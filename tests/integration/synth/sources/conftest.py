@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import structlog
 
-from bench.kit.servers import running_service
 from demo.madlad_shard import documents, write_shard
 from scorekit import languages
 from scorekit.server.fake import FakeBackend
+from testing.servers import running_service
 
 
 #: For each tag: its name in the prompt, a text in it, and a text in its other variant (None if no

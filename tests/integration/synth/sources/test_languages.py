@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from bench.kit.judge import running_judge
-from bench.kit.openai_server import FakeOpenAI
 from scorekit.errors import UserError
 from services.judge.rules import judge_translation
 from synth.run import RunOptions, run_stages
 from synth.stages.table import named
 from synth.storage.store import StageFolder, read_records
+from testing.judge import running_judge
+from testing.openai_server import FakeOpenAI
 
 #: For each tag: its name in the prompt, a text in it, and a text in its other variant (None if no
 #: check distinguishes them) with the code that rejects it.

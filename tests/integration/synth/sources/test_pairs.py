@@ -10,7 +10,6 @@ import yaml
 from typer.testing import CliRunner
 
 import synth.pairs
-from bench.kit.openai_server import FakeOpenAI
 from scorekit.config import save_config
 from scorekit.errors import UserError
 from synth.__main__ import app
@@ -20,6 +19,7 @@ from synth.pairs import run_pairs
 from synth.run import RunOptions
 from synth.stages.table import named
 from synth.storage.store import StageFolder, read_records
+from testing.openai_server import FakeOpenAI
 from tests.kits.synth import languages as one_pair
 from tests.kits.synth.languages import answer
 

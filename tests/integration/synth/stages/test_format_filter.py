@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 import synth.execution.clients
-from bench.kit.judge import running_judge
-from bench.kit.openai_server import FakeOpenAI
 from scorekit.errors import ScorekitError, UserError
 from synth.report.page import write_report
 from synth.storage.stats import count_stage
 from synth.storage.store import StageFolder, read_records
 from synth.storage.totals import write_stats
+from testing.judge import running_judge
+from testing.openai_server import FakeOpenAI
 from tests.kits.synth.output import config, make_run, run_export, run_filter, train, write_stage
 
 ROOT = Path(__file__).parents[4]

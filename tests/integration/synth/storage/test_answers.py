@@ -12,12 +12,12 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from bench.kit.redis_process import running_redis
 from scorekit.errors import UserError
 from synth.__main__ import app
 from synth.storage.answer_cache import REDIS_PASSWORD, SqliteAnswers, open_answers, repair_database
 from synth.storage.locks import hold_locks
 from synth.storage.store import digest_of
+from testing.redis_process import running_redis
 
 KEYS = [digest_of(i) for i in range(3000)]
 

@@ -13,9 +13,6 @@ import yaml
 
 import synth.execution.clients
 import synth.storage.store
-from bench.kit.judge import running_judge
-from bench.kit.openai_server import FakeOpenAI
-from bench.kit.servers import free_port, running_service
 from scorekit.errors import ScorekitError, UserError
 from scorekit.files import temporary_of
 from scorekit.server.fake import FakeBackend
@@ -29,6 +26,9 @@ from synth.stages.table import ORDER
 from synth.storage.locks import hold_locks, try_lock
 from synth.storage.stage_start import clear, prepare_stage
 from synth.storage.store import StageFolder
+from testing.judge import running_judge
+from testing.openai_server import FakeOpenAI
+from testing.servers import free_port, running_service
 from tests.kits.synth import output as output_kit
 from tests.kits.synth.driver import (
     NAMES,

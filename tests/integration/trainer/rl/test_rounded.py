@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from bench.kit.servers import running_service
 from scorekit.config import load_config
 from scorekit.server.fake import FakeBackend
+from testing.servers import running_service
 from tests.kits.trainer.runs import byte_level_tokenizer, example, save_policy
 from trainer.rl.rollout import rollout_logprobs
 from trainer.translation.config import TranslationConfig

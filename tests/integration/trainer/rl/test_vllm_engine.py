@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-from bench.kit.servers import free_port, running_app, running_service
 from scorekit.errors import UserError
 from scorekit.server.fake import FakeBackend
+from testing.servers import free_port, running_app, running_service
 from tests.kits.trainer.runs import example, letter_tokenizer, save_policy
 from tests.kits.vllm_stub import KEY, NAME, VLLMStub
 from trainer.rl.distributed import DistributedContext

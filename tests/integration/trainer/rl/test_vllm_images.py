@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from bench.kit.servers import running_app
 from scorekit.errors import UserError
+from testing.servers import running_app
 from tests.kits.trainer.images import IMAGE, NEVER, PAD, PROCESSOR, image_ids, noise_image, tiny
 from tests.kits.trainer.runs import letter_tokenizer
 from tests.kits.vllm_stub import KEY, VLLMStub

@@ -16,9 +16,9 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from bench.kit.servers import running_service, wait_until
 from scorekit.schemas import TranslationSample
 from scorekit.server.fake import FakeBackend, fake_score
+from testing.servers import running_service, wait_until
 from tests.kits.float64 import CLOSE
 from tests.kits.trainer import forked_trainer
 from tests.kits.trainer.forked_trainer import Command

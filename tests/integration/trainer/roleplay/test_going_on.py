@@ -11,8 +11,8 @@ import pytest
 import yaml
 from safetensors.torch import load_file
 
-from bench.kit.servers import PATIENCE_S
 from scorekit.errors import UserError
+from testing.servers import PATIENCE_S
 from tests.kits.trainer.forked_trainer import Command
 from tests.kits.trainer.roleplay import turn, write_turns
 from trainer.roleplay.calibration.anchors import FILE, read_calibration

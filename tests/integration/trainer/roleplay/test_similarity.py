@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from bench.embeddings.fake import FakeEmbedder, vector_of
-from bench.kit.servers import free_port, running_app, running_service
 from scorekit.client.embeddings import Embeddings
 from scorekit.errors import RequestError, ServiceUnreachable, UserError
 from services.embedder.endpoint import EmbeddingsEndpoint
+from testing.fake_embedder import FakeEmbedder, vector_of
+from testing.servers import free_port, running_app, running_service
 from trainer.roleplay import rewards
 from trainer.roleplay.calibration.anchors import CANARIES, FILE, read_calibration
 from trainer.roleplay.cli import app

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from bench.kit.servers import running_service
 from scorekit.config import load_config
 from scorekit.errors import SampleError, UserError
 from scorekit.server.backend import Encoded, Outcome
 from scorekit.server.fake import FakeBackend
+from testing.servers import running_service
 from tests.kits.trainer.runs import (
     example,
     letter_tokenizer,

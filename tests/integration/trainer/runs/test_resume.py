@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 import yaml
 
-from bench.kit.servers import running_service
 from scorekit.config import load_config
 from scorekit.errors import UserError
 from scorekit.server.fake import FakeBackend
+from testing.servers import running_service
 from tests.kits.trainer.forked_trainer import Command
 from tests.kits.trainer.runs import byte_level_tokenizer, save_policy, write_examples
 from trainer.translation.config import TranslationConfig

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import yaml
 
-from bench.kit.servers import free_port, running_service
 from scorekit.config import load_config
 from scorekit.server.fake import FakeBackend
+from testing.servers import free_port, running_service
 from tests.kits.trainer import forked_trainer
 from tests.kits.trainer.runs import (
     byte_level_tokenizer,

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from accelerate import Accelerator
 
-from bench.kit.servers import running_service
 from scorekit.errors import UserError
 from scorekit.server.fake import FakeBackend
+from testing.servers import running_service
 from tests.kits.trainer.runs import byte_level_tokenizer, example, save_policy
 from trainer.runs.run_log import read_jsonl
 from trainer.runs.trackers import check_trackers, track, tracking

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from bench.kit.servers import free_port, running_app
 from scorekit.config import load_config
 from scorekit.report.findings import Findings
 from scorekit.retrieval.wire import IndexInfo
+from testing.servers import free_port, running_app
 from tests.kits.retrieval.stand_in import StandInRetriever
 from tests.kits.trainer.search_answers import serving
 from tests.kits.trainer.searching.policies import TINY_SIGHT, save_tiny

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from demo.processes import free_port
 from scorekit.config import load_config
+from testing.processes import free_port
 from tests.kits.service_process import wait_until
 from tests.kits.trainer.searching.demo_stack import Stack, demo_stack
 from trainer.search.config import SearchConfig

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from demo.processes import child_environment, free_port
+from testing.processes import child_environment, free_port
 from tests.kits.trainer.searching.demo_stack import Stack, demo_stack
 from trainer.search.evaluation.report import read_episodes
 from trainer.search.trajectories.store import TrajectoryStore

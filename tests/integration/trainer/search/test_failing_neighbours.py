@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from bench.kit.flaky_server import FAULTS, Fault, FlakyServer
-from bench.kit.judge import judge_app
-from bench.kit.openai_server import FakeOpenAI
-from bench.kit.servers import running_app, wait_ready, wait_until
 from scorekit.errors import UserError
+from testing.flaky_server import FAULTS, Fault, FlakyServer
+from testing.judge import judge_app
+from testing.openai_server import FakeOpenAI
+from testing.servers import running_app, wait_ready, wait_until
 from tests.kits.trainer.searching.finished import episode, png_of, question, sha256_of
 from trainer.search.answer.config import AnsweringConfig, MoneyConfig, PriceConfig
 from trainer.search.answer.pipeline import AnswerPipeline

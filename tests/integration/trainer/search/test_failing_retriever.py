@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.kit.flaky_server import FAULTS, Fault, FlakyServer
-from bench.kit.servers import running_app
 from scorekit.errors import ScorekitError
 from scorekit.retrieval.client import Retriever
+from testing.flaky_server import FAULTS, Fault, FlakyServer
+from testing.servers import running_app
 from tests.kits.retrieval.stand_in import StandInRetriever
 from tests.kits.trainer.searching.episodes import COMPLETE, search
 from tests.kits.trainer.searching.finished import question

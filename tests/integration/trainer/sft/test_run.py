@@ -12,9 +12,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from bench.kit.servers import wait_until
 from scorekit.config import save_config
 from scorekit.errors import UserError
+from testing.servers import wait_until
 from tests.kits.trainer.chat import CHATML, byte_tokenizer, template_text
 from tests.kits.trainer.forked_trainer import Command, completed
 from tests.kits.trainer.sft import dialogues, save_chat_model, sft_config, write_rows

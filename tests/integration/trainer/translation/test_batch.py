@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from bench.kit.servers import PATIENCE_S, Held, running_service, wait_until
 from scorekit.config import load_config
 from scorekit.scorers import RewardOutput, SampleForScoring
 from scorekit.server.fake import FakeBackend
+from testing.servers import PATIENCE_S, Held, running_service, wait_until
 from tests.kits.trainer.rewards import Recorder, switched_service
 from tests.kits.trainer.runs import byte_level_tokenizer, example, save_policy
 from trainer.translation.config import TranslationConfig

@@ -12,10 +12,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from bench.kit.servers import free_port, running_service
 from scorekit.config import load_config
 from scorekit.report.findings import Findings
 from scorekit.server.fake import FakeBackend
+from testing.servers import free_port, running_service
 from tests.kits.trainer.runs import byte_level_tokenizer, save_policy, tiny_llama, write_examples
 from trainer.__main__ import app
 from trainer.runs.memory import activation_bytes, estimate_memory

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
-from bench.kit.servers import running_service
 from scorekit.config import load_config
 from scorekit.errors import UserError
 from scorekit.server.fake import FakeBackend
+from testing.servers import running_service
 from tests.kits.trainer.runs import byte_level_tokenizer, save_policy, write_examples
 from trainer.runs.checkpoints.checkpoint import best_checkpoint, read_state
 from trainer.runs.checkpoints.export import export_policy

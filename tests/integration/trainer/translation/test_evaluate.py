@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.kit.servers import running_service
 from scorekit.errors import UserError
 from scorekit.server.fake import FakeBackend
+from testing.servers import running_service
 from tests.kits.trainer.runs import (
     byte_level_tokenizer,
     example,

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from bench.kit.servers import free_port, running_service
 from scorekit.config import load_config
 from scorekit.errors import UserError
 from scorekit.server.backend import Encoded, Outcome
 from scorekit.server.fake import FakeBackend
 from scorekit.server.http.settings import Secrets
 from scorekit.server.score_endpoint import ScoreDescription
+from testing.servers import free_port, running_service
 from tests.kits.embedder import ToyEmbedder
 from tests.kits.trainer.rewards import FakeJudge, OtherMetric, switched_service
 from tests.kits.trainer.runs import byte_level_tokenizer, save_policy, write_examples

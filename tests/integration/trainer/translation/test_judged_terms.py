@@ -12,10 +12,10 @@ import pytest
 import sacrebleu
 from typer.testing import CliRunner
 
-from bench.kit.servers import running_service
 from scorekit.errors import UserError
 from scorekit.schemas import TranslationSample
 from scorekit.server.fake import FakeBackend
+from testing.servers import running_service
 from tests.kits.trainer.rewards import FakeJudge, Services, judge_service, reward_services
 from tests.kits.trainer.runs import byte_level_tokenizer, rollout, save_policy
 from trainer.__main__ import app

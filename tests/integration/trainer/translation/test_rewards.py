@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from bench.kit.servers import free_port, running_service
 from scorekit.client import SyncScoringClient
 from scorekit.errors import SampleError, UserError
 from scorekit.schemas import ErrorSpan, Scored, TranslationSample, Truncated
 from scorekit.scorers import RewardOutput
 from scorekit.server.fake import fake_score, fake_spans
+from testing.servers import free_port, running_service
 from tests.kits.trainer.rewards import Recorder, Services, reward_services, rewards_of
 from tests.kits.trainer.runs import rollout
 from trainer.translation.dumps import completion_line

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from bench.kit.servers import free_port, running_service
 from scorekit.config import load_config
 from scorekit.errors import SampleError, UserError
+from testing.servers import free_port, running_service
 from tests.kits.trainer.rewards import Recorder, Services
 from tests.kits.trainer.runs import byte_level_tokenizer, rollout, save_policy, write_examples
 from trainer.translation.check import check_run

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.kit.openai_server import Body, FakeOpenAI
-from bench.kit.servers import running_app
+from testing.openai_server import Body, FakeOpenAI
+from testing.servers import running_app
 from tests.kits.retrieval.stand_in import StandInRetriever, picture_of
 from tests.kits.trainer.search_answers import serving
 from tests.kits.trainer.searching.finished import png_of

@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from demo.processes import child_environment
 from demo.search.run import HERE, ingest, open_services
 from scorekit.processes import end_with_parent
+from testing.processes import child_environment
 
 DECKS = ("life-expectancy", "income-per-head", "국가_개요")
 #: Of which the demo's searcher answers some: it knows names and numbers, and no measures.

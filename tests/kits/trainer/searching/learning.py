@@ -18,13 +18,13 @@ import yaml
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from bench.kit.judge import judge_app
-from bench.kit.openai_server import FakeOpenAI
-from bench.kit.servers import running_app, running_service, wait_ready
-from bench.retrieval.drawn import draw_pdf
 from services.retriever.backends.bm25 import Bm25Builder
 from services.retriever.index.ingest import ingest
 from services.retriever.model import RetrieverBackend
+from testing.judge import judge_app
+from testing.openai_server import FakeOpenAI
+from testing.servers import running_app, running_service, wait_ready
+from tests.kits.retrieval.pdf import draw_pdf
 from tests.kits.retrieval.stand_in import StandInRetriever
 from tests.kits.trainer.searching.episodes import COMPLETE, crop, search
 

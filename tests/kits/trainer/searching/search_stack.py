@@ -11,10 +11,10 @@ from typing import Any
 
 from safetensors.torch import load_file
 
-from bench.kit.flaky_server import FlakyServer
-from bench.kit.judge import judge_app
-from bench.kit.openai_server import FakeOpenAI
 from scorekit.config import load_config
+from testing.flaky_server import FlakyServer
+from testing.judge import judge_app
+from testing.openai_server import FakeOpenAI
 from tests.kits.retrieval.stand_in import StandInRetriever
 from tests.kits.trainer.searching import learning
 from trainer.runs.artifacts import Artifacts

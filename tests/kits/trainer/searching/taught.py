@@ -18,8 +18,8 @@ import yaml
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from bench.kit.servers import running_app
 from scorekit.retrieval.client import Retriever
+from testing.servers import running_app
 from tests.kits.retrieval.stand_in import StandInRetriever
 from tests.kits.trainer.images import EOS, PAD, PROCESSOR
 from tests.kits.trainer.searching.episodes import ask, played

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.kit.judge import running_judge
-from bench.kit.openai_server import FakeOpenAI
-from bench.kit.servers import running_app
+from testing.judge import running_judge
+from testing.openai_server import FakeOpenAI
+from testing.servers import running_app
 from tests.kits.retrieval.stand_in import StandInRetriever
 from tests.kits.trainer.searching.curated import make_question
 from trainer.search.records import Question

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic_core import from_json
 
-from bench.kit.servers import PATIENCE_S
 from scorekit.errors import RequestError
 from scorekit.schemas import TranslationSample
 from scorekit.server.backend import Encoded
 from scorekit.server.fake import FakeBackend, fake_score
 from scorekit.server.queue.batch import make_batches
+from testing.servers import PATIENCE_S
 from tests.kits.batching import Gate, _run, _until
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 600), st.sampled_from([1, 3])), max_size=200)

@@ -7,11 +7,11 @@ import threading
 
 import pytest
 
-from bench.kit.servers import PATIENCE_S
 from scorekit.errors import RequestError, SampleError, UserError
 from scorekit.schemas import MetricXOptions, TranslationSample
 from scorekit.server.fake import FakeBackend, fake_score
 from scorekit.server.queue.batch import padded_tokens, run_batch
+from testing.servers import PATIENCE_S
 from tests.kits.batching import Gate, _run, _until
 
 

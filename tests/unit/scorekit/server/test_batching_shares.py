@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.kit.servers import PATIENCE_S
 from scorekit.errors import SampleError
 from scorekit.schemas import MetricXOptions, TranslationSample
 from scorekit.server.fake import FakeBackend
@@ -19,6 +18,7 @@ from scorekit.server.queue.batch import run_batch
 from scorekit.server.queue.in_flight import InFlightSample
 from scorekit.server.queue.tokenizer_queue import PIECE, TokenizerQueue, split_tasks
 from scorekit.server.windows.backend import with_windows
+from testing.servers import PATIENCE_S
 from tests.kits.batching import Gate, _run, _until
 
 #: Windows of at most 16 tokens, some of which fill a batch of 64.

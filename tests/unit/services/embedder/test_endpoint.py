@@ -8,11 +8,11 @@ import json
 import numpy as np
 import pytest
 
-from bench.embeddings.fake import FakeEmbedder
 from scorekit.errors import RequestError, SampleError
 from scorekit.schemas import ModelRef
 from scorekit.server.http.answers import PART
 from services.embedder.endpoint import EmbeddingsResponse
+from testing.fake_embedder import FakeEmbedder
 
 DESCRIPTION = FakeEmbedder(dimension=1024 // 16).load()
 MODEL = ModelRef(service="embedder", id="m", revision="0")

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from bench.embeddings.folders import make_folder, make_plain_folder
 from scorekit.errors import SampleError, UserError
 from services.embedder.endpoint import EmbedOptions
 from services.embedder.folder import digest_folder
 from services.embedder.model import EmbedderBackend
+from testing.embedder_checkpoints import make_folder, make_plain_folder
 
 CUT, WHOLE = EmbedOptions(True, ""), EmbedOptions(False, "")
 

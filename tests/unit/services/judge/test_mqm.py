@@ -9,7 +9,6 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.kit.judge import ATTACKS, obeys
 from scorekit.errors import SampleError, UserError
 from scorekit.schemas import JudgeSample, ScoreRange
 from scorekit.server.cached_values import could_be_answer
@@ -20,6 +19,7 @@ from services.judge.quote_matching import TextRange
 from services.judge.rubrics import load_rubrics
 from services.judge.settings import JudgeSettings
 from services.judge.votes import MAX_QUOTE, POINTS, FoundError, merge_votes
+from testing.judge import ATTACKS, obeys
 
 SRC, MT = "The house is red and old.", "집은 빨간색이다."
 PAIR = {"src": SRC, "mt": MT, "src_lang": "en", "tgt_lang": "ko"}

@@ -256,10 +256,10 @@ def test_a_broken_index_or_tokenizer_is_named(metricx_folder, tmp_path):
 
 
 def test_in_process_and_over_http_agree_on_what_cannot_be_scored(metricx_folder):
-    from bench.kit.servers import running_service
     from scorekit.client import SyncScoringClient
     from scorekit.scorers import SampleForScoring, ScoringConfig
     from services.metricx.model import MetricXQEScorer
+    from testing.servers import running_service
 
     samples = [
         SampleForScoring("a", mt, ref)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from bench.retrieval.pages import make_pages
 from scorekit.errors import UserError
 from services.retriever.backends import words
 from services.retriever.backends.bm25 import Bm25Builder, Bm25Searcher
 from services.retriever.index.reader import IndexPaths
+from testing.retriever_index import make_pages
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from pydantic_core import from_json, to_json
 
-from bench.retrieval.fake import FakeRetriever
 from services.retriever.endpoint import Query, SearchOptions
+from testing.fake_retriever import FakeRetriever
 
 
 @pytest.fixture(scope="module")

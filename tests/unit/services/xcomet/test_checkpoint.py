@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.kit.xcomet_checkpoints import build_checkpoint, loaded, score
 from scorekit.errors import UserError
 from services.xcomet.checkpoint import decide_layer_transformation, read_checkpoint
 from services.xcomet.model import XCometBackend
+from testing.xcomet_checkpoints import build_checkpoint, loaded, score
 from tests.kits.comet.golden import GOLDEN
 
 PAIRS = [{"src": "Das ist ein Haus.", "mt": "This is a house."}, {"src": "Ja", "mt": "Yes, no."}]
@@ -327,7 +327,7 @@ def test_scoring_needs_no_unbabel_comet(folder):
         "import sys\n"
         "for name in ('comet', 'pytorch_lightning', 'torchmetrics', 'entmax', 'pkg_resources'):\n"
         "    sys.modules[name] = None\n"
-        "from bench.kit.xcomet_checkpoints import loaded, score\n"
+        "from testing.xcomet_checkpoints import loaded, score\n"
         "from pathlib import Path\n"
         "print(score(loaded(Path(sys.argv[1])), [{'src': 'a', 'mt': 'b'}])[0].score)"
     )

@@ -14,9 +14,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from bench.kit.servers import JSON, Held, free_port, running_service, wait_ready, wait_until
 from scorekit.processes import end_with_parent
 from scorekit.server.fake import FakeBackend
+from testing.servers import JSON, Held, free_port, running_service, wait_ready, wait_until
 
 ROOT = Path(__file__).parents[5]
 BODY = json.dumps({"samples": [{"src": "Hello.", "mt": "안녕하세요."}]}).encode()

@@ -9,9 +9,9 @@ import httpx
 import pytest
 from pydantic import SecretStr, ValidationError
 
-from bench.kit.servers import JSON, running_service
 from scorekit.server.fake import FakeBackend
 from scorekit.server.http.settings import Secrets, ServiceSettings
+from testing.servers import JSON, running_service
 
 BODY = json.dumps({"samples": [{"src": "Hello.", "mt": "안녕하세요."}]}).encode()
 KEY = "a-key"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from bench.kit.judge import obeys
+from testing.judge import obeys
 
 MT = "그 집은 빨간색이고 그 문도 빨간색이다. “정말” 🙂 cafe\u0301"
 PAIR = {

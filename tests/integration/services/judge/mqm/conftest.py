@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bench.kit.judge import running_judge
-from bench.kit.openai_server import FakeOpenAI
+from testing.judge import running_judge
+from testing.openai_server import FakeOpenAI
 from tests.integration.services.judge.mqm.careless import answers
 
 

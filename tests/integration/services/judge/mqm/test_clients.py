@@ -9,8 +9,6 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from bench.kit.judge import judge, running_judge, saying
-from bench.kit.servers import running_service
 from scorekit.__main__ import app
 from scorekit.adapters.openrlhf import RewardServer
 from scorekit.adapters.rewards import reward_settings
@@ -20,6 +18,8 @@ from scorekit.client import RemoteScorer, ScoringClient, SyncScoringClient
 from scorekit.errors import UserError
 from scorekit.scorers import SampleForScoring, ScoringConfig
 from scorekit.server.fake import FakeBackend
+from testing.judge import judge, running_judge, saying
+from testing.servers import running_service
 from tests.integration.services.judge.mqm.careless import MT, PAIR
 
 

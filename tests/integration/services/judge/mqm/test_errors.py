@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from bench.kit.judge import ATTACKS, GOOD, judge, running_judge, saying
+from testing.judge import ATTACKS, GOOD, judge, running_judge, saying
 from tests.integration.services.judge.mqm.careless import MT, PAIR, answers, error
 
 

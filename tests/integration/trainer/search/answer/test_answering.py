@@ -9,9 +9,9 @@ from base64 import b64decode
 import httpx
 import pytest
 
-from bench.kit.judge import running_judge
-from bench.kit.servers import free_port
 from scorekit.errors import UserError
+from testing.judge import running_judge
+from testing.servers import free_port
 from tests.kits.trainer.search_answers import PICTURES, answering, episode, image_hash, serving
 from trainer.search.answer.config import WITHOUT_IMAGES
 from trainer.search.answer.spending import BudgetExceeded

@@ -13,10 +13,10 @@ import pytest
 from fastapi import FastAPI, Request, Response
 from PIL import Image
 
-from bench.kit.judge import running_judge
-from bench.kit.openai_server import FakeOpenAI
-from bench.kit.servers import running_app
 from scorekit.errors import UserError
+from testing.judge import running_judge
+from testing.openai_server import FakeOpenAI
+from testing.servers import running_app
 from tests.kits.trainer.search_answers import answering, episode, image_hash, serving
 from trainer.search.answer.answer_cache import judge_of
 

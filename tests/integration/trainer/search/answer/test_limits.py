@@ -7,8 +7,8 @@ import asyncio
 
 import pytest
 
-from bench.kit.servers import PATIENCE_S
 from scorekit.llm import Choice, LLMClient
+from testing.servers import PATIENCE_S
 from trainer.search.answer.answer_cache import PaidAnswerCache
 from trainer.search.answer.config import GeneratorConfig, MoneyConfig
 from trainer.search.answer.generator import Generator

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from bench.kit.openai_server import FakeOpenAI
-from bench.kit.servers import wait_until
+from testing.openai_server import FakeOpenAI
+from testing.servers import wait_until
 from tests.kits.trainer.searching.cold import READING, SEEING, save_model, text_episode, text_run
 from tests.kits.trainer.searching.curated import decided, kept_rows, make_question, write_run
 from tests.kits.trainer.searching.episodes import COMPLETE, ask, played, scripted, search

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from bench.kit.openai_server import FakeOpenAI
 from scorekit.errors import UserError
 from scorekit.llm import LLMClient, Sampling
+from testing.openai_server import FakeOpenAI
 from tests.kits.trainer.searching.episodes import COMPLETE, ask, played, search
 from trainer.search.images.image_data import image_hash
 from trainer.search.records import Trajectory

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from bench.kit.servers import running_app
+from testing.servers import running_app
 from tests.kits import vllm_stub
 from tests.kits.trainer.images import PROCESSOR, tiny
 from tests.kits.trainer.searching.episodes import played, search

@@ -15,8 +15,8 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from bench.kit.openai_server import FakeOpenAI
 from scorekit.config import load_config
+from testing.openai_server import FakeOpenAI
 from tests.kits.trainer.searching.cold import READING, save_model, text_episode, text_run
 from tests.kits.trainer.searching.curated import decided, kept_rows, make_question, write_rows
 from tests.kits.trainer.searching.episodes import COMPLETE, search

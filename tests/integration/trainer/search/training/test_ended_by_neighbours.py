@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.kit.flaky_server import Fault
+from testing.flaky_server import Fault
 from tests.kits.trainer.searching.search_stack import (
     PATIENT,
     PRICED,

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from bench.kit.flaky_server import FAULTS, Fault, FlakyServer
+from testing.flaky_server import FAULTS, Fault, FlakyServer
 from tests.kits.trainer.searching import learning
 from tests.kits.trainer.searching.search_stack import (
     PATIENT,

@@ -14,8 +14,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from bench.kit.openai_server import FakeOpenAI
 from scorekit.config import load_config
+from testing.openai_server import FakeOpenAI
 from tests.kits.retrieval.stand_in import StandInRetriever
 from tests.kits.trainer import forked_trainer
 from tests.kits.trainer.searching import learning

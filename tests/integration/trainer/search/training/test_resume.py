@@ -23,10 +23,10 @@ import pytest
 import yaml
 from safetensors.torch import load_file
 
-from bench.kit.flaky_server import FlakyServer
-from bench.kit.openai_server import FakeOpenAI
-from bench.kit.servers import wait_until
 from scorekit.config import load_config
+from testing.flaky_server import FlakyServer
+from testing.openai_server import FakeOpenAI
+from testing.servers import wait_until
 from tests.kits.trainer.forked_trainer import Command
 from tests.kits.trainer.searching import learning
 from trainer.runs.artifacts import Artifacts

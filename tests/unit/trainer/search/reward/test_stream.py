@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from bench.kit.servers import wait_until
 from scorekit.errors import UserError
+from testing.servers import wait_until
 from tests.kits.trainer.searching.finished import episode, question
 from trainer.search.records import GeneratedAnswer, JudgedAnswer, Trajectory
 from trainer.search.reward.config import SearchRewardConfig

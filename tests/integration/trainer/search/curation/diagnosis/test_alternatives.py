@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from bench.embeddings.fake import FakeEmbedder
-from bench.kit.servers import running_app, wait_until
 from scorekit.server.app import create_app
 from scorekit.server.http.settings import ServiceSettings
+from testing.fake_embedder import FakeEmbedder
+from testing.servers import running_app, wait_until
 from tests.kits.trainer.searching.asked_again import Knowing, flags, knowing
 from tests.kits.trainer.searching.curated import (
     decided,

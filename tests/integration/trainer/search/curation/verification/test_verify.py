@@ -13,7 +13,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from demo.processes import child_environment
+from testing.processes import child_environment
 from tests.kits.trainer.searching.curated import (
     decided,
     everything,

@@ -1,0 +1,1 @@
+"""Training runs that show what a reward teaches, each with a control and several seeds."""

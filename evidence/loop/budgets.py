@@ -1,0 +1,106 @@
+"""Are turns and episodes of a row's own worth more than as many that all rows share?
+
+There are two arms with three seeds each, on the questions of `evidence.loop`, from the demo's
+cold-started searcher. Each has three trainings, the second and third on the rows that `focus`
+keeps. `budget` gives each row its own budget after `focus`: 4 episodes of 6 turns, twice the turns
+if the gold page had a low rank or none, twice the episodes if success was rare, and nothing if the
+row is mastered. `equal` gives each row of a round the same number of episodes of 6 turns, so that
+the turns add up to those of `budget` in that round and seed. Updates, rows per update, and all
+other settings are the same. Nothing is distilled. The measurement is that of `evidence.loop`,
+at 6 turns.
+
+    python -m evidence.loop.budgets [--quick]   # what is in runs/bench/budgets is kept
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import statistics
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from bench.common import WORK, Measurement, run
+from demo.search.loop.run import rounds_of
+from evidence.loop.rounds import SEEDS, compared, play, write_questions
+from evidence.search.__main__ import SIDE_BY_SIDE, running_services
+from evidence.search.sets import SETS
+from trainer.runs.run_log import read_jsonl
+
+ARMS = ("budget", "equal")
+_OWN = {"n_agent": 4, "rare_agents": 8, "max_turns": 6, "deep_turns": 12}
+_LENGTH = 480  # tokens of an episode: room for 12 turns
+_SPENT = {"episodes": "episodes", "the policy's turns": "turns"}
+
+
+def questions(quick: bool) -> Iterator[Measurement]:
+    """Yield all measurements."""
+    seeds, every, updates = ((1,), 20, 1) if quick else (SEEDS, 5, None)
+    folder = WORK / ("budgets_quick" if quick else "budgets")
+    folder.mkdir(parents=True, exist_ok=True)
+    for seed in seeds:
+        write_questions(folder / f"questions-{seed}.jsonl", every, seed)
+    with running_services(folder, list(SETS)) as urls, ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
+        list(pool.map(lambda seed: _both(folder, seed, updates, urls), seeds))
+    for set_name in SETS:
+        yield from compared(folder, set_name, ARMS, seeds)
+    for arm in ARMS:
+        yield from _spent(folder, arm, seeds)
+
+
+def _both(
+    folder: Path, seed: int, updates: int | None, urls: Mapping[str, Mapping[str, str]]
+) -> None:
+    """Play both arms one after the other: the second spends what the first has spent."""
+    rounds = rounds_of(updates)
+    rounds["curation"] = {"verify": rounds["curation"]["verify"], "budget": _OWN}
+    rounds["train"]["episode"] = {"max_response_length": _LENGTH}
+    for round_config in rounds["rounds"]:
+        steps = [
+            step
+            for step in round_config.get("then", [])
+            if step not in ("diagnose", "distill", "sft")
+        ]
+        round_config["then"] = steps
+    equal = copy.deepcopy(rounds)
+    for round_config in rounds["rounds"][:-1]:
+        round_config["then"].append("budget")
+    out = play(folder, "budget", seed, rounds, urls)
+    for number, (before, round_config) in enumerate(
+        zip(equal["rounds"], equal["rounds"][1:], strict=False)
+    ):
+        manifest = out / f"{number + 1:02d}-{before['name']}/budget/manifest.json"
+        if manifest.is_file():  # else the rows have ended, and its rounds with them
+            manifest_values = json.loads(manifest.read_text(encoding="utf-8"))
+            round_config["train"]["rollout"] = {
+                "n_agent": max(2, round(manifest_values["equal_n_agent"]))
+            }
+    play(folder, "equal", seed, equal, urls)
+
+
+def _spent(folder: Path, arm: str, seeds: tuple[int, ...]) -> Iterator[Measurement]:
+    """Return what the second and third training have played."""
+    spent: dict[str, list[Any]] = {name: [] for name in _SPENT}
+    for seed in seeds:
+        lines = [
+            line
+            for log in sorted((folder / f"{arm}-{seed}").glob("0[23]-*/train/log.jsonl"))
+            for line in read_jsonl(log)
+        ]
+        spent["episodes"].append(sum(line["samples"] for line in lines))
+        spent["the policy's turns"].append(
+            sum(line["samples"] * line["turns_mean"] for line in lines)
+        )
+    for name, values in spent.items():
+        yield Measurement(
+            f"rounds 2 and 3: {name}, {arm}",
+            statistics.mean(values),
+            "",
+            details={"seeds": values},
+        )
+
+
+if __name__ == "__main__":
+    run("budgets", __doc__, questions)

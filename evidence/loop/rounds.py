@@ -1,0 +1,158 @@
+"""Trains in rounds by `trainer search loop`, and measures the last policies.
+
+All are measured greedily, with the same settings, on questions about documents that none was
+trained on.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from bench.common import Measurement
+from demo.run import paired_interval
+from demo.search.generator import NAME as GENERATOR
+from demo.search.generator import create_app
+from demo.search.loop.verifier import NAME, Verifying
+from demo.search.loop.wrong_references import plant, read_rows, write_rows
+from demo.search.reading import Reader
+from evidence.search.sets import HELD_OUT, SETS
+from evidence.seeds import seed_interval
+from scorekit.errors import UserError
+from scorekit.processes import end_with_parent
+from testing.processes import child_environment, serving
+from trainer.runs.run_log import read_jsonl
+
+SEEDS = (1, 2, 3)
+_MEASURE = "configs/search/demo_phase2.yaml"
+_SHOWN = {"reward": "reward_mean", "judge's score": "judge_mean", "NDCG": "ndcg_mean"}
+
+
+def write_questions(path: Path, every: int, seed: int) -> set[str]:
+    """Write every n-th of the demo's questions, 15 % with a wrong reference; return the ids of
+    those.
+    """
+    planted_rows, wrong = plant(read_rows()[::every], Reader(), seed)
+    write_rows(path, [row | {"alternatives": {}} for row in planted_rows])
+    return wrong
+
+
+def play(
+    folder: Path,
+    arm: str,
+    seed: int,
+    rounds: Mapping[str, Any],
+    urls: Mapping[str, Mapping[str, str]],
+) -> Path:
+    """Play the rounds of an arm and measure its policies, each once; return the loop's folder."""
+    path, out = folder / f"{arm}-{seed}.yaml", folder / f"{arm}-{seed}"
+    path.write_text(yaml.safe_dump(dict(rounds), sort_keys=False), encoding="utf-8")
+    services = service_settings(urls[HELD_OUT])
+    values: dict[str, Any] = {f"train.{key}": value for key, value in services.items()}
+    values["train.data.train"] = folder / f"questions-{seed}.jsonl"
+    values["train.misc.seed"] = seed
+    log = out.with_suffix(".log")
+    with serving(create_app(name=NAME, answerer=Verifying(seed=seed))) as verifier:
+        values["curation.verify.verifier.base_url"] = f"{verifier}/v1"
+        values["curation.verify.verifier.model"] = NAME
+        _trainer(log, "search", "loop", "--rounds", path, "--out", out, **values)
+    for set_name in SETS:
+        run_dir = folder / f"{arm}-{seed}-{set_name}"
+        if not (run_dir / "evaluation.json").is_file():
+            settings: dict[str, Any] = {
+                "data.eval": SETS[set_name].questions,
+                "policy.path": _last_policy(out),
+            }
+            settings |= {"misc.run_dir": run_dir} | service_settings(urls[set_name])
+            _trainer(log, "evaluate", "--config", _MEASURE, "--overwrite", **settings)
+    return out
+
+
+def service_settings(urls: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings that name the services of a set."""
+    return {
+        "retriever.url": urls["retriever"],
+        "answering.judge.url": urls["judge"],
+        "answering.generator.base_url": f"{urls[GENERATOR]}/v1",
+        "answering.generator.model": GENERATOR,
+    }
+
+
+def _last_policy(out: Path) -> Path:
+    """Return the policy of the last round that was played. The loop ends when no rows are left."""
+    last = sorted(path for path in out.iterdir() if (path / "policy").is_dir())[-1]
+    return last / "sft-policy" if (last / "sft-policy").is_dir() else last / "policy"
+
+
+def _trainer(log: Path, *arguments: object, **values: object) -> None:
+    flags = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
+    command = [sys.executable, "-m", "trainer", *map(str, arguments), *flags]
+    with log.open("ab") as file:
+        done = subprocess.run(
+            command,
+            stdout=file,
+            stderr=file,
+            env=child_environment(),
+            check=False,
+            preexec_fn=end_with_parent(),
+        )
+    if done.returncode:
+        raise UserError(f"{' '.join(command)} ended with exit code {done.returncode}: see {log}")
+
+
+def compared(
+    folder: Path, set_name: str, arms: tuple[str, str], seeds: Sequence[int]
+) -> Iterator[Measurement]:
+    """Yield the stats of both arms on a set, and their difference by question."""
+    title = SETS[set_name].title
+    for name, key in _SHOWN.items():
+        for arm in arms:
+            values = [_evaluation_stats(folder, arm, seed, set_name)[key] for seed in seeds]
+            details = {"seeds": values}
+            yield Measurement(
+                f"{title}: {name}, {arm}", statistics.mean(values), "", details=details
+            )
+    first, second = (_by_question(folder, arm, seeds, set_name) for arm in arms)
+    changes = [first[id] - second[id] for id in second]
+    low, high = paired_interval(changes)
+    by_seed = [
+        _evaluation_stats(folder, arms[0], seed, set_name)["reward_mean"]
+        - _evaluation_stats(folder, arms[1], seed, set_name)["reward_mean"]
+        for seed in seeds
+    ]
+    over_seeds = seed_interval(by_seed)
+    yield Measurement(
+        f"{title}: reward, {arms[0]} - {arms[1]}",
+        over_seeds.mean,
+        "",
+        note=f"95 % over {len(seeds)} seeds: {over_seeds.as_text()}; over {len(changes)} "
+        f"questions, these policies held fixed: {low:+.3f} to {high:+.3f}",
+        details={
+            "seeds": by_seed,
+            "interval_of_seeds": [over_seeds.low, over_seeds.high],
+            "interval_of_questions": [low, high],
+            "questions": len(changes),
+        },
+    )
+
+
+def _evaluation_stats(folder: Path, arm: str, seed: int, set_name: str) -> dict[str, Any]:
+    path = folder / f"{arm}-{seed}-{set_name}/evaluation.json"
+    stats: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return stats
+
+
+def _by_question(folder: Path, arm: str, seeds: Sequence[int], set_name: str) -> dict[str, float]:
+    """Return id -> reward, the mean over the seeds. A missing reward fails the comparison."""
+    rewards: dict[str, list[float]] = {}
+    for seed in seeds:
+        for line in read_jsonl(folder / f"{arm}-{seed}-{set_name}/evaluation.jsonl"):
+            rewards.setdefault(line["question"]["id"], []).append(line["reward"]["value"])
+    return {id: statistics.mean(values) for id, values in rewards.items()}

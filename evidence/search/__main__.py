@@ -1,0 +1,199 @@
+"""Measure what a searcher learns from which reward: rewards, losses, controls, three seeds each.
+
+    python -m evidence.search            # what stands in runs/search_evidence is kept
+    python -m evidence.search --only both --only rows --seeds 1
+    python -m evidence.search --report   # docs/evidence.md anew, from bench/results alone
+
+Every arm begins with the demo's cold-started searcher and has the same budget. All policies are
+measured by one yardstick on questions about documents that nothing was trained on: the final test,
+on which nothing was tuned either, and the development set. Runs that lack a measurement are
+measured, and not trained again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import ExitStack, contextmanager
+from multiprocessing import active_children, get_context
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from bench.common import RESULTS, WORK, machine, write_json
+from evidence.search.arms import ARMS, POLICY, SEEDS, Plan, make_plan
+from evidence.search.runs import (
+    Job,
+    begin_worker,
+    measure,
+    run_job,
+    services_of,
+    start_of,
+    start_path,
+)
+from evidence.search.sets import SETS, MeasuredSet
+from evidence.seeds import check_arms
+from scorekit.command import clean_exit
+from scorekit.errors import UserError
+from scorekit.files import write_atomic
+from scorekit.report.progress import progress_bar
+from testing.processes import child_environment, exit_on_sigterm, running_service, serving
+
+#: Runs at the same time, a core each.
+SIDE_BY_SIDE = 2
+console = Console(stderr=True, highlight=False)
+
+
+@contextmanager
+def running_services(folder: Path, sets: Sequence[str]) -> Iterator[dict[str, dict[str, str]]]:
+    """Start the services that all runs share, and yield their URLs by set.
+
+    They are each set's index, the judge by rules, and both generators.
+    """
+    with ExitStack() as running:
+        judge = running.enter_context(running_service("judge", folder))
+        yield {
+            set_name: {"judge": judge, **_set_urls(folder, SETS[set_name], running)}
+            for set_name in sets
+        }
+
+
+def _set_urls(folder: Path, measured_set: MeasuredSet, running: ExitStack) -> dict[str, str]:
+    from demo.search.answering import Answerer
+    from demo.search.generator import NAME as READING
+    from demo.search.generator import create_app
+    from demo.search.make_corpus import TRAIN
+    from demo.search.run import ingest
+    from evidence.search.knowing import NAME as KNOWING
+    from evidence.search.knowing import KnowingAnswerer
+
+    index = folder / f"index{measured_set.ending}"
+    if not index.is_dir():
+        ingest(index, *measured_set.corpora)
+    logs = folder / f"services{measured_set.ending}" if measured_set.ending else folder
+    logs.mkdir(exist_ok=True)
+    reading = create_app(answerer=Answerer(measured_set.corpora, measured_set.keys))
+    knows = KnowingAnswerer(
+        (TRAIN, measured_set.questions), measured_set.corpora, measured_set.keys
+    )
+    knowing = create_app(name=KNOWING, answerer=knows)
+    started = running.enter_context
+    return {
+        "retriever": started(running_service("retriever", logs, "--index", str(index))),
+        READING: started(serving(reading)),
+        KNOWING: started(serving(knowing)),
+    }
+
+
+@contextmanager
+def workers(plan: Plan) -> Iterator[ProcessPoolExecutor]:
+    """Start the processes that train and measure; they end when this process is interrupted.
+
+    A run that was interrupted does not count as done, and starts from the beginning the next time.
+    """
+    context, log = get_context("spawn"), plan.folder / "runs.log"
+    with ProcessPoolExecutor(SIDE_BY_SIDE, context, begin_worker, (log,)) as pool:
+        try:
+            yield pool
+        except BaseException:
+            for worker in active_children():
+                worker.kill()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def check_policy(plan: Plan) -> None:
+    """Raise UserError where the runs that stand there began with another policy."""
+    weights = (plan.policy / "model.safetensors").read_bytes()
+    digest, path = hashlib.sha256(weights).hexdigest(), plan.folder / "policy.txt"
+    if path.is_file() and path.read_text("utf-8") != digest:
+        raise UserError(f"{plan.folder}: its runs began with another policy: move it away")
+    write_atomic(path, digest)
+
+
+def measure_starts(
+    plan: Plan, pool: ProcessPoolExecutor, urls: Mapping[str, Mapping[str, str]]
+) -> None:
+    """Measure each policy that a run starts from, with the generator of that set."""
+    from evidence.search.control import random_policy
+
+    arms = {arm.start_name: arm for arm in (ARMS[name] for name, _ in plan.runs)}
+    missing = [
+        (arm, set_name, path)
+        for arm in arms.values()
+        for set_name in plan.sets
+        if not (path := start_path(plan.folder, arm.start_name, set_name)).is_file()
+    ]
+    weights = plan.folder / "random-policy"
+    if any(arm.start == "random" for arm, _, _ in missing) and not weights.is_dir():
+        pool.submit(random_policy, plan.policy, weights, 1).result()
+    futures = [
+        pool.submit(
+            measure,
+            plan,
+            arm,
+            set_name,
+            services_of(arm, urls, plan.folder)[set_name],
+            start_of(plan, arm),
+            path,
+        )
+        for arm, set_name, path in missing
+    ]
+    for future in futures:
+        future.result()
+
+
+def run_plan(plan: Plan, out: Path) -> None:
+    """Run all runs; write the results after each."""
+    from evidence.search.summary import summarise
+
+    before = machine()
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    check_policy(plan)
+    os.environ.update(child_environment())
+    with running_services(plan.folder, plan.sets) as urls, workers(plan) as pool:
+        measure_starts(plan, pool, urls)
+        jobs = [
+            Job(plan, name, seed, services_of(ARMS[name], urls, plan.folder))
+            for name, seed in plan.runs
+        ]
+        missing = [job for job in jobs if not job.is_done]
+        with progress_bar(len(jobs), len(jobs) - len(missing)) as more:
+            running = {pool.submit(run_job, job): job for job in missing}
+            for done in as_completed(running):
+                job = running[done]
+                console.print(f"{job.arm.title}, seed {job.seed}: {done.result():.0f} s")
+                more(1)
+                write_json(out, {"machine": before, **summarise(plan)})
+    write_json(out, {"machine": before, **summarise(plan)})
+
+
+def main(
+    quick: Annotated[bool, typer.Option(help="Two updates: does it run at all?")] = False,
+    only: Annotated[list[str] | None, typer.Option(help="This arm; may be given again.")] = None,
+    seeds: Annotated[list[int] | None, typer.Option(help="This seed; may be given again.")] = None,
+    policy: Annotated[Path, typer.Option(help="Folder of the cold-started policy.")] = POLICY,
+    report: Annotated[bool, typer.Option(help="Only write docs/evidence.md.")] = False,
+) -> None:
+    """Train what does not stand in runs/search_evidence; write results and page."""
+    exit_on_sigterm()
+    out = (WORK if quick else RESULTS) / "search_evidence.json"
+    with clean_exit():
+        check_arms(only or [], ARMS)
+        if not report:
+            run_plan(make_plan(quick, only or [], seeds or SEEDS, policy), out)
+        results = json.loads(out.read_text(encoding="utf-8"))
+        from evidence.search.report import show, write_page
+
+        show(results)
+        if not quick:
+            write_page(results)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,1 @@
+"""Servers, checkpoints and processes that tests, benchmarks and the demos share."""

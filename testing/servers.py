@@ -1,0 +1,113 @@
+"""Real services on real ports, for tests."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+
+from scorekit.server.app import create_app
+from scorekit.server.backend import Backend, Encoded, Outcome
+from scorekit.server.fake import FakeBackend
+from scorekit.server.http.run import server_config
+from scorekit.server.http.settings import Secrets, ServiceSettings
+from testing.processes import free_port as free_port
+
+#: Only stops a hang: even on a busy machine no test waits this long.
+PATIENCE_S = 180.0
+
+
+#: Headers of a body that is given as bytes.
+JSON = {"Content-Type": "application/json"}
+
+
+class Held(FakeBackend):
+    """A model that answers only while `go` is set. It sets `entered` when it is called."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.go, self.entered = threading.Event(), threading.Event()
+        self.go.set()
+
+    def hold(self) -> None:
+        """Block all answers from now on."""
+        self.go.clear()
+        self.entered.clear()
+
+    def forward(self, batch: Sequence[Encoded]) -> list[Outcome]:
+        """Answer like a FakeBackend, once it is allowed to."""
+        self.entered.set()
+        assert self.go.wait(PATIENCE_S)
+        return super().forward(batch)
+
+
+@contextlib.contextmanager
+def running_app(app: Any, config: uvicorn.Config | None = None, port: int = 0) -> Iterator[str]:
+    """Serve an ASGI app under uvicorn in a thread; yield its URL. port: 0 picks a free one."""
+    server = uvicorn.Server(config or uvicorn.Config(app, log_config=None, lifespan="on"))
+    listener = socket.socket()
+    # Lets another server use the port a moment later: the flag of the first socket counts, too.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(("127.0.0.1", port))
+    listener.listen(128)  # a client that connects before the thread runs waits, and is not refused
+    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(PATIENCE_S)
+
+
+@contextlib.contextmanager
+def running_service(
+    backend: Backend, secrets: Secrets | None = None, **settings: Any
+) -> Iterator[str]:
+    """Serve a backend as run.py does until the block ends; yield its URL once it is ready."""
+    settings.setdefault("cache", "memory")
+    # A busy machine or a held model must not look like a hanging batch or a slow client.
+    settings.setdefault("stall_after", PATIENCE_S)
+    settings.setdefault("receive_timeout_s", PATIENCE_S)
+    checked = ServiceSettings(**settings)
+    app = create_app(backend, checked, secrets)
+    with running_app(app, server_config(app, checked)) as url:
+        wait_ready(url)
+        if isinstance(backend, FakeBackend):
+            backend.batches.clear()  # those of the warm-up
+        yield url
+
+
+def wait_ready(url: str, timeout_s: float = PATIENCE_S) -> None:
+    """Return when the service at `url` is ready."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        with contextlib.suppress(httpx.HTTPError):
+            if httpx.get(f"{url}/health/ready").status_code == 200:
+                return
+        time.sleep(0.02)
+    raise TimeoutError(f"{url} did not become ready")
+
+
+def alive(pid: int) -> bool:
+    """Return whether a process runs. A zombie counts as dead."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rsplit(")", 1)[1].split()[0] != "Z"
+
+
+def wait_until(condition: Callable[[], object], timeout_s: float = PATIENCE_S) -> None:
+    """Return when `condition` is true."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError("the condition did not come true")
+        time.sleep(0.01)
