@@ -33,6 +33,8 @@ LOADED = [
     "trl.trainer.grpo_trainer",
     "trainer.roleplay.commands",
     "trainer.roleplay.training.run",
+    "trainer.search.commands",
+    "trainer.search.evaluation.run",
     "trainer.search.training.train",
     "trainer.translation.commands",
     "trainer.translation.evaluation.run",

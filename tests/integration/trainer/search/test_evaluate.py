@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from testing.processes import child_environment, free_port
+from tests.kits.trainer.forked_trainer import completed
 from tests.kits.trainer.searching.demo_stack import Stack, demo_stack
 from trainer.search.evaluation.report import read_episodes
 from trainer.search.trajectories.store import TrajectoryStore
@@ -26,14 +25,9 @@ def evaluating(stack: Stack, folder: Path, *flags: str) -> tuple[int, str, str]:
     keys = ["--set", f"data.eval={stack.questions}", "--set", f"misc.run_dir={folder}"]
     url, name = stack.policy[1], stack.policy[3]
     policy = ["--set", f"server.url={url}", "--set", f"server.model={name}"]
-    result = subprocess.run(
-        [sys.executable, "-m", "trainer", "evaluate", *stack.settings, *policy, *keys, *flags],
-        env=child_environment() | {"COLUMNS": "160"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    arguments = ("evaluate", *stack.settings, *policy, *keys, *flags)
+    environment = child_environment() | {"COLUMNS": "160"}
+    result = completed("trainer", *arguments, environment=environment)
     return result.returncode, result.stdout, result.stderr
 
 

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from demo.search.run import HERE, ingest, open_services
-from scorekit.processes import end_with_parent
 from testing.processes import child_environment
+from tests.kits.trainer.forked_trainer import Command
 
 DECKS = ("life-expectancy", "income-per-head", "국가_개요")
 #: Of which the demo's searcher answers some: it knows names and numbers, and no measures.
@@ -36,20 +34,12 @@ class Stack:
     policy: list[str]
     questions: Path
 
-    def begin(self, command_name: str, *flags: str) -> subprocess.Popen[str]:
+    def begin(self, command_name: str, *flags: str) -> Command:
         """Start a command of `trainer search`."""
-        command = [sys.executable, "-m", "trainer", "search", command_name, *self.settings, *flags]
-        pipe = subprocess.PIPE
-        return subprocess.Popen(
-            command,
-            env=child_environment(),
-            stdout=pipe,
-            stderr=pipe,
-            text=True,
-            preexec_fn=end_with_parent(),
-        )
+        arguments = ("search", command_name, *self.settings, *flags)
+        return Command("trainer", *arguments, environment=child_environment())
 
-    def run(self, command_name: str, *flags: str) -> tuple[int, str, str]:
+    def run(self, command_name: str, *flags: str) -> tuple[int | None, str, str]:
         """Run a command of `trainer search`, and return its exit code, output and errors."""
         process = self.begin(command_name, *flags)
         out, errors = process.communicate(timeout=600)
