@@ -6,6 +6,9 @@ PY := .venv/bin/python
 # Test processes side by side, one more than cores, since some wait; 1 where one test is looked at.
 WORKERS ?= $(shell expr $$(nproc) + 1)
 PYTEST_MANY = -m pytest -n $(WORKERS) --dist worksteal
+QUICK = not slow and not vllm and not oracle
+# What `make test-changed` compares with.
+BASE ?= HEAD
 COMPOSE ?= docker compose
 STACK = $(COMPOSE) $(if $(GPU),-f docker-compose.yml -f compose.gpu.yml) $(PROFILES:%=--profile %)
 export TOKENIZERS_PARALLELISM := false
@@ -13,7 +16,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 # uv compiles no bytecode: it is written when a module is first imported, also where the shell forbids it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup env-vllm env-oracle demo demo-synth demo-roleplay demo-search demo-loop test test-all test-vllm test-oracle test-any up down logs smoke fetch lint format lock check-resolution bench verify-checkpoints clean
+.PHONY: help setup env-vllm env-oracle demo demo-synth demo-roleplay demo-search demo-loop test test-unit test-changed test-all test-vllm test-oracle test-any up down logs smoke fetch lint format lock check-resolution bench verify-checkpoints clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,14 +57,20 @@ demo-search: setup ## evidence in document pages: PDFs to an index, a small sear
 demo-loop: setup ## rounds of that searcher: wrong references found, what is hard played again, the best learned (8 minutes)
 	$(PY) -m demo.search.loop
 
+test-unit: setup ## the pure tests: no server, no training
+	$(PY) $(PYTEST_MANY) tests/unit
+
+test-changed: setup ## the tests of what differs from a commit (BASE=HEAD), by name and by imports
+	tests="$$($(PY) -m tools.tests_of --changed --base $(BASE))"; $(PY) $(PYTEST_MANY) -m "$(QUICK)" $$tests
+
 test: setup ## every test that takes seconds (about 15 minutes on 2 cores)
-	$(PY) $(PYTEST_MANY) -m "not slow and not vllm and not oracle"
+	$(PY) $(PYTEST_MANY) -m "$(QUICK)"
 
 test-all: setup ## the longer runs that `make test` leaves out (minutes)
 	$(PY) -m pytest -n 2 --dist loadfile -m "slow and not vllm and not oracle"
 
 test-vllm: setup env-vllm ## the synthesis pipeline and the trainer against a real vLLM (minutes)
-	$(PY) -m pytest -m vllm
+	$(PY) -m pytest -n 2 --dist loadfile -m vllm
 
 test-oracle: setup env-oracle ## our xCOMET beside unbabel-comet's, both as services (minutes)
 	$(PY) -m pytest -m oracle

@@ -9,7 +9,7 @@ greedily with the same settings, on questions about documents that neither was t
 test, on which nothing was tuned, and the development set. Intervals are bootstraps over questions,
 of the mean of the seeds.
 
-    python -m evidence.loop [--quick]     # what is in runs/evidence/loop is kept
+    python -m evidence.loop [--quick]     # what is in runs/bench/loop_evidence is kept
 """
 
 from __future__ import annotations

@@ -81,13 +81,13 @@ def test_the_meta_evaluation_runs_in_small():
 @pytest.mark.slow
 def test_the_search_evidence_runs_in_small():
     module = "evidence.search"
-    folder = ROOT / "runs/evidence/search"
+    folder = ROOT / "runs/bench/search_evidence"
     shutil.rmtree(folder, ignore_errors=True)
     command = [sys.executable, "-m", module, "--quick", "--only", "both", "--only", "rows"]
     for _ in range(2):  # finished work is not run again
         result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         assert result.returncode == 0, result.stderr[-3000:]
-        report = json.loads((ROOT / "runs/evidence/search.json").read_text(encoding="utf-8"))
+        report = json.loads((ROOT / "runs/bench/search_evidence.json").read_text(encoding="utf-8"))
         assert list(report["arms"]) == ["both", "rows"] and list(report["sets"]) == ["held_out"]
         for arm in report["sets"]["held_out"]["arms"].values():
             assert math.isfinite(arm["end"]["reward_mean"]) and arm["seeds"] == [1]
