@@ -150,7 +150,7 @@ def test_a_run_of_two_processes_writes_as_one(config_file: Path) -> None:
         metric = ("--set", f"eval.metrics.other={other}")
         result = torchrun("trainer", "train", "--config", str(config_file), *metric, **urls)
         assert result.returncode == 0, result.stderr
-        refused = torchrun("trainer", "train", "--config", str(config_file), **urls)
+        refused = forked("trainer", "train", "--config", str(config_file), processes=2, **urls)
     out = config_file.parent / "out"
     lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     assert [line["update"] for line in lines] == [1, 2]
@@ -179,7 +179,7 @@ def test_a_run_of_two_processes_writes_as_one(config_file: Path) -> None:
 
     assert refused.returncode != 0
     assert refused.stderr.count("has a run or other files") == 1
-    assert refused.stderr.startswith("error: misc.run_dir")  # torchrun's own output follows
+    assert refused.stderr.startswith("error: misc.run_dir")
 
 
 @pytest.mark.parametrize("weights", ["whole", "sharded"])

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import yaml
 
 from scorekit.config import load_config
 from scorekit.server.fake import FakeBackend
-from testing.servers import free_port, running_service
+from testing.servers import free_port, running_service, wait_until
 from tests.kits.trainer import forked_trainer
 from tests.kits.trainer.runs import (
     byte_level_tokenizer,
@@ -31,10 +30,6 @@ ENVIRONMENT = {k: v for k, v in os.environ.items() if k not in ("METRICX_URL", "
     "OMP_NUM_THREADS": "1",
     "HF_HUB_OFFLINE": "1",
 }
-
-
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "trainer", *arguments]
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -227,27 +222,15 @@ def test_help_loads_no_torch() -> None:
 
 
 def test_ctrl_c_ends_cleanly(config: Path, fake_urls: dict[str, str], tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        command(
-            "train",
-            "--config",
-            str(config),
-            "--set",
-            "rl.num_updates=100000",
-            "--set",
-            f"misc.run_dir={tmp_path}",
-        ),
-        cwd=ROOT,
-        env=ENVIRONMENT | fake_urls,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+    settings = ("--set", "rl.num_updates=100000", "--set", f"misc.run_dir={tmp_path}")
+    process = forked_trainer.Command(
+        "trainer",
+        *("train", "--config", str(config), *settings),
+        environment=ENVIRONMENT | fake_urls,
     )
-    deadline = time.monotonic() + 600
-    while not (tmp_path / "log.jsonl").exists() and time.monotonic() < deadline:
-        time.sleep(0.1)
+    wait_until(lambda: process.poll() is not None or (tmp_path / "log.jsonl").exists(), 240)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate()
     assert process.returncode == 130
     assert "stopped" in errors
     assert "Traceback" not in errors
