@@ -183,18 +183,17 @@ def test_a_run_of_two_processes_writes_as_one(config_file: Path) -> None:
 
 
 @pytest.mark.parametrize("weights", ["whole", "sharded"])
-@pytest.mark.parametrize("processes", [2, 3])
 def test_any_number_of_prompts_can_be_shared(
-    config_file: Path, tmp_path: Path, processes: int, weights: str
+    config_file: Path, tmp_path: Path, weights: str
 ) -> None:
-    """Use fewer prompts than processes, or no multiple of them, in float32 and in bfloat16.
+    """Use fewer prompts than processes in float32, and no multiple of them in bfloat16.
 
     bfloat16 adds forward passes of the policy before the update."""
+    processes = 3
     runs = [
         f"rl.batch_size={prompts},misc.dtype={dtype},misc.run_dir={tmp_path}/out,"
         "eval.eval_limit=1,generation.batch_size=3,rl.num_updates=2"
-        for prompts in (1, 3)
-        for dtype in ("float32", "bfloat16")
+        for prompts, dtype in ((1, "float32"), (4, "bfloat16"))
     ]
     with running_service(FakeBackend("metricx")) as m, running_service(FakeBackend("xcomet")) as x:
         result = forked(
@@ -207,7 +206,7 @@ def test_any_number_of_prompts_can_be_shared(
             XCOMET_URL=x,
         )
     assert result.returncode == 0, result.stderr
-    for number, prompts in enumerate((1, 1, 3, 3)):
+    for number, prompts in enumerate((1, 4)):
         lines = (tmp_path / f"out-{number}/log.jsonl").read_text().splitlines()
         updates = [(row["samples"], row["steps"]) for row in map(json.loads, lines)]
         assert updates == [(4 * prompts, 2)] * 2
@@ -216,7 +215,7 @@ def test_any_number_of_prompts_can_be_shared(
         saved = tmp_path / f"out-{number}/checkpoints/step-000002"
         load_policy(PolicyConfig(path=str(saved)), torch.device("cpu"))
     weight_counts = re.findall(r"reference: (\d+) of (\d+) weights here", result.stdout)
-    assert len(weight_counts) == (4 * processes if weights == "sharded" else 0)
+    assert len(weight_counts) == (2 * processes if weights == "sharded" else 0)
     for part, total in weight_counts:  # a matrix's rows are split, so one may have a row more
         assert int(part) < int(total) / processes * 1.2
 
