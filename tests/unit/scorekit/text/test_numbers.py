@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from scorekit.text.numbers import compare_numbers, expected_numbers
-from scorekit.text.numbers.table import read_table
 
 
 def missing_numbers(src, mt, source, target):
@@ -118,14 +115,6 @@ def test_native_korean_counts_to_a_hundred(value):
     words = ["", *_KO_TENS][value // 10] + ["", *_KO_ONES][value % 10]
     words = "스무" if value == 20 else words
     assert missing_numbers(f"{value} came.", f"학생 {words} 명이 왔다.", "en", "ko") == []
-
-
-def test_rows_of_a_table_count_up_or_share_a_value():
-    words = read_table("german").words
-    assert words["elf"] == words["elft"] == ("n", 11)
-    assert words["siebzig"] == ("n", 70) and words["dreissig"] == ("n", 30)
-    assert words["einundzwanzig"] == ("n", 21) and words["zweieinhalb"] == ("n", Fraction(5, 2))
-    assert words["mio"] == words["million"] == ("b", 10**6)
 
 
 # -- forms -----------------------------------------------------------------------------------------
