@@ -89,7 +89,8 @@ class NumberedText:
         ]
         for number, ways in zip(self.numbers, forms, strict=True):
             if number.values and self.follows("months", number):
-                ways.append(frozenset(divmod(number.values[0], 12)) - {0})
+                years, months = divmod(number.values[0], 12)
+                ways.append(frozenset({Fraction(years), months} - {0}))
         for index, values in enumerate(self._values_of_neighbors):
             forms[index] += [frozenset({value}) for value in values]
             forms[index + 1] += [frozenset({value}) for value in values]

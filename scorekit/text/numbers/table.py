@@ -33,7 +33,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -101,10 +100,10 @@ def _rows(rows: Mapping[str, Any]) -> Iterator[tuple[Fraction, str]]:
     """Yield (value, word) of the rows of a section."""
     for key, lists in rows.items():
         first, counts_up, step = key.partition("..")
+        difference = int(step or 1) if counts_up else 0
         for words in [lists] if isinstance(lists, str) else lists:
-            values = count(Fraction(first), Fraction(step or 1) if counts_up else Fraction(0))
-            for value, word in zip(values, words.split(), strict=False):
-                yield value, word.replace("_", " ")
+            for index, word in enumerate(words.split()):
+                yield Fraction(first) + index * difference, word.replace("_", " ")
 
 
 def _joined(
