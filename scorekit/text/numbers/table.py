@@ -112,9 +112,9 @@ def _joined(
     """Yield the words of ones with tens."""
     for value, ten in enumerate(tens.split()):
         for words in ones or []:
-            for one_value, one in enumerate(words.split(), 1):
-                number = Fraction(first_ten + 10 * value + one_value)
-                yield form.format(one=one, ten=ten), ("n", number)
+            for digit, word in enumerate(words.split(), 1):
+                number = Fraction(first_ten + 10 * value + digit)
+                yield form.format(one=word, ten=ten), ("n", number)
 
 
 def _any_of(words: Mapping[str, Any]) -> str:
