@@ -34,11 +34,6 @@ def outcome(pair: Pair) -> str:
     return "certain" if verdict.failed else "doubtful" if verdict.doubtful else "passed"
 
 
-def is_rejected_alone(pair: Pair) -> bool:
-    """Return whether the rule rejects the pair when no judge is on."""
-    return bool(check_rules(pair, RuleConfig(off=_OFF)).failed)
-
-
 def spoil(pairs: Iterable[Pair], kind: str) -> list[Pair]:
     """Return pairs with one random wrong number in the translation each.
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator
 from copy import copy
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 from scorekit.languages import Language, find_language
@@ -73,29 +74,11 @@ _IN_OTHER_SCRIPT = {"sr": "hr"}
 
 #: Likely languages of a text that is not in the expected one, by script: those with much text.
 _LIKELY_OTHERS = {
-    "Latin": (
-        "en",
-        "de",
-        "fr",
-        "es",
-        "pt",
-        "it",
-        "nl",
-        "pl",
-        "cs",
-        "ro",
-        "hu",
-        "sv",
-        "da",
-        "fi",
-        "id",
-        "tr",
-        "vi",
-    ),
-    "Cyrillic": ("ru", "uk", "bg"),
-    "Arabic": ("ar", "fa", "ur"),
-    "Devanagari": ("hi", "mr", "ne"),
-    "Han": ("zh", "ja"),
+    "Latin": "en de fr es pt it nl pl cs ro hu sv da fi id tr vi",
+    "Cyrillic": "ru uk bg",
+    "Arabic": "ar fa ur",
+    "Devanagari": "hi mr ne",
+    "Han": "zh ja",
 }
 
 
@@ -148,7 +131,8 @@ def language_probability(text: str, language: str, other_languages: Iterable[str
 
 def likely_others(language: str) -> tuple[str, ...]:
     """Return likely languages of a text, by the scripts of the expected one, which is included."""
-    return tuple(code for script in scripts_of(language) for code in _LIKELY_OTHERS.get(script, ()))
+    codes = (_LIKELY_OTHERS.get(script, "").split() for script in scripts_of(language))
+    return tuple(chain.from_iterable(codes))
 
 
 def identifier_codes(language: Language) -> tuple[str, ...]:

@@ -24,7 +24,15 @@ from scorekit.llm import LLMClient, Sampling
 from scorekit.schemas import JudgeOptions, JudgeSample, ScoreRange
 from scorekit.server.backend import Encoded, Outcome, installed_versions
 from scorekit.server.score_endpoint import ScoreDescription, ScoreEndpoint
-from scorekit.text import chat_marks, checks, markup, meta_text, variants, writing_scripts
+from scorekit.text import (
+    chat_marks,
+    checks,
+    markup,
+    meta_text,
+    pattern_rows,
+    variants,
+    writing_scripts,
+)
 from scorekit.text import letter_groups as groups
 from scorekit.text import rules as shared_rules
 from services.judge import answers, rules
@@ -121,9 +129,10 @@ class RulesBackend(_Judge):
             checks.language_id("안녕하세요", ["ko", "en"])
         except ImportError:
             raise UserError('the judge needs `pip install -e ".[judge]"` in the checkout') from None
-        texts = (shared_rules, checks, chat_marks, meta_text, markup, writing_scripts, variants)
-        modules = (rules, answers, groups, *texts, languages)
-        code = [*(Path(str(module.__file__)) for module in modules), variants.TABLE, groups.TABLE]
+        texts = (shared_rules, checks, chat_marks, meta_text, pattern_rows, markup, writing_scripts)
+        modules = (rules, answers, groups, *texts, variants, languages)
+        tables = (meta_text.TABLE, variants.TABLE, groups.TABLE)
+        code = [*(Path(str(module.__file__)) for module in modules), *tables]
         return self._describe(
             self._judged,
             model="rules",

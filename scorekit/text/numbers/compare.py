@@ -9,16 +9,8 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import NamedTuple
 
-from scorekit.text.numbers.forms import (
-    NumberForms,
-    is_loose,
-    is_optional,
-    required_forms,
-    single_forms,
-    stated_values,
-    values_of,
-)
-from scorekit.text.numbers.read import Number, Table, numbers
+from scorekit.text.numbers.forms import NumberedText, NumberForms
+from scorekit.text.numbers.read import Number
 
 #: Max characters between two numbers of one list.
 _LIST_GAP = 30
@@ -48,23 +40,6 @@ _DIGITS = re.compile(r"\d+(?:[.,]\d+)*")
 _EITHER_MARK = re.compile(r"\d{1,3}[.,]\d{3}")
 
 
-class NumberedText(NamedTuple):
-    """A `prepared` text with its numbers, in order."""
-
-    text: str
-    table: Table
-    numbers: list[Number]
-
-    def written(self, number: Number) -> str:
-        """Return the number as the text writes it."""
-        return self.text[number.start : number.end]
-
-
-def find_numbers(text: str, table: Table) -> NumberedText:
-    """Read a `prepared` text."""
-    return NumberedText(text, table, list(numbers(text, table)))
-
-
 class NumberFindings(NamedTuple):
     """The result of comparing the numbers of two texts. Numbers are written as in their text.
 
@@ -82,16 +57,14 @@ class NumberFindings(NamedTuple):
 
 def compare(src: NumberedText, mt: NumberedText) -> NumberFindings:
     """Compare the numbers of two texts."""
-    forms_by_text = required_forms(*src)
+    required = src.required()
     reversed_decimals = _reversed_decimals(src, mt)
-    values = stated_values(*mt)
     missing = [
         text
-        for text, forms in forms_by_text.items()
-        if text in reversed_decimals or not _is_said(forms, values)
+        for text, forms in required.items()
+        if text in reversed_decimals or not _is_said(forms, mt)
     ]
-    values = stated_values(*src)
-    surplus = [text for text, forms in required_forms(*mt).items() if not _is_said(forms, values)]
+    surplus = [text for text, forms in mt.required().items() if not _is_said(forms, src)]
     swapped, moved = _find_moved(src, mt)
     doubts = [f"{text} is not in the source" for text in surplus]
     doubts += [f"{text} may have changed places" for text in moved]
@@ -99,12 +72,12 @@ def compare(src: NumberedText, mt: NumberedText) -> NumberFindings:
     doubts += _lost_sign(src.text, mt.text)
     certain = _certainly_missing(missing, src, mt, is_replaced=bool(surplus))
     return NumberFindings(
-        tuple(forms_by_text), tuple(missing), tuple(certain), tuple(swapped), tuple(doubts)
+        tuple(required), tuple(missing), tuple(certain), tuple(swapped), tuple(doubts)
     )
 
 
-def _is_said(forms: NumberForms, values: set[Fraction]) -> bool:
-    return any(form <= values for form in forms)
+def _is_said(forms: NumberForms, other: NumberedText) -> bool:
+    return any(form <= other.stated for form in forms)
 
 
 def _reversed_decimals(src: NumberedText, mt: NumberedText) -> set[str]:
@@ -127,7 +100,6 @@ def _certainly_missing(
     differently (a date with a year: only if the year is present), and numbers that the translation
     has with another scale, because our reading may be wrong."""
     digits = set(_DIGITS.findall(mt.text))
-    values = stated_values(*mt)
     first = {src.written(number): number for number in reversed(src.numbers)}
     for text in missing:
         number = first[text]
@@ -137,7 +109,7 @@ def _certainly_missing(
             continue
         is_whole_date = len(number.parts) == 3
         years = {part for part in number.parts if is_whole_date and part >= _LONG}
-        if is_loose(src.text, number, src.table) and years <= values:
+        if src.is_loose(number) and years <= mt.stated:
             continue
         if digits.isdisjoint(_DIGITS.findall(text)):
             yield text
@@ -169,7 +141,7 @@ def _find_moved(src: NumberedText, mt: NumberedText) -> tuple[list[str], list[st
 
     Only numbers that each text has once are compared.
     """
-    expected = [n for n in src.numbers if not is_optional(src.text, n, src.table)]
+    expected = [number for number in src.numbers if not src.is_optional(number)]
     partners = _partners(expected, src, mt)
     swapped: list[str] = []
     moved: list[str] = []
@@ -203,12 +175,12 @@ def _partners(expected: list[Number], src: NumberedText, mt: NumberedText) -> li
     None."""
     index_by_value: dict[Fraction, int | None] = {}
     for index, number in enumerate(mt.numbers):
-        for value in set(values_of(mt.text, number, mt.table)):
+        for value in {*mt.values_of(number), *number.parts}:
             index_by_value[value] = None if value in index_by_value else index
     partners: list[int | None] = []
     for number in expected:
-        forms = single_forms(src.text, number, src.table)
-        matches = {index_by_value[value] for value in forms if value in index_by_value}
+        values = set(src.single_forms(number)) & index_by_value.keys()
+        matches = {index_by_value[value] for value in values}
         partners.append(matches.pop() if len(matches) == 1 else None)
     counts = Counter(partners)
     return [None if counts[partner] > 1 else partner for partner in partners]

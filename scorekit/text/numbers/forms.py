@@ -1,13 +1,15 @@
-"""Numbers that a source requires and a translation states: the forms of a number."""
+"""The forms of a number: the values that may state it, in its own language or in another."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
+from functools import cached_property
 from itertools import pairwise
 
-from scorekit.text.numbers.read import Number, Table
+from scorekit.text.numbers.read import Number, numbers, prepared
+from scorekit.text.numbers.table import Table
 
 #: Alternative sets of values: all values of any one set state the number.
 NumberForms = list[frozenset[Fraction]]
@@ -15,11 +17,12 @@ NumberForms = list[frozenset[Fraction]]
 _PERCENT = re.compile(r"\s?(?:[%٪]|percent|per cent|prozent|퍼센트|프로(?![가-힣]))", re.I)
 _RANGE = re.compile(r"\s?(?:[-–—~〜]|to|bis|or|oder|到|至|或|에서|또는|내지)\s?", re.I)
 _NAME_BEFORE = re.compile(r".*(?:[A-Za-z]|[A-Z][-‐]|코로나[- ]?)", re.S)
-_ROMAN = re.compile(r"\b[IVXL]{2,7}\b")
-_ROMAN_DIGITS = {"I": 1, "V": 5, "X": 10, "L": 50}
+#: "World War II", "Louis XIV".
+_ROMAN_VALUES = {"II": 2, "III": 3, "IV": 4, "VI": 6, "VII": 7, "VIII": 8, "IX": 9}
+_ROMAN_VALUES |= {"XI": 11, "XII": 12, "XIII": 13, "XIV": 14, "XV": 15, "XVI": 16}
+_ROMAN = re.compile(rf"\b(?:{'|'.join(_ROMAN_VALUES)})\b")
 #: "6·25", "9·11": such historical dates are often expressed differently.
 _DOT = re.compile("[·ㆍ‧・\u119e]")
-_APOSTROPHES = ("'", "’", "‘")
 #: Two numbers that may be a day and a month: "12/25", "31. 12."
 _APART = re.compile(r"(?<![\d.,/])(\d{1,2})(?:/(?!\d+[.,]\d)|\. (?=\d+\.))(\d{1,2})(?!\d)")
 #: Characters between two numbers that may belong together.
@@ -61,69 +64,146 @@ _PARTS_OF_AN_HOUR = {15: _QUARTER, 30: _HALF, 45: 3 * _QUARTER, 90: 3 * _HALF}
 _PARTS_OF_A_YEAR = {3: _QUARTER, 6: _HALF, 9: 3 * _QUARTER, 18: 3 * _HALF, 30: 5 * _HALF}
 
 
-# -- required --------------------------------------------------------------------------------------
+class NumberedText:
+    """A text with its numbers, in order."""
+
+    def __init__(self, text: str, table: Table) -> None:
+        self.text = prepared(text)
+        self.table = table
+        self.numbers = list(numbers(self.text, table))
+
+    def written(self, number: Number) -> str:
+        """Return the number as the text writes it."""
+        return self.text[number.start : number.end]
+
+    def follows(self, name: str, number: Number) -> bool:
+        """Return whether text of this pattern of the table follows the number."""
+        return self.table.matches(name, self.text, number.end)
+
+    @cached_property
+    def forms(self) -> list[NumberForms]:
+        """The forms of each number."""
+        forms = [
+            [frozenset({value}) for value in self.single_forms(number)] + _ways_of_parts(number)
+            for number in self.numbers
+        ]
+        for number, ways in zip(self.numbers, forms, strict=True):
+            if number.values and self.follows("months", number):
+                years, months = divmod(number.values[0], 12)
+                ways.append(frozenset({Fraction(years), months} - {0}))
+        for index, values in enumerate(self._values_of_neighbors):
+            forms[index] += [frozenset({value}) for value in values]
+            forms[index + 1] += [frozenset({value}) for value in values]
+        return forms
+
+    @cached_property
+    def stated(self) -> set[Fraction]:
+        """Every value that the text may state, as number, word or Roman numeral."""
+        values: set[Fraction] = set().union(*self._values_of_neighbors)
+        for number in self.numbers:
+            values.update(self.values_of(number), number.parts)
+        for match in self.table.patterns["hint"].finditer(self.text):
+            values.update(self.table.hints[match.group().casefold()])
+        values.update(Fraction(_ROMAN_VALUES[numeral]) for numeral in _ROMAN.findall(self.text))
+        return values
+
+    @cached_property
+    def _values_of_neighbors(self) -> list[list[Fraction]]:
+        return [
+            list(_values_of_two(self, first, second))
+            if second.start - first.end <= _NEAR and first.values and second.values
+            else []
+            for first, second in pairwise(self.numbers)
+        ]
+
+    def required(self) -> dict[str, NumberForms]:
+        """Return the numbers that a translation must have, as the text writes them: their forms."""
+        required: dict[str, NumberForms] = {}
+        for number, forms in zip(self.numbers, self.forms, strict=True):
+            if not self.is_optional(number):
+                required.setdefault(self.written(number), []).extend(forms)
+        return required
+
+    def is_optional(self, number: Number) -> bool:
+        """Return True if the number may be left out.
+
+        That is a word that need not be a number, a part of a name, a lone 1, or 100 %."""
+        start, end = number.start, number.end
+        if not number.digits:
+            is_sure = number.plain and max(number.values) >= 11
+            return not is_sure or self.table.matches("unsure", self.text, start)
+        before, after = self.text[max(0, start - 4) : start], self.text[end : end + 1]
+        if _NAME_BEFORE.fullmatch(before) or _DOT.search(before[-1:] + after):
+            return True
+        if number.values[:1] == (Fraction(1),):
+            return not self.follows("month", number)
+        return number.values[:1] == (Fraction(100),) and bool(_PERCENT.match(self.text, end))
+
+    def is_loose(self, number: Number) -> bool:
+        """Return True if a calendar, a clock or another unit may express the number differently.
+
+        "12월 25일" is Christmas Day, the 45th minute of the second half the 90th; 50 miles 80."""
+        before = self.table.patterns.get("loose_before")
+        if before and before.search(self.text, max(0, number.start - _NEAR), number.start):
+            return True
+        if _is_date(self, number):
+            return True
+        if number.values and number.values[0] < 1000 and self.follows("year", number):
+            return True
+        units = ("loose", "tenths", "clock", "decade", "century", "month", "minutes", "months")
+        return any(self.follows(unit, number) for unit in units)
+
+    def values_of(self, number: Number) -> Iterator[Fraction]:
+        """Yield the values that the number states as a whole."""
+        yield from number.values
+        if not number.values:
+            return
+        value, end = number.values[0], number.end
+        if self.text[end - 1] == "조" and not _MONEY.match(self.text, end):
+            yield value / number.scale  # an article of a law, not a trillion
+        if _PERCENT.match(self.text, end):
+            yield value / 100
+        if self.follows("tenths", number):
+            yield from (value * 10, value / 10, 100 - value * 10)
+        if self.follows("half", number):
+            yield value + _HALF
+
+    def single_forms(self, number: Number) -> Iterator[Fraction]:
+        """Yield the values that state the number by themselves, by a calendar or clock, too."""
+        if not number.values:
+            return
+        value = number.values[0]
+        yield from self.values_of(number)
+        if value and not number.digits:
+            yield 1 / value  # "a twelfth"
+        if number.scale != 1 or value.denominator > 1:
+            return
+        if self.follows("century", number):
+            yield (value - 1) * 100
+        if self.follows("clock", number) and value <= 24:
+            yield from (value + 12, value - 12, (value + 12) % 24)
+        is_year = value < 100 and self.follows("year", number)
+        if is_year or self.follows("decade", number):
+            yield from (value + 1900, value + 2000, value + 1800, value % 100)
+        if 1900 <= value < 2100:
+            yield value % 100
+        if self.follows("minutes", number) and value in _PARTS_OF_AN_HOUR:
+            yield _PARTS_OF_AN_HOUR[int(value)]
+        if self.follows("months", number) and value in _PARTS_OF_A_YEAR:
+            yield _PARTS_OF_A_YEAR[int(value)]
 
 
-def required_forms(text: str, table: Table, numbers: Sequence[Number]) -> dict[str, NumberForms]:
-    """Return the numbers that the translation of a `prepared` source must have, with their forms.
-
-    numbers: all numbers of the source."""
-    required: dict[str, NumberForms] = {}
-    for index, number in enumerate(numbers):
-        if is_optional(text, number, table):
-            continue
-        ways = [frozenset({value}) for value in single_forms(text, number, table)]
-        ways += _ways_of_parts(number) if number.parts else []
-        if number.values and table.months.match(text, number.end):
-            years, months = divmod(number.values[0], 12)
-            ways.append(frozenset({Fraction(years), months} - {0}))
-        for first, second in pairwise(numbers[max(0, index - 1) : index + 2]):
-            ways += _ways_of_two(text, first, second, number, table)
-        required.setdefault(text[number.start : number.end], []).extend(ways)
-    return required
-
-
-def is_optional(text: str, number: Number, table: Table) -> bool:
-    """Return True if the number may be left out.
-
-    That is a word that need not be a number, a part of a name, a lone 1, or 100 %."""
-    start, end = number.start, number.end
-    before, after = text[max(0, start - 4) : start], text[end : end + 1]
-    if not number.digits:
-        is_sure = number.plain and max(number.values) >= 11
-        return not is_sure or table.unsure.match(text, start) is not None
-    if _NAME_BEFORE.fullmatch(before) or _DOT.search(before[-1:] + after):
-        return True
-    if number.values[:1] == (Fraction(1),):
-        return table.month.match(text, end) is None
-    return number.values[:1] == (Fraction(100),) and _PERCENT.match(text, end) is not None
-
-
-def is_loose(text: str, number: Number, table: Table) -> bool:
-    """Return True if a calendar, a clock or another unit may express the number differently.
-
-    "12월 25일" is Christmas Day, the 45th minute of the second half the 90th; 50 miles 80."""
-    start, end = number.start, number.end
-    if table.loose_before.search(text, max(0, start - _NEAR), start):
-        return True
-    if _is_date(text, number, table):
-        return True
-    if number.values and number.values[0] < 1000 and table.year.match(text, end):
-        return True
-    units = (table.loose, table.tenths, table.clock, table.decade, table.century, table.month)
-    return any(unit.match(text, end) for unit in (*units, table.minutes, table.months))
-
-
-def _is_date(text: str, number: Number, table: Table) -> bool:
+def _is_date(text: NumberedText, number: Number) -> bool:
     """Return whether a number is a day with its month ("31.12.", "12/25"), or one of the two."""
     start, end, parts = number.start, number.end, number.parts
-    if _is_day_and_month(parts) and "." in text[start:end] and table.after_date.match(text, end):
+    is_decimal = "." in text.written(number) and _is_day_and_month(parts)
+    if is_decimal and text.follows("after_date", number):
         return True
     if len(parts) == 3 and max(parts) >= 1900:
         return _is_day_and_month(sorted(parts)[:2])
     return any(
         match.start() <= start < match.end() and _is_day_and_month(match.groups())
-        for match in _APART.finditer(text, max(0, start - _NEAR), end + _NEAR)
+        for match in _APART.finditer(text.text, max(0, start - _NEAR), end + _NEAR)
     )
 
 
@@ -132,177 +212,46 @@ def _is_day_and_month(parts: Sequence[str | Fraction]) -> bool:
     return len(values) == 2 and 1 <= values[0] <= 12 and values[1] <= 31
 
 
-def single_forms(text: str, number: Number, table: Table) -> Iterator[Fraction]:
-    """Yield values that state the number by themselves."""
-    yield from _readings(text, number)
-    if not number.values:
-        return
-    value, end = number.values[0], number.end
-    if value and not number.digits:
-        yield 1 / value  # "a twelfth"
-    if number.scale != 1:
-        return
-    if table.half.match(text, end):
-        yield value + _HALF
-    if _PERCENT.match(text, end):
-        yield value / 100
-    if table.tenths.match(text, end):
-        yield from (value * 10, value / 10, 100 - value * 10)
-    if value.denominator > 1:
-        return
-    if table.century.match(text, end):
-        yield (value - 1) * 100
-    if table.clock.match(text, end) and value <= 24:
-        yield from (value + 12, value - 12, (value + 12) % 24)
-    is_year = table.year.match(text, end) or text[number.start - 1 : number.start] in _APOSTROPHES
-    if table.decade.match(text, end) or (is_year and value < 100):
-        yield from (value + 1900, value + 2000, value + 1800, value % 100)
-    if 1900 <= value < 2100:
-        yield value % 100
-    if table.minutes.match(text, end):
-        yield from _parts(_PARTS_OF_AN_HOUR, value)
-    if table.months.match(text, end):
-        yield from _parts(_PARTS_OF_A_YEAR, value)
-
-
-def _readings(text: str, number: Number) -> Iterator[Fraction]:
-    yield from number.values
-    if text[number.end - 1] == "조" and number.values and not _MONEY.match(text, number.end):
-        yield number.values[0] / number.scale  # an article of a law, not a trillion
-
-
-def _parts(table: dict[int, Fraction], value: Fraction) -> list[Fraction]:
-    return [table[int(value)]] if value in table else []
-
-
 def _ways_of_parts(number: Number) -> NumberForms:
     """Return forms of digits that are or may be several numbers: a date, a time, a list."""
     parts = number.parts
-    ways = [frozenset(parts)]
+    ways = [frozenset(parts)] if parts else []
     if len(parts) == 3:  # a date with a short year
         first, second, third = parts
-        ways += [frozenset({first + c, second, third}) for c in (1900, 2000)]
-        ways += [frozenset({first, second, third + c}) for c in (1900, 2000)]
+        ways += [frozenset({first + century, second, third}) for century in (1900, 2000)]
+        ways += [frozenset({first, second, third + century}) for century in (1900, 2000)]
     if len(parts) == 2:
         hour, minute = parts
-        hours = {hour, hour + 12, hour - 12}
-        ways += [frozenset({h + minute / 60}) for h in hours]
-        if minute == 0:
-            ways += [frozenset({h}) for h in hours]
         part = _PARTS_OF_AN_HOUR.get(int(minute)) if minute < 60 else None
-        minute_forms = [{minute}] + ([{part}, {_QUARTER}] if part else [])
-        ways += [frozenset({h, *form}) for h in hours for form in minute_forms]
-        ways += [frozenset({h + 1, part}) for h in hours if part]  # "halb vier"
+        for hours in (hour, hour + 12, hour - 12):
+            ways += [frozenset({hours + minute / 60}), frozenset({hours, minute or hours})]
+            if part:
+                ways += [frozenset({hours, part}), frozenset({hours, _QUARTER})]
+                ways += [frozenset({hours + 1, part})]  # "halb vier"
     return ways
 
 
-def _ways_of_two(
-    text: str, first: Number, second: Number, number: Number, table: Table
-) -> NumberForms:
-    """Return forms of `number`, one of two neighbors, that include the other one."""
-    if second.start - first.end > _NEAR or not first.values or not second.values:
-        return []
-    between, (first_value, second_value) = (
-        text[first.end : second.start],
-        (first.values[0], second.values[0]),
-    )
-    if between == "/" and second_value:
-        joined = (
-            Fraction(f"{first_value}{second_value}")
-            if first_value.denominator == second_value.denominator == 1
-            else first_value
-        )
-        return [frozenset({first_value / second_value}), frozenset({joined})]
-    if _is_year(between, first, second):
-        return [frozenset({first_value * 100 + second_value})]
-    if number is first and first.scale == 1 and second.scale != 1 and _RANGE.fullmatch(between):
-        return [frozenset({first_value * second.scale})]
-    if (
-        number is second
-        and 1000 <= first_value < 2100
-        and second_value < 100
-        and _RANGE.fullmatch(between)
-    ):
-        return [frozenset({first_value - first_value % 100 + second_value})]  # "1994–98"
-    if table.century.match(text, first.end) and table.decade.match(text, second.end):
-        return [frozenset({(first_value - 1) * 100 + second_value})]
-    if between == " " and first.scale > second_value:  # "3 Millionen 500.000"
-        return [frozenset({first_value + second_value})]
-    return [frozenset({value}) for value in _of_two_units(text, first, second)]
-
-
-# -- stated ----------------------------------------------------------------------------------------
-
-
-def stated_values(text: str, table: Table, numbers: Sequence[Number]) -> set[Fraction]:
-    """Return every value that a `prepared` translation may state. numbers: all of its numbers."""
-    values = {value for number in numbers for value in values_of(text, number, table)}
-    for first, second in pairwise(numbers):
-        values.update(_said_by_two(text, first, second, table))
-    for match in table.hint.finditer(text):
-        values.update(table.hints[match.group().casefold()])
-    values.update(Fraction(_roman(match.group())) for match in _ROMAN.finditer(text))
-    return values
-
-
-def values_of(text: str, number: Number, table: Table) -> Iterator[Fraction]:
-    yield from _readings(text, number)
-    yield from number.parts
-    if not number.values:
-        return
-    value = number.values[0]
-    if _PERCENT.match(text, number.end):
-        yield value / 100
-    if table.tenths.match(text, number.end):
-        yield from (value * 10, value / 10, 100 - value * 10)
-    if table.half.match(text, number.end):
-        yield from (value + _HALF, _HALF)
-
-
-def _said_by_two(text: str, first: Number, second: Number, table: Table) -> Iterator[Fraction]:
-    if second.start - first.end > _NEAR or not first.values or not second.values:
-        return
-    between, (first_value, second_value) = (
-        text[first.end : second.start],
-        (first.values[0], second.values[0]),
-    )
-    if between == "/" and second_value:
-        yield first_value / second_value
-    if first.scale == 1 and second.scale != 1 and _RANGE.fullmatch(between):
-        yield first_value * second.scale
-    if _is_year(between, first, second):
-        yield first_value * 100 + second_value
-    if between in ("", " ") and first_value > second_value:
-        yield first_value + second_value
-    if between in ("点", "點"):
-        yield first_value + second_value / 10
-    yield from _of_two_units(text, first, second)
-    if table.century.match(text, first.end):
-        yield (first_value - 1) * 100 + second_value
-
-
-def _of_two_units(text: str, first: Number, second: Number) -> Iterator[Fraction]:
-    """Yield the values of a number in two units in one of them: 7.5 hours, 105 minutes, 1.78
-    meters."""
-    between, (first_value, second_value) = (
-        text[first.end : second.start],
-        (first.values[0], second.values[0]),
-    )
-    if first_value.denominator == 1:
-        for joint, smaller, many in _TWO_UNITS:
-            if second_value < many and joint.fullmatch(between) and smaller.match(text, second.end):
-                yield from (first_value + second_value / many, first_value * many + second_value)
-
-
-def _is_year(between: str, first: Number, second: Number) -> bool:
-    """Return True for a year that is read in two parts: "nineteen ninety-five"."""
+def _values_of_two(text: NumberedText, first: Number, second: Number) -> Iterator[Fraction]:
+    """Yield the values of two neighbors that may be one number, or share a part."""
+    between = text.text[first.end : second.start]
+    value, other = first.values[0], second.values[0]
     in_words = not (first.digits or second.digits)
-    return in_words and between in (" ", "-") and 10 < first.values[0] < 100 > second.values[0]
-
-
-def _roman(word: str) -> int:
-    digits = [_ROMAN_DIGITS[char] for char in word]
-    return sum(
-        -digit if digit < following else digit
-        for digit, following in zip(digits, [*digits[1:], 0], strict=True)
-    )
+    if between == "/" and other:
+        yield value / other
+    if in_words and between in (" ", "-") and 10 < value < 100 > other:
+        yield value * 100 + other  # "nineteen ninety-five"
+    if _RANGE.fullmatch(between):
+        if first.scale == 1 != second.scale:
+            yield value * second.scale  # "3 to 5 million"
+        if 1000 <= value < 2100 and other < 100:
+            yield value - value % 100 + other  # "1994–98"
+    if between in ("", " ") and value > other:
+        yield value + other  # "3 Millionen 500.000"
+    if between in ("点", "點"):
+        yield value + other / 10
+    if text.follows("century", first):
+        yield (value - 1) * 100 + other  # "上世纪90年代"
+    if value.denominator == 1:
+        for joint, smaller, many in _TWO_UNITS:
+            if other < many and joint.fullmatch(between) and smaller.match(text.text, second.end):
+                yield from (value + other / many, value * many + other)

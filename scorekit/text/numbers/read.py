@@ -1,100 +1,29 @@
-"""Read the numbers of a text: digits and number words become atoms, adjacent atoms a number.
-
-A language adds a `Table`: its words with their values, and what may separate them.
-"""
+"""Read the numbers of a text: digits and number words become atoms, adjacent atoms a number."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, NamedTuple
+from itertools import takewhile
+from typing import NamedTuple
 
 from scorekit.text.markup import PLACEHOLDER, TAG, URL, normalized
-
-#: n: a plain number. u: a factor within a group (hundred, 十, 백). b: a factor that ends a group
-#: (million, 万, 억). f: a part ("half", "thirds"). r: "of parts", after their number (分之, 분의).
-Word = tuple[str, Fraction]
-
-
-class Table(NamedTuple):
-    """The number words of one language. Patterns are matched against `prepared` text."""
-
-    #: True if a number can have digits after a scale ("1억 2천만", "3亿5000万").
-    mixed: bool
-    #: The mark before decimals; the other one of "." and "," groups digits by three.
-    decimal: str
-    #: Number words, folded, and a pattern that finds them (whole, not within other words).
-    words: Mapping[str, Word]
-    word: re.Pattern[str]
-    #: Text that may be between two atoms of one number.
-    gap: re.Pattern[str]
-    #: Start of a number word (from 11 on) that may have another meaning.
-    unsure: re.Pattern[str]
-    #: Words that imply a number ("March", "dozen"), folded.
-    hints: Mapping[str, Sequence[Fraction]]
-    hint: re.Pattern[str]
-    #: Text after a number: tenths ("할"), the hour, a year, a decade, a century, a month, minutes
-    #: or months.
-    tenths: re.Pattern[str]
-    clock: re.Pattern[str]
-    year: re.Pattern[str]
-    decade: re.Pattern[str]
-    century: re.Pattern[str]
-    month: re.Pattern[str]
-    minutes: re.Pattern[str]
-    months: re.Pattern[str]
-    #: "and a half" after a counter, separated from its number.
-    half: re.Pattern[str]
-    #: Text after or before a number that a translator may replace with another number or with none:
-    #: days, ordinals, and units that are converted.
-    loose: re.Pattern[str]
-    loose_before: re.Pattern[str] = re.compile(r"(?!)")
-    #: Text after a day and a month that look like a decimal ("31.12.", "6.25 전쟁").
-    after_date: re.Pattern[str] = re.compile(r"(?!)")
-
-
-NEVER = re.compile(r"(?!)")
-
-
-def listed(kind: str, first: int, words: str, step: int = 1) -> dict[str, Word]:
-    """Return words, separated by "|", with values that count up from `first`."""
-    names = "".join(words.split()).split("|")
-    return {name: (kind, Fraction(first + step * i)) for i, name in enumerate(names)}
-
-
-def valued(kind: str, words: Mapping[Any, str]) -> dict[str, Word]:
-    """Return word -> its value, from value -> words separated by "|"."""
-    return {
-        name: (kind, Fraction(value)) for value, names in words.items() for name in names.split("|")
-    }
-
-
-def hints(words_by_value: Mapping[Any, str]) -> dict[str, tuple[Fraction, ...]]:
-    """Return word -> its values, from value -> words separated by "|"."""
-    values_by_word: dict[str, tuple[Fraction, ...]] = {}
-    for value, words in words_by_value.items():
-        for word in words.split("|"):
-            values_by_word[word] = (*values_by_word.get(word, ()), Fraction(value))
-    return values_by_word
-
-
-def months(names: str) -> dict[str, tuple[Fraction, ...]]:
-    """Return the names of the twelve months, separated by "|", with their numbers."""
-    return {name.casefold(): (Fraction(i),) for i, name in enumerate(names.split("|"), 1)}
-
-
-def one_of(words: Iterable[str], but: Collection[str] = ()) -> str:
-    """Return a pattern of any of the words, longer ones first."""
-    return "|".join(sorted(set(words) - set(but), key=lambda word: (-len(word), word)))
+from scorekit.text.numbers.table import Table
 
 
 class Atom(NamedTuple):
+    """Digits or a word. kind: as in a table; "x" for digits that are several numbers.
+
+    other: for digits, their value with the other decimal mark. parts: their parts as separate
+    numbers.
+    """
+
     kind: str
     value: Fraction
     start: int
     end: int
-    #: For digits: their value with the other decimal mark, and their parts as separate numbers.
     other: Fraction | None = None
     parts: tuple[Fraction, ...] = ()
     digits: bool = False
@@ -157,6 +86,7 @@ def numbers(text: str, table: Table) -> Iterator[Number]:
 
 
 def _goes_on(text: str, run: list[Atom], atom: Atom, table: Table) -> bool:
+    """Return whether the atom may belong to the number of the run."""
     end = run[-1].end
     if len(run) == _MAX_ATOMS or atom.start - end > _WIDEST_GAP:
         return False
@@ -164,15 +94,18 @@ def _goes_on(text: str, run: list[Atom], atom: Atom, table: Table) -> bool:
         return False
     if table.mixed and atom.kind == "n" and not atom.digits and text[end : atom.start] == " ":
         return False
-    return table.gap.fullmatch(text, end, atom.start) is not None
+    return table.patterns["gap"].fullmatch(text, end, atom.start) is not None
 
 
-def _atoms(text: str, table: Table) -> Iterator[Atom]:
+# -- atoms -----------------------------------------------------------------------------------------
+
+
+def _atoms(text: str, table: Table) -> list[Atom]:
     """Return digits and words, in order."""
     atoms = [_digit_atom(match, table.decimal) for match in _DIGITS.finditer(text)]
-    for match in table.word.finditer(text):
+    for match in table.patterns["word"].finditer(text):
         atoms += _word_atoms(match, table)
-    return iter(sorted(atoms, key=lambda atom: atom.start))
+    return sorted(atoms, key=lambda atom: atom.start)
 
 
 def _word_atoms(match: re.Match[str], table: Table) -> Iterator[Atom]:
@@ -195,12 +128,10 @@ def _digit_atom(match: re.Match[str], decimal: str) -> Atom:
     raw = match.group()
     chunks = _MARKS.split(raw)
     parts = tuple(Fraction(int(chunk[:_MAX_DIGITS])) for chunk in chunks)
-    readings = _readings(raw, chunks, decimal)
-    if readings:
-        value, *other_readings = readings
-        other = other_readings[0] if other_readings else None
-        return Atom("n", value, *match.span(), other, parts if len(parts) == 2 else (), True)
-    return Atom("x", Fraction(0), *match.span(), None, parts, True)
+    value, other = [*_readings(raw, chunks, decimal), None, None][:2]
+    if value is None:
+        return Atom("x", Fraction(0), *match.span(), None, parts, True)
+    return Atom("n", value, *match.span(), other, parts if len(parts) == 2 else (), True)
 
 
 def _readings(raw: str, chunks: list[str], decimal: str) -> list[Fraction]:
@@ -208,27 +139,20 @@ def _readings(raw: str, chunks: list[str], decimal: str) -> list[Fraction]:
     marks = _MARKS.findall(raw)
     if not marks:
         return [_joined(chunks)]
-    if ":" in marks:
-        return []
     last, earlier_marks = marks[-1], set(marks[:-1])
-    grouped = len(chunks[0]) <= 3 and all(len(chunk) == 3 for chunk in chunks[1:])
-    if not earlier_marks:
-        as_decimal = [_decimal(chunks)] if last in ".," else []
-        as_group = [_joined(chunks)] if grouped and chunks[0] != "0" else []
-        return as_decimal + as_group if last == decimal else as_group + as_decimal
-    if earlier_marks == {last}:
-        return [_joined(chunks)] if grouped else []
-    if len(earlier_marks) == 1 and last in ".," and all(len(chunk) == 3 for chunk in chunks[1:-1]):
-        return [_decimal([_text(chunks[:-1]), chunks[-1]])]
-    return []
-
-
-def _text(chunks: list[str]) -> str:
-    return "".join(chunks[: _MAX_DIGITS // 3 + 1])
+    are_groups = all(len(chunk) == 3 for chunk in chunks[1:-1])
+    if ":" in marks or not are_groups or len(earlier_marks) > 1:
+        return []
+    if earlier_marks and earlier_marks != {last}:
+        return [_decimal(["".join(chunks[:-1]), chunks[-1]])] if last in ".," else []
+    is_grouped = len(chunks[0]) <= 3 == len(chunks[-1])
+    as_group = [_joined(chunks)] if is_grouped and (earlier_marks or chunks[0] != "0") else []
+    as_decimal = [_decimal(chunks)] if last in ".," and not earlier_marks else []
+    return as_decimal + as_group if last == decimal else as_group + as_decimal
 
 
 def _joined(chunks: list[str]) -> Fraction:
-    return Fraction(int(_text(chunks)[:_MAX_DIGITS]))
+    return Fraction(int("".join(chunks[:_MAX_DIGITS])[:_MAX_DIGITS]))
 
 
 def _decimal(chunks: list[str]) -> Fraction:
@@ -241,23 +165,22 @@ def _decimal(chunks: list[str]) -> Fraction:
 
 def _numbers(run: list[Atom]) -> Iterator[Number]:
     """Yield the numbers that adjacent atoms make, from left to right."""
-    index = 0
-    while index < len(run):
-        first = run[index]
+    while run:
+        first = run[0]
         if first.kind == "x":
             yield Number(first.start, first.end, (), first.parts)
-            index += 1
+            run = run[1:]
             continue
-        value, end = _read(run, index, second=False)
-        atoms = run[index:end]
+        value, size = _read(run)
+        atoms, run = run[:size], run[size:]
         values = [value]
         if first.other is not None:
-            values.append(_read(run, index, second=True)[0])
+            values.append(_read([first._replace(value=first.other), *atoms[1:]])[0])
         if any(atom.kind == "r" for atom in atoms):
             values.append(value * 100)  # "百分之三十"
-        if atoms[-1].kind == "f":
-            values.append(value * atoms[-1].value)  # "three quarters"
         last = atoms[-1]
+        if last.kind == "f":
+            values.append(value * last.value)  # "three quarters"
         if len(atoms) > 1 and last.kind == "n" and atoms[-2].kind in "ub" and not last.digits:
             values.append(value - last.value + last.value * atoms[-2].value / 10)  # "三万五"
         yield Number(
@@ -269,7 +192,6 @@ def _numbers(run: list[Atom]) -> Iterator[Number]:
             any(atom.digits for atom in atoms),
             any(atom.kind == "n" for atom in atoms),
         )
-        index = end
 
 
 def _scale(atoms: list[Atom], value: Fraction) -> Fraction:
@@ -280,106 +202,94 @@ def _scale(atoms: list[Atom], value: Fraction) -> Fraction:
     return value / atoms[0].value if simple and atoms[0].value else Fraction(len(atoms) > 1) + 1
 
 
-def _read(run: list[Atom], start: int, second: bool) -> tuple[Fraction, int]:
-    """Return (value, index after it) of the longest number that begins at `start`."""
-    reader = _Reader(start)
-    divisor: Fraction | None = None
-    index = start
-    while index < len(run):
-        atom = run[index]
-        if second and index == start and atom.other is not None:
-            atom = atom._replace(value=atom.other)
-        if atom.kind == "r" and divisor is None and start < index < len(run) - 1:
-            divisor, reader = reader.value, _Reader(index + 1)
-        elif divisor is not None and atom.kind == "b":
-            break  # "3분의 1만"
-        elif (next_start := reader.take(atom, index)) is not None:
-            index = next_start
-            break
-        index += 1
-    value = reader.value
-    return (value / divisor if divisor else value), max(index, start + 1)
+def _read(atoms: Sequence[Atom]) -> tuple[Fraction, int]:
+    """Return the longest number at the start of the atoms, and how many of them it has."""
+    number = _Sum()
+    for index, atom in enumerate(atoms):
+        if atom.kind == "r" and 0 < index < len(atoms) - 1:
+            counted = list(takewhile(lambda atom: atom.kind != "b", atoms[index + 1 :]))
+            if not counted or not number.value:
+                return number.value, index
+            value, size = _read(counted)
+            return value / number.value, index + 1 + size
+        if not number.add(atom, index):
+            return number.value, max(1, index - number.left)
+    return number.value, len(atoms)
 
 
-class _Reader:
-    """Read one number from left to right: groups (total), factors in a group, a plain number."""
+@dataclass
+class _Sum:
+    """A number that is read from left to right.
 
-    def __init__(self, start: int) -> None:
-        self.start = self.group_start = self.plain_start = start
-        self.total = self.group = Fraction(0)
-        self.plain: Fraction | None = None
-        self.factor: Fraction | None = None  # the last one of this group
-        self.scale: Fraction | None = None  # the last one that closed a group
-        self.closed = False
+    total: closed groups. group: factors in the open group. plain: the number after them. factor,
+    scale: the last factor of this group, and the last one that closed a group. left: how many
+    atoms at the end belong to the next number.
+    """
+
+    total: Fraction = Fraction(0)
+    group: Fraction = Fraction(0)
+    plain: Fraction | None = None
+    factor: Fraction | None = None
+    scale: Fraction | None = None
+    is_part: bool = False
+    left: int = 0
+    group_start: int = 0
+    plain_start: int = 0
 
     @property
     def value(self) -> Fraction:
         return self.total + self.group + (self.plain or 0)
 
-    def take(self, atom: Atom, index: int) -> int | None:
-        """Return None if the atom continues the number, else the index where the next one
-        begins."""
-        if self.closed:
-            return index
-        if atom.kind == "n":
-            return self._number(atom, index)
-        if atom.kind == "u":
-            return self._factor(atom, index)
-        if atom.kind == "b":
-            return self._scale(atom, index)
-        return self._part(atom, index) if atom.kind == "f" else index
+    def add(self, atom: Atom, index: int) -> bool:
+        """Add an atom. Return False if the number ends before it."""
+        add = {"n": self._number, "u": self._factor, "b": self._scale, "f": self._part}
+        return atom.kind in add and not self.is_part and add[atom.kind](atom, index)
 
-    def _number(self, atom: Atom, index: int) -> int | None:
+    def _number(self, atom: Atom, index: int) -> bool:
         if self.plain is None or (self.plain == 0 and not atom.digits):  # "一千零一"
             limit = self.factor or self.scale
             if limit is not None and atom.value >= limit:
-                return index
+                return False
             self.plain, self.plain_start = atom.value, index
-            return None
-        tens = self.plain >= 20 and self.plain < 100 and self.plain % 10 == 0
-        if atom.digits or not (tens and 0 < atom.value < 10):
-            return index
+            return True
+        are_tens = 20 <= self.plain < 100 and self.plain % 10 == 0
+        if atom.digits or not (are_tens and 0 < atom.value < 10):
+            return False
         self.plain += atom.value
-        return None
+        return True
 
-    def _factor(self, atom: Atom, index: int) -> int | None:
-        if self.factor is not None and atom.value >= self.factor:
-            return self._leave_to_next("plain", index)
+    def _factor(self, atom: Atom, index: int) -> bool:
+        if self.factor is not None and atom.value >= self.factor:  # "one hundred two hundred"
+            self.left = index - self.plain_start if self.plain is not None else 0
+            self.plain = None
+            return False
         self.group += (1 if self.plain is None else self.plain) * atom.value
         self.plain, self.factor = None, atom.value
-        return None
+        return True
 
-    def _scale(self, atom: Atom, index: int) -> int | None:
+    def _scale(self, atom: Atom, index: int) -> bool:
         group = self.group + (self.plain or 0)
         if self.scale is not None and atom.value > self.scale:
-            if group:
-                return self._leave_to_next("group", index)
+            if group:  # "3万5亿"
+                self.left, self.group, self.plain = index - self.group_start, Fraction(0), None
+                return False
             self.total *= atom.value
-        elif group or index == self.start:
+        elif group or index == 0:
             self.total += (group or 1) * atom.value
         else:
-            return index
+            return False
         self.group, self.plain, self.factor, self.scale = Fraction(0), None, None, atom.value
         self.group_start = index + 1
-        return None
+        return True
 
-    def _part(self, atom: Atom, index: int) -> int | None:
+    def _part(self, atom: Atom, index: int) -> bool:
         if self.plain is None:
-            if index > self.start:
-                return index
+            if index > 0:
+                return False
             self.plain = 1 / atom.value
         elif atom.value == 2:
             self.plain += 1 / atom.value
         else:
             self.plain /= atom.value
-            self.closed = True
-        return None
-
-    def _leave_to_next(self, level: str, index: int) -> int:
-        """Leave the open part of the number to the next one."""
-        if level == "group":
-            self.group, next_start = Fraction(0), self.group_start
-        else:
-            next_start = self.plain_start if self.plain is not None else index
-        self.plain = None
-        return next_start
+            self.is_part = True
+        return True

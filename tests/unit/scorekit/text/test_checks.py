@@ -27,7 +27,7 @@ from scorekit.text.checks import (
 )
 from scorekit.text.markup import mask, placeholder_difference
 from scorekit.text.meta_text import meta_phrase
-from scorekit.text.numbers import missing_numbers
+from scorekit.text.numbers import compare_numbers
 
 DATA = Path(__file__).parents[4] / "demo/data"
 EN = "The weather was so fine that we walked along the river until the evening."
@@ -328,7 +328,7 @@ def test_good_translations_keep_out_of_the_checks():
             for s, m in pairs
         ),
         "loops": sum(repetition(s, m) > 0.3 for s, m in pairs),
-        "numbers": sum(len(missing_numbers(s, m, "en", "ko")) > 1 for s, m in pairs),
+        "numbers": sum(len(compare_numbers(s, m, "en", "ko").missing) > 1 for s, m in pairs),
         "length": sum(
             not low <= length_ratio(s, m) <= high
             for s, m in pairs

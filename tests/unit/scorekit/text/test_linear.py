@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from scorekit.adapters.rewards import template_pattern
 from scorekit.prompts import TEMPLATES
-from scorekit.text import checks, markup, numbers
+from scorekit.text import checks, markup, meta_text, numbers
 from scorekit.text.chat_marks import neutral, restored
+from scorekit.text.numbers.table import FILES, read_table
 from scorekit.text.rules import Pair
 from tests.kits.hostile_texts import (
     LONG,
@@ -33,6 +34,10 @@ from trainer.roleplay.scoring import roles
 
 #: Functions that create patterns, with examples. `_compiled`: the operator's, from a setting.
 PATTERN_EXAMPLES = {
+    ("scorekit.text.pattern_rows", "compiled"): lambda: [
+        *meta_text.PATTERNS.values(),
+        *(pattern for name in FILES.values() for pattern in read_table(name).patterns.values()),
+    ],
     ("scorekit.text.markup", "_many_marks"): lambda: [markup._many_marks()],
     ("scorekit.adapters.rewards", "template_pattern"): lambda: [
         template_pattern(text) for text in TEMPLATES.values()
@@ -136,8 +141,8 @@ def run_functions() -> None:
         "loops": lambda text: checks.looped_share("abcabcabc" + text),
         **{
             f"numbers, {language}": lambda text, lang=language: (
-                numbers.missing_numbers(text, text, lang, lang),
-                numbers.missing_numbers("12 34,5 3:30", text, "en", lang),
+                numbers.compare_numbers(text, text, lang, lang),
+                numbers.compare_numbers("12 34,5 3:30", text, "en", lang),
             )
             for language in ("de", "en", "ko", "zh")
         },
