@@ -47,7 +47,7 @@ def _post(url, samples, **options):
 
 
 def test_a_long_document_is_scored_whole(url):
-    document = _document(12)
+    document = _document(20)
     for sample in ({k: document[k] for k in ("src", "mt")}, document):
         short = {k: text[:40] for k, text in sample.items()}
         results = _post(url, [sample, short], overlong="windows", cache=False)["results"]
