@@ -55,6 +55,13 @@ def looks_local(model: str) -> bool:
     return Path(model).exists() or model.startswith((".", "/", "~")) or model.count("/") != 1
 
 
+def public_name(name: str) -> str:
+    """Return a hub id unchanged, and only the folder's name of a local path.
+
+    Callers must not see paths of the server's disk."""
+    return Path(name).absolute().name if looks_local(name) else name
+
+
 def fetch_model(
     model: str, revision: str | None, patterns: Sequence[str] | None, flag: str
 ) -> Path:

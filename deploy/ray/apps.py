@@ -11,7 +11,7 @@ callers. `args` of an application are the service's settings (`model: ...`, `dty
 from __future__ import annotations
 
 import importlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -37,46 +37,24 @@ _SERVICES = {
 _PROXY_SETTINGS = {"host", "port", "receive_timeout_s", "drain_s"}
 
 
-def metricx(args: dict[str, Any]) -> Application:
-    """Build the application of MetricX. args: fields of its settings."""
-    return _application("metricx", args)
-
-
-def xcomet(args: dict[str, Any]) -> Application:
-    """Build the application of xCOMET. args: fields of its settings."""
-    return _application("xcomet", args)
-
-
-def judge(args: dict[str, Any]) -> Application:
-    """Build the application of the judge. args: fields of its settings."""
-    return _application("judge", args)
-
-
-def embedder(args: dict[str, Any]) -> Application:
-    """Build the application of the embedder. args: fields of its settings."""
-    return _application("embedder", args)
-
-
-def retriever(args: dict[str, Any]) -> Application:
-    """Build the application of the page retriever. args: fields of its settings.
-
-    Every node needs the retriever's index.
-    """
-    return _application("retriever", args)
-
-
-def fake(args: dict[str, Any]) -> Application:
-    """Build the application of a fake model with known answers and a fixed time per call.
-
-    It is meant for tests and benchmarks.
-    """
-    return _application("fake", args)
-
-
 def _application(service: str, args: dict[str, Any]) -> Application:
     """Return the application; wrong settings fail the deployment, not every replica."""
     make_settings(service, args)
     return Scorer.bind(service, args)  # type: ignore[attr-defined]  # of the decorator
+
+
+def _builder(service: str) -> Callable[[dict[str, Any]], Application]:
+    def build(args: dict[str, Any]) -> Application:
+        """Build the application of a service. args: fields of its settings."""
+        return _application(service, args)
+
+    return build
+
+
+#: Functions for `import_path`. Every node needs the retriever's index. `fake` is for tests and
+#: benchmarks: a model with known answers and a fixed time per call.
+metricx, xcomet, judge = _builder("metricx"), _builder("xcomet"), _builder("judge")
+embedder, retriever, fake = _builder("embedder"), _builder("retriever"), _builder("fake")
 
 
 def make_settings(service: str, args: dict[str, Any]) -> Any:

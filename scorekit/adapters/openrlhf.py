@@ -13,7 +13,6 @@ a 5xx: both trainers retry; then OpenRLHF continues without a reward for the sam
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any, Literal
 
@@ -34,6 +33,7 @@ from scorekit.client.asynchronous import ScoringClient
 from scorekit.command import clean_exit
 from scorekit.config import describe_validation_error
 from scorekit.errors import ScorekitError, UserError
+from scorekit.net.hosts import is_loopback
 from scorekit.schemas import Info, JudgeScored, Overlong, Scored
 from scorekit.scorers import raise_for_failures
 
@@ -286,7 +286,7 @@ def serve(
 ) -> None:
     """Serve rewards to OpenRLHF and slime."""
     with clean_exit():
-        if not no_auth and not _is_loopback(host):
+        if not no_auth and not is_loopback(host):
             raise UserError(f"--host {host} can be reached by others: say --no-auth if you mean it")
         settings = reward_settings(
             url=url,
@@ -336,13 +336,6 @@ async def _serve(
             f"rewards of {info.model}: http://{host}:{port}/get_reward, /remote_rm", err=True
         )
         await server.serve()
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 if __name__ == "__main__":

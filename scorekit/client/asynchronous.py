@@ -25,6 +25,7 @@ from scorekit.client.transport import attempts, parse_response, resolve_api_key
 from scorekit.errors import RequestError, ServiceUnreachable
 from scorekit.net.outage import OutageLog
 from scorekit.net.retry import Deadline
+from scorekit.net.tasks import gather_or_cancel
 from scorekit.schemas import Info, Priority, Result, Scored
 
 #: Seconds between two checks of a service that is not ready.
@@ -47,7 +48,7 @@ class ScoringClient:
     a good answer until the deadline; False: the caller retries them.
 
     A request that may have crashed a server is split until the sample that causes it is alone. That
-    sample then fails with type `model_failure`: dispatcher.py.
+    sample then fails with type `model_failure`: bisection.py.
 
     Raises UserError if a URL is not http, or if the cache file cannot be opened.
     """
@@ -180,12 +181,10 @@ class ScoringClient:
             on_progress(len(results))
         deliver(cached.items())
         missing = [p for p in enumerate(distinct.bodies) if p[0] not in cached]
-        try:
-            async with asyncio.TaskGroup() as group:
-                for part in split_batches(missing, info, batch_size or self.batch_size):
-                    group.create_task(self._score_part(part, call, deliver, on_result is not None))
-        except ExceptionGroup as group_error:  # the first error cancelled the other tasks
-            raise group_error.exceptions[0] from None
+        await gather_or_cancel(
+            self._score_part(part, call, deliver, on_result is not None)
+            for part in split_batches(missing, info, batch_size or self.batch_size)
+        )
         for index, failed in distinct.failed if on_result is not None else ():
             put(index, failed)  # reported now that the service has accepted the others
         return [results[index] for index in range(len(samples))]

@@ -26,7 +26,6 @@ from scorekit.score_database import ScoreDatabase
 log = logging.getLogger(__name__)
 
 _CHECKSUM = 8  # bytes
-_LOOKUP = 500  # keys per SELECT; SQLite allows at least 999 variables
 #: Temporary errors: another process has locked the file.
 _PASSING = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 #: Seconds to wait for another writing process, and to avoid the file after a failure.
@@ -62,7 +61,7 @@ class ClientCache:
         self._path = Path(path)
         self._resting_until = 0.0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="scorekit-cache")
-        self._file = ScoreDatabase(self._path, _connect, self._log_damage)
+        self._file = ScoreDatabase(self._path, _BUSY_S, self._log_damage)
         try:
             self._thread.submit(self._file.open).result()
         except (sqlite3.Error, OSError) as error:
@@ -79,7 +78,7 @@ class ClientCache:
     async def set(self, results: Mapping[bytes, Scored]) -> None:
         """Store good results; after any error they are dropped."""
         if results:
-            await self._run(self._set, [(key, _pack(key, r)) for key, r in results.items()])
+            await self._run(self._file.set, {key: _pack(key, r) for key, r in results.items()})
 
     def close(self) -> None:
         """Close the file."""
@@ -107,46 +106,11 @@ class ClientCache:
         )
 
     def _get(self, keys: Sequence[bytes]) -> dict[bytes, Scored]:
-        return self._file.run(lambda db: _select(db, keys))
-
-    def _set(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
-        self._file.run(lambda db: _insert(db, rows))
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    db = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)
-    try:
-        db.execute("PRAGMA journal_mode=WAL")
-        db.execute("PRAGMA synchronous=NORMAL")
-        db.execute("CREATE TABLE IF NOT EXISTS scores (key BLOB PRIMARY KEY, value BLOB NOT NULL)")
-    except sqlite3.Error:
-        db.close()
-        raise
-    return db
-
-
-def _select(db: sqlite3.Connection, keys: Sequence[bytes]) -> dict[bytes, Scored]:
-    result_by_key: dict[bytes, Scored] = {}
-    for start in range(0, len(keys), _LOOKUP):
-        chunk = keys[start : start + _LOOKUP]
-        placeholders = ",".join("?" * len(chunk))
-        rows = db.execute(f"SELECT key, value FROM scores WHERE key IN ({placeholders})", chunk)
-        for key, value in rows:
-            result = _unpack(key, value)
-            if result is not None:
-                result_by_key[key] = result
-    return result_by_key
-
-
-def _insert(db: sqlite3.Connection, rows: Sequence[tuple[bytes, bytes]]) -> None:
-    db.execute("BEGIN IMMEDIATE")
-    try:
-        db.executemany("INSERT OR REPLACE INTO scores VALUES (?, ?)", rows)
-        db.execute("COMMIT")
-    finally:
-        if db.in_transaction:
-            db.execute("ROLLBACK")
+        return {
+            key: result
+            for key, value in self._file.get(keys).items()
+            if (result := _unpack(key, value)) is not None
+        }
 
 
 def _checksum(key: bytes, payload: bytes) -> bytes:

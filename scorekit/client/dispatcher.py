@@ -1,11 +1,6 @@
-"""Send a client's samples to the replicas of a service, with retries and splits.
+"""Send a client's samples to the replicas of a service, with retries.
 
-A request during which the connection broke is suspect: it may have crashed the server, and must not
-crash all replicas in turn. It is sent again while no other suspect is in flight, and only to a
-server that answers. If the connection breaks again, the request is split into `_SPLIT_INTO` parts
-that are sent one by one, and so on. A sample fails after `_BREAKS` broken connections, if it was
-alone in the last request. Other samples of its requests succeed. A sample that broke a connection
-alone is remembered (crash_suspects.py), and sent alone the next time.
+bisection.py splits requests over which the connection breaks.
 """
 
 from __future__ import annotations
@@ -13,16 +8,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import httpx
 from pydantic_core import from_json
 
-from scorekit.client.crash_suspects import CrashSuspects
-from scorekit.client.deduplication import Placed, UniqueSamples, failure
+from scorekit.client.bisection import Answered, Bisection, Sending
+from scorekit.client.deduplication import Placed, UniqueSamples
 from scorekit.client.replicas import Replica, ReplicaPool
 from scorekit.client.transport import (
     attempts,
@@ -46,14 +42,6 @@ log = logging.getLogger(__name__)
 #: Seconds by which an answer may be later than the time granted to the service.
 _GRACE_S = 10.0
 _JSON = {"Content-Type": "application/json"}
-#: Number of parts of a suspect request: two more breaks find one sample among 256.
-_SPLIT_INTO = 16
-#: Breaks until a sample is to blame: servers are also killed by hand.
-_BREAKS = 4
-#: After so many such samples of one request, the rest of it is not sent.
-_MAX_CRASHES = 3
-
-Answered = tuple[int, Result]
 
 
 @dataclass(slots=True)
@@ -73,12 +61,11 @@ class Call:
 
 @dataclass(slots=True)
 class _Request:
-    """One request and all that it is split into. crashes: samples that crashed a server."""
+    """One request and all that it is split into."""
 
     call: Call
     once: Callable[[Replica, list[Placed], _Request], AsyncIterator[Answered]]
     deadline: Deadline
-    crashes: int = 0
 
 
 class RequestDispatcher:
@@ -112,9 +99,8 @@ class RequestDispatcher:
         )
         self.slots = asyncio.Semaphore(max_in_flight)
         self.outage_log = OutageLog(" and ".join(endpoint.url for endpoint in endpoints.all))
-        self._suspect_lock = asyncio.Lock()  # one suspect in flight, so a break is its own
         self.model_changed = False
-        self._suspects = CrashSuspects()
+        self._bisection = Bisection()
         self._has_logged_retries = False
 
     async def close(self) -> None:
@@ -129,7 +115,7 @@ class RequestDispatcher:
         except ResponseLost as error:  # a GET carries no sample that could crash a server
             raise ServiceUnreachable(error.url, error.reason) from None
 
-    async def answers(
+    def answers(
         self, samples: list[Placed], call: Call, *, stream: bool = False
     ) -> AsyncIterator[Answered]:
         """Yield (index, result) of each sample; stream: as they arrive. The caller holds a slot.
@@ -139,85 +125,16 @@ class RequestDispatcher:
         """
         once = self._stream_once if stream else self._score_once
         request = _Request(call, once, Deadline(self._deadline_s))
-        suspects = {
-            i: count
-            for i, body in samples
-            if (count := self._suspects.crash_count(body, call.options))
-        }
-        unsuspected = [sample for sample in samples if sample[0] not in suspects]
-        if unsuspected:
-            async for pair in self._cut_as_needed(unsuspected, request, 0):
-                yield pair
-        for index, body in samples:
-            breaks = suspects.get(index, 0)
-            if breaks >= _BREAKS:
-                yield index, failure("model_failure", f"not sent: it broke {breaks} connections")
-            elif breaks:
-                async for pair in self._cut_as_needed([(index, body)], request, breaks):
-                    yield pair
-
-    async def _cut_as_needed(
-        self, samples: list[Placed], request: _Request, breaks: int
-    ) -> AsyncIterator[Answered]:
-        """Yield the answers; split a request that is too large or has broken the connection."""
-        if breaks and request.crashes >= _MAX_CRASHES:
-            for index, _ in samples:
-                yield index, failure("upstream", _NOT_SENT)
-            return
-        missing = dict(samples)
-        try:
-            send = self._try_alone if breaks else self._try
-            async for index, result in send(samples, request):
-                if breaks and len(samples) == 1:
-                    self._suspects.note(missing[index], request.call.options, 0)
-                del missing[index]
-                yield index, result
-            return
-        except ResponseLost as error:
-            breaks += 1
-            for body in missing.values() if len(missing) == 1 else ():
-                self._suspects.note(body, request.call.options, breaks)
-            num_parts, is_to_blame = _SPLIT_INTO if breaks > 1 else 1, breaks >= _BREAKS
-            failed = failure("model_failure", f"{error}, {breaks} times; it is not sent again")
-        except RequestError as error:
-            if error.type != "too_large":
-                raise
-            num_parts, is_to_blame = 2, True
-            failed = failure("invalid_input", error.message)
-        if len(missing) == 1 and is_to_blame:
-            request.crashes += failed.error.type == "model_failure"
-            for index in missing:
-                yield index, failed
-            return
-        for part in _split(list(missing.items()), num_parts):
-            async for pair in self._cut_as_needed(part, request, breaks):
-                yield pair
-
-    async def _try_alone(self, samples: list[Placed], request: _Request) -> AsyncIterator[Answered]:
-        """Yield the answers of `_try`, sent while no other suspect of this client is in flight."""
-        answers: list[Answered] = []
-        failure: Exception | None = None
-        wait_start = time.monotonic()
-        async with self._suspect_lock:
-            request.deadline.extend(time.monotonic() - wait_start)
-            try:
-                async for pair in self._try(samples, request, ready=True):
-                    answers.append(pair)
-            except (ServiceUnreachable, RequestError) as error:
-                failure = error
-        for pair in answers:
-            yield pair
-        if failure is not None:
-            raise failure
+        sending = Sending(partial(self._try, request), call.options, request.deadline)
+        return self._bisection.answers(samples, sending)
 
     async def _try(
-        self, samples: list[Placed], request: _Request, *, ready: bool = False
+        self, request: _Request, samples: list[Placed], ready: bool
     ) -> AsyncIterator[Answered]:
         """Yield the answers, with retries. Samples with transient errors are retried until the
         deadline.
 
-        ready: use only a server that answers, so that one that is starting does not look like one
-        that has crashed.
+        ready: use only a server that answers.
         """
         missing = dict(samples)
         failed: dict[int, Result] = {}
@@ -380,16 +297,6 @@ class RequestDispatcher:
             raise ServiceUnreachable(endpoint.url, reason, retryable=False)
         call.keys.clear()  # they belong to the old model
         self.model_changed = True
-
-
-_NOT_SENT = f"not sent: {_MAX_CRASHES} samples of the same request crashed a server each"
-
-
-def _split(samples: list[Placed], num_parts: int) -> Iterator[list[Placed]]:
-    """Yield at most so many parts of nearly equal size."""
-    size = -(-len(samples) // num_parts)
-    for start in range(0, len(samples), size or 1):
-        yield samples[start : start + size]
 
 
 def _may_pass(result: Result) -> bool:

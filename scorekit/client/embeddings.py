@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from itertools import chain
 from typing import Any
 
 import httpx
@@ -33,6 +34,7 @@ from scorekit.errors import (
     UserError,
 )
 from scorekit.net.fork_safe import ForkSafeClient
+from scorekit.net.tasks import gather_or_cancel
 from scorekit.numeric.vectors import vector_error
 
 #: A vector, or the reason why a text has none.
@@ -68,7 +70,7 @@ class Canary:
     find_error: Callable[[Sequence[float]], str]
 
 
-class Embeddings:
+class Embeddings(ForkSafeClient["_Client"]):
     """The client of one embedding server, for code that is not async. Threads may share it.
 
     A forked child creates its own connections.
@@ -101,7 +103,7 @@ class Embeddings:
             limits = (batch_size, timeout_s, deadline_s, max_in_flight)
             return _Client(base, model, key, *limits, exit_reason)
 
-        self._owned_loop = ForkSafeClient("embeddings client", make, _Client.close)
+        super().__init__("embeddings client", make, _Client.close)
 
     def info(self) -> EmbeddingModel:
         """Return the model that answers, as the server described it at the first request.
@@ -111,7 +113,7 @@ class Embeddings:
         Raises ServiceUnreachable, RequestError; UserError if the server has several models and none
         was named.
         """
-        return self._owned_loop.run(lambda client: client.info())
+        return self.run(lambda client: client.info())
 
     def embed(self, texts: Sequence[str], canary: Canary | None = None) -> list[Embedded]:
         """Return the vector of each text, in order; equal texts are sent once.
@@ -122,17 +124,7 @@ class Embeddings:
         vector of zeros, another vector than the canary's. Raises RequestError if the server refuses
         a plain text, too.
         """
-        return self._owned_loop.run(lambda client: client.embed(list(texts), canary))
-
-    def close(self) -> None:
-        """Close the connections; a second call does nothing."""
-        self._owned_loop.close()
-
-    def __enter__(self) -> Embeddings:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        return self.run(lambda client: client.embed(list(texts), canary))
 
 
 class _Client:
@@ -246,13 +238,8 @@ class _Client:
         sendable = [text for text, error in outcome_by_text.items() if error is None]
         size = max(1, self._max_texts - (canary is not None))
         batches = [sendable[k : k + size] for k in range(0, len(sendable), size)]
-        tasks = [asyncio.create_task(self._outcomes(batch, canary)) for batch in batches]
-        try:
-            for batch, outcomes in zip(batches, await asyncio.gather(*tasks), strict=True):
-                outcome_by_text.update(zip(batch, outcomes, strict=True))
-        finally:
-            for task in tasks:
-                task.cancel()
+        outcomes = await gather_or_cancel(self._outcomes(batch, canary) for batch in batches)
+        outcome_by_text.update(zip(sendable, chain.from_iterable(outcomes), strict=True))
         return [outcome_by_text[text] for text in texts]  # type: ignore[misc]  # None was replaced
 
     async def _outcomes(self, texts: list[str], canary: Canary | None) -> list[Embedded]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import inspect
 from collections.abc import Callable, Sequence
@@ -29,20 +28,14 @@ class RemoteScorer(SyncScoringClient):
     ) -> RewardOutput:
         """Score in order; a failed sample has None as its score."""
         cfg = cfg or ScoringConfig()
-        return self._loop.run(lambda client: _scored(client, samples, cfg))
+        return self.run(lambda client: _scored(client, samples, cfg))
 
     def submit_batch(
         self, samples: Sequence[SampleForScoring], cfg: ScoringConfig | None = None
     ) -> Future[RewardOutput]:
         """Start `score_batch` without waiting. Cancel the future to end its requests."""
         cfg = cfg or ScoringConfig()
-        return self._loop.submit(lambda client: _scored(client, samples, cfg))
-
-    async def score_batch_async(
-        self, samples: Sequence[SampleForScoring], cfg: ScoringConfig | None = None
-    ) -> RewardOutput:
-        """Run `score_batch` on any event loop."""
-        return await asyncio.wrap_future(self.submit_batch(samples, cfg))
+        return self.submit(lambda client: _scored(client, samples, cfg))
 
 
 async def _scored(

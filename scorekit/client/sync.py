@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-class SyncScoringClient:
+class SyncScoringClient(ForkSafeClient[ScoringClient]):
     """ScoringClient for code that is not async. The arguments are the same.
 
     A forked child creates its own connections, thread and cache.
@@ -28,31 +28,29 @@ class SyncScoringClient:
 
     def __init__(self, urls: str | Iterable[str], **kwargs: Any) -> None:
         urls = [urls] if isinstance(urls, str) else list(urls)
-        self._loop = ForkSafeClient(
-            "client", lambda: ScoringClient(urls, **kwargs), ScoringClient.close
-        )
+        super().__init__("client", lambda: ScoringClient(urls, **kwargs), ScoringClient.close)
 
     def info(self) -> Info:
         """See ScoringClient.info."""
-        return self._loop.run(lambda client: client.info())
+        return self.run(lambda client: client.info())
 
     def limits(self) -> Info:
         """See ScoringClient.limits."""
-        return self._loop.run(lambda client: client.limits())
+        return self.run(lambda client: client.limits())
 
     def wait_ready(self, timeout_s: float = 600.0) -> None:
         """See ScoringClient.wait_ready."""
-        self._loop.run(lambda client: client.wait_ready(timeout_s))
+        self.run(lambda client: client.wait_ready(timeout_s))
 
     def score(
         self, samples: Sequence[Sample], *args: Any, progress: bool = False, **kwargs: Any
     ) -> list[Result]:
         """See ScoringClient.score. progress: show a bar with rate and remaining time."""
         if not progress:
-            return self._loop.run(lambda client: client.score(samples, *args, **kwargs))
+            return self.run(lambda client: client.score(samples, *args, **kwargs))
         with progress_bar(len(samples)) as advance:
             kwargs["on_progress"] = advance
-            return self._loop.run(lambda client: client.score(samples, *args, **kwargs))
+            return self.run(lambda client: client.score(samples, *args, **kwargs))
 
     def score_frame(
         self, frame: DataFrame, *, task: str | None = None, prefix: str = "", **kwargs: Any
@@ -76,15 +74,3 @@ class SyncScoringClient:
         answers = iter(self.score(samples, **kwargs))
         results = [row if isinstance(row, Failed) else next(answers) for row in rows]
         return with_results(frame, results, prefix)
-
-    def close(self) -> None:
-        """Close the connections and end the thread; a second call does nothing.
-
-        A call that another thread waits in raises RuntimeError."""
-        self._loop.close()
-
-    def __enter__(self) -> SyncScoringClient:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -14,29 +14,23 @@ from pydantic_core import from_json
 from scorekit.errors import ScorekitError, UserError
 from scorekit.net.retry import retry_after_s
 
-#: `LLMError.type` -> its meaning.
+#: `LLMError.type` -> its meaning, for a caller who does not know which server a service uses.
 LLM_ERROR_TYPES = {
-    "unreachable": "refused or broken connection, or HTTP 502, 503, 504",
-    "timeout": "no answer in time",
-    "overloaded": "HTTP 429",
-    "server_error": "HTTP 408, 409 or another 5xx, or an answer that the server itself broke off",
-    "malformed": "an answer that is no chat completion, or a text that is not the JSON asked for",
-    "length": "a text cut by max_tokens where JSON was asked for",
-    "overlong": "prompt and max_tokens do not fit the model's context",
-    "incomplete": "fewer choices than asked for (strategy n_parameter)",
-    "refused": "another 4xx, a prompt that is not Unicode text, or JSON that a content filter "
-    "kept back",
-}
-#: The same in words for a caller who does not know which server a service uses.
-LLM_ERROR_SENTENCES = {
+    # a refused or broken connection, or HTTP 502, 503, 504
     "unreachable": "the upstream server cannot be reached",
     "timeout": "the upstream server did not answer in time",
+    # HTTP 429
     "overloaded": "the upstream server has too many requests",
+    # HTTP 408, 409 or another 5xx, or an answer that the server itself broke off
     "server_error": "the upstream server failed",
+    # no chat completion, or a text that is not the JSON asked for
     "malformed": "the upstream server's answer is not a valid one",
+    # where JSON was asked for
     "length": "the upstream server's answer was cut by max_tokens",
     "overlong": "prompt and max_tokens do not fit the upstream model's context",
+    # strategy n_parameter
     "incomplete": "the upstream server gave fewer answers than asked for",
+    # another 4xx, a prompt that is not Unicode text, or JSON that a content filter kept back
     "refused": "the upstream server refused the request",
 }
 _AWAY = frozenset({502, 503, 504})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,7 +74,6 @@ def evaluate(
     *,
     draws: int,
     seed: int,
-    on_done: Callable[[str], None] = lambda name: None,
 ) -> MetaEvaluation:
     """Return every statistic of every metric and of the baselines.
 
@@ -111,7 +110,6 @@ def evaluate(
         results.append(result)
         if metric.has_spans:
             _spans(result, rows, [metric.spans[number] for number in common], weights)
-        on_done(metric.name)
     for result in results:
         if not result.is_baseline:
             result.beyond = _beyond(draws_by_metric[result.name], draws_by_metric[LENGTH])

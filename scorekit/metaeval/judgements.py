@@ -72,11 +72,6 @@ class Judgements:
         """Return the names of the systems, sorted."""
         return sorted({translation.system for translation in self.translations})
 
-    @property
-    def segments(self) -> list[str]:
-        """Return the names of the segments in the order of the file."""
-        return list(dict.fromkeys(translation.segment for translation in self.translations))
-
 
 def weight(severity: str, category: str) -> float:
     """Return the penalty of an error. Raises ValueError for an unknown severity."""

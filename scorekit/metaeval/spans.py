@@ -64,10 +64,6 @@ class SpanSums:
     has_human_spans: Array
     groups: dict[tuple[str, str], Array] = field(default_factory=dict)
 
-    def stats(self, weights: Array) -> dict[str, Array]:
-        """Return each of STATS. weights: (draws, translations)."""
-        return compute_stats(weights @ self.sums)
-
 
 def span_sums(
     translations: Sequence[JudgedTranslation], predicted: Sequence[Sequence[Span]]

@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from scorekit.net.loop_thread import LoopThread
 
@@ -18,13 +18,14 @@ _INHERITED: list[Any] = []
 
 
 class ForkSafeClient(Generic[C]):
-    """A client and the thread of its event loop. A forked child creates both again.
+    """An async client and the thread of its event loop. A forked child creates both again.
 
     Threads do not survive a fork, and the child must neither use nor close its parent's
     connections.
 
     name: of the thread, and in the error after it was closed. make, close: create and close the
-    client; both run in its loop. Raises what `make` raises.
+    client; both run in its loop. Raises what `make` raises. Clients for code that is not async
+    derive from it.
     """
 
     def __init__(
@@ -50,6 +51,12 @@ class ForkSafeClient(Generic[C]):
         A call that another thread waits in raises RuntimeError."""
         if self._pid == os.getpid():  # a child leaves its parent's client open
             self.thread.stop(lambda: self._close(self._client))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _current(self) -> tuple[LoopThread, C]:
         if self._pid != os.getpid():

@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 
+from scorekit.net.tasks import cancel_all
+
 T = TypeVar("T")
 
 
@@ -70,9 +72,6 @@ class LoopThread:
 
 
 async def _end(close: Callable[[], Awaitable[None]] | None) -> None:
-    other_tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in other_tasks:
-        task.cancel()
-    await asyncio.gather(*other_tasks, return_exceptions=True)
+    await cancel_all(task for task in asyncio.all_tasks() if task is not asyncio.current_task())
     if close is not None:
         await close()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 from urllib.parse import quote
 
@@ -35,6 +36,7 @@ from scorekit.errors import (
 )
 from scorekit.net.fork_safe import ForkSafeClient
 from scorekit.net.retry import Deadline
+from scorekit.net.tasks import gather_or_cancel
 from scorekit.retrieval.image_cache import PageImageCache
 from scorekit.retrieval.searches import (
     Search,
@@ -55,7 +57,7 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 _KEPT_BYTES = 256 * 2**20
 
 
-class Retriever:
+class Retriever(ForkSafeClient["_Client"]):
     """The client of one retriever, for code that is not async. Threads may share it.
 
     A forked child creates its own connections.
@@ -85,11 +87,11 @@ class Retriever:
             return _Client(base, key, timeout_s, deadline_s, max_in_flight, first_revision)
 
         self.url = base
-        self._owned_loop = ForkSafeClient("retriever's client", make, _Client.close)
+        super().__init__("retriever's client", make, _Client.close)
 
     def info(self) -> IndexInfo:
         """Return the index that answers now, without a cache, so that a run can check it."""
-        return self._owned_loop.run(lambda client: client.info())
+        return self.run(lambda client: client.info())
 
     def search(
         self,
@@ -109,28 +111,18 @@ class Retriever:
             (query, tuple(dict.fromkeys(pages)))
             for query, pages in zip(queries, excluded, strict=True)
         ]
-        return self._owned_loop.run(lambda client: client.search(searches, top_k))
+        return self.run(lambda client: client.search(searches, top_k))
 
     def page(self, page_id: str) -> Page:
         """Return size and text of a page. Raises RequestError (`not_found`) if it does not
         exist."""
-        return self._owned_loop.run(lambda client: client.page(page_id))
+        return self.run(lambda client: client.page(page_id))
 
     def image(self, page_id: str) -> bytes:
         """Return the page's image, a PNG; recently used ones are cached.
 
         Raises RequestError (`not_found`) if the page does not exist."""
-        return self._owned_loop.run(lambda client: client.image(page_id))
-
-    def close(self) -> None:
-        """Close the connections; a second call does nothing."""
-        self._owned_loop.close()
-
-    def __enter__(self) -> Retriever:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        return self.run(lambda client: client.image(page_id))
 
 
 class _Seen:
@@ -195,13 +187,8 @@ class _Client:
         sendable = [search for search, error in outcome_by_search.items() if error is None]
         if sendable:
             batches = in_requests(sendable, await self._get_limits())
-            tasks = [asyncio.create_task(self._answers(batch, top_k)) for batch in batches]
-            try:
-                for batch, answers in zip(batches, await asyncio.gather(*tasks), strict=True):
-                    outcome_by_search.update(zip(batch, answers, strict=True))
-            finally:
-                for task in tasks:
-                    task.cancel()
+            answers = await gather_or_cancel(self._answers(batch, top_k) for batch in batches)
+            outcome_by_search.update(zip(sendable, chain.from_iterable(answers), strict=True))
         outcomes = [outcome_by_search[search] for search in searches]
         return [[*o] if isinstance(o, list) else o for o in outcomes]  # type: ignore[misc]
 

@@ -66,7 +66,7 @@ class Cache:
         self._metrics = metrics
         self._memory_hits = metrics.cache_hits.labels("memory")
         self._tier_hits = metrics.cache_hits.labels("tier")
-        self._breaker = CircuitBreaker(metrics)
+        self.breaker = CircuitBreaker(metrics)
         self._readers = asyncio.Semaphore(READERS)
         self._writers = asyncio.Semaphore(WRITERS)
         self._pending_bytes = 0
@@ -77,14 +77,6 @@ class Cache:
     def has_tier(self) -> bool:
         """Return True if there is a second tier."""
         return self._tier is not None
-
-    @property
-    def breaker_state(self) -> Literal["closed", "open", "half_open"]:
-        """Return the state of the breaker.
-
-        closed: the second tier is used; open: it is not; half_open: one call probes it.
-        """
-        return self._breaker.state
 
     def get_memory(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
         """Return the values of those keys that memory has."""
@@ -133,7 +125,7 @@ class Cache:
         still answers reads, and the next read notices a dead one.
         """
         size = sum(map(len, values.values())) + _OVERHEAD * len(values)
-        if self._tier is None or self._breaker.state != "closed":
+        if self._tier is None or self.breaker.state != "closed":
             return
         if self._pending_bytes + size > MAX_PENDING_BYTES:
             self._note_lost_write("behind")
@@ -143,7 +135,7 @@ class Cache:
             items = iter(values.items())
             while part := dict(islice(items, CHUNK)):
                 async with self._writers:
-                    if self._breaker.state != "closed":
+                    if self.breaker.state != "closed":
                         return
                     sealed = {key: self._seal.close(key, value) for key, value in part.items()}
                     async with asyncio.timeout(self._tier.timeout_s):
@@ -167,18 +159,18 @@ class Cache:
         """Add the tier's values to `values_by_key`; return False if the breaker is open."""
         async with self._readers:
             # Checked here, because it may open while a call waits for its slot.
-            if self._breaker.state != "closed":
+            if self.breaker.state != "closed":
                 self._probe_when_due(tier, keys, fits)
                 return False
             try:
                 values_by_key |= await self._read(tier, keys, fits)
             except Exception as error:
-                self._breaker.failed(error)
+                self.breaker.failed(error)
                 return False
         return True
 
     async def _read(self, tier: CacheTier, keys: Sequence[bytes], fits: Fits) -> dict[bytes, bytes]:
-        async with self._breaker.limit(tier.timeout_s):
+        async with self.breaker.limit(tier.timeout_s):
             values = await tier.get(keys)
         values_by_key = {}
         for key, sealed in zip(keys, values, strict=True):
@@ -194,16 +186,16 @@ class Cache:
     def _probe_when_due(self, tier: CacheTier, keys: Sequence[bytes], fits: Fits) -> None:
         """Probe the tier with one read of these keys when the pause is over; no request waits for
         it."""
-        if self._breaker.begin_probe():
+        if self.breaker.begin_probe():
             self._probe = asyncio.create_task(self._try_tier(tier, keys, fits))
 
     async def _try_tier(self, tier: CacheTier, keys: Sequence[bytes], fits: Fits) -> None:
         try:
             self.put_memory(await self._read(tier, keys, fits))
         except Exception as error:
-            self._breaker.failed(error)
+            self.breaker.failed(error)
         else:
-            self._breaker.succeeded()
+            self.breaker.succeeded()
 
     def _note_lost_write(self, reason: str) -> None:
         self._metrics.cache_errors.inc()

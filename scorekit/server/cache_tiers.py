@@ -51,16 +51,13 @@ class SQLiteTier:
 
     #: A page that is not in memory costs milliseconds on a slow disk, and a batch reads many pages.
     timeout_s = 0.5
-    _LOOKUP = 500  # keys per SELECT; SQLite allows at least 999 variables
     _BUSY_S = 0.1  # max wait for a lock of another process
 
     def __init__(self, path: Path, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
         self._path = path
-        self._write_file = ScoreDatabase(path, self._connect, self._log_damage)
-        self._read_file = ScoreDatabase(path, self._connect, self._log_damage)
+        self._write_file = ScoreDatabase(path, self._BUSY_S, self._log_damage, max_bytes)
+        self._read_file = ScoreDatabase(path, self._BUSY_S, self._log_damage)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
             self._write_file.open()
             self._read_file.open()
         except (sqlite3.Error, OSError) as error:
@@ -74,27 +71,16 @@ class SQLiteTier:
     def _log_damage(self, aside: Path) -> None:
         log.warning("cache_file_damaged", path=f"{self._path}", moved_to=f"{aside}")
 
-    def _connect(self, path: Path) -> sqlite3.Connection:
-        db = sqlite3.connect(path, timeout=self._BUSY_S, check_same_thread=False)
-        try:
-            db.execute("PRAGMA journal_mode=WAL")
-            db.execute("PRAGMA synchronous=NORMAL")
-            db.execute(f"PRAGMA journal_size_limit={16 * 2**20}")
-            db.execute(
-                "CREATE TABLE IF NOT EXISTS scores (key BLOB PRIMARY KEY, value BLOB NOT NULL)"
-            )
-        except sqlite3.Error:
-            db.close()
-            raise
-        return db
-
     async def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Return the values in the order of the keys."""
-        return await asyncio.get_running_loop().run_in_executor(self._reader, self._get, keys)
+        loop = asyncio.get_running_loop()
+        value_by_key = await loop.run_in_executor(self._reader, self._read_file.get, keys)
+        return [value_by_key.get(key) for key in keys]
 
     async def set(self, values: Mapping[bytes, bytes]) -> None:
         """Write all values in one transaction."""
-        await asyncio.get_running_loop().run_in_executor(self._writer, self._set, values)
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._writer, self._write_file.set, values)
 
     async def close(self) -> None:
         """Close the file; writes that have not started are dropped."""
@@ -104,41 +90,6 @@ class SQLiteTier:
         for thread, file in ((self._reader, self._read_file), (self._writer, self._write_file)):
             thread.shutdown(cancel_futures=True)
             file.close()
-
-    def _get(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        return self._read_file.run(lambda db: self._select(db, keys))
-
-    def _set(self, values: Mapping[bytes, bytes]) -> None:
-        self._write_file.run(lambda db: self._insert(db, values))
-
-    def _select(self, db: sqlite3.Connection, keys: Sequence[bytes]) -> list[bytes | None]:
-        value_by_key: dict[bytes, bytes] = {}
-        for start in range(0, len(keys), self._LOOKUP):
-            part = keys[start : start + self._LOOKUP]
-            marks = ",".join("?" * len(part))
-            value_by_key.update(
-                db.execute(f"SELECT key, value FROM scores WHERE key IN ({marks})", part)
-            )
-        return [value_by_key.get(key) for key in keys]
-
-    def _insert(self, db: sqlite3.Connection, values: Mapping[bytes, bytes]) -> None:
-        with db:
-            db.executemany("INSERT OR REPLACE INTO scores VALUES (?, ?)", values.items())
-            if _used_bytes(db) > self._max_bytes:
-                # Delete a few rows per write: many at once would lock a large file for seconds.
-                db.execute(
-                    "DELETE FROM scores WHERE rowid IN "
-                    "(SELECT rowid FROM scores ORDER BY rowid LIMIT ?)",
-                    (2 * len(values),),
-                )
-
-
-def _used_bytes(db: sqlite3.Connection) -> int:
-    pages, free, size = (
-        db.execute(f"PRAGMA {name}").fetchone()[0]
-        for name in ("page_count", "freelist_count", "page_size")
-    )
-    return int((pages - free) * size)
 
 
 class RedisTier:

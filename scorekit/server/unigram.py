@@ -76,16 +76,11 @@ def t5_tokenizer(
     space at the end of a text has an id. extra_ids: number of `<extra_id_N>` after the pieces.
     special: tokens that are matched literally in a text.
     """
-    from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
+    from tokenizers import processors
 
     extra = [(f"<extra_id_{n}>", 0.0) for n in reversed(range(extra_ids))]
-    tokenizer = Tokenizer(
-        models.Unigram(model_file.scores + extra, model_file.unk_id, byte_fallback=False)
-    )
-    tokenizer.normalizer = normalizers.Sequence(
-        [*_charsmap(model_file), normalizers.Replace(Regex(" {2,}"), " ")]
-    )
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(_SPACE, prepend_scheme="always")
+    steps = [*_charsmap(model_file), _one_space()]
+    tokenizer = _unigram(model_file.scores + extra, model_file.unk_id, steps)
     tokenizer.add_special_tokens(list(special))
     end = tokenizer.token_to_id("</s>")
     if end is None:
@@ -101,27 +96,13 @@ def xlm_roberta_tokenizer(model_file: UnigramFile) -> Tokenizer:
 
     The ids are those of fairseq: four special tokens, then the pieces after the file's first three.
     """
-    from tokenizers import (
-        AddedToken,
-        Regex,
-        Tokenizer,
-        models,
-        normalizers,
-        pre_tokenizers,
-        processors,
-    )
+    from tokenizers import AddedToken, normalizers, processors
 
     marks = ["<s>", "<pad>", "</s>", "<unk>"]
     vocabulary = [(mark, 0.0) for mark in marks] + model_file.scores[3:] + [("<mask>", 0.0)]
-    tokenizer = Tokenizer(models.Unigram(vocabulary, marks.index("<unk>"), byte_fallback=False))
-    tokenizer.normalizer = normalizers.Sequence(
-        [
-            *_charsmap(model_file),
-            normalizers.Strip(left=False, right=True),
-            normalizers.Replace(Regex(" {2,}"), _SPACE),
-        ]
-    )
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(_SPACE, prepend_scheme="always")
+    strip = normalizers.Strip(left=False, right=True)
+    steps = [*_charsmap(model_file), strip, _one_space(_SPACE)]
+    tokenizer = _unigram(vocabulary, marks.index("<unk>"), steps)
     tokenizer.add_tokens(_special_tokens(model_file))
     # A mask takes the space before it.
     tokenizer.add_special_tokens([*marks, AddedToken("<mask>", lstrip=True, normalized=False)])
@@ -138,25 +119,10 @@ def deberta_tokenizer(model_file: UnigramFile) -> Tokenizer:
 
     `[MASK]` gets the id after the pieces, unless it is one of them.
     """
-    from tokenizers import (
-        AddedToken,
-        Regex,
-        Tokenizer,
-        models,
-        normalizers,
-        pre_tokenizers,
-        processors,
-    )
+    from tokenizers import AddedToken, normalizers, processors
 
-    tokenizer = Tokenizer(models.Unigram(model_file.scores, model_file.unk_id, byte_fallback=False))
-    tokenizer.normalizer = normalizers.Sequence(
-        [
-            normalizers.Strip(),
-            *_charsmap(model_file),
-            normalizers.Replace(Regex(" {2,}"), " "),
-        ]
-    )
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(_SPACE, prepend_scheme="always")
+    steps = [normalizers.Strip(), *_charsmap(model_file), _one_space()]
+    tokenizer = _unigram(model_file.scores, model_file.unk_id, steps)
     tokenizer.add_tokens(_special_tokens(model_file))
     unknown = AddedToken("[UNK]", normalized=True)  # matched in the normalized text
     tokenizer.add_special_tokens(["[CLS]", "[SEP]", unknown, "[PAD]", "[MASK]"])
@@ -166,6 +132,25 @@ def deberta_tokenizer(model_file: UnigramFile) -> Tokenizer:
         special_tokens=[(mark, tokenizer.token_to_id(mark)) for mark in ("[CLS]", "[SEP]")],
     )
     return tokenizer
+
+
+def _unigram(
+    vocabulary: list[tuple[str, float]], unk_id: int, steps: list[normalizers.Normalizer]
+) -> Tokenizer:
+    """Return a tokenizer without special tokens. steps: of its normalizer."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+
+    tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id, byte_fallback=False))
+    tokenizer.normalizer = normalizers.Sequence(steps)
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(_SPACE, prepend_scheme="always")
+    return tokenizer
+
+
+def _one_space(space: str = " ") -> normalizers.Normalizer:
+    """Return the step that replaces several spaces by one."""
+    from tokenizers import Regex, normalizers
+
+    return normalizers.Replace(Regex(" {2,}"), space)
 
 
 def _charsmap(model_file: UnigramFile) -> list[normalizers.Normalizer]:

@@ -9,21 +9,7 @@ with clean_exit():  # a package that is not installed is named in one line
     from services.embedder.model import EmbedderBackend
     from services.embedder.settings import EmbedderSettings
 
-
-def make_backend(settings: EmbedderSettings) -> EmbedderBackend:
-    """Return the backend that the settings describe. Its files are checked, but not loaded yet."""
-    backend = EmbedderBackend(
-        settings.model,
-        revision=settings.revision,
-        pooling=settings.pooling,
-        max_input_length=settings.max_input_length,
-        device=settings.device,
-        dtype=settings.dtype,
-        threads=settings.threads,
-    )
-    backend.check()
-    return backend
-
+make_backend = EmbedderBackend.from_settings
 
 if __name__ == "__main__":
     with clean_exit():

@@ -16,7 +16,7 @@ from scorekit.errors import TEXT_ERROR_TYPES, RequestError, SampleError, UserErr
 from scorekit.schemas import ModelRef, Wire, WireAnswer
 from scorekit.server.description import ModelDescription
 from scorekit.server.endpoint import Answer, Endpoint, ParsedRequest
-from scorekit.server.http.answers import PART
+from scorekit.server.http.answers import list_in_parts
 from scorekit.server.http.checks import find_text_problem
 
 #: Largest number of texts in a request, as in OpenAI's API.
@@ -268,22 +268,18 @@ def _is_of_length_one(vector: np.ndarray[Any, Any]) -> bool:
 
 
 def _body(vectors: list[bytes], model: str, packed: bool) -> Iterator[bytes]:
-    """Yield the response body in chunks: a vector of 1,024 numbers takes 20 kB as text."""
-    chunks, size, tokens = [b'{"object":"list","data":['], 0, 0
-    for index, value in enumerate(vectors):
-        tokens += _TOKENS.unpack_from(value)[0]
-        numbers = (
-            b'"' + base64.b64encode(value[_TOKENS.size :]) + b'"'
-            if packed
-            else to_json(_numbers(value).tolist())
-        )
-        comma = b"," if index else b""
-        chunks.append(
-            b'%b{"object":"embedding","index":%d,"embedding":%b}' % (comma, index, numbers)
-        )
-        size += len(chunks[-1])
-        if size > PART:
-            yield b"".join(chunks)
-            chunks, size = [], 0
+    """Return the response body in parts: a vector of 1,024 numbers takes 20 kB as text."""
+    tokens = sum(_TOKENS.unpack_from(value)[0] for value in vectors)
     usage = b'"usage":{"prompt_tokens":%d,"total_tokens":%d}' % (tokens, tokens)
-    yield b"".join([*chunks, b'],"model":', to_json(model), b",", usage, b"}"])
+    end = b'],"model":' + to_json(model) + b"," + usage + b"}"
+    rows = (_row(index, value, packed) for index, value in enumerate(vectors))
+    return list_in_parts(b'{"object":"list","data":[', rows, end)
+
+
+def _row(index: int, value: bytes, packed: bool) -> bytes:
+    numbers = (
+        b'"' + base64.b64encode(value[_TOKENS.size :]) + b'"'
+        if packed
+        else to_json(_numbers(value).tolist())
+    )
+    return b'{"object":"embedding","index":%d,"embedding":%b}' % (index, numbers)

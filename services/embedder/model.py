@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from scorekit.errors import SampleError, UserError
-from scorekit.hub import fetch_model, hide_short_progress, looks_local
+from scorekit.hub import fetch_model, hide_short_progress, looks_local, public_name
 from scorekit.server.backend import Encoded, Outcome, installed_versions
-from scorekit.server.device import check_dtype, device_memory_bytes, prepare_device
+from scorekit.server.checkpoint_backend import CheckpointBackend, ModelOptions
 from scorekit.server.queue.tokenizer import BoundedTokenizer
 from services.embedder.endpoint import EmbedderDescription, EmbeddingsEndpoint, EmbedOptions
 from services.embedder.folder import EMBEDDER_FILES, check_folder, digest_folder, read_prompts
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 _NO_LIMIT = 10**6
 
 
-class EmbedderBackend:
+class EmbedderBackend(CheckpointBackend):
     """An embedding model from a local folder or a hub id.
 
-    pooling, max_input_length: see the settings. dtype: data type of the weights.
+    pooling, max_input_length: see the settings.
     """
 
     service = "embedder"
@@ -39,34 +39,26 @@ class EmbedderBackend:
         self,
         model: str,
         *,
-        revision: str | None = None,
         pooling: str | None = None,
         max_input_length: int | None = None,
-        device: str = "auto",
-        dtype: str = "float32",
-        threads: int | None = None,
+        **options: Unpack[ModelOptions],
     ) -> None:
-        self._model_name = model
-        self._revision = revision
+        super().__init__(model, **options)
         self._pooling = pooling
         self._max_length = max_input_length
-        self._device_name = device
-        self._dtype_name = dtype
-        self._threads = threads
-        self._device: torch.device | None = None
         self._model: Any
         self._tokenizer: BoundedTokenizer
 
     def check(self) -> None:
         """Raise UserError if the settings cannot work. Loads nothing."""
-        check_dtype(self._dtype_name)
+        super().check()
         if looks_local(self._model_name):
             check_folder(fetch_model(self._model_name, None, [], "--model"), self._pooling)
 
     def load(self) -> EmbedderDescription:
         """Load the tokenizer and the network. Raises UserError if the files do not fit."""
         self.check()
-        self._device = prepare_device(self._device_name, self._threads)
+        self._prepare_device()
         folder = fetch_model(self._model_name, self._revision, EMBEDDER_FILES, "--model").absolute()
         check_folder(folder, self._pooling)
         prompts, default_prompt = read_prompts(folder)
@@ -86,9 +78,9 @@ class EmbedderBackend:
         plain = self.encode([self.probe(1)], EmbedOptions(True, ""))[0]
         assert isinstance(plain, Encoded)
         return EmbedderDescription(
-            model=_public_name(self._model_name),
+            model=public_name(self._model_name),
             revision=_revision(folder, self._model_name),
-            tokenizer=_public_name(self._model_name),
+            tokenizer=public_name(self._model_name),
             dtype=self._dtype_name,
             device=str(self._device),
             max_input_length=self._limit,
@@ -144,10 +136,6 @@ class EmbedderBackend:
     def probe(self, words: int) -> str:
         """Return a text of about `words` words."""
         return "word " * words
-
-    def memory_bytes(self) -> tuple[int, int, int] | None:
-        """Return the device's memory in bytes (current, peak, total); None on a CPU."""
-        return device_memory_bytes(self._device)
 
     def _network(self, folder: Path) -> Any:
         import torch
@@ -232,13 +220,6 @@ def _added_ids(tokenizer: Any, folder: Path) -> tuple[list[int], list[int]]:
         if bare and full[start : start + len(bare)] == bare:
             return full[:start], full[start + len(bare) :]
     raise UserError(f"{folder}: cannot tell which special tokens the tokenizer adds")
-
-
-def _public_name(name: str) -> str:
-    """Return a hub id unchanged, and only the folder's name of a local path.
-
-    Callers must not see paths of the server's disk."""
-    return Path(name).absolute().name if looks_local(name) else name
 
 
 def _revision(folder: Path, name: str) -> str:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import structlog
 
 from scorekit.errors import SampleError, UserError
 from scorekit.llm import LLMClient, LLMError, Message, Sampling, parse_json
-from scorekit.llm.errors import LLM_ERROR_SENTENCES, MISTAKES, OperatorMistake
+from scorekit.llm.errors import LLM_ERROR_TYPES, MISTAKES, OperatorMistake
 from scorekit.schemas import TaskInfo
 from services.judge.spending import Spending
 
 log = structlog.get_logger()
 
-T = TypeVar("T")
 #: Largest number of characters per token of an answer; white-space tokens are the longest. A longer
 #: answer ignored max_tokens, and parsing it would delay other requests.
 _MAX_CHARS_PER_TOKEN = 128
@@ -156,9 +154,9 @@ def _failed(error: LLMError | UserError, model: str, request_id: str) -> SampleE
             "upstream", f"the upstream server: {mistake} {log_reference}", retryable=False
         )
     if error.type == "overlong":
-        return SampleError("overlong", f"{LLM_ERROR_SENTENCES['overlong']} {log_reference}")
+        return SampleError("overlong", f"{LLM_ERROR_TYPES['overlong']} {log_reference}")
     status = "" if error.status is None else f", HTTP {error.status}"
-    message = f"{LLM_ERROR_SENTENCES[error.type]}{status} {log_reference}"
+    message = f"{LLM_ERROR_TYPES[error.type]}{status} {log_reference}"
     return SampleError("upstream", message, retryable=error.retryable)
 
 
@@ -186,14 +184,3 @@ async def _once(
         return question.task.read(parse_json(choice, schema), question.texts)
     except LLMError as error:
         raise _NoVerdict(error) from None
-
-
-async def all_of(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """Return the results in order. The first failure cancels the others and is raised."""
-    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

@@ -21,6 +21,7 @@ from scorekit import __version__, languages
 from scorekit.digest import digest_files
 from scorekit.errors import SampleError, UserError
 from scorekit.llm import LLMClient, Sampling
+from scorekit.net.tasks import gather_or_cancel
 from scorekit.schemas import JudgeOptions, JudgeSample, ScoreRange
 from scorekit.server.backend import Encoded, Outcome, installed_versions
 from scorekit.server.score_endpoint import ScoreDescription, ScoreEndpoint
@@ -36,7 +37,7 @@ from scorekit.text import (
 from scorekit.text import letter_groups as groups
 from scorekit.text import rules as shared_rules
 from services.judge import answers, rules
-from services.judge.llm_judge import JudgeRequest, JudgeTask, all_of, ask
+from services.judge.llm_judge import JudgeRequest, JudgeTask, ask
 from services.judge.mqm import MqmTask
 from services.judge.rubrics import MQM, Rubric, digest_of
 from services.judge.settings import BACKOFF_S, JudgeSettings
@@ -266,12 +267,10 @@ class OpenAIBackend(_Judge):
         self._asking.update(models)
         try:
             await self._close_idle()
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._judge(question)) for question in questions]
+            return await gather_or_cancel(map(self._judge, questions))
         finally:
             self._asking.subtract(models)
             self._asking = +self._asking  # drop zero counts: callers can name any model
-        return [task.result() for task in tasks]
 
     async def _judge(self, question: JudgeRequest | None) -> Outcome:
         if question is None:  # a probe succeeds, whatever the state of the upstream
@@ -283,8 +282,8 @@ class OpenAIBackend(_Judge):
         name = f"judge-{hashlib.blake2b(content.encode(), digest_size=8).hexdigest()}"
         spending = Spending(question.model, self._counters)
         try:
-            answers = await all_of(
-                [_vote(client, question, i, name, spending) for i in range(question.votes)]
+            answers = await gather_or_cancel(
+                _vote(client, question, i, name, spending) for i in range(question.votes)
             )
         except SampleError as error:
             error.paid = spending.fields()

@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from scorekit.digest import digest_files
 from scorekit.errors import SampleError, UserError
@@ -20,6 +20,7 @@ from scorekit.hub import (
     T5_TOKENIZER_FILES,
     fetch_model,
     looks_local,
+    public_name,
 )
 from scorekit.schemas import MetricXOptions, ScoreRange, TranslationSample
 from scorekit.server.backend import (
@@ -28,15 +29,13 @@ from scorekit.server.backend import (
     installed_versions,
     translation_probe,
 )
-from scorekit.server.device import check_dtype, device_memory_bytes, prepare_device
+from scorekit.server.checkpoint_backend import CheckpointBackend, ModelOptions
 from scorekit.server.local import LocalScorer
 from scorekit.server.queue.tokenizer import BoundedTokenizer
 from scorekit.server.score_endpoint import ScoreDescription, ScoreEndpoint
 from services.metricx.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
-    import torch
-
     from services.metricx.regression import MT5ForRegression
 
 #: Upstream's limit, which includes the end-of-sentence id that is dropped afterwards.
@@ -54,32 +53,20 @@ def format_input(sample: TranslationSample) -> str:
     return text if sample.ref is None else f"{text} reference: {sample.ref}"
 
 
-class MetricXBackend:
+class MetricXBackend(CheckpointBackend):
     """MetricX from a local folder or a hub id.
 
-    model, tokenizer: local folder or hub id. dtype: float32 or bfloat16.
+    model, tokenizer: local folder or hub id. options: of them dtype is float32 or bfloat16.
     """
 
     service = "metricx"
     endpoint = ScoreEndpoint(TranslationSample, MetricXOptions)
 
     def __init__(
-        self,
-        model: str,
-        tokenizer: str | None = None,
-        *,
-        revision: str | None = None,
-        device: str = "auto",
-        dtype: str = "float32",
-        threads: int | None = None,
+        self, model: str, tokenizer: str | None = None, **options: Unpack[ModelOptions]
     ) -> None:
-        self._model_name = model
+        super().__init__(model, **options)
         self._tokenizer_name = tokenizer
-        self._revision = revision
-        self._device_name = device
-        self._dtype_name = dtype
-        self._threads = threads
-        self._device: torch.device | None = None
         self._model: MT5ForRegression
         self._tokenizer: BoundedTokenizer
 
@@ -87,7 +74,7 @@ class MetricXBackend:
         """Raise UserError if the settings cannot work. Loads nothing."""
         if self._dtype_name == "float16":
             raise UserError(f"--dtype float16: {_FP16}")
-        check_dtype(self._dtype_name)
+        super().check()
         if looks_local(self._model_name):
             check_folder(fetch_model(self._model_name, None, [], "--model"))
         if self._tokenizer_name and looks_local(self._tokenizer_name):
@@ -100,13 +87,13 @@ class MetricXBackend:
 
         from services.metricx.regression import load_regression
 
-        self._device = prepare_device(self._device_name, self._threads)
+        device = self._prepare_device()
         folder = fetch_model(self._model_name, self._revision, METRICX_FILES, "--model")
         check_folder(folder)
         tokenizer_name, tokenizer_folder = self._find_tokenizer(folder)
         tokenizer = load_tokenizer(tokenizer_folder, tokenizer_name)
         self._tokenizer = BoundedTokenizer(tokenizer, closing=1)
-        self._model = load_regression(folder, getattr(torch, self._dtype_name), self._device)
+        self._model = load_regression(folder, getattr(torch, self._dtype_name), device)
         ids, rows = tokenizer.get_vocab_size(), self._model.shared.num_embeddings
         if ids > rows:  # an id without a row crashes the process on a GPU
             raise UserError(
@@ -114,11 +101,11 @@ class MetricXBackend:
                 f"{rows} rows. Use the model's own tokenizer"
             )
         return ScoreDescription(
-            model=_public_name(self._model_name),
+            model=public_name(self._model_name),
             revision=_revision(folder, self._model_name),
-            tokenizer=_public_name(tokenizer_name),
+            tokenizer=public_name(tokenizer_name),
             dtype=self._dtype_name,
-            device=str(self._device),
+            device=str(device),
             max_input_length=MAX_INPUT_LENGTH,
             score_range=ScoreRange(min=0.0, max=25.0),
             higher_is_better=False,
@@ -166,10 +153,6 @@ class MetricXBackend:
     def probe(self, words: int) -> TranslationSample:
         """Return a translation of about `words` words on each side."""
         return translation_probe(words)
-
-    def memory_bytes(self) -> tuple[int, int, int] | None:
-        """Return the device's memory in bytes (current, peak, total); None on a CPU."""
-        return device_memory_bytes(self._device)
 
     def _find_tokenizer(self, model_folder: Path) -> tuple[str, Path]:
         name = self._tokenizer_name
@@ -241,13 +224,6 @@ def _input_fields(sample: TranslationSample, tokens: int, num_chars: int) -> dic
         },
         "mt_covered": max(0, min(num_chars, mt_end) - mt_start),
     }
-
-
-def _public_name(name: str) -> str:
-    """Return a hub id unchanged, and only the folder's name of a local path.
-
-    Callers must not see paths of the server's disk."""
-    return Path(name).absolute().name if looks_local(name) else name
 
 
 def _revision(folder: Path, name: str) -> str:

@@ -17,7 +17,7 @@ from scorekit.retrieval.wire import IndexInfo, PageHit
 from scorekit.schemas import Failed, ModelRef, Priority, Wire, WireAnswer, as_integer
 from scorekit.server.description import ModelDescription
 from scorekit.server.endpoint import Answer, Endpoint, ParsedRequest
-from scorekit.server.http.answers import PART, result_json
+from scorekit.server.http.answers import list_in_parts, results_json
 from scorekit.server.http.checks import find_text_problem
 from services.retriever.backends.ranking import Ranking
 from services.retriever.index.records import PageRecord
@@ -98,7 +98,10 @@ class RetrieverDescription(ModelDescription):
 
 class SearchEndpoint(Endpoint):
     """`POST /v1/search`. The backend's description is a `RetrieverDescription`; its outcomes hold
-    a `ranking` of `pages`."""
+    a `ranking` of `pages`.
+
+    index, pages (from `hit_of`): set when the index is loaded.
+    """
 
     path = "/v1/search"
     about = "Find pages; result k answers query k. A bad query fails beside its siblings."
@@ -114,7 +117,8 @@ class SearchEndpoint(Endpoint):
         compat_endpoints: Sequence[Endpoint] = (),
     ) -> None:
         self._routes = routes
-        self.pages: list[bytes] = []  # from `hit_of`; set when the index is loaded
+        self.index: IndexRef
+        self.pages: list[bytes] = []
         self.compat_endpoints = compat_endpoints
 
     def request_type(self, max_items: int) -> type[BaseModel]:
@@ -216,16 +220,9 @@ class SearchEndpoint(Endpoint):
         self, request: Any, answers: Sequence[Answer | None], cached: Set[int], model: ModelRef
     ) -> Iterator[bytes]:
         """Yield the response body, with failed queries next to good ones."""
-        parts = [b'{"index":' + to_json(self.index) + b',"results":[']
-        size = 0
-        for index, (query, answer) in enumerate(zip(request.queries, answers, strict=True)):
-            result = result_json(query.id, answer, index in cached)
-            parts += [b",", result] if index else [result]
-            size += len(parts[-1])
-            if size > PART:
-                yield b"".join(parts)
-                parts, size = [], 0
-        yield b"".join([*parts, b"]}"])
+        head = b'{"index":' + to_json(self.index) + b',"results":['
+        results = results_json([query.id for query in request.queries], answers, cached)
+        return list_in_parts(head, results, b"]}")
 
     def add_routes(self, app: FastAPI) -> None:
         """Add the routes of pages and their images."""
@@ -244,15 +241,6 @@ class SearchEndpoint(Endpoint):
             settings=description.settings,
             max_query_chars=description.max_query_chars,
         )
-
-    @property
-    def index(self) -> IndexRef:
-        """Return the index named in responses. It is set when the index is loaded."""
-        return self._index
-
-    @index.setter
-    def index(self, index: IndexRef) -> None:
-        self._index = index
 
 
 class _Stored(WireAnswer):

@@ -9,21 +9,7 @@ with clean_exit():  # a package that is not installed is named in one line
     from services.xcomet.model import XCometBackend
     from services.xcomet.settings import XCometSettings
 
-
-def make_backend(settings: XCometSettings) -> XCometBackend:
-    """Return the backend that the settings describe. Its files are checked, but not loaded yet."""
-    backend = XCometBackend(
-        settings.model,
-        settings.encoder,
-        revision=settings.revision,
-        device=settings.device,
-        dtype=settings.dtype,
-        threads=settings.threads,
-        implementation=settings.implementation,
-    )
-    backend.check()
-    return backend
-
+make_backend = XCometBackend.from_settings
 
 if __name__ == "__main__":
     with clean_exit():

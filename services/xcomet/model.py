@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from scorekit.digest import digest_files
 from scorekit.errors import SampleError
@@ -18,7 +18,7 @@ from scorekit.server.backend import (
     installed_versions,
     translation_probe,
 )
-from scorekit.server.device import check_dtype, device_memory_bytes, prepare_device
+from scorekit.server.checkpoint_backend import CheckpointBackend, ModelOptions
 from scorekit.server.local import LocalScorer
 from scorekit.server.queue.tokenizer import BoundedTokenizer, TokenizedText
 from scorekit.server.score_endpoint import ScoreDescription, ScoreEndpoint
@@ -41,13 +41,13 @@ _CLASSES: dict[str, Callable[[Any, torch.device], CometBase]] = {
 }
 
 
-class XCometBackend:
+class XCometBackend(CheckpointBackend):
     """A checkpoint of the COMET family (XCOMET-XL, COMET-22, CometKiwi, ...) that scores batches.
 
     model: hub id, folder, or `.ckpt`. encoder: folder or hub id of the encoder's config and
-    tokenizer, instead of the stored one. revision: of a hub id. device: auto, cpu, cuda, cuda:N.
-    dtype: float32, bfloat16 or float16, of the encoder; the heads stay in float32. implementation:
-    own, or unbabel-comet to use its networks (in an environment that has it).
+    tokenizer, instead of the stored one. implementation: own, or unbabel-comet to use its networks
+    (in an environment that has it). options: of them dtype (float32, bfloat16 or float16) is that
+    of the encoder; the heads stay in float32.
     """
 
     service = "xcomet"
@@ -58,27 +58,19 @@ class XCometBackend:
         model: str = "Unbabel/XCOMET-XL",
         encoder: str | None = None,
         *,
-        revision: str | None = None,
-        device: str = "auto",
-        dtype: str = "float32",
-        threads: int | None = None,
         implementation: str = "own",
+        **options: Unpack[ModelOptions],
     ) -> None:
-        self._model_name = model
+        super().__init__(model, **options)
         self._encoder_name = encoder
-        self._revision = revision
-        self._device_name = device
-        self._dtype_name = dtype
-        self._threads = threads
         self._implementation = implementation
-        self._device: torch.device | None = None
 
     def check(self) -> None:
         """Raise UserError if the settings cannot work. Reads no weights.
 
         A model of the hub is checked by `load`, once it has been fetched.
         """
-        check_dtype(self._dtype_name)
+        super().check()
         if self._implementation == "unbabel-comet":
             upstream.check_installed()
         if looks_local(self._model_name):
@@ -88,12 +80,12 @@ class XCometBackend:
         """Load tokenizer and weights. Raises UserError if the files are not of this family."""
         import torch
 
-        check_dtype(self._dtype_name)
-        self._device = prepare_device(self._device_name, self._threads)
+        super().check()
+        device = self._prepare_device()
         checkpoint = self._find()
         dtype = getattr(torch, self._dtype_name)
-        metric = load_metric(checkpoint, self._device, dtype, self._implementation)
-        self.comet = _CLASSES[checkpoint.kind](metric, self._device)
+        metric = load_metric(checkpoint, device, dtype, self._implementation)
+        self.comet = _CLASSES[checkpoint.kind](metric, device)
         self._tokenizer = BoundedTokenizer(self.comet.tokenizer.backend_tokenizer)
         return self._describe(checkpoint)
 
@@ -132,10 +124,6 @@ class XCometBackend:
         """Return a translation of about `words` words on each side."""
         sample = translation_probe(words)
         return sample.model_copy(update={"ref": sample.mt}) if self._requires_reference else sample
-
-    def memory_bytes(self) -> tuple[int, int, int] | None:
-        """Return the device's memory in bytes (current, peak, total); None on a CPU."""
-        return device_memory_bytes(self._device)
 
     @property
     def _requires_reference(self) -> bool:

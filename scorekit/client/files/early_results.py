@@ -16,6 +16,7 @@ from pydantic_core import from_json, to_json
 
 from scorekit.errors import is_transient
 from scorekit.files import write_atomic
+from scorekit.net.tasks import cancel_all
 
 #: Seconds between two saves: the most work that a killed run loses.
 SAVE_S = 2.0
@@ -89,8 +90,7 @@ class EarlyResults:
         try:
             yield
         finally:
-            timer.cancel()
-            await asyncio.gather(timer, return_exceptions=True)
+            await cancel_all([timer])
             self.save()
 
     def _call_on_first(self) -> None:

@@ -30,6 +30,7 @@ from scorekit.client.files.early_results import EarlyResults
 from scorekit.client.files.sample_file import Contents, JudgeColumns, Line, SampleFile
 from scorekit.errors import RequestError, ServiceUnreachable, UserError, is_transient
 from scorekit.files import replace_file, write_atomic
+from scorekit.net.tasks import cancel_all
 from scorekit.schemas import Info, JudgeScored, Priority, Result
 
 #: Endings of an output that would claim another format.
@@ -285,9 +286,7 @@ class ScoreJob:
                     _append(out, batch, early, tally)
                     advance(sum(item.is_pending for item in batch))
             finally:
-                for _, task in pending:
-                    task.cancel()
-                await asyncio.gather(*(task for _, task in pending), return_exceptions=True)
+                await cancel_all(task for _, task in pending)
                 tally.early = len(early)
 
     async def _score(self, client: ScoringClient, batch: list[_Item], early: EarlyResults) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 
 from pydantic_core import to_json
 
@@ -32,16 +32,30 @@ def body_parts(
 
     Equal samples share one answer in memory, so the full body may be a hundred times larger.
     """
-    parts = [b'{"model":' + to_json(model) + b',"results":[']
-    size = 0
+    head = b'{"model":' + to_json(model) + b',"results":['
+    return list_in_parts(head, results_json(ids, answers, cached), b"]}")
+
+
+def results_json(
+    ids: Sequence[str | None], answers: Sequence[Answer | None], cached: Set[int]
+) -> Iterator[bytes]:
+    """Yield the result of each sample. cached: indexes of cached answers."""
     for index, (name, answer) in enumerate(zip(ids, answers, strict=True)):
-        result = result_json(name, answer, index in cached)
-        parts += [b",", result] if index else [result]
-        size += len(parts[-1])
+        yield result_json(name, answer, index in cached)
+
+
+def list_in_parts(head: bytes, items: Iterable[bytes], end: bytes) -> Iterator[bytes]:
+    """Yield a JSON document around a list, in parts of about `PART` bytes.
+
+    head: what is before the first item. end: what is after the last one."""
+    parts, size = [head], 0
+    for index, item in enumerate(items):
+        parts += [b",", item] if index else [item]
+        size += len(item)
         if size > PART:
             yield b"".join(parts)
             parts, size = [], 0
-    yield b"".join([*parts, b"]}"])
+    yield b"".join([*parts, end])
 
 
 def line_json(index: int, name: str | None, answer: Answer | None, cached: bool) -> bytes:

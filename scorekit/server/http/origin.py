@@ -13,7 +13,8 @@ from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 from scorekit.errors import RequestError
-from scorekit.server.http.settings import ServiceSettings, is_address, is_loopback
+from scorekit.net.hosts import is_address, is_loopback
+from scorekit.server.http.settings import ServiceSettings
 
 JSON = "application/json"
 #: A name or an address, with or without a port.

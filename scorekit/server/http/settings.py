@@ -4,7 +4,6 @@ service's prefix (`METRICX_MAX_SAMPLES`), and documented here. Secrets are never
 
 from __future__ import annotations
 
-import ipaddress
 import re
 import stat
 from pathlib import Path
@@ -22,6 +21,7 @@ from pydantic_settings import (
 
 from scorekit.config import nearest
 from scorekit.errors import UserError
+from scorekit.net.hosts import is_address, is_loopback
 
 log = structlog.get_logger()
 
@@ -245,20 +245,3 @@ def _lines_of(path: Path) -> list[str]:
         raise UserError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise UserError(f"{path}: not UTF-8 text") from None
-
-
-def is_address(name: str) -> bool:
-    """Return whether a host is named by its IP address."""
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
-
-
-def is_loopback(host: str) -> bool:
-    """Return True if a host name or address belongs to this machine alone."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +13,7 @@ from scorekit.client.transport import RetryingSession, checked_url
 from scorekit.errors import RequestError, ServiceUnreachable
 from scorekit.net.fork_safe import ForkSafeClient
 from scorekit.net.retry import retry_after_s
+from scorekit.net.tasks import gather_or_cancel
 from services.retriever.backends.vectors import Vectors, checked_vectors
 
 #: Largest number of queries in a request.
@@ -76,10 +76,6 @@ class Pooling:
             raise self._bad_response("several answers for one image")
         return [answer[0] for answer in answers]
 
-    def close(self) -> None:
-        """Close the connections."""
-        self._client.close()
-
     def _body(self, **content: Any) -> bytes:
         fields = {"model": self._model, "task": "token_embed", "encoding_format": "float"}
         return to_json(fields | content)
@@ -92,15 +88,9 @@ class Pooling:
         return {"role": "user", "content": parts}
 
     async def _all(self, server: RetryingSession, bodies: Sequence[bytes]) -> list[list[Vectors]]:
-        tasks = [
-            asyncio.create_task(server.request("POST", "/pooling", body, read=self._read))
-            for body in bodies
-        ]
-        try:
-            return list(await asyncio.gather(*tasks))
-        finally:
-            for task in tasks:
-                task.cancel()
+        return await gather_or_cancel(
+            server.request("POST", "/pooling", body, read=self._read) for body in bodies
+        )
 
     def _read(self, response: httpx.Response) -> list[Vectors]:
         status = response.status_code

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from scorekit.net.tasks import gather_or_cancel
 from trainer.search.answer.answer_cache import PaidAnswerCache
 from trainer.search.answer.answer_judge import AnswerJudge
 from trainer.search.answer.config import AnsweringConfig
@@ -128,13 +128,11 @@ class AnswerPipeline:
         self, judging: AnswerJudge, question: Question, text: str, pngs: Mapping[str, bytes]
     ) -> tuple[JudgedAnswer, JudgedAnswer | None]:
         """Return both verdicts, requested concurrently."""
-        judged = asyncio.create_task(_correctness(judging, question, text))
-        grounded = asyncio.create_task(_grounded(judging, question, text, pngs))
-        try:
-            return await asyncio.gather(judged, grounded)
-        finally:  # if one raises, cancel the other
-            judged.cancel()
-            grounded.cancel()
+        judged, grounded = await gather_or_cancel(
+            (_correctness(judging, question, text), _grounded(judging, question, text, pngs))
+        )
+        assert judged is not None
+        return judged, grounded
 
     def _skip(self, trajectory: Trajectory, reason: str, score: float | None) -> Trajectory:
         self._counts["no_evidence" if score is not None else "not_answered"] += 1

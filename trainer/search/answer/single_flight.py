@@ -7,6 +7,8 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+from scorekit.net.tasks import cancel_all
+
 T = TypeVar("T")
 
 
@@ -67,7 +69,4 @@ class SingleFlight(Generic[T]):
 
     async def close(self) -> None:
         """Cancel all pending calls."""
-        tasks = [pending.task for pending in self._calls.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(pending.task for pending in self._calls.values())

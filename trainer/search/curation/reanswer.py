@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from scorekit.config import Config, load_config
 from scorekit.errors import UserError
+from scorekit.net.tasks import gather_or_cancel
 from trainer.search.answer.answer_cache import PaidAnswerCache
 from trainer.search.answer.answer_judge import AnswerJudge, max_verdict_usage
 from trainer.search.answer.config import AnsweringConfig, ChatModelConfig, PriceConfig
@@ -129,16 +130,11 @@ async def _ask_all(
             log.info("asked about %d of %d; %s", done, len(jobs), format_totals(money.totals))
         return result
 
-    tasks: list[asyncio.Task[T]] = []
     try:
         for model in models:
             await model.check()
-        tasks = [asyncio.create_task(run_job(job)) for job in jobs]
-        return list(await asyncio.gather(*tasks))
+        return await gather_or_cancel(run_job(job) for job in jobs)
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
         for model in models:
             await model.close()
         paid_answers.close()

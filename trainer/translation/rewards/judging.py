@@ -68,7 +68,7 @@ class JudgeScorer(RemoteScorer):
             outcomes = [_as_scored(r, s) for r, s in zip(results, samples, strict=True)]
             return RewardOutput([r.score if r.ok else None for r in outcomes], outcomes)
 
-        return self._loop.submit(score)
+        return self.submit(score)
 
 
 def _as_scored(result: Result, sample: SampleForScoring) -> Scored | Failed:

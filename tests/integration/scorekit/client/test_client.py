@@ -245,7 +245,7 @@ def test_who_gives_up_while_it_fails_is_not_shown_the_failure(caplog):
             raise ServiceUnreachable("http://x", "gone")
 
     with SyncScoringClient(f"http://127.0.0.1:{free_port()}") as client:
-        future = client._loop.thread.submit(failing())
+        future = client.thread.submit(failing())
         assert reached.wait(PATIENCE_S)
         assert future.cancel()
         del future
@@ -350,7 +350,7 @@ def test_the_remote_scorer_never_turns_a_failure_into_a_score():
     with running_service(FakeBackend()) as url:
         scorer = RemoteScorer(url)
         output = scorer.score_batch(samples, ScoringConfig(batch_size=1))
-        repeated = asyncio.run(scorer.score_batch_async(samples))
+        repeated = scorer.submit_batch(samples).result()
         scorer.close()
     first, failed, last = output.sequence_scores
     assert failed is None and output.metadata[1].error.type == "non_finite"

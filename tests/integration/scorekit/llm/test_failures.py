@@ -82,7 +82,9 @@ def test_an_answer_that_drips_without_end_is_a_time_out():
         if scope["type"] == "http":
             headers = [(b"content-type", b"application/json")]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
-            while True:
+            await receive()
+            client_has_left = asyncio.ensure_future(receive())
+            while not client_has_left.done():  # or the server would wait for it at its end
                 await send({"type": "http.response.body", "body": b" ", "more_body": True})
                 await asyncio.sleep(0.01)
 

@@ -238,7 +238,7 @@ def test_calls_that_wait_when_the_breaker_opens_return_at_once(monkeypatch):
         waiting[0].cancel()  # its turn passes to one that fails
         async with asyncio.timeout(10):
             assert await asyncio.gather(*waiting[1:]) == [{}] * 39
-        assert cache.breaker_state == "open"
+        assert cache.breaker.state == "open"
         assert _counted(metrics, "errors_total") == 1
         assert _counted(metrics, "breaker_open") == 1
 
@@ -255,7 +255,7 @@ def test_nobody_waits_long_for_a_turn_at_a_slow_tier(monkeypatch):
         crowd = [cache.fetch([_key(i)]) for i in range(3 * cache_module.READERS)]
         async with asyncio.timeout(10):
             assert await asyncio.gather(*crowd) == [{}] * len(crowd)
-        assert cache.breaker_state == "closed"
+        assert cache.breaker.state == "closed"
 
     asyncio.run(run())
 
@@ -271,18 +271,18 @@ def test_one_probe_at_a_time_tries_a_tier_that_failed(monkeypatch):
         assert await cache.fetch([_key(1)]) == {}
         # The probe fails, and the breaker is open again.
         assert await cache.fetch([_key(1)]) == {}
-        assert cache.breaker_state == "half_open"
-        await _until(lambda: cache.breaker_state == "open")
+        assert cache.breaker.state == "half_open"
+        await _until(lambda: cache.breaker.state == "open")
         # The next probe is held: no call waits for it, and no other call tries.
         tier.hold, tier.error, tier.gets = asyncio.Event(), None, 0
         for _ in range(5):
             assert await cache.fetch([_key(1)]) == {}
             await asyncio.sleep(0)
-            assert (cache.breaker_state, tier.gets) == ("half_open", 1)
+            assert (cache.breaker.state, tier.gets) == ("half_open", 1)
         await cache.store({_key(2): _value(2)})
         assert tier.sets == 1
         tier.hold.set()
-        await _until(lambda: cache.breaker_state == "closed")
+        await _until(lambda: cache.breaker.state == "closed")
         assert _counted(metrics, "breaker_open") == 0
         assert cache.get_memory([_key(1)]) == await cache.fetch([_key(1)]) == {_key(1): _value(1)}
 

@@ -73,7 +73,7 @@ def test_a_file_that_is_harmed_in_mid_run_is_begun_anew_without_a_restart(
             path.unlink()
         assert len(await cache.fetch(list(values))) < len(values)
         async with asyncio.timeout(60):
-            while cache.breaker_state != "closed":
+            while cache.breaker.state != "closed":
                 await cache.fetch(list(values)[:1])  # its probe succeeds
                 await asyncio.sleep(0.01)
         await cache.store(values)

@@ -99,7 +99,7 @@ def test_an_index_that_changes_under_a_run_is_told_and_never_mixed(tmp_path):
         wait_ready(url)
         assert ids(other.search(["pears"])[0]) == ["deck_1"]
         with Retriever(url, deadline_s=PATIENCE_S) as client:
-            client._owned_loop.run(_remember(before.revision))
+            client.run(_remember(before.revision))
             for call in (
                 lambda: client.search(["pears"]),
                 lambda: client.image("deck_2"),

@@ -6,15 +6,16 @@ import asyncio
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from PIL import Image
 
 from scorekit.errors import UserError
+from scorekit.net.tasks import gather_or_cancel
 from trainer.search.answer.answer_cache import PaidAnswerCache
 from trainer.search.config import SearchConfig
 from trainer.search.curation.config import CurationConfig
@@ -43,7 +44,6 @@ from trainer.search.training.sft_rows import EpisodeRows, id_columns
 from trainer.sft.curation_record import CurationRecord
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 REWRITTEN, UNCHANGED, TAGGED = "rewritten", "unchanged", "a tag in the original's thought"
 NOT_ASKED = "not asked: no answer was got"
 NO_RECORD = CurationRecord()
@@ -169,24 +169,13 @@ async def _rewrite_all(
             await rewriter.check()
             for rows in in_groups(distilled.rows(), cfg.rewriter.max_requests):
                 tasks = [_rewritten(row, distilled, rewriter, cfg) for row in rows]
-                for row, outcome in zip(rows, await _all(tasks), strict=True):
+                for row, outcome in zip(rows, await gather_or_cancel(tasks), strict=True):
                     done(row, outcome)
                 log.info("rewritten up to %s; %s", rows[-1]["id"], rewriter.spent())
         finally:
             await rewriter.close()
     finally:
         paid_answers.close()
-
-
-async def _all(jobs: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """Return all results; if one raises, cancel the others."""
-    tasks = [asyncio.create_task(job) for job in jobs]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _rewritten(
@@ -197,7 +186,7 @@ async def _rewritten(
         return _RowOutcome(None, reason)
     originals = _thoughts_to_rewrite(row)
     calls = in_groups(originals, cfg.messages_per_call)
-    answers = await _all([rewriter.rewritten(_question(row), call) for call in calls])
+    answers = await gather_or_cancel([rewriter.rewritten(_question(row), call) for call in calls])
     fallback = row if cfg.broken == "original" else None
     if any(answer is None for answer in answers):
         return _RowOutcome(fallback, NOT_ASKED, len(originals))
