@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import parse_qs, urlsplit
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
@@ -15,7 +16,11 @@ from synth.config_pairs import answers_place as answers_place
 from synth.config_pairs import languages as languages
 from synth.config_pairs import pair_configs as pair_configs
 from synth.filters import RuleConfig
-from synth.storage.answer_cache import check_place
+
+#: Environment variable with the Redis password: URLs are visible in configs and process lists.
+REDIS_PASSWORD = "SYNTH_REDIS_PASSWORD"
+#: Largest number of candidates in one request, all of which are lost if it is interrupted.
+PART = 32
 
 
 def _service(urls: str | list[str]) -> str | list[str]:
@@ -60,10 +65,20 @@ class RunConfig(Config):
     @field_validator("answers")
     @classmethod
     def _check_answers(cls, location: str | None) -> str | None:
+        if location is None or "://" not in location:
+            return location
         try:
-            check_place(location or "")
-        except UserError as error:
-            raise ValueError(str(error)) from None
+            parts = urlsplit(location)
+            has_password = parts.password is not None or "password" in parse_qs(parts.query)
+            is_supported = parts.scheme in ("redis", "rediss", "unix") and (parts.port or True)
+        except ValueError:
+            has_password, is_supported = False, False
+        if has_password:  # it would be in the saved config and in logs
+            raise ValueError(f"a URL must not contain a password. Put it into {REDIS_PASSWORD}")
+        if not is_supported:
+            raise ValueError(
+                "give a path, redis://HOST:PORT/0, rediss://HOST:PORT/0 or unix://PATH"
+            )
         return location
 
 
@@ -348,6 +363,13 @@ class SynthConfig(Config):
     metricx: MetricXConfig = MetricXConfig()
     filters: FiltersConfig = FiltersConfig()
     export: ExportConfig = ExportConfig()
+
+    @property
+    def candidates_per_request(self) -> int:
+        """Return the largest number of candidates in one request to the teacher."""
+        if self.final_generation.strategy == "per_call":
+            return 1
+        return min(PART, self.teacher.max_sequences or PART)
 
     @model_validator(mode="after")
     def _check(self) -> SynthConfig:

@@ -23,9 +23,9 @@ from scorekit.languages import language_name
 from synth.config import SynthConfig, languages, pair_configs
 from synth.context import StageIncomplete
 from synth.export.card import size_category
+from synth.export.files import FOLDER
 from synth.preflight import need_passing
 from synth.run import RunOptions, run_folder, run_stages
-from synth.stages.export import FOLDER, Export
 from synth.storage.locks import hold_locks
 from synth.storage.stats import count_stage
 from synth.storage.store import StageFolder
@@ -80,7 +80,7 @@ def _write_dataset(cfg: SynthConfig, options: RunOptions) -> Path | None:
     pairs = []
     for name, pair_cfg in pair_configs(cfg).items():
         pair_folder = run_folder(pair_cfg, options)
-        stage = StageFolder(pair_folder, Export.name)
+        stage = StageFolder(pair_folder, FOLDER)
         counts = count_stage(stage)
         if counts is None or not stage.done():
             return None

@@ -30,20 +30,20 @@ from scorekit.prompts import load_template
 from synth.config import SynthConfig, languages
 from synth.context import Stage, StageContext
 from synth.execution.processes import run_map_stage_on_processes
+from synth.execution.stage_start import check_begun, prepare_stage
 from synth.execution.stage_types import GlobalStage, MapStage
 from synth.export.rows import bare_url
 from synth.filters import abstentions
+from synth.location import create_run_dir, warnings
 from synth.log import log_to
+from synth.reasons import explain
 from synth.report.page import write_report
-from synth.report.reasons import explain
-from synth.stages.table import BY_NAME, ORDER, map_stage
-from synth.storage.location import create_run_dir, warnings
+from synth.report.totals import write_stats
+from synth.report.views import write_views
+from synth.stages.table import BY_NAME, ORDER
 from synth.storage.locks import hold_locks
-from synth.storage.stage_start import check_begun, prepare_stage
 from synth.storage.stats import Exporter, StageStats, count_stage, unreadable
 from synth.storage.store import StageFolder
-from synth.storage.totals import write_stats
-from synth.storage.views import write_views
 
 log = structlog.get_logger()
 
@@ -187,9 +187,9 @@ def run_stage(name: str, ctx: StageContext, engine: str = "local", processes: in
         elif engine == "ray":
             from synth.execution.cluster import run_map_stage_on_ray
 
-            run_map_stage_on_ray(map_stage(name), manifest, ctx)
+            run_map_stage_on_ray(stage, manifest, ctx)
         else:
-            run_map_stage_on_processes(map_stage(name), manifest, ctx, processes)
+            run_map_stage_on_processes(stage, manifest, ctx, processes)
     finally:
         write_stats(ctx, name)
     if ctx.folder(name).done():

@@ -25,8 +25,6 @@ from synth.storage.store import Record, digest_of
 if TYPE_CHECKING:
     from scorekit.llm import Choice, LLMClient, LLMError, Sampling
 
-#: Largest number of candidates in one request, all of which are lost if it is interrupted.
-PART = 32
 #: Consecutive failures after which an easy request is tried; if it fails, too, the run stops.
 FAILURES_IN_A_ROW = 10
 #: A text that every working service can translate, score or judge.
@@ -121,10 +119,8 @@ class Clients:
         )
         answer_by_key = dict(await self._answers.get(keys))
         self.stats.answers_kept += len(answer_by_key)
-        per_call = self.cfg.final_generation.strategy == "per_call"
-        step = 1 if per_call else min(PART, self.cfg.teacher.max_sequences or PART)
         missing = [index for index in range(n) if keys[index] not in answer_by_key]
-        for part in _runs(missing, step):
+        for part in _runs(missing, self.cfg.candidates_per_request):
             answer_by_key |= await self._chat(request, seed, part, keys)
         src = record["source_text"]
         return [

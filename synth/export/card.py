@@ -13,9 +13,9 @@ from scorekit.files import write_atomic
 from scorekit.languages import language_name
 from synth.config import SynthConfig, languages
 from synth.export.files import PAIRS, TRAIN
+from synth.export.manifest import corpus, row_counts, settings
 from synth.export.rows import arrow_schema, pair_schema
-from synth.report.reasons import explain
-from synth.storage.manifest import corpus, row_counts, settings
+from synth.reasons import explain
 from synth.storage.stats import StageCounts
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def write_card(
     path: Path, ctx: StageContext, files: list[dict[str, Any]], counts: list[StageCounts]
 ) -> None:
     """Write the card. files: from `write_files`. counts: of the stages before the export."""
-    write_atomic(path, card(ctx.cfg, counts, files, corpus(ctx)).encode())
+    write_atomic(path, card(ctx.cfg, counts, files, corpus(ctx, counts[0].stage)).encode())
 
 
 def card(

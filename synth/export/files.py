@@ -22,6 +22,8 @@ from synth.storage.store import Record, ShardWriter, StageFolder, digest_of, rea
 if TYPE_CHECKING:
     import pyarrow
 
+#: Name of the stage, and of its folder in the folder of the run.
+FOLDER = "export"
 TRAIN, PAIRS = "train", "pairs"
 _BATCH = 5000  # rows of a Parquet row group
 

@@ -23,8 +23,8 @@ from scorekit.report.page import STYLE, chart_image
 from scorekit.report.render import visible
 from synth.config import SynthConfig, languages
 from synth.context import Stage
+from synth.reasons import explain
 from synth.report.examples import pick_examples
-from synth.report.reasons import explain
 from synth.sources.sampling import TYPES
 from synth.stages.sample_sources import SampleSources
 from synth.stages.table import ORDER

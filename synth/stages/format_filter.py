@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scorekit.text.rules import Pair
 from synth.config import SynthConfig
+from synth.cost import PACKED_ALIKE, Cost, Sizes
 from synth.execution.stage_types import MapStage
 from synth.filters import RuleVerdict, as_metadata, check_rules
 from synth.record import KeptRecord, RejectedRecord
 from synth.sources.decontaminate import digests, evaluation_texts
 from synth.sources.measure import make_measure
-from synth.stages.cost import PACKED_ALIKE, Cost, Sizes
 from synth.storage.distributions import Distribution, DistributionChart, Distributions, stratum
 from synth.storage.store import Record
 

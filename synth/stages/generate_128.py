@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from synth.config import SynthConfig
+from synth.cost import Cost, Sizes
 from synth.execution.clients import Clients
 from synth.execution.stage_types import MapStage
 from synth.record import KeptRecord, RejectedRecord, SourceFailed, teacher_seed
-from synth.stages.cost import Cost, Sizes
 from synth.stages.settings import teacher_settings
 from synth.storage.store import Record
 

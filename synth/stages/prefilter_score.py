@@ -11,10 +11,10 @@ from typing import Any
 
 from scorekit.text import checks
 from synth.config import SynthConfig
+from synth.cost import Cost, Sizes
 from synth.execution.clients import Clients
 from synth.execution.stage_types import MapStage
 from synth.record import KeptRecord, RejectedRecord, SourceFailed, teacher_seed
-from synth.stages.cost import Cost, Sizes
 from synth.stages.settings import metricx_settings, teacher_settings
 from synth.storage.distributions import Distribution, DistributionChart, Distributions, stratum
 from synth.storage.store import Record

@@ -20,6 +20,8 @@ from scorekit.errors import UserError
 from scorekit.files import write_atomic
 from synth.config import DataConfig, SynthConfig
 from synth.context import StageContext
+from synth.cost import Cost, Sizes
+from synth.execution.stage_start import check_begun, own_shards
 from synth.execution.stage_types import GlobalStage
 from synth.record import RejectedRecord
 from synth.sources.ingest import Ingest
@@ -29,10 +31,8 @@ from synth.sources.parquet import SourcesParquet
 from synth.sources.parts import Part, PartCounts, PartReaders
 from synth.sources.sampling import TYPES, BottomK, plan_quotas
 from synth.sources.screen import SCREENED, is_screened, screen, screen_settings
-from synth.stages.cost import Cost, Sizes
 from synth.storage.distributions import Distribution, DistributionChart, Distributions, stratum
 from synth.storage.locks import RETRY_S, WorkClaims, hold_locks, release
-from synth.storage.stage_start import check_begun, own_shards
 from synth.storage.store import Record, ShardWriter, StageFolder, to_line
 
 if TYPE_CHECKING:

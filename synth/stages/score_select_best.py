@@ -10,10 +10,10 @@ from typing import Any
 from scorekit.errors import UserError
 from synth.config import SynthConfig
 from synth.context import StageContext
+from synth.cost import Cost, Sizes
 from synth.execution.clients import Clients
 from synth.execution.stage_types import MapStage
 from synth.record import KeptRecord, RejectedRecord
-from synth.stages.cost import Cost, Sizes
 from synth.stages.generate_128 import distinct_texts
 from synth.stages.prefilter_score import broken_output
 from synth.stages.settings import metricx_settings

@@ -19,9 +19,9 @@ from scorekit.errors import UserError
 from scorekit.numeric.thresholds import below, lowest_equal
 from synth.config import SynthConfig
 from synth.context import StageContext
+from synth.cost import Cost, Sizes
 from synth.execution.stage_types import GlobalStage
 from synth.record import RejectedRecord
-from synth.stages.cost import Cost, Sizes
 from synth.stages.prefilter_score import improvement, improvements
 from synth.storage.distributions import Distributions
 from synth.storage.store import Record, ShardWriter, StageFolder

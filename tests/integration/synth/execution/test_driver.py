@@ -11,12 +11,12 @@ from scorekit.errors import UserError
 from scorekit.schemas import TranslationSample
 from scorekit.server.fake import FakeBackend, fake_score
 from synth.export.card import card
+from synth.reasons import explain
 from synth.report.page import _notes, write_report
-from synth.report.reasons import explain
+from synth.report.totals import write_stats
 from synth.stages.table import BY_NAME
 from synth.storage.stats import count_stage, funnel
 from synth.storage.store import StageFolder
-from synth.storage.totals import write_stats
 from testing.openai_server import FakeOpenAI
 from testing.servers import PATIENCE_S, running_service, wait_until
 from tests.kits.synth.driver import (

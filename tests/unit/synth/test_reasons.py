@@ -13,7 +13,7 @@ from scorekit.llm.errors import LLM_ERROR_TYPES
 from services.judge.rubrics import load_rubrics
 from services.judge.rules import _RULES
 from synth.filters import RULES
-from synth.report.reasons import FAILURES, REASONS, UNKNOWN, VERDICTS, explain
+from synth.reasons import FAILURES, REASONS, UNKNOWN, VERDICTS, explain
 
 ROOT = Path(__file__).parents[4]
 BROKEN = ("cut", "empty", "looping", "content_filter")

@@ -1,7 +1,7 @@
 """Reason codes of rejected records and candidates, and their meanings.
 
 One table, for the report, the card and the terminal. A new code needs a line here:
-tests/unit/synth/report/test_reasons.py finds every code that a stage can give.
+tests/unit/synth/test_reasons.py finds every code that a stage can give.
 """
 
 from __future__ import annotations
