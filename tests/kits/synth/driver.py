@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from synth.config import SynthConfig
+from synth.config import PART, SynthConfig
 from synth.context import StageContext
-from synth.execution.clients import EASY, PART
+from synth.execution.clients import EASY
 from synth.execution.driver import run_map_stage
 from synth.execution.stage_start import prepare_stage
 from synth.execution.stage_types import MapStage
