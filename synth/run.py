@@ -36,11 +36,11 @@ from synth.export.rows import bare_url
 from synth.filters import abstentions
 from synth.location import create_run_dir, warnings
 from synth.log import log_to
-from synth.reasons import explain
+from synth.reasons import Reason, explain
 from synth.report.page import write_report
 from synth.report.totals import write_stats
 from synth.report.views import write_views
-from synth.stages.table import BY_NAME, ORDER
+from synth.stages.table import BY_NAME, ORDER, map_stage
 from synth.storage.locks import hold_locks
 from synth.storage.stats import Exporter, StageStats, count_stage, unreadable
 from synth.storage.store import StageFolder
@@ -52,7 +52,7 @@ _MAX_REASONS = 3
 #: Share of accepted records with a note above which it is a warning; for some codes, a single
 #: record is enough.
 _MAX_NOTED_SHARE = 0.5
-_WARNED_FROM = {"no_improvement": 0.0}
+_WARNED_FROM: dict[str, float] = {Reason.NO_IMPROVEMENT: 0.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,9 +187,9 @@ def run_stage(name: str, ctx: StageContext, engine: str = "local", processes: in
         elif engine == "ray":
             from synth.execution.cluster import run_map_stage_on_ray
 
-            run_map_stage_on_ray(stage, manifest, ctx)
+            run_map_stage_on_ray(map_stage(name), manifest, ctx)
         else:
-            run_map_stage_on_processes(stage, manifest, ctx, processes)
+            run_map_stage_on_processes(map_stage(name), manifest, ctx, processes)
     finally:
         write_stats(ctx, name)
     if ctx.folder(name).done():

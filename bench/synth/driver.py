@@ -30,7 +30,7 @@ from synth.stages.prefilter_score import PrefilterScore
 from synth.stages.sample_sources import SampleSources
 from synth.stages.score_select_best import ScoreSelectBest
 from synth.stages.select_sources import SelectSources
-from synth.stages.table import BY_NAME
+from synth.stages.table import map_stage
 from synth.storage.store import ShardWriter, StageFolder, digest_of
 
 CANDIDATES = 128
@@ -61,7 +61,7 @@ def questions(quick: bool) -> Iterator[Measurement]:
             }
         )
         yield from _prefilter(cfg, 10 * sources)
-        for stage in (BY_NAME[Generate128.name], BY_NAME[ScoreSelectBest.name]):
+        for stage in map(map_stage, (Generate128.name, ScoreSelectBest.name)):
             ctx = StageContext(cfg, out_dir)
             manifest = prepare_stage(stage, [], ctx)
             started, cpu = time.perf_counter(), time.process_time()
@@ -89,7 +89,7 @@ def _prefilter(cfg: SynthConfig, sources: int) -> Iterator[Measurement]:
         run_config = cfg.run.model_copy(update={"out_dir": out_dir})
         _write_sources(out_dir, sources, SampleSources.name)
         ctx = StageContext(cfg.model_copy(update={"run": run_config}), out_dir)
-        stage = BY_NAME[PrefilterScore.name]
+        stage = map_stage(PrefilterScore.name)
         manifest = prepare_stage(stage, [], ctx)
         started, cpu = time.perf_counter(), _cpu_s()
         run_map_stage_on_processes(stage, manifest, ctx, processes)

@@ -52,16 +52,10 @@ def card(
     """
     tags = languages(cfg)
     names = [language_name(tag) for tag in tags]
-    environment = Environment(
-        loader=PackageLoader("synth.export", "."),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
     rows = row_counts(files)
     head = _head(cfg, names, files)
-    return environment.get_template("card.md").render(
+    return render(
+        "card.md",
         head=yaml.safe_dump(head, sort_keys=False, allow_unicode=True, width=1000),
         cfg=cfg,
         source=names[0],
@@ -77,6 +71,18 @@ def card(
         },
         settings=yaml.safe_dump(settings(cfg), sort_keys=False, allow_unicode=True),
     )
+
+
+def render(template: str, **fields: Any) -> str:
+    """Return a Markdown template of this folder with the fields filled in."""
+    environment = Environment(
+        loader=PackageLoader("synth.export", "."),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    return environment.get_template(template).render(**fields)
 
 
 def _head(cfg: SynthConfig, names: list[str], files: list[dict[str, Any]]) -> dict[str, Any]:

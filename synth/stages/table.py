@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from scorekit.errors import UserError
 from synth.context import Stage
+from synth.execution.stage_types import MapStage
 from synth.stages.export import Export
 from synth.stages.format_filter import FormatFilter
 from synth.stages.generate_128 import Generate128
@@ -35,6 +36,13 @@ ORDER = in_order(
     Export,
 )
 BY_NAME = {stage.name: stage for stage in ORDER}
+
+
+def map_stage(name: str) -> MapStage:
+    """Return the map stage with a name."""
+    stage = BY_NAME[name]
+    assert isinstance(stage, MapStage), name
+    return stage
 
 
 def named(name: str) -> tuple[str, ...]:

@@ -73,7 +73,7 @@ TRAINER = {
 _ROOMS_OF_SYNTH = (
     "synth.reasons",
     "synth.filters",
-    "synth.config_pairs",
+    "synth.config_sections",
     "synth.config",
     "synth.cost",
     "synth.log",

@@ -9,7 +9,7 @@ from typing import Any
 import structlog
 
 from scorekit.errors import UserError
-from synth.config import REDIS_PASSWORD
+from synth.config_sections import REDIS_PASSWORD
 from synth.storage.answer_cache.base import pack, unpack
 
 log = structlog.get_logger()

@@ -17,7 +17,7 @@ from synth.execution.driver import run_map_stage
 from synth.execution.stage_start import prepare_stage
 from synth.execution.stage_types import GlobalStage
 from synth.record import source_id
-from synth.stages.table import BY_NAME, ORDER
+from synth.stages.table import ORDER, map_stage
 from synth.storage.store import Record, ShardWriter, StageFolder, digest_of, read_records
 
 ROOT = Path(__file__).parents[3]
@@ -174,7 +174,7 @@ def _cut(records: Sequence[Record], size: int = 4) -> list[Sequence[Record]]:
 
 def run_filter(cfg: SynthConfig, **more: Any) -> StageContext:
     ctx = StageContext(cfg, cfg.run.out_dir, **more)
-    stage = BY_NAME["format_filter"]
+    stage = map_stage("format_filter")
     asyncio.run(run_map_stage(stage, prepare_stage(stage, [ORDER[-1]], ctx), ctx))
     return ctx
 

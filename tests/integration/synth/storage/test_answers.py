@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from scorekit.errors import UserError
 from synth.__main__ import app
-from synth.config import REDIS_PASSWORD, RunConfig
+from synth.config_sections import REDIS_PASSWORD, RunConfig
 from synth.storage.answer_cache import SqliteAnswers, open_answers, repair_database
 from synth.storage.locks import hold_locks
 from synth.storage.store import digest_of
