@@ -10,6 +10,13 @@ from testing.servers import running_service
 from tests.kits.synth.driver import TEXTS, config, korean, run, write_sources
 
 
+@pytest.fixture(autouse=True)
+def no_charts(request, monkeypatch):
+    """Draw no charts where no test looks at them: they take half of a small run's time."""
+    if request.node.path.parent.name not in ("report", "export"):
+        monkeypatch.setattr("synth.report.page.chart_image", lambda *arguments: None)
+
+
 @pytest.fixture(scope="module")
 def teacher():
     fake = FakeOpenAI(respond=korean)
