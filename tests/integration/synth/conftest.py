@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import pytest
+import structlog
 
 from scorekit.server.fake import FakeBackend
 from testing.openai_server import FakeOpenAI
 from testing.servers import running_service
 from tests.kits.synth.driver import TEXTS, config, korean, run, write_sources
+
+
+@pytest.fixture(autouse=True)
+def restore_log():
+    """Restore the log settings, because a run sends the log of the process to its folder."""
+    log_config = structlog.get_config()
+    yield
+    structlog.configure(**log_config)
 
 
 @pytest.fixture(autouse=True)

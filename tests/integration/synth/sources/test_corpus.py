@@ -6,7 +6,6 @@ import json
 import os
 
 import pytest
-import structlog
 import yaml
 from typer.testing import CliRunner
 
@@ -21,15 +20,8 @@ from synth.storage.store import StageFolder
 
 
 def invoke(tmp_path, *arguments):
-    """Run the command, and restore the log of the process afterwards."""
-    log_config = structlog.get_config()
-    try:
-        return CliRunner().invoke(
-            app,
-            ["run", "--config", str(tmp_path / "c.yaml"), "--stage", "sample_sources", *arguments],
-        )
-    finally:
-        structlog.configure(**log_config)
+    command = ["run", "--config", str(tmp_path / "c.yaml"), "--stage", "sample_sources"]
+    return CliRunner().invoke(app, [*command, *arguments])
 
 
 def prepare(tmp_path, *broken):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-import structlog
 from typer.testing import CliRunner
 
 from scorekit.errors import UserError
@@ -18,14 +17,6 @@ from synth.run import RunOptions, run_stages
 from synth.storage.store import ShardWriter, StageFolder, digest_file, read_records
 from tests.kits.synth import output as output_kit
 from tests.kits.synth.driver import NAMES, TEXTS, config, output, records, write_sources
-
-
-@pytest.fixture(autouse=True)
-def restore_log():
-    """Restore the log settings, because a run sends the log of the process to its folder."""
-    config = structlog.get_config()
-    yield
-    structlog.configure(**config)
 
 
 def test_a_folder_holds_a_thousand_shards(tmp_path):
