@@ -87,7 +87,7 @@ _ROOMS_OF_SYNTH = (
     "synth.location",
     "synth.report",
 )
-SYNTH = {room: _ROOMS_OF_SYNTH[: i + 1] for i, room in enumerate(_ROOMS_OF_SYNTH)}
+SYNTH = {name: _ROOMS_OF_SYNTH[: i + 1] for i, name in enumerate(_ROOMS_OF_SYNTH)}
 ROOMS = TRAINER | SYNTH
 #: Files of its own that a folder has at most.
 FULLEST = 16
