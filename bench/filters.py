@@ -32,7 +32,8 @@ from bench.synth.numbers import KINDS, OUTCOMES, outcomes, spoil
 from scorekit.text.numbers import expected_numbers
 from scorekit.text.rules import Pair
 from services.judge.rules import judge_translation
-from synth.filters import RULES, Code, RuleConfig, check_rules
+from synth.filters import RULES, RuleConfig, check_rules
+from synth.reasons import RuleCode
 
 MIN_SOURCE_CHARS = 20  # shorter sources are seldom taken by the pipeline
 MOST = 1.0  # per cent of a set that a rule may reject
@@ -79,7 +80,7 @@ SOFTWARE = (
 #: Seven languages a row, none of which the tables were made of.
 SEVEN = ROOT / "tests/data/ui_seven.jsonl"
 DIRECTIONS = [(a, b) for pair in ("ko en", "en de", "zh en") for a, b in permutations(pair.split())]
-LANGUAGE_RULES: tuple[Code, ...] = ("copied_source", "wrong_script", "wrong_language")
+LANGUAGE_RULES = (RuleCode.COPIED_SOURCE, RuleCode.WRONG_SCRIPT, RuleCode.WRONG_LANGUAGE)
 #: From how many characters on, to under how many.
 LENGTHS = ((10, 20), (20, 30), (30, 60), (60, 10_000))
 MOST_COPIES = 1.0  # per cent that may pass
@@ -289,7 +290,7 @@ def _other(digits: str, rng: random.Random) -> str:
 
 
 def _is_missed(pair: Pair) -> bool:
-    return RULES["numbers_missing"](pair, RuleConfig()) is not None
+    return RULES[RuleCode.NUMBERS_MISSING](pair, RuleConfig()) is not None
 
 
 def _share(

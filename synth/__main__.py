@@ -179,8 +179,8 @@ def show(
 ) -> None:
     """Print the records of a stage or a view, a line of JSON each."""
     with _clean_exit():
+        from synth.report.views import shown_records
         from synth.storage.store import to_line
-        from synth.storage.views import shown_records
 
         cfg = load_config(SynthConfig, config, set_)
         try:
@@ -214,7 +214,7 @@ def push(
 def repair(config: ConfigFile, set_: Overrides = None) -> None:
     """Check all shards for damage, and repair the file of cached answers."""
     with _clean_exit():
-        from synth.storage.repair import repair as repair_run
+        from synth.repair import repair as repair_run
 
         cfg = load_config(SynthConfig, config, set_)
         for name, pair_cfg in _existing_pairs(cfg).items():

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from scorekit.errors import ScorekitError, UserError
 from synth.config import SynthConfig
-from synth.stages.cost import Cost, Sizes
+from synth.cost import Cost, Sizes
 from synth.storage.distributions import DistributionChart, Distributions
 from synth.storage.stats import StageStats
 from synth.storage.store import Record, StageFolder

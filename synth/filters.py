@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any
 
 from pydantic import Field
 
@@ -22,33 +22,13 @@ from scorekit.text.markup import placeholder_difference
 from scorekit.text.numbers import compare_numbers, expected_numbers
 from scorekit.text.rules import SYNTHESIS, Pair, Thresholds
 from scorekit.text.writing_scripts import scripts_of
-
-Code = Literal[
-    "empty",
-    "too_short",
-    "too_long",
-    "truncated",
-    "role_token",
-    "meta_phrase",
-    "refusal",
-    "added_note",
-    "added_quotes",
-    "tag",
-    "copied_source",
-    "wrong_script",
-    "wrong_variant",
-    "wrong_language",
-    "length_ratio",
-    "repetition",
-    "numbers_missing",
-    "placeholders",
-]
+from synth.reasons import RuleCode
 
 
 class RuleConfig(Config):
     """Thresholds of the rules."""
 
-    off: list[Code] = Field([], description="Rules that are left out, by their code.")
+    off: list[RuleCode] = Field([], description="Rules that are left out, by their code.")
     min_chars: int = Field(2, ge=1, description="too_short: fewer characters.")
     max_chars: int = Field(10_000, ge=1, description="too_long: more characters.")
     length_slack: float = Field(
@@ -185,23 +165,23 @@ class RuleVerdict:
     whose doubt is too weak to reject has passed, too.
     """
 
-    passed: tuple[Code, ...] = ()
-    failed: dict[Code, str] = field(default_factory=dict)
-    doubtful: dict[Code, str] = field(default_factory=dict)
+    passed: tuple[RuleCode, ...] = ()
+    failed: dict[RuleCode, str] = field(default_factory=dict)
+    doubtful: dict[RuleCode, str] = field(default_factory=dict)
 
 
 def check_rules(pair: Pair, cfg: RuleConfig, has_judge: bool = False) -> RuleVerdict:
     """Apply every enabled rule to a translation. has_judge: an LLM judge decides about doubts."""
-    passed: list[Code] = []
-    failed: dict[Code, str] = {}
-    doubtful: dict[Code, str] = {}
+    passed: list[RuleCode] = []
+    failed: dict[RuleCode, str] = {}
+    doubtful: dict[RuleCode, str] = {}
     for code, rule in RULES.items():
         if code in cfg.off:
             continue
         seen = rule(pair, cfg)
         if isinstance(seen, str) or (seen and seen.should_reject and not has_judge):
             failed[code] = seen if isinstance(seen, str) else seen.seen
-            if code == "empty":
+            if code is RuleCode.EMPTY:
                 break
             continue
         if seen:
@@ -226,6 +206,11 @@ def abstentions(source: str, target: str) -> list[str]:
     return messages
 
 
+def _on_texts(check: Callable[[str, str], str | None]) -> Rule:
+    """Return the rule of a check of source and translation that has no thresholds."""
+    return lambda pair, cfg: check(pair.src, pair.mt)
+
+
 def _empty(pair: Pair, cfg: RuleConfig) -> str | None:
     return None if pair.mt.strip() else "no text"
 
@@ -245,26 +230,6 @@ def _truncated(pair: Pair, cfg: RuleConfig) -> str | None:
     if sign is None or sign == "no end mark":
         return sign if cfg.require_end_mark else None
     return f"{sign} is not closed"
-
-
-def _role_token(pair: Pair, cfg: RuleConfig) -> str | None:
-    return chat_marks.role_token(pair.src, pair.mt)
-
-
-def _meta_phrase(pair: Pair, cfg: RuleConfig) -> str | None:
-    return meta_text.meta_phrase(pair.src, pair.mt)
-
-
-def _refusal(pair: Pair, cfg: RuleConfig) -> str | None:
-    return meta_text.refusal(pair.src, pair.mt)
-
-
-def _added_note(pair: Pair, cfg: RuleConfig) -> str | None:
-    return meta_text.added_note(pair.src, pair.mt)
-
-
-def _added_quotes(pair: Pair, cfg: RuleConfig) -> str | None:
-    return checks.added_quotes(pair.src, pair.mt)
 
 
 def _tag(pair: Pair, cfg: RuleConfig) -> str | None:
@@ -366,27 +331,26 @@ _PLURAL = re.compile(r"\{\s*\w+\s*,\s*(?:plural|select|selectordinal)\s*,")
 
 
 #: Code -> rule, the most certain first. The first failure names the rejection.
-RULES: dict[Code, Rule] = {
-    "empty": _empty,
-    "too_short": _too_short,
-    "too_long": _too_long,
-    "role_token": _role_token,
-    "meta_phrase": _meta_phrase,
-    "refusal": _refusal,
-    "added_note": _added_note,
-    "added_quotes": _added_quotes,
-    "tag": _tag,
-    "copied_source": _copied_source,
-    "wrong_script": _wrong_script,
-    "wrong_variant": _wrong_variant,
-    "wrong_language": _wrong_language,
-    "repetition": _repetition,
-    "truncated": _truncated,
-    "length_ratio": _length_ratio,
-    "numbers_missing": _numbers_missing,
-    "placeholders": _placeholders,
+RULES: dict[RuleCode, Rule] = {
+    RuleCode.EMPTY: _empty,
+    RuleCode.TOO_SHORT: _too_short,
+    RuleCode.TOO_LONG: _too_long,
+    RuleCode.ROLE_TOKEN: _on_texts(chat_marks.role_token),
+    RuleCode.META_PHRASE: _on_texts(meta_text.meta_phrase),
+    RuleCode.REFUSAL: _on_texts(meta_text.refusal),
+    RuleCode.ADDED_NOTE: _on_texts(meta_text.added_note),
+    RuleCode.ADDED_QUOTES: _on_texts(checks.added_quotes),
+    RuleCode.TAG: _tag,
+    RuleCode.COPIED_SOURCE: _copied_source,
+    RuleCode.WRONG_SCRIPT: _wrong_script,
+    RuleCode.WRONG_VARIANT: _wrong_variant,
+    RuleCode.WRONG_LANGUAGE: _wrong_language,
+    RuleCode.REPETITION: _repetition,
+    RuleCode.TRUNCATED: _truncated,
+    RuleCode.LENGTH_RATIO: _length_ratio,
+    RuleCode.NUMBERS_MISSING: _numbers_missing,
+    RuleCode.PLACEHOLDERS: _placeholders,
 }
-assert set(RULES) == set(get_args(Code))
 
 
 def as_metadata(verdict: RuleVerdict) -> dict[str, Any]:

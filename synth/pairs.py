@@ -14,7 +14,6 @@ from typing import Any
 
 import structlog
 import yaml
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from rich.console import Console
 
 from scorekit.errors import ScorekitError, UserError
@@ -22,10 +21,10 @@ from scorekit.files import replace_file, temporary_of, write_atomic
 from scorekit.languages import language_name
 from synth.config import SynthConfig, languages, pair_configs
 from synth.context import StageIncomplete
-from synth.export.card import size_category
+from synth.export.card import render, size_category
+from synth.export.files import FOLDER
 from synth.preflight import need_passing
 from synth.run import RunOptions, run_folder, run_stages
-from synth.stages.export import FOLDER, Export
 from synth.storage.locks import hold_locks
 from synth.storage.stats import count_stage
 from synth.storage.store import StageFolder
@@ -80,7 +79,7 @@ def _write_dataset(cfg: SynthConfig, options: RunOptions) -> Path | None:
     pairs = []
     for name, pair_cfg in pair_configs(cfg).items():
         pair_folder = run_folder(pair_cfg, options)
-        stage = StageFolder(pair_folder, Export.name)
+        stage = StageFolder(pair_folder, FOLDER)
         counts = count_stage(stage)
         if counts is None or not stage.done():
             return None
@@ -118,14 +117,8 @@ def dataset_card(pairs: list[dict[str, Any]]) -> str:
         "configs": configs,
         "dataset_info": infos,
     }
-    environment = Environment(
-        loader=PackageLoader("synth.export", "."),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    return environment.get_template("dataset.md").render(
+    return render(
+        "dataset.md",
         head=yaml.safe_dump(head, sort_keys=False, allow_unicode=True),
         pairs=pairs,
         rows=sum(pair["rows"] for pair in pairs),

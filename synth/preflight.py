@@ -38,12 +38,12 @@ from synth.execution.services import (
     watching,
 )
 from synth.execution.stage_types import MapStage
+from synth.location import check_claim
 from synth.run import RunOptions, run_folder
 from synth.sources.madlad import source_files
 from synth.stages.sample_sources import SampleSources
 from synth.stages.table import BY_NAME
 from synth.storage.answer_cache import open_answers
-from synth.storage.location import check_claim
 from synth.storage.store import StageFolder, digest_of
 
 PrintLine = Callable[[str], None]

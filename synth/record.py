@@ -13,15 +13,16 @@ from typing import Any
 from scorekit.errors import ScorekitError
 from scorekit.seeds import stream_seed
 from scorekit.text.markup import normalized
+from synth.reasons import Code
 from synth.storage.store import Record
 
 
 @dataclass(slots=True)
 class KeptRecord:
-    """An accepted record. note_code: the code of a note about it, or empty."""
+    """An accepted record. note_code: the code of a note about it."""
 
     record: Record
-    note_code: str = ""
+    note_code: Code | None = None
 
 
 @dataclass(slots=True)
@@ -29,7 +30,7 @@ class RejectedRecord:
     """A rejected record with its reason, as a code and as text."""
 
     record: Record
-    reason_code: str
+    reason_code: Code
     reason: str = ""
     more: dict[str, Any] = field(default_factory=dict)
 
@@ -47,7 +48,7 @@ class DeferredRecord:
     last response, if there was one."""
 
     record: Record
-    reason_code: str
+    reason_code: Code
     status: int | None = None
 
 
@@ -65,7 +66,7 @@ def teacher_seed(run_seed: int, source: str, purpose: str) -> int:
 class SourceFailed(ScorekitError):
     """Raised if the teacher can never translate this source."""
 
-    def __init__(self, code: str, message: str) -> None:
+    def __init__(self, code: Code, message: str) -> None:
         super().__init__(message)
         self.code = code
 
@@ -75,7 +76,7 @@ class TemporaryFailure(ScorekitError):
 
     status: HTTP status, if there was a response."""
 
-    def __init__(self, code: str, message: str, status: int | None = None) -> None:
+    def __init__(self, code: Code, message: str, status: int | None = None) -> None:
         super().__init__(message)
         self.code = code
         self.status = status

@@ -30,20 +30,20 @@ from scorekit.prompts import load_template
 from synth.config import SynthConfig, languages
 from synth.context import Stage, StageContext
 from synth.execution.processes import run_map_stage_on_processes
+from synth.execution.stage_start import check_begun, prepare_stage
 from synth.execution.stage_types import GlobalStage, MapStage
 from synth.export.rows import bare_url
 from synth.filters import abstentions
+from synth.location import create_run_dir, warnings
 from synth.log import log_to
+from synth.reasons import Reason, explain
 from synth.report.page import write_report
-from synth.report.reasons import explain
+from synth.report.totals import write_stats
+from synth.report.views import write_views
 from synth.stages.table import BY_NAME, ORDER, map_stage
-from synth.storage.location import create_run_dir, warnings
 from synth.storage.locks import hold_locks
-from synth.storage.stage_start import check_begun, prepare_stage
 from synth.storage.stats import Exporter, StageStats, count_stage, unreadable
 from synth.storage.store import StageFolder
-from synth.storage.totals import write_stats
-from synth.storage.views import write_views
 
 log = structlog.get_logger()
 
@@ -52,7 +52,7 @@ _MAX_REASONS = 3
 #: Share of accepted records with a note above which it is a warning; for some codes, a single
 #: record is enough.
 _MAX_NOTED_SHARE = 0.5
-_WARNED_FROM = {"no_improvement": 0.0}
+_WARNED_FROM: dict[str, float] = {Reason.NO_IMPROVEMENT: 0.0}
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,20 +102,15 @@ SYSTEMS: dict[str, dict[str, str]] = {
         "trainer.search.upper_bounds trainer.search.commands",
     },
     "synth": {
-        "config, record": "synth",
+        "config, reasons": "synth",
         "storage": "synth.storage",
+        "stage interface": "synth.record synth.context",
         "sources": "synth.sources",
-        "execution: services": "synth.execution.clients synth.execution.services "
-        "synth.execution.coalescing synth.execution",
-        "stage interface": "synth.context synth.execution.stage_types synth.storage.stage_start "
-        "synth.stages.cost synth.stages.settings",
-        "stages": "synth.stages synth.storage.manifest synth.export.card",
-        "export": "synth.export synth.report.reasons",
-        "execution: processes": "synth.execution.driver synth.execution.processes "
-        "synth.execution.cluster",
-        "views, report": "synth.report synth.storage.location synth.storage.repair "
-        "synth.storage.totals synth.storage.views",
-        "command": "synth.run synth.pairs synth.preflight synth.__main__ synth.export.push "
+        "execution": "synth.execution",
+        "export": "synth.export",
+        "stages": "synth.stages",
+        "report": "synth.report synth.location",
+        "command": "synth.run synth.pairs synth.preflight synth.repair synth.__main__ "
         "synth_parallel",
     },
 }

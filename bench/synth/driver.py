@@ -23,6 +23,7 @@ from synth.config import SynthConfig
 from synth.context import StageContext
 from synth.execution.driver import run_map_stage
 from synth.execution.processes import run_map_stage_on_processes
+from synth.execution.stage_start import prepare_stage
 from synth.record import source_id
 from synth.stages.generate_128 import Generate128
 from synth.stages.prefilter_score import PrefilterScore
@@ -30,7 +31,6 @@ from synth.stages.sample_sources import SampleSources
 from synth.stages.score_select_best import ScoreSelectBest
 from synth.stages.select_sources import SelectSources
 from synth.stages.table import map_stage
-from synth.storage.stage_start import prepare_stage
 from synth.storage.store import ShardWriter, StageFolder, digest_of
 
 CANDIDATES = 128

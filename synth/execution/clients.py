@@ -17,6 +17,7 @@ from scorekit.prompts import TEACHER_SYSTEM, fill, load_template
 from scorekit.text.chat_marks import neutral, restored
 from synth.config import SynthConfig, languages
 from synth.execution.coalescing import CoalescingScorer
+from synth.reasons import Family
 from synth.record import SourceFailed, TemporaryFailure
 from synth.storage.answer_cache import AnswerCache
 from synth.storage.stats import CallStats, StageStats
@@ -25,8 +26,6 @@ from synth.storage.store import Record, digest_of
 if TYPE_CHECKING:
     from scorekit.llm import Choice, LLMClient, LLMError, Sampling
 
-#: Largest number of candidates in one request, all of which are lost if it is interrupted.
-PART = 32
 #: Consecutive failures after which an easy request is tried; if it fails, too, the run stops.
 FAILURES_IN_A_ROW = 10
 #: A text that every working service can translate, score or judge.
@@ -121,10 +120,8 @@ class Clients:
         )
         answer_by_key = dict(await self._answers.get(keys))
         self.stats.answers_kept += len(answer_by_key)
-        per_call = self.cfg.final_generation.strategy == "per_call"
-        step = 1 if per_call else min(PART, self.cfg.teacher.max_sequences or PART)
         missing = [index for index in range(n) if keys[index] not in answer_by_key]
-        for part in _runs(missing, step):
+        for part in _runs(missing, self.cfg.candidates_per_request):
             answer_by_key |= await self._chat(request, seed, part, keys)
         src = record["source_text"]
         return [
@@ -175,7 +172,7 @@ class Clients:
         reject all sources. The failure is not cached: it may depend on the server's settings."""
         assert self._teacher is not None
         if error.type == "overlong":
-            return SourceFailed("teacher_overlong", str(error)[:300])
+            return SourceFailed(Family.TEACHER.code(error.type), str(error)[:300])
         in_a_row = self._failed_again("the teacher")
         if (in_a_row or error.server_is_away) and not await self._teacher_answers(request, n):
             if error.server_is_away:
@@ -183,7 +180,7 @@ class Clients:
             return ScorekitError(
                 f"the teacher failed {FAILURES_IN_A_ROW} requests in a row; the last one: {error}"
             )
-        code, message = f"teacher_{error.type}", str(error)[:300]
+        code, message = Family.TEACHER.code(error.type), str(error)[:300]
         if self._give_up or error.type == "refused":
             return SourceFailed(code, message)
         return TemporaryFailure(code, message, error.status)
@@ -222,7 +219,7 @@ class Clients:
                 key: {"score": r["score"]} if r["ok"] else {"error": r["error"]["type"]}
                 for key, r in zip(missing, results, strict=True)
             }
-            await self._keep(new_answers, results, "the score of a translation")
+            await self._keep(new_answers, results, Family.SCORE, "the score of a translation")
             answer_by_key |= new_answers
         return [
             Score(answer_by_key[key].get("score"), answer_by_key[key].get("error")) for key in keys
@@ -244,7 +241,7 @@ class Clients:
                 key: result["verdict"] if result["ok"] else {"error": result["error"]["type"]}
             }
             lenient = self.cfg.filters.llm_judge.fail_policy == "permissive"
-            await self._keep(answer_by_key, results, "a verdict", lenient=lenient)
+            await self._keep(answer_by_key, results, Family.JUDGE, "a verdict", lenient=lenient)
         verdict: dict[str, Any] = answer_by_key[key]
         return verdict
 
@@ -252,6 +249,7 @@ class Clients:
         self,
         answers: Mapping[str, Any],
         results: Sequence[Mapping[str, Any]],
+        family: Family,
         description: str,
         *,
         lenient: bool = False,
@@ -267,8 +265,7 @@ class Clients:
             await self._answers.put(final_answers)
         if open_ and not (lenient or self._give_up):
             kind = open_[0]["error"]["type"]
-            service = "score" if "score" in description else "judge"
-            raise TemporaryFailure(f"{service}_{kind}", f"{description} did not come: {kind}")
+            raise TemporaryFailure(family.code(kind), f"{description} did not come: {kind}")
 
     async def _ask(
         self,

@@ -16,9 +16,8 @@ from synth.config import SynthConfig, answers_place
 from synth.context import StageContext, StageIncomplete
 from synth.execution.driver import run_map_stage
 from synth.execution.processes import shared_budget
+from synth.execution.stage_start import own_shards
 from synth.execution.stage_types import MapStage, run_async
-from synth.stages.table import map_stage
-from synth.storage.stage_start import own_shards
 
 T = TypeVar("T")
 
@@ -55,7 +54,7 @@ def run_map_stage_on_ray(stage: MapStage, manifest: dict[str, Any], ctx: StageCo
     try:
         while todo or waiting:
             while todo and len(waiting) < at_once:
-                waiting.append(work.remote(stage.name, cfg, folders, options, todo.pop(0)))
+                waiting.append(work.remote(stage, cfg, folders, options, todo.pop(0)))
             finished, waiting = ray.wait(waiting)
             for records_in, records_out, open_ in ray.get(finished):
                 ctx.stats.records_in += records_in
@@ -111,7 +110,7 @@ def _end(tasks: list[Any]) -> None:
 
 
 def _run_shard(
-    name: str,
+    stage: MapStage,
     cfg: dict[str, Any],
     folders: tuple[str, str | None],
     options: tuple[int | None, bool, int],
@@ -132,8 +131,8 @@ def _run_shard(
         num_shards=shards,
         give_up=give_up,
     )
-    manifest = ctx.folder(name).manifest() or {}
+    manifest = ctx.folder(stage.name).manifest() or {}
     with contextlib.suppress(StageIncomplete):
-        run_async(run_map_stage(map_stage(name), manifest, ctx))
-    ctx.stats.flush(ctx.folder(name), every_s=0)
+        run_async(run_map_stage(stage, manifest, ctx))
+    ctx.stats.flush(ctx.folder(stage.name), every_s=0)
     return ctx.stats.records_in, ctx.stats.records_out, dict(ctx.stats.open)

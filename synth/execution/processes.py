@@ -20,10 +20,9 @@ from scorekit.errors import ScorekitError
 from synth.config import SynthConfig
 from synth.context import StageContext, StageIncomplete
 from synth.execution.driver import run_map_stage
+from synth.execution.stage_start import own_shards
 from synth.execution.stage_types import MapStage, run_async
 from synth.log import log_to
-from synth.stages.table import map_stage
-from synth.storage.stage_start import own_shards
 
 #: Seconds between two stats messages of a process.
 _REPORT_S = 0.5
@@ -48,7 +47,7 @@ def run_map_stage_on_processes(
         run_async(run_map_stage(stage, manifest, ctx))
         return
     ctx.stats.of_others = True
-    team = _Team(stage.name, manifest, ctx, count, shards)
+    team = _Team(stage, manifest, ctx, count, shards)
     try:
         team.watch()
     finally:
@@ -73,9 +72,9 @@ class _Team:
     """The processes of one stage, as seen by their parent."""
 
     def __init__(
-        self, name: str, manifest: dict[str, Any], ctx: StageContext, count: int, shards: int
+        self, stage: MapStage, manifest: dict[str, Any], ctx: StageContext, count: int, shards: int
     ) -> None:
-        self.name, self.ctx = name, ctx
+        self.name, self.ctx = stage.name, ctx
         self.stats_by_pipe: dict[int, dict[str, Any]] = {}
         self.is_started = False
         self.line = ""
@@ -97,7 +96,7 @@ class _Team:
             parent_pipe, child_pipe = spawn.Pipe()
             process = spawn.Process(
                 target=_work,
-                args=(name, manifest, cfg, context_fields, left_open, child_pipe),
+                args=(stage, manifest, cfg, context_fields, left_open, child_pipe),
                 daemon=True,
             )
             process.start()
@@ -156,7 +155,7 @@ class _Team:
 
 
 def _work(
-    name: str,
+    stage: MapStage,
     manifest: dict[str, Any],
     cfg: dict[str, Any],
     context_fields: dict[str, Any],
@@ -181,13 +180,13 @@ def _work(
     with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
         try:
             with contextlib.suppress(StageIncomplete):  # the stats report it
-                run_async(run_map_stage(map_stage(name), manifest, ctx))
+                run_async(run_map_stage(stage, manifest, ctx))
         except Exception as error:
             pipe.send(("error", _sendable(error)))
         else:
             reporter.report("end")
         finally:
-            ctx.stats.flush(ctx.folder(name), every_s=0)
+            ctx.stats.flush(ctx.folder(stage.name), every_s=0)
 
 
 class _Reporter:

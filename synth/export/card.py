@@ -13,9 +13,9 @@ from scorekit.files import write_atomic
 from scorekit.languages import language_name
 from synth.config import SynthConfig, languages
 from synth.export.files import PAIRS, TRAIN
+from synth.export.manifest import corpus, row_counts, settings
 from synth.export.rows import arrow_schema, pair_schema
-from synth.report.reasons import explain
-from synth.storage.manifest import corpus, row_counts, settings
+from synth.reasons import explain
 from synth.storage.stats import StageCounts
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def write_card(
     path: Path, ctx: StageContext, files: list[dict[str, Any]], counts: list[StageCounts]
 ) -> None:
     """Write the card. files: from `write_files`. counts: of the stages before the export."""
-    write_atomic(path, card(ctx.cfg, counts, files, corpus(ctx)).encode())
+    write_atomic(path, card(ctx.cfg, counts, files, corpus(ctx, counts[0].stage)).encode())
 
 
 def card(
@@ -52,16 +52,10 @@ def card(
     """
     tags = languages(cfg)
     names = [language_name(tag) for tag in tags]
-    environment = Environment(
-        loader=PackageLoader("synth.export", "."),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
     rows = row_counts(files)
     head = _head(cfg, names, files)
-    return environment.get_template("card.md").render(
+    return render(
+        "card.md",
         head=yaml.safe_dump(head, sort_keys=False, allow_unicode=True, width=1000),
         cfg=cfg,
         source=names[0],
@@ -77,6 +71,18 @@ def card(
         },
         settings=yaml.safe_dump(settings(cfg), sort_keys=False, allow_unicode=True),
     )
+
+
+def render(template: str, **fields: Any) -> str:
+    """Return a Markdown template of this folder with the fields filled in."""
+    environment = Environment(
+        loader=PackageLoader("synth.export", "."),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    return environment.get_template(template).render(**fields)
 
 
 def _head(cfg: SynthConfig, names: list[str], files: list[dict[str, Any]]) -> dict[str, Any]:

@@ -14,14 +14,16 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scorekit.files import replace_file
 from synth.config import SynthConfig
 from synth.export.rows import arrow_schema, pair_codes, pair_row, pair_schema, row_maker
+from synth.storage.parquet import ParquetFile
 from synth.storage.store import Record, ShardWriter, StageFolder, digest_of, read_records
 
 if TYPE_CHECKING:
     import pyarrow
 
+#: Name of the stage, and of its folder in the folder of the run.
+FOLDER = "export"
 TRAIN, PAIRS = "train", "pairs"
 _BATCH = 5000  # rows of a Parquet row group
 
@@ -139,11 +141,11 @@ def _write(
     count = 0
     with ExitStack() as stack:
         lines: ShardWriter | None = None
-        table: _Parquet | None = None
+        table: ParquetFile | None = None
         if "jsonl" in path:
             lines = stack.enter_context(ShardWriter(path["jsonl"]))
         if "parquet" in path:
-            table = stack.enter_context(_Parquet(path["parquet"], columns))
+            table = stack.enter_context(ParquetFile(path["parquet"], columns, "zstd"))
         while batch := list(islice(remaining_rows, _BATCH)):
             count += len(batch)
             if lines is not None:
@@ -167,36 +169,3 @@ def _write(
     if table is not None:
         written[-1]["memory"] = table.memory
     return written
-
-
-class _Parquet:
-    """Writes one row group for each batch, under a temporary name until `commit`."""
-
-    def __init__(self, path: Path, columns: pyarrow.Schema) -> None:
-        import pyarrow.parquet
-
-        self.path = path
-        self.memory = 0
-        self._columns = columns
-        self._temporary = path.with_name(f".{path.name}.tmp")
-        self._writer = pyarrow.parquet.ParquetWriter(self._temporary, columns, compression="zstd")
-
-    def write(self, rows: list[Record]) -> None:
-        """Append a row group."""
-        import pyarrow
-
-        table = pyarrow.Table.from_pylist(rows, schema=self._columns)
-        self.memory += table.nbytes
-        self._writer.write_table(table)
-
-    def commit(self) -> None:
-        """Sync the file and give it its final name."""
-        self._writer.close()
-        replace_file(self._temporary, self.path)
-
-    def __enter__(self) -> _Parquet:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._writer.close()
-        self._temporary.unlink(missing_ok=True)

@@ -10,8 +10,7 @@ import httpx
 
 from scorekit.errors import UserError
 from synth.config import SynthConfig, pair_configs
-from synth.export.files import changed_files
-from synth.stages.export import FOLDER, Export
+from synth.export.files import FOLDER, changed_files
 from synth.storage.store import StageFolder, read_json
 
 #: Patterns of files from an earlier export, which are deleted from the repository.
@@ -66,7 +65,7 @@ def _checked(out_dir: Path, folder: Path, partial: bool) -> dict[str, Any]:
     """Return the manifest of an export that may be pushed. Raises UserError.
 
     folder: the export, or its copy within the export of several pairs."""
-    stage_folder = StageFolder(out_dir, Export.name)
+    stage_folder = StageFolder(out_dir, FOLDER)
     stage_manifest = stage_folder.manifest()
     manifest = read_json(folder / "manifest.json", "files", "rows", "pair_id", hint=_EXPORT_COMMAND)
     if stage_manifest is None or manifest is None or not stage_folder.done():

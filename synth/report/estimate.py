@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from scorekit.llm.limits import read_timeout_s
-from synth.config import SynthConfig
+from synth.config import PART, SynthConfig
 from synth.context import Stage
-from synth.execution.clients import PART
+from synth.cost import PACKED_ALIKE, Cost, Sizes
 from synth.report.rates import TOKENS_PER_S, UNKNOWN, Rates
-from synth.stages.cost import PACKED_ALIKE, Cost, Sizes
 from synth.stages.prefilter_score import PrefilterScore
 from synth.stages.table import ORDER
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from synth.context import Stage
-from synth.report.reasons import explain
+from synth.reasons import explain
 from synth.stages.format_filter import FormatFilter
 from synth.stages.table import ORDER
 from synth.storage.store import Record, StageFolder

@@ -6,7 +6,7 @@ The page is one file without scripts and external content; every text is escaped
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,8 @@ from scorekit.report.page import STYLE, chart_image
 from scorekit.report.render import visible
 from synth.config import SynthConfig, languages
 from synth.context import Stage
+from synth.reasons import explain
 from synth.report.examples import pick_examples
-from synth.report.reasons import explain
 from synth.sources.sampling import TYPES
 from synth.stages.sample_sources import SampleSources
 from synth.stages.table import ORDER
@@ -60,8 +60,8 @@ def write_report(
         facts=_facts(cfg, folder) if cfg else [],
         settings=_settings(cfg) if cfg else "",
         steps=_steps(counts, stages),
-        rejections=_rejections(counts),
-        told=_notes(counts),
+        rejections=[row for c in counts for row in _code_rows(c.stage, _by_count(c), c.records_in)],
+        told=[row for c in counts for row in _code_rows(c.stage, c.told, c.records_out)],
         candidates=_out_of_the_race(stages),
         unread=_unread(folder),
         strata=_strata(cfg, order, stages) if cfg else {},
@@ -173,32 +173,22 @@ def _steps(counts: list[StageCounts], stages: Mapping[str, Any]) -> list[dict[st
     ]
 
 
-def _rejections(counts: Iterable[StageCounts]) -> list[dict[str, Any]]:
-    return [
-        {
-            "stage": c.stage,
-            "code": code,
-            "count": count,
-            "share": count / max(1, c.records_in),
-            "meaning": explain(code),
-        }
-        for c in counts
-        for code, count in sorted(c.rejected.items(), key=lambda item: (-item[1], item[0]))
-    ]
+def _by_count(stage_counts: StageCounts) -> dict[str, int]:
+    """Return the rejected records by code, the most frequent first."""
+    return dict(sorted(stage_counts.rejected.items(), key=lambda item: (-item[1], item[0])))
 
 
-def _notes(counts: Iterable[StageCounts]) -> list[dict[str, Any]]:
-    """Return the notes on accepted records."""
+def _code_rows(stage: str, counts: Mapping[str, int], records: int) -> list[dict[str, Any]]:
+    """Return a row for each code of a stage. records: all of which the counts are a part."""
     return [
         {
-            "stage": c.stage,
+            "stage": stage,
             "code": code,
             "count": count,
-            "share": count / max(1, c.records_out),
+            "share": count / max(1, records),
             "meaning": explain(code),
         }
-        for c in counts
-        for code, count in c.told.items()
+        for code, count in counts.items()
     ]
 
 

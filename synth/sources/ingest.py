@@ -6,13 +6,14 @@ import gc
 import itertools
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
 from scorekit.languages import find_language
 from scorekit.text.markup import normalized
 from synth.config import SynthConfig
+from synth.reasons import Reason, RuleCode
 from synth.record import source_id
 from synth.sources.madlad import Document, SourceFile, peek_newlines, read_documents
 from synth.sources.measure import make_measure
@@ -21,6 +22,9 @@ from synth.sources.sampling import TYPES, BottomK, bucket_of, prioritise
 from synth.sources.segment import Segment, find_blobs, find_segments, mode_code, whole_text
 from synth.sources.source_language import SourceLanguage
 from synth.storage.store import Record
+
+if TYPE_CHECKING:
+    import pyarrow
 
 log = structlog.get_logger()
 
@@ -142,7 +146,7 @@ class Ingest:
         other = iter(self._language.is_other(accepted_texts))
         return [
             [
-                segment._replace(code="source_language")
+                segment._replace(code=Reason.SOURCE_LANGUAGE)
                 if not segment.code and next(other)
                 else segment
                 for segment in segments
@@ -152,7 +156,7 @@ class Ingest:
 
     def _lengths(self, segments_by_document: list[list[Segment]]) -> Iterator[list[float]]:
         """Yield the length of every segment that a blob can contain; 0 for the others."""
-        joinable = ("", "too_short")
+        joinable = (None, RuleCode.TOO_SHORT)
         flat = iter(
             self._measure([p.text for ps in segments_by_document for p in ps if p.code in joinable])
         )
@@ -179,12 +183,11 @@ class Ingest:
     ) -> None:
         bucket = bucket_of(length, self._edges)
         if source.kind == 1 and length > self._blobs.blob_max_tokens:
-            counts.rejected["blob_too_long"] += (
-                1  # a tokenizer may count more tokens for the full blob
-            )
+            # A tokenizer may count more tokens for the full blob.
+            counts.rejected[Reason.BLOB_TOO_LONG] += 1
             return
         if bucket is None:
-            counts.rejected["no_bucket"] += 1
+            counts.rejected[Reason.NO_BUCKET] += 1
             return
         stratum = source.kind * (len(self._edges) - 1) + bucket
         priority = self._priority(identity)
@@ -214,3 +217,29 @@ class Ingest:
             "length_bucket_id": bucket,
             "source_meta": {"madlad": provenance},
         }
+
+
+def record_columns() -> pyarrow.Schema:
+    """Return the columns of the records as Parquet."""
+    import pyarrow as pa
+
+    madlad = {
+        "lang": pa.string(),
+        "split": pa.string(),
+        "doc_id": pa.string(),
+        "file": pa.string(),
+        "line": pa.int64(),
+        "span": pa.list_(pa.int64()),
+        "segment_index": pa.int64(),
+        "segments": pa.int64(),
+        "url": pa.string(),
+    }
+    columns = {
+        "source_id": pa.string(),
+        "source_text": pa.string(),
+        "source_type": pa.string(),
+        "length": pa.float64(),
+        "length_bucket_id": pa.int32(),
+        "source_meta": pa.struct({"madlad": pa.struct(madlad)}),
+    }
+    return pa.schema(columns)

@@ -24,7 +24,8 @@ import httpx
 
 from scorekit.errors import UserError
 from scorekit.languages import find_language, unknown_language
-from synth.config import DataConfig
+from synth.config_sections import DataConfig
+from synth.reasons import Reason
 
 #: The commit of allenai/MADLAD-400 that this was written for: layout v1.
 REVISION = "ecd71297d60c1eb996cd3d7c44c60ad5b55adfc6"
@@ -38,7 +39,7 @@ _LAYOUTS = {
 _NEWLINE_SAMPLE = 100
 
 #: Called with the line (from 1), a code and a reason for each unreadable line.
-Broken = Callable[[int, str, str], None]
+Broken = Callable[[int, Reason, str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,13 +186,13 @@ def _parsed(url: str, broken: Broken, skip: int = 0) -> Iterator[Document]:
                 try:
                     row = json.loads(raw)
                 except (ValueError, RecursionError) as error:  # no JSON, no UTF-8, or too deep
-                    broken(line, "broken_json", str(error))
+                    broken(line, Reason.BROKEN_JSON, str(error))
                     continue
                 document = _document(line, row, broken)
                 if document is not None:
                     yield document
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        broken(line + 1, "broken_gzip", f"{error}; the rest of the file cannot be read")
+        broken(line + 1, Reason.BROKEN_GZIP, f"{error}; the rest of the file cannot be read")
 
 
 def _open(url: str) -> IO[bytes]:
@@ -209,14 +210,14 @@ def _document(line: int, row: Any, broken: Broken) -> Document | None:
     elif isinstance(text, str):
         joined = text
     else:
-        broken(line, "no_text", "no field `text` with a string or a list of strings")
+        broken(line, Reason.NO_TEXT, "no field `text` with a string or a list of strings")
         return None
     url = row.get("url")
     url = url if isinstance(url, str) else None
     try:
         (joined + (url or "")).encode()
     except UnicodeEncodeError as error:  # half of a surrogate pair, written as \ud800
-        broken(line, "broken_json", str(error))
+        broken(line, Reason.BROKEN_JSON, str(error))
         return None
     return Document(line, text, url)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from scorekit.errors import UserError
 from scorekit.languages import find_language
-from synth.config import BucketingConfig
+from synth.config_sections import BucketingConfig
 
 if TYPE_CHECKING:
     import numpy as np

@@ -5,11 +5,21 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from synth.reasons import Reason
 from synth.sources.parts import Part, PartCounts
 from synth.sources.sampling import BottomK
 
 if TYPE_CHECKING:
     import numpy as np
+
+#: Codes of documents that cannot be read.
+_UNREADABLE = (
+    Reason.BROKEN_JSON,
+    Reason.BROKEN_GZIP,
+    Reason.NO_TEXT,
+    Reason.NOT_A_LIST,
+    Reason.NOT_A_STRING,
+)
 
 
 def offer_part(sample: BottomK, part: Part) -> None:
@@ -68,5 +78,4 @@ def first_broken(parts: list[PartCounts]) -> str:
 
 def unread(rejected: Counter[str]) -> Counter[str]:
     """Return the counts of unreadable documents among the rejected ones."""
-    codes = ("broken_json", "broken_gzip", "no_text", "not_a_list", "not_a_string")
-    return Counter({code: rejected[code] for code in codes if rejected[code]})
+    return Counter({code: rejected[code] for code in _UNREADABLE if rejected[code]})

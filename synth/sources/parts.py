@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scorekit.files import replace_file, write_atomic
+from synth.reasons import Reason
 from synth.storage.store import Record, to_line
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class PartCounts:
     broken_lines: int = 0
     broken: list[dict[str, Any]] = field(default_factory=list)
 
-    def note_broken(self, line: int, code: str, reason: str) -> None:
+    def note_broken(self, line: int, code: Reason, reason: str) -> None:
         """Count a line that is not a document."""
         self.rejected[code] += 1
         self.broken_lines += 1

@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from synth.config import BlobConfig, BucketingConfig
+from synth.config_sections import BlobConfig, BucketingConfig
 
 if TYPE_CHECKING:
     import numpy as np

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from synth.config import DataConfig
+from synth.config_sections import DataConfig
+from synth.reasons import Reason
 from synth.record import RejectedRecord
 from synth.sources.decontaminate import digests, evaluation_texts
 from synth.sources.near_duplicates import NearDuplicates
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 _BATCH = 1024
 
 #: Reason codes of removed sources.
-SCREENED = ("contaminated", "near_duplicate")
+SCREENED = (Reason.CONTAMINATED, Reason.NEAR_DUPLICATE)
 
 Screen = Callable[[int, Record], RejectedRecord | None]
 
@@ -72,10 +73,11 @@ def screen(
 
     def verdict(position: int, record: Record) -> RejectedRecord | None:
         if position in contaminated:
-            return RejectedRecord(record, "contaminated", contaminated[position])
+            return RejectedRecord(record, Reason.CONTAMINATED, contaminated[position])
         if resembles is None or resembles[position] < 0:
             return None
         like = read(chosen[resembles[position]])["source_id"]
-        return RejectedRecord(record, "near_duplicate", f"resembles {like}", {"resembles": like})
+        seen = f"resembles {like}"
+        return RejectedRecord(record, Reason.NEAR_DUPLICATE, seen, {"resembles": like})
 
     return verdict

@@ -13,7 +13,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from scorekit.text.sentences import after_space, split_sentences
-from synth.config import SegmentationConfig
+from synth.config_sections import SegmentationConfig
+from synth.reasons import Reason, RuleCode
 from synth.sources.measure import category_weights, char_sums
 
 if TYPE_CHECKING:
@@ -23,14 +24,14 @@ if TYPE_CHECKING:
 
 
 class Segment(NamedTuple):
-    """A segment. code: reason for rejection, or empty. line, paragraph: indexes in the document."""
+    """A segment. code: reason for rejection, or None. line, paragraph: indexes in the document."""
 
     text: str
     start: int
     end: int
     line: int
     paragraph: int
-    code: str = ""
+    code: Reason | RuleCode | None = None
 
 
 class Blob(NamedTuple):
@@ -78,12 +79,12 @@ def whole_text(document: Document) -> str:
     return text if isinstance(text, str) else "\n".join(text)
 
 
-def mode_code(document: Document, mode: str) -> str:
-    """Return the code if segmentation.mode rejects a document, else ""."""
+def mode_code(document: Document, mode: str) -> Reason | None:
+    """Return the code if segmentation.mode rejects a document, else None."""
     is_list = isinstance(document.text, list)
     if mode == "list_field" and not is_list:
-        return "not_a_list"
-    return "not_a_string" if mode == "newline" and is_list else ""
+        return Reason.NOT_A_LIST
+    return Reason.NOT_A_STRING if mode == "newline" and is_list else None
 
 
 def find_segments(
@@ -185,39 +186,39 @@ def _join(left: Segment, right: Segment) -> Segment:
     return left._replace(text=text, end=right.end)
 
 
-def _codes(texts: list[str], cfg: SegmentationConfig) -> list[str]:
-    """Return each text's rejection code, or ""."""
+def _codes(texts: list[str], cfg: SegmentationConfig) -> list[Reason | RuleCode | None]:
+    """Return each text's rejection code, or None."""
     if not cfg.noise_rules:
         return [_length_code(text, cfg) for text in texts]
     counts = char_sums(texts, _counting_weights())
     return [
-        "too_long"
+        RuleCode.TOO_LONG
         if len(text) > cfg.max_chars
         else _noise_code(text, count) or _length_code(text, cfg)
         for text, count in zip(texts, counts, strict=True)
     ]
 
 
-def _length_code(text: str, cfg: SegmentationConfig) -> str:
+def _length_code(text: str, cfg: SegmentationConfig) -> RuleCode | None:
     if len(text) > cfg.max_chars:
-        return "too_long"
-    return "too_short" if len(text) < cfg.min_chars else ""
+        return RuleCode.TOO_LONG
+    return RuleCode.TOO_SHORT if len(text) < cfg.min_chars else None
 
 
-def _noise_code(text: str, count: int) -> str:
+def _noise_code(text: str, count: int) -> Reason | None:
     letters, symbols, spaces = count % _FIELD, count // _FIELD % _FIELD, count // _FIELD**2
     visible = max(1, len(text) - spaces)
     if ("<" in text and _TAG.search(text)) or ("&" in text and len(_ENTITY.findall(text)) > 1):
-        return "noise_html"
+        return Reason.NOISE_HTML
     if ("://" in text or "www." in text) and (
         sum(map(len, _URL.findall(text))) > _MOST_URL * visible
     ):
-        return "noise_url"
+        return Reason.NOISE_URL
     if symbols > _MOST_SYMBOLS * visible:
-        return "noise_code"
+        return Reason.NOISE_CODE
     if (symbols or "(" in text or text.startswith(_CODE_STARTS)) and _CODE.search(text):
-        return "noise_code"
-    return "noise_letters" if letters < _LEAST_LETTERS * visible else ""
+        return Reason.NOISE_CODE
+    return Reason.NOISE_LETTERS if letters < _LEAST_LETTERS * visible else None
 
 
 @lru_cache(1)
@@ -245,7 +246,7 @@ def find_blobs(
     run: list[int] = []
     remaining, chars = float(max_tokens), max_chars
     for index, segment in enumerate(segments):
-        if segment.code not in ("", "too_short"):
+        if segment.code not in (None, RuleCode.TOO_SHORT):
             yield from _blob(full_text, segments, run)
             run, remaining, chars = [], float(max_tokens), max_chars
             continue

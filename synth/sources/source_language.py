@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from scorekit.languages import find_language
@@ -74,7 +75,8 @@ class SourceLanguage:
         return match is not None and match[0] > SOURCES.max_other_variant
 
 
-def _letter_weights(scripts: Sequence[str]) -> np.ndarray:
+@lru_cache(16)
+def _letter_weights(scripts: tuple[str, ...]) -> np.ndarray:
     """Return weights by code point: letters (dense ones twice), and the scripts' letters in the
     upper field."""
     import numpy as np

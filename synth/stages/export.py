@@ -15,9 +15,9 @@ from scorekit.errors import UserError
 from scorekit.files import put_folder
 from scorekit.processes import end_worker_with_parent, usable_cpus
 from synth.config import SynthConfig
+from synth.cost import PACKED, Cost, Sizes
 from synth.execution.stage_types import GlobalStage
-from synth.export.files import FileJob, changed_files, is_written, plan_files, write_files
-from synth.stages.cost import PACKED, Cost, Sizes
+from synth.export.files import FOLDER, FileJob, changed_files, is_written, plan_files, write_files
 from synth.stages.score_select_best import ScoreSelectBest
 from synth.storage.stats import funnel
 from synth.storage.store import StageFolder, read_json
@@ -25,7 +25,6 @@ from synth.storage.store import StageFolder, read_json
 if TYPE_CHECKING:
     from synth.context import StageContext
 
-FOLDER = "export"
 #: Folder of an export until it is complete and renamed.
 STAGING = ".export"
 _VERSIONS = ("scorekit", "torch", "transformers")
@@ -38,7 +37,7 @@ class Export(GlobalStage):
     option, manifest.json and README.md. The old folder stays until the new one is complete.
     """
 
-    name = "export"
+    name = FOLDER
     outputs = (FOLDER, STAGING, "report.html")
     has_shards = False
 
@@ -68,7 +67,7 @@ class Export(GlobalStage):
     def run(self, ctx: StageContext, manifest: dict[str, Any]) -> None:
         """Write the export. Raises UserError if the filter has not finished all shards."""
         from synth.export.card import write_card
-        from synth.storage.manifest import write_manifest
+        from synth.export.manifest import write_manifest
 
         source = ctx.input_of(self)
         if not source.done():
@@ -84,7 +83,7 @@ class Export(GlobalStage):
         counts = funnel(
             (stage.name for stage in self.previous_stages), ctx.out_dir, ctx.fallback_dir
         )
-        write_manifest(staging / "manifest.json", ctx, files, counts, manifest)
+        write_manifest(staging / "manifest.json", ctx, files, counts, manifest["digest"])
         write_card(staging / "README.md", ctx, files, counts)
         names = {file["name"] for file in files} | {"manifest.json", "README.md"}
         for path in staging.iterdir():

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scorekit.text.rules import Pair
 from synth.config import SynthConfig
+from synth.cost import PACKED_ALIKE, Cost, Sizes
 from synth.execution.stage_types import MapStage
 from synth.filters import RuleVerdict, as_metadata, check_rules
+from synth.reasons import Code, Family, FamilyCode, Reason, RuleCode
 from synth.record import KeptRecord, RejectedRecord
 from synth.sources.decontaminate import digests, evaluation_texts
 from synth.sources.measure import make_measure
-from synth.stages.cost import PACKED_ALIKE, Cost, Sizes
 from synth.storage.distributions import Distribution, DistributionChart, Distributions, stratum
 from synth.storage.store import Record
 
@@ -124,7 +125,7 @@ class FormatFilter(MapStage):
             tried.append({"index": candidate["index"], "reason_code": code})
             first = first or RejectedRecord(record, code, reason, result_fields)
         if first is None:
-            return RejectedRecord(record, "no_candidates", "topk is empty")
+            return RejectedRecord(record, Reason.NO_CANDIDATES, "topk is empty")
         first.more["filters"]["tried"] = tried[1:]
         return first
 
@@ -146,9 +147,9 @@ class _CandidateCheck(NamedTuple):
     """The check of one candidate: its `filters`, rejection code or None, reason, and note."""
 
     filters: dict[str, Any]
-    code: str | None = None
+    code: Code | None = None
     reason: str = ""
-    note_code: str = ""
+    note_code: Code | None = None
 
 
 async def _check_candidate(src: str, mt: str, clients: Clients) -> _CandidateCheck:
@@ -157,7 +158,7 @@ async def _check_candidate(src: str, mt: str, clients: Clients) -> _CandidateChe
     filters: dict[str, Any] = {"passed": [], "failed": [], "judge": None}
     texts = evaluation_texts(clients.cfg.data.decontaminate)
     if texts is not None and (shared := texts.find(mt)) is not None:
-        return _CandidateCheck(filters, "contaminated", shared)
+        return _CandidateCheck(filters, Reason.CONTAMINATED, shared)
     verdict = RuleVerdict()
     pair = Pair(src, mt, *clients.languages)
     if cfg.rule_based:
@@ -173,9 +174,8 @@ async def _check_candidate(src: str, mt: str, clients: Clients) -> _CandidateChe
     if "error" not in judgement:
         return _judged_check(filters, judgement, doubt, clients.judge_understands)
     if cfg.llm_judge.fail_policy != "permissive":
-        return _CandidateCheck(
-            filters, f"judge_error:{judgement['error']}", "the judge gave no verdict"
-        )
+        code = Family.JUDGE_ERROR.code(judgement["error"])
+        return _CandidateCheck(filters, code, "the judge gave no verdict")
     own_failures = check_rules(pair, cfg.rules).failed if doubt else {}
     if own_failures:
         return _CandidateCheck(filters, *next(iter(own_failures.items())))
@@ -183,7 +183,7 @@ async def _check_candidate(src: str, mt: str, clients: Clients) -> _CandidateChe
 
 
 def _judged_check(
-    filters: dict[str, Any], judgement: dict[str, Any], doubt: str | None, understands: bool
+    filters: dict[str, Any], judgement: dict[str, Any], doubt: RuleCode | None, understands: bool
 ) -> _CandidateCheck:
     """Return the check that follows from a verdict.
 
@@ -191,13 +191,14 @@ def _judged_check(
     if doubt and not understands and judgement["pass"]:
         return _CandidateCheck(filters, note_code=_unjudged_code(doubt))
     if judgement["pass"]:
-        return _CandidateCheck(filters, note_code=f"doubt_passed:{doubt}" if doubt else "")
+        note = Family.DOUBT_PASSED.code(doubt) if doubt else None
+        return _CandidateCheck(filters, note_code=note)
     word = re.sub(r"[^a-z0-9_]+", "_", str(judgement["reason_code"]).lower())[:40] or "unnamed"
     notes = judgement.get("notes") or ""
     if doubt and understands:
-        return _CandidateCheck(filters, f"doubt_refused:{doubt}", f"{word}: {notes}")
-    return _CandidateCheck(filters, f"judge:{word}", notes)
+        return _CandidateCheck(filters, Family.DOUBT_REFUSED.code(doubt), f"{word}: {notes}")
+    return _CandidateCheck(filters, Family.JUDGE_VERDICT.code(word), notes)
 
 
-def _unjudged_code(doubt: str | None) -> str:
-    return f"doubt_unjudged:{doubt}" if doubt else ""
+def _unjudged_code(doubt: RuleCode | None) -> FamilyCode | None:
+    return Family.DOUBT_UNJUDGED.code(doubt) if doubt else None

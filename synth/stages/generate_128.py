@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from synth.config import SynthConfig
+from synth.cost import Cost, Sizes
 from synth.execution.clients import Clients
 from synth.execution.stage_types import MapStage
+from synth.reasons import Reason
 from synth.record import KeptRecord, RejectedRecord, SourceFailed, teacher_seed
-from synth.stages.cost import Cost, Sizes
 from synth.stages.settings import teacher_settings
 from synth.storage.store import Record
 
@@ -62,9 +63,8 @@ class Generate128(MapStage):
         except SourceFailed as error:
             return RejectedRecord(record, error.code, str(error))
         same = len(candidates) > 1 and distinct_texts(candidates) == 1
-        return KeptRecord(
-            {**record, "candidates": candidates}, "identical_candidates" if same else ""
-        )
+        note = Reason.IDENTICAL_CANDIDATES if same else None
+        return KeptRecord({**record, "candidates": candidates}, note)
 
 
 def distinct_texts(candidates: Sequence[Mapping[str, Any]]) -> int:

@@ -11,10 +11,11 @@ from typing import Any
 
 from scorekit.text import checks
 from synth.config import SynthConfig
-from synth.execution.clients import Clients
+from synth.cost import Cost, Sizes
+from synth.execution.clients import Clients, Score
 from synth.execution.stage_types import MapStage
+from synth.reasons import Family, FamilyCode, Reason, RuleCode
 from synth.record import KeptRecord, RejectedRecord, SourceFailed, teacher_seed
-from synth.stages.cost import Cost, Sizes
 from synth.stages.settings import metricx_settings, teacher_settings
 from synth.storage.distributions import Distribution, DistributionChart, Distributions, stratum
 from synth.storage.store import Record
@@ -87,9 +88,9 @@ class PrefilterScore(MapStage):
         generation = clients.cfg.teacher.generation
         seed = teacher_seed(clients.seed, record["source_id"], "prefilter")
         texts: dict[str, str] = {}
-        for which, temperature in (
-            ("greedy", generation.greedy_temperature),
-            ("sample", generation.sample_temperature),
+        for which, family, temperature in (
+            ("greedy", Family.GREEDY, generation.greedy_temperature),
+            ("sample", Family.SAMPLE, generation.sample_temperature),
         ):
             try:
                 (choice,) = await clients.translate(record, temperature=temperature, n=1, seed=seed)
@@ -97,12 +98,12 @@ class PrefilterScore(MapStage):
                 return RejectedRecord(record, error.code, str(error))
             code = broken_output(record["source_text"], choice)
             if code is not None:
-                return RejectedRecord(record, f"{which}_{code}", more={which: choice["text"]})
+                return RejectedRecord(record, family.code(code), more={which: choice["text"]})
             texts[which] = choice["text"]
         greedy, sample = await clients.score(record["source_text"], list(texts.values()))
-        for which, score in (("greedy", greedy), ("sample", sample)):
+        for family, score in ((Family.GREEDY, greedy), (Family.SAMPLE, sample)):
             if score.value is None:
-                return RejectedRecord(record, f"{which}_score_{score.error}", more=texts)
+                return RejectedRecord(record, family.code(no_score_code(score)), more=texts)
         assert greedy.value is not None and sample.value is not None
         scores = {
             "score_greedy": greedy.value,
@@ -112,6 +113,11 @@ class PrefilterScore(MapStage):
         if clients.cfg.prefilter.store_texts:
             scores |= texts  # type: ignore[arg-type]
         return KeptRecord({**record, "prefilter": scores})
+
+
+def no_score_code(score: Score) -> FamilyCode:
+    """Return the reason code of a translation without a score."""
+    return Family.SCORE.code(str(score.error))
 
 
 def improvements(records: Iterable[Record]) -> Distributions:
@@ -126,19 +132,20 @@ def improvements(records: Iterable[Record]) -> Distributions:
     return {**spreads, "strata": strata}
 
 
-def broken_output(src: str, choice: dict[str, Any]) -> str | None:
+def broken_output(src: str, choice: dict[str, Any]) -> Reason | RuleCode | None:
     """Return the reason code of a broken translation; None if it may be valid.
 
     Choices that the server aborted ("abort", "error") are retried in scorekit/llm/wire.py.
     """
     reason = choice["finish_reason"]
     if reason == "length":
-        return "cut"
+        return Reason.CUT
     if reason == "content_filter":
-        return "content_filter"
+        return Reason.CONTENT_FILTER
     if not choice["text"].strip():
-        return "empty"
-    return "looping" if reason == "repetition" or _loops(src, choice["text"]) else None
+        return RuleCode.EMPTY
+    is_looping = reason == "repetition" or _loops(src, choice["text"])
+    return Reason.LOOPING if is_looping else None
 
 
 def _loops(src: str, text: str) -> bool:

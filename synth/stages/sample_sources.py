@@ -18,21 +18,23 @@ import structlog
 
 from scorekit.errors import UserError
 from scorekit.files import write_atomic
-from synth.config import DataConfig, SynthConfig
+from synth.config import SynthConfig
+from synth.config_sections import DataConfig
 from synth.context import StageContext
+from synth.cost import Cost, Sizes
+from synth.execution.stage_start import check_begun, own_shards
 from synth.execution.stage_types import GlobalStage
+from synth.reasons import Reason
 from synth.record import RejectedRecord
-from synth.sources.ingest import Ingest
+from synth.sources.ingest import Ingest, record_columns
 from synth.sources.madlad import REVISION, SourceFile, madlad_id, source_files
 from synth.sources.merge import choose, first_broken, no_source_reason, offer_part, unread
-from synth.sources.parquet import SourcesParquet
 from synth.sources.parts import Part, PartCounts, PartReaders
 from synth.sources.sampling import TYPES, BottomK, plan_quotas
 from synth.sources.screen import SCREENED, is_screened, screen, screen_settings
-from synth.stages.cost import Cost, Sizes
 from synth.storage.distributions import Distribution, DistributionChart, Distributions, stratum
 from synth.storage.locks import RETRY_S, WorkClaims, hold_locks, release
-from synth.storage.stage_start import check_begun, own_shards
+from synth.storage.parquet import ParquetFile
 from synth.storage.store import Record, ShardWriter, StageFolder, to_line
 
 if TYPE_CHECKING:
@@ -248,7 +250,8 @@ class _Sampling:
         documents = sum(part.documents + part.broken_lines for part in counts_list)
         share = max(
             unreadable.total() / max(1, documents),
-            unreadable["broken_gzip"] / len(counts_list),  # the rest of such a file is unreadable
+            unreadable[Reason.BROKEN_GZIP]
+            / len(counts_list),  # the rest of such a file is unreadable
         )
         if share > self.data.max_unreadable:
             self._read_again()
@@ -273,7 +276,7 @@ class _Sampling:
         size = self.cfg.run.shard_records
         with (
             PartReaders(self.parts) as readers,
-            SourcesParquet(self.ctx.out_dir / _VIEW) as parquet,
+            ParquetFile(self.ctx.out_dir / _VIEW, record_columns(), "snappy") as parquet,
         ):
             verdict = screen(self.data, chosen, readers.read, self.folder.path / "parts")
             for index, start in enumerate(range(0, len(chosen), size)):
@@ -309,8 +312,8 @@ class _Sampling:
         num_segments = sum(part.pieces for part in counts_list)
         unreadable = unread(rejected)
         rejected -= unreadable
-        rejected["duplicate"] = doubles
-        rejected["not_sampled"] = num_segments - sampled.total() - rejected.total()
+        rejected[Reason.DUPLICATE] = doubles
+        rejected[Reason.NOT_SAMPLED] = num_segments - sampled.total() - rejected.total()
         screened = Counter({code: sampled.pop(code) for code in SCREENED if sampled[code]})
         rejected = +rejected
         buckets = len(self.cfg.bucketing.boundaries) - 1

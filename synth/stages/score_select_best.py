@@ -10,12 +10,13 @@ from typing import Any
 from scorekit.errors import UserError
 from synth.config import SynthConfig
 from synth.context import StageContext
+from synth.cost import Cost, Sizes
 from synth.execution.clients import Clients
 from synth.execution.stage_types import MapStage
+from synth.reasons import Reason
 from synth.record import KeptRecord, RejectedRecord
-from synth.stages.cost import Cost, Sizes
 from synth.stages.generate_128 import distinct_texts
-from synth.stages.prefilter_score import broken_output
+from synth.stages.prefilter_score import broken_output, no_score_code
 from synth.stages.settings import metricx_settings
 from synth.storage.distributions import Distribution, DistributionChart, Distributions, stratum
 from synth.storage.locks import hold_locks
@@ -110,7 +111,7 @@ class ScoreSelectBest(MapStage):
         for candidate in able:
             score = scores[candidate["text"]]
             if score.value is None:
-                out[f"score_{score.error}"] += 1
+                out[no_score_code(score)] += 1
             else:
                 index, text = candidate["index"], candidate["text"]
                 scored.append({"index": index, "text": text, "score": score.value})
@@ -121,13 +122,13 @@ class ScoreSelectBest(MapStage):
         }
         base_record = {key: value for key, value in record.items() if key != "candidates"}
         base_record["candidate_counts"] = {**counts, "out": dict(sorted(out.items()))}
-        if out["content_filter"] == counts["asked"]:
+        if out[Reason.CONTENT_FILTER] == counts["asked"]:
             return RejectedRecord(
-                base_record, "content_filter", f"all {counts['asked']} candidates"
+                base_record, Reason.CONTENT_FILTER, f"all {counts['asked']} candidates"
             )
         if not scored:
             return RejectedRecord(
-                base_record, "no_candidate", ", ".join(f"{k} {n}" for k, n in out.items())
+                base_record, Reason.NO_CANDIDATE, ", ".join(f"{k} {n}" for k, n in out.items())
             )
         scored.sort(key=lambda candidate: (candidate["score"], candidate["index"]))
         topk = _distinct(scored)[: final.store_top_k]
@@ -136,7 +137,7 @@ class ScoreSelectBest(MapStage):
             topk = [candidate for candidate in topk if candidate["score"] <= final.max_score]
             if not topk:
                 reason = f"the best scored {best:.3f}, over {final.max_score:g}"
-                return RejectedRecord(base_record, "over_max_score", reason)
+                return RejectedRecord(base_record, Reason.OVER_MAX_SCORE, reason)
         result = {**base_record, "topk": topk, "worst": scored[-1] if len(scored) > 1 else None}
         if final.store_candidates:
             result["candidates"] = scored

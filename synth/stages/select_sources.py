@@ -19,9 +19,10 @@ from scorekit.errors import UserError
 from scorekit.numeric.thresholds import below, lowest_equal
 from synth.config import SynthConfig
 from synth.context import StageContext
+from synth.cost import Cost, Sizes
 from synth.execution.stage_types import GlobalStage
+from synth.reasons import Reason
 from synth.record import RejectedRecord
-from synth.stages.cost import Cost, Sizes
 from synth.stages.prefilter_score import improvement, improvements
 from synth.storage.distributions import Distributions
 from synth.storage.store import Record, ShardWriter, StageFolder
@@ -143,7 +144,7 @@ def _write_shard(
             if rank is not None:
                 accepted.write({**record, "rank": rank})
                 if record["prefilter"]["improvement"] <= 0:
-                    noted["no_improvement"] += 1
+                    noted[Reason.NO_IMPROVEMENT] += 1
             else:
                 rejection = _not_chosen(record, threshold)
                 rejected.write(rejection.as_record(folder.name))
@@ -167,9 +168,9 @@ def _not_chosen(record: Record, threshold: float | None) -> RejectedRecord:
     improvement = record["prefilter"]["improvement"]
     if threshold is not None and below(improvement, threshold):
         return RejectedRecord(
-            record, "below_min_improvement", f"{improvement:.3f}, under {threshold:g}"
+            record, Reason.BELOW_MIN_IMPROVEMENT, f"{improvement:.3f}, under {threshold:g}"
         )
-    return RejectedRecord(record, "not_selected")
+    return RejectedRecord(record, Reason.NOT_SELECTED)
 
 
 def _records(ctx: StageContext, source: StageFolder) -> Iterator[Record]:

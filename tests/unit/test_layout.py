@@ -69,6 +69,26 @@ TRAINER = {
         "trainer.roleplay",
     ),
 }
+#: The rooms of synth. Each may import itself and those before it; what is not listed, everything.
+_ROOMS_OF_SYNTH = (
+    "synth.reasons",
+    "synth.filters",
+    "synth.config_sections",
+    "synth.config",
+    "synth.cost",
+    "synth.log",
+    "synth.storage",
+    "synth.record",
+    "synth.context",
+    "synth.sources",
+    "synth.execution",
+    "synth.export",
+    "synth.stages",
+    "synth.location",
+    "synth.report",
+)
+SYNTH = {name: _ROOMS_OF_SYNTH[: i + 1] for i, name in enumerate(_ROOMS_OF_SYNTH)}
+ROOMS = TRAINER | SYNTH
 #: Files of its own that a folder has at most.
 FULLEST = 16
 
@@ -76,11 +96,11 @@ FULLEST = 16
 def _rule_unit(path: Path) -> str:
     """Return the unit that the rules are about.
 
-    Each service is a unit, and so is each package of the server half and of the trainer.
+    Each service is a unit, and so is each package of the server half, of the trainer and of synth.
     """
     parts = path.relative_to(ROOT).with_suffix("").parts
     deep = parts[0] == "services" or parts[:2] == ("scorekit", "server")
-    deep = deep or ".".join(parts[:2]) in TRAINER
+    deep = deep or ".".join(parts[:2]) in ROOMS
     return ".".join(parts[:2] if deep else parts[:1])
 
 
@@ -104,7 +124,7 @@ def _allowed(unit: str, imported: str) -> bool:
     if unit.startswith("services"):
         return top == "scorekit" or imported == unit or imported.startswith(unit + ".")
     is_own = top == unit or (unit, top) == ("synth_parallel", "synth")  # its other name
-    is_own = is_own or any(imported.startswith(prefix + ".") for prefix in TRAINER.get(unit, ()))
+    is_own = is_own or any(imported.startswith(prefix + ".") for prefix in ROOMS.get(unit, ()))
     return is_own or (top == "scorekit" and not imported.startswith("scorekit.server"))
 
 

@@ -13,11 +13,9 @@ requested again.
 from __future__ import annotations
 
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
 
-from scorekit.errors import UserError
 from synth.storage.answer_cache.base import AnswerCache as AnswerCache
-from synth.storage.answer_cache.redis_server import REDIS_PASSWORD, RedisAnswers
+from synth.storage.answer_cache.redis_server import RedisAnswers
 from synth.storage.answer_cache.repair import repair_database as repair_database
 from synth.storage.answer_cache.sqlite_file import SqliteAnswers
 
@@ -26,27 +24,4 @@ def open_answers(location: str | Path) -> AnswerCache:
     """Open a SQLite file (a path), or a Redis or Valkey (redis://, rediss://, unix://).
 
     Raises UserError."""
-    check_place(str(location))
     return RedisAnswers(str(location)) if "://" in str(location) else SqliteAnswers(Path(location))
-
-
-def check_place(location: str) -> None:
-    """Raise UserError for an invalid location, and for a URL with a password.
-
-    The password would be in the saved config and in logs."""
-    if "://" not in location:
-        return
-    try:
-        parts = urlsplit(location)
-        has_password = parts.password is not None or "password" in parse_qs(parts.query)
-        is_supported = parts.scheme in ("redis", "rediss", "unix") and (parts.port or True)
-    except ValueError:
-        has_password, is_supported = False, False
-    if has_password:
-        raise UserError(
-            f"run.answers: a URL must not contain a password. Put it into {REDIS_PASSWORD}"
-        )
-    if not is_supported:
-        raise UserError(
-            "run.answers: give a path, redis://HOST:PORT/0, rediss://HOST:PORT/0 or unix://PATH"
-        )

@@ -9,12 +9,11 @@ from typing import Any
 import structlog
 
 from scorekit.errors import UserError
+from synth.config_sections import REDIS_PASSWORD
 from synth.storage.answer_cache.base import pack, unpack
 
 log = structlog.get_logger()
 
-#: Environment variable with the Redis password: URLs are visible in configs and process lists.
-REDIS_PASSWORD = "SYNTH_REDIS_PASSWORD"
 _REDIS_TRIES = 12  # with pauses of 0.2 to 5 s: three quarters of a minute
 
 

@@ -12,11 +12,12 @@ import structlog
 from scorekit.errors import UserError
 from scorekit.files import identity_of
 from synth.storage.answer_cache.base import pack, unpack
-from synth.storage.answer_cache.salvage import PAGE
 from synth.storage.locks import try_lock
 
 log = structlog.get_logger()
 
+#: Page size in bytes of our files (SQLite's default).
+PAGE = 4096
 _LOOKUP = 500  # keys a SELECT; SQLite allows 999 variables at least
 _BUSY_S = 60.0  # while other processes write
 
@@ -119,7 +120,7 @@ def opened(path: Path) -> sqlite3.Connection:
     db.execute("PRAGMA journal_mode=WAL")
     db.execute("PRAGMA synchronous=NORMAL")
     # Rows by number, with the keys in a separate index: a damaged index hides no row, and a damaged
-    # page only its own rows. `salvage` depends on this layout.
+    # page only its own rows. `repair` depends on this layout.
     db.execute(
         "CREATE TABLE IF NOT EXISTS answers "
         "(id INTEGER PRIMARY KEY, key BLOB NOT NULL, value BLOB NOT NULL)"

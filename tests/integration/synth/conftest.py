@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 import pytest
+import structlog
 
 from scorekit.server.fake import FakeBackend
 from testing.openai_server import FakeOpenAI
 from testing.servers import running_service
 from tests.kits.synth.driver import TEXTS, config, korean, run, write_sources
+
+
+@pytest.fixture(autouse=True)
+def restore_log():
+    """Restore the log settings, because a run sends the log of the process to its folder."""
+    log_config = structlog.get_config()
+    yield
+    structlog.configure(**log_config)
+
+
+@pytest.fixture(autouse=True)
+def no_charts(request, monkeypatch):
+    """Draw no charts where no test looks at them: they take half of a small run's time."""
+    if request.node.path.parent.name not in ("report", "export"):
+        monkeypatch.setattr("synth.report.page.chart_image", lambda *arguments: None)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-import structlog
 from typer.testing import CliRunner
 
 from bench.chaos.synth import write_corpus
@@ -26,13 +25,8 @@ NOBODY = f"http://127.0.0.1:{free_port()}"
 
 @pytest.fixture(autouse=True)
 def quiet_terminal(monkeypatch):
-    """Suppress messages about slow services, which depend on the machine's load.
-
-    The command sets up the log of its process."""
+    """Suppress messages about slow services, which depend on the machine's load."""
     monkeypatch.setattr("synth.execution.services.AWAY_S", 1e9)
-    log_config = structlog.get_config()
-    yield
-    structlog.configure(**log_config)
 
 
 @pytest.fixture(scope="module")

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from synth.config import SynthConfig
+from synth.config import PART, SynthConfig
 from synth.context import StageContext
-from synth.execution.clients import EASY, PART
+from synth.execution.clients import EASY
 from synth.execution.driver import run_map_stage
+from synth.execution.stage_start import prepare_stage
 from synth.execution.stage_types import MapStage
 from synth.record import source_id
 from synth.stages.table import ORDER
-from synth.storage.stage_start import prepare_stage
 from synth.storage.store import Record, ShardWriter, StageFolder, digest_of
 
 STAGES = ORDER[1:5]

@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[3]
 NO_WRITERS = {
     "scorekit/score_database.py",  # moves a broken file aside
     "synth/storage/answer_cache/repair.py",  # a SQLite file with its log
-    "synth/storage/views.py",  # appends
+    "synth/report/views.py",  # appends
     "trainer/rl/engines/vllm.py",  # weights for a server, unused after the run
 }
 

@@ -21,6 +21,7 @@ from scorekit.server.fake import FakeBackend
 from synth.config import SynthConfig, answers_place
 from synth.context import StageContext
 from synth.execution.services import open_clients
+from synth.execution.stage_start import prepare_stage
 from synth.record import RejectedRecord, source_id
 from synth.run import RunOptions, run_stages
 from synth.sources.madlad import hub_pattern
@@ -30,7 +31,6 @@ from synth.stages.prefilter_score import PrefilterScore
 from synth.stages.sample_sources import SampleSources
 from synth.stages.score_select_best import ScoreSelectBest
 from synth.stages.select_sources import choose, write_entries
-from synth.storage.stage_start import prepare_stage
 from synth.storage.stats import StageStats
 from synth.storage.store import StageFolder
 from testing.judge import running_judge

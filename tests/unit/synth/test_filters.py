@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
-from typing import get_args
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +13,8 @@ from pydantic import ValidationError
 
 from bench.filters import DIRECTIONS, is_rejected, seven, third_languages
 from scorekit.text.rules import Pair
-from synth.filters import RULES, Code, RuleConfig, abstentions, check_rules
+from synth.filters import RULES, RuleConfig, abstentions, check_rules
+from synth.reasons import RuleCode
 
 ROOT = Path(__file__).parents[3]
 TAGS = {
@@ -126,7 +126,7 @@ def test_each_rule_names_what_it_is_for(code, mt, more):
 
 
 def test_every_code_has_a_case_and_a_rule():
-    assert {code for code, *_ in CASES} == set(RULES) == set(get_args(Code))
+    assert {code for code, *_ in CASES} == set(RULES) == set(RuleCode)
 
 
 @pytest.mark.parametrize(

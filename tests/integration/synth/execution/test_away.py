@@ -11,7 +11,7 @@ from scorekit.server.fake import FakeBackend
 from scorekit.server.http.settings import ServiceSettings
 from synth.context import StageContext
 from synth.execution.processes import run_map_stage_on_processes
-from synth.storage.stage_start import prepare_stage
+from synth.execution.stage_start import prepare_stage
 from testing.servers import running_app, wait_ready
 from tests.kits.synth.driver import STAGES, TEXTS, config, output, write_sources
 

@@ -11,12 +11,12 @@ from scorekit.errors import UserError
 from scorekit.schemas import TranslationSample
 from scorekit.server.fake import FakeBackend, fake_score
 from synth.export.card import card
-from synth.report.page import _notes, write_report
-from synth.report.reasons import explain
+from synth.reasons import explain
+from synth.report.page import _code_rows, write_report
+from synth.report.totals import write_stats
 from synth.stages.table import BY_NAME
 from synth.storage.stats import count_stage, funnel
 from synth.storage.store import StageFolder
-from synth.storage.totals import write_stats
 from testing.openai_server import FakeOpenAI
 from testing.servers import PATIENCE_S, running_service, wait_until
 from tests.kits.synth.driver import (
@@ -259,7 +259,8 @@ def test_identical_candidates_are_told_and_scored_once(tmp_path, teacher, metric
         "count": 4,
         "share": 1.0,
     }
-    (row,) = [row for row in _notes(funnel(BY_NAME, tmp_path)) if row["stage"] == "generate_128"]
+    (counts,) = [c for c in funnel(BY_NAME, tmp_path) if c.stage == "generate_128"]
+    (row,) = _code_rows(counts.stage, counts.told, counts.records_out)
     assert row == expected_row | {"meaning": explain("identical_candidates")}
     page = write_report(tmp_path).read_text()
     assert "<code>identical_candidates</code>" in page and "100.00 %" in page

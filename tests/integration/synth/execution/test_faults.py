@@ -11,21 +11,12 @@ import subprocess
 import sys
 
 import pytest
-import structlog
 from typer.testing import CliRunner
 
 from bench.chaos.synth import export_bytes, write_corpus
 from synth.__main__ import app
 from synth.storage.store import StageFolder
 from tests.kits.synth.driver import config, is_paid
-
-
-@pytest.fixture(autouse=True)
-def restore_log():
-    """Restore the log settings, because a run sends the log of the process to its folder."""
-    config = structlog.get_config()
-    yield
-    structlog.configure(**config)
 
 
 @pytest.fixture(scope="module")

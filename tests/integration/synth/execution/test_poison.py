@@ -22,14 +22,6 @@ PREFILTER = STAGES[:1]
 POISON = [f"number {i} " for i in range(12)]
 
 
-@pytest.fixture(autouse=True)
-def restore_log():
-    """Restore the log settings, because a run sends the log of the process to its folder."""
-    config = structlog.get_config()
-    yield
-    structlog.configure(**config)
-
-
 class FailingServer(FakeOpenAI):
     """A server that fails for those texts. failure: a status, or "close"."""
 

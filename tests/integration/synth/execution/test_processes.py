@@ -15,7 +15,7 @@ import yaml
 from scorekit.errors import UserError
 from synth.context import StageContext, StageIncomplete
 from synth.execution.processes import run_map_stage_on_processes
-from synth.storage.stage_start import prepare_stage
+from synth.execution.stage_start import prepare_stage
 from synth.storage.stats import process_stats
 from testing.servers import PATIENCE_S, wait_until
 from tests.kits.synth.driver import STAGES, config, is_paid, output, run, write_sources

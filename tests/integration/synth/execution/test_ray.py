@@ -9,10 +9,10 @@ import pytest
 from scorekit.errors import ServiceUnreachable, UserError
 from synth.context import StageContext
 from synth.execution.cluster import run_map_stage_on_ray, shared_budget
+from synth.execution.stage_start import prepare_stage
 from synth.execution.stage_types import MapStage
 from synth.preflight import check_run
 from synth.run import RunOptions
-from synth.storage.stage_start import prepare_stage
 from testing.servers import PATIENCE_S, wait_until
 from tests.kits.synth.driver import (
     STAGES,

@@ -17,8 +17,8 @@ import yaml
 
 from scorekit.errors import UserError
 from synth.export.files import ShardSlice, plan_files
+from synth.repair import repair
 from synth.run import RunOptions, run_stages
-from synth.storage.repair import repair
 from synth.storage.store import StageFolder, read_records
 from testing.servers import alive, wait_until
 from tests.kits.synth.output import (

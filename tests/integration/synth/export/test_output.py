@@ -19,11 +19,11 @@ from synth.report.estimate import plan
 from synth.report.page import write_report
 from synth.report.rates import Rates
 from synth.report.tables import estimate, status
+from synth.report.totals import write_stats
+from synth.report.views import write_views
 from synth.storage.distributions import Distribution
 from synth.storage.stats import Exporter, StageStats, scorer_stats
 from synth.storage.store import StageFolder, read_records
-from synth.storage.totals import write_stats
-from synth.storage.views import write_views
 from testing.servers import free_port, running_service
 from tests.kits.synth.output import (
     HOSTILE,

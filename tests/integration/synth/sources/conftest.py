@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import structlog
 
 from demo.madlad_shard import documents, write_shard
 from scorekit import languages
@@ -11,15 +10,10 @@ from scorekit.server.fake import FakeBackend
 from testing.servers import running_service
 
 
-#: For each tag: its name in the prompt, a text in it, and a text in its other variant (None if no
-#: check distinguishes them) with the code that rejects it.
 @pytest.fixture
 def restore_state(monkeypatch):
-    """Restore log and languages, which a run changes for the process."""
+    """Restore the languages, which a run changes for the process."""
     monkeypatch.setattr(languages, "_ADDED", {})
-    log_config = structlog.get_config()
-    yield
-    structlog.configure(**log_config)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ import json
 import os
 
 import pytest
-import structlog
 import yaml
 from typer.testing import CliRunner
 
@@ -15,21 +14,14 @@ from scorekit.config import load_config
 from synth.__main__ import app
 from synth.config import SynthConfig
 from synth.context import StageContext
+from synth.export.manifest import corpus
 from synth.report.page import write_report
-from synth.storage.manifest import corpus
 from synth.storage.store import StageFolder
 
 
 def invoke(tmp_path, *arguments):
-    """Run the command, and restore the log of the process afterwards."""
-    log_config = structlog.get_config()
-    try:
-        return CliRunner().invoke(
-            app,
-            ["run", "--config", str(tmp_path / "c.yaml"), "--stage", "sample_sources", *arguments],
-        )
-    finally:
-        structlog.configure(**log_config)
+    command = ["run", "--config", str(tmp_path / "c.yaml"), "--stage", "sample_sources"]
+    return CliRunner().invoke(app, [*command, *arguments])
 
 
 def prepare(tmp_path, *broken):
@@ -57,7 +49,7 @@ def test_documents_that_cannot_be_read_are_told_of_everywhere(tmp_path):
     stats = json.loads((tmp_path / "run/stats.json").read_bytes())["stages"]["sample_sources"]
     assert stats["unreadable"] == {"broken_json": 1, "no_text": 1}
     cfg = load_config(SynthConfig, tmp_path / "c.yaml")
-    corpus_stats = corpus(StageContext(cfg, cfg.run.out_dir))
+    corpus_stats = corpus(StageContext(cfg, cfg.run.out_dir), "sample_sources")
     assert corpus_stats["unreadable"] == stats["unreadable"] and corpus_stats["documents"] == 6
     page = write_report(tmp_path / "run").read_text()
     assert "broken_json" in page and "line 7" in page

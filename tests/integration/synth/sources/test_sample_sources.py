@@ -10,8 +10,9 @@ import pytest
 
 from demo.madlad_shard import documents, write_shard
 from scorekit.errors import UserError
-from synth.config import DataConfig
+from synth.config_sections import DataConfig
 from synth.context import StageContext
+from synth.execution.stage_start import prepare_stage
 from synth.sources.madlad import (
     REVISION,
     SourceFile,
@@ -21,7 +22,6 @@ from synth.sources.madlad import (
     source_files,
 )
 from synth.stages.sample_sources import SampleSources
-from synth.storage.stage_start import prepare_stage
 from synth.storage.store import digest_file
 from tests.kits.synth.sample_sources import (
     V1,

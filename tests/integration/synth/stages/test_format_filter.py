@@ -10,9 +10,9 @@ import pytest
 import synth.execution.clients
 from scorekit.errors import ScorekitError, UserError
 from synth.report.page import write_report
+from synth.report.totals import write_stats
 from synth.storage.stats import count_stage
 from synth.storage.store import StageFolder, read_records
-from synth.storage.totals import write_stats
 from testing.judge import running_judge
 from testing.openai_server import FakeOpenAI
 from tests.kits.synth.output import config, make_run, run_export, run_filter, train, write_stage

@@ -8,13 +8,15 @@ import random
 import sqlite3
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from scorekit.errors import UserError
 from synth.__main__ import app
-from synth.storage.answer_cache import REDIS_PASSWORD, SqliteAnswers, open_answers, repair_database
+from synth.config_sections import REDIS_PASSWORD, RunConfig
+from synth.storage.answer_cache import SqliteAnswers, open_answers, repair_database
 from synth.storage.locks import hold_locks
 from synth.storage.store import digest_of
 from testing.redis_process import running_redis
@@ -26,11 +28,11 @@ def answer(i):
     return {"text": f"번역 {i} " * 20, "finish_reason": "stop"}
 
 
-def fill(path, numbers=range(3000)):
+def fill(path, numbers=range(3000), at_once=50):
     async def work():
         answers = SqliteAnswers(path)
-        for i in numbers:
-            await answers.put({KEYS[i]: answer(i)})
+        for start in range(0, len(numbers), at_once):
+            await answers.put({KEYS[i]: answer(i) for i in numbers[start : start + at_once]})
         await answers.close()
 
     asyncio.run(work())
@@ -118,7 +120,7 @@ def test_all_that_can_be_read_of_a_damaged_file_is_kept(tmp_path, kind, kept_at_
     assert repair_database(path) == (num_kept, None)  # the file is intact now
 
 
-def test_a_flip_of_any_bit_costs_one_answer_at_most(tmp_path):
+def test_a_flip_of_any_bit_costs_the_answers_of_one_page_at_most(tmp_path):
     path = tmp_path / "answers.sqlite"
     long = {"text": "긴 번역 " * 2000, "finish_reason": "stop"}  # in overflow pages
 
@@ -135,7 +137,7 @@ def test_a_flip_of_any_bit_costs_one_answer_at_most(tmp_path):
         content[offset] ^= 1 << rng.randrange(8)
         path.write_bytes(content)
         num_kept, _ = repair_database(path)
-        assert num_kept >= 399, offset
+        assert num_kept >= 390, offset  # a page holds up to nine
         stored, _ = read(path, KEYS[:400])
         assert all(stored[k] in (long, answer(i)) for i, k in enumerate(KEYS[:400]) if k in stored)
 
@@ -214,7 +216,7 @@ def test_processes_share_a_file(tmp_path):
     code = (
         "import sys, pathlib\n"
         "from tests.integration.synth.storage.test_answers import fill\n"
-        "fill(pathlib.Path(sys.argv[1]), range(int(sys.argv[2]), 300, 3))"
+        "fill(pathlib.Path(sys.argv[1]), range(int(sys.argv[2]), 300, 3), at_once=1)"
     )
     work = [subprocess.Popen([sys.executable, "-c", code, path, str(i)]) for i in range(3)]
     assert [process.wait() for process in work] == [0, 0, 0]
@@ -225,8 +227,6 @@ def test_processes_share_a_file(tmp_path):
     "url", ["redis://user:geheim@127.0.0.1:1/0", "redis://127.0.0.1:1/0?password=geheim"]
 )
 def test_no_password_is_taken_from_a_url_nor_kept_anywhere(tmp_path, url):
-    with pytest.raises(UserError, match=REDIS_PASSWORD):
-        open_answers(url)
     path = tmp_path / "c.yaml"
     path.write_text(
         json.dumps(
@@ -245,8 +245,8 @@ def test_no_password_is_taken_from_a_url_nor_kept_anywhere(tmp_path, url):
     "location", ["http://127.0.0.1/x", "redis://127.0.0.1:port/0", "postgres://h"]
 )
 def test_what_is_no_place_of_answers_is_said_in_one_line(location):
-    with pytest.raises(UserError, match="give a path, redis://"):
-        open_answers(location)
+    with pytest.raises(ValueError, match="give a path, redis://"):
+        RunConfig(out_dir=Path("run"), answers=location)
 
 
 def test_machines_share_a_redis(monkeypatch):

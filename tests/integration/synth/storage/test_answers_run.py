@@ -12,9 +12,9 @@ from scorekit.errors import SampleError, UserError
 from synth.__main__ import app
 from synth.context import StageIncomplete
 from synth.execution import clients as module
+from synth.repair import repair
 from synth.run import RunOptions, run_stages
 from synth.storage.answer_cache import SqliteAnswers
-from synth.storage.repair import repair
 from synth.storage.store import ShardWriter, StageFolder, read_records
 from tests.kits.synth.driver import (
     NAMES,

@@ -19,12 +19,12 @@ from scorekit.server.fake import FakeBackend
 from synth.__main__ import how_to_resume
 from synth.context import StageContext, StageIncomplete
 from synth.execution.driver import run_map_stage
+from synth.execution.stage_start import clear, prepare_stage
 from synth.pairs import write_dataset
 from synth.run import RunOptions, run_stages
 from synth.stages.sample_sources import SampleSources
 from synth.stages.table import ORDER
 from synth.storage.locks import hold_locks, try_lock
-from synth.storage.stage_start import clear, prepare_stage
 from synth.storage.store import StageFolder
 from testing.judge import running_judge
 from testing.openai_server import FakeOpenAI

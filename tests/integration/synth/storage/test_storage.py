@@ -5,27 +5,18 @@ from __future__ import annotations
 import json
 
 import pytest
-import structlog
 from typer.testing import CliRunner
 
 from scorekit.errors import UserError
 from scorekit.files import temporary_of, write_atomic
 from synth.__main__ import app
 from synth.context import StageContext
+from synth.repair import repair
+from synth.report.views import write_views
 from synth.run import RunOptions, run_stages
-from synth.storage.repair import repair
 from synth.storage.store import ShardWriter, StageFolder, digest_file, read_records
-from synth.storage.views import write_views
 from tests.kits.synth import output as output_kit
 from tests.kits.synth.driver import NAMES, TEXTS, config, output, records, write_sources
-
-
-@pytest.fixture(autouse=True)
-def restore_log():
-    """Restore the log settings, because a run sends the log of the process to its folder."""
-    config = structlog.get_config()
-    yield
-    structlog.configure(**config)
 
 
 def test_a_folder_holds_a_thousand_shards(tmp_path):

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scorekit.text.sentences import split_sentences
-from synth.config import SegmentationConfig
+from synth.config_sections import SegmentationConfig
 from synth.sources.madlad import Document, find_newlines
 from synth.sources.segment import find_blobs, find_segments, mode_code, whole_text
 
@@ -80,7 +80,7 @@ def test_a_list_field_gives_its_items():
     ],
 )
 def test_the_mode_decides_which_documents_are_taken(mode, text, code):
-    assert mode_code(Document(1, text), mode) == code
+    assert (mode_code(Document(1, text), mode) or "") == code
 
 
 def test_line_ends_that_are_written_out_are_line_ends():
@@ -225,8 +225,8 @@ def test_what_cannot_be_cut_is_left_out():
     ],
 )
 def test_noise_is_left_out_by_rules(text, code):
-    assert cut(text, noise_rules=True)[0].code == code
-    assert cut(text)[0].code == ""
+    assert (cut(text, noise_rules=True)[0].code or "") == code
+    assert cut(text)[0].code is None
 
 
 def test_short_lines_are_joined_with_the_next_of_their_paragraph():

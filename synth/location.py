@@ -49,7 +49,7 @@ def need_run(out_dir: Path) -> None:
 
 
 def check_claim(out_dir: Path) -> None:
-    """Raise UserError if `claim` would fail. Nothing is created."""
+    """Raise UserError if `create_run_dir` would fail. Nothing is created."""
     _refuse_foreign(out_dir)
     parent = next(path for path in (out_dir, *out_dir.absolute().parents) if path.exists())
     if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):

@@ -8,9 +8,9 @@ from pathlib import Path
 from scorekit.errors import UserError
 from synth.config import SynthConfig, answers_place
 from synth.context import Stage
+from synth.location import need_run
 from synth.stages.table import ORDER
 from synth.storage.answer_cache import repair_database
-from synth.storage.location import need_run
 from synth.storage.locks import hold_locks
 from synth.storage.store import StageFolder
 

@@ -11,7 +11,6 @@ from scorekit.files import write_atomic
 from scorekit.prompts import load_template
 from synth.config import SynthConfig
 from synth.export.rows import bare_url, pair_codes, sampling_blocks
-from synth.stages.sample_sources import SampleSources
 from synth.storage.stats import StageCounts
 from synth.storage.store import StageFolder, read_json
 
@@ -44,13 +43,13 @@ def write_manifest(
     ctx: StageContext,
     files: list[dict[str, Any]],
     counts: list[StageCounts],
-    stage_manifest: dict[str, Any],
+    stage_digest: str,
 ) -> None:
     """Write the manifest.
 
-    files: from `write_files`. counts: of the stages before the export. stage_manifest: of the
+    files: from `write_files`. counts: of the stages before the export. stage_digest: of the
     export."""
-    content = manifest(ctx, files, counts) | {"stage_digest": stage_manifest["digest"]}
+    content = manifest(ctx, files, counts) | {"stage_digest": stage_digest}
     write_atomic(path, (json.dumps(content, ensure_ascii=False, indent=1) + "\n").encode())
 
 
@@ -81,7 +80,7 @@ def manifest(
             for name in ("metricx", "judge")
             if (service := _service(ctx, name)) is not None
         },
-        "corpus": corpus(ctx),
+        "corpus": corpus(ctx, counts[0].stage),
         "funnel": [
             {"stage": c.stage, "in": c.records_in, "out": c.records_out, "rejected": c.rejected}
             for c in counts
@@ -115,10 +114,10 @@ def partial(ctx: StageContext, counts: list[StageCounts]) -> bool:
     return ctx.limit is not None or any(m is not None and m.get("limit") for m in manifests)
 
 
-def corpus(ctx: StageContext) -> dict[str, Any]:
-    """Return the first stage's summary of the corpus."""
+def corpus(ctx: StageContext, first_stage: str) -> dict[str, Any]:
+    """Return the summary of the corpus, by the first stage."""
     for folder in (ctx.out_dir, ctx.fallback_dir):
-        path = StageFolder(folder, SampleSources.name).path / "counts.json" if folder else None
+        path = StageFolder(folder, first_stage).path / "counts.json" if folder else None
         if path is not None and (counts := read_json(path)) is not None:
             files = counts.pop("files", [])
             return {**counts, "files": len(files)}

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from scorekit.languages import find_language
 from scorekit.prompts import load_template
 from synth.config import SynthConfig
-from synth.execution.clients import PART
 
 #: Tokens of the Qwen3 tokenizer that a translation takes for one of English: (1st, 99th percentile)
 #: of paragraphs of the Debian installation guide. Other languages: set by hand.
@@ -83,8 +82,7 @@ class Sizes:
         self.text_bytes = self.target_tokens * _TOKEN_BYTES
         self.pool = cfg.data.sample_pool_size
         self.chosen = min(cfg.data.target_examples_total, self.pool)
-        size = 1 if final.strategy == "per_call" else min(PART, cfg.teacher.max_sequences or PART)
-        self.parts = math.ceil(final.num_candidates / size)
+        self.parts = math.ceil(final.num_candidates / cfg.candidates_per_request)
 
     @property
     def sampled_bytes(self) -> float:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from scorekit.errors import UserError
+from synth import location
 from synth.config import SynthConfig
-from synth.storage import location
 
 MOUNTS = """\
 22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw

@@ -50,7 +50,7 @@ def prepare_stage(stage: Stage, later: Sequence[Stage], ctx: StageContext) -> di
 
 
 def check_begun(stage: Stage, manifest: Mapping[str, Any], ctx: StageContext) -> None:
-    """Raise UserError if another process has cleared the stage or its input since `begin`.
+    """Raise UserError if another process has cleared the stage or its input since `prepare_stage`.
 
     It is called under the locks that prevent clearing."""
     folder = ctx.folder(stage.name)
