@@ -11,7 +11,8 @@ import pytest
 
 from testing.processes import child_environment, free_port
 from tests.kits.trainer.searching.demo_stack import Stack, demo_stack
-from trainer.search.evaluation.report import read_episodes
+from trainer.runs.run_log import read_jsonl
+from trainer.search.evaluation.compare import episodes_of
 from trainer.search.trajectories.store import TrajectoryStore
 
 
@@ -53,7 +54,7 @@ def test_an_evaluation_is_written_by_set_with_its_pictures(evaluated):
     folder, _, out = evaluated
     assert "set: eval" in out and "set: few" in out and "NDCG" in out
     stats = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
-    episodes = read_episodes(folder / "evaluation.jsonl")
+    episodes = episodes_of(read_jsonl(folder / "evaluation.jsonl"))
     assert stats["samples"] == len(episodes) == 5
     assert stats["reward_coverage"] == stats["judge_coverage"] == 1
     rewards = [trajectory.reward.value for trajectory in episodes]
