@@ -194,5 +194,5 @@ def _group_table(
         if stat.by_group and any(row.get(stat.key) is not None for row in rows)
     ]
     largest = sorted(old, key=lambda name: -old[name]["samples"])[:_MAX_GROUPS]
-    shown = group_table(stats, {name: old[name] for name in largest}, new)
-    return shown | {"kind": kind, "left": len(old) - len(largest)}
+    largest_groups = group_table(stats, {name: old[name] for name in largest}, new)
+    return largest_groups | {"kind": kind, "left": len(old) - len(largest)}

@@ -40,8 +40,8 @@ def _score(key: str, title: str, **options: Any) -> StatSpec:
 def _reward(key: str, title: str, column: str, **options: Any) -> StatSpec:
     """Return a compared stat of the reward, which console, groups and pages show."""
     coverage = f"{key.removesuffix('_mean')}_coverage"
-    shown = {"column": column, "narrow": True, "in_console": True, "by_group": True}
-    return _score(key, title, coverage=coverage, **shown, **options)
+    display = {"column": column, "narrow": True, "in_console": True, "by_group": True}
+    return _score(key, title, coverage=coverage, **display, **options)
 
 
 def _count(key: str, title: str, **options: Any) -> StatSpec:
