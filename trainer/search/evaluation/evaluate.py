@@ -11,6 +11,7 @@ from trainer.rl.distributed import DistributedContext
 from trainer.runs.evaluation.reports import EvaluationReport, reports_by_set
 from trainer.runs.run_log import read_jsonl
 from trainer.search.episode_runner import EpisodeRunner
+from trainer.search.evaluation.compare import episodes_of
 from trainer.search.evaluation.stats import by_document, by_type, compute_stats
 from trainer.search.records import Question, Trajectory
 from trainer.search.rollout.policies import Policy
@@ -28,6 +29,11 @@ class SearchReport(EvaluationReport):
     """
 
     unrewardable = "goldless"
+
+    @property
+    def episodes(self) -> list[Trajectory]:
+        """Return the examples as trajectories."""
+        return episodes_of(self.examples)
 
 
 def evaluate_questions(

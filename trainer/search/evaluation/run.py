@@ -134,9 +134,7 @@ def _evaluate(
             evaluations.append({})
             for name, report in reports.items() if world.is_main else ():
                 stats = {"policy": candidate.name, "set": name, **settings, **report.stats()}
-                evaluations[-1][name] = EvaluatedPolicy(
-                    candidate.name, stats, episodes_of(report.examples)
-                )
+                evaluations[-1][name] = EvaluatedPolicy(candidate.name, stats, report.episodes)
             if world.is_main:
                 _write(candidate, evaluations[-1], stores[-1])
     return [*evaluations, earlier_evaluations] if earlier_evaluations else evaluations

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from testing.processes import child_environment, free_port
+from testing.processes import free_port
 from tests.kits.trainer.searching.demo_stack import Stack, demo_stack
+from trainer.__main__ import app
 from trainer.runs.run_log import read_jsonl
 from trainer.search.evaluation.compare import episodes_of
 from trainer.search.trajectories.store import TrajectoryStore
@@ -27,15 +27,11 @@ def evaluating(stack: Stack, folder: Path, *flags: str) -> tuple[int, str, str]:
     keys = ["--set", f"data.eval={stack.questions}", "--set", f"misc.run_dir={folder}"]
     url, name = stack.policy[1], stack.policy[3]
     policy = ["--set", f"server.url={url}", "--set", f"server.model={name}"]
-    result = subprocess.run(
-        [sys.executable, "-m", "trainer", "evaluate", *stack.settings, *policy, *keys, *flags],
-        env=child_environment() | {"COLUMNS": "160"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    return result.returncode, result.stdout, result.stderr
+    arguments = ["evaluate", *stack.settings, *policy, *keys, *flags]
+    result = CliRunner().invoke(app, arguments, env={"COLUMNS": "160"})
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.stdout, result.stderr
 
 
 @pytest.fixture(scope="module")

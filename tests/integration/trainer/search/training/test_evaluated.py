@@ -14,7 +14,6 @@ from trainer.search import commands
 from trainer.search.config import SearchConfig
 from trainer.search.data import load_held_out, load_train
 from trainer.search.evaluation import evaluate as evaluation
-from trainer.search.evaluation.compare import episodes_of
 from trainer.search.evaluation.run import run_evaluation
 from trainer.search.training.train import run_search
 
@@ -100,15 +99,14 @@ def test_a_checkpoint_of_adapters_is_evaluated_as_the_run_did_and_beside_its_sta
     firsts = {
         trajectory.turns[0].text
         for outcome in reports["hard"]
-        for trajectory in episodes_of(outcome[1].examples)
+        for trajectory in outcome[1].episodes
     }
     assert len(firsts) > 1  # it was trained: this would detect another policy
     for outcome in outcomes:
         assert outcome.earlier is not None and outcome.groups is not None
         before, after = reports[outcome.name][0][1], reports[outcome.name][-1][1]
         for report, now in ((before, outcome.earlier), (after, outcome.evaluation)):
-            episodes = episodes_of(report.examples)
-            assert [trajectory.turns[0].text for trajectory in episodes] == [
+            assert [trajectory.turns[0].text for trajectory in report.episodes] == [
                 trajectory.turns[0].text for trajectory in now.examples
             ]
             assert now.stats["reward_mean"] == report.reward_mean

@@ -10,12 +10,7 @@ import pytest
 from scorekit.errors import UserError
 from tests.kits.trainer.searching.finished import episode, png_of, question, sha256_of
 from trainer.runs.run_log import append_jsonl, write_jsonl
-from trainer.search.evaluation.compare import (
-    ALL,
-    changed_most,
-    compare_episodes,
-    episodes_of,
-)
+from trainer.search.evaluation.compare import ALL, changed_most, compare_episodes
 from trainer.search.evaluation.evaluate import SearchReport, read_reports, report_on
 from trainer.search.evaluation.report import write_comparison, write_evaluation, write_report
 from trainer.search.evaluation.stats import compute_stats
@@ -97,9 +92,7 @@ def test_what_a_report_wrote_is_read_back(run):
     assert [row["document"] for row in first["by_document"]] == ["a.pdf", "b.pdf"]
     assert last["judge_mean"] > 0.9
     assert last.rating == last.reward_mean
-    assert episodes_of(first.examples)[3] == scored_episode(3, 3 / 12).model_copy(
-        update={"tokens": None}
-    )
+    assert first.episodes[3] == scored_episode(3, 3 / 12).model_copy(update={"tokens": None})
 
 
 def test_a_mean_over_too_few_is_no_rating():
