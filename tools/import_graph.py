@@ -56,6 +56,7 @@ SYSTEMS: dict[str, dict[str, str]] = {
         "rl": "trainer.rl",
         "runs": "trainer.runs",
         "checkpoints": "trainer.runs.checkpoints",
+        "evaluation": "trainer.runs.evaluation",
         "CLI": "trainer.runs.cli",
         "chat": "trainer.chat",
         "sft": "trainer.sft",

@@ -10,16 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, select_autoescape
 from markupsafe import Markup
 
-from scorekit.files import write_atomic
 from scorekit.metaeval import agreement, spans
 from scorekit.metaeval.evaluate import MetaEvaluation, MetricStats
 from scorekit.metaeval.judgements import JudgedTranslation, Span
 from scorekit.metaeval.metrics import MetricScores
 from scorekit.metaeval.table import cell, head, notes
-from scorekit.report.page import STYLE, chart_image
+from scorekit.report.page import chart_image, write_html
 from scorekit.report.render import as_html, visible
 from scorekit.schemas import ErrorSpan
 
@@ -37,15 +35,10 @@ def write_page(
     title: str,
 ) -> None:
     """Write the page."""
-    env = Environment(
-        loader=PackageLoader("scorekit.metaeval", "."),
-        autoescape=select_autoescape(default=True),
-        trim_blocks=True,
-    )
-    env.filters["visible"] = visible
     with_spans = [metric for metric in result.metrics if metric.span_rows]
-    text = env.get_template("page.html").render(
-        style=Markup(STYLE),
+    write_html(
+        path,
+        "scorekit/metaeval/page.html",
         title=title,
         head=head(result),
         notes=notes(result),
@@ -54,13 +47,12 @@ def write_page(
         spans=spans.STATS,
         with_spans=with_spans,
         cell=cell,
-        pictures=[Markup(chart) for chart in _charts(result, with_spans)],
+        pictures=_charts(result, with_spans),
         groups={by: _grouped(with_spans, by) for by in ("severity", "length", "translation")},
         examples=[
             (metric.name, _examples(translations, metric)) for metric in scores if metric.has_spans
         ],
     )
-    write_atomic(path, text)
 
 
 def _charts(result: MetaEvaluation, with_spans: Sequence[MetricStats]) -> list[str]:

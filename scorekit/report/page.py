@@ -1,11 +1,23 @@
-"""Parts that all HTML reports share: the style, and charts as SVG. matplotlib is loaded on use."""
+"""Parts that all HTML reports share: base.html, the style, and charts as SVG.
+
+matplotlib is loaded on use.
+"""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, PackageLoader, PrefixLoader
+from markupsafe import Markup
+
+from scorekit.files import write_atomic
+from scorekit.report.render import visible
+
+#: Name in a template -> filter.
+Filters = Mapping[str, Callable[..., Any]]
 #: The first rules of a report's style sheet.
 STYLE = """\
   :root { color-scheme: light; }
@@ -26,7 +38,28 @@ STYLE = """\
   .pair dd { margin: 0 0 .1rem 4.6rem; overflow-wrap: anywhere; }"""
 
 
-def chart_image(title: str, label: str, fill: Callable[[Any], int]) -> str | None:
+def render_html(template: str, filters: Filters | None = None, **values: Any) -> str:
+    """Return a page of this template, with every text in it escaped.
+
+    template: path from its top package ("synth/report/report.html"), as in its own `extends` and
+    `import`. It always has the filter `visible` and the value `style`.
+    """
+    packages = {"scorekit", template.partition("/")[0]}
+    environment = Environment(
+        loader=PrefixLoader({package: PackageLoader(package, ".") for package in packages}),
+        autoescape=True,
+    )
+    environment.filters |= {"visible": visible, **(filters or {})}
+    return environment.get_template(template).render(style=Markup(STYLE), **values)
+
+
+def write_html(path: Path, template: str, filters: Filters | None = None, **values: Any) -> Path:
+    """Write a page as `render_html` returns it, and return its path."""
+    write_atomic(path, render_html(template, filters, **values))
+    return path
+
+
+def chart_image(title: str, label: str, fill: Callable[[Any], int]) -> Markup | None:
     """Return a chart as SVG, the same bytes for the same data, or None if there is nothing to draw.
 
     label: of the x axis. fill: draws on matplotlib axes, and returns the number of series.
@@ -49,6 +82,6 @@ def chart_image(title: str, label: str, fill: Callable[[Any], int]) -> str | Non
                 axes.legend(fontsize=7, framealpha=0.8, edgecolor="none")
             text = io.StringIO()
             canvas.savefig(text, format="svg", metadata={"Date": None})
-            return text.getvalue()[text.getvalue().index("<svg") :]
+            return Markup(text.getvalue()[text.getvalue().index("<svg") :])
         finally:
             pyplot.close(canvas)

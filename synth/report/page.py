@@ -12,14 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from jinja2 import Environment, PackageLoader, select_autoescape
-from markupsafe import Markup
 
 from scorekit.config import load_config
 from scorekit.errors import UserError
-from scorekit.files import write_atomic
 from scorekit.languages import find_language
-from scorekit.report.page import STYLE, chart_image
+from scorekit.report.page import chart_image, write_html
 from scorekit.report.render import visible
 from synth.config import SynthConfig, languages
 from synth.context import Stage
@@ -48,14 +45,11 @@ def write_report(
         raise UserError(f"{folder}: no run here (no stage was started)")
     stages = _read_stages(folder)
     cfg = _config(folder)
-    environment = Environment(
-        loader=PackageLoader("synth.report", "."), autoescape=select_autoescape(["html"])
-    )
-    environment.filters["visible"] = lambda text: "\n".join(map(visible, text.split("\n")))
-    environment.filters["duration"] = duration
-    page = environment.get_template("report.html").render(
+    return write_html(
+        folder / "report.html",
+        "synth/report/report.html",
+        {"visible": _visible_lines, "duration": duration},
         title=title or _title(cfg),
-        style=Markup(STYLE),
         tags=languages(cfg) if cfg else ("", ""),
         facts=_facts(cfg, folder) if cfg else [],
         settings=_settings(cfg) if cfg else "",
@@ -66,14 +60,15 @@ def write_report(
         unread=_unread(folder),
         strata=_strata(cfg, order, stages) if cfg else {},
         rescued=_spread(stages, "rescued"),
-        pictures=[Markup(svg) for svg in _draw(order, stages)],
+        pictures=_draw(order, stages),
         costs=_costs(order, stages),
         judge=_spread(stages, "judge"),
         examples=pick_examples(folder, order),
     )
-    path = folder / "report.html"
-    write_atomic(path, page.encode())
-    return path
+
+
+def _visible_lines(text: str) -> str:
+    return "\n".join(map(visible, text.split("\n")))
 
 
 def _config(folder: Path) -> SynthConfig | None:

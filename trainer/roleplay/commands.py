@@ -50,9 +50,9 @@ def evaluate(cfg: RoleplayConfig, against: str | None, *, overwrite: bool) -> in
     )
     Console().print(report_table(table(), outcome.evaluation.stats))
     typer.echo(f"report: {outcome.page}")
-    if outcome.earlier is not None and outcome.paired is not None:
+    if outcome.earlier is not None and outcome.groups is not None:
         typer.echo(f"A: {outcome.earlier.policy}\nB: {outcome.evaluation.policy}")
-        Console().print(paired_table(outcome.paired))
+        Console().print(paired_table(outcome.groups["all"]))
         typer.echo(f"comparison: {outcome.comparison}")
     return 0
 

@@ -74,6 +74,11 @@ class Curve:
     held_out: str | None = None
     sums: bool = False
 
+    @classmethod
+    def with_held_out(cls, title: str, key: str) -> Curve:
+        """Return the chart of a stat of both log.jsonl and eval.jsonl."""
+        return cls(title=title, keys=(key,), held_out=key)
+
 
 @dataclass(frozen=True, slots=True)
 class Comparison:

@@ -34,10 +34,8 @@ TABLE = (
     StatSpec(key="update_s", column="s", form="6.1f", narrow=True),
 )
 CURVES = (
-    Curve(title="Loss per token", keys=("loss",), held_out="loss"),
-    Curve(
-        title="Likeliest token is the row's", keys=("token_accuracy",), held_out="token_accuracy"
-    ),
+    Curve.with_held_out("Loss per token", "loss"),
+    Curve.with_held_out("Likeliest token is the row's", "token_accuracy"),
     Curve(title="Norm of the gradient", keys=("grad_norm",)),
 )
 #: Name of a stat in transformers and TRL -> our name, if it differs.

@@ -6,12 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, select_autoescape
-from markupsafe import Markup
-
-from scorekit.files import write_atomic
-from scorekit.report.page import STYLE, chart_image
-from scorekit.report.render import visible
+from scorekit.report.page import chart_image, write_html
 from trainer.roleplay.calibration.anchors import USES, Anchors, Calibration
 
 #: The compared pairs: (true, false).
@@ -26,25 +21,20 @@ def write_page(path: Path, calibration: Calibration, data: str) -> None:
 
     data: a description of the data that it was fitted on.
     """
-    environment = Environment(
-        loader=PackageLoader("trainer.roleplay.calibration", "."),
-        autoescape=select_autoescape(["html"]),
-    )
-    environment.filters["visible"] = visible
     charts = [
         chart_image(use, "cosine", partial(_draw, anchors))
         for use in USES
         if (anchors := calibration.anchors(use)).false_cosines
     ]
-    page = environment.get_template("page.html").render(
-        style=Markup(STYLE),
+    write_html(
+        path,
+        "trainer/roleplay/calibration/page.html",
         calibration=calibration,
         data=data,
         rows=[rows_of(use, calibration.anchors(use)) for use in USES],
-        pictures=[Markup(svg) for svg in charts if svg],
+        pictures=charts,
         pairs=PAIRS,
     )
-    write_atomic(path, page)
 
 
 def rows_of(use: str, anchors: Anchors) -> list[str]:

@@ -1,6 +1,6 @@
 """The pages: report.html of a run, evaluation.html of a policy, comparison.html of two.
 
-A page is one file, without scripts and external resources; every text in it is escaped.
+trainer/runs/evaluation/pages.py has what the tasks share.
 """
 
 from __future__ import annotations
@@ -9,22 +9,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, select_autoescape
-from markupsafe import Markup
-
-from scorekit.errors import UserError
-from scorekit.files import write_atomic
-from scorekit.report.page import STYLE
-from scorekit.report.render import visible
 from trainer.roleplay.evaluation.diagnostics import STRETCH
 from trainer.roleplay.evaluation.stats import curves, table
-from trainer.runs.cli.curves import draw_curves
-from trainer.runs.cli.paired import FEWEST, RESAMPLES, PairedStat, as_row
-from trainer.runs.config import DEFAULT_EVAL_SET
-from trainer.runs.run_log import read_jsonl
-from trainer.runs.stats import compare
+from trainer.runs.evaluation.curves import draw_curves
+from trainer.runs.evaluation.pages import TaskPages, first_and_last, read_run, set_values
+from trainer.runs.evaluation.paired import PairedStat, largest_changes
+from trainer.runs.evaluation.reports import lines_by_set
 
 Line = Mapping[str, Any]
+#: (title, pairs of lines)
+Changes = tuple[str, list[tuple[Line, Line]]]
 _MAX_EXAMPLES = 12  # examples of each kind
 _QUOTES = '"“”'
 
@@ -38,27 +32,25 @@ def write_report(
     Raises UserError if the folder has no run.
     """
     folder = Path(run_dir)
-    updates, evals = read_jsonl(folder / "log.jsonl"), read_jsonl(folder / "eval.jsonl")
-    if not updates and not evals:
-        raise UserError(f"{folder}: not a run (no log.jsonl, no eval.jsonl)")
-    pairs: list[tuple[str, list[tuple[Line, Line]]]] = []
-    if len(evals) > 1:
-        before, after = (read_jsonl(folder / evals[index]["completions"]) for index in (0, -1))
-        if [line["id"] for line in before] != [line["id"] for line in after]:
-            raise UserError(f"{folder}: its first and last evaluation are of other turns")
-        pairs = changed_most(before, after)
-    return _write(
-        folder / "report.html",
-        "report",
+    updates, evals = read_run(folder)
+    sets = lines_by_set(evals)
+    return _pages().write_run(
+        folder,
+        updates,
+        [
+            set_values(name, lines, table(), _run_examples(folder, lines))
+            for name, lines in sets.items()
+        ],
+        curves=draw_curves(curves(), updates, sets),
         title=title,
         notes=notes,
-        rows=compare(table(), evals[0], evals[-1]) if evals else [],
-        last=evals[-1] if evals else {},
-        curves=[Markup(svg) for svg in draw_curves(curves(), updates, {DEFAULT_EVAL_SET: evals})],
-        examples=pairs,
-        config=_read_text(folder / "config.yaml"),
-        updates=len(updates),
     )
+
+
+def _run_examples(folder: Path, evals: Sequence[dict[str, Any]]) -> list[Changes]:
+    if len(evals) < 2:
+        return []
+    return changed_most(*first_and_last(folder, evals, "turns", lambda line: line["id"]))
 
 
 def write_evaluation(
@@ -66,72 +58,37 @@ def write_evaluation(
 ) -> Path:
     """Write a page of the stats of an evaluation, its worst replies and its first ones."""
     worst = sorted(lines, key=lambda line: line["reward"])[:_MAX_EXAMPLES]
-    return _write(
-        path,
-        "evaluation",
-        policy=policy,
-        figures=stats,
-        rows=compare(table(), stats, {}),
-        examples=[("Worst by the reward", worst), ("The first of the set", lines[:_MAX_EXAMPLES])],
-        config=config,
-    )
+    examples = [("Worst by the reward", worst), ("The first of the set", lines[:_MAX_EXAMPLES])]
+    return _pages().write_evaluation(path, policy, stats, table(), examples, config=config)
 
 
 def write_comparison(
     path: Path,
     names: tuple[str, str],
-    stats: Sequence[PairedStat],
+    groups: Mapping[str, Sequence[PairedStat]],
     first: Sequence[Line],
     second: Sequence[Line],
 ) -> Path:
     """Write a page of the intervals of the differences, and of the largest changes."""
-    return _write(
-        path,
-        "comparison",
-        first=names[0],
-        second=names[1],
-        rows=[as_row(stat) for stat in stats],
-        resamples=RESAMPLES,
-        fewest=FEWEST,
-        examples=changed_most(first, second),
-    )
+    return _pages().write_comparison(path, names, groups, changed_most(first, second))
 
 
-def changed_most(
-    first: Sequence[Line], second: Sequence[Line]
-) -> list[tuple[str, list[tuple[Line, Line]]]]:
+def changed_most(first: Sequence[Line], second: Sequence[Line]) -> list[Changes]:
     """Return (title, pairs of lines): largest gains and losses of reward, and the first of the
     set."""
-    line_pairs = list(zip(first, second, strict=True))
-    order = sorted(line_pairs, key=lambda pair: pair[1]["reward"] - pair[0]["reward"])
-    improved = [(a, b) for a, b in reversed(order) if b["reward"] > a["reward"]][:_MAX_EXAMPLES]
-    worsened = [(a, b) for a, b in order if b["reward"] < a["reward"]][:_MAX_EXAMPLES]
-    kinds = (
-        ("Improved most by the reward", improved),
-        ("Worsened most by the reward", worsened),
-        ("The first of the set", line_pairs[:_MAX_EXAMPLES]),
-    )
-    return [(title, pairs) for title, pairs in kinds if pairs]
+    pairs = list(zip(first, second, strict=True))
+    changed = largest_changes(pairs, lambda line: line["reward"], " by the reward", _MAX_EXAMPLES)
+    return [*(changed or ()), ("The first of the set", pairs[:_MAX_EXAMPLES])]
 
 
-def _write(path: Path, template: str, **values: Any) -> Path:
-    """Fill a template of this folder."""
-    environment = Environment(
-        loader=PackageLoader("trainer.roleplay.evaluation", "."),
-        autoescape=select_autoescape(["html"]),
+def _pages() -> TaskPages:
+    return TaskPages(
+        macros="trainer/roleplay/evaluation/macros.html",
+        units="turns",
+        answer="reply",
+        filters={"parts": _parts, "scores": _scores, "reasons": _reasons, "told": _speakers},
+        values={"stretch": STRETCH},
     )
-    environment.filters |= {
-        "visible": visible,
-        "parts": _parts,
-        "scores": _scores,
-        "reasons": _reasons,
-        "told": _speakers,
-    }
-    page = environment.get_template(f"{template}.html").render(
-        style=Markup(STYLE), stretch=STRETCH, **values
-    )
-    write_atomic(path, page)
-    return path
 
 
 def _parts(line: Line) -> list[dict[str, str]]:
@@ -163,7 +120,3 @@ def _speakers(line: Line) -> str:
     """Return the names and the speech level."""
     names = [line.get("player_name"), line.get("character_name"), line.get("speech_level")]
     return " · ".join(name for name in names if name)
-
-
-def _read_text(path: Path) -> str:
-    return path.read_text(encoding="utf-8") if path.exists() else ""

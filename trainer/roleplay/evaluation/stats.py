@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any
 
 from trainer.roleplay.evaluation.diagnostics import distinct
@@ -24,45 +25,33 @@ _FRONT = (
     ),
     StatSpec(key="reward_group_std", column="± group", form="7.3f", narrow=True),
 )
+_NO_REWARD = " (never a reward)"
+
+
+def _unrewarded(key: str, title: str, **options: Any) -> StatSpec:
+    """Return a stat of a reply that is no reward, read from a line of the dump."""
+    options = {"value_of_row": itemgetter(key)} | options
+    return StatSpec(key=key, title=f"{title}{_NO_REWARD}", **options)
+
+
 _UNREWARDED = (
-    StatSpec(
-        key="chrf",
-        title="chrF to the reference (never a reward)",
+    _unrewarded(
+        "chrf",
+        "chrF to the reference",
         digits=2,
         better="higher",
         in_console=True,
-        value_of_row=lambda line: line["chrf"],
         hidden_at=(None,),
     ),
-    StatSpec(
-        key="copied_user",
-        title="copied from the user's turn (never a reward)",
-        better="lower",
-        value_of_row=lambda line: line["copied_user"],
-    ),
-    StatSpec(
-        key="copied_reference",
-        title="copied from the reference (never a reward)",
-        value_of_row=lambda line: line["copied_reference"],
-        hidden_at=(None,),
-    ),
-    StatSpec(
-        key="repeated",
-        title="repeated within a reply (never a reward)",
-        better="lower",
-        value_of_row=lambda line: line["repeated"],
-    ),
-    StatSpec(key="distinct", title="distinct replies (never a reward)", better="higher"),
-    StatSpec(
-        key="characters",
-        title="characters of a reply (never a reward)",
-        digits=1,
-        value_of_row=lambda line: line["characters"],
-    ),
-    replace(COMPLETION_LENGTH, title="tokens of a reply (never a reward)"),
-    StatSpec(
-        key="clipped_ratio",
-        title="truncated by max_completion_length (never a reward)",
+    _unrewarded("copied_user", "copied from the user's turn", better="lower"),
+    _unrewarded("copied_reference", "copied from the reference", hidden_at=(None,)),
+    _unrewarded("repeated", "repeated within a reply", better="lower"),
+    _unrewarded("distinct", "distinct replies", better="higher", value_of_row=None),
+    _unrewarded("characters", "characters of a reply", digits=1),
+    replace(COMPLETION_LENGTH, title=f"tokens of a reply{_NO_REWARD}"),
+    _unrewarded(
+        "clipped_ratio",
+        "truncated by max_completion_length",
         better="lower",
         column="cut",
         form="5.2f",
@@ -70,13 +59,7 @@ _UNREWARDED = (
         in_console=True,
         value_of_row=lambda line: line["finish_reason"] == "length",
     ),
-    StatSpec(
-        key="kl_start",
-        title="KL to the start, a token (never a reward)",
-        digits=4,
-        value_of_row=lambda line: line["kl_start"],
-        hidden_at=(None,),
-    ),
+    _unrewarded("kl_start", "KL to the start, a token", digits=4, hidden_at=(None,)),
 )
 _LEARNING = (
     StatSpec(key="frac_reward_zero_std", column="no dev", form="6.2f"),
@@ -136,22 +119,14 @@ def curves() -> tuple[Curve, ...]:
         for reward in REWARDS
     )
     return (
-        Curve(title="reward", keys=("reward_mean",), held_out="reward_mean"),
+        Curve.with_held_out("reward", "reward_mean"),
         *reward_curves,
         Curve(
             title="deviation of the reward within a group",
             keys=("reward_group_std", "frac_reward_zero_std"),
         ),
-        Curve(
-            title="replies truncated by max_completion_length",
-            keys=("clipped_ratio",),
-            held_out="clipped_ratio",
-        ),
-        Curve(
-            title="reply length (tokens)",
-            keys=("completion_length_mean",),
-            held_out="completion_length_mean",
-        ),
+        Curve.with_held_out("replies truncated by max_completion_length", "clipped_ratio"),
+        Curve.with_held_out("reply length (tokens)", "completion_length_mean"),
         Curve(title="held-out chrF (never a reward)", held_out="chrf"),
         Curve(title="held-out copying of the user's turn", held_out="copied_user"),
         Curve(title="held-out repetition", held_out="repeated"),

@@ -10,11 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, select_autoescape
-from markupsafe import Markup
-
-from scorekit.report.page import STYLE
-from scorekit.report.render import visible
+from scorekit.report.page import render_html
 from trainer.search.curation.dataset import CurationResult, Decision
 from trainer.search.curation.samples import CuratedPrompt
 
@@ -40,21 +36,11 @@ def curation_page(
     prompts: Mapping[str, CuratedPrompt],
 ) -> str:
     """Return the page. prompts: id -> prompt, for the examples."""
-    env = Environment(
-        loader=PackageLoader("trainer.search.curation", "."),
-        autoescape=select_autoescape(default=True),
-        trim_blocks=True,
-    )
-    env.filters["visible"] = visible
-    manifest = result.manifest()
-    return env.get_template("page.html").render(
-        style=Markup(STYLE),
+    return render_html(
+        "trainer/search/curation/page.html",
         title=title,
-        manifest=manifest,
-        sections=[
-            (section, [Markup(chart) for chart in section.images if chart is not None])
-            for section in sections
-        ],
+        manifest=result.manifest(),
+        sections=sections,
         examples=_examples(result.decisions, prompts),
         cell=as_cell,
         is_number=_is_number,

@@ -1,13 +1,21 @@
 """Compare two policies on the same questions: paired differences with bootstrap intervals.
 
-They are of all questions, by document, and by type of question (trainer/runs/cli/paired.py).
+They are of all questions, by document, and by type of question.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
-from trainer.runs.cli.paired import RESAMPLES, SEED, PairedStat, compare_lines
+from trainer.runs.evaluation.paired import (
+    RESAMPLES,
+    SEED,
+    PairedStat,
+    compare_lines,
+    indices_by_group,
+    largest_changes,
+)
 from trainer.search.evaluation.episode_values import VALUES, values_of
 from trainer.search.evaluation.stats import document_of, table
 from trainer.search.records import Question, Trajectory
@@ -57,14 +65,23 @@ def compare_episodes(
 def _groups(questions: Sequence[Question]) -> Iterator[tuple[str, list[int]]]:
     for kind, name_of in _GROUPS.items():
         names = [name_of(question) or "(unknown)" for question in questions]
-        several = list(dict.fromkeys(names))
-        for name in several if len(several) > 1 else ():
-            yield f"{kind} {name}", [index for index, group in enumerate(names) if group == name]
+        for name, indices in indices_by_group(names).items():
+            yield f"{kind} {name}", indices
 
 
 def question_key(episode: Trajectory) -> tuple[str, str]:
     """Return id and text of the question of an episode."""
     return episode.question.id, episode.question.question
+
+
+def episodes_of(lines: Iterable[Mapping[str, Any]]) -> list[Trajectory]:
+    """Return the examples of a report, or the lines of a dump, as episodes."""
+    return [Trajectory.model_validate(line) for line in lines]
+
+
+def line_key(line: Mapping[str, Any]) -> tuple[str, str]:
+    """Return id and text of the question of an episode, from its line of a dump."""
+    return line["question"]["id"], line["question"]["question"]
 
 
 def changed_most(
@@ -75,22 +92,9 @@ def changed_most(
     They are by reward, or by NDCG if no question has two rewards. max_pairs: max pairs of each.
     """
     all_pairs = list(zip(first, second, strict=True))
-    kinds: list[tuple[str, list[Pair]]] = []
+    first_ones = ("The first of the set", all_pairs[:max_pairs])
     for name, key in (("the reward", "reward_mean"), ("NDCG", "ndcg_mean")):
-        value_of = VALUES[key]
-        changes = [
-            (new - old, pair)
-            for pair in all_pairs
-            if (old := value_of(pair[0])) is not None and (new := value_of(pair[1])) is not None
-        ]
-        if changes:
-            changes.sort(key=lambda change: change[0])
-            rose = [pair for change, pair in reversed(changes) if change > 0]
-            fell = [pair for change, pair in changes if change < 0]
-            kinds = [
-                (f"Improved most, says {name}", rose[:max_pairs]),
-                (f"Worsened most, says {name}", fell[:max_pairs]),
-            ]
-            break
-    kinds.append(("The first of the set", all_pairs[:max_pairs]))
-    return [(title, pairs) for title, pairs in kinds if pairs]
+        changed = largest_changes(all_pairs, VALUES[key], f", says {name}", max_pairs)
+        if changed is not None:
+            return [*changed, first_ones]
+    return [first_ones] if all_pairs else []

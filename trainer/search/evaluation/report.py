@@ -1,7 +1,7 @@
 """Write report.html of a run, evaluation.html of a policy, and comparison.html of two policies.
 
-Pages of episodes with images are separate (trainer/search/trajectories/view.py). A page is one file
-without scripts, and it loads nothing; all text in it is escaped.
+trainer/runs/evaluation/pages.py has what the tasks share. Pages of episodes with images are
+separate (trainer/search/trajectories/view.py).
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, select_autoescape
-from markupsafe import Markup
-
-from scorekit.errors import UserError
-from scorekit.files import write_atomic
-from scorekit.report.page import STYLE
-from scorekit.report.render import visible
-from trainer.runs.cli.curves import draw_curves
-from trainer.runs.cli.paired import FEWEST, RESAMPLES, PairedStat, as_row
 from trainer.runs.config import DEFAULT_EVAL_SET
-from trainer.runs.run_log import read_jsonl
-from trainer.runs.stats import StatSpec, compare
-from trainer.search.evaluation.compare import ALL, changed_most, question_key
+from trainer.runs.evaluation.curves import draw_curves
+from trainer.runs.evaluation.pages import (
+    TaskPages,
+    first_and_last,
+    group_table,
+    read_run,
+    set_values,
+)
+from trainer.runs.evaluation.paired import PairedStat
+from trainer.runs.evaluation.reports import lines_by_set
+from trainer.runs.stats import compare
+from trainer.search.evaluation.compare import changed_most, episodes_of, line_key
 from trainer.search.evaluation.stats import curves, table
 from trainer.search.records import SUCCESS, Trajectory
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore
@@ -41,7 +41,12 @@ _TABLE_STATS = (
     "turns_mean",
     "invalid_share",
 )
-_COSTS = {"generator": "generator", "judge": "judge"}
+_PAGES = TaskPages(
+    macros="trainer/search/evaluation/macros.html",
+    units="questions",
+    answer="episode",
+    values={"success": SUCCESS},
+)
 
 
 def write_report(
@@ -52,51 +57,37 @@ def write_report(
     notes: paragraphs for the top of the page. Raises UserError if the folder has no run.
     """
     folder = Path(run_dir)
-    updates, evals = read_jsonl(folder / "log.jsonl"), read_jsonl(folder / "eval.jsonl")
-    if not updates and not evals:
-        raise UserError(f"{folder}: not a run directory (no log.jsonl, no eval.jsonl)")
-    sets: dict[str, list[dict[str, Any]]] = {}
-    for line in evals:
-        sets.setdefault(line.get("set", DEFAULT_EVAL_SET), []).append(line)
-    return _write(
-        folder / "report.html",
-        "report",
+    updates, evals = read_run(folder)
+    sets = lines_by_set(evals)
+    return _PAGES.write_run(
+        folder,
+        updates,
+        [_of_set(folder, name, lines) for name, lines in sets.items()],
+        curves=draw_curves(curves(), updates, sets),
         title=title,
         notes=notes,
-        stopped=updates[-1].get("stopped") if updates else None,
-        sets=[_of_set(folder, name, lines) for name, lines in sets.items()],
         trained=_training_page(folder),
         spent=_spent(updates),
-        curves=[Markup(svg) for svg in draw_curves(curves(), updates, sets)],
-        config=_read_text(folder / "config.yaml"),
-        updates=len(updates),
     )
 
 
 def _of_set(folder: Path, name: str, evals: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the template values of a held-out set, before and after training."""
-    first, last = (read_episodes(folder / evals[index]["completions"]) for index in (0, -1))
-    if [question_key(episode) for episode in first] != [question_key(episode) for episode in last]:
-        raise UserError(f"{folder}: its first and last evaluation have different questions")
+    """Return what the page shows of a held-out set, before and after training."""
+    first, last = map(episodes_of, first_and_last(folder, evals, "questions", line_key))
     examples = changed_most(first, last, _EXAMPLES) if len(evals) > 1 else []
     page = folder / ("episodes.html" if name == DEFAULT_EVAL_SET else f"episodes-{name}.html")
     title = f"held-out episodes after update {evals[-1]['update']}"
-    return {
-        "name": "" if name == DEFAULT_EVAL_SET else name,
-        "decides": evals[-1].get("decides"),
-        "last": evals[-1],
-        "rows": compare(table(), evals[0], evals[-1]),
+    return set_values(name, evals, table(), examples) | {
         "each": _evaluation_rows(evals),
-        "types": group_table(evals[0], evals[-1], "type"),
-        "documents": group_table(evals[0], evals[-1], "document"),
-        "examples": examples,
+        "types": _group_table(evals[0], evals[-1], "type"),
+        "documents": _group_table(evals[0], evals[-1], "document"),
         "page": _episodes_page(page, folder, last, title),
     }
 
 
 def _evaluation_rows(evals: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the template values of the table of all evaluations of a set."""
-    stats = [_always(stat) for stat in table() if stat.key in _TABLE_STATS]
+    stats = [replace(stat, hidden_at=()) for stat in table() if stat.key in _TABLE_STATS]
     rows = [(line["update"], [row.before for row in compare(stats, line, {})]) for line in evals]
     return {"titles": [stat.title for stat in stats], "rows": rows}
 
@@ -105,10 +96,10 @@ def _spent(updates: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return lines about the run's usage of paid servers."""
     last = updates[-1] if updates else {}
     lines = []
-    for server, name in _COSTS.items():
+    for server in ("generator", "judge"):
         calls, money = last.get(f"cost/{server}_calls"), last.get(f"cost/{server}_money")
         if calls:
-            lines.append(f"{name}: {calls:,.0f} calls" + (f", {money:.4f}" if money else ""))
+            lines.append(f"{server}: {calls:,.0f} calls" + (f", {money:.4f}" if money else ""))
     return lines
 
 
@@ -160,15 +151,14 @@ def write_evaluation(
         ),
         ("The first of the set", list(episodes)),
     )
-    return _write(
+    return _PAGES.write_evaluation(
         path,
-        "evaluation",
-        policy=policy,
-        figures=stats,
-        rows=compare(table(), stats, {}),
-        types=group_table(stats, stats, "type"),
-        documents=group_table(stats, stats, "document"),
-        examples=[(title, group[:_EXAMPLES]) for title, group in kinds if group],
+        policy,
+        stats,
+        table(),
+        [(title, group[:_EXAMPLES]) for title, group in kinds],
+        types=_group_table(stats, stats, "type"),
+        documents=_group_table(stats, stats, "document"),
         page="evaluation/view.html",
         config=config,
     )
@@ -182,20 +172,10 @@ def write_comparison(
     second: Sequence[Trajectory],
 ) -> Path:
     """Write a page of the differences with their intervals, and of the greatest changes."""
-    return _write(
-        path,
-        "comparison",
-        first=names[0],
-        second=names[1],
-        groups=[(name, [as_row(stat) for stat in group]) for name, group in groups.items()],
-        whole=ALL,
-        resamples=RESAMPLES,
-        fewest=FEWEST,
-        examples=changed_most(first, second, _EXAMPLES),
-    )
+    return _PAGES.write_comparison(path, names, groups, changed_most(first, second, _EXAMPLES))
 
 
-def group_table(
+def _group_table(
     before: Mapping[str, Any], after: Mapping[str, Any], kind: str
 ) -> dict[str, Any] | None:
     """Return the template values of a table by "type" or "document", largest groups first.
@@ -207,48 +187,12 @@ def group_table(
     )
     if not old:
         return None
-    group_stats = [_always(stat) for stat in table() if stat.by_group]
-    visible_stats = [stat for stat in group_stats if _is_present(stat.key, old, new)]
-    order = sorted(old, key=lambda name: -old[name]["samples"])
-    rows = [
-        {
-            "name": name,
-            "samples": old[name]["samples"],
-            "cells": compare(visible_stats, old[name], new.get(name, {})),
-        }
-        for name in order[:_MAX_GROUPS]
+    rows = [*old.values(), *new.values()]
+    stats = [
+        stat
+        for stat in table()
+        if stat.by_group and any(row.get(stat.key) is not None for row in rows)
     ]
-    titles = [stat.title for stat in visible_stats]
-    return {"kind": kind, "titles": titles, "rows": rows, "left": len(order) - len(rows)}
-
-
-def _always(stat: StatSpec) -> StatSpec:
-    """Return a stat whose column also shows missing values."""
-    return replace(stat, hidden_at=())
-
-
-def _is_present(key: str, *groups: Mapping[str, Mapping[str, Any]]) -> bool:
-    return any(row.get(key) is not None for group in groups for row in group.values())
-
-
-def read_episodes(path: Path) -> list[Trajectory]:
-    """Return the episodes in a file of an evaluation."""
-    return [Trajectory.model_validate(line) for line in read_jsonl(path)]
-
-
-def _write(path: Path, template: str, **values: Any) -> Path:
-    """Fill a template of this folder."""
-    environment = Environment(
-        loader=PackageLoader("trainer.search.evaluation", "."),
-        autoescape=select_autoescape(["html"]),
-    )
-    environment.filters["visible"] = visible
-    page = environment.get_template(f"{template}.html").render(
-        style=Markup(STYLE), success=SUCCESS, **values
-    )
-    write_atomic(path, page)
-    return path
-
-
-def _read_text(path: Path) -> str:
-    return path.read_text(encoding="utf-8") if path.exists() else ""
+    largest = sorted(old, key=lambda name: -old[name]["samples"])[:_MAX_GROUPS]
+    largest_groups = group_table(stats, {name: old[name] for name in largest}, new)
+    return largest_groups | {"kind": kind, "left": len(old) - len(largest)}

@@ -1,43 +1,46 @@
 """`python -m trainer evaluate`: write the evaluation of a policy, and compare it with another one.
 
-misc.run_dir gets evaluation.json (stats), evaluation.jsonl (one episode per line) and
-evaluation.html; against another policy, also comparison.json and comparison.html, and the other
-evaluation in `against/`. A named set has files evaluation-NAME.json and so on. The folder
-`evaluation/` has the episodes with their images, one step per set, and their page; it is separate
-because misc.run_dir may have a training run. Files of an earlier call are replaced only with
---overwrite. Paid answers stay in answers.sqlite and are not paid for twice.
+misc.run_dir gets the files of trainer/runs/evaluation/files.py, with one episode per line. The
+folder `evaluation/` has the episodes with their images, one step per set, and their page; it is
+separate because misc.run_dir may have a training run. Files of an earlier call are replaced only
+with --overwrite. Paid answers stay in answers.sqlite and are not paid for twice.
 
 Under torchrun or accelerate the processes share the questions; the main one writes and prints.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
-
-import yaml
 
 from scorekit.errors import UserError
 from scorekit.files import remove_folder
 from trainer.rl.distributed import DistributedContext
 from trainer.rl.policy import prepare_torch
-from trainer.runs.cli.paired import PairedStat, comparison_values
-from trainer.runs.config import DEFAULT_EVAL_SET, set_key
-from trainer.runs.run_log import open_run_dir, write_json, write_jsonl
+from trainer.runs.config import set_key
+from trainer.runs.evaluation.files import (
+    AGAINST,
+    EvaluatedPolicy,
+    EvaluationFiles,
+    EvaluationOutcome,
+    check_folder,
+    check_same_scoring,
+    config_text,
+    has_evaluation,
+)
 from trainer.search.answer.spending import BudgetExceeded
 from trainer.search.config import SearchConfig
 from trainer.search.data import check_gold, hold_against_index
 from trainer.search.episode_runner import EpisodeRunner
 from trainer.search.evaluation.candidates import SearchCandidate, candidate_of, opened
-from trainer.search.evaluation.compare import compare_episodes, question_key
+from trainer.search.evaluation.compare import compare_episodes, episodes_of, line_key
 from trainer.search.evaluation.evaluate import SearchReport, evaluate_questions
-from trainer.search.evaluation.report import read_episodes, write_comparison, write_evaluation
-from trainer.search.records import Question, Trajectory
+from trainer.search.evaluation.report import write_comparison, write_evaluation
+from trainer.search.records import Question
 from trainer.search.services import SearchServices, has_page, open_services
 from trainer.search.training.loading import fitting_questions
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore
@@ -56,31 +59,9 @@ _SCORED = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class EvaluatedSearch:
-    """An evaluation. policy: path or URL. stats: of `SearchReport`, and the keys of `_SCORED`."""
-
-    policy: str
-    stats: Mapping[str, Any]
-    episodes: Sequence[Trajectory]
-
-
-@dataclass(frozen=True, slots=True)
-class SearchOutcome:
-    """The outcome of one set. earlier: the other policy's evaluation; groups: the result of
-    `compare_episodes`. page, comparison: files."""
-
-    name: str
-    evaluation: EvaluatedSearch
-    page: Path
-    earlier: EvaluatedSearch | None = None
-    groups: Mapping[str, Sequence[PairedStat]] | None = None
-    comparison: Path | None = None
-
-
 def run_evaluation(
     cfg: SearchConfig, sets: Sets, against: str | None = None, *, overwrite: bool = False
-) -> list[SearchOutcome]:
+) -> list[EvaluationOutcome]:
     """Evaluate the policy on sets of questions by name, and compare it with `against`: another
     policy's folder, hub id or URL (`URL#MODEL`), or the folder of an earlier evaluation, whose
     episodes are used.
@@ -94,11 +75,12 @@ def run_evaluation(
     )
     cfg = cfg.model_copy(update={"generation": cfg.eval_generation()})
     folder = Path(cfg.misc.run_dir)
-    world.on_main(lambda: _check_folder(cfg, sets, against is not None, overwrite))
-    earlier = Path(against) if against is not None and _is_evaluation(Path(against)) else None
-    candidates = [candidate_of(cfg, folder)]
-    if against is not None and earlier is None:
-        candidates.append(_other(cfg, folder / "against", against))
+    world.on_main(lambda: check_folder(cfg.misc, sets, against is not None, overwrite))
+    candidates, earlier = [candidate_of(cfg, folder)], None
+    if against is not None and has_evaluation(against):
+        earlier = Path(against)
+    elif against is not None:
+        candidates.append(candidate_of(cfg, folder / AGAINST, against))
     with world.monitored():
         try:
             evaluations = _evaluate(cfg, candidates, sets, earlier, world)
@@ -106,12 +88,16 @@ def run_evaluation(
             raise UserError(f"{error}, and evaluate again with --overwrite") from None
     if not world.is_main:
         return []
-    outcomes = [
-        SearchOutcome(name, evaluations[0][name], folder / _file(name, "html")) for name in sets
-    ]
+    other_evaluations = evaluations[1] if len(evaluations) > 1 else {}
     return [
-        _compared(folder, outcome, evaluations[1][outcome.name]) if evaluations[1:] else outcome
-        for outcome in outcomes
+        EvaluationFiles(folder, name).outcome(
+            evaluated,
+            other_evaluations.get(name),
+            compare_episodes,
+            {"set": name, "questions": len(evaluated.examples)},
+            write_comparison,
+        )
+        for name, evaluated in evaluations[0].items()
     ]
 
 
@@ -121,11 +107,11 @@ def _evaluate(
     sets: Sets,
     earlier: Path | None,
     world: DistributedContext,
-) -> list[dict[str, EvaluatedSearch]]:
+) -> list[dict[str, EvaluatedPolicy]]:
     """Return the evaluations of each candidate by set, then those of an earlier folder, if any."""
     run = world.gather([f"{Path(cfg.misc.run_dir).name}-{uuid4().hex[:8]}"])[0]
     stores: list[TrajectoryStore] = []  # the last one is in use
-    evaluations: list[dict[str, EvaluatedSearch]] = []
+    evaluations: list[dict[str, EvaluatedPolicy]] = []
     with open_services(
         cfg, run=run, load_image=lambda name: stores[-1].read_image(name), is_main=world.is_main
     ) as search_services:
@@ -133,7 +119,7 @@ def _evaluate(
         for candidate in candidates:
             sets = _fitting(candidate, sets, world)
         settings = _score_settings(cfg, search_services)
-        earlier_evaluations: dict[str, EvaluatedSearch] = {}
+        earlier_evaluations: dict[str, EvaluatedPolicy] = {}
         if earlier is not None:
             world.on_main(lambda: earlier_evaluations.update(_earlier(earlier, sets, settings)))
 
@@ -148,7 +134,7 @@ def _evaluate(
             evaluations.append({})
             for name, report in reports.items() if world.is_main else ():
                 stats = {"policy": candidate.name, "set": name, **settings, **report.stats()}
-                evaluations[-1][name] = EvaluatedSearch(candidate.name, stats, report.episodes)
+                evaluations[-1][name] = EvaluatedPolicy(candidate.name, stats, report.episodes)
             if world.is_main:
                 _write(candidate, evaluations[-1], stores[-1])
     return [*evaluations, earlier_evaluations] if earlier_evaluations else evaluations
@@ -218,107 +204,34 @@ def _score_settings(cfg: SearchConfig, search_services: SearchServices) -> dict[
     }
 
 
-def _file(name: str, ending: str, kind: str = "evaluation") -> str:
-    return f"{kind}.{ending}" if name == DEFAULT_EVAL_SET else f"{kind}-{name}.{ending}"
-
-
-def _check_folder(cfg: SearchConfig, sets: Sets, compares: bool, overwrite: bool) -> None:
-    """Raise UserError if run_dir is not writable, or an evaluation would be replaced."""
-    folder = open_run_dir(cfg.misc)
-    folders = [folder, folder / "against"] if compares else [folder]
-    names = [_file(name, ending) for name in sets for ending in ("json", "jsonl", "html")]
-    paths = (parent / name for parent in folders for name in names)
-    existing = next((path for path in paths if path.exists()), None)
-    if existing is not None and not overwrite:
-        raise UserError(
-            f"misc.run_dir: {existing} exists from an earlier evaluation. Choose another folder "
-            "(--set misc.run_dir=...), or replace it with --overwrite."
-        )
-
-
-def _is_evaluation(folder: Path) -> bool:
-    return any(folder.glob("evaluation*.jsonl"))
-
-
-def _other(cfg: SearchConfig, folder: Path, against: str) -> SearchCandidate:
-    """Return the other candidate. Raises UserError if `against` is not a policy."""
-    is_path = Path(against).exists() or against.startswith((".", "/", "~"))
-    names = ("config.json", "adapter_config.json")
-    if is_path and not any((Path(against) / name).is_file() for name in names):
-        raise UserError(
-            f"--against: {against} has neither evaluation.jsonl (of an earlier evaluation) nor "
-            "config.json (of a policy) nor adapter_config.json (of adapters)"
-        )
-    return candidate_of(cfg, folder, against)
-
-
-def _earlier(folder: Path, sets: Sets, settings: Mapping[str, Any]) -> dict[str, EvaluatedSearch]:
+def _earlier(folder: Path, sets: Sets, settings: Mapping[str, Any]) -> dict[str, EvaluatedPolicy]:
     """Return the evaluations in a folder by set.
 
     Raises UserError if they have other questions or other score settings.
     """
     evaluations = {}
     for name, questions in sets.items():
-        path = folder / _file(name, "jsonl")
-        if not path.is_file():
-            raise UserError(
-                f"--against: {folder} has no {path.name}. Evaluate that set there, too."
-            )
-        episodes = read_episodes(path)
-        if [question_key(item) for item in episodes] != [
-            (item.id, item.question) for item in questions
-        ]:
-            raise UserError(
-                f"--against: {folder} searched for {len(episodes)} questions, which differ from "
-                f"these {len(questions)} or their order. Evaluate it with the same data.eval, "
-                "eval_sets and eval_limit."
-            )
-        stats = {}
-        if (folder / _file(name, "json")).is_file():
-            stats = json.loads((folder / _file(name, "json")).read_text(encoding="utf-8"))
-        for key, current in settings.items():
-            if stats.get(key, current) != current:
-                raise UserError(
-                    f"--against: {_SCORED[key]} {stats[key]}, here {current}. Such scores are not "
-                    "comparable. Evaluate both policies with the same config."
-                )
-        evaluations[name] = EvaluatedSearch(str(stats.get("policy", folder)), stats, episodes)
+        evaluated = EvaluationFiles(folder, name).read(
+            "searched for {} questions",
+            line_key,
+            [(question.id, question.question) for question in questions],
+        )
+        check_same_scoring(evaluated.stats, settings, _SCORED, "the same config")
+        evaluations[name] = replace(evaluated, examples=episodes_of(evaluated.examples))
     return evaluations
 
 
 def _write(
-    candidate: SearchCandidate, evaluations: Mapping[str, EvaluatedSearch], store: TrajectoryStore
+    candidate: SearchCandidate, evaluations: Mapping[str, EvaluatedPolicy], store: TrajectoryStore
 ) -> None:
     """Write the files of each set, and remove an old comparison."""
     folder = candidate.folder
     for step, evaluated in enumerate(evaluations.values(), 1):
-        store.write_step(step, evaluated.episodes)
+        store.write_step(step, evaluated.examples)
     write_view(folder / EPISODES)
-    resolved = candidate.cfg.model_dump(mode="json")
-    if candidate.policy_inputs is not None:
-        resolved["policy"]["path"] = candidate.name
-    text = yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True)
+    text = config_text(candidate.cfg, candidate.name if candidate.policy_inputs else None)
     for name, evaluated in evaluations.items():
-        for ending in ("json", "html"):
-            (folder / _file(name, ending, "comparison")).unlink(missing_ok=True)
         lines = (
-            episode.model_dump(mode="json", exclude={"tokens"}) for episode in evaluated.episodes
+            episode.model_dump(mode="json", exclude={"tokens"}) for episode in evaluated.examples
         )
-        write_jsonl(folder / _file(name, "jsonl"), lines)
-        page = folder / _file(name, "html")
-        write_evaluation(page, candidate.name, evaluated.stats, evaluated.episodes, text)
-        write_json(folder / _file(name, "json"), evaluated.stats)
-
-
-def _compared(folder: Path, outcome: SearchOutcome, earlier: EvaluatedSearch) -> SearchOutcome:
-    """Compare one set and write the files of the comparison."""
-    name, current = outcome.name, outcome.evaluation
-    groups = compare_episodes(earlier.episodes, current.episodes)
-    counted = {"set": name, "questions": len(current.episodes)}
-    values = comparison_values((earlier.policy, current.policy), counted, groups)
-    write_json(folder / _file(name, "json", "comparison"), values)
-    page = folder / _file(name, "html", "comparison")
-    write_comparison(
-        page, (earlier.policy, current.policy), groups, earlier.episodes, current.episodes
-    )
-    return replace(outcome, earlier=earlier, groups=groups, comparison=page)
+        EvaluationFiles(folder, name).write(evaluated, lines, text, write_evaluation)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any, get_args
 
+from trainer.runs.evaluation.paired import indices_by_group
 from trainer.runs.rollout_stats import LEARNING_CURVES, OF_LEARNING
 from trainer.runs.stats import Curve, Stats, StatSpec, mean_of
 from trainer.search.actions import DETAILS
@@ -25,24 +27,32 @@ _NARROW = ("policy_loss", "rollout_s", "reward_s", "update_s")
 _SECONDS = ("rollout_s", "logprob_s", "reward_s", "update_s")
 
 
-def _key_reader(key: str) -> Callable[[Mapping[str, Any]], float | None]:
-    """Return a function that reads a key of `values_of`."""
-    return lambda line: line[key]
+def _compared(key: str, title: str, **options: Any) -> StatSpec:
+    """Return a stat that two policies are compared by: the mean of a value of `values_of`."""
+    return StatSpec(key=key, title=title, value_of_row=itemgetter(key), **options)
 
 
+def _score(key: str, title: str, **options: Any) -> StatSpec:
+    """Return a compared stat that an episode may lack; a higher one is better."""
+    return _compared(key, title, **{"better": "higher", "hidden_at": (None,)} | options)
+
+
+def _reward(key: str, title: str, column: str, **options: Any) -> StatSpec:
+    """Return a compared stat of the reward, which console, groups and pages show."""
+    coverage = f"{key.removesuffix('_mean')}_coverage"
+    display = {"column": column, "narrow": True, "in_console": True, "by_group": True}
+    return _score(key, title, coverage=coverage, **display, **options)
+
+
+def _count(key: str, title: str, **options: Any) -> StatSpec:
+    """Return a stat that is a number of things."""
+    return StatSpec(key=key, title=title, digits=0, **options)
+
+
+_NEVER_OR_UNKNOWN = (None, 0)
 _FRONT = (
     StatSpec(key="update", column="update", form="6d", narrow=True),
-    StatSpec(
-        key="reward_mean",
-        title="reward",
-        better="higher",
-        column="reward",
-        narrow=True,
-        in_console=True,
-        coverage="reward_coverage",
-        by_group=True,
-        value_of_row=_key_reader("reward_mean"),
-    ),
+    _reward("reward_mean", "reward", "reward", hidden_at=()),
     StatSpec(
         key="reward_coverage",
         title="reward coverage",
@@ -51,92 +61,37 @@ _FRONT = (
         form="5.2f",
         narrow=True,
     ),
+    _reward("ndcg_mean", "NDCG", "NDCG"),
+    _reward("judge_mean", "judge's score", "judge"),
     StatSpec(
-        key="ndcg_mean",
-        title="NDCG",
+        key="judge_coverage",
+        title="judge coverage",
         better="higher",
-        hidden_at=(None,),
-        column="NDCG",
-        narrow=True,
-        in_console=True,
-        coverage="ndcg_coverage",
-        by_group=True,
-        value_of_row=_key_reader("ndcg_mean"),
+        hidden_at=_NEVER_OR_UNKNOWN,
     ),
-    StatSpec(
-        key="judge_mean",
-        title="judge's score",
-        better="higher",
-        hidden_at=(None,),
-        column="judge",
-        narrow=True,
-        in_console=True,
-        coverage="judge_coverage",
-        by_group=True,
-        value_of_row=_key_reader("judge_mean"),
+    _score("success_share", "success", by_group=True),
+    _score(
+        "success_without_evidence_share", "success without evidence", better="lower", by_group=True
     ),
-    StatSpec(key="judge_coverage", title="judge coverage", better="higher", hidden_at=(None, 0)),
-    StatSpec(
-        key="success_share",
-        title="success",
-        better="higher",
-        hidden_at=(None,),
-        by_group=True,
-        value_of_row=_key_reader("success_share"),
-    ),
-    StatSpec(
-        key="success_without_evidence_share",
-        title="success without evidence",
-        better="lower",
-        hidden_at=(None,),
-        by_group=True,
-        value_of_row=_key_reader("success_without_evidence_share"),
-    ),
-    StatSpec(
-        key="grounded_mean",
-        title="grounded in the pages shown",
-        better="higher",
-        hidden_at=(None,),
-        value_of_row=_key_reader("grounded_mean"),
-    ),
-    StatSpec(
-        key="gold_seen_share",
-        title="a gold page was shown",
-        better="higher",
-        hidden_at=(None,),
-        value_of_row=_key_reader("gold_seen_share"),
-    ),
+    _score("grounded_mean", "grounded in the pages shown"),
+    _score("gold_seen_share", "a gold page was shown"),
     StatSpec(key="format_mean", title="well-formed episodes", better="higher"),
 )
 _BEHAVIOR = (
-    StatSpec(
-        key="turns_mean",
-        title="turns",
+    _compared(
+        "turns_mean",
+        "turns",
         digits=2,
         column="turns",
         form="5.2f",
         narrow=True,
         in_console=True,
         by_group=True,
-        value_of_row=_key_reader("turns_mean"),
     ),
-    StatSpec(
-        key="searches_mean", title="searches", digits=2, value_of_row=_key_reader("searches_mean")
-    ),
-    StatSpec(key="crops_mean", title="crops", digits=2, value_of_row=_key_reader("crops_mean")),
-    StatSpec(
-        key="tokens_mean",
-        title="tokens written",
-        digits=1,
-        hidden_at=(None,),
-        value_of_row=_key_reader("tokens_mean"),
-    ),
-    StatSpec(
-        key="invalid_mean",
-        title="invalid turns of an episode",
-        better="lower",
-        value_of_row=_key_reader("invalid_mean"),
-    ),
+    _compared("searches_mean", "searches", digits=2),
+    _compared("crops_mean", "crops", digits=2),
+    _compared("tokens_mean", "tokens written", digits=1, hidden_at=(None,)),
+    _compared("invalid_mean", "invalid turns of an episode", better="lower"),
     StatSpec(
         key="invalid_share",
         title="invalid turns (share)",
@@ -146,40 +101,28 @@ _BEHAVIOR = (
         in_console=True,
     ),
     *(
-        StatSpec(
-            key=f"invalid_{reason}",
-            title=f"  {reason}",
-            digits=0,
-            better="lower",
-            hidden_at=(None, 0),
-        )
+        _count(f"invalid_{reason}", f"  {reason}", better="lower", hidden_at=_NEVER_OR_UNKNOWN)
         for reason in REASONS
     ),
+    _compared("forced_share", "ended by force", better="lower", column="forced", form="6.3f"),
     StatSpec(
-        key="forced_share",
-        title="ended by force",
+        key="context_share",
+        title="ended by the context",
         better="lower",
-        column="forced",
-        form="6.3f",
-        value_of_row=_key_reader("forced_share"),
+        hidden_at=_NEVER_OR_UNKNOWN,
     ),
-    StatSpec(
-        key="context_share", title="ended by the context", better="lower", hidden_at=(None, 0)
-    ),
-    StatSpec(key="declined_share", title="given up", hidden_at=(None, 0)),
-    StatSpec(key="no_evidence", title="ended without a picture", digits=0, better="lower"),
+    StatSpec(key="declined_share", title="given up", hidden_at=_NEVER_OR_UNKNOWN),
+    _count("no_evidence", "ended without a picture", better="lower"),
 )
 _SERVICES = (
-    StatSpec(key="answers_failed", title="answers failed (generator)", digits=0, better="lower"),
-    StatSpec(key="judgements_failed", title="judgements failed", digits=0, better="lower"),
-    StatSpec(key="search_failed", title="searches failed (retriever)", digits=0, better="lower"),
-    StatSpec(
-        key="policy_failed", title="turns failed (policy server)", digits=0, hidden_at=(None, 0)
-    ),
-    StatSpec(key="reward_late", title="rewards late", digits=0, hidden_at=(None, 0)),
-    StatSpec(key="generator_calls", title="generator's calls", digits=0),
-    StatSpec(key="judge_calls", title="judge's calls", digits=0),
-    StatSpec(key="answers_known", title="answers known before", digits=0, hidden_at=(None, 0)),
+    _count("answers_failed", "answers failed (generator)", better="lower"),
+    _count("judgements_failed", "judgements failed", better="lower"),
+    _count("search_failed", "searches failed (retriever)", better="lower"),
+    _count("policy_failed", "turns failed (policy server)", hidden_at=_NEVER_OR_UNKNOWN),
+    _count("reward_late", "rewards late", hidden_at=_NEVER_OR_UNKNOWN),
+    _count("generator_calls", "generator's calls"),
+    _count("judge_calls", "judge's calls"),
+    _count("answers_known", "answers known before", hidden_at=_NEVER_OR_UNKNOWN),
     StatSpec(key="money", title="money", digits=4, hidden_at=(None,)),
 )
 
@@ -194,22 +137,18 @@ def curves() -> tuple[Curve, ...]:
     """Return the charts of a run's page."""
     parts = ("reward", "ndcg", "judge", "format")
     return (
-        Curve(title="reward", keys=("reward_mean",), held_out="reward_mean"),
-        Curve(title="NDCG", keys=("ndcg_mean",), held_out="ndcg_mean"),
-        Curve(title="judge's score", keys=("judge_mean",), held_out="judge_mean"),
-        Curve(title="success", keys=("success_share",), held_out="success_share"),
-        Curve(
-            title="success without evidence",
-            keys=("success_without_evidence_share",),
-            held_out="success_without_evidence_share",
-        ),
-        Curve(title="a gold page was shown", keys=("gold_seen_share",), held_out="gold_seen_share"),
+        Curve.with_held_out("reward", "reward_mean"),
+        Curve.with_held_out("NDCG", "ndcg_mean"),
+        Curve.with_held_out("judge's score", "judge_mean"),
+        Curve.with_held_out("success", "success_share"),
+        Curve.with_held_out("success without evidence", "success_without_evidence_share"),
+        Curve.with_held_out("a gold page was shown", "gold_seen_share"),
         Curve(title="coverage", keys=tuple(f"{part}_coverage" for part in parts)),
         Curve(title="groups, and those without spread", keys=("groups", "groups_without_spread")),
-        Curve(title="turns", keys=("turns_mean",), held_out="turns_mean"),
+        Curve.with_held_out("turns", "turns_mean"),
         Curve(title="searches and crops", keys=("searches_mean", "crops_mean")),
-        Curve(title="invalid turns (share)", keys=("invalid_share",), held_out="invalid_share"),
-        Curve(title="ended by force (share)", keys=("forced_share",), held_out="forced_share"),
+        Curve.with_held_out("invalid turns (share)", "invalid_share"),
+        Curve.with_held_out("ended by force (share)", "forced_share"),
         *LEARNING_CURVES,
         Curve(title="seconds of an update", keys=_SECONDS),
         Curve(title="money since the run began", keys=_MONEY, sums=True),
@@ -275,15 +214,14 @@ def document_of(question: Question) -> str:
 
 
 def _by(episodes: Iterable[Trajectory], name_of: Callable[[Trajectory], str]) -> dict[str, Stats]:
-    groups: dict[str, list[Trajectory]] = defaultdict(list)
-    for episode in episodes:
-        groups[name_of(episode) or "(unknown)"].append(episode)
+    all_episodes = list(episodes)
     keys = [
         "samples",
         *(group for f in table() if f.by_group for group in (f.key, f.coverage) if group),
     ]
+    groups = indices_by_group([name_of(episode) or "(unknown)" for episode in all_episodes])
     return {
         name: {key: stats.get(key) for key in keys}
-        for name, group in (groups.items() if len(groups) > 1 else ())
-        for stats in [compute_stats(group)]
+        for name, indices in groups.items()
+        for stats in [compute_stats([all_episodes[index] for index in indices])]
     }

@@ -11,12 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, select_autoescape
-from markupsafe import Markup
-
-from scorekit.files import write_atomic
-from scorekit.report.page import STYLE, chart_image
-from scorekit.report.render import visible
+from scorekit.report.page import chart_image, write_html
 from trainer.search.curation.pages import as_cell
 from trainer.search.rounds.plan import LoopPlan
 from trainer.search.rounds.summary import (
@@ -42,24 +37,16 @@ def write_page(plan: LoopPlan) -> Path:
     """Write the page of the current state and return its path."""
     rounds = rounds_of(plan)
     head, lines = rounds_table(plan.cfg, rounds)
-    env = Environment(
-        loader=PackageLoader("trainer.search.rounds", "."),
-        autoescape=select_autoescape(default=True),
-        trim_blocks=True,
-    )
-    env.filters["visible"] = visible
-    text = env.get_template("page.html").render(
-        style=Markup(STYLE),
+    return write_html(
+        plan.out / PAGE,
+        "trainer/search/rounds/page.html",
         head=head,
         lines=lines,
-        pictures=[Markup(chart) for chart in _charts(rounds)],
+        pictures=_charts(rounds),
         rounds=[(summary, _pages(summary, plan.out)) for summary in rounds],
         shown=SHOWN,
         cell=as_cell,
     )
-    path = plan.out / PAGE
-    write_atomic(path, text)
-    return path
 
 
 def _pages(summary: RoundSummary, out: Path) -> dict[str, str]:

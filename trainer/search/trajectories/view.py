@@ -13,12 +13,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, select_autoescape
 from markupsafe import Markup
 
 from scorekit.errors import UserError
-from scorekit.files import write_atomic
-from scorekit.report.page import STYLE
+from scorekit.report.page import write_html
 from scorekit.report.render import visible
 from trainer.search.records import SUCCESS, Trajectory
 from trainer.search.trajectories.layout import KINDS, ShownEpisode, lay_out, mean_stats
@@ -74,15 +72,12 @@ def write_episodes(
     laid_out = [lay_out(episode) for episode in episodes]
     classes = _classes(laid_out)
     sheet, missing = _style_sheet(classes, load_image)
-    environment = Environment(
-        loader=PackageLoader("trainer.search.trajectories", "."),
-        autoescape=select_autoescape(["html"]),
-    )
-    environment.filters |= {"visible": visible, "lines": _lines}
     counts = Counter(kind for episode in laid_out for kind in episode.kinds)
-    page = environment.get_template("view.html").render(
+    write_html(
+        path,
+        "trainer/search/trajectories/view.html",
+        {"lines": _lines},
         title=title,
-        style=Markup(STYLE),
         pictures=Markup(sheet),
         classes=classes,
         missing=missing,
@@ -93,7 +88,6 @@ def write_episodes(
         figures=mean_stats(episodes),
         total=len(laid_out) if total is None else total,
     )
-    write_atomic(path, page)
 
 
 def _chosen(

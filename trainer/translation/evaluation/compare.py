@@ -1,6 +1,6 @@
 """Compare two translation policies on the same sources, in total and by language pair.
 
-Paired differences have bootstrap intervals (trainer/runs/cli/paired.py). Corpus chrF and BLEU are
+Corpus chrF and BLEU are
 recomputed for each resample, from the sums of the segments' statistics.
 """
 
@@ -12,12 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from trainer.runs.cli.paired import (
+from trainer.runs.evaluation.paired import (
     RESAMPLES,
     SEED,
     Line,
     PairedStat,
     compare_lines,
+    indices_by_group,
+    largest_changes,
     paired_stat,
 )
 from trainer.translation.evaluation.quality import corpus_metrics
@@ -35,11 +37,8 @@ def compare_policies(
     sources = [[(line.get("pair"), line["src"]) for line in lines] for lines in (first, second)]
     if sources[0] != sources[1]:
         raise ValueError("the two evaluations are not of the same sources in the same order")
-    groups = {"all": list(range(len(first)))}
-    pairs = dict.fromkeys(line.get("pair", "") for line in first)
-    if len(pairs) > 1:
-        for pair in pairs:
-            groups[pair] = [i for i, line in enumerate(first) if line.get("pair", "") == pair]
+    pairs = indices_by_group([line.get("pair", "") for line in first])
+    groups = {"all": list(range(len(first)))} | pairs
     return {
         name: _compare([first[i] for i in chosen], [second[i] for i in chosen], resamples, seed)
         for name, chosen in groups.items()
@@ -82,25 +81,9 @@ def changed_most(
     The score is that of the first of `ranking` that scored both (MetricX, xCOMET), else chrF of the
     segment.
     """
-    line_pairs = list(zip(first, second, strict=True))
+    pairs = list(zip(first, second, strict=True))
     for judge in (*ranking(), CHRF):
-        changes = [
-            (judge.sign * (later - earlier), a, b)
-            for a, b in line_pairs
-            if (earlier := judge.value_of(a)) is not None
-            and (later := judge.value_of(b)) is not None
-        ]
-        if changes:
-            return _changed_by(judge.label, changes, limit)
+        changed = largest_changes(pairs, judge.value_of, f" by {judge.label}", limit, judge.sign)
+        if changed is not None:
+            return changed
     return []
-
-
-def _changed_by(
-    name: str, changes: list[tuple[float, Line, Line]], limit: int
-) -> list[tuple[str, list[tuple[Line, Line]]]]:
-    changes.sort(key=lambda change: change[0])
-    chosen = (
-        (f"Improved most by {name}", [(a, b) for c, a, b in changes[::-1][:limit] if c > 0]),
-        (f"Worsened most by {name}", [(a, b) for c, a, b in changes[:limit] if c < 0]),
-    )
-    return [(title, pairs) for title, pairs in chosen if pairs]

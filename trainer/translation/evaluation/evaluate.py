@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from scorekit.numeric.thresholds import below
 from trainer.rl.distributed import DistributedContext
 from trainer.rl.sampler import Sampler, preserve_rng_state
-from trainer.runs.config import DEFAULT_EVAL_SET
+from trainer.runs.evaluation.paired import indices_by_group
+from trainer.runs.evaluation.reports import EvaluationReport, reports_by_set
 from trainer.runs.rollout_stats import rollout_stats
-from trainer.runs.run_log import JsonlFile
 from trainer.runs.stats import mean_of
 from trainer.translation.config import GenerationConfig
 from trainer.translation.data import Example
@@ -42,57 +40,32 @@ from trainer.translation.rewards.services import RewardClient
 from trainer.translation.rollouts import TranslationRollout, generate_rollouts
 
 _SEED = 0  # of translations that are sampled
-#: Share of the examples with a possible reward that a mean has to cover to be comparable.
-_RATED_FROM = 0.95
-#: Stats that a report has as fields; and those of the rollouts that it has.
-_FIELD_STATS = ("samples", "reward_mean", "reward_coverage", "source_errors")
+#: Stats that come last in a report; and those of the rollouts that it has.
+_LAST_STATS = ("samples", "reward_mean", "reward_coverage", "source_errors")
 _ROLLOUT_STATS = ("samples", "completion_length_mean", "truncated_frac")
 
 
-@dataclass(slots=True)
-class Report:
-    """Means over a set of examples; None without values.
+class Report(EvaluationReport):
+    """The stats of an evaluation (evaluation/stats.py); its examples are lines of the dump.
 
-    reward_mean: sequence reward and mean token reward together, over the samples that have them
-    (reward_coverage).
-    source_errors: samples that could have none.
-    values: the other stats (evaluation/stats.py), by their keys, which `report[key]` gives too:
-    those of the reward's components, completion_length_mean (tokens, EOS included), truncated_frac
-    (truncated by max_new_tokens), chrf and bleu (sacrebleu, 0..100, over the examples with a
-    reference; never part of a reward; BLEU only if all examples are of one language pair, see
-    quality.py), bleu_tokenize (`char` for languages without white space, and Korean, else `13a`).
-    pairs: the stats of each language pair if there are several; else empty.
-    examples: one line of the completions dump for each example (trainer/translation/dumps.py).
+    reward_mean: sequence reward and mean token reward together.
+    completion_length_mean: tokens, EOS included. truncated_frac: truncated by max_new_tokens.
+    chrf, bleu: sacrebleu, 0..100, over the examples with a reference; never part of a reward; BLEU
+    only if all examples are of one language pair (quality.py).
+    bleu_tokenize: `char` for languages without white space, and Korean, else `13a`.
     """
 
-    samples: int
-    reward_mean: float | None
-    reward_coverage: float
-    source_errors: int
-    values: dict[str, Any]
-    pairs: dict[str, dict[str, Any]]
-    seconds: float
-    examples: Sequence[dict[str, Any]]
-
-    def __getitem__(self, key: str) -> Any:
-        return self.stats()[key]
+    unrewardable = "source_errors"
 
     @property
-    def rating(self) -> float | None:
-        """Return reward_mean, which the best checkpoint is chosen by; None if it covers too few
-        examples.
+    def source_errors(self) -> int:
+        """Return the number of samples that could have no reward."""
+        return self.values.get("source_errors") or 0  # None in runs of an earlier release
 
-        The examples without a score may be the hard ones.
-        """
-        could = self.samples - self.source_errors
-        covered = round(self.reward_coverage * self.samples)
-        return None if below(covered, _RATED_FROM * could) else self.reward_mean
-
-    def stats(self) -> dict[str, Any]:
-        """Return all stats by their keys, those of `values` included; not the examples."""
-        field_values = {f.name: getattr(self, f.name) for f in fields(self)}
-        del field_values["examples"]
-        return field_values.pop("values") | field_values
+    @property
+    def pairs(self) -> dict[str, dict[str, Any]]:
+        """Return the stats of each language pair if there are several; else {}."""
+        return self.values.get("pairs") or {}
 
 
 def evaluate_on_dataset(
@@ -144,17 +117,14 @@ def evaluate_on_dataset(
         rollouts, rewards = [entry[1] for entry in all_results], [entry[2] for entry in all_results]
     values = _stats(examples, rollouts, rewards, reward_cfg)
     values |= metric_stats(held_out, range(len(examples)))
-    field_values = {key: values.pop(key) for key in _FIELD_STATS}
-    return Report(
-        **field_values,
-        values=values,
-        pairs=_by_pair(examples, rollouts, rewards, reward_cfg, held_out),
-        seconds=time.monotonic() - started,
-        examples=[
-            _line(*row) | line_metrics(held_out, k)
-            for k, row in enumerate(zip(examples, rollouts, rewards, strict=True))
-        ],
-    )
+    values |= {key: values.pop(key) for key in _LAST_STATS}
+    values["pairs"] = _by_pair(examples, rollouts, rewards, reward_cfg, held_out)
+    values["seconds"] = time.monotonic() - started
+    lines = [
+        _line(*row) | line_metrics(held_out, k)
+        for k, row in enumerate(zip(examples, rollouts, rewards, strict=True))
+    ]
+    return Report(values, lines)
 
 
 def _held_out(
@@ -182,17 +152,16 @@ def _by_pair(
     held_out: Scores,
 ) -> dict[str, dict[str, Any]]:
     """Return the stats of each language pair; empty if there is only one."""
-    pairs = list(dict.fromkeys(rollout.pair for rollout in rollouts))
-    stats_by_pair = {}
-    for pair in pairs if len(pairs) > 1 else ():
-        chosen = [i for i, rollout in enumerate(rollouts) if rollout.pair == pair]
-        stats_by_pair[pair] = _stats(
+    return {
+        pair: _stats(
             [examples[i] for i in chosen],
             [rollouts[i] for i in chosen],
             [rewards[i] for i in chosen],
             cfg,
-        ) | metric_stats(held_out, chosen)
-    return stats_by_pair
+        )
+        | metric_stats(held_out, chosen)
+        for pair, chosen in indices_by_group([rollout.pair for rollout in rollouts]).items()
+    }
 
 
 def _line(example: Example, rollout: TranslationRollout, reward: SampleReward) -> dict[str, Any]:
@@ -224,18 +193,4 @@ def _stats(
 
 def read_reports(folder: Path) -> dict[str, list[tuple[int, Report]]]:
     """Return (update, report) of the evaluations in eval.jsonl of a run's folder, by set."""
-    sets: dict[str, list[tuple[int, Report]]] = {}
-    for line in read_evaluations(folder):
-        name, update, dump = (
-            line.pop("set", DEFAULT_EVAL_SET),
-            line.pop("update"),
-            line.pop("completions"),
-        )
-        line.pop("decides", None)
-        line.pop("stopped", None)
-        field_values = {f.name: line.pop(f.name, None) for f in fields(Report)}
-        field_values |= {"values": line, "examples": JsonlFile(folder / dump)}
-        # It is None in runs of an earlier release.
-        field_values["source_errors"] = field_values["source_errors"] or 0
-        sets.setdefault(name, []).append((update, Report(**field_values)))
-    return sets
+    return reports_by_set(folder, read_evaluations(folder), Report)

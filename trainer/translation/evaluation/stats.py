@@ -49,16 +49,8 @@ _BACK = (
 _LAST_CURVES = (
     Curve(title="held-out chrF", held_out="chrf"),
     Curve(title="sequence reward", keys=("r_seq_mean",)),
-    Curve(
-        title="completion length (tokens)",
-        keys=("completion_length_mean",),
-        held_out="completion_length_mean",
-    ),
-    Curve(
-        title="completions cut by max_new_tokens",
-        keys=("truncated_frac",),
-        held_out="truncated_frac",
-    ),
+    Curve.with_held_out("completion length (tokens)", "completion_length_mean"),
+    Curve.with_held_out("completions cut by max_new_tokens", "truncated_frac"),
     *LEARNING_CURVES,
 )
 

@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from testing.processes import child_environment, free_port
-from tests.kits.trainer.forked_trainer import completed
+from testing.processes import free_port
 from tests.kits.trainer.searching.demo_stack import Stack, demo_stack
-from trainer.search.evaluation.report import read_episodes
+from trainer.__main__ import app
+from trainer.runs.run_log import read_jsonl
+from trainer.search.evaluation.compare import episodes_of
 from trainer.search.trajectories.store import TrajectoryStore
 
 
@@ -25,10 +27,11 @@ def evaluating(stack: Stack, folder: Path, *flags: str) -> tuple[int, str, str]:
     keys = ["--set", f"data.eval={stack.questions}", "--set", f"misc.run_dir={folder}"]
     url, name = stack.policy[1], stack.policy[3]
     policy = ["--set", f"server.url={url}", "--set", f"server.model={name}"]
-    arguments = ("evaluate", *stack.settings, *policy, *keys, *flags)
-    environment = child_environment() | {"COLUMNS": "160"}
-    result = completed("trainer", *arguments, environment=environment)
-    return result.returncode, result.stdout, result.stderr
+    arguments = ["evaluate", *stack.settings, *policy, *keys, *flags]
+    result = CliRunner().invoke(app, arguments, env={"COLUMNS": "160"})
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.stdout, result.stderr
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +50,7 @@ def test_an_evaluation_is_written_by_set_with_its_pictures(evaluated):
     folder, _, out = evaluated
     assert "set: eval" in out and "set: few" in out and "NDCG" in out
     stats = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
-    episodes = read_episodes(folder / "evaluation.jsonl")
+    episodes = episodes_of(read_jsonl(folder / "evaluation.jsonl"))
     assert stats["samples"] == len(episodes) == 5
     assert stats["reward_coverage"] == stats["judge_coverage"] == 1
     rewards = [trajectory.reward.value for trajectory in episodes]

@@ -185,7 +185,7 @@ def test_two_policies_stand_side_by_side(
     assert (
         repeated.groups is not None
         and repeated.earlier is not None
-        and repeated.earlier.lines == lines
+        and repeated.earlier.examples == lines
     )
     assert not (tmp_path / "b/against").exists()
     turned = {stat.key: stat for stat in repeated.groups["all"]}

@@ -22,10 +22,11 @@ from tests.kits.trainer.rewards import OtherMetric
 from tests.kits.trainer.runs import byte_level_tokenizer, save_policy, write_examples
 from tests.kits.vllm_stub import KEY, VLLMStub
 from trainer.runs.config import DEFAULT_EVAL_SET
+from trainer.runs.evaluation.files import EvaluationOutcome
 from trainer.runs.run_log import read_jsonl
 from trainer.translation.config import TranslationConfig
 from trainer.translation.data import load_examples
-from trainer.translation.evaluation.run import SetComparison, run_evaluation
+from trainer.translation.evaluation.run import run_evaluation
 from trainer.translation.train import train_translation
 
 ROOT = Path(__file__).parents[4]
@@ -69,7 +70,7 @@ def checkpoint(config: Path) -> Path:
     return train_translation(examples, examples, cfg).checkpoint
 
 
-def evaluated(config: Path, out: Path, *overrides: str, **options: Any) -> SetComparison:
+def evaluated(config: Path, out: Path, *overrides: str, **options: Any) -> EvaluationOutcome:
     """Run the command in this process."""
     cfg = load_config(TranslationConfig, config, [f"misc.run_dir={out}", *overrides])
     (outcome,) = run_evaluation(
@@ -78,8 +79,8 @@ def evaluated(config: Path, out: Path, *overrides: str, **options: Any) -> SetCo
     return outcome
 
 
-def translations(outcome: SetComparison) -> list[str]:
-    return [line["mt"] for line in outcome.evaluation.lines]
+def translations(outcome: EvaluationOutcome) -> list[str]:
+    return [line["mt"] for line in outcome.evaluation.examples]
 
 
 def without_seconds(path: Path) -> dict[str, Any]:
@@ -109,7 +110,9 @@ def test_a_checkpoint_of_adapters_is_evaluated_as_it_is(
     assert comparison.evaluation.policy == str(checkpoint)
     assert comparison.earlier is not None and comparison.earlier.policy == base
     before = [row["mt"] for row in read_jsonl(run / first["completions"])]
-    assert [line["mt"] for line in comparison.earlier.lines] == before != translations(comparison)
+    assert (
+        [line["mt"] for line in comparison.earlier.examples] == before != translations(comparison)
+    )
 
 
 def test_adapters_on_another_base_than_they_learned_on_are_refused(
@@ -139,7 +142,7 @@ def test_an_evaluation_samples_with_the_engine_of_the_config(
     with running_app(stub.app) as url:
         engine = ["generation.engine=vllm", f"generation.vllm.url={url}"]
         comparison = evaluated(config, tmp_path / "vllm", *overrides, *engine)
-    assert stub.calls["/v1/completions"] > len(comparison.evaluation.lines)
+    assert stub.calls["/v1/completions"] > len(comparison.evaluation.examples)
     assert translations(comparison) == translations(
         evaluated(config, tmp_path / "here", *overrides)
     )

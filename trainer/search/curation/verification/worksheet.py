@@ -7,11 +7,9 @@ from collections.abc import Mapping, Sequence
 from io import BytesIO
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, select_autoescape
 from markupsafe import Markup
 
-from scorekit.report.page import STYLE
-from scorekit.report.render import visible
+from scorekit.report.page import render_html
 from trainer.search.curation.dataset import CurationResult, Decision
 from trainer.search.curation.samples import CuratedPrompt
 from trainer.search.curation.verification.classes import CLASSES
@@ -84,19 +82,13 @@ def _page(
     load_page: Pages,
     cfg: VerifyConfig,
 ) -> str:
-    env = Environment(
-        loader=PackageLoader("trainer.search.curation", "verification"),
-        autoescape=select_autoescape(default=True),
-        trim_blocks=True,
-    )
-    env.filters["visible"] = visible
     gold = dict.fromkeys(
         page for decision in decisions for page in prompts[decision.row_id].question.gold
     )
     names = {page: f"page{number}" for number, page in enumerate(gold)}
     images = [(names[page], *_data_url(load_page(page), cfg.worksheet_width)) for page in gold]
-    return env.get_template("worksheet.html").render(
-        style=Markup(STYLE),
+    return render_html(
+        "trainer/search/curation/verification/worksheet.html",
         count=count,
         classes=CLASSES,
         person=PERSON,

@@ -36,9 +36,7 @@ class JudgeVerdict(RewardComponent):
         StatSpec(key="judge_score_std", hidden_at=(None,), column="± jd", form="6.3f"),
         StatSpec(key="judge_coverage", title="judge coverage", better="higher", hidden_at=(None,)),
     )
-    curves = (
-        Curve(title="judge's score", keys=("judge_score_mean",), held_out="judge_score_mean"),
-    )
+    curves = (Curve.with_held_out("judge's score", "judge_score_mean"),)
 
     def weight(self, cfg: RewardConfig) -> float:
         """Return w_judge."""

@@ -41,13 +41,7 @@ class MetricX(RewardComponent):
         StatSpec(key="metricx_reward_std", column="± mx_r", form="6.3f"),
         StatSpec(key="metricx_coverage", title="MetricX coverage", better="higher"),
     )
-    curves = (
-        Curve(
-            title="MetricX score (lower is better)",
-            keys=("metricx_score_mean",),
-            held_out="metricx_score_mean",
-        ),
-    )
+    curves = (Curve.with_held_out("MetricX score (lower is better)", "metricx_score_mean"),)
 
     def weight(self, cfg: RewardConfig) -> float:
         """Return w_metricx."""

@@ -62,9 +62,7 @@ class MQMSpans(RewardComponent):
         ),
         StatSpec(key="mqm_coverage", title="MQM coverage", better="higher", hidden_at=(None,)),
     )
-    curves = (
-        Curve(title="MQM errors a segment", keys=("mqm_spans_mean",), held_out="mqm_spans_mean"),
-    )
+    curves = (Curve.with_held_out("MQM errors a segment", "mqm_spans_mean"),)
 
     def weight(self, cfg: RewardConfig) -> float:
         """Return w_mqm_span, if any severity has a weight."""
@@ -131,9 +129,7 @@ class Omissions(RewardComponent):
             form="6.2f",
         ),
     )
-    curves = (
-        Curve(title="omissions a segment", keys=("omissions_mean",), held_out="omissions_mean"),
-    )
+    curves = (Curve.with_held_out("omissions a segment", "omissions_mean"),)
 
     def weight(self, cfg: RewardConfig) -> float:
         """Return w_omission, if any severity has a weight."""

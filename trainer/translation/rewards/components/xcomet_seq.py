@@ -33,9 +33,7 @@ class XCOMETSentence(RewardComponent):
         StatSpec(key="xcomet_score_std", column="± xc", form="6.3f"),
         StatSpec(key="xcomet_coverage", title="xCOMET coverage", better="higher"),
     )
-    curves = (
-        Curve(title="xCOMET score", keys=("xcomet_score_mean",), held_out="xcomet_score_mean"),
-    )
+    curves = (Curve.with_held_out("xCOMET score", "xcomet_score_mean"),)
 
     def weight(self, cfg: RewardConfig) -> float:
         """Return w_xcomet_seq * xcomet_seq_scale."""

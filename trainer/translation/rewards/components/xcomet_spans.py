@@ -81,7 +81,7 @@ class XCOMETSpans(RewardComponent):
             title="error spans a segment, by severity",
             keys=("spans_MINOR_mean", "spans_MAJOR_mean", "spans_CRITICAL_mean"),
         ),
-        Curve(title="error spans a segment", keys=("spans_mean",), held_out="spans_mean"),
+        Curve.with_held_out("error spans a segment", "spans_mean"),
         Curve(title="token reward of spans", keys=("token_rewards_mean",)),
     )
 

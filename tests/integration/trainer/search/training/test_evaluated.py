@@ -107,7 +107,7 @@ def test_a_checkpoint_of_adapters_is_evaluated_as_the_run_did_and_beside_its_sta
         before, after = reports[outcome.name][0][1], reports[outcome.name][-1][1]
         for report, now in ((before, outcome.earlier), (after, outcome.evaluation)):
             assert [trajectory.turns[0].text for trajectory in report.episodes] == [
-                trajectory.turns[0].text for trajectory in now.episodes
+                trajectory.turns[0].text for trajectory in now.examples
             ]
             assert now.stats["reward_mean"] == report.reward_mean
 

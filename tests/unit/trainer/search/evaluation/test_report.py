@@ -11,14 +11,9 @@ from scorekit.errors import UserError
 from tests.kits.trainer.searching.finished import episode, png_of, question, sha256_of
 from trainer.runs.run_log import append_jsonl, write_jsonl
 from trainer.search.evaluation.compare import ALL, changed_most, compare_episodes
-from trainer.search.evaluation.evaluate import SearchReport, read_reports
-from trainer.search.evaluation.report import (
-    read_episodes,
-    write_comparison,
-    write_evaluation,
-    write_report,
-)
-from trainer.search.evaluation.stats import by_document, by_type, compute_stats
+from trainer.search.evaluation.evaluate import SearchReport, read_reports, report_on
+from trainer.search.evaluation.report import write_comparison, write_evaluation, write_report
+from trainer.search.evaluation.stats import compute_stats
 from trainer.search.records import EpisodeReward, GeneratedAnswer, JudgedAnswer, Trajectory
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore
 
@@ -47,17 +42,7 @@ def scored_episode(number: int, score: float) -> Trajectory:
 
 
 def report_of(episodes: list[Trajectory]) -> SearchReport:
-    values = dict(compute_stats(episodes))
-    return SearchReport(
-        samples=int(values.pop("samples") or 0),
-        reward_mean=values.pop("reward_mean"),
-        reward_coverage=float(values.pop("reward_coverage") or 0),
-        values=values,
-        by_document=by_document(episodes),
-        by_type=by_type(episodes),
-        seconds=1.0,
-        examples=[sample.model_dump(mode="json", exclude={"tokens"}) for sample in episodes],
-    )
+    return report_on(episodes, seconds=1.0)
 
 
 @pytest.fixture
@@ -104,7 +89,8 @@ def test_what_a_report_wrote_is_read_back(run):
     assert [update for update, _ in sets["hard"]] == [0, 1, 2]
     first, last = sets["eval"][0][1], sets["eval"][-1][1]
     assert first.stats() == report_of([scored_episode(i, i / 12) for i in range(12)]).stats()
-    assert list(first.by_document) == ["a.pdf", "b.pdf"] and last["judge_mean"] > 0.9
+    assert [row["document"] for row in first["by_document"]] == ["a.pdf", "b.pdf"]
+    assert last["judge_mean"] > 0.9
     assert last.rating == last.reward_mean
     assert first.episodes[3] == scored_episode(3, 3 / 12).model_copy(update={"tokens": None})
 
@@ -123,7 +109,7 @@ def test_a_mean_over_too_few_is_no_rating():
 
 
 def test_no_run_and_other_questions_are_told(run, tmp_path):
-    with pytest.raises(UserError, match="not a run directory"):
+    with pytest.raises(UserError, match="not a run"):
         write_report(tmp_path / "nothing")
     last = run / "completions/eval-000002.jsonl"
     write_jsonl(last, [json.loads(line) for line in last.read_text().splitlines()][1:])
@@ -158,5 +144,3 @@ def test_the_page_of_an_evaluation_shows_worst_and_lucky_episodes(tmp_path):
     page = path.read_text(encoding="utf-8")
     assert "Right without evidence" in page and "Worst by the reward" in page
     assert SCRIPT not in page and "task: search" in page
-    write_jsonl(tmp_path / "e.jsonl", [sample.model_dump(mode="json") for sample in episodes])
-    assert read_episodes(tmp_path / "e.jsonl") == episodes

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -23,6 +23,7 @@ SEED = 0
 #: With fewer sources the quantiles mean nothing: no interval is given.
 FEWEST = 10
 Line = Mapping[str, Any]
+T = TypeVar("T")
 
 
 class PairedMean(NamedTuple):
@@ -236,3 +237,37 @@ def percentile_interval(draws: Any) -> tuple[float, float]:
     """Return the middle 95 % of the differences."""
     low, high = np.quantile(draws, [0.025, 0.975])
     return float(low), float(high)
+
+
+def indices_by_group(names: Sequence[str]) -> dict[str, list[int]]:
+    """Return the indices of each group, in the order of their first one; {} for a single group."""
+    groups: dict[str, list[int]] = {}
+    for index, name in enumerate(names):
+        groups.setdefault(name, []).append(index)
+    return groups if len(groups) > 1 else {}
+
+
+def largest_changes(
+    pairs: Sequence[tuple[T, T]],
+    value_of: Callable[[T], float | None],
+    by: str,
+    limit: int,
+    sign: int = 1,
+) -> list[tuple[str, list[tuple[T, T]]]] | None:
+    """Return (title, pairs) of the samples that improved most, and of those that worsened most.
+
+    None: no sample has both values. by: the end of the titles. limit: max pairs of each.
+    sign: -1 if lower is better.
+    """
+    changes = [
+        (sign * (new - old), pair)
+        for pair in pairs
+        if (old := value_of(pair[0])) is not None and (new := value_of(pair[1])) is not None
+    ]
+    if not changes:
+        return None
+    changes.sort(key=lambda change: change[0])
+    improved = [pair for change, pair in reversed(changes) if change > 0]
+    worsened = [pair for change, pair in changes if change < 0]
+    kinds = ((f"Improved most{by}", improved), (f"Worsened most{by}", worsened))
+    return [(title, chosen[:limit]) for title, chosen in kinds if chosen]

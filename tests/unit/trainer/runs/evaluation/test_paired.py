@@ -1,0 +1,59 @@
+"""Check bootstrap intervals and standard errors of paired differences against known statistics."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import numpy as np
+import pytest
+
+from trainer.runs.evaluation.paired import (
+    bootstrap_differences,
+    paired_standard_error,
+    percentile_interval,
+)
+
+
+def paired(differences):
+    """Return the [N, 2, 1] statistics of a mean with these paired differences."""
+    return np.stack([np.zeros(len(differences)), differences], axis=1)[:, :, None]
+
+
+def mean(sums, count):
+    return sums[0] / count
+
+
+def test_the_spread_of_the_draws_is_that_of_the_mean() -> None:
+    """Compare with the exact bootstrap variance of a mean, s^2 / n with the biased s (Efron and
+    Tibshirani, equation 5.12); 20,000 draws are within 2 %."""
+    differences = np.random.default_rng(3).exponential(2.0, size=80)
+    draws = bootstrap_differences(paired(differences), partial(mean, count=80), 20_000)
+    assert draws.std() == pytest.approx(differences.std() / math.sqrt(80), rel=0.02)
+    assert draws.mean() == pytest.approx(differences.mean(), abs=0.01)
+
+
+def test_the_interval_holds_the_true_difference_as_often_as_it_says() -> None:
+    """Check coverage over 300 samples of a normal mean: 95 % within three deviations (the
+    percentile interval is slightly too narrow at 60 sources)."""
+    random = np.random.default_rng(5)
+    num_covered = 0
+    for _ in range(300):
+        differences = random.normal(0.3, 1.0, size=60)
+        draws = bootstrap_differences(paired(differences), partial(mean, count=60), 400)
+        low, high = percentile_interval(draws)
+        num_covered += bool(low <= 0.3 <= high)
+    assert 0.90 <= num_covered / 300 <= 0.985
+
+
+def test_the_standard_error_of_paired_differences() -> None:
+    """Check 1, 2, 3, 4: mean 2.5, s^2 = 5/3, error s / sqrt(4)."""
+    difference = paired_standard_error([1.0, 2.0, 3.0, 4.0])
+    assert difference.mean == 2.5
+    assert difference.standard_error == pytest.approx(math.sqrt(5 / 3) / 2)
+    assert difference.errors == pytest.approx(2.5 / (math.sqrt(5 / 3) / 2))
+    assert paired_standard_error([2.0]).errors is None
+    assert paired_standard_error([0.0, 0.0]).errors == 0
+    assert paired_standard_error([1.0, 1.0]).errors == math.inf
+    with pytest.raises(ValueError, match="no differences"):
+        paired_standard_error([])

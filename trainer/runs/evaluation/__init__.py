@@ -1,0 +1,1 @@
+"""Evaluations of any task: reports, their files and pages, and comparisons of two policies."""
