@@ -22,7 +22,7 @@ import yaml
 
 from scorekit.errors import UserError
 from trainer.rl.config import PolicyConfig
-from trainer.rl.policy import prepare_torch
+from trainer.rl.policy.devices import prepare_torch
 from trainer.roleplay.calibration.anchors import FILE, USES, Calibration
 from trainer.roleplay.config import RoleplayConfig
 from trainer.roleplay.data import load_train

@@ -25,7 +25,7 @@ import yaml
 from scorekit.errors import UserError
 from scorekit.files import remove_folder
 from trainer.rl.distributed import DistributedContext
-from trainer.rl.policy import prepare_torch
+from trainer.rl.policy.devices import prepare_torch
 from trainer.runs.cli.paired import PairedStat, comparison_values
 from trainer.runs.config import DEFAULT_EVAL_SET, set_key
 from trainer.runs.run_log import open_run_dir, write_json, write_jsonl
