@@ -33,7 +33,7 @@ class TrainStats:
     grad_norm: mean before clipping.
     steps: optimizer steps taken.
     skipped_steps: steps left out because the gradient was not finite.
-    more: further stats of the algorithm (`Algorithm.stats`), by name.
+    extra_stats: further stats of the algorithm (`Algorithm.stats`), by name.
     """
 
     policy_loss: float | None
@@ -45,16 +45,17 @@ class TrainStats:
     grad_norm: float | None
     steps: int
     skipped_steps: int
-    more: dict[str, float | None] = field(default_factory=dict)
+    extra_stats: dict[str, float | None] = field(default_factory=dict)
 
     def line(self) -> dict[str, float | int | None]:
         """Return all stats by name, for a line of log.jsonl."""
         stats = asdict(self)
-        return stats | stats.pop("more")
+        extra_stats = stats.pop("extra_stats")
+        return stats | extra_stats
 
 
-#: Names of the stats of every algorithm.
-_NAMES = {stat.name for stat in fields(TrainStats)}
+#: Names of the stats that every algorithm has.
+_STAT_NAMES = {stat.name for stat in fields(TrainStats)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,7 +334,7 @@ def _stats(
         grad_norm=sum(norms) / len(norms) if norms else None,
         steps=len(norms),
         skipped_steps=skipped,
-        more={name: token_mean(name) for name in sums if name not in _NAMES},
+        extra_stats={name: token_mean(name) for name in sums if name not in _STAT_NAMES},
     )
 
 

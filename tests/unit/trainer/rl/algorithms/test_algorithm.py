@@ -167,17 +167,18 @@ CASES: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], dict[str, Any
 }
 
 
-def same(found: Any, golden: Any, tolerance: float) -> bool:
+def is_close(value: Any, golden: Any, tolerance: float) -> bool:
     """Return whether two trees of lists and dictionaries have the same numbers."""
     if isinstance(golden, dict):
-        return found.keys() == golden.keys() and all(
-            same(found[key], golden[key], tolerance) for key in golden
+        return value.keys() == golden.keys() and all(
+            is_close(value[key], golden[key], tolerance) for key in golden
         )
     if isinstance(golden, list):
-        return len(found) == len(golden) and all(
-            same(one, other, tolerance) for one, other in zip(found, golden, strict=True)
+        return len(value) == len(golden) and all(
+            is_close(entry, golden_entry, tolerance)
+            for entry, golden_entry in zip(value, golden, strict=True)
         )
-    return bool(found == golden if golden is None else abs(found - golden) <= tolerance)
+    return bool(value == golden if golden is None else abs(value - golden) <= tolerance)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -185,4 +186,4 @@ def same(found: Any, golden: Any, tolerance: float) -> bool:
 def test_the_numbers_of_each_algorithm_are_those_of_the_golden_file(name: str) -> None:
     function, options = CASES[name]
     tolerance = ROTARY if function is update_of else CLOSE
-    assert same(function(options), GOLDEN[name], tolerance), name
+    assert is_close(function(options), GOLDEN[name], tolerance), name
