@@ -90,7 +90,7 @@ def questions(quick: bool) -> Iterator[Measurement]:
 def _measure(cfg: TranslationConfig, repeats: int) -> dict[str, list[dict[str, float]]]:
     """Return the seconds of each step's parts, the ways in turn; each first step is left out."""
     from trainer.rl.distributed import DistributedContext
-    from trainer.rl.policy import prepare_torch
+    from trainer.rl.policy.devices import prepare_torch
     from trainer.translation.train import open_trainer
 
     world = DistributedContext(

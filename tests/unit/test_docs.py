@@ -41,6 +41,7 @@ _LINK = re.compile(r"\]\(([^)#]+)(?:#[^)]*)?\)")
 #: What CONTRIBUTING.md lets its reader make.
 _CREATED_BY_READER = {
     "trainer/translation/rewards/components/brevity.py",
+    "trainer/rl/algorithms/ratio_free.py",
     "services/ratio/model.py",
     "services/ratio/__main__.py",
     "services.ratio",

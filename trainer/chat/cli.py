@@ -98,7 +98,7 @@ def template_check(
     from trainer.chat.show import print_findings
     from trainer.chat.stops import load_generation_config
     from trainer.rl.config import PolicyConfig
-    from trainer.rl.policy import load_tokenizer
+    from trainer.rl.policy.tokens import load_tokenizer
 
     checked = _Checked(
         load_tokenizer(PolicyConfig(path=model)),

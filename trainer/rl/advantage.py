@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from trainer.rl.loss import KLEstimator, kl_values
+from trainer.rl.ratios import KLEstimator, kl_values
 
 log = logging.getLogger(__name__)
 

@@ -6,12 +6,19 @@ prompts, not sequences.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from scorekit.config import Config
 from trainer.config_base import may_change
+from trainer.rl.algorithms import ALGORITHMS
+from trainer.rl.algorithms.algorithm import Algorithm
+
+if TYPE_CHECKING:
+    AlgorithmName = str
+else:
+    AlgorithmName = Literal[tuple(ALGORITHMS)]
 
 
 class LoraConfig(Config):
@@ -113,7 +120,7 @@ class SamplingConfig(Config):
 class RLConfig(Config):
     """Settings of a policy update."""
 
-    algorithm: Literal["ppo", "gspo", "reinforce"] = Field(
+    algorithm: AlgorithmName = Field(
         "ppo",
         description="Clipped surrogate of the token ratio, of the sequence ratio, or plain "
         "policy gradient (one step a batch).",
@@ -230,21 +237,22 @@ class RLConfig(Config):
 
     @model_validator(mode="before")
     @classmethod
-    def _default_gspo_settings(cls, data: Any) -> Any:
-        """Default to the clip range and mean of GSPO's paper (arXiv 2507.18071, sections 4.1, 5.1).
-
-        A mean of many log-ratios moves far less than a single one.
-        """
-        if isinstance(data, dict) and data.get("algorithm") == "gspo":
-            clip = {} if "clip_eps" in data else {"clip_eps": 3e-4, "clip_eps_high": 4e-4}
-            return clip | {"loss_mean": "sequence"} | data
+    def _default_to_the_algorithm(cls, data: Any) -> Any:
+        """Default to the settings of the algorithm's paper."""
+        if isinstance(data, dict) and data.get("algorithm") in [*ALGORITHMS]:
+            return ALGORITHMS[data["algorithm"]].with_defaults(data)
         return data
+
+    @property
+    def chosen_algorithm(self) -> Algorithm:
+        """Return the algorithm with the name `algorithm`."""
+        return ALGORITHMS[self.algorithm]
 
     @property
     def makes_own_logprobs(self) -> bool:
         """Return whether an update recomputes the old log-probabilities in its own
         micro-batches."""
-        return self.algorithm == "gspo"
+        return self.chosen_algorithm.makes_own_logprobs
 
     @model_validator(mode="after")
     def _warm_up_ends(self) -> RLConfig:

@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, fields
 
 import torch
 from torch import Tensor, nn
 
 from trainer.rl.advantage import TokenAdvantages
+from trainer.rl.algorithms.algorithm import LossWeights, TokenBatch
 from trainer.rl.config import RLConfig
 from trainer.rl.distributed import DistributedContext
 from trainer.rl.forward import completion_logprobs, micro_batches
-from trainer.rl.loss import (
-    LossWeights,
-    TokenBatch,
-    importance_weights,
-    policy_loss,
-    sequence_importance_weights,
-    sequence_normalizer,
-    token_normalizer,
-)
-from trainer.rl.policy import autocast
+from trainer.rl.loss import policy_loss, sequence_normalizer, token_normalizer
+from trainer.rl.policy.devices import autocast
 from trainer.rl.rollout import Rollout, action_masks, logprob_rows
 
 
@@ -34,13 +27,13 @@ class TrainStats:
     approx_kl: KL(old || new).
     clip_frac: share of tokens whose ratio left the clip range.
     kl_ref: mean of new - ref.
-    kl_ref_k3: an estimate of it that is never negative. Both are over
-        the tokens of
-        `TokenAdvantages.kl_token_mask`.
+    kl_ref_k3: an estimate of it that is never negative. Both are over the tokens of
+    `TokenAdvantages.kl_token_mask`.
     entropy: None without an entropy bonus.
     grad_norm: mean before clipping.
     steps: optimizer steps taken.
     skipped_steps: steps left out because the gradient was not finite.
+    extra_stats: further stats of the algorithm (`Algorithm.stats`), by name.
     """
 
     policy_loss: float | None
@@ -52,6 +45,17 @@ class TrainStats:
     grad_norm: float | None
     steps: int
     skipped_steps: int
+    extra_stats: dict[str, float | None] = field(default_factory=dict)
+
+    def line(self) -> dict[str, float | int | None]:
+        """Return all stats by name, for a line of log.jsonl."""
+        stats = asdict(self)
+        extra_stats = stats.pop("extra_stats")
+        return stats | extra_stats
+
+
+#: Names of the stats that every algorithm has.
+_STAT_NAMES = {stat.name for stat in fields(TrainStats)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +82,6 @@ class ForwardOptions:
         """Return the settings of the loss."""
         cfg = self.cfg
         return LossWeights(
-            cfg.algorithm,
             cfg.clip_eps,
             cfg.clip_eps_high,
             cfg.kl_coef if cfg.kl_in == "loss" else 0.0,
@@ -115,8 +118,9 @@ def update_policy(
     world = world or DistributedContext(next(policy_model.parameters()).device)
     model_options = (temperature, pad_id, dtype, banned_token_ids)
     passes = ForwardOptions(policy_model, ppo_cfg, world, *model_options)
-    recomputes_logprobs = ppo_cfg.makes_own_logprobs
-    epochs = 1 if ppo_cfg.algorithm == "reinforce" else ppo_cfg.ppo_epochs
+    algorithm = ppo_cfg.chosen_algorithm
+    recomputes_logprobs = algorithm.makes_own_logprobs
+    epochs = 1 if algorithm.takes_one_step else ppo_cfg.ppo_epochs
     shuffle = torch.Generator().manual_seed(seed)
     sums: dict[str, float] = {}
     norms: list[float] = []
@@ -136,7 +140,7 @@ def update_policy(
             world.barrier()
             stats = accumulate_gradients(rollouts, advantages, chosen, passes)
             if recomputes_logprobs and not (norms or skipped):
-                _check_unclipped(stats)
+                _check_unclipped(algorithm.name, stats)
             _add(sums, stats)
             num_tokens += int(advantages.mask[chosen].sum())
             num_kl_tokens += int(advantages.kl_token_mask[chosen].sum())
@@ -153,7 +157,7 @@ def update_policy(
 def _minibatches(order: list[int], cfg: RLConfig) -> list[list[int]]:
     """Return the rows of each optimizer step, of equal size up to one row."""
     num_minibatches = cfg.minibatches
-    if cfg.algorithm == "reinforce":
+    if cfg.chosen_algorithm.takes_one_step:
         num_minibatches = 1
     elif cfg.minibatch_size is not None:
         num_minibatches = -(-len(order) // cfg.minibatch_size)
@@ -241,12 +245,13 @@ def recompute_old_logprobs(
             rollouts[row].old_logprobs = values
 
 
-def _check_unclipped(stats: dict[str, float]) -> None:
+def _check_unclipped(algorithm: str, stats: dict[str, float]) -> None:
     """Raise RuntimeError if a pass before the first step clips, where all ratios should be 1."""
     if num_clipped := stats.get("clip_frac"):
         raise RuntimeError(
-            f"gspo clips {num_clipped:.0f} tokens before its first step: the same pass with and "
-            "without gradient differs by more than rl.clip_eps. Increase it, or compute in float32"
+            f"{algorithm} clips {num_clipped:.0f} tokens before its first step: the same pass with "
+            "and without gradient differs by more than rl.clip_eps. Increase it, or compute in "
+            "float32"
         )
 
 
@@ -290,11 +295,9 @@ def _micro_batch_loss(
         ref = logprob_rows(chosen, "ref_logprobs").to(device)
     if chosen[0].sampler_logprobs is not None:
         sampler = logprob_rows(chosen, "sampler_logprobs").to(device)
-        limits = cfg.importance_cap, cfg.max_log_ratio
-        if cfg.algorithm == "gspo":
-            correction = sequence_importance_weights(old, sampler, trained_mask, *limits)
-        else:
-            correction = importance_weights(old, sampler, *limits)
+        correction = cfg.chosen_algorithm.importance_weights(
+            old, sampler, trained_mask, cfg.importance_cap, cfg.max_log_ratio
+        )
     tokens = TokenBatch(
         old=old,
         advantages=advantages.values[rows, :length].float().to(device),
@@ -303,7 +306,8 @@ def _micro_batch_loss(
         correction=correction,
         kl_mask=mask & advantages.kl_token_mask[rows, :length].to(device),
     )
-    return policy_loss(new, entropy, tokens, normalizer, weights, kl_normalizer)
+    algorithm = cfg.chosen_algorithm
+    return policy_loss(algorithm, new, entropy, tokens, normalizer, weights, kl_normalizer)
 
 
 def _add(sums: dict[str, float], stats: dict[str, float]) -> None:
@@ -330,6 +334,7 @@ def _stats(
         grad_norm=sum(norms) / len(norms) if norms else None,
         steps=len(norms),
         skipped_steps=skipped,
+        extra_stats={name: token_mean(name) for name in sums if name not in _STAT_NAMES},
     )
 
 

@@ -170,7 +170,7 @@ def _counters(model: str | None, lengths: tuple[int | None, ...], thinking: bool
         raise UserError("length limits require a tokenizer. Name its model (--model)")
     from trainer.chat.config import ChatConfig
     from trainer.rl.config import PolicyConfig
-    from trainer.rl.policy import load_tokenizer
+    from trainer.rl.policy.tokens import load_tokenizer
     from trainer.roleplay.rendering import prompt_tokens
 
     tokenizer = load_tokenizer(PolicyConfig(path=model))

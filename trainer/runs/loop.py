@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import signal
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -288,7 +288,7 @@ class TrainingLoop:
         # After the update, which may have computed the old log-probabilities
         line |= rollout_stats(batch.rollouts) | importance_stats(batch.rollouts, cfg.rl)
         line |= self.task.stats(batch)
-        line |= advantage_stats(advantages) | asdict(stats) | {"skipped": stats.steps == 0}
+        line |= advantage_stats(advantages) | stats.line() | {"skipped": stats.steps == 0}
         if stats.steps == 0 and self.world.is_main:
             log.warning("update %d is skipped: %s", update, _skip_reason(batch, stats))
         self.sampler.sync_weights(self.learner.model, update)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from trainer.rl.advantage import TokenAdvantages
 from trainer.rl.config import RLConfig
-from trainer.rl.loss import importance_weights, sequence_importance_weights
 from trainer.rl.rollout import Rollout, action_masks, logprob_rows
 from trainer.runs.stats import COMPLETION_LENGTH, Curve, Stats, StatSpec, mean_of, mean_std
 
@@ -84,12 +83,11 @@ def importance_stats(rollouts: Sequence[Rollout], cfg: RLConfig) -> Stats:
     old_BT, sampler_BT = (
         logprob_rows(corrected, f"{policy_name}_logprobs") for policy_name in ("old", "sampler")
     )
-    mask_BT, limits = action_masks(corrected), (cfg.importance_cap, cfg.max_log_ratio)
+    mask_BT = action_masks(corrected)
     gap = (old_BT - sampler_BT).abs()[mask_BT]
-    if cfg.algorithm == "gspo":
-        weights = sequence_importance_weights(old_BT, sampler_BT, mask_BT, *limits)[mask_BT]
-    else:
-        weights = importance_weights(old_BT, sampler_BT, *limits)[mask_BT]
+    weights = cfg.chosen_algorithm.importance_weights(
+        old_BT, sampler_BT, mask_BT, cfg.importance_cap, cfg.max_log_ratio
+    )[mask_BT]
     return {
         "sampler_gap_mean": gap.mean().item(),
         "sampler_gap_max": gap.max().item(),

@@ -53,7 +53,7 @@ def debug(cfg: SftConfig) -> int:
     """Print the labels of the rows and the findings of the template check; 2 if it fails."""
     import torch
 
-    from trainer.rl.policy import check_4bit
+    from trainer.rl.policy.models import check_4bit
     from trainer.sft.debug import print_label_masks
     from trainer.sft.prepare import load_held_out, load_train
     from trainer.sft.run import open_tokenizer

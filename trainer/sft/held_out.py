@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from trainer.rl.policy import autocast
+from trainer.rl.policy.devices import autocast
 from trainer.runs.stats import Stats
 from trainer.sft.collate import Collator
 from trainer.sft.rows import SftRow

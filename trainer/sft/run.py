@@ -15,15 +15,12 @@ import torch
 from scorekit.errors import UserError
 from scorekit.files import write_atomic
 from trainer.rl.config import LoraConfig
-from trainer.rl.policy import (
-    check_4bit,
-    check_adapters,
-    load_policy,
-    load_tokenizer,
-    prepare_torch,
-    takes_images,
-    with_adapters,
-)
+from trainer.rl.policy.adapters import check_adapters, with_adapters
+from trainer.rl.policy.devices import prepare_torch
+from trainer.rl.policy.loading import load_policy
+from trainer.rl.policy.models import check_4bit
+from trainer.rl.policy.tokens import load_tokenizer
+from trainer.rl.policy.vision import takes_images
 from trainer.runs.artifacts import Artifacts
 from trainer.runs.checkpoints.checkpoint import CheckpointState, read_state
 from trainer.runs.checkpoints.resume import (

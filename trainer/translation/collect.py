@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from scorekit.seeds import stream_seed
 from trainer.rl.distributed import DistributedContext
-from trainer.rl.policy import autocast
+from trainer.rl.policy.devices import autocast
 from trainer.rl.sampler import Sampler
 from trainer.runs.learner import Learner, add_logprobs
 from trainer.runs.loop import Batch, batch_indices

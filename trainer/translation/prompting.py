@@ -11,7 +11,7 @@ from jinja2 import TemplateError
 from torch import nn
 
 from scorekit.errors import UserError
-from trainer.rl.policy import embedding_rows
+from trainer.rl.policy.tokens import embedding_rows
 from trainer.translation.config import GenerationConfig
 from trainer.translation.data import Example, format_translation_prompt
 

@@ -9,7 +9,8 @@ from typing import Any
 from torch import nn
 
 from scorekit.prompts import load_postprocess
-from trainer.rl.policy import pad_token_id, stop_token_ids, unwrap_distributed
+from trainer.rl.policy.tokens import pad_token_id, stop_token_ids
+from trainer.rl.policy.wrappers import unwrap_distributed
 from trainer.rl.rollout import Rollout, rollout_logprobs
 from trainer.rl.sampler import SampledCompletion, Sampler, check_untruncated
 from trainer.translation.config import GenerationConfig

@@ -17,7 +17,7 @@ from scorekit.prompts import load_postprocess, load_template
 from trainer.rl.advantage import TokenAdvantages
 from trainer.rl.distributed import DistributedContext
 from trainer.rl.engines.choice import open_sampler, probe_engine
-from trainer.rl.policy import autocast, prepare_torch
+from trainer.rl.policy.devices import autocast, prepare_torch
 from trainer.rl.sampler import Sampler, check_untruncated
 from trainer.runs.artifacts import Artifacts, Reports, finished_artifacts
 from trainer.runs.checkpoints.resume import checkpoint_to_resume

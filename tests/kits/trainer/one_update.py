@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,8 @@ from trainer.rl.config import RLConfig
 from trainer.rl.distributed import DistributedContext
 from trainer.rl.engines.generate import GenerateSampler
 from trainer.rl.forward import Image
-from trainer.rl.policy import autocast, freeze_vision
+from trainer.rl.policy.devices import autocast
+from trainer.rl.policy.vision import freeze_vision
 from trainer.rl.rollout import Rollout, action_masks, rollout_logprobs
 from trainer.rl.update import ForwardOptions, accumulate_gradients, update_policy
 from trainer.translation.config import GenerationConfig
@@ -164,7 +164,7 @@ def update(
         "logprobs": [row for _, *rows in sorted(logprobs) for row in rows],
         "gradients": gradients,
         "weights": weights,
-        "figures": asdict(stats),
+        "figures": stats.line(),
         "completions": [ids for _, ids in sorted(completions)],
     }
 

@@ -12,7 +12,8 @@ from trainer.rl.config import SamplingConfig
 from trainer.rl.distributed import DistributedContext
 from trainer.rl.engines.generate import GenerateSampler
 from trainer.rl.engines.vllm import VLLMSampler, probe_server
-from trainer.rl.policy import stop_token_ids, unwrap_distributed, unwrap_peft
+from trainer.rl.policy.tokens import stop_token_ids
+from trainer.rl.policy.wrappers import unwrap_distributed, unwrap_peft
 from trainer.rl.sampler import Sampler
 
 

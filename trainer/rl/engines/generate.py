@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from trainer.rl.config import SamplingConfig
 from trainer.rl.distributed import DistributedContext
 from trainer.rl.forward import Image, image_inputs
-from trainer.rl.policy import pad_token_id, stop_token_ids, unwrap_distributed, unwrap_peft
+from trainer.rl.policy.tokens import pad_token_id, stop_token_ids
+from trainer.rl.policy.wrappers import unwrap_distributed, unwrap_peft
 from trainer.rl.sampler import SampledCompletion
 
 

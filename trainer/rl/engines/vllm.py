@@ -52,7 +52,8 @@ from trainer.rl.engines.vllm_http import (
     retry_until_done,
 )
 from trainer.rl.forward import Image, completion_logprobs
-from trainer.rl.policy import embedding_rows, unwrap_distributed
+from trainer.rl.policy.tokens import embedding_rows
+from trainer.rl.policy.wrappers import unwrap_distributed
 from trainer.rl.sampler import SampledCompletion
 
 log = logging.getLogger(__name__)

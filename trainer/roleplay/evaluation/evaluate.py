@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from trainer.rl.engines.generate import GenerateSampler
-from trainer.rl.policy import autocast
+from trainer.rl.policy.devices import autocast
 from trainer.rl.sampler import SampledCompletion, preserve_rng_state
 from trainer.roleplay.config import RoleplayConfig
 from trainer.roleplay.evaluation.diagnostics import copied, repeated, sentence_chrf

@@ -19,7 +19,7 @@ import torch
 
 from scorekit.errors import UserError
 from trainer.rl.config import PolicyConfig
-from trainer.rl.policy import prepare_torch
+from trainer.rl.policy.devices import prepare_torch
 from trainer.roleplay.calibration.anchors import FILE, USES, Calibration
 from trainer.roleplay.config import RoleplayConfig
 from trainer.roleplay.data import load_train

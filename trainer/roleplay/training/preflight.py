@@ -13,7 +13,7 @@ from torch import nn
 
 from scorekit.errors import UserError
 from trainer.chat.template_check import Finding, check_template, refuse_errors
-from trainer.rl.policy import autocast
+from trainer.rl.policy.devices import autocast
 from trainer.rl.sampler import preserve_rng_state
 from trainer.roleplay.config import RoleplayConfig
 from trainer.roleplay.data import (

@@ -20,7 +20,9 @@ import torch
 from scorekit.errors import ScorekitError, UserError
 from scorekit.files import write_atomic
 from trainer.rl.config import LoraConfig
-from trainer.rl.policy import load_policy, prepare_torch, stop_token_ids
+from trainer.rl.policy.devices import prepare_torch
+from trainer.rl.policy.loading import load_policy
+from trainer.rl.policy.tokens import stop_token_ids
 from trainer.roleplay.calibration.anchors import FILE, read_calibration
 from trainer.roleplay.config import RoleplayConfig
 from trainer.roleplay.data import columns_of

@@ -14,7 +14,7 @@ from torch import nn
 
 from scorekit.errors import UserError
 from trainer.rl.config import LoraConfig, PolicyConfig
-from trainer.rl.policy import load_policy
+from trainer.rl.policy.loading import load_policy
 from trainer.runs.checkpoints.checkpoint import read_state
 from trainer.runs.checkpoints.resume import check_origin, weight_origin
 

@@ -28,7 +28,9 @@ import torch
 from scorekit.digest import digest_files
 from scorekit.errors import UserError
 from scorekit.files import remove_folder, replacing_folder
-from trainer.rl.policy import model_class, takes_images, unwrap_peft
+from trainer.rl.policy.models import model_class
+from trainer.rl.policy.vision import takes_images
+from trainer.rl.policy.wrappers import unwrap_peft
 from trainer.rl.tokenizer_files import save_tokenizer
 from trainer.runs.config import DEFAULT_EVAL_SET
 

@@ -20,7 +20,7 @@ from uuid import uuid4
 from scorekit.errors import UserError
 from scorekit.files import remove_folder
 from trainer.rl.distributed import DistributedContext
-from trainer.rl.policy import prepare_torch
+from trainer.rl.policy.devices import prepare_torch
 from trainer.runs.config import set_key
 from trainer.runs.evaluation.files import (
     AGAINST,

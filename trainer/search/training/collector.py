@@ -13,7 +13,7 @@ import torch
 from scorekit.errors import IndexChanged, UserError
 from scorekit.seeds import stream_seed
 from trainer.rl.distributed import DistributedContext
-from trainer.rl.policy import autocast
+from trainer.rl.policy.devices import autocast
 from trainer.rl.rollout import Rollout
 from trainer.rl.sampler import Sampler
 from trainer.runs.learner import add_logprobs

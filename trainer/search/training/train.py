@@ -18,7 +18,7 @@ from scorekit.files import write_atomic
 from trainer.rl.advantage import TokenAdvantages
 from trainer.rl.distributed import DistributedContext
 from trainer.rl.engines.choice import open_sampler, probe_engine
-from trainer.rl.policy import autocast, prepare_torch
+from trainer.rl.policy.devices import autocast, prepare_torch
 from trainer.rl.rollout import Rollout
 from trainer.rl.sampler import Sampler, check_untruncated
 from trainer.runs.artifacts import Artifacts, Reports, finished_artifacts

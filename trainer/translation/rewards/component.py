@@ -6,7 +6,7 @@ Each component has a file in the folder `components`, and an entry in its `__ini
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from trainer.runs.stats import Curve, Stats, StatSpec, mean_of, mean_std
 from trainer.translation.rewards.config import RewardConfig
@@ -57,6 +57,10 @@ class RewardComponent:
         """Return fields for a line of a dump of completions."""
         return {}
 
+    def is_requested(self, rewards: Sequence[SampleReward]) -> bool:
+        """Return whether its service was requested for one of these samples."""
+        return any(self.service in reward.services for reward in rewards)
+
 
 class TextComponent(RewardComponent):
     """A value of the text itself, times its weight. Subclasses implement `value`."""
@@ -89,6 +93,68 @@ class TextComponent(RewardComponent):
         return {self.name: reward.values[self.name]} if self.name in reward.values else {}
 
 
+class ScoreComponent(RewardComponent):
+    """A service's score of the full translation, times its weight."""
+
+    service: ServiceName
+
+    def value_of_score(self, score: float, cfg: RewardConfig) -> float:
+        """Return the value of a score, before the weight; by default the score itself."""
+        return score
+
+    def add_reward(
+        self, reward: SampleReward, rollout: TranslationRollout, cfg: RewardConfig
+    ) -> None:
+        """Add weight * value, if the service has scored the sample."""
+        score = reward.score(self.service)
+        if reward.r_seq is not None and score is not None:
+            reward.r_seq += self.weight(cfg) * self.value_of_score(score, cfg)
+
+    def score_stats(self, scores: Sequence[float], cfg: RewardConfig) -> Stats:
+        """Return the stats of the scores that a service gave."""
+        return mean_std(f"{self.service}_score", scores)
+
+    def stats(self, rewards: Sequence[SampleReward], cfg: RewardConfig) -> Stats:
+        """Return stats of the scored samples; {} if an optional service was not requested."""
+        if self.optional and not self.is_requested(rewards):
+            return {}
+        scores = [score for r in rewards if (score := r.score(self.service)) is not None]
+        return self.score_stats(scores, cfg) | coverage_stats(self.service, rewards)
+
+    def dump_fields(self, reward: SampleReward) -> dict[str, Any]:
+        """Return the score, and whether the model read the full text."""
+        return {
+            f"{self.service}_score": reward.score(self.service),
+            f"{self.service}_truncated": reward.truncated(self.service),
+        }
+
+
+def score_stat(
+    service: ServiceName,
+    title: str,
+    better: Literal["higher", "lower"],
+    column: str,
+    *,
+    hidden_at: tuple[float | None, ...] = (),
+    narrow: bool = True,
+    ranks: str = "",
+) -> StatSpec:
+    """Return the mean of a service's scores, with its coverage, for console and tables."""
+    return StatSpec(
+        key=f"{service}_score_mean",
+        title=title,
+        better=better,
+        hidden_at=hidden_at,
+        column=column,
+        narrow=narrow,
+        in_console=True,
+        by_group=True,
+        coverage=f"{service}_coverage",
+        value_of_row=lambda line: line.get(f"{service}_score"),
+        ranks=ranks,
+    )
+
+
 def coverage_stats(service: ServiceName, rewards: Sequence[SampleReward]) -> Stats:
     """Return `{service}_coverage` and `{service}_truncated_frac`.
 
@@ -99,12 +165,4 @@ def coverage_stats(service: ServiceName, rewards: Sequence[SampleReward]) -> Sta
     return {
         f"{service}_coverage": mean_of([flag is not None for flag in flags]),
         f"{service}_truncated_frac": mean_of([flag for flag in flags if flag is not None]),
-    }
-
-
-def service_dump(service: ServiceName, reward: SampleReward) -> dict[str, Any]:
-    """Return `{service}_score` and `{service}_truncated`."""
-    return {
-        f"{service}_score": reward.score(service),
-        f"{service}_truncated": reward.truncated(service),
     }

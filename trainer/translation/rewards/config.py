@@ -215,6 +215,10 @@ class RewardConfig(Config):
         300.0, gt=0, description="Seconds after which a failing service is skipped for a batch."
     )
 
+    def weight_of_spans(self, weight: float) -> float:
+        """Return the weight of a component of severities; 0 if no severity has a weight."""
+        return weight if any(self.severity_weights.model_dump().values()) else 0.0
+
     def urls_of(self, service: str) -> list[str]:
         """Return the URLs of a service; [] without any."""
         urls = getattr(self, f"{service}_urls", None)

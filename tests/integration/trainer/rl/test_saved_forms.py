@@ -13,7 +13,8 @@ from tests.kits.float64 import CLOSE, doubled, float64
 from tests.kits.real_tokenizers import NAMES, real_tokenizer, write_tokenizer
 from tests.kits.trainer.runs import byte_level_tokenizer, save_policy
 from trainer.rl.config import PolicyConfig
-from trainer.rl.policy import load_policy, load_tokenizer
+from trainer.rl.policy.loading import load_policy
+from trainer.rl.policy.tokens import load_tokenizer
 from trainer.rl.tokenizer_files import save_tokenizer
 
 ROOT = Path(__file__).parents[4]

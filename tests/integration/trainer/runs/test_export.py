@@ -19,7 +19,8 @@ from scorekit.errors import UserError
 from tests.kits.float64 import CLOSE, doubled, float64
 from tests.kits.trainer.runs import byte_level_tokenizer, example, save_policy
 from trainer.__main__ import app
-from trainer.rl.policy import load_policy, stop_token_ids
+from trainer.rl.policy.loading import load_policy
+from trainer.rl.policy.tokens import stop_token_ids
 from trainer.runs.checkpoints.checkpoint import checkpoints, load_checkpoint
 from trainer.runs.checkpoints.export import export_policy
 from trainer.translation.config import TranslationConfig

@@ -24,6 +24,8 @@ from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.services import RewardClient
 
 OFF = {"w_metricx": 0, "w_xcomet_span": 0, "deadline_s": 10.0}
+#: Seconds of retries of what fails every time.
+RETRIED_S = 2.0
 Judge = tuple[FakeJudge, str]
 
 
@@ -102,7 +104,8 @@ def test_a_rubric_is_a_term_of_the_sequence(judge: Judge, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("weight", ["w_judge", "w_mqm_span", "w_omission"])
 def test_a_failed_verdict_is_no_reward(judge: Judge, weight: str) -> None:
-    cfg = RewardConfig(**OFF, **{weight: 1}, urls={"judge": judge[1]})
+    changes = {weight: 1, "urls": {"judge": judge[1]}, "deadline_s": RETRIED_S}
+    cfg = RewardConfig(**(OFF | changes))
     failed, scored = rewards(cfg, ("Open.", "nan"), ("Open.", "열기"))
     assert failed.r_seq is None and "model_failure" in str(failed.service_error)
     assert scored.r_seq is not None
@@ -127,7 +130,10 @@ def test_a_source_that_no_translation_helps_is_not_charged(judge: Judge) -> None
         ({"w_judge": 1, "judge_variables": {"candidate": "mt"}}, "'translation_filter' .*variab"),
         ({"w_omission": 1, "judge_model_name": "gpt"}, "runs 'fake-judge', but reward.judge_model"),
         ({"w_judge": 1, "urls": {"judge": "no.module:Judge"}}, "a judge requires a URL"),
-        ({"w_judge": 1, "urls": {"judge": "http://127.0.0.1:9"}}, "cannot be reached"),
+        (
+            {"w_judge": 1, "urls": {"judge": "http://127.0.0.1:9"}, "deadline_s": RETRIED_S},
+            "cannot be reached",
+        ),
     ],
 )
 def test_the_judge_is_checked_first(judge: Judge, changes: Any, message: str) -> None:

@@ -9,16 +9,11 @@ import torch
 from torch import Tensor
 
 from trainer.rl.advantage import kl_rewards
-from trainer.rl.loss import (
-    KLEstimator,
-    TokenBatch,
-    importance_weights,
-    kl_loss,
-    kl_values,
-    policy_loss,
-    reinforce_loss,
-)
-from trainer.rl.loss import LossWeights as Weights
+from trainer.rl.algorithms.algorithm import LossWeights, TokenBatch
+from trainer.rl.algorithms.ppo import PPO
+from trainer.rl.algorithms.reinforce import Reinforce
+from trainer.rl.loss import kl_loss, policy_loss
+from trainer.rl.ratios import KLEstimator, importance_weights, kl_values
 
 VOCABULARY = 4
 #: All sequences of two tokens.
@@ -141,7 +136,8 @@ def in_reward(policy: Tensor, ref: Tensor, estimator: KLEstimator) -> Tensor:
     new = logprobs(leaf)
     advantages = kl_rewards(new.detach(), logprobs(ref), ALL, estimator)
     normalizer = (1 / probabilities(policy))[:, None]
-    return gradient(leaf, reinforce_loss(new, advantages, ALL, normalizer))
+    batch = TokenBatch(new.detach(), advantages, ALL)
+    return gradient(leaf, Reinforce().loss(new, batch, normalizer, LossWeights()))
 
 
 def test_k1_in_the_reward_is_the_gradient_of_the_whole_sequences_kl() -> None:
@@ -197,7 +193,8 @@ def test_the_loss_adds_kl_coef_times_the_kl() -> None:
     policy.requires_grad_()
     new, new_logprobs = logprobs(policy), logprobs(policy)
     batch = TokenBatch(logprobs(old), torch.zeros(16, 2).double(), ALL, ref=logprobs(ref))
-    loss, stats = policy_loss(new, None, batch, 32.0, Weights(kl_coef=0.3, kl_estimator="k3"))
+    weights = LossWeights(kl_coef=0.3, kl_estimator="k3")
+    loss, stats = policy_loss(PPO(), new, None, batch, 32.0, weights)
     kl = kl_loss(new_logprobs, logprobs(ref), logprobs(old), ALL, 32.0, "k3")
     assert loss.item() == pytest.approx(0.3 * kl.item())
     torch.testing.assert_close(gradient(policy, loss), gradient(policy, 0.3 * kl))
@@ -205,7 +202,7 @@ def test_the_loss_adds_kl_coef_times_the_kl() -> None:
     assert stats["kl_ref"] == pytest.approx(d.sum().item())
     assert stats["kl_ref_k3"] == pytest.approx(kl_values(d, "k3").sum().item())
     without, stats_without_kl = policy_loss(
-        logprobs(policy), None, batch, 32.0, Weights(kl_coef=0.0)
+        PPO(), logprobs(policy), None, batch, 32.0, LossWeights(kl_coef=0.0)
     )
     assert without.item() == 0
     # The KL is logged even if it is not part of the loss.

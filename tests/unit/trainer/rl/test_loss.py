@@ -10,18 +10,12 @@ import torch
 from torch import Tensor
 
 from tests.kits.float64 import CLOSE, float64
-from trainer.rl.loss import (
-    LossWeights,
-    TokenBatch,
-    importance_weights,
-    masked_mean,
-    policy_loss,
-    ppo_loss,
-    reinforce_loss,
-    sequence_normalizer,
-    token_logprobs,
-    token_normalizer,
-)
+from trainer.rl.algorithms import ALGORITHMS
+from trainer.rl.algorithms.algorithm import LossWeights, TokenBatch
+from trainer.rl.algorithms.ppo import PPO
+from trainer.rl.algorithms.reinforce import Reinforce
+from trainer.rl.loss import policy_loss, sequence_normalizer, token_logprobs, token_normalizer
+from trainer.rl.ratios import importance_weights, masked_mean
 
 ON = torch.tensor([[True, True]])
 
@@ -50,7 +44,7 @@ def test_the_gradient_of_the_entropy_in_closed_form() -> None:
     assert entropy is not None
     batch = TokenBatch(torch.zeros(1, 1), torch.zeros(1, 1), torch.tensor([[True]]))
     loss, stats = policy_loss(
-        torch.zeros(1, 1), entropy[None], batch, 4.0, LossWeights(entropy_coef=0.2)
+        PPO(), torch.zeros(1, 1), entropy[None], batch, 4.0, LossWeights(entropy_coef=0.2)
     )
     loss.backward()
     p = torch.softmax(logits.detach() / 0.5, -1)
@@ -58,60 +52,6 @@ def test_the_gradient_of_the_entropy_in_closed_form() -> None:
     assert stats["entropy"] == pytest.approx(h.item(), rel=0, abs=CLOSE)
     expected = -0.2 / 4 * (-p * (p.log() + h)) / 0.5
     torch.testing.assert_close(logits.grad, expected, rtol=0, atol=CLOSE)
-
-
-@pytest.mark.parametrize(
-    ("ratio", "advantage", "value", "gradient"),
-    [
-        (1.0, 2.0, -2.0, -2.0),  # gradient of -r A in log pi is -r A
-        (1.0, -2.0, 2.0, 2.0),
-        (1.1, 2.0, -2.2, -2.2),  # within the range
-        (0.9, -2.0, 1.8, 1.8),
-        (1.5, 2.0, -2.4, 0.0),  # clipped from above: no gradient
-        (1.5, -2.0, 3.0, 3.0),  # worse than the clip: the gradient remains
-        (0.5, 2.0, -1.0, -1.0),
-        (0.5, -2.0, 1.6, 0.0),
-    ],
-)
-def test_ppo_loss_and_gradient_in_closed_form(
-    ratio: float, advantage: float, value: float, gradient: float
-) -> None:
-    old = torch.tensor([[-1.0, -2.0]])
-    new = (old + torch.tensor([[math.log(ratio), 0.0]])).requires_grad_()
-    loss = ppo_loss(new, old, torch.tensor([[advantage, 0.0]]), ON, 2.0, 0.2)
-    loss.backward()
-    assert loss.item() == pytest.approx(value / 2)
-    assert new.grad is not None
-    assert new.grad[0].tolist() == pytest.approx([gradient / 2, 0.0])
-
-
-@pytest.mark.parametrize(
-    ("ratio", "advantage", "value", "gradient"),
-    [
-        (1.35, 1.0, -1.35, -1.35),  # between clip_eps and clip_eps_high
-        (1.5, 1.0, -1.4, 0.0),
-        (0.7, -1.0, 0.8, 0.0),  # the lower bound is unchanged
-        (0.9, -1.0, 0.9, 0.9),
-    ],
-)
-def test_the_upper_side_of_the_clip_has_its_own_width(
-    ratio: float, advantage: float, value: float, gradient: float
-) -> None:
-    new = torch.tensor([[math.log(ratio)]], requires_grad=True)
-    zero, on = torch.zeros(1, 1), torch.tensor([[True]])
-    loss = ppo_loss(new, zero, torch.full((1, 1), advantage), on, 1.0, 0.2, clip_eps_high=0.4)
-    loss.backward()
-    assert new.grad is not None
-    assert [loss.item(), new.grad.item()] == pytest.approx([value, gradient])
-
-
-def test_reinforce_gradient_is_the_policy_gradient() -> None:
-    logits = torch.tensor([[[0.3, -0.2, 0.5]]], requires_grad=True)
-    logprobs, _ = token_logprobs(logits, torch.tensor([[2]]), 1.0)
-    reinforce_loss(logprobs, torch.tensor([[1.5]]), torch.tensor([[True]]), 1.0).backward()
-    probs = torch.softmax(logits.detach(), -1)
-    expected = -1.5 * (torch.tensor([0.0, 0.0, 1.0]) - probs)
-    torch.testing.assert_close(logits.grad, expected)
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "gspo", "reinforce"])
@@ -123,7 +63,7 @@ def test_the_importance_correction_is_a_constant_weight(algorithm: str) -> None:
     assert weights.tolist()[0] == pytest.approx([1.0, math.exp(-0.5), 2.0])  # e^3, capped
     new, mask = torch.full((1, 3), -1.0, requires_grad=True), torch.ones(1, 3, dtype=torch.bool)
     batch = TokenBatch(old.detach(), torch.tensor([[1.0, -2.0, 3.0]]), mask, correction=weights)
-    loss, _ = policy_loss(new, None, batch, 3.0, LossWeights(algorithm))  # type: ignore[arg-type]
+    loss, _ = policy_loss(ALGORITHMS[algorithm], new, None, batch, 3.0, LossWeights())
     loss.backward()
     assert new.grad is not None
     expected = [-1.0 / 3, 2.0 * math.exp(-0.5) / 3, -3.0 * 2.0 / 3]
@@ -159,11 +99,12 @@ def test_masked_tokens_change_nothing(algorithm: str, garbage: float, kl_estimat
         new.requires_grad_()
         entropy.requires_grad_()
         loss, stats = policy_loss(
+            ALGORITHMS[algorithm],
             new,
             entropy,
             TokenBatch(old, advantages, mask, ref, correction.abs()),
             5.0,
-            weights(algorithm=algorithm, kl_estimator=kl_estimator),
+            weights(kl_estimator=kl_estimator),
         )
         loss.backward()
         assert new.grad is not None and entropy.grad is not None
@@ -188,8 +129,8 @@ def test_the_kl_holds_tokens_that_no_advantage_reaches(kl_normalizer: float) -> 
     batch = TokenBatch(
         old, torch.tensor([[3.0, float("nan")]]), torch.tensor([[True, False]]), ref, kl_mask=ON
     )
-    plain = weights(algorithm="reinforce", entropy_coef=0.0, kl_coef=0.1)
-    loss, stats = policy_loss(new, None, batch, 1.0, plain, kl_normalizer)
+    plain = weights(entropy_coef=0.0, kl_coef=0.1)
+    loss, stats = policy_loss(Reinforce(), new, None, batch, 1.0, plain, kl_normalizer)
     loss.backward()
     kl_weight = 0.1 / kl_normalizer
     assert loss.item() == pytest.approx(3.0 + kl_weight * (0.5**2 + 1.0**2) / 2)
@@ -203,7 +144,7 @@ def test_an_extreme_ratio_stays_finite() -> None:
     new = torch.tensor([[0.0, -500.0]], requires_grad=True)
     old = torch.tensor([[-500.0, 0.0]])
     batch = TokenBatch(old, torch.tensor([[-1.0, 1.0]]), ON, ref=old)
-    loss, stats = policy_loss(new, None, batch, 2.0, weights(kl_estimator="k3"))
+    loss, stats = policy_loss(PPO(), new, None, batch, 2.0, weights(kl_estimator="k3"))
     loss.backward()
     assert math.isfinite(loss.item())
     assert new.grad is not None
@@ -212,18 +153,11 @@ def test_an_extreme_ratio_stays_finite() -> None:
     assert all(math.isfinite(value) for value in stats.values())
 
 
-def test_the_log_ratio_is_clamped_where_the_config_says() -> None:
-    new, on = torch.tensor([[3.0]], requires_grad=True), torch.tensor([[True]])
-    loss = ppo_loss(new, torch.zeros(1, 1), torch.tensor([[-1.0]]), on, 1.0, 0.2, max_log_ratio=2.0)
-    assert loss.item() == pytest.approx(math.exp(2))
-    assert importance_weights(new, torch.zeros(1, 1), 1e9, 2.0).item() == pytest.approx(math.exp(2))
-
-
 def test_clip_fraction_counts_what_left_the_range() -> None:
     old = torch.zeros(1, 4)
     new = torch.tensor([[0.5, -0.5, 0.05, 0.5]])
     batch = TokenBatch(old, old, torch.tensor([[True, True, True, False]]))
-    _, stats = policy_loss(new, None, batch, 3.0, weights())
+    _, stats = policy_loss(PPO(), new, None, batch, 3.0, weights())
     assert stats["clip_frac"] == 2
-    _, wide = policy_loss(new, None, batch, 3.0, weights(clip_eps_high=0.9))
+    _, wide = policy_loss(PPO(), new, None, batch, 3.0, weights(clip_eps_high=0.9))
     assert wide["clip_frac"] == 1

@@ -19,7 +19,9 @@ from tests.kits.disk.full import full_disk
 from tests.kits.trainer.images import PROCESSOR, tiny
 from tests.kits.trainer.runs import letter_tokenizer, save_policy, tiny_llama
 from trainer.rl.config import LoraConfig, PolicyConfig
-from trainer.rl.policy import Reference, load_policy, load_tokenizer, stop_token_ids
+from trainer.rl.policy.loading import load_policy
+from trainer.rl.policy.reference import Reference
+from trainer.rl.policy.tokens import load_tokenizer, stop_token_ids
 from trainer.rl.tokenizer_files import save_tokenizer
 from trainer.runs.checkpoints.checkpoint import (
     CheckpointState,

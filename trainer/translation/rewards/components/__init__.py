@@ -1,35 +1,29 @@
-"""The reward's components. To add one, add a file with a subclass of `RewardComponent` here, and
-list it in COMPONENTS."""
+"""The reward's components. To add one, add a file with a subclass of `RewardComponent` here, and a
+line to `_CLASSES`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pkgutil import resolve_name
 
 from scorekit.errors import UserError
 from trainer.translation.rewards.component import RewardComponent
-from trainer.translation.rewards.components.chrf import ChrF
-from trainer.translation.rewards.components.guards import Guards
-from trainer.translation.rewards.components.judge import JudgeVerdict
-from trainer.translation.rewards.components.metricx import MetricX
-from trainer.translation.rewards.components.mqm import MQMSpans, Omissions
-from trainer.translation.rewards.components.no_eos import NoEOS
-from trainer.translation.rewards.components.xcomet_seq import XCOMETSentence
-from trainer.translation.rewards.components.xcomet_spans import XCOMETSpans
 from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.reward_batch import ServiceName, host
 
-#: All components, in the order of summation.
-COMPONENTS: list[RewardComponent] = [
-    NoEOS(),
-    Guards(),
-    MetricX(),
-    XCOMETSentence(),
-    XCOMETSpans(),
-    MQMSpans(),
-    Omissions(),
-    JudgeVerdict(),
-    ChrF(),
-]
+#: File and class of each component, in the order of summation.
+_CLASSES = (
+    "no_eos:NoEOS",
+    "guards:Guards",
+    "metricx:MetricX",
+    "xcomet_seq:XCOMETSentence",
+    "xcomet_spans:XCOMETSpans",
+    "mqm:MQMSpans",
+    "mqm:Omissions",
+    "judge:JudgeVerdict",
+    "chrf:ChrF",
+)
+COMPONENTS: list[RewardComponent] = [resolve_name(f"{__name__}.{path}")() for path in _CLASSES]
 
 
 def displayed_components() -> list[RewardComponent]:

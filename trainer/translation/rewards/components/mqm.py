@@ -8,7 +8,7 @@ from typing import Any
 
 from scorekit.schemas import Scored
 from trainer.runs.stats import Curve, Stats, StatSpec, mean_of, mean_std
-from trainer.translation.rewards.component import RewardComponent, coverage_stats
+from trainer.translation.rewards.component import RewardComponent, coverage_stats, score_stat
 from trainer.translation.rewards.config import RewardConfig
 from trainer.translation.rewards.credit import severity_weight
 from trainer.translation.rewards.reward_batch import MQM
@@ -22,6 +22,26 @@ def _count(line: Mapping[str, Any], key: str) -> float | None:
     return None if entries is None else len(entries)
 
 
+def _count_stat(key: str, title: str, column: str = "", *, in_console: bool = False) -> StatSpec:
+    """Return the mean number of entries of a list in the dump.
+
+    in_console: whether it is printed for an evaluation, and in the table by groups.
+    """
+    return StatSpec(
+        key=f"{key}_mean",
+        title=title,
+        digits=2,
+        better="lower",
+        hidden_at=(None,),
+        column=column,
+        form="6.2f",
+        narrow=bool(column),
+        in_console=in_console,
+        by_group=in_console,
+        value_of_row=partial(_count, key=key),
+    )
+
+
 class MQMSpans(RewardComponent):
     """Component: w_mqm_span times the penalty of each token inside a span of `mqm`."""
 
@@ -30,43 +50,16 @@ class MQMSpans(RewardComponent):
     higher_is_better = False
     optional = True
     table = (
-        StatSpec(
-            key="mqm_score_mean",
-            title="MQM score",
-            better="lower",
-            hidden_at=(None,),
-            column="mqm",
-            in_console=True,
-            by_group=True,
-            coverage="mqm_coverage",
-            value_of_row=lambda line: line.get("mqm_score"),
-        ),
-        StatSpec(
-            key="mqm_spans_mean",
-            title="MQM errors a segment",
-            digits=2,
-            better="lower",
-            hidden_at=(None,),
-            column="mqm_sp",
-            form="6.2f",
-            narrow=True,
-            value_of_row=partial(_count, key="mqm_spans"),
-        ),
-        StatSpec(
-            key="mqm_unplaced_mean",
-            title="MQM errors without a position",
-            digits=2,
-            better="lower",
-            hidden_at=(None,),
-            value_of_row=partial(_count, key="mqm_unplaced"),
-        ),
+        score_stat(MQM, "MQM score", "lower", "mqm", hidden_at=(None,), narrow=False),
+        _count_stat("mqm_spans", "MQM errors a segment", column="mqm_sp"),
+        _count_stat("mqm_unplaced", "MQM errors without a position"),
         StatSpec(key="mqm_coverage", title="MQM coverage", better="higher", hidden_at=(None,)),
     )
     curves = (Curve.with_held_out("MQM errors a segment", "mqm_spans_mean"),)
 
     def weight(self, cfg: RewardConfig) -> float:
         """Return w_mqm_span, if any severity has a weight."""
-        return cfg.w_mqm_span if any(cfg.severity_weights.model_dump().values()) else 0.0
+        return cfg.weight_of_spans(cfg.w_mqm_span)
 
     def add_reward(
         self, reward: SampleReward, rollout: TranslationRollout, cfg: RewardConfig
@@ -76,9 +69,9 @@ class MQMSpans(RewardComponent):
 
     def stats(self, rewards: Sequence[SampleReward], cfg: RewardConfig) -> Stats:
         """Return stats of the scored samples; {} if none was requested."""
-        if not any(MQM in reward.services for reward in rewards):
+        if not self.is_requested(rewards):
             return {}
-        answers = [reward.answers[MQM] for reward in rewards if MQM in reward.answers]
+        answers = _answers(rewards)
         return {
             **mean_std("mqm_score", [answer.score for answer in answers]),
             "mqm_spans_mean": mean_of([len(answer.error_spans or ()) for answer in answers]),
@@ -106,19 +99,7 @@ class Omissions(RewardComponent):
     higher_is_better = False
     optional = True
     table = (
-        StatSpec(
-            key="omissions_mean",
-            title="omissions a segment",
-            digits=2,
-            better="lower",
-            hidden_at=(None,),
-            column="omit",
-            form="6.2f",
-            narrow=True,
-            in_console=True,
-            by_group=True,
-            value_of_row=partial(_count, key="omissions"),
-        ),
+        _count_stat("omissions", "omissions a segment", column="omit", in_console=True),
         StatSpec(
             key="omission_penalty_mean",
             title="penalty of omissions",
@@ -133,7 +114,7 @@ class Omissions(RewardComponent):
 
     def weight(self, cfg: RewardConfig) -> float:
         """Return w_omission, if any severity has a weight."""
-        return cfg.w_omission if any(cfg.severity_weights.model_dump().values()) else 0.0
+        return cfg.weight_of_spans(cfg.w_omission)
 
     def add_reward(
         self, reward: SampleReward, rollout: TranslationRollout, cfg: RewardConfig
@@ -145,9 +126,9 @@ class Omissions(RewardComponent):
 
     def stats(self, rewards: Sequence[SampleReward], cfg: RewardConfig) -> Stats:
         """Return stats of the scored samples, before the weight; {} if none was requested."""
-        if not any(MQM in reward.services for reward in rewards):
+        if not self.is_requested(rewards):
             return {}
-        answers = [reward.answers[MQM] for reward in rewards if MQM in reward.answers]
+        answers = _answers(rewards)
         return {
             "omissions_mean": mean_of([len(answer.omissions or ()) for answer in answers]),
             "omission_penalty_mean": mean_of([omission_penalty(answer, cfg) for answer in answers]),
@@ -156,6 +137,10 @@ class Omissions(RewardComponent):
     def dump_fields(self, reward: SampleReward) -> dict[str, Any]:
         """Return the omitted parts of the source; {} if it was not requested."""
         return {"omissions": _plain(reward, "omissions")} if MQM in reward.services else {}
+
+
+def _answers(rewards: Sequence[SampleReward]) -> list[Scored]:
+    return [reward.answers[MQM] for reward in rewards if MQM in reward.answers]
 
 
 def omission_penalty(answer: Scored, cfg: RewardConfig) -> float:

@@ -87,7 +87,7 @@ class XCOMETSpans(RewardComponent):
 
     def weight(self, cfg: RewardConfig) -> float:
         """Return w_xcomet_span, if any severity has a weight."""
-        return cfg.w_xcomet_span if any(cfg.severity_weights.model_dump().values()) else 0.0
+        return cfg.weight_of_spans(cfg.w_xcomet_span)
 
     def add_reward(
         self, reward: SampleReward, rollout: TranslationRollout, cfg: RewardConfig

@@ -14,17 +14,13 @@ from torch import Tensor
 from tests.kits.float64 import CLOSE, float64
 from tests.kits.trainer.runs import letter_tokenizer, rollout, tiny_llama
 from trainer.rl.advantage import TokenAdvantages, pad_rows, token_advantages
+from trainer.rl.algorithms.algorithm import LossWeights, TokenBatch
+from trainer.rl.algorithms.gspo import GSPO
 from trainer.rl.config import RLConfig
 from trainer.rl.distributed import DistributedContext
 from trainer.rl.forward import completion_logprobs
-from trainer.rl.loss import (
-    LossWeights,
-    TokenBatch,
-    gspo_loss,
-    policy_loss,
-    sequence_importance_weights,
-    sequence_normalizer,
-)
+from trainer.rl.loss import policy_loss, sequence_normalizer
+from trainer.rl.ratios import sequence_importance_weights
 from trainer.rl.rollout import Rollout, rollout_logprobs
 from trainer.rl.update import (
     ForwardOptions,
@@ -58,7 +54,8 @@ def sequence_form(new: Tensor, old: Tensor, advantages_B: Tensor, mask: Tensor) 
 def token_form(new: Tensor, old: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
     counts = mask.sum(-1).tolist()
     normalizer = sequence_normalizer(counts, counts)
-    return gspo_loss(new, old, advantages, mask, normalizer, LOW, clip_eps_high=HIGH)
+    batch = TokenBatch(old, advantages, mask)
+    return GSPO().loss(new, batch, normalizer, LossWeights(LOW, HIGH))
 
 
 @float64()
@@ -94,8 +91,7 @@ def test_a_sequence_outside_the_range_is_clipped_as_a_whole() -> None:
     (down,) = torch.autograd.grad(token_form(new, old, -up, mask), new)
     assert down[0].any() and not down[2].any()
     batch = TokenBatch(old, up, mask)
-    weights = LossWeights("gspo", LOW, HIGH)
-    _, stats = policy_loss(new.detach(), None, batch, 12.0, weights)
+    _, stats = policy_loss(GSPO(), new.detach(), None, batch, 12.0, LossWeights(LOW, HIGH))
     assert stats["clip_frac"] == 8  # the tokens of the first and the last
 
 
@@ -113,7 +109,8 @@ def test_its_gradient_is_that_of_the_expected_reward_a_token() -> None:
     exact = -(chances * rewards).sum() / 2  # of two tokens
     expected = torch.autograd.grad(exact, (first, second), retain_graph=True)
     weighted = (rewards * chances.detach())[:, None].expand(9, 2)
-    loss = gspo_loss(new, new.detach(), weighted, torch.ones(9, 2).bool(), 2.0, LOW)
+    batch = TokenBatch(new.detach(), weighted, torch.ones(9, 2).bool())
+    loss = GSPO().loss(new, batch, 2.0, LossWeights(LOW))
     gradients = torch.autograd.grad(loss, (first, second))
     for gradient, expected_gradient in zip(gradients, expected, strict=True):
         torch.testing.assert_close(gradient, expected_gradient, atol=CLOSE, rtol=0)

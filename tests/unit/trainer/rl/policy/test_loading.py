@@ -17,7 +17,9 @@ from tests.kits.trainer.runs import example, letter_tokenizer, rollout, save_pol
 from trainer.rl.advantage import TokenAdvantages
 from trainer.rl.config import PolicyConfig, RLConfig
 from trainer.rl.forward import completion_logprobs
-from trainer.rl.policy import Reference, load_policy, unwrap_peft
+from trainer.rl.policy.loading import load_policy
+from trainer.rl.policy.reference import Reference
+from trainer.rl.policy.wrappers import unwrap_peft
 from trainer.rl.update import update_policy
 from trainer.translation.config import GenerationConfig
 from trainer.translation.rollouts import generate_rollouts
@@ -236,7 +238,7 @@ def test_sampling_leaves_an_adapted_models_generation_settings_alone(path: Path)
 def test_4_bits_without_bitsandbytes_are_refused_before_weights_load(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.rl.policy.find_spec", lambda name: None)
+    monkeypatch.setattr("trainer.rl.policy.models.find_spec", lambda name: None)
     cfg = PolicyConfig(path=str(tmp_path / "nowhere"), load_in_4bit=True, lora=LORA)
     with pytest.raises(UserError, match="bitsandbytes"):
         load_policy(cfg, CPU)

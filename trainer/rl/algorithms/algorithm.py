@@ -1,0 +1,170 @@
+"""The base class of algorithms, and what their losses are given.
+
+Each algorithm has a file in this folder, and a line in its `__init__`. Shape suffixes: B samples, T
+completion tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from trainer.rl.ratios import (
+    MAX_LOG_RATIO,
+    KLEstimator,
+    importance_weights,
+    masked_mean,
+    masked_sum,
+    token_ratio,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from trainer.rl.advantage import TokenAdvantages
+
+
+@dataclass(frozen=True, slots=True)
+class LossWeights:
+    """Settings of the loss, with the names of the config (`rl`).
+
+    kl_coef: 0 if the KL is only logged, or is part of the reward.
+    """
+
+    clip_eps: float = 0.2
+    clip_eps_high: float | None = None
+    kl_coef: float = 0.0
+    kl_estimator: KLEstimator = "k2"
+    entropy_coef: float = 0.0
+    max_log_ratio: float = MAX_LOG_RATIO
+
+    @property
+    def clip_range(self) -> tuple[float, float]:
+        """Return the lowest and the highest ratio that is not clipped."""
+        high = self.clip_eps if self.clip_eps_high is None else self.clip_eps_high
+        return 1 - self.clip_eps, 1 + high
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBatch:
+    """Data of a micro-batch's tokens besides their new log-probabilities; all [B, T].
+
+    old, ref: log-probabilities under the policy that sampled and under the reference.
+    advantages: normalized.
+    mask: the tokens to train on.
+    correction: `Algorithm.importance_weights`.
+    kl_mask: the tokens of the KL term, which include all of `mask`; None: `mask`.
+    """
+
+    old: Tensor
+    advantages: Tensor
+    mask: Tensor
+    ref: Tensor | None = None
+    correction: Tensor | None = None
+    kl_mask: Tensor | None = None
+
+    @property
+    def kl_token_mask(self) -> Tensor:
+        """Return the mask of the tokens of the KL term, [B, T]."""
+        return self.mask if self.kl_mask is None else self.kl_mask
+
+    def with_zeros(self) -> TokenBatch:
+        """Return a copy with 0 outside the masks, where values may be anything, even NaN."""
+
+        def fill(values_BT: Tensor) -> Tensor:
+            return values_BT.masked_fill(~self.kl_token_mask, 0.0)
+
+        return TokenBatch(
+            fill(self.old),
+            self.advantages.masked_fill(~self.mask, 0.0),
+            self.mask,
+            None if self.ref is None else fill(self.ref),
+            None if self.correction is None else fill(self.correction),
+            self.kl_mask,
+        )
+
+
+class Algorithm:
+    """An algorithm: what it needs, its advantages, its loss and its stats.
+
+    Subclasses define `name`, and `surrogate` or `loss`. Every tensor has 0 outside the masks.
+    """
+
+    #: Its value of `rl.algorithm`.
+    name: str
+    #: The update recomputes the old log-probabilities in its own micro-batches, so that every ratio
+    #: is exactly 1 before the first step.
+    makes_own_logprobs = False
+    #: A batch is for one optimizer step: there is no ratio that would correct a second one.
+    takes_one_step = False
+
+    def with_defaults(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """Return the settings of the section `rl` with the defaults of this algorithm.
+
+        Raises ValueError for settings that it cannot work with.
+        """
+        return settings
+
+    def advantages(
+        self,
+        rewards_B: Tensor,
+        token_rewards_BT: Tensor,
+        mask_BT: Tensor,
+        groups_B: Sequence[int],
+        *,
+        center: bool,
+        norm: Literal["batch", "group", "grpo"],
+        eps: float,
+    ) -> TokenAdvantages:
+        """Return the advantages of a batch; by default those of `token_advantages`."""
+        from trainer.rl.advantage import token_advantages
+
+        return token_advantages(
+            rewards_B, token_rewards_BT, mask_BT, groups_B, center=center, norm=norm, eps=eps
+        )
+
+    def importance_weights(
+        self, old_BT: Tensor, sampler_BT: Tensor, mask_BT: Tensor, cap: float, limit: float
+    ) -> Tensor:
+        """Return the weight of each token that corrects for the sampler, [B, T], a constant."""
+        return importance_weights(old_BT, sampler_BT, cap, limit)
+
+    def surrogate(self, new_BT: Tensor, batch: TokenBatch, weights: LossWeights) -> Tensor:
+        """Return what each token adds to the objective, [B, T]: its mean is maximized.
+
+        new_BT: log-probabilities under the policy, with their gradient.
+        """
+        raise NotImplementedError
+
+    def loss(
+        self,
+        new_BT: Tensor,
+        batch: TokenBatch,
+        normalizer: float | Tensor,
+        weights: LossWeights,
+    ) -> Tensor:
+        """Return the policy term of a minibatch's loss: -mean(correction x surrogate)."""
+        surrogate_BT = self.surrogate(new_BT, batch, weights)
+        if batch.correction is not None:
+            surrogate_BT = surrogate_BT * batch.correction
+        return -masked_mean(surrogate_BT, batch.mask, normalizer)
+
+    def clipped_ratio(self, new_BT: Tensor, batch: TokenBatch, weights: LossWeights) -> Tensor:
+        """Return the ratio of each token that the clip range is for, [B, T]."""
+        return token_ratio(new_BT, batch.old, weights.max_log_ratio)
+
+    def stats(self, new_BT: Tensor, batch: TokenBatch, weights: LossWeights) -> dict[str, float]:
+        """Return sums over the trained tokens of what a log line has as means.
+
+        `approx_kl` (r - 1 - log r, the k3 estimate of KL(old || new)) and `clip_frac`.
+        """
+        limit = weights.max_log_ratio
+        log_ratio_BT = (new_BT - batch.old).clamp(-limit, limit)
+        low, high = weights.clip_range
+        clipped_BT = self.clipped_ratio(new_BT, batch, weights)
+        outside_BT = ((clipped_BT < low) | (clipped_BT > high)).float()
+        return {
+            "approx_kl": masked_sum(log_ratio_BT.exp() - 1 - log_ratio_BT, batch.mask).item(),
+            "clip_frac": masked_sum(outside_BT, batch.mask).item(),
+        }

@@ -1,0 +1,1 @@
+"""The model that is trained: loading, adapters, image parts, tokenizer and reference."""
