@@ -155,16 +155,11 @@ class MachineConfig(DeviceConfig):
     )
 
 
-class PlaceConfig(Config):
-    """The folder of a run."""
+class FolderConfig(Config):
+    """The folder of a run, and what is written there."""
 
     run_dir: str = may_change("runs/trainer", description="Folder of logs and checkpoints.")
     overwrite: bool = may_change(False, description="Replace an existing run in run_dir.")
-
-
-class FolderConfig(PlaceConfig):
-    """The folder of a run, and what is written there."""
-
     save_every_n_updates: int = may_change(
         10,
         ge=0,

@@ -81,7 +81,7 @@ class Evaluation(Evaluated, Protocol):
 
 
 class BatchCollector(Protocol):
-    """What samples the batches of a task.
+    """The part of a task that samples its batches.
 
     stop_reason: the reason why the last batch has no rewards, or an evaluation failed, in one line;
     None: it has, or the run is to end.

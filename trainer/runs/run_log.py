@@ -37,7 +37,7 @@ from scorekit.config import load_config, save_config
 from scorekit.errors import UserError
 from scorekit.files import remove_folder, remove_temporaries, sync, with_path_in_error, write_atomic
 from scorekit.schemas import Info
-from trainer.runs.config import DEFAULT_EVAL_SET, KeptConfig, PlaceConfig
+from trainer.runs.config import DEFAULT_EVAL_SET, FolderConfig, KeptConfig
 
 _LINE_ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
 _RUN_FILES = (
@@ -198,7 +198,7 @@ class PhaseTimer:
         self._last = now
 
 
-def open_run_dir(misc: PlaceConfig) -> Path:
+def open_run_dir(misc: FolderConfig) -> Path:
     """Create run_dir and write to it once, so that errors come before the computation.
 
     Raises UserError.

@@ -84,7 +84,7 @@ def run_roleplay(cfg: RoleplayConfig, *, resume: bool = False) -> Artifacts:
 
 @dataclass(frozen=True, slots=True)
 class RunInputs:
-    """What a run reads, before weights are loaded.
+    """The inputs of a run, read before weights are loaded.
 
     train, held_out: the turns whose prompt fits.
     arguments: TRL's.

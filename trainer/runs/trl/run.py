@@ -28,7 +28,7 @@ C = TypeVar("C", bound=KeptConfig)
 
 @dataclass(frozen=True, slots=True)
 class TrlPlan:
-    """What a run does.
+    """The plan of a run.
 
     origin: of its inputs.
     table: the stats that the console shows.
