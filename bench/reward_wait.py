@@ -16,7 +16,7 @@ import asyncio
 import shutil
 import statistics
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 from bench.common import ROOT, WORK, Measurement, quiet_logs, run
@@ -89,19 +89,17 @@ def questions(quick: bool) -> Iterator[Measurement]:
 
 def _measure(cfg: TranslationConfig, repeats: int) -> dict[str, list[dict[str, float]]]:
     """Return the seconds of each step's parts, the ways in turn; each first step is left out."""
-    from trainer.rl.distributed import DistributedContext
-    from trainer.rl.policy.devices import prepare_torch
+    from trainer.runs.open import start_run
+    from trainer.translation.evaluation.evaluate import read_reports
     from trainer.translation.train import open_trainer
 
-    world = DistributedContext(
-        prepare_torch(cfg.misc.device, cfg.misc.threads),
-        cfg.misc.trackers,
-        WORK / "reward_wait/trackers",
-    )
     examples = load_examples(str(ROOT / "demo/data/rl_prompts.jsonl"), limit=512)
     runs_by_way: dict[str, list[dict[str, float]]] = {name: [] for name in WAYS}
-    with closing(RewardClient(cfg.reward, caching=False)) as rewarder, ExitStack() as stack:
-        loop = open_trainer(cfg, rewarder, examples, {}, world, stack)
+    with (
+        closing(RewardClient(cfg.reward, caching=False)) as rewarder,
+        start_run(cfg, read_reports) as start,
+    ):
+        loop = open_trainer(start, rewarder, examples, {})
         task: Any = loop.task
         update = 0
         for turn in range(repeats + 1):

@@ -17,7 +17,6 @@ import shutil
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -121,12 +120,12 @@ def _full_length(model: Any, tokens: int) -> None:
 
 def scorekit_side(sizes: Sizes) -> dict[str, Any]:
     """Run full updates of trainer.translation.train, including the files of the run."""
-    import torch
 
     from scorekit.config import load_config
-    from trainer.rl.distributed import DistributedContext
+    from trainer.runs.open import start_run
     from trainer.translation.config import TranslationConfig
     from trainer.translation.data import load_examples
+    from trainer.translation.evaluation.evaluate import read_reports
     from trainer.translation.rewards.services import RewardClient
     from trainer.translation.train import open_trainer
 
@@ -154,16 +153,17 @@ def scorekit_side(sizes: Sizes) -> dict[str, Any]:
         TranslationConfig, None, [f"{key}={value}" for key, value in settings.items()]
     )
     examples = load_examples(str(PROMPTS), limit=sizes.prompts * cfg.rl.num_updates)
-    world = DistributedContext(torch.device("cpu"))
-    trainer = open_trainer(cfg, RewardClient(cfg.reward), examples, {}, world, ExitStack())
-    _full_length(trainer.learner.model, sizes.tokens)
-    ends: list[float] = [time.perf_counter()]
+    ends: list[float] = []
     lines: list[dict[str, Any]] = []
-    for update in range(1, cfg.rl.num_updates + 1):
-        line = trainer.step(update)
-        assert line is not None
-        lines.append(line)
+    with start_run(cfg, read_reports) as start:
+        trainer = open_trainer(start, RewardClient(cfg.reward), examples, {})
+        _full_length(trainer.learner.model, sizes.tokens)
         ends.append(time.perf_counter())
+        for update in range(1, cfg.rl.num_updates + 1):
+            line = trainer.step(update)
+            assert line is not None
+            lines.append(line)
+            ends.append(time.perf_counter())
     assert all(line["completion_length_mean"] == sizes.tokens for line in lines)
     parts = [{k: v for k, v in line.items() if k.endswith("_s")} for line in lines]
     return _as_result(ends, sizes) | {"parts": parts[sizes.warm_up :]}

@@ -17,15 +17,17 @@ def train(cfg: RoleplayConfig, *, resume: bool) -> int:
     from trainer.roleplay.evaluation.report import write_report
     from trainer.roleplay.evaluation.stats import table
     from trainer.roleplay.training.run import run_roleplay
+    from trainer.runs.cli.results import print_results
     from trainer.runs.cli.tables import comparison_table
+    from trainer.runs.config import DEFAULT_EVAL_SET
 
     artifacts = run_roleplay(cfg, resume=resume)
-    if artifacts.reports:
-        before, after = artifacts.reports[0][1], artifacts.reports[-1][1]
-        Console().print(comparison_table(table(), before.stats, after.stats))
-    if artifacts.updates or artifacts.reports:
-        typer.echo(f"report: {write_report(artifacts.run_dir)}")
-    return artifacts.print_summary()
+    return print_results(
+        artifacts,
+        DEFAULT_EVAL_SET,
+        lambda before, after: comparison_table(table(), before, after),
+        write_report,
+    )
 
 
 def evaluate(cfg: RoleplayConfig, against: str | None, *, overwrite: bool) -> int:

@@ -12,7 +12,7 @@ from trainer.config_base import may_change
 from trainer.rl.config import PolicyConfig, SamplingConfig
 from trainer.roleplay.config_data import RoleplayData
 from trainer.roleplay.reward_config import RewardConfig
-from trainer.runs.config import DeviceConfig, FolderConfig
+from trainer.runs.config import KeptConfig, OneProcessConfig
 
 LossType = Literal["dapo", "grpo", "dr_grpo", "bnpo", "cispo", "sapo", "luspo", "vespo"]
 
@@ -95,11 +95,7 @@ class StartConfig(Config):
     )
 
 
-class MiscConfig(FolderConfig, DeviceConfig):
-    """Seed, device and files."""
-
-
-class RoleplayConfig(Config):
+class RoleplayConfig(KeptConfig):
     """The config of a role-play run."""
 
     task: Literal["roleplay"] = Field("roleplay", description="The task.")
@@ -110,7 +106,7 @@ class RoleplayConfig(Config):
     grpo: GRPOSection = Field(default_factory=GRPOSection, description="Update.")
     eval: EvalConfig = Field(default_factory=EvalConfig, description="Evaluation.")
     start: StartConfig = Field(default_factory=StartConfig, description="Before the first update.")
-    misc: MiscConfig = Field(default_factory=MiscConfig, description="The rest.")
+    misc: OneProcessConfig = Field(default_factory=OneProcessConfig, description="The rest.")
 
     @model_validator(mode="after")
     def _check_reference(self) -> RoleplayConfig:
@@ -124,10 +120,7 @@ class RoleplayConfig(Config):
     @property
     def sources(self) -> dict[str, str | None]:
         """Return the files that a run reads: config key -> path."""
-        return {
-            "policy.path": self.policy.path,
-            "policy.tokenizer": self.policy.tokenizer,
-            "data.train": self.data.train,
+        return super().sources | {
             "data.eval": self.data.eval,
             "chat.template": self.chat.template,
         }

@@ -8,6 +8,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -16,7 +17,7 @@ from trainer.roleplay.config_data import FIELDS, STATED_FIELDS, RoleplayData
 from trainer.roleplay.messages import WrongMessages, read_messages
 from trainer.roleplay.stated_facts import extract_facts, parse_level
 from trainer.roleplay.turn import Message, RoleplayTurn
-from trainer.runs.readers import cell, clean_cell, id_cell, read_rows, row_ids, shortened
+from trainer.runs.readers import cell, clean_cell, id_cell, parse_rows, read_rows, row_ids
 
 log = logging.getLogger(__name__)
 
@@ -47,18 +48,8 @@ def load_turns(
     A missing id becomes a hash of the row; a missing scenario becomes a hash of its system turn.
     Raises UserError with a line for each wrong row.
     """
-    turns, errors = [], []
-    for location, row in islice(read_rows(source, split), limit):
-        try:
-            turns.append(_turn(row, location, data))
-        except UserError as error:
-            errors.append(str(error))
-    if errors:
-        message = f"{len(errors)} of {len(errors) + len(turns)} rows cannot be used"
-        raise UserError(f"{source}: {message}:", shortened(errors))
-    if not turns:
-        raise UserError(f"{source}: no rows")
-    return _with_ids(source, turns)
+    rows = islice(read_rows(source, split), limit)
+    return _with_ids(source, parse_rows(source, rows, partial(_turn, data=data)))
 
 
 def _with_ids(source: str, turns: Sequence[RoleplayTurn]) -> list[RoleplayTurn]:
@@ -128,9 +119,6 @@ def read_stated_facts(
 
 
 def _turn(row: Any, location: str, data: RoleplayData) -> RoleplayTurn:
-    if not isinstance(row, dict):
-        kind = "an array" if isinstance(row, list) else type(row).__name__
-        raise UserError(f"{location}: expected an object of fields, not {kind}")
     names = {field: data.columns.get(field, field) for field in FIELDS}
     prompt = _prompt(row, location, names)
     reference = clean_cell(cell(row, names["reference"]), location, names["reference"])

@@ -7,7 +7,7 @@ from typing import Any
 
 from scorekit.errors import UserError
 from trainer.chat.config import ChatConfig
-from trainer.chat.render import use_template
+from trainer.chat.render import render, use_template
 from trainer.rl.policy.tokens import load_tokenizer
 from trainer.roleplay.config import RoleplayConfig
 from trainer.roleplay.turn import Message, RoleplayTurn
@@ -28,17 +28,7 @@ def open_tokenizer(cfg: RoleplayConfig) -> Any:
 def rendered_prompt(tokenizer: Any, prompt: Sequence[Message], chat: ChatConfig) -> str:
     """Return the text that a reply is sampled after. Raises UserError if the template refuses
     it."""
-    try:
-        text = tokenizer.apply_chat_template(
-            [dict(message) for message in prompt],
-            tokenize=False,
-            add_generation_prompt=True,
-            **chat.template_kwargs,
-        )
-    except Exception as error:  # a template is a program, which may raise any error
-        reason = " ".join(str(error).split())
-        raise UserError(f"the chat template refuses a prompt: {reason}") from None
-    return str(text)
+    return render(tokenizer, prompt, chat, generation_prompt=True)
 
 
 def prompt_tokens(tokenizer: Any, prompt: Sequence[Message], chat: ChatConfig) -> int:

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from trainer.runs.checkpoints.checkpoint import read_state
 from trainer.runs.config import RunConfig
 from trainer.runs.run_log import read_jsonl
@@ -42,21 +40,14 @@ class Artifacts:
     is_main: bool = True
     exit_code: int = 0
 
-    def print_summary(self) -> int:
-        """Print the policy's folder and the reason of an early end; return the command's exit
-        code."""
-        typer.echo(f"policy: {self.checkpoint or 'unchanged: no update was done'}")
-        if self.stopped:
-            typer.echo(f"stopped: {self.stopped}", err=True)
-        return self.exit_code
-
 
 def finished_artifacts(
-    cfg: RunConfig, checkpoint: Path, sets: Mapping[str, Reports]
+    cfg: RunConfig, checkpoint: Path, sets: Mapping[str, Reports], num_updates: int | None = None
 ) -> Artifacts | None:
     """Return the artifacts of a run that has no update left to do; None if it has.
 
     sets: its evaluations.
+    num_updates: of the run; None: those of the config.
     """
     folder, done = Path(cfg.misc.run_dir), read_state(checkpoint).update
     updates = [line for line in read_jsonl(folder / "log.jsonl") if line["update"] <= done]
@@ -66,7 +57,7 @@ def finished_artifacts(
     stop_reason = StopRules(cfg.stop, updates, deciding_reports).reason
     # If a set was evaluated before training and not at the end, the run was interrupted.
     evaluated = all(done in dict(reports) for reports in sets.values())
-    if (done < cfg.rl.num_updates and stop_reason is None) or not evaluated:
+    if (done < (num_updates or cfg.rl.num_updates) and stop_reason is None) or not evaluated:
         return None
     if stop_reason is None:
         log.warning("%s has its %d updates. Raise rl.num_updates to continue.", folder, done)

@@ -1,12 +1,12 @@
-"""Config sections that tasks share, and the protocols that every config fulfills."""
+"""Config sections that tasks share, and the bases of every task's config."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, Any, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, Field, StringConstraints
+from pydantic import BaseModel, Field, StringConstraints, model_validator
 
 from scorekit.config import Config
 from scorekit.errors import UserError
@@ -14,6 +14,7 @@ from trainer.config_base import changeable, may_change
 from trainer.rl.config import PolicyConfig, RLConfig, SamplingConfig
 
 log = logging.getLogger(__name__)
+S = TypeVar("S", bound=SamplingConfig)
 
 #: Name of an evaluation set without a name.
 DEFAULT_EVAL_SET = "eval"
@@ -24,6 +25,40 @@ SetName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{
 def set_key(name: str) -> str:
     """Return the config key of an evaluation set."""
     return "data.eval" if name == DEFAULT_EVAL_SET else f"data.eval_sets.{name}"
+
+
+class HeldOutSet(Config):
+    """A held-out set."""
+
+    path: str = Field(description="In the same forms as `train`.")
+    split: str | None = Field(None, description="For a folder or hub id.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_path_alone(cls, value: Any) -> Any:
+        return {"path": value} if isinstance(value, str) else value
+
+
+class HeldOutData(Config):
+    """The files of a run with several evaluation sets."""
+
+    if TYPE_CHECKING:  # a task declares its keys, in its own order
+        train: str | None
+        eval: str | None
+        eval_sets: Any
+
+    @property
+    def held_out(self) -> Mapping[str, HeldOutSet]:
+        """Return all evaluation sets by name, that of `eval` first."""
+        raise NotImplementedError
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Self:
+        if self.eval is not None and DEFAULT_EVAL_SET in self.eval_sets:
+            raise ValueError(
+                f"eval_sets: the name {DEFAULT_EVAL_SET} is that of data.eval. Choose another"
+            )
+        return self
 
 
 class StopConfig(Config):
@@ -81,6 +116,19 @@ class EvalConfig(Config):
         "chosen; null: the first (`data.eval`, then those of `data.eval_sets` in their order).",
     )
 
+    def sampling(self, generation: S) -> S:
+        """Return the sampling settings of an evaluation: one completion a prompt, greedy by
+        default."""
+        return generation.model_copy(
+            update={
+                "temperature": self.temperature,
+                "top_p": self.top_p,
+                "top_k": self.top_k,
+                "max_new_tokens": self.max_new_tokens or generation.max_new_tokens,
+                "num_samples_per_prompt": 1,
+            }
+        )
+
 
 class DeviceConfig(Config):
     """Device, data type and seed of a process."""
@@ -107,16 +155,11 @@ class MachineConfig(DeviceConfig):
     )
 
 
-class PlaceConfig(Config):
-    """The folder of a run."""
+class FolderConfig(Config):
+    """The folder of a run, and what is written there."""
 
     run_dir: str = may_change("runs/trainer", description="Folder of logs and checkpoints.")
     overwrite: bool = may_change(False, description="Replace an existing run in run_dir.")
-
-
-class FolderConfig(PlaceConfig):
-    """The folder of a run, and what is written there."""
-
     save_every_n_updates: int = may_change(
         10,
         ge=0,
@@ -138,64 +181,76 @@ class FolderConfig(PlaceConfig):
     dump_every_n_updates: int = may_change(1, ge=0, description="Training completions; 0: none.")
 
 
-class MiscConfig(FolderConfig, MachineConfig):
+class OneProcessConfig(FolderConfig, DeviceConfig):
+    """The section `misc` of a run in one process."""
+
+
+class MiscConfig(OneProcessConfig, MachineConfig):
     """The section `misc`; a task may add keys."""
 
 
-class KeptConfig(Protocol):
-    """The config of a run that is logged, saved and resumed, with any kind of loop.
+class KeptConfig(Config):
+    """The config of a run that is logged, saved and resumed, with any kind of loop."""
 
-    sources: the files it reads, config key -> path.
-    """
-
-    @property
-    def policy(self) -> PolicyConfig: ...
-
-    @property
-    def misc(self) -> PlaceConfig: ...
+    if TYPE_CHECKING:  # a task declares its sections, in the order of its file
+        data: Any
+        policy: PolicyConfig
+        eval: Any
+        misc: OneProcessConfig
 
     @property
-    def sources(self) -> dict[str, str | None]: ...
+    def sources(self) -> dict[str, str | None]:
+        """Return the files that a run reads: config key -> path."""
+        return {
+            "policy.path": self.policy.path,
+            "policy.tokenizer": self.policy.tokenizer,
+            "policy.reference_path": self.policy.reference_path,
+            "data.train": self.data.train,
+        }
 
-    @classmethod
-    def model_validate(cls, obj: Any) -> Self: ...
 
-    def model_dump(self, *, mode: str = "python") -> dict[str, Any]: ...
+class RunConfig(KeptConfig):
+    """The config of a task that uses `TrainingLoop`."""
 
+    if TYPE_CHECKING:
+        data: HeldOutData
+        generation: SamplingConfig
+        rl: RLConfig
+        eval: EvalConfig
+        stop: StopConfig
+        misc: MiscConfig
 
-class RunConfig(KeptConfig, Protocol):
-    """The config of a task that uses `TrainingLoop`.
-
-    best_by: the evaluation set that the best checkpoint is chosen by.
-    """
+    @model_validator(mode="after")
+    def _best_by_is_a_set(self) -> Self:
+        sets = list(self.data.held_out)
+        if self.eval.best_by is not None and self.eval.best_by not in sets:
+            valid_names = ", ".join(sets) or "none"
+            raise ValueError(
+                f"eval.best_by: {self.eval.best_by!r} is no evaluation set ({valid_names})"
+            )
+        return self
 
     @property
-    def generation(self) -> SamplingConfig: ...
+    def best_by(self) -> str:
+        """Return the name of the evaluation set that the best checkpoint is chosen by."""
+        return self.eval.best_by or next(iter(self.data.held_out), DEFAULT_EVAL_SET)
 
     @property
-    def rl(self) -> RLConfig: ...
+    def sources(self) -> dict[str, str | None]:
+        """Return the files that a run reads: config key -> path."""
+        sets = {set_key(name): eval_set.path for name, eval_set in self.data.held_out.items()}
+        return super().sources | sets
 
     @property
-    def eval(self) -> EvalConfig: ...
-
-    @property
-    def stop(self) -> StopConfig: ...
-
-    @property
-    def misc(self) -> MiscConfig: ...
-
-    @property
-    def best_by(self) -> str: ...
-
-
-def corrects_importance(cfg: RunConfig) -> bool:
-    """Return whether old_logprobs are the trainer's, and the sampler's are used as a correction."""
-    mode, generation = cfg.rl.importance_correction, cfg.generation
-    is_truncated = generation.top_p < 1 or generation.top_k > 0
-    is_rounded = "bfloat16" in (cfg.misc.dtype, cfg.policy.weights_dtype)
-    is_rounded = is_rounded or cfg.policy.load_in_4bit
-    may_differ = generation.engine == "vllm" or is_rounded or is_truncated
-    return mode == "on" or (mode == "auto" and may_differ)
+    def corrects_importance(self) -> bool:
+        """Return whether old_logprobs are the trainer's, and the sampler's are used as a
+        correction."""
+        mode, generation = self.rl.importance_correction, self.generation
+        is_truncated = generation.top_p < 1 or generation.top_k > 0
+        is_rounded = "bfloat16" in (self.misc.dtype, self.policy.weights_dtype)
+        is_rounded = is_rounded or self.policy.load_in_4bit
+        may_differ = generation.engine == "vllm" or is_rounded or is_truncated
+        return mode == "on" or (mode == "auto" and may_differ)
 
 
 def check_config(cfg: KeptConfig, original: Mapping[str, Any]) -> None:
@@ -210,7 +265,7 @@ def check_config(cfg: KeptConfig, original: Mapping[str, Any]) -> None:
         key: f"{key}: {then.get(key)!r} then, {now.get(key)!r} now" for key in changed_keys
     }
     # The contents of paths and URLs are compared by digest (`Origin`).
-    changeable_keys = changeable(type(cfg))  # type: ignore[arg-type]  # every config is a model
+    changeable_keys = changeable(type(cfg))
     fixed_keys = [key for key in changed_keys if not _is_among(key, changeable_keys)]
     if fixed_keys:
         raise UserError(

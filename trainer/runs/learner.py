@@ -17,7 +17,7 @@ from trainer.rl.policy.reference import Reference
 from trainer.rl.policy.tokens import pad_token_id
 from trainer.rl.rollout import Rollout, rollout_logprobs
 from trainer.runs.checkpoints.resume import Origin, weight_origin
-from trainer.runs.config import RunConfig, corrects_importance
+from trainer.runs.config import RunConfig
 
 
 @dataclass(slots=True)
@@ -93,7 +93,7 @@ def add_logprobs(
         with learner.reference.active() as reference:
             for rollout, row in zip(rollouts, rows(reference), strict=True):
                 rollout.ref_logprobs = row
-    if not corrects_importance(cfg):
+    if not cfg.corrects_importance:
         return
     for rollout in rollouts:
         rollout.sampler_logprobs, rollout.old_logprobs = rollout.old_logprobs, None

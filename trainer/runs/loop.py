@@ -7,25 +7,22 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from scorekit.seeds import stream_seed
 from trainer.rl.advantage import TokenAdvantages
-from trainer.rl.distributed import DistributedContext
 from trainer.rl.rollout import Rollout
 from trainer.rl.sampler import Sampler
 from trainer.rl.update import NO_UPDATE, TrainStats, learning_rate, set_learning_rate, update_policy
 from trainer.runs.artifacts import Artifacts, Reports
-from trainer.runs.checkpoints.saver import Evaluated, Saver
-from trainer.runs.config import DEFAULT_EVAL_SET, RunConfig
+from trainer.runs.checkpoints.saver import Evaluated
+from trainer.runs.config import DEFAULT_EVAL_SET
 from trainer.runs.console import Columns, Console
-from trainer.runs.learner import Learner
+from trainer.runs.open import OpenRun
 from trainer.runs.rollout_stats import advantage_stats, importance_stats, rollout_stats
-from trainer.runs.run_log import PhaseTimer, RunLog, read_jsonl
-from trainer.runs.shutdown import ShutdownHandler
+from trainer.runs.run_log import PhaseTimer, read_jsonl
 from trainer.runs.stats import Stats
 from trainer.runs.stops import StopRules
 from trainer.runs.trackers import track, tracking
@@ -83,25 +80,33 @@ class Evaluation(Evaluated, Protocol):
     def stats(self) -> dict[str, Any]: ...
 
 
-class TrainingTask(Protocol):
-    """A task of the training loop.
+class BatchCollector(Protocol):
+    """The part of a task that samples its batches.
 
-    columns: of the console, and those to print if the terminal is too narrow for all.
     stop_reason: the reason why the last batch has no rewards, or an evaluation failed, in one line;
     None: it has, or the run is to end.
     """
 
-    @property
-    def columns(self) -> tuple[Columns, Sequence[str]]: ...
-
-    @property
-    def stop_reason(self) -> str | None: ...
+    stop_reason: str | None
 
     def collect(self, sampler: Sampler, update: int, clock: PhaseTimer) -> Batch[Any, Any] | None:
         """Return the full batch of an update, the same on every process.
 
         None: it has no rewards, and the update has not started.
         """
+
+
+class TrainingTask(Protocol):
+    """A task of the training loop.
+
+    columns: of the console, and those to print if the terminal is too narrow for all.
+    """
+
+    @property
+    def columns(self) -> tuple[Columns, Sequence[str]]: ...
+
+    @property
+    def collector(self) -> BatchCollector: ...
 
     def stats(self, batch: Batch[Any, Any]) -> Stats:
         """Return its stats, besides those of ids and log-probabilities."""
@@ -117,11 +122,9 @@ class TrainingTask(Protocol):
     def evaluate(self, sampler: Sampler, name: str) -> Evaluation | None:
         """Evaluate the policy on a set; every process has to call it.
 
-        None: it failed (see `stop_reason`) or was interrupted; the run then ends with what it has.
+        None: it failed (see the collector's `stop_reason`) or was interrupted; the run then ends
+        with what it has.
         """
-
-    def read_reports(self, folder: Path) -> Mapping[str, Reports]:
-        """Return the reports of a run's folder, by the names of their sets."""
 
     def eval_summary(self, update: int, report: Any, name: str) -> str:
         """Return the console line of an evaluation."""
@@ -130,32 +133,20 @@ class TrainingTask(Protocol):
 class TrainingLoop:
     """Runs the updates of a run, with everything loaded and opened."""
 
-    def __init__(
-        self,
-        cfg: RunConfig,
-        task: TrainingTask,
-        learner: Learner,
-        sampler: Sampler,
-        world: DistributedContext,
-        saver: Saver,
-        runlog: RunLog,
-        shutdown: ShutdownHandler,
-        checkpoint: Path | None,
-        done: int | None,
-    ) -> None:
-        """Keep the parts of the run, and read the updates and reports that are in its folder.
-
-        done: updates of the checkpoint that is resumed; None: a new run.
-        """
-        self.cfg, self.task, self.learner, self.sampler = cfg, task, learner, sampler
-        self.world, self.saver, self.log, self.shutdown = world, saver, runlog, shutdown
-        self.checkpoint, self.done, self.saved = checkpoint, done, done
-        self.updates = read_jsonl(runlog.folder / "log.jsonl")
-        saved_reports = task.read_reports(runlog.folder)
-        self.reports = {
-            name: list(saved_reports.get(name, ())) for name in {**learner.sets, **saved_reports}
-        }
-        self.stops = StopRules(cfg.stop, self.updates, self.selection_reports)
+    def __init__(self, run: OpenRun[Any], task: TrainingTask) -> None:
+        """Keep the parts of the run, and read the updates that are in its folder."""
+        self.cfg, self.task, self.learner, self.sampler = run.cfg, task, run.learner, run.sampler
+        self.world, self.saver, self.log, self.shutdown = (
+            run.world,
+            run.saver,
+            run.log,
+            run.shutdown,
+        )
+        self.checkpoint, self.done, self.saved = run.checkpoint, run.done, run.done
+        self.updates = read_jsonl(run.log.folder / "log.jsonl")
+        names = {**run.learner.sets, **run.reports}
+        self.reports = {name: list(run.reports.get(name, ())) for name in names}
+        self.stops = StopRules(run.cfg.stop, self.updates, self.selection_reports)
 
     def run(self) -> Artifacts:
         """Run all updates, with evaluations before, between and after, and return the artifacts."""
@@ -244,8 +235,8 @@ class TrainingLoop:
         signal_number: the signal that ended it, or 0.
         """
         stop_reason, code = self.stops.reason, 1 if self.stops.reason else 0
-        if self.task.stop_reason is not None:
-            stop_reason, code = self.task.stop_reason, 3
+        if self.task.collector.stop_reason is not None:
+            stop_reason, code = self.task.collector.stop_reason, 3
         elif signal_number and not (stop_reason or self.finished):
             progress = f"update {self.saved}" if self.saved else "no update yet"
             stop_reason = (
@@ -277,7 +268,7 @@ class TrainingLoop:
         """Run one update (from 1), and return its log line; None if it has no rewards and did
         not start."""
         cfg, clock = self.cfg, PhaseTimer()
-        batch = self.task.collect(self.sampler, update, clock)
+        batch = self.task.collector.collect(self.sampler, update, clock)
         if batch is None:
             return None
         lr = learning_rate(update - 1, cfg.rl)

@@ -46,6 +46,7 @@ class HasId(Protocol):
 
 
 R = TypeVar("R", bound=HasId)
+T = TypeVar("T")
 
 
 def read_rows(source: str, split: str | None = None, name: str | None = None) -> Rows:
@@ -67,6 +68,34 @@ def read_rows(source: str, split: str | None = None, name: str | None = None) ->
         raise UserError(f"{source}: no such file or folder")
     else:
         yield from _dataset_rows(source, split, name, on_disk=False)
+
+
+def parse_rows(
+    source: str, rows: Iterable[tuple[str, Any]], parse: Callable[[Any, str], T]
+) -> list[T]:
+    """Return what `parse` makes of each row, which has to be an object, and its location.
+
+    Raises UserError with a line for each wrong row, or if there are no rows.
+    """
+    results, errors = [], []
+    for location, row in rows:
+        try:
+            results.append(parse(_object(row, location), location))
+        except UserError as error:
+            errors.append(str(error))
+    if errors:
+        message = f"{len(errors)} of {len(errors) + len(results)} rows cannot be used"
+        raise UserError(f"{source}: {message}:", shortened(errors))
+    if not results:
+        raise UserError(f"{source}: no rows")
+    return results
+
+
+def _object(row: Any, location: str) -> Any:
+    if isinstance(row, Mapping):
+        return row
+    kind = "an array" if isinstance(row, list) else type(row).__name__
+    raise UserError(f"{location}: expected an object of fields, not {kind}")
 
 
 def shortened(errors: Sequence[str]) -> list[str]:

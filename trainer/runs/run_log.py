@@ -37,7 +37,7 @@ from scorekit.config import load_config, save_config
 from scorekit.errors import UserError
 from scorekit.files import remove_folder, remove_temporaries, sync, with_path_in_error, write_atomic
 from scorekit.schemas import Info
-from trainer.runs.config import DEFAULT_EVAL_SET, KeptConfig, PlaceConfig
+from trainer.runs.config import DEFAULT_EVAL_SET, FolderConfig, KeptConfig
 
 _LINE_ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
 _RUN_FILES = (
@@ -81,7 +81,7 @@ class RunLog:
             self._start(cfg)
         else:
             self._cut(done)
-            _write_config(cfg, self.folder)
+            save_config(cfg, self.folder / "config.yaml")
         self._remove_temporaries()
         if services is not None:
             infos = {url: info.model_dump(mode="json") for url, info in services.items()}
@@ -95,7 +95,7 @@ class RunLog:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         _remove(self.folder / "checkpoints")
-        _write_config(cfg, self.folder)
+        save_config(cfg, self.folder / "config.yaml")
         for name in set(_RUN_FILES) - {"checkpoints", "config.yaml"}:
             _remove(self.folder / name)
 
@@ -198,7 +198,7 @@ class PhaseTimer:
         self._last = now
 
 
-def open_run_dir(misc: PlaceConfig) -> Path:
+def open_run_dir(misc: FolderConfig) -> Path:
     """Create run_dir and write to it once, so that errors come before the computation.
 
     Raises UserError.
@@ -228,7 +228,7 @@ def check_run_dir(cfg: KeptConfig, overwrite: bool | None = None) -> None:
             f"misc.run_dir: {folder} has a run or other files ({', '.join(existing)}). Resume it "
             "(--resume), choose another folder, or set misc.overwrite to true to replace a run"
         )
-    if not (folder / "log.jsonl").is_file() and not _is_config(folder / "config.yaml", type(cfg)):  # type: ignore[arg-type]
+    if not (folder / "log.jsonl").is_file() and not _is_config(folder / "config.yaml", type(cfg)):
         raise UserError(
             f"misc.run_dir: {folder} has {', '.join(existing)}, but neither log.jsonl nor a config "
             "of the trainer. It is no run and is not replaced. Choose another folder"
@@ -241,10 +241,6 @@ def check_run_dir(cfg: KeptConfig, overwrite: bool | None = None) -> None:
                 f"{key}: {value} is in {folder}, which misc.overwrite would remove. Choose another "
                 "misc.run_dir"
             )
-
-
-def _write_config(cfg: KeptConfig, folder: Path) -> None:
-    save_config(cfg, folder / "config.yaml")  # type: ignore[arg-type]
 
 
 def _remove(path: Path) -> None:

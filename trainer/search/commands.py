@@ -14,28 +14,22 @@ from trainer.search.config import SearchConfig as Config
 
 def train(cfg: SearchConfig, *, resume: bool) -> int:
     """Train the policy and evaluate it before, during and after training."""
-    from trainer.runs.cli.tables import comparison_table
     from trainer.search.data import load_held_out, load_train
 
     questions, held_out = load_train(cfg), load_held_out(cfg)
+    from trainer.runs.cli.results import print_results
+    from trainer.runs.cli.tables import comparison_table
     from trainer.search.evaluation.report import write_report
     from trainer.search.evaluation.stats import table
     from trainer.search.training.train import run_search
 
     artifacts = run_search(questions, held_out, cfg, resume=resume)
-    if not artifacts.is_main:
-        return 0  # a failure here would make torchrun end the main process
-    for name, reports in artifacts.sets.items():
-        if not reports:  # the run was stopped before the first evaluation
-            continue
-        if len(artifacts.sets) > 1:
-            best = " (the best checkpoint is chosen by it)" if name == cfg.best_by else ""
-            typer.echo(f"set: {name}{best}")
-        before, after = reports[0][1], reports[-1][1]
-        Console().print(comparison_table(table(), before.stats(), after.stats()))
-    if artifacts.updates or any(artifacts.sets.values()):
-        typer.echo(f"report: {write_report(artifacts.run_dir)}")
-    return artifacts.print_summary()
+    return print_results(
+        artifacts,
+        cfg.best_by,
+        lambda before, after: comparison_table(table(), before.stats(), after.stats()),
+        write_report,
+    )
 
 
 def evaluate(cfg: SearchConfig, against: str | None, *, overwrite: bool) -> int:

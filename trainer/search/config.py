@@ -4,21 +4,14 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from scorekit.config import Config
 from scorekit.llm.dialects import DialectName
 from trainer.chat.config import ChatConfig
 from trainer.config_base import may_change
 from trainer.rl.config import PolicyConfig
-from trainer.runs.config import (
-    DEFAULT_EVAL_SET,
-    EvalConfig,
-    MiscConfig,
-    StopConfig,
-    corrects_importance,
-    set_key,
-)
+from trainer.runs.config import EvalConfig, MiscConfig, RunConfig, StopConfig
 from trainer.search.answer.config import AnsweringConfig
 from trainer.search.config_data import SearchData
 from trainer.search.reward.config import SearchRewardConfig
@@ -76,7 +69,7 @@ class RolloutConfig(Config):
     )
 
 
-class SearchConfig(Config):
+class SearchConfig(RunConfig):
     """The config of a search run."""
 
     task: Literal["search"] = Field("search", description="What is learned.")
@@ -107,48 +100,11 @@ class SearchConfig(Config):
         default_factory=lambda: MiscConfig(run_dir="runs/search"), description="The rest."
     )
 
-    @model_validator(mode="after")
-    def _best_by_is_a_set(self) -> SearchConfig:
-        sets = list(self.data.held_out)
-        if self.eval.best_by is not None and self.eval.best_by not in sets:
-            set_names = ", ".join(sets) or "none"
-            raise ValueError(
-                f"eval.best_by: {self.eval.best_by!r} is not an evaluation set ({set_names})"
-            )
-        return self
-
-    @property
-    def best_by(self) -> str:
-        """Return the name of the evaluation set that the best checkpoint is chosen by."""
-        return self.eval.best_by or next(iter(self.data.held_out), DEFAULT_EVAL_SET)
-
-    @property
-    def corrects_importance(self) -> bool:
-        """Return whether old_logprobs are recomputed and the sampler's serve as a correction."""
-        return corrects_importance(self)
-
-    def eval_generation(self) -> TurnSamplingConfig:
-        """Return the sampling settings for evaluation, greedy by default."""
-        return self.generation.model_copy(
-            update={
-                "temperature": self.eval.temperature,
-                "top_p": self.eval.top_p,
-                "top_k": self.eval.top_k,
-                "max_new_tokens": self.eval.max_new_tokens or self.generation.max_new_tokens,
-            }
-        )
-
     @property
     def sources(self) -> dict[str, str | None]:
         """Return the paths that a run reads by config key."""
-        return {
-            "policy.path": self.policy.path,
-            "policy.tokenizer": self.policy.tokenizer,
-            "policy.reference_path": self.policy.reference_path,
-            "data.train": self.data.train,
-            **{
-                set_key(name): question_set.path
-                for name, question_set in self.data.held_out.items()
-            },
-            "chat.template": self.chat.template,
-        }
+        return super().sources | {"chat.template": self.chat.template}
+
+    def eval_generation(self) -> TurnSamplingConfig:
+        """Return the sampling settings for evaluation."""
+        return self.eval.sampling(self.generation)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
-from scorekit.config import Config
-from trainer.runs.config import DEFAULT_EVAL_SET, SetName
+from trainer.runs.config import DEFAULT_EVAL_SET, HeldOutData, HeldOutSet, SetName
 
 #: Field of a question -> the columns that may hold it; the first one with a value is used. `a.b` is
 #: the field b within the column a, as in the Parquet files of veRL-like trainers.
@@ -33,19 +32,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
 }
 
 
-class QuestionSet(Config):
-    """A held-out set."""
-
-    path: str = Field(description="In the same forms as `train`.")
-    split: str | None = Field(None, description="For a folder or hub id.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _a_path_alone(cls, value: Any) -> Any:
-        return {"path": value} if isinstance(value, str) else value
-
-
-class SearchData(Config):
+class SearchData(HeldOutData):
     """The files of questions and how to read them."""
 
     train: str | None = Field(
@@ -57,7 +44,7 @@ class SearchData(Config):
     train_limit: int | None = Field(None, ge=1, description="Read this many rows of it at most.")
     eval: str | None = Field(None, description="Held-out questions, in the same forms as `train`.")
     eval_split: str | None = Field(None, description="Split of `eval`, for a folder or hub id.")
-    eval_sets: dict[SetName, QuestionSet] = Field(
+    eval_sets: dict[SetName, HeldOutSet] = Field(
         default_factory=dict,
         description="Further held-out sets by name, each a path or keys of its own: all are "
         "evaluated, with figures of their own.",
@@ -90,19 +77,10 @@ class SearchData(Config):
             raise ValueError(f"unknown field {unknown[0]!r}; known: {', '.join(COLUMNS)}")
         return value
 
-    @model_validator(mode="after")
-    def _names_differ(self) -> SearchData:
-        if self.eval is not None and DEFAULT_EVAL_SET in self.eval_sets:
-            raise ValueError(
-                f"eval_sets: the name {DEFAULT_EVAL_SET} is taken by data.eval. "
-                "Choose another name."
-            )
-        return self
-
     @property
-    def held_out(self) -> dict[str, QuestionSet]:
+    def held_out(self) -> dict[str, HeldOutSet]:
         """Return all evaluation sets by name, first that of `eval`."""
         first = {}
         if self.eval is not None:
-            first[DEFAULT_EVAL_SET] = QuestionSet(path=self.eval, split=self.eval_split)
+            first[DEFAULT_EVAL_SET] = HeldOutSet(path=self.eval, split=self.eval_split)
         return first | self.eval_sets

@@ -6,13 +6,22 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import islice
 from pathlib import PurePosixPath
 from typing import Any
 
 from scorekit.errors import UserError
 from scorekit.text.markup import normalized
-from trainer.runs.readers import cell, clean_cell, id_cell, read_rows, row_ids, shortened
+from trainer.runs.readers import (
+    cell,
+    clean_cell,
+    id_cell,
+    parse_rows,
+    read_rows,
+    row_ids,
+    shortened,
+)
 from trainer.search.config import SearchConfig
 from trainer.search.config_data import COLUMNS, SearchData
 from trainer.search.records import Question
@@ -33,18 +42,8 @@ def load_questions(
     A missing id becomes a hash of the row. Raises UserError with a line for each wrong row: its
     number, the problem, and what to do.
     """
-    questions: list[Question] = []
-    errors: list[str] = []
-    for position, row in islice(read_rows(source, split), limit):
-        try:
-            questions.append(_question(row, position, data))
-        except UserError as error:
-            errors.append(str(error))
-    if errors:
-        summary = f"{len(errors)} of {len(errors) + len(questions)} rows cannot be used"
-        raise UserError(f"{source}: {summary}:", shortened(errors))
-    if not questions:
-        raise UserError(f"{source}: no rows")
+    rows = islice(read_rows(source, split), limit)
+    questions = parse_rows(source, rows, partial(_question, data=data))
     return _with_ids(source, questions)
 
 
@@ -167,9 +166,6 @@ def _named_pages(question: Question) -> Iterable[str]:
 
 
 def _question(row: Any, position: str, data: SearchData) -> Question:
-    if not isinstance(row, Mapping):
-        kind = "an array" if isinstance(row, list) else type(row).__name__
-        raise UserError(f"{position}: expected an object of fields, not {kind}")
     cells = {field: _field_value(row, field, data) for field in COLUMNS}
     texts = {}
     for field in ("question", "reference_answer"):

@@ -14,18 +14,20 @@ from trainer.sft.config import SftConfig as Config
 
 def train(cfg: SftConfig, *, resume: bool) -> int:
     """Train on the rows, and measure the loss on held-out ones before, between and after."""
+    from trainer.runs.cli.results import print_results
+    from trainer.runs.cli.tables import comparison_table
+    from trainer.runs.config import DEFAULT_EVAL_SET
     from trainer.sft.report import write_report
     from trainer.sft.run import run_sft
     from trainer.sft.stats import TABLE
 
     artifacts = run_sft(cfg, resume=resume)
-    if artifacts.reports:
-        from trainer.runs.cli.tables import comparison_table
-
-        before, after = artifacts.reports[0][1], artifacts.reports[-1][1]
-        Console().print(comparison_table(TABLE, before, after))
-    typer.echo(f"report: {write_report(artifacts.run_dir)}")
-    return artifacts.print_summary()
+    return print_results(
+        artifacts,
+        DEFAULT_EVAL_SET,
+        lambda before, after: comparison_table(TABLE, before, after),
+        write_report,
+    )
 
 
 def evaluate(cfg: SftConfig, against: str | None, *, overwrite: bool) -> int:

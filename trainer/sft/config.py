@@ -11,7 +11,7 @@ from trainer.chat.config import ChatConfig
 from trainer.chat.rows import Which
 from trainer.config_base import may_change
 from trainer.rl.config import PolicyConfig
-from trainer.runs.config import DeviceConfig, FolderConfig
+from trainer.runs.config import KeptConfig, OneProcessConfig
 
 
 class SftData(Config):
@@ -95,11 +95,7 @@ class SftEval(Config):
     batch_size: int = may_change(8, ge=1, description="Rows of a forward pass.")
 
 
-class SftMisc(FolderConfig, DeviceConfig):
-    """Seed, device and files."""
-
-
-class SftConfig(Config):
+class SftConfig(KeptConfig):
     """The config of an SFT run."""
 
     task: Literal["sft"] = Field("sft", description="The task.")
@@ -108,7 +104,7 @@ class SftConfig(Config):
     chat: ChatConfig = Field(default_factory=ChatConfig, description="Messages to text.")
     sft: SftSection = Field(default_factory=SftSection, description="Update.")
     eval: SftEval = Field(default_factory=SftEval, description="Held-out loss.")
-    misc: SftMisc = Field(default_factory=SftMisc, description="The rest.")
+    misc: OneProcessConfig = Field(default_factory=OneProcessConfig, description="The rest.")
 
     @model_validator(mode="after")
     def _makes_sense(self) -> SftConfig:
@@ -124,10 +120,7 @@ class SftConfig(Config):
     @property
     def sources(self) -> dict[str, str | None]:
         """Return the files that a run reads: config key -> path."""
-        return {
-            "policy.path": self.policy.path,
-            "policy.tokenizer": self.policy.tokenizer,
-            "data.train": self.data.train,
+        return super().sources | {
             "data.eval": self.data.eval,
             "data.record": self.data.record,
             "chat.template": self.chat.template,

@@ -5,42 +5,26 @@ from __future__ import annotations
 import json
 import logging
 import math
-import signal
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
-
-import torch
 
 from scorekit.errors import UserError
 from scorekit.files import write_atomic
-from trainer.rl.config import LoraConfig
 from trainer.rl.policy.adapters import check_adapters, with_adapters
-from trainer.rl.policy.devices import prepare_torch
-from trainer.rl.policy.loading import load_policy
 from trainer.rl.policy.models import check_4bit
 from trainer.rl.policy.tokens import load_tokenizer
 from trainer.rl.policy.vision import takes_images
 from trainer.runs.artifacts import Artifacts
-from trainer.runs.checkpoints.checkpoint import CheckpointState, read_state
-from trainer.runs.checkpoints.resume import (
-    check_origin,
-    checkpoint_to_resume,
-    prompt_origin,
-    weight_origin,
-)
-from trainer.runs.cli import tables
 from trainer.runs.config import DEFAULT_EVAL_SET
-from trainer.runs.console import Console
-from trainer.runs.messages import messages
-from trainer.runs.on_trl import check_alone, one_device, trackers_folder
-from trainer.runs.run_log import RunLog, append_jsonl, check_run_dir, open_run_dir, read_jsonl
-from trainer.runs.shutdown import ShutdownHandler
-from trainer.runs.trackers import check_trackers, track, tracking
+from trainer.runs.run_log import RunLog, append_jsonl
+from trainer.runs.trl.arguments import remove_printers
+from trainer.runs.trl.run import TrlPlan, TrlRun
+from trainer.runs.trl.start import TrlStart, start_trl_run
 from trainer.sft.collate import Collator
 from trainer.sft.config import SftConfig
 from trainer.sft.held_out import held_out_stats
 from trainer.sft.prepare import SftPart, check_findings, load_held_out, load_train
+from trainer.sft.rows import SftRow
 from trainer.sft.stats import TABLE
 
 log = logging.getLogger(__name__)
@@ -74,28 +58,40 @@ def run_sft(cfg: SftConfig, *, resume: bool = False) -> Artifacts:
     resume: resume the run of misc.run_dir from its newest complete checkpoint; a run without one
     starts again in its folder.
     """
-    check_alone("SFT")
-    with messages() as run_messages:
-        check_trackers(cfg.misc.trackers)
+    with start_trl_run(cfg, "SFT", resume=resume) as start:
         check_4bit(cfg.policy)
-        device = one_device(prepare_torch(cfg.misc.device, cfg.misc.threads), "SFT")
-        checkpoint = checkpoint_to_resume(cfg) if resume else None
-        if checkpoint is None:
-            check_run_dir(cfg, resume or None)
-        folder = open_run_dir(cfg.misc)
         tokenizer = open_tokenizer(cfg)
         train, held_out = read_parts(cfg, tokenizer)
         check_adapters(cfg.policy)
-        run = SftRun(cfg, device, tokenizer, train, held_out, checkpoint)
-        run.load()
-        if checkpoint is not None and run.done >= run.total:
-            log.warning("%s has its %d updates. Raise sft.max_steps", folder, run.total)
-            return run.artifacts(None, 0)
-        runlog = RunLog(cfg, done=run.done if checkpoint else None)
-        run_messages.write_to(runlog.folder)
+        collator = _collator(cfg, tokenizer, (train, held_out))
+        origin = start.origin(
+            {
+                key: ((str(row.mask), row.ids) for row in part.rows)
+                for key, part in (("data.train", train), ("data.eval", held_out))
+            }
+        )
+        trainer = load_trainer(start, tokenizer, train, collator)
+        num_rows = cfg.sft.per_device_train_batch_size * cfg.sft.gradient_accumulation_steps
+        # Rows are packed into sequences, if packing is on
+        updates_per_epoch = math.ceil(len(trainer.train_dataset) / num_rows)
+        total = cfg.sft.max_steps or math.ceil(cfg.sft.num_train_epochs * updates_per_epoch)
+        plan = TrlPlan(origin, TABLE, total, 1, num_rows, is_evaluated=bool(held_out.rows))
+        if start.checkpoint is not None and plan.is_done(start.done, start.reports):
+            log.warning("%s has its %d updates. Raise sft.max_steps", start.folder, total)
+            return start.artifacts(start.reports)
+        runlog = start.open_log()
         counts = {"train": train.counts, "eval": held_out.counts}
         write_atomic(runlog.folder / "data.json", json.dumps(counts, indent=1) + "\n")
-        return run.go(runlog)
+        return SftRun(start, trainer, runlog, plan, held_out.rows, collator).go()
+
+
+def _collator(cfg: SftConfig, tokenizer: Any, parts: Sequence[SftPart]) -> Collator:
+    """Return the collate function of the rows. Raises UserError if they cannot be packed."""
+    processor, image_id = image_parts(cfg, parts)
+    if cfg.sft.packing and processor is not None:
+        raise UserError("sft.packing: rows with images cannot be packed. Set it to false")
+    pad_id = tokenizer.pad_token_id
+    return Collator(0 if pad_id is None else pad_id, processor, image_id)
 
 
 def image_parts(cfg: SftConfig, parts: Sequence[SftPart]) -> tuple[Any, int | None]:
@@ -121,170 +117,58 @@ def image_parts(cfg: SftConfig, parts: Sequence[SftPart]) -> tuple[Any, int | No
     return processor, image_id
 
 
-class SftRun:
-    """The parts of a run, opened one after another."""
+def load_trainer(
+    start: TrlStart[SftConfig], tokenizer: Any, train: SftPart, collator: Collator
+) -> Any:
+    """Load the policy, and return TRL's trainer. Raises UserError."""
+    from trainer.sft.trainer import CheckpointingSftTrainer, dataset_of, sft_arguments
 
-    trainer: Any
-    #: Updates of the run.
-    total: int
+    cfg, reads_images = start.cfg, collator.processor is not None
+    arguments = sft_arguments(cfg, start.device)
+    model = start.load_policy()
+    if reads_images and not takes_images(model):
+        raise UserError(f"data.train has images, but {cfg.policy.path} reads none")
+    if cfg.policy.lora.r:
+        model = with_adapters(model, cfg.policy)
+    trainer = CheckpointingSftTrainer(
+        model=model,
+        args=arguments,
+        train_dataset=dataset_of(train.rows, with_images=reads_images),
+        processing_class=tokenizer,
+        data_collator=None if cfg.sft.packing else collator,
+    )
+    remove_printers(trainer)
+    return trainer
+
+
+class SftRun(TrlRun[SftConfig]):
+    """A run of SFT."""
 
     def __init__(
         self,
-        cfg: SftConfig,
-        device: torch.device,
-        tokenizer: Any,
-        train: SftPart,
-        held_out: SftPart,
-        checkpoint: Path | None,
+        start: TrlStart[SftConfig],
+        trainer: Any,
+        runlog: RunLog,
+        plan: TrlPlan,
+        held_out: Sequence[SftRow],
+        collator: Collator,
     ) -> None:
-        from trainer.sft.trainer import sft_arguments
-
-        self.cfg, self.device, self.tokenizer = cfg, device, tokenizer
-        self.train, self.held_out, self.checkpoint = train, held_out, checkpoint
-        self.arguments = sft_arguments(cfg, device)
-        self.processor, image_id = image_parts(cfg, (train, held_out))
-        if cfg.sft.packing and self.processor is not None:
-            raise UserError("sft.packing: rows with images cannot be packed. Set it to false")
-        pad_id = tokenizer.pad_token_id
-        self.collator = Collator(0 if pad_id is None else pad_id, self.processor, image_id)
-        self.done = read_state(checkpoint).update if checkpoint else 0
-        self.origin = weight_origin(cfg.policy)
-        for key, path, part in (
-            ("data.train", cfg.data.train, train),
-            ("data.eval", cfg.data.eval, held_out),
-        ):
-            prompts = ((str(row.mask), row.ids) for row in part.rows)
-            self.origin |= prompt_origin(key, path, prompts)
-        if checkpoint is not None:
-            check_origin(self.origin, read_state(checkpoint))
-        self.reports: list[tuple[int, dict[str, Any]]] = []
-        if checkpoint is not None:
-            lines = read_jsonl(Path(cfg.misc.run_dir) / "eval.jsonl")
-            self.reports = [(line["update"], line) for line in lines if line["update"] <= self.done]
-        self.shutdown = ShutdownHandler()
-
-    def load(self) -> None:
-        """Load the policy, and create TRL's trainer."""
-        from transformers.trainer_callback import PrinterCallback, ProgressCallback
-
-        from trainer.sft.trainer import CheckpointingSftTrainer, dataset_of, folder_of
-
-        cfg = self.cfg
-        bare = cfg.policy.model_copy(update={"lora": LoraConfig(), "gradient_checkpointing": False})
-        model, _ = load_policy(bare, self.device)
-        if self.processor is not None and not takes_images(model):
-            raise UserError(f"data.train has images, but {cfg.policy.path} reads none")
-        if cfg.policy.lora.r:
-            model = with_adapters(model, cfg.policy)
-        self.trainer = CheckpointingSftTrainer(
-            model=model,
-            args=self.arguments,
-            train_dataset=dataset_of(self.train.rows, with_images=self.processor is not None),
-            processing_class=self.tokenizer,
-            data_collator=None if cfg.sft.packing else self.collator,
-            evaluate_update=self.evaluate_update,
-        )
-        self.trainer.keep_in(folder_of(cfg), cfg.misc.keep_checkpoints, self.state)
-        for callback in (PrinterCallback, ProgressCallback):
-            trainer: Any = self.trainer
-            trainer.remove_callback(callback)
-        sequences = len(self.trainer.train_dataset)  # packed, if packing is on
-        rows_per_update = cfg.sft.per_device_train_batch_size * cfg.sft.gradient_accumulation_steps
-        updates_per_epoch = math.ceil(sequences / rows_per_update)
-        self.total = cfg.sft.max_steps or math.ceil(cfg.sft.num_train_epochs * updates_per_epoch)
-
-    def go(self, runlog: RunLog) -> Artifacts:
-        """Run all updates, with evaluations before, between and after."""
-        from accelerate import Accelerator
-
         from trainer.sft.callback import SftCallback
 
-        cfg, self.log = self.cfg, runlog
-        columns, narrow_titles = tables.columns(TABLE)
-        self.accelerator = Accelerator(
-            log_with=cfg.misc.trackers or None, project_dir=trackers_folder(cfg)
-        )
-        resumed_update = self.done if self.checkpoint else None
-        with (
-            self.shutdown,
-            tracking(self.accelerator, cfg.model_dump(mode="json"), resumed_update),
-            Console(
-                columns, narrow_titles, self.total, self.done, verbose=cfg.misc.verbose
-            ) as self.console,
-        ):
-            self.trainer.add_callback(
-                SftCallback(cfg, runlog, self.shutdown, self.console, self.accelerator)
-            )
-            if self.checkpoint is None:
-                self.evaluate_update(0)
-            checkpoint = str(self.checkpoint) if self.checkpoint else None
-            self.trainer.train(resume_from_checkpoint=checkpoint)
-        return self.finish()
+        super().__init__(start, trainer, runlog, plan)
+        self.held_out, self.collator = held_out, collator
+        trainer.add_callback(SftCallback(self))
 
-    def evaluate_update(self, update: int) -> dict[str, Any]:
-        """Evaluate and log; {} without held-out rows."""
-        if not self.held_out.rows:
-            return {}
+    def evaluate(self, update: int) -> dict[str, Any]:
+        """Measure the loss on the held-out rows, and log it."""
         cfg = self.cfg
         stats = held_out_stats(
-            self.trainer.model,
-            self.held_out.rows,
-            self.collator,
-            cfg.eval.batch_size,
-            cfg.misc.dtype,
+            self.trainer.model, self.held_out, self.collator, cfg.eval.batch_size, cfg.misc.dtype
         )
         line = {"update": update, "set": DEFAULT_EVAL_SET, **stats}
         append_jsonl(self.log.folder / "eval.jsonl", line)
-        track(self.accelerator, "eval", stats, update)
-        self.console.print_line(tables.evaluation_line(TABLE, update, stats))
-        best = min(
-            (report["loss"] for eval_update, report in self.reports if eval_update > 0),
-            default=math.inf,
-        )
-        self.reports.append((update, line))
-        if update and cfg.misc.save_every_n_updates and line["loss"] <= best:
-            self.trainer.control.should_save = True
-        return {f"eval_{key}": value for key, value in stats.items()}
+        return stats
 
-    def state(self, update: int) -> CheckpointState:
-        """Return the checkpoint state of the run. The best checkpoint has the lowest loss."""
-        self.log.sync()
-        report = dict(self.reports).get(update)
-        return CheckpointState(
-            update,
-            config=self.cfg.model_dump(mode="json"),
-            prompts_seen=update
-            * self.cfg.sft.per_device_train_batch_size
-            * self.cfg.sft.gradient_accumulation_steps,
-            learning_rate=self.trainer.lr_scheduler.get_last_lr()[0],
-            reward=-report["loss"] if report else None,
-            origin=self.origin,
-        )
-
-    def finish(self) -> Artifacts:
-        """Return the artifacts of a finished or stopped run."""
-        update, signal_number = self.trainer.state.global_step, self.shutdown.signal_number
-        if not signal_number or update >= self.trainer.state.max_steps:
-            return self.artifacts(None, 0)
-        stop_reason = (
-            f"{signal.Signals(signal_number).name} after update {update}: resume with --resume"
-        )
-        log.warning("the run ends: %s", stop_reason)
-        return self.artifacts(stop_reason, 128 + signal_number)
-
-    def artifacts(self, stop_reason: str | None, code: int) -> Artifacts:
-        """Return the artifacts for the command."""
-        folder = Path(self.cfg.misc.run_dir)
-        trainer = getattr(self, "trainer", None)
-        checkpoint = trainer.saved if trainer is not None else None
-        updates = read_jsonl(folder / "log.jsonl")
-        sets = {DEFAULT_EVAL_SET: self.reports} if self.reports else {}
-        return Artifacts(
-            folder,
-            checkpoint or self.checkpoint,
-            updates,
-            self.reports,
-            sets,
-            stop_reason,
-            exit_code=code,
-        )
+    def rating(self, stats: Mapping[str, Any]) -> float:
+        """Return the value by which the best checkpoint is chosen: it has the lowest loss."""
+        return float(-stats["loss"])

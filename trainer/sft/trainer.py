@@ -5,15 +5,14 @@ The overridden methods are those of TRL 1.16 and transformers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from trl.trainer.sft_trainer import SFTTrainer
 
-from trainer.runs.checkpoints.trl_checkpoints import TrlCheckpointMixin
-from trainer.runs.on_trl import OURS, learn_in_float32, trl_arguments
+from trainer.runs.trl.arguments import OURS, learn_in_float32, trl_arguments
+from trainer.runs.trl.checkpoints import TrlCheckpointMixin
 from trainer.sft.config import SftConfig
 from trainer.sft.rows import SftRow
 
@@ -38,23 +37,12 @@ _OWN_OPTIONS = OURS | {
 
 
 class CheckpointingSftTrainer(TrlCheckpointMixin, SFTTrainer):
-    """SFTTrainer for a run directory.
+    """SFTTrainer for a run directory. It evaluates with equal weight for every labeled token."""
 
-    evaluate_update: evaluates the policy after an update.
-    """
-
-    def __init__(
-        self, *args: Any, evaluate_update: Callable[[int], dict[str, Any]], **kwargs: Any
-    ) -> None:
-        self._evaluate_update = evaluate_update
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         network: Any = self.model
         learn_in_float32(network)
-
-    def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
-        """Evaluate with equal weight for every labeled token."""
-        self.control.should_evaluate = False
-        return self._evaluate_update(self.state.global_step)
 
 
 def sft_arguments(cfg: SftConfig, device: torch.device) -> Any:
@@ -91,8 +79,3 @@ def dataset_of(rows: Sequence[SftRow], *, with_images: bool) -> Any:
         columns["pictures"] = [list(row.images) for row in rows]
         columns["where"] = [row.location for row in rows]
     return Dataset.from_dict(columns)
-
-
-def folder_of(cfg: SftConfig) -> Path:
-    """Return the folder of the checkpoints."""
-    return Path(cfg.misc.run_dir) / "checkpoints"

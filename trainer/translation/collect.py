@@ -7,13 +7,12 @@ import time
 from collections.abc import Sequence
 
 from scorekit.seeds import stream_seed
-from trainer.rl.distributed import DistributedContext
 from trainer.rl.policy.devices import autocast
 from trainer.rl.sampler import Sampler
-from trainer.runs.learner import Learner, add_logprobs
+from trainer.runs.learner import add_logprobs
 from trainer.runs.loop import Batch, batch_indices
+from trainer.runs.open import OpenRun
 from trainer.runs.run_log import PhaseTimer
-from trainer.runs.shutdown import ShutdownHandler
 from trainer.translation.config import TranslationConfig
 from trainer.translation.rewards.compute import compute_rewards
 from trainer.translation.rewards.reward_batch import RewardBatch, SampleGroup
@@ -30,16 +29,9 @@ Scored = list[tuple[list[TranslationRollout], list[SampleReward]]]
 class Collector:
     """Samples and scores the batch of an update; every process does its share."""
 
-    def __init__(
-        self,
-        cfg: TranslationConfig,
-        world: DistributedContext,
-        rewarder: RewardClient,
-        learner: Learner,
-        shutdown: ShutdownHandler,
-    ) -> None:
-        self.cfg, self.world, self.rewarder = cfg, world, rewarder
-        self.learner, self.shutdown = learner, shutdown
+    def __init__(self, run: OpenRun[TranslationConfig], rewarder: RewardClient) -> None:
+        self.cfg, self.world, self.rewarder = run.cfg, run.world, rewarder
+        self.learner, self.shutdown = run.learner, run.shutdown
         #: The reason why the last batch has no rewards, in one line; None: it has, or the run ends.
         self.stop_reason: str | None = None
         #: Number of attempts to get rewards for it.

@@ -17,22 +17,13 @@ def train(cfg: TranslationConfig, *, resume: bool) -> int:
     from trainer.translation.data import load_held_out, load_train
 
     examples, held_out = load_train(cfg), load_held_out(cfg)
+    from trainer.runs.cli.results import print_results
     from trainer.translation.evaluation.report import write_report
     from trainer.translation.tables import comparison_table
     from trainer.translation.train import train_translation
 
     artifacts = train_translation(examples, held_out, cfg, resume=resume)
-    if not artifacts.is_main:
-        return 0  # torchrun ends all processes with the first that fails; the main one still prints
-    for name, reports in artifacts.sets.items():
-        if not reports:  # the run was stopped before the first
-            continue
-        if len(artifacts.sets) > 1:
-            best = " (the best checkpoint is chosen by it)" if name == cfg.best_by else ""
-            typer.echo(f"set: {name}{best}")
-        Console().print(comparison_table(reports[0][1], reports[-1][1]))
-    typer.echo(f"report: {write_report(artifacts.run_dir)}")
-    return artifacts.print_summary()
+    return print_results(artifacts, cfg.best_by, comparison_table, write_report)
 
 
 def evaluate(cfg: TranslationConfig, against: str | None, *, overwrite: bool) -> int:

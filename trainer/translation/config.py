@@ -6,17 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from scorekit.config import Config
 from trainer.config_base import may_change
 from trainer.rl.config import PolicyConfig, RLConfig, SamplingConfig
 from trainer.runs import config as runs
-from trainer.runs.config import (
-    DEFAULT_EVAL_SET,
-    HeldOutStopConfig,
-    SetName,
-    corrects_importance,
-    set_key,
-)
+from trainer.runs.config import HeldOutStopConfig, RunConfig, SetName
 from trainer.translation.config_data import DataConfig
 from trainer.translation.rewards.config import RewardConfig, Urls
 
@@ -64,7 +57,7 @@ class MiscConfig(runs.MiscConfig):
     caching: bool = may_change(True, description="Let the services answer from their score caches.")
 
 
-class TranslationConfig(Config):
+class TranslationConfig(RunConfig):
     """The config of a translation run."""
 
     task: Literal["translation"] = Field("translation", description="The task.")
@@ -82,16 +75,6 @@ class TranslationConfig(Config):
     misc: MiscConfig = Field(default_factory=MiscConfig, description="The rest.")
 
     @model_validator(mode="after")
-    def _best_by_is_a_set(self) -> TranslationConfig:
-        sets = list(self.data.held_out)
-        if self.eval.best_by is not None and self.eval.best_by not in sets:
-            valid_names = ", ".join(sets) or "none"
-            raise ValueError(
-                f"eval.best_by: {self.eval.best_by!r} is no evaluation set ({valid_names})"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _watched_is_a_metric(self) -> TranslationConfig:
         names = list(self.eval.metrics)
         watched = self.stop.held_out_metric or next(iter(names), None)
@@ -101,40 +84,13 @@ class TranslationConfig(Config):
         return self
 
     @property
-    def best_by(self) -> str:
-        """Return the name of the evaluation set that the best checkpoint is chosen by."""
-        return self.eval.best_by or next(iter(self.data.held_out), DEFAULT_EVAL_SET)
-
-    @property
     def sources(self) -> dict[str, str | None]:
         """Return the files that a run reads: config key -> path."""
-        return {
-            "policy.path": self.policy.path,
-            "policy.tokenizer": self.policy.tokenizer,
-            "policy.reference_path": self.policy.reference_path,
-            "data.train": self.data.train,
-            **{set_key(name): eval_set.path for name, eval_set in self.data.held_out.items()},
-            "generation.prompt_template": self.generation.prompt_template,
-        }
-
-    @property
-    def corrects_importance(self) -> bool:
-        """Return whether old_logprobs are the trainer's, and the sampler's are used as a
-        correction."""
-        return corrects_importance(self)
+        return super().sources | {"generation.prompt_template": self.generation.prompt_template}
 
     def eval_generation(self) -> GenerationConfig:
-        """Return the sampling settings of an evaluation: one completion a prompt, greedy by
-        default."""
-        return self.generation.model_copy(
-            update={
-                "temperature": self.eval.temperature,
-                "top_p": self.eval.top_p,
-                "top_k": self.eval.top_k,
-                "max_new_tokens": self.eval.max_new_tokens or self.generation.max_new_tokens,
-                "num_samples_per_prompt": 1,
-            }
-        )
+        """Return the sampling settings of an evaluation."""
+        return self.eval.sampling(self.generation)
 
 
 #: The name in version 0.2.

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from scorekit.config import Config
-from trainer.runs.config import DEFAULT_EVAL_SET, SetName
+from trainer.runs.config import DEFAULT_EVAL_SET, HeldOutData, HeldOutSet, SetName
 
 
-class EvalSet(Config):
+class EvalSet(HeldOutSet):
     """A held-out set. Null values are those of the section `data`."""
 
-    path: str = Field(description="In the same forms as `train`.")
-    split: str | None = Field(None, description="For a folder or hub id.")
     name: str | None = Field(None, description="Configuration, for a hub id.")
     columns: dict[str, str] | None = Field(None, description="As `data.columns`.")
     src_lang: str | None = Field(None, description="As `data.src_lang`.")
     tgt_lang: str | None = Field(None, description="As `data.tgt_lang`.")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _a_path_alone(cls, value: Any) -> Any:
-        return {"path": value} if isinstance(value, str) else value
 
-
-class DataConfig(Config):
+class DataConfig(HeldOutData):
     """The files that prompts come from."""
 
     train: str | None = Field(
@@ -62,14 +54,6 @@ class DataConfig(Config):
         description="Our field name (src_text, src_lang, ...) -> the column that holds it; "
         "`translation.en`: the field `en` within the column `translation`.",
     )
-
-    @model_validator(mode="after")
-    def _names_differ(self) -> DataConfig:
-        if self.eval is not None and DEFAULT_EVAL_SET in self.eval_sets:
-            raise ValueError(
-                f"eval_sets: the name {DEFAULT_EVAL_SET} is that of data.eval. Choose another"
-            )
-        return self
 
     @property
     def held_out(self) -> dict[str, EvalSet]:

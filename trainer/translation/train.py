@@ -7,28 +7,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack, closing
-from dataclasses import replace
-from pathlib import Path
+from contextlib import closing
 from typing import Any
 
 from scorekit.errors import UserError
 from scorekit.prompts import load_postprocess, load_template
 from trainer.rl.advantage import TokenAdvantages
 from trainer.rl.distributed import DistributedContext
-from trainer.rl.engines.choice import open_sampler, probe_engine
-from trainer.rl.policy.devices import autocast, prepare_torch
+from trainer.rl.policy.devices import autocast
 from trainer.rl.sampler import Sampler, check_untruncated
-from trainer.runs.artifacts import Artifacts, Reports, finished_artifacts
-from trainer.runs.checkpoints.resume import checkpoint_to_resume
-from trainer.runs.checkpoints.saver import Saver
+from trainer.runs.artifacts import Artifacts
 from trainer.runs.config import set_key
-from trainer.runs.console import Columns
-from trainer.runs.learner import Learner
 from trainer.runs.loop import Batch, TrainingLoop
-from trainer.runs.messages import Messages, messages
-from trainer.runs.run_log import PhaseTimer, RunLog, SilentLog, check_run_dir, open_run_dir
-from trainer.runs.shutdown import ShutdownHandler
+from trainer.runs.open import OpenRun, RunStart, start_run
 from trainer.runs.stats import Stats
 from trainer.runs.trackers import check_trackers
 from trainer.translation.collect import Collector
@@ -73,73 +64,46 @@ def train_translation(
     if not train_examples:
         raise UserError("data.train: has no examples to train on")
     check_trainable(cfg)
-    world = DistributedContext(
-        prepare_torch(cfg.misc.device, cfg.misc.threads),
-        cfg.misc.trackers,
-        Path(cfg.misc.run_dir) / "trackers",
-        patience_s=cfg.misc.patience_s,
-    )
-    with messages() as run_messages, world.monitored(), ExitStack() as exit_stack:
-        return _run(train_examples, eval_examples, cfg, world, run_messages, exit_stack, resume)
+    with start_run(cfg, read_reports, resume=resume) as start:
+        if start.finished is not None:
+            return start.finished
+        pairs = ((example.src_lang_code, example.tgt_lang_code) for example in train_examples)
+        check_guards(pairs, cfg.reward.guards)
+        client = RewardClient(cfg.reward, caching=cfg.misc.caching, misc=cfg.misc)
+        rewarder = start.exit_stack.enter_context(closing(client))
+        sets = eval_examples
+        if not isinstance(sets, Mapping):
+            sets = {cfg.best_by: sets}
+        sets = {
+            name: examples[: cfg.eval.eval_limit] for name, examples in sets.items() if examples
+        }
+        train_examples = _scorable(train_examples, sets, cfg, rewarder, start.world)
+        return open_trainer(start, rewarder, train_examples, sets).run()
 
 
 #: The earlier name. It stays because users call it.
 run_toy_rl = train_translation
 
 
-def _run(
-    train_examples: Sequence[Example],
-    eval_examples: Sequence[Example] | Mapping[str, Sequence[Example]],
+def _scorable(
+    train: Sequence[Example],
+    sets: Mapping[str, Sequence[Example]],
     cfg: TranslationConfig,
+    rewarder: RewardClient,
     world: DistributedContext,
-    run_messages: Messages,
-    exit_stack: ExitStack,
-    resume: bool,
-) -> Artifacts:
-    """Run `train_translation` with these processes; `exit_stack` closes everything at the end."""
-    pairs = ((example.src_lang_code, example.tgt_lang_code) for example in train_examples)
-    check_guards(pairs, cfg.reward.guards)
-    checkpoint = checkpoint_to_resume(cfg) if resume else None
-    if checkpoint:
-        sets_before = read_reports(Path(cfg.misc.run_dir))
-        if artifacts := finished_artifacts(cfg, checkpoint, sets_before):
-            return replace(artifacts, is_main=world.is_main)
-    if checkpoint is None:
-        world.on_main(lambda: check_run_dir(cfg, resume or None))
-    world.on_main(lambda: open_run_dir(cfg.misc))
-    rewarder = exit_stack.enter_context(
-        closing(RewardClient(cfg.reward, caching=cfg.misc.caching, misc=cfg.misc))
-    )
+) -> Sequence[Example]:
+    """Return the training examples that the services can score; check services and references."""
     world.on_main(lambda: check_spans(rewarder.ask, cfg.reward))
-    if not isinstance(eval_examples, Mapping):
-        eval_examples = {cfg.best_by: eval_examples}
-    sets = {
-        name: examples[: cfg.eval.eval_limit]
-        for name, examples in eval_examples.items()
-        if examples
-    }
-    check_references(train_examples, cfg.reward, "data.train")
+    check_references(train, cfg.reward, "data.train")
     for name, held_out in sets.items():
         check_references(held_out, cfg.reward, set_key(name))
     metrics = HeldOutMetrics(cfg.eval.metrics, rewarder)
     world.on_main(lambda: metrics.check(sets))
-    train_examples = screen(cfg.data, train_examples, sets, rewarder, world)
+    train = screen(cfg.data, train, sets, rewarder, world)
     for name, held_out in sets.items() if world.is_main else ():
-        if overlap := in_both(set_key(name), train_examples, held_out):
+        if overlap := in_both(set_key(name), train, held_out):
             log.warning("%s", overlap)
-    trainer = open_trainer(
-        cfg,
-        rewarder,
-        train_examples,
-        sets,
-        world,
-        exit_stack,
-        checkpoint=checkpoint,
-        overwrite=resume or None,
-    )
-    if world.is_main:
-        run_messages.write_to(trainer.log.folder)
-    return trainer.run()
+    return train
 
 
 def check_trainable(cfg: TranslationConfig) -> None:
@@ -156,80 +120,28 @@ def check_trainable(cfg: TranslationConfig) -> None:
 
 
 def open_trainer(
-    cfg: TranslationConfig,
+    start: RunStart[TranslationConfig],
     rewarder: RewardClient,
     train: Sequence[Example],
     sets: Mapping[str, Sequence[Example]],
-    world: DistributedContext,
-    exit_stack: ExitStack,
-    *,
-    checkpoint: Path | None = None,
-    overwrite: bool | None = None,
 ) -> TrainingLoop:
     """Load the policy, then open the run directory: an error before that leaves an earlier run as
-    it is.
-
-    exit_stack: closes the sampler.
-    checkpoint: resume from it.
-    overwrite: replace a run in run_dir; default: the config's.
-    """
-    adapters = cfg.policy.lora.r > 0
-    served = probe_engine(cfg.generation, adapters=adapters)
-    learner = load_learner(cfg, train, sets, rewarder.infos, world)
-    saver = Saver(cfg, world, learner.origin)
-    done = None if checkpoint is None else saver.load_weights(checkpoint, learner.model)
-    learner.share(world)
-    sampler = open_sampler(
-        cfg.generation,
-        served,
-        learner.model,
-        learner.tokenizer,
-        world,
-        adapters=adapters,
-        run_dir=cfg.misc.run_dir,
-    )
-    exit_stack.enter_context(closing(sampler))
-    runlog: RunLog = SilentLog(cfg)
-    if world.is_main:
-        runlog = RunLog(cfg, rewarder.infos, overwrite=overwrite, done=done)
-    world.wait()  # no process reads the folder while it is created
-    if checkpoint is not None:
-        saver.load_rest(checkpoint, learner.model, learner.optimizer)
-    shutdown = ShutdownHandler(quiet=not world.is_main)
-    task = TranslationTask(cfg, rewarder, learner, world, shutdown)
-    return TrainingLoop(
-        cfg, task, learner, sampler, world, saver, runlog, shutdown, checkpoint, done
-    )
+    it is."""
+    served = start.probe_engine()
+    learner = load_learner(start.cfg, train, sets, rewarder.infos, start.world)
+    run = start.open(learner, served, rewarder.infos)
+    return TrainingLoop(run, TranslationTask(run, rewarder))
 
 
 class TranslationTask:
     """The translation task of the training loop (trainer/runs/loop.py)."""
 
-    def __init__(
-        self,
-        cfg: TranslationConfig,
-        rewarder: RewardClient,
-        learner: Learner,
-        world: DistributedContext,
-        shutdown: ShutdownHandler,
-    ) -> None:
-        self.cfg, self.rewarder, self.learner, self.world = cfg, rewarder, learner, world
-        self.metrics = HeldOutMetrics(cfg.eval.metrics, rewarder)
-        self.collector = Collector(cfg, world, rewarder, learner, shutdown)
-
-    @property
-    def columns(self) -> tuple[Columns, Sequence[str]]:
-        """Return the columns of the console."""
-        return columns(self.cfg.reward)
-
-    @property
-    def stop_reason(self) -> str | None:
-        """Return the reason why the last batch has no rewards."""
-        return self.collector.stop_reason
-
-    def collect(self, sampler: Sampler, update: int, clock: PhaseTimer) -> TranslationBatch | None:
-        """Return the batch of an update, see `Collector.collect`."""
-        return self.collector.collect(sampler, update, clock)
+    def __init__(self, run: OpenRun[TranslationConfig], rewarder: RewardClient) -> None:
+        self.cfg, self.learner, self.world = run.cfg, run.learner, run.world
+        self.rewarder = rewarder
+        self.metrics = HeldOutMetrics(run.cfg.eval.metrics, rewarder)
+        self.collector = Collector(run, rewarder)
+        self.columns = columns(run.cfg.reward)
 
     def stats(self, batch: TranslationBatch) -> Stats:
         """Return stats of the rewards, and of the alignment of tokens."""
@@ -265,10 +177,6 @@ class TranslationTask:
                 prompts,
                 self.metrics,
             )
-
-    def read_reports(self, folder: Path) -> Mapping[str, Reports]:
-        """Return the reports of a run's folder, by the names of their sets."""
-        return read_reports(folder)
 
     def eval_summary(self, update: int, report: Report, name: str) -> str:
         """Return the console line of an evaluation."""

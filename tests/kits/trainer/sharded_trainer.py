@@ -24,6 +24,7 @@ from torch.distributed.fsdp import fully_shard
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 import trainer.runs.learner
+import trainer.runs.open
 import trainer.search.training.train
 import trainer.translation.train
 from scorekit.config import load_config
@@ -79,8 +80,9 @@ def main(path: str, weights: str, *runs: str) -> None:
     """Run the trainer for each list of overrides."""
     with ExitStack() as patches:
         if weights == "sharded":
-            for task in (trainer.translation.train, trainer.search.training.train):
-                patches.enter_context(patch.object(task, "DistributedContext", ShardedWorld))
+            patches.enter_context(
+                patch.object(trainer.runs.open, "DistributedContext", ShardedWorld)
+            )
             patches.enter_context(patch.object(trainer.runs.learner, "Reference", WatchedReference))
         _run_each(path, runs)
 

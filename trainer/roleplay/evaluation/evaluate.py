@@ -37,11 +37,6 @@ class RoleplayReport:
     stats: dict[str, Any]
     examples: Sequence[dict[str, Any]]
 
-    @property
-    def rating(self) -> float | None:
-        """Return the value by which the best checkpoint is chosen."""
-        return self.stats["reward_mean"]
-
 
 @dataclass(frozen=True, slots=True)
 class SampledReply:

@@ -26,7 +26,7 @@ from trainer.roleplay.turn import RoleplayTurn
 from trainer.runs.cli.machine import check_device
 from trainer.runs.cli.output_paths import check_output_paths
 from trainer.runs.cli.weights import check_model
-from trainer.runs.on_trl import check_alone, one_device
+from trainer.runs.trl.arguments import check_alone, one_device
 
 
 def check_run(cfg: RoleplayConfig) -> Findings:

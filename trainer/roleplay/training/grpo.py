@@ -7,46 +7,26 @@ The overridden methods are those of TRL 1.16 and transformers.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from trainer.roleplay.turn import Message
-from trainer.runs.checkpoints.checkpoint import (
-    CheckpointState,
-    RandomState,
-    put_random_state,
-    random_state,
-)
-from trainer.runs.checkpoints.trl_checkpoints import TrlCheckpointMixin
-from trainer.runs.on_trl import learn_in_float32
+from trainer.runs.checkpoints.checkpoint import RandomState, put_random_state, random_state
+from trainer.runs.trl.arguments import learn_in_float32
+from trainer.runs.trl.checkpoints import TrlCheckpointMixin
 
 
 class RoleplayTrainer(TrlCheckpointMixin, GRPOTrainer):
     """GRPOTrainer for a run directory.
 
-    checkpoints: their folder.
-    keep: number of checkpoints to keep.
-    state_of: returns the state of a checkpoint, without its files.
-    evaluate_update: evaluates the policy after an update.
     epochs_done: full passes over the training turns before this process.
     """
 
-    def __init__(
-        self,
-        *args: Any,
-        checkpoints: Path,
-        keep: int,
-        state_of: Callable[[int], CheckpointState],
-        evaluate_update: Callable[[int], dict[str, Any]],
-        epochs_done: int,
-        **kwargs: Any,
-    ) -> None:
-        self.keep_in(checkpoints, keep, state_of)
-        self._evaluate_update, self._epochs_done = evaluate_update, epochs_done
+    def __init__(self, *args: Any, epochs_done: int, **kwargs: Any) -> None:
+        self._epochs_done = epochs_done
         #: Seconds of sampling and of rewards since the last line of the log.
         self.seconds = {"rollout_s": 0.0, "reward_s": 0.0}
         #: Whether completions were sampled since then.
@@ -138,12 +118,7 @@ class RoleplayTrainer(TrlCheckpointMixin, GRPOTrainer):
         self.seconds = dict.fromkeys(self.seconds, 0.0)
         return rounded
 
-    # -- evaluation and checkpoints ----------------------------------------------------------------
-
-    def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
-        """Run our evaluation instead of TRL's, which samples groups as in training."""
-        self.control.should_evaluate = False
-        return self._evaluate_update(self.state.global_step)
+    # -- checkpoints -------------------------------------------------------------------------------
 
     def note_end(self) -> None:
         """Record the state at the end of an update."""

@@ -9,7 +9,7 @@ import torch
 
 from scorekit.errors import UserError
 from trainer.roleplay.config import RoleplayConfig
-from trainer.runs.on_trl import OURS, trl_arguments
+from trainer.runs.trl.arguments import OURS, trl_arguments
 
 #: Options of TRL that must not be set, and what to set instead.
 _OWN_OPTIONS = OURS | {

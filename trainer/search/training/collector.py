@@ -12,14 +12,13 @@ import torch
 
 from scorekit.errors import IndexChanged, UserError
 from scorekit.seeds import stream_seed
-from trainer.rl.distributed import DistributedContext
 from trainer.rl.policy.devices import autocast
 from trainer.rl.rollout import Rollout
 from trainer.rl.sampler import Sampler
 from trainer.runs.learner import add_logprobs
 from trainer.runs.loop import Batch, batch_indices
+from trainer.runs.open import OpenRun
 from trainer.runs.run_log import PhaseTimer
-from trainer.runs.shutdown import ShutdownHandler
 from trainer.runs.stats import Stats
 from trainer.search.config import SearchConfig
 from trainer.search.episode_runner import EpisodeRunner
@@ -56,15 +55,10 @@ class EpisodeCollector:
     """
 
     def __init__(
-        self,
-        cfg: SearchConfig,
-        world: DistributedContext,
-        episodes: EpisodeRunner,
-        searcher: SearchLearner,
-        shutdown: ShutdownHandler,
+        self, run: OpenRun[SearchConfig], episodes: EpisodeRunner, searcher: SearchLearner
     ) -> None:
-        self.cfg, self.world, self.episodes = cfg, world, episodes
-        self.searcher, self.shutdown = searcher, shutdown
+        self.cfg, self.world, self.shutdown = run.cfg, run.world, run.shutdown
+        self.episodes, self.searcher = episodes, searcher
         #: The reason why the last update has no rewards; None: it has, or the run is stopping.
         self.stop_reason: str | None = None
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,20 +16,14 @@ from scorekit.errors import IndexChanged, UserError
 from scorekit.files import write_atomic
 from trainer.rl.advantage import TokenAdvantages
 from trainer.rl.distributed import DistributedContext
-from trainer.rl.engines.choice import open_sampler, probe_engine
-from trainer.rl.policy.devices import autocast, prepare_torch
+from trainer.rl.policy.devices import autocast
 from trainer.rl.rollout import Rollout
 from trainer.rl.sampler import Sampler, check_untruncated
-from trainer.runs.artifacts import Artifacts, Reports, finished_artifacts
-from trainer.runs.checkpoints.resume import checkpoint_to_resume
-from trainer.runs.checkpoints.saver import Saver
+from trainer.runs.artifacts import Artifacts
 from trainer.runs.cli import tables
 from trainer.runs.config import set_key
-from trainer.runs.console import Columns
 from trainer.runs.loop import Batch, TrainingLoop
-from trainer.runs.messages import Messages, messages
-from trainer.runs.run_log import PhaseTimer, RunLog, SilentLog, check_run_dir, open_run_dir
-from trainer.runs.shutdown import ShutdownHandler
+from trainer.runs.open import OpenRun, RunStart, start_run
 from trainer.runs.stats import Stats
 from trainer.runs.trackers import check_trackers
 from trainer.search.config import SearchConfig
@@ -69,14 +62,9 @@ def run_search(
     if not train:
         raise UserError("data.train: there are no questions")
     check_trainable(cfg, train)
-    world = DistributedContext(
-        prepare_torch(cfg.misc.device, cfg.misc.threads),
-        cfg.misc.trackers,
-        Path(cfg.misc.run_dir) / "trackers",
-        patience_s=cfg.misc.patience_s,
-    )
-    with messages() as message_log, world.monitored(), ExitStack() as exit_stack:
-        return _run(train, sets, cfg, world, message_log, exit_stack, resume)
+    num_updates = cfg.rl.over(len(train)).num_updates
+    with start_run(cfg, read_reports, resume=resume, num_updates=num_updates) as start:
+        return start.finished or _open_loop(start, train, sets).run()
 
 
 def check_trainable(cfg: SearchConfig, train: Sequence[Question]) -> None:
@@ -112,106 +100,30 @@ def _check_groups(train: Sequence[Question], n_agent: int) -> None:
     )
 
 
-def _run(
-    train: Sequence[Question],
-    sets: Mapping[str, Sequence[Question]],
-    cfg: SearchConfig,
-    world: DistributedContext,
-    message_log: Messages,
-    exit_stack: ExitStack,
-    resume: bool,
-) -> Artifacts:
-    """Run `run_search` in a world. exit_stack: closes all at the end."""
-    folder = Path(cfg.misc.run_dir)
-    checkpoint = checkpoint_to_resume(cfg) if resume else None
-    finished = checkpoint and finished_artifacts(
-        _counted(cfg, train), checkpoint, read_reports(folder)
-    )
-    if finished:
-        return replace(finished, is_main=world.is_main)
-    if checkpoint is None:
-        world.on_main(lambda: check_run_dir(cfg, resume or None))
-    world.on_main(lambda: open_run_dir(cfg.misc))
+def _open_loop(
+    start: RunStart[SearchConfig], train: Sequence[Question], sets: Mapping[str, Sequence[Question]]
+) -> TrainingLoop:
+    """Open the services, load the policy and open the run directory."""
+    cfg, world, folder = start.cfg, start.world, Path(start.cfg.misc.run_dir)
     inputs = inspect_policy(cfg)
-    run = world.gather([_name_of_run(folder, resume)])[0]
+    name = world.gather([_name_of_run(folder, start.resume)])[0]
     stores: list[TrajectoryStore] = []  # opened when an earlier run may be replaced
     opening = open_services(
-        cfg, run=run, load_image=lambda name: stores[0].read_image(name), is_main=world.is_main
+        cfg, run=name, load_image=lambda name: stores[0].read_image(name), is_main=world.is_main
     )
-    connections = exit_stack.enter_context(opening)
+    connections = start.exit_stack.enter_context(opening)
     train, sets = _indexed_questions(connections, train, sets, cfg, world)
-    adapters = cfg.policy.lora.r > 0
-    served = probe_engine(cfg.generation, adapters=adapters, images=inputs.reader is not None)
+    served = start.probe_engine(images=inputs.reader is not None)
     searcher = load_searcher(cfg, inputs, train, sets, connections.index, world)
-    learner, saver = searcher.learner, Saver(cfg, world, searcher.learner.origin)
-    done = None if checkpoint is None else saver.load_weights(checkpoint, learner.model)
-    learner.share(world)
-    sampler = open_sampler(
-        cfg.generation,
-        served,
-        learner.model,
-        learner.tokenizer,
-        world,
-        adapters=adapters,
-        run_dir=cfg.misc.run_dir,
-        banned_token_ids=learner.banned_token_ids,
-    )
-    exit_stack.enter_context(closing(sampler))
-    runlog = _start_log(cfg, run, connections, world, message_log, resume, done)
-    stores.append(TrajectoryStore(folder / FOLDER, run))
-    if checkpoint is not None:
-        saver.load_rest(checkpoint, learner.model, learner.optimizer)
-    shutdown = ShutdownHandler(quiet=not world.is_main)
-    episodes = _new_runner(cfg, connections, stores[0], world, shutdown)
-    task = SearchTask(cfg, connections, episodes, searcher, world, shutdown)
-    cfg = _counted(cfg, learner.train)
-    return TrainingLoop(
-        cfg, task, learner, sampler, world, saver, runlog, shutdown, checkpoint, done
-    ).run()
-
-
-def _new_runner(
-    cfg: SearchConfig,
-    connections: SearchServices,
-    store: TrajectoryStore,
-    world: DistributedContext,
-    shutdown: ShutdownHandler,
-) -> EpisodeRunner:
-    return EpisodeRunner(
-        cfg,
-        connections.retriever,
-        connections.stream,
-        store,
-        world,
-        tolerates_outage=True,
-        should_stop=lambda: bool(shutdown.signal_number),
-    )
-
-
-def _start_log(
-    cfg: SearchConfig,
-    run: str,
-    connections: SearchServices,
-    world: DistributedContext,
-    message_log: Messages,
-    resume: bool,
-    done: int | None,
-) -> RunLog:
-    """Return the run's log, in a folder with all files of a new run."""
-    runlog: RunLog = SilentLog(cfg)
+    run = start.open(searcher.learner, served)
     if world.is_main:
-        folder = Path(cfg.misc.run_dir)
-        runlog = RunLog(cfg, overwrite=resume or None, done=done)
         write_atomic(folder / "index.json", connections.index.model_dump_json(indent=1))
-        TrajectoryStore(folder / FOLDER, run).cut(done or 0)
-        message_log.write_to(folder)
+        TrajectoryStore(folder / FOLDER, name).cut(run.done or 0)
     world.wait()  # no process reads the folder before it is complete
-    return runlog
-
-
-def _counted(cfg: SearchConfig, train: Sequence[Question]) -> SearchConfig:
-    """Return the config with the number of updates of its epochs over these questions."""
-    return cfg.model_copy(update={"rl": cfg.rl.over(len(train))})
+    stores.append(TrajectoryStore(folder / FOLDER, name))
+    task = SearchTask(run, connections, stores[0], searcher)
+    rl = cfg.rl.over(len(searcher.learner.train))  # counts the updates of its epochs
+    return TrainingLoop(replace(run, cfg=cfg.model_copy(update={"rl": rl})), task)
 
 
 def _name_of_run(folder: Path, resume: bool) -> str:
@@ -252,30 +164,24 @@ class SearchTask:
 
     def __init__(
         self,
-        cfg: SearchConfig,
+        run: OpenRun[SearchConfig],
         connections: SearchServices,
-        episodes: EpisodeRunner,
+        store: TrajectoryStore,
         searcher: SearchLearner,
-        world: DistributedContext,
-        shutdown: ShutdownHandler,
     ) -> None:
-        self.cfg, self.services, self.episodes = cfg, connections, episodes
-        self.searcher, self.world = searcher, world
-        self.collector = EpisodeCollector(cfg, world, episodes, searcher, shutdown)
-
-    @property
-    def columns(self) -> tuple[Columns, Sequence[str]]:
-        """Return the columns of the console."""
-        return tables.columns(table())
-
-    @property
-    def stop_reason(self) -> str | None:
-        """Return why the last update has no rewards or an evaluation failed; else None."""
-        return self.collector.stop_reason
-
-    def collect(self, sampler: Sampler, update: int, clock: PhaseTimer) -> SearchBatch | None:
-        """See `EpisodeCollector.collect`."""
-        return self.collector.collect(sampler, update, clock)
+        self.cfg, self.world = run.cfg, run.world
+        self.services, self.searcher = connections, searcher
+        self.episodes = EpisodeRunner(
+            run.cfg,
+            connections.retriever,
+            connections.stream,
+            store,
+            run.world,
+            tolerates_outage=True,
+            should_stop=lambda: bool(run.shutdown.signal_number),
+        )
+        self.collector = EpisodeCollector(run, self.episodes, searcher)
+        self.columns = tables.columns(table())
 
     def stats(self, batch: Batch[Rollout, Trajectory]) -> Stats:
         """Return the stats of rewards, groups, search behavior and cost."""
@@ -333,10 +239,6 @@ class SearchTask:
                 f"the evaluation of {set_key(name)}", error
             )
             return None
-
-    def read_reports(self, folder: Path) -> Mapping[str, Reports]:
-        """Return the reports of a run directory by the name of their set."""
-        return read_reports(folder)
 
     def eval_summary(self, update: int, report: SearchReport, name: str) -> str:
         """Return the console line of an evaluation."""

@@ -15,11 +15,11 @@ from trainer.__main__ import app
 from trainer.roleplay.__main__ import main
 from trainer.roleplay.rewards import REWARDS
 from trainer.roleplay.scoring import grounding
-from trainer.roleplay.training import run as training
 from trainer.roleplay.training.check import check_run
 from trainer.roleplay.training.run import run_roleplay
 from trainer.runs.checkpoints.checkpoint import damage_reason
 from trainer.runs.run_log import read_jsonl
+from trainer.runs.trl import start
 
 
 def seed_flags(run_files, run_dir):
@@ -158,7 +158,7 @@ def test_check_finds_faults_before_weights_load(run_files, tmp_path, monkeypatch
     assert "did you mean use_vllm" in message_by_check["grpo"]
     assert "no such folder" in message_by_check["rewards"]
     assert "misc.trackers" in message_by_check
-    monkeypatch.setattr(training, "load_policy", lambda *_: pytest.fail("weights were loaded"))
+    monkeypatch.setattr(start, "load_policy", lambda *_: pytest.fail("weights were loaded"))
     with pytest.raises(UserError, match="the chat template fails its check"):
         run_roleplay(run_files.config(tmp_path / "run", policy__path=str(broken)))
 
@@ -182,7 +182,7 @@ def test_check_finds_faults_before_weights_load(run_files, tmp_path, monkeypatch
 def test_what_cannot_work_is_told_before_weights_load(
     run_files, tmp_path, monkeypatch, changes, message
 ):
-    monkeypatch.setattr(training, "load_policy", lambda *_: pytest.fail("weights were loaded"))
+    monkeypatch.setattr(start, "load_policy", lambda *_: pytest.fail("weights were loaded"))
     with pytest.raises(UserError, match=message):
         run_roleplay(run_files.config(tmp_path / "run", **changes))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.roleplay.training.run import is_best
+from trainer.runs.trl.run import is_best
 
 
 @pytest.mark.parametrize(

@@ -26,22 +26,40 @@ _LEFT_OUT = ("training_args.bin", "README.md")
 class TrlCheckpointMixin:
     """A mixin, listed before the trainer among the bases of a class.
 
-    Call `keep_in` before the first checkpoint.
+    Call `connect` before the first update.
     """
 
     state: Any
+    control: Any
     processing_class: Any
     #: The newest checkpoint of this process.
     saved: Path | None = None
 
-    def keep_in(self, folder: Path, keep: int, state_of: Callable[[int], CheckpointState]) -> None:
-        """Set where checkpoints are written.
+    def connect(
+        self,
+        folder: Path,
+        keep: int,
+        state_of: Callable[[int], CheckpointState],
+        evaluate_update: Callable[[int], dict[str, Any]],
+    ) -> None:
+        """Set where checkpoints are written, and how the policy is evaluated.
 
         folder: of the checkpoints, of which the newest `keep` and the best are retained.
         state_of: returns the state after an update, without the files.
+        evaluate_update: evaluates the policy after an update.
         """
         self._checkpoints, self._keep, self._state_of = folder, keep, state_of
         self._partial = temporary_of(folder / "step")
+        self._evaluate_update = evaluate_update
+
+    def evaluate(self, *_: Any, **__: Any) -> dict[str, Any]:
+        """Run our evaluation instead of TRL's."""
+        self.control.should_evaluate = False
+        return self._evaluate_update(self.state.global_step)
+
+    def folder_of(self, update: int) -> Path:
+        """Return the folder of a checkpoint."""
+        return self._checkpoints / f"step-{update:06d}"
 
     def _get_output_dir(self, trial: Any) -> str:
         """Return a temporary folder, where transformers writes until the checkpoint is complete."""
@@ -51,7 +69,7 @@ class TrlCheckpointMixin:
         """Write transformers' checkpoint and its digests."""
         update = self.state.global_step
         written = self._partial / f"checkpoint-{update}"
-        target = self._checkpoints / f"step-{update:06d}"
+        target = self.folder_of(update)
         try:
             with with_path_in_error(target):
                 super()._save_checkpoint(model, trial)  # type: ignore[misc]  # the trainer's

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from pydantic import BaseModel
@@ -16,7 +15,7 @@ from torch import nn
 
 from scorekit.config import nearest
 from scorekit.errors import UserError
-from trainer.rl.config import PolicyConfig
+from trainer.runs.config import KeptConfig
 
 #: Options of TRL that are keys of our config: what to set instead.
 OURS = {
@@ -56,24 +55,11 @@ REFUSED = (
 )
 
 
-class OnTrl(Protocol):
-    """The config of a run on TRL, as far as it is read here.
-
-    misc: of FolderConfig and DeviceConfig.
-    """
-
-    @property
-    def policy(self) -> PolicyConfig: ...
-
-    @property
-    def misc(self) -> Any: ...
-
-
 def trl_arguments(
     kind: Any,
     name: str,
     section: BaseModel,
-    cfg: OnTrl,
+    cfg: KeptConfig,
     device: torch.device,
     *,
     left_out: Collection[str] = (),
@@ -91,6 +77,7 @@ def trl_arguments(
     """
     # An earlier run in this process left its precision in the environment, which transformers reads
     os.environ.pop("ACCELERATE_MIXED_PRECISION", None)
+    misc = cfg.misc
     keys = section.model_dump()
     options: dict[str, Any] = keys.pop("options")
     for option in options:
@@ -98,9 +85,9 @@ def trl_arguments(
     arguments = {key: value for key, value in keys.items() if key not in left_out} | options
     arguments |= {
         "max_steps": keys["max_steps"] or -1,
-        "output_dir": cfg.misc.run_dir,
-        "seed": cfg.misc.seed,
-        "bf16": cfg.misc.dtype == "bfloat16",
+        "output_dir": misc.run_dir,
+        "seed": misc.seed,
+        "bf16": misc.dtype == "bfloat16",
         "use_cpu": device.type == "cpu",
         "gradient_checkpointing": cfg.policy.gradient_checkpointing,
         "remove_unused_columns": False,
@@ -162,6 +149,9 @@ def learn_in_float32(network: nn.Module) -> None:
             parameter.data = parameter.data.float()
 
 
-def trackers_folder(cfg: OnTrl) -> Path:
-    """Return the folder of trackers that write files."""
-    return Path(cfg.misc.run_dir) / "trackers"
+def remove_printers(trainer: Any) -> None:
+    """Remove the callbacks of transformers that print: a run has a console of its own."""
+    from transformers.trainer_callback import PrinterCallback, ProgressCallback
+
+    for callback in (PrinterCallback, ProgressCallback):
+        trainer.remove_callback(callback)

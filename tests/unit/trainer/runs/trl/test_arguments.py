@@ -12,7 +12,7 @@ import torch
 from scorekit.errors import UserError
 from trainer.roleplay.config import RoleplayConfig
 from trainer.roleplay.training import options as roleplay
-from trainer.runs.on_trl import OURS, REFUSED
+from trainer.runs.trl.arguments import OURS, REFUSED
 from trainer.sft import trainer as sft
 from trainer.sft.config import SftConfig
 

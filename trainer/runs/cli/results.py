@@ -1,0 +1,42 @@
+"""Print the results of a training run, for `python -m trainer train`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from trainer.runs.artifacts import Artifacts
+
+
+def print_results(
+    artifacts: Artifacts,
+    best_by: str,
+    table_of: Callable[[Any, Any], Table],
+    write_report: Callable[[Path], Path],
+) -> int:
+    """Print the evaluations before and after the run, its page and its policy; return the exit
+    code of the command.
+
+    best_by: the evaluation set that the best checkpoint is chosen by.
+    table_of: returns the table of the first and the last report of a set.
+    """
+    if not artifacts.is_main:
+        return 0  # torchrun ends all processes with the first that fails; the main one still prints
+    for name, reports in artifacts.sets.items():
+        if not reports:  # the run was stopped before the first
+            continue
+        if len(artifacts.sets) > 1:
+            best = " (the best checkpoint is chosen by it)" if name == best_by else ""
+            typer.echo(f"set: {name}{best}")
+        Console().print(table_of(reports[0][1], reports[-1][1]))
+    if artifacts.updates or any(artifacts.sets.values()):
+        typer.echo(f"report: {write_report(artifacts.run_dir)}")
+    typer.echo(f"policy: {artifacts.checkpoint or 'unchanged: no update was done'}")
+    if artifacts.stopped:
+        typer.echo(f"stopped: {artifacts.stopped}", err=True)
+    return artifacts.exit_code

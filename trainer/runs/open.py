@@ -1,0 +1,145 @@
+"""Open a run of the training loop: its folder first, then its weights, its sampler and its log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from scorekit.schemas import Info
+from trainer.rl.distributed import DistributedContext
+from trainer.rl.engines.choice import open_sampler, probe_engine
+from trainer.rl.policy.devices import prepare_torch
+from trainer.rl.sampler import Sampler
+from trainer.runs.artifacts import Artifacts, Reports, finished_artifacts
+from trainer.runs.checkpoints.resume import checkpoint_to_resume
+from trainer.runs.checkpoints.saver import Saver
+from trainer.runs.config import RunConfig
+from trainer.runs.learner import Learner
+from trainer.runs.messages import Messages, messages
+from trainer.runs.run_log import RunLog, SilentLog, check_run_dir, open_run_dir
+from trainer.runs.shutdown import ShutdownHandler
+
+C = TypeVar("C", bound=RunConfig)
+#: Returns the reports of a run's folder, by the names of their sets.
+ReadReports = Callable[[Path], Mapping[str, Reports]]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRun(Generic[C]):
+    """A run with everything loaded and opened.
+
+    reports: the evaluations that are in its folder.
+    checkpoint: what it is resumed from; None: it is a new run.
+    done: the number of updates of that checkpoint; None: it is a new run.
+    """
+
+    cfg: C
+    world: DistributedContext
+    learner: Learner
+    sampler: Sampler
+    saver: Saver
+    log: RunLog
+    shutdown: ShutdownHandler
+    reports: Mapping[str, Reports]
+    checkpoint: Path | None
+    done: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunStart(Generic[C]):
+    """A run whose folder is checked, before its weights are loaded.
+
+    exit_stack: closes what the run opens.
+    resume: whether a run in its folder is resumed, or started again.
+    checkpoint: what it is resumed from; None: it starts from the beginning.
+    finished: its artifacts, if it has nothing left to do.
+    """
+
+    cfg: C
+    world: DistributedContext
+    messages: Messages
+    read_reports: ReadReports
+    exit_stack: ExitStack
+    resume: bool
+    checkpoint: Path | None
+    finished: Artifacts | None
+
+    def probe_engine(self, *, images: bool = False) -> str | None:
+        """Return the result of `probe_engine`, which is asked before weights are loaded."""
+        adapters = self.cfg.policy.lora.r > 0
+        return probe_engine(self.cfg.generation, adapters=adapters, images=images)
+
+    def open(
+        self, learner: Learner, served: str | None, services: Mapping[str, Info] | None = None
+    ) -> OpenRun[C]:
+        """Load the checkpoint, and open sampler and log. Every process has to call it.
+
+        An error before the log is opened leaves an earlier run as it is.
+        served: the result of `probe_engine`.
+        services: what services.json names, by URL; None: there is no such file.
+        """
+        cfg, world, checkpoint = self.cfg, self.world, self.checkpoint
+        saver = Saver(cfg, world, learner.origin)
+        done = None if checkpoint is None else saver.load_weights(checkpoint, learner.model)
+        learner.share(world)
+        sampler = open_sampler(
+            cfg.generation,
+            served,
+            learner.model,
+            learner.tokenizer,
+            world,
+            adapters=cfg.policy.lora.r > 0,
+            run_dir=cfg.misc.run_dir,
+            banned_token_ids=learner.banned_token_ids,
+        )
+        self.exit_stack.enter_context(closing(sampler))
+        log: RunLog = SilentLog(cfg)
+        if world.is_main:
+            log = RunLog(cfg, services, overwrite=self.resume or None, done=done)
+            self.messages.write_to(log.folder)
+        world.wait()  # no process reads the folder while it is created
+        if checkpoint is not None:
+            saver.load_rest(checkpoint, learner.model, learner.optimizer)
+        shutdown = ShutdownHandler(quiet=not world.is_main)
+        reports = self.read_reports(log.folder)
+        return OpenRun(
+            cfg, world, learner, sampler, saver, log, shutdown, reports, checkpoint, done
+        )
+
+
+@contextmanager
+def start_run(
+    cfg: C, read_reports: ReadReports, *, resume: bool = False, num_updates: int | None = None
+) -> Iterator[RunStart[C]]:
+    """Check and create the folder of a run, and close at the end what the run has opened.
+
+    resume: resume the run in the folder from its newest complete checkpoint; a run without one
+    starts again.
+    num_updates: of the run; None: those of the config.
+    Raises UserError for whatever the user can fix.
+    """
+    misc = cfg.misc
+    world = DistributedContext(
+        prepare_torch(misc.device, misc.threads),
+        misc.trackers,
+        Path(misc.run_dir) / "trackers",
+        patience_s=misc.patience_s,
+    )
+    with messages() as run_messages, world.monitored(), ExitStack() as exit_stack:
+        checkpoint = checkpoint_to_resume(cfg) if resume else None
+        finished = None
+        if checkpoint is not None:
+            reports = read_reports(Path(misc.run_dir))
+            finished = finished_artifacts(cfg, checkpoint, reports, num_updates)
+        if finished is not None:
+            finished = replace(finished, is_main=world.is_main)
+        else:
+            if checkpoint is None:
+                world.on_main(lambda: check_run_dir(cfg, resume or None))
+            world.on_main(lambda: open_run_dir(misc))
+        yield RunStart(
+            cfg, world, run_messages, read_reports, exit_stack, resume, checkpoint, finished
+        )
