@@ -17,16 +17,22 @@ from rich.console import Console
 from scorekit.command import clean_exit
 from scorekit.config import load_config
 from scorekit.errors import UserError
-from trainer.search.curation.commands import register
+from trainer.search.curation.commands import buckets, budget, focus
+from trainer.search.diagnosis.commands import alternatives, diagnose, hallucinations
+from trainer.search.distillation.commands import distill, rewrite
 from trainer.search.rounds.commands import loop
+from trainer.search.verification.commands import verify
 
 app = typer.Typer(
     help="Search: episodes of a policy that looks for evidence in document pages.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-register(app)
-app.command()(loop)
+for command in (
+    *(buckets, focus, budget, verify, diagnose, alternatives, hallucinations),
+    *(distill, rewrite, loop),
+):
+    app.command()(command)
 
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", help="The run's config (YAML); without it, defaults.")

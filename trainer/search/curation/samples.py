@@ -17,8 +17,8 @@ from scorekit.config import load_config
 from scorekit.errors import UserError
 from trainer.search.config import SearchConfig
 from trainer.search.curation.config import CurationConfig
+from trainer.search.curation.config_sections import Combine, Measure
 from trainer.search.curation.disk_spool import DiskSpool
-from trainer.search.curation.measures import Combine, Measure
 from trainer.search.data import load_questions
 from trainer.search.records import SUCCESS, Question, Trajectory
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore

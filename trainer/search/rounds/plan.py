@@ -17,8 +17,8 @@ from trainer.runs.config import pinned_settings
 from trainer.search.config import SearchConfig
 from trainer.search.curation.config import CurationConfig
 from trainer.search.curation.reanswer import merged
-from trainer.search.curation.verification.verifier import check_independent
 from trainer.search.rounds.config import RoundConfig, RoundsConfig
+from trainer.search.verification.verifier import check_independent
 from trainer.sft.config import SftConfig
 from trainer.sft.curation_record import FILE
 
