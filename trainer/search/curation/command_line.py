@@ -155,15 +155,15 @@ def curation_command(*names: str) -> Callable[[Callable[..., None]], Callable[..
     shared = _shared_parameters()
 
     def make_command(function: Callable[..., None]) -> Callable[..., None]:
-        _, *own_parameters = signature(function, eval_str=True).parameters.values()
-        own = {parameter.name: parameter for parameter in own_parameters}
+        _, *specific_parameters = signature(function, eval_str=True).parameters.values()
+        specific = {parameter.name: parameter for parameter in specific_parameters}
 
         def command(**values: Any) -> None:
             shared_values = {name: value for name, value in values.items() if name in shared}
-            own_values = {name: value for name, value in values.items() if name in own}
-            function(CurationOptions(**shared_values), **own_values)
+            other_values = {name: value for name, value in values.items() if name in specific}
+            function(CurationOptions(**shared_values), **other_values)
 
-        parameters = [(own.get(name) or shared[name]).replace(kind=_BY_NAME) for name in names]
+        parameters = [(specific.get(name) or shared[name]).replace(kind=_BY_NAME) for name in names]
         command.__name__, command.__doc__ = function.__name__, function.__doc__
         vars(command)["__signature__"] = Signature(parameters)  # typer makes options of it
         return command

@@ -10,7 +10,12 @@ from typing import Final, Literal
 
 from trainer.search.curation.config_sections import DiagnoseConfig
 from trainer.search.curation.disk_spool import DiskSpool
-from trainer.search.curation.samples import CuratedPrompt, EpisodeSummary, carriers
+from trainer.search.curation.samples import (
+    CuratedPrompt,
+    EpisodeSummary,
+    carriers,
+    of_same_part,
+)
 from trainer.search.diagnosis.answers import flat, parts_of
 from trainer.search.records import Question, Trajectory
 
@@ -208,11 +213,7 @@ def in_scope(prompt: CuratedPrompt, cfg: DiagnoseConfig) -> list[EpisodeSummary]
     counted = prompt.counted(cfg.combine, cfg.measure)
     if cfg.combine == "all" or not counted:
         return prompt.samples
-    last = counted[-1]
-    if cfg.combine == "last_run":
-        return [sample for sample in prompt.samples if sample.order == last.order]
-    last_step = (last.order, last.step)
-    return [sample for sample in prompt.samples if (sample.order, sample.step) == last_step]
+    return of_same_part(prompt.samples, counted[-1], cfg.combine)
 
 
 def main_cause(causes: Counter[Cause]) -> Cause:

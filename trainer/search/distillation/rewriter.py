@@ -13,9 +13,14 @@ from trainer.search.answer.answer_cache import PaidAnswerCache
 from trainer.search.answer.config import MoneyConfig
 from trainer.search.answer.generator import estimated_words
 from trainer.search.answer.paid_chat import CachedChat, PaidText
-from trainer.search.answer.spending import SpendTracker, cost_of, format_totals
+from trainer.search.answer.spending import (
+    STORED_ARE_FREE,
+    SpendTracker,
+    format_totals,
+    max_usage,
+    planned_charges,
+)
 from trainer.search.curation.config_sections import RewriteConfig
-from trainer.search.records import ApiUsage
 
 NAME: Final = "rewriter"
 _TURN: Final = {
@@ -76,10 +81,9 @@ class Rewriter:
         """
         cfg = self._cfg.rewriter
         text = thoughts_prompt(question, thoughts)
-        names = {"model", "api", "system", "effort", "temperature", "max_output_tokens"}
         try:
             reply, _ = await self._chat.ask(
-                [text, cfg.model_dump(include=names)],
+                [text, self._chat.settings()],
                 lambda: [
                     {"role": "system", "content": cfg.system},
                     {"role": "user", "content": text},
@@ -113,19 +117,9 @@ def _read(reply: PaidText, thoughts: Sequence[OriginalThought]) -> dict[int, str
 def estimated_calls(calls: Sequence[str], cfg: RewriteConfig) -> list[str]:
     """Return lines about the max calls, tokens and cost, without a call.
 
-    calls: the texts to send. An answer counts `max_output_tokens`; stored answers cost nothing.
+    calls: the texts to send. Stored answers cost nothing.
     """
     system = cfg.rewriter.system
-    prompt_tokens = sum(estimated_words(system, text) for text in calls)
-    completion_tokens = len(calls) * cfg.rewriter.max_output_tokens
-    money = cost_of(cfg.price, prompt_tokens, completion_tokens)
-    charge = ApiUsage(
-        calls=len(calls),
-        prompt_tokens=prompt_tokens,
-        completion_tokens=completion_tokens,
-        money=money,
-    )
-    return [
-        f"at most: {format_totals({NAME: charge})}",
-        "answers in the file of answers cost nothing",
-    ]
+    usages = [max_usage(cfg.rewriter, estimated_words(system, text)) for text in calls]
+    charges = planned_charges({NAME: usages}, {NAME: cfg.price})
+    return [f"at most: {format_totals(charges)}", STORED_ARE_FREE]

@@ -17,7 +17,13 @@ from scorekit.numeric.thresholds import above, below
 from trainer.search.answer.answer_judge import max_verdict_usage
 from trainer.search.answer.config import AnsweringConfig, ChatModelConfig
 from trainer.search.answer.generator import estimated_words
-from trainer.search.answer.spending import cost_of, format_totals, sum_charges
+from trainer.search.answer.spending import (
+    STORED_ARE_FREE,
+    format_totals,
+    max_usage,
+    planned_charges,
+    sum_charges,
+)
 from trainer.search.curation.config import CurationConfig
 from trainer.search.curation.config_sections import VerifyConfig
 from trainer.search.curation.reanswer import AnswerSampler
@@ -37,7 +43,7 @@ from trainer.search.verification.quotes import check_quotes
 from trainer.search.verification.verifier import (
     VERIFIER,
     Opinion,
-    Verifier,
+    ask_verifier,
     verifier_words,
 )
 from trainer.sft.curation_record import CurationRecord
@@ -121,11 +127,10 @@ async def _verified(
         return Verified(reason="a gold page is not in the index", judge=judge)
     png_by_hash = {image_hash(png): png for png in pngs}
     text_of = dict(zip(map(image_hash, reversed(pngs)), reversed(layers), strict=True))
-    verifier, generator = Verifier(asking.chats[VERIFIER]), asking.generator
+    chat, generator = asking.chats[VERIFIER], asking.generator
     text = question.question
     opinion_calls = [
-        verifier.opinion(text, png_by_hash, n)
-        for n in range(times(asking.chats[VERIFIER].cfg, cfg.k))
+        ask_verifier(chat, text, png_by_hash, n) for n in range(times(chat.cfg, cfg.k))
     ]
     generated = [
         generator.answer(text, png_by_hash, sample=n) for n in range(times(generator.cfg, cfg.k))
@@ -263,39 +268,21 @@ def estimate_lines(
     """Return lines about the max calls, tokens and cost, without a call."""
     verifier, generator = cfg.verifier, answering.generator
     num_opinions, num_answers = times(verifier, cfg.k), times(generator, cfg.k)
-    verdicts = num_opinions * (num_opinions - 1) // 2 + 1 + 2 * num_answers
-    sums = {VERIFIER: [0, 0, 0], "generator": [0, 0, 0], "judge": [0, 0, 0]}
+    num_verdicts = num_opinions * (num_opinions - 1) // 2 + 1 + 2 * num_answers
+    calls: dict[str, list[ApiUsage]] = {VERIFIER: [], "generator": [], "judge": []}
     for question in questions:
-        reference = question.reference_answer
-        judged = max_verdict_usage((question.question, reference, reference), 0, answering.judge)
-        words = {
-            VERIFIER: verifier_words(verifier, question.question),
-            "generator": estimated_words(generator.system, question.question),
-        }
-        for name, model, count in (
-            (VERIFIER, verifier, num_opinions),
-            ("generator", generator, num_answers),
-        ):
-            prompt_tokens = words[name] + len(question.gold) * model.tokens_per_image
-            _add(sums[name], count, prompt_tokens, model.max_output_tokens)
-        _add(sums["judge"], verdicts, judged.prompt_tokens, judged.completion_tokens)
+        text, reference = question.question, question.reference_answer
+        num_images = len(question.gold)
+        words = verifier_words(verifier, text)
+        calls[VERIFIER].append(max_usage(verifier, words, num_images, num_opinions))
+        words = estimated_words(generator.system, text)
+        calls["generator"].append(max_usage(generator, words, num_images, num_answers))
+        verdict = max_verdict_usage((text, reference, reference), 0, answering.judge)
+        calls["judge"] += [verdict] * num_verdicts
     money = answering.money
     prices = {VERIFIER: cfg.price, "generator": money.generator, "judge": money.judge}
-    charges = {
-        name: ApiUsage(
-            calls=calls,
-            prompt_tokens=prompt_tokens,
-            completion_tokens=completion_tokens,
-            money=cost_of(prices[name], prompt_tokens, completion_tokens),
-        )
-        for name, (calls, prompt_tokens, completion_tokens) in sums.items()
-    }
-    total = sum_charges(charges).money
+    charges = planned_charges(calls, prices)
+    total = sum_charges(charges.values()).money
     lines = [f"{len(questions)} rows are verified", f"at most: {format_totals(charges)}"]
     lines += [] if total is None else [f"in all: at most {total:.2f}"]
-    return [*lines, "answers in the file of answers cost nothing"]
-
-
-def _add(sums: list[int], calls: int, prompt_tokens: int, completion_tokens: int) -> None:
-    for index, amount in enumerate((calls, calls * prompt_tokens, calls * completion_tokens)):
-        sums[index] += amount
+    return [*lines, STORED_ARE_FREE]

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 from scorekit.client.transport import checked_url
 from scorekit.errors import UserError
-from scorekit.llm import Choice, LLMError, Message, image_part, parse_json, text_part
+from scorekit.llm import Choice, LLMError, parse_json
 from trainer.search.answer.config import ChatModelConfig
-from trainer.search.answer.generator import estimated_words
+from trainer.search.answer.generator import estimated_words, image_messages
 from trainer.search.answer.paid_chat import CachedChat
 from trainer.search.curation.config_sections import VerifierConfig
 from trainer.search.verification.quotes import QuoteCheck
@@ -57,44 +57,30 @@ class Opinion:
         return self.sure and "not on the page" in self.quotes
 
 
-class Verifier:
-    """The client of the verifier. chat: with the name `VERIFIER`."""
+async def ask_verifier(
+    chat: CachedChat, question: str, pngs: Mapping[str, bytes], sample: int
+) -> Opinion | None:
+    """Return the opinion with number `sample`; each has its own request and cache entry.
 
-    def __init__(self, chat: CachedChat) -> None:
-        self._chat = chat
-
-    async def opinion(
-        self, question: str, pngs: Mapping[str, bytes], sample: int
-    ) -> Opinion | None:
-        """Return the opinion with number `sample`; each has its own request and cache entry.
-
-        None for an invalid answer: truncated, filtered, or not of the schema. pngs: SHA-256 -> PNG.
-        Raises LLMError or TimeoutError without an answer in time, UserError, BudgetExceeded.
-        """
-        cfg = self._chat.cfg
-        names = {"model", "api", "system", "effort", "temperature", "max_output_tokens"}
-        reply, _ = await self._chat.ask(
-            [question, list(pngs), cfg.model_dump(include=names), SCHEMA, sample],
-            lambda: _messages(cfg.system, question, pngs),
-            words=verifier_words(cfg, question),
-            num_images=len(pngs),
-            schema=SCHEMA,
-            seed=sample or None,
-        )
-        return None if reply.text is None else read_opinion(reply.text, len(pngs))
+    None for an invalid answer: truncated, filtered, or not of the schema. chat: with the name
+    `VERIFIER`. pngs: SHA-256 -> PNG. Raises LLMError or TimeoutError without an answer in time,
+    UserError, BudgetExceeded.
+    """
+    cfg = chat.cfg
+    reply, _ = await chat.ask(
+        [question, list(pngs), chat.settings(), SCHEMA, sample],
+        lambda: image_messages(cfg.system, question, pngs),
+        words=verifier_words(cfg, question),
+        num_images=len(pngs),
+        schema=SCHEMA,
+        seed=sample or None,
+    )
+    return None if reply.text is None else read_opinion(reply.text, len(pngs))
 
 
 def verifier_words(cfg: ChatModelConfig, question: str) -> int:
     """Return the max tokens of instructions, question and schema."""
     return estimated_words(cfg.system + str(SCHEMA), question)
-
-
-def _messages(system: str, question: str, pngs: Mapping[str, bytes]) -> Sequence[Message]:
-    parts = [image_part(png) for png in pngs.values()]
-    return [
-        {"role": "system", "content": system},
-        {"role": "user", "content": [text_part(question), *parts]},
-    ]
 
 
 def read_opinion(text: str, num_images: int) -> Opinion | None:

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from trainer.search.curation.config_sections import VerifyConfig
+from trainer.search.curation.config_sections import CLASSES, VerifyConfig
 from trainer.search.verification.classes import (
     AGREEMENTS,
-    CLASSES,
     Compared,
     class_of,
     most_agree,
