@@ -16,7 +16,6 @@ For rows of `trainer sft`, use `python -m trainer search export`.
 from __future__ import annotations
 
 import base64
-import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -26,6 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 from urllib.parse import quote
 
 import typer
+from pydantic_core import to_json
 
 from scorekit import __version__
 from scorekit.command import clean_exit
@@ -91,8 +91,8 @@ def export_atif(run_dir: Path, target: Path, steps: Sequence[int] | None = None)
             name = f"{trajectory.step:06d}-{quote(trajectory.trajectory_id, safe='')}"
             if len(name) > MAX_NAME_BYTES:
                 name = f"{trajectory.step:06d}-{number:06d}"
-            content = json.dumps(as_atif(trajectory), indent=1, ensure_ascii=False, allow_nan=False)
-            (folder / f"{name}.json").write_text(content + "\n", encoding="utf-8")
+            content = to_json(as_atif(trajectory), indent=1)
+            (folder / f"{name}.json").write_bytes(content + b"\n")
         if not number:
             raise UserError(f"{store.folder}: {NOTHING}")
     return number
