@@ -43,7 +43,7 @@ def run_checked(*args: str, env: Mapping[str, str] | None = None) -> None:
 
 def read_evaluation(
     folder: Path, *, first: bool = False
-) -> tuple[Mapping[str, Any], list[Mapping[str, Any]]]:
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return the stats of the evaluation in a folder, and its lines.
 
     For a training run, read the last one, or the first.
