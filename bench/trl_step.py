@@ -16,7 +16,7 @@ import itertools
 import shutil
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -52,12 +52,30 @@ class Sizes:
 def questions(quick: bool) -> Iterator[Measurement]:
     """Yield all measurements of this script."""
     sizes = Sizes(4, 2, 8, 1, 2, 1) if quick else Sizes()
+    runs_by_side = run_sides(sizes.runs, scorekit_side, trl_side, sizes)
+    yield from compare_cost(sizes, runs_by_side, "steps_s")
+
+
+def run_sides(
+    num_runs: int, scorekit_side: Callable[..., Any], trl_side: Callable[..., Any], *args: Any
+) -> dict[str, list[dict[str, Any]]]:
+    """Run both sides alternately, each run in a process of its own, and return their results."""
     runs_by_side: dict[str, list[dict[str, Any]]] = {"ours": [], "trl": []}
-    for _ in range(sizes.runs):
+    for _ in range(num_runs):
         for name, side in (("ours", scorekit_side), ("trl", trl_side)):
-            runs_by_side[name].append(in_own_process(side, sizes))
+            runs_by_side[name].append(in_own_process(side, *args))
+    return runs_by_side
+
+
+def compare_cost(
+    sizes: Any, runs_by_side: Mapping[str, list[dict[str, Any]]], seconds_key: str
+) -> Iterator[Measurement]:
+    """Yield the time and the memory of an update of both sides.
+
+    sizes: a dataclass with a text for people. seconds_key: of a run's list of seconds.
+    """
     seconds = {
-        name: statistics.median(s for run_result in runs for s in run_result["steps_s"])
+        name: statistics.median(s for run_result in runs for s in run_result[seconds_key])
         for name, runs in runs_by_side.items()
     }
     memory = {

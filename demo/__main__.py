@@ -22,9 +22,10 @@ def main(
     ] = None,
 ) -> None:
     """Score real translations, train the small policy by PPO against the services, compare."""
+    from demo.common import STOPPED
     from demo.run import run_demo
 
-    with clean_exit(stopped="stopped; every process that the demo started has ended"):
+    with clean_exit(stopped=STOPPED):
         run_demo(run_dir, updates=updates, limit=limit)
 
 

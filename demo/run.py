@@ -7,27 +7,22 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from demo.common import DATA, MODELS, ROOT, console, print_step, run_checked, set_flags
 from scorekit.client import SyncScoringClient
 from scorekit.errors import UserError
 from scorekit.report.render import STYLES, as_rich_text, visible
 from scorekit.schemas import Scored
-from testing.processes import exit_on_sigterm, run_module, running_service
+from testing.processes import exit_on_sigterm, running_service
 from trainer.runs.run_log import read_jsonl
 from trainer.translation.evaluation.report import write_report
 
-ROOT = Path(__file__).parents[1]
-DATA = ROOT / "demo/data"
-MODELS = ROOT / "demo/models"
 CONFIG = ROOT / "configs/translation/demo.yaml"
 SCORED = 200  # translations that are scored first
 WORST = 8  # of them shown
 BOOTSTRAP = 2000
-
-console = Console(highlight=False)
 
 
 def run_demo(run_dir: Path, *, updates: int | None = None, limit: int | None = None) -> None:
@@ -35,17 +30,17 @@ def run_demo(run_dir: Path, *, updates: int | None = None, limit: int | None = N
     started = time.monotonic()
     exit_on_sigterm()
     run_dir.mkdir(parents=True, exist_ok=True)
-    _print_step("1", "Starting MetricX and xCOMET (small trained models) as HTTP services")
+    print_step("1", "Starting MetricX and xCOMET (small trained models) as HTTP services")
     with (
         running_service("metricx", run_dir, "--model", str(MODELS / "metricx")) as metricx_url,
         running_service("xcomet", run_dir, "--model", str(MODELS / "xcomet")) as xcomet_url,
     ):
         console.print(f"   {metricx_url}   {xcomet_url}   (logs in {run_dir}/)")
-        _print_step("2", f"Scoring {SCORED} real translations; the worst of them, errors marked")
+        print_step("2", f"Scoring {SCORED} real translations; the worst of them, errors marked")
         score_real_translations(metricx_url, xcomet_url)
-        _print_step("3", "Evaluating the policy, training it by PPO, evaluating it again")
+        print_step("3", "Evaluating the policy, training it by PPO, evaluating it again")
         train(run_dir, metricx_url, xcomet_url, updates, limit)
-    _print_step("4", "Was the reward earned?")
+    print_step("4", "Was the reward earned?")
     verdict = compare(run_dir)
     report = write_report(run_dir, "Demo: PPO against MetricX and xCOMET services", NOTES + verdict)
     console.print(f"\n[bold]report[/]  {report}", soft_wrap=True)
@@ -98,16 +93,12 @@ def train(
     run_dir: Path, metricx_url: str, xcomet_url: str, updates: int | None, limit: int | None
 ) -> None:
     """Run `python -m trainer train` in a separate process, as a user would."""
-    overrides = [f"misc.run_dir={run_dir}", "misc.overwrite=true"]
+    settings: dict[str, object] = {"misc.run_dir": run_dir, "misc.overwrite": "true"}
     if updates is not None:  # the warm-up of the config may be longer than so short a run
-        overrides += [f"rl.num_updates={updates}", f"rl.warmup_updates={min(3, updates - 1)}"]
-    overrides += [] if limit is None else [f"eval.eval_limit={limit}"]
-    command = ["trainer", "train", "--config", str(CONFIG)]
-    for override in overrides:
-        command += ["--set", override]
-    code = run_module(*command, env={"METRICX_URL": metricx_url, "XCOMET_URL": xcomet_url})
-    if code:
-        raise UserError(f"the training ended with exit code {code}")
+        settings |= {"rl.num_updates": updates, "rl.warmup_updates": min(3, updates - 1)}
+    settings["eval.eval_limit"] = limit
+    command = ["trainer", "train", "--config", str(CONFIG), *set_flags(settings)]
+    run_checked(*command, env={"METRICX_URL": metricx_url, "XCOMET_URL": xcomet_url})
 
 
 def compare(run_dir: Path) -> list[str]:
@@ -134,7 +125,3 @@ def paired_interval(differences: Sequence[float], seed: int = 0) -> tuple[float,
     picks = np.random.default_rng(seed).integers(0, len(values), (BOOTSTRAP, len(values)))
     low, high = np.quantile(values[picks].mean(axis=1), [0.025, 0.975])
     return float(low), float(high)
-
-
-def _print_step(step: str, text: str) -> None:
-    console.print(f"\n[bold cyan]{step}[/]  [bold]{text}[/]")

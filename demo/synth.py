@@ -15,10 +15,10 @@ from typing import Annotated
 
 import httpx
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from demo.common import ROOT, STOPPED, console, print_step
 from demo.madlad_shard import documents, write_shard
 from scorekit.command import clean_exit
 from scorekit.errors import UserError
@@ -33,13 +33,10 @@ from testing.processes import (
     running_service,
 )
 
-ROOT = Path(__file__).parents[1]
 CONFIG = ROOT / "configs/synth/demo.yaml"
 METRICX = ROOT / "demo/models/metricx"
 #: Pairs shown.
 BEST = 10
-
-console = Console(highlight=False)
 
 
 def run_demo(run_dir: Path, more: list[str]) -> None:
@@ -51,7 +48,7 @@ def run_demo(run_dir: Path, more: list[str]) -> None:
         cache_file.unlink()
     logs = run_dir.with_name(run_dir.name + "-services")
     logs.mkdir(exist_ok=True)
-    _print_step("1", "Starting teacher, MetricX and judge (small models, no GPU, no hub)")
+    print_step("1", "Starting teacher, MetricX and judge (small models, no GPU, no hub)")
     with (
         running_teacher(logs) as teacher,
         running_service("metricx", logs, "--model", str(METRICX)) as metricx,
@@ -59,7 +56,7 @@ def run_demo(run_dir: Path, more: list[str]) -> None:
     ):
         console.print(f"   {teacher}   {metricx}   {judge}   (logs in {logs}/)")
         shard = write_shard(run_dir / "madlad", documents("en"), lang="en")
-        _print_step("2", f"All seven stages on {shard}")
+        print_step("2", f"All seven stages on {shard}")
         settings = {
             "run.out_dir": str(run_dir),
             "data.files": json.dumps([str(shard)]),
@@ -68,7 +65,7 @@ def run_demo(run_dir: Path, more: list[str]) -> None:
             "filters.llm_judge.url": judge,
         }
         run_pipeline([f"{key}={value}" for key, value in settings.items()] + more)
-    _print_step("3", "The pairs that MetricX likes best")
+    print_step("3", "The pairs that MetricX likes best")
     report = write_report(run_dir, "Demo: English to Korean by a small teacher")
     show(run_dir)
     console.print(f"[bold]report[/]  {report}", soft_wrap=True)
@@ -119,10 +116,6 @@ def show(run_dir: Path) -> None:
     console.print(summary, soft_wrap=True)
 
 
-def _print_step(step: str, text: str) -> None:
-    console.print(f"\n[bold cyan]{step}[/]  [bold]{text}[/]")
-
-
 def main(
     run_dir: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("runs/demo-synth"),
     set_: Annotated[
@@ -130,7 +123,7 @@ def main(
     ] = None,
 ) -> None:
     """Make synthetic Korean translations of the Python documentation, filter and export them."""
-    with clean_exit(stopped="stopped; every process that the demo started has ended"):
+    with clean_exit(stopped=STOPPED):
         run_demo(run_dir, set_ or [])
 
 

@@ -18,12 +18,12 @@ import shutil
 import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import Any
 
 from bench.common import Measurement, in_own_process, quiet_logs, run
 from bench.search_step.sides import FOLDER, Sizes, scorekit_side, trl_side
 from bench.search_step.streaming import DELAYS, answering_servers, update_with_answers
+from bench.trl_step import compare_cost, run_sides
 from testing.processes import exit_on_sigterm
 
 
@@ -38,33 +38,12 @@ def questions(quick: bool) -> Iterator[Measurement]:
 
 
 def _beside_trl(sizes: Sizes, url: str) -> Iterator[Measurement]:
-    runs_by_side: dict[str, list[dict[str, Any]]] = {"ours": [], "trl": []}
-    for _ in range(sizes.runs):
-        for name, side in (("ours", scorekit_side), ("trl", trl_side)):
-            runs_by_side[name].append(in_own_process(side, sizes, url))
+    runs_by_side = run_sides(sizes.runs, scorekit_side, trl_side, sizes, url)
     texts = {name: runs[0]["first_texts"] for name, runs in runs_by_side.items()}
     same = sum(text in texts["trl"] for text in texts["ours"]) / len(texts["ours"])
     for run_result in (*runs_by_side["ours"], *runs_by_side["trl"]):
         del run_result["first_texts"]
-    seconds = {name: _median(runs) for name, runs in runs_by_side.items()}
-    memory = {
-        name: max(run_result["peak_mib"] for run_result in runs)
-        for name, runs in runs_by_side.items()
-    }
-    yield Measurement(
-        f"update of {sizes}",
-        seconds["ours"],
-        "s",
-        details=asdict(sizes) | {"runs": runs_by_side["ours"]},
-    )
-    yield Measurement(
-        "  TRL's GRPOTrainer", seconds["trl"], "s", details={"runs": runs_by_side["trl"]}
-    )
-    yield Measurement(
-        "  time of ours", seconds["ours"] / seconds["trl"], "times TRL's", at_most=1.05
-    )
-    yield Measurement("  peak memory of ours", memory["ours"], "MiB")
-    yield Measurement("  TRL's", memory["trl"], "MiB")
+    yield from compare_cost(sizes, runs_by_side, "updates_s")
     yield Measurement(
         "  share of the first update's episodes that are the same", same, "", at_least=1.0
     )

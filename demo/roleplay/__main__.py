@@ -25,9 +25,10 @@ def main(
     ] = None,
 ) -> None:
     """Find the fault of a chat template, mend it, and let five rewards mend the rest."""
+    from demo.common import STOPPED
     from demo.roleplay.run import run_demo
 
-    with clean_exit(stopped="stopped; every process that the demo started has ended"):
+    with clean_exit(stopped=STOPPED):
         run_demo(run_dir, sft_steps=sft_steps, grpo_steps=grpo_steps, limit=limit)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +12,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from demo.common import read_evaluation
 from demo.run import paired_interval
 from scorekit.report.render import visible
 from trainer.roleplay.evaluation.stats import table
-from trainer.runs.run_log import read_jsonl
 from trainer.runs.stats import mean_of
 
 #: Turns whose replies are shown.
@@ -34,12 +33,8 @@ class Stage:
 
 def read_stage(title: str, folder: Path, *, first: bool = False) -> Stage:
     """Read the evaluation in a folder. For a training run, read the last one, or the first."""
-    alone = folder / "evaluation.jsonl"
-    if alone.is_file():
-        stats = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
-        return Stage(title, stats, read_jsonl(alone))
-    stats_row = read_jsonl(folder / "eval.jsonl")[0 if first else -1]
-    return Stage(title, stats_row, read_jsonl(folder / stats_row["completions"]))
+    stats, lines = read_evaluation(folder, first=first)
+    return Stage(title, stats, lines)
 
 
 def show_stats(console: Console, stages: Sequence[Stage]) -> None:

@@ -7,10 +7,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from rich.console import Console
-
+from demo.common import DATA, MODELS, ROOT, console, print_step, run_checked, set_flags
 from demo.roleplay.compare import read_stage, show_samples, show_stats, verdict
-from demo.run import DATA, MODELS, ROOT
 from scorekit.errors import UserError
 from testing.processes import exit_on_sigterm, run_module, running_service
 
@@ -19,8 +17,6 @@ SFT_DATA = DATA / "roleplay/sft_noisy.jsonl"
 SFT, GRPO = ROOT / "configs/sft/demo.yaml", ROOT / "configs/roleplay/demo.yaml"
 #: Exit code of a template check that found something.
 FOUND = 2
-
-console = Console(highlight=False)
 
 
 def run_demo(
@@ -36,22 +32,22 @@ def run_demo(
     run_dir.mkdir(parents=True, exist_ok=True)
     template, mended = run_dir / "chat_template.fixed.jinja", run_dir / "sft-policy"
     limits = {} if limit is None else {"eval.eval_limit": limit}
-    _print_step("1", "Where does a reply end? The chat template of the policy, checked")
+    print_step("1", "Where does a reply end? The chat template of the policy, checked")
     check_template(template)
-    _print_step("2", "Serving the sentence encoder for the rewards")
+    print_step("2", "Serving the sentence encoder for the rewards")
     with running_service("embedder", run_dir, "--model", str(ENCODER)) as url:
         console.print(f"   {url}   (log in {run_dir}/)")
         rewards = {"reward.embedding_model": url, **limits}
-        _print_step("3", "The policy as it comes, on scenarios that are in no training")
+        print_step("3", "The policy as it comes, on scenarios that are in no training")
         start = {"policy.path": POLICY, "misc.run_dir": run_dir / "start"}
         run_trainer("evaluate", GRPO, {**start, **rewards}, "--overwrite")
-        _print_step("4", "SFT on the same noisy dialogues, the template mended")
+        print_step("4", "SFT on the same noisy dialogues, the template mended")
         train_sft(run_dir / "sft", template, mended, sft_steps)
-        _print_step("5", "GRPO with five rewards")
+        print_step("5", "GRPO with five rewards")
         grpo = {"policy.path": mended, "misc.run_dir": run_dir / "grpo", "misc.overwrite": "true"}
         shorter = {} if grpo_steps is None else steps_of(grpo_steps)
         run_trainer("train", GRPO, {**grpo, **rewards, **shorter})
-    _print_step("6", "Which training mended what?")
+    print_step("6", "Which training mended what?")
     show(run_dir, started)
 
 
@@ -77,8 +73,7 @@ def train_sft(folder: Path, template: Path, to: Path, steps: int | None) -> None
     run_trainer("sft", SFT, settings | ({} if steps is None else {"sft.max_steps": steps}))
     if to.exists():
         shutil.rmtree(to)
-    if code := run_module("trainer", "export", str(folder), "--to", str(to)):
-        raise UserError(f"the export of {folder} ended with exit code {code}")
+    run_checked("trainer", "export", str(folder), "--to", str(to))
 
 
 def steps_of(updates: int) -> dict[str, object]:
@@ -88,9 +83,7 @@ def steps_of(updates: int) -> dict[str, object]:
 
 def run_trainer(command: str, config: Path, settings: Mapping[str, object], *flags: str) -> None:
     """Run `python -m trainer COMMAND` in a separate process, as a user would."""
-    overrides = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
-    if code := run_module("trainer", command, "--config", str(config), *overrides, *flags):
-        raise UserError(f"trainer {command} ended with exit code {code}")
+    run_checked("trainer", command, "--config", str(config), *set_flags(settings), *flags)
 
 
 def show(run_dir: Path, started: float) -> None:
@@ -106,7 +99,3 @@ def show(run_dir: Path, started: float) -> None:
         console.print(f"   {sentence}")
     console.print(f"\n[bold]report[/]  {run_dir / 'grpo/report.html'}", soft_wrap=True)
     console.print(f"[bold]time[/]    {time.monotonic() - started:.0f} s")
-
-
-def _print_step(step: str, text: str) -> None:
-    console.print(f"\n[bold cyan]{step}[/]  [bold]{text}[/]")

@@ -22,9 +22,10 @@ def main(
     ] = None,
 ) -> None:
     """Teach a small policy to find evidence in the demo's slides; see what it earns."""
+    from demo.common import STOPPED
     from demo.search.run import run_demo
 
-    with clean_exit(stopped="stopped; every process that the demo started has ended"):
+    with clean_exit(stopped=STOPPED):
         run_demo(run_dir, updates=updates, limit=limit)
 
 

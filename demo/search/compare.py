@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,8 +13,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from demo.common import read_evaluation
 from demo.run import paired_interval
-from trainer.runs.run_log import read_jsonl
 from trainer.runs.stats import mean_of
 from trainer.search.evaluation.stats import table
 from trainer.search.records import Trajectory
@@ -53,13 +52,7 @@ class Stage:
 
 def read_stage(title: str, folder: Path, *, first: bool = False) -> Stage:
     """Read the evaluation in a folder. For a training run, read the last one, or the first."""
-    alone = folder / "evaluation.jsonl"
-    if alone.is_file():
-        stats = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
-        lines = read_jsonl(alone)
-    else:
-        stats = read_jsonl(folder / "eval.jsonl")[0 if first else -1]
-        lines = read_jsonl(folder / stats["completions"])
+    stats, lines = read_evaluation(folder, first=first)
     return Stage(title, stats, [Trajectory.model_validate(line) for line in lines])
 
 

@@ -14,8 +14,8 @@ import typer
 
 from demo.search.answer_keys import FINAL_KEYS, KEYS, Key, Spot
 from demo.search.decks import draw_all
-from demo.search.final_test import asked as final_asked
 from demo.search.final_test import decks as final_decks
+from demo.search.final_test import questions as final_questions
 from demo.search.questions import CorpusQuestion, everything
 from demo.search.reading import CORPUS, FINAL_CORPUS
 from demo.search.slides import SMALL, Deck, Fact, FactLocation, load_fonts
@@ -49,7 +49,7 @@ def make(wheels: Path, folder: Path = HERE) -> None:
     _write_questions(files, decks)
     _write_keys(folder / KEYS.name, [question for _, question in named], decks)
     decks = final_decks.draw_all(_new(folder / FINAL_CORPUS.relative_to(HERE)), wheels)
-    named = _named("f", final_asked.everything())
+    named = _named("f", final_questions.everything())
     _write_questions({folder / FINAL_TEST.relative_to(HERE): named}, decks)
     _write_keys(folder / FINAL_KEYS.relative_to(HERE), [question for _, question in named], decks)
 

@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from rich.console import Console
-
-from demo.run import ROOT
+from demo.common import ROOT, console, print_step, run_checked, set_flags
 from demo.search.compare import read_stage, show_episode, show_stats, show_types, verdict
 from demo.search.generator import NAME as GENERATOR
 from demo.search.generator import create_app
 from demo.search.policy import NAME as SEARCHER
 from demo.search.policy import searcher
-from scorekit.errors import UserError
-from testing.processes import exit_on_sigterm, run_module, running_service, serving
+from testing.processes import exit_on_sigterm, running_service, serving
 
 HERE = Path(__file__).parent
 CONFIG = ROOT / "configs/search/demo.yaml"
 PHASE1, PHASE2 = ROOT / "configs/search/demo_phase1.yaml", ROOT / "configs/search/demo_phase2.yaml"
 QUESTION = "How much did the economy of Iran produce per person in 1952?"
 REFERENCE, GOLD = "3,035 dollars", "income-per-head_4"
-
-console = Console(highlight=False)
 
 
 def run_demo(run_dir: Path, *, updates: int | None = None, limit: int | None = None) -> None:
@@ -36,43 +31,37 @@ def run_demo(run_dir: Path, *, updates: int | None = None, limit: int | None = N
     started = time.monotonic()
     exit_on_sigterm()
     run_dir.mkdir(parents=True, exist_ok=True)
-    _print_step("1", "From a folder of PDFs to an index")
+    print_step("1", "From a folder of PDFs to an index")
     ingest(run_dir / "index", HERE / "corpus")
-    _print_step("2", "Serving the index, a judge, a generator and a searcher without weights")
+    print_step("2", "Serving the index, a judge, a generator and a searcher without weights")
     with open_services(run_dir) as (settings, policy):
         console.print(f"   logs in {run_dir}/")
-        _print_step("3", "One question, turn by turn, by the searcher without weights")
+        print_step("3", "One question, turn by turn, by the searcher without weights")
         question_flags = ["--question", QUESTION, "--reference", REFERENCE, "--gold", GOLD]
         ask_dir = run_dir / "ask" / time.strftime("%Y%m%d-%H%M%S")
         trainer("ask", *policy, *settings, *question_flags, "--out", str(ask_dir))
         services = settings[2:]  # without --config and its file
-        shorter = _settings({"rl.num_updates": updates, "eval.eval_limit": limit})
-        _print_step(
+        shorter = set_flags({"rl.num_updates": updates, "eval.eval_limit": limit})
+        print_step(
             "4", "A small policy as it comes, on questions about documents that are in no training"
         )
-        run_dir_flags = _settings({"misc.run_dir": run_dir / "start"})
-        _python(
-            *_trainer_command("evaluate", PHASE2),
-            *services,
-            *shorter,
-            *run_dir_flags,
-            "--overwrite",
-        )
-        _print_step("5", "Phase 1: form and NDCG")
-        unseen = _settings({"data.eval": "null"})  # phase 2 begins with what it would end with
+        flags = [*services, *shorter, *set_flags({"misc.run_dir": run_dir / "start"})]
+        run_checked("trainer", "evaluate", "--config", str(PHASE2), *flags, "--overwrite")
+        print_step("5", "Phase 1: form and NDCG")
+        unseen = set_flags({"data.eval": "null"})  # phase 2 begins with what it would end with
         train_phase("phase1", PHASE1, run_dir, [*services, *shorter, *unseen])
-        _print_step("6", "Phase 2: the judge's score and NDCG, from what phase 1 left")
-        left = _settings({"policy.path": export(run_dir)})
+        print_step("6", "Phase 2: the judge's score and NDCG, from what phase 1 left")
+        left = set_flags({"policy.path": export(run_dir)})
         train_phase("phase2", PHASE2, run_dir, [*services, *shorter, *left])
-    _print_step("7", "What was learned, and what was not")
+    print_step("7", "What was learned, and what was not")
     show(run_dir)
     console.print(f"\nThe whole demo took {time.monotonic() - started:.0f} s.")
 
 
 def train_phase(name: str, config: Path, run_dir: Path, settings: list[str]) -> None:
     """Train a phase, as a user would start it."""
-    run_dir_flags = _settings({"misc.run_dir": run_dir / name, "misc.overwrite": "true"})
-    _python(*_trainer_command("train", config), *settings, *run_dir_flags)
+    run_dir_flags = set_flags({"misc.run_dir": run_dir / name, "misc.overwrite": "true"})
+    run_checked("trainer", "train", "--config", str(config), *settings, *run_dir_flags)
 
 
 def export(run_dir: Path) -> Path:
@@ -80,7 +69,7 @@ def export(run_dir: Path) -> Path:
     to = run_dir / "phase1-policy"
     if to.exists():
         shutil.rmtree(to)
-    _python("trainer", "export", str(run_dir / "phase1"), "--to", str(to))
+    run_checked("trainer", "export", str(run_dir / "phase1"), "--to", str(to))
     return to
 
 
@@ -102,7 +91,7 @@ def show(run_dir: Path) -> None:
 
 def ingest(index: Path, *corpora: Path) -> None:
     """Build the index of folders of PDFs."""
-    _python("services.retriever", "ingest", *map(str, corpora), "--index", str(index))
+    run_checked("services.retriever", "ingest", *map(str, corpora), "--index", str(index))
 
 
 @contextmanager
@@ -124,32 +113,12 @@ def open_services(folder: Path) -> Iterator[tuple[list[str], list[str]]]:
             "answering.generator.base_url": f"{generator}/v1",
             "answering.generator.model": GENERATOR,
         }
-        settings = [flag for key, value in keys.items() for flag in ("--set", f"{key}={value}")]
         yield (
-            ["--config", str(CONFIG), *settings],
+            ["--config", str(CONFIG), *set_flags(keys)],
             ["--policy", f"{policy}/v1", "--model", SEARCHER],
         )
 
 
 def trainer(*args: str) -> None:
     """Run a command of `trainer search`."""
-    _python("trainer", "search", *args)
-
-
-def _trainer_command(name: str, config: Path) -> tuple[str, ...]:
-    return ("trainer", name, "--config", str(config))
-
-
-def _settings(values: Mapping[str, object]) -> list[str]:
-    """Return `--set` flags for the values that are not None."""
-    present = ((key, value) for key, value in values.items() if value is not None)
-    return [part for key, value in present for part in ("--set", f"{key}={value}")]
-
-
-def _python(*args: str) -> None:
-    if code := run_module(*args):
-        raise UserError(f"python -m {' '.join(args)} ended with exit code {code}")
-
-
-def _print_step(number: str, title: str) -> None:
-    console.print(f"\n[bold]{number}[/]  {title}")
+    run_checked("trainer", "search", *args)

@@ -22,7 +22,8 @@ from fastapi import FastAPI, Request
 from rich.console import Console
 from rich.table import Table
 
-from demo.run import CONFIG, DATA, MODELS, paired_interval
+from demo.common import DATA, MODELS
+from demo.run import CONFIG, paired_interval
 from scorekit.command import run_command
 from testing.processes import exit_on_sigterm, run_module, running_service, serving
 from trainer.runs.run_log import read_jsonl

@@ -17,16 +17,22 @@ from rich.console import Console
 from scorekit.command import clean_exit
 from scorekit.config import load_config
 from scorekit.errors import UserError
-from trainer.search.curation.commands import register
+from trainer.search.curation.commands import buckets, budget, focus
+from trainer.search.diagnosis.commands import alternatives, diagnose, hallucinations
+from trainer.search.distillation.commands import distill, rewrite
 from trainer.search.rounds.commands import loop
+from trainer.search.verification.commands import verify
 
 app = typer.Typer(
     help="Search: episodes of a policy that looks for evidence in document pages.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-register(app)
-app.command()(loop)
+for command in (
+    *(buckets, focus, budget, verify, diagnose, alternatives, hallucinations),
+    *(distill, rewrite, loop),
+):
+    app.command()(command)
 
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", help="The run's config (YAML); without it, defaults.")
@@ -174,12 +180,13 @@ def export(
     run_dir: RunDir,
     target: Annotated[Path, typer.Argument(help="New folder.")],
     form: Annotated[
-        Literal["atif", "inspect", "sft"],
+        Literal["sft", "atif", "inspect"],
         typer.Option(
             "--format",
-            help="ATIF v1.8; logs for `inspect view` (extra `inspect`); rows for `trainer sft`.",
+            help="sft: rows for `trainer sft`. atif, inspect: examples/export_trajectories.py "
+            "writes them.",
         ),
-    ] = "atif",
+    ],
     step: Steps = None,
     model: Annotated[
         str | None,
@@ -197,34 +204,26 @@ def export(
     ] = None,
     set_: Overrides = None,
 ) -> None:
-    """Export a run's trajectories, with their images, for other tools or for training."""
+    """Export a run's trajectories, with their images, for training."""
     with _clean_exit():
-        if form != "sft" and (model, ended, least_reward, set_) != (None, "complete", None, None):
+        if form != "sft":
             raise UserError(
-                "--model, --ended, --least-reward and --set: only for --format sft. Remove them."
+                f"--format {form}: not written by this command. Run `python "
+                f"examples/export_trajectories.py {run_dir} {target} --format {form}`."
             )
-        if form == "sft":
-            from trainer.search.training.sft_rows import ROWS, export_sft
+        from trainer.search.training.sft_rows import ROWS, export_sft
 
-            model_overrides = [
-                "policy.tokenizer=null",
-                "policy.revision=null",
-                f"policy.path={model}",
-            ]
-            overrides = [*(model_overrides if model is not None else []), *(set_ or [])]
-            cfg = _config(run_dir / "config.yaml", None, None, overrides)
-            result = export_sft(
-                run_dir, target, cfg, steps=step, end_filter=ended, min_reward=least_reward
-            )
-            typer.echo("\n".join([f"episodes: {result.rows} in {target / ROWS}", *result.lines()]))
-            return
-        from trainer.search.trajectories.atif import export_atif
-        from trainer.search.trajectories.inspect_log import export_inspect
-
-        written = {"atif": export_atif, "inspect": export_inspect}[form](
-            run_dir, target, steps=step
+        model_overrides = [
+            "policy.tokenizer=null",
+            "policy.revision=null",
+            f"policy.path={model}",
+        ]
+        overrides = [*(model_overrides if model is not None else []), *(set_ or [])]
+        cfg = _config(run_dir / "config.yaml", None, None, overrides)
+        result = export_sft(
+            run_dir, target, cfg, steps=step, end_filter=ended, min_reward=least_reward
         )
-        typer.echo(f"episodes: {written} in {target}")
+        typer.echo("\n".join([f"episodes: {result.rows} in {target / ROWS}", *result.lines()]))
 
 
 def _config(

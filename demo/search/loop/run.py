@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from rich.console import Console
 from rich.table import Table
 
-from demo.run import ROOT
+from demo.common import ROOT, console, set_flags
 from demo.search.generator import create_app
 from demo.search.loop.verifier import NAME, Verifying
 from demo.search.loop.wrong_references import plant, read_rows, write_rows
@@ -25,8 +24,6 @@ from scorekit.files import write_atomic
 from testing.processes import exit_on_sigterm, serving
 
 ROUNDS = ROOT / "configs/search/demo_rounds.yaml"
-
-console = Console(highlight=False)
 
 
 def run_demo(run_dir: Path, *, updates: int | None, every: int, error: float, seed: int) -> None:
@@ -50,10 +47,11 @@ def run_demo(run_dir: Path, *, updates: int | None, every: int, error: float, se
             "curation.verify.verifier.base_url": f"{url}/v1",
             "curation.verify.verifier.model": NAME,
         }
-        set_flags = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
         rounds = run_dir / "rounds.yaml"
         write_atomic(rounds, yaml.safe_dump(rounds_of(updates), sort_keys=False))
-        trainer("loop", "--rounds", str(rounds), "--out", str(run_dir / "rounds"), *set_flags)
+        trainer(
+            "loop", "--rounds", str(rounds), "--out", str(run_dir / "rounds"), *set_flags(values)
+        )
     show_truth(run_dir / "rounds/01-phase1", wrong)
     console.print(f"\nThe whole demo took {time.monotonic() - started:.0f} s.")
 

@@ -27,10 +27,10 @@ from sentence_transformers.sentence_transformer import losses, modules
 from tokenizers import processors
 from transformers import PreTrainedTokenizerFast, XLMRobertaConfig, XLMRobertaModel
 
+from demo.train.chat_policy import train_bpe
 from demo.train.common import setup
 from demo.train.roleplay.grammar import OTHER, names, tables, words
 from demo.train.roleplay.korean import render
-from demo.train.roleplay.tokenizer import train_bpe
 from scorekit.command import run_command
 from scorekit.files import allow_readers
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from demo.run import DATA
+from demo.common import DATA
 from demo.train.roleplay.korean import render, slots_of
 from trainer.roleplay.turn import Message, RoleplayTurn, SpeechLevel
 

@@ -24,22 +24,25 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
-    GenerationConfig,
     PreTrainedTokenizerFast,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
 
+from demo.train.chat_policy import (
+    END_OF_TEXT,
+    SPECIAL,
+    STOP,
+    chat_tokenizer,
+    save,
+    train_bpe,
+)
 from demo.train.common import WORK, fit, pad, setup
 from demo.train.roleplay.grammar import Dialogue, dialogue
 from demo.train.roleplay.noise import noisy_replies
-from demo.train.roleplay.tokenizer import train_bpe
 from scorekit.command import run_command
-from scorekit.files import allow_readers
 
 BASE = WORK / "roleplay" / "base"
-SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-END_OF_TEXT, STOP = 0, 2
 PIECES, WINDOW = 2048, 256
 #: As a model's own template often is: what ends a turn stands behind what is trained.
 BROKEN_TEMPLATE = """\
@@ -71,17 +74,7 @@ def new_tokenizer() -> PreTrainedTokenizerFast:
     rng = random.Random(5)
     dialogues = [dialogue(rng, str(number)) for number in range(6000)]
     texts = [script(d) for d in dialogues] + [r for d in dialogues for r in noisy_replies(d, rng)]
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=train_bpe(texts, PIECES, SPECIAL),
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
-        additional_special_tokens=["<|im_start|>"],
-        model_max_length=512,
-        model_input_names=["input_ids", "attention_mask"],
-        clean_up_tokenization_spaces=False,
-    )
-    tokenizer.chat_template = BROKEN_TEMPLATE
-    return tokenizer
+    return chat_tokenizer(train_bpe(texts, PIECES, SPECIAL), BROKEN_TEMPLATE, 512)
 
 
 def new_model(vocab_size: int) -> Qwen3ForCausalLM:
@@ -102,16 +95,6 @@ def new_model(vocab_size: int) -> Qwen3ForCausalLM:
         bos_token_id=None,
     )
     return Qwen3ForCausalLM(config)
-
-
-def save(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Write bf16 weights, tokenizer, and generation settings with the stop token."""
-    model.generation_config = GenerationConfig(
-        do_sample=True, temperature=1.0, eos_token_id=STOP, pad_token_id=END_OF_TEXT
-    )
-    model.to(torch.bfloat16).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    allow_readers(folder)
 
 
 def windows(tokenizer: Any, rng: random.Random) -> Iterator[list[int]]:

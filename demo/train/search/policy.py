@@ -19,20 +19,20 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from demo.run import ROOT
+from demo.common import ROOT
 from demo.search.make_corpus import TRAIN
 from demo.search.reading import Reader
+from demo.train.chat_policy import END_OF_TEXT, STOP, save
 from demo.train.common import fit, pad, setup
 from demo.train.search.copying import new_model
 from demo.train.search.episodes import Row, messages_of, rows_of, scripted, served_corpus
 from demo.train.search.questions import Questions
 from demo.train.search.scripts import any_style, search_turn
-from demo.train.search.tokenizer import END_OF_TEXT, STOP, new_tokenizer
+from demo.train.search.tokenizer import new_tokenizer
 from scorekit.command import run_command
 from scorekit.config import load_config
-from scorekit.files import allow_readers
 from trainer.search.config import SearchConfig
 from trainer.search.records import Trajectory
 from trainer.search.rollout.config import EpisodeConfig
@@ -83,16 +83,6 @@ def loss_of(model: Any, rows: list[Row]) -> Tensor:
     trained_mask = pad([[int(mark) for mark in marks] for _, marks in rows], 0).bool()[:, 1:]
     hidden = model.model(input_ids=ids).last_hidden_state[:, :-1][trained_mask]  # [N, width]
     return cross_entropy(model.lm_head(hidden).float(), ids[:, 1:][trained_mask])
-
-
-def save(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Write bf16 weights, tokenizer, and generation settings with the stop token."""
-    model.generation_config = GenerationConfig(
-        do_sample=True, temperature=1.0, eos_token_id=STOP, pad_token_id=END_OF_TEXT
-    )
-    model.to(torch.bfloat16).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    allow_readers(folder)
 
 
 def tokenizer_texts(

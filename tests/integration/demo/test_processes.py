@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[3]
 #: Starts a child that ignores SIGTERM and has its own child, then fails or waits.
 SCRIPT = """
 import pathlib, sys, time
-from demo import processes
+from testing import processes
 processes.STOP_S = 0.5
 processes.exit_on_sigterm()
 folder = pathlib.Path(sys.argv[1])

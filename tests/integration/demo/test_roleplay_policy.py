@@ -6,7 +6,8 @@ from pathlib import Path
 
 from transformers import AutoTokenizer, GenerationConfig
 
-from demo.train.roleplay.policy import BROKEN_TEMPLATE, STOP
+from demo.train.chat_policy import STOP
+from demo.train.roleplay.policy import BROKEN_TEMPLATE
 
 POLICY = Path(__file__).parents[3] / "demo/models/roleplay_policy"
 

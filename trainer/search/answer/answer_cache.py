@@ -52,9 +52,7 @@ def spent_in(path: Path) -> ApiUsage:
         return ApiUsage()
     query = "SELECT sum(calls), sum(prompt_tokens), sum(completion_tokens) FROM charges"
     try:
-        with closing(
-            sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", _BUSY_S, uri=True)
-        ) as db:
+        with closing(_read_only(path)) as db:
             calls, prompt, completion = db.execute(query).fetchone()
     except sqlite3.DatabaseError as error:
         message = str(error)
@@ -193,13 +191,15 @@ def judge_of(path: Path, run: str) -> str | None:
     if not path.is_file():
         return None
     try:
-        with closing(
-            sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", _BUSY_S, uri=True)
-        ) as db:
+        with closing(_read_only(path)) as db:
             row = db.execute("SELECT model FROM judges WHERE run = ?", (run,)).fetchone()
     except sqlite3.Error as error:
         raise UserError(f"answers {path}: {error}") from None
     return None if row is None else str(row[0])
+
+
+def _read_only(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", _BUSY_S, uri=True)
 
 
 def _opened(path: Path) -> sqlite3.Connection:

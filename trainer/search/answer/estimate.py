@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from scorekit.errors import UserError
@@ -11,7 +11,7 @@ from trainer.search.answer.config import AnsweringConfig, GeneratorConfig
 from trainer.search.answer.evidence import evidence
 from trainer.search.answer.generator import estimated_words
 from trainer.search.answer.pipeline import is_asked
-from trainer.search.answer.spending import cost_of, sum_charges
+from trainer.search.answer.spending import max_usage, priced, sum_charges
 from trainer.search.records import ApiUsage, ImageView, Question, Trajectory, Turn
 
 
@@ -44,7 +44,7 @@ class Estimate:
             tokens = f"{charge.prompt_tokens:,} + {charge.completion_tokens:,} tokens"
             money = "" if charge.money is None else f", {charge.money:,.2f}"
             texts.append(f"{name}: at most {charge.calls:,} calls, {tokens}{money}")
-        total = sum_charges({"generator": self.generator, "judge": self.judge}).money
+        total = sum_charges([self.generator, self.judge]).money
         if total is not None:
             texts.append(f"in all: at most {total:,.2f}")
         if self.cap_episodes is not None:
@@ -64,30 +64,14 @@ def estimate(sample: Sequence[Trajectory], episodes: int, cfg: AnsweringConfig) 
     need_answer = [t for t in sample if is_asked(t, cfg)]
     paid = [t for t in need_answer if t.answer is not None and t.answer.charge.calls]
     measured_cfg = _with_measured_tokens(paid, cfg.generator)
-    generator = _scaled(
-        [_of_generator(t, measured_cfg) for t in need_answer], episodes / len(sample)
-    )
-    judge = _scaled([_of_judge(t, cfg) for t in need_answer], episodes / len(sample))
-    charges = {
-        name: charge.model_copy(
-            update={"money": cost_of(price, charge.prompt_tokens, charge.completion_tokens)}
-        )
-        for name, charge, price in (
-            ("generator", generator, cfg.money.generator),
-            ("judge", judge, cfg.money.judge),
-        )
-    }
-    total, cap = sum_charges(charges).money, cfg.money.cap
+    factor = episodes / len(sample)
+    answers = _scaled([_of_generator(t, measured_cfg) for t in need_answer], factor)
+    verdicts = _scaled([_of_judge(t, cfg) for t in need_answer], factor)
+    generator, judge = priced(answers, cfg.money.generator), priced(verdicts, cfg.money.judge)
+    total, cap = sum_charges([generator, judge]).money, cfg.money.cap
     paid_for = int(cap * episodes / total) if cap is not None and total else None
-    return Estimate(
-        episodes,
-        len(sample),
-        len(need_answer),
-        len(paid),
-        charges["generator"],
-        charges["judge"],
-        paid_for,
-    )
+    counts = len(sample), len(need_answer), len(paid)
+    return Estimate(episodes, *counts, generator, judge, paid_for)
 
 
 def worst_case(
@@ -154,21 +138,18 @@ def _num_words(trajectory: Trajectory, cfg: GeneratorConfig) -> int:
 
 
 def _scaled(charges: Sequence[ApiUsage], factor: float) -> ApiUsage:
-    def total(count_of: Callable[[ApiUsage], int]) -> int:
-        return round(factor * sum(count_of(charge) for charge in charges))
-
+    total = sum_charges(charges)
     return ApiUsage(
-        calls=total(lambda c: c.calls),
-        prompt_tokens=total(lambda c: c.prompt_tokens),
-        completion_tokens=total(lambda c: c.completion_tokens),
+        calls=round(factor * total.calls),
+        prompt_tokens=round(factor * total.prompt_tokens),
+        completion_tokens=round(factor * total.completion_tokens),
     )
 
 
 def _of_generator(trajectory: Trajectory, cfg: GeneratorConfig) -> ApiUsage:
     if trajectory.answer is not None and trajectory.answer.charge.calls:
         return trajectory.answer.charge
-    prompt = _num_words(trajectory, cfg) + len(_evidence(trajectory, cfg)) * cfg.tokens_per_image
-    return ApiUsage(calls=1, prompt_tokens=prompt, completion_tokens=cfg.max_output_tokens)
+    return max_usage(cfg, _num_words(trajectory, cfg), len(_evidence(trajectory, cfg)))
 
 
 def _of_judge(trajectory: Trajectory, cfg: AnsweringConfig) -> ApiUsage:
@@ -180,8 +161,7 @@ def _of_judge(trajectory: Trajectory, cfg: AnsweringConfig) -> ApiUsage:
     if cfg.judge.grounded:
         num_images = len(_evidence(trajectory, cfg.generator))
         charges.append((trajectory.grounded, max_verdict_usage(texts[:2], num_images, cfg.judge)))
-    usages = [
+    return sum_charges(
         judged.charge if judged is not None and judged.charge.calls else estimated
         for judged, estimated in charges
-    ]
-    return sum_charges({str(number): charge for number, charge in enumerate(usages)})
+    )

@@ -57,12 +57,13 @@ class Generator:
         """
         started_at = time.monotonic()
         fields: dict[str, Any] = {"model": self.cfg.model, "evidence": list(pngs)}
-        depends_on: list[Any] = [question, list(pngs), self._settings()]
+        settings = self._chat.settings() | {"without": WITHOUT_IMAGES}
+        depends_on: list[Any] = [question, list(pngs), settings]
         system = self.cfg.system if pngs else WITHOUT_IMAGES
         try:
             reply, charge = await self._chat.ask(
                 [*depends_on, sample] if sample else depends_on,
-                lambda: _messages(system, question, pngs),
+                lambda: image_messages(system, question, pngs),
                 words=estimated_words(system, question),
                 num_images=len(pngs),
                 seed=sample or None,
@@ -79,12 +80,9 @@ class Generator:
             **fields,
         )
 
-    def _settings(self) -> dict[str, Any]:
-        names = {"model", "api", "system", "effort", "temperature", "max_output_tokens"}
-        return self.cfg.model_dump(include=names) | {"without": WITHOUT_IMAGES}
 
-
-def _messages(system: str, question: str, pngs: Mapping[str, bytes]) -> Sequence[Message]:
+def image_messages(system: str, question: str, pngs: Mapping[str, bytes]) -> Sequence[Message]:
+    """Return the request of a question about images."""
     parts = [image_part(png) for png in pngs.values()]
     return [
         {"role": "system", "content": system},

@@ -12,10 +12,10 @@ from pydantic import BaseModel, SecretStr
 
 from scorekit.errors import UserError
 from scorekit.llm import Choice, LLMClient, LLMError, Message, Sampling
+from scorekit.llm.limits import ConcurrencyLimiter
 from scorekit.llm.wire import without_thinking
 from trainer.search.answer.answer_cache import PaidAnswerCache, paid_key
 from trainer.search.answer.config import ChatModelConfig
-from trainer.search.answer.limiter import Limiter
 from trainer.search.answer.single_flight import SingleFlight
 from trainer.search.answer.spending import SpendTracker
 from trainer.search.records import ApiUsage
@@ -57,8 +57,9 @@ class CachedChat:
 
     name: in keys and charges ("generator"). The key of a stored answer has what the caller passes
     as `depends_on`, not the server's address, which may change. Equal concurrent requests are sent
-    once. After its deadline a call continues for `request_timeout_s`, and a valid answer is stored
-    because it is paid for. Raises UserError for a config without a model.
+    once. Requests and tokens in flight are limited: a run has one limiter, on rank 0, which makes
+    the paid calls for all ranks. After its deadline a call continues for `request_timeout_s`, and a
+    valid answer is stored because it is paid for. Raises UserError for a config without a model.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class CachedChat:
     ) -> None:
         self.name, self.cfg = name, cfg
         self._paid_answers, self._money = paid_answers, money
-        self._limiter = Limiter(cfg.max_requests, cfg.max_tokens)
+        self._limiter = ConcurrencyLimiter(cfg.max_requests, cfg.max_tokens)
         self._tokens_per_image = cfg.tokens_per_image
         self._once = SingleFlight[PaidText](cfg.deadline_s)
         self._llm = chat_client(cfg, name)
@@ -79,6 +80,11 @@ class CachedChat:
         """Cancel pending calls and close the connections."""
         await self._once.close()
         await self._llm.close()
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings on which an answer depends, as part of its key."""
+        names = {"model", "api", "system", "effort", "temperature", "max_output_tokens"}
+        return self.cfg.model_dump(include=names)
 
     @property
     def retries(self) -> int:
@@ -113,7 +119,8 @@ class CachedChat:
             prompt = words + num_images * self._tokens_per_image
             reserved = prompt, self.cfg.max_output_tokens
             async with (
-                self._limiter.hold(sum(reserved)),
+                # a call above the limit is sent alone
+                self._limiter.hold(min(sum(reserved), self.cfg.max_tokens)),
                 self._money.reserved(self.name, *reserved),
             ):
                 turn()

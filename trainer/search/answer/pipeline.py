@@ -67,7 +67,7 @@ class AnswerPipeline:
     @property
     def totals(self) -> ApiUsage:
         """Return the usage of the run since it started, including its earlier processes."""
-        return sum_charges(self.spent)
+        return sum_charges(self.spent.values())
 
     @property
     def spent(self) -> dict[str, ApiUsage]:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from types import MappingProxyType
 
 from scorekit.errors import UserError
 from scorekit.numeric.thresholds import above
-from trainer.search.answer.config import MoneyConfig, PriceConfig
+from trainer.search.answer.config import ChatModelConfig, MoneyConfig, PriceConfig
 from trainer.search.records import ApiUsage
 
 log = logging.getLogger(__name__)
 #: The running total is logged after this share of the cap, or after this number of calls.
 _LOG_SHARE, _LOG_CALLS = 0.1, 500
+#: The last line of an estimate of a command that stores its answers.
+STORED_ARE_FREE = "answers in the file of answers cost nothing"
 
 
 class BudgetExceeded(UserError):
@@ -29,15 +31,41 @@ def cost_of(price: PriceConfig | None, prompt_tokens: int, completion_tokens: in
     return (price.prompt * prompt_tokens + price.completion * completion_tokens) / 1e6
 
 
-def sum_charges(charges: Mapping[str, ApiUsage]) -> ApiUsage:
+def priced(charge: ApiUsage, price: PriceConfig | None) -> ApiUsage:
+    """Return a charge with its cost."""
+    money = cost_of(price, charge.prompt_tokens, charge.completion_tokens)
+    return charge.model_copy(update={"money": money})
+
+
+def sum_charges(charges: Iterable[ApiUsage]) -> ApiUsage:
     """Return the sum of charges; its cost counts those with a price."""
-    paid = [charge.money for charge in charges.values() if charge.money is not None]
+    addends = list(charges)
+    paid = [charge.money for charge in addends if charge.money is not None]
     return ApiUsage(
-        calls=sum(charge.calls for charge in charges.values()),
-        prompt_tokens=sum(charge.prompt_tokens for charge in charges.values()),
-        completion_tokens=sum(charge.completion_tokens for charge in charges.values()),
+        calls=sum(charge.calls for charge in addends),
+        prompt_tokens=sum(charge.prompt_tokens for charge in addends),
+        completion_tokens=sum(charge.completion_tokens for charge in addends),
         money=sum(paid) if paid else None,
     )
+
+
+def max_usage(cfg: ChatModelConfig, words: int, num_images: int = 0, calls: int = 1) -> ApiUsage:
+    """Return the max usage of equal calls of a model: an answer counts `max_output_tokens`.
+
+    words: max tokens of the texts of one call. num_images: its images, `tokens_per_image` each.
+    """
+    return ApiUsage(
+        calls=calls,
+        prompt_tokens=calls * (words + num_images * cfg.tokens_per_image),
+        completion_tokens=calls * cfg.max_output_tokens,
+    )
+
+
+def planned_charges(
+    calls: Mapping[str, Iterable[ApiUsage]], prices: Mapping[str, PriceConfig | None]
+) -> dict[str, ApiUsage]:
+    """Return the sum of planned calls of each server, with its cost."""
+    return {name: priced(sum_charges(usages), prices[name]) for name, usages in calls.items()}
 
 
 class SpendTracker:
@@ -61,7 +89,7 @@ class SpendTracker:
         self._freed = asyncio.Condition()
         for server, charge in spent.items():
             self._add(server, charge)
-        self._logged = sum_charges(self._totals)
+        self._logged = sum_charges(self._totals.values())
 
     @property
     def totals(self) -> dict[str, ApiUsage]:
@@ -74,10 +102,9 @@ class SpendTracker:
         return self._add(server, charge)
 
     def _add(self, server: str, charge: ApiUsage) -> ApiUsage:
-        used = charge.prompt_tokens, charge.completion_tokens
-        priced = charge.model_copy(update={"money": cost_of(self._prices[server], *used)})
-        self._totals[server] = sum_charges({"before": self._totals[server], "now": priced})
-        return priced
+        charge = priced(charge, self._prices[server])
+        self._totals[server] = sum_charges([self._totals[server], charge])
+        return charge
 
     @asynccontextmanager
     async def reserved(self, server: str, prompt: int, completion: int) -> AsyncIterator[None]:
@@ -104,18 +131,18 @@ class SpendTracker:
                 self._freed.notify_all()
 
     def _fits(self, max_cost: float) -> bool:
-        spent = sum_charges(self._totals).money or 0.0
+        spent = sum_charges(self._totals.values()).money or 0.0
         return self._cap is None or not above(spent + self._reserved + max_cost, self._cap)
 
     def _refusal(self, max_cost: float) -> str:
-        spent = sum_charges(self._totals).money or 0.0
+        spent = sum_charges(self._totals.values()).money or 0.0
         return (
             f"money.cap: {spent:.4f} of {self._cap} is spent, and the next call may cost "
             f"{max_cost:.4f}. Raise the cap (paid answers stay stored)."
         )
 
     def _log_totals(self) -> None:
-        current, logged = sum_charges(self._totals), self._logged
+        current, logged = sum_charges(self._totals.values()), self._logged
         growth = (current.money or 0.0) - (logged.money or 0.0)
         by_money = self._cap is not None and growth >= _LOG_SHARE * self._cap
         if by_money or current.calls - logged.calls >= _LOG_CALLS:

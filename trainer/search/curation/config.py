@@ -8,14 +8,17 @@ from scorekit.config import Config
 from trainer.search.answer.config import AnsweringConfig
 from trainer.search.config import RetrieverConfig
 from trainer.search.config_data import SearchData
-from trainer.search.curation.diagnosis.config import (
+from trainer.search.curation.config_sections import (
     AlternativesConfig,
+    Combine,
     DiagnoseConfig,
+    DistillConfig,
     HallucinationsConfig,
+    Measure,
+    RewriteConfig,
+    Rule,
+    VerifyConfig,
 )
-from trainer.search.curation.distill.config import DistillConfig, RewriteConfig
-from trainer.search.curation.measures import Combine, Measure, Rule
-from trainer.search.curation.verification.config import VerifyConfig
 
 
 class BucketConfig(Config):

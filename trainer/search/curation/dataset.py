@@ -20,19 +20,22 @@ from dataclasses import dataclass, field
 from glob import escape
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 from pydantic import BaseModel
 
 from scorekit.errors import UserError
 from scorekit.files import remove_temporaries, replacing_folder
 from trainer.search.curation.disk_spool import DiskSpool, in_groups
-from trainer.search.curation.entries import entries_of
 from trainer.search.curation.samples import CuratedPrompt, CuratedRun
 from trainer.search.records import Question
-from trainer.sft.curation_record import FILE, CurationRecord
+from trainer.sft.curation_record import FILE, CurationRecord, RecordEntry, Verdict
 
 SCHEMA_VERSION = 1
+#: Commands whose decisions are part of the record.
+DECIDE: Final = ("diagnose", "hallucinations", "verify")
+#: Kinds of answers without a gold page whose visible images have the fact.
+_EVIDENT: Final = ("same_document", "same_data")
 _AT_ONCE = 200  # max rows in memory and in a row group of Parquet
 
 
@@ -240,6 +243,22 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
         raise UserError(f"{path}: cannot be read: {error}") from None
 
 
-def shares(decisions: Iterable[Decision]) -> list[tuple[str, int]]:
-    """Return (reason, number of rows) in the order of their first row."""
-    return list(Counter(decision.reason for decision in decisions).items())
+def entries_of(command: str, row: Mapping[str, Any]) -> Iterator[RecordEntry]:
+    """Yield the entries of the record for a row of a command's decisions.jsonl."""
+    id, reason = str(row["id"]), str(row["reason"])
+    if command == "verify":
+        if row.get("class"):
+            yield RecordEntry(id, command, "keep" if row["kept"] else "drop", str(row["class"]))
+        elif reason.startswith("no verdict"):
+            yield RecordEntry(id, command, "open", reason)
+    elif command == "diagnose":
+        if row["kept"]:
+            verdict: Verdict = "doubt" if reason == "reference_suspected" else "keep"
+            yield RecordEntry(id, command, verdict, reason)
+    elif command == "hallucinations":
+        kinds = row.get("episode_kinds") or {}
+        if kinds or not row["kept"]:
+            yield RecordEntry(id, command, "keep" if row["kept"] else "drop", reason)
+        for episode, kind in kinds.items():
+            verdict = "keep" if kind in _EVIDENT else "open" if kind == "undecided" else "drop"
+            yield RecordEntry(id, command, verdict, str(kind), str(episode))

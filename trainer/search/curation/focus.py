@@ -12,8 +12,8 @@ from scorekit.numeric.thresholds import above
 from scorekit.report.page import chart_image
 from trainer.search.curation.buckets import BUCKETS, bucket_of
 from trainer.search.curation.config import CurationConfig, FocusConfig
+from trainer.search.curation.config_sections import Rule
 from trainer.search.curation.dataset import CurationResult, Decision, question_row, refs
-from trainer.search.curation.measures import Rule
 from trainer.search.curation.pages import Section, curation_page
 from trainer.search.curation.prior_decisions import PriorDecisions
 from trainer.search.curation.samples import CuratedPrompt, CuratedRun, mean_of

@@ -9,8 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from scorekit.errors import UserError
-from trainer.search.curation.dataset import decisions_digest, read_decisions
-from trainer.search.curation.entries import DECIDE, entries_of
+from trainer.search.curation.dataset import (
+    DECIDE,
+    decisions_digest,
+    entries_of,
+    read_decisions,
+)
 from trainer.search.curation.samples import CuratedPrompt
 from trainer.sft.curation_record import (
     EXCLUDE,

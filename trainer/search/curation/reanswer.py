@@ -23,7 +23,13 @@ from trainer.search.answer.answer_judge import AnswerJudge, max_verdict_usage
 from trainer.search.answer.config import AnsweringConfig, ChatModelConfig, PriceConfig
 from trainer.search.answer.generator import Generator, estimated_words
 from trainer.search.answer.paid_chat import CachedChat
-from trainer.search.answer.spending import SpendTracker, cost_of, format_totals, sum_charges
+from trainer.search.answer.spending import (
+    STORED_ARE_FREE,
+    SpendTracker,
+    format_totals,
+    max_usage,
+    planned_charges,
+)
 from trainer.search.config import RetrieverConfig, SearchConfig
 from trainer.search.curation.config import CurationConfig
 from trainer.search.records import ApiUsage
@@ -153,34 +159,16 @@ class PlannedCalls:
 def estimated_usage(planned: Sequence[PlannedCalls], cfg: AnsweringConfig) -> list[str]:
     """Return lines about the max calls, tokens and cost, without a call.
 
-    An answer counts `max_output_tokens`, an image `tokens_per_image`. Stored answers cost nothing.
+    Stored answers cost nothing.
     """
-    generator_cfg = cfg.generator
-    generator, judge = ApiUsage(), ApiUsage()
+    calls: dict[str, list[ApiUsage]] = {"generator": [], "judge": []}
     for item in planned:
-        prompt_tokens = (
-            estimated_words(generator_cfg.system, item.question)
-            + item.num_images * generator_cfg.tokens_per_image
-        )
-        usage = ApiUsage(
-            calls=item.times,
-            prompt_tokens=item.times * prompt_tokens,
-            completion_tokens=item.times * generator_cfg.max_output_tokens,
-        )
-        generator = sum_charges({"so far": generator, "now": usage})
+        words = estimated_words(cfg.generator.system, item.question)
+        calls["generator"].append(max_usage(cfg.generator, words, item.num_images, item.times))
         texts = item.question, item.reference, item.reference
-        for _ in range(item.times):
-            verdict = max_verdict_usage(texts, 0, cfg.judge)
-            judge = sum_charges({"so far": judge, "now": verdict})
-    charges = {"generator": generator, "judge": judge}
+        calls["judge"] += [max_verdict_usage(texts, 0, cfg.judge)] * item.times
     prices = {"generator": cfg.money.generator, "judge": cfg.money.judge}
-    priced = {
-        name: charge.model_copy(
-            update={"money": cost_of(prices[name], charge.prompt_tokens, charge.completion_tokens)}
-        )
-        for name, charge in charges.items()
-    }
-    return [f"at most: {format_totals(priced)}", "answers in the file of answers cost nothing"]
+    return [f"at most: {format_totals(planned_charges(calls, prices))}", STORED_ARE_FREE]
 
 
 def kept_answers(cfg: CurationConfig, out: Path) -> Path:

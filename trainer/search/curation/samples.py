@@ -17,8 +17,8 @@ from scorekit.config import load_config
 from scorekit.errors import UserError
 from trainer.search.config import SearchConfig
 from trainer.search.curation.config import CurationConfig
+from trainer.search.curation.config_sections import Combine, Measure
 from trainer.search.curation.disk_spool import DiskSpool
-from trainer.search.curation.measures import Combine, Measure
 from trainer.search.data import load_questions
 from trainer.search.records import SUCCESS, Question, Trajectory
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore
@@ -85,15 +85,21 @@ class CuratedPrompt:
         scored = [sample for sample in self.samples if sample.value(measure) is not None]
         if combine == "all" or not scored:
             return scored
-        last = scored[-1]
-        if combine == "last_run":
-            return [sample for sample in scored if sample.order == last.order]
-        last_step = (last.order, last.step)
-        return [sample for sample in scored if (sample.order, sample.step) == last_step]
+        return of_same_part(scored, scored[-1], combine)
 
     def mean(self, combine: Combine, measure: Measure) -> float | None:
         """Return the mean of the episodes that count; None without one."""
         return mean_of(self.counted(combine, measure), measure)
+
+
+def of_same_part(
+    samples: Iterable[EpisodeSummary], last: EpisodeSummary, combine: Combine
+) -> list[EpisodeSummary]:
+    """Return the episodes of the run of `last`, or of its step if `combine` is last_step."""
+    same_run = [sample for sample in samples if sample.order == last.order]
+    if combine == "last_run":
+        return same_run
+    return [sample for sample in same_run if sample.step == last.step]
 
 
 def mean_of(samples: Iterable[EpisodeSummary], measure: Measure) -> float | None:

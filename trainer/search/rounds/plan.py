@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -17,12 +17,11 @@ from trainer.runs.config import pinned_settings
 from trainer.search.config import SearchConfig
 from trainer.search.curation.config import CurationConfig
 from trainer.search.curation.reanswer import merged
-from trainer.search.curation.verification.verifier import check_independent
 from trainer.search.rounds.config import RoundConfig, RoundsConfig
+from trainer.search.verification.verifier import check_independent
 from trainer.sft.config import SftConfig
 from trainer.sft.curation_record import FILE
 
-C = TypeVar("C", bound=BaseModel)
 #: File of paid answers in the loop's folder, which all curation commands share.
 ANSWERS = "answers.sqlite"
 _FILES = {".jsonl", ".json", ".parquet", ".jinja"}
@@ -86,7 +85,7 @@ class LoopPlan:
             all_rows = {"train_split": None, "train_limit": None}
             rows = state.data if state.rows is None else {"train": state.rows}
             loop_settings["data"] = all_rows | rows
-        return _checked(
+        return check_config(
             SearchConfig, merged(settings, loop_settings), f"{round_cfg.name}: training"
         )
 
@@ -101,7 +100,7 @@ class LoopPlan:
         loop_settings: dict[str, Any] = {"data": state.data} if state is not None else {}
         if settings.get("answers") is None:
             loop_settings["answers"] = str(self.out / ANSWERS)
-        return _checked(
+        return check_config(
             CurationConfig, merged(settings, loop_settings), f"{round_cfg.name}: curation"
         )
 
@@ -125,7 +124,7 @@ class LoopPlan:
             "data": {"train": str(rows), "record": record and str(record / FILE)},
             "misc": {"run_dir": str(self.folder(round_cfg) / "sft")},
         }
-        return _checked(SftConfig, merged(settings, loop_settings), f"{round_cfg.name}: sft")
+        return check_config(SftConfig, merged(settings, loop_settings), f"{round_cfg.name}: sft")
 
 
 def check_plan(plan: LoopPlan) -> LoopState:
@@ -254,7 +253,3 @@ def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> Sequence[str
     """Return the keys that differ, with both values."""
     keys = [key for key in sorted({*before, *after}) if before.get(key) != after.get(key)]
     return [f"{key}: {before.get(key)!r} then, {after.get(key)!r} now" for key in keys]
-
-
-def _checked(config_type: type[C], values: Mapping[str, Any], label: str) -> C:
-    return check_config(config_type, values, label)

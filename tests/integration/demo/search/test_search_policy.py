@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from demo.run import MODELS
+from demo.common import MODELS
 from demo.search.make_corpus import HELDOUT
 from demo.train.search.policy import CONFIG, questions_of
 from demo.train.search.questions import bare

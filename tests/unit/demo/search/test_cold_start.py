@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from demo.search.make_corpus import FINAL_TEST, HELD_OUT, HELDOUT, TRAIN
+from demo.train.chat_policy import STOP
 from demo.train.search.copying import new_model
 from demo.train.search.policy import query_row, questions_of
 from demo.train.search.questions import Questions, bare
 from demo.train.search.scripts import BROKEN, DONE, STYLES, Scripts, search_turn
-from demo.train.search.tokenizer import STOP, TAGS, new_tokenizer
+from demo.train.search.tokenizer import TAGS, new_tokenizer
 from trainer.search.actions import Complete, Crop, Invalid, Search, parse
 from trainer.search.rollout.policies import TurnRequest
 from trainer.search.rollout.prompt import Message

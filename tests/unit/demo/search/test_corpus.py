@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from demo.search.answer_keys import FINAL_KEYS, KEYS, Key, Spot, read_keys
-from demo.search.final_test.asked import everything as asked_at_last
+from demo.search.final_test.questions import everything as final_questions
 from demo.search.make_corpus import FINAL_TEST, HELDOUT, TRAIN
 from demo.search.reading import (
     CORPUS,
@@ -74,7 +74,7 @@ def test_the_data_is_small_and_its_questions_are_told_apart(rows: dict, keys: li
 
 def test_the_final_test_is_of_documents_and_questions_of_its_own(rows: dict) -> None:
     final = rows_of(FINAL_TEST)
-    assert list(final) == [final_question.question for final_question in asked_at_last()]
+    assert list(final) == [final_question.question for final_question in final_questions()]
     assert list(final) == [key.question for key in read_keys(FINAL_KEYS)]
     files = {path.name for path in FINAL_CORPUS.iterdir()}
     assert {row["file_name"] for row in final.values()} == files

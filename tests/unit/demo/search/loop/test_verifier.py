@@ -10,7 +10,7 @@ import pytest
 from demo.search.answer_keys import read_keys
 from demo.search.loop.verifier import Verifying
 from demo.search.reading import HEIGHT, WIDTH, Sight
-from trainer.search.curation.verification.verifier import read_opinion
+from trainer.search.verification.verifier import read_opinion
 
 SEEDS = range(3)
 KEY_SUBSET = read_keys()[::3]

@@ -12,7 +12,6 @@ from scorekit.errors import UserError
 from tests.kits.trainer.search_answers import episode
 from trainer.search.answer.config import AnsweringConfig, MoneyConfig
 from trainer.search.answer.estimate import estimate, worst_case
-from trainer.search.answer.limiter import Limiter
 from trainer.search.answer.spending import BudgetExceeded, SpendTracker
 from trainer.search.records import ApiUsage, GeneratedAnswer, Trajectory
 
@@ -127,27 +126,6 @@ def test_running_totals_are_told(caplog):
 def test_a_cap_without_prices_is_a_mistake():
     with pytest.raises(ValidationError, match="without a price"):
         MoneyConfig(cap=5.0)
-
-
-def test_a_limiter_bounds_requests_and_tokens():
-    async def work():
-        limiter, go, maxima = Limiter(3, 100), asyncio.Event(), [0, 0]
-
-        async def call(tokens: int) -> None:
-            async with limiter.hold(tokens):
-                maxima[:] = max(maxima[0], limiter.requests), max(maxima[1], limiter.tokens)
-                await go.wait()
-
-        calls = [asyncio.create_task(call(n)) for n in (40, 40, 40, 10, 10, 10, 10, 500)]
-        for _ in range(10):
-            await asyncio.sleep(0)
-        assert (limiter.requests, limiter.tokens) == (2, 80)  # the third waits for tokens
-        go.set()
-        await asyncio.gather(*calls)
-        assert maxima[0] <= 3 and maxima[1] <= 100
-        assert (limiter.requests, limiter.tokens) == (0, 0)
-
-    asyncio.run(work())
 
 
 CONFIG = AnsweringConfig.model_validate(

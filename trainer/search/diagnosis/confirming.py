@@ -1,0 +1,105 @@
+"""Run the paid calls of `alternatives` and `hallucinations` with their pages and images."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scorekit.client.embeddings import Embeddings
+from scorekit.errors import SampleError
+from scorekit.retrieval.client import Retriever
+from trainer.search.answer.config import AnsweringConfig
+from trainer.search.config import RetrieverConfig
+from trainer.search.curation.config import CurationConfig
+from trainer.search.curation.config_sections import AlternativesConfig, Kind
+from trainer.search.curation.reanswer import AnswerSampler, ask_all, kept_answers
+from trainer.search.diagnosis.alternatives import Confirmed, confirm
+from trainer.search.diagnosis.hallucinations import Suspect, kind_of
+from trainer.search.diagnosis.proposals import Embed, Proposal, propose
+from trainer.search.records import Question
+from trainer.search.trajectories.store import FOLDER, TrajectoryStore
+
+
+@dataclass(frozen=True, slots=True)
+class ConfirmedResults:
+    """The results by question id. manifest_extra: the index, generator and embedder."""
+
+    proposals: Mapping[str, Sequence[Proposal]]
+    results: Mapping[str, Confirmed]
+    manifest_extra: Mapping[str, Any]
+
+
+def confirm_all(
+    questions: Sequence[Question],
+    answering: AnsweringConfig,
+    pages: RetrieverConfig,
+    cfg: CurationConfig,
+    out: Path,
+) -> ConfirmedResults:
+    """Propose pages for each question and confirm them. Raises UserError, ServiceUnreachable."""
+    alternatives_cfg = cfg.alternatives
+    retriever = Retriever(pages.url, timeout_s=pages.timeout_s, deadline_s=pages.deadline_s)
+    with retriever, _embedder(alternatives_cfg) as (embed, model):
+        index = retriever.info()
+        proposals = propose(questions, retriever, alternatives_cfg, embed)
+
+        async def load_image(page_id: str) -> bytes:
+            return await asyncio.to_thread(retriever.image, page_id)
+
+        def job(question: Question) -> Callable[[AnswerSampler], Awaitable[Confirmed]]:
+            return lambda asking: confirm(
+                asking, question, proposals.get(question.id, ()), load_image, alternatives_cfg
+            )
+
+        jobs = [job(question) for question in questions]
+        results = ask_all(answering, kept_answers(cfg, out), f"alternatives {out.name}", jobs)
+    extra = {"index": index.revision, "generator": answering.generator.model, "embedder": model}
+    by_id = {question.id: result for question, result in zip(questions, results, strict=True)}
+    return ConfirmedResults(proposals, by_id, extra)
+
+
+@contextmanager
+def _embedder(cfg: AlternativesConfig) -> Iterator[tuple[Embed | None, str | None]]:
+    """Open the embeddings server of the config; yield its function and model, or None."""
+    if cfg.embeddings_url is None:
+        yield None, None
+        return
+    with Embeddings(cfg.embeddings_url, model=cfg.embeddings_model) as embeddings:
+
+        def embed(texts: Sequence[str]) -> list[Sequence[float] | None]:
+            vectors = embeddings.embed(texts)
+            return [None if isinstance(vector, SampleError) else vector for vector in vectors]
+
+        yield embed, embeddings.info().model
+
+
+def kinds_of(
+    questions: Mapping[str, Question],
+    suspects: Mapping[str, Sequence[Suspect]],
+    runs: Sequence[Path],
+    answering: AnsweringConfig,
+    cfg: CurationConfig,
+    out: Path,
+) -> dict[str, Kind]:
+    """Return the kind of each suspect by its `EpisodeSummary.ref`, with the images of its run.
+
+    Raises UserError, also for a missing image.
+    """
+    stores = [TrajectoryStore(run / FOLDER) for run in runs]
+
+    async def load_image(order: int, sha256: str) -> bytes:
+        return await asyncio.to_thread(stores[order].read_image, sha256)
+
+    def job(name: str, suspect: Suspect) -> Callable[[AnswerSampler], Awaitable[Kind]]:
+        return lambda asking: kind_of(
+            asking, questions[name], suspect, load_image, cfg.hallucinations
+        )
+
+    named_suspects = [(name, suspect) for name in questions for suspect in suspects.get(name, ())]
+    jobs = [job(name, suspect) for name, suspect in named_suspects]
+    kinds = ask_all(answering, kept_answers(cfg, out), f"hallucinations {out.name}", jobs)
+    return {suspect.ref: kind for (_, suspect), kind in zip(named_suspects, kinds, strict=True)}

@@ -1,0 +1,81 @@
+"""The commands `python -m trainer search distill|rewrite`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trainer.search.curation.command_line import CurationOptions, curation_command
+
+
+@curation_command(
+    *("run", "out", "record", "verified", "exclude", "config", "set_", "overwrite"),
+)
+def distill(options: CurationOptions) -> None:
+    """Turn the rare right episodes of prompts that mostly fail into rows for `trainer sft`."""
+    from trainer.search.distillation.choose import EpisodeTextStore
+
+    texts = EpisodeTextStore()
+    with options.curating(visit=texts.visit) as (cfg, prompts, read):
+        from trainer.search.distillation.distill import (
+            distill_page,
+            distilled_rows,
+            make_distilled,
+        )
+        from trainer.search.distillation.spool import row_spool, write_sft_rows
+
+        decided = options.prior_decisions(prompts)
+        with row_spool() as spool:
+            curated = make_distilled(prompts, texts.spool, read, cfg, spool, decided)
+            rows = distilled_rows(curated, spool, read)
+            options.write(
+                curated, distill_page, prompts, lambda folder: write_sft_rows(folder, rows)
+            )
+            _print_longest(curated.manifest_extra["longest_row"])
+
+
+@curation_command(
+    *("distilled", "out", "record", "verified", "exclude", "config", "set_", "overwrite"),
+    "estimate",
+)
+def rewrite(
+    options: CurationOptions,
+    distilled: Annotated[Path, typer.Option("--from", help="Folder that `distill` has left.")],
+    estimate: Annotated[
+        bool, typer.Option("--estimate", help="Say what it asks for at most; ask nobody.")
+    ] = False,
+) -> None:
+    """Rewrite the thoughts of distilled rows with a model; their actions stay unchanged."""
+    with options.configured(distilled) as cfg:
+        from trainer.search.curation.prior_decisions import read_decided
+        from trainer.search.curation.reanswer import kept_answers
+        from trainer.search.distillation.rewrite import (
+            Distilled,
+            estimated,
+            make_rewritten,
+            rewrite_page,
+            rewritten_rows,
+        )
+        from trainer.search.distillation.spool import row_spool, write_sft_rows
+
+        decisions, digests = read_decided(
+            options.record or (), options.verified or (), options.exclude or ()
+        )
+        source = Distilled(distilled, decisions)
+        if estimate:
+            typer.echo("\n".join(estimated(source, cfg.rewrite)))
+            return
+        with row_spool() as spool:
+            answers = kept_answers(cfg, options.out)
+            curated = make_rewritten(source, cfg, answers, options.out, spool)
+            curated.inputs = {**curated.inputs, **digests}
+            rows = rewritten_rows(curated, spool, source)
+            options.write(curated, rewrite_page, (), lambda folder: write_sft_rows(folder, rows))
+            _print_longest(curated.manifest_extra["longest_row"])
+
+
+def _print_longest(ids: int) -> None:
+    if ids:
+        typer.echo(f"the longest row has {ids} ids: trainer sft --max_length {ids}")

@@ -1,0 +1,125 @@
+"""The model that rewrites thoughts; a call has a few turns of an episode."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from scorekit.llm import LLMError
+from scorekit.llm.wire import Choice, parse_json
+from trainer.search.answer.answer_cache import PaidAnswerCache
+from trainer.search.answer.config import MoneyConfig
+from trainer.search.answer.generator import estimated_words
+from trainer.search.answer.paid_chat import CachedChat, PaidText
+from trainer.search.answer.spending import (
+    STORED_ARE_FREE,
+    SpendTracker,
+    format_totals,
+    max_usage,
+    planned_charges,
+)
+from trainer.search.curation.config_sections import RewriteConfig
+
+NAME: Final = "rewriter"
+_TURN: Final = {
+    "type": "object",
+    "properties": {"turn": {"type": "integer"}, "thought": {"type": "string"}},
+    "required": ["turn", "thought"],
+    "additionalProperties": False,
+}
+SCHEMA: Final = {
+    "type": "object",
+    "properties": {"turns": {"type": "array", "items": _TURN}},
+    "required": ["turns"],
+    "additionalProperties": False,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class OriginalThought:
+    """The thought of a turn. turn: index of its message in the conversation. action: its text, for
+    context."""
+
+    turn: int
+    action: str
+    thought: str
+
+
+class Rewriter:
+    """The client of the rewriting model (`CachedChat`). Use it in one event loop.
+
+    Raises UserError for a config without a model.
+    """
+
+    def __init__(self, cfg: RewriteConfig, paid_answers: PaidAnswerCache) -> None:
+        self._cfg = cfg
+        money = MoneyConfig(generator=cfg.price, cap=cfg.cap)
+        self._money = SpendTracker(money, paid_answers.spent(), {NAME: cfg.price})
+        self._chat = CachedChat(NAME, cfg.rewriter, paid_answers, self._money)
+
+    async def check(self) -> None:
+        """Raise UserError if the server is unavailable, refuses the key, or has another model."""
+        await self._chat.check()
+
+    async def close(self) -> None:
+        """Cancel pending calls and close the connections."""
+        await self._chat.close()
+
+    def spent(self) -> str:
+        """Return the usage of the command, including its earlier starts, as text."""
+        return format_totals({NAME: self._money.totals[NAME]})
+
+    async def rewritten(
+        self, question: str, thoughts: Sequence[OriginalThought]
+    ) -> dict[int, str] | None:
+        """Return the rewritten thought of each turn.
+
+        Empty if the answer has another form; None without an answer.
+        Raises UserError, BudgetExceeded.
+        """
+        cfg = self._cfg.rewriter
+        text = thoughts_prompt(question, thoughts)
+        try:
+            reply, _ = await self._chat.ask(
+                [text, self._chat.settings()],
+                lambda: [
+                    {"role": "system", "content": cfg.system},
+                    {"role": "user", "content": text},
+                ],
+                words=estimated_words(cfg.system, text),
+                schema=SCHEMA,
+            )
+        except (LLMError, TimeoutError):
+            return None
+        return _read(reply, thoughts)
+
+
+def thoughts_prompt(question: str, thoughts: Sequence[OriginalThought]) -> str:
+    """Return the user message of a call."""
+    turns = [{"turn": t.turn, "action": t.action, "thought": t.thought} for t in thoughts]
+    return json.dumps({"question": question, "turns": turns}, ensure_ascii=False)
+
+
+def _read(reply: PaidText, thoughts: Sequence[OriginalThought]) -> dict[int, str]:
+    """Return the thoughts of an answer; empty for an invalid one."""
+    try:
+        answer = parse_json(Choice(0, reply.text or "", "stop", None), SCHEMA)
+    except LLMError:
+        return {}
+    turns: list[Mapping[str, Any]] = answer["turns"]
+    if [entry["turn"] for entry in turns] != [entry.turn for entry in thoughts]:
+        return {}
+    return {entry["turn"]: entry["thought"] for entry in turns}
+
+
+def estimated_calls(calls: Sequence[str], cfg: RewriteConfig) -> list[str]:
+    """Return lines about the max calls, tokens and cost, without a call.
+
+    calls: the texts to send. Stored answers cost nothing.
+    """
+    system = cfg.rewriter.system
+    usages = [max_usage(cfg.rewriter, estimated_words(system, text)) for text in calls]
+    charges = planned_charges({NAME: usages}, {NAME: cfg.price})
+    return [f"at most: {format_totals(charges)}", STORED_ARE_FREE]
