@@ -63,16 +63,16 @@ def find_tests(name: str) -> list[str]:
         siblings = [file for file in modules.values() if Path(file).parent == folder]
         return list(dict.fromkeys(test for file in siblings for test in _by_name(file)))
     module = next(key for key, file in modules.items() if file == name)
-    found = dict.fromkeys(_by_name(name))
+    test_files = dict.fromkeys(_by_name(name))
     importers = reached = {module}
     steps = 0
-    while importers and (steps < STEPS or not found):
+    while importers and (steps < STEPS or not test_files):
         importers = {user for used in importers for user in _users().get(used, ())} - reached
-        found |= dict.fromkeys(sorted(modules[user] for user in importers if _is_test(user)))
+        test_files |= dict.fromkeys(sorted(modules[user] for user in importers if _is_test(user)))
         importers = {user for user in importers if not _is_test(user)}
         reached = reached | importers
         steps += 1
-    return list(found)
+    return list(test_files)
 
 
 def find_all_tests(names: Iterable[str]) -> list[str]:
@@ -138,7 +138,7 @@ def _users() -> Mapping[str, set[str]]:
         names = imported_modules(path, paths)
         text = path.read_text(encoding="utf-8")
         for name in re.findall(r"[\"']((?:\w+\.)*\w+)(?:[.:]\w+)?[\"']", text):
-            names |= {name, f"{name}.__main__"} & paths.keys()
+            names |= {name, f"{name}.__main__", f"{module}.{name}"} & paths.keys()
         names |= {module_of[file] for file in re.findall(r"[\w/]+\.py", text) if file in module_of}
         for name in names - {module}:
             users.setdefault(name, set()).add(module)

@@ -42,8 +42,10 @@ def test_every_source_file_has_tests():
 def test_a_folder_of_tests_is_a_folder_or_a_file_of_the_tree(kind):
     root = ROOT / "tests" / kind
     folders = {path.parent.relative_to(root) for path in root.rglob("test_*.py")}
-    known = [f for f in folders if (ROOT / f).is_dir() or (ROOT / f).with_suffix(".py").is_file()]
-    assert folders == set(known)
+    mirrored = [
+        f for f in folders if (ROOT / f).is_dir() or (ROOT / f).with_suffix(".py").is_file()
+    ]
+    assert folders == set(mirrored)
 
 
 def test_the_test_of_the_same_name_comes_first():

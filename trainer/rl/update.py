@@ -125,9 +125,7 @@ def update_policy(
     sums: dict[str, float] = {}
     norms: list[float] = []
     skipped = num_tokens = num_kl_tokens = 0
-    # If the KL has no weight, a row that only has a KL has no part in the loss.
-    counted = advantages.kl_token_mask if passes.weights.kl_coef else advantages.mask
-    with_tokens = [i for i in range(len(rollouts)) if bool(counted[i].any())]
+    with_tokens = _rows_with_loss(advantages, passes)
     steps: list[list[int]] = []
     for epoch in range(epochs):
         if epoch == 0 or not recomputes_logprobs:  # else the micro-batches must not change
@@ -152,6 +150,15 @@ def update_policy(
                 skipped += 1
     optimizer.zero_grad(set_to_none=True)
     return _stats(world.sum(sums), num_tokens, num_kl_tokens, norms, skipped)
+
+
+def _rows_with_loss(advantages: TokenAdvantages, passes: ForwardOptions) -> list[int]:
+    """Return the rows with a part in the loss.
+
+    Without a weight of the KL, a row that only has a KL has none.
+    """
+    counted = advantages.kl_token_mask if passes.weights.kl_coef else advantages.mask
+    return [row for row, mask in enumerate(counted) if bool(mask.any())]
 
 
 def _minibatches(order: list[int], cfg: RLConfig) -> list[list[int]]:

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 
 from scorekit.errors import UserError
 from trainer.rl.config import PolicyConfig
-from trainer.runs.config import DEFAULT_EVAL_SET, PlaceConfig
+from trainer.runs.config import DEFAULT_EVAL_SET, FolderConfig
 from trainer.runs.evaluation.paired import PairedStat, comparison_values
 from trainer.runs.run_log import open_run_dir, read_jsonl, write_json, write_jsonl
 
@@ -143,7 +143,7 @@ class EvaluationFiles:
         return EvaluationOutcome(self.name, evaluated, page, earlier, groups, comparison)
 
 
-def check_folder(misc: PlaceConfig, sets: Iterable[str], compares: bool, overwrite: bool) -> None:
+def check_folder(misc: FolderConfig, sets: Iterable[str], compares: bool, overwrite: bool) -> None:
     """Raise UserError if run_dir is not writable, or an evaluation would be replaced."""
     folder = open_run_dir(misc)
     paths = (
