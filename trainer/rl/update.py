@@ -118,9 +118,8 @@ def update_policy(
     world = world or DistributedContext(next(policy_model.parameters()).device)
     model_options = (temperature, pad_id, dtype, banned_token_ids)
     passes = ForwardOptions(policy_model, ppo_cfg, world, *model_options)
-    algorithm = ppo_cfg.chosen_algorithm
-    recomputes_logprobs = algorithm.makes_own_logprobs
-    epochs = 1 if algorithm.takes_one_step else ppo_cfg.ppo_epochs
+    recomputes_logprobs = ppo_cfg.makes_own_logprobs
+    epochs = 1 if ppo_cfg.chosen_algorithm.takes_one_step else ppo_cfg.ppo_epochs
     shuffle = torch.Generator().manual_seed(seed)
     sums: dict[str, float] = {}
     norms: list[float] = []
@@ -138,7 +137,7 @@ def update_policy(
             world.barrier()
             stats = accumulate_gradients(rollouts, advantages, chosen, passes)
             if recomputes_logprobs and not (norms or skipped):
-                _check_unclipped(algorithm.name, stats)
+                _check_unclipped(ppo_cfg.algorithm, stats)
             _add(sums, stats)
             num_tokens += int(advantages.mask[chosen].sum())
             num_kl_tokens += int(advantages.kl_token_mask[chosen].sum())
