@@ -253,7 +253,7 @@ def test_a_sick_model_whose_device_is_lost_takes_no_more():
 
 
 def test_a_tokeniser_that_hangs_is_not_ready_and_takes_no_more(monkeypatch):
-    monkeypatch.setattr("scorekit.server.queue.tokenizer_thread.TOKENISE_STALL_S", 0.05)
+    monkeypatch.setattr("scorekit.server.queue.batching.TOKENISE_STALL_S", 0.05)
     go = threading.Event()
 
     class Stuck(FakeBackend):
