@@ -192,7 +192,7 @@ def test_a_damaged_file_is_put_aside_and_begun_anew(path, damage, caplog):
 def test_a_file_that_is_harmed_in_mid_run_is_begun_anew(path, harm, caplog, monkeypatch):
     monkeypatch.setattr("scorekit.client.cache._REST_S", 0.0)
     samples = [
-        sample | {"mt": sample["mt"] * 400} for sample in SAMPLES[:500]
+        sample | {"mt": sample["mt"] * 100} for sample in SAMPLES[:500]
     ]  # beyond SQLite's memory
     recorder = _recorder()
     with running_app(recorder) as url, SyncScoringClient(url, cache_db=path) as client:
