@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import cache
 
 import pytest
 
@@ -24,20 +25,20 @@ FRAGMENT_LIMITS = {"scorekit": 6, "services": 2}
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_identifiers_say_what_their_value_is(package):
+def test_identifiers_and_docstrings_say_what_their_value_is(package):
     check(package, BANNED_LIMITS.get(package, 0), is_docstring=False)
-
-
-@pytest.mark.parametrize("package", PACKAGES)
-def test_docstrings_begin_with_a_sentence(package):
     check(package, FRAGMENT_LIMITS.get(package, 0), is_docstring=True)
+
+
+@cache
+def findings_of(package):
+    return [finding for file in python_files(ROOT / package) for finding in find_all(file)]
 
 
 def check(package, limit, *, is_docstring):
     findings = [
         f"{finding.path}:{finding.line}: {finding.word}"
-        for file in python_files(ROOT / package)
-        for finding in find_all(file)
+        for finding in findings_of(package)
         if finding.is_docstring == is_docstring
     ]
     assert len(findings) <= limit, "\n".join(findings)

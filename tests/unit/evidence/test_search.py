@@ -118,10 +118,9 @@ def test_only_trainings_of_a_control_are_dealt(monkeypatch):
 
 
 def test_each_arm_differs_from_both_rewards_in_one_thing():
-    (both,) = settings_of("both")
-    changed = {
-        name: {key for key in both if settings_of(name)[-1][key] != both[key]} for name in ARMS
-    }
+    settings = {name: settings_of(name)[-1] for name in ARMS}
+    both = settings["both"]
+    changed = {name: {key for key in both if settings[name][key] != both[key]} for name in ARMS}
     weights = {"reward.w_judge", "reward.w_ndcg"}
     guard = {"answering.judge.no_evidence"}
     assert changed == {
@@ -214,7 +213,8 @@ def write_lines(path: Path, lines: list[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in lines), encoding="utf-8")
 
 
-def test_runs_become_tables_and_a_picture(tmp_path):
+def test_runs_become_tables_and_a_picture(tmp_path, monkeypatch):
+    monkeypatch.setattr("evidence.search.summary.RESAMPLES", 200)
     plan = replace(make_plan(False, [], [1, 2], CONFIG), folder=tmp_path)
     for arm in ARMS.values():
         for question_set in SETS:

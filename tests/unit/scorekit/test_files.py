@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import errno
 import os
+import re
 import stat
 from pathlib import Path
 
@@ -187,7 +188,10 @@ def test_only_who_writes_a_file_alone_takes_away_what_another_left_of_it(tmp_pat
 
 
 def _renames(path: Path) -> bool:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    text = path.read_text(encoding="utf-8")
+    if not re.search(r"\b(rename|fsync|(os|temporary|partial)\.replace)\(", text):
+        return False
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             owner = getattr(node.func.value, "id", "")
             if node.func.attr in ("rename", "fsync") or (

@@ -13,7 +13,7 @@ import trl
 from tokenizers import AddedToken, Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from tests.kits.real_tokenizers import real_tokenizer
+from tests.kits.real_tokenizers import small_qwen
 from tests.kits.trainer.images import EOS, IMAGE, PAD, PROCESSOR, tiny
 from trainer.chat.config import ChatConfig
 from trainer.rl.config import SamplingConfig
@@ -35,8 +35,8 @@ def template(name: str) -> str:
 
 @cache
 def qwen(name: str) -> Any:
-    """Return Qwen3's tokenizer, which has the tokens of its vision models, with a template."""
-    tokenizer = deepcopy(real_tokenizer("qwen3"))
+    """Return Qwen3's small tokenizer, with the tokens of its vision models, with a template."""
+    tokenizer = deepcopy(small_qwen())
     tokenizer.chat_template = template(name)
     return tokenizer
 

@@ -77,7 +77,7 @@ def test_other_pages_give_another_answer(
     answerer: Answerer, references: dict[str, str], keys: Path
 ) -> None:
     """Check all pages without the fact, each at the size of a crop."""
-    for key in read_keys(keys)[:: 3 if keys == KEYS else 1]:
+    for key in read_keys(keys)[:: 8 if keys == KEYS else 4]:
         carry = {spot.page_id for spots in key.reads for spot in spots}
         sights = [
             Sight(page, FULL_PAGE, 3.0)

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
+from functools import cache
 
 import pytest
 
 from demo.search.answer_keys import read_keys
 from demo.search.loop.verifier import Verifying
-from demo.search.reading import HEIGHT, WIDTH, Sight
+from demo.search.reading import HEIGHT, WIDTH, Reader, Sight
 from trainer.search.verification.verifier import read_opinion
 
 SEEDS = range(3)
 KEY_SUBSET = read_keys()[::3]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_reader() -> Iterator[None]:
+    """Let all verifiers share one reader, which draws each page once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("demo.search.answering.Reader", cache(Reader))
+        yield
 
 
 class Seeing(Verifying):

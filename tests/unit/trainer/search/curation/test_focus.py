@@ -64,62 +64,62 @@ def scores(questions: Sequence[Question], low: int, **values: float) -> list[Tra
 
 
 def test_the_funnel_of_the_requirements(tmp_path: Path) -> None:
-    """Check the required counts.
+    """Check the required counts, of a tenth of the rows.
 
-    6,667 rows; 2,791 B, 1,560 A, 637 in 0, 1,679 never scored. 272 of A with at most 0.2, and 0
-    without 55 that people found bad: 854. Of 795 that were played 436 with at most 0.3, without
-    those of 82 flagged that are among them, 70: 366. Without 14 more: 352.
+    667 rows; 279 B, 156 A, 64 in 0, 168 never scored. 27 of A with at most 0.2, and 0 without 6
+    that people found bad: 85. Of 79 that were played 44 with at most 0.3, without those of 9
+    flagged that are among them, 7: 37. Without 2 more: 35.
     """
-    questions = [make_question(f"train_{n}") for n in range(6667)]
-    b, a, zero = questions[:2791], questions[2791:4351], questions[4351:4988]
+    questions = [make_question(f"train_{n}") for n in range(667)]
+    b, a, zero = questions[:279], questions[279:435], questions[435:499]
     bands = ((b, 0.9), (a, 0.4), (zero, 0.0))
     phase1 = write_run(
         tmp_path / "phase1",
         [searched(source, ndcg=ndcg, reward=ndcg) for bucket, ndcg in bands for source in bucket],
         questions,
     )
-    phase2 = write_run(tmp_path / "phase2", scores(a, 272, least=0.2, most=0.21), questions)
+    phase2 = write_run(tmp_path / "phase2", scores(a, 27, least=0.2, most=0.21), questions)
     sorted_into = run_command("buckets", tmp_path / "buckets", "--run", phase1)
     counts = manifest(sorted_into)["counts"]["reasons"]
-    assert counts == {"kept: 0": 637, "kept: A": 1560, "kept: B": 2791, "kept: unscored": 1679}
+    assert counts == {"kept: 0": 64, "kept: A": 156, "kept: B": 279, "kept: unscored": 168}
 
-    by_hand = excluded(tmp_path / "bad.txt", [source.id for source in zero[100:155]])
+    by_hand = excluded(tmp_path / "bad.txt", [source.id for source in zero[10:16]])
     flags = ("--run", phase1, "--run", phase2, "--buckets", sorted_into, "--exclude", by_hand)
     first = run_command("focus", tmp_path / "first", *flags)
-    assert len(kept_rows(first)) == 854
+    assert len(kept_rows(first)) == 85
     assert manifest(first)["counts"]["reasons"] == {
-        "kept: hard A": 272,
-        "kept: bucket 0": 582,
-        "dropped: A: above 0.2": 1288,
-        "dropped: excluded by hand": 55,
-        "dropped: mastered": 2791,
-        "dropped: unscored": 1679,
+        "kept: hard A": 27,
+        "kept: bucket 0": 58,
+        "dropped: A: above 0.2": 129,
+        "dropped: excluded by hand": 6,
+        "dropped: mastered": 279,
+        "dropped: unscored": 168,
     }
     funnel = [
         [entry[key] for key in ("stage", "rows", "B", "A", "0", "unscored")]
         for entry in manifest(first)["funnel"]
     ]
     assert funnel == [
-        ["questions", 6667, 2791, 1560, 637, 1679],
-        ["scored", 4988, 2791, 1560, 637, 0],
-        ["taken", 909, 0, 272, 637, 0],
-        ["not excluded", 854, 0, 272, 582, 0],
+        ["questions", 667, 279, 156, 64, 168],
+        ["scored", 499, 279, 156, 64, 0],
+        ["taken", 91, 0, 27, 64, 0],
+        ["not excluded", 85, 0, 27, 58, 0],
     ]
 
     rows = [source for source in questions if source.id in {row["id"] for row in kept_rows(first)}]
-    played = rows[:795]
-    round1 = write_run(tmp_path / "round1", scores(played, 436, least=0.3, most=0.31), rows)
-    flagged = [source.id for source in played[:70] + rows[780:792]]
+    played = rows[:79]
+    round1 = write_run(tmp_path / "round1", scores(played, 44, least=0.3, most=0.31), rows)
+    flagged = [source.id for source in played[:7] + played[76:78]]
     classes = {source.id: "OK" for source in rows} | dict.fromkeys(flagged, "GT_ERROR")
     flags = ("--run", round1, "--set", "focus.take=[last_round]", "--buckets", sorted_into)
     flags += ("--verified", verified(tmp_path / "verified", classes))
     second = run_command("focus", tmp_path / "second", *flags)
-    assert len(kept_rows(second)) == 366
-    assert [entry["rows"] for entry in manifest(second)["funnel"]] == [854, 795, 436, 366]
-    assert manifest(second)["counts"]["reasons"]["dropped: verified: GT_ERROR"] == 70
-    generator = excluded(tmp_path / "generator.txt", [row["id"] for row in kept_rows(second)[:14]])
+    assert len(kept_rows(second)) == 37
+    assert [entry["rows"] for entry in manifest(second)["funnel"]] == [85, 79, 44, 37]
+    assert manifest(second)["counts"]["reasons"]["dropped: verified: GT_ERROR"] == 7
+    generator = excluded(tmp_path / "generator.txt", [row["id"] for row in kept_rows(second)[:2]])
     third = run_command("focus", tmp_path / "third", *flags, "--exclude", generator)
-    assert [entry["rows"] for entry in manifest(third)["funnel"]] == [854, 795, 436, 366, 352]
+    assert [entry["rows"] for entry in manifest(third)["funnel"]] == [85, 79, 44, 37, 35]
 
 
 def test_a_mean_on_a_border_is_low_however_many_are_summed(tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ from trainer.search.curation.disk_spool import DiskSpool
 from trainer.search.curation.focus import make_focus
 from trainer.search.curation.prior_decisions import PriorDecisions
 from trainer.search.curation.samples import read_prompts
-from trainer.search.records import Question
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,25 +85,36 @@ def test_memory_does_not_grow_with_things_and_no_name_leads_to_them(
     assert list(tmp_path.iterdir()) == []
 
 
+#: Of a small run and a large one, whose questions are the same.
+QUESTIONS, FEW, MANY = 40, 1, 40
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """Return samples for each question -> the folder of a run with them."""
+    folder = tmp_path_factory.mktemp("runs")
+    questions = [make_question(f"q{number}") for number in range(QUESTIONS)]
+    return {
+        samples: write_run(
+            folder / f"{samples}",
+            [searched(q, n, ndcg=0.5, judge=1.0) for q in questions for n in range(samples)],
+            questions,
+        )
+        for samples in (FEW, MANY)
+    }
+
+
 @pytest.mark.parametrize("make", [make_buckets, partial(make_focus, decided=PriorDecisions())])
 def test_what_a_command_holds_does_not_grow_with_the_episodes(
-    make: Callable[..., CurationResult], tmp_path: Path
+    make: Callable[..., CurationResult], runs: dict[int, Path]
 ) -> None:
-    """Check 3,900 more episodes, which would need over a megabyte at one line each."""
-    questions = [make_question(f"q{number}") for number in range(100)]
-    few_bytes, many_bytes = (
-        used_bytes(tmp_path / f"{samples}", samples, questions, make) for samples in (1, 40)
-    )
-    assert many_bytes - few_bytes < 300_000
+    """Check 1,560 more episodes, which would need 400 kB at one line each."""
+    few_bytes, many_bytes = (used_bytes(runs[samples], samples, make) for samples in (FEW, MANY))
+    assert many_bytes - few_bytes < 120_000
 
 
-def used_bytes(
-    folder: Path, samples: int, questions: list[Question], make: Callable[..., CurationResult]
-) -> int:
+def used_bytes(folder: Path, samples: int, make: Callable[..., CurationResult]) -> int:
     """Return the bytes in use after a command with `samples` episodes for each question."""
-    episodes = [searched(q, n, ndcg=0.5, judge=1.0) for q in questions for n in range(samples)]
-    write_run(folder, episodes, questions)
-    del episodes
     cfg, sizes = CurationConfig(), []
     for _ in range(2):  # the first fills caches
         tracemalloc.start()
@@ -112,9 +122,7 @@ def used_bytes(
         result = make(prompts, read, cfg)
         sizes.append(tracemalloc.get_traced_memory()[0])
         tracemalloc.stop()
-        assert sum(len(decision.episodes) for decision in result.decisions) == samples * len(
-            questions
-        )
+        assert sum(len(decision.episodes) for decision in result.decisions) == samples * QUESTIONS
     return min(sizes)
 
 

@@ -12,7 +12,7 @@ import pytest
 import transformers
 
 from scorekit.errors import UserError
-from tests.kits.real_tokenizers import write_tokenizer
+from tests.kits.real_tokenizers import write_small_qwen, write_tokenizer
 from tests.kits.trainer.images import PROCESSOR
 from tests.kits.trainer.searching.episodes import (
     COMPLETE,
@@ -48,8 +48,8 @@ TEMPLATES = ["qwen2_5", "qwen3", "qwen3_instruct_2507", "qwen3_5_think", *VISION
 
 
 def save_reader(folder: Path, name: str, *, sees: bool, **changes: Any) -> Path:
-    """Save a model's files except its weights, with Qwen3's tokenizer and a template."""
-    write_tokenizer("qwen3", folder)
+    """Save a model's files except its weights, with a small tokenizer of Qwen3 and a template."""
+    write_small_qwen(folder)
     (folder / "chat_template.jinja").write_text(template(name), encoding="utf-8")
     if not sees:
         text = {"vocab_size": 151936, "max_position_embeddings": 8192, "eos_token_id": 151645}
@@ -187,6 +187,7 @@ class OneByOne:
 
 def test_tags_that_are_tokens_of_their_own_are_no_fault(tmp_path: Path) -> None:
     model = save_reader(tmp_path / "model", "qwen2_5", sees=False)
+    write_tokenizer("qwen3", model)  # tokens are added behind all others
     tokenizer = load_tokenizer(search_config(model).policy)
     tokenizer.add_tokens(["<search>", "</search>", "<odd>"], special_tokens=True)
     tokenizer.save_pretrained(model)
