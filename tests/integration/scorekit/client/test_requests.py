@@ -7,7 +7,6 @@ import contextlib
 import itertools
 import math
 import threading
-import time
 from collections import Counter
 
 import pytest
