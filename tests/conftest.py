@@ -17,7 +17,7 @@ import structlog
 from hypothesis import settings
 
 # No test depends on time, nor on how busy the machine is.
-settings.register_profile("scorekit", deadline=None)
+settings.register_profile("scorekit", deadline=None, max_examples=50)
 settings.load_profile("scorekit")
 # By default structlog draws tracebacks with all locals: seconds on a busy machine.
 structlog.configure(

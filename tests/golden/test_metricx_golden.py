@@ -4,6 +4,8 @@ In float64 only an error is larger than `CLOSE`; float32 is what is served."""
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from scipy.stats import spearmanr
 
@@ -40,9 +42,8 @@ def exact(metricx_folder):
     return backend
 
 
-@pytest.mark.parametrize("size", [1, 3])
-def test_scores_equal_upstream_in_float64_whatever_the_batch(exact, metricx_golden, size):
-    """Score both modes, long and short, mixed in one batch.
+def test_scores_equal_upstream_in_float64_whatever_the_batch(exact, metricx_golden):
+    """Score both modes, long and short, mixed in batches of three, and alone.
 
     An empty reference is upstream's, too. Over HTTP "" means quality estimation, but upstream's
     reference mode appends the empty field."""
@@ -57,17 +58,29 @@ def test_scores_equal_upstream_in_float64_whatever_the_batch(exact, metricx_gold
     ]
     encoded = exact.encode(samples, MetricXOptions())
     with float64():
-        batches = [encoded[n : n + size] for n in range(0, len(encoded), size)]
+        starts = [n for n in range(len(encoded)) if n % 4 in (0, 3)]
+        batches = [encoded[a:b] for a, b in pairwise([*starts, len(encoded)])]
         outcomes = [outcome for batch in batches for outcome in exact.forward(batch)]
     for e, outcome, (pair, mode) in zip(encoded, outcomes, cases, strict=True):
         assert outcome["score"] == pytest.approx(pair[mode], rel=0, abs=CLOSE)
         assert e.fields["tokens"] == pair[f"{mode}_n_tokens"]
 
 
-@pytest.fixture(scope="module", params=[64, 8192], ids=lambda n: f"{n}_tokens_a_batch")
-def service(request, metricx_folder):
-    backend = MetricXBackend(str(metricx_folder), device="cpu", threads=1)
-    with running_service(backend, max_batch_tokens=request.param) as url:
+@pytest.fixture(scope="module")
+def backend(metricx_folder):
+    return MetricXBackend(str(metricx_folder), device="cpu", threads=1)
+
+
+@pytest.fixture(scope="module")
+def service(backend):
+    """Return the URL of a service with small batches."""
+    with running_service(backend, max_batch_tokens=64) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def service_of_large_batches(backend):
+    with running_service(backend, max_batch_tokens=8192) as url:
         yield url
 
 
@@ -77,17 +90,20 @@ def _usable(golden, mode):
 
 
 @pytest.mark.parametrize("mode", ["qe", "ref"])
-def test_scores_over_http_equal_upstream_whatever_the_batch(service, metricx_golden, mode):
+def test_scores_over_http_equal_upstream_whatever_the_batch(
+    service, service_of_large_batches, metricx_golden, mode
+):
     pairs = _usable(metricx_golden, mode)
     samples = _samples({"pairs": pairs}, mode)
     with SyncScoringClient(service) as client:
         _assert_golden(client.score(samples, options={"cache": False}), pairs, mode)
+    with SyncScoringClient(service_of_large_batches) as client:
         odd = client.score(samples[::-2], options={"cache": False}, batch_size=3)
         _assert_golden(odd, pairs[::-2], mode)
 
 
-def test_one_request_may_mix_both_modes(service, metricx_golden):
-    pairs = _usable(metricx_golden, "ref")
+def test_one_request_may_mix_both_modes(service_of_large_batches, metricx_golden):
+    pairs = _usable(metricx_golden, "ref")[::2]
     mixed = [
         s
         for both in zip(
@@ -95,7 +111,7 @@ def test_one_request_may_mix_both_modes(service, metricx_golden):
         )
         for s in both
     ]
-    with SyncScoringClient(service) as client:
+    with SyncScoringClient(service_of_large_batches) as client:
         results = client.score(mixed, options={"cache": False})
     _assert_golden(results[::2], pairs, "qe")
     _assert_golden(results[1::2], pairs, "ref")

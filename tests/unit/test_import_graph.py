@@ -17,11 +17,7 @@ from tools.import_graph import (
 )
 
 
-def test_imports_between_boxes_have_no_cycle():
-    without_indirect(imports_by_box())
-
-
-def test_chart_is_current():
+def test_chart_is_current_and_has_no_cycle():
     text = DOCUMENT.read_text(encoding="utf-8")
     assert text == with_current_chart(text), "update it: python -m tools.import_graph"
 

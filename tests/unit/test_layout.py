@@ -6,9 +6,12 @@ import ast
 import importlib
 import subprocess
 import sys
+from collections import Counter
+from functools import cache
 from graphlib import TopologicalSorter
 from importlib.metadata import packages_distributions
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -91,6 +94,7 @@ SYNTH = {name: _ROOMS_OF_SYNTH[: i + 1] for i, name in enumerate(_ROOMS_OF_SYNTH
 ROOMS = TRAINER | SYNTH
 #: Files of its own that a folder has at most.
 FULLEST = 16
+FILES = {package: sorted((ROOT / package).rglob("*.py")) for package in (*PACKAGES, *ON_TOP)}
 
 
 def _rule_unit(path: Path) -> str:
@@ -104,15 +108,32 @@ def _rule_unit(path: Path) -> str:
     return ".".join(parts[:2] if deep else parts[:1])
 
 
-def _imports(path: Path) -> set[str]:
-    names = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+class Facts(NamedTuple):
+    """Holds what the rules ask of a file. functions: name and lines of each."""
+
+    lines: int
+    imports: set[str]
+    functions: list[tuple[str, int]]
+
+
+@cache
+def _facts(path: Path) -> Facts:
+    text = path.read_text(encoding="utf-8")
+    names, functions = set(), []
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, f"{path}: relative imports hide what is imported"
             names |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return {name for name in names if name.split(".")[0] in (*PACKAGES, *ON_TOP)}
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            functions.append((node.name, (node.end_lineno or 0) - node.lineno + 1))
+    project_imports = {name for name in names if name.split(".")[0] in (*PACKAGES, *ON_TOP)}
+    return Facts(text.count("\n"), project_imports, functions)
+
+
+def _imports(path: Path) -> set[str]:
+    return _facts(path).imports
 
 
 def _allowed(unit: str, imported: str) -> bool:
@@ -128,30 +149,34 @@ def _allowed(unit: str, imported: str) -> bool:
     return is_own or (top == "scorekit" and not imported.startswith("scorekit.server"))
 
 
-@pytest.mark.parametrize(
-    "path",
-    [p for package in PACKAGES for p in sorted((ROOT / package).rglob("*.py"))],
-    ids=lambda p: str(p.relative_to(ROOT)),
-)
-def test_arrows_point_one_way(path):
-    wrong = [name for name in _imports(path) if not _allowed(_rule_unit(path), name)]
-    assert not wrong, f"{path} must not import {wrong}"
+def test_arrows_point_one_way():
+    wrong = {
+        str(path): names
+        for package in PACKAGES
+        for path in FILES[package]
+        if (names := [n for n in _imports(path) if not _allowed(_rule_unit(path), n)])
+    }
+    assert not wrong, "these imports are forbidden"
 
 
-@pytest.mark.parametrize("package", [name for name in ON_TOP if name != "tests"])
-def test_nothing_is_built_on_tests(package):
-    for path in (ROOT / package).rglob("*.py"):
-        assert not [name for name in _imports(path) if name.split(".")[0] == "tests"], path
+def test_nothing_is_built_on_tests():
+    wrong = [
+        str(path)
+        for package in ON_TOP
+        if package != "tests"
+        for path in FILES[package]
+        if any(name.split(".")[0] == "tests" for name in _imports(path))
+    ]
+    assert not wrong, "these import tests"
 
 
 def _module(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-@pytest.mark.parametrize("package", (*PACKAGES, *ON_TOP))
-def test_no_circle_of_files(package):
+def test_no_circle_of_files():
     """Check all imports, including those under TYPE_CHECKING and within functions."""
-    files = {_module(path): path for path in (ROOT / package).rglob("*.py")}
+    files = {_module(path): path for paths in FILES.values() for path in paths}
     imports = {
         name: {
             target
@@ -165,10 +190,9 @@ def test_no_circle_of_files(package):
     order.prepare()  # CycleError names the circle
 
 
-@pytest.mark.parametrize("package", (*PACKAGES, *ON_TOP))
-def test_no_folder_is_too_full(package):
-    rooms = {path.parent for path in (ROOT / package).rglob("*.py")}
-    assert {folder: n for folder in rooms if (n := len(list(folder.glob("*.py")))) > FULLEST} == {}
+def test_no_folder_is_too_full():
+    sizes = Counter(str(path.parent) for paths in FILES.values() for path in paths)
+    assert {folder: n for folder, n in sizes.items() if n > FULLEST} == {}
 
 
 LIGHT_MODULES = sorted(
@@ -237,17 +261,18 @@ def test_no_other_distribution_claims_our_package_names():
         assert set(owners.get(package, ["scorekit"])) == {"scorekit"}
 
 
-@pytest.mark.parametrize(
-    "path",
-    [p for folder in (*PACKAGES, *ON_TOP) for p in (ROOT / folder).rglob("*.py")],
-    ids=lambda p: str(p.relative_to(ROOT)),
-)
-def test_files_and_functions_stay_small(path):
-    text = path.read_text(encoding="utf-8")
-    assert text.count("\n") <= 400
-    if path.is_relative_to(ROOT / "tests"):
-        return  # a story of many steps may be one function
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            lines = (node.end_lineno or 0) - node.lineno + 1
-            assert lines <= 60, f"{node.name} has {lines} lines"
+def test_files_and_functions_stay_small():
+    """Check that files have 400 lines at most, and functions 60.
+
+    In tests a story of many steps may be one function.
+    """
+    large = []
+    for package, paths in FILES.items():
+        for path in paths:
+            facts = _facts(path)
+            if facts.lines > 400:
+                large.append(f"{path} has {facts.lines} lines")
+            for name, lines in facts.functions:
+                if lines > 60 and package != "tests":
+                    large.append(f"{path}: {name} has {lines} lines")
+    assert not large, "\n".join(large)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -31,8 +31,10 @@ def copied(stage: str, role: str = "") -> set[Path]:
     return paths
 
 
-def imported(file: Path) -> Iterator[Path]:
-    """Yield the project files that a file imports, at module level or in a function."""
+@cache
+def imported(file: Path) -> list[Path]:
+    """Return the project files that a file imports, at module level or in a function."""
+    paths: list[Path] = []
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         names = []
         if isinstance(node, ast.Import):
@@ -42,7 +44,8 @@ def imported(file: Path) -> Iterator[Path]:
         for name in names:
             if name.split(".")[0] in PACKAGES:
                 path = ROOT.joinpath(*name.split("."))
-                yield from filter(Path.is_file, (path.with_suffix(".py"), path / "__init__.py"))
+                paths += filter(Path.is_file, (path.with_suffix(".py"), path / "__init__.py"))
+    return paths
 
 
 @pytest.mark.parametrize(

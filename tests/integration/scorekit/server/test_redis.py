@@ -193,7 +193,7 @@ def test_a_password_in_the_address_is_refused_and_not_shown(url):
 
 
 def test_a_cancelled_call_never_gives_its_reply_to_another():
-    """Cancel thousands of reads at random moments, while replies are on the way."""
+    """Cancel hundreds of reads at random moments, while replies are on the way."""
     values = {f"{i:016}".encode(): f'{{"score":{i}.5}}'.encode() for i in range(200)}
     rng = random.Random(7)
     finished = cancelled = 0
@@ -225,7 +225,7 @@ def test_a_cancelled_call_never_gives_its_reply_to_another():
         await cache.store(values)
 
         async def read_many() -> None:
-            for _ in range(750):
+            for _ in range(400):
                 await read_once(cache)
 
         await asyncio.gather(*(read_many() for _ in range(4)))
@@ -245,10 +245,10 @@ def test_a_cancelled_call_never_gives_its_reply_to_another():
 
 
 def test_clients_and_reads_that_leave_at_random_moments_disturb_nobody():
-    counts = asyncio.run(random_cancellations(600))
+    counts = asyncio.run(random_cancellations(300))
     assert counts["wrong"] == counts["reads_wrong"] == 0
     assert counts["failed"] == counts["damaged_values"] == counts["reads_damaged_values"] == 0
-    assert counts["answered"] > 200 and counts["cancelled"] > 100, counts
+    assert counts["answered"] > 100 and counts["cancelled"] > 50, counts
 
 
 def open_tier_for(url: str) -> RedisTier:

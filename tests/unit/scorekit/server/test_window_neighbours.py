@@ -55,7 +55,7 @@ def _numbers(text):
     return [int(match) for match in re.findall(r"\d+", text)]
 
 
-@settings(deadline=None)
+@settings(max_examples=30)
 @given(st.integers(6, 60), st.integers(16, 70))
 def test_a_window_is_read_with_its_neighbours_which_others_answer_for(count, limit):
     """Check windows: a sentence and its translation are six words, each window adds one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,13 @@ DIALOGUE = turns("안녕?", "네, 안녕하세요 😀", "왜?", "  그냥요 �
 CHAT = ChatConfig()
 
 
+_tokenizer = cache(byte_tokenizer)
+
+
 def text_of(template: str, row: Any, chat: ChatConfig = CHAT, **options: Any) -> str:
     """Return the rendered text, or the error message of a template that refuses the row."""
     try:
-        return render(byte_tokenizer(template), row, chat, **options)
+        return render(_tokenizer(template), row, chat, **options)
     except UserError as error:
         return str(error)
 

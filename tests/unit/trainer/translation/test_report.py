@@ -36,7 +36,18 @@ def _line(i, score, **changes):
 
 @pytest.fixture
 def run(tmp_path):
-    (tmp_path / "completions").mkdir()
+    return write_run(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def complete_page(tmp_path_factory):
+    """Return the page of the run, drawn once."""
+    folder = write_run(tmp_path_factory.mktemp("run"))
+    return write_report(folder).read_text(encoding="utf-8")
+
+
+def write_run(folder):
+    (folder / "completions").mkdir()
     stats = {
         "samples": 3,
         "xcomet_score_mean": 0.5,
@@ -55,7 +66,7 @@ def run(tmp_path):
         lines = [_line(i, score) for i, score in enumerate(scores)]
         lines[2]["src"] = lines[2]["mt"] = HOSTILE
         lines[2]["error_spans"] = None
-        (tmp_path / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+        (folder / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
         evals.append(
             stats
             | {
@@ -70,9 +81,9 @@ def run(tmp_path):
         for i in range(1, 5)
     ]
     for name, lines in (("log.jsonl", updates), ("eval.jsonl", evals)):
-        (tmp_path / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (tmp_path / "config.yaml").write_text("misc:\n  seed: 1 # </pre>\n")
-    return tmp_path
+        (folder / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "config.yaml").write_text("misc:\n  seed: 1 # </pre>\n")
+    return folder
 
 
 def test_the_table_says_what_became_better(run):
@@ -83,8 +94,8 @@ def test_the_table_says_what_became_better(run):
     assert "a note" in page and "before and after 4 updates" in page
 
 
-def test_an_evaluation_that_was_scored_in_part_says_so(run):
-    assert "Not every source has a score" not in write_report(run).read_text(encoding="utf-8")
+def test_an_evaluation_that_was_scored_in_part_says_so(run, complete_page):
+    assert "Not every source has a score" not in complete_page
     lines = read_jsonl(run / "eval.jsonl")
     middle = lines[0] | {"update": 2, "metricx_coverage": 1.0, "xcomet_coverage": 0.6}
     lines.insert(1, middle)
@@ -93,21 +104,21 @@ def test_an_evaluation_that_was_scored_in_part_says_so(run):
     assert "means are over those that have: xCOMET after update 2 (60%)." in page
 
 
-def test_spans_are_marked_before_and_after(run):
-    page = write_report(run).read_text(encoding="utf-8")
+def test_spans_are_marked_before_and_after(complete_page):
+    page = complete_page
     assert '나는 <mark class="major" title="MAJOR 0.75">wrong</mark> 번역' in page
     assert page.index("source 0") < page.index("Worsened most")  # 9 -> 3 improved most
 
 
-def test_text_of_a_translation_cannot_break_out(run):
-    page = write_report(run).read_text(encoding="utf-8")
+def test_text_of_a_translation_cannot_break_out(complete_page):
+    page = complete_page
     assert "<img" not in page and "<script" not in page and "\x1b" not in page
     assert "&lt;/script&gt;&lt;img src=x" in page
     assert "seed: 1 # &lt;/pre&gt;" in page
 
 
-def test_the_page_fetches_nothing(run):
-    page = write_report(run).read_text(encoding="utf-8")
+def test_the_page_fetches_nothing(complete_page):
+    page = complete_page
     outside = re.findall(r'(?:src|href|xlink:href)="(?!#)([^"]*)"|url\((?!#)', page)
     assert not outside
     assert page.count("<svg") == 7  # of the eighteen charts, those that have points
@@ -139,9 +150,9 @@ def test_a_folder_without_a_run_is_a_clear_error(tmp_path):
         write_report(tmp_path)
 
 
-def test_each_language_pair_has_its_row(run):
+def test_each_language_pair_has_its_row(run, complete_page):
     """Check that BLEU names its tokenization and that a single pair gets no table."""
-    assert "By language pair" not in write_report(run).read_text(encoding="utf-8")
+    assert "By language pair" not in complete_page
     evals = read_jsonl(run / "eval.jsonl")
     for line in evals:
         of_pair = {key: value for key, value in line.items() if key != "pairs"}
@@ -158,8 +169,8 @@ def test_each_language_pair_has_its_row(run):
     assert "4.000 → 4.000" in german and "13a" in german
 
 
-def test_a_stopped_run_says_why(run):
-    assert "was stopped" not in write_report(run).read_text(encoding="utf-8")
+def test_a_stopped_run_says_why(run, complete_page):
+    assert "was stopped" not in complete_page
     lines = read_jsonl(run / "log.jsonl")
     lines[-1]["stopped"] = "KL 2 > 1"
     (run / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

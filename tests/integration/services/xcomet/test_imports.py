@@ -1,0 +1,27 @@
+"""Check what a process that scores with xCOMET imports."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from testing.xcomet_checkpoints import build_checkpoint
+from tests.kits.comet.golden import GOLDEN
+
+PAIRS = [{"src": "Das ist ein Haus.", "mt": "This is a house."}, {"src": "Ja", "mt": "Yes, no."}]
+
+
+def test_scoring_needs_no_unbabel_comet(tmp_path):
+    """Check that unbabel-comet, Lightning, entmax and pkg_resources are not imported."""
+    folder = build_checkpoint(tmp_path, GOLDEN, PAIRS, seed=1, hidden=8, layers=1)
+    code = (
+        "import sys\n"
+        "for name in ('comet', 'pytorch_lightning', 'torchmetrics', 'entmax', 'pkg_resources'):\n"
+        "    sys.modules[name] = None\n"
+        "from testing.xcomet_checkpoints import loaded, score\n"
+        "from pathlib import Path\n"
+        "print(score(loaded(Path(sys.argv[1])), [{'src': 'a', 'mt': 'b'}])[0].score)"
+    )
+    command = [sys.executable, "-c", code, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert float(done.stdout)
