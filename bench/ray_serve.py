@@ -8,7 +8,6 @@ the model sleeps instead of computing, and the cores are busy only with the tran
 
 from __future__ import annotations
 
-import os
 import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from typing import Any
 from bench.common import Measurement, compare, run, service
 from testing.load import batches, check, distinct_samples, encode, send_and_time
 from testing.processes import free_port
+from testing.ray_serve import start_serve
 
 FAKE = "scorekit.server.fake"
 CONNECTIONS = 16
@@ -116,26 +116,6 @@ def cluster() -> Iterator[str]:
         serve.shutdown()
     finally:
         ray.shutdown()
-
-
-def start_serve(**options: Any) -> None:
-    """Start a local Ray with Serve, also on a busy machine.
-
-    Ray gives its proxy 60 seconds to start and has no setting for that. A second start waits
-    for the same proxy again.
-    """
-    import ray
-    from ray import serve
-
-    os.environ["RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"] = "60"  # the processes of Ray inherit it
-    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False)
-    for attempts_left in (3, 2, 1, 0):
-        try:
-            serve.start(**options)
-            return
-        except TimeoutError:
-            if not attempts_left:
-                raise
 
 
 def deploy(name: str, replicas: int, **args: Any) -> None:

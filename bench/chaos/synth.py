@@ -8,8 +8,6 @@ The teacher records every request. A run without kills gives the bytes to compar
 
 from __future__ import annotations
 
-import gzip
-import json
 import random
 import re
 import shutil
@@ -29,6 +27,7 @@ import yaml
 from bench.common import ROOT, WORK, Measurement, quiet_logs, run, service
 from scorekit.processes import end_with_parent
 from synth.execution.clients import EASY
+from testing.corpus import export_bytes, write_corpus
 from testing.openai_server import FakeOpenAI
 
 CONCURRENCY = 8
@@ -193,26 +192,6 @@ def _out_dir(config: Path) -> Path:
 def _stage_in_work(out_dir: Path) -> str:
     folders = sorted(out_dir.glob("stages/*"), key=lambda f: f.stat().st_mtime)
     return folders[-1].name if folders else "before the first"
-
-
-def export_bytes(out_dir: Path) -> dict[str, bytes]:
-    """Return every file of the export."""
-    return {
-        str(p.relative_to(out_dir / "export")): p.read_bytes()
-        for p in sorted((out_dir / "export").rglob("*"))
-        if p.is_file()
-    }
-
-
-def write_corpus(path: Path, documents: int) -> None:
-    """Write documents in MADLAD's format, each with its own sentences."""
-    with gzip.open(path, "wt", encoding="utf-8") as file:
-        for i in range(documents):
-            lines = [
-                f"This is the sentence number {i} of the small corpus, line {k}, and it ends."
-                for k in range(3)
-            ]
-            file.write(json.dumps({"text": "\n".join(lines)}) + "\n")
 
 
 def write_config(

@@ -14,7 +14,6 @@ import httpx
 import pytest
 from pydantic_core import to_json
 
-from bench.ray_serve import start_serve
 from scorekit.client import Embeddings, SyncScoringClient
 from scorekit.server.fake import FakeBackend
 from scorekit.server.local import LocalScorer
@@ -23,6 +22,7 @@ from services.embedder.model import EmbedderBackend
 from services.metricx.model import MetricXBackend
 from testing.load import distinct_samples, expected_scores
 from testing.pairs import read_pairs
+from testing.ray_serve import start_serve
 from testing.servers import PATIENCE_S, free_port, running_service, wait_until
 from tests.kits.metricx_checkpoints import FLOAT32
 

@@ -7,7 +7,6 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from bench.chaos.synth import write_corpus
 from scorekit.errors import UserError
 from scorekit.server.fake import FakeBackend
 from synth.__main__ import app
@@ -15,6 +14,7 @@ from synth.preflight import check_run, need_passing
 from synth.run import RunOptions
 from synth.stages.table import BY_NAME, named
 from synth.storage.store import StageFolder
+from testing.corpus import write_corpus
 from testing.judge import PASS, running_judge, saying
 from testing.openai_server import FakeOpenAI
 from testing.servers import free_port, running_service

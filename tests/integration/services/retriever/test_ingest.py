@@ -20,7 +20,6 @@ from reportlab.lib.pdfencrypt import StandardEncryption
 from reportlab.pdfgen.canvas import Canvas
 from typer.testing import CliRunner
 
-from bench.retrieval.hooks import MOST
 from scorekit.errors import UserError
 from scorekit.files import temporary_of
 from services.retriever.backends.bm25 import Bm25Builder
@@ -30,10 +29,11 @@ from services.retriever.index.reader import ReadingRules
 from services.retriever.index.store import Index
 from services.retriever.model import RetrieverBackend
 from testing.servers import PATIENCE_S, alive, running_service, wait_until
+from tests.kits.retrieval.hooks import MOST
 from tests.kits.retrieval.pdf import draw_pdf
 
 ROOT = Path(__file__).parents[4]
-HOOK = "bench.retrieval.hooks:read"
+HOOK = "tests.kits.retrieval.hooks:read"
 
 
 def make(sources, index, rules=None, **more):
@@ -145,7 +145,11 @@ def test_a_page_that_hangs_is_left(tmp_path):
 
 
 def test_a_hook_that_is_not_there_is_said_at_once(tmp_path):
-    for name in ("no.such:function", "bench.retrieval.hooks:none", "bench.retrieval.hooks"):
+    for name in (
+        "no.such:function",
+        "tests.kits.retrieval.hooks:none",
+        "tests.kits.retrieval.hooks",
+    ):
         with pytest.raises(UserError, match="--ocr"):
             make(scan(tmp_path / "a.png", "red"), tmp_path / "index", ReadingRules(ocr=name))
 
@@ -247,7 +251,7 @@ def start_held(deck, index, max_pages):
     """Start a run that stops before page `max_pages` + 1 of those that it reads."""
     allowed = index.parent / f"most-{uuid.uuid4().hex}"  # an orphan may still read the last one
     allowed.write_text(f"{max_pages}")
-    args = ["--korean", "bigrams", "--ocr", "bench.retrieval.hooks:read_blocking"]
+    args = ["--korean", "bigrams", "--ocr", "tests.kits.retrieval.hooks:read_blocking"]
     return start("ingest", deck, "--index", index, *args, **{MOST: str(allowed)})
 
 

@@ -13,9 +13,9 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from bench.chaos.synth import export_bytes, write_corpus
 from synth.__main__ import app
 from synth.storage.store import StageFolder
+from testing.corpus import export_bytes, write_corpus
 from tests.kits.synth.driver import config, is_paid
 
 

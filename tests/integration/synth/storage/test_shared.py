@@ -11,7 +11,6 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from bench.chaos.synth import write_corpus
 from scorekit.client.transport import attempts
 from scorekit.errors import RequestError, ServiceUnreachable
 from scorekit.files import write_atomic
@@ -23,6 +22,7 @@ from synth.run import run_stage
 from synth.stages.table import BY_NAME
 from synth.storage.locks import hold_locks, holder
 from synth.storage.store import ShardWriter, StageFolder, read_records
+from testing.corpus import write_corpus
 from tests.kits.synth.driver import TEXTS, config, write_sources
 
 HOLDS = (
