@@ -47,7 +47,7 @@ def _made_once(name: str, make: Callable[[Path], None]) -> Path:
 def _make_xcomet(folder: Path) -> None:
     import torch
 
-    from testing.xcomet_checkpoints import build_checkpoint
+    from testing.checkpoints.xcomet import build_checkpoint
 
     logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
     samples = [{"src": pair.src, "mt": pair.mt} for pair in read_pairs(64)]

@@ -18,7 +18,7 @@ from typing import Any
 from bench.common import ROOT, WORK, Measurement, compare, run, service, timed
 from bench.embeddings.service import SHAPE, Encode
 from scorekit.client.embeddings import Embeddings
-from testing.embedder_checkpoints import make_folder
+from testing.checkpoints.embedder import make_folder
 from trainer.roleplay.calibration.anchors import Anchors, Calibration
 from trainer.roleplay.reward_config import RewardConfig
 from trainer.roleplay.rewards import REWARDS, configure

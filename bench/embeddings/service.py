@@ -25,7 +25,7 @@ import numpy as np
 
 from bench.common import WORK, Measurement, compare, run, service
 from scorekit.client.embeddings import Embeddings
-from testing.embedder_checkpoints import make_folder
+from testing.checkpoints.embedder import make_folder
 from testing.pairs import read_pairs
 from testing.work_log import waste_percent
 

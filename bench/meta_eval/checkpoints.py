@@ -38,7 +38,7 @@ def random_kiwi(folder: Path) -> Path:
     """Write a CometKiwi (`unified_metric`) with random weights and the demo's tokenizer; return
     `folder`.
     """
-    from testing.xcomet_checkpoints import QE, build_checkpoint
+    from testing.checkpoints.xcomet import QE, build_checkpoint
 
     logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
     encoder = _DEMO / "xcomet/encoder"

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from services.xcomet.upstream import register_deberta
-from testing.xcomet_checkpoints import QE, REF
+from testing.checkpoints.xcomet import QE, REF
 from tests.kits.comet import golden as comet_golden
 from tests.kits.float64 import float64
 

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from scorekit.errors import SampleError
 from scorekit.schemas import TranslationSample, XCometOptions
 from services.xcomet.model import XCometBackend
-from testing.xcomet_checkpoints import QE, REF, in_float64, loaded, score
+from testing.checkpoints.xcomet import QE, REF, in_float64, loaded, score
 from tests.kits.comet import golden as comet_golden
 from tests.kits.comet.golden import LONG
 from tests.kits.float64 import float64

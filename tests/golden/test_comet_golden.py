@@ -17,7 +17,7 @@ import torch
 from scorekit.schemas import Scored, TranslationSample, XCometOptions
 from scorekit.server.backend import Encoded
 from services.xcomet.model import XCometBackend
-from testing.xcomet_checkpoints import in_float64, score
+from testing.checkpoints.xcomet import in_float64, score
 from tests.kits.comet import golden as comet_golden
 from tests.kits.float64 import float64
 

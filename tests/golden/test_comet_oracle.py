@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from services.xcomet.model import XCometBackend
+from testing.checkpoints.xcomet import REF, loaded, score
 from testing.servers import free_port, running_service, wait_ready
-from testing.xcomet_checkpoints import REF, loaded, score
 from tests.integration.demo.test_xcomet_training import train
 from tests.kits.comet import golden as comet_golden
 

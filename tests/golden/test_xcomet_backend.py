@@ -13,7 +13,7 @@ from scorekit.schemas import TranslationSample, XCometOptions
 from scorekit.scorers import SampleForScoring
 from scorekit.server.backend import Encoded
 from services.xcomet.model import XCometBackend, XCometXLScorer
-from testing.xcomet_checkpoints import (
+from testing.checkpoints.xcomet import (
     PAIRS,
     QE,
     build_checkpoint,

@@ -15,7 +15,7 @@ import torch
 
 from scorekit.schemas import Scored, TranslationSample, XCometOptions
 from services.xcomet.model import XCometBackend
-from testing.xcomet_checkpoints import QE, REF, in_float64, loaded, score
+from testing.checkpoints.xcomet import QE, REF, in_float64, loaded, score
 from tests.kits.comet import golden as comet_golden
 from tests.kits.float64 import float64
 

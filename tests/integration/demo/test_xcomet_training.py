@@ -10,7 +10,7 @@ import torch
 
 from demo.train import xcomet
 from demo.train.examples import Example
-from testing.xcomet_checkpoints import QE, REF, loaded, score
+from testing.checkpoints.xcomet import QE, REF, loaded, score
 from tests.kits.comet.golden import DEMO
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from services.xcomet.classes import JOINT, hyper_parameters
-from testing.xcomet_checkpoints import QE, REF, build_checkpoint
+from testing.checkpoints.xcomet import QE, REF, build_checkpoint
 
 ROOT = Path(__file__).parents[3]
 GOLDEN = ROOT / "tests/golden/comet"

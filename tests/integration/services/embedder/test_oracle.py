@@ -12,7 +12,7 @@ from scorekit.client.embeddings import Embeddings
 from scorekit.errors import UserError
 from services.embedder.endpoint import EmbedOptions
 from services.embedder.model import EmbedderBackend
-from testing.embedder_checkpoints import make_folder, make_plain_folder
+from testing.checkpoints.embedder import make_folder, make_plain_folder
 from testing.servers import running_service
 
 #: float32: sums of a few hundred products, in another order for each shape of a batch.

@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from scorekit.client.embeddings import Embeddings
-from testing.embedder_checkpoints import make_folder, make_plain_folder
+from testing.checkpoints.embedder import make_folder, make_plain_folder
 from testing.servers import PATIENCE_S, free_port, wait_ready
 
 ROOT = Path(__file__).parents[4]

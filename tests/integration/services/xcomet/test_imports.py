@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from testing.xcomet_checkpoints import build_checkpoint
+from testing.checkpoints.xcomet import build_checkpoint
 from tests.kits.comet.golden import GOLDEN
 
 PAIRS = [{"src": "Das ist ein Haus.", "mt": "This is a house."}, {"src": "Ja", "mt": "Yes, no."}]
@@ -18,7 +18,7 @@ def test_scoring_needs_no_unbabel_comet(tmp_path):
         "import sys\n"
         "for name in ('comet', 'pytorch_lightning', 'torchmetrics', 'entmax', 'pkg_resources'):\n"
         "    sys.modules[name] = None\n"
-        "from testing.xcomet_checkpoints import loaded, score\n"
+        "from testing.checkpoints.xcomet import loaded, score\n"
         "from pathlib import Path\n"
         "print(score(loaded(Path(sys.argv[1])), [{'src': 'a', 'mt': 'b'}])[0].score)"
     )

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[4]
 
 def test_a_folder_is_served_until_the_run_is_over(tmp_path):
     pytest.importorskip("sentence_transformers")
-    from testing.embedder_checkpoints import make_folder
+    from testing.checkpoints.embedder import make_folder
 
     folder = make_folder(tmp_path / "model", seed=0, max_length=32, pooling="cls")
     log = tmp_path / "run/embedder.log"
@@ -38,7 +38,7 @@ def test_a_folder_is_served_until_the_run_is_over(tmp_path):
 
 def test_an_embedder_that_has_ended_is_not_waited_for(tmp_path):
     pytest.importorskip("sentence_transformers")
-    from testing.embedder_checkpoints import make_folder
+    from testing.checkpoints.embedder import make_folder
 
     folder = make_folder(tmp_path / "model", seed=0, max_length=32, pooling="cls")
     log = tmp_path / "embedder.log"

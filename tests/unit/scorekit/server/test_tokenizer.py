@@ -16,7 +16,7 @@ from scorekit.server.queue import tokenizer
 from scorekit.server.queue.tokenizer import BoundedTokenizer, slices, splits_at_spaces
 from services.metricx.model import MetricXBackend
 from services.metricx.tokenizer import load_tokenizer
-from testing.xcomet_checkpoints import loaded
+from testing.checkpoints.xcomet import loaded
 from tests.kits.real_tokenizers import real_tokenizer
 
 ROOT = Path(__file__).parents[4]

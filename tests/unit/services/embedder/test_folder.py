@@ -14,7 +14,7 @@ from scorekit.errors import SampleError, UserError
 from services.embedder.endpoint import EmbedOptions
 from services.embedder.folder import digest_folder
 from services.embedder.model import EmbedderBackend
-from testing.embedder_checkpoints import make_folder, make_plain_folder
+from testing.checkpoints.embedder import make_folder, make_plain_folder
 
 CUT, WHOLE = EmbedOptions(True, ""), EmbedOptions(False, "")
 

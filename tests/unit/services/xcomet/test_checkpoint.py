@@ -16,7 +16,7 @@ import torch
 from scorekit.errors import UserError
 from services.xcomet.checkpoint import decide_layer_transformation, read_checkpoint
 from services.xcomet.model import XCometBackend
-from testing.xcomet_checkpoints import build_checkpoint, loaded, score
+from testing.checkpoints.xcomet import build_checkpoint, loaded, score
 from tests.kits.comet.golden import GOLDEN
 
 PAIRS = [{"src": "Das ist ein Haus.", "mt": "This is a house."}, {"src": "Ja", "mt": "Yes, no."}]

@@ -22,7 +22,7 @@ from services.xcomet.joint import Unified
 from services.xcomet.model import XCometBackend
 from services.xcomet.tokenizer import read_tokenizer
 
-_FILE = Path(__file__).parents[1] / "tests" / "data" / "pairs.jsonl"
+_FILE = Path(__file__).parents[2] / "tests" / "data" / "pairs.jsonl"
 #: 200 real pairs: all of them without a reference, and the 150 that have one with it.
 PAIRS = [json.loads(line) for line in _FILE.read_text(encoding="utf-8").splitlines()]
 QE = [{"src": p["src"], "mt": p["mt"]} for p in PAIRS]

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-TOKENIZER = Path(__file__).parents[1] / "demo/models/xcomet/encoder"
+TOKENIZER = Path(__file__).parents[2] / "demo/models/xcomet/encoder"
 
 
 def make_plain_folder(

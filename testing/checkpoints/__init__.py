@@ -1,0 +1,1 @@
+"""Small checkpoints with random weights."""
