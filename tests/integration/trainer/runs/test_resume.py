@@ -105,7 +105,10 @@ def wait_for(process: Command, happened: Callable[[], bool]) -> None:
 
 
 def count(path: Path) -> int:
-    return path.read_bytes().count(b"\n") if path.exists() else 0
+    try:
+        return path.read_bytes().count(b"\n")
+    except FileNotFoundError:  # a run that starts anew removes it, perhaps just now
+        return 0
 
 
 def kill_at_random(process: Command, out: Path, moments: random.Random) -> None:

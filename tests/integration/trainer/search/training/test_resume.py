@@ -120,7 +120,10 @@ def wait_for(process: Command, happened: Callable[[], bool]) -> None:
 
 
 def count(path: Path) -> int:
-    return path.read_bytes().count(b"\n") if path.exists() else 0
+    try:
+        return path.read_bytes().count(b"\n")
+    except FileNotFoundError:  # a run that starts anew removes it, perhaps just now
+        return 0
 
 
 def count_answers(out: Path) -> int:
