@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
 import math
@@ -40,8 +39,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # httpx gives up after 5 s by default; a busy machine may take longer to answer a test.
 for _name in ("connect", "read", "write", "pool"):
     setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, _name, 180.0)
-# httpx makes an SSL context for every client, also for one that speaks plain HTTP: 50 ms of CPU.
-httpx._transports.default.create_ssl_context = functools.cache(httpx.create_ssl_context)
 # What the shell of a developer happens to export must not change a result.
 _OURS = ("SCOREKIT_", "METRICX_", "XCOMET_", "JUDGE_", "EMBEDDER_", "VLLM_")
 for _name in [name for name in os.environ if name.startswith(_OURS)]:

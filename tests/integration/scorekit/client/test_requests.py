@@ -184,6 +184,7 @@ def test_what_fails_until_the_deadline_is_a_typed_failure_beside_the_good_ones(s
     monkeypatch.setattr("scorekit.net.retry._backoff", lambda state: next(pauses))
     recorder = _recorder(Hesitant(times=10**6))
     with running_app(recorder) as url:
+        wait_ready(url)  # to wait for the model would take one of the pauses
         if stream:
             results = dict(_stream(url, HESITANT))
         else:
