@@ -23,22 +23,10 @@ from pathlib import Path
 from scorekit.command import run_command
 from scorekit.errors import UserError
 from tools.import_graph import imported_modules
+from tools.language import PACKAGES
 
 ROOT = Path(__file__).parents[1]
-SOURCES = (
-    "scorekit",
-    "services",
-    "trainer",
-    "synth",
-    "synth_parallel",
-    "deploy",
-    "demo",
-    "bench",
-    "evidence",
-    "testing",
-    "tools",
-    "examples",
-)
+SOURCES = tuple(name for name in (*PACKAGES, "examples") if name != "tests")
 KINDS = ("unit", "integration")
 #: Rules about the whole tree. They take seconds, and any change can break them.
 RULES = tuple(sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/unit/test_*.py")))
