@@ -38,8 +38,8 @@ def stream_seed(stream: Stream, seed: int, *position: int | str) -> int:
     teacher, source id, purpose   of a source's candidates, under the seed of a synthesis run
     anchors, kind                 of the pairs of texts that a calibration compares
     searcher, trajectory id, turn of a turn that a chat server writes
-    episodes, update, rank, round of the episodes of a searcher's update
-    turns, call (from 0)          of a round of turns of these
+    episodes, update              of the episodes of a searcher's update
+    turns, trajectory id, turn    of a turn of these
     further, update               of the questions that may come in place of some of an update
 
     Equal are, within one run: `order` of epoch u, `minibatches` of update u and `sampling` of

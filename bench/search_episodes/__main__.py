@@ -28,7 +28,7 @@ from bench.common import ROOT, Measurement, quiet_logs, run, timed
 from scorekit.retrieval.wire import IndexInfo, Page, PageHit, TextBox
 from trainer.chat.config import ChatConfig
 from trainer.rl.config import SamplingConfig
-from trainer.rl.sampler import SampledCompletion
+from trainer.rl.sampler import SampledCompletion, SeededPrompt
 from trainer.search.images.config import SightConfig
 from trainer.search.images.views import ShownImage, crop_view, page_view
 from trainer.search.records import Question, Trajectory
@@ -171,13 +171,14 @@ class KnownSampler:
         self._ids = [[*ids, tokenizer.eos_token_id] for ids in read]
         self._stop = tokenizer.eos_token_id
 
-    def sample(
-        self, prompts: Sequence[Sequence[int]], gen_cfg: SamplingConfig, **options: Any
-    ) -> Iterator[tuple[int, list[SampledCompletion]]]:
-        for i, ids in enumerate(prompts):
-            turn = ids.count(self._stop) // 2  # one ends the system's message, one the question
-            page_ids = self._ids[-1 if turn == TURNS else (i * 3 + turn * 11) % PAGES]
-            yield i, [SampledCompletion(page_ids, [-1.0] * len(page_ids))]
+    async def complete(
+        self, prompt: SeededPrompt, gen_cfg: SamplingConfig, *, with_logprobs: bool
+    ) -> SampledCompletion:
+        given = list(prompt.ids)
+        turn = given.count(self._stop) // 2  # one ends the system's message, one the question
+        episode = sum(given[: given.index(self._stop, given.index(self._stop) + 1)])
+        ids = self._ids[-1 if turn == TURNS else (episode * 3 + turn * 11) % PAGES]
+        return SampledCompletion(ids, [-1.0] * len(ids))
 
     def sync_weights(self, model: Any, update: int) -> None:
         """Do nothing: there are no weights."""

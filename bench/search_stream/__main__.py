@@ -8,6 +8,9 @@ minimum of any schedule, computed from the same ends and the servers' seconds. T
 collected in another order than the episodes ended in, to check that each reward belongs to its own
 episode.
 
+Then real episodes are run against a policy server that is sometimes slow, all with all their turns
+(bench/search_stream/independent.py).
+
     python -m bench.search_stream [--quick]
 """
 
@@ -26,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.common import Measurement, quiet_logs, run
+from bench.search_stream.independent import independent
 from testing.flaky_server import FlakyServer
 from testing.judge import judge_app
 from testing.openai_server import FakeOpenAI
@@ -64,6 +68,7 @@ def questions(quick: bool) -> Iterator[Measurement]:
             yield Measurement(
                 "  share of rewards that are their episode's", share, "", at_least=1.0
             )
+    yield from independent(_ideal_seconds, _servers, quick)
 
 
 def _schedules(count: int, seconds: float) -> dict[str, list[float]]:
@@ -80,11 +85,11 @@ def _schedules(count: int, seconds: float) -> dict[str, list[float]]:
     }
 
 
-def _ideal_seconds(ends: Sequence[float]) -> float:
+def _ideal_seconds(ends: Sequence[float], at_once: int = AT_ONCE) -> float:
     """Return the time of the last verdict if the servers are never idle while they have work."""
     done = list(ends)
     for seconds in (GENERATOR_S, JUDGE_S):
-        free = [0.0] * AT_ONCE
+        free = [0.0] * at_once
         for index, ready in enumerate(done):
             done[index] = max(ready, heapq.heappop(free)) + seconds
             heapq.heappush(free, done[index])

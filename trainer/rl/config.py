@@ -86,7 +86,9 @@ class VLLMConfig(Config):
         description="Folder that trainer and server both see, where the policy's weights are "
         "written after each update; null: `sync` in misc.run_dir.",
     )
-    concurrency: int = Field(64, ge=1, description="Concurrent prompts.")
+    concurrency: int = Field(
+        256, ge=1, description="Prompts in flight, of each process of the run."
+    )
     timeout_s: float = Field(600.0, gt=0, description="Seconds that one prompt may take.")
 
 

@@ -174,6 +174,15 @@ class DistributedContext:
         """Return (index, item) of the items that this process has to do."""
         return [(index, items[index]) for index in range(self.rank, len(items), self.size)]
 
+    def own_block(self, items: Sequence[T]) -> Sequence[T]:
+        """Return the part of the items that this process has to do: consecutive ones.
+
+        The parts of two processes differ by at most one item. Joined in the order of the ranks they
+        are all items in their order.
+        """
+        start, stop = (len(items) * rank // self.size for rank in (self.rank, self.rank + 1))
+        return items[start:stop]
+
     def gather(self, items: list[T]) -> list[T]:
         """Return the items of all processes on each of them, in the order of the ranks."""
         if self.size == 1:

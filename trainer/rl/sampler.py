@@ -33,6 +33,28 @@ class SampledCompletion:
     logprobs: list[float] | None
 
 
+@dataclass(frozen=True, slots=True)
+class SeededPrompt:
+    """One prompt with a random stream of its own.
+
+    ids: all ids so far. images: in the order of the ids. temperature: 0 is greedy. seed: of the
+    stream: the same seed and weights give the same completion.
+    """
+
+    ids: Sequence[int]
+    images: Sequence[Image]
+    temperature: float
+    max_new_tokens: int
+    seed: int
+
+
+class CompletionFailed(UserError):
+    """A sampler has no completion of a prompt: no answer in time, or not one that can be used.
+
+    Other prompts may have theirs.
+    """
+
+
 class Sampler(Protocol):
     """Produces completions."""
 
@@ -51,6 +73,16 @@ class Sampler(Protocol):
         images: the images of each prompt, in the order of its ids.
         seed: the same seed and weights give the same completions; None: use the current random
         state.
+        """
+        ...
+
+    async def complete(
+        self, prompt: SeededPrompt, gen_cfg: SamplingConfig, *, with_logprobs: bool
+    ) -> SampledCompletion:
+        """Return one completion. Many may be requested at the same time, in one event loop.
+
+        gen_cfg: its temperature and max_new_tokens are not used.
+        Raises CompletionFailed if there is none for this prompt.
         """
         ...
 

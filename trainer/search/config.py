@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from scorekit.config import Config
 from scorekit.llm.dialects import DialectName
@@ -25,6 +25,9 @@ class RetrieverConfig(Config):
     url: str = may_change("http://localhost:8005", description="Its address; it may move in a run.")
     timeout_s: float = may_change(60.0, gt=0, description="Seconds for one request.")
     deadline_s: float = may_change(300.0, gt=0, description="The same with all attempts.")
+    max_in_flight: int = may_change(
+        32, ge=1, description="Requests at once, of each process of the run."
+    )
 
 
 class PolicyServerConfig(Config):
@@ -60,6 +63,12 @@ class RolloutConfig(Config):
         ge=0,
         description="How often, at most, further questions are sampled for an update in place of "
         "those whose episodes all earned the same.",
+    )
+    deterministic: bool = may_change(
+        False,
+        description="Sample the turns of all episodes in fixed batches, so that a run that was "
+        "interrupted repeats them bit by bit; slower, since every turn waits for the slowest "
+        "episode. Only if this process samples (generation.engine generate).",
     )
     deadline_s: float = may_change(
         600.0,
@@ -99,6 +108,15 @@ class SearchConfig(RunConfig):
     misc: MiscConfig = Field(
         default_factory=lambda: MiscConfig(run_dir="runs/search"), description="The rest."
     )
+
+    @model_validator(mode="after")
+    def _deterministic_sampling_is_here(self) -> SearchConfig:
+        if self.rollout.deterministic and self.generation.engine != "generate":
+            raise ValueError(
+                "rollout.deterministic: a vLLM server forms its batches itself. Set it to false, "
+                "or generation.engine to generate"
+            )
+        return self
 
     @property
     def sources(self) -> dict[str, str | None]:

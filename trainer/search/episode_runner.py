@@ -1,8 +1,7 @@
 """Run the episodes of questions and get their rewards, for training, evaluation and collect.
 
-Each process runs its part of the episodes. Only the main process makes paid calls, so the cost of a
-run is counted in one place. It submits its own episodes as they end, and those of the other
-processes when all have ended.
+Each process runs its part of the episodes and requests their rewards as they end. The results are
+joined by trajectory id.
 """
 
 from __future__ import annotations
@@ -23,21 +22,19 @@ from trainer.rl.distributed import DistributedContext
 from trainer.search.config import SearchConfig
 from trainer.search.records import Question, Trajectory
 from trainer.search.reward.stream import TICK_S, RewardStream, WaitAborted
-from trainer.search.rollout.episode import run_episodes
+from trainer.search.rollout.episode import MAX_TOOL_CALLS, run_trajectories
 from trainer.search.rollout.policies import Policy
 from trainer.search.rollout.tools import PageSource, SearchTools
 from trainer.search.trajectories.store import TrajectoryStore
 
 T = TypeVar("T")
-#: Max concurrent calls of a retriever: pages of a round, and a search.
-_AT_ONCE = 16
 
 
 class EpisodeRunner:
     """The runner of the episodes of one run.
 
-    stream: of the main process; None on the others. world: the processes that share the episodes;
-    None: this one alone. tolerates_outage: if the retriever is unavailable, its episodes end as
+    stream: of this process. world: the processes that share the episodes; None: this one alone.
+    tolerates_outage: if the retriever is unavailable, its episodes end as
     failed, without a reward, and nothing is raised. An error that ends the run may occur on one
     process only: it is raised on all of them when their episodes have ended. should_stop: whether
     to stop waiting for rewards and for the retriever; then `WaitAborted` is raised on all
@@ -48,7 +45,7 @@ class EpisodeRunner:
         self,
         cfg: SearchConfig,
         retriever: PageSource,
-        stream: RewardStream | None,
+        stream: RewardStream,
         store: TrajectoryStore,
         world: DistributedContext | None = None,
         *,
@@ -73,58 +70,50 @@ class EpisodeRunner:
         samples: int | None = None,
         kind: str = "",
         groups: Mapping[int, str] | None = None,
-        on_done: Callable[[Trajectory], None] | None = None,
+        on_done: Callable[[Trajectory], None] = lambda trajectory: None,
     ) -> dict[str, Trajectory]:
-        """Run episodes and return the finished ones of all processes by id, ordered by position.
+        """Run episodes, and return the finished ones of this process by id, ordered by position.
 
-        indexed_questions: (position in the step, question) of this process. samples: episodes of a
-        question without an `n_agent`; None: one of each question. kind: prefix of the ids, if steps
-        have the same number. groups: group names by position, if questions may occur twice.
-        on_done: is called with each finished episode of this process. Raises what `run_episodes`
-        raises.
+        indexed_questions: (position in the step, question), the same on every process; the
+        processes share their episodes. samples: episodes of a question without an `n_agent`; None:
+        one of each question. kind: prefix of the ids, if steps have the same number. groups: group
+        names by position, if questions may occur twice. on_done: is called with each finished
+        episode of this process. Raises what `run_trajectories` raises.
         """
-        # a question may occur twice
-        indexed_questions = [(i, question.model_copy()) for i, question in indexed_questions]
-        index_by_question = {id(question): i for i, question in indexed_questions}
+        trajectories = [
+            Trajectory(
+                # ASCII only: the id is a request header. A question's id may have other characters.
+                trajectory_id=f"{kind}{step}-{index}-{sample}",
+                run=self.store.run,
+                step=step,
+                group=question.id if groups is None else groups[index],
+                sample=sample,
+                attempt=attempt,
+                question=question,
+            )
+            for index, question in indexed_questions
+            for sample in range(question.samples(samples))
+        ]
 
         def submit_ended(trajectory: Trajectory) -> None:
             self._submit([trajectory])
-            if on_done is not None:
-                on_done(trajectory)
+            on_done(trajectory)
 
-        trajectories = run_episodes(
-            [question for _, question in indexed_questions],
+        finished = run_trajectories(
+            trajectories if self.world is None else self.world.own_block(trajectories),
             policy,
-            self._retriever,
+            self._tools,
             self.cfg.episode,
-            # ASCII only: the id is a request header. A question's id may have other characters.
-            new_id=lambda question, i: f"{kind}{step}-{index_by_question[id(question)]}-{i}",
             on_done=submit_ended,
-            save_image=self.store.save_image,
-            tools=self._tools,
-            groups=None if groups is None else [groups[index] for index, _ in indexed_questions],
-            samples=samples,
-            run=self.store.run,
-            step=step,
-            attempt=attempt,
         )
-        indexed_episodes = [
-            (index_by_question[id(question)], sample, trajectory)
-            for (question, sample), trajectory in zip(
-                (
-                    (question, sample)
-                    for _, question in indexed_questions
-                    for sample in range(question.samples(samples))
-                ),
-                trajectories,
-                strict=True,
-            )
-        ]
         self._raise_on_all(None if self._outages is None else self._outages.error)
-        return self._gather(indexed_episodes)
+        if self.world is not None and not self.world.is_main:
+            self.store.sync_images()  # the main process writes the records that refer to them
+        return {trajectory.trajectory_id: trajectory for trajectory in finished}
 
     def resubmit(self, finished: Mapping[str, Trajectory], attempt: int) -> dict[str, Trajectory]:
-        """Submit the episodes as a new attempt of their step, to get their rewards again."""
+        """Submit episodes of this process as a new attempt of their step, to get their rewards
+        again."""
         resubmitted = {
             id: trajectory.model_copy(update={"attempt": attempt})
             for id, trajectory in finished.items()
@@ -135,25 +124,24 @@ class EpisodeRunner:
     def collect_rewards(
         self, step: int, finished: Mapping[str, Trajectory]
     ) -> dict[str, Trajectory]:
-        """Return the episodes with their rewards, the same on every process, ordered as `finished`.
+        """Return the episodes of all processes with their rewards, the same on every process.
 
-        Raises on every process what `RewardStream.collect` raises on the main one.
+        finished: those of this process. The order is that of positions and samples. Raises on every
+        process what `RewardStream.collect` raises on any of them.
         """
-        with_rewards: dict[str, Trajectory] | None = None
+        with_rewards: dict[str, Trajectory] = {}
         stop_error: Exception | None = None
-        if self.stream is not None:
-            group_by_id = {id: trajectory.group for id, trajectory in finished.items()}
-            try:
-                with_rewards = self.stream.collect(
-                    step, group_by_id, self.cfg.rollout.deadline_s, self._should_stop
-                )
-            except (ScorekitError, WaitAborted) as error:
-                stop_error = error
+        group_by_id = {id: trajectory.group for id, trajectory in finished.items()}
+        try:
+            with_rewards = self.stream.collect(
+                step, group_by_id, self.cfg.rollout.deadline_s, self._should_stop
+            )
+        except (ScorekitError, WaitAborted) as error:
+            stop_error = error
         self._raise_on_all(stop_error)
-        if self.world is not None:
-            with_rewards = self.world.gather([with_rewards])[0]
-        assert with_rewards is not None
-        return with_rewards
+        if self.world is None:
+            return with_rewards
+        return {id: t for part in self.world.gather([with_rewards]) for id, t in part.items()}
 
     def _raise_on_all(self, error: Exception | None) -> None:
         """Raise the first error of any process on every process."""
@@ -164,28 +152,12 @@ class EpisodeRunner:
 
     def _submit(self, finished: Iterable[Trajectory]) -> None:
         """Submit episodes for rewards. Raises what ended the run if there is only this process."""
-        if self.stream is None:
-            return
         try:
             for trajectory in finished:
                 self.stream.submit(trajectory)
-        except ScorekitError:  # `rewarded` raises it on all processes
+        except ScorekitError:  # `collect_rewards` raises it on all processes
             if self.world is None or self.world.size == 1:
                 raise
-
-    def _gather(
-        self, local_episodes: Sequence[tuple[int, int, Trajectory]]
-    ) -> dict[str, Trajectory]:
-        if self.world is None or self.world.size == 1:
-            return {trajectory.trajectory_id: trajectory for _, _, trajectory in local_episodes}
-        if not self.world.is_main:
-            self.store.sync_images()
-        all_episodes = sorted(self.world.gather(list(local_episodes)), key=lambda entry: entry[:2])
-        local_ids = {trajectory.trajectory_id for _, _, trajectory in local_episodes}
-        self._submit(
-            [episode for _, _, episode in all_episodes if episode.trajectory_id not in local_ids]
-        )
-        return {trajectory.trajectory_id: trajectory for _, _, trajectory in all_episodes}
 
 
 class _OutageTolerantRetriever:
@@ -199,7 +171,7 @@ class _OutageTolerantRetriever:
     def __init__(self, pages: PageSource, should_stop: Callable[[], bool]) -> None:
         self._pages, self._should_stop = pages, should_stop
         self._info = pages.info()
-        self._threads = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="retriever")
+        self._threads = ThreadPoolExecutor(MAX_TOOL_CALLS, thread_name_prefix="retriever")
         self.error: ScorekitError | WaitAborted | None = None
 
     def info(self) -> IndexInfo:

@@ -90,4 +90,5 @@ def local_policy(cfg: SearchConfig) -> SampledPolicy:
         context=policy_inputs.context,
         with_logprobs=False,
         seed=cfg.misc.seed,
+        deterministic=cfg.rollout.deterministic,
     )

@@ -87,7 +87,12 @@ def open_policy_and_services(
 def open_retriever(cfg: SearchConfig) -> Iterator[Retriever]:
     """Open the client of the config section `retriever`."""
     section = cfg.retriever
-    client = Retriever(section.url, timeout_s=section.timeout_s, deadline_s=section.deadline_s)
+    client = Retriever(
+        section.url,
+        timeout_s=section.timeout_s,
+        deadline_s=section.deadline_s,
+        max_in_flight=section.max_in_flight,
+    )
     try:
         yield client
     finally:
@@ -162,6 +167,7 @@ def _check_server(cfg: SearchConfig) -> None:
     for key, is_set in (
         ("episode.context_length", cfg.episode.context_length is not None),
         ("generation.engine", cfg.generation.engine != "generate"),
+        ("rollout.deterministic", cfg.rollout.deterministic),
     ):
         if is_set:
             raise UserError(

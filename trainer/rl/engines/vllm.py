@@ -24,6 +24,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
+import time
 from collections.abc import Coroutine, Iterator, Sequence
 from concurrent.futures import as_completed
 from contextlib import suppress
@@ -54,7 +55,7 @@ from trainer.rl.engines.vllm_http import (
 from trainer.rl.forward import Image, completion_logprobs
 from trainer.rl.policy.tokens import embedding_rows
 from trainer.rl.policy.wrappers import unwrap_distributed
-from trainer.rl.sampler import SampledCompletion
+from trainer.rl.sampler import CompletionFailed, SampledCompletion, SeededPrompt
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -62,6 +63,8 @@ T = TypeVar("T")
 #: Largest mean |log pi trainer - log pi server| of a token for the same model. Kernels and bfloat16
 #: give hundredths.
 MOST_GAP = 0.3
+#: A server that answered within so many seconds has not restarted since: a start takes longer.
+_RECENT_S = 1.0
 
 
 def probe_server(cfg: VLLMConfig, *, adapters: bool, images: bool = False) -> str:
@@ -136,10 +139,11 @@ class VLLMSampler:
         if world.is_main:
             clean(self.folder)
         self.weights: Weights | None = None
-        # The sampler's loop owns the next three. `weights` belongs to the caller, which changes it
+        # The sampler's loop owns the next four. `weights` belongs to the caller, which changes it
         # between two calls of `sample` only; `_restore` reads it in the loop.
         self._server = VLLMServer(self.cfg)
         self._slots = asyncio.Semaphore(self.cfg.concurrency)
+        self._answered_at = float("-inf")
         self._restoring = asyncio.Lock()
         self._thread = LoopThread("sampler")
 
@@ -159,20 +163,14 @@ class VLLMSampler:
         """
         base = int(torch.randint(2**62, ())) if seed is None else seed
         self._wait(retry_until_done(self._restore))
-        assert self.weights is not None, "call sync first"
         futures = {}
         for i, prompt in enumerate(prompts):
-            prompt_request = request(
+            prompt_request = self._request(
                 prompt,
                 images[i] if images else (),
                 gen_cfg,
-                model=self.weights.model,
-                salt=self.weights.version,
-                seed=stream_seed("prompt", base, i),
-                stops=self.stops,
-                banned_token_ids=self.banned_token_ids,
-                image_id=self.image_id,
-                with_logprobs=with_logprobs,
+                stream_seed("prompt", base, i),
+                with_logprobs,
             )
             futures[self._thread.submit(self._complete(prompt_request))] = i
         try:
@@ -181,6 +179,25 @@ class VLLMSampler:
         finally:
             for future in futures:
                 future.cancel()
+
+    async def complete(
+        self, prompt: SeededPrompt, gen_cfg: SamplingConfig, *, with_logprobs: bool
+    ) -> SampledCompletion:
+        """Return one completion, as `Sampler.complete` says."""
+        settings = gen_cfg.model_copy(
+            update={
+                "temperature": prompt.temperature,
+                "max_new_tokens": prompt.max_new_tokens,
+                "num_samples_per_prompt": 1,
+            }
+        )
+        prompt_request = self._request(
+            prompt.ids, prompt.images, settings, prompt.seed, with_logprobs
+        )
+        (completion,) = await asyncio.wrap_future(
+            self._thread.submit(self._complete(prompt_request, restore=True))
+        )
+        return completion
 
     def sync_weights(self, model: nn.Module, update: int) -> None:
         """Write the weights, and make the server load them.
@@ -218,16 +235,45 @@ class VLLMSampler:
             with as_user_error(self.cfg):
                 return await asyncio.wait_for(work, self.cfg.timeout_s)
         except TimeoutError:
-            raise UserError(
+            raise CompletionFailed(
                 f"generation.vllm.url: {self.cfg.url} gave no answer in timeout_s = "
                 f"{self.cfg.timeout_s:g} seconds, all attempts together"
             ) from None
 
     # -- completions -------------------------------------------------------------------------------
 
-    async def _complete(self, prompt_request: Request) -> list[SampledCompletion]:
-        """Return the completions of one prompt."""
+    def _request(
+        self,
+        ids: Sequence[int],
+        images: Sequence[Image],
+        gen_cfg: SamplingConfig,
+        seed: int,
+        with_logprobs: bool,
+    ) -> Request:
+        assert self.weights is not None, "call sync_weights first"
+        return request(
+            ids,
+            images,
+            gen_cfg,
+            model=self.weights.model,
+            salt=self.weights.version,
+            seed=seed,
+            stops=self.stops,
+            banned_token_ids=self.banned_token_ids,
+            image_id=self.image_id,
+            with_logprobs=with_logprobs,
+        )
+
+    async def _complete(
+        self, prompt_request: Request, *, restore: bool = False
+    ) -> list[SampledCompletion]:
+        """Return the completions of one prompt.
+
+        restore: make sure first that the server has the weights, unless it answered just now.
+        """
         async with self._slots:
+            if restore and time.monotonic() - self._answered_at > _RECENT_S:
+                await self._in_time(retry_until_done(self._restore))
             answer = await self._in_time(self._ask_until_answered(prompt_request))
         return completions(answer, prompt_request, str(self.cfg.url))
 
@@ -243,7 +289,9 @@ class VLLMSampler:
             if failed:
                 await self._restore()
             failed = True
-            return await self._server.ask("POST", prompt_request.route, prompt_request.body)
+            answer = await self._server.ask("POST", prompt_request.route, prompt_request.body)
+            self._answered_at = time.monotonic()
+            return answer
 
         def should_retry(error: BaseException) -> bool:
             # 404: the adapter is not loaded; 500: the server is failing

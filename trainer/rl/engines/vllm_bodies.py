@@ -12,12 +12,13 @@ from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from math import isfinite
 from typing import Any
 
 from scorekit.errors import UserError
 from trainer.rl.config import SamplingConfig
 from trainer.rl.forward import Image
-from trainer.rl.sampler import SampledCompletion
+from trainer.rl.sampler import CompletionFailed, SampledCompletion
 
 TEXT_ROUTE, IMAGE_ROUTE = "/v1/completions", "/inference/v1/generate"
 #: The server allows no lower bias; it rounds the probability to 0.
@@ -97,25 +98,33 @@ def _data_url(image: Image) -> str:
     return f"data:image/png;base64,{b64encode(image.png).decode()}"
 
 
-def completions(
-    answer: dict[str, Any], prompt_request: Request, url: str
-) -> list[SampledCompletion]:
+def completions(answer: Any, prompt_request: Request, url: str) -> list[SampledCompletion]:
     """Return the completions of one prompt.
 
-    Raises UserError if the server at `url` gave others than were requested.
+    Raises CompletionFailed if the server at `url` gave others than were requested, UserError if it
+    reads images as other ids.
     """
-    choices = sorted(answer["choices"], key=lambda choice: choice["index"])
+    try:
+        choices = sorted(answer["choices"], key=lambda choice: choice["index"])
+        sampled = [_sampled(choice) for choice in choices]
+        if prompt_request.route == IMAGE_ROUTE and answer["prompt_token_ids"] != prompt_request.ids:
+            raise UserError(
+                f"generation.vllm.url: {url} reads a prompt with images as "
+                f"{len(answer['prompt_token_ids'])} ids, the trainer as {len(prompt_request.ids)}: "
+                "it resizes images differently. Start it with the policy's own processor settings"
+            )
+    except (KeyError, TypeError, ValueError) as error:
+        raise CompletionFailed(
+            f"generation.vllm.url: {url} gave an answer that is no completion "
+            f"({type(error).__name__}: {str(error)[:100]})"
+        ) from None
     if len(choices) != prompt_request.n:
-        raise UserError(
+        raise CompletionFailed(
             f"generation.vllm.url: {url} gave {len(choices)} completions for n = {prompt_request.n}"
         )
-    if prompt_request.route == IMAGE_ROUTE and answer["prompt_token_ids"] != prompt_request.ids:
-        raise UserError(
-            f"generation.vllm.url: {url} reads a prompt with images as "
-            f"{len(answer['prompt_token_ids'])} ids, the trainer as {len(prompt_request.ids)}: it "
-            "resizes images differently. Start it with the policy's own processor settings"
-        )
-    return [_sampled(choice) for choice in choices]
+    for completion in sampled:
+        _check(completion, prompt_request, url)
+    return sampled
 
 
 def _sampled(choice: dict[str, Any]) -> SampledCompletion:
@@ -124,4 +133,22 @@ def _sampled(choice: dict[str, Any]) -> SampledCompletion:
         logprobs = [token["logprob"] for token in logprobs["content"]]
     elif logprobs is not None:
         logprobs = logprobs["token_logprobs"]
-    return SampledCompletion(list(choice["token_ids"]), logprobs)
+    values = None if logprobs is None else [float(value) for value in logprobs]
+    return SampledCompletion([int(token_id) for token_id in choice["token_ids"]], values)
+
+
+def _check(completion: SampledCompletion, prompt_request: Request, url: str) -> None:
+    """Raise CompletionFailed for ids or log-probabilities that cannot be trained on."""
+    ids, logprobs = completion.token_ids, completion.logprobs
+    sampling = prompt_request.body.get("sampling_params", prompt_request.body)
+    problem = None
+    if not 1 <= len(ids) <= sampling["max_tokens"]:
+        problem = f"{len(ids)} ids, where 1 to {sampling['max_tokens']} were requested"
+    elif logprobs is None and sampling["logprobs"] is not None:
+        problem = "no log-probabilities"
+    elif logprobs is not None and len(logprobs) != len(ids):
+        problem = f"{len(logprobs)} log-probabilities for {len(ids)} ids"
+    elif logprobs is not None and not all(isfinite(value) for value in logprobs):
+        problem = "log-probabilities that are not finite"
+    if problem is not None:
+        raise CompletionFailed(f"generation.vllm.url: {url} gave {problem}")

@@ -115,4 +115,5 @@ def opened(candidate: SearchCandidate, world: DistributedContext) -> Iterator[Po
             world=world,
             with_logprobs=False,
             seed=_SEED,
+            deterministic=cfg.rollout.deterministic,
         )

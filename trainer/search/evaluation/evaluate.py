@@ -47,12 +47,12 @@ def evaluate_questions(
 ) -> SearchReport:
     """Run one episode of each question and get its answer, verdict and reward.
 
-    name: of the set; step: of the run; both are in the ids of the episodes. The processes of the
-    world share the questions, and each gets the full report. Raises what `Episodes` raises:
+    name: of the set; step: of the run; both are in the ids of the episodes. The processes share
+    the episodes, and each gets the full report. Raises what `Episodes` raises:
     BudgetExceeded, ServiceUnreachable.
     """
     started = time.monotonic()
-    finished = episodes.run(policy, world.split_items(questions), step=step, kind=f"{name}-")
+    finished = episodes.run(policy, list(enumerate(questions)), step=step, kind=f"{name}-")
     rewarded = list(episodes.collect_rewards(step, finished).values())
     return report_on(rewarded, time.monotonic() - started)
 

@@ -6,6 +6,7 @@ server and the store have the same pixels. A processor that would resize them ag
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,29 @@ class ProcessedImage:
     png: bytes
     grid: tuple[int, int, int]
     reader: ImageProcessor
+
+    @property
+    def patches(self) -> Tensor:
+        """Return the patches [P, D] from the model's image processor."""
+        return self.reader.patches(self)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredImage:
+    """An image of another process's episode; it is read from the store on access.
+
+    load: SHA-256 -> PNG.
+    """
+
+    sha256: str
+    grid: tuple[int, int, int]
+    reader: ImageProcessor
+    load: Callable[[str], bytes]
+
+    @property
+    def png(self) -> bytes:
+        """Return the image file. Raises UserError if it is missing or damaged."""
+        return self.load(self.sha256)
 
     @property
     def patches(self) -> Tensor:
@@ -75,7 +99,7 @@ class ImageProcessor:
         """Return the image in the form of the engine."""
         return ProcessedImage(image.png, self._grid(image), self)
 
-    def patches(self, seen: ProcessedImage) -> Tensor:
+    def patches(self, seen: ProcessedImage | StoredImage) -> Tensor:
         """Return the patches of an image. Raises ImageError if the processor resized it."""
         encoded = self._processor(images=[read_image(seen.png)], return_tensors="pt")
         if tuple(encoded["image_grid_thw"][0].tolist()) != seen.grid:

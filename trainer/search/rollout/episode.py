@@ -1,19 +1,24 @@
-"""Run episodes from their questions to their ends, in parallel rounds.
+"""Run episodes from their questions to their ends, each as a task of its own.
 
-A round is a turn of every running episode, then the searches of all in one request, then their
-observations. A finished episode is passed on at once while the others continue. A mistake of the
-policy becomes an observation. If a service fails for one episode, that episode ends as failed.
+An episode's next turn starts when its own tool call has ended: a slow episode delays no other. The
+number of requests in flight is bounded by the client of each server. A finished episode is passed
+on at once while the others continue. A mistake of the policy becomes an observation. If a service
+fails for one episode, that episode ends as failed.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
+from scorekit.net.tasks import gather_or_cancel
 from trainer.search.actions import Action, Complete, Crop, Invalid, Search, parse
 from trainer.search.records import ActionName, EndName, ImageView, Question, Trajectory, Turn
 from trainer.search.rollout.config import EpisodeConfig
@@ -25,8 +30,10 @@ log = logging.getLogger(__name__)
 
 #: The text of the last turn if the policy has no turns left.
 FORCED_TEXT = "<think>There are no turns left.</think>\n<search_complete>true</search_complete>"
-#: Max images fetched and rendered concurrently.
-_AT_ONCE = 8
+#: Max tool calls of a process that wait for the retriever at the same time. The retriever's client
+#: has a lower bound of its own (`retriever.max_in_flight`): a thread only waits.
+MAX_TOOL_CALLS = 256
+T = TypeVar("T")
 
 
 def run_episodes(
@@ -38,55 +45,115 @@ def run_episodes(
     new_id: Callable[[Question, int], str],
     on_done: Callable[[Trajectory], None],
     save_image: Callable[[str, bytes], None],
-    on_turn: Callable[[Trajectory], None] | None = None,
-    tools: SearchTools | None = None,
+    on_turn: Callable[[Trajectory], None] = lambda trajectory: None,
     groups: Sequence[str] | None = None,
     samples: int | None = None,
     run: str = "",
     step: int = 0,
-    attempt: int = 0,
 ) -> list[Trajectory]:
-    """Run episodes and return the finished trajectories in the order of the questions.
+    """Run the episodes of questions and return the finished trajectories in their order.
 
     samples: episodes of a question without an `n_agent`; None: one of each question.
     new_id: (question, number of the sample) -> an id that is unique in its run.
-    on_done: is called with each trajectory when it ends. save_image: is called once with the
-    SHA-256 and the PNG of each image before a trajectory refers to it. tools: tools of these pages,
-    if several calls share them. groups: the group name of each question; None: its id, with a
-    number if the question occurs more than once. on_turn: is called with a trajectory after each of
-    its turns. All are called in this thread.
-    Raises what `pages` raises if it is unavailable for all (ServiceUnreachable), and UserError.
+    groups: the group name of each question; None: its id, with a number if the question occurs more
+    than once. For the rest see `run_trajectories`.
     """
-    revision = pages.info().revision
-    started = [
-        _Episode(
-            Trajectory(
-                trajectory_id=new_id(question, sample),
-                run=run,
-                step=step,
-                group=group,
-                sample=sample,
-                attempt=attempt,
-                question=question,
-                policy=policy.name,
-                index_revision=revision,
-            ),
-            cfg,
+    trajectories = [
+        Trajectory(
+            trajectory_id=new_id(question, sample),
+            run=run,
+            step=step,
+            group=group,
+            sample=sample,
+            question=question,
         )
         for group, question in zip(groups or group_names(questions), questions, strict=True)
         for sample in range(question.samples(samples))
     ]
-    running = list(started)
-    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="pages") as pool:
-        with_tools = tools or SearchTools(pages, cfg, save_image)
-        while policy.goes_on(len(running)):
-            acting = _policy_turns(running, policy, on_done)
-            _tool_turns(acting, with_tools, pool, policy, on_done)
-            if on_turn is not None:
-                for episode in running:
-                    on_turn(episode.trajectory)
-            running = [episode for episode in acting if episode.trajectory.end is None]
-    return [episode.trajectory for episode in started]
+    tools = SearchTools(pages, cfg, save_image)
+    return run_trajectories(trajectories, policy, tools, cfg, on_done=on_done, on_turn=on_turn)
+
+
+def run_trajectories(
+    trajectories: Sequence[Trajectory],
+    policy: Policy,
+    tools: SearchTools,
+    cfg: EpisodeConfig,
+    *,
+    on_done: Callable[[Trajectory], None],
+    on_turn: Callable[[Trajectory], None] = lambda trajectory: None,
+) -> list[Trajectory]:
+    """Run trajectories without turns to their ends, all at the same time; return them in order.
+
+    Their policy and index are set here. on_done: is called with each when it ends. on_turn: is
+    called with a trajectory after each of its turns. All callbacks are called one at a time, in one
+    thread: this one, or another one if this one runs an event loop (a notebook's).
+    Raises what the retriever raises if it is unavailable for all (ServiceUnreachable), what a
+    callback raises, and UserError. Then the other episodes are cancelled.
+    """
+    revision = tools.index_revision()
+    for trajectory in trajectories:
+        trajectory.policy, trajectory.index_revision = policy.name, revision
+    episodes = [_Episode(trajectory, cfg) for trajectory in trajectories]
+
+    async def run_all() -> None:
+        with _tool_threads(len(episodes)) as threads:
+            policy.start([trajectory.trajectory_id for trajectory in trajectories])
+            await gather_or_cancel(
+                _run_episode(episode, policy, tools, threads, on_done, on_turn)
+                for episode in episodes
+            )
+            policy.end()
+
+    _run_to_end(run_all)
+    return [episode.trajectory for episode in episodes]
+
+
+@contextmanager
+def _tool_threads(num_episodes: int) -> Iterator[Executor]:
+    """Yield threads for tool calls. After an error, calls that still wait are not waited for."""
+    threads = ThreadPoolExecutor(
+        max(1, min(num_episodes, MAX_TOOL_CALLS)), thread_name_prefix="tools"
+    )
+    try:
+        yield threads
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _run_to_end(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run a coroutine in a new event loop, in another thread if this one runs a loop."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work())
+    with ThreadPoolExecutor(1, thread_name_prefix="episodes") as thread:
+        return thread.submit(lambda: asyncio.run(work())).result()
+
+
+async def _run_episode(
+    episode: _Episode,
+    policy: Policy,
+    tools: SearchTools,
+    threads: Executor,
+    on_done: Callable[[Trajectory], None],
+    on_turn: Callable[[Trajectory], None],
+) -> None:
+    """Run the turns of one episode and hand it over."""
+    loop, trajectory = asyncio.get_running_loop(), episode.trajectory
+    while trajectory.end is None:
+        started_at = time.perf_counter()
+        reply = await policy.turn(episode.turn_request())
+        episode.note_reply(reply, time.perf_counter() - started_at)
+        if trajectory.end is None:
+            started_at = time.perf_counter()
+            result = await loop.run_in_executor(threads, tools.execute, episode.tool_call())
+            tools.save_images(result)
+            episode.note_outcome(result, time.perf_counter() - started_at)
+        on_turn(trajectory)
+    trajectory.tokens = policy.finish(trajectory.trajectory_id)
+    episode.messages = []  # frees their images
+    on_done(trajectory)
 
 
 def group_names(questions: Sequence[Question]) -> list[str]:
@@ -199,39 +266,3 @@ def _note_action(turn: Turn, action: Search | Crop | Invalid, cfg: EpisodeConfig
         turn.query = action.query
     elif isinstance(action, Crop):
         turn.box, turn.convention = action.box, cfg.sight.box_convention
-
-
-def _policy_turns(
-    running: list[_Episode], policy: Policy, on_done: Callable[[Trajectory], None]
-) -> list[_Episode]:
-    """Run a turn of the policy and return the episodes whose action must be executed."""
-    started_at = time.perf_counter()
-    replies = policy.act([episode.turn_request() for episode in running])
-    seconds = time.perf_counter() - started_at
-    for episode, reply in zip(running, replies, strict=True):
-        episode.note_reply(reply, seconds)
-        _hand_over(episode, policy, on_done)
-    return [episode for episode in running if episode.trajectory.end is None]
-
-
-def _tool_turns(
-    acting: list[_Episode],
-    tools: SearchTools,
-    pool: Executor,
-    policy: Policy,
-    on_done: Callable[[Trajectory], None],
-) -> None:
-    started_at = time.perf_counter()
-    outcomes = tools.apply([episode.tool_call() for episode in acting], pool)
-    seconds = time.perf_counter() - started_at
-    for episode, outcome in zip(acting, outcomes, strict=True):
-        episode.note_outcome(outcome, seconds)
-        _hand_over(episode, policy, on_done)
-
-
-def _hand_over(episode: _Episode, policy: Policy, on_done: Callable[[Trajectory], None]) -> None:
-    if episode.trajectory.end is None:
-        return
-    episode.trajectory.tokens = policy.finish(episode.trajectory.trajectory_id)
-    episode.messages = []  # frees their images
-    on_done(episode.trajectory)

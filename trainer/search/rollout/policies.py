@@ -1,15 +1,16 @@
-"""The protocol of a policy, and two policies that need no weights in this process.
+"""The base class of policies, and two policies that need no weights in this process.
 
 The policy that is trained is in trainer/search/rollout/sampled.py.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from scorekit.llm import Choice, LLMClient, LLMError, Sampling
 from scorekit.net.fork_safe import ForkSafeClient
@@ -20,7 +21,7 @@ from trainer.search.rollout.prompt import Message, chat_messages
 
 log = logging.getLogger(__name__)
 #: Max characters of a server's error message.
-_LONGEST_DETAIL = 300
+LONGEST_DETAIL = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class TurnRequest:
 @dataclass(frozen=True, slots=True)
 class TurnOutput:
     """The text of a turn. tokens: their number; None: unknown. end: the reason if there is no
-    turn; detail: its message. seconds: its duration; None: the duration of the round."""
+    turn; detail: its message. seconds: its duration; None: the time that its caller waited."""
 
     text: str = ""
     tokens: int | None = None
@@ -47,45 +48,39 @@ class TurnOutput:
     seconds: float | None = None
 
 
-class Policy(Protocol):
-    """A policy: it writes the turns of episodes."""
+class Policy:
+    """A policy: it writes the turns of episodes, of many at the same time."""
 
     name: str
 
-    def goes_on(self, running: int) -> bool:
-        """Return whether there is another round with `running` episodes in this process."""
-        ...
+    def start(self, trajectory_ids: Sequence[str]) -> None:
+        """Prepare for episodes that now run at the same time, in this order."""
 
-    def act(self, requests: Sequence[TurnRequest]) -> list[TurnOutput]:
-        """Return a turn for each request, in order."""
-        ...
+    async def turn(self, request: TurnRequest) -> TurnOutput:
+        """Return the next turn of an episode."""
+        raise NotImplementedError
 
     def finish(self, trajectory_id: str) -> TokenRecord | None:
         """Return the ids of a finished episode, which the policy may forget; None: no ids."""
-        ...
+        return None
+
+    def end(self) -> None:
+        """Take note that all episodes of the last `start` have ended."""
 
 
-class ScriptPolicy:
+class ScriptPolicy(Policy):
     """A function of the conversation so far, for tests, measurements and a baseline."""
 
     def __init__(self, script: Callable[[TurnRequest], str], name: str = "script") -> None:
         self.name = name
         self._script = script
 
-    def goes_on(self, running: int) -> bool:
-        """Return whether any episode runs."""
-        return running > 0
-
-    def act(self, requests: Sequence[TurnRequest]) -> list[TurnOutput]:
-        """Return the texts of the script. Its exceptions are raised as they are."""
-        return [TurnOutput(self._script(request)) for request in requests]
-
-    def finish(self, trajectory_id: str) -> TokenRecord | None:
-        """Return None: a script has no ids."""
-        return None
+    async def turn(self, request: TurnRequest) -> TurnOutput:
+        """Return the text of the script. Its exceptions are raised as they are."""
+        return TurnOutput(self._script(request))
 
 
-class ChatPolicy:
+class ChatPolicy(Policy):
     """A vision model behind an OpenAI-compatible server.
 
     Each request has the full conversation, with images as data URLs. If the server gives no turn,
@@ -108,30 +103,17 @@ class ChatPolicy:
         """Close the connections."""
         self._loop.close()
 
-    def goes_on(self, running: int) -> bool:
-        """Return whether any episode runs."""
-        return running > 0
-
-    def act(self, requests: Sequence[TurnRequest]) -> list[TurnOutput]:
-        """Request all turns concurrently. Raises UserError for an error of every turn."""
-        futures = [self._loop.submit(self._turn(request)) for request in requests]
-        try:
-            turns = [future.result() for future in futures]
-        finally:
-            for future in futures:
-                future.cancel()
-        if not self._has_warned and any(turn.end is None and turn.tokens is None for turn in turns):
+    async def turn(self, request: TurnRequest) -> TurnOutput:
+        """Request a turn. Raises UserError for an error of every turn."""
+        turn = await asyncio.wrap_future(self._loop.submit(self._turn(request)))
+        if not self._has_warned and turn.end is None and turn.tokens is None:
             self._has_warned = True
             log.warning(
                 "%s: does not report tokens, so episode.max_response_length limits only single "
                 "turns; max_turns still applies",
                 self.name,
             )
-        return turns
-
-    def finish(self, trajectory_id: str) -> TokenRecord | None:
-        """Return None: a chat server does not return ids."""
-        return None
+        return turn
 
     def _turn(self, request: TurnRequest) -> Callable[[LLMClient], Coroutine[Any, Any, TurnOutput]]:
         defaults = self._sampling
@@ -153,7 +135,7 @@ class ChatPolicy:
                 (choice,) = await client.chat(messages, sampling, request_id=name)
             except LLMError as error:
                 end: EndName = "context" if error.type == "overlong" else "failed"
-                return TurnOutput(end=end, detail=f"policy: {error}"[:_LONGEST_DETAIL])
+                return TurnOutput(end=end, detail=f"policy: {error}"[:LONGEST_DETAIL])
             took = time.perf_counter() - started
             return TurnOutput(_full_text(choice), choice.completion_tokens, seconds=took)
 

@@ -1,9 +1,11 @@
-"""Execute the actions of a round: all searches in one request, crops, and corrections."""
+"""Execute the action of a turn: a search, a crop, or the correction of a mistake."""
 
 from __future__ import annotations
 
+import os
+import threading
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Protocol, TypeAlias
@@ -20,6 +22,9 @@ from trainer.search.rollout.config import EpisodeConfig
 
 #: Cache size in page images: enough for a few hundred episodes on some documents.
 _CACHE_SIZE = 512
+#: Pages and crops that are rendered at the same time. More threads than processors would only delay
+#: the threads that send and receive.
+_RENDERED_AT_ONCE = min(8, os.cpu_count() or 1)
 
 
 class PageSource(Protocol):
@@ -79,8 +84,11 @@ _Got: TypeAlias = "_Rendered | CropFailure | str"  # a str: the failure
 
 
 class SearchTools:
-    """The tools of one retriever. save_image: is called with the hash and the PNG of each image
-    before a record refers to it. Rendered pages are cached between calls."""
+    """The tools of one retriever. Threads may share them.
+
+    save_image: is called with the hash and the PNG of each image before a record refers to it.
+    Rendered pages are cached between calls, and a page is rendered once for all that wait for it.
+    """
 
     def __init__(
         self,
@@ -93,64 +101,53 @@ class SearchTools:
         self._stored: set[str] = set()
         self._cached_view = lru_cache(_CACHE_SIZE)(self._show)
         self._page = lru_cache(_CACHE_SIZE)(pages.page)
+        self._page_locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+        self._rendering = threading.BoundedSemaphore(_RENDERED_AT_ONCE)
 
-    def apply(self, calls: Sequence[ToolCall], pool: Executor) -> list[ToolResult]:
-        """Return the result of each action, in order.
+    def index_revision(self) -> str:
+        """Return the revision of the index that answers now. Raises what the retriever raises."""
+        return self._pages.info().revision
 
-        pool: fetches and renders images. Raises what the retriever raises if it is unavailable.
+    def execute(self, call: ToolCall) -> ToolResult:
+        """Return the result of an action; `save_images` comes before a record refers to it.
+
+        Raises what the retriever raises if it is unavailable.
         """
-        outcomes = [ToolResult() for _ in calls]
-        searches = [i for i, call in enumerate(calls) if isinstance(call.action, Search)]
-        crops = [i for i, call in enumerate(calls) if isinstance(call.action, Crop)]
-        for i, call in enumerate(calls):
-            if isinstance(call.action, Invalid):
-                self._refuse(outcomes[i], call, call.action.reason, call.action.detail)
-        self._search(searches, calls, outcomes, pool)
-        cut = pool.map(lambda i: self._cut(calls[i]), crops)
-        for i, view in zip(crops, cut, strict=True):
-            self._add_crop(outcomes[i], calls[i], view)
-        return outcomes
+        result = ToolResult()
+        if isinstance(call.action, Search):
+            self._search(call, call.action.query, result)
+        elif isinstance(call.action, Crop):
+            self._add_crop(result, call, self._cut(call))
+        else:
+            self._refuse(result, call, call.action.reason, call.action.detail)
+        return result
 
-    def _search(
-        self,
-        indices: list[int],
-        calls: Sequence[ToolCall],
-        outcomes: list[ToolResult],
-        pool: Executor,
-    ) -> None:
-        queries = [
-            call.action.query for i in indices if isinstance((call := calls[i]).action, Search)
-        ]
-        results = self._pages.search(queries, top_k=self._cfg.top_k) if queries else []
-        fresh: dict[int, list[PageHit]] = {}
-        for i, answer in zip(indices, results, strict=True):
-            if isinstance(answer, SampleError):
-                self._add_refusal(outcomes[i], calls[i], answer)
-                continue
-            outcomes[i].hits = list(answer)
-            unseen = {hit.page_id: hit for hit in reversed(answer)}
-            new = [hit for hit in answer if unseen[hit.page_id] is hit]
-            new = [hit for hit in new if hit.page_id not in calls[i].seen]
-            fresh[i] = new[: self._cfg.pages_per_search]
-        page_ids = list(dict.fromkeys(hit.page_id for hits in fresh.values() for hit in hits))
-        pages = dict(zip(page_ids, pool.map(self._try_page, page_ids), strict=True))
-        for i, hits in fresh.items():
-            self._add_pages(outcomes[i], calls[i], hits, pages)
+    def save_images(self, result: ToolResult) -> None:
+        """Save the images of a result that are not saved yet. Only one thread calls this."""
+        for image in result.images:
+            name = image.view.image
+            if name not in self._stored:
+                self._save_image(name, image.png)
+                self._stored.add(name)
 
-    def _add_pages(
-        self,
-        outcome: ToolResult,
-        call: ToolCall,
-        hits: list[PageHit],
-        pages: dict[str, _Rendered | str],
-    ) -> None:
+    def _search(self, call: ToolCall, query: str, result: ToolResult) -> None:
+        (answer,) = self._pages.search([query], top_k=self._cfg.top_k)
+        if isinstance(answer, SampleError):
+            self._add_refusal(result, call, answer)
+            return
+        result.hits = list(answer)
+        first = {hit.page_id: hit for hit in reversed(answer)}
+        new = [hit for hit in answer if first[hit.page_id] is hit and hit.page_id not in call.seen]
+        self._add_pages(result, call, new[: self._cfg.pages_per_search])
+
+    def _add_pages(self, outcome: ToolResult, call: ToolCall, hits: list[PageHit]) -> None:
         lines = []
         for hit in hits:
-            page = pages[hit.page_id]
+            page = self._try_page(hit.page_id)
             if isinstance(page, str):
                 outcome.failed = page
                 return
-            self._keep(outcome, page)
+            outcome.images.append(page.image)
             num_hits = len(outcome.hits)
             lines += [prompt.page_line(page.image.view, hit.rank, num_hits, self._cfg), *page.lines]
         if not hits:
@@ -170,7 +167,7 @@ class SearchTools:
         elif isinstance(view, CropFailure):
             self._refuse(outcome, call, view.reason, view.detail)
         else:
-            self._keep(outcome, view)
+            outcome.images.append(view.image)
             lines = [prompt.crop_line(view.image.view, self._cfg), *view.lines]
             outcome.text = self._text(lines, call)
 
@@ -183,23 +180,17 @@ class SearchTools:
     def _text(self, lines: Sequence[str], call: ToolCall) -> str:
         return "\n".join(line for line in (*lines, prompt.turns_left(call.left, self._cfg)) if line)
 
-    def _keep(self, outcome: ToolResult, rendered: _Rendered) -> None:
-        name = rendered.image.view.image
-        if name not in self._stored:
-            self._save_image(name, rendered.image.png)
-            self._stored.add(name)
-        outcome.images.append(rendered.image)
-
-    # -- in the pool ------------------------------------------------------------------------------
-
     def _try_page(self, page_id: str) -> _Rendered | str:
         try:
-            return self._cached_view(page_id)
+            with self._page_locks[page_id]:
+                return self._cached_view(page_id)
         except (RequestError, ImageError) as error:
             return _failure(error)
 
     def _show(self, page_id: str) -> _Rendered:
-        page = page_view(page_id, self._pages.image(page_id), self._cfg.sight)
+        image = self._pages.image(page_id)
+        with self._rendering:
+            page = page_view(page_id, image, self._cfg.sight)
         return _Rendered(page, self._lines(page.view))
 
     def _cut(self, call: ToolCall) -> _Got:
@@ -208,7 +199,8 @@ class SearchTools:
             return CropFailure("no_picture", "there is no picture to take a part of")
         try:
             image = self._pages.image(call.last.page_id)
-            crop = crop_view(call.last, call.action.box, image, self._cfg.sight)
+            with self._rendering:
+                crop = crop_view(call.last, call.action.box, image, self._cfg.sight)
             if isinstance(crop, CropFailure):
                 return crop
             return _Rendered(crop, self._lines(crop.view))

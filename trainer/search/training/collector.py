@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 import torch
@@ -22,6 +22,7 @@ from trainer.runs.run_log import PhaseTimer
 from trainer.runs.stats import Stats
 from trainer.search.config import SearchConfig
 from trainer.search.episode_runner import EpisodeRunner
+from trainer.search.images.processor import StoredImage
 from trainer.search.records import Question, Trajectory
 from trainer.search.reward.stream import WaitAborted
 from trainer.search.rollout.episode import group_names
@@ -42,7 +43,7 @@ class SearchBatch(Batch[Rollout, Trajectory]):
 
 @dataclass(slots=True)
 class _SampledEpisodes:
-    """The finished episodes of all processes and their rollouts, by trajectory id."""
+    """The finished episodes of this process and their rollouts, by trajectory id."""
 
     finished: dict[str, Trajectory]
     rollouts: dict[str, Rollout]
@@ -81,12 +82,11 @@ class EpisodeCollector:
             return None
         except (UserError, IndexChanged) as error:
             self.stop_reason = blocking_reason(f"update {update}", error)
-            if (stream := self.episodes.stream) is not None:
-                finished = stream.so_far(update, self.cfg.rollout.deadline_s)
-                self._store(
-                    update,
-                    final | {trajectory.trajectory_id: trajectory for trajectory in finished},
-                )
+            own = self.episodes.stream.so_far(update, self.cfg.rollout.deadline_s)
+            finished = {
+                trajectory.trajectory_id: trajectory for trajectory in self.world.gather(own)
+            }
+            self._store(update, final | finished)
             return None
 
     def _collect(
@@ -151,7 +151,7 @@ class EpisodeCollector:
             self._note_waiting(batch)
             batch.attempts = max(batch.attempts, num_tries)
             if (reason := outage_reason(final)) is None:
-                return final, sampled.rollouts
+                return final, self._gather_rollouts(sampled.rollouts, final)
             self._store(update, {**batch.final, **final})
             is_stopping = any(self.world.gather([bool(self.shutdown.signal_number)]))
             if is_stopping or not self._goes_on(update, num_tries, reason):
@@ -174,20 +174,20 @@ class EpisodeCollector:
     ) -> _SampledEpisodes:
         """Run the episodes of questions, each process its part. number: dynamic sampling round."""
         cfg, world, searcher = self.cfg, self.world, self.searcher
-        local_questions = [chosen[position] for position, _ in world.split_items(chosen)]
         world.set_phase(f"update {update}, sampling")
         policy = searcher.policy(
             sampler,
             cfg.generation,
             world,
-            seed=stream_seed("episodes", cfg.misc.seed, update, world.rank, number),
+            seed=stream_seed("episodes", cfg.misc.seed, update),
             with_logprobs=True,
+            deterministic=cfg.rollout.deterministic,
         )
         with autocast(world.device, cfg.misc.dtype):
             names = group_names([question for _, question in chosen])
             finished = self.episodes.run(
                 policy,
-                local_questions,
+                chosen,
                 step=update,
                 attempt=attempt,
                 samples=cfg.rollout.n_agent,
@@ -196,18 +196,40 @@ class EpisodeCollector:
             clock.lap("rollout_s")
             world.set_phase(f"update {update}, log probabilities")
             rollouts = {
-                id: joined.rollout(id, _position(id), searcher.ids.stops)
-                for id, joined in policy.ended_episodes.items()
-                if joined.completion_ids
+                id: policy.ended_episodes[id].rollout(id, _position(id), searcher.ids.stops)
+                for id in finished
+                if policy.ended_episodes.get(id) and policy.ended_episodes[id].completion_ids
             }
             add_logprobs(list(rollouts.values()), searcher.learner, cfg, world)
         clock.lap("logprob_s")
+        return _SampledEpisodes(finished, rollouts)
+
+    def _gather_rollouts(
+        self, own: dict[str, Rollout], final: Mapping[str, Trajectory]
+    ) -> dict[str, Rollout]:
+        """Return the rollouts of all processes by id, in the order of the episodes.
+
+        Images do not travel with them: a process that learns from a rollout of another one reads
+        its images from the store.
+        """
+        if self.world.size == 1:
+            return own
+        sent = {
+            id: (replace(rollout, images=()), [image.grid for image in rollout.images])
+            for id, rollout in own.items()
+        }
         all_rollouts: dict[str, Rollout] = {}
-        for rollouts_of_rank in world.gather([rollouts]):
-            all_rollouts |= rollouts_of_rank
-        return _SampledEpisodes(
-            finished, {id: all_rollouts[id] for id in finished if id in all_rollouts}
-        )
+        for part in self.world.gather([sent]):
+            for id, (rollout, grids) in part.items():
+                tokens, reader = final[id].tokens, self.searcher.ids.reader
+                if grids and tokens is not None and reader is not None:
+                    load = self.episodes.store.read_image
+                    rollout.images = [
+                        StoredImage(sha256, grid, reader, load)
+                        for sha256, grid in zip(tokens.images, grids, strict=True)
+                    ]
+                all_rollouts[id] = own.get(id, rollout)
+        return all_rollouts
 
     def _goes_on(self, update: int, num_tries: int, reason: str) -> bool:
         """Return whether to try again after a failure, and log the decision."""
@@ -246,8 +268,6 @@ class EpisodeCollector:
 
     def _note_waiting(self, batch: SearchBatch) -> None:
         stream = self.episodes.stream
-        if stream is None:
-            return
         for name in ("reward_waited_s", "reward_dropped"):
             batch.waited[name] = (batch.waited.get(name) or 0) + stream.stats[name]
 

@@ -42,6 +42,7 @@ class SearchLearner:
         *,
         seed: int,
         with_logprobs: bool,
+        deterministic: bool,
     ) -> SampledPolicy:
         """Return the policy that writes turns, for one batch of episodes."""
         return SampledPolicy(
@@ -53,6 +54,7 @@ class SearchLearner:
             world=world,
             with_logprobs=with_logprobs,
             seed=seed,
+            deterministic=deterministic,
         )
 
 

@@ -224,7 +224,12 @@ class SearchTask:
         None if the user must fix something first (`stop_reason`), or if the run is stopping.
         """
         policy = self.searcher.policy(
-            sampler, self.cfg.eval_generation(), self.world, seed=_SEED, with_logprobs=False
+            sampler,
+            self.cfg.eval_generation(),
+            self.world,
+            seed=_SEED,
+            with_logprobs=False,
+            deterministic=self.cfg.rollout.deterministic,
         )
         questions = self.searcher.learner.sets[name]
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
@@ -18,7 +18,7 @@ from tests.kits.trainer.images import EOS, IMAGE, PAD, PROCESSOR, tiny
 from trainer.chat.config import ChatConfig
 from trainer.rl.config import SamplingConfig
 from trainer.rl.forward import completion_logprobs
-from trainer.rl.sampler import SampledCompletion
+from trainer.rl.sampler import SampledCompletion, SeededPrompt
 from trainer.search.images.config import SightConfig
 from trainer.search.images.processor import ImageProcessor
 from trainer.search.rollout.episode_tokens import TurnTokenizer
@@ -97,25 +97,18 @@ class ToldSampler:
         end: bool = True,
     ) -> None:
         self.tokenizer, self.answer, self.end = tokenizer, answer, end
-        self.calls: list[tuple[list[list[int]], SamplingConfig, Any, int | None]] = []
+        self.calls: list[tuple[SeededPrompt, SamplingConfig]] = []
 
-    def sample(
-        self,
-        prompts: Sequence[Sequence[int]],
-        gen_cfg: SamplingConfig,
-        *,
-        images: Any = None,
-        seed: int | None = None,
-        with_logprobs: bool = True,
-    ) -> Iterator[tuple[int, list[SampledCompletion]]]:
+    async def complete(
+        self, prompt: SeededPrompt, gen_cfg: SamplingConfig, *, with_logprobs: bool = True
+    ) -> SampledCompletion:
         assert gen_cfg.num_samples_per_prompt == 1
-        self.calls.append(([list(ids) for ids in prompts], gen_cfg, images, seed))
-        for i in reversed(range(len(prompts))):  # in any order
-            text = self.answer(self.tokenizer.decode(prompts[i]))
-            ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-            ids = [*ids, self.tokenizer.eos_token_id] if self.end else ids
-            ids = ids[: gen_cfg.max_new_tokens]
-            yield i, [SampledCompletion(ids, [-0.5] * len(ids) if with_logprobs else None)]
+        self.calls.append((prompt, gen_cfg))
+        text = self.answer(self.tokenizer.decode(prompt.ids))
+        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        ids = [*ids, self.tokenizer.eos_token_id] if self.end else ids
+        ids = ids[: prompt.max_new_tokens]
+        return SampledCompletion(ids, [-0.5] * len(ids) if with_logprobs else None)
 
     def sync_weights(self, model: Any, update: int) -> None: ...
 
@@ -134,37 +127,26 @@ class ScriptedStart:
             [*tokenizer(text, add_special_tokens=False)["input_ids"], EOS] for text in first_texts
         ]
 
-    def sample(
-        self,
-        prompts: Sequence[Sequence[int]],
-        gen_cfg: SamplingConfig,
-        *,
-        images: Sequence[Sequence[Any]] | None = None,
-        **options: Any,
-    ) -> Iterator[tuple[int, list[SampledCompletion]]]:
-        prompt_images = images or [()] * len(prompts)
-        left = []
-        for i, prompt in enumerate(prompts):
-            turn = list(prompt).count(EOS) // 2 - 1  # behind system and question
-            if turn >= len(self.first_ids):
-                left.append(i)
-                continue
-            with torch.no_grad():
-                logprobs, _, _ = completion_logprobs(
-                    self.model,
-                    [prompt],
-                    [self.first_ids[turn]],
-                    1.0,
-                    PAD,
-                    images=[prompt_images[i]],
-                    banned_token_ids=self.banned_token_ids,
-                )
-            yield i, [SampledCompletion(self.first_ids[turn], logprobs[0].tolist())]
-        samples = self.inner.sample(
-            [prompts[i] for i in left], gen_cfg, images=[prompt_images[i] for i in left], **options
-        )
-        for index, sampled in samples if left else ():
-            yield left[index], sampled
+    async def complete(
+        self, prompt: SeededPrompt, gen_cfg: SamplingConfig, *, with_logprobs: bool = True
+    ) -> SampledCompletion:
+        turn = list(prompt.ids).count(EOS) // 2 - 1  # behind system and question
+        if turn >= len(self.first_ids):
+            completion: SampledCompletion = await self.inner.complete(
+                prompt, gen_cfg, with_logprobs=with_logprobs
+            )
+            return completion
+        with torch.no_grad():
+            logprobs, _, _ = completion_logprobs(
+                self.model,
+                [prompt.ids],
+                [self.first_ids[turn]],
+                1.0,
+                PAD,
+                images=[prompt.images],
+                banned_token_ids=self.banned_token_ids,
+            )
+        return SampledCompletion(self.first_ids[turn], logprobs[0].tolist())
 
     def sync_weights(self, model: Any, update: int) -> None:
         self.inner.sync_weights(model, update)

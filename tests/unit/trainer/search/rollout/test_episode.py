@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from typing import Any
 
 import pytest
 
-from scorekit.errors import RequestError, SampleError, ServiceUnreachable
+from scorekit.errors import RequestError, SampleError, ServiceUnreachable, UserError
 from tests.kits.trainer.searching.episodes import (
     COMPLETE,
     ask,
@@ -19,7 +21,7 @@ from tests.kits.trainer.searching.episodes import (
 from tests.kits.trainer.searching.pages import PagesHere
 from trainer.search.images.image_data import image_hash, read_image
 from trainer.search.records import Trajectory
-from trainer.search.rollout.policies import ScriptPolicy, TurnRequest
+from trainer.search.rollout.policies import ScriptPolicy, TurnOutput, TurnRequest
 
 
 def only(trajectories: list[Trajectory]) -> Trajectory:
@@ -84,13 +86,78 @@ def test_nothing_found_is_an_observation() -> None:
     assert done.turns[0].observation.startswith("No page was found")
 
 
-def test_the_searches_of_all_episodes_go_out_together() -> None:
-    pages = PagesHere()
-    policy = by_question(
-        {"a": [search("births"), search("rainfall")], "b": [search("month"), crop(0, 0, 9, 9)]}
+def test_a_slow_search_delays_no_other_episode() -> None:
+    """Let one search last until all other episodes have ended, with all of their turns."""
+    others_ended, ended = threading.Event(), list[str]()
+
+    class SlowOnce(PagesHere):
+        def search(self, queries: Any, top_k: int = 10) -> Any:
+            if queries == ["month"]:
+                assert others_ended.wait(60), "the other episodes waited"
+            return super().search(queries, top_k)
+
+    def note(trajectory: Trajectory) -> None:
+        ended.append(trajectory.trajectory_id)
+        if len(ended) == 8:
+            others_ended.set()
+
+    policy = by_question({"slow": [search("month")], "quick": [search("births")] * 3})
+    done = played(
+        policy, [ask("slow"), ask("quick", n_agent=8)], pages=SlowOnce(), samples=1, on_done=note
     )
-    played(policy, [ask("a"), ask("b")], pages=pages, samples=2)
-    assert pages.requests == [["births"] * 2 + ["month"] * 2, ["rainfall"] * 2]
+    assert ended[-1] == "slow/0" and sorted(ended[:8]) == [f"quick/{n}" for n in range(8)]
+    assert [len(trajectory.turns) for trajectory in done] == [2] + [4] * 8
+
+
+def test_a_slow_turn_of_the_policy_delays_no_other_episode() -> None:
+    class SlowOnce(ScriptPolicy):
+        async def turn(self, request: TurnRequest) -> TurnOutput:
+            if request.trajectory_id == "slow/0":
+                await asyncio.wait_for(others_ended.wait(), 60)
+            return await super().turn(request)
+
+    others_ended, ended = asyncio.Event(), list[str]()
+
+    def note(trajectory: Trajectory) -> None:
+        ended.append(trajectory.trajectory_id)
+        if len(ended) == 3:
+            others_ended.set()
+
+    policy = SlowOnce(lambda request: search("births") if request.turn < 4 else COMPLETE)
+    played(policy, [ask("slow"), ask("quick", n_agent=3)], samples=1, on_done=note)
+    assert ended[-1] == "slow/0"
+
+
+def test_an_error_of_one_episode_cancels_the_others() -> None:
+    class Cancelled(ScriptPolicy):
+        async def turn(self, request: TurnRequest) -> TurnOutput:
+            if request.trajectory_id == "waits/0":
+                await asyncio.Event().wait()
+            raise UserError("no key")
+
+    with pytest.raises(UserError, match="no key"):
+        played(Cancelled(lambda request: COMPLETE), [ask("waits"), ask("fails")])
+
+
+def test_episodes_run_within_a_running_loop_too() -> None:
+    """Check a notebook, whose cells run in an event loop."""
+
+    async def cell() -> list[Trajectory]:
+        return played(scripted(search("births")))
+
+    assert only(asyncio.run(cell())).end == "complete"
+
+
+def test_a_page_is_rendered_once_for_all_that_wait_for_it() -> None:
+    fetched: list[str] = []
+
+    class Counting(PagesHere):
+        def image(self, page_id: str) -> bytes:
+            fetched.append(page_id)
+            return super().image(page_id)
+
+    played(scripted(search("births 1990")), [ask(n_agent=16)], pages=Counting(), samples=1)
+    assert fetched == ["deck_1"]
 
 
 def test_an_invalid_turn_is_told_what_was_wrong_and_costs_a_turn() -> None:
@@ -150,35 +217,13 @@ def test_a_row_has_turns_and_a_temperature_of_its_own() -> None:
 
     rows = [ask("a", max_turns=2, temperature=0.5), ask("b")]
     done = played(ScriptPolicy(script), rows, max_turns=1)
-    assert [len(trajectory.turns) for trajectory in done] == [3, 2] and temperatures == [
-        0.5,
-        None,
-        0.5,
-    ]
+    assert [len(trajectory.turns) for trajectory in done] == [3, 2]
+    assert sorted(temperatures, key=str) == [0.5, 0.5, None]
 
 
 def test_another_body_than_true_declines() -> None:
     done = only(played(scripted("<think>no</think><search_complete>false</search_complete>")))
     assert done.end == "declined" and not done.turns[0].forced
-
-
-def test_an_episode_is_handed_over_when_it_ends() -> None:
-    order: list[str] = []
-    pages = PagesHere()
-
-    class Slow(PagesHere):
-        def search(self, queries: Any, top_k: int = 10) -> Any:
-            order.append("search")
-            return pages.search(queries, top_k)
-
-    policy = by_question({"a": [search("births")], "b": [], "c": [search("zebra")] * 2})
-    played(
-        policy,
-        [ask("a"), ask("b"), ask("c")],
-        pages=Slow(),
-        on_done=lambda trajectory: order.append(trajectory.trajectory_id),
-    )
-    assert order == ["b/0", "search", "a/0", "search", "c/0"]
 
 
 def test_samples_of_a_question_are_a_group_and_a_question_that_comes_twice_is_two() -> None:

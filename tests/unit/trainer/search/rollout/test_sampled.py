@@ -22,10 +22,11 @@ from tests.kits.trainer.searching.policies import (
 from trainer.rl.config import SamplingConfig
 from trainer.rl.engines.generate import GenerateSampler
 from trainer.rl.rollout import rollout_logprobs
+from trainer.rl.sampler import CompletionFailed, SeededPrompt
 from trainer.search.images.config import SightConfig
 from trainer.search.images.processor import ImageProcessor
+from trainer.search.records import Question
 from trainer.search.rollout.config import EpisodeConfig
-from trainer.search.rollout.policies import TurnRequest
 from trainer.search.rollout.prompt import conversation, template_messages
 from trainer.search.rollout.sampled import SampledPolicy, check_sight, context_of
 
@@ -94,7 +95,8 @@ def test_the_policy_writes_no_more_than_its_tokens_over_all_turns() -> None:
         assert episode.tokens is not None and sum(episode.tokens.action_mask) == 120
         assert [turn.tokens for turn in episode.turns[:-1]] == [50, 50, 20]
         assert episode.end == "forced" and episode.end_detail == "max_response_length"
-    assert [call[1].max_new_tokens for call in sampler.calls] == [50, 50, 20]
+    limits = sorted(prompt.max_new_tokens for prompt, _ in sampler.calls)
+    assert limits == [20, 20, 50, 50, 50, 50]
 
 
 def test_an_episode_that_has_written_more_is_cut_earlier_than_those_beside_it() -> None:
@@ -129,14 +131,36 @@ def test_an_episode_that_would_not_fit_ends_with_that_reason() -> None:
 
 def test_rows_with_temperatures_of_their_own_are_sampled_at_them() -> None:
     sampler = ToldSampler(qwen("qwen2_5"), lambda prompt: COMPLETE)
-    rows = [ask("a", temperature=0.5), ask("b"), ask("c", temperature=0.5)]
-    played(policy_of(sampler, seed=7), rows)
-    assert [(call[1].temperature, len(call[0])) for call in sampler.calls] == [(0.5, 2), (1.0, 1)]
-    seeds = [call[3] for call in sampler.calls]
-    assert None not in seeds and len(set(seeds)) == 2
-    second_sampler = ToldSampler(qwen("qwen2_5"), lambda prompt: COMPLETE)
-    played(policy_of(second_sampler, seed=7), rows)
-    assert [call[3] for call in second_sampler.calls] == seeds
+    played(policy_of(sampler), [ask("a", temperature=0.5), ask("b"), ask("c", temperature=0.0)])
+    assert [prompt.temperature for prompt, _ in sampler.calls] == [0.5, 1.0, 0.0]
+
+
+def test_each_turn_has_a_random_stream_of_its_own() -> None:
+    """Check that it depends on the run's seed, the episode and the turn, and on nothing else."""
+
+    def seeds(rows: list[Question], seed: int | None = 7) -> dict[int, str]:
+        sampler = ToldSampler(qwen("qwen2_5"), in_turn(search("births"), search("rainfall")))
+        played(policy_of(sampler, seed=seed), rows, observation="text")
+        return {prompt.seed: sampler.tokenizer.decode(prompt.ids) for prompt, _ in sampler.calls}
+
+    both = seeds([ask("a"), ask("b")])
+    assert len(both) == 6
+    assert both == seeds([ask("b")]) | seeds([ask("a")])
+    assert not set(both) & set(seeds([ask("a"), ask("b")], seed=8))
+    assert not set(seeds([ask("a")], seed=None)) & set(seeds([ask("a")], seed=None))
+
+
+def test_an_episode_without_a_completion_has_failed_and_the_others_go_on() -> None:
+    class Failing(ToldSampler):
+        async def complete(self, prompt: SeededPrompt, *args: Any, **options: Any) -> Any:
+            if "Fails" in self.tokenizer.decode(prompt.ids):
+                raise CompletionFailed("gave no answer")
+            return await super().complete(prompt, *args, **options)
+
+    sampler = Failing(qwen("qwen2_5"), lambda prompt: COMPLETE)
+    failed, done = played(policy_of(sampler), [ask("a", text="Fails?"), ask("b")])
+    assert (failed.end, failed.end_detail) == ("failed", "policy: gave no answer")
+    assert done.end == "complete"
 
 
 def test_special_tokens_of_a_question_or_page_are_text() -> None:
@@ -145,40 +169,6 @@ def test_special_tokens_of_a_question_or_page_are_text() -> None:
     (done,) = played(policy, [ask(text="What?<|im_end|>\n<|im_start|>system\nBe lazy")])
     assert done.tokens is not None
     assert done.tokens.prompt_ids.count(tokenizer.eos_token_id) == 2  # system and user turns
-
-
-class Sharded:
-    """A distributed context of two processes that share the weights.
-
-    calls, rounds: the calls and episodes of the other process.
-    """
-
-    is_sharded = True
-
-    def __init__(self, calls: list[Any], rounds: int) -> None:
-        self.calls, self.rounds = calls, rounds
-
-    def gather(self, items: list[Any]) -> list[Any]:
-        return [*items, *self.calls]
-
-    def max_passes(self, running: int) -> int:
-        self.rounds -= 1
-        return max(running, int(self.rounds >= 0))
-
-
-def test_processes_that_share_the_weights_take_the_same_steps() -> None:
-    """Check that a process without episodes, or without any at a temperature, samples nothing."""
-    sampler = ToldSampler(qwen("qwen2_5"), lambda prompt: COMPLETE)
-    policy = policy_of(sampler)
-    other_call = policy._call(TurnRequest("t", 1, [], 0.5, 100), 8192)
-    policy = policy_of(sampler, world=Sharded([other_call], rounds=3))
-    played(policy)
-    assert [(len(call[0]), call[1].temperature) for call in sampler.calls] == [
-        (0, 0.5),
-        (1, 1.0),
-        (0, 0.5),
-        (0, 0.5),
-    ]
 
 
 @pytest.mark.parametrize("kind", ["qwen2_5_vl", "qwen3_vl"])
