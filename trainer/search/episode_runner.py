@@ -6,6 +6,7 @@ joined by trajectory id.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TypeVar
@@ -15,6 +16,7 @@ from scorekit.errors import (
     RequestError,
     SampleError,
     ScorekitError,
+    ServiceUnreachable,
     UserError,
 )
 from scorekit.retrieval.wire import IndexInfo, Page, PageHit
@@ -34,11 +36,11 @@ class EpisodeRunner:
     """The runner of the episodes of one run.
 
     stream: of this process. world: the processes that share the episodes; None: this one alone.
-    tolerates_outage: if the retriever is unavailable, its episodes end as
-    failed, without a reward, and nothing is raised. An error that ends the run may occur on one
-    process only: it is raised on all of them when their episodes have ended. should_stop: whether
-    to stop waiting for rewards and for the retriever; then `WaitAborted` is raised on all
-    processes.
+    tolerates_outage: if the retriever is unavailable, its episodes end as failed, without a reward,
+    and nothing is raised; otherwise the error is raised when all other episodes have ended. An
+    error that ends the run may occur on one process only: it is raised on all of them when their
+    episodes have ended. should_stop: whether to stop waiting for rewards and for the retriever;
+    then `WaitAborted` is raised on all processes.
     """
 
     def __init__(
@@ -54,10 +56,7 @@ class EpisodeRunner:
     ) -> None:
         self.cfg, self.stream, self.store, self.world = cfg, stream, store, world
         self._should_stop = should_stop
-        self._outages = (
-            _OutageTolerantRetriever(retriever, should_stop) if tolerates_outage else None
-        )
-        self._retriever: PageSource = self._outages or retriever
+        self._retriever = _WatchedRetriever(retriever, should_stop, tolerates_outage)
         self._tools = SearchTools(self._retriever, cfg.episode, store.save_image)
 
     def run(
@@ -106,7 +105,7 @@ class EpisodeRunner:
             self.cfg.episode,
             on_done=submit_ended,
         )
-        self._raise_on_all(None if self._outages is None else self._outages.error)
+        self._raise_on_all(self._retriever.error)
         if self.world is not None and not self.world.is_main:
             self.store.sync_images()  # the main process writes the records that refer to them
         return {trajectory.trajectory_id: trajectory for trajectory in finished}
@@ -160,18 +159,22 @@ class EpisodeRunner:
                 raise
 
 
-class _OutageTolerantRetriever:
-    """A retriever whose outages fail single episodes and not the run.
+class _WatchedRetriever:
+    """A retriever whose errors fail single episodes, while the others go on.
 
-    The code that collects the rewards decides about the step. error: an error of any thread that
-    ends the run (another index, another service, or `should_stop` during a call). It is not raised
-    here: only one of several processes may have it, and the others would wait.
+    should_stop: ends the calls that wait, and then the run. tolerates_outage: `error` does not
+    count calls without an answer. error: of any thread, to be raised when the episodes have ended.
+    It is not raised here: only one of several processes may have it, and the others would wait.
     """
 
-    def __init__(self, pages: PageSource, should_stop: Callable[[], bool]) -> None:
+    def __init__(
+        self, pages: PageSource, should_stop: Callable[[], bool], tolerates_outage: bool
+    ) -> None:
         self._pages, self._should_stop = pages, should_stop
+        self._tolerates_outage = tolerates_outage
         self._info = pages.info()
         self._threads = ThreadPoolExecutor(MAX_TOOL_CALLS, thread_name_prefix="retriever")
+        self._answered_at = self._away_at = float("-inf")
         self.error: ScorekitError | WaitAborted | None = None
 
     def info(self) -> IndexInfo:
@@ -180,34 +183,45 @@ class _OutageTolerantRetriever:
     def search(self, queries: Sequence[str], top_k: int) -> Sequence[list[PageHit] | SampleError]:
         try:
             return self._wait_for(lambda: self._pages.search(queries, top_k))
-        except ScorekitError as error:
-            failed = SampleError("upstream", str(self._record(error)))
-            return [failed] * len(queries)
+        except RequestError as error:
+            if not self._tolerates_outage:
+                self.error = self.error or error
+            return [SampleError("upstream", str(error))] * len(queries)
 
     def page(self, page_id: str) -> Page:
-        try:
-            return self._wait_for(lambda: self._pages.page(page_id))
-        except ScorekitError as error:
-            raise self._record(error) from None
+        return self._wait_for(lambda: self._pages.page(page_id))
 
     def image(self, page_id: str) -> bytes:
-        try:
-            return self._wait_for(lambda: self._pages.image(page_id))
-        except ScorekitError as error:
-            raise self._record(error) from None
+        return self._wait_for(lambda: self._pages.image(page_id))
 
     def _wait_for(self, call: Callable[[], T]) -> T:
-        """Return the result of a call. Raises its error; RequestError if the run should stop."""
+        """Return the result of a call. Raises RequestError if there is none.
+
+        If a call ends without an answer, and the retriever answered no other call since that one
+        began, it is away: then the calls that wait end, too, and not each at its own deadline.
+        """
+        started_at = time.monotonic()
         future = self._threads.submit(call)
         while not wait([future], TICK_S).done:
             if self._should_stop():
                 self.error = self.error or WaitAborted()
                 raise RequestError("unavailable", "the run is stopping")
-        return future.result()
+            if self._away_at > max(started_at, self._answered_at):
+                future.cancel()
+                raise RequestError("unavailable", "the retriever is away")
+        try:
+            result = future.result()
+        except ScorekitError as error:
+            if isinstance(error, ServiceUnreachable) and self._answered_at < started_at:
+                self._away_at = time.monotonic()
+            raise self._record(error) from None
+        self._answered_at = time.monotonic()
+        return result
 
     def _record(self, error: ScorekitError) -> RequestError:
         """Return the error that fails the episode; note one that ends the run."""
-        if isinstance(error, (IndexChanged, UserError)):
+        ends_run = isinstance(error, (IndexChanged, UserError))
+        if ends_run or (isinstance(error, ServiceUnreachable) and not self._tolerates_outage):
             self.error = self.error or error
         if isinstance(error, RequestError):
             return error
