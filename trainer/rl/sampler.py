@@ -33,6 +33,26 @@ class SampledCompletion:
     logprobs: list[float] | None
 
 
+@dataclass(frozen=True, slots=True)
+class SeededPrompt:
+    """One prompt with a random stream of its own.
+
+    Its completion depends on the weights and on these fields only: not on the prompts that are
+    sampled beside it, nor on their order.
+    ids: all ids so far.
+    images: the images that they stand for, in the order of the ids.
+    temperature: 0 is greedy, which has no log-probabilities.
+    max_new_tokens: length of the longest completion.
+    seed: of the random stream, which has one uniform number for each sampled token.
+    """
+
+    ids: Sequence[int]
+    images: Sequence[Image]
+    temperature: float
+    max_new_tokens: int
+    seed: int
+
+
 class Sampler(Protocol):
     """Produces completions."""
 
@@ -51,6 +71,17 @@ class Sampler(Protocol):
         images: the images of each prompt, in the order of its ids.
         seed: the same seed and weights give the same completions; None: use the current random
         state.
+        """
+        ...
+
+    async def complete(
+        self, prompt: SeededPrompt, gen_cfg: SamplingConfig, *, with_logprobs: bool
+    ) -> SampledCompletion:
+        """Return one completion.
+
+        Several may run at the same time, in one event loop; a cancelled one is dropped.
+        gen_cfg: its top_p, top_k and batch_size (the most rows that run at once) apply; its
+        temperature and max_new_tokens do not, because the prompt has its own.
         """
         ...
 
