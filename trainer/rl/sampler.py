@@ -37,8 +37,13 @@ class SampledCompletion:
 class SeededPrompt:
     """One prompt with a random stream of its own.
 
-    ids: all ids so far. images: in the order of the ids. temperature: 0 is greedy. seed: of the
-    stream: the same seed and weights give the same completion.
+    Its completion depends on the weights and on these fields only: not on the prompts that are
+    sampled beside it, nor on their order.
+    ids: all ids so far.
+    images: the images that they stand for, in the order of the ids.
+    temperature: 0 is greedy, which has no log-probabilities.
+    max_new_tokens: length of the longest completion.
+    seed: of the random stream, which has one uniform number for each sampled token.
     """
 
     ids: Sequence[int]
@@ -79,9 +84,11 @@ class Sampler(Protocol):
     async def complete(
         self, prompt: SeededPrompt, gen_cfg: SamplingConfig, *, with_logprobs: bool
     ) -> SampledCompletion:
-        """Return one completion. Many may be requested at the same time, in one event loop.
+        """Return one completion.
 
-        gen_cfg: its temperature and max_new_tokens are not used.
+        Several may run at the same time, in one event loop; a cancelled one is dropped.
+        gen_cfg: its top_p, top_k and batch_size (the most rows that run at once) apply; its
+        temperature and max_new_tokens do not, because the prompt has its own.
         Raises CompletionFailed if there is none for this prompt.
         """
         ...

@@ -1,4 +1,4 @@
-"""Sampling in this process, by transformers' `generate()`.
+"""Sampling in this process: fixed batches by transformers' `generate()`, or continuous ones.
 
 Shapes: B sequences, P tokens of the longest prompt, T of the longest completion, V vocabulary.
 """
@@ -14,10 +14,14 @@ from torch import Tensor, nn
 
 from trainer.rl.config import SamplingConfig
 from trainer.rl.distributed import DistributedContext
+from trainer.rl.engines.continuous import ContinuousQueue, left_padded
+from trainer.rl.engines.prompt_queue import BatchQueue, PromptQueue
+from trainer.rl.engines.row_cache import has_mergeable_cache
+from trainer.rl.engines.token_chooser import TokenChooser, TokenStream
 from trainer.rl.forward import Image, image_inputs
 from trainer.rl.policy.tokens import pad_token_id, stop_token_ids
 from trainer.rl.policy.wrappers import unwrap_distributed, unwrap_peft
-from trainer.rl.sampler import SampledCompletion
+from trainer.rl.sampler import SampledCompletion, SeededPrompt
 
 
 class GenerateSampler:
@@ -41,6 +45,7 @@ class GenerateSampler:
         self.stops = stop_token_ids(unwrap_distributed(model), tokenizer)
         self.pad_id = pad_token_id(unwrap_distributed(model), tokenizer)
         self.banned_token_ids = list(banned_token_ids)
+        self._queues: dict[tuple[float, int, int], PromptQueue] = {}
 
     @torch.no_grad()
     def sample(
@@ -80,6 +85,81 @@ class GenerateSampler:
         for _ in range(idle_batches):
             self._generate([self.stops[:1]], [()], gen_cfg, with_logprobs)
 
+    async def complete(
+        self, prompt: SeededPrompt, gen_cfg: SamplingConfig, *, with_logprobs: bool
+    ) -> SampledCompletion:
+        """Return one completion, as `Sampler.complete` says.
+
+        Prompts run in one continuous batch, or in fixed ones as they wait if the model's cache
+        cannot be merged. They have the autocast state of the code that runs the event loop.
+        """
+        if self.world is not None:
+            raise RuntimeError("complete: processes that share weights need complete_batch")
+        _check_temperatures([prompt], with_logprobs)
+        settings = (gen_cfg.top_p, gen_cfg.top_k, gen_cfg.batch_size)
+        if settings not in self._queues:
+            self._queues[settings] = self._open_queue(gen_cfg)
+        return await self._queues[settings].complete(prompt, with_logprobs)
+
+    def _open_queue(self, gen_cfg: SamplingConfig) -> PromptQueue:
+        """Return the queue of prompts with these settings."""
+        model = unwrap_peft(self.model)
+        if has_mergeable_cache(model):
+            return ContinuousQueue(
+                model,
+                TokenChooser(gen_cfg.top_p, gen_cfg.top_k, self.banned_token_ids),
+                gen_cfg.batch_size,
+                stops=self.stops,
+                pad_id=self.pad_id,
+            )
+
+        def complete_batch(
+            prompts: Sequence[SeededPrompt], with_logprobs: bool
+        ) -> list[SampledCompletion]:
+            return self.complete_batch(prompts, gen_cfg, with_logprobs=with_logprobs)
+
+        return BatchQueue(complete_batch, gen_cfg.batch_size)
+
+    @torch.no_grad()
+    def complete_batch(
+        self, prompts: Sequence[SeededPrompt], gen_cfg: SamplingConfig, *, with_logprobs: bool
+    ) -> list[SampledCompletion]:
+        """Return the completion of each prompt, sampled in fixed batches.
+
+        The same prompts in the same order give the same bits. Batches are those of `sample`: by
+        length, with unused ones where another process has more.
+        gen_cfg: as of `Sampler.complete`.
+        """
+        _check_temperatures(prompts, with_logprobs)
+        chooser = TokenChooser(gen_cfg.top_p, gen_cfg.top_k, self.banned_token_ids)
+        order = sorted(range(len(prompts)), key=lambda i: len(prompts[i].ids))
+        batches = [
+            order[first : first + gen_cfg.batch_size]
+            for first in range(0, len(order), gen_cfg.batch_size)
+        ]
+        completions: dict[int, SampledCompletion] = {}
+        for batch in batches:
+            sampled = self._complete_rows([prompts[i] for i in batch], chooser, with_logprobs)
+            completions.update(zip(batch, sampled, strict=True))
+        num_passes = len(batches) if self.world is None else self.world.max_passes(len(batches))
+        for _ in range(num_passes - len(batches)):
+            self._complete_rows([SeededPrompt(self.stops[:1], (), 0.0, 1, 0)], chooser, False)
+        return [completions[i] for i in range(len(prompts))]
+
+    def _complete_rows(
+        self, prompts: Sequence[SeededPrompt], chooser: TokenChooser, with_logprobs: bool
+    ) -> list[SampledCompletion]:
+        """Sample one batch of prompts with random streams."""
+        processor = SeededChoice(prompts, chooser, self.stops[0])
+        max_new_tokens = max(prompt.max_new_tokens for prompt in prompts)
+        self._run(
+            [prompt.ids for prompt in prompts],
+            [prompt.images for prompt in prompts],
+            {"do_sample": False, "max_new_tokens": max_new_tokens},
+            processor,
+        )
+        return processor.completions(self.stops, with_logprobs)
+
     def sync_weights(self, model: nn.Module, update: int) -> None:
         """Do nothing: the model is the one that is trained."""
 
@@ -94,43 +174,20 @@ class GenerateSampler:
         with_logprobs: bool,
     ) -> list[SampledCompletion]:
         """Sample one batch: ids up to the first stop id, and their log-probabilities."""
-        from transformers import GenerationConfig as HFGenerationConfig
-        from transformers import LogitsProcessorList
-
         if with_logprobs and gen_cfg.temperature == 0:
             raise ValueError("greedy ids have no log-probabilities: with_logprobs must be off")
         recorder = LogprobRecorder(gen_cfg) if with_logprobs else None
-        sampling: dict[str, Any] = {"do_sample": gen_cfg.temperature > 0}
+        sampling: dict[str, Any] = {
+            "max_new_tokens": gen_cfg.max_new_tokens,
+            "suppress_tokens": self.banned_token_ids or None,
+            "do_sample": gen_cfg.temperature > 0,
+        }
         if recorder is not None:  # the recorder applies these settings itself
             sampling |= {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
         elif sampling["do_sample"]:
             sampling |= gen_cfg.model_dump(include={"temperature", "top_p", "top_k"})
-        config = HFGenerationConfig(
-            max_new_tokens=gen_cfg.max_new_tokens,
-            eos_token_id=self.stops,
-            pad_token_id=self.pad_id,
-            use_cache=True,
-            suppress_tokens=self.banned_token_ids or None,
-            **sampling,
-        )
-        model = unwrap_peft(self.model)  # peft's generate leaves our settings in it
-        device = next(model.parameters()).device
+        output = self._run(prompts, images, sampling, recorder)
         width = max(map(len, prompts))
-        ids = torch.full((len(prompts), width), self.pad_id)  # [B, P]
-        attended = torch.zeros(ids.shape, dtype=torch.bool)  # [B, P]
-        for row, prompt in enumerate(prompts):
-            ids[row, width - len(prompt) :] = torch.tensor(prompt)
-            attended[row, width - len(prompt) :] = True
-        inputs = {"attention_mask": attended.long().to(device)}
-        inputs |= image_inputs(model, ids, attended, images)
-        with _with_generation_config(model, config):
-            output = model.generate(
-                input_ids=ids.to(device),
-                **inputs,
-                generation_config=config,
-                logits_processor=LogitsProcessorList([recorder] if recorder else []),
-                synced_gpus=self.world is not None,
-            )
         completions = [_until_stop(row, self.stops) for row in output[:, width:].tolist()]
         if recorder is None:
             return [SampledCompletion(completion, None) for completion in completions]
@@ -138,6 +195,39 @@ class GenerateSampler:
         return [
             SampledCompletion(c, row[: len(c)]) for c, row in zip(completions, rows, strict=True)
         ]
+
+    def _run(
+        self,
+        prompts: Sequence[Sequence[int]],
+        images: Sequence[Sequence[Image]],
+        settings: dict[str, Any],
+        processor: Any | None,
+    ) -> Tensor:
+        """Return what `generate` makes of one batch [B, P + T].
+
+        settings: of its generation config.
+        processor: the logits processor, if any.
+        """
+        from transformers import GenerationConfig as HFGenerationConfig
+        from transformers import LogitsProcessorList
+
+        config = HFGenerationConfig(
+            eos_token_id=self.stops, pad_token_id=self.pad_id, use_cache=True, **settings
+        )
+        model = unwrap_peft(self.model)  # peft's generate leaves our settings in it
+        device = next(model.parameters()).device
+        ids, attended = left_padded(prompts, self.pad_id)
+        inputs = {"attention_mask": attended.long().to(device)}
+        inputs |= image_inputs(model, ids, attended, images)
+        with _with_generation_config(model, config):
+            output: Tensor = model.generate(
+                input_ids=ids.to(device),
+                **inputs,
+                generation_config=config,
+                logits_processor=LogitsProcessorList([processor] if processor else []),
+                synced_gpus=self.world is not None,
+            )
+        return output
 
 
 class LogprobRecorder:
@@ -183,6 +273,45 @@ class LogprobRecorder:
         return torch.stack(self._chosen, dim=-1)
 
 
+class SeededChoice:
+    """A logits processor that leaves one possible id in each row: that of its random stream.
+
+    A row that has all its tokens gets a stop id, so that the batch ends with its last row.
+    """
+
+    def __init__(
+        self, prompts: Sequence[SeededPrompt], chooser: TokenChooser, stop_id: int
+    ) -> None:
+        self._prompts = prompts
+        self._streams = [TokenStream(prompt.seed, prompt.temperature) for prompt in prompts]
+        self._chooser = chooser
+        self._stop_id = stop_id
+        self._ids: list[list[int]] = []  # of each step
+        self._logprobs: list[list[float]] = []
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Return scores [B, V] that are 0 for the chosen id, and minus infinity for all others."""
+        uniforms = [stream.next_uniform() for stream in self._streams]
+        temperatures = [stream.temperature for stream in self._streams]
+        ids, logprobs = self._chooser.choose(scores, uniforms, temperatures)
+        num_tokens = len(self._ids)
+        is_full = [num_tokens >= prompt.max_new_tokens for prompt in self._prompts]
+        ids = ids.masked_fill(torch.tensor(is_full, device=ids.device), self._stop_id)
+        self._ids.append(ids.tolist())
+        self._logprobs.append(logprobs.tolist())
+        return torch.full_like(scores, -torch.inf).scatter(-1, ids[:, None], 0.0)
+
+    def completions(self, stops: Sequence[int], with_logprobs: bool) -> list[SampledCompletion]:
+        """Return the completion of each prompt."""
+        completions = []
+        for row, prompt in enumerate(self._prompts):
+            ids = [step[row] for step in self._ids[: prompt.max_new_tokens]]
+            ids = _until_stop(ids, stops)
+            logprobs = [step[row] for step in self._logprobs[: len(ids)]]
+            completions.append(SampledCompletion(ids, logprobs if with_logprobs else None))
+        return completions
+
+
 @contextmanager
 def _with_generation_config(model: nn.Module, config: Any) -> Iterator[None]:
     """Replace the model's generation config with `config`, within.
@@ -204,3 +333,9 @@ def _until_stop(ids: list[int], stops: Sequence[int]) -> list[int]:
         if token_id in stops:
             return ids[: index + 1]
     return ids
+
+
+def _check_temperatures(prompts: Sequence[SeededPrompt], with_logprobs: bool) -> None:
+    """Raise ValueError if log-probabilities of greedy ids are requested."""
+    if with_logprobs and any(prompt.temperature == 0 for prompt in prompts):
+        raise ValueError("greedy ids have no log-probabilities: with_logprobs must be off")
