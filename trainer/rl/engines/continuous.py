@@ -115,7 +115,9 @@ class ContinuousQueue(PromptQueue):
             return
         self._remove_finished(at_once=True)
         admitted = [self.waiting.popleft() for _ in range(count)]
-        rows = [CompletionRow(q, TokenStream(q.prompt.seed, q.prompt.temperature)) for q in admitted]
+        rows = [
+            CompletionRow(q, TokenStream(q.prompt.seed, q.prompt.temperature)) for q in admitted
+        ]
         num_merged = len(self._rows)
         self._rows = self._rows + rows  # so that an error reaches them
         lengths = [len(row.queued.prompt.ids) for row in rows]

@@ -97,9 +97,12 @@ class VLLMServer:
             response = await read_whole(answer, self.url)
         if response.status_code >= 400:
             raise VLLMError(path, response.status_code, _message(response))
-        if response.headers.get("content-type", "").startswith("application/json"):
+        if not response.headers.get("content-type", "").startswith("application/json"):
+            return response.text
+        try:
             return response.json()
-        return response.text
+        except ValueError:  # of a proxy, as if it had answered 502
+            raise VLLMError(path, 502, "an answer that is not JSON") from None
 
     async def models(self) -> dict[str, bool]:
         """Return the names of the served models, and whether each is an adapter."""

@@ -18,20 +18,27 @@ from testing.servers import running_app
 from tests.integration.trainer.rl.test_vllm_engine import config
 from tests.kits.retrieval.stand_in import StandInRetriever
 from tests.kits.trainer.runs import letter_tokenizer, save_policy
-from tests.kits.trainer.searching.episodes import COMPLETE, ask, by_question, played, search
+from tests.kits.trainer.searching.episodes import COMPLETE, ask, search
+from tests.kits.trainer.searching.pages import PagesHere
 from tests.kits.vllm_stub import KEY, VLLMStub
 from trainer.rl.distributed import DistributedContext
 from trainer.rl.engines.vllm import VLLMSampler, probe_server
 from trainer.rl.policy.loading import load_policy
 from trainer.rl.policy.tokens import stop_token_ids
 from trainer.rl.sampler import CompletionFailed, SampledCompletion, SeededPrompt
+from trainer.search.config import SearchConfig
+from trainer.search.episode_runner import EpisodeRunner
 from trainer.search.records import Trajectory
-from trainer.search.rollout.policies import ChatPolicy
+from trainer.search.reward.stream import RewardStream
+from trainer.search.rollout.config import EpisodeConfig
+from trainer.search.rollout.episode import run_episodes
+from trainer.search.rollout.policies import ChatPolicy, ScriptPolicy
+from trainer.search.trajectories.store import TrajectoryStore
 
 PAGES = {"deck_1": "births in korea", "deck_2": "births in europe", "deck_3": "rainfall bad"}
 #: Faults after which a client tries again, so that the episode goes on when the server is well.
 PASSING: tuple[Fault, ...] = ("429", "503", "cut", "hang")
-GOOD = 8
+GOOD, BAD = 8, "0-0-0"
 
 
 @contextmanager
@@ -52,7 +59,7 @@ class Ends:
 
     def __call__(self, trajectory: Trajectory) -> None:
         self.ids.append(trajectory.trajectory_id)
-        if sum(id.startswith("good") for id in self.ids) == GOOD:
+        if len(set(self.ids) - {BAD}) == GOOD:
             self.server.recover()
 
     def check(self, trajectories: list[Trajectory], fault: Fault) -> None:
@@ -60,22 +67,29 @@ class Ends:
         assert [trajectory.end for trajectory in good] == ["complete"] * GOOD
         assert bad.end in ("complete", "failed")
         if fault in PASSING:
-            assert bad.end == "complete" and self.ids[-1] == "bad/0"
+            assert bad.end == "complete" and self.ids[-1] == BAD
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_retriever_that_fails_one_episode_delays_no_other(fault: Fault) -> None:
+def test_a_retriever_that_fails_one_episode_delays_no_other(fault: Fault, tmp_path: Path) -> None:
     stand_in = StandInRetriever(PAGES)
-    policy = by_question({"bad": [search("bad")], "good": [search("births")] * 3})
+    bad, good = [search("bad"), COMPLETE], [*[search("births")] * 3, COMPLETE]
+    policy = ScriptPolicy(
+        lambda request: (bad if request.trajectory_id == "0-0-0" else good)[request.turn - 1]
+    )
+    cfg = SearchConfig.model_validate({"reward": {"preset": "phase1"}})
+    store = TrajectoryStore(tmp_path / "trajectories", "run")
     with (
         failing_for(stand_in.app, fault, lambda body: "bad" in body) as server,
         running_app(server) as url,
         closing(Retriever(url, timeout_s=60, deadline_s=60)) as retriever,
+        closing(RewardStream(cfg.reward, None, store.read_image)) as stream,
     ):
         ends = Ends(server)
-        rows = [ask("bad"), ask("good", n_agent=GOOD)]
-        done = played(policy, rows, pages=retriever, samples=1, on_done=ends, observation="text")
-    ends.check(done, fault)
+        runner = EpisodeRunner(cfg, retriever, stream, store, tolerates_outage=True)
+        rows = [(0, ask("bad")), (1, ask("good", n_agent=GOOD))]
+        done = runner.run(policy, rows, step=0, samples=1, on_done=ends)
+    ends.check(list(done.values()), fault)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -90,7 +104,17 @@ def test_a_policy_server_that_fails_one_episode_delays_no_other(fault: Fault) ->
     ):
         ends = Ends(server)
         rows = [ask("bad", text="A bad one?"), ask("good", n_agent=GOOD)]
-        done = played(policy, rows, samples=1, on_done=ends)
+        ids = iter([BAD, *(f"good-{n}" for n in range(GOOD))])
+        done = run_episodes(
+            rows,
+            policy,
+            PagesHere(),
+            EpisodeConfig(),
+            new_id=lambda question, sample: next(ids),
+            samples=1,
+            on_done=ends,
+            save_image=lambda sha256, png: None,
+        )
     ends.check(done, fault)
 
 
@@ -111,7 +135,7 @@ def test_a_vllm_server_that_fails_one_prompt_delays_no_other(
         model, tokenizer = load_policy(cfg.policy, torch.device("cpu"))
 
         async def complete(number: int, sampler: VLLMSampler) -> SampledCompletion | None:
-            ids = [7, 7, 7, 2] if number == 0 else [3, 3 + number, 2]
+            ids = [7, 7, 7, 2] if number == 0 else [3, 4, 2]
             prompt = SeededPrompt(ids, [], 1.0, 8, number)
             try:
                 return await sampler.complete(prompt, cfg.generation, with_logprobs=True)
