@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import SecretStr, ValidationError
 
@@ -14,10 +15,14 @@ from scorekit.errors import RequestError, ServiceUnreachable, UserError
 from scorekit.llm import LLMClient, Sampling
 from scorekit.retrieval.client import Retriever
 from scorekit.retrieval.wire import IndexInfo
-from trainer.search.answer.pipeline import AnswerPipeline
+from trainer.search.answer.pipeline import AnswerPipeline, answers_path
+from trainer.search.answer.run_share import RunShare, share_paid_calls
 from trainer.search.config import PolicyServerConfig, SearchConfig
 from trainer.search.reward.stream import RewardStream
 from trainer.search.rollout.policies import ChatPolicy, Policy
+
+if TYPE_CHECKING:
+    from trainer.rl.distributed import DistributedContext
 
 #: Deadline of the first call to a retriever, when a run starts.
 _AT_START_S = 10.0
@@ -27,14 +32,14 @@ _AT_START_S = 10.0
 class SearchServices:
     """The services of a run, all checked when it starts.
 
-    answering: None if no reward component needs an answer. stream: None on a process that gets no
-    rewards.
+    answering: None if no reward component needs an answer. stream: of the rewards of this process's
+    episodes.
     """
 
     retriever: Retriever
     index: IndexInfo
     answering: AnswerPipeline | None
-    stream: RewardStream | None
+    stream: RewardStream
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,25 +55,53 @@ class PolicyAndServices:
 
 @contextmanager
 def open_services(
-    cfg: SearchConfig, *, run: str, load_image: Callable[[str], bytes], is_main: bool = True
+    cfg: SearchConfig,
+    *,
+    run: str,
+    load_image: Callable[[str], bytes],
+    world: DistributedContext | None = None,
 ) -> Iterator[SearchServices]:
     """Open the services and check that each answers as configured, before any paid call.
 
-    run: name of the run. load_image: SHA-256 -> PNG. is_main: of several processes, only the main
-    one gets rewards. Raises UserError, ServiceUnreachable.
+    run: name of the run. load_image: SHA-256 -> PNG. world: the processes of the run, each of which
+    gets the rewards of its episodes and has to open and close the services; None: there is only
+    this one. Raises UserError, ServiceUnreachable.
     """
+    shared: RunShare | None = None
     with ExitStack() as exit_stack:
         check_retriever(cfg)
         retriever = exit_stack.enter_context(open_retriever(cfg))
         index = retriever.info()
-        answering = stream = None
-        if is_main and cfg.reward.weights["judge"]:
-            answering = AnswerPipeline(cfg.answering, run=run, folder=Path(cfg.misc.run_dir))
-        if is_main:
-            stream = RewardStream(cfg.reward, answering, load_image)
-            exit_stack.callback(stream.close)
-            stream.check()
+        answering = None
+        if cfg.reward.weights["judge"]:
+            folder = Path(cfg.misc.run_dir)
+            shared = share_paid_calls(answers_path(cfg.answering, folder), run, world)
+            if shared is not None:
+                exit_stack.callback(shared.close)
+            answering = AnswerPipeline(cfg.answering, run=run, folder=folder, shared=shared)
+        stream = RewardStream(cfg.reward, answering, load_image)
+        exit_stack.callback(stream.close)
+        _check_on_all(stream, world)
         yield SearchServices(retriever, index, answering, stream)
+    if shared is not None:
+        shared.end()
+
+
+def _check_on_all(stream: RewardStream, world: DistributedContext | None) -> None:
+    """Check generator and judge on the main process first, so that one line names a mistake."""
+    if world is None:
+        stream.check()
+        return
+    world.on_main(stream.check)
+    failure = None
+    if not world.is_main:
+        try:
+            stream.check()
+        except UserError as error:
+            failure = f"process {world.rank} of {world.size}: {error}"
+    failures = [line for line in world.gather([failure]) if line is not None]
+    if failures:
+        raise UserError(failures[0]) if world.is_main else SystemExit(0)
 
 
 @contextmanager
@@ -77,7 +110,6 @@ def open_policy_and_services(
 ) -> Iterator[PolicyAndServices]:
     """Open the services and the policy of the config."""
     with open_services(cfg, run=run, load_image=load_image) as opened, open_policy(cfg) as policy:
-        assert opened.stream is not None
         yield PolicyAndServices(
             opened.retriever, opened.index, policy, opened.answering, opened.stream
         )

@@ -3,6 +3,8 @@
 An answer and its usage are written together and are on disk before a caller gets them. So a run
 that is killed (-9, or by a power cut) pays for no answer twice, and knows what it has spent. Only
 pending calls are lost.
+
+Each further process of a run has a file of its own beside the main one (rank_files.py).
 """
 
 from __future__ import annotations
@@ -11,10 +13,11 @@ import asyncio
 import fcntl
 import hashlib
 import os
+import re
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,6 +31,8 @@ T = TypeVar("T")
 
 _CHECKSUM = 8  # bytes
 _BUSY_S = 60.0  # while other runs write
+_RANK_FILE = re.compile(r"-([0-9a-f]{12})-[0-9a-f]{8}-rank[0-9]+")
+_SUMS = "SELECT sum(calls), sum(prompt_tokens), sum(completion_tokens) FROM charges"
 _TABLES = (
     "CREATE TABLE IF NOT EXISTS answers (key BLOB PRIMARY KEY, value BLOB NOT NULL)",
     "CREATE TABLE IF NOT EXISTS charges (id INTEGER PRIMARY KEY, run TEXT NOT NULL, "
@@ -46,14 +51,48 @@ def paid_key(server: str, content: Any) -> bytes:
 def spent_in(path: Path) -> ApiUsage:
     """Return the usage of all runs in a file; zero if there is no file yet.
 
-    Raises UserError for another kind of file, or a damaged one.
+    What further processes of a run have in files of their own counts as well. Raises UserError for
+    another kind of file, or a damaged one.
     """
-    if not path.exists():
-        return ApiUsage()
-    query = "SELECT sum(calls), sum(prompt_tokens), sum(completion_tokens) FROM charges"
+    others = rank_files(path)
+    taken = _taken(path) if others else set()
+    sums = [_spent_in_one(file) for file in (path, *others) if file.name not in taken]
+    return ApiUsage(
+        calls=sum(usage.calls for usage in sums),
+        prompt_tokens=sum(usage.prompt_tokens for usage in sums),
+        completion_tokens=sum(usage.completion_tokens for usage in sums),
+    )
+
+
+def rank_files(path: Path) -> dict[Path, str]:
+    """Return the files of further processes beside a main file, and the `run_hash` of each."""
+    if not path.parent.is_dir():
+        return {}
+    names = [file for file in sorted(path.parent.iterdir()) if file.suffix == path.suffix]
+    rests = [(file, file.stem.removeprefix(path.stem)) for file in names if file != path]
+    return {file: match[1] for file, rest in rests if (match := _RANK_FILE.fullmatch(rest))}
+
+
+def run_hash(run: str) -> str:
+    """Return the short form of a run's name in names of files."""
+    return hashlib.sha256(run.encode()).hexdigest()[:12]
+
+
+def _taken(path: Path) -> set[str]:
+    """Return the names of the rank files whose content the main file has."""
     try:
         with closing(_read_only(path)) as db:
-            calls, prompt, completion = db.execute(query).fetchone()
+            return {str(name) for (name,) in db.execute("SELECT name FROM taken")}
+    except sqlite3.DatabaseError:  # no file, or none was ever taken
+        return set()
+
+
+def _spent_in_one(path: Path) -> ApiUsage:
+    if not path.exists():
+        return ApiUsage()
+    try:
+        with closing(_read_only(path)) as db:
+            calls, prompt, completion = db.execute(_SUMS).fetchone()
     except sqlite3.DatabaseError as error:
         message = str(error)
         # Another process creates it now.
@@ -64,7 +103,7 @@ def spent_in(path: Path) -> ApiUsage:
 
 
 class PaidAnswerCache:
-    """The file of paid answers. Several runs of one machine may share it; one process per run.
+    """A file of paid answers. Several runs of one machine may share it; one process per run.
 
     damaged: number of damaged answers, which are requested again. Raises UserError if the file
     cannot be opened or written, or if another process of the same run has it open.
@@ -74,7 +113,7 @@ class PaidAnswerCache:
         self.path, self._run = path.absolute(), run
         self.damaged = 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="paid-answers")
-        self._lock = _locked(self.path, run)
+        self._lock = locked(self.path, run)
         try:
             self._db = self._thread.submit(_opened, self.path).result()
             self._file = identity_of(self.path)
@@ -87,11 +126,20 @@ class PaidAnswerCache:
         """Return the answer of a key, or None."""
         query = "SELECT value FROM answers WHERE key = ?"
         row = await self._execute(lambda db: db.execute(query, (key,)).fetchone())
+        return self._unpacked(key, row)
+
+    def _unpacked(self, key: bytes, row: tuple[bytes] | None) -> dict[str, Any] | None:
+        """Return the answer of a row; None if there is none, or if it is damaged."""
         if row is None:
             return None
         answer = _unpack(key, row[0])
         self.damaged += answer is None
         return answer
+
+    @asynccontextmanager
+    async def claimed(self, key: bytes) -> AsyncIterator[dict[str, Any] | None]:
+        """Yield the answer of a key; None: the caller pays for it, within this block."""
+        yield await self.get(key)
 
     async def put(
         self, key: bytes, answer: Mapping[str, Any], server: str, charge: ApiUsage
@@ -104,6 +152,11 @@ class PaidAnswerCache:
             ("INSERT OR REPLACE INTO answers VALUES (?, ?)", (key, _pack(key, answer))),
             self._charge_statement(server, charge),
         )
+
+    async def put_known(self, answers: Iterable[tuple[bytes, Mapping[str, Any]]]) -> None:
+        """Store answers that another process of the run has paid for. Raises UserError."""
+        statement = "INSERT OR IGNORE INTO answers VALUES (?, ?)"
+        await self._write(*((statement, (key, _pack(key, answer))) for key, answer in answers))
 
     async def charge(self, server: str, charge: ApiUsage) -> None:
         """Store the usage of a call without an answer. Raises UserError."""
@@ -130,16 +183,19 @@ class PaidAnswerCache:
             "SELECT server, sum(calls), sum(prompt_tokens), sum(completion_tokens) FROM charges "
             "WHERE run = ? GROUP BY server"
         )
-        ask = self._thread.submit(lambda: self._db.execute(query, (self._run,)).fetchall())
-        try:
-            rows = ask.result()
-        except sqlite3.Error as error:
-            raise self._file_error(error) from None
+        rows = self.run_in_thread(lambda db: db.execute(query, (self._run,)).fetchall())
         names = ("calls", "prompt_tokens", "completion_tokens")
         return {
             server.decode(): ApiUsage(**dict(zip(names, sums, strict=True)))
             for server, *sums in rows
         }
+
+    def run_in_thread(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Return the result of work on the database, without an event loop. Raises UserError."""
+        try:
+            return self._thread.submit(lambda: work(self._db)).result()
+        except sqlite3.Error as error:
+            raise self._file_error(error) from None
 
     def close(self) -> None:
         """Close the file and release the lock of the run."""
@@ -223,23 +279,38 @@ def _opened(path: Path) -> sqlite3.Connection:
     return db
 
 
-def _locked(path: Path, run: str) -> int:
+def locked(path: Path, run: str) -> int:
     """Return the locked file of the run. Raises UserError if another process has the lock."""
-    name = f"{path.name}.{hashlib.sha256(run.encode()).hexdigest()[:12]}.lock"
+    lock = lock_if_free(path, run_hash(run))
+    if lock is None:
+        raise UserError(
+            f"answers {path}: another process of the run {run!r} has it open. End that process, or "
+            "give this run another name."
+        )
+    return lock
+
+
+def lock_if_free(path: Path, run: str) -> int | None:
+    """Return the locked file of a run, by its `run_hash`; None if another process has the lock.
+
+    Raises UserError if it cannot be written.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = os.open(path.with_name(name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        lock = os.open(lock_path(path, run), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
         raise UserError(f"answers {path}: {error.strerror}. Name another file.") from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(lock)
-        raise UserError(
-            f"answers {path}: another process of the run {run!r} has it open. End that process, or "
-            "give this run another name."
-        ) from None
+        return None
     return lock
+
+
+def lock_path(path: Path, run: str) -> Path:
+    """Return the path of the lock of a file for a run, by its `run_hash`."""
+    return path.with_name(f"{path.name}.{run}.lock")
 
 
 def _pack(key: bytes, answer: Mapping[str, Any]) -> bytes:

@@ -125,11 +125,11 @@ class AnswerJudge:
 
         async def ask(turn: Callable[[], None]) -> tuple[_Verdict, bool]:
             nonlocal charge
-            stored = await self._paid_answers.get(key)
-            if stored is not None:
-                return _Verdict.model_validate(stored), False
-            verdict, charge = await self._request_verdict(key, sample, turn)
-            return verdict, not charge.cached
+            async with self._paid_answers.claimed(key) as stored:
+                if stored is not None:
+                    return _Verdict.model_validate(stored), False
+                verdict, charge = await self._request_verdict(key, sample, turn)
+                return verdict, not charge.cached
 
         try:
             verdict, is_new = await self._once.get(key, ask)

@@ -44,12 +44,23 @@ class ChatModelConfig(Config):
     max_output_tokens: int = Field(
         1024, ge=1, description="Most tokens of an answer, its thinking included."
     )
-    max_requests: int = may_change(32, ge=1, description="Calls in flight, in the whole run.")
+    max_requests: int = may_change(
+        32,
+        ge=1,
+        description="Calls in flight, in the whole run: each of its "
+        "processes has an equal part, but at least one call.",
+    )
     max_tokens: int = may_change(
-        1_000_000, ge=1, description="Tokens of calls in flight, reckoned, in the whole run."
+        1_000_000,
+        ge=1,
+        description="Tokens of calls in flight, reckoned, in the whole run: each of its processes "
+        "has an equal part, and a call above it is sent alone.",
     )
     requests_per_minute: float | None = may_change(
-        None, gt=0, description="Most calls a minute, evenly spaced; null: no such limit."
+        None,
+        gt=0,
+        description="Most calls a minute, evenly spaced, of all processes together; null: no such "
+        "limit.",
     )
     tokens_per_image: int = may_change(
         1500, ge=1, description="Tokens reckoned for a picture, until the server has counted some."
@@ -106,7 +117,12 @@ class AnswerJudgeConfig(Config):
         description="Most tokens of a verdict, its thinking included; null: the rubric's, which "
         "a model that thinks uses up before it has said anything.",
     )
-    max_in_flight: int = may_change(32, ge=1, description="Requests at once.")
+    max_in_flight: int = may_change(
+        32,
+        ge=1,
+        description="Requests at once, in the whole run: each of its processes has an equal part, "
+        "but at least one.",
+    )
     timeout_s: float = may_change(120.0, gt=0, description="Seconds for one verdict.")
     deadline_s: float = may_change(300.0, gt=0, description="The same with all attempts.")
 
@@ -145,5 +161,6 @@ class AnsweringConfig(Config):
     answers: str | None = may_change(
         None,
         description="File of answers that were paid for (SQLite); several runs of one machine may "
-        "share it. null: answers.sqlite in the run's folder.",
+        "share it. null: answers.sqlite in the run's folder. Further processes of a run write to "
+        "files of their own beside it while it runs.",
     )

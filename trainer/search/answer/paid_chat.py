@@ -57,9 +57,10 @@ class CachedChat:
 
     name: in keys and charges ("generator"). The key of a stored answer has what the caller passes
     as `depends_on`, not the server's address, which may change. Equal concurrent requests are sent
-    once. Requests and tokens in flight are limited: a run has one limiter, on rank 0, which makes
-    the paid calls for all ranks. After its deadline a call continues for `request_timeout_s`, and a
-    valid answer is stored because it is paid for. Raises UserError for a config without a model.
+    once. Requests and tokens in flight are limited: a process has one limiter, and of several
+    processes each has a part of the limits. After its deadline a call continues for
+    `request_timeout_s`, and a valid answer is stored because it is paid for. Raises UserError for a
+    config without a model.
     """
 
     def __init__(
@@ -113,23 +114,23 @@ class CachedChat:
 
         async def call(turn: Callable[[], None]) -> tuple[PaidText, bool]:
             nonlocal charge
-            stored = await self._paid_answers.get(key)
-            if stored is not None:
-                return PaidText.model_validate(stored), False
-            prompt = words + num_images * self._tokens_per_image
-            reserved = prompt, self.cfg.max_output_tokens
-            async with (
-                # a call above the limit is sent alone
-                self._limiter.hold(min(sum(reserved), self.cfg.max_tokens)),
-                self._money.reserved(self.name, *reserved),
-            ):
-                turn()
-                started_at = time.monotonic()
-                choice = await self._choice(key, messages(), schema, seed)
-                charge = self._count(choice, prompt, words, num_images)
-                reply = _parse_reply(choice, time.monotonic() - started_at)
-                await self._paid_answers.put(key, reply.model_dump(), self.name, charge)
-            return reply, True
+            async with self._paid_answers.claimed(key) as stored:
+                if stored is not None:
+                    return PaidText.model_validate(stored), False
+                prompt = words + num_images * self._tokens_per_image
+                reserved = prompt, self.cfg.max_output_tokens
+                async with (
+                    # a call above the limit is sent alone
+                    self._limiter.hold(min(sum(reserved), self.cfg.max_tokens)),
+                    self._money.reserved(self.name, *reserved),
+                ):
+                    turn()
+                    started_at = time.monotonic()
+                    choice = await self._choice(key, messages(), schema, seed)
+                    charge = self._count(choice, prompt, words, num_images)
+                    reply = _parse_reply(choice, time.monotonic() - started_at)
+                    await self._paid_answers.put(key, reply.model_dump(), self.name, charge)
+                return reply, True
 
         reply, is_new = await self._once.get(key, call)
         return reply, charge if is_new else ApiUsage(cached=True)

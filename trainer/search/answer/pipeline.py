@@ -12,6 +12,8 @@ from trainer.search.answer.answer_judge import AnswerJudge
 from trainer.search.answer.config import AnsweringConfig
 from trainer.search.answer.evidence import evidence
 from trainer.search.answer.generator import Generator
+from trainer.search.answer.run_share import RunShare, part_of_limits
+from trainer.search.answer.shared_money import SharedSpendTracker
 from trainer.search.answer.spending import SpendTracker, sum_charges
 from trainer.search.records import (
     ApiUsage,
@@ -32,20 +34,27 @@ def is_asked(trajectory: Trajectory, cfg: AnsweringConfig) -> bool:
     return trajectory.end in _ANSWERED and (has_views or cfg.judge.no_evidence == "ask")
 
 
+def answers_path(cfg: AnsweringConfig, folder: Path) -> Path:
+    """Return the main file of paid answers of a run with this run directory."""
+    return folder / "answers.sqlite" if cfg.answers is None else Path(cfg.answers)
+
+
 class AnswerPipeline:
     """Generator, judge and the file of paid answers of one run.
 
-    Use it in one process (rank 0) and one event loop. cfg: of the run. run: its name. folder: run
-    directory, which has answers.sqlite unless the config names another file.
+    Use it in one event loop. cfg: of the run. run: its name. folder: run directory, which has
+    answers.sqlite unless the config names another file. shared: what this process shares with the
+    others of the run; None: there is no other.
 
     `check` opens the file and checks the servers; `finish` handles one episode, any number
     concurrently; `close` at the end. Raises UserError if the file cannot be opened.
     """
 
-    def __init__(self, cfg: AnsweringConfig, *, run: str, folder: Path) -> None:
-        self.cfg = cfg
-        self._path = folder / "answers.sqlite" if cfg.answers is None else Path(cfg.answers)
-        self._run = run
+    def __init__(
+        self, cfg: AnsweringConfig, *, run: str, folder: Path, shared: RunShare | None = None
+    ) -> None:
+        self.cfg = cfg if shared is None else part_of_limits(cfg, shared.calls)
+        self._path, self._run, self._shared = answers_path(cfg, folder), run, shared
         self._parts: tuple[PaidAnswerCache, SpendTracker, Generator, AnswerJudge] | None = None
         self._counts: Counter[str] = Counter()
 
@@ -66,12 +75,16 @@ class AnswerPipeline:
 
     @property
     def totals(self) -> ApiUsage:
-        """Return the usage of the run since it started, including its earlier processes."""
+        """Return the sum of `spent`."""
         return sum_charges(self.spent.values())
 
     @property
     def spent(self) -> dict[str, ApiUsage]:
-        """Return the usage of the run by server: generator, judge."""
+        """Return the usage of the run by server (generator, judge), including earlier starts.
+
+        Of several processes, the main one has all earlier usage and its own, and each other one
+        only its own.
+        """
         return {} if self._parts is None else self._parts[1].totals
 
     @property
@@ -80,7 +93,10 @@ class AnswerPipeline:
         return "" if self._parts is None else self._parts[3].model
 
     def stats(self) -> dict[str, float]:
-        """Return stats for the log: usage of the run, outcomes of this process's episodes."""
+        """Return stats for the log: usage (`spent`), and outcomes of this process's episodes.
+
+        Those of several processes are summed by `merge_step_stats`.
+        """
         stats = {f"answers/{name}": float(count) for name, count in sorted(self._counts.items())}
         for server, charge in self.spent.items():
             stats[f"cost/{server}_calls"] = float(charge.calls)
@@ -143,9 +159,16 @@ class AnswerPipeline:
     async def _opened(self) -> tuple[PaidAnswerCache, SpendTracker, Generator, AnswerJudge]:
         """Return the parts, created in the loop that uses them."""
         if self._parts is None:
-            paid_answers = PaidAnswerCache(self._path, self._run)
+            shared = self._shared
+            paid_answers = (
+                PaidAnswerCache(self._path, self._run) if shared is None else shared.open_cache()
+            )
             try:
-                money = SpendTracker(self.cfg.money, paid_answers.spent())
+                money = (
+                    SpendTracker(self.cfg.money, paid_answers.spent())
+                    if shared is None
+                    else SharedSpendTracker(self.cfg.money, paid_answers.spent(), shared.calls)
+                )
                 generator = Generator(self.cfg.generator, paid_answers, money)
                 self._parts = (
                     paid_answers,

@@ -115,9 +115,9 @@ class SpendTracker:
         """
         max_cost = cost_of(self._prices[server], prompt, completion) or 0.0
         async with self._freed:
-            while not self._fits(max_cost):
+            while not self._fits(self._totals, self._reserved, max_cost):
                 if not self._in_flight:
-                    raise BudgetExceeded(self._refusal(max_cost))
+                    raise BudgetExceeded(self._refusal(self._totals, max_cost))
                 await self._freed.wait()
             self._reserved, self._in_flight = self._reserved + max_cost, self._in_flight + 1
         try:
@@ -126,28 +126,28 @@ class SpendTracker:
             # no await before this release: a cancelled call must not keep its reservation
             self._in_flight -= 1
             self._reserved = self._reserved - max_cost if self._in_flight else 0.0
-            self._log_totals()
+            self._log_totals(self._totals)
             async with self._freed:
                 self._freed.notify_all()
 
-    def _fits(self, max_cost: float) -> bool:
-        spent = sum_charges(self._totals.values()).money or 0.0
-        return self._cap is None or not above(spent + self._reserved + max_cost, self._cap)
+    def _fits(self, totals: Mapping[str, ApiUsage], reserved: float, max_cost: float) -> bool:
+        spent = sum_charges(totals.values()).money or 0.0
+        return self._cap is None or not above(spent + reserved + max_cost, self._cap)
 
-    def _refusal(self, max_cost: float) -> str:
-        spent = sum_charges(self._totals.values()).money or 0.0
+    def _refusal(self, totals: Mapping[str, ApiUsage], max_cost: float) -> str:
+        spent = sum_charges(totals.values()).money or 0.0
         return (
             f"money.cap: {spent:.4f} of {self._cap} is spent, and the next call may cost "
             f"{max_cost:.4f}. Raise the cap (paid answers stay stored)."
         )
 
-    def _log_totals(self) -> None:
-        current, logged = sum_charges(self._totals.values()), self._logged
+    def _log_totals(self, totals: Mapping[str, ApiUsage]) -> None:
+        current, logged = sum_charges(totals.values()), self._logged
         growth = (current.money or 0.0) - (logged.money or 0.0)
         by_money = self._cap is not None and growth >= _LOG_SHARE * self._cap
         if by_money or current.calls - logged.calls >= _LOG_CALLS:
             self._logged = current
-            log.info("paid servers so far: %s", format_totals(self._totals))
+            log.info("paid servers so far: %s", format_totals(totals))
 
 
 def format_totals(totals: Mapping[str, ApiUsage]) -> str:

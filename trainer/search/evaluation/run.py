@@ -113,7 +113,7 @@ def _evaluate(
     stores: list[TrajectoryStore] = []  # the last one is in use
     evaluations: list[dict[str, EvaluatedPolicy]] = []
     with open_services(
-        cfg, run=run, load_image=lambda name: stores[-1].read_image(name), is_main=world.is_main
+        cfg, run=run, load_image=lambda name: stores[-1].read_image(name), world=world
     ) as search_services:
         sets = {name: _indexed(search_services, questions, cfg) for name, questions in sets.items()}
         for candidate in candidates:

@@ -26,6 +26,7 @@ from trainer.runs.loop import Batch, TrainingLoop
 from trainer.runs.open import OpenRun, RunStart, start_run
 from trainer.runs.stats import Stats
 from trainer.runs.trackers import check_trackers
+from trainer.search.answer.run_share import merge_step_stats
 from trainer.search.config import SearchConfig
 from trainer.search.data import check_gold, hold_against_index, in_both
 from trainer.search.episode_runner import EpisodeRunner
@@ -109,7 +110,7 @@ def _open_loop(
     name = world.gather([_name_of_run(folder, start.resume)])[0]
     stores: list[TrajectoryStore] = []  # opened when an earlier run may be replaced
     opening = open_services(
-        cfg, run=name, load_image=lambda name: stores[0].read_image(name), is_main=world.is_main
+        cfg, run=name, load_image=lambda name: stores[0].read_image(name), world=world
     )
     connections = start.exit_stack.enter_context(opening)
     train, sets = _indexed_questions(connections, train, sets, cfg, world)
@@ -184,12 +185,13 @@ class SearchTask:
         self.columns = tables.columns(table())
 
     def stats(self, batch: Batch[Rollout, Trajectory]) -> Stats:
-        """Return the stats of rewards, groups, search behavior and cost."""
+        """Return the stats of rewards, groups, search behavior and cost, of all processes."""
         assert isinstance(batch, SearchBatch)
-        stats = update_stats(batch.final) | batch.waited
-        if self.services.answering is not None:
-            stats |= self.services.answering.stats()
-        return stats
+        answering = self.services.answering
+        own = {name: value for name, value in batch.waited.items() if value is not None}
+        if answering is not None:
+            own |= answering.stats()
+        return update_stats(batch.final) | merge_step_stats(self.world.gather([own]))
 
     def advantages(self, rollouts: list[Rollout], rewards: list[Trajectory]) -> TokenAdvantages:
         """Return the advantages with the options of `rl`."""
