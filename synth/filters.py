@@ -3,7 +3,7 @@
 Rules shared with the judge and guards are in scorekit/text/rules.py.
 
 At its default thresholds each rejects fewer than 1 in 100 true translations of demo/data and of
-tests/data/prose, which tests/unit/synth/test_filters.py and test_true_pairs.py hold.
+tests/data/prose, which tests/integration/synth/test_filters.py and test_true_pairs.py hold.
 """
 
 from __future__ import annotations

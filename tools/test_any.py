@@ -45,9 +45,17 @@ NUMERIC = (
     "tests/unit/services/xcomet",
     "tests/unit/services/metricx",
     "tests/unit/bench",
+    "tests/integration/services/xcomet/test_checkpoint.py",
+    "tests/integration/services/metricx/test_model.py",
+    "tests/integration/trainer/runs/test_checkpoint.py",
     "tests/integration/trainer/runs/test_export.py",
+    "tests/integration/trainer/rl/policy",
     "tests/integration/trainer/rl/test_world.py",
     "tests/integration/trainer/rl/test_vllm_engine.py",
+    "tests/integration/trainer/search/rollout/test_any_policy.py",
+    "tests/integration/trainer/search/rollout/test_rounding.py",
+    "tests/integration/trainer/search/rollout/test_sampled.py",
+    "tests/integration/trainer/search/test_local_policy.py",
 )
 
 

@@ -1,7 +1,7 @@
 """Find what a translator leaves unchanged: code, links, tags, placeholders, numbers.
 
 Texts are untrusted, so each search must take time linear in its text: repeated parts that may not
-match are bounded or possessive. tests/unit/scorekit/text/test_linear.py checks that.
+match are bounded or possessive. tests/integration/scorekit/text/test_linear.py checks that.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import json
 import subprocess
 import sys
 from collections import Counter
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+from tools.import_graph import statements
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("scorekit", "services", "trainer", "synth", "synth_parallel")
@@ -120,7 +123,7 @@ class Facts(NamedTuple):
 def _facts(path: Path) -> Facts:
     text = path.read_text(encoding="utf-8")
     names, functions = set(), []
-    for node in ast.walk(ast.parse(text)):
+    for node in statements(ast.parse(text)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -230,29 +233,41 @@ def test_users_import_these_names(face, names):
     assert all(hasattr(module, name) for name in module.__all__)
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        "services.metricx",
-        "services.xcomet",
-        "services.judge",
-        "trainer",
-        "synth",
-        "synth_parallel.cli",
-        "scorekit",
-    ],
+#: Commands whose --help must answer at once.
+COMMANDS = (
+    "services.metricx",
+    "services.xcomet",
+    "services.judge",
+    "trainer",
+    "synth",
+    "synth_parallel.cli",
+    "scorekit",
 )
-def test_help_answers_without_torch(module):
-    code = (
-        "import runpy, sys\n"
-        f"sys.argv = [{module!r}, '--help']\n"
-        f"try: runpy.run_module({module!r}, run_name='__main__')\n"
-        "except SystemExit as e: assert not e.code\n"
-        "loaded = [m for m in ('torch', 'transformers', 'comet') if m in sys.modules]\n"
-        "print('loaded:', loaded)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip().endswith("loaded: []")
+#: Runs `--help` of each command in one process, and says what each loaded and how it ended.
+_HELP = f"""
+import json, runpy, sys
+for module in {COMMANDS!r}:
+    code = None
+    sys.argv = [module, '--help']
+    try: runpy.run_module(module, run_name='__main__')
+    except SystemExit as e: code = e.code
+    loaded = [m for m in ('torch', 'transformers', 'comet') if m in sys.modules]
+    print('\\n' + json.dumps(['help of', module, code, loaded]))
+"""
+
+
+@pytest.fixture(scope="module")
+def help_endings():
+    """Return (exit code, heavy packages that are loaded) by command, after `--help` of each."""
+    done = subprocess.run([sys.executable, "-c", _HELP], capture_output=True, text=True, check=True)
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('["help of"')]
+    return {module: (code, loaded) for _, module, code, loaded in lines}
+
+
+@pytest.mark.parametrize("module", COMMANDS)
+def test_help_answers_without_torch(module, help_endings):
+    code, loaded = help_endings[module]
+    assert not code and loaded == []
 
 
 def test_no_other_distribution_claims_our_package_names():

@@ -12,7 +12,7 @@ from tests.kits.hostile_texts import ROOT
 
 @pytest.mark.parametrize("group", ["patterns", "functions"])
 def test_hostile_texts_cost_no_more_than_their_length(group):
-    command = [sys.executable, "-m", "tests.unit.scorekit.text.test_linear", group]
+    command = [sys.executable, "-m", "tests.integration.scorekit.text.test_linear", group]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, f"{done.stdout[-300:]}{done.stderr[-3000:]}"
     assert len(done.stdout.splitlines()) > 10

@@ -1,6 +1,7 @@
-"""Check the regular expressions and text loops that tests/integration/scorekit/text times.
+"""Check the regular expressions and text loops that test_linear_time.py times.
 
-Run as a module it times them: `python -m tests.unit.scorekit.text.test_linear patterns|functions`.
+Run as a module it times them, with `patterns` or `functions` after its name:
+`python -m tests.integration.scorekit.text.test_linear patterns`.
 """
 
 from __future__ import annotations

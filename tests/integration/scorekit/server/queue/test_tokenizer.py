@@ -19,7 +19,7 @@ from services.metricx.tokenizer import load_tokenizer
 from testing.checkpoints.xcomet import loaded
 from tests.kits.real_tokenizers import real_tokenizer
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[5]
 #: Bytes for unknown characters (demo); NFKC and runs of unknown characters (golden, as in mT5).
 FOLDERS = {
     "metricx": ROOT / "demo/models/metricx",
