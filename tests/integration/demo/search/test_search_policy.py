@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from demo.common import MODELS
@@ -13,7 +15,7 @@ from trainer.search.actions import Invalid, Search, parse
 from trainer.search.config import SearchConfig
 from trainer.search.local_policy import local_policy
 from trainer.search.records import Question
-from trainer.search.rollout.policies import TurnRequest
+from trainer.search.rollout.policies import TurnOutput, TurnRequest
 from trainer.search.rollout.prompt import opening
 
 SAMPLES = 4
@@ -37,7 +39,11 @@ def turns() -> list[tuple[str, str]]:
         )
         for number, question in enumerate(questions)
     ]
-    return list(zip(questions, (turn.text for turn in policy.act(turn_requests)), strict=True))
+
+    async def all_turns() -> list[TurnOutput]:
+        return await asyncio.gather(*map(policy.turn, turn_requests))
+
+    return list(zip(questions, (turn.text for turn in asyncio.run(all_turns())), strict=True))
 
 
 def test_most_turns_are_well_formed_and_some_are_not(turns) -> None:

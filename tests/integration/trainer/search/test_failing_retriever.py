@@ -127,18 +127,29 @@ def test_a_retriever_that_finds_nothing_is_no_failure(
 def test_one_that_is_away_for_all_is_a_typed_error_and_keeps_what_was_done(
     failure: Fault, moody: FlakyServer, tmp_path: Path
 ) -> None:
-    def script(turn_request: TurnRequest) -> str:
-        """End the first question's episodes before the retriever fails."""
-        if turn_request.turn == 2:
-            moody.mood = lambda path, body: failure
-        name = turn_request.trajectory_id.partition("-")[0]
-        return COMPLETE if name == "first" and turn_request.turn == 2 else search("births")
+    ended: set[str] = set()
 
+    def script(turn_request: TurnRequest) -> str:
+        if turn_request.trajectory_id.startswith("second"):
+            return search("rainfall")
+        if turn_request.turn == 1:
+            return search("births")
+        ended.add(turn_request.trajectory_id)
+        return COMPLETE
+
+    def mood(path: str, body: str) -> Fault | None:
+        """Answer the second question only when the first one's episodes have ended, and badly."""
+        if "rainfall" not in body:
+            return None
+        return failure if len(ended) == 2 else "hang"
+
+    moody.mood = mood
     with running_app(moody) as url, closing(Run(url, tmp_path, deadline_s=3.0)) as run:
         with pytest.raises(ScorekitError):
             run.episodes(ScriptPolicy(script), [question("first"), question("second")])
         assert moody.request_counts[failure] >= 1
         finished = run.stream.so_far(1)
+        finished.sort(key=lambda trajectory: trajectory.sample)
         assert [trajectory.trajectory_id for trajectory in finished] == ["first-0", "first-1"]
         assert all(
             trajectory.reward and trajectory.reward.status == "ok" for trajectory in finished

@@ -172,6 +172,8 @@ def counting() -> FakeOpenAI:
 def config_of(folder: Path, services: Mapping[str, Any], **sections: Any) -> dict[str, Any]:
     """Return the config of a run of 6 updates of 3 questions with 4 episodes each.
 
+    Batches are fixed, so that two runs can be compared bit by bit.
+
     A section's values override these. Policy and questions are written to `folder`.
     """
     if not (folder / "policy").exists():
@@ -186,7 +188,7 @@ def config_of(folder: Path, services: Mapping[str, Any], **sections: Any) -> dic
         },
         "policy": {"path": str(folder / "policy")},
         "generation": {"max_new_tokens": 4},
-        "rollout": {"n_agent": 4},
+        "rollout": {"n_agent": 4, "deterministic": True},
         "episode": {
             "observation": "text",
             "instructions": "Search. {turns}",
