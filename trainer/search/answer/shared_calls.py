@@ -103,8 +103,7 @@ class SharedAnswerCache(PaidAnswerCache):
 
         If another process pays for it now, wait until it has the answer or has given up.
         """
-        if self._reader is None:
-            self._reader = asyncio.create_task(self._read_news())
+        self._listen()
         news = asyncio.Event()
         self._news[key].append(news)  # before the look-up, so that no news is missed
         try:
@@ -141,6 +140,7 @@ class SharedAnswerCache(PaidAnswerCache):
 
     async def first_judge(self, model: str) -> str:
         """Return the first judge of the run, the same in all processes."""
+        self._listen()  # a process that never pays reads the news as well
         store = self._calls.store
         first = await self._calls.run(lambda: store.replace("judge", "", model))
         await super().first_judge(first)
@@ -156,6 +156,10 @@ class SharedAnswerCache(PaidAnswerCache):
         super().close()
         if self._known is not None:
             self._known.close()
+
+    def _listen(self) -> None:
+        if self._reader is None:
+            self._reader = asyncio.create_task(self._read_news())
 
     async def _claim(self, key: bytes) -> bool:
         """Claim a key, and return whether this process has it now."""

@@ -1,0 +1,57 @@
+"""One of several processes that request the rewards of their episodes: `PLAN.json`.
+
+The plan has the search config, the run's name, and for each step the questions of each process. The
+main process prints the merged stats of the last step; a mistake of the user ends each process.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from scorekit.errors import UserError
+from tests.kits.trainer.search_answers import PICTURES, episode
+from trainer.search.answer.run_share import merge_step_stats
+from trainer.search.config import SearchConfig
+from trainer.search.services import open_services
+
+
+def pay(plan: dict[str, Any]) -> None:
+    import torch
+
+    from trainer.rl.distributed import DistributedContext
+
+    cfg = SearchConfig.model_validate(plan["config"])
+    world = DistributedContext(torch.device("cpu"), patience_s=60)
+    load_image = PICTURES.__getitem__
+    with (
+        world.monitored(),
+        open_services(cfg, run=plan["run"], load_image=load_image, world=world) as services,
+    ):
+        stream, error = services.stream, ""
+        for step, questions in enumerate(plan["steps"], 1):
+            group_by_id = {}
+            for number, question in enumerate(questions[world.rank]):
+                sampled = episode("d_1", question=question, id=f"t{world.rank}-{number}")
+                stream.submit(sampled.model_copy(update={"step": step}))
+                group_by_id[f"t{world.rank}-{number}"] = "q1"
+            try:
+                stream.collect(step, group_by_id, 60.0)
+            except UserError as raised:
+                error = str(raised)
+            errors = world.gather([error])
+            if any(errors):
+                break
+        assert services.answering is not None
+        parts = world.gather([services.answering.stats() | stream.stats])
+        if world.is_main:
+            print(json.dumps({"errors": errors, "stats": merge_step_stats(parts)}))
+
+
+if __name__ == "__main__":
+    try:
+        pay(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
+    except UserError as mistake:
+        sys.exit(f"error: {mistake}")
