@@ -91,13 +91,13 @@ def _measure(cfg: TranslationConfig, repeats: int) -> dict[str, list[dict[str, f
     """Return the seconds of each step's parts, the ways in turn; each first step is left out."""
     from trainer.runs.open import start_run
     from trainer.translation.evaluation.evaluate import read_reports
-    from trainer.translation.train import open_trainer
+    from trainer.translation.train import open_trainer, workload_of
 
     examples = load_examples(str(ROOT / "demo/data/rl_prompts.jsonl"), limit=512)
     runs_by_way: dict[str, list[dict[str, float]]] = {name: [] for name in WAYS}
     with (
         closing(RewardClient(cfg.reward, caching=False)) as rewarder,
-        start_run(cfg, read_reports) as start,
+        start_run(cfg, read_reports, workload_of(cfg)) as start,
     ):
         loop = open_trainer(start, rewarder, examples, {})
         task: Any = loop.task

@@ -145,7 +145,7 @@ def scorekit_side(sizes: Sizes) -> dict[str, Any]:
     from trainer.translation.data import load_examples
     from trainer.translation.evaluation.evaluate import read_reports
     from trainer.translation.rewards.services import RewardClient
-    from trainer.translation.train import open_trainer
+    from trainer.translation.train import open_trainer, workload_of
 
     shutil.rmtree(FOLDER, ignore_errors=True)
     settings = {
@@ -173,7 +173,7 @@ def scorekit_side(sizes: Sizes) -> dict[str, Any]:
     examples = load_examples(str(PROMPTS), limit=sizes.prompts * cfg.rl.num_updates)
     ends: list[float] = []
     lines: list[dict[str, Any]] = []
-    with start_run(cfg, read_reports) as start:
+    with start_run(cfg, read_reports, workload_of(cfg)) as start:
         trainer = open_trainer(start, RewardClient(cfg.reward), examples, {})
         _full_length(trainer.learner.model, sizes.tokens)
         ends.append(time.perf_counter())

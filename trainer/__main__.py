@@ -87,11 +87,19 @@ def evaluate(
 
 
 @app.command()
-def check(config: ConfigFile, set_: Overrides = None, limit: Limit = None) -> None:
+def check(
+    config: ConfigFile,
+    set_: Overrides = None,
+    limit: Limit = None,
+    processes: Annotated[
+        int,
+        typer.Option(min=1, envvar="WORLD_SIZE", help="Processes that are to share the run."),
+    ] = 1,
+) -> None:
     """Check everything that a training run needs, before any weights are loaded."""
     with _clean_exit():
         commands, cfg = _load(config, set_, limit)
-        raise typer.Exit(commands.check(cfg))
+        raise typer.Exit(commands.check(cfg, processes))
 
 
 @app.command()

@@ -29,8 +29,9 @@ class Commands(Protocol):
     def evaluate(self, cfg: Any, against: str | None, *, overwrite: bool) -> int:
         """Run the policy on the held-out examples, and score the results."""
 
-    def check(self, cfg: Any) -> int:
-        """Check everything that a run needs, before any weights are loaded."""
+    def check(self, cfg: Any, processes: int) -> int:
+        """Check everything that a run of so many processes needs, before any weights are
+        loaded."""
 
     def report(self, run_dir: Path) -> int:
         """Write the page of a run, finished or not."""

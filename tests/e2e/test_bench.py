@@ -31,6 +31,7 @@ BENCHES = {
     "bench.curation": ("curation",),
     "bench.llm_client": ("llm_client",),
     "bench.retrieval.service": ("retrieval",),
+    "bench.ranks": ("ranks",),
     "bench.search_episodes": ("search_episodes",),
     "bench.search_stream": ("search_stream",),
     "bench.synth.driver": ("synth_driver",),

@@ -256,6 +256,16 @@ class RLConfig(Config):
         micro-batches."""
         return self.chosen_algorithm.makes_own_logprobs
 
+    def num_steps(self, sequences: int) -> int:
+        """Return the number of optimizer steps of a pass over so many sequences, of equal size up
+        to one sequence."""
+        steps = self.minibatches
+        if self.chosen_algorithm.takes_one_step:
+            steps = 1
+        elif self.minibatch_size is not None:
+            steps = -(-sequences // self.minibatch_size)
+        return min(steps, sequences)
+
     @model_validator(mode="after")
     def _warm_up_ends(self) -> RLConfig:
         if self.warmup_updates >= self.num_updates:

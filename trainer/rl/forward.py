@@ -81,6 +81,14 @@ def completion_logprobs(
     return logprobs_BT, entropy_columns[0] if entropy_columns else None, mask
 
 
+def idle_pass(model: nn.Module, pad_id: int) -> Tensor:
+    """Return the log-probabilities of a pass that does not count, over two tokens.
+
+    A process without work makes one because others make a pass and wait for it.
+    """
+    return completion_logprobs(model, [[pad_id]], [[pad_id]], 1.0, pad_id)[0]
+
+
 def _scatter(values_N: Tensor, mask_BT: Tensor) -> Tensor:
     """Return the values of the valid tokens, in order, as [B, T]; 0 elsewhere."""
     zeros = torch.zeros(mask_BT.shape, dtype=values_N.dtype, device=values_N.device)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from trainer.rl.advantage import pad_rows
 from trainer.rl.distributed import DistributedContext
-from trainer.rl.forward import Image, completion_logprobs, micro_batches
+from trainer.rl.forward import Image, completion_logprobs, idle_pass, micro_batches
 
 
 @dataclass(slots=True, kw_only=True)
@@ -113,7 +113,7 @@ def rollout_logprobs(
             batches.append([])
     for batch in batches:
         if not batch:  # other processes still have passes to make, and need this one's weights
-            completion_logprobs(model, [[pad_id]], [[pad_id]], temperature, pad_id)
+            idle_pass(model, pad_id)
             continue
         logprobs_BT, _, _ = completion_logprobs(
             model,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 
 import torch
@@ -13,10 +13,11 @@ from trainer.rl.advantage import TokenAdvantages
 from trainer.rl.algorithms.algorithm import LossWeights, TokenBatch
 from trainer.rl.config import RLConfig
 from trainer.rl.distributed import DistributedContext
-from trainer.rl.forward import completion_logprobs, micro_batches
+from trainer.rl.forward import completion_logprobs, idle_pass
 from trainer.rl.loss import policy_loss, sequence_normalizer, token_normalizer
 from trainer.rl.policy.devices import autocast
 from trainer.rl.rollout import Rollout, action_masks, logprob_rows
+from trainer.rl.sharing.passes import own_micro_batches
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,12 +163,7 @@ def _rows_with_loss(advantages: TokenAdvantages, passes: ForwardOptions) -> list
 
 def _minibatches(order: list[int], cfg: RLConfig) -> list[list[int]]:
     """Return the rows of each optimizer step, of equal size up to one row."""
-    num_minibatches = cfg.minibatches
-    if cfg.chosen_algorithm.takes_one_step:
-        num_minibatches = 1
-    elif cfg.minibatch_size is not None:
-        num_minibatches = -(-len(order) // cfg.minibatch_size)
-    parts = min(num_minibatches, len(order))
+    parts = cfg.num_steps(len(order))
     return [order[part::parts] for part in range(parts)]
 
 
@@ -189,31 +185,31 @@ def accumulate_gradients(
     valid_tokens = {index: int(advantages.mask[index].sum()) for index in chosen}
     kl_tokens = {index: int(advantages.kl_token_mask[index].sum()) for index in chosen}
     sums: dict[str, float] = {}
-    for rows, idle, last in _own_passes(rollouts, chosen, passes):
-        normalizers = [_normalizer(counts, rows, cfg) for counts in (valid_tokens, kl_tokens)]
-        with world.no_sync(passes.model, last=last):
+    batches = _own_batches(rollouts, chosen, passes)
+    for number, rows in enumerate(batches, start=1):
+        with world.no_sync(passes.model, last=number == len(batches)):
+            if not rows:
+                (_idle_logprobs(passes.model, passes).sum() * 0).backward()
+                continue
+            normalizers = [_normalizer(counts, rows, cfg) for counts in (valid_tokens, kl_tokens)]
             loss, stats = _micro_batch_loss(rollouts, advantages, rows, passes, *normalizers)
-            (loss * (0 if idle else 1)).backward()
-        if not idle:
-            _add(sums, stats)
+            loss.backward()
+        _add(sums, stats)
     world.sum_gradients(passes.model)
     return sums
 
 
-def _own_passes(
+def _own_batches(
     rollouts: Sequence[Rollout], chosen: Sequence[int], passes: ForwardOptions
-) -> Iterator[tuple[list[int], bool, bool]]:
-    """Yield this process's passes over the chosen rollouts.
+) -> list[list[int]]:
+    """Return the rows of this process's passes over the chosen rollouts (`own_micro_batches`)."""
+    lengths = [rollout.length for rollout in rollouts]
+    return own_micro_batches(lengths, chosen, passes.cfg.micro_batch_tokens, passes.world)
 
-    Each is (rows of a micro-batch, is_idle: made only because other processes make one, is_last).
-    """
-    world, lengths = passes.world, [rollout.length for rollout in rollouts]
-    batches = list(micro_batches(lengths, passes.cfg.micro_batch_tokens, chosen))
-    own_batches = batches[world.rank :: world.size]
-    rounds = -(-len(batches) // world.size)
-    for number in range(rounds):
-        idle = number >= len(own_batches)
-        yield batches[0] if idle else own_batches[number], idle, number == rounds - 1
+
+def _idle_logprobs(model: nn.Module, passes: ForwardOptions) -> Tensor:
+    with autocast(next(model.parameters()).device, passes.dtype):
+        return idle_pass(model, passes.pad_id)
 
 
 @torch.no_grad()
@@ -229,7 +225,11 @@ def recompute_old_logprobs(
     logprobs_by_row: dict[int, list[float]] = {}
     model = passes.world.inference_model(passes.model)
     for chosen in steps:
-        for rows, idle, _ in _own_passes(rollouts, chosen, passes):
+        for rows in _own_batches(rollouts, chosen, passes):
+            if not rows:
+                if passes.world.is_sharded:  # else nobody waits for it
+                    _idle_logprobs(model, passes)
+                continue
             batch_rollouts = [rollouts[row] for row in rows]
             with autocast(next(model.parameters()).device, passes.dtype):
                 logprobs_BT, _, _ = completion_logprobs(
@@ -244,8 +244,7 @@ def recompute_old_logprobs(
             for row, rollout, values in zip(
                 rows, batch_rollouts, logprobs_BT.tolist(), strict=True
             ):
-                if not idle:
-                    logprobs_by_row[row] = values[: len(rollout.completion_token_ids)]
+                logprobs_by_row[row] = values[: len(rollout.completion_token_ids)]
     for other_logprobs in passes.world.gather([logprobs_by_row]):
         for row, values in other_logprobs.items():
             rollouts[row].old_logprobs = values

@@ -59,12 +59,12 @@ def evaluate(cfg: RoleplayConfig, against: str | None, *, overwrite: bool) -> in
     return 0
 
 
-def check(cfg: RoleplayConfig) -> int:
+def check(cfg: RoleplayConfig, processes: int) -> int:
     """Check everything that a training run needs, before any weights are loaded."""
     from scorekit.report.findings import print_check_results
     from trainer.roleplay.training.check import check_run
 
-    return print_check_results(check_run(cfg))
+    return print_check_results(check_run(cfg, processes))
 
 
 def report(run_dir: Path) -> int:

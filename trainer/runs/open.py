@@ -13,6 +13,7 @@ from trainer.rl.distributed import DistributedContext
 from trainer.rl.engines.choice import open_sampler, probe_engine
 from trainer.rl.policy.devices import prepare_torch
 from trainer.rl.sampler import Sampler
+from trainer.rl.sharing.workload import Workload
 from trainer.runs.artifacts import Artifacts, Reports, finished_artifacts
 from trainer.runs.checkpoints.resume import checkpoint_to_resume
 from trainer.runs.checkpoints.saver import Saver
@@ -112,10 +113,16 @@ class RunStart(Generic[C]):
 
 @contextmanager
 def start_run(
-    cfg: C, read_reports: ReadReports, *, resume: bool = False, num_updates: int | None = None
+    cfg: C,
+    read_reports: ReadReports,
+    workload: Workload,
+    *,
+    resume: bool = False,
+    num_updates: int | None = None,
 ) -> Iterator[RunStart[C]]:
     """Check and create the folder of a run, and close at the end what the run has opened.
 
+    workload: the sizes of an update, to share out.
     resume: resume the run in the folder from its newest complete checkpoint; a run without one
     starts again.
     num_updates: of the run; None: those of the config.
@@ -137,6 +144,7 @@ def start_run(
         if finished is not None:
             finished = replace(finished, is_main=world.is_main)
         else:
+            world.on_main(lambda: workload.check(world.size))
             if checkpoint is None:
                 world.on_main(lambda: check_run_dir(cfg, resume or None))
             world.on_main(lambda: open_run_dir(misc))

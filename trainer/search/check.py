@@ -40,7 +40,7 @@ from trainer.search.rollout.episode_tokens import TurnTokenizer
 from trainer.search.rollout.prompt import opening
 from trainer.search.services import check_index, check_retriever, has_page, open_retriever
 from trainer.search.training.loading import fitting_questions
-from trainer.search.training.train import check_trainable
+from trainer.search.training.train import check_trainable, workload_of
 from trainer.search.trajectories.store import FOLDER, TrajectoryStore
 from trainer.search.upper_bounds import max_cost, max_episode_tokens
 
@@ -49,9 +49,10 @@ Sets = dict[str, list[Question]]
 _TRAIN = "data.train"
 
 
-def check_run(cfg: SearchConfig) -> Findings:
+def check_run(cfg: SearchConfig, processes: int = 1) -> Findings:
     """Check everything that a run of this config needs, and return the findings.
 
+    processes: how many are to share the run.
     Weights are not loaded, and nothing is written. Generator and judge get only a request for their
     description.
     """
@@ -62,6 +63,7 @@ def check_run(cfg: SearchConfig) -> Findings:
         sets[set_key(name)] = run_check(set_key(name), _questions, cfg, name) or []
     train = sets[_TRAIN]
     run_check("config", _config, cfg, train)
+    run_check("processes", lambda: (None, workload_of(cfg, train).check(processes)))
     with open_retriever(cfg) as retriever:
         index = run_check("retriever.url", _index, cfg, retriever)
         if index is not None:

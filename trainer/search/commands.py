@@ -67,12 +67,12 @@ def evaluate(cfg: SearchConfig, against: str | None, *, overwrite: bool) -> int:
     return 3 if unscored else 0
 
 
-def check(cfg: SearchConfig) -> int:
+def check(cfg: SearchConfig, processes: int) -> int:
     """Check all that a training run needs, before weights are loaded."""
     from scorekit.report.findings import print_check_results
     from trainer.search.check import check_run
 
-    return print_check_results(check_run(cfg))
+    return print_check_results(check_run(cfg, processes))
 
 
 def report(run_dir: Path) -> int:

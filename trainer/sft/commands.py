@@ -38,8 +38,11 @@ def evaluate(cfg: SftConfig, against: str | None, *, overwrite: bool) -> int:
     )
 
 
-def check(cfg: SftConfig) -> int:
+def check(cfg: SftConfig, processes: int) -> int:
     """Check rows, template and options, before any weights are loaded."""
+    from trainer.runs.trl.arguments import check_alone
+
+    check_alone("SFT", processes)
     return debug(cfg)
 
 

@@ -35,14 +35,18 @@ from trainer.translation.rewards.guards import check_guards
 from trainer.translation.rewards.reward_batch import ServiceName
 from trainer.translation.rewards.screening import check_sources
 from trainer.translation.rewards.services import RewardClient
-from trainer.translation.train import check_trainable
+from trainer.translation.train import check_trainable, workload_of
 
 
-def check_run(cfg: TranslationConfig) -> Findings:
-    """Check everything that a run of this config needs, without loading weights."""
+def check_run(cfg: TranslationConfig, processes: int = 1) -> Findings:
+    """Check everything that a run of this config needs, without loading weights.
+
+    processes: how many are to share the run.
+    """
     findings = Findings()
     run_check = findings.run_check
     run_check("config", _config, cfg)
+    run_check("processes", lambda: (None, workload_of(cfg).check(processes)))
     train = run_check("data.train", _examples, cfg, None)
     sets = {name: run_check(set_key(name), _examples, cfg, name) for name in cfg.data.held_out}
     model = run_check("policy.path", check_model, cfg.policy, cfg.policy.path, "policy.path")

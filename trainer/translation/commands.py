@@ -52,12 +52,12 @@ def evaluate(cfg: TranslationConfig, against: str | None, *, overwrite: bool) ->
     return 0
 
 
-def check(cfg: TranslationConfig) -> int:
+def check(cfg: TranslationConfig, processes: int) -> int:
     """Check everything that a training run needs, before any weights are loaded."""
     from scorekit.report.findings import print_check_results
     from trainer.translation.check import check_run
 
-    return print_check_results(check_run(cfg))
+    return print_check_results(check_run(cfg, processes))
 
 
 def report(run_dir: Path) -> int:

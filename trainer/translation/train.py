@@ -16,6 +16,7 @@ from trainer.rl.advantage import TokenAdvantages
 from trainer.rl.distributed import DistributedContext
 from trainer.rl.policy.devices import autocast
 from trainer.rl.sampler import Sampler, check_untruncated
+from trainer.rl.sharing.workload import Workload
 from trainer.runs.artifacts import Artifacts
 from trainer.runs.config import set_key
 from trainer.runs.loop import Batch, TrainingLoop
@@ -64,7 +65,7 @@ def train_translation(
     if not train_examples:
         raise UserError("data.train: has no examples to train on")
     check_trainable(cfg)
-    with start_run(cfg, read_reports, resume=resume) as start:
+    with start_run(cfg, read_reports, workload_of(cfg), resume=resume) as start:
         if start.finished is not None:
             return start.finished
         pairs = ((example.src_lang_code, example.tgt_lang_code) for example in train_examples)
@@ -117,6 +118,17 @@ def check_trainable(cfg: TranslationConfig) -> None:
     load_template(cfg.generation.prompt_template)
     load_postprocess(cfg.generation.postprocess)
     check_trackers(cfg.misc.trackers)
+
+
+def workload_of(cfg: TranslationConfig) -> Workload:
+    """Return the sizes of an update."""
+    samples = cfg.generation.num_samples_per_prompt
+    return Workload(
+        cfg.rl,
+        (samples, samples),
+        "generation.num_samples_per_prompt",
+        drops_sequences=cfg.rl.mask_truncated,
+    )
 
 
 def open_trainer(

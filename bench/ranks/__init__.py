@@ -1,0 +1,1 @@
+"""Counts the ranks of a run that have work."""
