@@ -21,7 +21,6 @@ from trainer.runs.checkpoints.checkpoint import damage_reason
 from trainer.runs.run_log import read_jsonl
 from trainer.runs.trl import start
 
-
 DRAWS_CHARTS = True
 
 
