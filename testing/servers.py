@@ -48,10 +48,45 @@ class Held(FakeBackend):
         return super().forward(batch)
 
 
+class _Started:
+    """An app that remembers which application its lifespan has started.
+
+    That of a service loads its model then. A wrapper passes the event on, so `app` is the inner
+    one; an app that answers the event itself leaves it None.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self._asgi, self.app = app, None
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Pass everything on."""
+        if scope["type"] != "lifespan":
+            return await self._asgi(scope, receive, send)
+
+        async def send_on(message: Any) -> None:
+            self.app = scope.get("app")
+            await send(message)
+
+        await self._asgi(scope, receive, send_on)
+
+    def is_loading(self) -> bool:
+        """Return whether a service loads its model."""
+        task = getattr(self.app.state, "loading", None) if self.app else None
+        return task is not None and not task.done()
+
+
 @contextlib.contextmanager
-def running_app(app: Any, config: uvicorn.Config | None = None, port: int = 0) -> Iterator[str]:
-    """Serve an ASGI app under uvicorn in a thread; yield its URL. port: 0 picks a free one."""
-    server = uvicorn.Server(config or uvicorn.Config(app, log_config=None, lifespan="on"))
+def running_app(
+    app: Any, config: uvicorn.Config | None = None, port: int = 0, *, loaded: bool = True
+) -> Iterator[str]:
+    """Serve an ASGI app under uvicorn in a thread; yield its URL.
+
+    port: 0 picks a free one. loaded: if the app is a service, or passes requests on to one, yield
+    only once its model is loaded or has failed to load. No request is sent to find out.
+    """
+    config = config or uvicorn.Config(app, log_config=None, lifespan="on")
+    config.app = started = _Started(config.app)
+    server = uvicorn.Server(config)
     listener = socket.socket()
     # Lets another server use the port a moment later: the flag of the first socket counts, too.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -60,6 +95,9 @@ def running_app(app: Any, config: uvicorn.Config | None = None, port: int = 0) -
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()
     try:
+        if loaded:
+            wait_until(lambda: server.started or not thread.is_alive())
+            wait_until(lambda: not started.is_loading())
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import math
@@ -9,6 +10,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -39,6 +41,18 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # httpx gives up after 5 s by default; a busy machine may take longer to answer a test.
 for _name in ("connect", "read", "write", "pool"):
     setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, _name, 180.0)
+# httpx makes an SSL context for every client, also for one that speaks plain HTTP: 50 ms of CPU.
+_create_ssl_context = functools.cache(httpx.create_ssl_context)
+
+
+def _same_ssl_context(verify: Any = True, cert: Any = None, trust_env: bool = True) -> Any:
+    """Return the context of the last client with these arguments, where nothing else decides."""
+    if verify is True and cert is None and not {"SSL_CERT_FILE", "SSL_CERT_DIR"} & set(os.environ):
+        return _create_ssl_context(trust_env=trust_env)
+    return httpx.create_ssl_context(verify, cert, trust_env)
+
+
+httpx._transports.default.create_ssl_context = _same_ssl_context
 # What the shell of a developer happens to export must not change a result.
 _OURS = ("SCOREKIT_", "METRICX_", "XCOMET_", "JUDGE_", "EMBEDDER_", "VLLM_")
 for _name in [name for name in os.environ if name.startswith(_OURS)]:

@@ -35,6 +35,7 @@ from scorekit.errors import RequestError, ResponseLost, ServiceUnreachable
 from scorekit.net.answers import read_whole
 from scorekit.net.outage import OutageLog
 from scorekit.net.retry import Deadline
+from scorekit.net.tls import ssl_context
 from scorekit.schemas import Failed, Info, Priority, Result, score_result
 
 log = logging.getLogger(__name__)
@@ -92,6 +93,7 @@ class RequestDispatcher:
         self._retry_samples = retry_samples
         self._http = httpx.AsyncClient(
             headers={"Authorization": f"Bearer {key}"} if key else {},
+            verify=ssl_context(),
             timeout=httpx.Timeout(None, connect=5.0),  # `_open` limits the total time
             # `slots` is the limit. The pool's own would count half-open connections of cancelled
             # calls, until no connection is available.

@@ -26,6 +26,7 @@ from scorekit.errors import (
 from scorekit.net.answers import MOST_BYTES, TOO_MUCH, read_whole
 from scorekit.net.outage import OutageLog
 from scorekit.net.retry import Deadline, exponential_wait, failure_of, retry_after_s, retrying
+from scorekit.net.tls import ssl_context
 from scorekit.schemas import Priority
 
 log = logging.getLogger(__name__)
@@ -233,6 +234,7 @@ class RetryingSession:
         self.slots = asyncio.Semaphore(max_in_flight)
         self._http = httpx.AsyncClient(
             headers={"Authorization": f"Bearer {key}"} if key else {},
+            verify=ssl_context(),
             timeout=httpx.Timeout(None, connect=5.0),  # `once` limits the total time
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=max_in_flight),
         )

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
+import importlib
 import multiprocessing
 import os
 import runpy
@@ -25,6 +27,8 @@ ROOT = Path(__file__).parents[3]
 #: Loaded once, before the fork; none of them starts a thread.
 LOADED = [
     "accelerate",
+    "matplotlib.backends.backend_svg",
+    "matplotlib.pyplot",
     "peft",
     "safetensors.torch",
     "torch.distributed.fsdp",
@@ -41,14 +45,22 @@ LOADED = [
     "trainer.translation.train",
     "tests.kits.trainer.runs",
 ]
+#: Modules of the charts in a run's report. To draw them takes most of the time of a short run.
+CHARTS = ["trainer.runs.evaluation.curves", "trainer.translation.evaluation.curves"]
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(LOADED)
 
 
 def _become(
-    module: str, arguments: tuple[str, ...], environment: dict[str, str], out: str, errors: str
+    module: str,
+    arguments: tuple[str, ...],
+    environment: dict[str, str],
+    charts: bool,
+    out: str,
+    errors: str,
 ) -> None:
     """Run `python -m` in the forked process. Never returns."""
+    gc.freeze()  # what was loaded before the fork stays: to look through it would copy its memory
     for number, path in ((1, out), (2, errors)):
         file = os.open(path, os.O_WRONLY | os.O_APPEND)
         os.dup2(file, number)
@@ -57,6 +69,8 @@ def _become(
     os.environ.update(environment)
     os.chdir(ROOT)
     sys.argv = [module, *arguments]
+    for name in () if charts else CHARTS:
+        vars(importlib.import_module(name))["chart_image"] = lambda *arguments: None
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     finally:
@@ -68,10 +82,16 @@ class Command:
 
     environment: all its variables, except those that a start of several processes adds. ranks: as
     many processes as torchrun would start, in one group. If one fails, the others are ended.
+    charts: whether a report has its charts.
     """
 
     def __init__(
-        self, module: str, *arguments: str, environment: dict[str, str], ranks: int = 1
+        self,
+        module: str,
+        *arguments: str,
+        environment: dict[str, str],
+        ranks: int = 1,
+        charts: bool = False,
     ) -> None:
         self.args = [module, *arguments]
         self._folder = tempfile.TemporaryDirectory()
@@ -95,6 +115,7 @@ class Command:
                     module,
                     arguments,
                     environment | (group if ranks > 1 else {}),
+                    charts,
                     *map(str, self._streams),
                 ),
             )
@@ -147,10 +168,14 @@ class Command:
 
 
 def completed(
-    module: str, *arguments: str, environment: dict[str, str], ranks: int = 1
+    module: str,
+    *arguments: str,
+    environment: dict[str, str],
+    ranks: int = 1,
+    charts: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """Run a command like `subprocess.run` with captured output."""
-    command = Command(module, *arguments, environment=environment, ranks=ranks)
+    command = Command(module, *arguments, environment=environment, ranks=ranks, charts=charts)
     out, errors = command.communicate()
     code = command.returncode
     assert code is not None

@@ -150,7 +150,7 @@ def gauges(url: str) -> dict[str, float]:
 def test_loaded_and_ready_say_what_health_says():
     backend = Waits()
     app = create_app(backend, ServiceSettings(cache="memory"))
-    with running_app(app) as url:
+    with running_app(app, loaded=False) as url:
         wait_until(lambda: httpx.get(f"{url}/health/live").status_code == 200)
         assert (gauges(url)["scorekit_loaded"], gauges(url)["scorekit_ready"]) == (0, 0)
         backend.may_load.set()

@@ -16,6 +16,7 @@ from scorekit.client.transport import checked_url
 from scorekit.errors import UserError
 from scorekit.net.answers import read_whole
 from scorekit.net.retry import failure_of, retrying
+from scorekit.net.tls import ssl_context
 from trainer.rl.config import VLLMConfig
 from trainer.rl.engines.vllm_bodies import IMAGE_ROUTE, TEXT_ROUTE
 
@@ -83,6 +84,7 @@ class VLLMServer:
         self._http = httpx.AsyncClient(
             base_url=self.url,
             headers={"Authorization": f"Bearer {key}"} if key else {},
+            verify=ssl_context(),
             timeout=httpx.Timeout(None, connect=5.0),  # the caller sets a limit
             limits=httpx.Limits(max_connections=None),
         )

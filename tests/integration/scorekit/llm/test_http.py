@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import subprocess
 
 import pytest
 import uvicorn
@@ -14,6 +12,7 @@ from scorekit.errors import UserError
 from scorekit.llm import LLMClient
 from testing.openai_server import FakeOpenAI
 from testing.servers import free_port, running_app
+from tests.integration.scorekit.net.certificates import HAS_OPENSSL, self_signed
 from tests.kits.llm import ask
 
 ANYWHERE = "http://teacher.invalid/v1"
@@ -95,31 +94,9 @@ def test_a_key_that_fits_no_header_is_told_and_not_shown(url, key):
     assert key.strip() not in str(error_info.value)
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
+@pytest.mark.skipif(not HAS_OPENSSL, reason="openssl makes the certificate")
 def test_a_certificate_is_checked_against_the_store_of_the_system(fake, monkeypatch, tmp_path):
-    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    subprocess.run(
-        [
-            "openssl",
-            "req",
-            "-x509",
-            "-newkey",
-            "rsa:2048",
-            "-nodes",
-            "-days",
-            "2",
-            "-subj",
-            "/CN=localhost",
-            "-addext",
-            "subjectAltName=IP:127.0.0.1",
-            "-keyout",
-            key,
-            "-out",
-            certificate,
-        ],
-        check=True,
-        capture_output=True,
-    )
+    certificate, key = self_signed(tmp_path)
     config = uvicorn.Config(
         fake.app, log_config=None, ssl_certfile=certificate, ssl_keyfile=str(key)
     )

@@ -202,7 +202,7 @@ def test_a_service_that_loads_refuses_before_the_body_is_sent():
 
     settings = ServiceSettings(cache="memory")
     app = create_app(Loading(), settings)
-    with running_app(app, server_config(app, settings)) as url:
+    with running_app(app, server_config(app, settings), loaded=False) as url:
         wait_until(lambda: _alive(url))
         status, headers, answer = _exchange(url, POST + b"Content-Length: 1000\r\n\r\n")
         assert (status, answer["error"]["type"]) == (503, "unavailable")

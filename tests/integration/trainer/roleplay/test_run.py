@@ -21,6 +21,8 @@ from trainer.runs.checkpoints.checkpoint import damage_reason
 from trainer.runs.run_log import read_jsonl
 from trainer.runs.trl import start
 
+DRAWS_CHARTS = True
+
 
 def seed_flags(run_files, run_dir):
     """Return TRL's documented command, with other paths and a length that a tiny model reaches."""

@@ -32,9 +32,13 @@ ENVIRONMENT = {k: v for k, v in os.environ.items() if k not in ("METRICX_URL", "
 }
 
 
-def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(
+    *arguments: str, charts: bool = False, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """Run a command, forked from a process that has loaded its imports."""
-    return forked_trainer.completed("trainer", *arguments, environment=ENVIRONMENT | environment)
+    return forked_trainer.completed(
+        "trainer", *arguments, environment=ENVIRONMENT | environment, charts=charts
+    )
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -78,7 +82,7 @@ def test_generate_reward_advantage_update_evaluate_in_one_command(
     """Check generation, reward, advantage, one update and a second evaluation on 32 samples."""
     environment = fake_urls | {"SCOREKIT_API_KEY": "THE-KEY"}
     options = ("--set", "misc.overwrite=true", "--verbose")
-    result = run("train", "--config", str(config), *options, **environment)
+    result = run("train", "--config", str(config), *options, charts=True, **environment)
     assert result.returncode == 0, result.stderr
     out = config.parent / "out"
     written = b"".join(path.read_bytes() for path in out.rglob("*") if path.is_file())

@@ -267,6 +267,7 @@ def test_a_run_by_flags_leaves_report_data_and_log(model: Path, rows: Path, tmp_
         *("--output_dir", str(tmp_path / "run"), "--use_lora", "--learning_rate", "0.01"),
         *("--set", "sft.max_steps=2", "--set", "policy.lora.r=2", "--max_length", "150"),
         environment=ENVIRONMENT,
+        charts=True,
     )
     assert result.returncode == 0, result.stderr
     assert "report: " in result.stdout and "loss per token" in result.stdout

@@ -186,7 +186,7 @@ def test_a_service_that_loads_is_waited_for(tab):
     backend, settings = Loading("xcomet"), ServiceSettings(cache="memory")
     backend.hold()
     app = create_app(backend, settings)
-    with running_app(app, server_config(app, settings)) as url:
+    with running_app(app, server_config(app, settings), loaded=False) as url:
         tab.ask("Page.addScriptToEvaluateOnNewDocument", source=CLOCK)
         tab.open(url)
         tab.wait(
