@@ -104,7 +104,7 @@ def test_two_processes_share_them(config: Path, tmp_path: Path) -> None:
 def test_what_is_drawn_in_place_of_others_has_its_own_size_too(
     config: Path, tmp_path: Path
 ) -> None:
-    overrides = ["rollout.dynamic_sampling=3", "rl.batch_size=2", "rl.num_updates=3"]
+    overrides = ["rollout.dynamic_sampling=3", "rl.batch_size=2", "rl.num_updates=3", "misc.seed=1"]
     runs = []
     for name in ("one", "two"):
         run_dir = f"misc.run_dir={tmp_path / name}"

@@ -143,7 +143,7 @@ def test_groups_without_spread_are_filled_up_with_other_questions(
     town: Town, tmp_path: Path
 ) -> None:
     """Check that the choice is repeatable and has no question that the update already used."""
-    sampled = ["misc.seed=0", "rollout.dynamic_sampling=2", "rollout.n_agent=2", "rl.batch_size=2"]
+    sampled = ["misc.seed=1", "rollout.dynamic_sampling=2", "rollout.n_agent=2", "rl.batch_size=2"]
     preset = ["reward.preset=phase1", "rl.num_updates=3", "rl.minibatch_size=2"]
     runs = []
     for name in ("one", "two"):
