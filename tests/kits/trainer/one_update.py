@@ -116,6 +116,8 @@ def update(
     # Not AdamW, which makes whole steps of gradients that differ by rounding alone.
     model, optimizer = world.prepare(plain, torch.optim.SGD(plain.parameters(), lr=0.1))
     cfg, (rollouts, advantages) = config(loss_mean, algorithm), batch(prompts, images)
+    if dtype == "bfloat16":  # any number of processes makes these passes; other shapes round else
+        cfg = cfg.model_copy(update={"micro_batch_tokens": 1})
     passes = ForwardOptions(model, cfg, world, dtype=dtype)
     accumulate_gradients(rollouts, advantages, range(prompts), passes)
     gradients = {
