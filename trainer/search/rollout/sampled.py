@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -13,12 +13,23 @@ from scorekit.seeds import stream_seed
 from trainer.rl.config import SamplingConfig
 from trainer.rl.distributed import DistributedContext
 from trainer.rl.engines.generate import GenerateSampler
-from trainer.rl.sampler import CompletionFailed, SampledCompletion, Sampler, SeededPrompt
+from trainer.rl.sampler import CompletionFailed, SampledCompletion, SeededPrompt
 from trainer.search.records import TokenRecord
 from trainer.search.rollout.config import EpisodeConfig
 from trainer.search.rollout.episode_tokens import EpisodeTokens, TurnTokenizer
 from trainer.search.rollout.fixed_batches import FixedBatches
 from trainer.search.rollout.policies import LONGEST_DETAIL, Policy, TurnOutput, TurnRequest
+
+
+class TurnSampler(Protocol):
+    """The part of a `Sampler` that writes turns."""
+
+    async def complete(
+        self, prompt: SeededPrompt, gen_cfg: SamplingConfig, *, with_logprobs: bool
+    ) -> SampledCompletion:
+        """Return one completion, as `Sampler.complete` says."""
+        ...
+
 
 #: Min free ids of the context for a turn: fewer are too few for an action.
 LEAST_ROOM = 16
@@ -45,7 +56,7 @@ class SampledPolicy(Policy):
 
     def __init__(
         self,
-        sampler: Sampler,
+        sampler: TurnSampler,
         ids: TurnTokenizer,
         gen_cfg: SamplingConfig,
         *,
