@@ -104,8 +104,9 @@ def test_a_policy_that_sees_learns_from_its_crops(
 ) -> None:
     lines = train(policy, tmp_path / "run", f"policy.lora.r={rank}")
     check_learned(policy, lines, tmp_path / "run/checkpoints/step-000003")
-    assert all(line["clip_frac"] < 1 for line in lines)  # the first step clips nothing
-    assert all(line["clip_frac"] == 0 for line in lines if line["steps"] == 1)
+    learned = [line for line in lines if line["steps"]]  # others had groups without spread
+    assert all(line["clip_frac"] < 1 for line in learned)  # the first step clips nothing
+    assert all(line["clip_frac"] == 0 for line in learned if line["steps"] == 1)
 
 
 @pytest.mark.slow
@@ -129,7 +130,11 @@ def test_a_policy_that_reads_text_learns(policy: Taught, tmp_path: Path, rank: i
 @READS
 def test_adapters_go_on_as_if_the_run_had_not_ended(policy: Taught, tmp_path: Path) -> None:
     """Compare weights and stats exactly."""
-    overrides = ["policy.lora.r=4", "misc.save_every_n_updates=1"]
+    overrides = [
+        "policy.lora.r=4",
+        "misc.save_every_n_updates=1",
+        "rollout.deterministic=true",
+    ]
     full_lines = train(policy, tmp_path / "whole", *overrides)
     train(policy, tmp_path / "run", *overrides, "rl.num_updates=2")
     lines = train(policy, tmp_path / "run", *overrides, resume=True)
