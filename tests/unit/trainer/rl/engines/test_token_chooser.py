@@ -102,11 +102,14 @@ def test_logits_that_are_no_numbers_are_refused(bad: float) -> None:
 
 
 def test_half_precision_is_summed_in_float64() -> None:
-    """Check that each id of a large vocabulary has its share: float32 sums drift by hundreds."""
-    count = 100_000
-    logits = torch.zeros(5, count, dtype=torch.bfloat16)
-    expected = [0, 1, 50_000, 70_001, count - 1]
-    ids, logprobs = chooser().choose(logits, [(i + 0.5) / count for i in expected], [1.0] * 5)
+    """Check that rare ids after a likely one have their shares: float32 sums have steps of 6e-8."""
+    likely, rare = 1.0, math.exp(-20)  # 2e-9
+    logits = torch.tensor([[0.0] + [-20.0] * 1000] * 3, dtype=torch.bfloat16)
+    expected = [1, 500, 1000]
+    total = likely + 1000 * rare
+    uniforms = [(likely + (i - 0.5) * rare) / total for i in expected]
+    ids, logprobs = chooser().choose(logits, uniforms, [1.0] * 3)
+    # The rounding of the float32 normalizer is common to all ids
     assert ids.tolist() == expected
     assert logprobs.dtype == torch.float32
 
