@@ -33,10 +33,13 @@ class CompletionRow:
     """
 
     queued: QueuedPrompt
-    stream: TokenStream
+    stream: TokenStream = field(init=False)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     position_offset: int = 0
+
+    def __post_init__(self) -> None:
+        self.stream = TokenStream(self.queued.prompt.seed, self.queued.prompt.temperature)
 
     @property
     def num_cached(self) -> int:
@@ -109,31 +112,27 @@ class ContinuousQueue(PromptQueue):
 
     def _admit(self) -> None:
         """Read waiting prompts, as many as there are free rows."""
-        num_free = self._batch_size - len(self.running())
-        count = min(num_free, len(self.waiting))
+        count = min(self._batch_size - len(self.running()), len(self.waiting))
         if count == 0:
             return
         self._remove_finished(at_once=True)
-        admitted = [self.waiting.popleft() for _ in range(count)]
-        rows = [
-            CompletionRow(q, TokenStream(q.prompt.seed, q.prompt.temperature)) for q in admitted
-        ]
-        num_merged = len(self._rows)
-        self._rows = self._rows + rows  # so that an error reaches them
+        rows = [CompletionRow(self.waiting.popleft()) for _ in range(count)]
+        merged = self._rows
+        self._rows = merged + rows  # so that an error reaches all of them
         lengths = [len(row.queued.prompt.ids) for row in rows]
-        merged = self._rows[:num_merged]
         for indices in micro_batches(lengths, PREFILL_TOKENS):
             batch = [rows[i] for i in indices]
             cache = self._prefill(batch)
             running = [i for i, row in enumerate(batch) if row.is_running]
-            if running:
-                if len(running) < len(batch):
-                    cache.keep_rows(running)
-                merged += [batch[i] for i in running]
-                if self._cache is None:
-                    self._cache = cache
-                else:
-                    self._cache.append(cache)
+            if not running:
+                continue
+            if len(running) < len(batch):
+                cache.keep_rows(running)
+            merged = merged + [batch[i] for i in running]
+            if self._cache is None:
+                self._cache = cache
+            else:
+                self._cache.append(cache)
         self._rows = merged
 
     def _prefill(self, rows: Sequence[CompletionRow]) -> RowCache:

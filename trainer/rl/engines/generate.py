@@ -276,7 +276,7 @@ class LogprobRecorder:
 class SeededChoice:
     """A logits processor that leaves one possible id in each row: that of its random stream.
 
-    A row that has all its tokens gets a stop id, so that the batch ends with its last row.
+    A row's last token is replaced by a stop id, so that the batch ends with its last row.
     """
 
     def __init__(
@@ -294,11 +294,11 @@ class SeededChoice:
         uniforms = [stream.next_uniform() for stream in self._streams]
         temperatures = [stream.temperature for stream in self._streams]
         ids, logprobs = self._chooser.choose(scores, uniforms, temperatures)
+        self._ids.append(ids.tolist())
+        self._logprobs.append(logprobs.tolist())
         num_tokens = len(self._ids)
         is_full = [num_tokens >= prompt.max_new_tokens for prompt in self._prompts]
         ids = ids.masked_fill(torch.tensor(is_full, device=ids.device), self._stop_id)
-        self._ids.append(ids.tolist())
-        self._logprobs.append(logprobs.tolist())
         return torch.full_like(scores, -torch.inf).scatter(-1, ids[:, None], 0.0)
 
     def completions(self, stops: Sequence[int], with_logprobs: bool) -> list[SampledCompletion]:

@@ -114,12 +114,13 @@ class BatchQueue(PromptQueue):
     def step(self) -> None:
         """Run one batch from its first token to its last."""
         with_logprobs = self.waiting[0].with_logprobs
-        self._batch = [q for q in self.waiting if q.with_logprobs == with_logprobs]
-        self._batch = self._batch[: self._batch_size]
+        equal = [q for q in self.waiting if q.with_logprobs == with_logprobs]
+        self._batch = equal[: self._batch_size]
+        self.waiting = deque(q for q in self.waiting if q not in self._batch)
         completions = self._complete_batch([q.prompt for q in self._batch], with_logprobs)
         for queued, completion in zip(self._batch, completions, strict=True):
             queued.future.set_result(completion)
-        self.clear()  # the queue itself drops prompts whose future is done
+        self.clear()
 
     def running(self) -> list[QueuedPrompt]:
         """Return the prompts of the batch."""

@@ -1,0 +1,272 @@
+"""Check continuous batches: what a row gives does not depend on the rows beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.kits.float64 import float64
+from tests.kits.trainer.images import NEVER, PAD
+from tests.kits.trainer.seeded_prompts import (
+    IMAGE_KINDS,
+    SLIDING_WINDOW,
+    STOPS,
+    TEXT_KINDS,
+    complete_all,
+    greedy,
+    seeded_prompts,
+    seeded_sampler,
+)
+from trainer.rl.config import SamplingConfig
+from trainer.rl.engines.generate import GenerateSampler
+from trainer.rl.forward import completion_logprobs
+from trainer.rl.sampler import SampledCompletion, SeededPrompt
+
+KINDS = pytest.mark.parametrize("kind", [*TEXT_KINDS, *IMAGE_KINDS])
+#: Log-probabilities differ by rounding in float64 (its epsilon is 2.2e-16), which three layers
+#: amplify; a float32 angle of a wrong position would differ by 1e-3.
+CLOSE = 1e-9
+
+
+def model(sampler: GenerateSampler) -> Any:
+    """Return the model that a sampler samples from."""
+    return sampler.model
+
+
+def values(completions: list[SampledCompletion]) -> list[float]:
+    """Return all log-probabilities."""
+    return [logprob for completion in completions for logprob in completion.logprobs or []]
+
+
+def ids(completions: list[SampledCompletion]) -> list[list[int]]:
+    """Return the ids of completions."""
+    return [completion.token_ids for completion in completions]
+
+
+def start_all(
+    sampler: GenerateSampler, prompts: list[SeededPrompt], cfg: SamplingConfig
+) -> list[asyncio.Task[SampledCompletion]]:
+    """Start a task for each prompt."""
+    return [asyncio.create_task(sampler.complete(p, cfg, with_logprobs=True)) for p in prompts]
+
+
+@KINDS
+@pytest.mark.parametrize("cuts", [{}, {"top_k": 20, "top_p": 0.9}])
+@float64()
+def test_neither_arrival_nor_batch_size_changes_a_completion(
+    kind: str, cuts: dict[str, Any]
+) -> None:
+    sampler, prompts = seeded_sampler(kind), seeded_prompts(kind)
+    expected = sampler.complete_batch(
+        prompts, SamplingConfig(batch_size=4, **cuts), with_logprobs=True
+    )
+    ends = {
+        (len(completion.token_ids) == prompt.max_new_tokens, completion.token_ids[-1] in STOPS)
+        for prompt, completion in zip(prompts, expected, strict=True)
+    }
+    assert {(True, False), (False, True)} <= ends  # by length and by a stop id
+    assert max(len(prompt.ids) for prompt in prompts) > 2 * SLIDING_WINDOW
+    numbers = random.Random(2)
+    for batch_size in (1, 3, 8):
+        cfg = SamplingConfig(batch_size=batch_size, **cuts)
+        shuffled = [numbers.randrange(40) for _ in prompts]
+        for delays in ([0] * len(prompts), [*range(len(prompts))][::-1], shuffled):
+            completions = asyncio.run(complete_all(sampler, prompts, cfg, delays=delays))
+            assert ids(completions) == ids(expected)
+            assert values(completions) == pytest.approx(values(expected), rel=0, abs=CLOSE)
+    alone = [sampler.complete_batch([p], cfg, with_logprobs=True)[0] for p in prompts]
+    assert ids(alone) == ids(expected)
+
+
+@KINDS
+@float64()
+def test_the_trainer_computes_the_same_log_probabilities(kind: str) -> None:
+    sampler, prompts = seeded_sampler(kind), seeded_prompts(kind)
+    cfg = SamplingConfig(batch_size=3)
+    completions = asyncio.run(complete_all(sampler, prompts, cfg))
+    for prompt, completion in zip(prompts, completions, strict=True):
+        expected, _, _ = completion_logprobs(
+            model(sampler),
+            [prompt.ids],
+            [completion.token_ids],
+            prompt.temperature,
+            PAD,
+            images=[prompt.images] if prompt.images else None,
+            banned_token_ids=NEVER,
+        )
+        assert completion.logprobs == pytest.approx(expected[0].tolist(), rel=0, abs=CLOSE)
+
+
+@KINDS
+@float64()
+def test_greedy_completions_are_those_of_generate(kind: str) -> None:
+    sampler, prompts = seeded_sampler(kind), greedy(seeded_prompts(kind))
+    prompts = [replace(prompt, max_new_tokens=8) for prompt in prompts]
+    cfg = SamplingConfig(temperature=0, max_new_tokens=8, batch_size=3, num_samples_per_prompt=1)
+    generated = sampler.sample(
+        [prompt.ids for prompt in prompts],
+        cfg,
+        images=[prompt.images for prompt in prompts],
+        with_logprobs=False,
+    )
+    expected = [completions[0] for _, completions in sorted(generated, key=lambda pair: pair[0])]
+    completions = complete_all(sampler, prompts, cfg, with_logprobs=False)
+    assert asyncio.run(completions) == expected
+    mixed = [prompts[0], replace(prompts[1], temperature=1.0), *prompts[2:]]
+    completions = complete_all(sampler, mixed, cfg, with_logprobs=False)
+    assert asyncio.run(completions)[2:] == expected[2:]
+    with pytest.raises(ValueError, match="greedy"):
+        asyncio.run(complete_all(sampler, prompts, cfg))
+
+
+@float64()
+def test_a_cancelled_prompt_leaves_and_its_row_is_used() -> None:
+    sampler, prompts = seeded_sampler("gemma3"), seeded_prompts("gemma3")
+    prompts = [replace(prompt, max_new_tokens=12) for prompt in prompts]
+    cfg = SamplingConfig(batch_size=4)
+    expected = sampler.complete_batch(prompts, cfg, with_logprobs=True)
+    longest = [len(completion.token_ids) for completion in expected[:4]]
+    running = longest.index(max(longest))
+    batches: list[int] = []
+    model(sampler).register_forward_pre_hook(
+        lambda module, args, kwargs: batches.append(len(kwargs["input_ids"])), with_kwargs=True
+    )
+
+    async def cancel_some() -> list[Any]:
+        tasks = start_all(sampler, prompts, cfg)
+        while len(batches) < 3:
+            await asyncio.sleep(0)
+        for i in (running, 11):
+            tasks[i].cancel()
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    completions = asyncio.run(cancel_some())
+    for i, completion in enumerate(completions):
+        if i in (running, 11):
+            assert isinstance(completion, asyncio.CancelledError)
+        else:
+            assert completion.token_ids == expected[i].token_ids
+    batches.clear()
+
+    async def cancel_all() -> int:
+        tasks = start_all(sampler, prompts, cfg)
+        while len(batches) < 3:
+            await asyncio.sleep(0)
+        num_batches = len(batches)
+        for task in tasks:
+            task.cancel()
+        while len(asyncio.all_tasks()) > 1:
+            await asyncio.sleep(0)
+        return num_batches
+
+    assert asyncio.run(cancel_all()) == len(batches)  # no step is made for nobody
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "lfm2"])
+def test_an_error_reaches_everyone_who_waits(kind: str) -> None:
+    sampler = lfm2_sampler() if kind == "lfm2" else seeded_sampler(kind)
+    prompts, cfg = seeded_prompts("qwen3"), SamplingConfig(batch_size=4)
+    steps: list[int] = []
+
+    def fail_once(module: nn.Module, args: Any) -> None:
+        steps.append(1)
+        if len(steps) == 3:
+            raise OSError("the device is lost")
+
+    model(sampler).register_forward_pre_hook(fail_once)
+
+    async def gather() -> list[Any]:
+        tasks = [sampler.complete(p, cfg, with_logprobs=True) for p in prompts]
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    outcomes = asyncio.run(gather())
+    assert any(isinstance(outcome, OSError) for outcome in outcomes)
+    assert all(isinstance(outcome, OSError | SampledCompletion) for outcome in outcomes)
+    assert isinstance(outcomes[-1], OSError)
+    outcomes = asyncio.run(gather())
+    assert all(isinstance(outcome, SampledCompletion) for outcome in outcomes)
+
+
+def test_other_tasks_run_between_steps_and_keep_their_gradients() -> None:
+    sampler, prompts = seeded_sampler("qwen3"), seeded_prompts("qwen3")
+    model(sampler).float()
+    states: list[tuple[str, bool, bool]] = []
+
+    def note(name: str) -> None:
+        is_autocast = torch.is_autocast_enabled("cpu")
+        states.append((name, torch.is_grad_enabled(), is_autocast))
+
+    model(sampler).register_forward_pre_hook(lambda module, args: note("step"))
+
+    async def run() -> None:
+        completions = asyncio.ensure_future(
+            complete_all(sampler, prompts, SamplingConfig(batch_size=4))
+        )
+        while not completions.done():
+            note("task")
+            await asyncio.sleep(0)
+
+    with torch.autocast("cpu", torch.bfloat16):
+        asyncio.run(run())
+    assert {*states} == {("step", False, True), ("task", True, True)}
+    names = [name for name, _, _ in states]
+    assert names.count("task") > names.count("step") / 2
+
+
+def test_a_sampler_can_be_used_in_one_loop_after_another() -> None:
+    sampler, prompts = seeded_sampler("qwen3"), seeded_prompts("qwen3")
+    cfg = SamplingConfig(batch_size=4)
+
+    async def leave_early() -> None:
+        tasks = start_all(sampler, prompts, cfg)
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+
+    asyncio.run(leave_early())
+    loop = asyncio.new_event_loop()
+    unfinished = loop.create_task(complete_all(sampler, prompts, cfg))
+    for _ in range(3):
+        loop.run_until_complete(asyncio.sleep(0))
+    with pytest.raises(RuntimeError, match="another event loop"):
+        asyncio.run(complete_all(sampler, prompts, cfg))
+    unfinished.cancel()
+    loop.close()
+    assert len(asyncio.run(complete_all(sampler, prompts, cfg))) == len(prompts)
+
+
+def lfm2_sampler() -> GenerateSampler:
+    """Return a sampler of a model with states of convolutions, which cannot be merged."""
+    from transformers import Lfm2Config, Lfm2ForCausalLM
+
+    from tests.kits.trainer.images import TOKENIZER
+
+    torch.manual_seed(0)
+    config = Lfm2Config(
+        vocab_size=100,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        layer_types=["conv", "full_attention"],
+        bos_token_id=None,
+        eos_token_id=1,
+        pad_token_id=PAD,
+    )
+    return GenerateSampler(Lfm2ForCausalLM(config).eval(), TOKENIZER)
+
+
+def test_a_model_with_other_states_runs_fixed_batches() -> None:
+    sampler, prompts = lfm2_sampler(), seeded_prompts("qwen3", count=8)
+    cfg = SamplingConfig(batch_size=4)
+    expected = [
+        completion
+        for batch in (prompts[:4], prompts[4:])
+        for completion in sampler.complete_batch(batch, cfg, with_logprobs=True)
+    ]
+    assert asyncio.run(complete_all(sampler, prompts, cfg)) == expected
