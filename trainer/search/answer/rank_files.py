@@ -108,7 +108,12 @@ def copy_answers(cache: PaidAnswerCache, copy: Path) -> None:
 
 
 def opened_copy(copy: Path) -> sqlite3.Connection:
-    """Return a connection to such a copy, for any thread."""
+    """Return a connection to such a copy, for any thread. Raises UserError if it is not there."""
+    if not copy.is_file():
+        raise UserError(
+            f"answering.answers: this machine does not have {copy}, which the main process has "
+            "written. Name a file in a folder that all machines share."
+        )
     uri = f"{copy.absolute().as_uri()}?mode=ro&immutable=1"
     return sqlite3.connect(uri, uri=True, check_same_thread=False)
 

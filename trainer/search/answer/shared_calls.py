@@ -75,9 +75,9 @@ class SharedAnswerCache(PaidAnswerCache):
     """
 
     def __init__(self, path: Path, run: str, calls: SharedCalls, known: Path | None) -> None:
+        self._known = None if known is None else opened_copy(known)
         super().__init__(path, run)
         self._calls = calls
-        self._known = None if known is None else opened_copy(known)
         self._news: dict[bytes, list[asyncio.Event]] = defaultdict(list)
         self._paid: set[bytes] = set()  # answers within `claimed`
         self._reader: asyncio.Task[None] | None = None

@@ -136,6 +136,8 @@ def test_the_copy_has_the_answers_and_goes_with_its_run(tmp_path: Path) -> None:
         with closing(PaidAnswerCache(main, run)) as cache:
             for _ in range(2):  # one is left of a run that was killed
                 copy_answers(cache, known_file(main, run))
+    with pytest.raises(UserError, match="Name a file in a folder that all machines share"):
+        opened_copy(known_file(main, "run of another machine"))
     with closing(opened_copy(known_file(main, "run"))) as db:
         assert db.execute("SELECT count(*) FROM answers").fetchall() == [(2,)]
     take_over_left(main, "run")

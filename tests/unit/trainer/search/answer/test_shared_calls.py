@@ -255,6 +255,15 @@ def test_no_change_of_the_account_is_lost() -> None:
     assert not is_changed and account.spent["judge"] == CHARGE
     assert account.spent["generator"].calls == account.in_flight == 200
     assert account.reserved["generator"] == (200, 400)
+    interrupting = [accounts[1]]
+
+    def change_late(account: Account) -> bool:
+        """Let another process write the same change first."""
+        if interrupting:
+            interrupting.pop().change(change)
+        return change(account)
+
+    assert accounts[0].change(change_late)[0].in_flight == 202
 
 
 @settings(
@@ -329,11 +338,15 @@ def test_a_call_that_is_cancelled_keeps_no_money() -> None:
             while not began[1]:
                 await asyncio.sleep(0.001)
             second.cancel()
+            async with trackers[0].reserved("generator", 1_000_000, 0):
+                pass
             # cancelled while the money is being reserved
             third = asyncio.create_task(call(0))
             await asyncio.sleep(0)
             third.cancel()
-            await asyncio.gather(first, second, third, return_exceptions=True)
+            ended = await asyncio.gather(first, second, third, return_exceptions=True)
+            assert [type(error) for error in ended] == [asyncio.CancelledError] * 3
+            assert began == {0: 1, 1: 1}
             async with trackers[1].reserved("generator", 1_000_000, 0):
                 pass
 
