@@ -137,11 +137,12 @@ class GenerateSampler:
             order[first : first + gen_cfg.batch_size]
             for first in range(0, len(order), gen_cfg.batch_size)
         ]
+        # Before the first pass: a process without batches would meet the others within theirs
+        num_passes = len(batches) if self.world is None else self.world.max_passes(len(batches))
         completions: dict[int, SampledCompletion] = {}
         for batch in batches:
             sampled = self._complete_rows([prompts[i] for i in batch], chooser, with_logprobs)
             completions.update(zip(batch, sampled, strict=True))
-        num_passes = len(batches) if self.world is None else self.world.max_passes(len(batches))
         for _ in range(num_passes - len(batches)):
             self._complete_rows([SeededPrompt(self.stops[:1], (), 0.0, 1, 0)], chooser, False)
         return [completions[i] for i in range(len(prompts))]
